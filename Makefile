@@ -1,0 +1,53 @@
+# make predict       the answer of the README, from the base install
+# make test          the whole test suite
+# make verify        longer proofs: measured speed against its bounds
+# make system-deps   Debian packages that some tests need; needs root when one is missing
+
+PYTHON ?= python3
+VENV ?= .venv
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
+
+.PHONY: predict test verify system-deps clean
+
+predict: $(VENV)/.base-installed
+	@$(BIN)/ladder-sim predict --model 405b --nodes 2
+
+test: $(VENV)/.test-installed
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+verify: $(VENV)/.test-installed
+	$(BIN)/python benchmarks/speed.py
+
+# A stamp is remade when what it installed from has changed. setuptools comes first and builds without isolation, so
+# that the build backend is the pinned one too.
+$(VENV)/.base-installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP_INSTALL) setuptools wheel
+	$(PIP_INSTALL) --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.test-installed: $(VENV)/.base-installed
+	$(PIP_INSTALL) --no-build-isolation --editable '.[test]'
+	@touch $@
+
+DEBIAN_PACKAGES := chromium chromium-driver iproute2
+
+system-deps:
+	@missing=""; \
+	for package in $(DEBIAN_PACKAGES); do \
+		dpkg-query --show --showformat='$${Status}' $$package 2>/dev/null | grep -q 'ok installed' \
+			|| missing="$$missing $$package"; \
+	done; \
+	if [ -z "$$missing" ]; then \
+		echo "system-deps: present: $(DEBIAN_PACKAGES)"; \
+	else \
+		echo "system-deps: installing$$missing"; \
+		apt-get update --quiet=2 \
+			&& DEBIAN_FRONTEND=noninteractive apt-get install --quiet=2 --yes --no-install-recommends $$missing; \
+	fi
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""Readers of measurements that others published; each makes a profile."""

@@ -1,0 +1,281 @@
+"""Profiles from the measurements of the PyPI package aiconfigurator-core (Apache-2.0).
+
+The package holds, per GPU system, times of GEMMs and attention in three engines and of NCCL's and the engines' own
+collectives. A table here is the median over the newest version of each engine; a curve the median over all versions.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.importers import parquet
+from calibration.importers.allreduce import all_reduce_curves, collective_curves
+from calibration.importers.grids import Grid, Series, distinct, merge
+from calibration.importers.thin import leave_one_out, predicted_s, thin
+from ladder_sim.costs.coordinates import AXES, Kind, grid_roofline_s
+from ladder_sim.costs.profile import ELEMENT_BYTES, CalibrationProfile, ProfileSource, ReferenceGpu
+from ladder_sim.costs.table import ErrorStats, RatioTable
+from ladder_sim.errors import UnknownNameError, UsageError
+
+Floats = NDArray[np.float64]
+Key = TypeVar("Key")
+
+SYSTEMS = {
+    "h100_sxm": "h100-sxm",
+    "h200_sxm": "h200-sxm",
+    "a100_sxm": "a100-sxm",
+    "b200_sxm": "b200-sxm",
+    "l40s": "l40s-pcie",
+    "rtx_pro_6000_server": "rtx-pro-6000",
+}
+# the package's system -> profile
+GRID_POINTS: dict[Kind, int] = {"gemm": 22000, "attention_prefill": 4500, "attention_decode": 5000}
+# most points of one table: all tables together stay below 400 KB gzipped
+MAX_SHARE = 0.6
+# ... and most of what was measured, so that enough is left to judge the table on
+TARGET_ERROR = 0.01
+# mean error at which a left-out axis value is good enough: below the spread between engines
+WIDTHS = (1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
+CONTEXTS = (512.0, 1024.0, 2048.0, 4096.0, 8192.0)
+GROUPS = (1.0, 2.0, 4.0, 8.0, 16.0)
+WIDE_HEADS = (64.0, 128.0, 256.0)
+KEEP: dict[Kind, dict[str, tuple[float, ...]]] = {
+    "gemm": {"m": tuple(2.0**i for i in range(16)), "n": WIDTHS, "k": WIDTHS},
+    "attention_prefill": {"group": GROUPS, "q_len": CONTEXTS, "head_dim": WIDE_HEADS},
+    "attention_decode": {"group": GROUPS, "kv_len": CONTEXTS, "head_dim": WIDE_HEADS},
+}
+# what predictions ask for most: batches, widths and contexts that are powers of two, the head widths that models have
+JUDGE: dict[Kind, dict[str, tuple[float, ...]]] = {
+    "gemm": {},
+    "attention_prefill": {"head_dim": (192.0,)},
+    "attention_decode": {"head_dim": (192.0,)},
+}
+# measured for few shapes, and lying between kept widths: shows what interpolating over head_dim costs
+QUORUM = 0.5
+# share of the engines that must have measured a point of a table
+DIGITS = 4
+# significant digits of a stored time: a tenth of the repeat noise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurements:
+    """What one system's files say, before anything is chosen."""
+
+    system: str
+    # the package's name of it
+    environment: Mapping[str, str]
+    # device and engine versions
+    figures: Mapping[str, float]
+    # the package's figures of the GPU, by its own keys
+    tables: Mapping[tuple[Kind, str], list[Series]] = field(default_factory=dict)
+    # (kind, dtype) -> one series per engine
+    nccl: Mapping[tuple[str, int], list[Series]] = field(default_factory=dict)
+    # (op, ranks) -> one series per version
+    custom: Mapping[tuple[str, int], list[Series]] = field(default_factory=dict)
+    # (engine, ranks) -> one series per version
+    files: tuple[str, ...] = ()
+    # files read, relative to the package's `systems` folder
+
+
+def read_system(system: str, source: Path | None = None) -> Measurements:
+    """Read one system's files.
+
+    Parameters
+    ----------
+    system
+        The package's name of it, one of `SYSTEMS`.
+    source
+        Unpacked package, or its folder ``systems``; None: the installed package.
+
+    Raises
+    ------
+    UnknownNameError, UsageError, MissingDependencyError
+        If the system is unknown, or its files are absent or unreadable.
+    """
+    if system not in SYSTEMS:
+        raise UnknownNameError("system", system, SYSTEMS)
+    systems = parquet.find_systems(source)
+    data = systems / "data" / system
+    if not data.is_dir() or not (systems / f"{system}.yaml").is_file():
+        raise UsageError(f"'{systems}' holds no measurements of system '{system}'")
+    figures = parquet.read_gpu_figures(systems / f"{system}.yaml")
+    reader = _Reader(systems)
+    tables: dict[tuple[Kind, str], list[Series]] = {}
+    dtypes = [dtype for dtype in ELEMENT_BYTES if dtype == "bf16" or "fp8_tc_flops" in figures]
+    for label, columns in reader.read(parquet.newest_files(data / "gemm", "gemm_perf.parquet")):
+        for dtype in dtypes:
+            tables.setdefault(("gemm", dtype), []).append(parquet.gemm_series(label, columns, dtype))
+    attention: dict[Kind, str] = {"attention_prefill": "context", "attention_decode": "generation"}
+    for kind, phase in attention.items():
+        for label, columns in reader.read(parquet.newest_files(data / "attention", f"{phase}_attention_perf.parquet")):
+            tables.setdefault((kind, "bf16"), []).append(parquet.attention_series(label, columns, kind))
+    nccl: dict[tuple[str, int], list[Series]] = {}
+    for label, columns in reader.read(parquet.all_files(data / "comm", "nccl_perf.parquet")):
+        for op in ("all_reduce", "all_gather", "reduce_scatter"):
+            for ranks in np.unique(columns["num_gpus"]).tolist():
+                nccl.setdefault((op, ranks), []).append(parquet.nccl_series(label, columns, op, ranks))
+    custom: dict[tuple[str, int], list[Series]] = {}
+    for label, columns in reader.read(parquet.all_files(data / "comm", "custom_allreduce_perf.parquet")):
+        for ranks in np.unique(columns["num_gpus"]).tolist():
+            engine, series = parquet.custom_series(label, columns, ranks)
+            custom.setdefault((engine, ranks), []).append(series)
+    return Measurements(
+        system=system,
+        environment={
+            "device": reader.device,
+            "engines": ", ".join(one.label for one in tables.get(("gemm", "bf16"), [])),
+        },
+        figures=figures,
+        tables=_with_rows(tables),
+        nccl=_with_rows(nccl),
+        custom=_with_rows(custom),
+        files=tuple(reader.files),
+    )
+
+
+def make_profile(measured: Measurements, *, created: str) -> CalibrationProfile:
+    """Aggregate, thin and judge a system's measurements.
+
+    Parameters
+    ----------
+    measured
+        From `read_system`.
+    created
+        ISO date to write into the profile.
+    """
+    reference = reference_gpu(measured)
+    tables = {
+        (kind, dtype): make_table(kind, dtype, series, reference) for (kind, dtype), series in measured.tables.items()
+    }
+
+    def of_kind(kind: Kind) -> dict[str, RatioTable]:
+        return {dtype: table for (its_kind, dtype), table in tables.items() if its_kind == kind}
+
+    return CalibrationProfile(
+        name=SYSTEMS[measured.system],
+        gpu=SYSTEMS[measured.system],
+        created=created,
+        environment=measured.environment,
+        sources=(
+            ProfileSource(
+                what=f"system {measured.system}: GEMM, attention, NCCL and engine all-reduce times",
+                version=parquet.VERSION,
+                licence="Apache-2.0",
+                files=measured.files,
+                citation=f"https://pypi.org/project/{parquet.PACKAGE}/{parquet.VERSION}/, (c) NVIDIA and affiliates",
+            ),
+        ),
+        reference=reference,
+        gemm=of_kind("gemm"),
+        attention_prefill={"flash": of_kind("attention_prefill")},
+        attention_decode={"flash": of_kind("attention_decode")},
+        collectives={
+            "all_reduce": all_reduce_curves(measured.nccl, measured.custom),
+            "all_gather": {"nccl": collective_curves(measured.nccl, "all_gather")},
+            "reduce_scatter": {"nccl": collective_curves(measured.nccl, "reduce_scatter")},
+        },
+    )
+
+
+def reference_gpu(measured: Measurements) -> ReferenceGpu:
+    """The GPU as the package's file states it; its kernel floor is the fastest bf16 GEMM measured."""
+    figures = measured.figures
+    fastest_s = float(np.nanmin(_merged("gemm", measured.tables["gemm", "bf16"]).seconds))
+    return ReferenceGpu(
+        bf16_flops=figures["bfloat16_tc_flops"],
+        fp8_flops=figures.get("fp8_tc_flops", figures["bfloat16_tc_flops"]),
+        hbm_bandwidth_Bps=figures["mem_bw"],
+        kernel_s=round(fastest_s, 8),
+    )
+
+
+def make_table(kind: Kind, dtype: str, series: list[Series], reference: ReferenceGpu) -> RatioTable:
+    """Table of the median over `series`, thinned, with its errors on what was left out."""
+    grid = _merged(kind, series)
+    seconds = _rounded(grid.seconds)
+    roofline_s = _roofline_s(kind, dtype, dict(zip(grid.axes, np.ix_(*grid.axes.values()), strict=True)), reference)
+    table = thin(
+        grid.axes,
+        seconds,
+        roofline_s,
+        max_points=min(GRID_POINTS[kind], int(MAX_SHARE * np.isfinite(seconds).sum())),
+        target=TARGET_ERROR,
+        keep=KEEP[kind],
+        judge=JUDGE[kind],
+    )
+    errors = left_out_errors(kind, dtype, table, series, reference)
+    return RatioTable(
+        names=table.names, axes=table.axes, seconds=table.seconds, log_ratio=table.log_ratio, left_out=errors
+    )
+
+
+def left_out_errors(
+    kind: Kind, dtype: str, table: RatioTable, series: list[Series], reference: ReferenceGpu
+) -> dict[str, ErrorStats]:
+    """Errors of `table` on the measurements that are not its grid points.
+
+    Returns
+    -------
+    dict
+        ``"aggregated"``: against the median over the series; each series by its label: against its own rows;
+        ``"leave-one-out"``: at grid points, with their axis value taken out of the grid.
+    """
+    grid = _merged(kind, series)
+    roofline_s = _roofline_s(kind, dtype, dict(zip(grid.axes, np.ix_(*grid.axes.values()), strict=True)), reference)
+    left = np.isfinite(grid.seconds)
+    left[np.ix_(*(np.isin(v, kept) for v, kept in zip(grid.axes.values(), table.axes, strict=True)))] = False
+    errors = {"aggregated": ErrorStats.of(predicted_s(table, grid.axes, roofline_s)[left], grid.seconds[left])}
+    for one in distinct(series):
+        on_grid = [np.isin(one.points[:, i], kept) for i, kept in enumerate(table.axes)]
+        rows = ~np.logical_and.reduce(on_grid)
+        points = dict(zip(AXES[kind], one.points[rows].T, strict=True))
+        ratio, _ = table.ratio(**points)
+        errors[one.label] = ErrorStats.of(ratio * _roofline_s(kind, dtype, points, reference), one.seconds[rows])
+    errors["leave-one-out"] = leave_one_out(table)
+    return errors
+
+
+class _Reader:
+    """Reads files and keeps account of them."""
+
+    def __init__(self, systems: Path) -> None:
+        self.systems = systems
+        self.files: list[str] = []
+        self.device = ""
+
+    def read(self, files: Iterable[tuple[str, Path]]) -> Iterable[tuple[str, parquet.Columns]]:
+        for label, path in files:
+            columns = parquet.read_columns(path)
+            self.files.append(path.relative_to(self.systems).as_posix())
+            if "device" in columns and len(columns["device"]):
+                self.device = str(columns["device"][0])
+            yield label, columns
+
+
+def _with_rows(series: Mapping[Key, list[Series]]) -> dict[Key, list[Series]]:
+    kept = {key: [one for one in many if len(one.seconds)] for key, many in series.items()}
+    return {key: many for key, many in kept.items() if many}
+
+
+def _merged(kind: Kind, series: list[Series]) -> Grid:
+    return merge(AXES[kind], distinct(series), quorum=QUORUM)
+
+
+def _rounded(seconds: Floats) -> Floats:
+    # through text, so that the decimal that is stored is the number that is judged
+    return np.char.mod(f"%.{DIGITS - 1}e", seconds).astype(np.float64)
+
+
+def _roofline_s(kind: Kind, dtype: str, points: Mapping[str, Floats], reference: ReferenceGpu) -> Floats:
+    return grid_roofline_s(
+        kind,
+        points,
+        element_bytes=ELEMENT_BYTES[dtype],
+        flops_per_s=reference.peak_flops(dtype),
+        bandwidth_Bps=reference.hbm_bandwidth_Bps,
+        kernel_s=reference.kernel_s,
+    )

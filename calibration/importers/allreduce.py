@@ -1,0 +1,128 @@
+"""Curves of collectives by algorithm, from what engines' own all-reduces measured.
+
+An engine's all-reduce changes algorithm with the message size, and the rows do not say which one ran. It can be told:
+the engines publish their switch points, and above the largest size they serve they call NCCL, where their time meets
+NCCL's.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.importers.grids import Series, distinct, merge
+from calibration.importers.thin import thin_curve
+from ladder_sim.costs.table import Curve, ErrorStats
+
+Floats = NDArray[np.float64]
+Points = dict[float, float]
+# message bytes -> seconds
+
+TARGET_ERROR = 0.03
+# of the worst left-out size: near the repeat noise of small messages
+MAX_SHARE = 0.8
+# of the sizes kept, so that some remain to be judged on
+MEETS_NCCL = 0.93
+# an engine's time above this share of NCCL's is NCCL's: the two agree within 7 % where one calls the other
+SLOPE_FLOOR = 0.7
+# one-shot costs a + b * size, so its cost per further byte never falls; below this share of the slope before it has
+SLOPE_FROM_BYTES = 262144
+# ... judged from sizes where the slope is more than noise
+TWO_SHOT_FROM_BYTES = {4: 512 * 1024, 8: 256 * 1024}
+# vLLM custom_all_reduce.cuh: two-shot from 512 KB up to 4 ranks and from 256 KB up to 8; never with 2
+EXCLUDED = {("vllm 0.24.0", 2, 64 * 2.0**20)}
+# the H100 run of this version stays on its one-shot kernel past 32 MB, where the others call NCCL
+
+
+def collective_curves(series: Mapping[tuple[str, int], list[Series]], op: str) -> dict[int, Curve]:
+    """Thinned NCCL curve of `op` for each number of ranks."""
+    return {ranks: _curve(many) for (name, ranks), many in series.items() if name == op and many}
+
+
+def all_reduce_curves(
+    nccl: Mapping[tuple[str, int], list[Series]], custom: Mapping[tuple[str, int], list[Series]]
+) -> dict[str, dict[int, Curve]]:
+    """All-reduce curves by algorithm and ranks.
+
+    ``nccl``; ``custom-<engine>``, an engine's own all-reduce whatever it chooses; ``one-shot``, TensorRT-LLM's up to
+    where it changes; ``two-shot``, vLLM's between its switch and NCCL; ``best-custom``, the fastest engine
+    at each size.
+    """
+    found: dict[str, dict[int, Curve]] = {"nccl": collective_curves(nccl, "all_reduce")}
+    for (engine, ranks), many in sorted(custom.items()):
+        found.setdefault(f"custom-{engine}", {})[ranks] = _curve(_without_excluded(many, ranks))
+    for ranks in sorted({ranks for _, ranks in custom}):
+        baseline = _median_points(nccl.get(("all_reduce", ranks), []))
+        engines = {engine: _without_excluded(many, ranks) for (engine, count), many in custom.items() if count == ranks}
+        if "trtllm" in engines and (sizes := one_shot_sizes(_median_points(engines["trtllm"]), baseline)):
+            found.setdefault("one-shot", {})[ranks] = _curve(engines["trtllm"], sizes)
+        if "vllm" in engines and (sizes := two_shot_sizes(_median_points(engines["vllm"]), baseline, ranks)):
+            found.setdefault("two-shot", {})[ranks] = _curve(engines["vllm"], sizes)
+        found.setdefault("best-custom", {})[ranks] = _curve([_fastest(engines)])
+    return found
+
+
+def one_shot_sizes(custom: Points, nccl: Points) -> list[float]:
+    """Message sizes up to which a custom all-reduce behaves like a one-shot kernel; fewer than three count as none."""
+    sizes: list[float] = []
+    slope = 0.0
+    for size, seconds in custom.items():
+        if seconds > MEETS_NCCL * nccl.get(size, np.inf):
+            break
+        if sizes and size > SLOPE_FROM_BYTES:
+            now = (seconds - custom[sizes[-1]]) / (size - sizes[-1])
+            if now < SLOPE_FLOOR * slope:
+                break
+            slope = now
+        sizes.append(size)
+    return sizes if len(sizes) >= 3 else []
+
+
+def two_shot_sizes(custom: Points, nccl: Points, ranks: int) -> list[float]:
+    """Message sizes at which vLLM runs its two-shot kernel; fewer than three count as none."""
+    start = next((size for most, size in TWO_SHOT_FROM_BYTES.items() if 2 < ranks <= most), np.inf)
+    sizes: list[float] = []
+    for size, seconds in custom.items():
+        if size >= start:
+            if seconds > MEETS_NCCL * nccl.get(size, np.inf):
+                break
+            sizes.append(size)
+    return sizes if len(sizes) >= 3 else []
+
+
+def _curve(series: Sequence[Series], sizes: Sequence[float] | None = None) -> Curve:
+    """Median of the series, at `sizes` only, thinned, with its errors at the sizes left out."""
+    points = _median_points(series)
+    chosen = np.array([size for size in points if sizes is None or size in sizes])
+    seconds = np.array([float(f"{points[size]:.4g}") for size in chosen])
+    curve = thin_curve(chosen, seconds, target=TARGET_ERROR, max_share=MAX_SHARE)
+    left = ~np.isin(chosen, curve.size_bytes)
+    errors = {"aggregated": ErrorStats.of(curve.seconds_at(chosen[left])[0], seconds[left])}
+    for one in distinct(series):
+        rows = np.isin(one.points[:, 0], chosen[left])
+        if rows.any():
+            errors[one.label] = ErrorStats.of(curve.seconds_at(one.points[rows, 0])[0], one.seconds[rows])
+    return Curve(size_bytes=curve.size_bytes, seconds=curve.seconds, left_out=errors)
+
+
+def _median_points(series: Sequence[Series]) -> Points:
+    if not series:
+        return {}
+    grid = merge(("bytes",), distinct(series))
+    known = np.isfinite(grid.seconds)
+    return dict(zip(grid.axes["bytes"][known].tolist(), grid.seconds[known].tolist(), strict=True))
+
+
+def _fastest(engines: Mapping[str, Sequence[Series]]) -> Series:
+    curves = [_median_points(many) for many in engines.values()]
+    shared = sorted(set.intersection(*(set(points) for points in curves)))
+    seconds = np.array([min(points[size] for points in curves) for size in shared])
+    return Series(label="fastest engine", points=np.array(shared)[:, None], seconds=seconds)
+
+
+def _without_excluded(series: Sequence[Series], ranks: int) -> list[Series]:
+    kept = []
+    for one in series:
+        rows = np.array([(one.label, ranks, size) not in EXCLUDED for size in one.points[:, 0]], dtype=np.bool_)
+        kept.append(Series(label=one.label, points=one.points[rows], seconds=one.seconds[rows]))
+    return kept

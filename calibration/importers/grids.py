@@ -1,0 +1,138 @@
+"""Several published measurements of the same grid, made one.
+
+Frameworks and their versions measure the same shapes with different kernels and on different days. Here each version
+is a `Series`: coordinates and times. `merge` lays the series over one grid, drops the points that no other evidence
+supports, and takes the median.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+OUTLIER_LOG = np.log(2.0)
+# a point is doubted when it is twice or half of what its neighbours and the other series say
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Series:
+    """Measurements of one framework's version."""
+
+    label: str
+    # framework and version, e.g. "vllm 0.24.0"
+    points: Floats
+    # coordinates, shape (rows, axes)
+    seconds: Floats
+    # measured times, shape (rows,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Grid:
+    """Median of several series on every combination of their coordinates."""
+
+    axes: dict[str, Floats]
+    # name and increasing values of each axis
+    seconds: Floats
+    # median time, NaN where nothing was measured
+    dropped: int
+    # points of single series left out as outliers
+
+
+def distinct(series: Sequence[Series]) -> list[Series]:
+    """Leave out series whose rows copy an earlier one's: a copy is no second opinion."""
+    kept: list[Series] = []
+    for one in series:
+        rows = _sorted_rows(one)
+        if not any(rows.shape == _sorted_rows(other).shape and (rows == _sorted_rows(other)).all() for other in kept):
+            kept.append(one)
+    return kept
+
+
+def merge(names: Sequence[str], series: Sequence[Series], *, quorum: float = 0.0) -> Grid:
+    """Lay series over one grid and take the median of what is left after outliers.
+
+    Parameters
+    ----------
+    names
+        One per axis.
+    series
+        Measurements; rows at the same coordinates of one series count as their median.
+    quorum
+        Share of the series that must have measured a point: medians over different engines at neighbouring points
+        would make steps that no engine has.
+    """
+    values = [np.unique(np.concatenate([s.points[:, axis] for s in series])) for axis in range(len(names))]
+    layers = np.stack([np.log(dense(values, s)) for s in series])
+    doubted = outliers(layers)
+    layers[doubted] = np.nan
+    layers[:, np.isfinite(layers).sum(axis=0) < quorum * len(series)] = np.nan
+    return Grid(axes=dict(zip(names, values, strict=True)), seconds=np.exp(_median(layers)), dropped=int(doubted.sum()))
+
+
+def dense(values: Sequence[Floats], series: Series) -> Floats:
+    """Times of one series on the grid `values`, NaN where it has none; its repeated rows count as their median."""
+    shape = tuple(len(v) for v in values)
+    index = np.ravel_multi_index([np.searchsorted(v, series.points[:, i]) for i, v in enumerate(values)], shape)
+    order = np.argsort(index, kind="stable")
+    cells, starts = np.unique(index[order], return_index=True)
+    times = series.seconds[order]
+    if len(cells) < len(times):
+        times = np.array([np.median(group) for group in np.split(times, starts[1:])])
+    else:
+        times = times[starts]
+    flat = np.full(int(np.prod(shape)), np.nan)
+    flat[cells] = times
+    return flat.reshape(shape)
+
+
+def outliers(layers: Floats) -> NDArray[np.bool_]:
+    """Points that neither their neighbours nor the other series support.
+
+    Parameters
+    ----------
+    layers
+        Logarithms of times, shape (series, axis, ...), NaN where absent.
+
+    Returns
+    -------
+    ndarray of bool
+        True where a point differs from the median of the other series by more than a factor of two and from the mean
+        of its two neighbours too, along every axis that has both.
+    """
+    alone = np.zeros(layers.shape, dtype=np.bool_)
+    for i in range(len(layers)):
+        others = np.delete(layers, i, axis=0)
+        if len(others):
+            alone[i] = np.abs(layers[i] - _median(others)) > OUTLIER_LOG
+    seen = np.zeros(layers.shape, dtype=np.bool_)
+    far = np.ones(layers.shape, dtype=np.bool_)
+    for axis in range(1, layers.ndim):
+        if layers.shape[axis] < 3:
+            continue
+        before = np.take(layers, range(layers.shape[axis] - 2), axis)
+        after = np.take(layers, range(2, layers.shape[axis]), axis)
+        middle = [slice(None)] * layers.ndim
+        middle[axis] = slice(1, -1)
+        at = tuple(middle)
+        step = np.abs(layers[at] - (before + after) / 2.0)
+        known = np.isfinite(step)
+        seen[at] |= known
+        far[at] &= ~known | (step > OUTLIER_LOG)
+    return alone & seen & far
+
+
+def _sorted_rows(series: Series) -> Floats:
+    rows = np.column_stack([series.points, series.seconds])
+    return rows[np.lexsort(rows.T[::-1])]
+
+
+def _median(layers: Floats) -> Floats:
+    """Median over the first axis, of what is there."""
+    ordered = np.sort(layers, axis=0)
+    # NaNs sort to the end, so the median's places depend on how many are not
+    count = np.isfinite(layers).sum(axis=0)
+    low = np.take_along_axis(ordered, np.maximum((count - 1) // 2, 0)[None], axis=0)[0]
+    high = np.take_along_axis(ordered, np.maximum(count // 2, 0)[None].clip(max=len(layers) - 1), axis=0)[0]
+    return (low + high) / 2.0

@@ -1,0 +1,162 @@
+"""Rows of the aiconfigurator package's parquet files, as `Series` in SI units.
+
+The package keeps latencies in milliseconds and collective sizes in elements of two bytes.
+"""
+
+import importlib.util
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.importers.grids import Series
+from ladder_sim.costs.coordinates import decode_point, prefill_point
+from ladder_sim.errors import MissingDependencyError, UsageError
+
+PACKAGE = "aiconfigurator-core"
+VERSION = "0.12.0"
+HALF_BYTES = 2
+# bytes of one element of the all-reduced bf16 and half messages
+MAX_GROUP = 16
+# query heads per KV head: Llama-3.1-405B's 16 is the most of any dense model; kernels fall off beyond
+HEAD_DIMS = (64, 128, 192, 256)
+GEMM_DTYPES = {"bf16": "bfloat16", "fp8": "fp8"}
+# ours -> theirs; their fp8 is per-tensor scaled
+
+Columns = Mapping[str, NDArray[Any]]
+
+
+def find_systems(source: Path | None) -> Path:
+    """Folder ``systems`` of the package: below `source`, or of the installed package.
+
+    Raises
+    ------
+    UsageError
+        If `source` holds no such folder.
+    MissingDependencyError
+        If no `source` is given and the package is not installed.
+    """
+    if source is not None:
+        for folder in (source, source / "systems", source / "aiconfigurator_core" / "systems"):
+            if (folder / "data").is_dir():
+                return folder
+        raise UsageError(f"no folder 'systems/data' in '{source}'", hint="name the unpacked folder aiconfigurator_core")
+    spec = importlib.util.find_spec("aiconfigurator_core")
+    for location in (spec.submodule_search_locations or []) if spec else []:
+        if (Path(location) / "systems" / "data").is_dir():
+            return Path(location) / "systems"
+    raise MissingDependencyError(
+        f"package {PACKAGE}, which holds the measurements, is not installed",
+        hint=f"pip install {PACKAGE}=={VERSION}, or name an unpacked copy with --source DIR",
+    )
+
+
+def read_gpu_figures(system_file: Path) -> dict[str, float]:
+    """Figures of the ``gpu:`` section of a system's yaml file, by the file's own keys, SI units.
+
+    The section is flat ``key: number  # comment`` lines, so no yaml package is needed.
+    """
+    figures: dict[str, float] = {}
+    section = ""
+    for line in system_file.read_text(encoding="utf-8").splitlines():
+        if match := re.match(r"(\w+):", line):
+            section = match[1]
+        elif section == "gpu" and (match := re.match(r"\s+(\w+):\s*([\d.eE+]+)", line)):
+            figures[match[1]] = float(match[2])
+    return figures
+
+
+def read_columns(path: Path) -> Columns:
+    """All columns of one parquet file.
+
+    Raises
+    ------
+    MissingDependencyError
+        If pyarrow is not installed.
+    UsageError
+        If the file is no parquet file.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingDependencyError(
+            "reading parquet files takes the package pyarrow", hint='pip install "ladder-sim[import]"'
+        ) from error
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UsageError(f"'{path}' is not a readable parquet file: {error}") from error
+    return {name: table.column(name).to_numpy() for name in table.column_names}
+
+
+def newest_files(folder: Path, name: str) -> Iterator[tuple[str, Path]]:
+    """The file `name` of the newest version of each framework below `folder`, with its label."""
+    for framework in sorted(entry for entry in folder.glob("*") if entry.is_dir()):
+        versions = [version for version in framework.iterdir() if (version / name).is_file()]
+        if versions:
+            newest = max(versions, key=lambda version: _version_key(version.name))
+            yield f"{framework.name} {newest.name}", newest / name
+
+
+def all_files(folder: Path, name: str) -> Iterator[tuple[str, Path]]:
+    """The file `name` of every version of every framework below `folder`, with its label."""
+    for path in sorted(folder.glob(f"*/*/{name}")):
+        yield f"{path.parent.parent.name} {path.parent.name}", path
+
+
+def gemm_series(label: str, columns: Columns, dtype: str) -> Series:
+    """Series over (m, n, k)."""
+    rows = columns["gemm_dtype"] == GEMM_DTYPES[dtype]
+    points = np.column_stack([columns[name][rows] for name in ("m", "n", "k")]).astype(np.float64)
+    return Series(label=label, points=points, seconds=columns["latency"][rows] * 1e-3)
+
+
+def attention_series(label: str, columns: Columns, kind: str) -> Series:
+    """Series over the coordinates of ``attention_prefill`` or ``attention_decode``, bf16 throughout."""
+    heads, kv_heads = columns["num_heads"], columns["num_key_value_heads"]
+    rows = (columns["attn_dtype"] == "bfloat16") & (columns["kv_cache_dtype"] == "bfloat16")
+    rows &= np.isin(columns["head_dim"], HEAD_DIMS) & (heads <= MAX_GROUP * kv_heads) & (heads % kv_heads == 0)
+    if "window_size" in columns:
+        # a sliding window is another kernel
+        rows &= columns["window_size"] == 0
+    shape = {"batch": columns["batch_size"], "heads": heads, "kv_heads": kv_heads, "head_dim": columns["head_dim"]}
+    shape = {name: column[rows] for name, column in shape.items()}
+    if kind == "attention_prefill":
+        point = prefill_point(**shape, q_len=columns["isl"][rows])
+    else:
+        # `step` tokens are in the cache, and `isl` (one) joins them
+        point = decode_point(**shape, kv_len=(columns["step"] + columns["isl"])[rows])
+    return Series(label=label, points=np.column_stack(list(point.values())), seconds=columns["latency"][rows] * 1e-3)
+
+
+def nccl_series(label: str, columns: Columns, op: str, ranks: int) -> Series:
+    """Series over message bytes of one NCCL collective."""
+    rows = (columns["op_name"] == op) & (columns["num_gpus"] == ranks) & (columns["nccl_dtype"] == "half")
+    return _sizes(label, columns, rows)
+
+
+def custom_series(label: str, columns: Columns, ranks: int) -> tuple[str, Series]:
+    """Engine ("vllm", "trtllm", "sglang") and series over message bytes of its own all-reduce in a CUDA graph.
+
+    The engine is the one the rows name: some files copy another engine's rows.
+    """
+    rows = columns["num_gpus"] == ranks
+    if "backend" in columns:
+        # outside a CUDA graph the launch is measured, not the all-reduce
+        rows &= np.array([str(backend).endswith("_graph") for backend in columns["backend"]], dtype=np.bool_)
+    engine = str(columns["framework"][0]).lower() if "framework" in columns else label.split()[0]
+    return engine, _sizes(label, columns, rows)
+
+
+def _sizes(label: str, columns: Columns, rows: NDArray[np.bool_]) -> Series:
+    size_bytes = columns["message_size"][rows].astype(np.float64) * HALF_BYTES
+    return Series(label=label, points=size_bytes[:, None], seconds=columns["latency"][rows] * 1e-3)
+
+
+def _version_key(version: str) -> list[int]:
+    """Sortable form: numbers in order; a release candidate's "rc" sorts before its release."""
+    return [int(part) if part.isdigit() else -1 for part in re.findall(r"\d+|rc", version)]

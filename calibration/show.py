@@ -1,0 +1,88 @@
+"""What a profile holds and how far it can be trusted, as text."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from ladder_sim.costs.coordinates import Kind
+from ladder_sim.costs.profile import CalibrationProfile
+from ladder_sim.costs.table import ErrorStats, RatioTable
+from ladder_sim.errors import UsageError
+
+HEADINGS = ("table", "points", "judged against", "rows", "median", "p90", "max")
+Row = tuple[str, str, str, ErrorStats]
+
+
+def describe(profile: CalibrationProfile, source: Path | None = None) -> str:
+    """Table of interpolation errors on measurements left out of the profile's grids.
+
+    Parameters
+    ----------
+    profile
+        What to describe.
+    source
+        Unpacked package that the profile was imported from: the tables' errors are computed again from it. None:
+        the errors stored in the profile.
+    """
+    rows = list(error_rows(profile, source))
+    lines = [
+        f"profile {profile.name}, made {profile.created} on {profile.environment.get('device', profile.gpu)}",
+        *(f"source  {part.what} ({part.citation}; {part.licence})" for part in profile.sources),
+        "errors  |looked up / measured - 1| on measurements that are not in the profile; "
+        + ("computed now from the source (collectives: as stored)" if source else "as stored"),
+        "        aggregated: the median over engines (versions, for collectives), which the tables hold; an engine's",
+        "        name: its own rows; leave-one-out: at grid points, their axis value taken out, so gaps twice as wide",
+        "",
+    ]
+    cells = [HEADINGS]
+    for name, points, against, error in rows:
+        figures = (f"{100 * value:.1f} %" for value in (error.median, error.p90, error.max))
+        cells.append((name, points, against, str(error.rows), *figures))
+    widths = [max(len(row[i]) for row in cells) for i in range(len(HEADINGS))]
+    for row in cells:
+        left, right = row[:3], row[3:]
+        text = [cell.ljust(width) for cell, width in zip(left, widths, strict=False)]
+        text += [cell.rjust(width) for cell, width in zip(right, widths[3:], strict=True)]
+        lines.append("  ".join(text).rstrip())
+    return "\n".join(lines)
+
+
+def error_rows(profile: CalibrationProfile, source: Path | None = None) -> Iterator[Row]:
+    """Name, grid points, what it was judged against, and error, of every table and curve."""
+    fresh = _computed(profile, source) if source else {}
+    for kind, dtype, name, table in _tables(profile):
+        for against, error in fresh.get((kind, dtype), table.left_out).items():
+            yield name, " x ".join(map(str, table.seconds.shape)), against, error
+    for op, algorithms in profile.collectives.items():
+        for algorithm, curves in algorithms.items():
+            for ranks, curve in curves.items():
+                if "aggregated" in curve.left_out:
+                    name = f"{op} {algorithm}, {ranks} GPUs"
+                    yield name, str(len(curve.seconds)), "aggregated", curve.left_out["aggregated"]
+
+
+def _tables(profile: CalibrationProfile) -> Iterator[tuple[Kind, str, str, RatioTable]]:
+    for dtype, table in profile.gemm.items():
+        yield "gemm", dtype, f"GEMM {dtype}", table
+    for kernel, tables in profile.attention_prefill.items():
+        for dtype, table in tables.items():
+            yield "attention_prefill", dtype, f"prefill attention {kernel} {dtype}", table
+    for kernel, tables in profile.attention_decode.items():
+        for dtype, table in tables.items():
+            yield "attention_decode", dtype, f"decode attention {kernel} {dtype}", table
+
+
+def _computed(profile: CalibrationProfile, source: Path) -> Mapping[tuple[Kind, str], Mapping[str, ErrorStats]]:
+    from calibration.importers.aiconfigurator import SYSTEMS, left_out_errors, read_system
+
+    system = next((system for system, name in SYSTEMS.items() if name == profile.name), None)
+    if system is None:
+        raise UsageError(
+            f"profile '{profile.name}' was not imported from a package of measurements",
+            hint="leave out --source to see the errors stored in it",
+        )
+    measured = read_system(system, source)
+    return {
+        (kind, dtype): left_out_errors(kind, dtype, table, measured.tables[kind, dtype], profile.reference)
+        for kind, dtype, _, table in _tables(profile)
+        if (kind, dtype) in measured.tables
+    }

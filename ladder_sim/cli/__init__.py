@@ -1,0 +1,1 @@
+"""The command line: one file per command. The top layer; nothing imports it."""

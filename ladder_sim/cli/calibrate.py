@@ -1,0 +1,33 @@
+"""`ladder-sim calibrate`: runs the calibration package in its own process; the simulator never imports it."""
+
+import importlib.util
+import subprocess
+import sys
+
+import typer
+
+from ladder_sim.errors import MissingDependencyError
+
+_PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+calibrate = typer.Typer(help="Make, read and compare measured profiles.", no_args_is_help=True)
+
+
+@calibrate.command("import", context_settings=_PASSED_ON)
+def import_(context: typer.Context) -> None:
+    """Make a profile from measurements that others published."""
+    _run("import", context.args)
+
+
+@calibrate.command(context_settings=_PASSED_ON)
+def show(context: typer.Context) -> None:
+    """Show what a profile holds, where it comes from and how well it interpolates."""
+    _run("show", context.args)
+
+
+def _run(command: str, arguments: list[str]) -> None:
+    if importlib.util.find_spec("calibration") is None:
+        raise MissingDependencyError(
+            "the 'calibration' package is not installed", hint="pip install ladder-sim, which brings it along"
+        )
+    raise typer.Exit(subprocess.call([sys.executable, "-m", "calibration", command, *arguments]))

@@ -1,0 +1,55 @@
+"""`ladder-sim predict`: latency, throughput and speedup of every variant."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ladder_sim.cli.options import ScenarioFlags, with_scenario_flags
+from ladder_sim.cli.output import chosen_format, write
+
+
+@with_scenario_flags
+def predict(
+    flags: ScenarioFlags,
+    variant: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="standard, parallel, ladder, hybrid-ladder:K, desync:N or upper-bound; repeatable, commas allowed."
+        ),
+    ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show every op, its source and the critical path.")
+    ] = False,
+    ignore_memory: Annotated[
+        bool, typer.Option("--ignore-memory", help="Predict even if the model does not fit.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="One CSV row per variant on stdout.")] = False,
+    save: Annotated[Path | None, typer.Option(help="Write to a file: .json, .csv or .txt.")] = None,
+) -> None:
+    """Predict latency, throughput and speedup of residual wirings under tensor parallelism."""
+    # imported here: `--help` and `list` need no simulator
+    from ladder_sim.prediction import predict as simulate
+    from ladder_sim.report import export
+
+    form = chosen_format(json=json, csv=csv, save=save)
+    names = [name for given in variant or [] for name in given.split(",")]
+    scenario = flags.scenario()
+    found = simulate(scenario, names or None, profile=flags.profile, ignore_memory=ignore_memory)
+    if form == "json":
+        write(export.to_json(scenario, found), save)
+        return
+    for note in next(iter(found.values())).provenance.warnings:
+        print(f"warning: {note}", file=sys.stderr)
+    if form == "csv":
+        write(export.to_csv(scenario, found), save)
+        return
+    from ladder_sim.report import tables
+
+    report = tables.prediction_report(scenario, found, explain=explain)
+    if save is not None:
+        write(tables.to_text(report), save)
+    else:
+        tables.show(report)

@@ -1,0 +1,180 @@
+"""How long collectives take, by algorithm, message, ranks and tier.
+
+Every algorithm has a formula: a latency floor plus wire time. A measured curve is read as the ratio measured / formula,
+so that it equals itself where it was made and carries over to another bandwidth, latency or rank count by its formula.
+
+Bandwidths are per GPU and direction; ``busbw`` is the nccl-tests convention, ``2 (n - 1) / n * bytes / time``. All
+formulas broadcast over numpy arrays.
+
+References
+----------
+nccl-tests doc/PERFORMANCE.md (busbw); NVIDIA NCCL user guide (ring, tree, NVLS); TensorRT-LLM and vLLM custom
+all-reduce (one-shot, two-shot). Figures: measured H100 tables of aiconfigurator-core 0.12.0, public nccl-tests logs.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ladder_sim.costs.table import Curve
+
+FloatArray = NDArray[np.float64]
+Formula = Callable[[FloatArray, float, float, float], FloatArray]
+# (message bytes, ranks, latency_s of a full node, bandwidth_Bps) -> seconds
+
+FULL_NODE = 8
+# ranks for which a tier's latency floor is stated
+LATENCY_EXPONENT = 0.67
+# NCCL's floor grows as ranks^0.67: 6.2, 9.5, 15.6 us at 2, 4, 8 H100s; across two nodes 15.7, 24.8, 40 us at 2, 4, 8
+# GPUs per node (nccl-tests logs dgx_h100_2x2, 2x4, 2x8)
+RING_EFFICIENCY = 0.82
+# busbw 364 to 370 of NVLink 4's 450 GB/s at 256 MB on 4 H100s
+NVLS_EFFICIENCY = 452.0 / 450.0
+# busbw 452 GB/s above 16 MB on 8 H100s: the switch reduces, so that busbw is not bound by the link rate
+ONE_SHOT_FLOOR_FACTOR, ONE_SHOT_EFFICIENCY = 3.2 / 15.6, 300.0 / 450.0
+# H100 TensorRT-LLM: 3.2 us at 8 ranks where NCCL takes 15.6; reads of all peers' buffers reach 300 GB/s
+TWO_SHOT_FLOOR_FACTOR = 4.9 / 15.6
+# H100 vLLM at 8 ranks
+GATHER_FLOOR_FACTOR = 10.1 / 15.6
+# H100 NCCL all-gather and reduce-scatter at 8 ranks beside its all-reduce
+LARGE_PROTOCOL_FACTOR, LARGE_PROTOCOL_BYTES = 1.25, 16384.0
+# across nodes the floor rises by a quarter at 16 KB, where NCCL leaves its low-latency protocol: 40 -> 49.8 us (NDR),
+# 77 -> 97 (EFA), 122 -> 153 (TCPXO)
+PIPELINE_CHUNK_BYTES = 32.0 * 2**20
+# across nodes, messages below this pass their stages one after the other, larger ones in overlapping chunks: with it
+# the two-node formula errs at most 8 % on H20 logs from 8 to 64 MB and 6 % on H100 logs above 256 MB
+INTER_EFFICIENCY = 0.95
+# of a network port's line rate
+MAX_GAP = 8.0
+# two measured sizes further apart than this do not bracket what lies between
+
+
+def _floor(ranks: float, latency_s: float) -> float:
+    return latency_s * float((ranks / FULL_NODE) ** LATENCY_EXPONENT)
+
+
+def _bus(ranks: float) -> float:
+    """Bytes each GPU sends per message byte in a bandwidth-optimal all-reduce."""
+    return 2.0 * (ranks - 1) / ranks
+
+
+def nccl_s(message: FloatArray, ranks: float, latency_s: float, bandwidth_Bps: float) -> FloatArray:
+    """NCCL's ring or tree in one node."""
+    return _floor(ranks, latency_s) + _bus(ranks) * message / (RING_EFFICIENCY * bandwidth_Bps)
+
+
+def nvls_s(message: FloatArray, ranks: float, latency_s: float, bandwidth_Bps: float) -> FloatArray:
+    """Reduction in the NVLink switch."""
+    return _floor(ranks, latency_s) + _bus(ranks) * message / (NVLS_EFFICIENCY * bandwidth_Bps)
+
+
+def one_shot_s(message: FloatArray, ranks: float, latency_s: float, bandwidth_Bps: float) -> FloatArray:
+    """Every GPU reads every peer's whole message."""
+    floor = ONE_SHOT_FLOOR_FACTOR * latency_s
+    return floor + (ranks - 1) * message / (ONE_SHOT_EFFICIENCY * bandwidth_Bps)
+
+
+def two_shot_s(message: FloatArray, ranks: float, latency_s: float, bandwidth_Bps: float) -> FloatArray:
+    """Reduce-scatter, then all-gather, by direct peer reads."""
+    floor = TWO_SHOT_FLOOR_FACTOR * latency_s
+    return floor + _bus(ranks) * message / (ONE_SHOT_EFFICIENCY * bandwidth_Bps)
+
+
+def gather_s(message: FloatArray, ranks: float, latency_s: float, bandwidth_Bps: float) -> FloatArray:
+    """NCCL all-gather of `message` result bytes; a broadcast of `message` bytes takes no longer."""
+    floor = GATHER_FLOOR_FACTOR * _floor(ranks, latency_s)
+    return floor + (ranks - 1) / ranks * message / (RING_EFFICIENCY * bandwidth_Bps)
+
+
+def host_ring_s(message: FloatArray, ranks: float, latency_s: float, bandwidth_Bps: float) -> FloatArray:
+    """NCCL's ring through host memory: every one of its 2 (n - 1) steps pays its latency."""
+    return latency_s * (ranks - 1) / (FULL_NODE - 1) + _bus(ranks) * message / bandwidth_Bps
+
+
+FORMULAS: Mapping[str, Formula] = {"nccl": nccl_s, "one-shot": one_shot_s, "two-shot": two_shot_s, "nvls": nvls_s}
+
+
+def across_nodes_s(
+    message: FloatArray,
+    node_wire_s: FloatArray,
+    *,
+    nodes: int,
+    ranks_per_node: int,
+    latency_s: float,
+    bandwidth_Bps: float,
+    traffic: float = 2.0,
+) -> FloatArray:
+    """Hierarchical collective: reduce-scatter in the node, the rest across nodes on one rail per GPU, all-gather.
+
+    Stages follow each other for small messages and overlap in chunks for large ones.
+
+    Parameters
+    ----------
+    message
+        Bytes.
+    node_wire_s
+        The stages inside the node without their latency floor, seconds, shaped as `message`.
+    nodes, ranks_per_node
+        Group layout.
+    latency_s
+        Floor of a small all-reduce over two full nodes; each doubling of nodes adds a tree level of the same cost.
+    bandwidth_Bps
+        One port's rate.
+    traffic
+        Times a rail carries its share of the message: 2 for all-reduce, 1 for all-gather.
+    """
+    levels = np.log2(nodes)
+    floor = levels * _floor(ranks_per_node, latency_s)
+    switch = np.clip(np.log2(np.maximum(message, 1.0) / LARGE_PROTOCOL_BYTES) + 1.0, 0.0, 1.0)
+    floor = floor * (1.0 + (LARGE_PROTOCOL_FACTOR - 1.0) * switch)
+    rail = traffic * (nodes - 1) / nodes * message / ranks_per_node / (INTER_EFFICIENCY * bandwidth_Bps)
+    chunks = np.maximum(1.0, message / PIPELINE_CHUNK_BYTES)
+    piped = (node_wire_s + rail) / chunks + (1.0 - 1.0 / chunks) * np.maximum(node_wire_s, rail)
+    result: FloatArray = floor + piped
+    return result
+
+
+def bracketed(curve: Curve, message: FloatArray) -> NDArray[np.bool_]:
+    """True where `message` lies between two measured sizes no further than `MAX_GAP` apart."""
+    sizes = curve.size_bytes
+    right = np.clip(np.searchsorted(sizes, message, side="left"), 1, len(sizes) - 1)
+    inside = (message >= sizes[0]) & (message <= sizes[-1])
+    bracket: NDArray[np.bool_] = inside & (sizes[right] <= MAX_GAP * sizes[right - 1])
+    return bracket
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredCollective:
+    """One algorithm's curves over rank counts, read against its formula on the hardware that was measured."""
+
+    formula: Formula
+    # its ideal
+    curves: Mapping[int, Curve]
+    # by ranks
+    latency_s: float
+    # of the measured tier
+    bandwidth_Bps: float
+    # of the measured tier
+
+    def ratio(self, message: FloatArray, ranks: int) -> tuple[FloatArray, NDArray[np.bool_]]:
+        """Measured over formula, and whether it rests on a measurement at these ranks and this size.
+
+        Interpolated in log(size), and in log(ranks) between measured rank counts; held beyond the ends.
+        """
+        known = sorted(self.curves)
+        low = max((n for n in known if n <= ranks), default=known[0])
+        high = min((n for n in known if n >= ranks), default=known[-1])
+        at_low = self._log_ratio(low, message)
+        if low == high:
+            return np.exp(at_low), bracketed(self.curves[low], message) & (low == ranks)
+        share = np.log(ranks / low) / np.log(high / low)
+        return np.exp((1.0 - share) * at_low + share * self._log_ratio(high, message)), np.zeros(message.shape, bool)
+
+    def _log_ratio(self, ranks: int, message: FloatArray) -> FloatArray:
+        curve = self.curves[ranks]
+        ideal_s = self.formula(curve.size_bytes, ranks, self.latency_s, self.bandwidth_Bps)
+        at = np.log(np.maximum(message, 1.0))
+        found: FloatArray = np.interp(at, np.log(curve.size_bytes), np.log(curve.seconds / ideal_s))
+        return found

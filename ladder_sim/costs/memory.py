@@ -1,0 +1,64 @@
+"""Memory of one GPU: weights, KV cache, the largest activations, and what the stack keeps for itself."""
+
+from dataclasses import dataclass
+
+from ladder_sim.graph.build import STATE_BYTES, build
+from ladder_sim.graph.variants import wiring
+from ladder_sim.specs.scenario import Scenario
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUse:
+    """Bytes of device memory on each GPU."""
+
+    weights_bytes: float
+    # this rank's shard, replicas included
+    kv_cache_bytes: float
+    # every sequence at its full length
+    activation_bytes: float
+    # the largest set alive at once, in prefill
+    overhead_bytes: float
+    # context, communicators, workspaces
+    capacity_bytes: float
+    # of the GPU
+
+    @property
+    def total_bytes(self) -> float:
+        """Everything together."""
+        return self.weights_bytes + self.kv_cache_bytes + self.activation_bytes + self.overhead_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether it all fits the GPU."""
+        return self.total_bytes <= self.capacity_bytes
+
+
+def weight_bytes(scenario: Scenario) -> float:
+    """Parameters that one rank holds, bytes: those of its graph's ops, replicas included."""
+    model = scenario.model
+    plan = wiring(scenario.variant, model.layers, model.ladder_layers).condense(2)
+    repeats = {layer.index: layer.repeats for layer in plan.layers}
+    graph = build(scenario, "decode", scenario.workload.prompt + 1, layers=plan)
+    return sum(op.weight_bytes * repeats.get(op.layer, 1) for op in graph.ops())
+
+
+def memory_use(scenario: Scenario) -> MemoryUse:
+    """Memory of one GPU of `scenario`."""
+    model, workload, stack, tp = scenario.model, scenario.workload, scenario.stack, scenario.tp
+    kv_heads = max(1, model.kv_heads // tp)
+    context = workload.prompt + workload.gen
+    kv_bytes = 2.0 * model.layers * kv_heads * model.head_dim * workload.batch * context * STATE_BYTES
+    tokens = workload.batch * workload.prompt
+    # the MLP's widest moment: residual, norm, gate/up output and activation are alive together
+    mlp_width = (2 if model.gated_mlp else 1) * model.intermediate // tp + model.intermediate // tp
+    widest = float(tokens) * (2 * model.hidden + mlp_width) * STATE_BYTES
+    rows = tokens if stack.prefill_logits == "all" else workload.batch
+    logits = float(rows) * model.vocab * STATE_BYTES
+    return MemoryUse(
+        weights_bytes=weight_bytes(scenario),
+        kv_cache_bytes=kv_bytes,
+        # logits are made when the layers' activations are gone, but the residual is still there
+        activation_bytes=max(widest, logits + float(tokens) * model.hidden * STATE_BYTES),
+        overhead_bytes=stack.memory_overhead_bytes,
+        capacity_bytes=scenario.cluster.gpu.hbm_bytes,
+    )

@@ -1,0 +1,299 @@
+"""The form of a profile file: what each entry may hold, and the way between the file and `CalibrationProfile`.
+
+Imported by `ladder_sim.costs.profile` when a file is read or written, because pydantic is slow to import.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ladder_sim.costs.coordinates import AXES, Kind, grid_roofline_s
+from ladder_sim.costs.profile import ELEMENT_BYTES, SCHEMA_VERSION, CalibrationProfile, ProfileSource, ReferenceGpu
+from ladder_sim.costs.table import Curve, ErrorStats, RatioTable
+from ladder_sim.errors import ProfileError
+
+# Far outside anything measured, near enough that ratios and their logarithms stay finite.
+Positive = Annotated[float, Field(gt=1e-30, lt=1e30, allow_inf_nan=False, strict=True)]
+Finite = Annotated[float, Field(allow_inf_nan=False, strict=True)]
+Share = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
+Text = Annotated[str, Field(strict=True)]
+DTypeName = Literal["bf16", "fp8"]
+OpName = Literal["all_reduce", "all_gather", "reduce_scatter"]
+Ranks = Annotated[int, Field(ge=2, le=1_000_000)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ErrorStatsPart(_Part):
+    """Errors on measurements left out of a table: rows compared, and quantiles of |t/measured - 1|."""
+
+    rows: Annotated[int, Field(ge=0, strict=True)]
+    median: Share
+    p90: Share
+    max: Share
+
+
+class TablePart(_Part):
+    """One measured grid: `seconds` is flat, last axis fastest; null where nothing was measured."""
+
+    axes: dict[str, Annotated[list[Positive], Field(min_length=1)]]
+    seconds: list[Positive | None]
+    left_out: dict[str, ErrorStatsPart] = {}
+
+
+class CurvePart(_Part):
+    """One collective by message size."""
+
+    bytes: Annotated[list[Positive], Field(min_length=1)]
+    seconds: Annotated[list[Positive], Field(min_length=1)]
+    left_out: dict[str, ErrorStatsPart] = {}
+
+
+class SourcePart(_Part):
+    """As `ladder_sim.costs.profile.ProfileSource`."""
+
+    what: Text
+    version: Text
+    licence: Text
+    files: list[Text]
+    citation: Text
+
+
+class ReferencePart(_Part):
+    """As `ladder_sim.costs.profile.ReferenceGpu`."""
+
+    bf16_flops: Positive
+    fp8_flops: Positive
+    hbm_bandwidth_Bps: Positive
+    kernel_s: Positive
+
+
+class ProfileDocument(_Part):
+    """A whole file."""
+
+    schema_version: Literal[1]
+    name: Text
+    gpu: Text
+    created: Text
+    environment: dict[str, Text]
+    sources: list[SourcePart]
+    reference: ReferencePart
+    gemm: dict[DTypeName, TablePart]
+    attention_prefill: dict[str, dict[DTypeName, TablePart]]
+    attention_decode: dict[str, dict[DTypeName, TablePart]]
+    collectives: dict[OpName, dict[str, dict[Ranks, CurvePart]]]
+    overlap: dict[str, Finite] = {}
+    overheads: dict[str, Finite] = {}
+
+
+class _Version(BaseModel):
+    schema_version: Annotated[int, Field(strict=True)]
+
+
+def decode(document: bytes, *, origin: str) -> CalibrationProfile:
+    """Turn a profile's JSON text into a profile.
+
+    Parameters
+    ----------
+    document
+        UTF-8 JSON.
+    origin
+        What an error calls it, e.g. "profile 'a.json'".
+
+    Raises
+    ------
+    ProfileError
+        If it is not JSON, or breaks a rule; names the entry.
+    """
+    try:
+        version = _Version.model_validate_json(document).schema_version
+        if version > SCHEMA_VERSION:
+            raise ProfileError(
+                f"{origin} has schema_version {version}; this ladder-sim reads up to {SCHEMA_VERSION}",
+                hint="it was written by a newer ladder-sim; upgrade",
+            )
+        parsed = ProfileDocument.model_validate_json(document)
+    except ValidationError as error:
+        raise _explained(error, origin) from None
+    reference = ReferenceGpu(**parsed.reference.model_dump())
+    try:
+        return _profile(parsed, reference)
+    except _BrokenRuleError as broken:
+        raise ProfileError(f"{origin}: {broken}", hint="re-create it; it was edited or damaged") from None
+
+
+def encode(profile: CalibrationProfile) -> bytes:
+    """Turn a profile into the JSON text of its file, and make sure that it can be read again."""
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "name": profile.name,
+        "gpu": profile.gpu,
+        "created": profile.created,
+        "environment": dict(profile.environment),
+        "sources": [
+            {"what": s.what, "version": s.version, "licence": s.licence, "files": list(s.files), "citation": s.citation}
+            for s in profile.sources
+        ],
+        "reference": {
+            "bf16_flops": profile.reference.bf16_flops,
+            "fp8_flops": profile.reference.fp8_flops,
+            "hbm_bandwidth_Bps": profile.reference.hbm_bandwidth_Bps,
+            "kernel_s": profile.reference.kernel_s,
+        },
+        "gemm": _table_entries(profile.gemm),
+        "attention_prefill": {kernel: _table_entries(tables) for kernel, tables in profile.attention_prefill.items()},
+        "attention_decode": {kernel: _table_entries(tables) for kernel, tables in profile.attention_decode.items()},
+        "collectives": {
+            op: {
+                algorithm: {str(ranks): _curve_entry(curve) for ranks, curve in curves.items()}
+                for algorithm, curves in algorithms.items()
+            }
+            for op, algorithms in profile.collectives.items()
+        },
+        "overlap": dict(profile.overlap),
+        "overheads": dict(profile.overheads),
+    }
+    text = _json(document)
+    decode(text, origin=f"profile '{profile.name}'")
+    return text
+
+
+class _BrokenRuleError(Exception):
+    """A rule between entries that the schema's types do not state."""
+
+
+def _profile(parsed: ProfileDocument, reference: ReferenceGpu) -> CalibrationProfile:
+    def tables(kind: Kind, parts: Mapping[DTypeName, TablePart], where: str) -> dict[str, RatioTable]:
+        return {d: _table(part, kind, d, reference, f"{where}.{d}") for d, part in parts.items()}
+
+    return CalibrationProfile(
+        name=parsed.name,
+        gpu=parsed.gpu,
+        created=parsed.created,
+        environment=parsed.environment,
+        sources=tuple(
+            ProfileSource(what=s.what, version=s.version, licence=s.licence, files=tuple(s.files), citation=s.citation)
+            for s in parsed.sources
+        ),
+        reference=reference,
+        gemm=tables("gemm", parsed.gemm, "gemm"),
+        attention_prefill={
+            kernel: tables("attention_prefill", parts, f"attention_prefill.{kernel}")
+            for kernel, parts in parsed.attention_prefill.items()
+        },
+        attention_decode={
+            kernel: tables("attention_decode", parts, f"attention_decode.{kernel}")
+            for kernel, parts in parsed.attention_decode.items()
+        },
+        collectives={
+            op: {
+                algorithm: {
+                    ranks: _curve(part, f"collectives.{op}.{algorithm}.{ranks}") for ranks, part in parts.items()
+                }
+                for algorithm, parts in algorithms.items()
+            }
+            for op, algorithms in parsed.collectives.items()
+        },
+        overlap=parsed.overlap,
+        overheads=parsed.overheads,
+    )
+
+
+def _table(part: TablePart, kind: Kind, dtype: str, reference: ReferenceGpu, where: str) -> RatioTable:
+    if tuple(part.axes) != AXES[kind]:
+        raise _BrokenRuleError(f"{where}.axes is {', '.join(part.axes)}; it must be {', '.join(AXES[kind])}")
+    axes = {name: _increasing(values, f"{where}.axes.{name}") for name, values in part.axes.items()}
+    shape = tuple(len(values) for values in axes.values())
+    if len(part.seconds) != np.prod(shape, dtype=float):
+        raise _BrokenRuleError(
+            f"{where}.seconds has {len(part.seconds)} entries; its axes make {' x '.join(map(str, shape))}"
+        )
+    seconds = np.array([np.nan if value is None else value for value in part.seconds]).reshape(shape)
+    if np.isnan(seconds).all():
+        raise _BrokenRuleError(f"{where}.seconds holds no measurement")
+    roofline_s = grid_roofline_s(
+        kind,
+        dict(zip(axes, np.ix_(*axes.values()), strict=True)),
+        element_bytes=ELEMENT_BYTES[dtype],
+        flops_per_s=reference.peak_flops(dtype),
+        bandwidth_Bps=reference.hbm_bandwidth_Bps,
+        kernel_s=reference.kernel_s,
+    )
+    return RatioTable.from_seconds(axes, seconds, roofline_s, _stats(part.left_out))
+
+
+def _curve(part: CurvePart, where: str) -> Curve:
+    if len(part.bytes) != len(part.seconds):
+        raise _BrokenRuleError(f"{where} has {len(part.bytes)} bytes but {len(part.seconds)} seconds")
+    size_bytes = _increasing(part.bytes, f"{where}.bytes")
+    return Curve(size_bytes=size_bytes, seconds=np.array(part.seconds), left_out=_stats(part.left_out))
+
+
+def _increasing(values: list[float], where: str) -> Any:
+    array = np.array(values)
+    falls = np.flatnonzero(np.diff(array) <= 0)
+    if falls.size:
+        i = int(falls[0]) + 1
+        raise _BrokenRuleError(f"{where}[{i}] is {values[i]:g} after {values[i - 1]:g}; values must increase")
+    return array
+
+
+def _stats(parts: Mapping[str, ErrorStatsPart]) -> dict[str, ErrorStats]:
+    return {
+        name: ErrorStats(rows=part.rows, median=part.median, p90=part.p90, max=part.max) for name, part in parts.items()
+    }
+
+
+def _table_entries(tables: Mapping[str, RatioTable]) -> dict[str, Any]:
+    return {
+        dtype: {
+            "axes": {name: _numbers(values) for name, values in zip(table.names, table.axes, strict=True)},
+            "seconds": _numbers(table.seconds),
+            "left_out": _stats_entry(table.left_out),
+        }
+        for dtype, table in tables.items()
+    }
+
+
+def _curve_entry(curve: Curve) -> dict[str, Any]:
+    return {
+        "bytes": _numbers(curve.size_bytes),
+        "seconds": _numbers(curve.seconds),
+        "left_out": _stats_entry(curve.left_out),
+    }
+
+
+def _stats_entry(left_out: Mapping[str, ErrorStats]) -> dict[str, Any]:
+    return {name: {"rows": s.rows, "median": s.median, "p90": s.p90, "max": s.max} for name, s in left_out.items()}
+
+
+def _numbers(values: Any) -> list[float | int | None]:
+    """Flat list of JSON numbers: whole ones without a fraction, NaN (not measured) as null."""
+    flat = np.asarray(values, np.float64).ravel().tolist()
+    return [None if x != x else int(x) if abs(x) < 2**53 and x == int(x) else x for x in flat]
+
+
+def _json(document: Any) -> bytes:
+    import json
+
+    return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _explained(error: ValidationError, origin: str) -> ProfileError:
+    """First broken rule in this project's words: origin, entry, rule."""
+    first = error.errors(include_url=False)[0]
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
+    if first["type"] == "json_invalid":
+        return ProfileError(f"{origin} is not JSON: {first['msg']}", hint="it is cut short, damaged or no profile")
+    if not where:
+        return ProfileError(f"{origin} is not a profile: its top level must be a JSON object")
+    if first["type"] == "missing":
+        return ProfileError(f"{origin} lacks '{where}'", hint="re-create it; it was edited, or is no profile")
+    given = repr(first["input"])
+    given = given if len(given) < 40 else given[:37] + "..."
+    message = first["msg"].replace("Input should be", "must be")
+    return ProfileError(f"{origin}: {where} is {given}; {message}", hint="re-create it; it was edited or damaged")

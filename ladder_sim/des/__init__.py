@@ -1,0 +1,4 @@
+"""Discrete-event simulation of tasks on streams. Knows tasks and resources, not transformers.
+
+May import `ladder_sim.errors` only.
+"""

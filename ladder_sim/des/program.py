@@ -1,0 +1,96 @@
+"""What the simulator runs: tasks in issue order on FIFO streams, with dependencies."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import networkx as nx
+
+from ladder_sim.errors import DeadlockError
+
+NO_GROUP = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """A queue whose tasks start in the order they were issued, one at a time."""
+
+    name: str
+    # e.g. "compute" or "comm"
+    rank: int = 0
+    # the GPU it belongs to
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One kernel."""
+
+    name: str
+    # for reports
+    stream: int
+    # index of its stream
+    duration_s: float
+    # time it runs when alone, seconds
+    after: tuple[int, ...] = ()
+    # tasks that must have ended before it starts
+    lead_s: float = 0.0
+    # its stream is held this long between its dependencies' end and its start (event waits, launch), seconds
+    group: int = NO_GROUP
+    # tasks of one group start together, when the last of them is ready: the ranks of a collective
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """Tasks in issue order: each stream runs its own in the order they stand here."""
+
+    tasks: tuple[Task, ...]
+    # all ranks' tasks
+    streams: tuple[Stream, ...]
+    # what they run on
+
+    def queues(self) -> list[list[int]]:
+        """Task indices of every stream, in issue order."""
+        queues: list[list[int]] = [[] for _ in self.streams]
+        for index, task in enumerate(self.tasks):
+            queues[task.stream].append(index)
+        return queues
+
+    def groups(self) -> dict[int, list[int]]:
+        """Members of every collective group."""
+        groups: dict[int, list[int]] = {}
+        for index, task in enumerate(self.tasks):
+            if task.group != NO_GROUP:
+                groups.setdefault(task.group, []).append(index)
+        return groups
+
+    def precedence(self) -> "nx.DiGraph[int]":
+        """Everything that must end before a task starts: its dependencies and the task before it on its stream."""
+        graph: nx.DiGraph[int] = nx.DiGraph()
+        graph.add_nodes_from(range(len(self.tasks)))
+        for queue in self.queues():
+            graph.add_edges_from(pairwise(queue))
+        for index, task in enumerate(self.tasks):
+            graph.add_edges_from((before, index) for before in task.after)
+        return graph
+
+    def explain_deadlock(self, unfinished: Sequence[int]) -> DeadlockError:
+        """Name a cycle among tasks that wait for each other (a collective waits for all its members' predecessors)."""
+        precedence = self.precedence()
+        for members in self.groups().values():
+            before = {p for member in members for p in precedence.predecessors(member)}
+            precedence.add_edges_from((p, member) for p in before for member in members)
+        try:
+            cycle = nx.find_cycle(precedence.subgraph(unfinished))
+        except nx.NetworkXNoCycle:
+            names = ", ".join(self.tasks[index].name for index in list(unfinished)[:8])
+            return DeadlockError(f"these tasks never became ready: {names}")
+        chain = " -> ".join(self._label(edge[0]) for edge in cycle)
+        return DeadlockError(
+            f"deadlock: tasks wait for each other: {chain} -> {self._label(cycle[0][0])}",
+            hint="issue them in an order in which each one's dependencies come first",
+        )
+
+    def _label(self, index: int) -> str:
+        task = self.tasks[index]
+        stream = self.streams[task.stream]
+        return f"{task.name} (rank {stream.rank} {stream.name})"

@@ -1,0 +1,92 @@
+"""What a simulated run looked like, and the interval algebra over it: busy, hidden, exposed, critical."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ladder_sim.des.program import NO_GROUP, Program
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """Times of every task of a program, seconds from the start."""
+
+    program: Program
+    # what ran
+    ready_s: NDArray[np.float64]
+    # first in its queue and all dependencies met
+    start_s: NDArray[np.float64]
+    # first instruction: ready, lead paid, all members of its group there
+    end_s: NDArray[np.float64]
+    # last instruction
+
+    @property
+    def makespan_s(self) -> float:
+        """End of the last task."""
+        return float(self.end_s.max(initial=0.0))
+
+    def busy(self, streams: Iterable[int]) -> list[tuple[float, float]]:
+        """Disjoint, sorted intervals in which any task of `streams` runs."""
+        chosen = set(streams)
+        spans = [
+            (float(self.start_s[i]), float(self.end_s[i]))
+            for i, task in enumerate(self.program.tasks)
+            if task.stream in chosen
+        ]
+        return union(spans)
+
+    def hidden_s(self, index: int, cover: list[tuple[float, float]]) -> float:
+        """How long task `index` runs while the intervals of `cover` do."""
+        return overlap_s((float(self.start_s[index]), float(self.end_s[index])), cover)
+
+    def critical_path(self) -> list[int]:
+        """Tasks from first to last, each of which ended at the moment that let the next one become ready."""
+        if not len(self.end_s):
+            return []
+        before_on_stream: dict[int, int] = {}
+        for queue in self.program.queues():
+            before_on_stream.update(zip(queue[1:], queue, strict=False))
+        members = self.program.groups()
+        path = [int(np.argmax(self.end_s))]
+        while True:
+            task = self.program.tasks[path[-1]]
+            latest = path[-1]
+            if task.group != NO_GROUP:
+                latest = max(members[task.group], key=lambda i: self.ready_s[i] + self.program.tasks[i].lead_s)
+            candidates = [*self.program.tasks[latest].after]
+            if latest in before_on_stream:
+                candidates.append(before_on_stream[latest])
+            if not candidates:
+                return path[::-1]
+            path.append(max(candidates, key=lambda i: self.end_s[i]))
+
+
+def union(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Merge intervals that touch or overlap.
+
+    Examples
+    --------
+    >>> union([(3.0, 4.0), (0.0, 1.0), (1.0, 2.0)])
+    [(0.0, 2.0), (3.0, 4.0)]
+    """
+    merged: list[tuple[float, float]] = []
+    for start, end in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def overlap_s(span: tuple[float, float], cover: Iterable[tuple[float, float]]) -> float:
+    """Length of `span` that the disjoint intervals of `cover` share.
+
+    Examples
+    --------
+    >>> overlap_s((0.0, 5.0), [(1.0, 2.0), (4.0, 9.0)])
+    2.0
+    """
+    start, end = span
+    return sum(max(0.0, min(end, stop) - max(start, begin)) for begin, stop in cover)

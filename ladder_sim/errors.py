@@ -1,0 +1,111 @@
+"""Every error a user can meet.
+
+    LadderSimError            base; says the value, the rule and the way out
+    |-- UsageError            2: bad input
+    |   |-- UnknownNameError  2: a name no catalog holds; the nearest ones are named
+    |   |-- UnitError         2: a quantity without a readable number or unit
+    |   |-- SpecError         2: a model, cluster, stack or workload that cannot be
+    |   `-- ProfileError      2: a calibration profile that cannot be read or trusted
+    |-- InfeasibleError       3: well-formed, but cannot run
+    |   |-- PartitionError    3: the tensor-parallel degree does not divide the model
+    |   `-- MemoryFitError    3: the model does not fit the GPU
+    |-- MissingDependencyError 4: an optional package or a device is absent
+    `-- DeadlockError         1: a program whose tasks wait for each other
+
+This module imports the standard library only.
+"""
+
+import difflib
+from collections.abc import Iterable
+from typing import ClassVar
+
+
+class LadderSimError(Exception):
+    """Base of every error this package raises on purpose.
+
+    Parameters
+    ----------
+    message
+        What was given and which rule it breaks.
+    hint
+        The way out, in one line; may be empty.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
+
+
+class UsageError(LadderSimError):
+    """Input that breaks a rule (exit code 2)."""
+
+    exit_code = 2
+
+
+class UnknownNameError(UsageError):
+    """A name that no catalog holds.
+
+    Parameters
+    ----------
+    kind
+        What was looked for, singular: ``"model"``, ``"cluster"``, ...
+    name
+        What was given.
+    known
+        Every valid name; the nearest becomes the hint.
+    more
+        Where to see them all, e.g. "`ladder-sim list models` shows all".
+    """
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], *, more: str = "") -> None:
+        names = sorted(set(known))
+        near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+        if near:
+            parts = [f"did you mean '{near[0]}'?", more]
+        elif more and len(names) > 12:
+            parts = [more]
+        else:
+            parts = [f"known: {', '.join(names)}" + (";" if more else ""), more]
+        super().__init__(f"unknown {kind} '{name}'", hint=" ".join(filter(None, parts)))
+
+
+class UnitError(UsageError):
+    """A quantity without a readable number or unit."""
+
+
+class SpecError(UsageError):
+    """A model, cluster, stack or workload that cannot be."""
+
+
+class ProfileError(UsageError):
+    """A calibration profile that cannot be read or trusted."""
+
+
+class InfeasibleError(LadderSimError):
+    """A well-formed scenario that cannot run (exit code 3)."""
+
+    exit_code = 3
+
+
+class PartitionError(InfeasibleError):
+    """The tensor-parallel degree does not divide the model."""
+
+
+class MemoryFitError(InfeasibleError):
+    """The model does not fit the memory of its GPUs."""
+
+
+class MissingDependencyError(LadderSimError):
+    """An optional package or a device is absent (exit code 4)."""
+
+    exit_code = 4
+
+
+class DeadlockError(LadderSimError):
+    """Tasks of a program wait for each other; the message names the cycle."""

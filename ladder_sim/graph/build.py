@@ -1,0 +1,244 @@
+"""Builds the graph of one forward pass: a layer's ops, strung along a residual wiring.
+
+The wiring (variants.py) says what each block joins and whether it reduces; this module says which kernels a block is.
+Tensor parallelism is Megatron's: column-parallel QKV and gate/up, row-parallel output and down projections, so that a
+block ends in partial sums (arXiv 1909.08053).
+"""
+
+from collections.abc import Sequence
+
+from ladder_sim.graph.ops import (
+    AttentionShape,
+    CollectiveShape,
+    ElementwiseShape,
+    GemmShape,
+    Op,
+    OpKind,
+    Phase,
+    Shape,
+    StepGraph,
+)
+from ladder_sim.graph.variants import Block, Layer, Part, Wiring, wiring
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.workload import DTYPE_BYTES
+
+STATE_BYTES = 2
+# element size of the residual stream, embedding, norms, LM head and KV cache: they stay 16-bit under fp8 weights too
+TOKEN_BYTES = 8
+# one token id, int64 as PyTorch indexes with
+
+_PART_NAMES: dict[Part, str] = {"attention": "attn", "mlp": "mlp", "both": "block"}
+
+
+def build(scenario: Scenario, phase: Phase, kv_len: int, *, layers: Wiring | None = None) -> StepGraph:
+    """The graph of one rank's forward pass.
+
+    Parameters
+    ----------
+    scenario
+        Model, workload, stack, tensor-parallel degree and variant.
+    phase
+        ``"prefill"`` runs every prompt token, ``"decode"`` one token per sequence.
+    kv_len
+        Tokens of context the step attends to, its own included. A static-cache (``math``) attention reads
+        ``prompt + gen`` whatever the context.
+    layers
+        A (condensed) wiring to build instead of the scenario's full one.
+
+    Returns
+    -------
+    StepGraph
+        Ops in issue order with their data dependencies.
+    """
+    plan = layers or wiring(scenario.variant, scenario.model.layers, scenario.model.ladder_layers)
+    return _Builder(scenario, phase, kv_len).build(plan)
+
+
+class _Builder:
+    """One forward pass under construction; `residual` is the op whose completion makes the residual stream ready."""
+
+    def __init__(self, scenario: Scenario, phase: Phase, kv_len: int) -> None:
+        model, workload, stack, tp = scenario.model, scenario.workload, scenario.stack, scenario.tp
+        self.scenario, self.model, self.stack, self.tp = scenario, model, stack, tp
+        self.phase: Phase = phase
+        self.batch = workload.batch
+        self.q_len = workload.prompt if phase == "prefill" else 1
+        self.tokens = self.batch * self.q_len
+        self.kv_len = workload.prompt + workload.gen if stack.attention == "math" else kv_len
+        self.weight_element_bytes = DTYPE_BYTES[workload.dtype]
+        self.heads = model.heads // tp
+        self.kv_heads = max(1, model.kv_heads // tp)
+        self.intermediate = model.intermediate // tp
+        self.mlp_width = self.intermediate * (2 if model.gated_mlp else 1)
+        self.qkv_width = (self.heads + 2 * self.kv_heads) * model.head_dim
+        self.state_bytes = float(self.tokens) * model.hidden * STATE_BYTES
+        self.graph = StepGraph()
+        self.residual = ""
+        self.pending: list[str] = []
+        # output of every block so far: what a join waits for
+        self.folded: set[str] = set()
+        # outputs that replace the residual instead of being added to it
+
+    def build(self, plan: Wiring) -> StepGraph:
+        self._embedding(reduces=plan.name != "upper-bound")
+        for layer in plan.layers:
+            for block in layer.blocks:
+                self._block(layer, block)
+        self._head(plan)
+        return self.graph
+
+    # ops
+
+    def _op(
+        self, name: str, kind: OpKind, shape: Shape, after: Sequence[str], *, layer: int = -1, weights: float = 0.0
+    ) -> str:
+        return self.graph.add_op(Op(name=name, kind=kind, shape=shape, layer=layer, weight_bytes=weights), after=after)
+
+    def _elementwise(
+        self, name: str, kind: OpKind, moved: float, after: Sequence[str], layer: int, weights: float = 0.0
+    ) -> str:
+        return self._op(name, kind, ElementwiseShape(moved_bytes=moved), after, layer=layer, weights=weights)
+
+    def _linear(self, name: str, n: int, k: int, after: Sequence[str], layer: int, *, bias: int = 0) -> str:
+        size = self.weight_element_bytes
+        shape = GemmShape(
+            m=self.tokens,
+            n=n,
+            k=k,
+            weight_element_bytes=size,
+            input_element_bytes=size,
+            output_element_bytes=STATE_BYTES,
+        )
+        return self._op(name, "gemm", shape, after, layer=layer, weights=float(n) * k * size + bias * STATE_BYTES)
+
+    # residual stream
+
+    def _join(self, joins: Sequence[int], prefix: str, layer: int, *, fuse_last: bool) -> list[str]:
+        """Bring outputs into the residual; returns the one that the next norm is to add itself, if any."""
+        outputs = [self.pending[len(self.pending) - back] for back in joins]
+        for number, output in enumerate(outputs):
+            if output in self.folded:
+                self.residual = output
+            elif fuse_last and number == len(outputs) - 1:
+                return [output]
+            else:
+                name = f"{prefix}.add" if number == 0 else f"{prefix}.add{number + 1}"
+                self.residual = self._elementwise(name, "add", 3 * self.state_bytes, [self.residual, output], layer)
+        return []
+
+    def _norm(self, prefix: str, joins: Sequence[int], layer: int, *, deferred: bool) -> str:
+        """Join, then normalise; a fused kernel reads residual and output, writes the new residual and the norm."""
+        fuses = self.stack.fused_ladder_add if deferred else self.stack.fused_residual_add
+        added = self._join(joins, prefix, layer, fuse_last=fuses)
+        moved = self.state_bytes * (4 if added else 2)
+        weights = float(self.model.hidden) * STATE_BYTES
+        norm = self._elementwise(f"{prefix}.norm", "norm", moved, [self.residual, *added], layer, weights)
+        if added:
+            self.residual = norm
+        return norm
+
+    def _reduce(self, prefix: str, block: Block, output: str, layer: int) -> str:
+        if not block.reduces or self.tp == 1:
+            return output
+        if block.folds_residual:
+            output = self._elementwise(f"{prefix}.fold", "add", 3 * self.state_bytes, [self.residual, output], layer)
+        reduced = self._op(
+            f"{prefix}.all_reduce", "all_reduce", CollectiveShape(message_bytes=self.state_bytes), [output], layer=layer
+        )
+        if block.folds_residual:
+            self.folded.add(reduced)
+        return reduced
+
+    # blocks
+
+    def _block(self, layer: Layer, block: Block) -> None:
+        prefix = f"layer{layer.index}.{_PART_NAMES[block.part]}"
+        at = layer.index
+        norm = self._norm(prefix, block.joins, at, deferred=any(back > 1 for back in block.joins))
+        if block.part == "attention":
+            qkv = self._linear(f"{prefix}.qkv", self.qkv_width, self.model.hidden, [norm], at, bias=self._qkv_bias())
+            output = self._attention(prefix, qkv, at)
+        elif block.part == "mlp":
+            up = self._linear(f"{prefix}.up", self.mlp_width, self.model.hidden, [norm], at, bias=self._up_bias())
+            output = self._mlp(prefix, up, at)
+        else:
+            wide = self._linear(
+                f"{prefix}.qkv_up",
+                self.qkv_width + self.mlp_width,
+                self.model.hidden,
+                [norm],
+                at,
+                bias=self._qkv_bias() + self._up_bias(),
+            )
+            attention, mlp = self._attention(prefix, wide, at), self._mlp(prefix, wide, at)
+            output = self._elementwise(f"{prefix}.sum", "add", 3 * self.state_bytes, [attention, mlp], at)
+        self.pending.append(self._reduce(prefix, block, output, at))
+
+    def _attention(self, prefix: str, qkv: str, layer: int) -> str:
+        model = self.model
+        rotated = 2.0 * self.tokens * self.qkv_width * STATE_BYTES
+        rope = self._elementwise(f"{prefix}.rope", "rope", rotated, [qkv], layer)
+        shape = AttentionShape(
+            kernel=self.stack.attention,
+            batch=self.batch,
+            q_len=self.q_len,
+            kv_len=self.kv_len,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=model.head_dim,
+            element_bytes=STATE_BYTES,
+        )
+        attention = self._op(f"{prefix}.attention", "attention", shape, [rope], layer=layer)
+        bias = model.hidden if model.out_bias else 0
+        return self._linear(f"{prefix}.o", model.hidden, self.heads * model.head_dim, [attention], layer, bias=bias)
+
+    def _mlp(self, prefix: str, up: str, layer: int) -> str:
+        moved = float(self.tokens) * (self.mlp_width + self.intermediate) * STATE_BYTES
+        activation = self._elementwise(f"{prefix}.activation", "activation", moved, [up], layer)
+        bias = self.model.hidden if self.model.mlp_bias else 0
+        return self._linear(f"{prefix}.down", self.model.hidden, self.intermediate, [activation], layer, bias=bias)
+
+    def _qkv_bias(self) -> int:
+        return self.qkv_width if self.model.qkv_bias else 0
+
+    def _up_bias(self) -> int:
+        return self.mlp_width if self.model.mlp_bias else 0
+
+    # ends
+
+    def _embedding(self, *, reduces: bool) -> None:
+        model = self.model
+        sharded = self.stack.sharded_embedding and self.tp > 1
+        rows = -(-model.vocab // self.tp) if sharded else model.vocab
+        weights = float(rows) * model.hidden * STATE_BYTES
+        self.residual = self._elementwise("embedding", "embedding", 2 * self.state_bytes, [], -1, weights)
+        if sharded and reduces:
+            shape = CollectiveShape(message_bytes=self.state_bytes)
+            self.residual = self._op("embedding.all_reduce", "all_reduce", shape, [self.residual])
+
+    def _head(self, plan: Wiring) -> None:
+        model, tp = self.model, self.tp
+        rows = self.tokens if self.stack.prefill_logits == "all" else self.batch
+        norm = self._norm("final", plan.final_joins, -1, deferred=len(plan.final_joins) > 1)
+        sharded = self.stack.sharded_lm_head and tp > 1
+        vocab = -(-model.vocab // tp) if sharded else model.vocab
+        shape = GemmShape(
+            m=rows,
+            n=vocab,
+            k=model.hidden,
+            weight_element_bytes=STATE_BYTES,
+            input_element_bytes=STATE_BYTES,
+            output_element_bytes=STATE_BYTES,
+        )
+        weights = 0.0 if model.tied_embeddings else float(vocab) * model.hidden * STATE_BYTES
+        logits = self._op("lm_head", "lm_head", shape, [norm], weights=weights)
+        if sharded:
+            gathered = CollectiveShape(message_bytes=float(rows) * vocab * tp * STATE_BYTES)
+            logits = self._op("lm_head.all_gather", "all_gather", gathered, [logits])
+        sampled = float(self.batch) * model.vocab * STATE_BYTES
+        token = self._elementwise("sample", "sample", sampled, [logits], -1)
+        if plan.name == "upper-bound" and tp > 1:
+            # ranks disagree without all-reduces: rank 0's token is the one that counts
+            self._op(
+                "token.broadcast", "broadcast", CollectiveShape(message_bytes=float(self.batch) * TOKEN_BYTES), [token]
+            )

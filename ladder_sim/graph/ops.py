@@ -1,0 +1,191 @@
+"""Operations of one rank in one forward pass, and the dependency graph that holds them.
+
+Every count is per rank and per forward pass: FLOPs, bytes of device memory moved, bytes of messages.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import networkx as nx
+
+Phase = Literal["prefill", "decode"]
+Stream = Literal["compute", "comm"]
+CollectiveKind = Literal["all_reduce", "all_gather", "broadcast"]
+OpKind = Literal[
+    "embedding",
+    "norm",
+    "gemm",
+    "rope",
+    "attention",
+    "activation",
+    "add",
+    "lm_head",
+    "sample",
+    "all_reduce",
+    "all_gather",
+    "broadcast",
+]
+
+COLLECTIVE_KINDS: frozenset[str] = frozenset({"all_reduce", "all_gather", "broadcast"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmShape:
+    """``[m, k] @ [k, n]``: a linear layer's shard over m tokens."""
+
+    m: int
+    # tokens
+    n: int
+    # output features on this rank
+    k: int
+    # input features on this rank
+    weight_element_bytes: int
+    # of the weight matrix
+    input_element_bytes: int
+    # of the input activations
+    output_element_bytes: int
+    # of the output activations
+
+    @property
+    def flops(self) -> float:
+        """Multiply-adds counted as two."""
+        return 2.0 * self.m * self.n * self.k
+
+    @property
+    def moved_bytes(self) -> float:
+        """Weights and activations, each read or written once."""
+        return (
+            float(self.n) * self.k * self.weight_element_bytes
+            + float(self.m) * self.k * self.input_element_bytes
+            + float(self.m) * self.n * self.output_element_bytes
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShape:
+    """Attention of `q_len` new tokens of each sequence over `kv_len` cached ones."""
+
+    kernel: Literal["flash", "math"]
+    # flash: one fused kernel over the live context, causal; math: expand, scores, softmax and values as separate
+    # kernels over the whole static cache
+    batch: int
+    # sequences
+    q_len: int
+    # new tokens per sequence
+    kv_len: int
+    # cached tokens that the kernel reads per sequence, the new ones included
+    heads: int
+    # query heads on this rank
+    kv_heads: int
+    # key/value heads on this rank
+    head_dim: int
+    # width of one head
+    element_bytes: int
+    # of queries, keys, values and output
+
+    @property
+    def flops(self) -> float:
+        """Scores and values; flash skips the masked half of a prefill."""
+        masked = (self.q_len - 1) / 2.0 if self.kernel == "flash" else 0.0
+        return 4.0 * self.batch * self.heads * self.head_dim * self.q_len * (self.kv_len - masked)
+
+    @property
+    def moved_bytes(self) -> float:
+        """Device memory traffic.
+
+        Flash moves queries, output and the cache once. Math also writes and reads keys and values expanded to every
+        query head, and moves the score matrix four times: written, read and written by the softmax, read.
+        """
+        query_and_output = 2.0 * self.batch * self.q_len * self.heads * self.head_dim
+        cache = 2.0 * self.batch * self.kv_len * self.kv_heads * self.head_dim
+        if self.kernel == "flash":
+            return (query_and_output + cache) * self.element_bytes
+        expanded = 2.0 * self.batch * self.kv_len * self.heads * self.head_dim
+        scores = float(self.batch) * self.heads * self.q_len * self.kv_len
+        return (query_and_output + cache + 2.0 * expanded + 4.0 * scores) * self.element_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElementwiseShape:
+    """A memory-bound kernel: norm, rotary embedding, activation, add, lookup, sampling."""
+
+    moved_bytes: float
+    # read and written, bytes
+
+    @property
+    def flops(self) -> float:
+        """None that count beside the traffic."""
+        return 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveShape:
+    """A collective over the tensor-parallel group."""
+
+    message_bytes: float
+    # all-reduce, broadcast: the tensor; all-gather: the gathered result
+
+    @property
+    def flops(self) -> float:
+        """None that count beside the transfer."""
+        return 0.0
+
+    @property
+    def moved_bytes(self) -> float:
+        """Message read and written once in device memory."""
+        return 2.0 * self.message_bytes
+
+
+Shape = GemmShape | AttentionShape | ElementwiseShape | CollectiveShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """One kernel of a forward pass on one rank."""
+
+    name: str
+    # unique in its graph, e.g. "layer3.mlp.down"
+    kind: OpKind
+    # what it is, as broken down in reports
+    shape: Shape
+    # its size, from which its cost follows
+    layer: int = -1
+    # decoder layer; -1: before the first or after the last
+    weight_bytes: float = 0.0
+    # parameters this op holds in memory, bytes
+
+    @property
+    def stream(self) -> Stream:
+        """Collectives run in order on a stream of their own, everything else on the compute stream."""
+        return "comm" if self.kind in COLLECTIVE_KINDS else "compute"
+
+
+if TYPE_CHECKING:
+    _OpGraph = nx.DiGraph[str]
+else:
+    _OpGraph = nx.DiGraph
+
+
+class StepGraph(_OpGraph):
+    """Dependency graph of one forward pass: nodes are op names in issue order, edges are data dependencies.
+
+    Node attribute ``op`` holds the `Op`; cost models add ``estimate``.
+    """
+
+    def add_op(self, op: Op, *, after: Iterable[str]) -> str:
+        """Append `op`, which needs the ops named in `after`; returns its name."""
+        self.add_node(op.name, op=op)
+        for name in after:
+            self.add_edge(name, op.name)
+        return op.name
+
+    def op(self, name: str) -> Op:
+        """The op called `name`."""
+        found: Op = self.nodes[name]["op"]
+        return found
+
+    def ops(self) -> Iterator[Op]:
+        """Every op, in issue order."""
+        for name in self.nodes:
+            yield self.op(name)

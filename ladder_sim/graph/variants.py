@@ -1,0 +1,223 @@
+"""Residual wirings: which block reads which residual, and which outputs are all-reduced.
+
+A wiring is a sequence of blocks. What a block computes is `build.py`'s business; here only the residual stream
+counts. A block first *joins* the outputs of earlier blocks into the residual, then reads it. Blocking variants join the
+block just before; ladder joins the one before that, so that an all-reduce overlaps a whole block.
+
+References
+----------
+Ladder Residual, arXiv 2501.06589; PaLM (parallel blocks), arXiv 2204.02311.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from ladder_sim.errors import UnknownNameError, UsageError
+
+Part = Literal["attention", "mlp", "both"]
+
+VARIANTS = {
+    "standard": "each block waits for the all-reduce of the one before",
+    "parallel": "attention and MLP side by side: one all-reduce per layer",
+    "ladder": "each block reads the residual before the last block, whose all-reduce it overlaps",
+    "hybrid-ladder:K": "standard, with the last K layers ladder",
+    "desync:N": "only every N-th block is all-reduced, and the last",
+    "upper-bound": "no block is all-reduced: the ceiling for any overlap",
+}
+DEFAULT_VARIANTS = ("standard", "parallel", "ladder", "upper-bound")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """One block of a layer, as the residual stream sees it."""
+
+    part: Part
+    # what it computes; "both": attention and MLP side by side
+    joins: tuple[int, ...]
+    # outputs added to the residual before the block reads it, counted backwards: 1 is the block just before
+    reduces: bool
+    # its output is summed over the ranks
+    folds_residual: bool = False
+    # the sum carries residual / tp along, so that its result is the new residual (desync)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """A decoder layer and how many identical ones in a row it stands for."""
+
+    index: int
+    # position in the model
+    blocks: tuple[Block, ...]
+    # in issue order
+    repeats: int = 1
+    # layers that it stands for in a condensed wiring
+    twins_back: int = 0
+    # where it stands for several: its twin is this many kept layers back, one period earlier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wiring:
+    """A variant laid out over a model's layers."""
+
+    name: str
+    # canonical variant name
+    layers: tuple[Layer, ...]
+    # from the embedding to the LM head
+    final_joins: tuple[int, ...]
+    # outputs joined after the last block, counted backwards from the end
+    period: int
+    # layers after which the pattern repeats
+
+    def condense(self, keep: int) -> "Wiring":
+        """The same wiring with every run of identical layers cut down to `keep` periods.
+
+        The second last kept period carries ``repeats`` for all that were cut. Joins count backwards over blocks, so
+        they stay right across a cut.
+        """
+        kept: list[Layer] = []
+        for start, width, periods in self._runs():
+            chosen = range(periods) if periods <= keep else [*range(keep - 1), periods - 1]
+            for position, period_index in enumerate(chosen):
+                stands_for = periods - keep + 1 if periods > keep and position == keep - 2 else 1
+                for layer in self.layers[start + period_index * width :][:width]:
+                    kept.append(
+                        Layer(
+                            index=layer.index,
+                            blocks=layer.blocks,
+                            repeats=stands_for,
+                            twins_back=width if stands_for > 1 else 0,
+                        )
+                    )
+        return Wiring(name=self.name, layers=tuple(kept), final_joins=self.final_joins, period=self.period)
+
+    def _runs(self) -> list[tuple[int, int, int]]:
+        """Maximal runs of a repeating pattern as (first layer, layers in the pattern, times it stands there)."""
+        runs: list[tuple[int, int, int]] = []
+        start = 0
+        while start < len(self.layers):
+            width = min(self.period, len(self.layers) - start)
+            pattern = [layer.blocks for layer in self.layers[start : start + width]]
+            periods = 1
+            while True:
+                at = start + periods * width
+                if [layer.blocks for layer in self.layers[at : at + width]] != pattern:
+                    break
+                periods += 1
+            if periods == 1:
+                # a layer that starts no run stands alone, so that the next one may start a longer run
+                width = 1
+            runs.append((start, width, periods))
+            start += periods * width
+        return runs
+
+
+def canonical(variant: str) -> str:
+    """Check a variant's name and parameter.
+
+    Raises
+    ------
+    UnknownNameError
+        No such variant.
+    UsageError
+        A parameter is missing, not a positive integer, or not wanted.
+
+    Examples
+    --------
+    >>> canonical("Ladder")
+    'ladder'
+    >>> canonical("hybrid-ladder:016")
+    'hybrid-ladder:16'
+    """
+    name, colon, parameter = variant.strip().lower().partition(":")
+    letter = {"hybrid-ladder": "K", "desync": "N"}.get(name)
+    if letter is None:
+        if name not in VARIANTS:
+            raise UnknownNameError("variant", variant, VARIANTS)
+        if colon:
+            raise UsageError(f"variant '{variant}': '{name}' takes no parameter", hint=f"write '{name}'")
+        return name
+    if not parameter.isascii() or not parameter.isdigit() or int(parameter) == 0:
+        what = "the last K layers are ladder" if letter == "K" else "every N-th block is all-reduced"
+        raise UsageError(
+            f"variant '{variant}': '{name}' needs a positive whole number {letter} ({what})",
+            hint=f"for example '{name}:{16 if letter == 'K' else 4}'",
+        )
+    return f"{name}:{int(parameter)}"
+
+
+@lru_cache(maxsize=256)
+def wiring(variant: str, layers: int, ladder_layers: tuple[int, ...] = ()) -> Wiring:
+    """Lay `variant` out over `layers` decoder layers.
+
+    Parameters
+    ----------
+    variant
+        Name, see `VARIANTS`.
+    layers
+        Decoder layers of the model.
+    ladder_layers
+        Layers that the model's config lists as ladder; ``hybrid-ladder:K`` with K of them means these, not the last K.
+
+    Raises
+    ------
+    UsageError
+        The parameter does not fit the model.
+
+    Examples
+    --------
+    >>> [block.joins for block in wiring("ladder", 2).layers[1].blocks]
+    [(2,), (2,)]
+    """
+    name = canonical(variant)
+    family, _, parameter = name.partition(":")
+    count = int(parameter) if parameter else 0
+    if family == "hybrid-ladder" and count > layers:
+        raise UsageError(
+            f"variant '{variant}': the model has {layers} layers, so at most {layers} can be ladder",
+            hint=f"use 'hybrid-ladder:{layers}' or 'ladder'",
+        )
+    if family == "desync" and count > 2 * layers:
+        raise UsageError(
+            f"variant '{variant}': the model has {2 * layers} blocks, so none but the last would be reduced",
+            hint=f"use a number up to {2 * layers}, or 'upper-bound' for no all-reduce at all",
+        )
+    if family == "parallel":
+        parts: list[Part] = ["both"] * layers
+    else:
+        parts = ["attention", "mlp"] * layers
+    last = len(parts) - 1
+    if family == "ladder":
+        is_ladder = set(range(layers))
+    elif family == "hybrid-ladder":
+        is_ladder = set(ladder_layers if len(ladder_layers) == count else range(layers - count, layers))
+    else:
+        is_ladder = set()
+    per_layer = len(parts) // layers
+    reads = [i - 2 if i // per_layer in is_ladder else i - 1 for i in range(len(parts))]
+    desync = family == "desync" and count > 1
+
+    blocks: list[Block] = []
+    joined = -1
+    for i, part in enumerate(parts):
+        joins = tuple(i - j for j in range(joined + 1, reads[i] + 1))
+        joined = max(joined, reads[i])
+        reduces = family != "upper-bound" and (not desync or (i + 1) % count == 0 or i == last)
+        blocks.append(
+            Block(
+                part=part,
+                joins=joins,
+                reduces=reduces,
+                folds_residual=desync and reduces,
+            )
+        )
+    return Wiring(
+        name=name,
+        layers=tuple(
+            Layer(index=layer, blocks=tuple(blocks[layer * per_layer : (layer + 1) * per_layer]))
+            for layer in range(layers)
+        ),
+        final_joins=tuple(len(parts) - j for j in range(joined + 1, len(parts))),
+        period=math.lcm(count, 2) // 2 if desync else 1,
+    )

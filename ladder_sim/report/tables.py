@@ -1,0 +1,191 @@
+"""Predictions as tables for people."""
+
+import io
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import get_args
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ladder_sim.costs.base import Source
+from ladder_sim.graph.ops import AttentionShape, CollectiveShape, GemmShape
+from ladder_sim.prediction import Interval, Prediction
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.steps import OpSummary, StepSummary
+from ladder_sim.units import format_bytes, format_seconds
+
+PLAIN_WIDTH = 112
+# columns of a table that goes to a file or a pipe
+
+
+def prediction_report(
+    scenario: Scenario, predictions: Mapping[str, Prediction], *, explain: bool = False
+) -> RenderableType:
+    """The whole answer: what was asked, the variants, where their time goes, and what it rests on."""
+    parts: list[RenderableType] = [
+        _title(scenario),
+        _headline(predictions),
+        Text(),
+        _breakdown(predictions),
+        Text(),
+        _evidence(predictions),
+    ]
+    if explain:
+        for prediction in predictions.values():
+            parts += _explanation(prediction)
+    return Group(*parts)
+
+
+def to_text(renderable: RenderableType) -> str:
+    """Plain text without colour, for files."""
+    buffer = io.StringIO()
+    Console(file=buffer, width=PLAIN_WIDTH, no_color=True, force_terminal=False).print(renderable)
+    return buffer.getvalue()
+
+
+def show(renderable: RenderableType) -> None:
+    """Print to stdout: as wide as the terminal, or `PLAIN_WIDTH` off one."""
+    width = None if sys.stdout.isatty() else PLAIN_WIDTH
+    Console(width=width).print(renderable)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1, title: str = "") -> Table:
+    """A plain table: the first `left` columns of text, the rest of numbers."""
+    grid = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for index, column in enumerate(columns):
+        grid.add_column(column, justify="left" if index < left else "right", no_wrap=True)
+    for row in rows:
+        grid.add_row(*row)
+    return grid
+
+
+def _title(scenario: Scenario) -> Text:
+    workload, cluster = scenario.workload, scenario.cluster
+    where = f"{scenario.nodes} x {cluster.gpus_per_node} {cluster.gpu.name}"
+    links = f"{cluster.intra.fabric}{' (P2P off)' if not scenario.p2p else ''}"
+    if scenario.nodes_used > 1:
+        links += f" + {cluster.inter.fabric}"
+    asked = f"batch {workload.batch}, prompt {workload.prompt}, {workload.gen} new tokens, {workload.dtype}"
+    return Text.assemble(
+        (scenario.model.name, "bold"),
+        f", TP {scenario.tp} on {where}, {links}\n",
+        f"{asked}, stack {scenario.stack.name}, all-reduce {scenario.stack.allreduce}\n",
+    )
+
+
+def _headline(predictions: Mapping[str, Prediction]) -> Table:
+    rows = []
+    for name, found in predictions.items():
+        hidden = 1.0 - found.exposed_comm_s / found.comm_s if found.comm_s else 0.0
+        rows.append(
+            (
+                name,
+                format_seconds(found.ttft_s),
+                format_seconds(found.tpot_s) if found.tpot_s is not None else "-",
+                f"{found.tokens_per_s.value:.4g}",
+                _factor(found.speedup) if name != "standard" else "1",
+                format_seconds(found.comm_s),
+                f"{hidden:.0%}",
+                f"{found.limited_by} {found.limits_s[found.limited_by] / found.request_s:.0%}",
+            )
+        )
+    columns = ("variant", "TTFT", "TPOT", "tok/s", "speedup (90 %)", "communication", "hidden", "limited by")
+    return table(columns, rows)
+
+
+def _factor(interval: Interval) -> str:
+    return f"{interval.value:.2f} ({interval.low:.2f}-{interval.high:.2f})"
+
+
+def _breakdown(predictions: Mapping[str, Prediction]) -> Table:
+    """Share of the request that each limit takes on the critical path."""
+    limits = sorted(
+        {name for found in predictions.values() for name in found.limits_s},
+        key=lambda name: -max(found.limits_s.get(name, 0.0) for found in predictions.values()),
+    )
+    rows = [
+        (name, *(f"{found.limits_s.get(limit, 0.0) / found.request_s:.1%}" for limit in limits))
+        for name, found in predictions.items()
+    ]
+    names = tuple(limit.replace("_", "-") for limit in limits)
+    return table(("critical path", *names), rows)
+
+
+def _evidence(predictions: Mapping[str, Prediction]) -> Text:
+    """What the predicted times rest on, by source and op kind."""
+    found = next(iter(predictions.values()))
+    shares: dict[str, list[tuple[float, str]]] = {}
+    for (source, kind), seconds in found.sources_s.items():
+        shares.setdefault(source, []).append((seconds / found.request_s, kind.replace("_", "-")))
+    lines = []
+    for source in get_args(Source):
+        kinds = sorted(((share, kind) for share, kind in shares.get(source, []) if share >= 5e-4), reverse=True)
+        if kinds:
+            parts = ", ".join(f"{kind} {share:.1%}" for share, kind in kinds)
+            lines.append(f"  {source:<12}{sum(share for share, _ in kinds):>6.1%}  {parts}")
+    waits = found.limits_s.get("waits", 0.0) / found.request_s
+    lines.append(f"  {'stack':<12}{waits:>6.1%}  waits and launches")
+    provenance = found.provenance
+    head = (
+        f"measured share {provenance.measured_fraction:.0%} (of standard's time, profile {provenance.profile}); "
+        f"{found.variant} rests on"
+    )
+    return Text("\n".join([head, *lines]))
+
+
+def _explanation(prediction: Prediction) -> list[RenderableType]:
+    parts: list[RenderableType] = []
+    steps = [("prefill", prediction.prefill), ("one decode step", prediction.decode)]
+    for name, step in steps:
+        if step is not None:
+            parts += [Text(), _op_table(f"{prediction.variant}: {name}, {format_seconds(step.seconds)}", step)]
+    memory = prediction.memory
+    parts.append(
+        Text(
+            f"memory per GPU: {format_bytes(memory.total_bytes)} of {format_bytes(memory.capacity_bytes)} (weights "
+            f"{format_bytes(memory.weights_bytes)}, KV cache {format_bytes(memory.kv_cache_bytes)}, activations "
+            f"{format_bytes(memory.activation_bytes)}, stack {format_bytes(memory.overhead_bytes)})"
+        )
+    )
+    return parts
+
+
+def _op_table(title: str, step: StepSummary) -> Table:
+    """Equal ops of all layers on one row, in the order of the last layer, where every join has happened."""
+    rows: dict[tuple[str, str, float], list[OpSummary]] = {}
+    for found in reversed(step.ops):
+        name = found.op.name.partition(".")[2] if found.op.layer >= 0 else found.op.name
+        rows.setdefault((name, shape_text(found), found.estimate.seconds), []).append(found)
+    body = []
+    for (name, shape, each_s), members in reversed(rows.items()):
+        count = sum(member.repeats for member in members)
+        critical = sum(member.repeats for member in members if member.critical)
+        estimate = members[0].estimate
+        body.append(
+            (
+                name,
+                shape,
+                estimate.source,
+                str(count),
+                format_seconds(each_s),
+                format_seconds(each_s * count),
+                f"{each_s * count / step.seconds:.1%}",
+                f"{critical / count:.0%}",
+            )
+        )
+    columns = ("op", "shape per GPU", "source", "count", "each", "all", "of step", "critical")
+    return table(columns, body, left=3, title=title)
+
+
+def shape_text(found: OpSummary) -> str:
+    """An op's size in a few characters."""
+    shape = found.op.shape
+    if isinstance(shape, GemmShape):
+        return f"{shape.m} x {shape.k} x {shape.n}"
+    if isinstance(shape, AttentionShape):
+        return f"{shape.kernel}, {shape.heads}/{shape.kv_heads} heads, {shape.q_len} on {shape.kv_len}"
+    if isinstance(shape, CollectiveShape):
+        return format_bytes(shape.message_bytes)
+    return format_bytes(shape.moved_bytes)

@@ -1,0 +1,4 @@
+"""What is simulated: model, cluster, workload, stack, and the scenario that joins them.
+
+May import `ladder_sim.units` and `ladder_sim.errors` only.
+"""

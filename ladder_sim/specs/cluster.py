@@ -1,0 +1,96 @@
+"""GPUs and the links between them."""
+
+from dataclasses import dataclass
+
+from ladder_sim.specs.checks import label, real, whole
+
+_MOST_RATE = 1e18
+# FLOP/s and bytes/s; a thousand times what one device reaches
+_MOST_BYTES = 1e15
+# memory of one device
+_MOST_SECONDS = 10.0
+# latency of one operation
+MOST_GPUS_PER_NODE = 10_000
+# far beyond the largest NVLink domain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSpec:
+    """Datasheet of one GPU."""
+
+    name: str
+    # e.g. "H100 SXM5 80GB"
+    bf16_flops: float
+    # dense tensor-core peak, FLOP/s, bf16 and fp16 alike
+    fp8_flops: float
+    # dense tensor-core peak, FLOP/s; equal to bf16 where the GPU has no fp8
+    hbm_bytes: float
+    # device memory, bytes
+    hbm_bandwidth_Bps: float
+    # device memory bandwidth, bytes/s
+    l2_bytes: float
+    # second-level cache, bytes
+    sms: int
+    # streaming multiprocessors
+    kernel_s: float
+    # floor of one small kernel inside a CUDA graph: launch, ramp and drain, seconds
+    source: str = ""
+    # where the figures come from
+
+    def __post_init__(self) -> None:
+        where = f"gpu '{label(self.name, 'gpu name')}'"
+        real(self.bf16_flops, f"{where}: bf16_flops", _MOST_RATE)
+        real(self.fp8_flops, f"{where}: fp8_flops", _MOST_RATE)
+        real(self.hbm_bytes, f"{where}: hbm_bytes", _MOST_BYTES)
+        real(self.hbm_bandwidth_Bps, f"{where}: hbm_bandwidth_Bps", _MOST_RATE)
+        real(self.l2_bytes, f"{where}: l2_bytes", _MOST_BYTES)
+        whole(self.sms, f"{where}: sms", 1, 100_000)
+        real(self.kernel_s, f"{where}: kernel_s", _MOST_SECONDS, zero=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkTier:
+    """One level of the interconnect."""
+
+    name: str
+    # "intra" (in the node), "inter" (across nodes) or "host" (in the node, through host memory)
+    fabric: str
+    # what it is, e.g. "nvlink4-nvswitch", "ib-ndr400"; names the measured tables that apply
+    bandwidth_Bps: float
+    # per GPU and direction, bytes/s
+    latency_s: float
+    # floor of a small all-reduce over this tier (intra, host: all GPUs of one node; inter: two full nodes), seconds
+    source: str = ""
+    # where the figures come from
+
+    def __post_init__(self) -> None:
+        where = f"link '{label(self.name, 'link name')}'"
+        label(self.fabric, f"{where}: fabric")
+        real(self.bandwidth_Bps, f"{where}: bandwidth_Bps", _MOST_RATE)
+        real(self.latency_s, f"{where}: latency_s", _MOST_SECONDS, zero=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSpec:
+    """Identical nodes of identical GPUs, joined by one tier inside and one across."""
+
+    name: str
+    # catalog id
+    gpu: GpuSpec
+    # every GPU
+    intra: LinkTier
+    # between the GPUs of a node
+    inter: LinkTier
+    # between nodes
+    host: LinkTier
+    # between the GPUs of a node when peer-to-peer is off: through pinned host memory
+    gpus_per_node: int
+    # GPUs in one node
+    profile: str = ""
+    # shipped profile that was measured on this GPU; empty: none
+    source: str = ""
+    # where the figures come from
+
+    def __post_init__(self) -> None:
+        where = f"cluster '{label(self.name, 'cluster name')}'"
+        whole(self.gpus_per_node, f"{where}: gpus_per_node", 1, MOST_GPUS_PER_NODE)

@@ -1,0 +1,330 @@
+"""Read a Hugging Face config.json: the file, and the shape of the dense decoder it describes.
+
+Field names and defaults are those of the configuration classes of Hugging Face transformers (LlamaConfig,
+MistralConfig, Qwen2Config, Qwen3Config).
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypedDict
+
+from ladder_sim.errors import SpecError
+from ladder_sim.specs.checks import shown, shown_path
+
+MOST: dict[str, int] = {
+    "layers": 10_000,
+    "hidden": 1_000_000,
+    "heads": 100_000,
+    "kv_heads": 100_000,
+    "head_dim": 100_000,
+    "intermediate": 10_000_000,
+    "vocab": 10_000_000,
+    "max_positions": 1_000_000_000,
+}
+# largest size that is believed, by ModelSpec field: about ten times or more beyond any published model
+
+_FIELDS = {
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "intermediate": "intermediate_size",
+    "vocab": "vocab_size",
+    "max_positions": "max_position_embeddings",
+}
+# required sizes, by ModelSpec field
+
+_LLAMA_FAMILY = ("llama", "mistral", "qwen2", "qwen3", "llamaLadder")
+# model types whose blocks are known to be Llama's
+
+_TIED_BY_DEFAULT = ("gemma",)
+# model types whose LM head shares the embedding unless the file says otherwise
+
+_ATTENTION_LAYERS = ("full_attention", "sliding_attention")
+# values of `layer_types` that are attention
+
+_MOST_FILE_BYTES = 10_000_000
+# a config.json is a few kilobytes
+
+_REFUSED: dict[str, tuple[str, str]] = {
+    key: (kind, way_out)
+    for kind, way_out, keys in (
+        (
+            "mixture-of-experts models",
+            "only dense decoders can be simulated; take a dense model of similar active size",
+            ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
+        ),
+        (
+            "multi-head latent attention",
+            "take a model with multi-head or grouped-query attention",
+            ("kv_lora_rank", "q_lora_rank"),
+        ),
+        (
+            "encoder-decoder models",
+            "take a decoder-only model",
+            ("is_encoder_decoder", "encoder_layers", "num_decoder_layers"),
+        ),
+        (
+            "state-space and recurrent layers",
+            "take a model in which every layer is attention and an MLP",
+            (
+                "state_size",
+                "ssm_cfg",
+                "ssm_state_size",
+                "mamba_d_state",
+                "mamba_d_conv",
+                "layers_block_type",
+                "attn_layer_period",
+                "linear_num_key_heads",
+            ),
+        ),
+        (
+            "quantized weights",
+            "take the config of the unquantized model and choose the precision with --dtype (fp8 for 8 bits)",
+            ("quantization_config",),
+        ),
+        (
+            "multimodal models",
+            "save the object under 'text_config' as a config.json of its own and give that file",
+            ("text_config", "llm_config", "vision_config", "audio_config"),
+        ),
+    )
+    for key in keys
+}
+# fields that say the model is no plain dense decoder: what they stand for, and the way out
+
+
+class HfShape(TypedDict):
+    """The ModelSpec fields that a config.json decides."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    max_positions: int
+    gated_mlp: bool
+    tied_embeddings: bool
+    qkv_bias: bool
+    out_bias: bool
+    mlp_bias: bool
+    ladder_layers: tuple[int, ...]
+
+
+def read_config(path: Path) -> dict[str, object]:
+    """Read a config.json, or the one in a directory.
+
+    Parameters
+    ----------
+    path
+        The file or its directory; at most 10 MB.
+
+    Returns
+    -------
+    dict
+        The parsed object.
+
+    Raises
+    ------
+    SpecError
+        If there is no such file, it cannot be read, or it holds no JSON object; the file is named.
+    """
+    file = path / "config.json" if _is_directory(path) else path
+    text = read_text(file, what="a config.json")
+    name = shown_path(file)
+    try:
+        config = json.loads(text)
+    except RecursionError:
+        raise SpecError(
+            f"{name}: JSON nested too deeply", hint="give the model's config.json, not another JSON file"
+        ) from None
+    except ValueError as error:
+        raise SpecError(
+            f"{name}: not valid JSON ({error}); {'the file is empty' if not text.strip() else 'truncated?'}",
+            hint="download or export the file again, and check it with `python -m json.tool`",
+        ) from None
+    if not isinstance(config, dict):
+        raise SpecError(
+            f"{name}: holds {shown(config)}: a config.json must be a JSON object",
+            hint='give the model\'s config.json, which starts with "{"',
+        )
+    return config
+
+
+def read_text(path: Path, *, what: str) -> str:
+    """Read a small UTF-8 file; `what` says what was expected.
+
+    Raises
+    ------
+    SpecError
+        If it is missing, unreadable, over 10 MB, or not text.
+    """
+    name = shown_path(path)
+    try:
+        if path.stat().st_size > _MOST_FILE_BYTES:
+            raise SpecError(
+                f"{name}: {path.stat().st_size} bytes: must be at most {_MOST_FILE_BYTES}",
+                hint=f"give {what}, not the weights or another large file",
+            )
+        with path.open("rb") as file:
+            # bounded as well, for files that do not know their size
+            raw = file.read(_MOST_FILE_BYTES + 1)
+    except FileNotFoundError:
+        raise SpecError(
+            f"{name}: no such file",
+            hint=f"give the path of {what}; nothing is downloaded. `ladder-sim list` shows what is built in",
+        ) from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise SpecError(
+            f"{name}: cannot be read ({reason})", hint=f"give the path of {what} that you may read"
+        ) from None
+    if len(raw) > _MOST_FILE_BYTES:
+        raise SpecError(f"{name}: over {_MOST_FILE_BYTES} bytes", hint=f"give {what}")
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SpecError(
+            f"{name}: not UTF-8 text (byte {error.start}): a binary file?", hint=f"give {what}, not the weights"
+        ) from None
+    return text
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def shape_from_hf(config: Mapping[str, object], *, source: str) -> HfShape:
+    """Translate a parsed config.json into ModelSpec fields; see `ModelSpec.from_hf`."""
+    reader = _Reader(config, shown_path(source))
+    model_type = reader.model_type()
+    reader.refuse_other_architectures()
+    sizes = {field: reader.size(key, MOST[field]) for field, key in _FIELDS.items()}
+    heads, hidden = sizes["heads"], sizes["hidden"]
+    kv_heads = reader.size("num_key_value_heads", MOST["kv_heads"], default=heads)
+    if heads % kv_heads:
+        raise reader.error(
+            "num_key_value_heads",
+            f"must divide num_attention_heads, {heads}",
+            "each key/value head serves the same number of query heads; correct either field",
+        )
+    if config.get("head_dim") is None and hidden % heads:
+        raise reader.error(
+            "hidden_size",
+            f"must be a multiple of num_attention_heads, {heads}, where head_dim is not given",
+            "add head_dim to the file, or correct either field",
+        )
+    # Qwen2 has biases on q, k and v without a field for them; Llama's attention_bias covers the output as well
+    qwen2 = model_type == "qwen2"
+    attention_bias = reader.flag("attention_bias", default=qwen2)
+    return HfShape(
+        layers=sizes["layers"],
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=reader.size("head_dim", MOST["head_dim"], default=hidden // heads),
+        intermediate=sizes["intermediate"],
+        vocab=sizes["vocab"],
+        max_positions=sizes["max_positions"],
+        gated_mlp=reader.flag("gated_mlp", default=True),
+        tied_embeddings=reader.flag("tie_word_embeddings", default=model_type in _TIED_BY_DEFAULT),
+        qkv_bias=attention_bias,
+        out_bias=attention_bias and not qwen2,
+        mlp_bias=reader.flag("mlp_bias", default=False),
+        ladder_layers=reader.ladder_layers(sizes["layers"], ladder=model_type == "llamaLadder"),
+    )
+
+
+class _Reader:
+    """Fields of one config, with errors that name file and field. JSON null counts as missing."""
+
+    def __init__(self, config: Mapping[str, object], source: str) -> None:
+        self.config = config
+        self.source = source
+
+    def error(self, key: str, rule: str, way_out: str) -> SpecError:
+        return SpecError(f"{self.source}: {key} is {shown(self.config.get(key))}: {rule}", hint=way_out)
+
+    def model_type(self) -> str:
+        model_type = self.config.get("model_type")
+        if model_type is None:
+            return "llama"
+        if not isinstance(model_type, str):
+            raise self.error("model_type", "must be text", f"write one of {', '.join(_LLAMA_FAMILY)}")
+        return model_type
+
+    def refuse_other_architectures(self) -> None:
+        for key, (kind, way_out) in _REFUSED.items():
+            # 0, false and empty objects are how dense configs say "none"
+            if self.config.get(key):
+                raise self.error(key, f"{kind} are not supported", way_out)
+        layer_types = self.config.get("layer_types")
+        if layer_types is not None and not (
+            isinstance(layer_types, list) and all(kind in _ATTENTION_LAYERS for kind in layer_types)
+        ):
+            raise self.error(
+                "layer_types",
+                f"must be a list of {' and '.join(_ATTENTION_LAYERS)}",
+                "take a model in which every layer is attention and an MLP",
+            )
+        if self.model_type() not in _LLAMA_FAMILY and self.config.get("rms_norm_eps") is None:
+            # RMSNorm marks the Llama family; BERT, GPT-NeoX and others share the field names but not the blocks
+            raise self.error(
+                "model_type",
+                f"known are {', '.join(_LLAMA_FAMILY)}, and others only with RMSNorm (rms_norm_eps)",
+                'if its blocks are those of Llama, write "model_type": "llama"',
+            )
+
+    def size(self, key: str, most: int, *, default: int | None = None) -> int:
+        value = self.config.get(key)
+        if value is None:
+            if default is not None:
+                return default
+            raise SpecError(
+                f"{self.source}: {key} is missing: a dense decoder's config.json must have it",
+                hint=f'add "{key}" to the file; supported types are {", ".join(_LLAMA_FAMILY)}',
+            )
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise self.error(key, f"must be a whole number from 1 to {most}", f"correct {key} in the file")
+        return value
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        value = self.config.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.error(key, "must be true or false", f"correct {key} in the file")
+        return value
+
+    def ladder_layers(self, layers: int, *, ladder: bool) -> tuple[int, ...]:
+        value = self.config.get("ladder_layers")
+        if not ladder:
+            if value:
+                raise self.error(
+                    "ladder_layers",
+                    'only read with "model_type": "llamaLadder"',
+                    "set the model_type, or drop the field and choose the wiring with --variant",
+                )
+            return ()
+        if value is None:
+            return tuple(range(layers))
+        if isinstance(value, list):
+            chosen = value
+        elif isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= layers:
+            # a count is taken from the top of the stack, next to the LM head
+            chosen = list(range(layers - value, layers))
+        else:
+            chosen = [None]
+        good = all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < layers for i in chosen)
+        if not good or len(set(chosen)) != len(chosen):
+            raise self.error(
+                "ladder_layers",
+                f"must be a count from 0 to {layers}, or a list of different layers from 0 to {layers - 1}",
+                "correct ladder_layers in the file",
+            )
+        return tuple(sorted(chosen))

@@ -1,0 +1,143 @@
+"""The shape of a dense decoder-only transformer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from ladder_sim.errors import SpecError
+from ladder_sim.specs.checks import flag, label, shown, whole
+from ladder_sim.specs.hf_config import MOST, shape_from_hf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """Shape of a dense decoder: everything a forward pass's cost depends on.
+
+    Raises
+    ------
+    SpecError
+        If a size is not a whole number in its range, or the query heads are no multiple of the key/value heads.
+
+    Examples
+    --------
+    >>> from ladder_sim.specs import catalog
+    >>> catalog.model("8b").parameters
+    8030261248
+    """
+
+    name: str
+    # catalog id, or the file's stem
+    layers: int
+    # decoder layers, each one attention and one MLP block
+    hidden: int
+    # width of the residual stream
+    heads: int
+    # query heads
+    kv_heads: int
+    # key/value heads (grouped-query attention when fewer than heads)
+    head_dim: int
+    # width of one head
+    intermediate: int
+    # width of the MLP
+    vocab: int
+    # rows of the embedding and of the LM head
+    max_positions: int
+    # longest context the model was made for, tokens
+    gated_mlp: bool = True
+    # gate and up projections (SwiGLU) or one up projection
+    tied_embeddings: bool = False
+    # the LM head shares the embedding's weights
+    qkv_bias: bool = False
+    # bias vectors on the query, key and value projections
+    out_bias: bool = False
+    # bias vector on attention's output projection
+    mlp_bias: bool = False
+    # bias vectors in the MLP
+    ladder_layers: tuple[int, ...] = ()
+    # layers that the config itself wires as ladder (`model_type: llamaLadder`)
+    source: str = ""
+    # where the figures come from
+
+    def __post_init__(self) -> None:
+        where = f"model {shown(label(self.name, 'model name'))}"
+        for field, most in MOST.items():
+            whole(getattr(self, field), f"{where}: {field}", 1, most)
+        for field in ("gated_mlp", "tied_embeddings", "qkv_bias", "out_bias", "mlp_bias"):
+            flag(getattr(self, field), f"{where}: {field}")
+        if self.heads % self.kv_heads:
+            raise SpecError(
+                f"{where}: heads is {self.heads} and kv_heads is {self.kv_heads}: "
+                "query heads must be a multiple of key/value heads",
+                hint="each key/value head serves the same number of query heads; change either",
+            )
+        if not isinstance(self.ladder_layers, tuple):
+            raise SpecError(
+                f"{where}: ladder_layers is {shown(self.ladder_layers)}: must be a tuple",
+                hint="a spec is hashable, so it holds no list",
+            )
+        for layer in self.ladder_layers:
+            whole(layer, f"{where}: a ladder layer", 0, self.layers - 1)
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, object], *, name: str, source: str) -> Self:
+        """Read the shape from a Hugging Face config of a dense Llama-family decoder.
+
+        Parameters
+        ----------
+        config
+            The parsed ``config.json``: llama, mistral, qwen2, qwen3, llamaLadder, or another type with the same
+            fields and RMSNorm. A config may set ``"gated_mlp": false`` for an MLP without a gate.
+        name
+            Name of the model.
+        source
+            The file the config comes from; errors name it.
+
+        Raises
+        ------
+        SpecError
+            If a field is missing or impossible, or the model is no dense decoder.
+        """
+        return cls(name=name, source=source, **shape_from_hf(config, source=source))
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights, with norms (two per layer and a final one), biases, embedding and LM head.
+
+        Norms inside attention (qwen3's per-head query and key norms, ``2 * head_dim`` weights a layer) are left out.
+        """
+        q_width, kv_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        attention = self.hidden * (2 * q_width + 2 * kv_width)
+        attention += (q_width + 2 * kv_width) * self.qkv_bias + self.hidden * self.out_bias
+        ups = 2 if self.gated_mlp else 1
+        mlp = (ups + 1) * self.hidden * self.intermediate
+        mlp += (ups * self.intermediate + self.hidden) * self.mlp_bias
+        embeddings = self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
+        return self.layers * (attention + mlp + 2 * self.hidden) + self.hidden + embeddings
+
+    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
+        """Return the KV cache that one token of one request takes over all layers and ranks, in bytes.
+
+        Parameters
+        ----------
+        dtype_bytes
+            Bytes of one cache element.
+        """
+        return 2 * self.layers * self.kv_heads * self.head_dim * dtype_bytes
+
+    def partition_problem(self, tp: int) -> str:
+        """Say why `tp` ranks cannot share this model; empty if they can.
+
+        Query heads and the MLP's width are split evenly. Key/value heads are split evenly, or each one is held by
+        the same number of ranks.
+        """
+        if self.heads % tp:
+            return f"heads is {self.heads}: not divisible by tp {tp}"
+        if self.intermediate % tp:
+            return f"intermediate is {self.intermediate}: not divisible by tp {tp}"
+        if self.kv_heads % tp and tp % self.kv_heads:
+            return f"kv_heads is {self.kv_heads}: neither divisible by tp {tp} nor a divisor of it"
+        return ""
+
+    def tp_degrees(self, most: int) -> tuple[int, ...]:
+        """Return the tensor-parallel degrees up to `most` that divide this model."""
+        return tuple(tp for tp in range(1, min(most, self.heads) + 1) if not self.partition_problem(tp))

@@ -1,0 +1,178 @@
+"""One question to the simulator: everything that is fixed before it runs."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self, cast
+
+from ladder_sim.errors import PartitionError, UsageError
+from ladder_sim.specs import catalog
+from ladder_sim.specs.checks import flag, label, whole
+from ladder_sim.specs.cluster import ClusterSpec
+from ladder_sim.specs.model import ModelSpec
+from ladder_sim.specs.overrides import Parts, override_parts
+from ladder_sim.specs.stack import AllReduce, StackSpec
+from ladder_sim.specs.workload import DType, Workload
+
+_MOST_NODES = 100_000
+# far beyond any cluster one tensor-parallel group spans
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """A model on a cluster under a stack and a workload, with one residual wiring.
+
+    Raises
+    ------
+    PartitionError
+        If the tensor-parallel degree does not divide the model.
+    UsageError
+        If the ranks do not fit the nodes; as `SpecError`, if a number is out of range.
+
+    Examples
+    --------
+    >>> scenario = Scenario.of(model="405b", nodes=2)
+    >>> scenario.tp, scenario.ranks_per_node, scenario.nodes_used
+    (16, 8, 2)
+    >>> scenario.warnings()
+    ('8 KV heads on 16 ranks: each KV head is held by 2 ranks',)
+    """
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    stack: StackSpec
+    workload: Workload
+    nodes: int = 1
+    # nodes the tensor-parallel group spans
+    tp: int = 8
+    # tensor-parallel degree: ranks in the group
+    variant: str = "standard"
+    # residual wiring, e.g. "ladder", "hybrid-ladder:16", "desync:4"
+    p2p: bool = True
+    # GPUs of a node reach each other directly; False: through host memory (NCCL_P2P_DISABLE=1)
+
+    def __post_init__(self) -> None:
+        whole(self.nodes, "nodes", 1, _MOST_NODES, hint="number of nodes, e.g. --nodes 2")
+        whole(self.tp, "tp", 1, _MOST_NODES, hint="ranks that share the model, e.g. --tp 8")
+        label(self.variant, "variant")
+        flag(self.p2p, "p2p")
+        per_node = self.cluster.gpus_per_node
+        total = self.nodes * per_node
+        if self.tp > total:
+            raise UsageError(
+                f"tp {self.tp} needs {self.tp} GPUs: {self.nodes} x {per_node} are there",
+                hint=f"add nodes (--nodes {-(-self.tp // per_node)}), or use --tp {total} or less",
+            )
+        problem = self.model.partition_problem(self.tp)
+        if problem:
+            degrees = ", ".join(map(str, self.tp_degrees()))
+            raise PartitionError(
+                f"model '{self.model.name}': {problem}",
+                hint=f"tensor-parallel degrees that divide it on {total} GPUs: {degrees}",
+            )
+        if not self._fills_nodes(self.tp):
+            raise UsageError(
+                f"tp {self.tp} on nodes of {per_node} GPUs: a group across nodes must fill them evenly",
+                hint=f"use a multiple of {per_node}, or {per_node} or less",
+            )
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        model: str | ModelSpec = "405b",
+        cluster: str | ClusterSpec = "h100-sxm",
+        nodes: int = 1,
+        gpus_per_node: int | None = None,
+        tp: int | None = None,
+        batch: int = 1,
+        prompt: int = 1024,
+        gen: int = 512,
+        dtype: str = "bf16",
+        stack: str | StackSpec = "gpt-fast",
+        variant: str = "standard",
+        allreduce: str | None = None,
+        p2p: bool = True,
+        overrides: Mapping[str, str] | None = None,
+    ) -> Self:
+        """Make a scenario from names.
+
+        Parameters
+        ----------
+        model, cluster, stack
+            Catalog names or paths of files (see `ladder_sim.specs.catalog`), or the specs themselves.
+        nodes
+            Nodes of the tensor-parallel group.
+        gpus_per_node
+            GPUs of one node; the cluster's by default.
+        tp
+            Tensor-parallel degree; all GPUs of all nodes by default.
+        batch, prompt, gen, dtype
+            Requests, tokens of each prompt, new tokens of each request, and ``"bf16"``, ``"fp16"`` or ``"fp8"``.
+        variant
+            Residual wiring.
+        allreduce
+            Algorithm of the all-reduce; the stack's by default.
+        p2p
+            False: GPUs of a node reach each other through host memory.
+        overrides
+            Single figures to change, e.g. ``{"inter.bandwidth": "100Gb/s"}``.
+
+        Raises
+        ------
+        UsageError
+            If a name is unknown or a value breaks a rule.
+        PartitionError
+            If the tensor-parallel degree does not divide the model.
+        """
+        parts = Parts(
+            model=catalog.model(model) if isinstance(model, str) else model,
+            cluster=catalog.cluster(cluster) if isinstance(cluster, str) else cluster,
+            stack=catalog.stack(stack) if isinstance(stack, str) else stack,
+            # the spec checks the name
+            workload=Workload(batch=batch, prompt=prompt, gen=gen, dtype=cast(DType, dtype)),
+        )
+        if gpus_per_node is not None:
+            parts = parts._replace(cluster=dataclasses.replace(parts.cluster, gpus_per_node=gpus_per_node))
+        if allreduce is not None:
+            parts = parts._replace(stack=dataclasses.replace(parts.stack, allreduce=cast(AllReduce, allreduce)))
+        parts = override_parts(parts, overrides or {})
+        whole(nodes, "nodes", 1, _MOST_NODES, hint="number of nodes, e.g. --nodes 2")
+        degree = nodes * parts.cluster.gpus_per_node if tp is None else tp
+        return cls(**parts._asdict(), nodes=nodes, tp=degree, variant=variant, p2p=p2p)
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks of the tensor-parallel group on each node it uses."""
+        return min(self.tp, self.cluster.gpus_per_node)
+
+    @property
+    def nodes_used(self) -> int:
+        """Nodes that hold ranks of the tensor-parallel group."""
+        return -(-self.tp // self.cluster.gpus_per_node)
+
+    def tp_degrees(self) -> tuple[int, ...]:
+        """Return the tensor-parallel degrees that divide the model and fit these nodes, ascending."""
+        total = self.nodes * self.cluster.gpus_per_node
+        return tuple(tp for tp in self.model.tp_degrees(total) if self._fills_nodes(tp))
+
+    def _fills_nodes(self, tp: int) -> bool:
+        return tp <= self.cluster.gpus_per_node or tp % self.cluster.gpus_per_node == 0
+
+    def warnings(self) -> tuple[str, ...]:
+        """Return what the reader of a prediction should know about this scenario, one sentence each."""
+        found = []
+        context, longest = self.workload.context, self.model.max_positions
+        if context > longest:
+            found.append(f"context of {context} tokens: '{self.model.name}' was made for {longest}")
+        if self.workload.dtype == "fp16":
+            found.append("fp16 uses the bf16 tables: the same bytes and tensor-core rate")
+        kv_heads = self.model.kv_heads
+        if self.tp > kv_heads:
+            plural = "s" if kv_heads > 1 else ""
+            found.append(
+                f"{kv_heads} KV head{plural} on {self.tp} ranks: each KV head is held by {self.tp // kv_heads} ranks"
+            )
+        if self.nodes_used < self.nodes:
+            found.append(f"tp {self.tp} uses {self.nodes_used} of {self.nodes} nodes")
+        return tuple(found)

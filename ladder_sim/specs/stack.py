@@ -1,0 +1,69 @@
+"""How an inference engine runs the graph of a forward pass."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from ladder_sim.specs.checks import choice, flag, label, real
+
+AttentionKernel = Literal["flash", "math"]
+AllReduce = Literal["nccl", "one-shot", "two-shot", "nvls", "auto"]
+PrefillLogits = Literal["all", "last"]
+
+_MOST_SECONDS = 10.0
+# cost of one launch or wait
+_MOST_BYTES = 1e15
+# memory of one device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackSpec:
+    """An inference engine's habits, as far as they change what runs on the GPU."""
+
+    name: str
+    # catalog id
+    attention: AttentionKernel
+    # flash: fused, over the live context; math: separate kernels over the whole static cache, KV heads expanded
+    fused_residual_add: bool
+    # blocking variants add the all-reduced block inside the next norm's kernel
+    fused_ladder_add: bool
+    # the same for ladder's deferred add
+    cuda_graphs: bool
+    # decode is replayed as one CUDA graph
+    prefill_cuda_graphs: bool
+    # the same for prefill
+    sharded_lm_head: bool
+    # LM head split over the vocabulary, followed by an all-gather of logits; else a replica on every rank
+    sharded_embedding: bool
+    # embedding split over the vocabulary, followed by an all-reduce; else a replica on every rank
+    prefill_logits: PrefillLogits
+    # logits of every prompt position, or of the last only
+    allreduce: AllReduce
+    # algorithm of the tensor-parallel all-reduce
+    collective_launch_s: float
+    # start-up of each collective beyond its isolated latency (launch, stream synchronisation, skew), seconds
+    stream_wait_s: float
+    # cost of a stream waiting for another stream's event, seconds
+    eager_launch_s: float
+    # CPU time to launch one kernel where no CUDA graph is used, seconds
+    memory_overhead_bytes: float
+    # context, communicator buffers and allocator slack per GPU, bytes
+    source: str = ""
+    # where the figures come from
+
+    def __post_init__(self) -> None:
+        where = f"stack '{label(self.name, 'stack name')}'"
+        choice(self.attention, f"{where}: attention", get_args(AttentionKernel))
+        choice(self.allreduce, "all-reduce", get_args(AllReduce))
+        choice(self.prefill_logits, f"{where}: prefill_logits", get_args(PrefillLogits))
+        for name in (
+            "fused_residual_add",
+            "fused_ladder_add",
+            "cuda_graphs",
+            "prefill_cuda_graphs",
+            "sharded_lm_head",
+            "sharded_embedding",
+        ):
+            flag(getattr(self, name), f"{where}: {name}")
+        for name in ("collective_launch_s", "stream_wait_s", "eager_launch_s"):
+            real(getattr(self, name), f"{where}: {name}", _MOST_SECONDS, zero=True)
+        real(self.memory_overhead_bytes, f"{where}: memory_overhead_bytes", _MOST_BYTES, zero=True)

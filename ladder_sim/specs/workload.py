@@ -1,0 +1,51 @@
+"""What is asked of the model."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ladder_sim.errors import SpecError
+from ladder_sim.specs.checks import choice, whole
+
+DType = Literal["bf16", "fp16", "fp8"]
+
+DTYPE_BYTES: dict[str, int] = {"bf16": 2, "fp16": 2, "fp8": 1}
+# bytes per weight and activation element
+
+_MOST_BATCH = 1_000_000
+_MOST_CONTEXT = 100_000_000
+# sizes beyond any served batch or published context, in requests and tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One static batch: every request has the same prompt and answer length."""
+
+    batch: int = 1
+    # requests served together
+    prompt: int = 1024
+    # tokens of each prompt
+    gen: int = 512
+    # new tokens of each request; prefill yields the first
+    dtype: DType = "bf16"
+    # of weights and activations
+
+    def __post_init__(self) -> None:
+        whole(self.batch, "batch", 1, _MOST_BATCH, hint="requests served together, e.g. --batch 1")
+        whole(self.prompt, "prompt", 1, _MOST_CONTEXT, hint="tokens of each prompt, e.g. --prompt 1024")
+        whole(self.gen, "gen", 1, _MOST_CONTEXT, hint="new tokens of each request, e.g. --gen 512")
+        choice(self.dtype, "dtype", DTYPE_BYTES)
+        if self.context > _MOST_CONTEXT:
+            raise SpecError(
+                f"prompt {self.prompt} + gen {self.gen} is {self.context} tokens: must be at most {_MOST_CONTEXT}",
+                hint="use a shorter prompt or answer, e.g. --prompt 1024 --gen 512",
+            )
+
+    @property
+    def context(self) -> int:
+        """Tokens of one request once it is answered: prompt and answer."""
+        return self.prompt + self.gen
+
+    @property
+    def dtype_bytes(self) -> int:
+        """Bytes of one weight or activation element."""
+        return DTYPE_BYTES[self.dtype]

@@ -1,0 +1,211 @@
+"""Read quantities with units, and write them with three significant digits.
+
+Inside the package every quantity is a float in its SI base unit (seconds, bytes, bytes per second, FLOP/s); units
+exist at the edges only. This module imports the standard library and `ladder_sim.errors` only.
+"""
+
+import math
+import re
+from decimal import Decimal
+from typing import Literal, NamedTuple
+
+from ladder_sim.errors import UnitError
+
+Unit = Literal["s", "Bps", "bytes", "flops", "count"]
+
+_NUMBER = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*", re.ASCII | re.DOTALL)
+
+_DECIMAL = {"": 0, "k": 3, "K": 3, "M": 6, "G": 9, "T": 12, "P": 15}
+# SI prefixes as powers of ten; K is tolerated for k
+_BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50}
+# IEC prefixes as powers of two
+_BITS_PER_BYTE = 8
+
+
+class _Kind(NamedTuple):
+    accepted: str
+    example: str
+    scales: dict[str, Decimal]
+
+
+def _prefixed(bases: dict[str, Decimal], *, binary: bool = True, bare: bool = False) -> dict[str, Decimal]:
+    prefixes = {p: Decimal(10) ** e for p, e in _DECIMAL.items()}
+    if binary:
+        prefixes |= {p: Decimal(2) ** e for p, e in _BINARY.items()}
+    scales = {p + base: factor * size for base, size in bases.items() for p, factor in prefixes.items()}
+    return {"": Decimal(1)} | (prefixes if bare else {}) | scales
+
+
+_BYTE, _BIT = Decimal(1), Decimal(1) / _BITS_PER_BYTE
+
+_KINDS: dict[Unit, _Kind] = {
+    "s": _Kind(
+        "s, ms, us, ns",
+        "5us",
+        {"": Decimal(1), "s": Decimal(1), "ms": Decimal("1e-3"), "ns": Decimal("1e-9")}
+        | {micro: Decimal("1e-6") for micro in ("us", "\N{MICRO SIGN}s", "\N{GREEK SMALL LETTER MU}s")},
+    ),
+    "Bps": _Kind(
+        "B/s (bytes) or b/s (bits), each with k, M, G, T or Ki, Mi, Gi, Ti before it",
+        "400Gb/s or 50GB/s",
+        _prefixed(
+            {"B/s": _BYTE, "Bps": _BYTE, "b/s": _BIT, "bps": _BIT, "bit/s": _BIT, "bits/s": _BIT},
+        ),
+    ),
+    "bytes": _Kind(
+        "B, kB, MB, GB, TB or KiB, MiB, GiB, TiB",
+        "16 GiB",
+        _prefixed({"B": _BYTE, "bytes": _BYTE}, bare=True),
+    ),
+    "flops": _Kind(
+        "FLOP/s with k, M, G, T, P before it, or the prefix alone",
+        "989 TFLOP/s",
+        _prefixed(
+            dict.fromkeys(("FLOP/s", "FLOPS", "FLOPs", "FLOPs/s", "flop/s", "flops"), Decimal(1)),
+            binary=False,
+            bare=True,
+        ),
+    ),
+    "count": _Kind(
+        "a plain number, or one with k, M, G (or B), T, Ki, Mi after it",
+        "128 or 4Ki",
+        _prefixed({}, bare=True) | {"B": Decimal(10) ** 9},
+    ),
+}
+
+
+def parse_quantity(text: str | float, unit: Unit, *, name: str) -> float:
+    """Read a number with an optional unit.
+
+    Parameters
+    ----------
+    text
+        A number, or text such as ``"5us"``, ``"400Gb/s"`` (bits), ``"50GB/s"`` (bytes), ``"16 GiB"``, ``"989T"``.
+        Without a unit it is in the SI base unit. A unit's case matters: ``b`` is a bit, ``B`` a byte.
+    unit
+        What is measured: ``"s"`` time, ``"Bps"`` bandwidth, ``"bytes"`` size, ``"flops"`` FLOP/s, ``"count"`` a number.
+    name
+        What the quantity is for; errors begin with it.
+
+    Returns
+    -------
+    float
+        The quantity in seconds, bytes/s, bytes, FLOP/s or as a bare number; zero or more, and finite.
+
+    Raises
+    ------
+    UnitError
+        If there is no number, the unit is unknown, or the number is negative, NaN or infinite.
+
+    Examples
+    --------
+    >>> parse_quantity("5us", "s", name="latency")
+    5e-06
+    >>> parse_quantity("400Gb/s", "Bps", name="bandwidth") == parse_quantity("50GB/s", "Bps", name="bandwidth")
+    True
+    >>> parse_quantity("16 GiB", "bytes", name="memory")
+    17179869184.0
+    >>> parse_quantity("989T", "flops", name="peak")
+    989000000000000.0
+    >>> parse_quantity("5 parsec", "s", name="latency")
+    Traceback (most recent call last):
+    ...
+    ladder_sim.errors.UnitError: latency: '5 parsec' has no known unit: accepted are s, ms, us, ns
+      hint: write it like 5us; a plain number is in s
+    """
+    kind = _KINDS[unit]
+    base = {"Bps": "B/s", "flops": "FLOP/s", "count": ""}.get(unit, unit)
+    hint = f"write it like {kind.example}" + (f"; a plain number is in {base}" if base else "")
+    if isinstance(text, str):
+        found = _NUMBER.fullmatch(text)
+        if found is None:
+            raise UnitError(
+                f"{name}: {_quoted(text)} is no number with a unit: accepted are {kind.accepted}", hint=hint
+            )
+        digits, suffix = found.groups()
+        scale = kind.scales.get(suffix)
+        if scale is None:
+            raise UnitError(f"{name}: {_quoted(text)} has no known unit: accepted are {kind.accepted}", hint=hint)
+        value = float(digits)
+        if math.isfinite(value):
+            # in decimal, so that "5us" is 5e-06 and not the neighbouring float
+            value = float(Decimal(digits) * scale)
+    elif isinstance(text, (int, float)) and not isinstance(text, bool):
+        try:
+            value = float(text)
+        except OverflowError:
+            value = math.inf
+    else:
+        raise UnitError(
+            f"{name}: {_quoted(text)} is neither a number nor text: accepted are {kind.accepted}", hint=hint
+        )
+    if not math.isfinite(value) or value < 0:
+        raise UnitError(f"{name}: {_quoted(text)} must be finite and not negative", hint=hint)
+    return value
+
+
+def _quoted(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # an integer with more digits than Python prints
+        return "a number of thousands of digits"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _scaled(value: float, steps: list[tuple[float, str]]) -> str:
+    """Write `value` with the largest step it reaches once it is rounded to three digits."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g} {next(label for size, label in steps if size == 1)}".strip()
+    rounded = float(f"{value:.2e}")
+    size, label = next(((s, n) for s, n in steps if abs(rounded) >= s * (1 - 1e-12)), steps[-1])
+    scaled = rounded / size
+    if 0.001 <= abs(scaled) < 1e6:
+        decimals = max(0, 2 - math.floor(math.log10(abs(scaled)) + 1e-12))
+        return f"{scaled:.{decimals}f} {label}".strip()
+    return f"{scaled:.2e} {label}".strip()
+
+
+def format_seconds(seconds: float) -> str:
+    """Write a time with three significant digits.
+
+    Examples
+    --------
+    >>> format_seconds(0.0123), format_seconds(5e-6), format_seconds(0.9999)
+    ('12.3 ms', '5.00 us', '1.00 s')
+    """
+    return _scaled(seconds, [(1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")])
+
+
+def format_bytes(size_bytes: float) -> str:
+    """Write a size in decimal units with three significant digits.
+
+    Examples
+    --------
+    >>> format_bytes(50.7e9), format_bytes(16384)
+    ('50.7 GB', '16.4 kB')
+    """
+    return _scaled(size_bytes, [(1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")])
+
+
+def format_bandwidth(bandwidth_Bps: float) -> str:
+    """Write a bandwidth in bytes per second with three significant digits.
+
+    Examples
+    --------
+    >>> format_bandwidth(450e9), format_bandwidth(3.35e12)
+    ('450 GB/s', '3.35 TB/s')
+    """
+    return f"{format_bytes(bandwidth_Bps)}/s"
+
+
+def format_count(count: float) -> str:
+    """Write a number with three significant digits; whole numbers below 1000 stay as they are.
+
+    Examples
+    --------
+    >>> format_count(405_853_388_800), format_count(126), format_count(8_192)
+    ('406 B', '126', '8.19 k')
+    """
+    if abs(count) < 1000 and float(count).is_integer():
+        return str(int(count))
+    return _scaled(count, [(1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"), (1.0, "")])

@@ -1,0 +1,369 @@
+"""The catalog, the rules of the specs, and the scenario that joins them."""
+
+import csv
+import dataclasses
+import json
+import math
+import os
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ladder_sim.errors import LadderSimError, PartitionError, SpecError, UnitError, UnknownNameError, UsageError
+from ladder_sim.specs import catalog
+from ladder_sim.specs.cluster import ClusterSpec
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.workload import Workload
+
+DATA = resources.files("ladder_sim.specs") / "data"
+
+
+def test_parameter_counts() -> None:
+    """Those of the published Llama checkpoints."""
+    assert catalog.model("8b").parameters == 8_030_261_248
+    assert catalog.model("70b").parameters == 70_553_706_496
+    assert catalog.model("405b").parameters == 405_853_388_800
+    assert catalog.model("34b").parameters == 33_743_970_304
+    # eight more key and value heads of 128 in each of 126 layers
+    assert catalog.model("llama-3.1-405b-kv16").parameters == 405_853_388_800 + 126 * 2 * 16384 * 8 * 128
+    assert 1.1e9 < catalog.model("1b").parameters < 1.5e9
+    assert 3.0e9 < catalog.model("3b").parameters < 3.8e9
+    # the gate makes it larger than BLOOM's 176 billion
+    assert 2.1e11 < catalog.model("176b").parameters < 2.2e11
+
+
+def test_kv_bytes_per_token() -> None:
+    assert catalog.model("70b").kv_bytes_per_token(2) == 2 * 80 * 8 * 128 * 2
+
+
+def test_names_and_aliases() -> None:
+    assert set(catalog.MODEL_ALIASES.values()) < set(catalog.model_names())
+    assert set(catalog.model_names()) - set(catalog.MODEL_ALIASES.values()) == {"llama-3.1-405b-kv16"}
+    assert catalog.cluster_names() == ("h100-sxm",)
+    assert catalog.stack_names() == ("gpt-fast", "trtllm", "vllm")
+    for alias, name in catalog.MODEL_ALIASES.items():
+        assert catalog.model(alias) is catalog.model(name) is catalog.model(alias.upper())
+        assert catalog.model(alias).name == name
+    for name in catalog.cluster_names():
+        assert catalog.cluster(name).name == name
+    for name in catalog.stack_names():
+        assert catalog.stack(name).name == name
+
+
+def test_every_model_figure_has_a_source() -> None:
+    for name in catalog.model_names():
+        config = json.loads((DATA / "models" / f"{name}.json").read_text("utf-8"))
+        sources = catalog.model_sources(name)
+        assert set(sources) == set(config) - {"_sources", "model_type"}
+        assert all(len(text) > 10 for text in sources.values())
+        assert catalog.model(name).source
+    with pytest.raises(UnknownNameError):
+        catalog.model_sources("9b")
+
+
+@pytest.mark.parametrize("folder", ["clusters", "stacks"])
+def test_every_toml_table_has_a_source(folder: str) -> None:
+    for file in (DATA / folder).iterdir():
+        table = tomllib.loads(file.read_text("utf-8"))
+        tables = [table, *(inner for inner in table.values() if isinstance(inner, dict))]
+        assert all(len(inner["source"]) > 10 for inner in tables), file.name
+
+
+def test_h100_figures() -> None:
+    cluster = catalog.cluster("h100-sxm")
+    assert cluster.gpu.bf16_flops == 989.4e12
+    assert cluster.gpu.hbm_bytes == 81559 * 2**20
+    assert cluster.gpu.hbm_bandwidth_Bps == 3.35e12
+    assert cluster.intra.bandwidth_Bps == 450e9
+    assert cluster.inter.bandwidth_Bps == 50e9
+    assert (cluster.intra.latency_s, cluster.inter.latency_s) == (15.6e-6, 40e-6)
+    assert [getattr(cluster, t).name for t in ("intra", "inter", "host")] == ["intra", "inter", "host"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "hint"),
+    [
+        ("model", "405bb", "did you mean '405b'? `ladder-sim list models` shows all"),
+        ("model", "llama-3.1-45b", "did you mean 'llama-3.1-405b'? `ladder-sim list models` shows all"),
+        ("cluster", "h100-smx", "did you mean 'h100-sxm'? `ladder-sim list clusters` shows all"),
+        ("stack", "tensorrt", "known: gpt-fast, trtllm, vllm; `ladder-sim list stacks` shows all"),
+        ("stack", "vlm", "did you mean 'vllm'? `ladder-sim list stacks` shows all"),
+    ],
+)
+def test_unknown_name(kind: str, name: str, hint: str) -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        getattr(catalog, kind)(name)
+    assert caught.value.message == f"unknown {kind} '{name}'"
+    assert caught.value.hint == hint
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("name", ["", " ", "???", "a\0b", "x" * 5000])
+def test_odd_names(name: str) -> None:
+    for look_up in (catalog.model, catalog.cluster, catalog.stack):
+        with pytest.raises(UsageError):
+            look_up(name)
+
+
+def changed_file(tmp_path: Path, name: str, old: str = "", new: str = "") -> str:
+    folder = "clusters" if name == "h100-sxm" else "stacks"
+    text = (DATA / folder / f"{name}.toml").read_text("utf-8")
+    assert old in text
+    path = tmp_path / "mine.toml"
+    path.write_text(text.replace(old, new, 1), "utf-8")
+    return str(path)
+
+
+def test_own_cluster_and_stack_files(tmp_path: Path) -> None:
+    path = changed_file(tmp_path, "h100-sxm", 'name = "h100-sxm"', "")
+    assert dataclasses.replace(catalog.cluster(path), name="h100-sxm") == catalog.cluster("h100-sxm")
+    assert catalog.cluster(path).name == "mine"
+    # a field without its unit, and the file is read again
+    path = changed_file(tmp_path, "h100-sxm", 'bandwidth_Bps = "400 Gb/s"', "bandwidth = 25e9")
+    assert catalog.cluster(path).inter.bandwidth_Bps == 25e9
+    path = changed_file(tmp_path, "vllm", 'attention = "flash"', 'attention = "math"')
+    assert catalog.stack(path).attention == "math"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind", "message"),
+    [
+        ("gpus_per_node = 8", "gpus_per_node = 0", SpecError, "gpus_per_node is 0"),
+        ("gpus_per_node = 8", "gpus_per_node = 8.5", SpecError, "gpus_per_node is 8.5: must be a whole number"),
+        ("gpus_per_node = 8", "gpus_per_node = true", UnitError, "gpus_per_node"),
+        ("gpus_per_node = 8", "gpus_per_node = 1979-05-27", SpecError, "must be a number"),
+        ("gpus_per_node = 8", "gpu_per_node = 8", UnknownNameError, "key 'gpu_per_node'"),
+        ("gpus_per_node = 8", "", SpecError, "gpus_per_node is missing"),
+        ("gpus_per_node = 8", "gpus_per_node = ", SpecError, "not valid TOML"),
+        ("gpus_per_node = 8", "x = " + "[" * 50_000, SpecError, "TOML"),
+        ('profile = "h100-sxm"', "profile = 3", SpecError, "profile is 3: must be text"),
+        ("[inter]", "[between]", SpecError, "[inter] is missing"),
+        ('"400 Gb/s"', '"400 Gb"', UnitError, "[inter]: bandwidth_Bps: '400 Gb' has no known unit"),
+        ('"400 Gb/s"', "nan", UnitError, "must be finite"),
+        ('"450 GB/s"', "0", SpecError, "bandwidth_Bps is 0"),
+        ('"15.6 us"', '"15.6 s"', SpecError, "latency_s is 15.6"),
+        ("sms = 132", 'sms = "many"', UnitError, "sms"),
+    ],
+)
+def test_bad_cluster_file(tmp_path: Path, old: str, new: str, kind: type[LadderSimError], message: str) -> None:
+    with pytest.raises(kind) as caught:
+        catalog.cluster(changed_file(tmp_path, "h100-sxm", old, new))
+    assert message in str(caught.value)
+    assert caught.value.exit_code == 2
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('attention = "flash"', 'attention = "flush"', "did you mean 'flash'?"),
+        ('attention = "flash"', "attention = 3", "must be one of flash, math"),
+        ("cuda_graphs = true", 'cuda_graphs = "yes"', "must be true or false"),
+        ('stream_wait_s = "1 us"', "stream_wait_s = -1", "must be finite and not negative"),
+        ('allreduce = "auto"', 'allreduce = "oneshot"', "did you mean 'one-shot'?"),
+    ],
+)
+def test_bad_stack_file(tmp_path: Path, old: str, new: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        catalog.stack(changed_file(tmp_path, "vllm", old, new))
+    assert message in str(caught.value)
+
+
+def test_spec_files_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    for name, message in (("binary.toml", "not UTF-8 text"), ("missing.toml", "no such file")):
+        for look_up in (catalog.cluster, catalog.stack):
+            with pytest.raises(SpecError, match=message):
+                look_up(str(tmp_path / name))
+
+
+SPECS = {
+    "model": catalog.model("8b"),
+    "gpu": catalog.cluster("h100-sxm").gpu,
+    "tier": catalog.cluster("h100-sxm").intra,
+    "cluster": catalog.cluster("h100-sxm"),
+    "stack": catalog.stack("gpt-fast"),
+    "workload": Workload(),
+    "scenario": Scenario.of(model="8b"),
+}
+BAD_NUMBERS: list[Any] = [-1, math.nan, math.inf, True, "8", None, 10**400]
+
+
+@pytest.mark.parametrize("bad", BAD_NUMBERS)
+@pytest.mark.parametrize("spec", SPECS)
+def test_every_number_is_checked(spec: str, bad: object) -> None:
+    numbers = [f.name for f in dataclasses.fields(SPECS[spec]) if f.type in (int, float)]
+    assert numbers
+    for field in numbers:
+        with pytest.raises(SpecError, match=rf"\b{field} is ") as caught:
+            dataclasses.replace(SPECS[spec], **{field: bad})  # type: ignore[type-var]
+        assert caught.value.hint
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_every_flag_and_name_is_checked(spec: str) -> None:
+    for field in dataclasses.fields(SPECS[spec]):
+        if field.type is bool:
+            with pytest.raises(SpecError, match=f"{field.name} is 1: must be true or false"):
+                dataclasses.replace(SPECS[spec], **{field.name: 1})  # type: ignore[type-var]
+        elif field.name in ("name", "fabric", "variant"):
+            with pytest.raises(SpecError, match="must be text, not empty"):
+                dataclasses.replace(SPECS[spec], **{field.name: ""})  # type: ignore[type-var]
+
+
+def test_zero_waits_are_allowed_and_zero_rates_are_not() -> None:
+    """The ideal stack of the closed forms: launches and waits cost nothing."""
+    ideal = dataclasses.replace(
+        catalog.stack("gpt-fast"), collective_launch_s=0, stream_wait_s=0, eager_launch_s=0, memory_overhead_bytes=0
+    )
+    assert ideal.stream_wait_s == 0
+    with pytest.raises(SpecError, match="bandwidth_Bps is 0"):
+        dataclasses.replace(catalog.cluster("h100-sxm").intra, bandwidth_Bps=0)
+
+
+def test_model_rules() -> None:
+    model = catalog.model("8b")
+    with pytest.raises(SpecError, match="query heads must be a multiple"):
+        dataclasses.replace(model, kv_heads=5)
+    with pytest.raises(SpecError, match="a ladder layer is 32"):
+        dataclasses.replace(model, ladder_layers=(32,))
+    with pytest.raises(SpecError, match="must be a tuple"):
+        dataclasses.replace(model, ladder_layers=[1])
+
+
+@pytest.mark.parametrize(
+    ("change", "message", "hint"),
+    [
+        ({"batch": 0}, "batch is 0: must be a whole number from 1 to 1000000", "--batch"),
+        ({"batch": 1_000_001}, "batch is 1000001", "--batch"),
+        ({"prompt": -3}, "prompt is -3", "--prompt"),
+        ({"gen": 10**9}, "gen is 1000000000", "--gen"),
+        ({"gen": 1.5}, "gen is 1.5", "--gen"),
+        ({"prompt": 10**8, "gen": 1}, "is 100000001 tokens: must be at most 100000000", "shorter"),
+        ({"dtype": "bf61"}, "unknown dtype 'bf61'", "did you mean 'bf16'?"),
+        ({"dtype": None}, "dtype is None: must be one of bf16, fp16, fp8", "bf16"),
+        ({"nodes": 0}, "nodes is 0", "--nodes"),
+        ({"nodes": 10**9}, "nodes is 1000000000", "--nodes"),
+        ({"tp": 0}, "tp is 0", "--tp"),
+        ({"tp": True}, "tp is True", "--tp"),
+        ({"gpus_per_node": 0}, "gpus_per_node is 0", "range"),
+        ({"allreduce": "nvl"}, "unknown all-reduce 'nvl'", "did you mean 'nvls'?"),
+        ({"model": "405bb"}, "unknown model", "405b"),
+        ({"stack": "gptfast"}, "unknown stack", "gpt-fast"),
+        ({"cluster": "h100"}, "unknown cluster", "h100-sxm"),
+        ({"overrides": {"inter.bandwith": "1GB/s"}}, "unknown setting", "inter.bandwidth"),
+    ],
+)
+def test_scenario_refuses(change: dict[str, Any], message: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Scenario.of(**{"model": "8b", **change})
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+    assert caught.value.exit_code == 2
+
+
+def test_scenario_defaults() -> None:
+    scenario = Scenario.of()
+    assert (scenario.model.name, scenario.cluster.name, scenario.stack.name) == (
+        "llama-3.1-405b",
+        "h100-sxm",
+        "gpt-fast",
+    )
+    assert scenario.workload == Workload(batch=1, prompt=1024, gen=512, dtype="bf16")
+    assert (scenario.nodes, scenario.tp, scenario.variant, scenario.p2p) == (1, 8, "standard", True)
+    assert scenario.warnings() == ()
+    assert hash(scenario) == hash(Scenario.of())
+
+
+def test_ranks_and_nodes() -> None:
+    two = Scenario.of(nodes=2)
+    assert (two.tp, two.ranks_per_node, two.nodes_used) == (16, 8, 2)
+    assert (Scenario.of(tp=4).ranks_per_node, Scenario.of(tp=4).nodes_used) == (4, 1)
+    assert Scenario.of(tp=1).tp == 1
+    four = Scenario.of(nodes=2, gpus_per_node=4)
+    assert (four.tp, four.ranks_per_node, four.nodes_used) == (8, 4, 2)
+    assert Scenario.of(allreduce="one-shot").stack.allreduce == "one-shot"
+    # the default degree counts the GPUs that a setting leaves
+    assert Scenario.of(overrides={"cluster.gpus_per_node": "4"}).tp == 4
+
+
+def test_specs_in_place_of_names() -> None:
+    model, cluster, stack = catalog.model("8b"), catalog.cluster("h100-sxm"), catalog.stack("vllm")
+    scenario = Scenario.of(model=model, cluster=cluster, stack=stack)
+    assert (scenario.model, scenario.cluster, scenario.stack) == (model, cluster, stack)
+
+
+@pytest.mark.parametrize(
+    ("change", "message", "hint"),
+    [
+        ({"tp": 3}, "model 'llama-3.1-8b': heads is 32: not divisible by tp 3", "on 8 GPUs: 1, 2, 4, 8"),
+        ({"nodes": 3}, "heads is 32: not divisible by tp 24", "1, 2, 4, 8, 16"),
+        ({"tp": 8, "overrides": {"model.intermediate": "14340"}}, "intermediate is 14340: not divisible", "1, 2, 4"),
+        (
+            {"tp": 6, "overrides": {"model.heads": "24", "model.kv_heads": "4", "model.intermediate": "12288"}},
+            "kv_heads is 4: neither divisible by tp 6 nor a divisor of it",
+            "1, 2, 4, 8",
+        ),
+    ],
+)
+def test_tp_that_does_not_divide(change: dict[str, Any], message: str, hint: str) -> None:
+    with pytest.raises(PartitionError) as caught:
+        Scenario.of(**{"model": "8b", **change})
+    assert message in caught.value.message
+    assert caught.value.hint.endswith(hint)
+    assert caught.value.exit_code == 3
+
+
+def test_too_few_gpus() -> None:
+    with pytest.raises(UsageError) as caught:
+        Scenario.of(tp=16)
+    assert caught.value.message == "tp 16 needs 16 GPUs: 1 x 8 are there"
+    assert caught.value.hint == "add nodes (--nodes 2), or use --tp 8 or less"
+    assert caught.value.exit_code == 2
+
+
+def test_group_across_nodes_fills_them() -> None:
+    model = dataclasses.replace(catalog.model("8b"), heads=24, kv_heads=12, intermediate=12288)
+    assert Scenario.of(model=model, tp=12, nodes=2, gpus_per_node=6).tp_degrees() == (1, 2, 3, 4, 6, 12)
+    with pytest.raises(UsageError, match="tp 12 on nodes of 8 GPUs") as caught:
+        Scenario.of(model=model, tp=12, nodes=2)
+    assert caught.value.exit_code == 2
+    assert Scenario.of(model=model, tp=6, nodes=2).tp_degrees() == (1, 2, 3, 4, 6)
+
+
+def test_warnings() -> None:
+    assert Scenario.of(nodes=2).warnings() == ("8 KV heads on 16 ranks: each KV head is held by 2 ranks",)
+    assert Scenario.of(model="llama-3.1-405b-kv16", nodes=2).warnings() == ()
+    assert Scenario.of(dtype="fp16").warnings() == ("fp16 uses the bf16 tables: the same bytes and tensor-core rate",)
+    assert Scenario.of(model="1b", prompt=2048, gen=1).warnings() == (
+        "context of 2049 tokens: 'ladder-1b' was made for 2048",
+    )
+    assert Scenario.of(tp=8, nodes=2).warnings() == ("tp 8 uses 1 of 2 nodes",)
+
+
+def test_published_70b_rows_are_scenarios_that_fit() -> None:
+    """Weights, replicated embedding and head, KV cache and overhead of every published row leave room on 80 GB."""
+    folder = os.environ.get("LADDER_TEST_DATA")
+    file = Path(folder or "") / "ladder_70b_throughput.csv"
+    if not folder or not file.exists():
+        pytest.skip("LADDER_TEST_DATA is not set")
+    with file.open(encoding="utf-8") as lines:
+        rows = {(int(r["tp"]), int(r["batch"])) for r in csv.DictReader(line for line in lines if line[0] != "#")}
+    assert (2, 4) in rows
+    for tp, batch in rows | {(1, 1)}:
+        scenario = Scenario.of(model="70b", tp=tp, batch=batch, dtype="fp16")
+        model = scenario.model
+        replicated = 2 * model.vocab * model.hidden
+        weights = ((model.parameters - replicated) / tp + replicated) * 2
+        cache = model.kv_bytes_per_token(2) / tp * scenario.workload.context * batch
+        used = weights + cache + scenario.stack.memory_overhead_bytes
+        assert (used < scenario.cluster.gpu.hbm_bytes) == (tp > 1), (tp, batch)
+
+
+def test_cluster_is_immutable() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        catalog.cluster("h100-sxm").gpus_per_node = 4  # type: ignore[misc]
+    assert isinstance(catalog.cluster("h100-sxm"), ClusterSpec)
