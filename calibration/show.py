@@ -33,7 +33,7 @@ def describe(profile: CalibrationProfile, source: Path | None = None) -> str:
         "        name: its own rows; leave-one-out: at grid points, their axis value taken out, so gaps twice as wide",
         "",
     ]
-    cells = [HEADINGS]
+    cells: list[tuple[str, ...]] = [HEADINGS]
     for name, points, against, error in rows:
         figures = (f"{100 * value:.1f} %" for value in (error.median, error.p90, error.max))
         cells.append((name, points, against, str(error.rows), *figures))

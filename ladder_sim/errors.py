@@ -66,7 +66,10 @@ class UnknownNameError(UsageError):
     def __init__(self, kind: str, name: str, known: Iterable[str], *, more: str = "") -> None:
         names = sorted(set(known))
         near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
-        if near:
+        longer = [one for one in names if name and one.startswith(name.lower())]
+        if 1 < len(longer) <= 6:
+            parts = [f"there are {', '.join(longer)}" + (";" if more else ""), more]
+        elif near:
             parts = [f"did you mean '{near[0]}'?", more]
         elif more and len(names) > 12:
             parts = [more]

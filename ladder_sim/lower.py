@@ -1,39 +1,145 @@
-"""Turns an annotated StepGraph into a des.Program: ops become tasks, dependencies across streams become paid waits.
+"""Turns a StepGraph and the costs of its ops into a des.Program: what the stack adds becomes waits and launches.
 
-One rank stands for all: ranks that do the same work at the same speed reach every collective together, so that the
-rendezvous adds nothing.
+One rank stands for all: ranks that do the same work at the same speed reach every collective together. A persistently
+slower rank is the one that is simulated, because every collective waits for it; `ranks.py` simulates them all.
 """
 
-from ladder_sim.costs.base import estimates
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ladder_sim.costs.base import Estimate
+from ladder_sim.costs.hardware import Hardware
 from ladder_sim.des.program import Program, Stream, Task
-from ladder_sim.graph.ops import COLLECTIVE_KINDS, StepGraph
+from ladder_sim.des.shared import Demand, Device
+from ladder_sim.graph.ops import COLLECTIVE_KINDS, Op, StepGraph
 from ladder_sim.specs.stack import StackSpec
 
-STREAMS = (Stream(name="compute"), Stream(name="comm"))
-COMPUTE, COMM = range(len(STREAMS))
+COMPUTE, COMM, LAUNCH = range(3)
+STREAMS = (Stream(name="compute"), Stream(name="comm"), Stream(name="launch"))
 
 
-def lower(graph: StepGraph, stack: StackSpec) -> Program:
-    """One rank's tasks in issue order.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Schedule:
+    """A graph's ops in issue order, as far as no cost is needed; made once for many costs."""
+
+    ops: tuple[Op, ...]
+    # in issue order
+    streams: tuple[int, ...]
+    # of each op
+    after: tuple[tuple[int, ...], ...]
+    # positions of the ops that each op needs
+    waits: tuple[bool, ...]
+    # whether one of them is on the other stream
+    eager: bool
+    # launched one by one instead of as a CUDA graph
+    launch_names: tuple[str, ...]
+    # of the launch tasks
+    synchronises: bool
+    # holds a block's all-reduce, at which every rank waits for the slowest
+    distinct: tuple[Op, ...]
+    # one op of each kind and shape
+    same_as: tuple[int, ...]
+    # position in `distinct` of each op's like
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Lowered:
+    """One rank's tasks: first every CPU launch, then every op, each in issue order."""
+
+    program: Program
+    # what the simulator runs
+    launches: int
+    # launch tasks, each of the op in its position; op i is task ``launches + i``
+    schedule: Schedule
+    # the ops
+    estimates: tuple[Estimate, ...]
+    # of each op
+
+
+def schedule(graph: StepGraph, stack: StackSpec) -> Schedule:
+    """Put the ops of `graph` on streams, in issue order."""
+    ops = tuple(graph.ops())
+    position = {op.name: number for number, op in enumerate(ops)}
+    streams = tuple(COMM if op.kind in COLLECTIVE_KINDS else COMPUTE for op in ops)
+    after = tuple(tuple(position[name] for name in graph.predecessors(op.name)) for op in ops)
+    numbers: dict[tuple[str, object], int] = {}
+    same_as = tuple(numbers.setdefault((op.kind, op.shape), len(numbers)) for op in ops)
+    first = {number: op for op, number in reversed(list(zip(ops, same_as, strict=True)))}
+    eager = not (stack.cuda_graphs if graph.phase == "decode" else stack.prefill_cuda_graphs)
+    return Schedule(
+        ops=ops,
+        streams=streams,
+        after=after,
+        waits=tuple(any(streams[i] != stream for i in needed) for stream, needed in zip(streams, after, strict=True)),
+        eager=eager,
+        launch_names=tuple(f"launch {op.name}" for op in ops) if eager else ("launch graph",),
+        synchronises=any(op.kind == "all_reduce" and op.layer >= 0 for op in ops),
+        distinct=tuple(first[number] for number in range(len(numbers))),
+        same_as=same_as,
+    )
+
+
+def lower(plan: Schedule, prices: Sequence[Estimate], hardware: Hardware, sms: int) -> Lowered:
+    """One rank's tasks.
 
     An op that depends on the other stream waits for its event (``stream_wait_s``); a collective also pays its start-up
-    (``collective_launch_s``).
+    (``collective_launch_s``). Without a CUDA graph a CPU thread launches op after op, and an op starts no earlier than
+    its launch ends; with one, there is a single launch.
 
     Parameters
     ----------
-    graph
-        Every node has ``op`` and ``estimate``.
-    stack
-        Wait and launch costs.
+    plan
+        Ops and their order.
+    prices
+        Estimates of ``plan.distinct``.
+    hardware
+        Launch and wait costs, and the slowest rank's skew.
+    sms
+        Of the GPU.
     """
-    index_of: dict[str, int] = {}
-    tasks: list[Task] = []
-    for op, estimate in estimates(graph):
-        stream = COMM if op.stream == "comm" else COMPUTE
-        after = tuple(index_of[name] for name in graph.predecessors(op.name))
-        lead_s = stack.collective_launch_s if op.kind in COLLECTIVE_KINDS else 0.0
-        if any(tasks[before].stream != stream for before in after):
-            lead_s += stack.stream_wait_s
-        index_of[op.name] = len(tasks)
-        tasks.append(Task(name=op.name, stream=stream, duration_s=estimate.seconds, after=after, lead_s=lead_s))
-    return Program(tasks=tuple(tasks), streams=STREAMS)
+    stack = hardware.stack
+    # without a block's all-reduce ranks run on their own, and the one whose token counts is a typical one
+    slowdown = 1.0 + hardware.rank_skew if plan.synchronises else 1.0
+    durations = [
+        price.seconds if op.kind in COLLECTIVE_KINDS else price.seconds * slowdown
+        for op, price in zip(plan.distinct, prices, strict=True)
+    ]
+    demands = [_demand(price) for price in prices]
+    launch_s = stack.eager_launch_s if plan.eager else stack.graph_launch_s
+    free = isinstance(launch_s, float) and launch_s == 0.0
+    tasks = [] if free else [Task(name=name, stream=LAUNCH, duration_s=launch_s) for name in plan.launch_names]
+    launches = len(tasks)
+    leads = (stack.kernel_gap_s, stack.kernel_gap_s + stack.stream_wait_s)
+    comm_leads = (stack.collective_launch_s, stack.collective_launch_s + stack.stream_wait_s)
+    for number, (op, stream, needed, waits, like) in enumerate(
+        zip(plan.ops, plan.streams, plan.after, plan.waits, plan.same_as, strict=True)
+    ):
+        after = tuple(launches + i for i in needed)
+        tasks.append(
+            Task(
+                name=op.name,
+                stream=stream,
+                duration_s=durations[like],
+                after=(*after, number) if number < launches else after,
+                lead_s=comm_leads[waits] if stream == COMM else leads[waits],
+                demand=demands[like],
+            )
+        )
+    return Lowered(
+        program=Program(tasks=tuple(tasks), streams=STREAMS, device=Device(sms=sms)),
+        launches=launches,
+        schedule=plan,
+        estimates=tuple(prices[like] for like in plan.same_as),
+    )
+
+
+def _demand(estimate: Estimate) -> Demand:
+    use = estimate.sms
+    return Demand(
+        held_sms=use.held_sms,
+        tiles=use.tiles,
+        spare=use.spare,
+        wave_cost=use.wave_cost,
+        memory=estimate.memory,
+        link=estimate.link,
+    )

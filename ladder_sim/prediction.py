@@ -4,6 +4,7 @@ The public function of the package: `predict`.
 """
 
 import dataclasses
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -17,14 +18,14 @@ from ladder_sim.costs.memory import MemoryUse, memory_use
 from ladder_sim.costs.model import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile, load_profile
 from ladder_sim.errors import MemoryFitError
-from ladder_sim.graph.variants import DEFAULT_VARIANTS, canonical
+from ladder_sim.graph.variants import DEFAULT_VARIANTS, canonical, wiring
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.steps import StepSummary, simulate
+from ladder_sim.steps import Engine, StepSummary, simulate
 from ladder_sim.units import format_bytes
 
-CONTEXT_NODES = 5
-# decode steps simulated for a context-dependent attention; the rest are interpolated between them. The mean over 512
-# steps differs from simulating every one by less than 0.1 % (tests/test_prediction.py)
+CONTEXT_NODES = ((2.0, 3), (8.0, 5), (math.inf, 9))
+# decode steps simulated for a context-dependent attention, by how much the context grows; the rest are interpolated
+# between them. The sum differs from simulating every step by less than 0.1 % (tests/test_prediction.py)
 NO_PROFILE = "none"
 # name that asks for datasheet figures only
 
@@ -69,6 +70,8 @@ class Prediction:
     # collectives, hidden or not
     exposed_comm_s: float
     # collectives while nothing computes
+    slowed_s: float
+    # what kernels lose to the collectives beside them
     memory: MemoryUse
     # of one GPU
     sources_s: Mapping[tuple[str, str], float]
@@ -137,6 +140,7 @@ def predict(
     *,
     profile: str | CalibrationProfile | None = None,
     ignore_memory: bool = False,
+    engine: Engine = "fast",
 ) -> dict[str, Prediction]:
     """Predict latency, throughput and speedup over standard for several residual wirings.
 
@@ -151,6 +155,8 @@ def predict(
         Measured profile: a name, a path, or a loaded one; by default the cluster's own, ``"none"`` for the roofline.
     ignore_memory
         Predict even if the model does not fit.
+    engine
+        ``"fast"`` (vectorised) or ``"des"`` (event by event on simpy); they agree.
 
     Returns
     -------
@@ -172,16 +178,18 @@ def predict(
     True
     """
     names = list(dict.fromkeys(canonical(name) for name in variants or default_variants(scenario)))
+    for name in names:
+        wiring(name, scenario.model.layers, scenario.model.ladder_layers)
+    measured = resolve_profile(scenario, profile)
+    costs = KernelCosts(scenario, measured)
     memory = memory_use(scenario)
     if not memory.fits and not ignore_memory:
         raise _does_not_fit(scenario, memory)
-    measured = resolve_profile(scenario, profile)
-    costs = KernelCosts(scenario, measured)
     requests = {
-        name: _simulate_request(dataclasses.replace(scenario, variant=name), costs)
+        name: _simulate_request(dataclasses.replace(scenario, variant=name), costs, engine)
         for name in dict.fromkeys(["standard", *names])
     }
-    provenance = _provenance(scenario, measured, requests["standard"])
+    provenance = _provenance(scenario, measured, costs, requests["standard"], memory)
     return {name: _prediction(scenario, requests[name], requests["standard"], memory, provenance) for name in names}
 
 
@@ -201,10 +209,12 @@ def resolve_profile(scenario: Scenario, profile: str | CalibrationProfile | None
     return None if name in ("", NO_PROFILE) else load_profile(name)
 
 
-def _simulate_request(scenario: Scenario, costs: CostModel) -> _Request:
-    workload = scenario.workload
-    prefill = simulate(scenario, "prefill", workload.prompt, costs)
-    decode = [(simulate(scenario, "decode", kv_len, costs), times) for kv_len, times in decode_contexts(scenario)]
+def _simulate_request(scenario: Scenario, costs: CostModel, engine: Engine) -> _Request:
+    prefill = simulate(scenario, "prefill", scenario.workload.prompt, costs, engine_name=engine)
+    decode = [
+        (simulate(scenario, "decode", kv_len, costs, engine_name=engine), times)
+        for kv_len, times in decode_contexts(scenario)
+    ]
     return _Request(variant=scenario.variant, prefill=prefill, decode=decode)
 
 
@@ -220,11 +230,16 @@ def decode_contexts(scenario: Scenario) -> list[tuple[int, float]]:
         return []
     if scenario.stack.attention == "math":
         return [(first, float(workload.gen - 1))]
-    nodes = np.unique(np.round(np.linspace(first, last, CONTEXT_NODES))).astype(int)
-    steps = np.arange(first, last + 1)
-    return [
-        (int(node), float(np.interp(steps, nodes, np.eye(len(nodes))[index]).sum())) for index, node in enumerate(nodes)
-    ]
+    count = next(nodes for growth, nodes in CONTEXT_NODES if last <= growth * first)
+    nodes = [int(node) for node in np.unique(np.round(np.linspace(first, last, count)))]
+    weights = [0.0] * len(nodes)
+    weights[0] = 1.0
+    for index, (left, right) in enumerate(itertools.pairwise(nodes)):
+        # steps left + 1 to right: the sum of the hat functions over them
+        width = right - left
+        weights[index] += (width - 1) / 2.0
+        weights[index + 1] += (width + 1) / 2.0
+    return list(zip(nodes, weights, strict=True))
 
 
 def _prediction(
@@ -255,6 +270,7 @@ def _prediction(
         limits_s=request.totals("critical_s"),
         comm_s=comm_s,
         exposed_comm_s=comm_s - request.total("hidden_s"),
+        slowed_s=request.total("slowed_s"),
         memory=memory,
         sources_s=request.totals("sources_s"),
         provenance=provenance,
@@ -263,18 +279,26 @@ def _prediction(
     )
 
 
-def _provenance(scenario: Scenario, profile: CalibrationProfile | None, standard: _Request) -> Provenance:
+def _provenance(
+    scenario: Scenario, profile: CalibrationProfile | None, costs: KernelCosts, standard: _Request, memory: MemoryUse
+) -> Provenance:
     measured_s = math.fsum(
         seconds for (source, _), seconds in standard.totals("sources_s").items() if source == "measured"
     )
     warnings = list(scenario.warnings())
     if profile is None:
         warnings.append("no measured profile: every time is a datasheet roofline")
-    elif profile.gpu != scenario.cluster.name:
+    elif not costs.measured_here:
         warnings.append(
-            f"profile '{profile.name}' was measured on {profile.gpu}, not on {scenario.cluster.name}: its times are "
-            "carried over by the ratio of the rooflines"
+            f"profile '{profile.name}' was measured on {profile.gpu}, whose GPU or in-node link has other figures: its "
+            "times are carried over by the ratio of the formulas"
         )
+    if not memory.fits:
+        warnings.append(
+            f"does not fit: needs {format_bytes(memory.total_bytes)} of {format_bytes(memory.capacity_bytes)} per GPU"
+        )
+    if scenario.nodes_used > 1 and scenario.stack.allreduce not in ("nccl", "auto"):
+        warnings.append(f"all-reduce '{scenario.stack.allreduce}' works inside a node only: across nodes NCCL is used")
     return Provenance(
         profile=NO_PROFILE if profile is None else profile.name,
         measured_fraction=measured_s / standard.seconds,
@@ -288,7 +312,7 @@ def _interval(value: float, error: float) -> Interval:
 
 def _does_not_fit(scenario: Scenario, memory: MemoryUse) -> MemoryFitError:
     message = (
-        f"{scenario.model.name} needs {format_bytes(memory.total_bytes)} on each of {scenario.tp} GPUs, and "
+        f"{scenario.model.name} needs {format_bytes(memory.total_bytes)} per GPU at TP {scenario.tp}, and "
         f"{scenario.cluster.gpu.name} has {format_bytes(memory.capacity_bytes)}"
     )
     fitting = smallest_fitting_tp(scenario)

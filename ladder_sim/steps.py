@@ -3,30 +3,41 @@
 Identical layers are not simulated over and over. A run of identical layers is cut to a few (`Wiring.condense`) and
 simulated. If every task of one period is ready, starts and ends exactly one constant later than its twin a period
 before, then what the next period meets (the same tasks, the same dependencies, everything it waits for shifted by that
-constant) is the same too, and by induction so are all later ones: the run's time grows by that constant per period and
-the shortcut is exact up to rounding. If the periods are not yet equal, more of them are simulated, in the end all.
+constant) is the same too, and by induction so are all later ones: the run's time grows by that constant per period,
+and the shortcut is exact up to rounding. Launches by the CPU are not compared: where they come more often than that
+constant they hold nothing back later, and where they set the pace the tasks they launch show it. If the periods are not
+yet equal, more of them are simulated, in the end all.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ladder_sim.costs.base import CostModel, Estimate, annotate
-from ladder_sim.des.engine import run
-from ladder_sim.des.timeline import Timeline
-from ladder_sim.graph.build import build
-from ladder_sim.graph.ops import Op, Phase, StepGraph
+from ladder_sim.costs.base import CostModel, Estimate
+from ladder_sim.des import engine, scan
+from ladder_sim.des.program import Program
+from ladder_sim.des.timeline import Timeline, overlap_s
+from ladder_sim.graph.build import PassInputs, build
+from ladder_sim.graph.ops import Op, Phase
 from ladder_sim.graph.variants import Wiring, wiring
-from ladder_sim.lower import COMM, COMPUTE, lower
+from ladder_sim.lower import COMM, COMPUTE, Lowered, Schedule, lower, schedule
 from ladder_sim.specs.cluster import GpuSpec
 from ladder_sim.specs.scenario import Scenario
 
-FIRST_PERIODS = 4
-# periods of a run simulated at first: settle, twin, the one that stands for the rest, and one after it
+Engine = Literal["fast", "des"]
+ENGINES: Mapping[Engine, Callable[[Program], Timeline]] = {"fast": scan.run, "des": engine.run}
+# one vectorised pass, or event by event on simpy: the same times
+
+FIRST_PERIODS = 3
+# periods of a run simulated at first: a twin, the one that stands for the rest, and one after it
 STEADY = 1e-9
 # relative difference under which two periods count as equal: rounding of sums, not a model error
+Times = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +56,35 @@ class StepSummary:
     # collectives, hidden or not
     hidden_s: float
     # collectives while compute runs
+    slowed_s: float
+    # what kernels lose to the collectives beside them
     sources_s: Mapping[tuple[str, str], float]
     # critical path by (source, op kind); "measured" here means in range too
-    ops: tuple["OpSummary", ...]
-    # every simulated op, in issue order
+    lowered: Lowered
+    # the simulated layers
     timeline: Timeline
-    # of the simulated layers
+    # of their tasks
+    repeats: Mapping[int, int]
+    # layers that each of them stands for
+    critical: frozenset[int]
+    # tasks on the critical path
+
+    @property
+    def ops(self) -> list["OpSummary"]:
+        """Every simulated op, in issue order."""
+        span_s = (self.timeline.end_s - self.timeline.start_s).tolist()
+        return [
+            OpSummary(
+                op=op,
+                estimate=estimate,
+                seconds=span_s[index],
+                repeats=self.repeats.get(op.layer, 1),
+                critical=index in self.critical,
+            )
+            for index, (op, estimate) in enumerate(
+                zip(self.lowered.schedule.ops, self.lowered.estimates, strict=True), self.lowered.launches
+            )
+        ]
 
     @property
     def exposed_s(self) -> float:
@@ -65,14 +99,18 @@ class OpSummary:
     op: Op
     # what it is
     estimate: Estimate
-    # its cost
+    # its cost alone
+    seconds: float
+    # start to end, as simulated
     repeats: int
     # identical ops it stands for
     critical: bool
     # on the critical path
 
 
-def simulate(scenario: Scenario, phase: Phase, kv_len: int, costs: CostModel) -> StepSummary:
+def simulate(
+    scenario: Scenario, phase: Phase, kv_len: int, costs: CostModel, *, engine_name: Engine = "fast"
+) -> StepSummary:
     """Simulate one forward pass of `scenario`.
 
     Parameters
@@ -83,64 +121,110 @@ def simulate(scenario: Scenario, phase: Phase, kv_len: int, costs: CostModel) ->
         As in `ladder_sim.graph.build.build`.
     costs
         Times of its ops.
+    engine_name
+        ``"fast"`` or ``"des"``.
     """
-    model = scenario.model
-    full = wiring(scenario.variant, model.layers, model.ladder_layers)
+    for plan, lowered in _lowered(scenario, phase, kv_len, costs):
+        timeline = ENGINES[engine_name](lowered.program)
+        times = np.stack([timeline.ready_s, timeline.start_s, timeline.end_s])[:, :, np.newaxis]
+        added_s, steady = _added(plan, lowered, times)
+        if steady.all():
+            break
+    return _summary(scenario, plan, lowered, timeline, float(added_s[0]))
+
+
+def simulate_many(scenario: Scenario, phase: Phase, kv_len: int, costs: CostModel) -> Times:
+    """Seconds of one forward pass in every configuration that `costs` prices.
+
+    Returns
+    -------
+    ndarray, shape (configurations,)
+    """
+    for plan, lowered in _lowered(scenario, phase, kv_len, costs):
+        times = scan.scan(lowered.program)
+        added_s, steady = _added(plan, lowered, times)
+        if steady.all():
+            break
+    seconds: Times = times[2].max(axis=0) + added_s
+    return seconds
+
+
+def _lowered(scenario: Scenario, phase: Phase, kv_len: int, costs: CostModel) -> Iterator[tuple[Wiring, Lowered]]:
+    """The step with few of its layers, with more, and in the end with all, which is always steady."""
     keep = FIRST_PERIODS
     while True:
-        plan = full.condense(keep)
-        graph = build(scenario, phase, kv_len, layers=plan)
-        annotate(graph, costs)
-        timeline = run(lower(graph, scenario.stack))
-        added_s = _added_s(plan, graph, timeline)
-        if added_s is not None:
-            return _summary(scenario, plan, graph, timeline, added_s)
+        plan, ordered = _scheduled(PassInputs.of(scenario), phase, kv_len, keep)
+        yield plan, lower(ordered, costs.estimates(ordered.distinct), costs.hardware, scenario.cluster.gpu.sms)
         keep *= 4
 
 
-def _added_s(plan: Wiring, graph: StepGraph, timeline: Timeline) -> float | None:
-    """Time that the layers left out add, or None if the kept ones have not settled into a period."""
+@lru_cache(maxsize=1024)
+def _scheduled(inputs: PassInputs, phase: Phase, kv_len: int, keep: int) -> tuple[Wiring, Schedule]:
+    """What runs in which order: the same for any hardware."""
+    model = inputs.model
+    plan = wiring(inputs.variant, model.layers, model.ladder_layers).condense(keep)
+    return plan, schedule(build(inputs, phase, kv_len, layers=plan), inputs.stack)
+
+
+def _added(plan: Wiring, lowered: Lowered, times: Times) -> tuple[Times, NDArray[np.bool_]]:
+    """Time that the layers left out add, and whether the kept ones have settled into a period, per configuration.
+
+    Parameters
+    ----------
+    plan
+        Condensed wiring.
+    lowered
+        Its tasks.
+    times
+        Ready, start and end of every task: shape (3, tasks, configurations).
+    """
     tasks_of: dict[int, list[int]] = defaultdict(list)
-    for index, op in enumerate(graph.ops()):
-        tasks_of[op.layer].append(index)
-    times = np.stack([timeline.ready_s, timeline.start_s, timeline.end_s])
-    added_s = 0.0
-    for position, layer in enumerate(plan.layers):
-        if layer.repeats == 1:
-            continue
-        twin = plan.layers[position - layer.twins_back]
-        shifts = times[:, tasks_of[layer.index]] - times[:, tasks_of[twin.index]]
-        if shifts.max() - shifts.min() > STEADY * timeline.makespan_s:
-            return None
-        # the layers of one period share its shift
-        added_s += (layer.repeats - 1) * float(shifts.mean()) / layer.twins_back
-    return added_s
+    for number, op in enumerate(lowered.schedule.ops):
+        tasks_of[op.layer].append(lowered.launches + number)
+    makespan_s = times[2].max(axis=0)
+    added_s = np.zeros_like(makespan_s)
+    steady = np.ones(makespan_s.shape, dtype=np.bool_)
+    for fold in plan.folds:
+        own, twin = (
+            [index for layer in plan.layers[at : at + fold.width] for index in tasks_of[layer.index]]
+            for at in (fold.start, fold.start - fold.width)
+        )
+        shifts = times[:, own] - times[:, twin]
+        steady &= np.ptp(shifts, axis=(0, 1)) <= STEADY * makespan_s
+        added_s = added_s + (fold.repeats - 1) * shifts.mean(axis=(0, 1))
+    return added_s, steady
 
 
-def _summary(scenario: Scenario, plan: Wiring, graph: StepGraph, timeline: Timeline, added_s: float) -> StepSummary:
+def _summary(scenario: Scenario, plan: Wiring, lowered: Lowered, timeline: Timeline, added_s: float) -> StepSummary:
     repeats = {layer.index: layer.repeats for layer in plan.layers}
-    critical = set(timeline.critical_path())
+    critical = frozenset(timeline.critical_path())
     compute = timeline.busy([COMPUTE])
+    limits = [_limit(op, scenario.cluster.gpu) for op in lowered.schedule.distinct]
     busy_s: dict[str, float] = defaultdict(float)
     critical_s: dict[str, float] = defaultdict(float)
     error_s: dict[str, float] = defaultdict(float)
     sources_s: dict[tuple[str, str], float] = defaultdict(float)
-    comm_s = hidden_s = 0.0
-    summaries = []
-    for index, (op, task) in enumerate(zip(graph.ops(), timeline.program.tasks, strict=True)):
-        estimate: Estimate = graph.nodes[op.name]["estimate"]
-        times = repeats.get(op.layer, 1)
-        span_s = float(timeline.end_s[index] - timeline.start_s[index])
+    comm_s = hidden_s = slowed_s = 0.0
+    ready, start, end = timeline.ready_s.tolist(), timeline.start_s.tolist(), timeline.end_s.tolist()
+    for index, op in enumerate(lowered.schedule.ops[: lowered.launches]):
+        if index in critical:
+            critical_s["launches"] += repeats.get(op.layer, 1) * (end[index] - start[index])
+    for index, (op, estimate, like) in enumerate(
+        zip(lowered.schedule.ops, lowered.estimates, lowered.schedule.same_as, strict=True), lowered.launches
+    ):
+        times, span_s = repeats.get(op.layer, 1), end[index] - start[index]
+        task = timeline.program.tasks[index]
         busy_s[op.kind] += times * span_s
         if task.stream == COMM:
             comm_s += times * span_s
-            hidden_s += times * timeline.hidden_s(index, compute)
+            hidden_s += times * overlap_s((start[index], end[index]), compute)
+        else:
+            slowed_s += times * (span_s - float(task.duration_s))
         if index in critical:
-            critical_s[_limit(op, scenario.cluster.gpu)] += times * span_s
-            critical_s["waits"] += times * float(timeline.start_s[index] - timeline.ready_s[index])
-            error_s[op.kind] += times * (estimate.high_s - estimate.seconds)
+            critical_s[limits[like]] += times * span_s
+            critical_s["waits"] += times * (start[index] - ready[index])
+            error_s[op.kind] += times * estimate.error * span_s
             sources_s[estimate.source, op.kind] += times * span_s
-        summaries.append(OpSummary(op=op, estimate=estimate, repeats=times, critical=index in critical))
     return StepSummary(
         seconds=timeline.makespan_s + added_s,
         busy_s=dict(busy_s),
@@ -148,9 +232,12 @@ def _summary(scenario: Scenario, plan: Wiring, graph: StepGraph, timeline: Timel
         error_s=dict(error_s),
         comm_s=comm_s,
         hidden_s=hidden_s,
+        slowed_s=slowed_s,
         sources_s=dict(sources_s),
-        ops=tuple(summaries),
+        lowered=lowered,
         timeline=timeline,
+        repeats=repeats,
+        critical=critical,
     )
 
 

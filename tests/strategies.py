@@ -1,11 +1,15 @@
-"""Hypothesis strategies that several test files share."""
+"""Hypothesis strategies that several test files share, and the design's equations that they are held against."""
 
 from hypothesis import strategies as st
 
 from ladder_sim.des.program import NO_GROUP, Program, Stream, Task
+from ladder_sim.graph.variants import VARIANTS
 
 # whole numbers make ties, fractions make sums that round
 SECONDS = st.one_of(st.integers(0, 3).map(float), st.floats(1e-3, 10.0))
+LAYERS = st.integers(1, 40)
+EMBEDDING = -1
+# stands for the embedding among block numbers
 
 
 @st.composite
@@ -38,3 +42,34 @@ def programs(draw: st.DrawFn, *, most_units: int = 14) -> Program:
                 )
             )
     return Program(tasks=tuple(tasks), streams=tuple(streams))
+
+
+@st.composite
+def laid_out(draw: st.DrawFn) -> tuple[str, int]:
+    """A variant that fits a number of layers."""
+    layers = draw(LAYERS)
+    family = draw(st.sampled_from(list(VARIANTS))).partition(":")[0]
+    if family == "hybrid-ladder":
+        return f"{family}:{draw(st.integers(1, layers))}", layers
+    if family == "desync":
+        return f"{family}:{draw(st.integers(1, 2 * layers))}", layers
+    return family, layers
+
+
+def equation(variant: str, layers: int, ladder_layers: frozenset[int] | None = None) -> list[set[int]]:
+    """Outputs in the residual that each block reads, by the design's equations; block -1 is the embedding.
+
+    The residual after block i is x[i], the sum of the embedding and the outputs of blocks 0 to i.
+    """
+    family, _, parameter = variant.partition(":")
+    blocks = layers if family == "parallel" else 2 * layers
+    per_layer = blocks // layers
+    if ladder_layers is None:
+        ladder_layers = frozenset(
+            range(layers - int(parameter), layers)
+            if family == "hybrid-ladder"
+            else (range(layers) if family == "ladder" else ())
+        )
+    # x[i+1] = x[i] + h[i+1](x[i-1]) in ladder layers, x[i+1] = x[i] + h[i+1](x[i]) in all others
+    reads = [i - 2 if i // per_layer in ladder_layers else i - 1 for i in range(blocks)]
+    return [{EMBEDDING, *range(newest + 1)} for newest in reads]

@@ -1,5 +1,6 @@
 """The simulator against graph theory: a program's end times are the longest paths of its precedence."""
 
+import itertools
 from dataclasses import replace
 
 import networkx as nx
@@ -36,7 +37,7 @@ def longest_paths(program: Program) -> list[float]:
 
 def changed(program: Program, index: int, **fields: object) -> Program:
     tasks = list(program.tasks)
-    tasks[index] = replace(tasks[index], **fields)
+    tasks[index] = tasks[index]._replace(**fields)
     return replace(program, tasks=tuple(tasks))
 
 
@@ -58,7 +59,7 @@ def test_makespan_is_at_least_any_streams_work(program: Program) -> None:
 def test_tasks_of_a_stream_run_in_issue_order_one_at_a_time(program: Program) -> None:
     timeline = run(program)
     for queue in program.queues():
-        for before, after in zip(queue, queue[1:], strict=False):
+        for before, after in itertools.pairwise(queue):
             assert timeline.ready_s[after] >= timeline.end_s[before]
     for index, task in enumerate(program.tasks):
         assert timeline.start_s[index] >= timeline.ready_s[index] + task.lead_s - RTOL * timeline.makespan_s
@@ -75,7 +76,7 @@ def test_members_of_a_collective_start_together(program: Program) -> None:
 
 @given(programs(), st.floats(1e-6, 1e6))
 def test_scaling_all_times_scales_the_makespan(program: Program, factor: float) -> None:
-    tasks = tuple(replace(t, duration_s=t.duration_s * factor, lead_s=t.lead_s * factor) for t in program.tasks)
+    tasks = tuple(t._replace(duration_s=t.duration_s * factor, lead_s=t.lead_s * factor) for t in program.tasks)
     scaled = run(replace(program, tasks=tasks))
     np.testing.assert_allclose(scaled.end_s, run(program).end_s * factor, rtol=RTOL)
 
@@ -221,5 +222,5 @@ def test_every_cycle_is_reported(program: Program, data: st.DataObject) -> None:
     for members in looped.groups().values():
         before = {p for member in members for p in waits.predecessors(member)}
         waits.add_edges_from((p, member) for p in before for member in members)
-    for before_name, after_name in zip(names, names[1:], strict=False):
+    for before_name, after_name in itertools.pairwise(names):
         assert waits.has_edge(by_name[before_name], by_name[after_name])

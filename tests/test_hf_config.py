@@ -12,6 +12,7 @@ from ladder_sim.errors import SpecError, UnknownNameError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.hf_config import read_config
 from ladder_sim.specs.model import ModelSpec
+from ladder_sim.specs.scenario import Scenario
 
 LLAMA_8B: dict[str, object] = {
     "model_type": "llama",
@@ -36,8 +37,17 @@ SIZES = (
     "vocab_size",
     "max_position_embeddings",
 )
-OTHERS = ("model_type", "ladder_layers", "layer_types", "rms_norm_eps")
-FLAGS = ("tie_word_embeddings", "attention_bias", "mlp_bias", "gated_mlp")
+OTHERS = ("model_type", "ladder_layers", "layer_types", "rms_norm_eps", "sliding_window")
+FLAGS = (
+    "tie_word_embeddings",
+    "attention_bias",
+    "attention_out_bias",
+    "mlp_bias",
+    "gated_mlp",
+    "use_bias",
+    "use_qkv_bias",
+    "use_sliding_window",
+)
 REFUSED = ("num_experts", "text_config", "quantization_config")
 
 
@@ -230,6 +240,223 @@ def test_foreign_model_type() -> None:
     assert "model_type is 'bert'" in error.message
     assert '"model_type": "llama"' in error.hint
     assert "model_type is 7" in refused(model_type=7).message
+
+
+COMMON: dict[str, object] = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "vocab_size": 32000,
+}
+OTHER_DENSE: dict[str, tuple[dict[str, object], dict[str, object]]] = {
+    "starcoder2-7b": (
+        {
+            "model_type": "starcoder2",
+            "hidden_size": 4608,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 36,
+            "num_key_value_heads": 4,
+            "intermediate_size": 18432,
+            "vocab_size": 49152,
+            "max_position_embeddings": 16384,
+            "hidden_act": "gelu_pytorch_tanh",
+            "norm_epsilon": 1e-5,
+            "use_bias": True,
+            "sliding_window": 4096,
+        },
+        # without the biases of LayerNorms: (2 * 32 + 1) * 4608
+        {"parameters": 7_173_923_840 - 65 * 4608, "gated_mlp": False, "sliding_window": 4096},
+    ),
+    "gemma-7b": (
+        {
+            "model_type": "gemma",
+            "hidden_size": 3072,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "head_dim": 256,
+            "intermediate_size": 24576,
+            "vocab_size": 256000,
+            "max_position_embeddings": 8192,
+            "hidden_act": "gelu_pytorch_tanh",
+            "rms_norm_eps": 1e-6,
+        },
+        {"parameters": 8_537_680_896, "gated_mlp": True, "tied_embeddings": True},
+    ),
+    "granite-3.1-8b": (
+        {
+            "model_type": "granite",
+            "hidden_size": 4096,
+            "num_hidden_layers": 40,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "intermediate_size": 12800,
+            "vocab_size": 49155,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+        },
+        {"parameters": 8_170_848_256, "qkv_bias": False},
+    ),
+    "phi-3-mini": (
+        {
+            "model_type": "phi3",
+            "hidden_size": 3072,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+            "intermediate_size": 8192,
+            "vocab_size": 32064,
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": 2047,
+        },
+        {"parameters": 3_821_079_552, "sliding_window": 2047},
+    ),
+    "stablelm-2-12b's family": (
+        {
+            **LLAMA_8B,
+            "model_type": "stablelm",
+            "rms_norm_eps": None,
+            "layer_norm_eps": 1e-5,
+            "use_qkv_bias": True,
+            "use_parallel_residual": False,
+        },
+        {"qkv_bias": True, "out_bias": False, "gated_mlp": True},
+    ),
+    "nemotron": (
+        {**LLAMA_8B, "model_type": "nemotron", "rms_norm_eps": None, "norm_eps": 1e-5, "hidden_act": "relu2"},
+        {"gated_mlp": False, "qkv_bias": False},
+    ),
+    "internlm2": ({**LLAMA_8B, "model_type": "internlm2", "bias": False}, {"parameters": 8_030_261_248}),
+}
+# configs of published models (all fields that matter here), and what they must become
+
+
+@pytest.mark.parametrize("name", OTHER_DENSE)
+def test_other_dense_models(name: str) -> None:
+    config, expected = OTHER_DENSE[name]
+    model = ModelSpec.from_hf(config, name="m", source="config.json")
+    assert {field: getattr(model, field) for field in expected} == expected
+
+
+OTHER_KINDS: dict[str, tuple[dict[str, object], str, str]] = {
+    "Mixtral": (
+        {**LLAMA_8B, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None},
+        "num_local_experts is 8",
+        "mixture-of-experts",
+    ),
+    "DeepSeek-V3": (
+        {
+            **LLAMA_8B,
+            "model_type": "deepseek_v3",
+            "num_hidden_layers": 61,
+            "n_routed_experts": 256,
+            "n_shared_experts": 1,
+            "kv_lora_rank": 512,
+            "q_lora_rank": 1536,
+            "quantization_config": {"quant_method": "fp8"},
+        },
+        "n_routed_experts is 256",
+        "mixture-of-experts",
+    ),
+    "MiniCPM3 (latent attention)": (
+        {**LLAMA_8B, "model_type": "minicpm3", "kv_lora_rank": 256, "q_lora_rank": 768},
+        "kv_lora_rank is 256",
+        "latent attention",
+    ),
+    "T5": (
+        {
+            "model_type": "t5",
+            "d_model": 1024,
+            "d_ff": 4096,
+            "num_layers": 24,
+            "num_decoder_layers": 24,
+            "num_heads": 16,
+            "is_encoder_decoder": True,
+            "vocab_size": 32128,
+        },
+        "is_encoder_decoder is True",
+        "encoder-decoder",
+    ),
+    "Mamba": (
+        {"model_type": "mamba", "hidden_size": 2560, "num_hidden_layers": 64, "state_size": 16, "vocab_size": 50280},
+        "state_size is 16",
+        "state-space",
+    ),
+    "RecurrentGemma": (
+        {**LLAMA_8B, "model_type": "recurrent_gemma", "lru_width": 4096, "block_types": ["recurrent", "attention"]},
+        "lru_width is 4096",
+        "recurrent",
+    ),
+    "Llama quantized by GPTQ": (
+        {**LLAMA_8B, "quantization_config": {"bits": 4, "group_size": 128, "quant_method": "gptq"}},
+        "quantization_config is",
+        "quantized",
+    ),
+    "Llama-3.2-Vision": (
+        {"model_type": "mllama", "text_config": {**LLAMA_8B, "cross_attention_layers": [3]}, "vision_config": {"a": 1}},
+        "text_config is",
+        "multimodal",
+    ),
+    "Gemma 3": (
+        {"model_type": "gemma3", "text_config": {"hidden_size": 5376}, "vision_config": {"hidden_size": 1152}},
+        "text_config is",
+        "multimodal",
+    ),
+    "Nemotron-NAS": (
+        {**LLAMA_8B, "model_type": "nemotron-nas", "block_configs": [{"ffn": 1}]},
+        "block_configs is",
+        "shapes",
+    ),
+    "Falcon": (
+        {**COMMON, "model_type": "falcon", "parallel_attn": True, "multi_query": True},
+        "parallel_attn is True",
+        "side by side",
+    ),
+    "Command R": (
+        {**LLAMA_8B, "model_type": "cohere", "layer_norm_eps": 1e-5, "rms_norm_eps": None, "logit_scale": 0.0625},
+        "model_type is 'cohere'",
+        "side by side",
+    ),
+    "Phi-2": ({**LLAMA_8B, "model_type": "phi", "rms_norm_eps": None}, "model_type is 'phi'", "side by side"),
+    "OPT": (
+        {**COMMON, "model_type": "opt", "ffn_dim": 16384, "max_position_embeddings": 2048},
+        "model_type is 'opt'",
+        "RMSNorm",
+    ),
+}
+# configs of published models of other kinds, with the fields that give them away; the field to name; the kind
+
+
+@pytest.mark.parametrize("name", OTHER_KINDS)
+def test_other_kinds_are_refused_with_the_field_named(name: str) -> None:
+    config, field, kind = OTHER_KINDS[name]
+    with pytest.raises(SpecError) as caught:
+        ModelSpec.from_hf(config, name="m", source="some/config.json")
+    assert caught.value.message.startswith(f"some/config.json: {field}")
+    assert kind in caught.value.message
+    assert caught.value.hint
+
+
+def test_sliding_window() -> None:
+    assert read(model_type="mistral", sliding_window=4096).sliding_window == 4096
+    assert read(model_type="mistral", sliding_window=None).sliding_window == 0
+    # Qwen's configs give a window that only use_sliding_window puts to use
+    assert read(model_type="qwen2", sliding_window=131072).sliding_window == 0
+    assert read(model_type="qwen2", sliding_window=4096, use_sliding_window=True).sliding_window == 4096
+    mixed = ["sliding_attention", "full_attention"] * 16
+    assert read(model_type="gemma2", sliding_window=4096, layer_types=mixed).sliding_window == 4096
+    assert read(sliding_window=4096, layer_types=["full_attention"] * 32).sliding_window == 0
+    for value in (-1, "4096", 1.5, True, []):
+        assert "sliding_window is" in refused(model_type="qwen2", sliding_window=value).message
+
+
+def test_sliding_window_shorter_than_the_context_is_warned_about() -> None:
+    model = read(model_type="mistral", sliding_window=4096)
+    long, short = (Scenario.of(model=model, prompt=prompt, gen=96).warnings() for prompt in (4096, 4000))
+    assert any("last 4096 tokens only" in text and "full context of 4192" in text for text in long)
+    assert not any("last 4096" in text for text in short)
 
 
 json_values = st.recursive(

@@ -1,5 +1,6 @@
 """The profile file: what is shipped, the round trip, and every way a file can be wrong."""
 
+import contextlib
 import gzip
 import json
 import math
@@ -209,7 +210,7 @@ def test_newer_schema_asks_for_an_upgrade(tmp_path: Path) -> None:
 def test_files_that_are_no_profile(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "bad.json.gz"
     path.write_bytes(content)
-    with pytest.raises(ProfileError, match="bad.json.gz"):
+    with pytest.raises(ProfileError, match=r"bad\.json\.gz"):
         load_profile(path)
 
 
@@ -245,10 +246,8 @@ def load_bytes(content: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "p.json"
         path.write_bytes(content)
-        try:
+        with contextlib.suppress(ProfileError):
             load_profile(path)
-        except ProfileError as error:
-            assert error.message
 
 
 @given(content=st.binary(max_size=200))

@@ -1,5 +1,6 @@
 """Interval algebra and critical paths of simulated runs."""
 
+import itertools
 import math
 
 import numpy as np
@@ -24,7 +25,7 @@ def cells(spans: list[tuple[float, float]]) -> set[int]:
 def test_union_covers_the_same_and_is_disjoint(spans: list[tuple[float, float]]) -> None:
     merged = union(spans)
     assert cells(merged) == cells(spans)
-    assert all(before[1] < after[0] for before, after in zip(merged, merged[1:], strict=False))
+    assert all(before[1] < after[0] for before, after in itertools.pairwise(merged))
     assert union(merged) == merged
 
 

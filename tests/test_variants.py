@@ -3,46 +3,13 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from strategies import EMBEDDING, LAYERS, equation, laid_out
 
 from ladder_sim.errors import LadderSimError, UnknownNameError, UsageError
-from ladder_sim.graph.variants import DEFAULT_VARIANTS, VARIANTS, Wiring, canonical, wiring
+from ladder_sim.graph.variants import DEFAULT_VARIANTS, Wiring, canonical, wiring
 from ladder_sim.prediction import default_variants
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
-
-LAYERS = st.integers(1, 40)
-EMBEDDING = -1
-
-
-@st.composite
-def laid_out(draw: st.DrawFn) -> tuple[str, int]:
-    """A variant that fits a number of layers."""
-    layers = draw(LAYERS)
-    family = draw(st.sampled_from(VARIANTS)).partition(":")[0]
-    if family == "hybrid-ladder":
-        return f"{family}:{draw(st.integers(1, layers))}", layers
-    if family == "desync":
-        return f"{family}:{draw(st.integers(1, 2 * layers))}", layers
-    return family, layers
-
-
-def equation(variant: str, layers: int, ladder_layers: frozenset[int] | None = None) -> list[set[int]]:
-    """Outputs in the residual that each block reads, by the design's equations; block -1 is the embedding.
-
-    The residual after block i is x[i], the sum of the embedding and the outputs of blocks 0 to i.
-    """
-    family, _, parameter = variant.partition(":")
-    blocks = layers if family == "parallel" else 2 * layers
-    per_layer = blocks // layers
-    if ladder_layers is None:
-        ladder_layers = frozenset(
-            range(layers - int(parameter), layers)
-            if family == "hybrid-ladder"
-            else (range(layers) if family == "ladder" else ())
-        )
-    # x[i+1] = x[i] + h[i+1](x[i-1]) in ladder layers, x[i+1] = x[i] + h[i+1](x[i]) in all others
-    reads = [i - 2 if i // per_layer in ladder_layers else i - 1 for i in range(blocks)]
-    return [{EMBEDDING, *range(newest + 1)} for newest in reads]
 
 
 def contributions(plan: Wiring) -> tuple[list[set[int]], list[int]]:
@@ -74,7 +41,8 @@ def test_layers_hold_their_blocks(case: tuple[str, int]) -> None:
     parts = ("both",) if variant == "parallel" else ("attention", "mlp")
     for layer in plan.layers:
         assert tuple(block.part for block in layer.blocks) == parts
-        assert (layer.repeats, layer.twins_back) == (1, 0)
+        assert layer.repeats == 1
+    assert plan.folds == ()
 
 
 @pytest.mark.parametrize(
@@ -173,11 +141,12 @@ def test_condensed_layers_stand_for_all(case: tuple[str, int], keep: int) -> Non
     assert sum(layer.repeats for layer in short.layers) == len(full.layers)
     assert short.final_joins == full.final_joins
     # expanding what stands for several gives back every layer's blocks in order
+    folds = {fold.start: fold for fold in short.folds}
     expanded, position = [], 0
     while position < len(short.layers):
-        width = max(1, short.layers[position].twins_back)
-        period = short.layers[position : position + width]
-        expanded += [layer.blocks for layer in period] * period[0].repeats
+        fold = folds.get(position)
+        width, repeats = (fold.width, fold.repeats) if fold else (1, 1)
+        expanded += [layer.blocks for layer in short.layers[position : position + width]] * repeats
         position += width
     assert expanded == [layer.blocks for layer in full.layers]
 
@@ -185,10 +154,11 @@ def test_condensed_layers_stand_for_all(case: tuple[str, int], keep: int) -> Non
 @given(laid_out(), st.integers(4, 6))
 def test_condensed_layers_have_a_twin(case: tuple[str, int], keep: int) -> None:
     short = wiring(*case).condense(keep)
-    for position, layer in enumerate(short.layers):
-        if layer.repeats > 1:
-            twin = short.layers[position - layer.twins_back]
-            assert (twin.blocks, twin.repeats) == (layer.blocks, 1)
+    for fold in short.folds:
+        for position in range(fold.start, fold.start + fold.width):
+            layer, twin = short.layers[position], short.layers[position - fold.width]
+            assert (layer.repeats, twin.repeats) == (fold.repeats, 1)
+            assert twin.blocks == layer.blocks
 
 
 @given(laid_out())
@@ -218,7 +188,9 @@ def test_canonical(given_name: str, name: str) -> None:
     assert canonical(given_name) == name
 
 
-@pytest.mark.parametrize(("name", "nearest"), [("laddr", "ladder"), ("upperbound", "upper-bound"), ("paralel", "parallel")])
+@pytest.mark.parametrize(
+    ("name", "nearest"), [("laddr", "ladder"), ("upperbound", "upper-bound"), ("paralel", "parallel")]
+)
 def test_unknown_variant_names_the_nearest(name: str, nearest: str) -> None:
     with pytest.raises(UnknownNameError, match=name) as caught:
         canonical(name)
@@ -270,6 +242,6 @@ def test_huge_parameter(family: str, digits: str) -> None:
 
 @pytest.mark.parametrize(("name", "most"), [("hybrid-ladder:81", "hybrid-ladder:80"), ("desync:161", "160")])
 def test_parameter_beyond_the_model(name: str, most: str) -> None:
-    with pytest.raises(UsageError, match="80 layers|160 blocks") as caught:
+    with pytest.raises(UsageError, match=r"80 layers|160 blocks") as caught:
         wiring(name, 80)
     assert most in caught.value.hint

@@ -31,8 +31,11 @@ SYSTEMS = {
     "b200_sxm": "b200-sxm",
     "l40s": "l40s-pcie",
     "rtx_pro_6000_server": "rtx-pro-6000",
+    "gb200": "gb200-nvl72",
 }
 # the package's system -> profile
+MEASURED_ON = {"a100-sxm": "a100-sxm-hdr"}
+# catalog cluster whose GPU and in-node links a profile was measured on, where it is not called as the profile
 GRID_POINTS: dict[Kind, int] = {"gemm": 22000, "attention_prefill": 4500, "attention_decode": 5000}
 # most points of one table: all tables together stay below 400 KB gzipped
 MAX_SHARE = 0.6
@@ -155,9 +158,10 @@ def make_profile(measured: Measurements, *, created: str) -> CalibrationProfile:
     def of_kind(kind: Kind) -> dict[str, RatioTable]:
         return {dtype: table for (its_kind, dtype), table in tables.items() if its_kind == kind}
 
+    name = SYSTEMS[measured.system]
     return CalibrationProfile(
-        name=SYSTEMS[measured.system],
-        gpu=SYSTEMS[measured.system],
+        name=name,
+        gpu=MEASURED_ON.get(name, name),
         created=created,
         environment=measured.environment,
         sources=(

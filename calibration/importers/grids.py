@@ -98,8 +98,8 @@ def outliers(layers: Floats) -> NDArray[np.bool_]:
     Returns
     -------
     ndarray of bool
-        True where a point differs from the median of the other series by more than a factor of two and from the mean
-        of its two neighbours too, along every axis that has both.
+        True where a point differs by more than a factor of two from the median of the other series, and from
+        everything between its two neighbours, along every axis that has both.
     """
     alone = np.zeros(layers.shape, dtype=np.bool_)
     for i in range(len(layers)):
@@ -116,7 +116,8 @@ def outliers(layers: Floats) -> NDArray[np.bool_]:
         middle = [slice(None)] * layers.ndim
         middle[axis] = slice(1, -1)
         at = tuple(middle)
-        step = np.abs(layers[at] - (before + after) / 2.0)
+        # distance to what lies between the neighbours: a step or a steep rise is no outlier, a spike is
+        step = np.abs(layers[at] - np.clip(layers[at], np.minimum(before, after), np.maximum(before, after)))
         known = np.isfinite(step)
         seen[at] |= known
         far[at] &= ~known | (step > OUTLIER_LOG)
@@ -135,4 +136,5 @@ def _median(layers: Floats) -> Floats:
     count = np.isfinite(layers).sum(axis=0)
     low = np.take_along_axis(ordered, np.maximum((count - 1) // 2, 0)[None], axis=0)[0]
     high = np.take_along_axis(ordered, np.maximum(count // 2, 0)[None].clip(max=len(layers) - 1), axis=0)[0]
-    return (low + high) / 2.0
+    median: Floats = (low + high) / 2.0
+    return median

@@ -159,4 +159,4 @@ def _sizes(label: str, columns: Columns, rows: NDArray[np.bool_]) -> Series:
 
 def _version_key(version: str) -> list[int]:
     """Sortable form: numbers in order; a release candidate's "rc" sorts before its release."""
-    return [int(part) if part.isdigit() else -1 for part in re.findall(r"\d+|rc", version)]
+    return [int(part) if part.isdigit() else -1 for part in [*re.findall(r"\d+|rc", version), "0"]]

@@ -15,19 +15,20 @@ calibrate = typer.Typer(help="Make, read and compare measured profiles.", no_arg
 
 @calibrate.command("import", context_settings=_PASSED_ON)
 def import_(context: typer.Context) -> None:
-    """Make a profile from measurements that others published."""
-    _run("import", context.args)
+    """Make a profile or a fabric of measurements: published ones, or your nccl-tests logs."""
+    _run(context, "import")
 
 
 @calibrate.command(context_settings=_PASSED_ON)
 def show(context: typer.Context) -> None:
     """Show what a profile holds, where it comes from and how well it interpolates."""
-    _run("show", context.args)
+    _run(context, "show")
 
 
-def _run(command: str, arguments: list[str]) -> None:
+def _run(context: typer.Context, command: str) -> None:
     if importlib.util.find_spec("calibration") is None:
         raise MissingDependencyError(
             "the 'calibration' package is not installed", hint="pip install ladder-sim, which brings it along"
         )
-    raise typer.Exit(subprocess.call([sys.executable, "-m", "calibration", command, *arguments]))
+    debug = ["--debug"] if context.find_root().params["debug"] else []
+    raise typer.Exit(subprocess.call([sys.executable, "-m", "calibration", *debug, command, *context.args]))

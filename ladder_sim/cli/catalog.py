@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ladder_sim.errors import LadderSimError, UnknownNameError
+from ladder_sim.errors import UnknownNameError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.overrides import settable
 from ladder_sim.units import format_bandwidth, format_bytes, format_count, format_seconds
@@ -54,12 +54,7 @@ def _find(name: str) -> Any:
             return find(name)
     if "/" in name or "." in name:
         # a file: a model's config.json, or a cluster's or stack's TOML
-        if not name.endswith(".toml"):
-            return catalog.model(name)
-        try:
-            return catalog.cluster(name)
-        except LadderSimError:
-            return catalog.stack(name)
+        return catalog.cluster_or_stack(name) if name.endswith(".toml") else catalog.model(name)
     every = {known for _, names in kinds for known in names}
     raise UnknownNameError("model, cluster or stack", name, every, more="`ladder-sim list` shows all")
 

@@ -9,6 +9,8 @@ import typer
 from ladder_sim.cli.options import ScenarioFlags, with_scenario_flags
 from ladder_sim.cli.output import chosen_format, write
 
+_OUTPUT = "Output"
+
 
 @with_scenario_flags
 def predict(
@@ -16,18 +18,24 @@ def predict(
     variant: Annotated[
         list[str] | None,
         typer.Option(
-            help="standard, parallel, ladder, hybrid-ladder:K, desync:N or upper-bound; repeatable, commas allowed."
+            help="standard, parallel, ladder, hybrid-ladder:K, desync:N or upper-bound; repeatable, commas allowed.",
+            rich_help_panel=_OUTPUT,
         ),
     ] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Show every op, its source and the critical path.")
+        bool,
+        typer.Option("--explain", help="Show every op, its source and the critical path.", rich_help_panel=_OUTPUT),
     ] = False,
     ignore_memory: Annotated[
-        bool, typer.Option("--ignore-memory", help="Predict even if the model does not fit.")
+        bool,
+        typer.Option("--ignore-memory", help="Predict even if the model does not fit.", rich_help_panel=_OUTPUT),
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
-    csv: Annotated[bool, typer.Option("--csv", help="One CSV row per variant on stdout.")] = False,
-    save: Annotated[Path | None, typer.Option(help="Write to a file: .json, .csv or .txt.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object.", rich_help_panel=_OUTPUT)] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="One CSV row per variant.", rich_help_panel=_OUTPUT)] = False,
+    save: Annotated[
+        Path | None,
+        typer.Option(help="Write to a file instead of stdout: .json, .csv or .txt.", rich_help_panel=_OUTPUT),
+    ] = None,
 ) -> None:
     """Predict latency, throughput and speedup of residual wirings under tensor parallelism."""
     # imported here: `--help` and `list` need no simulator

@@ -1,55 +1,65 @@
-"""What a cost model promises: for every op a time, an error bar, and where both come from."""
+"""What a cost model promises: for every op a time, an error bar, where both come from, and what it asks of its GPU."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from ladder_sim.graph.ops import Op, StepGraph
+import numpy as np
+from numpy.typing import NDArray
 
+from ladder_sim.costs.contention import ANY_SMS, SmUse
+from ladder_sim.costs.hardware import Hardware
+from ladder_sim.graph.ops import Op
+
+Number = float | NDArray[np.float64]
 Source = Literal["measured", "fitted", "transferred", "roofline"]
 # best first: interpolated within measurements of this GPU and this link; continued beyond them, or a formula fitted to
 # them; measured elsewhere and carried over by the ratio of the formulas; datasheet only
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Estimate:
-    """How long an op takes when nothing else runs beside it."""
+    """One op, alone on its GPU; numbers, or arrays of one value per configuration."""
 
-    seconds: float
+    seconds: Number
     # best estimate
-    low_s: float
-    # lower end of the 90 % interval
-    high_s: float
-    # upper end of the 90 % interval
+    error: float
+    # 90 % interval: a factor of 1 + error either way
     source: Source
     # what it rests on
+    algorithm: str = ""
+    # of a collective, e.g. "nccl"
+    sms: SmUse = ANY_SMS
+    # SMs it uses
+    memory: Number = 0.0
+    # share of the device memory's bandwidth it uses
+    link: float = 0.0
+    # share of the interconnect's bandwidth it uses
 
     @property
     def in_range(self) -> bool:
         """Within the measurements it rests on."""
         return self.source == "measured"
 
-    @classmethod
-    def within(cls, seconds: float, error: float, *, source: Source) -> "Estimate":
-        """An estimate whose 90 % interval is a factor of ``1 + error`` either way."""
-        return cls(seconds=seconds, low_s=seconds / (1 + error), high_s=seconds * (1 + error), source=source)
+    @property
+    def low_s(self) -> Number:
+        """Lower end of the 90 % interval."""
+        return self.seconds / (1.0 + self.error)
+
+    @property
+    def high_s(self) -> Number:
+        """Upper end of the 90 % interval."""
+        return self.seconds * (1.0 + self.error)
 
 
 class CostModel(Protocol):
     """Anything that knows how long ops take on one scenario's hardware and stack."""
 
-    def estimate(self, op: Op) -> Estimate:
-        """Time of one op, alone on its GPU."""
+    @property
+    def hardware(self) -> Hardware:
+        """Figures that the times rest on."""
         ...
 
-
-def annotate(graph: StepGraph, costs: CostModel) -> None:
-    """Store ``estimate`` on every node of `graph`."""
-    for op in graph.ops():
-        graph.nodes[op.name]["estimate"] = costs.estimate(op)
-
-
-def estimates(graph: StepGraph) -> Iterable[tuple[Op, Estimate]]:
-    """Every op of an annotated graph with its estimate, in issue order."""
-    for _, node in graph.nodes(data=True):
-        yield node["op"], node["estimate"]
+    def estimates(self, ops: Sequence[Op]) -> Sequence[Estimate]:
+        """Times of ops, each alone on its GPU."""
+        ...

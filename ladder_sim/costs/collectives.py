@@ -12,6 +12,7 @@ nccl-tests doc/PERFORMANCE.md (busbw); NVIDIA NCCL user guide (ring, tree, NVLS)
 all-reduce (one-shot, two-shot). Figures: measured H100 tables of aiconfigurator-core 0.12.0, public nccl-tests logs.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -21,7 +22,8 @@ from numpy.typing import NDArray
 from ladder_sim.costs.table import Curve
 
 FloatArray = NDArray[np.float64]
-Formula = Callable[[FloatArray, float, float, float], FloatArray]
+Number = float | FloatArray
+Formula = Callable[[FloatArray, float, Number, Number], FloatArray]
 # (message bytes, ranks, latency_s of a full node, bandwidth_Bps) -> seconds
 
 FULL_NODE = 8
@@ -47,12 +49,18 @@ PIPELINE_CHUNK_BYTES = 32.0 * 2**20
 # the two-node formula errs at most 8 % on H20 logs from 8 to 64 MB and 6 % on H100 logs above 256 MB
 INTER_EFFICIENCY = 0.95
 # of a network port's line rate
-MAX_GAP = 8.0
-# two measured sizes further apart than this do not bracket what lies between
+MAX_GAP = 64.0
+# two measured sizes further apart than this do not bracket what lies between: shipped curves are thinned to what
+# interpolation needs, which leaves gaps of up to 64 where a latency floor is flat
 
 
-def _floor(ranks: float, latency_s: float) -> float:
-    return latency_s * float((ranks / FULL_NODE) ** LATENCY_EXPONENT)
+def _floor(ranks: float, latency_s: Number) -> Number:
+    """Latency floor of a group, given that of a full node; beyond one, every doubling adds as much as from 4 to 8."""
+    if ranks > FULL_NODE:
+        growth = 1.0 + math.log2(ranks / FULL_NODE) * (1.0 - 0.5**LATENCY_EXPONENT)
+    else:
+        growth = (ranks / FULL_NODE) ** LATENCY_EXPONENT
+    return latency_s * float(growth)
 
 
 def _bus(ranks: float) -> float:
@@ -60,35 +68,35 @@ def _bus(ranks: float) -> float:
     return 2.0 * (ranks - 1) / ranks
 
 
-def nccl_s(message: FloatArray, ranks: float, latency_s: float, bandwidth_Bps: float) -> FloatArray:
+def nccl_s(message: FloatArray, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> FloatArray:
     """NCCL's ring or tree in one node."""
     return _floor(ranks, latency_s) + _bus(ranks) * message / (RING_EFFICIENCY * bandwidth_Bps)
 
 
-def nvls_s(message: FloatArray, ranks: float, latency_s: float, bandwidth_Bps: float) -> FloatArray:
+def nvls_s(message: FloatArray, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> FloatArray:
     """Reduction in the NVLink switch."""
     return _floor(ranks, latency_s) + _bus(ranks) * message / (NVLS_EFFICIENCY * bandwidth_Bps)
 
 
-def one_shot_s(message: FloatArray, ranks: float, latency_s: float, bandwidth_Bps: float) -> FloatArray:
+def one_shot_s(message: FloatArray, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> FloatArray:
     """Every GPU reads every peer's whole message."""
     floor = ONE_SHOT_FLOOR_FACTOR * latency_s
     return floor + (ranks - 1) * message / (ONE_SHOT_EFFICIENCY * bandwidth_Bps)
 
 
-def two_shot_s(message: FloatArray, ranks: float, latency_s: float, bandwidth_Bps: float) -> FloatArray:
+def two_shot_s(message: FloatArray, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> FloatArray:
     """Reduce-scatter, then all-gather, by direct peer reads."""
     floor = TWO_SHOT_FLOOR_FACTOR * latency_s
     return floor + _bus(ranks) * message / (ONE_SHOT_EFFICIENCY * bandwidth_Bps)
 
 
-def gather_s(message: FloatArray, ranks: float, latency_s: float, bandwidth_Bps: float) -> FloatArray:
+def gather_s(message: FloatArray, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> FloatArray:
     """NCCL all-gather of `message` result bytes; a broadcast of `message` bytes takes no longer."""
     floor = GATHER_FLOOR_FACTOR * _floor(ranks, latency_s)
     return floor + (ranks - 1) / ranks * message / (RING_EFFICIENCY * bandwidth_Bps)
 
 
-def host_ring_s(message: FloatArray, ranks: float, latency_s: float, bandwidth_Bps: float) -> FloatArray:
+def host_ring_s(message: FloatArray, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> FloatArray:
     """NCCL's ring through host memory: every one of its 2 (n - 1) steps pays its latency."""
     return latency_s * (ranks - 1) / (FULL_NODE - 1) + _bus(ranks) * message / bandwidth_Bps
 
@@ -102,8 +110,8 @@ def across_nodes_s(
     *,
     nodes: int,
     ranks_per_node: int,
-    latency_s: float,
-    bandwidth_Bps: float,
+    latency_s: Number,
+    bandwidth_Bps: Number,
     traffic: float = 2.0,
 ) -> FloatArray:
     """Hierarchical collective: reduce-scatter in the node, the rest across nodes on one rail per GPU, all-gather.

@@ -1,8 +1,9 @@
 """Memory of one GPU: weights, KV cache, the largest activations, and what the stack keeps for itself."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
-from ladder_sim.graph.build import STATE_BYTES, build
+from ladder_sim.graph.build import STATE_BYTES, PassInputs, build
 from ladder_sim.graph.variants import wiring
 from ladder_sim.specs.scenario import Scenario
 
@@ -35,10 +36,15 @@ class MemoryUse:
 
 def weight_bytes(scenario: Scenario) -> float:
     """Parameters that one rank holds, bytes: those of its graph's ops, replicas included."""
-    model = scenario.model
-    plan = wiring(scenario.variant, model.layers, model.ladder_layers).condense(2)
+    return _weight_bytes(PassInputs.of(scenario))
+
+
+@lru_cache(maxsize=1024)
+def _weight_bytes(inputs: PassInputs) -> float:
+    model = inputs.model
+    plan = wiring(inputs.variant, model.layers, model.ladder_layers).condense(2)
     repeats = {layer.index: layer.repeats for layer in plan.layers}
-    graph = build(scenario, "decode", scenario.workload.prompt + 1, layers=plan)
+    graph = build(inputs, "decode", inputs.workload.prompt + 1, layers=plan)
     return sum(op.weight_bytes * repeats.get(op.layer, 1) for op in graph.ops())
 
 

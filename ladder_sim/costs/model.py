@@ -4,118 +4,204 @@ Every kernel's time is ``roofline(this GPU) * ratio``, with the ratio measured /
 the measured GPU that is the measurement; on another it is the measurement carried over by the roofline ratio.
 """
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from ladder_sim.costs.base import Estimate, Source
+from ladder_sim.costs.base import Estimate, Number, Source
+from ladder_sim.costs.contention import (
+    OverlapParameters,
+    SmUse,
+    collective_sms,
+    collective_traffic_bytes,
+    kernel_sms,
+)
 from ladder_sim.costs.coordinates import Kind, decode_point, grid_roofline_s, prefill_point
+from ladder_sim.costs.hardware import Gpu, Hardware, Link
 from ladder_sim.costs.network import COLLECTIVE_ERROR, Network
 from ladder_sim.costs.profile import ELEMENT_BYTES, CalibrationProfile
 from ladder_sim.costs.table import RatioTable
-from ladder_sim.graph.ops import AttentionShape, CollectiveShape, GemmShape, Op, Shape
-from ladder_sim.specs.cluster import GpuSpec
+from ladder_sim.graph.ops import AttentionShape, CollectiveKind, CollectiveShape, GemmShape, Op, Shape
+from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 
 HBM_EFFICIENCY = 2.93 / 3.35
 # memory-bound H100 kernels reach 2.93 of 3.35 TB/s (GEMM tables of aiconfigurator-core 0.12.0, m <= 16)
-MATH_ATTENTION_KERNELS = 5
-# expand keys, expand values, scores, softmax with mask, values
+MATH_ATTENTION_KERNELS = 3
+# scores, softmax with mask, values; keys and values are read expanded
 KERNEL_ERROR: Mapping[Source, float] = {"measured": 0.15, "fitted": 0.2, "transferred": 0.3, "roofline": 0.4}
 # 90 % interval as a fraction either way. Measured: independent tables of one H100 agree within 15 %. The others are
 # judgement, widening with the distance from a measurement.
 
+TableKey = tuple[Kind, str]
+# kind of table and dtype
+
 
 class KernelCosts:
-    """Times of every op of one scenario, each alone on its GPU. Equal shapes are looked up once."""
+    """Times of every op of one scenario, each alone on its GPU.
 
-    def __init__(self, scenario: Scenario, profile: CalibrationProfile | None) -> None:
-        self._gpu = scenario.cluster.gpu
+    Parameters
+    ----------
+    scenario
+        Whose ops will be priced.
+    profile
+        Measured tables; None for the roofline.
+    hardware
+        Figures that replace the scenario's, for instance arrays of them.
+    """
+
+    def __init__(
+        self, scenario: Scenario, profile: CalibrationProfile | None, hardware: Hardware | None = None
+    ) -> None:
+        self.hardware = hardware or Hardware.of(scenario)
+        # figures that the times rest on
         self._profile = profile
-        self._network = Network(scenario, profile) if scenario.tp > 1 else None
+        self._sms = scenario.cluster.gpu.sms
+        self._overlap = OverlapParameters.of(profile.overlap if profile else {})
+        self._network = Network(scenario, profile, self.hardware) if scenario.tp > 1 else None
+        self._table_gpu, self._here = _table_gpu(self.hardware.gpu, profile)
+        self.measured_here = self._here and _same_link(self.hardware.intra, profile)
         self._known: dict[tuple[str, Shape], Estimate] = {}
 
-    def estimate(self, op: Op) -> Estimate:
-        """Time of one op, alone on its GPU."""
-        key = (op.kind, op.shape)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._estimate(op)
-        return found
+    def estimates(self, ops: Sequence[Op]) -> list[Estimate]:
+        """Times of ops, each alone on its GPU; equal shapes are looked up once, tables once for all their shapes."""
+        new = {(op.kind, op.shape): None for op in ops if (op.kind, op.shape) not in self._known}
+        lookups: dict[TableKey, list[tuple[str, Shape]]] = {}
+        for key in new:
+            table_key = _table_key(key[1])
+            if table_key is not None:
+                lookups.setdefault(table_key, []).append(key)
+            else:
+                self._known[key] = self._untabled(key[0], key[1])
+        for table_key, keys in lookups.items():
+            self._known.update(zip(keys, self._tabled(table_key, [shape for _, shape in keys]), strict=True))
+        return [self._known[op.kind, op.shape] for op in ops]
 
-    def _estimate(self, op: Op) -> Estimate:
-        shape = op.shape
-        if isinstance(shape, GemmShape):
-            dtype = "fp8" if shape.weight_element_bytes == 1 else "bf16"
-            tables = self._profile.gemm if self._profile else {}
-            return self._tabled("gemm", dtype, tables, {"m": shape.m, "n": shape.n, "k": shape.k})
-        if isinstance(shape, AttentionShape):
-            return self._math_attention(shape) if shape.kernel == "math" else self._flash_attention(shape)
-        if isinstance(shape, CollectiveShape):
-            return self._collective(op, shape)
-        seconds = self._gpu.kernel_s + shape.moved_bytes / (HBM_EFFICIENCY * self._gpu.hbm_bandwidth_Bps)
-        return _unmeasured(seconds)
-
-    def _flash_attention(self, shape: AttentionShape) -> Estimate:
-        sizes = {
-            "batch": shape.batch,
-            "heads": shape.heads,
-            "kv_heads": shape.kv_heads,
-            "head_dim": shape.head_dim,
-        }
-        kind: Kind
-        if shape.q_len == 1:
-            kind, point = "attention_decode", decode_point(**sizes, kv_len=shape.kv_len)
-            kernels = self._profile.attention_decode if self._profile else {}
-        else:
-            kind, point = "attention_prefill", prefill_point(**sizes, q_len=shape.q_len)
-            kernels = self._profile.attention_prefill if self._profile else {}
-        return self._tabled(kind, "bf16", kernels.get("flash", {}), point)
-
-    def _tabled(
-        self, kind: Kind, dtype: str, tables: Mapping[str, RatioTable], point: Mapping[str, ArrayLike]
-    ) -> Estimate:
-        gpu = self._gpu
-        ideal_s = float(
-            grid_roofline_s(
-                kind,
-                point,
-                element_bytes=ELEMENT_BYTES[dtype],
-                flops_per_s=gpu.fp8_flops if dtype == "fp8" else gpu.bf16_flops,
-                bandwidth_Bps=gpu.hbm_bandwidth_Bps,
-                kernel_s=gpu.kernel_s,
-            )
+    def _tabled(self, key: TableKey, shapes: Sequence[Shape]) -> Iterable[Estimate]:
+        kind, dtype = key
+        columns = [_point(shape) for shape in shapes]
+        # one row per shape, so that hardware arrays broadcast along the second axis
+        point = {name: np.array([[column[name]] for column in columns], np.float64) for name in columns[0]}
+        table = self._table(key)
+        gpu = self._table_gpu if table is not None else self.hardware.gpu
+        seconds = grid_roofline_s(
+            kind,
+            point,
+            element_bytes=ELEMENT_BYTES[dtype],
+            flops_per_s=cast(Any, gpu.fp8_flops if dtype == "fp8" else gpu.bf16_flops),
+            bandwidth_Bps=cast(Any, gpu.hbm_bandwidth_Bps),
+            kernel_s=cast(Any, gpu.kernel_s),
         )
-        table = tables.get(dtype)
-        if table is None or self._profile is None:
-            return _unmeasured(ideal_s / HBM_EFFICIENCY)
+        if table is None:
+            return [
+                self._kernel(shape, _plain(row / HBM_EFFICIENCY), "roofline")
+                for shape, row in zip(shapes, seconds, strict=True)
+            ]
         ratio, inside = table.ratio(**point)
-        source: Source = "measured" if bool(inside) else "fitted"
-        if not self._measured_here(gpu):
-            source = "transferred"
-        return Estimate.within(ideal_s * float(ratio), KERNEL_ERROR[source], source=source)
+        sources: list[Source] = [
+            "transferred" if not self._here else "measured" if within else "fitted" for within in inside[:, 0]
+        ]
+        return [
+            self._kernel(shape, _plain(row), source)
+            for shape, row, source in zip(shapes, seconds * ratio, sources, strict=True)
+        ]
 
-    def _measured_here(self, gpu: GpuSpec) -> bool:
-        reference = self._profile.reference if self._profile else None
-        return reference is not None and all(
-            np.isclose(getattr(gpu, field), getattr(reference, field), rtol=1e-3)
-            for field in ("bf16_flops", "fp8_flops", "hbm_bandwidth_Bps", "kernel_s")
+    def _table(self, key: TableKey) -> RatioTable | None:
+        if self._profile is None:
+            return None
+        kind, dtype = key
+        if kind == "gemm":
+            return self._profile.gemm.get(dtype)
+        kernels = self._profile.attention_prefill if kind == "attention_prefill" else self._profile.attention_decode
+        return kernels.get("flash", {}).get(dtype)
+
+    def _untabled(self, kind: str, shape: Shape) -> Estimate:
+        if isinstance(shape, CollectiveShape):
+            return self._collective(cast(CollectiveKind, kind), shape.message_bytes)
+        gpu = self.hardware.gpu
+        traffic_s = shape.moved_bytes / (HBM_EFFICIENCY * gpu.hbm_bandwidth_Bps)
+        kernels = MATH_ATTENTION_KERNELS if isinstance(shape, AttentionShape) else 1
+        return self._kernel(
+            shape, kernels * gpu.kernel_s + np.maximum(traffic_s, shape.flops / gpu.bf16_flops), "roofline"
         )
 
-    def _math_attention(self, shape: AttentionShape) -> Estimate:
-        gpu = self._gpu
-        traffic_s = shape.moved_bytes / (HBM_EFFICIENCY * gpu.hbm_bandwidth_Bps)
-        return _unmeasured(MATH_ATTENTION_KERNELS * gpu.kernel_s + max(traffic_s, shape.flops / gpu.bf16_flops))
+    def _kernel(self, shape: Shape, seconds: Number, source: Source) -> Estimate:
+        gpu = self.hardware.gpu
+        memory_bound = bool(np.mean(shape.flops / gpu.bf16_flops) < np.mean(shape.moved_bytes / gpu.hbm_bandwidth_Bps))
+        return Estimate(
+            seconds=seconds,
+            error=KERNEL_ERROR[source],
+            source=source,
+            sms=kernel_sms(shape, self._sms, memory_bound=memory_bound, parameters=self._overlap),
+            memory=self._memory_share(shape.moved_bytes, seconds),
+        )
 
-    def _collective(self, op: Op, shape: CollectiveShape) -> Estimate:
+    def _collective(self, kind: CollectiveKind, message_bytes: float) -> Estimate:
         if self._network is None:
-            raise ValueError(f"{op.name}: a collective on one rank")
-        kind = op.kind
-        times = self._network.times(kind, np.array([shape.message_bytes]))  # type: ignore[arg-type]
+            raise ValueError(f"{kind}: a collective on one rank")
+        times = self._network.times(kind, np.array([message_bytes]))
         source: Source = "measured" if bool(times.in_range[0]) else times.source
-        return Estimate.within(float(times.seconds[0]), COLLECTIVE_ERROR[source], source=source)
+        seconds = _plain(times.seconds)
+        traffic = collective_traffic_bytes(times.algorithm, message_bytes, self._overlap)
+        return Estimate(
+            seconds=seconds,
+            error=COLLECTIVE_ERROR[source],
+            source=source,
+            algorithm=times.algorithm,
+            sms=SmUse(held_sms=collective_sms(times.algorithm, message_bytes, self._overlap)),
+            memory=self._memory_share(traffic, seconds),
+            link=1.0,
+        )
+
+    def _memory_share(self, moved_bytes: float, seconds: Number) -> Number:
+        share: Number = np.minimum(1.0, moved_bytes / (HBM_EFFICIENCY * self.hardware.gpu.hbm_bandwidth_Bps) / seconds)
+        return share
 
 
-def _unmeasured(seconds: float) -> Estimate:
-    return Estimate.within(seconds, KERNEL_ERROR["roofline"], source="roofline")
+def _table_gpu(gpu: Gpu, profile: CalibrationProfile | None) -> tuple[Gpu, bool]:
+    """Figures to draw a profile's rooflines with, and whether they are those of the GPU it was measured on.
+
+    A table's ratios belong to the figures in its profile. A catalog may round them otherwise, so another GPU's figures
+    enter relative to the catalog's for the measured one.
+    """
+    if profile is None:
+        return gpu, False
+    measured = Gpu.of(catalog.cluster(profile.gpu).gpu)
+    relative = {
+        field.name: getattr(gpu, field.name) / getattr(measured, field.name) for field in dataclasses.fields(Gpu)
+    }
+    scaled = Gpu(**{name: getattr(profile.reference, name) * ratio for name, ratio in relative.items()})
+    return scaled, all(bool(np.all(ratio == 1.0)) for ratio in relative.values())
+
+
+def _same_link(link: Link, profile: CalibrationProfile | None) -> bool:
+    return profile is not None and link.same_as(Link.of(catalog.cluster(profile.gpu).intra))
+
+
+def _table_key(shape: Shape) -> TableKey | None:
+    """The table that holds a shape; None where there can be none."""
+    if isinstance(shape, GemmShape):
+        return "gemm", "fp8" if shape.weight_element_bytes == 1 else "bf16"
+    if isinstance(shape, AttentionShape) and shape.kernel == "flash":
+        return "attention_decode" if shape.q_len == 1 else "attention_prefill", "bf16"
+    return None
+
+
+def _point(shape: Shape) -> Mapping[str, ArrayLike]:
+    """A shape's coordinates in its table."""
+    if isinstance(shape, GemmShape):
+        return {"m": shape.m, "n": shape.n, "k": shape.k}
+    if not isinstance(shape, AttentionShape):
+        raise TypeError(f"{type(shape).__name__} has no table")
+    sizes = {"batch": shape.batch, "heads": shape.heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
+    if shape.q_len == 1:
+        return decode_point(**sizes, kv_len=shape.kv_len)
+    return prefill_point(**sizes, q_len=shape.q_len)
+
+
+def _plain(values: NDArray[np.float64]) -> Number:
+    """A number where there is one configuration."""
+    return float(values[0]) if values.shape == (1,) else values

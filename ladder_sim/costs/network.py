@@ -1,6 +1,7 @@
 """The collectives of one scenario: which algorithm runs, how long it takes, and how far that is measured."""
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,14 +20,17 @@ from ladder_sim.costs.collectives import (
     nccl_s,
 )
 from ladder_sim.costs.fabrics import fabric_curve
+from ladder_sim.costs.hardware import Hardware, Link
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.table import Curve
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.ops import CollectiveKind
 from ladder_sim.specs import catalog
-from ladder_sim.specs.cluster import ClusterSpec, LinkTier
 from ladder_sim.specs.scenario import Scenario
 
+SWITCH_WITHOUT_P2P_BYTES = 2.0**20
+# with peer-to-peer access off and more than two ranks, NCCL multicasts large messages through the NVLink switch; small
+# ones stay on the low-latency protocols of its ring. The size at which it changes over is an uncalibrated default.
 COLLECTIVE_ERROR: Mapping[Source, float] = {"measured": 0.08, "fitted": 0.2, "transferred": 0.3, "roofline": 0.4}
 # 90 % interval as a fraction either way. Measured: nine tenths of the H100 points left out of a curve lie within 8 % of
 # it. Fitted: so do nine tenths of EFA, NDR and H20 nccl-tests rows within 20 % of the two-node formula. The other two
@@ -35,7 +39,7 @@ COLLECTIVE_ERROR: Mapping[Source, float] = {"measured": 0.08, "fitted": 0.2, "tr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveTimes:
-    """Collectives of several message sizes, each alone."""
+    """A collective, alone; arrays hold one value per message or per configuration."""
 
     seconds: FloatArray
     # best estimates
@@ -50,8 +54,9 @@ class CollectiveTimes:
 class Network:
     """Collectives of a scenario's tensor-parallel group."""
 
-    def __init__(self, scenario: Scenario, profile: CalibrationProfile | None) -> None:
+    def __init__(self, scenario: Scenario, profile: CalibrationProfile | None, hardware: Hardware) -> None:
         self._cluster = scenario.cluster
+        self._hardware = hardware
         self._ranks = scenario.ranks_per_node
         self._nodes = scenario.nodes_used
         self._p2p = scenario.p2p
@@ -66,16 +71,17 @@ class Network:
         Parameters
         ----------
         kind
-            A broadcast is counted as an all-gather of its message, which takes no less.
+            A broadcast is counted as an all-gather or an all-reduce of its message, neither of which takes less.
         message_bytes
             Sizes of the messages; of the gathered result for an all-gather.
         """
         if self._nodes > 1:
             return self._across(kind, message_bytes)
-        if kind != "all_reduce":
-            return self._in_node("all_gather", "nccl", gather_s, message_bytes)
-        candidates = [self._all_reduce(name, message_bytes) for name in self._algorithms()]
-        return min(candidates, key=lambda found: float(found.seconds.sum()))
+        gather = self._in_node("all_gather", "nccl", gather_s, message_bytes)
+        if kind == "all_gather":
+            return gather
+        reduce = _fastest([self._all_reduce(name, message_bytes) for name in self._algorithms()])
+        return reduce if kind == "all_reduce" else _fastest([gather, reduce])
 
     def _check(self) -> None:
         if self._choice not in ("nccl", "auto") and not self._p2p:
@@ -94,27 +100,31 @@ class Network:
 
     def _algorithms(self) -> tuple[str, ...]:
         if not self._p2p:
-            # above two ranks NCCL still multicasts large messages through the switch
-            return ("nccl-host", "nvls") if self._ranks > 2 and self._has_switch() else ("nccl-host",)
+            return ("nccl-host",)
         return ("nccl", "one-shot", "two-shot") if self._choice == "auto" else (self._choice,)
 
     def _all_reduce(self, algorithm: str, message: FloatArray) -> CollectiveTimes:
         if algorithm != "nccl-host":
             return self._in_node("all_reduce", algorithm, FORMULAS[algorithm], message)
-        seconds = _at_tier(host_ring_s, message, self._ranks, self._cluster.host)
-        return CollectiveTimes(
-            seconds=seconds, in_range=np.zeros(message.shape, bool), source="roofline", algorithm=algorithm
-        )
+        seconds = _at_tier(host_ring_s, message, self._ranks, self._hardware.host)
+        nowhere = np.zeros(message.shape, bool)
+        host = CollectiveTimes(seconds=seconds, in_range=nowhere, source="roofline", algorithm=algorithm)
+        if self._ranks == 2 or not self._has_switch() or float(message.max()) < SWITCH_WITHOUT_P2P_BYTES:
+            return host
+        # what the switch does for NCCL here, it does with peer-to-peer access too
+        peer, switch = (self._in_node("all_reduce", name, FORMULAS[name], message) for name in ("nccl", "nvls"))
+        switch = dataclasses.replace(switch, seconds=np.maximum(switch.seconds, peer.seconds))
+        return _fastest([host, switch])
 
     def _in_node(self, kind: str, algorithm: str, formula: Formula, message: FloatArray) -> CollectiveTimes:
-        tier = self._cluster.intra
+        tier = self._hardware.intra
         seconds = _at_tier(formula, message, self._ranks, tier)
         measured = self._measured(kind, algorithm, formula)
         if measured is None:
             nowhere = np.zeros(message.shape, bool)
             return CollectiveTimes(seconds=seconds, in_range=nowhere, source="roofline", algorithm=algorithm)
         ratio, inside = measured.ratio(message, self._ranks)
-        here = self._measured_on is not None and _same_link(self._measured_on.intra, tier)
+        here = self._measured_on is not None and tier.same_as(Link.of(self._measured_on.intra))
         # NCCL does not say from which size on its curve is NVLS, so no point of it is a measurement of NVLS
         return CollectiveTimes(
             seconds=seconds * ratio,
@@ -126,11 +136,14 @@ class Network:
     def _measured(self, kind: str, algorithm: str, formula: Formula) -> MeasuredCollective | None:
         if self._profile is None or self._measured_on is None:
             return None
+        if self._measured_on.intra.fabric != self._hardware.intra.fabric:
+            # how far a link stays behind its formula says nothing about another kind of link
+            return None
         by_algorithm = self._profile.collectives.get(kind, {})
         curves: Mapping[int, Curve] = by_algorithm.get("nccl" if algorithm == "nvls" else algorithm, {})
         if algorithm == "nvls":
-            # on a full node NCCL itself takes NVLS for large messages
-            curves = {ranks: curve for ranks, curve in curves.items() if ranks == self._measured_on.gpus_per_node}
+            # on all GPUs of a switch NCCL itself takes NVLS for large messages
+            curves = {ranks: curve for ranks, curve in curves.items() if ranks == max(curves)}
         tier = self._measured_on.intra
         return (
             MeasuredCollective(
@@ -142,54 +155,65 @@ class Network:
 
     def _across(self, kind: CollectiveKind, message: FloatArray) -> CollectiveTimes:
         """Across nodes everything is NCCL: custom kernels reach peers of their own node only."""
-        seconds = self._hierarchical(kind, message, self._cluster)
+        own_layout = (self._nodes, self._ranks)
+        seconds = self._hierarchical(kind, message, self._hardware.intra, self._hardware.inter, own_layout)
         fabric = fabric_curve(self._cluster.inter.fabric)
         if fabric is None or kind != "all_reduce":
             nowhere = np.zeros(message.shape, bool)
             return CollectiveTimes(seconds=seconds, in_range=nowhere, source="roofline", algorithm="nccl")
         measured_on = catalog.cluster(fabric.cluster)
+        intra, inter = Link.of(measured_on.intra), Link.of(measured_on.inter)
         sizes = fabric.curve.size_bytes
-        log_ratio = np.log(fabric.curve.seconds / self._hierarchical(kind, sizes, measured_on))
+        layout = (fabric.nodes, fabric.ranks_per_node)
+        reference_s = self._hierarchical(kind, sizes, intra, inter, layout)
+        log_ratio = np.log(fabric.curve.seconds / reference_s)
         ratio = np.exp(np.interp(np.log(message), np.log(sizes), log_ratio))
-        here = all(_same_link(getattr(self._cluster, tier), getattr(measured_on, tier)) for tier in ("intra", "inter"))
-        same_layout = (self._nodes, self._ranks) == (fabric.nodes, fabric.ranks_per_node)
+        # the curve was found by the fabric's name, or by the path of its file
+        own = dataclasses.replace(self._hardware.inter, fabric=inter.fabric)
+        here = self._hardware.intra.same_as(intra) and own.same_as(inter)
         return CollectiveTimes(
             seconds=seconds * ratio,
-            in_range=bracketed(fabric.curve, message) & (here and same_layout),
+            in_range=bracketed(fabric.curve, message) & (here and layout == own_layout),
             source="fitted" if here else "transferred",
             algorithm="nccl",
         )
 
-    def _hierarchical(self, kind: CollectiveKind, message: FloatArray, cluster: ClusterSpec) -> FloatArray:
-        """The two-level formula on `cluster`'s links, its in-node stages as measured beyond their latency floor."""
+    def _hierarchical(
+        self, kind: CollectiveKind, message: FloatArray, intra: Link, inter: Link, layout: tuple[int, int]
+    ) -> FloatArray:
+        """The two-level formula, its in-node stages as measured beyond their latency floor."""
         in_node, formula = ("all_reduce", nccl_s) if kind == "all_reduce" else ("all_gather", gather_s)
-        stages = self._node_wire_s(in_node, formula, message, cluster.intra)
+        nodes, ranks = layout
+        stages = self._node_wire_s(in_node, formula, message, intra, ranks)
         return across_nodes_s(
             message,
             stages,
-            nodes=self._nodes,
-            ranks_per_node=self._ranks,
-            latency_s=cluster.inter.latency_s,
-            bandwidth_Bps=cluster.inter.bandwidth_Bps,
+            nodes=nodes,
+            ranks_per_node=ranks,
+            latency_s=inter.latency_s,
+            bandwidth_Bps=inter.bandwidth_Bps,
             traffic=2.0 if kind == "all_reduce" else 1.0,
         )
 
-    def _node_wire_s(self, kind: str, formula: Formula, message: FloatArray, tier: LinkTier) -> FloatArray:
-        if self._ranks == 1:
+    def _node_wire_s(self, kind: str, formula: Formula, message: FloatArray, tier: Link, ranks: int) -> FloatArray:
+        """A collective inside the node without its latency floor: its wire time, and what the floor grows by."""
+        if ranks == 1:
             return np.zeros_like(message)
-        both = np.append(message, 1.0)
-        seconds = _at_tier(formula, both, self._ranks, tier)
+        nothing = np.zeros_like(message)
+        floor_s = _at_tier(formula, nothing, ranks, tier)
+        wire_s = _at_tier(formula, message, ranks, tier) - floor_s
         measured = self._measured(kind, "nccl", formula)
-        if measured is not None:
-            seconds = seconds * measured.ratio(both, self._ranks)[0]
-        wire_s: FloatArray = np.maximum(0.0, seconds[:-1] - seconds[-1])
-        return wire_s
+        if measured is None:
+            return wire_s
+        ratio, at_floor = measured.ratio(message, ranks)[0], measured.ratio(nothing, ranks)[0]
+        return wire_s * ratio + floor_s * np.maximum(0.0, ratio - at_floor)
 
 
-def _same_link(one: LinkTier, other: LinkTier) -> bool:
-    """Equal in every figure that a collective's time depends on."""
-    return all(getattr(one, name) == getattr(other, name) for name in ("fabric", "bandwidth_Bps", "latency_s"))
+def _fastest(candidates: Sequence[CollectiveTimes]) -> CollectiveTimes:
+    """The fastest for each element; named after the one that is fastest overall."""
+    best = min(candidates, key=lambda found: float(found.seconds.sum()))
+    return dataclasses.replace(best, seconds=np.minimum.reduce([found.seconds for found in candidates]))
 
 
-def _at_tier(formula: Formula, message: FloatArray, ranks: int, tier: LinkTier) -> FloatArray:
+def _at_tier(formula: Formula, message: FloatArray, ranks: int, tier: Link) -> FloatArray:
     return formula(message, ranks, tier.latency_s, tier.bandwidth_Bps)

@@ -286,7 +286,8 @@ def _json(document: Any) -> bytes:
 def _explained(error: ValidationError, origin: str) -> ProfileError:
     """First broken rule in this project's words: origin, entry, rule."""
     first = error.errors(include_url=False)[0]
-    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"] if part != "[key]")
+    where = where.lstrip(".")
     if first["type"] == "json_invalid":
         return ProfileError(f"{origin} is not JSON: {first['msg']}", hint="it is cut short, damaged or no profile")
     if not where:
@@ -295,5 +296,6 @@ def _explained(error: ValidationError, origin: str) -> ProfileError:
         return ProfileError(f"{origin} lacks '{where}'", hint="re-create it; it was edited, or is no profile")
     given = repr(first["input"])
     given = given if len(given) < 40 else given[:37] + "..."
-    message = first["msg"].replace("Input should be", "must be")
+    rules = {"greater_than": "must be positive", "extra_forbidden": "there is no such entry"}
+    message = rules.get(first["type"]) or first["msg"].replace("Input should be", "must be")
     return ProfileError(f"{origin}: {where} is {given}; {message}", hint="re-create it; it was edited or damaged")

@@ -33,9 +33,9 @@ def run(program: Program) -> Timeline:
     times = np.full((3, len(program.tasks)), np.nan)
     environment = simpy.Environment()
     clocks = Clocks(environment, program, times)
-    for queue in program.queues():
+    for stream, queue in enumerate(program.queues()):
         if queue:
-            environment.process(drain(clocks, queue))
+            environment.process(drain(clocks, stream, queue))
     environment.run()
     unfinished = np.flatnonzero(np.isnan(times[2]))
     if unfinished.size:

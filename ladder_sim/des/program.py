@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import networkx as nx
 
+from ladder_sim.des.shared import NOTHING, Demand, Device, Number
 from ladder_sim.errors import DeadlockError
 
 NO_GROUP = -1
@@ -21,20 +23,21 @@ class Stream:
     # the GPU it belongs to
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """One kernel."""
+class Task(NamedTuple):
+    """One kernel. A tuple, because a prediction makes hundreds of them."""
 
     name: str
     # for reports
     stream: int
     # index of its stream
-    duration_s: float
-    # time it runs when alone, seconds
+    duration_s: Number
+    # time it runs when alone, seconds; an array holds one value per configuration (`scan.scan`)
     after: tuple[int, ...] = ()
     # tasks that must have ended before it starts
-    lead_s: float = 0.0
+    lead_s: Number = 0.0
     # its stream is held this long between its dependencies' end and its start (event waits, launch), seconds
+    demand: Demand = NOTHING
+    # what it asks for of its GPU
     group: int = NO_GROUP
     # tasks of one group start together, when the last of them is ready: the ranks of a collective
 
@@ -47,6 +50,8 @@ class Program:
     # all ranks' tasks
     streams: tuple[Stream, ...]
     # what they run on
+    device: Device | None = None
+    # what the streams of one rank share; None: nothing
 
     def queues(self) -> list[list[int]]:
         """Task indices of every stream, in issue order."""

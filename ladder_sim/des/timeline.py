@@ -30,12 +30,8 @@ class Timeline:
     def busy(self, streams: Iterable[int]) -> list[tuple[float, float]]:
         """Disjoint, sorted intervals in which any task of `streams` runs."""
         chosen = set(streams)
-        spans = [
-            (float(self.start_s[i]), float(self.end_s[i]))
-            for i, task in enumerate(self.program.tasks)
-            if task.stream in chosen
-        ]
-        return union(spans)
+        spans = zip(self.program.tasks, self.start_s.tolist(), self.end_s.tolist(), strict=True)
+        return union((start_s, end_s) for task, start_s, end_s in spans if task.stream in chosen)
 
     def hidden_s(self, index: int, cover: list[tuple[float, float]]) -> float:
         """How long task `index` runs while the intervals of `cover` do."""
@@ -45,22 +41,21 @@ class Timeline:
         """Tasks from first to last, each of which ended at the moment that let the next one become ready."""
         if not len(self.end_s):
             return []
+        tasks, members, end_s = self.program.tasks, self.program.groups(), self.end_s.tolist()
         before_on_stream: dict[int, int] = {}
         for queue in self.program.queues():
             before_on_stream.update(zip(queue[1:], queue, strict=False))
-        members = self.program.groups()
-        path = [int(np.argmax(self.end_s))]
+        path = [end_s.index(max(end_s))]
         while True:
-            task = self.program.tasks[path[-1]]
             latest = path[-1]
-            if task.group != NO_GROUP:
-                latest = max(members[task.group], key=lambda i: self.ready_s[i] + self.program.tasks[i].lead_s)
-            candidates = [*self.program.tasks[latest].after]
+            if tasks[latest].group != NO_GROUP:
+                latest = max(members[tasks[latest].group], key=lambda i: float(self.ready_s[i] + tasks[i].lead_s))
+            candidates = [*tasks[latest].after]
             if latest in before_on_stream:
                 candidates.append(before_on_stream[latest])
             if not candidates:
                 return path[::-1]
-            path.append(max(candidates, key=lambda i: self.end_s[i]))
+            path.append(max(candidates, key=end_s.__getitem__))
 
 
 def union(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -6,6 +6,7 @@ block ends in partial sums (arXiv 1909.08053).
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple, Self
 
 from ladder_sim.graph.ops import (
     AttentionShape,
@@ -19,8 +20,10 @@ from ladder_sim.graph.ops import (
     StepGraph,
 )
 from ladder_sim.graph.variants import Block, Layer, Part, Wiring, wiring
+from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.workload import DTYPE_BYTES
+from ladder_sim.specs.stack import StackSpec
+from ladder_sim.specs.workload import DTYPE_BYTES, Workload
 
 STATE_BYTES = 2
 # element size of the residual stream, embedding, norms, LM head and KV cache: they stay 16-bit under fp8 weights too
@@ -30,7 +33,22 @@ TOKEN_BYTES = 8
 _PART_NAMES: dict[Part, str] = {"attention": "attn", "mlp": "mlp", "both": "block"}
 
 
-def build(scenario: Scenario, phase: Phase, kv_len: int, *, layers: Wiring | None = None) -> StepGraph:
+class PassInputs(NamedTuple):
+    """What a forward pass's graph depends on: a scenario without its hardware."""
+
+    model: ModelSpec
+    workload: Workload
+    stack: StackSpec
+    tp: int
+    variant: str
+
+    @classmethod
+    def of(cls, scenario: Scenario) -> Self:
+        """Those of a scenario."""
+        return cls(scenario.model, scenario.workload, scenario.stack, scenario.tp, scenario.variant)
+
+
+def build(scenario: Scenario | PassInputs, phase: Phase, kv_len: int, *, layers: Wiring | None = None) -> StepGraph:
     """The graph of one rank's forward pass.
 
     Parameters
@@ -57,9 +75,9 @@ def build(scenario: Scenario, phase: Phase, kv_len: int, *, layers: Wiring | Non
 class _Builder:
     """One forward pass under construction; `residual` is the op whose completion makes the residual stream ready."""
 
-    def __init__(self, scenario: Scenario, phase: Phase, kv_len: int) -> None:
+    def __init__(self, scenario: Scenario | PassInputs, phase: Phase, kv_len: int) -> None:
         model, workload, stack, tp = scenario.model, scenario.workload, scenario.stack, scenario.tp
-        self.scenario, self.model, self.stack, self.tp = scenario, model, stack, tp
+        self.model, self.stack, self.tp = model, stack, tp
         self.phase: Phase = phase
         self.batch = workload.batch
         self.q_len = workload.prompt if phase == "prefill" else 1
@@ -72,7 +90,7 @@ class _Builder:
         self.mlp_width = self.intermediate * (2 if model.gated_mlp else 1)
         self.qkv_width = (self.heads + 2 * self.kv_heads) * model.head_dim
         self.state_bytes = float(self.tokens) * model.hidden * STATE_BYTES
-        self.graph = StepGraph()
+        self.graph = StepGraph(phase)
         self.residual = ""
         self.pending: list[str] = []
         # output of every block so far: what a join waits for

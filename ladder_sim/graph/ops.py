@@ -5,7 +5,7 @@ Every count is per rank and per forward pass: FLOPs, bytes of device memory move
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import networkx as nx
 
@@ -67,8 +67,8 @@ class AttentionShape:
     """Attention of `q_len` new tokens of each sequence over `kv_len` cached ones."""
 
     kernel: Literal["flash", "math"]
-    # flash: one fused kernel over the live context, causal; math: expand, scores, softmax and values as separate
-    # kernels over the whole static cache
+    # flash: one fused kernel over the live context, causal; math: scores, softmax and values as separate kernels over
+    # the whole static cache, KV heads expanded
     batch: int
     # sequences
     q_len: int
@@ -94,16 +94,16 @@ class AttentionShape:
     def moved_bytes(self) -> float:
         """Device memory traffic.
 
-        Flash moves queries, output and the cache once. Math also writes and reads keys and values expanded to every
-        query head, and moves the score matrix four times: written, read and written by the softmax, read.
+        Flash moves queries, output and the cache once. Math moves keys and values expanded to every query head (the
+        compiler reads them repeated, without a copy), and the score matrix four times: written, read and written by the
+        softmax, read.
         """
         query_and_output = 2.0 * self.batch * self.q_len * self.heads * self.head_dim
-        cache = 2.0 * self.batch * self.kv_len * self.kv_heads * self.head_dim
+        per_head = 2.0 * self.batch * self.kv_len * self.head_dim
         if self.kernel == "flash":
-            return (query_and_output + cache) * self.element_bytes
-        expanded = 2.0 * self.batch * self.kv_len * self.heads * self.head_dim
+            return (query_and_output + per_head * self.kv_heads) * self.element_bytes
         scores = float(self.batch) * self.heads * self.q_len * self.kv_len
-        return (query_and_output + cache + 2.0 * expanded + 4.0 * scores) * self.element_bytes
+        return (query_and_output + per_head * self.heads + 4.0 * scores) * self.element_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,8 +170,17 @@ else:
 class StepGraph(_OpGraph):
     """Dependency graph of one forward pass: nodes are op names in issue order, edges are data dependencies.
 
-    Node attribute ``op`` holds the `Op`; cost models add ``estimate``.
+    Node attribute ``op`` holds the `Op`. Costs are kept apart, so that one graph serves any hardware.
+
+    Parameters
+    ----------
+    phase
+        What the pass is.
     """
+
+    def __init__(self, phase: Phase = "decode", **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.phase: Phase = phase
 
     def add_op(self, op: Op, *, after: Iterable[str]) -> str:
         """Append `op`, which needs the ops named in `after`; returns its name."""

@@ -10,7 +10,7 @@ Ladder Residual, arXiv 2501.06589; PaLM (parallel blocks), arXiv 2204.02311.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -53,8 +53,18 @@ class Layer:
     # in issue order
     repeats: int = 1
     # layers that it stands for in a condensed wiring
-    twins_back: int = 0
-    # where it stands for several: its twin is this many kept layers back, one period earlier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fold:
+    """A period of layers that stands for several equal ones."""
+
+    start: int
+    # position of its first layer among those kept
+    width: int
+    # layers in it; its twin is the period just before
+    repeats: int
+    # periods it stands for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +79,8 @@ class Wiring:
     # outputs joined after the last block, counted backwards from the end
     period: int
     # layers after which the pattern repeats
+    folds: tuple[Fold, ...] = ()
+    # where layers were cut out
 
     def condense(self, keep: int) -> "Wiring":
         """The same wiring with every run of identical layers cut down to `keep` periods.
@@ -77,20 +89,17 @@ class Wiring:
         they stay right across a cut.
         """
         kept: list[Layer] = []
+        folds: list[Fold] = []
         for start, width, periods in self._runs():
             chosen = range(periods) if periods <= keep else [*range(keep - 1), periods - 1]
             for position, period_index in enumerate(chosen):
                 stands_for = periods - keep + 1 if periods > keep and position == keep - 2 else 1
-                for layer in self.layers[start + period_index * width :][:width]:
-                    kept.append(
-                        Layer(
-                            index=layer.index,
-                            blocks=layer.blocks,
-                            repeats=stands_for,
-                            twins_back=width if stands_for > 1 else 0,
-                        )
-                    )
-        return Wiring(name=self.name, layers=tuple(kept), final_joins=self.final_joins, period=self.period)
+                if stands_for > 1:
+                    folds.append(Fold(start=len(kept), width=width, repeats=stands_for))
+                kept += [
+                    replace(layer, repeats=stands_for) for layer in self.layers[start + period_index * width :][:width]
+                ]
+        return replace(self, layers=tuple(kept), folds=tuple(folds))
 
     def _runs(self) -> list[tuple[int, int, int]]:
         """Maximal runs of a repeating pattern as (first layer, layers in the pattern, times it stands there)."""
@@ -138,7 +147,8 @@ def canonical(variant: str) -> str:
         if colon:
             raise UsageError(f"variant '{variant}': '{name}' takes no parameter", hint=f"write '{name}'")
         return name
-    if not parameter.isascii() or not parameter.isdigit() or int(parameter) == 0:
+    # more digits than any model has layers, and than int() reads
+    if not parameter.isascii() or not parameter.isdigit() or not 0 < len(parameter.lstrip("0")) < 10:
         what = "the last K layers are ladder" if letter == "K" else "every N-th block is all-reduced"
         raise UsageError(
             f"variant '{variant}': '{name}' needs a positive whole number {letter} ({what})",

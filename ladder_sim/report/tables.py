@@ -1,11 +1,11 @@
 """Predictions as tables for people."""
 
-import io
+import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import get_args
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -16,8 +16,12 @@ from ladder_sim.specs.scenario import Scenario
 from ladder_sim.steps import OpSummary, StepSummary
 from ladder_sim.units import format_bytes, format_seconds
 
-PLAIN_WIDTH = 112
-# columns of a table that goes to a file or a pipe
+PLAIN_WIDTH = 240
+# columns of a file or a pipe: enough that no line is broken
+
+
+SHOWN_SHARE = 5e-4
+# of a request's time: less rounds to 0.0 %
 
 
 def prediction_report(
@@ -40,25 +44,59 @@ def prediction_report(
 
 def to_text(renderable: RenderableType) -> str:
     """Plain text without colour, for files."""
-    buffer = io.StringIO()
-    Console(file=buffer, width=PLAIN_WIDTH, no_color=True, force_terminal=False).print(renderable)
-    return buffer.getvalue()
+    return _written(renderable, PLAIN_WIDTH, color=False)
 
 
 def show(renderable: RenderableType) -> None:
     """Print to stdout: as wide as the terminal, or `PLAIN_WIDTH` off one."""
     width = None if sys.stdout.isatty() else PLAIN_WIDTH
-    Console(width=width).print(renderable)
+    # written by us: rich ends the process with an error when the reader of a pipe has enough
+    sys.stdout.write(_written(renderable, width, color=not os.environ.get("NO_COLOR")))
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1, title: str = "") -> Table:
-    """A plain table: the first `left` columns of text, the rest of numbers."""
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    left: int = 1,
+    wrapped: Collection[str] | None = None,
+    title: str = "",
+) -> Table:
+    """A plain table: the first `left` columns of text, the rest of numbers.
+
+    Where there is no room, the columns `wrapped` take several lines; by default those of text but for the first.
+    """
     grid = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    breakable = columns[1:left] if wrapped is None else wrapped
     for index, column in enumerate(columns):
-        grid.add_column(column, justify="left" if index < left else "right", no_wrap=True)
+        # fold: on the narrowest terminal a number is broken rather than cut
+        grid.add_column(
+            column, justify="left" if index < left else "right", no_wrap=column not in breakable, overflow="fold"
+        )
     for row in rows:
         grid.add_row(*row)
     return grid
+
+
+class _FirstThatFits:
+    """The first of several tables that is no wider than the screen, else the last."""
+
+    def __init__(self, *tables: Table) -> None:
+        self.tables = tables
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        roomy = options.update(width=PLAIN_WIDTH)
+        widths = [console.measure(candidate, options=roomy).maximum for candidate in self.tables]
+        fitting = [grid for grid, width in zip(self.tables, widths, strict=True) if width <= options.max_width]
+        yield (fitting or self.tables[-1:])[0]
+
+
+def _written(renderable: RenderableType, width: int | None, *, color: bool) -> str:
+    # names and paths of the user are no markup
+    console = Console(width=width, color_system="auto" if color else None, markup=False, emoji=False, highlight=False)
+    with console.capture() as written:
+        console.print(renderable)
+    return "".join(f"{line.rstrip()}\n" for line in written.get().splitlines())
 
 
 def _title(scenario: Scenario) -> Text:
@@ -67,7 +105,8 @@ def _title(scenario: Scenario) -> Text:
     links = f"{cluster.intra.fabric}{' (P2P off)' if not scenario.p2p else ''}"
     if scenario.nodes_used > 1:
         links += f" + {cluster.inter.fabric}"
-    asked = f"batch {workload.batch}, prompt {workload.prompt}, {workload.gen} new tokens, {workload.dtype}"
+    tokens = f"{workload.gen} new token{'s' if workload.gen > 1 else ''}"
+    asked = f"batch {workload.batch}, prompt {workload.prompt}, {tokens}, {workload.dtype}"
     return Text.assemble(
         (scenario.model.name, "bold"),
         f", TP {scenario.tp} on {where}, {links}\n",
@@ -75,7 +114,7 @@ def _title(scenario: Scenario) -> Text:
     )
 
 
-def _headline(predictions: Mapping[str, Prediction]) -> Table:
+def _headline(predictions: Mapping[str, Prediction]) -> _FirstThatFits:
     rows = []
     for name, found in predictions.items():
         hidden = 1.0 - found.exposed_comm_s / found.comm_s if found.comm_s else 0.0
@@ -84,15 +123,21 @@ def _headline(predictions: Mapping[str, Prediction]) -> Table:
                 name,
                 format_seconds(found.ttft_s),
                 format_seconds(found.tpot_s) if found.tpot_s is not None else "-",
-                f"{found.tokens_per_s.value:.4g}",
+                _rate(found.tokens_per_s.value),
                 _factor(found.speedup) if name != "standard" else "1",
                 format_seconds(found.comm_s),
                 f"{hidden:.0%}",
                 f"{found.limited_by} {found.limits_s[found.limited_by] / found.request_s:.0%}",
             )
         )
-    columns = ("variant", "TTFT", "TPOT", "tok/s", "speedup (90 %)", "communication", "hidden", "limited by")
-    return table(columns, rows)
+    columns = ("variant", "TTFT", "TPOT", "tok/s", "speedup (90%)", "communication", "hidden", "limited by")
+    # on a narrow screen the breakdown alone says what limits
+    return _FirstThatFits(table(columns, rows), table(columns[:-1], [row[:-1] for row in rows], wrapped=columns[4:5]))
+
+
+def _rate(per_s: float) -> str:
+    """Four digits, never an exponent."""
+    return f"{per_s:#.4g}".rstrip(".") if per_s < 1e4 else f"{per_s:.0f}"
 
 
 def _factor(interval: Interval) -> str:
@@ -102,7 +147,12 @@ def _factor(interval: Interval) -> str:
 def _breakdown(predictions: Mapping[str, Prediction]) -> Table:
     """Share of the request that each limit takes on the critical path."""
     limits = sorted(
-        {name for found in predictions.values() for name in found.limits_s},
+        {
+            name
+            for found in predictions.values()
+            for name, seconds in found.limits_s.items()
+            if seconds >= SHOWN_SHARE * found.request_s
+        },
         key=lambda name: -max(found.limits_s.get(name, 0.0) for found in predictions.values()),
     )
     rows = [
@@ -110,29 +160,31 @@ def _breakdown(predictions: Mapping[str, Prediction]) -> Table:
         for name, found in predictions.items()
     ]
     names = tuple(limit.replace("_", "-") for limit in limits)
-    return table(("critical path", *names), rows)
+    return table(("critical path", *names), rows, wrapped=[name for name in names if " " in name])
 
 
-def _evidence(predictions: Mapping[str, Prediction]) -> Text:
+def _evidence(predictions: Mapping[str, Prediction]) -> Group:
     """What the predicted times rest on, by source and op kind."""
     found = next(iter(predictions.values()))
     shares: dict[str, list[tuple[float, str]]] = {}
     for (source, kind), seconds in found.sources_s.items():
         shares.setdefault(source, []).append((seconds / found.request_s, kind.replace("_", "-")))
-    lines = []
+    grid = Table.grid()
+    for no_wrap in (True, True, False):
+        grid.add_column(no_wrap=no_wrap)
     for source in get_args(Source):
-        kinds = sorted(((share, kind) for share, kind in shares.get(source, []) if share >= 5e-4), reverse=True)
+        kinds = sorted(((share, kind) for share, kind in shares.get(source, []) if share >= SHOWN_SHARE), reverse=True)
         if kinds:
             parts = ", ".join(f"{kind} {share:.1%}" for share, kind in kinds)
-            lines.append(f"  {source:<12}{sum(share for share, _ in kinds):>6.1%}  {parts}")
+            grid.add_row(f"  {source:<12}", f"{sum(share for share, _ in kinds):>6.1%}  ", parts)
     waits = found.limits_s.get("waits", 0.0) / found.request_s
-    lines.append(f"  {'stack':<12}{waits:>6.1%}  waits and launches")
+    grid.add_row(f"  {'stack':<12}", f"{waits:>6.1%}  ", "waits and launches")
     provenance = found.provenance
     head = (
         f"measured share {provenance.measured_fraction:.0%} (of standard's time, profile {provenance.profile}); "
         f"{found.variant} rests on"
     )
-    return Text("\n".join([head, *lines]))
+    return Group(Text(head), grid)
 
 
 def _explanation(prediction: Prediction) -> list[RenderableType]:
@@ -152,16 +204,17 @@ def _explanation(prediction: Prediction) -> list[RenderableType]:
     return parts
 
 
-def _op_table(title: str, step: StepSummary) -> Table:
+def _op_table(title: str, step: StepSummary) -> _FirstThatFits:
     """Equal ops of all layers on one row, in the order of the last layer, where every join has happened."""
     rows: dict[tuple[str, str, float], list[OpSummary]] = {}
     for found in reversed(step.ops):
         name = found.op.name.partition(".")[2] if found.op.layer >= 0 else found.op.name
-        rows.setdefault((name, shape_text(found), found.estimate.seconds), []).append(found)
+        rows.setdefault((name, shape_text(found), float(found.estimate.seconds)), []).append(found)
     body = []
     for (name, shape, each_s), members in reversed(rows.items()):
         count = sum(member.repeats for member in members)
         critical = sum(member.repeats for member in members if member.critical)
+        all_s = sum(member.repeats * member.seconds for member in members)
         estimate = members[0].estimate
         body.append(
             (
@@ -170,13 +223,17 @@ def _op_table(title: str, step: StepSummary) -> Table:
                 estimate.source,
                 str(count),
                 format_seconds(each_s),
-                format_seconds(each_s * count),
-                f"{each_s * count / step.seconds:.1%}",
+                format_seconds(all_s),
+                f"{all_s / step.seconds:.1%}",
                 f"{critical / count:.0%}",
             )
         )
-    columns = ("op", "shape per GPU", "source", "count", "each", "all", "of step", "critical")
-    return table(columns, body, left=3, title=title)
+    columns = ("op", "shape per GPU", "source", "count", "alone", "all", "of step", "critical")
+    # on a narrow screen the share of the step has to do for the sum
+    return _FirstThatFits(
+        table(columns, body, left=3, title=title),
+        table(columns[:5] + columns[6:], [row[:5] + row[6:] for row in body], left=3, title=title),
+    )
 
 
 def shape_text(found: OpSummary) -> str:

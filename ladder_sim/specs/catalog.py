@@ -3,6 +3,7 @@
 Data lies under ``data/``: one file per id, every figure with its source.
 """
 
+import dataclasses
 import functools
 import json
 import tomllib
@@ -92,7 +93,7 @@ def cluster(name_or_path: str) -> ClusterSpec:
     path = _path(name_or_path, ".toml")
     if path is None:
         raise _unknown("cluster", name_or_path, cluster_names())
-    return _read_cluster(read_text(path, what="a cluster's TOML file"), shown_path(path), _stem(path))
+    return _beside(path, _read_cluster(read_text(path, what="a cluster's TOML file"), shown_path(path), _stem(path)))
 
 
 def stack(name_or_path: str) -> StackSpec:
@@ -117,6 +118,21 @@ def stack(name_or_path: str) -> StackSpec:
     if path is None:
         raise _unknown("stack", name_or_path, stack_names())
     return _read_stack(read_text(path, what="a stack's TOML file"), shown_path(path), _stem(path))
+
+
+def cluster_or_stack(file: str) -> ClusterSpec | StackSpec:
+    """Return what a TOML file holds: a cluster has a table ``[gpu]``, a stack has none.
+
+    Raises
+    ------
+    UnknownNameError, SpecError, UnitError
+        As `cluster` and `stack` do.
+    """
+    path = Path(file)
+    text, name = read_text(path, what="a cluster's or stack's TOML file"), shown_path(path)
+    if "gpu" in _parse_toml(text, name):
+        return _beside(path, _read_cluster(text, name, _stem(path)))
+    return _read_stack(text, name, _stem(path))
 
 
 def model_names() -> tuple[str, ...]:
@@ -183,6 +199,14 @@ def _read_cluster(text: str, file: str, name: str) -> ClusterSpec:
         parts[key] = read_table(spec, inner, where=f"{file}: [{key}]", **given)
     table.setdefault("name", name)
     return read_table(ClusterSpec, table, where=file, **parts)
+
+
+def _beside(file: Path, spec: ClusterSpec) -> ClusterSpec:
+    """Take a fabric that names a measured curve's file relative to the cluster's file, as links in files are read."""
+    if not spec.inter.fabric.endswith(".toml") or Path(spec.inter.fabric).is_absolute():
+        return spec
+    fabric = str(file.parent / spec.inter.fabric)
+    return dataclasses.replace(spec, inter=dataclasses.replace(spec.inter, fabric=fabric))
 
 
 def _read_stack(text: str, file: str, name: str) -> StackSpec:

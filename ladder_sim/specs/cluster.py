@@ -86,6 +86,9 @@ class ClusterSpec:
     # between the GPUs of a node when peer-to-peer is off: through pinned host memory
     gpus_per_node: int
     # GPUs in one node
+    rank_skew: float = 0.02
+    # how much longer the slowest of the GPUs computes than a typical one, as a fraction. 2 to 3 % were needed to
+    # explain the published 70B rows of arXiv 2501.06589 at TP 2 and 4
     profile: str = ""
     # shipped profile that was measured on this GPU; empty: none
     source: str = ""
@@ -94,3 +97,4 @@ class ClusterSpec:
     def __post_init__(self) -> None:
         where = f"cluster '{label(self.name, 'cluster name')}'"
         whole(self.gpus_per_node, f"{where}: gpus_per_node", 1, MOST_GPUS_PER_NODE)
+        real(self.rank_skew, f"{where}: rank_skew", 1.0, zero=True)

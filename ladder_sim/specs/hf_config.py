@@ -1,7 +1,7 @@
 """Read a Hugging Face config.json: the file, and the shape of the dense decoder it describes.
 
 Field names and defaults are those of the configuration classes of Hugging Face transformers (LlamaConfig,
-MistralConfig, Qwen2Config, Qwen3Config).
+MistralConfig, Qwen2Config, Qwen3Config, GemmaConfig, Starcoder2Config, NemotronConfig, StableLmConfig and others).
 """
 
 import json
@@ -37,8 +37,20 @@ _FIELDS = {
 _LLAMA_FAMILY = ("llama", "mistral", "qwen2", "qwen3", "llamaLadder")
 # model types whose blocks are known to be Llama's
 
-_TIED_BY_DEFAULT = ("gemma",)
+_UNGATED = ("starcoder2", "nemotron", "arcee", "apertus")
+# model types with one up projection and no gate
+
+_LAYER_NORM = ("starcoder2", "nemotron", "stablelm")
+# model types with LayerNorm in the place of RMSNorm, whose blocks are otherwise those of Llama
+
+_PARALLEL = ("cohere", "cohere2", "falcon", "gpt_neox", "gptj", "phi")
+# model types in which attention and MLP read the same input: their only wiring is `parallel`
+
+_TIED_BY_DEFAULT = ("gemma", "gemma2", "gemma3_text", "starcoder2")
 # model types whose LM head shares the embedding unless the file says otherwise
+
+_WINDOW_OFF_BY_DEFAULT = ("qwen2", "qwen3")
+# model types that give a sliding window and use it only if `use_sliding_window` says so
 
 _ATTENTION_LAYERS = ("full_attention", "sliding_attention")
 # values of `layer_types` that are attention
@@ -76,7 +88,19 @@ _REFUSED: dict[str, tuple[str, str]] = {
                 "layers_block_type",
                 "attn_layer_period",
                 "linear_num_key_heads",
+                "hybrid_override_pattern",
+                "lru_width",
             ),
+        ),
+        (
+            "layers of different shapes",
+            "take a model in which every layer has the same attention and MLP",
+            ("block_configs", "per_layer_config"),
+        ),
+        (
+            "attention and MLP side by side in one block",
+            'give its sizes as "model_type": "llama" and choose --variant parallel, the only wiring it has',
+            ("parallel_attn", "use_parallel_residual"),
         ),
         (
             "quantized weights",
@@ -110,6 +134,7 @@ class HfShape(TypedDict):
     qkv_bias: bool
     out_bias: bool
     mlp_bias: bool
+    sliding_window: int
     ladder_layers: tuple[int, ...]
 
 
@@ -219,9 +244,11 @@ def shape_from_hf(config: Mapping[str, object], *, source: str) -> HfShape:
             f"must be a multiple of num_attention_heads, {heads}, where head_dim is not given",
             "add head_dim to the file, or correct either field",
         )
-    # Qwen2 has biases on q, k and v without a field for them; Llama's attention_bias covers the output as well
-    qwen2 = model_type == "qwen2"
-    attention_bias = reader.flag("attention_bias", default=qwen2)
+    everywhere = reader.flag("use_bias", default=model_type == "starcoder2")
+    # Qwen2 has biases on q, k and v without a field for them, StableLM with a field of its own; Llama's attention_bias
+    # covers the output as well
+    qkv_only = reader.flag("use_qkv_bias", default=model_type == "qwen2")
+    attention_bias = reader.flag("attention_bias", default=everywhere or qkv_only)
     return HfShape(
         layers=sizes["layers"],
         hidden=hidden,
@@ -231,11 +258,12 @@ def shape_from_hf(config: Mapping[str, object], *, source: str) -> HfShape:
         intermediate=sizes["intermediate"],
         vocab=sizes["vocab"],
         max_positions=sizes["max_positions"],
-        gated_mlp=reader.flag("gated_mlp", default=True),
+        gated_mlp=reader.flag("gated_mlp", default=model_type not in _UNGATED),
         tied_embeddings=reader.flag("tie_word_embeddings", default=model_type in _TIED_BY_DEFAULT),
         qkv_bias=attention_bias,
-        out_bias=attention_bias and not qwen2,
-        mlp_bias=reader.flag("mlp_bias", default=False),
+        out_bias=reader.flag("attention_out_bias", default=attention_bias and not qkv_only),
+        mlp_bias=reader.flag("mlp_bias", default=everywhere),
+        sliding_window=reader.sliding_window(used=model_type not in _WINDOW_OFF_BY_DEFAULT),
         ladder_layers=reader.ladder_layers(sizes["layers"], ladder=model_type == "llamaLadder"),
     )
 
@@ -272,11 +300,18 @@ class _Reader:
                 f"must be a list of {' and '.join(_ATTENTION_LAYERS)}",
                 "take a model in which every layer is attention and an MLP",
             )
-        if self.model_type() not in _LLAMA_FAMILY and self.config.get("rms_norm_eps") is None:
-            # RMSNorm marks the Llama family; BERT, GPT-NeoX and others share the field names but not the blocks
+        if self.model_type() in _PARALLEL:
             raise self.error(
                 "model_type",
-                f"known are {', '.join(_LLAMA_FAMILY)}, and others only with RMSNorm (rms_norm_eps)",
+                "attention and MLP side by side in one block are not supported",
+                'give its sizes as "model_type": "llama" and choose --variant parallel, the only wiring it has',
+            )
+        known = (*_LLAMA_FAMILY, *_LAYER_NORM)
+        if self.model_type() not in known and self.config.get("rms_norm_eps") is None:
+            # RMSNorm marks the Llama family; BERT, OPT and others share the field names but not the blocks
+            raise self.error(
+                "model_type",
+                f"known are {', '.join(known)}, and others only with RMSNorm (rms_norm_eps)",
                 'if its blocks are those of Llama, write "model_type": "llama"',
             )
 
@@ -300,6 +335,18 @@ class _Reader:
         if not isinstance(value, bool):
             raise self.error(key, "must be true or false", f"correct {key} in the file")
         return value
+
+    def sliding_window(self, *, used: bool) -> int:
+        """Tokens that some layers attend to; 0 where every layer attends to all."""
+        layer_types = self.config.get("layer_types")
+        if isinstance(layer_types, list):
+            used = "sliding_attention" in layer_types
+        else:
+            used = self.flag("use_sliding_window", default=used)
+        window = self.config.get("sliding_window")
+        # read in any case, so that a damaged file does not pass
+        tokens = 0 if window in (None, 0) else self.size("sliding_window", MOST["max_positions"])
+        return tokens if used else 0
 
     def ladder_layers(self, layers: int, *, ladder: bool) -> tuple[int, ...]:
         value = self.config.get("ladder_layers")

@@ -53,6 +53,8 @@ class ModelSpec:
     # bias vector on attention's output projection
     mlp_bias: bool = False
     # bias vectors in the MLP
+    sliding_window: int = 0
+    # tokens that some or all layers attend to; 0: all of them. Costs count the full context, and a warning says so
     ladder_layers: tuple[int, ...] = ()
     # layers that the config itself wires as ladder (`model_type: llamaLadder`)
     source: str = ""
@@ -64,6 +66,7 @@ class ModelSpec:
             whole(getattr(self, field), f"{where}: {field}", 1, most)
         for field in ("gated_mlp", "tied_embeddings", "qkv_bias", "out_bias", "mlp_bias"):
             flag(getattr(self, field), f"{where}: {field}")
+        whole(self.sliding_window, f"{where}: sliding_window", 0, MOST["max_positions"])
         if self.heads % self.kv_heads:
             raise SpecError(
                 f"{where}: heads is {self.heads} and kv_heads is {self.kv_heads}: "
@@ -85,8 +88,9 @@ class ModelSpec:
         Parameters
         ----------
         config
-            The parsed ``config.json``: llama, mistral, qwen2, qwen3, llamaLadder, or another type with the same
-            fields and RMSNorm. A config may set ``"gated_mlp": false`` for an MLP without a gate.
+            The parsed ``config.json``: llama, mistral, qwen2, qwen3, llamaLadder, starcoder2, nemotron, stablelm, or
+            another type with the same fields and RMSNorm (gemma, granite, internlm2, olmo2, phi3, ...). A config may
+            set ``"gated_mlp": false`` for an MLP without a gate.
         name
             Name of the model.
         source
@@ -103,7 +107,8 @@ class ModelSpec:
     def parameters(self) -> int:
         """Number of weights, with norms (two per layer and a final one), biases, embedding and LM head.
 
-        Norms inside attention (qwen3's per-head query and key norms, ``2 * head_dim`` weights a layer) are left out.
+        Left out are norms inside attention (qwen3's per-head query and key norms, ``2 * head_dim`` weights a layer),
+        further norms per layer (gemma2) and the biases of LayerNorms (starcoder2).
         """
         q_width, kv_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
         attention = self.hidden * (2 * q_width + 2 * kv_width)

@@ -80,7 +80,7 @@ class Scenario:
     def of(
         cls,
         *,
-        model: str | ModelSpec = "405b",
+        model: str | ModelSpec = "70b",
         cluster: str | ClusterSpec = "h100-sxm",
         nodes: int = 1,
         gpus_per_node: int | None = None,
@@ -165,6 +165,12 @@ class Scenario:
         context, longest = self.workload.context, self.model.max_positions
         if context > longest:
             found.append(f"context of {context} tokens: '{self.model.name}' was made for {longest}")
+        window = self.model.sliding_window
+        if 0 < window < context:
+            found.append(
+                f"'{self.model.name}' has layers that attend to the last {window} tokens only: "
+                f"attention is costed over the full context of {context}"
+            )
         if self.workload.dtype == "fp16":
             found.append("fp16 uses the bf16 tables: the same bytes and tensor-core rate")
         kv_heads = self.model.kv_heads

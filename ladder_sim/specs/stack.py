@@ -47,6 +47,10 @@ class StackSpec:
     # CPU time to launch one kernel where no CUDA graph is used, seconds
     memory_overhead_bytes: float
     # context, communicator buffers and allocator slack per GPU, bytes
+    graph_launch_s: float = 0.0
+    # CPU time from deciding to run a CUDA graph to its first kernel, seconds
+    kernel_gap_s: float = 0.0
+    # idle time before each kernel beyond what measured kernel times hold, seconds
     source: str = ""
     # where the figures come from
 
@@ -64,6 +68,6 @@ class StackSpec:
             "sharded_embedding",
         ):
             flag(getattr(self, name), f"{where}: {name}")
-        for name in ("collective_launch_s", "stream_wait_s", "eager_launch_s"):
+        for name in ("collective_launch_s", "stream_wait_s", "eager_launch_s", "graph_launch_s", "kernel_gap_s"):
             real(getattr(self, name), f"{where}: {name}", _MOST_SECONDS, zero=True)
         real(self.memory_overhead_bytes, f"{where}: memory_overhead_bytes", _MOST_BYTES, zero=True)

@@ -1,0 +1,331 @@
+"""A user's own collective measurements: what NVIDIA's nccl-tests print, or a CSV file of sizes and times.
+
+Across nodes they become a fabric's file, which a cluster names (``inter.fabric``); in one node, curves of a profile.
+
+References
+----------
+https://github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md (busbw) and src/common.cu (columns).
+"""
+
+import dataclasses
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from ladder_sim.costs.profile import CalibrationProfile, ProfileSource
+from ladder_sim.costs.table import Curve
+from ladder_sim.errors import UsageError
+from ladder_sim.specs.checks import shown, shown_path
+from ladder_sim.specs.hf_config import read_text
+
+Placement = Literal["in", "out"]
+OPS = ("all_reduce", "all_gather", "reduce_scatter")
+# collectives that a profile holds
+CSV_HEADER = ("bytes", "time_us")
+BUS_TOLERANCE = 0.1
+# how far busbw / algbw may be from what op and ranks make it: printed figures are rounded to 0.01 GB/s
+LEAST_BANDWIDTH_GBPS = 1.0
+# ... so it is judged on rows above this
+
+_LAUNCHER_PREFIX = re.compile(r"^(?:\[\d+,\d+\]<std\w+>:|\d+: )\s*")
+# of mpirun --tag-output and srun --label
+_STARTING = re.compile(r"Collective test starting: (\w+?)_perf")
+_RANK = re.compile(r"#\s+Rank\s+\d+ .* on\s+(\S+) device\s+\d+ \[[^\]]*\] (.+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """One collective by message size, as one file says."""
+
+    file: str
+    # where it was read
+    op: str
+    # as the file says, e.g. "all_reduce"; empty where it does not
+    sizes: tuple[float, ...]
+    # message sizes, bytes, increasing; of the gathered whole for all-gather and reduce-scatter
+    seconds: tuple[float, ...]
+    # time of each
+    reduction: str = ""
+    # as the rows say, e.g. "sum", or "none"
+    bus_factor: float | None = None
+    # busbw / algbw of the fastest row: 2 (n - 1) / n for an all-reduce of n ranks, (n - 1) / n for the others
+    hosts: Mapping[str, int] = field(default_factory=dict)
+    # ranks by host, where the file lists them
+    device: str = ""
+    # GPU, where the file says
+    placement: str = ""
+    # "in place" or "out of place"; empty for a CSV file
+
+    def curve(self) -> Curve:
+        """The sweep as costs read it."""
+        return Curve(size_bytes=np.array(self.sizes), seconds=np.array(self.seconds))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    line: int
+    op_key: tuple[str, ...]
+    # type, reduction and root: the same in every row of a sweep
+    size_bytes: float
+    time_us: float
+    bus_factor: float | None = None
+    algbw_GBps: float = 0.0
+
+
+def read_sweep(path: Path, placement: Placement = "in") -> Sweep:
+    """Read a log of nccl-tests, or a CSV file with the columns bytes and time_us.
+
+    Parameters
+    ----------
+    path
+        The file; a CSV file is told by its ending.
+    placement
+        Which columns of a log: in place, as inference engines reduce, or out of place.
+
+    Raises
+    ------
+    UsageError
+        If it holds no rows, a time that cannot be, several operations, or sizes that do not increase; names the line.
+    """
+    name = shown_path(path)
+    lines = read_text(path, what="a log of nccl-tests").splitlines()
+    if path.suffix.lower() == ".csv":
+        return _sweep(name, list(_csv_rows(name, lines)))
+    ops, hosts, device, rooted = set[str](), dict[str, int](), "", True
+    rows: list[_Row] = []
+    for number, line in enumerate(lines, 1):
+        text = _LAUNCHER_PREFIX.sub("", line).strip()
+        if starting := _STARTING.search(text):
+            ops.add(starting[1])
+        elif rank := _RANK.match(text):
+            hosts[rank[1]] = hosts.get(rank[1], 0) + 1
+            device = rank[2].strip()
+        elif text.startswith("#"):
+            if " redop " in text:
+                # older versions leave the column out where nobody is root
+                rooted = " root " in text
+        elif (row := _log_row(f"{name}:{number}", number, text, placement, rooted=rooted)) is not None:
+            rows.append(row)
+    if len(ops) > 1:
+        raise _mixed(name, ", ".join(sorted(ops)))
+    words = {"in": "in place", "out": "out of place"}[placement]
+    found = _sweep(name, rows)
+    return dataclasses.replace(found, op=next(iter(ops), ""), hosts=hosts, device=device, placement=words)
+
+
+def collective_of(sweep: Sweep, ranks: int) -> str:
+    """Which collective a sweep is, checked against what the file says of it and the ratio of its bandwidths.
+
+    Raises
+    ------
+    UsageError
+        If the ranks or the operation contradict the file, or it is an operation that costs do not know.
+    """
+    if sweep.op and sweep.op not in OPS:
+        raise UsageError(f"{sweep.file}: {sweep.op} is not used here", hint=f"measure one of {', '.join(OPS)}")
+    listed = sum(sweep.hosts.values())
+    if listed and listed != ranks:
+        raise UsageError(f"{sweep.file}: lists {listed} ranks, not {ranks}", hint="give the ranks that were measured")
+    if sweep.bus_factor is None:
+        return sweep.op or "all_reduce"
+    share = (ranks - 1) / ranks
+    expected = {"all_reduce": 2.0 * share, "all_gather": share, "reduce_scatter": share}
+    unnamed = ("all_gather",) if sweep.reduction == "none" else ("all_reduce", "reduce_scatter")
+    possible = (sweep.op,) if sweep.op else unnamed
+    for op in possible:
+        if abs(sweep.bus_factor / expected[op] - 1.0) < BUS_TOLERANCE:
+            return op
+    raise UsageError(
+        f"{sweep.file}: busbw / algbw is {sweep.bus_factor:.3f}; "
+        f"{possible[0]} on {ranks} ranks makes it {expected[possible[0]]:.3f}",
+        hint="give the ranks that were measured",
+    )
+
+
+def fabric_text(sweep: Sweep, *, cluster: str, nodes: int, ranks_per_node: int, created: str) -> str:
+    """Return the TOML text of a fabric's file (`ladder_sim.costs.fabrics`).
+
+    Parameters
+    ----------
+    sweep
+        An all-reduce across nodes.
+    cluster
+        Catalog cluster whose links were measured.
+    nodes, ranks_per_node
+        Of the group.
+    created
+        ISO date of the import.
+
+    Raises
+    ------
+    UsageError
+        If the sweep is no all-reduce of so many ranks on so many nodes.
+    """
+    op = collective_of(sweep, nodes * ranks_per_node)
+    if op != "all_reduce":
+        raise UsageError(f"{sweep.file}: {op}: a fabric's file holds an all-reduce", hint="run all_reduce_perf")
+    if sweep.hosts and len(sweep.hosts) != nodes:
+        raise UsageError(f"{sweep.file}: lists {len(sweep.hosts)} hosts, not {nodes}", hint="correct --nodes")
+    return f"""# All-reduce over {nodes} nodes of {ranks_per_node} GPUs, imported {created}.
+source = {json.dumps(_source(sweep))}
+cluster = {json.dumps(cluster)} # whose links were measured
+nodes = {nodes}
+ranks_per_node = {ranks_per_node}
+bytes = [{", ".join(f"{size:.0f}" for size in sweep.sizes)}]
+time_us = [{", ".join(f"{seconds * 1e6:.6g}" for seconds in sweep.seconds)}]
+"""
+
+
+def add_to_profile(
+    base: CalibrationProfile, sweep: Sweep, *, name: str, ranks: int, algorithm: str, created: str
+) -> CalibrationProfile:
+    """Return a copy of `base` in which the sweep takes the place of one curve.
+
+    Parameters
+    ----------
+    base
+        Profile of the machine's GPUs; all else is kept.
+    sweep
+        A collective in one node.
+    name
+        Of the new profile.
+    ranks
+        GPUs in the group.
+    algorithm
+        What was measured: ``"nccl"``, ``"one-shot"``, ``"two-shot"``.
+    created
+        ISO date of the import.
+
+    Raises
+    ------
+    UsageError
+        If the sweep is not a collective of so many ranks in one node.
+    """
+    op = collective_of(sweep, ranks)
+    if len(sweep.hosts) > 1:
+        raise UsageError(
+            f"{sweep.file}: lists {len(sweep.hosts)} hosts: a profile holds collectives in one node",
+            hint="give --nodes, --ranks-per-node and --cluster in the place of --base to make a fabric's file",
+        )
+    curves = {**base.collectives.get(op, {}).get(algorithm, {}), ranks: sweep.curve()}
+    algorithms = {**base.collectives.get(op, {}), algorithm: curves}
+    source = ProfileSource(
+        what=f"{op} {algorithm}, {ranks} GPUs",
+        version=created,
+        licence="",
+        files=(Path(sweep.file).name,),
+        citation=_source(sweep),
+    )
+    return dataclasses.replace(
+        base,
+        name=name,
+        created=created,
+        sources=(*base.sources, source),
+        collectives={**base.collectives, op: algorithms},
+    )
+
+
+def _source(sweep: Sweep) -> str:
+    return ", ".join(part for part in (f"nccl-tests, {Path(sweep.file).name}", sweep.placement, sweep.device) if part)
+
+
+def _log_row(where: str, number: int, text: str, placement: Placement, *, rooted: bool) -> _Row | None:
+    """Read ``size count type redop [root] time algbw busbw #wrong`` and the last four again, in place."""
+    words = text.split()
+    # every row starts with two whole numbers and two words; all else is the launcher's or NCCL's talk
+    if len(words) < 5 or not (words[0].isdigit() and words[1].isdigit() and words[2].isidentifier()):
+        return None
+    size, first = float(words[0]), 5 if rooted else 4
+    rest = words[first:]
+    if len(rest) not in (4, 8):
+        raise UsageError(
+            f"{where}: {len(words)} columns, not {first + 4} or {first + 8}",
+            hint="is the row cut short, or two in one?",
+        )
+    if size == 0.0:
+        # the smallest sizes of a sweep are rounded to none; nothing is moved
+        return None
+    time, algbw, busbw = rest[4:7] if placement == "in" and len(rest) == 8 else rest[:3]
+    rates = [_number(f"{where}: {label}", word) for label, word in (("algbw", algbw), ("busbw", busbw))]
+    return _Row(
+        line=number,
+        op_key=tuple(words[2:first]),
+        size_bytes=size,
+        time_us=_time(where, time),
+        bus_factor=rates[1] / rates[0] if rates[0] > 0.0 else None,
+        algbw_GBps=rates[0],
+    )
+
+
+def _csv_rows(name: str, lines: list[str]) -> Iterator[_Row]:
+    header: tuple[str, ...] | None = None
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        words = tuple(word.strip() for word in line.split(","))
+        where = f"{name}:{number}"
+        if header is None:
+            if words != CSV_HEADER:
+                raise UsageError(
+                    f"{where}: {shown(line)}: the columns must be {','.join(CSV_HEADER)}",
+                    hint=f"write {','.join(CSV_HEADER)} into the first line; one file holds one sweep",
+                )
+            header = words
+        elif len(words) != len(header):
+            raise UsageError(f"{where}: {shown(line)}: must be two numbers", hint="bytes, then microseconds")
+        else:
+            size = _number(f"{where}: bytes", words[0])
+            if size <= 0.0:
+                raise UsageError(f"{where}: bytes is {shown(words[0])}: must be above 0", hint="leave the row out")
+            yield _Row(line=number, op_key=(), size_bytes=size, time_us=_time(where, words[1]))
+
+
+def _sweep(name: str, rows: list[_Row]) -> Sweep:
+    if len(rows) < 2:
+        raise UsageError(
+            f"{name}: {len(rows)} rows of measurements: must be two or more",
+            hint="give what all_reduce_perf of nccl-tests printed, or a CSV file with the columns bytes,time_us",
+        )
+    for before, row in itertools.pairwise(rows):
+        if row.op_key != before.op_key:
+            raise _mixed(f"{name}:{row.line}", f"{' '.join(row.op_key)} after {' '.join(before.op_key)}")
+        if row.size_bytes <= before.size_bytes:
+            raise UsageError(
+                f"{name}:{row.line}: size {row.size_bytes:.0f} after {before.size_bytes:.0f}: sizes must increase",
+                hint="one file holds one sweep: split a log of several, or leave repeated rows out",
+            )
+    fastest = max(rows, key=lambda row: row.algbw_GBps)
+    return Sweep(
+        file=name,
+        op="",
+        sizes=tuple(row.size_bytes for row in rows),
+        seconds=tuple(row.time_us * 1e-6 for row in rows),
+        reduction="".join(rows[0].op_key[1:2]),
+        bus_factor=fastest.bus_factor if fastest.algbw_GBps >= LEAST_BANDWIDTH_GBPS else None,
+    )
+
+
+def _time(where: str, word: str) -> float:
+    time_us = _number(f"{where}: time", word)
+    if not 0.0 < time_us < 1e9:
+        raise UsageError(f"{where}: time is {word} us: must be above 0", hint="leave the row out, or measure again")
+    return time_us
+
+
+def _number(what: str, word: str) -> float:
+    try:
+        return float(word)
+    except ValueError:
+        raise UsageError(f"{what} is {shown(word)}: must be a number", hint="is the row cut short?") from None
+
+
+def _mixed(where: str, found: str) -> UsageError:
+    return UsageError(
+        f"{where}: several operations ({found})", hint="one file holds one sweep of one operation: split it"
+    )

@@ -1,0 +1,95 @@
+"""One GPU of a simpy run: its tasks progress at rates that change whenever one starts or ends."""
+
+from typing import TYPE_CHECKING
+
+from ladder_sim.des.shared import Demand, Device
+
+if TYPE_CHECKING:
+    import simpy
+
+
+class Running:
+    """A task in progress; `left_s` is its work left in seconds of running alone, as of `since_s`."""
+
+    __slots__ = ("demand", "duration_s", "ended", "left_s", "rate", "since_s", "version")
+
+    def __init__(self, demand: Demand, duration_s: float, ended: "simpy.Event", now_s: float) -> None:
+        self.demand = demand
+        self.duration_s = self.left_s = duration_s
+        self.ended = ended
+        self.rate = 0.0
+        self.since_s = now_s
+        self.version = 0
+
+
+class Gpu:
+    """The tasks that run on one GPU at this moment."""
+
+    def __init__(self, environment: "simpy.Environment", device: Device) -> None:
+        self._environment = environment
+        self._device = device
+        self._running: list[Running] = []
+        self._rates: dict[tuple[int, ...], tuple[float, ...]] = {}
+
+    def start(self, demand: Demand, duration_s: float) -> "simpy.Event":
+        """Put a task on the GPU; the event comes when its work is done."""
+        task = Running(demand, duration_s, self._environment.event(), self._environment.now)
+        self._running.append(task)
+        self._share()
+        return task.ended
+
+    def hold(self, demand: Demand) -> Running:
+        """Keep SMs without working: a collective that waits for its peers."""
+        task = Running(Demand(held_sms=demand.held_sms), float("inf"), self._environment.event(), self._environment.now)
+        self._running.append(task)
+        self._share()
+        return task
+
+    def release(self, task: Running) -> None:
+        """Give back what `hold` kept."""
+        self._running.remove(task)
+        self._share()
+
+    def drain_s(self, collective: Demand) -> float:
+        """How long a collective that is ready now waits for SMs: to the end of the running kernel's wave."""
+        for task in self._running:
+            if self._device.must_drain(collective, task.demand):
+                self._advance(task)
+                return float(self._device.left_in_wave(task.demand, task.left_s, task.duration_s)) / task.rate
+        return 0.0
+
+    def _advance(self, task: Running) -> None:
+        now_s = self._environment.now
+        task.left_s -= (now_s - task.since_s) * task.rate
+        task.since_s = now_s
+
+    def _share(self) -> None:
+        """Give every task its new rate and set the alarm for its end."""
+        running = self._running
+        key = tuple(id(task.demand) for task in running)
+        rates = self._rates.get(key)
+        if rates is None:
+            demands = [task.demand for task in running]
+            rates = self._rates[key] = tuple(
+                float(self._device.rate(own, demands[:index] + demands[index + 1 :]))
+                for index, own in enumerate(demands)
+            )
+        for task, rate in zip(running, rates, strict=True):
+            if rate == task.rate or task.left_s == float("inf"):
+                continue
+            self._advance(task)
+            task.rate = rate
+            task.version += 1
+            self._set_alarm(task)
+
+    def _set_alarm(self, task: Running) -> None:
+        version = task.version
+
+        def ring(_: "simpy.Event") -> None:
+            if task.version == version:
+                self._running.remove(task)
+                task.ended.succeed()
+                self._share()
+
+        alarm = self._environment.timeout(max(0.0, task.left_s / task.rate))
+        alarm.callbacks.append(ring)

@@ -1,0 +1,256 @@
+"""The fast engine: one pass over a program in issue order, for one configuration or thousands at once.
+
+A task's start follows from ends that are known by the time its turn comes, so one pass gives every time exactly. Only
+kernels that share a GPU with a collective need more: a collective stays *open* while later kernels are issued, each
+kernel it overlaps slows both for as long as they meet, and it is closed when a task waits for it. Where durations are
+arrays, every step is a numpy operation over all configurations, which differ in numbers but not in structure.
+
+Same results as `engine.run`, up to rounding. Sharing is for programs of one rank in which one stream computes and one
+communicates; several ranks that share nothing are allowed.
+"""
+
+from math import inf
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ladder_sim.des.order import evaluation_order
+from ladder_sim.des.program import NO_GROUP, Program
+from ladder_sim.des.shared import Demand, Device, Number, least, most
+from ladder_sim.des.timeline import Timeline
+
+SPENT = 1e-12
+# work left, relative to the task's own, under which it counts as done: rounding of sums
+
+
+def run(program: Program) -> Timeline:
+    """Simulate `program` from time zero; as `ladder_sim.des.engine.run`."""
+    ready_s, start_s, end_s = (np.array(times, np.float64) for times in _scan(program))
+    return Timeline(program=program, ready_s=ready_s, start_s=start_s, end_s=end_s)
+
+
+def scan(program: Program) -> NDArray[np.float64]:
+    """Simulate a program whose durations, leads or memory demands are arrays of one value per configuration.
+
+    Returns
+    -------
+    ndarray, shape (3, tasks, configurations)
+        Ready, start and end of every task, seconds.
+
+    Raises
+    ------
+    DeadlockError
+        Tasks wait for each other.
+    ValueError
+        The program shares a GPU in a way that this engine cannot follow.
+    """
+    times = _scan(program)
+    configurations = max((np.size(time) for time in times[2]), default=1)
+    table = np.empty((3, len(program.tasks), configurations))
+    for rows, column in zip(table, times, strict=True):
+        for row, time in zip(rows, column, strict=True):
+            row[:] = time
+    return table
+
+
+def _scan(program: Program) -> tuple[list[Number], list[Number], list[Number]]:
+    state = _Scan(program)
+    for index in evaluation_order(program):
+        state.step(index)
+    if state.open:
+        state.close_through(state.open[-1].index)
+    return state.ready_s, state.start_s, state.end_s
+
+
+class _Open:
+    """A collective that later kernels may overlap."""
+
+    __slots__ = ("demand", "end_s", "index", "left_s", "own_ready_s", "start_s", "whole_s")
+
+    def __init__(self, index: int, demand: Demand, own_ready_s: Number, duration_s: Number) -> None:
+        self.index = index
+        self.demand = demand
+        self.own_ready_s = own_ready_s
+        # its own dependencies are met
+        self.whole_s = self.left_s = duration_s
+        # work left
+        self.start_s: Number = inf
+        # inf until decided
+        self.end_s: Number = inf
+        # inf until done
+
+
+class _Scan:
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        count = len(program.tasks)
+        self.ready_s: list[Number] = [0.0] * count
+        self.start_s: list[Number] = [0.0] * count
+        self.end_s: list[Number] = [0.0] * count
+        self.front_s: list[Number] = [0.0] * len(program.streams)
+        # end of each stream's last task
+        self.open: list[_Open] = []
+        self.closed_s: Number = 0.0
+        # end of the last collective that is no longer open
+        self.members = program.groups()
+        self.device, self.compute, self.comm = _sharing(program, self.members)
+        self.rates: dict[tuple[Demand, Demand], tuple[Number, Number]] = {}
+
+    def step(self, index: int) -> None:
+        task = self.program.tasks[index]
+        if task.stream == self.comm:
+            self._open(index)
+            return
+        front_s = ready_s = self.front_s[task.stream]
+        for before in task.after:
+            if self.open:
+                self.close_through(before)
+            ready_s = most(ready_s, self.end_s[before])
+        if task.group != NO_GROUP:
+            # `evaluation_order` puts the members of a group next to each other, after all that any of them waits for
+            self.ready_s[index] = ready_s
+            self._start_group(task.group, index)
+            return
+        start_s = ready_s + task.lead_s
+        if self.open and task.stream == self.compute:
+            self._pass_alone(front_s, start_s)
+            end_s = self._run_beside(index, start_s)
+        else:
+            end_s = start_s + task.duration_s
+        self._set(index, ready_s, start_s, end_s)
+
+    def _set(self, index: int, ready_s: Number, start_s: Number, end_s: Number) -> None:
+        self.ready_s[index], self.start_s[index], self.end_s[index] = ready_s, start_s, end_s
+        self.front_s[self.program.tasks[index].stream] = end_s
+
+    def _start_group(self, group: int, index: int) -> None:
+        members, tasks = self.members[group], self.program.tasks
+        if index != members[-1]:
+            return
+        start_s: Number = 0.0
+        for member in members:
+            start_s = most(start_s, self.ready_s[member] + tasks[member].lead_s)
+        for member in members:
+            self._set(member, self.ready_s[member], start_s, start_s + tasks[member].duration_s)
+
+    # collectives that share the GPU
+
+    def _open(self, index: int) -> None:
+        task = self.program.tasks[index]
+        ready_s: Number = 0.0
+        for before in task.after:
+            if not self._is_open(before):
+                ready_s = most(ready_s, self.end_s[before])
+        self.open.append(_Open(index, task.demand, ready_s, task.duration_s))
+
+    def _is_open(self, index: int) -> bool:
+        return any(found.index == index for found in self.open)
+
+    def _earliest(self, found: _Open, before_s: Number) -> Number:
+        """When `found` can start, given the end of the collective before it."""
+        return most(found.own_ready_s, before_s) + self.program.tasks[found.index].lead_s
+
+    def _pass_alone(self, from_s: Number, to_s: Number) -> None:
+        """Let open collectives run while the computing stream waits."""
+        before_s = self.closed_s
+        for found in self.open:
+            earliest_s = self._earliest(found, before_s)
+            found.start_s = _where((found.start_s == inf) & (earliest_s < to_s), earliest_s, found.start_s)
+            begin_s = most(found.start_s, from_s)
+            span_s = least(most(to_s - begin_s, 0.0), found.left_s)
+            self._progress(found, span_s, begin_s + span_s)
+            before_s = found.end_s
+        self._drop_done()
+
+    def _run_beside(self, index: int, start_s: Number) -> Number:
+        """Run a kernel that open collectives overlap; returns its end."""
+        task = self.program.tasks[index]
+        now_s, left_s = start_s, task.duration_s
+        before_s = self.closed_s
+        for found in self.open:
+            self._decide_start(found, index, before_s, (start_s, now_s, left_s))
+            meet_s = least(most(found.start_s, now_s), now_s + left_s)
+            now_s, left_s = meet_s, most(0.0, left_s - (meet_s - now_s))
+            own_rate, its_rate = self._pair_rates(task.demand, found.demand)
+            met_s = least(left_s / own_rate, found.left_s / its_rate)
+            both_s = _where(found.start_s <= now_s, met_s, 0.0)
+            now_s, left_s = now_s + both_s, most(0.0, left_s - both_s * own_rate)
+            self._progress(found, both_s * its_rate, now_s)
+            before_s = found.end_s
+        self._drop_done()
+        return now_s + left_s
+
+    def _pair_rates(self, kernel: Demand, collective: Demand) -> tuple[Number, Number]:
+        found = self.rates.get((kernel, collective))
+        if found is None:
+            found = self.device.rate(kernel, [collective]), self.device.rate(collective, [kernel])
+            self.rates[kernel, collective] = found
+        return found
+
+    def _decide_start(
+        self, found: _Open, index: int, before_s: Number, kernel_times: tuple[Number, Number, Number]
+    ) -> None:
+        """Start `found` if its turn comes while the kernel runs, at the end of a wave if it finds no free SMs."""
+        start_s, now_s, left_s = kernel_times
+        kernel = self.program.tasks[index]
+        earliest_s = self._earliest(found, before_s)
+        due = (found.start_s == inf) & (earliest_s < now_s + left_s)
+        if not _any(due):
+            return
+        if self.device.must_drain(found.demand, kernel.demand):
+            left_then_s = left_s - most(0.0, earliest_s - now_s)
+            wait_s = self.device.left_in_wave(kernel.demand, left_then_s, kernel.duration_s)
+            earliest_s = earliest_s + _where(due & (earliest_s > start_s), wait_s, 0.0)
+        found.start_s = _where(due, earliest_s, found.start_s)
+
+    def _progress(self, found: _Open, work_s: Number, until_s: Number) -> None:
+        left_s = found.left_s - work_s
+        done = (left_s <= SPENT * found.whole_s) & (found.end_s == inf) & (found.start_s <= until_s)
+        found.left_s = _where(done, 0.0, left_s)
+        found.end_s = _where(done, until_s, found.end_s)
+
+    def _drop_done(self) -> None:
+        while self.open and not _any(self.open[0].end_s == inf):
+            self._close(self.open.pop(0))
+
+    def close_through(self, index: int) -> None:
+        """Finish every open collective up to task `index`, with nothing beside them."""
+        if not self._is_open(index):
+            return
+        front_s = self.front_s[self.compute]
+        while self._is_open(index):
+            found = self.open.pop(0)
+            earliest_s = self._earliest(found, self.closed_s)
+            found.start_s = _where(found.start_s == inf, earliest_s, found.start_s)
+            alone_s = most(found.start_s, front_s) + found.left_s
+            found.end_s = _where(found.end_s == inf, alone_s, found.end_s)
+            self._close(found)
+
+    def _close(self, found: _Open) -> None:
+        self._set(found.index, most(found.own_ready_s, self.closed_s), found.start_s, found.end_s)
+        self.closed_s = found.end_s
+
+
+def _sharing(program: Program, groups: dict[int, list[int]]) -> tuple[Device, int, int]:
+    """The device, its computing and its communicating stream; streams are -1 where nothing is shared."""
+    uses = {(task.stream, task.demand) for task in program.tasks}
+    comm = {stream for stream, demand in uses if demand.held_sms}
+    if program.device is None or not comm:
+        return Device(sms=1), -1, -1
+    compute = {stream for stream, demand in uses if demand.asks and not demand.held_sms}
+    if len(comm) > 1 or len(compute) > 1 or comm & compute or any(len(members) > 1 for members in groups.values()):
+        raise ValueError("this engine shares a GPU between one computing and one communicating stream of one rank")
+    return program.device, min(compute, default=-1), min(comm)
+
+
+def _any(condition: Any) -> bool:
+    return bool(condition.any()) if isinstance(condition, np.ndarray) else bool(condition)
+
+
+def _where(condition: Any, one: Number, other: Number) -> Number:
+    """Choose element by element where there are arrays."""
+    if isinstance(condition, np.ndarray):
+        chosen: Number = np.where(condition, one, other)
+        return chosen
+    return one if condition else other

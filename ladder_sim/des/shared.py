@@ -1,0 +1,113 @@
+"""What tasks of one GPU share, and how fast each runs beside the others.
+
+Streaming multiprocessors (SMs) are held whole: a collective keeps its own for as long as it runs, a kernel gets the
+rest. A tiled kernel needs another wave when its tiles no longer fit the SMs that are left; a kernel of many small
+thread blocks loses nothing until fewer SMs are left than it takes to saturate memory. Device memory and link bandwidth
+are fluid: when the tasks together ask for more than there is, all get the same fraction of what they ask for.
+
+A task alone always runs at rate 1. Numbers may be arrays of one element per configuration.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Number = float | NDArray[np.float64]
+
+
+def most(one: Number, other: Number) -> Number:
+    """The larger, element by element where there are arrays."""
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        larger: Number = np.maximum(one, other)
+        return larger
+    return one if one > other else other
+
+
+def least(one: Number, other: Number) -> Number:
+    """The smaller, element by element where there are arrays."""
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        smaller: Number = np.minimum(one, other)
+        return smaller
+    return one if one < other else other
+
+
+def _any(value: Number) -> bool:
+    return bool(value.any()) if isinstance(value, np.ndarray) else value != 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Demand:
+    """What a task asks for when it runs alone."""
+
+    held_sms: int = 0
+    # SMs it keeps for itself: a collective's channels
+    tiles: int = 0
+    # thread blocks that take an SM each for long; 0: many short ones that spread over whatever is free
+    spare: float = 1.0
+    # of a kernel without tiles: share of the SMs it can lose without slowing down
+    wave_cost: float = 1.0
+    # of a tiled kernel: what a further wave costs, as a share of the first; less where its tiles wait for memory
+    memory: Number = 0.0
+    # share of the device memory's bandwidth
+    link: float = 0.0
+    # share of the interconnect's bandwidth
+
+    @property
+    def asks(self) -> bool:
+        """Whether it asks for anything that is shared."""
+        return bool(self.held_sms or self.tiles or self.spare < 1.0 or self.link) or _any(self.memory)
+
+
+ROUNDING = 1e-9
+# relative: what lies closer to a wave's end than this is at its end
+
+TINY_S = 1e-18
+# far below any kernel: keeps a task of no length from dividing by zero
+
+NOTHING = Demand()
+# asks for nothing that is shared
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One GPU's shared resources."""
+
+    sms: int
+    # streaming multiprocessors
+
+    def rate(self, own: Demand, others: Sequence[Demand]) -> Number:
+        """Speed of a task beside `others`, relative to running alone: in (0, 1]."""
+        if not others:
+            return 1.0
+        free = max(1, self.sms - sum(other.held_sms for other in others))
+        rate: Number = self._sm_rate(own, free)
+        if _any(own.memory):
+            rate = least(rate, 1.0 / most(1.0, sum((other.memory for other in others), start=own.memory)))
+        if own.link:
+            rate = least(rate, 1.0 / max(1.0, sum((other.link for other in others), start=own.link)))
+        return rate
+
+    def waves(self, tiles: int) -> int:
+        """Rounds in which all SMs work off `tiles`."""
+        return -(-tiles // self.sms)
+
+    def must_drain(self, collective: Demand, kernel: Demand) -> bool:
+        """Whether `collective` finds too few free SMs beside a running `kernel` and has to wait for a wave to end."""
+        return kernel.tiles > 0 and min(kernel.tiles, self.sms) + collective.held_sms > self.sms
+
+    def left_in_wave(self, kernel: Demand, left_s: Number, duration_s: Number) -> Number:
+        """Work left in the wave that `kernel` is in, seconds at rate 1; 0 between two waves."""
+        wave_s = most(duration_s, TINY_S) / self.waves(kernel.tiles)
+        waves_left = left_s / wave_s
+        return most(0.0, waves_left - (waves_left + ROUNDING) // 1.0) * wave_s
+
+    def _sm_rate(self, own: Demand, free: int) -> float:
+        if own.held_sms:
+            return 1.0
+        if own.tiles:
+            waves = self.waves(own.tiles)
+            return waves / (waves + own.wave_cost * (-(-own.tiles // free) - waves))
+        needed = self.sms * (1.0 - own.spare)
+        return min(1.0, free / needed) if needed > 0 else 1.0

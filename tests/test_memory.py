@@ -1,0 +1,112 @@
+"""Memory per GPU: what fits, what does not, and what the error says."""
+
+import csv
+import dataclasses
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ladder_sim.costs.memory import memory_use, weight_bytes
+from ladder_sim.errors import MemoryFitError
+from ladder_sim.graph.build import build
+from ladder_sim.prediction import predict, smallest_fitting_tp
+from ladder_sim.specs import catalog
+from ladder_sim.specs.scenario import Scenario
+
+GB = 1e9
+
+
+@pytest.mark.parametrize("stack", catalog.stack_names())
+def test_every_published_70b_row_fits(external_data: Path, stack: str) -> None:
+    """All of them ran on 80 GB GPUs."""
+    with (external_data / "ladder_70b_throughput.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
+    assert len(rows) == 70
+    for tp, batch in sorted({(int(row["tp"]), int(row["batch"])) for row in rows}):
+        used = memory_use(Scenario.of(model="70b", tp=tp, batch=batch, dtype="fp16", stack=stack))
+        assert used.fits, (tp, batch, used)
+
+
+def test_70b_does_not_fit_one_gpu() -> None:
+    scenario = Scenario.of(model="70b", tp=1)
+    with pytest.raises(MemoryFitError, match=r"needs 14\d GB") as caught:
+        predict(scenario, profile="none")
+    assert caught.value.exit_code == 3
+    assert "H100 SXM5 80GB" in caught.value.message
+    assert "smallest TP that fits: 2" in caught.value.hint
+    assert "--ignore-memory" in caught.value.hint
+
+
+def test_ignoring_memory_predicts_all_the_same() -> None:
+    found = predict(Scenario.of(model="70b", tp=1), ["standard", "ladder"], profile="none", ignore_memory=True)
+    assert not found["ladder"].memory.fits
+    assert found["ladder"].request_s > 0
+
+
+def test_405b_needs_two_nodes() -> None:
+    one_node = Scenario.of(model="405b", nodes=1)
+    assert not memory_use(one_node).fits
+    with pytest.raises(MemoryFitError) as caught:
+        predict(one_node, profile="none")
+    assert "smallest TP that fits: 16" in caught.value.hint
+    assert "--nodes 2" in caught.value.hint
+    assert memory_use(Scenario.of(model="405b", nodes=2)).fits
+    # eight bits a weight
+    assert memory_use(dataclasses.replace(one_node, workload=dataclasses.replace(one_node.workload, dtype="fp8"))).fits
+
+
+def test_nothing_fits() -> None:
+    scenario = Scenario.of(model="405b", nodes=2, batch=4096)
+    assert smallest_fitting_tp(scenario) is None
+    with pytest.raises(MemoryFitError, match="per GPU") as caught:
+        predict(scenario, profile="none")
+    assert "no tensor-parallel degree" in caught.value.hint
+
+
+@pytest.mark.parametrize("model", ["8b", "70b", "405b", "34b"])
+def test_the_smallest_fitting_degree_fits_and_none_below(model: str) -> None:
+    scenario = Scenario.of(model=model, nodes=4)
+    smallest = smallest_fitting_tp(scenario)
+    assert smallest is not None
+    for tp in scenario.tp_degrees():
+        assert memory_use(dataclasses.replace(scenario, tp=tp)).fits == (tp >= smallest)
+
+
+@pytest.mark.parametrize("variant", ["standard", "parallel", "ladder", "hybrid-ladder:7", "desync:3", "upper-bound"])
+@pytest.mark.parametrize("model", catalog.model_names())
+def test_weights_are_those_of_the_whole_graph(model: str, variant: str) -> None:
+    # four ranks divide every catalog model
+    scenario = Scenario.of(model=model, tp=4, stack="vllm", variant=variant)
+    assert weight_bytes(scenario) == sum(op.weight_bytes for op in build(scenario, "decode", 1025).ops())
+
+
+def test_kv_cache_by_hand() -> None:
+    used = memory_use(Scenario.of(model="70b", tp=4, batch=64, prompt=1024, gen=512))
+    # keys and values, 80 layers, 2 of 8 heads, 128 wide, two bytes
+    assert used.kv_cache_bytes == 2 * 80 * 2 * 128 * 64 * 1536 * 2
+    replicated = memory_use(Scenario.of(model="405b", nodes=2))
+    assert replicated.kv_cache_bytes == 2 * 126 * 1 * 128 * 1536 * 2
+
+
+def test_logits_of_every_position_count() -> None:
+    every, last = (memory_use(Scenario.of(model="70b", tp=4, batch=64, stack=name)) for name in ("gpt-fast", "vllm"))
+    assert every.activation_bytes >= 64 * 1024 * 128256 * 2
+    assert last.activation_bytes < every.activation_bytes / 2
+
+
+@given(st.integers(1, 512), st.integers(1, 16384), st.integers(1, 4096), st.sampled_from(["batch", "prompt", "gen"]))
+def test_more_tokens_need_more_memory(batch: int, prompt: int, gen: int, field: str) -> None:
+    sizes = {"batch": batch, "prompt": prompt, "gen": gen}
+    less = memory_use(Scenario.of(model="8b", tp=4, **sizes))
+    more = memory_use(Scenario.of(model="8b", tp=4, **{**sizes, field: 2 * sizes[field]}))
+    assert more.total_bytes > less.total_bytes
+    assert more.weights_bytes == less.weights_bytes
+
+
+@pytest.mark.parametrize("stack", catalog.stack_names())
+def test_more_ranks_need_less_memory_each(stack: str) -> None:
+    used = [memory_use(Scenario.of(model="70b", tp=tp, stack=stack)).total_bytes for tp in (1, 2, 4, 8)]
+    assert used == sorted(used, reverse=True)
+    assert used[0] > 141 * GB
