@@ -28,6 +28,8 @@ class Schedule:
     # of each op
     after: tuple[tuple[int, ...], ...]
     # positions of the ops that each op needs
+    after_launch: tuple[tuple[int, ...], ...]
+    # the same as positions of tasks, with the launch tasks before the ops and each op after its own launch
     waits: tuple[bool, ...]
     # whether one of them is on the other stream
     eager: bool
@@ -35,7 +37,7 @@ class Schedule:
     launch_names: tuple[str, ...]
     # of the launch tasks
     synchronises: bool
-    # holds a block's all-reduce, at which every rank waits for the slowest
+    # holds an all-reduce or all-gather, at which every rank waits for the slowest
     distinct: tuple[Op, ...]
     # one op of each kind and shape
     same_as: tuple[int, ...]
@@ -66,14 +68,20 @@ def schedule(graph: StepGraph, stack: StackSpec) -> Schedule:
     same_as = tuple(numbers.setdefault((op.kind, op.shape), len(numbers)) for op in ops)
     first = {number: op for op, number in reversed(list(zip(ops, same_as, strict=True)))}
     eager = not (stack.cuda_graphs if graph.phase == "decode" else stack.prefill_cuda_graphs)
+    launch_names = tuple(f"launch {op.name}" for op in ops) if eager else ("launch graph",)
+    launches = len(launch_names)
     return Schedule(
         ops=ops,
         streams=streams,
         after=after,
+        after_launch=tuple(
+            (*(launches + i for i in needed), *((number,) if number < launches else ()))
+            for number, needed in enumerate(after)
+        ),
         waits=tuple(any(streams[i] != stream for i in needed) for stream, needed in zip(streams, after, strict=True)),
         eager=eager,
-        launch_names=tuple(f"launch {op.name}" for op in ops) if eager else ("launch graph",),
-        synchronises=any(op.kind == "all_reduce" and op.layer >= 0 for op in ops),
+        launch_names=launch_names,
+        synchronises=any(op.kind in ("all_reduce", "all_gather") for op in ops),
         distinct=tuple(first[number] for number in range(len(numbers))),
         same_as=same_as,
     )
@@ -98,7 +106,7 @@ def lower(plan: Schedule, prices: Sequence[Estimate], hardware: Hardware, sms: i
         Of the GPU.
     """
     stack = hardware.stack
-    # without a block's all-reduce ranks run on their own, and the one whose token counts is a typical one
+    # where nothing makes the ranks meet, the one whose token counts is a typical one
     slowdown = 1.0 + hardware.rank_skew if plan.synchronises else 1.0
     durations = [
         price.seconds if op.kind in COLLECTIVE_KINDS else price.seconds * slowdown
@@ -111,20 +119,11 @@ def lower(plan: Schedule, prices: Sequence[Estimate], hardware: Hardware, sms: i
     launches = len(tasks)
     leads = (stack.kernel_gap_s, stack.kernel_gap_s + stack.stream_wait_s)
     comm_leads = (stack.collective_launch_s, stack.collective_launch_s + stack.stream_wait_s)
-    for number, (op, stream, needed, waits, like) in enumerate(
-        zip(plan.ops, plan.streams, plan.after, plan.waits, plan.same_as, strict=True)
-    ):
-        after = tuple(launches + i for i in needed)
-        tasks.append(
-            Task(
-                name=op.name,
-                stream=stream,
-                duration_s=durations[like],
-                after=(*after, number) if number < launches else after,
-                lead_s=comm_leads[waits] if stream == COMM else leads[waits],
-                demand=demands[like],
-            )
-        )
+    rows = zip(plan.ops, plan.streams, plan.after if free else plan.after_launch, plan.waits, plan.same_as, strict=True)
+    tasks += [
+        Task(op.name, stream, durations[like], after, (comm_leads if stream == COMM else leads)[waits], demands[like])
+        for op, stream, after, waits, like in rows
+    ]
     return Lowered(
         program=Program(tasks=tuple(tasks), streams=STREAMS, device=Device(sms=sms)),
         launches=launches,

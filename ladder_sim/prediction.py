@@ -1,31 +1,26 @@
-"""Predicts a request from its forward passes: one prefill, then decode over a growing context.
-
-The public function of the package: `predict`.
-"""
+"""The public function of the package: `predict`, and what it returns."""
 
 import dataclasses
-import itertools
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
-import numpy as np
-
-from ladder_sim.costs.base import CostModel
 from ladder_sim.costs.memory import MemoryUse, memory_use
 from ladder_sim.costs.model import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile, load_profile
-from ladder_sim.errors import MemoryFitError
+from ladder_sim.errors import MemoryFitError, UnknownNameError, UsageError
 from ladder_sim.graph.variants import DEFAULT_VARIANTS, canonical, wiring
+from ladder_sim.ranks import Jitter
+from ladder_sim.requests import Request, simulate_request
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.steps import Engine, StepSummary, simulate
+from ladder_sim.steps import ENGINES, Engine, StepSummary
 from ladder_sim.units import format_bytes
 
-CONTEXT_NODES = ((2.0, 3), (8.0, 5), (math.inf, 9))
-# decode steps simulated for a context-dependent attention, by how much the context grows; the rest are interpolated
-# between them. The sum differs from simulating every step by less than 0.1 % (tests/test_prediction.py)
+JITTER_KEY = "jitter_sigma"
+# in a profile's overheads
+MOST_JITTER = 1.0
+# beyond this a lognormal spread is no model of anything
 NO_PROFILE = "none"
 # name that asks for datasheet figures only
 
@@ -78,6 +73,8 @@ class Prediction:
     # critical path by (source of the estimate, op kind)
     provenance: "Provenance"
     # what all variants of the scenario rest on
+    unevenness: "Unevenness | None" = None
+    # with jitter: how steps spread
     prefill: StepSummary
     # the simulated prefill
     decode: StepSummary | None
@@ -87,6 +84,22 @@ class Prediction:
     def limited_by(self) -> str:
         """What takes the largest share of the critical path."""
         return max(self.limits_s, key=lambda name: self.limits_s[name])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unevenness:
+    """Spread of step times, and what ranks wait for each other; seconds."""
+
+    ttft_p50_s: float
+    # median prefill
+    ttft_p95_s: float
+    # its 95th percentile
+    tpot_p50_s: float | None
+    # median decode step; None when only one token is asked for
+    tpot_p95_s: float | None
+    # its 95th percentile
+    waiting_s: float
+    # in a request, at collectives for ranks that arrive later, mean over ranks; not part of any transfer time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,39 +114,6 @@ class Provenance:
     # what the reader should know, one sentence each
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Request:
-    """A simulated request of one variant."""
-
-    variant: str
-    prefill: StepSummary
-    decode: Sequence[tuple[StepSummary, float]]
-    # decode steps and how many each stands for
-
-    @property
-    def decode_s(self) -> float:
-        return math.fsum(step.seconds * times for step, times in self.decode)
-
-    @property
-    def seconds(self) -> float:
-        return self.prefill.seconds + self.decode_s
-
-    def total(self, field: str) -> float:
-        """Sum of a scalar of the steps."""
-        return math.fsum(getattr(step, field) * times for step, times in self._steps())
-
-    def totals(self, field: str) -> dict[Any, float]:
-        """Sum of a mapping of the steps, key by key."""
-        sums: dict[Any, float] = defaultdict(float)
-        for step, times in self._steps():
-            for key, value in getattr(step, field).items():
-                sums[key] += value * times
-        return dict(sums)
-
-    def _steps(self) -> list[tuple[StepSummary, float]]:
-        return [(self.prefill, 1.0), *self.decode]
-
-
 def predict(
     scenario: Scenario,
     variants: Sequence[str] | None = None,
@@ -141,6 +121,8 @@ def predict(
     profile: str | CalibrationProfile | None = None,
     ignore_memory: bool = False,
     engine: Engine = "fast",
+    jitter: float | Literal["measured"] = 0.0,
+    seed: int = 0,
 ) -> dict[str, Prediction]:
     """Predict latency, throughput and speedup over standard for several residual wirings.
 
@@ -157,6 +139,11 @@ def predict(
         Predict even if the model does not fit.
     engine
         ``"fast"`` (vectorised) or ``"des"`` (event by event on simpy); they agree.
+    jitter
+        Random spread of each kernel's time (standard deviation of its logarithm), or ``"measured"`` for the profile's.
+        Above 0 every rank is simulated, on simpy, and times are means over replicates.
+    seed
+        Of the random numbers: the same seed gives the same result.
 
     Returns
     -------
@@ -177,16 +164,19 @@ def predict(
     >>> 1 < found["ladder"].speedup.value < found["upper-bound"].speedup.value
     True
     """
+    if engine not in ENGINES:
+        raise UnknownNameError("engine", engine, ENGINES)
     names = list(dict.fromkeys(canonical(name) for name in variants or default_variants(scenario)))
     for name in names:
         wiring(name, scenario.model.layers, scenario.model.ladder_layers)
     measured = resolve_profile(scenario, profile)
     costs = KernelCosts(scenario, measured)
+    uneven = Jitter(sigma=_sigma(jitter, measured), seed=seed)
     memory = memory_use(scenario)
     if not memory.fits and not ignore_memory:
         raise _does_not_fit(scenario, memory)
     requests = {
-        name: _simulate_request(dataclasses.replace(scenario, variant=name), costs, engine)
+        name: simulate_request(dataclasses.replace(scenario, variant=name), costs, engine, uneven)
         for name in dict.fromkeys(["standard", *names])
     }
     provenance = _provenance(scenario, measured, costs, requests["standard"], memory)
@@ -209,41 +199,8 @@ def resolve_profile(scenario: Scenario, profile: str | CalibrationProfile | None
     return None if name in ("", NO_PROFILE) else load_profile(name)
 
 
-def _simulate_request(scenario: Scenario, costs: CostModel, engine: Engine) -> _Request:
-    prefill = simulate(scenario, "prefill", scenario.workload.prompt, costs, engine_name=engine)
-    decode = [
-        (simulate(scenario, "decode", kv_len, costs, engine_name=engine), times)
-        for kv_len, times in decode_contexts(scenario)
-    ]
-    return _Request(variant=scenario.variant, prefill=prefill, decode=decode)
-
-
-def decode_contexts(scenario: Scenario) -> list[tuple[int, float]]:
-    """Context lengths to simulate for decode, and how many of the ``gen - 1`` steps each stands for.
-
-    A static-cache attention costs the same at every step. Otherwise steps between two simulated contexts are
-    interpolated linearly, and the weights are those of the sum over every step.
-    """
-    workload = scenario.workload
-    first, last = workload.prompt + 1, workload.prompt + workload.gen - 1
-    if workload.gen == 1:
-        return []
-    if scenario.stack.attention == "math":
-        return [(first, float(workload.gen - 1))]
-    count = next(nodes for growth, nodes in CONTEXT_NODES if last <= growth * first)
-    nodes = [int(node) for node in np.unique(np.round(np.linspace(first, last, count)))]
-    weights = [0.0] * len(nodes)
-    weights[0] = 1.0
-    for index, (left, right) in enumerate(itertools.pairwise(nodes)):
-        # steps left + 1 to right: the sum of the hat functions over them
-        width = right - left
-        weights[index] += (width - 1) / 2.0
-        weights[index + 1] += (width + 1) / 2.0
-    return list(zip(nodes, weights, strict=True))
-
-
 def _prediction(
-    scenario: Scenario, request: _Request, standard: _Request, memory: MemoryUse, provenance: Provenance
+    scenario: Scenario, request: Request, standard: Request, memory: MemoryUse, provenance: Provenance
 ) -> Prediction:
     workload = scenario.workload
     seconds = request.seconds
@@ -259,15 +216,15 @@ def _prediction(
     comm_s = request.total("comm_s")
     return Prediction(
         variant=request.variant,
-        ttft_s=request.prefill.seconds,
+        ttft_s=request.prefill_s,
         tpot_s=request.decode_s / steps if steps else None,
         request_s=seconds,
         tokens_per_s=_interval(workload.batch * workload.gen / seconds, own),
         speedup=_interval(standard.seconds / seconds, relative),
-        ttft_speedup=standard.prefill.seconds / request.prefill.seconds,
+        ttft_speedup=standard.prefill_s / request.prefill_s,
         tpot_speedup=standard.decode_s / request.decode_s if steps else None,
         busy_s=request.totals("busy_s"),
-        limits_s=request.totals("critical_s"),
+        limits_s=_limits_s(request),
         comm_s=comm_s,
         exposed_comm_s=comm_s - request.total("hidden_s"),
         slowed_s=request.total("slowed_s"),
@@ -275,12 +232,48 @@ def _prediction(
         sources_s=request.totals("sources_s"),
         provenance=provenance,
         prefill=request.prefill,
-        decode=request.decode[len(request.decode) // 2][0] if request.decode else None,
+        decode=request.middle,
+        unevenness=_unevenness(request, steps),
     )
 
 
+def _limits_s(request: Request) -> dict[str, float]:
+    """The critical path's shares, and what jitter adds to it."""
+    limits_s = request.totals("critical_s")
+    if request.ranked:
+        limits_s["uneven ranks"] = request.seconds - math.fsum(limits_s.values())
+    return limits_s
+
+
+def _unevenness(request: Request, steps: int) -> Unevenness | None:
+    if not request.ranked:
+        return None
+    prefill, *decode = request.ranked
+    return Unevenness(
+        ttft_p50_s=prefill.p50_s,
+        ttft_p95_s=prefill.p95_s,
+        tpot_p50_s=decode[0].p50_s if decode else None,
+        tpot_p95_s=decode[0].p95_s if decode else None,
+        waiting_s=prefill.waiting_s + (steps * decode[0].waiting_s if decode else 0.0),
+    )
+
+
+def _sigma(jitter: float | Literal["measured"], profile: CalibrationProfile | None) -> float:
+    if jitter == "measured":
+        found = profile.overheads.get(JITTER_KEY) if profile else None
+        if found is None:
+            raise UsageError(
+                f"profile '{profile.name if profile else NO_PROFILE}' holds no measured jitter",
+                hint="give a number, for example 0.05",
+            )
+        return found
+    if not 0.0 <= jitter <= MOST_JITTER:
+        raise UsageError(f"jitter {jitter} is not between 0 and {MOST_JITTER}", hint="0.05 spreads kernels by 5 %")
+    return jitter
+
+
 def _provenance(
-    scenario: Scenario, profile: CalibrationProfile | None, costs: KernelCosts, standard: _Request, memory: MemoryUse
+    scenario: Scenario, profile: CalibrationProfile | None, costs: KernelCosts, standard: Request, memory: MemoryUse
 ) -> Provenance:
     measured_s = math.fsum(
         seconds for (source, _), seconds in standard.totals("sources_s").items() if source == "measured"

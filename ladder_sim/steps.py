@@ -4,13 +4,12 @@ Identical layers are not simulated over and over. A run of identical layers is c
 simulated. If every task of one period is ready, starts and ends exactly one constant later than its twin a period
 before, then what the next period meets (the same tasks, the same dependencies, everything it waits for shifted by that
 constant) is the same too, and by induction so are all later ones: the run's time grows by that constant per period,
-and the shortcut is exact up to rounding. Launches by the CPU are not compared: where they come more often than that
-constant they hold nothing back later, and where they set the pace the tasks they launch show it. If the periods are not
-yet equal, more of them are simulated, in the end all.
+and the shortcut is exact up to rounding. Launches by the CPU only have to come no later: where they run ahead they hold
+nothing back. If the periods are not yet equal, more of them are simulated, in the end all.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -108,6 +107,30 @@ class OpSummary:
     # on the critical path
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Twins:
+    """The ops of a period that stands for several, and of the period before it."""
+
+    own: NDArray[np.int_]
+    # positions in the schedule
+    twin: NDArray[np.int_]
+    # positions of their likes one period earlier
+    left_out: int
+    # periods not simulated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepPlan:
+    """What a forward pass runs in which order, with layers left out: the same for any hardware."""
+
+    wiring: Wiring
+    # condensed
+    schedule: Schedule
+    # its ops
+    twins: tuple[_Twins, ...]
+    # where layers are left out
+
+
 def simulate(
     scenario: Scenario, phase: Phase, kv_len: int, costs: CostModel, *, engine_name: Engine = "fast"
 ) -> StepSummary:
@@ -127,10 +150,10 @@ def simulate(
     for plan, lowered in _lowered(scenario, phase, kv_len, costs):
         timeline = ENGINES[engine_name](lowered.program)
         times = np.stack([timeline.ready_s, timeline.start_s, timeline.end_s])[:, :, np.newaxis]
-        added_s, steady = _added(plan, lowered, times)
+        added_s, steady = _added(lowered, plan.twins, times)
         if steady.all():
             break
-    return _summary(scenario, plan, lowered, timeline, float(added_s[0]))
+    return _summary(scenario, plan.wiring, lowered, timeline, float(added_s[0]))
 
 
 def simulate_many(scenario: Scenario, phase: Phase, kv_len: int, costs: CostModel) -> Times:
@@ -142,56 +165,77 @@ def simulate_many(scenario: Scenario, phase: Phase, kv_len: int, costs: CostMode
     """
     for plan, lowered in _lowered(scenario, phase, kv_len, costs):
         times = scan.scan(lowered.program)
-        added_s, steady = _added(plan, lowered, times)
+        added_s, steady = _added(lowered, plan.twins, times)
         if steady.all():
             break
-    seconds: Times = times[2].max(axis=0) + added_s
-    return seconds
+    return np.broadcast_to(times[2].max(axis=0) + added_s, costs.hardware.configurations)
 
 
-def _lowered(scenario: Scenario, phase: Phase, kv_len: int, costs: CostModel) -> Iterator[tuple[Wiring, Lowered]]:
+def _lowered(scenario: Scenario, phase: Phase, kv_len: int, costs: CostModel) -> Iterator[tuple[StepPlan, Lowered]]:
     """The step with few of its layers, with more, and in the end with all, which is always steady."""
     keep = FIRST_PERIODS
     while True:
-        plan, ordered = _scheduled(PassInputs.of(scenario), phase, kv_len, keep)
-        yield plan, lower(ordered, costs.estimates(ordered.distinct), costs.hardware, scenario.cluster.gpu.sms)
+        yield lowered_step(scenario, phase, kv_len, costs, keep)
         keep *= 4
 
 
+def lowered_step(
+    scenario: Scenario, phase: Phase, kv_len: int, costs: CostModel, keep: int
+) -> tuple[StepPlan, Lowered]:
+    """The tasks of one forward pass in which each run of identical layers is cut to `keep` periods."""
+    plan = _planned(PassInputs.of(scenario), phase, kv_len, keep)
+    prices = costs.estimates(plan.schedule.distinct)
+    return plan, lower(plan.schedule, prices, costs.hardware, scenario.cluster.gpu.sms)
+
+
 @lru_cache(maxsize=1024)
-def _scheduled(inputs: PassInputs, phase: Phase, kv_len: int, keep: int) -> tuple[Wiring, Schedule]:
-    """What runs in which order: the same for any hardware."""
+def _planned(inputs: PassInputs, phase: Phase, kv_len: int, keep: int) -> StepPlan:
     model = inputs.model
-    plan = wiring(inputs.variant, model.layers, model.ladder_layers).condense(keep)
-    return plan, schedule(build(inputs, phase, kv_len, layers=plan), inputs.stack)
+    condensed = wiring(inputs.variant, model.layers, model.ladder_layers).condense(keep)
+    ordered = schedule(build(inputs, phase, kv_len, layers=condensed), inputs.stack)
+    ops_of: dict[int, list[int]] = defaultdict(list)
+    for number, op in enumerate(ordered.ops):
+        ops_of[op.layer].append(number)
+    twins = []
+    for fold in condensed.folds:
+        own, twin = (
+            np.array([number for layer in condensed.layers[at : at + fold.width] for number in ops_of[layer.index]])
+            for at in (fold.start, fold.start - fold.width)
+        )
+        twins.append(_Twins(own=own, twin=twin, left_out=fold.repeats - 1))
+    return StepPlan(wiring=condensed, schedule=ordered, twins=tuple(twins))
 
 
-def _added(plan: Wiring, lowered: Lowered, times: Times) -> tuple[Times, NDArray[np.bool_]]:
+def _added(lowered: Lowered, twins: Sequence[_Twins], times: Times) -> tuple[Times, NDArray[np.bool_]]:
     """Time that the layers left out add, and whether the kept ones have settled into a period, per configuration.
 
     Parameters
     ----------
-    plan
-        Condensed wiring.
     lowered
-        Its tasks.
+        The simulated tasks.
+    twins
+        Where layers are left out.
     times
         Ready, start and end of every task: shape (3, tasks, configurations).
     """
-    tasks_of: dict[int, list[int]] = defaultdict(list)
-    for number, op in enumerate(lowered.schedule.ops):
-        tasks_of[op.layer].append(lowered.launches + number)
     makespan_s = times[2].max(axis=0)
     added_s = np.zeros_like(makespan_s)
     steady = np.ones(makespan_s.shape, dtype=np.bool_)
-    for fold in plan.folds:
-        own, twin = (
-            [index for layer in plan.layers[at : at + fold.width] for index in tasks_of[layer.index]]
-            for at in (fold.start, fold.start - fold.width)
-        )
-        shifts = times[:, own] - times[:, twin]
-        steady &= np.ptp(shifts, axis=(0, 1)) <= STEADY * makespan_s
-        added_s = added_s + (fold.repeats - 1) * shifts.mean(axis=(0, 1))
+    launches_s, ops_s = times[2, : lowered.launches], times[:, lowered.launches :]
+    for pair in twins:
+        shifts = ops_s[:, pair.own] - ops_s[:, pair.twin]
+        low, high = shifts.min(axis=(0, 1)), shifts.max(axis=(0, 1))
+        steady &= high - low <= STEADY * makespan_s
+        if lowered.schedule.eager and lowered.launches:
+            # a thread that launches more slowly than this would fall behind in time
+            behind_s = (launches_s[pair.own] - launches_s[pair.twin]).max(axis=0) - low
+            steady &= behind_s <= STEADY * makespan_s
+            # one that runs ahead is further ahead behind the layers left out: later ops must not depend on how far
+            later = slice(int(pair.own.max()) + 1, None)
+            runs_ahead = behind_s < -STEADY * makespan_s
+            held_back = (launches_s[later] >= ops_s[0, later]).any(axis=0)
+            steady &= ~(runs_ahead & held_back)
+        added_s += pair.left_out * 0.5 * (low + high)
     return added_s, steady
 
 

@@ -3,10 +3,24 @@
 from hypothesis import strategies as st
 
 from ladder_sim.des.program import NO_GROUP, Program, Stream, Task
+from ladder_sim.des.shared import NOTHING, Demand, Device
 from ladder_sim.graph.variants import VARIANTS
 
 # whole numbers make ties, fractions make sums that round
 SECONDS = st.one_of(st.integers(0, 3).map(float), st.floats(1e-3, 10.0))
+SMS = 132
+# of an H100
+SHARES = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(1e-3, 1.0))
+# of the memory's bandwidth
+TILED = st.builds(
+    Demand,
+    tiles=st.one_of(st.integers(1, SMS), st.integers(1, 4 * SMS)),
+    wave_cost=st.sampled_from([0.5, 1.0]),
+    memory=SHARES,
+)
+ELASTIC = st.builds(Demand, spare=st.sampled_from([0.0, 0.25, 1.0]), memory=SHARES)
+KERNELS = st.one_of(TILED, ELASTIC, st.just(NOTHING))
+COLLECTIVES = st.builds(Demand, held_sms=st.integers(1, 40), memory=SHARES, link=st.sampled_from([0.0, 1.0]))
 LAYERS = st.integers(1, 40)
 EMBEDDING = -1
 # stands for the embedding among block numbers
@@ -42,6 +56,35 @@ def programs(draw: st.DrawFn, *, most_units: int = 14) -> Program:
                 )
             )
     return Program(tasks=tuple(tasks), streams=tuple(streams))
+
+
+@st.composite
+def sharing_programs(draw: st.DrawFn, *, most_tasks: int = 14, host: bool = False) -> Program:
+    """Random programs of one rank whose kernels and collectives share the GPU; every dependency points backwards.
+
+    There may be CPU launches before them. With `host`, tasks of the launching stream also stand between them and wait
+    for them.
+    """
+    kernels, collectives = draw(st.permutations([0, 1]))
+    streams = (Stream(name="first"), Stream(name="second"), Stream(name="launch"))
+    count = draw(st.integers(1, most_tasks))
+    launches = count if draw(st.booleans()) else 0
+    tasks = [Task(name=f"launch{n}", stream=2, duration_s=draw(SECONDS)) for n in range(launches)]
+    kinds = {kernels: KERNELS, collectives: COLLECTIVES, 2: st.just(NOTHING)}
+    for number in range(count):
+        after = draw(st.sets(st.integers(0, number - 1), max_size=3)) if number else set()
+        stream = (kernels, collectives, 2)[draw(st.integers(0, 1 + host))]
+        tasks.append(
+            Task(
+                name=f"task{number}",
+                stream=stream,
+                duration_s=draw(SECONDS),
+                after=(*(launches + before for before in sorted(after)), *([number] if launches else [])),
+                lead_s=draw(SECONDS) if draw(st.booleans()) else 0.0,
+                demand=draw(kinds[stream]),
+            )
+        )
+    return Program(tasks=tuple(tasks), streams=streams, device=Device(sms=SMS))
 
 
 @st.composite

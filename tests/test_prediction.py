@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ladder_sim import prediction
 from ladder_sim.costs.base import CostModel, Estimate
 from ladder_sim.costs.model import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile, load_profile
 from ladder_sim.errors import ProfileError, UnknownNameError, UsageError
 from ladder_sim.graph.ops import Op
 from ladder_sim.graph.variants import DEFAULT_VARIANTS
-from ladder_sim.prediction import Prediction, decode_contexts, default_variants, predict, resolve_profile
+from ladder_sim.prediction import Prediction, default_variants, predict, resolve_profile
+from ladder_sim.requests import decode_contexts, simulate_request
 from ladder_sim.specs import catalog
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
@@ -252,7 +252,7 @@ def test_ladder_lies_between_standard_and_upper_bound(scenario: Scenario, profil
     scenario = dataclasses.replace(scenario, stack=free)
     costs = FreeAdds(KernelCosts(scenario, resolve_profile(scenario, profile)))
     requests = {
-        variant: prediction._simulate_request(dataclasses.replace(scenario, variant=variant), costs, "fast")
+        variant: simulate_request(dataclasses.replace(scenario, variant=variant), costs, "fast")
         for variant in ("standard", "ladder", "hybrid-ladder:1", "upper-bound")
     }
     slack = 1 + 1e-9

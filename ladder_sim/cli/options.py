@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from ladder_sim.errors import UsageError
+from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.specs.scenario import Scenario
 
+ENGINES = ("fast", "des")
 _WHERE, _WORK, _HOW = "Model and cluster", "Workload", "Stack and costs"
 
 
@@ -50,6 +51,20 @@ class ScenarioFlags:
         str | None,
         typer.Option(help="Measured profile: name or file; 'none' for the datasheet.", rich_help_panel=_HOW),
     ] = None
+    engine: Annotated[
+        str, typer.Option(help="fast (vectorised) or des (event by event on simpy).", rich_help_panel=_HOW)
+    ] = "fast"
+    jitter: Annotated[
+        str,
+        typer.Option(
+            help="Random spread of kernel times, e.g. 0.05, or 'measured': simulates every rank.", rich_help_panel=_HOW
+        ),
+    ] = "0"
+    seed: Annotated[int, typer.Option(help="Of the jitter's random numbers.", rich_help_panel=_HOW)] = 0
+    ignore_memory: Annotated[
+        bool,
+        typer.Option("--ignore-memory", help="Predict even if the model does not fit.", rich_help_panel=_HOW),
+    ] = False
 
     def scenario(self) -> Scenario:
         """Resolve names and check everything."""
@@ -68,6 +83,38 @@ class ScenarioFlags:
             p2p=not self.no_p2p,
             overrides=settings(self.set_ or []),
         )
+
+    def how(self) -> dict[str, Any]:
+        """Arguments of `ladder_sim.prediction.predict` besides scenario and variants."""
+        if self.engine not in ENGINES:
+            raise UnknownNameError("engine", self.engine, ENGINES)
+        if self.seed < 0:
+            raise UsageError(f"--seed {self.seed} is negative", hint="use any whole number from 0 on")
+        return {
+            "profile": self.profile,
+            "engine": self.engine,
+            "jitter": spread(self.jitter),
+            "seed": self.seed,
+            "ignore_memory": self.ignore_memory,
+        }
+
+
+def spread(text: str) -> float | str:
+    """The value of ``--jitter``.
+
+    Examples
+    --------
+    >>> spread("0.05"), spread("measured")
+    (0.05, 'measured')
+    """
+    if text == "measured":
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(
+            f"--jitter '{text}' is no number", hint="0.05 spreads kernels by 5 %; 'measured' is the profile's"
+        ) from None
 
 
 def settings(assignments: list[str]) -> dict[str, str]:

@@ -26,10 +26,6 @@ def predict(
         bool,
         typer.Option("--explain", help="Show every op, its source and the critical path.", rich_help_panel=_OUTPUT),
     ] = False,
-    ignore_memory: Annotated[
-        bool,
-        typer.Option("--ignore-memory", help="Predict even if the model does not fit.", rich_help_panel=_OUTPUT),
-    ] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.", rich_help_panel=_OUTPUT)] = False,
     csv: Annotated[bool, typer.Option("--csv", help="One CSV row per variant.", rich_help_panel=_OUTPUT)] = False,
     save: Annotated[
@@ -45,7 +41,7 @@ def predict(
     form = chosen_format(json=json, csv=csv, save=save)
     names = [name for given in variant or [] for name in given.split(",")]
     scenario = flags.scenario()
-    found = simulate(scenario, names or None, profile=flags.profile, ignore_memory=ignore_memory)
+    found = simulate(scenario, names or None, **flags.how())
     if form == "json":
         write(export.to_json(scenario, found), save)
         return

@@ -11,9 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ladder_sim.errors import ProfileError
 from ladder_sim.graph.ops import AttentionShape, GemmShape, Shape
 
+Number = float | NDArray[np.float64]
 TILE_ROWS = (64, 128)
 # rows of a GEMM's thread-block tile: 64 up to 64 tokens, 128 above (cuBLAS and CUTLASS tiles on Ampere and Hopper)
 TILE_COLUMNS = (256, 128, 64)
@@ -68,17 +72,17 @@ class OverlapParameters:
         return cls(**overlap)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SmUse:
     """How an op uses SMs; the fields of `ladder_sim.des.shared.Demand` that follow from its shape alone."""
 
-    held_sms: int = 0
+    held_sms: Number = 0
     # kept for as long as it runs
     tiles: int = 0
     # thread blocks that take an SM each
     spare: float = 1.0
     # share of the SMs it can lose without slowing, where it has no tiles
-    wave_cost: float = 1.0
+    wave_cost: Number = 1.0
     # what a further wave costs, as a share of the first
 
 
@@ -86,7 +90,9 @@ ANY_SMS = SmUse()
 # runs on whatever SMs are free
 
 
-def kernel_sms(shape: Shape, sms: int, *, memory_bound: bool, parameters: OverlapParameters) -> SmUse:
+def kernel_sms(
+    shape: Shape, sms: int, *, memory_bound: "bool | NDArray[np.bool_]", parameters: OverlapParameters
+) -> SmUse:
     """SMs that a kernel works on.
 
     Parameters
@@ -100,7 +106,10 @@ def kernel_sms(shape: Shape, sms: int, *, memory_bound: bool, parameters: Overla
     parameters
         Sharing parameters.
     """
-    wave_cost = parameters.memory_wave_cost if memory_bound else parameters.compute_wave_cost
+    costs = parameters.compute_wave_cost, parameters.memory_wave_cost
+    wave_cost: Number = (
+        np.where(memory_bound, costs[1], costs[0]) if isinstance(memory_bound, np.ndarray) else costs[memory_bound]
+    )
     if isinstance(shape, GemmShape) and shape.m > parameters.gemv_rows:
         return SmUse(tiles=gemm_tiles(shape.m, shape.n, sms), wave_cost=wave_cost)
     if isinstance(shape, AttentionShape) and shape.kernel == "flash" and shape.q_len > 1:

@@ -12,7 +12,7 @@ from typing import Any, Self, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ladder_sim.errors import UnknownNameError
+from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.specs.cluster import GpuSpec, LinkTier
 from ladder_sim.specs.scenario import Scenario
 
@@ -93,6 +93,8 @@ class Hardware:
     # launches and waits
     rank_skew: Number = 0.0
     # how much longer the slowest rank computes than a typical one, as a fraction
+    configurations: int = 1
+    # values in every array
 
     @classmethod
     def of(cls, scenario: Scenario) -> Self:
@@ -121,15 +123,23 @@ class Hardware:
         ------
         UnknownNameError
             No such figure.
+        UsageError
+            The arrays are of several lengths.
         """
+        lengths = {np.size(values) for values in figures.values()}
+        if len(lengths) > 1:
+            raise UsageError(
+                f"figures of several lengths: {', '.join(map(str, sorted(lengths)))}",
+                hint="give every figure one value per configuration",
+            )
         changed: Any = self
         for key, values in figures.items():
             if key not in self.figures():
                 raise UnknownNameError("hardware figure", key, self.figures())
-            array = np.asarray(values, np.float64)
+            array = np.asarray(values, np.float64).ravel()
             section, _, name = key.partition(".")
             value = dataclasses.replace(getattr(changed, section), **{name: array}) if name else array
-            changed = dataclasses.replace(changed, **{section: value})
+            changed = dataclasses.replace(changed, **{section: value}, configurations=array.size)
         return cast(Self, changed)
 
     @classmethod

@@ -125,12 +125,12 @@ class KernelCosts:
         traffic_s = shape.moved_bytes / (HBM_EFFICIENCY * gpu.hbm_bandwidth_Bps)
         kernels = MATH_ATTENTION_KERNELS if isinstance(shape, AttentionShape) else 1
         return self._kernel(
-            shape, kernels * gpu.kernel_s + np.maximum(traffic_s, shape.flops / gpu.bf16_flops), "roofline"
+            shape, kernels * gpu.kernel_s + _number(np.maximum(traffic_s, shape.flops / gpu.bf16_flops)), "roofline"
         )
 
     def _kernel(self, shape: Shape, seconds: Number, source: Source) -> Estimate:
         gpu = self.hardware.gpu
-        memory_bound = bool(np.mean(shape.flops / gpu.bf16_flops) < np.mean(shape.moved_bytes / gpu.hbm_bandwidth_Bps))
+        memory_bound = shape.flops / gpu.bf16_flops < shape.moved_bytes / gpu.hbm_bandwidth_Bps
         return Estimate(
             seconds=seconds,
             error=KERNEL_ERROR[source],
@@ -145,20 +145,26 @@ class KernelCosts:
         times = self._network.times(kind, np.array([message_bytes]))
         source: Source = "measured" if bool(times.in_range[0]) else times.source
         seconds = _plain(times.seconds)
-        traffic = collective_traffic_bytes(times.algorithm, message_bytes, self._overlap)
+        sms, traffic = (
+            times.choose([price(name, message_bytes, self._overlap) for name in times.algorithms])
+            for price in (collective_sms, collective_traffic_bytes)
+        )
         return Estimate(
             seconds=seconds,
             error=COLLECTIVE_ERROR[source],
             source=source,
-            algorithm=times.algorithm,
-            sms=SmUse(held_sms=collective_sms(times.algorithm, message_bytes, self._overlap)),
+            algorithm=times.most_common,
+            # kernels keep at least one
+            sms=SmUse(
+                held_sms=np.minimum(sms, self._sms - 1) if isinstance(sms, np.ndarray) else min(sms, self._sms - 1)
+            ),
             memory=self._memory_share(traffic, seconds),
             link=1.0,
         )
 
-    def _memory_share(self, moved_bytes: float, seconds: Number) -> Number:
-        share: Number = np.minimum(1.0, moved_bytes / (HBM_EFFICIENCY * self.hardware.gpu.hbm_bandwidth_Bps) / seconds)
-        return share
+    def _memory_share(self, moved_bytes: Number, seconds: Number) -> Number:
+        wanted = moved_bytes / (HBM_EFFICIENCY * self.hardware.gpu.hbm_bandwidth_Bps) / seconds
+        return _number(np.minimum(1.0, wanted))
 
 
 def _table_gpu(gpu: Gpu, profile: CalibrationProfile | None) -> tuple[Gpu, bool]:
@@ -200,6 +206,11 @@ def _point(shape: Shape) -> Mapping[str, ArrayLike]:
     if shape.q_len == 1:
         return decode_point(**sizes, kv_len=shape.kv_len)
     return prefill_point(**sizes, q_len=shape.q_len)
+
+
+def _number(value: Any) -> Number:
+    """A plain number where it is one: numpy's own scalars are slow to compute with."""
+    return value if isinstance(value, np.ndarray) else float(value)
 
 
 def _plain(values: NDArray[np.float64]) -> Number:

@@ -37,7 +37,11 @@ COLLECTIVE_ERROR: Mapping[Source, float] = {"measured": 0.08, "fitted": 0.2, "tr
 # are judgement: no measurement of that link stands behind them.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+ONLY = np.zeros(1, np.int_)
+# the choice where there is none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CollectiveTimes:
     """A collective, alone; arrays hold one value per message or per configuration."""
 
@@ -47,8 +51,20 @@ class CollectiveTimes:
     # between measurements of this algorithm, these ranks and this link
     source: Source
     # what those out of range rest on
-    algorithm: str
-    # what runs, e.g. "nccl"
+    algorithms: tuple[str, ...]
+    # what runs, e.g. "nccl"; several where configurations differ
+    choice: NDArray[np.int_]
+    # which of them, by configuration; one element where there is one
+
+    @property
+    def most_common(self) -> str:
+        """The algorithm of most configurations."""
+        return self.algorithms[int(np.bincount(self.choice).argmax())]
+
+    def choose(self, of_each: Sequence[float]) -> float | FloatArray:
+        """A value that depends on the algorithm: a number where all run the same."""
+        chosen: FloatArray = np.asarray(of_each, np.float64)[self.choice]
+        return float(chosen[0]) if np.all(chosen == chosen[0]) else chosen
 
 
 class Network:
@@ -108,7 +124,9 @@ class Network:
             return self._in_node("all_reduce", algorithm, FORMULAS[algorithm], message)
         seconds = _at_tier(host_ring_s, message, self._ranks, self._hardware.host)
         nowhere = np.zeros(message.shape, bool)
-        host = CollectiveTimes(seconds=seconds, in_range=nowhere, source="roofline", algorithm=algorithm)
+        host = CollectiveTimes(
+            seconds=seconds, in_range=nowhere, source="roofline", algorithms=(algorithm,), choice=ONLY
+        )
         if self._ranks == 2 or not self._has_switch() or float(message.max()) < SWITCH_WITHOUT_P2P_BYTES:
             return host
         # what the switch does for NCCL here, it does with peer-to-peer access too
@@ -122,7 +140,9 @@ class Network:
         measured = self._measured(kind, algorithm, formula)
         if measured is None:
             nowhere = np.zeros(message.shape, bool)
-            return CollectiveTimes(seconds=seconds, in_range=nowhere, source="roofline", algorithm=algorithm)
+            return CollectiveTimes(
+                seconds=seconds, in_range=nowhere, source="roofline", algorithms=(algorithm,), choice=ONLY
+            )
         ratio, inside = measured.ratio(message, self._ranks)
         here = self._measured_on is not None and tier.same_as(Link.of(self._measured_on.intra))
         # NCCL does not say from which size on its curve is NVLS, so no point of it is a measurement of NVLS
@@ -130,7 +150,8 @@ class Network:
             seconds=seconds * ratio,
             in_range=inside & (here and algorithm != "nvls"),
             source="fitted" if here else "transferred",
-            algorithm=algorithm,
+            algorithms=(algorithm,),
+            choice=ONLY,
         )
 
     def _measured(self, kind: str, algorithm: str, formula: Formula) -> MeasuredCollective | None:
@@ -160,7 +181,9 @@ class Network:
         fabric = fabric_curve(self._cluster.inter.fabric)
         if fabric is None or kind != "all_reduce":
             nowhere = np.zeros(message.shape, bool)
-            return CollectiveTimes(seconds=seconds, in_range=nowhere, source="roofline", algorithm="nccl")
+            return CollectiveTimes(
+                seconds=seconds, in_range=nowhere, source="roofline", algorithms=("nccl",), choice=ONLY
+            )
         measured_on = catalog.cluster(fabric.cluster)
         intra, inter = Link.of(measured_on.intra), Link.of(measured_on.inter)
         sizes = fabric.curve.size_bytes
@@ -175,7 +198,8 @@ class Network:
             seconds=seconds * ratio,
             in_range=bracketed(fabric.curve, message) & (here and layout == own_layout),
             source="fitted" if here else "transferred",
-            algorithm="nccl",
+            algorithms=("nccl",),
+            choice=ONLY,
         )
 
     def _hierarchical(
@@ -210,9 +234,13 @@ class Network:
 
 
 def _fastest(candidates: Sequence[CollectiveTimes]) -> CollectiveTimes:
-    """The fastest for each element; named after the one that is fastest overall."""
+    """The fastest for each configuration; what it rests on is what the one does that is fastest overall."""
+    if len(candidates) == 1:
+        return candidates[0]
     best = min(candidates, key=lambda found: float(found.seconds.sum()))
-    return dataclasses.replace(best, seconds=np.minimum.reduce([found.seconds for found in candidates]))
+    table = np.stack(np.broadcast_arrays(*(found.seconds for found in candidates)))
+    names = tuple(found.most_common for found in candidates)
+    return dataclasses.replace(best, seconds=table.min(axis=0), algorithms=names, choice=table.argmin(axis=0))
 
 
 def _at_tier(formula: Formula, message: FloatArray, ranks: int, tier: Link) -> FloatArray:

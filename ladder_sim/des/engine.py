@@ -30,14 +30,16 @@ def run(program: Program) -> Timeline:
     >>> run(Program(tasks=both, streams=streams)).makespan_s
     5.0
     """
-    times = np.full((3, len(program.tasks)), np.nan)
+    if any(isinstance(value, np.ndarray) for task in program.tasks for value in (task.duration_s, task.lead_s)):
+        raise ValueError("one configuration at a time: durations are arrays; `scan.scan` takes them")
     environment = simpy.Environment()
-    clocks = Clocks(environment, program, times)
+    clocks = Clocks(environment, program)
     for stream, queue in enumerate(program.queues()):
         if queue:
             environment.process(drain(clocks, stream, queue))
     environment.run()
-    unfinished = np.flatnonzero(np.isnan(times[2]))
+    end_s = np.array(clocks.end_s)
+    unfinished = np.flatnonzero(np.isnan(end_s))
     if unfinished.size:
         raise program.explain_deadlock(unfinished.tolist())
-    return Timeline(program=program, ready_s=times[0], start_s=times[1], end_s=times[2])
+    return Timeline(program=program, ready_s=np.array(clocks.ready_s), start_s=np.array(clocks.start_s), end_s=end_s)

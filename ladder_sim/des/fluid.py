@@ -1,5 +1,6 @@
 """One GPU of a simpy run: its tasks progress at rates that change whenever one starts or ends."""
 
+from math import inf
 from typing import TYPE_CHECKING
 
 from ladder_sim.des.shared import Demand, Device
@@ -40,7 +41,7 @@ class Gpu:
 
     def hold(self, demand: Demand) -> Running:
         """Keep SMs without working: a collective that waits for its peers."""
-        task = Running(Demand(held_sms=demand.held_sms), float("inf"), self._environment.event(), self._environment.now)
+        task = Running(Demand(held_sms=demand.held_sms), inf, self._environment.event(), self._environment.now)
         self._running.append(task)
         self._share()
         return task
@@ -66,6 +67,9 @@ class Gpu:
     def _share(self) -> None:
         """Give every task its new rate and set the alarm for its end."""
         running = self._running
+        if len(running) == 1:
+            self._set_rate(running[0], 1.0)
+            return
         key = tuple(id(task.demand) for task in running)
         rates = self._rates.get(key)
         if rates is None:
@@ -75,15 +79,14 @@ class Gpu:
                 for index, own in enumerate(demands)
             )
         for task, rate in zip(running, rates, strict=True):
-            if rate == task.rate or task.left_s == float("inf"):
-                continue
-            self._advance(task)
-            task.rate = rate
-            task.version += 1
-            self._set_alarm(task)
+            self._set_rate(task, rate)
 
-    def _set_alarm(self, task: Running) -> None:
-        version = task.version
+    def _set_rate(self, task: Running, rate: float) -> None:
+        if rate == task.rate or task.left_s == inf:
+            return
+        self._advance(task)
+        task.rate = rate
+        task.version = version = task.version + 1
 
         def ring(_: "simpy.Event") -> None:
             if task.version == version:

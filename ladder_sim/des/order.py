@@ -1,6 +1,6 @@
 """The order in which a program's tasks can be evaluated one after the other."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import networkx as nx
 
@@ -17,20 +17,28 @@ def evaluation_order(program: Program) -> Sequence[int]:
     DeadlockError
         There is no such order.
     """
-    return range(len(program.tasks)) if _issued_in_order(program) else _topological(program)
+    uses = {(task.stream, task.demand) for task in program.tasks}
+    computing = {stream for stream, demand in uses if demand.asks and not demand.holds}
+    issued_so = _issued_in_order(program, computing)
+    return range(len(program.tasks)) if issued_so else _topological(program, computing)
 
 
-def _issued_in_order(program: Program) -> bool:
+def _issued_in_order(program: Program, computing: Set[int]) -> bool:
+    kernel = -1
+    # last one issued so far
     for index, task in enumerate(program.tasks):
         if task.group != NO_GROUP or any(before >= index for before in task.after):
             return False
-        # a collective could overlap the task before it, unless it waits for just that one
-        if task.demand.held_sms and index - 1 not in task.after:
-            return False
+        if task.demand.holds:
+            # it may overlap a kernel that it does not wait for, so it has to come before that one
+            if kernel >= 0 and kernel not in task.after:
+                return False
+        elif task.stream in computing:
+            kernel = index
     return True
 
 
-def _topological(program: Program) -> list[int]:
+def _topological(program: Program, computing: Set[int]) -> list[int]:
     unit_of = [task.group if task.group != NO_GROUP else -2 - index for index, task in enumerate(program.tasks)]
     members: dict[int, list[int]] = {}
     for index, unit in enumerate(unit_of):
@@ -39,9 +47,11 @@ def _topological(program: Program) -> list[int]:
     units.add_nodes_from(members)
     units.add_edges_from((unit_of[before], unit_of[after]) for before, after in program.precedence().edges)
 
-    def early(unit: int) -> tuple[bool, int]:
+    def early(unit: int) -> tuple[bool, bool, int]:
+        """Collectives first, then what shares nothing, kernels last."""
         first = members[unit][0]
-        return (not program.tasks[first].demand.held_sms, first)
+        task = program.tasks[first]
+        return (not task.demand.holds, task.stream in computing, first)
 
     try:
         return [index for unit in nx.lexicographical_topological_sort(units, key=early) for index in members[unit]]

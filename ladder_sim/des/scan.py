@@ -20,6 +20,10 @@ from ladder_sim.des.program import NO_GROUP, Program
 from ladder_sim.des.shared import Demand, Device, Number, least, most
 from ladder_sim.des.timeline import Timeline
 
+CANNOT_SHARE = (
+    "this engine shares a GPU between one stream of kernels and one of collectives, which only kernels wait for; "
+    "use engine.run"
+)
 SPENT = 1e-12
 # work left, relative to the task's own, under which it counts as done: rounding of sums
 
@@ -104,7 +108,9 @@ class _Scan:
             return
         front_s = ready_s = self.front_s[task.stream]
         for before in task.after:
-            if self.open:
+            if self.open and self._is_open(before):
+                if task.stream != self.compute:
+                    raise ValueError(CANNOT_SHARE)
                 self.close_through(before)
             ready_s = most(ready_s, self.end_s[before])
         if task.group != NO_GROUP:
@@ -198,10 +204,11 @@ class _Scan:
         due = (found.start_s == inf) & (earliest_s < now_s + left_s)
         if not _any(due):
             return
-        if self.device.must_drain(found.demand, kernel.demand):
-            left_then_s = left_s - most(0.0, earliest_s - now_s)
+        drains = self.device.must_drain(found.demand, kernel.demand)
+        if _any(drains):
+            left_then_s = most(0.0, left_s - most(0.0, earliest_s - now_s))
             wait_s = self.device.left_in_wave(kernel.demand, left_then_s, kernel.duration_s)
-            earliest_s = earliest_s + _where(due & (earliest_s > start_s), wait_s, 0.0)
+            earliest_s = earliest_s + _where(drains & due & (earliest_s > start_s), wait_s, 0.0)
         found.start_s = _where(due, earliest_s, found.start_s)
 
     def _progress(self, found: _Open, work_s: Number, until_s: Number) -> None:
@@ -216,9 +223,7 @@ class _Scan:
 
     def close_through(self, index: int) -> None:
         """Finish every open collective up to task `index`, with nothing beside them."""
-        if not self._is_open(index):
-            return
-        front_s = self.front_s[self.compute]
+        front_s = self.front_s[self.compute] if self.compute >= 0 else 0.0
         while self._is_open(index):
             found = self.open.pop(0)
             earliest_s = self._earliest(found, self.closed_s)
@@ -234,13 +239,17 @@ class _Scan:
 
 def _sharing(program: Program, groups: dict[int, list[int]]) -> tuple[Device, int, int]:
     """The device, its computing and its communicating stream; streams are -1 where nothing is shared."""
-    uses = {(task.stream, task.demand) for task in program.tasks}
-    comm = {stream for stream, demand in uses if demand.held_sms}
-    if program.device is None or not comm:
+    comm: set[int] = set()
+    compute: set[int] = set()
+    for stream, demand in {(task.stream, task.demand) for task in program.tasks}:
+        if demand.asks:
+            (comm if demand.holds else compute).add(stream)
+    ranks = [program.streams[stream].rank for stream in comm | compute]
+    if program.device is None or len(set(ranks)) == len(ranks):
         return Device(sms=1), -1, -1
-    compute = {stream for stream, demand in uses if demand.asks and not demand.held_sms}
-    if len(comm) > 1 or len(compute) > 1 or comm & compute or any(len(members) > 1 for members in groups.values()):
-        raise ValueError("this engine shares a GPU between one computing and one communicating stream of one rank")
+    several_ranks = len(set(ranks)) > 1 or any(len(members) > 1 for members in groups.values())
+    if several_ranks or len(comm) > 1 or len(compute) > 1 or comm & compute:
+        raise ValueError(CANNOT_SHARE)
     return program.device, min(compute, default=-1), min(comm)
 
 

@@ -41,13 +41,13 @@ def _any(value: Number) -> bool:
 class Demand:
     """What a task asks for when it runs alone."""
 
-    held_sms: int = 0
+    held_sms: Number = 0
     # SMs it keeps for itself: a collective's channels
     tiles: int = 0
     # thread blocks that take an SM each for long; 0: many short ones that spread over whatever is free
     spare: float = 1.0
     # of a kernel without tiles: share of the SMs it can lose without slowing down
-    wave_cost: float = 1.0
+    wave_cost: Number = 1.0
     # of a tiled kernel: what a further wave costs, as a share of the first; less where its tiles wait for memory
     memory: Number = 0.0
     # share of the device memory's bandwidth
@@ -57,7 +57,12 @@ class Demand:
     @property
     def asks(self) -> bool:
         """Whether it asks for anything that is shared."""
-        return bool(self.held_sms or self.tiles or self.spare < 1.0 or self.link) or _any(self.memory)
+        return self.holds or bool(self.tiles or self.spare < 1.0 or self.link) or _any(self.memory)
+
+    @property
+    def holds(self) -> bool:
+        """Whether it keeps SMs for itself: a collective."""
+        return _any(self.held_sms)
 
 
 ROUNDING = 1e-9
@@ -81,7 +86,7 @@ class Device:
         """Speed of a task beside `others`, relative to running alone: in (0, 1]."""
         if not others:
             return 1.0
-        free = max(1, self.sms - sum(other.held_sms for other in others))
+        free = most(1, self.sms - sum(other.held_sms for other in others))
         rate: Number = self._sm_rate(own, free)
         if _any(own.memory):
             rate = least(rate, 1.0 / most(1.0, sum((other.memory for other in others), start=own.memory)))
@@ -93,9 +98,9 @@ class Device:
         """Rounds in which all SMs work off `tiles`."""
         return -(-tiles // self.sms)
 
-    def must_drain(self, collective: Demand, kernel: Demand) -> bool:
+    def must_drain(self, collective: Demand, kernel: Demand) -> "bool | NDArray[np.bool_]":
         """Whether `collective` finds too few free SMs beside a running `kernel` and has to wait for a wave to end."""
-        return kernel.tiles > 0 and min(kernel.tiles, self.sms) + collective.held_sms > self.sms
+        return kernel.tiles > 0 and collective.held_sms > self.sms - min(kernel.tiles, self.sms)
 
     def left_in_wave(self, kernel: Demand, left_s: Number, duration_s: Number) -> Number:
         """Work left in the wave that `kernel` is in, seconds at rate 1; 0 between two waves."""
@@ -103,11 +108,11 @@ class Device:
         waves_left = left_s / wave_s
         return most(0.0, waves_left - (waves_left + ROUNDING) // 1.0) * wave_s
 
-    def _sm_rate(self, own: Demand, free: int) -> float:
-        if own.held_sms:
+    def _sm_rate(self, own: Demand, free: Number) -> Number:
+        if own.holds:
             return 1.0
         if own.tiles:
             waves = self.waves(own.tiles)
             return waves / (waves + own.wave_cost * (-(-own.tiles // free) - waves))
         needed = self.sms * (1.0 - own.spare)
-        return min(1.0, free / needed) if needed > 0 else 1.0
+        return least(1.0, free / needed) if needed > 0 else 1.0

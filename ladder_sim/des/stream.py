@@ -8,24 +8,28 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ladder_sim.des.fluid import Gpu
-from ladder_sim.des.program import NO_GROUP, Program
+from ladder_sim.des.program import NO_GROUP, Program, Task
 
 if TYPE_CHECKING:
-    import numpy as np
     import simpy
-    from numpy.typing import NDArray
 
 Steps = Generator["simpy.Event", Any, None]
 
 
 class Clocks:
-    """Shared state of one run: an event per task, and when each was ready, started and ended."""
+    """Shared state of one run: when each task was ready, started and ended, and an event where another stream waits."""
 
-    def __init__(self, environment: "simpy.Environment", program: Program, times: "NDArray[np.float64]") -> None:
+    def __init__(self, environment: "simpy.Environment", program: Program) -> None:
         self.environment = environment
         self.program = program
-        self.ended: list[simpy.Event] = [environment.event() for _ in program.tasks]
-        self.ready_s, self.start_s, self.end_s = times
+        tasks = program.tasks
+        # what comes before a task on its own stream has ended anyway when its turn comes, unless it stands behind it
+        self.waits = [
+            [before for before in task.after if tasks[before].stream != task.stream or before >= index]
+            for index, task in enumerate(tasks)
+        ]
+        self.ended: dict[int, simpy.Event] = {before: environment.event() for waits in self.waits for before in waits}
+        self.ready_s, self.start_s, self.end_s = ([float("nan")] * len(tasks) for _ in range(3))
         self.missing = {group: len(members) for group, members in program.groups().items()}
         self.assembled: dict[int, simpy.Event] = {group: environment.event() for group in self.missing}
         device = program.device
@@ -35,38 +39,43 @@ class Clocks:
 
 def drain(clocks: Clocks, stream: int, queue: Sequence[int]) -> Steps:
     """Run the tasks of one stream in order."""
-    environment, program = clocks.environment, clocks.program
-    gpu = clocks.gpus.get(program.streams[stream].rank)
+    # this loop runs once per task: names are looked up once; the engine has checked that times are numbers
+    environment, tasks = clocks.environment, clocks.program.tasks
+    timeout: Any = environment.timeout
+    waits, ended, ready, start, end = clocks.waits, clocks.ended, clocks.ready_s, clocks.start_s, clocks.end_s
+    gpu = clocks.gpus.get(clocks.program.streams[stream].rank)
     for index in queue:
-        task = program.tasks[index]
-        for before in task.after:
-            if not clocks.ended[before].processed:
-                yield clocks.ended[before]
-        clocks.ready_s[index] = environment.now
-        if gpu is None and task.group == NO_GROUP:
-            clocks.start_s[index] = environment.now + task.lead_s
-            yield environment.timeout(float(task.lead_s + task.duration_s))
+        task = tasks[index]
+        for before in waits[index]:
+            if not ended[before].processed:
+                yield ended[before]
+        ready[index] = now_s = environment.now
+        if task.group == NO_GROUP and (gpu is None or not task.demand.asks):
+            start[index] = float(now_s + task.lead_s)
+            yield timeout(task.lead_s + task.duration_s)
         else:
-            yield from _run_shared(clocks, index, gpu)
-        clocks.end_s[index] = environment.now
-        clocks.ended[index].succeed()
+            yield from _run_shared(clocks, index, task, gpu)
+        end[index] = environment.now
+        if index in ended:
+            ended[index].succeed()
 
 
-def _run_shared(clocks: Clocks, index: int, gpu: Gpu | None) -> Steps:
+def _run_shared(clocks: Clocks, index: int, task: Task, gpu: Gpu | None) -> Steps:
     """Run a task that shares its GPU, or that meets its peers on others."""
-    environment, task = clocks.environment, clocks.program.tasks[index]
+    environment = clocks.environment
+    timeout: Any = environment.timeout
     if task.lead_s:
-        yield environment.timeout(float(task.lead_s))
-    if gpu is not None and task.demand.held_sms:
+        yield timeout(task.lead_s)
+    if gpu is not None and task.demand.holds:
         wait_s = gpu.drain_s(task.demand)
         if wait_s:
-            yield environment.timeout(wait_s)
+            yield timeout(wait_s)
     if task.group != NO_GROUP:
         clocks.missing[task.group] -= 1
         assembled = clocks.assembled[task.group]
         if clocks.missing[task.group]:
             # a collective's kernel spins on its SMs until its peers are there
-            held = gpu.hold(task.demand) if gpu is not None and task.demand.held_sms else None
+            held = gpu.hold(task.demand) if gpu is not None and task.demand.holds else None
             yield assembled
             if gpu is not None and held is not None:
                 gpu.release(held)
@@ -76,4 +85,4 @@ def _run_shared(clocks: Clocks, index: int, gpu: Gpu | None) -> Steps:
     if gpu is not None:
         yield gpu.start(task.demand, float(task.duration_s))
     else:
-        yield environment.timeout(float(task.duration_s))
+        yield timeout(task.duration_s)

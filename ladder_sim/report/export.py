@@ -1,6 +1,7 @@
 """Predictions as JSON and CSV: SI units, one key per figure."""
 
 import csv
+import dataclasses
 import io
 import json
 from collections.abc import Mapping
@@ -47,6 +48,8 @@ def prediction_fields(prediction: Prediction) -> dict[str, Any]:
         "exposed_comm_s": prediction.exposed_comm_s,
         "memory_bytes_per_gpu": prediction.memory.total_bytes,
         "fits": prediction.memory.fits,
+        # with jitter only
+        **(dataclasses.asdict(prediction.unevenness) if prediction.unevenness else {}),
     }
 
 

@@ -32,6 +32,7 @@ def prediction_report(
         _title(scenario),
         _headline(predictions),
         Text(),
+        *_unevenness(predictions),
         _breakdown(predictions),
         Text(),
         _evidence(predictions),
@@ -142,6 +143,28 @@ def _rate(per_s: float) -> str:
 
 def _factor(interval: Interval) -> str:
     return f"{interval.value:.2f} ({interval.low:.2f}-{interval.high:.2f})"
+
+
+def _unevenness(predictions: Mapping[str, Prediction]) -> list[RenderableType]:
+    """Spread of the steps and waiting for other ranks, where jitter was asked for."""
+    rows = []
+    for name, found in predictions.items():
+        uneven = found.unevenness
+        if uneven is None:
+            return []
+        decode = [uneven.tpot_p50_s, uneven.tpot_p95_s]
+        rows.append(
+            (
+                name,
+                format_seconds(uneven.ttft_p50_s),
+                format_seconds(uneven.ttft_p95_s),
+                *("-" if seconds is None else format_seconds(seconds) for seconds in decode),
+                format_seconds(uneven.waiting_s),
+                f"{uneven.waiting_s / found.request_s:.1%}",
+            )
+        )
+    columns = ("uneven ranks", "TTFT p50", "p95", "TPOT p50", "p95", "waiting for others", "of request")
+    return [table(columns, rows), Text()]
 
 
 def _breakdown(predictions: Mapping[str, Prediction]) -> Table:

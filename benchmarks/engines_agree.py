@@ -1,0 +1,120 @@
+"""Whether both engines give the same times over the whole catalog.
+
+Predicts every model on every cluster with every stack and variant, on the fewest nodes that hold the model, event by
+event and in one vectorised pass, and prints the worst relative difference of any of the compared times. Exits 1 if it
+exceeds the bound::
+
+    python benchmarks/engines_agree.py [--batch 16] [--prompt 1024]
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ladder_sim import Scenario, predict
+from ladder_sim.errors import LadderSimError
+from ladder_sim.specs import catalog
+
+BOUND = 0.01
+# relative; both compute the same, so what is found is rounding
+VARIANTS = ("standard", "parallel", "ladder", "hybrid-ladder:8", "desync:2", "upper-bound")
+MOST_GPUS_PER_NODE = 8
+# larger nodes are cut to eight, as models' heads are
+NODES = (1, 2, 4)
+
+
+class Difference(NamedTuple):
+    """The worst of one scenario."""
+
+    relative: float
+    # of the larger value; of the request's time for sums that may vanish
+    where: str
+    # variant and figure
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Compare both engines over the whole catalog.")
+    parser.add_argument("--batch", type=int, default=16, help="requests served together")
+    parser.add_argument("--prompt", type=int, default=1024, help="tokens of each prompt")
+    arguments = parser.parse_args()
+    began_s = time.perf_counter()
+    worst, named, count = Difference(0.0, ""), "", 0
+    for name, scenario in feasible(arguments.batch, arguments.prompt):
+        count += 1
+        found = difference(scenario)
+        if found.relative >= worst.relative:
+            worst, named = found, name
+    if not count:
+        print("no scenario of the catalog is feasible")
+        return 1
+    took_s = time.perf_counter() - began_s
+    print(f"{count} scenarios x {len(VARIANTS)} variants in {took_s:.0f} s")
+    print(f"worst relative difference {worst.relative:.1e} (bound {BOUND:g}): {named}, {worst.where}")
+    return 0 if worst.relative <= BOUND else 1
+
+
+def feasible(batch: int, prompt: int) -> Iterator[tuple[str, Scenario]]:
+    """Every model, cluster and stack, on the fewest nodes that hold the model; those that none hold are left out."""
+    for model in catalog.model_names():
+        for cluster in catalog.cluster_names():
+            for stack in catalog.stack_names():
+                scenario = fitting(model, cluster, stack, batch, prompt)
+                if scenario is not None:
+                    yield f"{model} on {cluster} with {stack}", scenario
+
+
+def fitting(model: str, cluster: str, stack: str, batch: int, prompt: int) -> Scenario | None:
+    """One prefill and one decode step of a scenario that fits its memory."""
+    per_node = min(catalog.cluster(cluster).gpus_per_node, MOST_GPUS_PER_NODE)
+    for nodes in NODES:
+        degrees = [
+            tp
+            for tp in catalog.model(model).tp_degrees(nodes * per_node)
+            if tp == nodes * per_node or (nodes == 1 and tp < per_node)
+        ]
+        if not degrees:
+            continue
+        try:
+            scenario = Scenario.of(
+                model=model,
+                cluster=cluster,
+                gpus_per_node=per_node,
+                stack=stack,
+                nodes=nodes,
+                tp=degrees[-1],
+                batch=batch,
+                prompt=prompt,
+                gen=2,
+            )
+            predict(scenario, ["standard"])
+        except LadderSimError:
+            continue
+        return scenario
+    return None
+
+
+def difference(scenario: Scenario, variants: Sequence[str] = VARIANTS) -> Difference:
+    """The worst relative difference between the engines, over every variant and figure."""
+    fast = predict(scenario, variants, engine="fast")
+    des = predict(scenario, variants, engine="des")
+    worst = Difference(0.0, "nothing differs")
+    for variant in variants:
+        one, other = fast[variant], des[variant]
+        pairs = {
+            "ttft_s": (one.ttft_s, other.ttft_s, other.ttft_s),
+            "tpot_s": (one.tpot_s or 0.0, other.tpot_s or 0.0, other.tpot_s or 1.0),
+            "comm_s": (one.comm_s, other.comm_s, other.request_s),
+            "exposed_comm_s": (one.exposed_comm_s, other.exposed_comm_s, other.request_s),
+            "slowed_s": (one.slowed_s, other.slowed_s, other.request_s),
+        }
+        for figure, (value, expected, scale) in pairs.items():
+            relative = abs(value - expected) / scale
+            if relative > worst.relative:
+                worst = Difference(relative, f"{variant} {figure}: {value:.9g} and {expected:.9g}")
+    return worst
+
+
+if __name__ == "__main__":
+    sys.exit(main())
