@@ -19,6 +19,7 @@ test: $(VENV)/.test-installed
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 verify: $(VENV)/.test-installed
+	$(BIN)/python benchmarks/engines_agree.py
 	$(BIN)/python benchmarks/speed.py
 
 # A stamp is remade when what it installed from has changed. setuptools comes first and builds without isolation, so

@@ -1,7 +1,8 @@
 """One GPU of a simpy run: its tasks progress at rates that change whenever one starts or ends."""
 
+from collections.abc import Callable
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ladder_sim.des.shared import Demand, Device
 
@@ -12,15 +13,17 @@ if TYPE_CHECKING:
 class Running:
     """A task in progress; `left_s` is its work left in seconds of running alone, as of `since_s`."""
 
-    __slots__ = ("demand", "duration_s", "ended", "left_s", "rate", "since_s", "version")
+    __slots__ = ("alarm", "demand", "duration_s", "finish", "left_s", "rate", "since_s")
 
-    def __init__(self, demand: Demand, duration_s: float, ended: "simpy.Event", now_s: float) -> None:
+    def __init__(self, demand: Demand, duration_s: float, now_s: float) -> None:
         self.demand = demand
         self.duration_s = self.left_s = duration_s
-        self.ended = ended
         self.rate = 0.0
         self.since_s = now_s
-        self.version = 0
+        self.alarm: simpy.Event | None = None
+        # rings when its work is done
+        self.finish: Callable[[simpy.Event], None] | None = None
+        # takes it off the GPU; the first to hear the alarm
 
 
 class Gpu:
@@ -30,24 +33,31 @@ class Gpu:
         self._environment = environment
         self._device = device
         self._running: list[Running] = []
-        self._rates: dict[tuple[int, ...], tuple[float, ...]] = {}
+        self._rates: dict[tuple[Demand, ...], tuple[float, ...]] = {}
 
     def start(self, demand: Demand, duration_s: float) -> "simpy.Event":
         """Put a task on the GPU; the event comes when its work is done."""
-        task = Running(demand, duration_s, self._environment.event(), self._environment.now)
+        task = Running(demand, duration_s, self._environment.now)
+
+        def finish(_: "simpy.Event") -> None:
+            self.release(task)
+
+        task.finish = finish
         self._running.append(task)
         self._share()
-        return task.ended
+        done: Any = task.alarm
+        event: simpy.Event = done
+        return event
 
     def hold(self, demand: Demand) -> Running:
         """Keep SMs without working: a collective that waits for its peers."""
-        task = Running(Demand(held_sms=demand.held_sms), inf, self._environment.event(), self._environment.now)
+        task = Running(Demand(held_sms=demand.held_sms), inf, self._environment.now)
         self._running.append(task)
         self._share()
         return task
 
     def release(self, task: Running) -> None:
-        """Give back what `hold` kept."""
+        """Take a task off the GPU."""
         self._running.remove(task)
         self._share()
 
@@ -65,34 +75,29 @@ class Gpu:
         task.since_s = now_s
 
     def _share(self) -> None:
-        """Give every task its new rate and set the alarm for its end."""
+        """Give every task the rate it now has."""
         running = self._running
         if len(running) == 1:
             self._set_rate(running[0], 1.0)
             return
-        key = tuple(id(task.demand) for task in running)
+        key = tuple([task.demand for task in running])
         rates = self._rates.get(key)
         if rates is None:
-            demands = [task.demand for task in running]
             rates = self._rates[key] = tuple(
-                float(self._device.rate(own, demands[:index] + demands[index + 1 :]))
-                for index, own in enumerate(demands)
+                float(self._device.rate(own, key[:index] + key[index + 1 :])) for index, own in enumerate(key)
             )
         for task, rate in zip(running, rates, strict=True):
             self._set_rate(task, rate)
 
     def _set_rate(self, task: Running, rate: float) -> None:
-        if rate == task.rate or task.left_s == inf:
+        """Set the alarm for the task's end at a new rate; whoever waits for the old alarm waits for this one."""
+        if rate == task.rate or task.finish is None:
             return
         self._advance(task)
         task.rate = rate
-        task.version = version = task.version + 1
-
-        def ring(_: "simpy.Event") -> None:
-            if task.version == version:
-                self._running.remove(task)
-                task.ended.succeed()
-                self._share()
-
-        alarm = self._environment.timeout(max(0.0, task.left_s / task.rate))
-        alarm.callbacks.append(ring)
+        alarm: Any = self._environment.timeout(max(0.0, task.left_s / rate))
+        if task.alarm is None:
+            alarm.callbacks.append(task.finish)
+        else:
+            alarm.callbacks, task.alarm.callbacks = task.alarm.callbacks, []
+        task.alarm = alarm
