@@ -268,8 +268,8 @@ def page(found: list[Figure]) -> str:
             "",
             "A batch varies in-node bandwidth and latency, memory bandwidth and tensor-core peak at random; kernels",
             "and collectives share the GPU in it. Both engines give the same times:",
-            "`python benchmarks/engines_agree.py` runs every model, cluster, stack and variant of the catalog through both",
-            "and prints the worst difference.",
+            "`python benchmarks/engines_agree.py` runs every model, cluster, stack and variant of the catalog through",
+            "both and prints the worst difference.",
             "",
         ]
     )
