@@ -20,6 +20,7 @@ test: $(VENV)/.test-installed
 
 verify: $(VENV)/.test-installed
 	$(BIN)/python benchmarks/engines_agree.py
+	$(BIN)/ladder-sim validate --level microbench --max-error 8
 	$(BIN)/python benchmarks/speed.py
 
 # A stamp is remade when what it installed from has changed. setuptools comes first and builds without isolation, so

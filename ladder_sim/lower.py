@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ladder_sim.costs.base import Estimate
-from ladder_sim.costs.hardware import Hardware
+from ladder_sim.costs.hardware import Hardware, Number
 from ladder_sim.des.program import Program, Stream, Task
 from ladder_sim.des.shared import Demand, Device
 from ladder_sim.graph.ops import COLLECTIVE_KINDS, Op, StepGraph
@@ -32,6 +32,8 @@ class Schedule:
     # the same as positions of tasks, with the launch tasks before the ops and each op after its own launch
     waits: tuple[bool, ...]
     # whether one of them is on the other stream
+    blocking: tuple[int, ...]
+    # position of the collective whose result is needed at once, for itself and for the op that needs it; else -1
     eager: bool
     # launched one by one instead of as a CUDA graph
     launch_names: tuple[str, ...]
@@ -70,6 +72,10 @@ def schedule(graph: StepGraph, stack: StackSpec) -> Schedule:
     eager = not (stack.cuda_graphs if graph.phase == "decode" else stack.prefill_cuda_graphs)
     launch_names = tuple(f"launch {op.name}" for op in ops) if eager else ("launch graph",)
     launches = len(launch_names)
+    blocking = [-1] * len(ops)
+    for number, (stream, needed) in enumerate(zip(streams, after, strict=True)):
+        if stream == COMPUTE and number and streams[number - 1] == COMM and number - 1 in needed:
+            blocking[number - 1] = blocking[number] = number - 1
     return Schedule(
         ops=ops,
         streams=streams,
@@ -79,6 +85,7 @@ def schedule(graph: StepGraph, stack: StackSpec) -> Schedule:
             for number, needed in enumerate(after)
         ),
         waits=tuple(any(streams[i] != stream for i in needed) for stream, needed in zip(streams, after, strict=True)),
+        blocking=tuple(blocking),
         eager=eager,
         launch_names=launch_names,
         synchronises=any(op.kind in ("all_reduce", "all_gather") for op in ops),
@@ -90,9 +97,10 @@ def schedule(graph: StepGraph, stack: StackSpec) -> Schedule:
 def lower(plan: Schedule, prices: Sequence[Estimate], hardware: Hardware, sms: int) -> Lowered:
     """One rank's tasks.
 
-    An op that depends on the other stream waits for its event (``stream_wait_s``); a collective also pays its start-up
-    (``collective_launch_s``). Without a CUDA graph a CPU thread launches op after op, and an op starts no earlier than
-    its launch ends; with one, there is a single launch.
+    An op that depends on the other stream waits for its event (``stream_wait_s``); only a custom all-reduce whose
+    result is needed at once is issued among the kernels. A collective also pays its start-up (``collective_launch_s``).
+    Without a CUDA graph a CPU thread launches op after op, and an op starts no earlier than its launch ends; with one,
+    there is a single launch.
 
     Parameters
     ----------
@@ -117,12 +125,16 @@ def lower(plan: Schedule, prices: Sequence[Estimate], hardware: Hardware, sms: i
     free = isinstance(launch_s, float) and launch_s == 0.0
     tasks = [] if free else [Task(name=name, stream=LAUNCH, duration_s=launch_s) for name in plan.launch_names]
     launches = len(tasks)
-    leads = (stack.kernel_gap_s, stack.kernel_gap_s + stack.stream_wait_s)
-    comm_leads = (stack.collective_launch_s, stack.collective_launch_s + stack.stream_wait_s)
-    rows = zip(plan.ops, plan.streams, plan.after if free else plan.after_launch, plan.waits, plan.same_as, strict=True)
+    leads: list[Number] = [
+        stack.collective_launch_s if stream == COMM else stack.kernel_gap_s for stream in plan.streams
+    ]
+    for number, (waits, collective) in enumerate(zip(plan.waits, plan.blocking, strict=True)):
+        if waits:
+            inline = prices[plan.same_as[collective]].inline if collective >= 0 else 0.0
+            leads[number] = leads[number] + stack.stream_wait_s * (1.0 - inline)
+    rows = zip(plan.ops, plan.streams, plan.after if free else plan.after_launch, leads, plan.same_as, strict=True)
     tasks += [
-        Task(op.name, stream, durations[like], after, (comm_leads if stream == COMM else leads)[waits], demands[like])
-        for op, stream, after, waits, like in rows
+        Task(op.name, stream, durations[like], after, lead_s, demands[like]) for op, stream, after, lead_s, like in rows
     ]
     return Lowered(
         program=Program(tasks=tuple(tasks), streams=STREAMS, device=Device(sms=sms)),

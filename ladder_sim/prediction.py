@@ -171,6 +171,8 @@ def predict(
         wiring(name, scenario.model.layers, scenario.model.ladder_layers)
     measured = resolve_profile(scenario, profile)
     costs = KernelCosts(scenario, measured)
+    if not isinstance(seed, int) or seed < 0:
+        raise UsageError(f"seed {seed!r} is no whole number from 0 on", hint="any will do, for example 0")
     uneven = Jitter(sigma=_sigma(jitter, measured), seed=seed)
     memory = memory_use(scenario)
     if not memory.fits and not ignore_memory:
@@ -266,10 +268,10 @@ def _sigma(jitter: float | Literal["measured"], profile: CalibrationProfile | No
                 f"profile '{profile.name if profile else NO_PROFILE}' holds no measured jitter",
                 hint="give a number, for example 0.05",
             )
-        return found
-    if not 0.0 <= jitter <= MOST_JITTER:
-        raise UsageError(f"jitter {jitter} is not between 0 and {MOST_JITTER}", hint="0.05 spreads kernels by 5 %")
-    return jitter
+        jitter = found
+    if not isinstance(jitter, int | float) or not 0.0 <= jitter <= MOST_JITTER:
+        raise UsageError(f"jitter {jitter} is not between 0 and {MOST_JITTER:g}", hint="0.05 spreads kernels by 5 %")
+    return float(jitter)
 
 
 def _provenance(

@@ -21,12 +21,16 @@ from ladder_sim.lower import COMM, COMPUTE, STREAMS, Lowered
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.steps import StepPlan, lowered_step
 
-PERIODS = 8
-# periods of a run that are simulated; the first two settle and are not drawn from
+PERIODS = 32
+# periods of a run that are simulated. Ranks of unlike speed drift apart until the faster are a whole block ahead: with
+# 2 % skew that takes about 25 layers of ladder, and waiting is counted at the end of it
 SETTLE = 2
-REPLICATES = 8
+# periods that are not drawn from
+LAST = 8
+# periods that say what the ones left out wait
+REPLICATES = 4
 # runs of every step
-DRAWS = 50
+DRAWS = 100
 # step times drawn from each replicate
 Times = NDArray[np.float64]
 
@@ -71,6 +75,9 @@ def simulate_ranks(scenario: Scenario, phase: Phase, kv_len: int, costs: CostMod
     """
     skew = float(np.max(costs.hardware.rank_skew))
     plan, lowered = lowered_step(scenario, phase, kv_len, _typical(costs), PERIODS)
+    if not any(op.stream == "comm" and op.layer >= 0 for op in lowered.schedule.ops):
+        # ranks that meet at the end only drift apart all along
+        plan, lowered = lowered_step(scenario, phase, kv_len, _typical(costs), scenario.model.layers)
     added: dict[int, list[float]] = {start: [] for start in range(len(plan.wiring.folds))}
     ends_s, waits_s = [], []
     for replicate in range(REPLICATES if jitter.sigma else 1):
@@ -147,15 +154,20 @@ class _PacedRun:
 
     @property
     def waiting_s(self) -> float:
-        """Mean over ranks of what they wait at collectives; layers that stand for others count as often."""
-        repeats = {layer.index: layer.repeats for layer in self.plan.wiring.layers}
-        weights = np.array([0] * self.lowered.launches + [repeats.get(op.layer, 1) for op in self.lowered.schedule.ops])
-        tasks = self.timeline.program.tasks
-        waits = [
-            float(start_s - ready_s - task.lead_s) if task.group != NO_GROUP else 0.0
-            for task, ready_s, start_s in zip(tasks, self.timeline.ready_s, self.timeline.start_s, strict=True)
-        ]
-        return float((np.array(waits).reshape(-1, self.count) * weights).sum(axis=1).mean())
+        """Mean over ranks of what they wait at collectives; the layers left out wait as the last periods do."""
+        layers = self.plan.wiring.layers
+        times = {layer.index: 1.0 for layer in layers}
+        for fold in self.plan.wiring.folds:
+            for back in range(LAST):
+                for layer in layers[fold.start - back * fold.width :][: fold.width]:
+                    times[layer.index] += (fold.repeats - 1) / LAST
+        ops = self.lowered.schedule.ops
+        weights = np.array([0.0] * self.lowered.launches + [times.get(op.layer, 1.0) for op in ops])
+        meets = np.array([task.group != NO_GROUP for task in self.timeline.program.tasks[: self.count]])
+        waits = (self.timeline.start_s - self.timeline.ready_s).reshape(-1, self.count)
+        # the last rank to arrive waits for no one: what it spends is its launch, and SMs that were not free
+        waits = (waits - waits.min(axis=0)) * meets
+        return float((waits * weights).sum(axis=1).mean())
 
     def increments(self) -> Mapping[int, Sequence[float]]:
         """How long the periods of every fold took, apart from the first ones and the last."""

@@ -22,7 +22,7 @@ from ladder_sim.des import engine, scan
 from ladder_sim.des.program import Program
 from ladder_sim.des.timeline import Timeline, overlap_s
 from ladder_sim.graph.build import PassInputs, build
-from ladder_sim.graph.ops import Op, Phase
+from ladder_sim.graph.ops import GemmShape, Op, Phase
 from ladder_sim.graph.variants import Wiring, wiring
 from ladder_sim.lower import COMM, COMPUTE, Lowered, Schedule, lower, schedule
 from ladder_sim.specs.cluster import GpuSpec
@@ -289,7 +289,8 @@ def _limit(op: Op, gpu: GpuSpec) -> str:
     """What bounds an op: a link, tensor cores, device memory, or the fixed cost of a small kernel."""
     if op.stream == "comm":
         return op.kind
-    arithmetic_s = op.shape.flops / gpu.bf16_flops
+    fp8 = isinstance(op.shape, GemmShape) and op.shape.weight_element_bytes == 1
+    arithmetic_s = op.shape.flops / (gpu.fp8_flops if fp8 else gpu.bf16_flops)
     traffic_s = op.shape.moved_bytes / gpu.hbm_bandwidth_Bps
     if max(arithmetic_s, traffic_s) < gpu.kernel_s:
         return "small kernels"

@@ -124,7 +124,7 @@ def test_tp_that_does_not_divide(arguments: tuple[str, ...], parts: tuple[str, .
 @pytest.mark.parametrize(
     ("arguments", "needs", "smallest", "way_out"),
     [
-        (("--model", "70b", "--tp", "1"), "llama-3.1-70b needs 143 GB", "2", ()),
+        (("--model", "70b", "--tp", "1"), "llama-3.1-70b needs 144 GB", "2", ()),
         (("--model", "405b"), "llama-3.1-405b needs 111 GB", "16 (--nodes 2)", ("--nodes", "2")),
         (("--model", "405b", "--gpus-per-node", "4"), "per GPU at TP 4", "16 (--nodes 4)", ("--nodes", "4")),
         (("--model", "176b", "--tp", "4"), "H100 SXM5 80GB has 85.5 GB", "7", ()),
@@ -313,3 +313,28 @@ def test_show_of_a_broken_file(tmp_path: Path, content: str, part: str) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(content)
     refused(("show", str(file)), 2, str(file), part)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (("--jitter", "abc"), ("--jitter 'abc' is no number", "'measured'")),
+        (("--jitter", ""), ("--jitter '' is no number", "0.05")),
+        (("--jitter", "5%"), ("--jitter '5%' is no number", "0.05")),
+        (("--jitter", "-0.1"), ("jitter -0.1 is not between 0 and 1", "0.05")),
+        (("--jitter", "2"), ("jitter 2.0 is not between 0 and 1", "0.05")),
+        (("--jitter", "nan"), ("jitter nan is not between 0 and 1", "0.05")),
+        (("--jitter", "inf"), ("jitter inf is not between 0 and 1", "0.05")),
+        (("--jitter", "measured"), ("profile 'h100-sxm' holds no measured jitter", "give a number")),
+        (("--jitter", "measured", "--profile", "none"), ("profile 'none' holds no measured jitter", "give a number")),
+        (("--seed", "-1"), ("seed -1 is no whole number", "for example 0")),
+        (("--seed", "-1", "--jitter", "0.05"), ("seed -1 is no whole number", "for example 0")),
+        (("--seed", "1.5"), ("--seed", "'1.5'", "whole number")),
+        (("--engine", "foo"), ("unknown engine 'foo'", "known: des, fast")),
+        (("--engine", "fats"), ("unknown engine 'fats'", "did you mean 'fast'?")),
+        (("--engine", "dess"), ("unknown engine 'dess'", "did you mean 'des'?")),
+        (("--engine", ""), ("unknown engine ''", "fast")),
+    ],
+)
+def test_jitter_seed_or_engine_that_is_none(arguments: tuple[str, ...], parts: tuple[str, ...]) -> None:
+    refused((*SMALL, *arguments), 2, *parts)

@@ -114,7 +114,7 @@ def test_ignoring_memory_is_said() -> None:
     assert {figures["fits"] for figures in found["variants"].values()} == {False}
     assert found["variants"]["ladder"]["memory_bytes_per_gpu"] > 85.5e9
     # Regression: the table did not say so
-    assert "does not fit: needs 143 GB of 85.5 GB per GPU" in run(*command).err
+    assert "does not fit: needs 144 GB of 85.5 GB per GPU" in run(*command).err
 
 
 @pytest.mark.parametrize(
@@ -262,3 +262,58 @@ def test_no_escapes_off_a_terminal() -> None:
     ran = process(*SMALL, NO_COLOR="1")
     assert ran.code == 0
     assert "\x1b" not in ran.out + ran.err
+
+
+UNEVEN = ["ttft_p50_s", "ttft_p95_s", "tpot_p50_s", "tpot_p95_s", "waiting_s"]
+# figures of a prediction with jitter only
+
+
+def test_jitter_adds_a_table() -> None:
+    plain, ran = run(*SMALL), run(*SMALL, "--jitter", "0.05")
+    assert ran.code == 0
+    assert "uneven ranks" not in plain.out
+    lines = ran.out.splitlines()
+    (at,) = [number for number, line in enumerate(lines) if line.startswith("uneven ranks")]
+    columns = re.split(r"\s{2,}", lines[at])
+    assert columns == ["uneven ranks", "TTFT p50", "p95", "TPOT p50", "p95", "waiting for others, hidden or not"]
+    row = re.split(r"\s{2,}", lines[at + 1])
+    assert row[0] == "ladder"
+    assert len(row) == len(columns)
+    assert re.fullmatch(r"[\d.]+ \w*s", row[-1])
+    # what it adds to the critical path is a share of its own
+    assert re.search(r"^critical path .*uneven ranks", ran.out, re.M)
+    row = re.split(r"\s{2,}", run(*SMALL, "--jitter", "0.05", "--gen", "1").out.splitlines()[at + 1])
+    assert row[3:5] == ["-", "-"]
+
+
+def test_jitter_adds_figures_to_json_and_csv() -> None:
+    command = (*SMALL, "--jitter", "0.05", "--seed", "7")
+    figures = read_json(run(*command, "--json"))["variants"]["ladder"]
+    assert list(figures) == [*FIGURES, *UNEVEN]
+    assert 0 < figures["ttft_p50_s"] <= figures["ttft_p95_s"]
+    assert 0 < figures["tpot_p50_s"] <= figures["tpot_p95_s"]
+    assert 0 < figures["waiting_s"] < figures["request_s"]
+    (row,) = csv.DictReader(io.StringIO(run(*command, "--csv").out))
+    assert list(row) == [*SCENARIO, "variant", *FIGURES, *UNEVEN]
+    assert float(row["waiting_s"]) == figures["waiting_s"]
+    assert run(*command, "--json").out == run(*command, "--json").out
+    assert read_json(run(*SMALL, "--jitter", "0.05", "--json"))["variants"]["ladder"] != figures
+    # none asked for: none of them
+    assert run(*SMALL, "--jitter", "0", "--seed", "7", "--json").out == run(*SMALL, "--json").out
+
+
+@pytest.mark.parametrize("flags", [(), ("--jitter", "0.05"), ("--stack", "vllm", "--batch", "16")])
+def test_engines_print_the_same_figures(flags: tuple[str, ...]) -> None:
+    command = ("predict", "--model", "8b", *flags, "--json")
+    fast, des = (read_json(run(*command, "--engine", engine)) for engine in ("fast", "des"))
+    assert list(fast["variants"]) == list(des["variants"]) == FOUR
+    for name in FOUR:
+        assert fast["variants"][name] == pytest.approx(des["variants"][name], rel=1e-9)
+    assert fast["scenario"] == des["scenario"]
+
+
+def test_help_says_what_jitter_takes() -> None:
+    text = re.sub(r"[│\s]+", " ", run("predict", "--help").out)
+    assert "Random spread of kernel times, e.g. 0.05, or 'measured': simulates every rank. [default: 0]" in text
+    assert "fast (vectorised) or des (event by event on simpy)" in text
+    assert "Of the jitter's random numbers." in text

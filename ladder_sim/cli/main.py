@@ -12,6 +12,7 @@ from ladder_sim.cli.calibrate import calibrate
 from ladder_sim.cli.catalog import list_, show
 from ladder_sim.cli.doctor import doctor
 from ladder_sim.cli.predict import predict
+from ladder_sim.cli.validate import validate
 from ladder_sim.errors import LadderSimError
 
 EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
@@ -25,6 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(predict)
+app.command()(validate)
 app.command("list")(list_)
 app.command()(show)
 app.command()(doctor)

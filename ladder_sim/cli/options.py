@@ -20,7 +20,7 @@ class ScenarioFlags:
     """Scenario flags as typed; a field is a flag of every command that takes `ScenarioFlags`."""
 
     model: Annotated[str, typer.Option(help="Alias, catalog id or path of a config.json.", rich_help_panel=_WHERE)] = (
-        "405b"
+        "70b"
     )
     cluster: Annotated[str, typer.Option(help="Catalog id or path of a cluster .toml.", rich_help_panel=_WHERE)] = (
         "h100-sxm"
@@ -88,8 +88,6 @@ class ScenarioFlags:
         """Arguments of `ladder_sim.prediction.predict` besides scenario and variants."""
         if self.engine not in ENGINES:
             raise UnknownNameError("engine", self.engine, ENGINES)
-        if self.seed < 0:
-            raise UsageError(f"--seed {self.seed} is negative", hint="use any whole number from 0 on")
         return {
             "profile": self.profile,
             "engine": self.engine,

@@ -29,6 +29,8 @@ class Estimate:
     # what it rests on
     algorithm: str = ""
     # of a collective, e.g. "nccl"
+    inline: Number = 0.0
+    # 1 for a collective that engines issue among their kernels where nothing overlaps it
     sms: SmUse = ANY_SMS
     # SMs it uses
     memory: Number = 0.0

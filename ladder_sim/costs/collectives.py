@@ -35,6 +35,8 @@ RING_EFFICIENCY = 0.82
 # busbw 364 to 370 of NVLink 4's 450 GB/s at 256 MB on 4 H100s
 NVLS_EFFICIENCY = 452.0 / 450.0
 # busbw 452 GB/s above 16 MB on 8 H100s: the switch reduces, so that busbw is not bound by the link rate
+NVLS_FLOOR_FACTOR = 60.6 / 15.6
+# that part of the 8-GPU curve has an intercept of 60.6 us, beside the 15.6 us of small messages
 ONE_SHOT_FLOOR_FACTOR, ONE_SHOT_EFFICIENCY = 3.2 / 15.6, 300.0 / 450.0
 # H100 TensorRT-LLM: 3.2 us at 8 ranks where NCCL takes 15.6; reads of all peers' buffers reach 300 GB/s
 TWO_SHOT_FLOOR_FACTOR = 4.9 / 15.6
@@ -78,6 +80,11 @@ def nvls_s(message: FloatArray, ranks: float, latency_s: Number, bandwidth_Bps: 
     return _floor(ranks, latency_s) + _bus(ranks) * message / (NVLS_EFFICIENCY * bandwidth_Bps)
 
 
+def nvls_large_s(message: FloatArray, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> FloatArray:
+    """NCCL's reduction in the switch, which it takes for large messages only."""
+    return NVLS_FLOOR_FACTOR * _floor(ranks, latency_s) + _bus(ranks) * message / (NVLS_EFFICIENCY * bandwidth_Bps)
+
+
 def one_shot_s(message: FloatArray, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> FloatArray:
     """Every GPU reads every peer's whole message."""
     floor = ONE_SHOT_FLOOR_FACTOR * latency_s
@@ -99,6 +106,11 @@ def gather_s(message: FloatArray, ranks: float, latency_s: Number, bandwidth_Bps
 def host_ring_s(message: FloatArray, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> FloatArray:
     """NCCL's ring through host memory: every one of its 2 (n - 1) steps pays its latency."""
     return latency_s * (ranks - 1) / (FULL_NODE - 1) + _bus(ranks) * message / bandwidth_Bps
+
+
+def host_gather_s(message: FloatArray, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> FloatArray:
+    """NCCL's all-gather through host memory: half the steps and half the traffic of the all-reduce."""
+    return 0.5 * host_ring_s(message, ranks, latency_s, bandwidth_Bps)
 
 
 FORMULAS: Mapping[str, Formula] = {"nccl": nccl_s, "one-shot": one_shot_s, "two-shot": two_shot_s, "nvls": nvls_s}

@@ -57,6 +57,9 @@ def memory_use(scenario: Scenario) -> MemoryUse:
     tokens = workload.batch * workload.prompt
     # the MLP's widest moment: residual, norm, gate/up output and activation are alive together
     mlp_width = (2 if model.gated_mlp else 1) * model.intermediate // tp + model.intermediate // tp
+    # math attention holds its scores before and after the softmax, and keys and values expanded to this rank's heads
+    heads = model.heads // tp if stack.attention == "math" else 0
+    attention = 2.0 * workload.batch * heads * context * (workload.prompt + model.head_dim) * STATE_BYTES
     widest = float(tokens) * (2 * model.hidden + mlp_width) * STATE_BYTES
     rows = tokens if stack.prefill_logits == "all" else workload.batch
     logits = float(rows) * model.vocab * STATE_BYTES
@@ -64,7 +67,11 @@ def memory_use(scenario: Scenario) -> MemoryUse:
         weights_bytes=weight_bytes(scenario),
         kv_cache_bytes=kv_bytes,
         # logits are made when the layers' activations are gone, but the residual is still there
-        activation_bytes=max(widest, logits + float(tokens) * model.hidden * STATE_BYTES),
+        activation_bytes=max(
+            widest,
+            attention + 2.0 * tokens * model.hidden * STATE_BYTES,
+            logits + float(tokens) * model.hidden * STATE_BYTES,
+        ),
         overhead_bytes=stack.memory_overhead_bytes,
         capacity_bytes=scenario.cluster.gpu.hbm_bytes,
     )

@@ -21,7 +21,7 @@ from ladder_sim.costs.contention import (
 )
 from ladder_sim.costs.coordinates import Kind, decode_point, grid_roofline_s, prefill_point
 from ladder_sim.costs.hardware import Gpu, Hardware, Link
-from ladder_sim.costs.network import COLLECTIVE_ERROR, Network
+from ladder_sim.costs.network import COLLECTIVE_ERROR, CUSTOM, Network
 from ladder_sim.costs.profile import ELEMENT_BYTES, CalibrationProfile
 from ladder_sim.costs.table import RatioTable
 from ladder_sim.graph.ops import AttentionShape, CollectiveKind, CollectiveShape, GemmShape, Op, Shape
@@ -29,7 +29,10 @@ from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 
 HBM_EFFICIENCY = 2.93 / 3.35
-# memory-bound H100 kernels reach 2.93 of 3.35 TB/s (GEMM tables of aiconfigurator-core 0.12.0, m <= 16)
+# memory-bound H100 kernels reach 2.93 of 3.35 TB/s (GEMM tables of aiconfigurator-core 0.12.0, m <= 16); where a
+# profile has a GEMM table, its own figure is taken
+STREAMING_GEMM = 16384
+# weights of that many rows and columns (0.5 GB in bf16) are streamed from memory: no cache holds them
 MATH_ATTENTION_KERNELS = 3
 # scores, softmax with mask, values; keys and values are read expanded
 KERNEL_ERROR: Mapping[Source, float] = {"measured": 0.15, "fitted": 0.2, "transferred": 0.3, "roofline": 0.4}
@@ -64,6 +67,7 @@ class KernelCosts:
         self._network = Network(scenario, profile, self.hardware) if scenario.tp > 1 else None
         self._table_gpu, self._here = _table_gpu(self.hardware.gpu, profile)
         self.measured_here = self._here and _same_link(self.hardware.intra, profile)
+        self._efficiency = _memory_efficiency(profile)
         self._known: dict[tuple[str, Shape], Estimate] = {}
 
     def estimates(self, ops: Sequence[Op]) -> list[Estimate]:
@@ -122,7 +126,7 @@ class KernelCosts:
         if isinstance(shape, CollectiveShape):
             return self._collective(cast(CollectiveKind, kind), shape.message_bytes)
         gpu = self.hardware.gpu
-        traffic_s = shape.moved_bytes / (HBM_EFFICIENCY * gpu.hbm_bandwidth_Bps)
+        traffic_s = shape.moved_bytes / (self._efficiency * gpu.hbm_bandwidth_Bps)
         kernels = MATH_ATTENTION_KERNELS if isinstance(shape, AttentionShape) else 1
         return self._kernel(
             shape, kernels * gpu.kernel_s + _number(np.maximum(traffic_s, shape.flops / gpu.bf16_flops)), "roofline"
@@ -130,7 +134,8 @@ class KernelCosts:
 
     def _kernel(self, shape: Shape, seconds: Number, source: Source) -> Estimate:
         gpu = self.hardware.gpu
-        memory_bound = shape.flops / gpu.bf16_flops < shape.moved_bytes / gpu.hbm_bandwidth_Bps
+        peak = gpu.fp8_flops if isinstance(shape, GemmShape) and shape.weight_element_bytes == 1 else gpu.bf16_flops
+        memory_bound = shape.flops / peak < shape.moved_bytes / gpu.hbm_bandwidth_Bps
         return Estimate(
             seconds=seconds,
             error=KERNEL_ERROR[source],
@@ -154,6 +159,7 @@ class KernelCosts:
             error=COLLECTIVE_ERROR[source],
             source=source,
             algorithm=times.most_common,
+            inline=times.choose([float(name in CUSTOM) for name in times.algorithms]),
             # kernels keep at least one
             sms=SmUse(
                 held_sms=np.minimum(sms, self._sms - 1) if isinstance(sms, np.ndarray) else min(sms, self._sms - 1)
@@ -163,7 +169,7 @@ class KernelCosts:
         )
 
     def _memory_share(self, moved_bytes: Number, seconds: Number) -> Number:
-        wanted = moved_bytes / (HBM_EFFICIENCY * self.hardware.gpu.hbm_bandwidth_Bps) / seconds
+        wanted = moved_bytes / (self._efficiency * self.hardware.gpu.hbm_bandwidth_Bps) / seconds
         return _number(np.minimum(1.0, wanted))
 
 
@@ -181,6 +187,15 @@ def _table_gpu(gpu: Gpu, profile: CalibrationProfile | None) -> tuple[Gpu, bool]
     }
     scaled = Gpu(**{name: getattr(profile.reference, name) * ratio for name, ratio in relative.items()})
     return scaled, all(bool(np.all(ratio == 1.0)) for ratio in relative.values())
+
+
+def _memory_efficiency(profile: CalibrationProfile | None) -> float:
+    """Share of the memory's bandwidth that a kernel reaches which only streams weights."""
+    table = profile.gemm.get("bf16") if profile else None
+    if table is None:
+        return HBM_EFFICIENCY
+    ratio, _ = table.ratio(m=1.0, n=float(STREAMING_GEMM), k=float(STREAMING_GEMM))
+    return min(1.0, 1.0 / float(ratio))
 
 
 def _same_link(link: Link, profile: CalibrationProfile | None) -> bool:

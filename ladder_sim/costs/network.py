@@ -16,27 +16,28 @@ from ladder_sim.costs.collectives import (
     across_nodes_s,
     bracketed,
     gather_s,
+    host_gather_s,
     host_ring_s,
     nccl_s,
+    nvls_large_s,
 )
 from ladder_sim.costs.fabrics import fabric_curve
 from ladder_sim.costs.hardware import Hardware, Link
-from ladder_sim.costs.profile import CalibrationProfile
+from ladder_sim.costs.profile import CalibrationProfile, load_profile
 from ladder_sim.costs.table import Curve
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.ops import CollectiveKind
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 
-SWITCH_WITHOUT_P2P_BYTES = 2.0**20
-# with peer-to-peer access off and more than two ranks, NCCL multicasts large messages through the NVLink switch; small
-# ones stay on the low-latency protocols of its ring. The size at which it changes over is an uncalibrated default.
 COLLECTIVE_ERROR: Mapping[Source, float] = {"measured": 0.08, "fitted": 0.2, "transferred": 0.3, "roofline": 0.4}
 # 90 % interval as a fraction either way. Measured: nine tenths of the H100 points left out of a curve lie within 8 % of
 # it. Fitted: so do nine tenths of EFA, NDR and H20 nccl-tests rows within 20 % of the two-node formula. The other two
 # are judgement: no measurement of that link stands behind them.
 
 
+CUSTOM = ("one-shot", "two-shot")
+# kernels of the inference engines themselves
 ONLY = np.zeros(1, np.int_)
 # the choice where there is none
 
@@ -77,8 +78,8 @@ class Network:
         self._nodes = scenario.nodes_used
         self._p2p = scenario.p2p
         self._choice = scenario.stack.allreduce
-        self._profile = profile
-        self._measured_on = catalog.cluster(profile.gpu) if profile else None
+        self._profile = _measured_links(hardware.intra.fabric, profile)
+        self._measured_on = catalog.cluster(self._profile.gpu) if self._profile else None
         self._check()
 
     def times(self, kind: CollectiveKind, message_bytes: FloatArray) -> CollectiveTimes:
@@ -93,7 +94,7 @@ class Network:
         """
         if self._nodes > 1:
             return self._across(kind, message_bytes)
-        gather = self._in_node("all_gather", "nccl", gather_s, message_bytes)
+        gather = self._nccl("all_gather", message_bytes)
         if kind == "all_gather":
             return gather
         reduce = _fastest([self._all_reduce(name, message_bytes) for name in self._algorithms()])
@@ -115,34 +116,37 @@ class Network:
         return "nvswitch" in self._cluster.intra.fabric
 
     def _algorithms(self) -> tuple[str, ...]:
-        if not self._p2p:
-            return ("nccl-host",)
-        return ("nccl", "one-shot", "two-shot") if self._choice == "auto" else (self._choice,)
+        if self._choice != "auto":
+            return (self._choice,)
+        # custom kernels read their peers' memory
+        return ("nccl", *CUSTOM) if self._p2p else ("nccl",)
 
     def _all_reduce(self, algorithm: str, message: FloatArray) -> CollectiveTimes:
-        if algorithm != "nccl-host":
-            return self._in_node("all_reduce", algorithm, FORMULAS[algorithm], message)
-        seconds = _at_tier(host_ring_s, message, self._ranks, self._hardware.host)
-        nowhere = np.zeros(message.shape, bool)
-        host = CollectiveTimes(
-            seconds=seconds, in_range=nowhere, source="roofline", algorithms=(algorithm,), choice=ONLY
-        )
-        if self._ranks == 2 or not self._has_switch() or float(message.max()) < SWITCH_WITHOUT_P2P_BYTES:
+        if algorithm == "nccl":
+            return self._nccl("all_reduce", message)
+        return self._in_node("all_reduce", algorithm, FORMULAS[algorithm], message)
+
+    def _nccl(self, kind: str, message: FloatArray) -> CollectiveTimes:
+        """NCCL in one node, by the paths that it has there."""
+        formula, host_formula = _IN_NODE[kind]
+        peer = self._in_node(kind, "nccl", formula, message)
+        if self._p2p:
+            return peer
+        # what goes through host memory or the switch is no faster than what goes directly
+        host_s = np.maximum(peer.seconds, _at_tier(host_formula, message, self._ranks, self._hardware.host))
+        host = _unmeasured(host_s, "nccl-host")
+        if kind != "all_reduce" or self._ranks == 2 or not self._has_switch():
             return host
-        # what the switch does for NCCL here, it does with peer-to-peer access too
-        peer, switch = (self._in_node("all_reduce", name, FORMULAS[name], message) for name in ("nccl", "nvls"))
-        switch = dataclasses.replace(switch, seconds=np.maximum(switch.seconds, peer.seconds))
-        return _fastest([host, switch])
+        # above two ranks NCCL still multicasts through the switch
+        switch_s = _at_tier(nvls_large_s, message, self._ranks, self._hardware.intra)
+        return _fastest([host, _unmeasured(np.maximum(peer.seconds, switch_s), "nvls")])
 
     def _in_node(self, kind: str, algorithm: str, formula: Formula, message: FloatArray) -> CollectiveTimes:
         tier = self._hardware.intra
         seconds = _at_tier(formula, message, self._ranks, tier)
         measured = self._measured(kind, algorithm, formula)
         if measured is None:
-            nowhere = np.zeros(message.shape, bool)
-            return CollectiveTimes(
-                seconds=seconds, in_range=nowhere, source="roofline", algorithms=(algorithm,), choice=ONLY
-            )
+            return _unmeasured(seconds, algorithm)
         ratio, inside = measured.ratio(message, self._ranks)
         here = self._measured_on is not None and tier.same_as(Link.of(self._measured_on.intra))
         # NCCL does not say from which size on its curve is NVLS, so no point of it is a measurement of NVLS
@@ -156,9 +160,6 @@ class Network:
 
     def _measured(self, kind: str, algorithm: str, formula: Formula) -> MeasuredCollective | None:
         if self._profile is None or self._measured_on is None:
-            return None
-        if self._measured_on.intra.fabric != self._hardware.intra.fabric:
-            # how far a link stays behind its formula says nothing about another kind of link
             return None
         by_algorithm = self._profile.collectives.get(kind, {})
         curves: Mapping[int, Curve] = by_algorithm.get("nccl" if algorithm == "nvls" else algorithm, {})
@@ -178,12 +179,12 @@ class Network:
         """Across nodes everything is NCCL: custom kernels reach peers of their own node only."""
         own_layout = (self._nodes, self._ranks)
         seconds = self._hierarchical(kind, message, self._hardware.intra, self._hardware.inter, own_layout)
+        if not self._p2p:
+            host_s = self._hierarchical(kind, message, self._hardware.host, self._hardware.inter, own_layout)
+            return _unmeasured(np.maximum(seconds, host_s), "nccl-host")
         fabric = fabric_curve(self._cluster.inter.fabric)
         if fabric is None or kind != "all_reduce":
-            nowhere = np.zeros(message.shape, bool)
-            return CollectiveTimes(
-                seconds=seconds, in_range=nowhere, source="roofline", algorithms=("nccl",), choice=ONLY
-            )
+            return _unmeasured(seconds, "nccl")
         measured_on = catalog.cluster(fabric.cluster)
         intra, inter = Link.of(measured_on.intra), Link.of(measured_on.inter)
         sizes = fabric.curve.size_bytes
@@ -206,9 +207,8 @@ class Network:
         self, kind: CollectiveKind, message: FloatArray, intra: Link, inter: Link, layout: tuple[int, int]
     ) -> FloatArray:
         """The two-level formula, its in-node stages as measured beyond their latency floor."""
-        in_node, formula = ("all_reduce", nccl_s) if kind == "all_reduce" else ("all_gather", gather_s)
         nodes, ranks = layout
-        stages = self._node_wire_s(in_node, formula, message, intra, ranks)
+        stages = self._node_wire_s("all_reduce" if kind == "all_reduce" else "all_gather", message, intra, ranks)
         return across_nodes_s(
             message,
             stages,
@@ -219,18 +219,46 @@ class Network:
             traffic=2.0 if kind == "all_reduce" else 1.0,
         )
 
-    def _node_wire_s(self, kind: str, formula: Formula, message: FloatArray, tier: Link, ranks: int) -> FloatArray:
+    def _node_wire_s(self, kind: str, message: FloatArray, tier: Link, ranks: int) -> FloatArray:
         """A collective inside the node without its latency floor: its wire time, and what the floor grows by."""
         if ranks == 1:
             return np.zeros_like(message)
+        direct = tier.fabric != self._hardware.host.fabric
+        formula = _IN_NODE[kind][0 if direct else 1]
         nothing = np.zeros_like(message)
         floor_s = _at_tier(formula, nothing, ranks, tier)
         wire_s = _at_tier(formula, message, ranks, tier) - floor_s
-        measured = self._measured(kind, "nccl", formula)
+        measured = self._measured(kind, "nccl", formula) if direct else None
         if measured is None:
             return wire_s
         ratio, at_floor = measured.ratio(message, ranks)[0], measured.ratio(nothing, ranks)[0]
         return wire_s * ratio + floor_s * np.maximum(0.0, ratio - at_floor)
+
+
+_IN_NODE: Mapping[str, tuple[Formula, Formula]] = {
+    "all_reduce": (nccl_s, host_ring_s),
+    "all_gather": (gather_s, host_gather_s),
+}
+# formulas of NCCL inside a node: directly, and through host memory
+
+
+def _measured_links(fabric: str, profile: CalibrationProfile | None) -> CalibrationProfile | None:
+    """The profile whose collectives were measured on `fabric`: the scenario's own, else a shipped one.
+
+    How far a link stays behind its formula says nothing about another kind of link.
+    """
+    if profile is None or catalog.cluster(profile.gpu).intra.fabric == fabric:
+        return profile
+    for name in catalog.cluster_names():
+        cluster = catalog.cluster(name)
+        if cluster.intra.fabric == fabric and cluster.profile and load_profile(cluster.profile).gpu == name:
+            return load_profile(cluster.profile)
+    return None
+
+
+def _unmeasured(seconds: FloatArray, algorithm: str) -> CollectiveTimes:
+    nowhere = np.zeros(seconds.shape, bool)
+    return CollectiveTimes(seconds=seconds, in_range=nowhere, source="roofline", algorithms=(algorithm,), choice=ONLY)
 
 
 def _fastest(candidates: Sequence[CollectiveTimes]) -> CollectiveTimes:

@@ -160,10 +160,9 @@ def _unevenness(predictions: Mapping[str, Prediction]) -> list[RenderableType]:
                 format_seconds(uneven.ttft_p95_s),
                 *("-" if seconds is None else format_seconds(seconds) for seconds in decode),
                 format_seconds(uneven.waiting_s),
-                f"{uneven.waiting_s / found.request_s:.1%}",
             )
         )
-    columns = ("uneven ranks", "TTFT p50", "p95", "TPOT p50", "p95", "waiting for others", "of request")
+    columns = ("uneven ranks", "TTFT p50", "p95", "TPOT p50", "p95", "waiting for others, hidden or not")
     return [table(columns, rows), Text()]
 
 

@@ -1,0 +1,83 @@
+"""`ladder-sim validate`: measured runs beside predictions."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ladder_sim.cli.output import chosen_format, write
+from ladder_sim.errors import UnknownNameError, UsageError
+from ladder_sim.validation.dataset import DEFAULT_DATASET, read_dataset
+
+_ALL = "all"
+
+
+def validate(
+    dataset: Annotated[str, typer.Argument(help="CSV file of runs, or a data set of the package.")] = DEFAULT_DATASET,
+    level: Annotated[str, typer.Option(help="Evidence behind the predictions: roofline, microbench or all.")] = _ALL,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="One CSV row per level and run.")] = False,
+    save: Annotated[Path | None, typer.Option(help="Write to a file instead of stdout: .json, .csv or .txt.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Write a Markdown page as well.")] = None,
+    max_error: Annotated[
+        str | None,
+        typer.Option(
+            help="In percent: exit 1 if the mean absolute error of ladder's speedup over the rows with P2P on exceeds "
+            "it, at the last level shown."
+        ),
+    ] = None,
+) -> None:
+    """Compare measured runs with predictions: errors, intervals and a summary per variant."""
+    # imported here: `--help` needs no simulator
+    from ladder_sim.report import validation as report
+    from ladder_sim.validation.compare import LEVELS, compare, gate
+
+    form = chosen_format(json=json, csv=csv, save=save)
+    most = None if max_error is None else _fraction(max_error)
+    if level not in (*LEVELS, _ALL):
+        raise UnknownNameError("level", level, (*LEVELS, _ALL))
+    if page is not None and page.suffix.lower() != ".md":
+        raise UsageError(f"--page '{page}' is no Markdown file", hint="give a name that ends in .md")
+    data = read_dataset(dataset)
+    found = {name: compare(data.measurements, name) for name in LEVELS if level in (name, _ALL)}
+    if page is not None:
+        from ladder_sim.report.validation_page import to_page
+
+        _write_page(to_page(data, found), page)
+    if form == "json":
+        write(report.to_json(data, found), save)
+    elif form == "csv":
+        write(report.to_csv(found), save)
+    else:
+        from ladder_sim.report import tables
+
+        shown = report.validation_report(data, found)
+        if save is not None:
+            write(tables.to_text(shown), save)
+        else:
+            tables.show(shown)
+    if most is not None:
+        gate(list(found.values())[-1], most)
+
+
+def _write_page(text: str, page: Path) -> None:
+    try:
+        page.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"--page '{page}' cannot be written: {error.strerror or error}", hint="choose a folder that is there"
+        ) from error
+    print(f"written: {page}", file=sys.stderr)
+
+
+def _fraction(percent: str) -> float:
+    try:
+        value = float(percent.strip().removesuffix("%"))
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value <= 1000.0:
+        raise UsageError(
+            f"--max-error '{percent}' is no percentage from 0 to 1000", hint="--max-error 8 allows a mean error of 8 %"
+        )
+    return value / 100.0

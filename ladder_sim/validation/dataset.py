@@ -1,0 +1,292 @@
+"""End-to-end measurements from CSV files: a row is one configuration and its throughput.
+
+    source,model,cluster,nodes,tp,p2p,stack,dtype,variant,batch,prompt,gen,tokens_per_s
+    arXiv 2501.06589,llama-3.1-70b,h100-sxm,1,8,1,gpt-fast,fp16,ladder,4,1024,512,331.45
+
+Lines that start with ``#`` are comments; the first other line names the columns, in any order. ``tokens_per_s`` is of
+the whole batch: ``batch * gen / request_s``, prefill included; ``request_s`` may stand in its place. ``p2p`` is 1 where
+GPUs of a node reach each other directly, 0 where not. Models, clusters and stacks are catalog names or files. Columns
+that may be left out or empty: source, nodes (1), p2p (1), stack (gpt-fast), dtype (bf16). A cell holds no line break.
+"""
+
+import csv
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from ladder_sim.errors import InfeasibleError, UnknownNameError, UsageError
+from ladder_sim.graph.variants import canonical, wiring
+from ladder_sim.specs import catalog
+from ladder_sim.specs.checks import real, shown, shown_path
+from ladder_sim.specs.scenario import Scenario
+
+DEFAULT_DATASET = "ladder-70b"
+REQUIRED = ("model", "cluster", "tp", "variant", "batch", "prompt", "gen")
+DEFAULTS = {"source": "", "nodes": "1", "p2p": "1", "stack": "gpt-fast", "dtype": "bf16"}
+TIMES = ("tokens_per_s", "request_s")
+COLUMNS = (*REQUIRED, *DEFAULTS, *TIMES)
+MOST_DISAGREEMENT = 0.01
+# between tokens_per_s and request_s of one row: more than rounding of published figures explains
+_MOST_TOKENS_PER_S = 1e12
+_MOST_SECONDS = 1e9
+# beyond any machine and any request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """What was run, but for the variant: rows that share it are compared with each other."""
+
+    source: str
+    # who measured it
+    model: str
+    # catalog id or file
+    cluster: str
+    # catalog id or file
+    nodes: int
+    # nodes of the tensor-parallel group
+    tp: int
+    # tensor-parallel degree
+    p2p: bool
+    # GPUs of a node reach each other directly
+    stack: str
+    # catalog id or file
+    dtype: str
+    # of weights and activations
+    batch: int
+    # requests served together
+    prompt: int
+    # tokens of each prompt
+    gen: int
+    # new tokens of each request
+
+    def scenario(self) -> Scenario:
+        """Resolve names and check everything.
+
+        Raises
+        ------
+        UsageError
+            If a name is unknown or a value breaks a rule.
+        PartitionError
+            If the tensor-parallel degree does not divide the model.
+        """
+        return Scenario.of(
+            model=self.model,
+            cluster=self.cluster,
+            nodes=self.nodes,
+            tp=self.tp,
+            batch=self.batch,
+            prompt=self.prompt,
+            gen=self.gen,
+            dtype=self.dtype,
+            stack=self.stack,
+            p2p=self.p2p,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One row of a data set."""
+
+    line: int
+    # in its file, from 1
+    configuration: Configuration
+    # all but the variant
+    variant: str
+    # canonical name
+    tokens_per_s: float
+    # measured, of the whole batch, prefill included
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    """Measurements in the order of their file."""
+
+    name: str
+    # of a shipped data set, or the file's path
+    measurements: tuple[Measurement, ...]
+    # at least one
+
+
+def dataset_names() -> tuple[str, ...]:
+    """Return the names of the data sets that come with the package."""
+    files = (resources.files("ladder_sim.validation") / "data").iterdir()
+    return tuple(sorted(file.name.removesuffix(".csv") for file in files if file.name.endswith(".csv")))
+
+
+def read_dataset(name_or_path: str = DEFAULT_DATASET) -> Dataset:
+    """Read a data set that comes with the package, by name, or a CSV file in the same form.
+
+    Raises
+    ------
+    UnknownNameError
+        If there is no such data set.
+    UsageError
+        If the file cannot be read, or a row breaks a rule; the message names the line.
+
+    Examples
+    --------
+    >>> len(read_dataset("ladder-70b").measurements)
+    70
+    """
+    if name_or_path in dataset_names():
+        shipped = resources.files("ladder_sim.validation") / "data" / f"{name_or_path}.csv"
+        return _parse(shipped.read_bytes(), name_or_path)
+    path = Path(name_or_path)
+    if path.suffix.lower() != ".csv" and len(path.parts) < 2 and not path.exists():
+        raise UnknownNameError("data set", name_or_path, dataset_names(), more="a file's name ends in .csv")
+    try:
+        content = path.read_bytes()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(
+            f"data set '{shown_path(path)}' cannot be read: {reason}",
+            hint=f"name a CSV file, or one that comes with the package: {', '.join(dataset_names())}",
+        ) from error
+    return _parse(content, shown_path(path))
+
+
+def _parse(content: bytes, name: str) -> Dataset:
+    seen: dict[tuple[Configuration, str], int] = {}
+    found = []
+    for line, cells in _rows(content, name):
+        try:
+            row = _measurement(line, cells)
+        except UsageError as error:
+            raise UsageError(f"{name}, line {line}: {error.message}", hint=error.hint) from error
+        first = seen.setdefault((row.configuration, row.variant), line)
+        if first != line:
+            raise UsageError(
+                f"{name}, line {line}: the same configuration as line {first} ({row.variant}, TP "
+                f"{row.configuration.tp}, batch {row.configuration.batch})",
+                hint="keep one of them, or their mean; runs of different origin differ in the column source",
+            )
+        found.append(row)
+    if not found:
+        raise UsageError(f"{name}: no measurement in it", hint=f"columns: {', '.join(COLUMNS)}; then a row per run")
+    return Dataset(name=name, measurements=tuple(found))
+
+
+def _rows(content: bytes, name: str) -> Iterator[tuple[int, Mapping[str, str]]]:
+    """Number and cells of every line below the header."""
+    try:
+        # a mark at the start is what spreadsheets write
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UsageError(f"{name}, line {line}: not UTF-8", hint="save the file as UTF-8 text") from None
+    columns: list[str] = []
+    for line, written in enumerate(text.split("\n"), 1):
+        if not written.strip() or written.lstrip().startswith("#"):
+            continue
+        try:
+            cells = [cell.strip() for cell in next(csv.reader([written.rstrip("\r")], strict=True))]
+        except csv.Error as error:
+            raise UsageError(f"{name}, line {line}: not CSV ({error})", hint="quote cells that hold a comma") from None
+        if not columns:
+            columns = cells
+            _check_columns(columns, f"{name}, line {line}")
+            continue
+        if len(cells) != len(columns):
+            raise UsageError(
+                f"{name}, line {line}: {len(cells)} cells: must be {len(columns)}, one per column",
+                hint="leave a cell empty rather than out",
+            )
+        yield line, dict(zip(columns, cells, strict=True))
+
+
+def _check_columns(columns: list[str], where: str) -> None:
+    missing = [column for column in REQUIRED if column not in columns]
+    if missing or not set(TIMES) & set(columns):
+        lacking = [*missing, *([] if set(TIMES) & set(columns) else [" or ".join(TIMES)])]
+        raise UsageError(
+            f"{where}: missing column{'s' if len(lacking) > 1 else ''} {', '.join(lacking)}",
+            hint=f"the first line names the columns: {', '.join(REQUIRED)}, and {' or '.join(TIMES)}",
+        )
+    for column in columns:
+        if column not in COLUMNS:
+            unknown = UnknownNameError("column", column, COLUMNS)
+            raise UsageError(f"{where}: {unknown.message}", hint=unknown.hint)
+        if columns.count(column) > 1:
+            raise UsageError(f"{where}: two columns '{column}'", hint="keep one of them")
+
+
+def _measurement(line: int, cells: Mapping[str, str]) -> Measurement:
+    cell = {**DEFAULTS, **{column: value for column, value in cells.items() if value}}
+    for column in REQUIRED:
+        if column not in cell:
+            raise UsageError(f"{column} is empty: must be given on every row", hint=f"fill the column {column}")
+    p2p = {"1": True, "0": False}.get(cell["p2p"])
+    if p2p is None:
+        raise UsageError(f"p2p is {shown(cell['p2p'])}: must be 1 or 0", hint="0 means NCCL_P2P_DISABLE=1")
+    model = cell["model"].lower()
+    configuration = Configuration(
+        source=cell["source"],
+        # one name per model, whatever alias a row uses: equal rows are recognised
+        model=_name(cell["model"], catalog.MODEL_ALIASES.get(model, model), catalog.model_names()),
+        cluster=_name(cell["cluster"], cell["cluster"].lower(), catalog.cluster_names()),
+        nodes=_whole(cell["nodes"], "nodes"),
+        tp=_whole(cell["tp"], "tp"),
+        p2p=p2p,
+        stack=_name(cell["stack"], cell["stack"].lower(), catalog.stack_names()),
+        dtype=cell["dtype"],
+        batch=_whole(cell["batch"], "batch"),
+        prompt=_whole(cell["prompt"], "prompt"),
+        gen=_whole(cell["gen"], "gen"),
+    )
+    variant = canonical(cell["variant"])
+    _check(configuration, variant)
+    return Measurement(
+        line=line, configuration=configuration, variant=variant, tokens_per_s=_tokens_per_s(cell, configuration)
+    )
+
+
+def _name(written: str, known: str, names: tuple[str, ...]) -> str:
+    return known if known in names else written
+
+
+def _check(configuration: Configuration, variant: str) -> None:
+    """Refuse what cannot be a scenario; that one cannot run is the comparison's to say."""
+    model = catalog.model(configuration.model)
+    wiring(variant, model.layers, model.ladder_layers)
+    try:
+        configuration.scenario()
+    except InfeasibleError:
+        return
+
+
+def _whole(text: str, what: str) -> int:
+    # more digits than any count has, and than int() reads
+    if not text.isascii() or not text.isdigit() or len(text) > 12:
+        raise UsageError(f"{what} is {shown(text)}: must be a whole number from 1", hint=f"for example {what} 8")
+    return int(text)
+
+
+def _tokens_per_s(cell: Mapping[str, str], configuration: Configuration) -> float:
+    rate = _number(cell, "tokens_per_s", _MOST_TOKENS_PER_S)
+    request_s = _number(cell, "request_s", _MOST_SECONDS)
+    tokens = configuration.batch * configuration.gen
+    if request_s is None:
+        if rate is None:
+            raise UsageError("no time: tokens_per_s and request_s are empty", hint="fill one of them")
+        return rate
+    if rate is None:
+        return tokens / request_s
+    if abs(rate * request_s / tokens - 1.0) > MOST_DISAGREEMENT:
+        raise UsageError(
+            f"tokens_per_s is {rate:g} and request_s {request_s:g}, which makes {tokens / request_s:g} tokens/s: "
+            f"must agree within {MOST_DISAGREEMENT:.0%}",
+            hint="tokens_per_s is batch * gen / request_s, of the whole batch; leave one of them empty",
+        )
+    return rate
+
+
+def _number(cell: Mapping[str, str], column: str, most: float) -> float | None:
+    if column not in cell:
+        return None
+    try:
+        value = float(cell[column])
+    except ValueError:
+        raise UsageError(f"{column} is {shown(cell[column])}: must be a number", hint="without unit") from None
+    unit = "tokens per second of the whole batch" if column == "tokens_per_s" else "seconds"
+    return real(value, column, most, hint=f"give {unit}")
