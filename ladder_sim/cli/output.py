@@ -24,8 +24,8 @@ def chosen_format(*, json: bool, csv: bool, save: Path | None) -> str:
     return FORMATS[save.suffix.lower()]
 
 
-def write(text: str, save: Path | None) -> None:
-    """Print `text`, or write it to the file `save`."""
+def write(text: str, save: Path | None, *, flag: str = "--save") -> None:
+    """Print `text`, or write it to the file that `flag` named."""
     if save is None:
         sys.stdout.write(text)
         return
@@ -33,6 +33,6 @@ def write(text: str, save: Path | None) -> None:
         save.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(
-            f"--save '{save}' cannot be written: {error.strerror or error}", hint="choose a folder that is there"
+            f"{flag} '{save}' cannot be written: {error.strerror or error}", hint="choose a folder that is there"
         ) from error
     print(f"written: {save}", file=sys.stderr)

@@ -1,6 +1,5 @@
 """`ladder-sim validate`: measured runs beside predictions."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -44,7 +43,7 @@ def validate(
     if page is not None:
         from ladder_sim.report.validation_page import to_page
 
-        _write_page(to_page(data, found), page)
+        write(to_page(data, found), page, flag="--page")
     if form == "json":
         write(report.to_json(data, found), save)
     elif form == "csv":
@@ -59,16 +58,6 @@ def validate(
             tables.show(shown)
     if most is not None:
         gate(list(found.values())[-1], most)
-
-
-def _write_page(text: str, page: Path) -> None:
-    try:
-        page.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"--page '{page}' cannot be written: {error.strerror or error}", hint="choose a folder that is there"
-        ) from error
-    print(f"written: {page}", file=sys.stderr)
 
 
 def _fraction(percent: str) -> float:
