@@ -29,10 +29,11 @@ class Request:
     """A simulated request of one variant; times in seconds."""
 
     variant: str
+    # canonical name
     prefill: StepSummary
+    # the whole prompt
     decode: Sequence[tuple[StepSummary, float]]
     # decode steps and how many each stands for
-
     ranked: Sequence[RankedStep] = ()
     # with jitter: the prefill and the middle decode step on all ranks
 
