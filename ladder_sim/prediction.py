@@ -215,7 +215,6 @@ def _prediction(
         math.fsum((share.get(kind, 0.0) - base_share.get(kind, 0.0)) ** 2 for kind in share | base_share)
     )
     steps = workload.gen - 1
-    comm_s = request.total("comm_s")
     return Prediction(
         variant=request.variant,
         ttft_s=request.prefill_s,
@@ -227,8 +226,8 @@ def _prediction(
         tpot_speedup=standard.decode_s / request.decode_s if steps else None,
         busy_s=request.totals("busy_s"),
         limits_s=_limits_s(request),
-        comm_s=comm_s,
-        exposed_comm_s=comm_s - request.total("hidden_s"),
+        comm_s=request.total("comm_s"),
+        exposed_comm_s=request.total("exposed_s"),
         slowed_s=request.total("slowed_s"),
         memory=memory,
         sources_s=request.totals("sources_s"),

@@ -5,7 +5,6 @@ replicate draws its own times. Like `steps.py` it simulates a few of a run of id
 are equal now, those left out are drawn from the periods that were simulated, of all replicates together.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -74,11 +73,12 @@ def simulate_ranks(scenario: Scenario, phase: Phase, kv_len: int, costs: CostMod
         Random spread. At 0 the result is that of `steps.simulate`.
     """
     skew = float(np.max(costs.hardware.rank_skew))
-    plan, lowered = lowered_step(scenario, phase, kv_len, _typical(costs), PERIODS)
+    typical = _Typical(costs)
+    plan, lowered = lowered_step(scenario, phase, kv_len, typical, PERIODS)
     if not any(op.stream == "comm" and op.layer >= 0 for op in lowered.schedule.ops):
         # ranks that meet at the end only drift apart all along
-        plan, lowered = lowered_step(scenario, phase, kv_len, _typical(costs), scenario.model.layers)
-    added: dict[int, list[float]] = {start: [] for start in range(len(plan.wiring.folds))}
+        plan, lowered = lowered_step(scenario, phase, kv_len, typical, scenario.model.layers)
+    added: list[list[float]] = [[] for _ in plan.wiring.folds]
     ends_s, waits_s = [], []
     for replicate in range(REPLICATES if jitter.sigma else 1):
         random = np.random.default_rng([jitter.seed, replicate])
@@ -86,12 +86,12 @@ def simulate_ranks(scenario: Scenario, phase: Phase, kv_len: int, costs: CostMod
         paced = _PacedRun(plan, lowered, timeline, scenario.tp)
         ends_s.append(paced.end_s)
         waits_s.append(paced.waiting_s)
-        for number, increments in paced.increments().items():
-            added[number] += increments
+        for known, increments in zip(added, paced.increments(), strict=True):
+            known += increments
     random = np.random.default_rng([jitter.seed, REPLICATES])
     totals = np.repeat(np.array(ends_s), DRAWS)
-    for number, fold in enumerate(plan.wiring.folds):
-        totals += random.choice(added[number], size=(totals.size, fold.repeats - 1)).sum(axis=1)
+    for known, fold in zip(added, plan.wiring.folds, strict=True):
+        totals += random.choice(known, size=(totals.size, fold.repeats - 1)).sum(axis=1)
     p50_s, p95_s = np.quantile(totals, [0.5, 0.95])
     return RankedStep(
         mean_s=float(totals.mean()), p50_s=float(p50_s), p95_s=float(p95_s), waiting_s=float(np.mean(waits_s))
@@ -104,10 +104,6 @@ class _Typical:
     def __init__(self, costs: CostModel) -> None:
         self.hardware = replace(costs.hardware, rank_skew=0.0)
         self.estimates = costs.estimates
-
-
-def _typical(costs: CostModel) -> CostModel:
-    return _Typical(costs)
 
 
 def _all_ranks(lowered: Lowered, ranks: int, skew: float, sigma: float, random: np.random.Generator) -> Program:
@@ -169,18 +165,18 @@ class _PacedRun:
         waits = (waits - waits.min(axis=0)) * meets
         return float((waits * weights).sum(axis=1).mean())
 
-    def increments(self) -> Mapping[int, Sequence[float]]:
-        """How long the periods of every fold took, apart from the first ones and the last."""
-        found: dict[int, Sequence[float]] = {}
-        for number, fold in enumerate(self.plan.wiring.folds):
+    def increments(self) -> list[list[float]]:
+        """How long the periods of every fold took, apart from the first ones and the last; seconds."""
+        found = []
+        for fold in self.plan.wiring.folds:
             # a fold's representative is the second last of its run
             last_layers = [fold.start + fold.width - 1 - fold.width * back for back in range(PERIODS - 1)]
             ends = [self._layer_end_s(position) for position in reversed(last_layers)]
-            found[number] = [after - before for before, after in pairwise(ends[SETTLE - 1 :])]
+            found.append([after - before for before, after in pairwise(ends[SETTLE - 1 :])])
         return found
 
     def _layer_end_s(self, position: int) -> float:
-        """When the last kernel of a layer ends, on the last rank."""
+        """When the last kernel of a layer ends on the slowest rank, seconds."""
         index = self.plan.wiring.layers[position].index
         own = [
             self.lowered.launches + number

@@ -53,7 +53,8 @@ def memory_use(scenario: Scenario) -> MemoryUse:
     model, workload, stack, tp = scenario.model, scenario.workload, scenario.stack, scenario.tp
     kv_heads = max(1, model.kv_heads // tp)
     context = workload.prompt + workload.gen
-    kv_bytes = 2.0 * model.layers * kv_heads * model.head_dim * workload.batch * context * STATE_BYTES
+    # a rank's share of the heads, replicas included
+    kv_bytes = model.kv_bytes_per_token(STATE_BYTES) * kv_heads / model.kv_heads * workload.batch * context
     tokens = workload.batch * workload.prompt
     # the MLP's widest moment: residual, norm, gate/up output and activation are alive together
     mlp_width = (2 if model.gated_mlp else 1) * model.intermediate // tp + model.intermediate // tp
