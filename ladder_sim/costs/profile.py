@@ -7,6 +7,7 @@ contract between whoever measures (an importer, a calibration run) and whoever p
 import difflib
 import gzip
 import os
+import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ SCHEMA_VERSION = 1
 SUFFIX = ".json.gz"
 ELEMENT_BYTES = {"bf16": 2.0, "fp8": 1.0}
 # bytes per element of the dtypes that tables come in
+_NAME = re.compile(r"[a-z0-9-]+")
+# what shipped profiles are called
 MAX_DOCUMENT_BYTES = 64 * 2**20
 # an unpacked profile beyond this is no profile: shipped ones unpack to about 1 MB
 
@@ -146,9 +149,11 @@ def save_profile(profile: CalibrationProfile, path: str | os.PathLike[str]) -> N
 
 def _find(name_or_path: str | os.PathLike[str]) -> Path:
     text = os.fspath(name_or_path)
+    if _NAME.fullmatch(text):
+        own = Path(str(resources.files("ladder_sim.costs").joinpath("profiles", text + SUFFIX)))
+        if own.is_file():
+            return own
     shipped = shipped_profiles()
-    if text in shipped:
-        return Path(str(resources.files("ladder_sim.costs").joinpath("profiles", text + SUFFIX)))
     if not text or "\0" in text:
         raise ProfileError(f"no profile is called {text!r}", hint=f"shipped profiles: {', '.join(shipped) or 'none'}")
     path = Path(text)

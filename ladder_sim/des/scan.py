@@ -60,7 +60,7 @@ def scan(program: Program) -> NDArray[np.float64]:
 
 def _scan(program: Program) -> tuple[list[Number], list[Number], list[Number]]:
     state = _Scan(program)
-    for index in evaluation_order(program):
+    for index in evaluation_order(program, state.compute, state.comm):
         state.step(index)
     if state.open:
         state.close_through(state.open[-1].index)
