@@ -1,6 +1,6 @@
 # make predict       the answer of the README, from the base install
 # make test          the whole test suite
-# make verify        longer proofs: measured speed against its bounds
+# make verify        longer proofs: engines that agree, accuracy gates, measured speed against its bounds
 # make system-deps   Debian packages that some tests need; needs root when one is missing
 
 PYTHON ?= python3
@@ -20,7 +20,12 @@ test: $(VENV)/.test-installed
 
 verify: $(VENV)/.test-installed
 	$(BIN)/python benchmarks/engines_agree.py
-	$(BIN)/ladder-sim validate --level microbench --max-error 8
+	$(BIN)/ladder-sim validate --level microbench --max-error 2
+	$(BIN)/ladder-sim validate --level protocol-a --max-error 2
+	$(BIN)/ladder-sim validate --level protocol-b --max-error 2.5
+	$(BIN)/python benchmarks/loading.py
+	$(BIN)/python benchmarks/traces.py
+	$(BIN)/python benchmarks/trace_rewire.py
 	$(BIN)/python benchmarks/speed.py
 
 # A stamp is remade when what it installed from has changed. setuptools comes first and builds without isolation, so

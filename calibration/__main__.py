@@ -1,4 +1,4 @@
-"""Command line of calibration: ``python -m calibration import ...`` and ``python -m calibration show ...``."""
+"""Command line of calibration: ``python -m calibration run ...``, ``fit ...``, ``import ...`` and so on."""
 
 import argparse
 import datetime
@@ -7,8 +7,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
+from calibration.crosscheck import command as crosscheck_command
+from calibration.fit import command as fit_command
+from calibration.measure import command as measure_command
+from calibration.transfer import DRAWS, transfer
 from ladder_sim.costs.profile import load_profile, save_profile
 from ladder_sim.errors import LadderSimError, UsageError
+from ladder_sim.validation.dataset import read_dataset
+from ladder_sim.validation.splits import PROTOCOLS, split
+from runtime.errors import RunError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         options.run(options)
-    except LadderSimError as error:
+    except (LadderSimError, RunError) as error:
         if options.debug:
             raise
         print(f"error: {error}", file=sys.stderr)
@@ -63,6 +72,19 @@ def _parser() -> argparse.ArgumentParser:
     inside.add_argument("--ranks", type=int, help="GPUs in the group; default: as the log lists them")
     inside.add_argument("--algorithm", choices=("nccl", "one-shot", "two-shot"), default="nccl")
     tests.set_defaults(run=_import_nccl_tests)
+
+    fit = commands.add_parser("transfer", help="fit a stack's figures to a few of its end-to-end runs")
+    fit.add_argument("--runs", required=True, help="CSV file of runs (docs/accuracy.md), or a shipped data set's name")
+    fit.add_argument("--base", required=True, help="measured profile of the GPU: a shipped one's name, or a file")
+    fit.add_argument("--out", type=Path, required=True, help="profile to write")
+    fit.add_argument("--protocol", choices=PROTOCOLS, help="rows that may be fitted (docs/accuracy.md); default: all")
+    fit.add_argument("--draws", type=int, default=DRAWS, help="bootstrap replicates (default %(default)s)")
+    fit.add_argument("--seed", type=int, default=0, help="of starting points and replicates (default %(default)s)")
+    fit.add_argument("--created", help="date to write into the profile; default: today")
+    fit.set_defaults(run=_transfer)
+
+    for command in (measure_command, fit_command, crosscheck_command):
+        command.add_to(commands)
 
     show = commands.add_parser("show", help="print a profile's interpolation errors")
     show.add_argument("profile", help="name of a shipped profile, or a file")
@@ -123,6 +145,39 @@ def _import_nccl_tests(options: argparse.Namespace) -> None:
             ) from error
     print(f"{len(sweep.sizes)} sizes, {sweep.sizes[0]:.0f} to {sweep.sizes[-1]:.0f} bytes", file=sys.stderr)
     print(out)
+
+
+def _transfer(options: argparse.Namespace) -> None:
+    from calibration.show import describe_transfer
+
+    if not options.out.parent.is_dir():
+        raise UsageError(f"--out '{options.out}': there is no such folder", hint="choose a folder that is there")
+    data = read_dataset(options.runs)
+    runs = data.measurements
+    if options.protocol:
+        runs = split(runs, PROTOCOLS[options.protocol]).fit
+    draws, seed = _count("--draws", options.draws, 2), _count("--seed", options.seed, 0)
+    fit = transfer(
+        runs,
+        load_profile(options.base),
+        name=options.out.name.removesuffix(".gz").removesuffix(".json"),
+        dataset=data.name,
+        protocol=options.protocol or "",
+        draws=draws,
+        seed=seed,
+        created=options.created,
+    )
+    save_profile(fit.profile, options.out)
+    if fit.profile.transfer:
+        print("\n".join(describe_transfer(fit.profile.transfer)), file=sys.stderr)
+    for name in fit.left_out:
+        print(f"not fitted: {name}, on which none of these runs depends", file=sys.stderr)
+    errors = np.expm1(fit.log_errors)
+    print(
+        f"fitted runs: throughput errs {np.abs(errors).mean():.1%} on average, {np.abs(errors).max():.1%} at most",
+        file=sys.stderr,
+    )
+    print(options.out)
 
 
 def _first(given: int | None, listed: int | None) -> int | None:

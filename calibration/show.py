@@ -1,14 +1,18 @@
 """What a profile holds and how far it can be trusted, as text."""
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ladder_sim.costs.coordinates import Kind
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.table import ErrorStats, RatioTable
+from ladder_sim.costs.transfer import Transfer
 from ladder_sim.errors import UsageError
+from ladder_sim.intervals import NORMAL_90
 
 HEADINGS = ("table", "points", "judged against", "rows", "median", "p90", "max")
+FIGURE_HEADINGS = ("figure", "catalog", "fitted", "within", "prior within", "known from")
 Row = tuple[str, str, str, ErrorStats]
 
 
@@ -37,13 +41,36 @@ def describe(profile: CalibrationProfile, source: Path | None = None) -> str:
     for name, points, against, error in rows:
         figures = (f"{100 * value:.1f} %" for value in (error.median, error.p90, error.max))
         cells.append((name, points, against, str(error.rows), *figures))
-    widths = [max(len(row[i]) for row in cells) for i in range(len(HEADINGS))]
-    for row in cells:
-        left, right = row[:3], row[3:]
-        text = [cell.ljust(width) for cell, width in zip(left, widths, strict=False)]
-        text += [cell.rjust(width) for cell, width in zip(right, widths[3:], strict=True)]
-        lines.append("  ".join(text).rstrip())
+    lines += _aligned(cells, left=3)
+    if profile.transfer:
+        lines += ["", *describe_transfer(profile.transfer)]
     return "\n".join(lines)
+
+
+def describe_transfer(transfer: Transfer) -> list[str]:
+    """What a fit to end-to-end runs found, figure by figure."""
+    chosen = f", protocol {transfer.protocol}" if transfer.protocol else ""
+    lines = [
+        f"figures of stack {transfer.stack}, fitted to {transfer.rows} runs of {transfer.runs}{chosen} at TP "
+        f"{', '.join(map(str, transfer.tps))}",
+        "",
+    ]
+    cells: list[tuple[str, ...]] = [FIGURE_HEADINGS]
+    for name, figure in transfer.figures.items():
+        verdict = "runs" if figure.identified else "prior"
+        spread = (f"{100 * math.expm1(NORMAL_90 * sd):.0f} %" for sd in (figure.log_sd, figure.prior_log_sd))
+        cells.append((name, *(f"{value:.3g}" for value in (figure.default, figure.value)), *spread, verdict))
+    return [*lines, *_aligned(cells, left=1)]
+
+
+def _aligned(cells: Sequence[tuple[str, ...]], left: int) -> list[str]:
+    """Columns of text, the first `left` of them aligned to the left."""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    sides = [str.ljust if number < left else str.rjust for number in range(len(widths))]
+    return [
+        "  ".join(side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True)).rstrip()
+        for row in cells
+    ]
 
 
 def error_rows(profile: CalibrationProfile, source: Path | None = None) -> Iterator[Row]:

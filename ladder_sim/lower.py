@@ -150,7 +150,7 @@ def _demand(estimate: Estimate) -> Demand:
         held_sms=use.held_sms,
         tiles=use.tiles,
         spare=use.spare,
-        wave_cost=use.wave_cost,
+        slowed=use.slowed,
         memory=estimate.memory,
         link=estimate.link,
     )

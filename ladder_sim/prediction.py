@@ -11,6 +11,7 @@ from ladder_sim.costs.model import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile, load_profile
 from ladder_sim.errors import MemoryFitError, UnknownNameError, UsageError
 from ladder_sim.graph.variants import DEFAULT_VARIANTS, canonical, wiring
+from ladder_sim.intervals import Interval, PredictionErrors
 from ladder_sim.ranks import Jitter
 from ladder_sim.requests import Request, simulate_request
 from ladder_sim.specs.scenario import Scenario
@@ -26,18 +27,6 @@ NO_PROFILE = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
-    """A value and its 90 % interval."""
-
-    value: float
-    # best estimate
-    low: float
-    # lower end
-    high: float
-    # upper end
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """One variant of a scenario. Sums are over a whole request; times in seconds."""
 
@@ -49,9 +38,9 @@ class Prediction:
     # mean time per further token; None when only one token is asked for
     request_s: float
     # prefill and every decode step
-    tokens_per_s: Interval
-    # batch * gen / request_s
-    speedup: Interval
+    rate: float
+    # batch * gen / request_s, tokens per second
+    request_speedup: float
     # standard's request_s over this one's
     ttft_speedup: float
     # the same for prefill
@@ -79,6 +68,18 @@ class Prediction:
     # the simulated prefill
     decode: StepSummary | None
     # the simulated decode step at mid-answer context
+    errors: PredictionErrors
+    # of all variants of the scenario
+
+    @property
+    def tokens_per_s(self) -> Interval:
+        """Throughput: ``batch * gen / request_s``."""
+        return Interval.around(self.rate, self.errors.of(self.variant).rate)
+
+    @property
+    def speedup(self) -> Interval:
+        """Standard's ``request_s`` over this one's."""
+        return Interval.around(self.request_speedup, self.errors.of(self.variant).speedup)
 
     @property
     def limited_by(self) -> str:
@@ -182,7 +183,10 @@ def predict(
         for name in dict.fromkeys(["standard", *names])
     }
     provenance = _provenance(scenario, measured, costs, requests["standard"], memory)
-    return {name: _prediction(scenario, requests[name], requests["standard"], memory, provenance) for name in names}
+    errors = PredictionErrors(scenario, requests, measured)
+    return {
+        name: _prediction(scenario, requests[name], requests["standard"], memory, provenance, errors) for name in names
+    }
 
 
 def default_variants(scenario: Scenario) -> tuple[str, ...]:
@@ -194,34 +198,38 @@ def default_variants(scenario: Scenario) -> tuple[str, ...]:
 
 
 def resolve_profile(scenario: Scenario, profile: str | CalibrationProfile | None) -> CalibrationProfile | None:
-    """The profile to use: the one given, else the cluster's own; None for the roofline."""
+    """The profile to use: the one given, else the cluster's own with its stack's fit; None for the roofline."""
     if isinstance(profile, CalibrationProfile):
         return profile
     name = scenario.cluster.profile if profile is None else profile
-    return None if name in ("", NO_PROFILE) else load_profile(name)
+    if name in ("", NO_PROFILE):
+        return None
+    measured = load_profile(name)
+    if profile is not None or not scenario.stack.profile:
+        return measured
+    calibrated = load_profile(scenario.stack.profile)
+    if calibrated.base == measured.name:
+        return calibrated
+    return dataclasses.replace(measured, transfer=calibrated.transfer)
 
 
 def _prediction(
-    scenario: Scenario, request: Request, standard: Request, memory: MemoryUse, provenance: Provenance
+    scenario: Scenario,
+    request: Request,
+    standard: Request,
+    memory: MemoryUse,
+    provenance: Provenance,
+    errors: PredictionErrors,
 ) -> Prediction:
-    workload = scenario.workload
-    seconds = request.seconds
-    errors, base_errors = request.totals("error_s"), standard.totals("error_s")
-    share = {kind: error / seconds for kind, error in errors.items()}
-    base_share = {kind: error / standard.seconds for kind, error in base_errors.items()}
-    # an error of one kind of op is one error: shared by every layer and by both variants, so most of it cancels
-    own = math.sqrt(math.fsum(value**2 for value in share.values()))
-    relative = math.sqrt(
-        math.fsum((share.get(kind, 0.0) - base_share.get(kind, 0.0)) ** 2 for kind in share | base_share)
-    )
+    workload, seconds = scenario.workload, request.seconds
     steps = workload.gen - 1
     return Prediction(
         variant=request.variant,
         ttft_s=request.prefill_s,
         tpot_s=request.decode_s / steps if steps else None,
         request_s=seconds,
-        tokens_per_s=_interval(workload.batch * workload.gen / seconds, own),
-        speedup=_interval(standard.seconds / seconds, relative),
+        rate=workload.batch * workload.gen / seconds,
+        request_speedup=standard.seconds / seconds,
         ttft_speedup=standard.prefill_s / request.prefill_s,
         tpot_speedup=standard.decode_s / request.decode_s if steps else None,
         busy_s=request.totals("busy_s"),
@@ -235,6 +243,7 @@ def _prediction(
         prefill=request.prefill,
         decode=request.middle,
         unevenness=_unevenness(request, steps),
+        errors=errors,
     )
 
 
@@ -287,6 +296,11 @@ def _provenance(
             f"profile '{profile.name}' was measured on {profile.gpu}, whose GPU or in-node link has other figures: its "
             "times are carried over by the ratio of the formulas"
         )
+    transfer = profile.transfer if profile else None
+    if profile and transfer and transfer.stack == scenario.stack.name and transfer.base != profile.tables_of:
+        warnings.append(
+            f"stack '{transfer.stack}' was fitted to runs on {transfer.base}; its figures are taken over unchanged"
+        )
     if not memory.fits:
         warnings.append(
             f"does not fit: needs {format_bytes(memory.total_bytes)} of {format_bytes(memory.capacity_bytes)} per GPU"
@@ -298,10 +312,6 @@ def _provenance(
         measured_fraction=measured_s / standard.seconds,
         warnings=tuple(warnings),
     )
-
-
-def _interval(value: float, error: float) -> Interval:
-    return Interval(value=value, low=value / (1.0 + error), high=value * (1.0 + error))
 
 
 def _does_not_fit(scenario: Scenario, memory: MemoryUse) -> MemoryFitError:

@@ -152,7 +152,7 @@ def simulate_requests(
     dict
         Variant -> times, shape (configurations,).
     """
-    costs = KernelCosts(scenario, profile, Hardware.of(scenario).vary(figures))
+    costs = KernelCosts(scenario, profile, Hardware.of(scenario, profile).vary(figures))
     found = {}
     for name in variants:
         variant = replace(scenario, variant=name)

@@ -15,12 +15,17 @@ SHARES = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(1e-3, 1.0))
 TILED = st.builds(
     Demand,
     tiles=st.one_of(st.integers(1, SMS), st.integers(1, 4 * SMS)),
-    wave_cost=st.sampled_from([0.5, 1.0]),
     memory=SHARES,
 )
 ELASTIC = st.builds(Demand, spare=st.sampled_from([0.0, 0.25, 1.0]), memory=SHARES)
 KERNELS = st.one_of(TILED, ELASTIC, st.just(NOTHING))
-COLLECTIVES = st.builds(Demand, held_sms=st.integers(1, 40), memory=SHARES, link=st.sampled_from([0.0, 1.0]))
+COLLECTIVES = st.builds(
+    Demand,
+    held_sms=st.integers(1, 40),
+    memory=SHARES,
+    link=st.sampled_from([0.0, 1.0]),
+    slowed=st.sampled_from([0.0, 0.4]),
+)
 LAYERS = st.integers(1, 40)
 EMBEDDING = -1
 # stands for the embedding among block numbers

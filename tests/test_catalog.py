@@ -144,7 +144,7 @@ def test_catalog_page_lists_everything() -> None:
 def test_profiles_were_measured_on_catalog_clusters(name: str) -> None:
     profile = load_profile(name)
     gpu = catalog.cluster(profile.gpu).gpu
-    assert catalog.cluster(profile.gpu).profile == name
+    assert catalog.cluster(profile.gpu).profile == profile.tables_of
     assert profile.reference.bf16_flops == pytest.approx(gpu.bf16_flops, rel=0.001)
     assert profile.reference.fp8_flops == pytest.approx(gpu.fp8_flops, rel=0.001)
     # the package draws the Server Edition's roofline with the Workstation Edition's bandwidth

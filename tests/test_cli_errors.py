@@ -325,7 +325,7 @@ def test_show_of_a_broken_file(tmp_path: Path, content: str, part: str) -> None:
         (("--jitter", "2"), ("jitter 2.0 is not between 0 and 1", "0.05")),
         (("--jitter", "nan"), ("jitter nan is not between 0 and 1", "0.05")),
         (("--jitter", "inf"), ("jitter inf is not between 0 and 1", "0.05")),
-        (("--jitter", "measured"), ("profile 'h100-sxm' holds no measured jitter", "give a number")),
+        (("--jitter", "measured"), ("profile 'h100-sxm-gpt-fast' holds no measured jitter", "give a number")),
         (("--jitter", "measured", "--profile", "none"), ("profile 'none' holds no measured jitter", "give a number")),
         (("--seed", "-1"), ("seed -1 is no whole number", "for example 0")),
         (("--seed", "-1", "--jitter", "0.05"), ("seed -1 is no whole number", "for example 0")),

@@ -76,7 +76,7 @@ def test_json_figures_agree_with_each_other(default: Any) -> None:
         assert 1 < figures["request_s"] < 60
     assert base["speedup"] == base["speedup_low"] == base["speedup_high"] == 1
     assert 0 < default["provenance"]["measured_fraction"] < 1
-    assert default["provenance"]["profile"] == "h100-sxm"
+    assert default["provenance"]["profile"] == "h100-sxm-gpt-fast"
 
 
 def test_ladder_lies_between_standard_and_the_upper_bound(default: Any) -> None:
@@ -180,7 +180,7 @@ def test_the_default_table() -> None:
     assert found["standard"] == 1
     assert 1 < found["ladder"] < found["upper-bound"]
     assert re.search(
-        r"^measured share \d+% \(of standard's time, profile h100-sxm\); standard rests on$", ran.out, re.M
+        r"^measured share \d+% \(of standard's time, profile h100-sxm-gpt-fast\); standard rests on$", ran.out, re.M
     )
     assert "…" not in ran.out
     shares = [float(found) for found in re.findall(r"^  [a-z]+ +([\d.]+)%  ", ran.out, re.M)]

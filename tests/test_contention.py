@@ -93,24 +93,15 @@ def test_known_tiles(m: int, n: int, tiles: int) -> None:
 
 def test_few_tokens_stream_weights_with_small_blocks() -> None:
     for m in (1, int(DEFAULTS.gemv_rows)):
-        use = kernel_sms(gemm(m, 8192, 3584), SMS, memory_bound=True, parameters=DEFAULTS)
+        use = kernel_sms(gemm(m, 8192, 3584), SMS, DEFAULTS)
         assert (use.tiles, use.spare) == (0, DEFAULTS.memory_spare)
-    more = kernel_sms(gemm(int(DEFAULTS.gemv_rows) + 1, 8192, 3584), SMS, memory_bound=True, parameters=DEFAULTS)
+    more = kernel_sms(gemm(int(DEFAULTS.gemv_rows) + 1, 8192, 3584), SMS, DEFAULTS)
     assert more.tiles == 128
-
-
-def test_a_further_wave_costs_less_where_tiles_wait_for_memory() -> None:
-    costs = [
-        kernel_sms(gemm(64, 8192, 3584), SMS, memory_bound=bound, parameters=DEFAULTS).wave_cost
-        for bound in (True, False)
-    ]
-    assert costs == [DEFAULTS.memory_wave_cost, DEFAULTS.compute_wave_cost]
-    assert costs[0] < costs[1]
 
 
 def test_attention() -> None:
     def use(shape: AttentionShape) -> tuple[int, float]:
-        found = kernel_sms(shape, SMS, memory_bound=False, parameters=DEFAULTS)
+        found = kernel_sms(shape, SMS, DEFAULTS)
         return found.tiles, found.spare
 
     # prefill: two sequences, eight heads, eight blocks of 128 queries
@@ -120,7 +111,7 @@ def test_attention() -> None:
 
 
 def test_elementwise() -> None:
-    use = kernel_sms(ElementwiseShape(moved_bytes=1e6), SMS, memory_bound=True, parameters=DEFAULTS)
+    use = kernel_sms(ElementwiseShape(moved_bytes=1e6), SMS, DEFAULTS)
     assert (use.tiles, use.held_sms, use.spare) == (0, 0, DEFAULTS.memory_spare)
 
 
@@ -131,14 +122,14 @@ def test_elementwise() -> None:
 @given(one=MESSAGES, other=MESSAGES)
 def test_channels_grow_with_the_message_up_to_a_cap(algorithm: str, one: float, other: float) -> None:
     few, many = (collective_sms(algorithm, size, DEFAULTS) for size in sorted((one, other)))
-    cap = {"nvls": 16, "one-shot": 36, "two-shot": 36}.get(algorithm, 24)
+    cap = {"one-shot": 36, "two-shot": 36}.get(algorithm, 24)
     assert 1 <= few <= many <= cap
     assert collective_sms(algorithm, 1e12, DEFAULTS) == cap
 
 
 @given(MESSAGES)
 def test_nvls_takes_the_same_at_any_size(message_bytes: float) -> None:
-    assert collective_sms("nvls", message_bytes, DEFAULTS) == DEFAULTS.nvls_channels
+    assert collective_sms("nvls", message_bytes, DEFAULTS) == DEFAULTS.max_channels
 
 
 @pytest.mark.parametrize(
@@ -189,17 +180,16 @@ def priced(scenario: Scenario, phase: Phase, **overlap: float) -> dict[str, tupl
 def test_a_profiles_overlap_section_reaches_the_demands() -> None:
     scenario = Scenario.of(model="70b", batch=64)
     before = priced(scenario, "decode")
-    after = priced(scenario, "decode", max_channels=3.0, memory_wave_cost=0.25, memory_spare=0.125, ring_traffic=8.0)
+    after = priced(scenario, "decode", max_channels=3.0, memory_spare=0.125, ring_traffic=8.0, collective_slowdown=0.5)
     for name, (op, estimate) in before.items():
         changed = after[name][1]
         assert changed.seconds == estimate.seconds
         if op.stream == "comm":
             # a message of 64 tokens would take the most channels there are
             assert (estimate.sms.held_sms, changed.sms.held_sms) == (24, 3)
+            assert (estimate.sms.slowed, changed.sms.slowed) == (0.33, 0.5)
             assert changed.memory == pytest.approx(2 * estimate.memory)
-        elif estimate.sms.tiles:
-            assert (estimate.sms.wave_cost, changed.sms.wave_cost) == (0.5, 0.25)
-        else:
+        elif not estimate.sms.tiles:
             assert (estimate.sms.spare, changed.sms.spare) == (0.25, 0.125)
     assert any(estimate.sms.tiles for _, estimate in before.values())
 

@@ -1,5 +1,6 @@
 """Whole predictions: both engines agree, and a batch of hardware figures gives what each figure gives alone."""
 
+import dataclasses
 import importlib.util
 import random
 import sys
@@ -102,7 +103,7 @@ def test_the_sample_holds_contention_and_launches() -> None:
         slowed += found.slowed_s > 0.001 * found.request_s
         launched += found.limits_s.get("launches", 0.0) > 0.05 * found.request_s
     assert slowed > SAMPLE / 4
-    assert launched > SAMPLE / 10
+    assert launched >= SAMPLE / 10
 
 
 def test_the_benchmark_measures_the_difference(engines_agree: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,10 +157,8 @@ def test_varying_replaces_only_what_is_named() -> None:
 def test_every_figure_can_be_varied() -> None:
     hardware = Hardware.of(Scenario.of(model="8b"))
     for name in Hardware.figures():
-        section, _, field = name.partition(".")
         varied = hardware.vary({name: [1.0, 2.0, 3.0]})
-        found = getattr(getattr(varied, section), field) if field else varied.rank_skew
-        np.testing.assert_array_equal(found, [1.0, 2.0, 3.0])
+        np.testing.assert_array_equal(varied.figure(name), [1.0, 2.0, 3.0])
 
 
 def test_figures_vary_together() -> None:
@@ -175,9 +174,7 @@ def h100() -> CalibrationProfile:
 
 
 def own_value(scenario: Scenario, figure: str) -> float:
-    section, _, field = figure.partition(".")
-    hardware = Hardware.of(scenario)
-    value = getattr(getattr(hardware, section), field) if field else hardware.rank_skew
+    value = Hardware.of(scenario).figure(figure)
     assert isinstance(value, float)
     # launches and gaps that cost nothing by default
     return value or 1e-6
@@ -197,12 +194,15 @@ def alone(
     figures: Mapping[str, NDArray[np.float64]],
     overrides: Mapping[str, str],
 ) -> list[float]:
-    """One prediction per configuration, its figures given as by ``--set``."""
+    """One prediction per configuration, its figures given as by ``--set``, or in a profile's overlap section."""
     found = []
     for values in zip(*figures.values(), strict=True):
-        names = ("cluster.rank_skew" if name == "rank_skew" else name for name in figures)
-        own = {name: repr(float(value)) for name, value in zip(names, values, strict=True)}
-        scenario = Scenario.of(**flags, overrides={**overrides, **own})  # type: ignore[arg-type]
+        names = (name if "." in name else f"cluster.{name}" for name in figures)
+        own = dict(zip(names, map(float, values), strict=True))
+        overlap = {name.removeprefix("overlap."): own.pop(name) for name in list(own) if name.startswith("overlap.")}
+        own_text = {name: repr(value) for name, value in own.items()}
+        scenario = Scenario.of(**flags, overrides={**overrides, **own_text})  # type: ignore[arg-type]
+        profile = dataclasses.replace(profile, overlap={**profile.overlap, **overlap})
         kv_len = 1025 if phase == "decode" else 1024
         found.append(simulate(scenario, phase, kv_len, KernelCosts(scenario, profile)).seconds)
     return found

@@ -166,7 +166,7 @@ def test_engines_give_the_same_with_jitter(small: Scenario) -> None:
 def test_jitter_as_measured(small: Scenario) -> None:
     profile = load_profile("h100-sxm")
     assert JITTER_KEY not in profile.overheads
-    with pytest.raises(UsageError, match="profile 'h100-sxm' holds no measured jitter") as raised:
+    with pytest.raises(UsageError, match="profile 'h100-sxm-gpt-fast' holds no measured jitter") as raised:
         predict(small, jitter="measured")
     assert raised.value.hint
     with pytest.raises(UsageError, match="profile 'none' holds no measured jitter"):

@@ -135,7 +135,9 @@ def test_errors_of_variants_and_profiles() -> None:
 
 def test_which_profile_is_used(h100: CalibrationProfile) -> None:
     scenario = Scenario.of(model=tiny())
-    assert resolve_profile(scenario, None) is load_profile("h100-sxm")
+    assert resolve_profile(scenario, None) is load_profile("h100-sxm-gpt-fast")
+    assert resolve_profile(scenario, "h100-sxm") is load_profile("h100-sxm")
+    assert resolve_profile(Scenario.of(model=tiny(), stack="vllm"), None) is load_profile("h100-sxm")
     assert resolve_profile(scenario, "none") is None
     assert resolve_profile(scenario, h100) is h100
     bare = dataclasses.replace(scenario, cluster=dataclasses.replace(scenario.cluster, profile=""))
@@ -316,7 +318,7 @@ def test_the_default_question() -> None:
     """405b on two nodes: ladder above standard, below the upper bound."""
     found = predict(Scenario.of(model="405b", nodes=2))
     assert 1 < found["ladder"].speedup.value < found["upper-bound"].speedup.value
-    assert found["standard"].provenance.profile == "h100-sxm"
+    assert found["standard"].provenance.profile == "h100-sxm-gpt-fast"
     assert found["standard"].provenance.measured_fraction > 0.3
 
 

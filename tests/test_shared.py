@@ -1,5 +1,6 @@
 """What tasks of one GPU do to each other: rates by formula, and both engines against the laws of sharing."""
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable
@@ -204,18 +205,26 @@ def timed(kernel: Demand, collective: Demand, times: tuple[float, float, float])
 
 
 def changed(demand: Demand, **fields: float) -> Demand:
-    names = ("held_sms", "tiles", "spare", "wave_cost", "memory", "link")
-    return Demand(**{**{name: getattr(demand, name) for name in names}, **fields})
+    return dataclasses.replace(demand, **fields)
 
 
 @both_engines
-@pytest.mark.parametrize("wave_cost", [0.5, 1.0])
 @pytest.mark.parametrize("tiles", [124, 128, 132, 260, 264])
-def test_a_wave_limited_kernel_needs_another_wave(run: Run, tiles: int, wave_cost: float) -> None:
+def test_a_wave_limited_kernel_needs_another_wave(run: Run, tiles: int) -> None:
     """Tiles just under a multiple of the SMs: no room for a collective that holds 10."""
     waves = math.ceil(tiles / SMS)
-    kernel = Demand(tiles=tiles, wave_cost=wave_cost)
-    assert kernel_s(run, kernel, 10) == pytest.approx(1.0 + wave_cost / waves, rel=RTOL)
+    kernel = Demand(tiles=tiles)
+    assert kernel_s(run, kernel, 10) == pytest.approx(1.0 + 1.0 / waves, rel=RTOL)
+
+
+def test_a_collective_waits_for_busy_memory() -> None:
+    """It asks for none of the bandwidth itself, but its steps take longer."""
+    collective = Demand(held_sms=4, slowed=0.5)
+    assert DEVICE.rate(collective, []) == 1.0
+    assert DEVICE.rate(collective, [Demand(tiles=100)]) == 1.0
+    assert DEVICE.rate(collective, [Demand(memory=0.6)]) == pytest.approx(1 / 1.3)
+    # more than all of the memory cannot be used
+    assert DEVICE.rate(collective, [Demand(memory=0.6), Demand(memory=0.6)]) == pytest.approx(1 / 1.5)
 
 
 @both_engines

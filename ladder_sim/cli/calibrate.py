@@ -13,10 +13,40 @@ _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_op
 calibrate = typer.Typer(help="Make, read and compare measured profiles.", no_args_is_help=True)
 
 
+@calibrate.command("run", context_settings=_PASSED_ON)
+def measure(context: typer.Context) -> None:
+    """Measure ops on this machine; under torchrun: `-m calibration run` on every rank."""
+    _run(context, "run")
+
+
+@calibrate.command(context_settings=_PASSED_ON)
+def fit(context: typer.Context) -> None:
+    """Make a profile of the samples that `calibrate run` took."""
+    _run(context, "fit")
+
+
+@calibrate.command(context_settings=_PASSED_ON)
+def diff(context: typer.Context) -> None:
+    """Compare the times of two profiles."""
+    _run(context, "diff")
+
+
+@calibrate.command(context_settings=_PASSED_ON)
+def export(context: typer.Context) -> None:
+    """Write a profile's measurements as CSV."""
+    _run(context, "export")
+
+
 @calibrate.command("import", context_settings=_PASSED_ON)
 def import_(context: typer.Context) -> None:
     """Make a profile or a fabric of measurements: published ones, or your nccl-tests logs."""
     _run(context, "import")
+
+
+@calibrate.command(context_settings=_PASSED_ON)
+def transfer(context: typer.Context) -> None:
+    """Fit what microbenchmarks cannot see of an inference stack to a few of its end-to-end runs."""
+    _run(context, "transfer")
 
 
 @calibrate.command(context_settings=_PASSED_ON)

@@ -24,10 +24,11 @@ BASE = ("numpy", "scipy", "networkx", "simpy", "plotly", "typer", "rich", "pydan
 # what every installation brings
 EXTRAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "runtime": ("torch", "safetensors"),
+        "runtime": ("torch", "safetensors", "tokenizers", "jinja2"),
         "explorer": ("dash",),
         "plots": ("kaleido",),
         "import": ("pyarrow",),
+        "parquet": ("pyarrow",),
         "dask": ("dask", "distributed"),
     }
 )
@@ -38,6 +39,7 @@ PURPOSES: Mapping[str, str] = MappingProxyType(
         "explorer": "the what-if explorer in the browser",
         "plots": "figures as png and svg (html needs nothing more)",
         "import": "importing published tables (calibrate import aiconfigurator)",
+        "parquet": "sweeps written as Parquet",
         "dask": "sweeps spread over several machines",
     }
 )

@@ -32,16 +32,32 @@ def predict(
         Path | None,
         typer.Option(help="Write to a file instead of stdout: .json, .csv or .txt.", rich_help_panel=_OUTPUT),
     ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Draw where each variant's time goes: .html, .png or .svg.", rich_help_panel=_OUTPUT),
+    ] = None,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(help="Draw what runs when in a decode step: .html, .png or .svg.", rich_help_panel=_OUTPUT),
+    ] = None,
 ) -> None:
     """Predict latency, throughput and speedup of residual wirings under tensor parallelism."""
     # imported here: `--help` and `list` need no simulator
     from ladder_sim.prediction import predict as simulate
     from ladder_sim.report import export
+    from ladder_sim.report.figures.prediction import breakdown_figure, timeline_figure
+    from ladder_sim.report.plots import check_plot_path, save_figure
 
     form = chosen_format(json=json, csv=csv, save=save)
     names = [name for given in variant or [] for name in given.split(",")]
     scenario = flags.scenario()
+    for path in filter(None, (plot, timeline)):
+        check_plot_path(path)
     found = simulate(scenario, names or None, **flags.how())
+    if plot is not None:
+        save_figure(breakdown_figure(scenario, found), plot)
+    if timeline is not None:
+        save_figure(timeline_figure(scenario, found, "decode"), timeline)
     if form == "json":
         write(export.to_json(scenario, found), save)
         return

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from ladder_sim.cli.output import chosen_format, write
+from ladder_sim.costs.profile import load_profile
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.validation.dataset import DEFAULT_DATASET, read_dataset
 
@@ -14,23 +15,29 @@ _ALL = "all"
 
 def validate(
     dataset: Annotated[str, typer.Argument(help="CSV file of runs, or a data set of the package.")] = DEFAULT_DATASET,
-    level: Annotated[str, typer.Option(help="Evidence behind the predictions: roofline, microbench or all.")] = _ALL,
+    level: Annotated[
+        str,
+        typer.Option(help="Evidence behind the predictions: roofline, microbench, protocol-a, protocol-b, or all."),
+    ] = _ALL,
+    profile: Annotated[str | None, typer.Option(help="Predict from this profile instead: a name or a file.")] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="One CSV row per level and run.")] = False,
     save: Annotated[Path | None, typer.Option(help="Write to a file instead of stdout: .json, .csv or .txt.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write plots of the errors as well: .html, .png or .svg.")] = None,
     page: Annotated[Path | None, typer.Option(help="Write a Markdown page as well.")] = None,
     max_error: Annotated[
         str | None,
         typer.Option(
-            help="In percent: exit 1 if the mean absolute error of ladder's speedup over the rows with P2P on exceeds "
-            "it, at the last level shown."
+            help="In percent: exit 1 if the mean absolute error of ladder's speedup over rows with P2P on that no fit "
+            "has seen exceeds it, at the last level shown."
         ),
     ] = None,
 ) -> None:
     """Compare measured runs with predictions: errors, intervals and a summary per variant."""
     # imported here: `--help` needs no simulator
     from ladder_sim.report import validation as report
-    from ladder_sim.validation.compare import LEVELS, compare, gate
+    from ladder_sim.report.plots import check_plot_path, save_figure
+    from ladder_sim.validation.compare import LEVELS, OWN_PROFILE, compare, gate
 
     form = chosen_format(json=json, csv=csv, save=save)
     most = None if max_error is None else _fraction(max_error)
@@ -38,8 +45,19 @@ def validate(
         raise UnknownNameError("level", level, (*LEVELS, _ALL))
     if page is not None and page.suffix.lower() != ".md":
         raise UsageError(f"--page '{page}' is no Markdown file", hint="give a name that ends in .md")
+    if profile is not None and level != _ALL:
+        raise UsageError("--profile and --level exclude each other", hint="leave one of them out")
+    if plot is not None:
+        check_plot_path(plot)
     data = read_dataset(dataset)
-    found = {name: compare(data.measurements, name) for name in LEVELS if level in (name, _ALL)}
+    if profile is None:
+        found = {name: compare(data, name) for name in LEVELS if level in (name, _ALL)}
+    else:
+        found = {OWN_PROFILE: compare(data, OWN_PROFILE, load_profile(profile))}
+    if plot is not None:
+        from ladder_sim.report.figures.validation import error_figure
+
+        save_figure(error_figure(data, found), plot)
     if page is not None:
         from ladder_sim.report.validation_page import to_page
 

@@ -35,14 +35,14 @@ RING_EFFICIENCY = 0.82
 # busbw 364 to 370 of NVLink 4's 450 GB/s at 256 MB on 4 H100s
 NVLS_EFFICIENCY = 452.0 / 450.0
 # busbw 452 GB/s above 16 MB on 8 H100s: the switch reduces, so that busbw is not bound by the link rate
-NVLS_FLOOR_FACTOR = 60.6 / 15.6
-# that part of the 8-GPU curve has an intercept of 60.6 us, beside the 15.6 us of small messages
 ONE_SHOT_FLOOR_FACTOR, ONE_SHOT_EFFICIENCY = 3.2 / 15.6, 300.0 / 450.0
 # H100 TensorRT-LLM: 3.2 us at 8 ranks where NCCL takes 15.6; reads of all peers' buffers reach 300 GB/s
 TWO_SHOT_FLOOR_FACTOR = 4.9 / 15.6
 # H100 vLLM at 8 ranks
 GATHER_FLOOR_FACTOR = 10.1 / 15.6
 # H100 NCCL all-gather and reduce-scatter at 8 ranks beside its all-reduce
+HOST_SIMPLE_FLOOR_FACTOR = 5.7
+# a ring step over PCIe costs 5.7 us by NCCL's Simple protocol where LL costs 1.0 (NCCL, src/graph/tuning.cc, hwLat)
 LARGE_PROTOCOL_FACTOR, LARGE_PROTOCOL_BYTES = 1.25, 16384.0
 # across nodes the floor rises by a quarter at 16 KB, where NCCL leaves its low-latency protocol: 40 -> 49.8 us (NDR),
 # 77 -> 97 (EFA), 122 -> 153 (TCPXO)
@@ -77,12 +77,12 @@ def nccl_s(message: FloatArray, ranks: float, latency_s: Number, bandwidth_Bps: 
 
 def nvls_s(message: FloatArray, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> FloatArray:
     """Reduction in the NVLink switch."""
-    return _floor(ranks, latency_s) + _bus(ranks) * message / (NVLS_EFFICIENCY * bandwidth_Bps)
+    return _floor(ranks, latency_s) + nvls_wire_s(message, ranks, bandwidth_Bps)
 
 
-def nvls_large_s(message: FloatArray, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> FloatArray:
-    """NCCL's reduction in the switch, which it takes for large messages only."""
-    return NVLS_FLOOR_FACTOR * _floor(ranks, latency_s) + _bus(ranks) * message / (NVLS_EFFICIENCY * bandwidth_Bps)
+def nvls_wire_s(message: FloatArray, ranks: float, bandwidth_Bps: Number) -> FloatArray:
+    """Reduction in the NVLink switch, without its latency floor."""
+    return _bus(ranks) * message / (NVLS_EFFICIENCY * bandwidth_Bps)
 
 
 def one_shot_s(message: FloatArray, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> FloatArray:
@@ -103,14 +103,26 @@ def gather_s(message: FloatArray, ranks: float, latency_s: Number, bandwidth_Bps
     return floor + (ranks - 1) / ranks * message / (RING_EFFICIENCY * bandwidth_Bps)
 
 
-def host_ring_s(message: FloatArray, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> FloatArray:
-    """NCCL's ring through host memory: every one of its 2 (n - 1) steps pays its latency."""
-    return latency_s * (ranks - 1) / (FULL_NODE - 1) + _bus(ranks) * message / bandwidth_Bps
+def host_ring_s(
+    message: FloatArray, ranks: float, latency_s: Number, bandwidth_Bps: Number, low_latency_share: Number
+) -> FloatArray:
+    """NCCL's ring through host memory, by the faster of two protocols; each of its 2 (n - 1) steps pays a latency.
+
+    Small messages go by the low-latency protocol (LL), at a share of the link's bandwidth that grows with the ranks, as
+    the number of channels does. `latency_s` and `low_latency_share` are those of LL, the latter between two ranks.
+    """
+    floor = latency_s * (ranks - 1) / (FULL_NODE - 1)
+    wire = _bus(ranks) * message / bandwidth_Bps
+    share = np.minimum(1.0, low_latency_share * ranks / 2.0)
+    fastest: FloatArray = np.minimum(floor + wire / share, HOST_SIMPLE_FLOOR_FACTOR * floor + wire)
+    return fastest
 
 
-def host_gather_s(message: FloatArray, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> FloatArray:
+def host_gather_s(
+    message: FloatArray, ranks: float, latency_s: Number, bandwidth_Bps: Number, low_latency_share: Number
+) -> FloatArray:
     """NCCL's all-gather through host memory: half the steps and half the traffic of the all-reduce."""
-    return 0.5 * host_ring_s(message, ranks, latency_s, bandwidth_Bps)
+    return 0.5 * host_ring_s(message, ranks, latency_s, bandwidth_Bps, low_latency_share)
 
 
 FORMULAS: Mapping[str, Formula] = {"nccl": nccl_s, "one-shot": one_shot_s, "two-shot": two_shot_s, "nvls": nvls_s}

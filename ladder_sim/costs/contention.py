@@ -28,31 +28,30 @@ QUERY_TILE = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapParameters:
-    """How collectives and kernels share a GPU."""
+    """How collectives and kernels share a GPU; numbers, or arrays of one value per configuration."""
 
-    channel_bytes: float = 32768.0
+    channel_bytes: Number = 32768.0
     # NCCL: message per channel, and each channel takes an SM; below 64 bytes for each of a channel's 512 threads NCCL
     # drops channels
-    max_channels: float = 24.0
-    # NCCL on NVLink; fitted channel counts of the published 70B rows run from 1 to 24
-    nvls_channels: float = 16.0
-    # NVLS takes many at any message size (NCCL's default on eight H100s)
-    block_bytes: float = 8192.0
+    max_channels: Number = 24.0
+    # NCCL's ring on NVLink at most, and NVLS at any message size; fitted channel counts of the published 70B rows run
+    # from 1 to 24
+    block_bytes: Number = 8192.0
     # one-shot and two-shot: message per thread block of 512 threads that move 16 bytes each
-    max_blocks: float = 36.0
+    max_blocks: Number = 36.0
     # most blocks of vLLM's custom all-reduce
-    ring_traffic: float = 4.0
+    ring_traffic: Number = 4.0
     # device memory traffic of an all-reduce per message byte: sent and received about 1.75 times each, read and written
-    nvls_traffic: float = 2.0
+    nvls_traffic: Number = 2.0
     # the switch reduces: read once, written once
-    gemv_rows: float = 16.0
-    # up to so many tokens a GEMM streams weights with many small blocks and needs no tensor-core tile per SM
-    memory_spare: float = 0.25
+    gemv_rows: float = 8.0
+    # up to so many tokens, the short side of a tensor core's smallest tile (mma.m16n8k16), a GEMM streams weights with
+    # many small blocks; with more it works on tiles of 64 rows and up
+    memory_spare: Number = 0.25
     # share of SMs that a memory-bound kernel can lose: about three quarters of an H100's saturate its memory
-    memory_wave_cost: float = 0.5
-    # a further wave of memory-bound tiles: the few tiles left share the bandwidth of all
-    compute_wave_cost: float = 1.0
-    # a further wave of compute-bound tiles takes as long as the first
+    collective_slowdown: Number = 0.33
+    # how much longer a collective takes beside a kernel that saturates the memory: about a third of a ring step is
+    # access to device memory, whose latency doubles then
 
     @classmethod
     def of(cls, overlap: Mapping[str, float]) -> Self:
@@ -80,40 +79,22 @@ class SmUse:
     # kept for as long as it runs
     tiles: int = 0
     # thread blocks that take an SM each
-    spare: float = 1.0
+    spare: Number = 1.0
     # share of the SMs it can lose without slowing, where it has no tiles
-    wave_cost: Number = 1.0
-    # what a further wave costs, as a share of the first
+    slowed: Number = 0.0
+    # how much longer it takes beside kernels that saturate the memory, where it keeps SMs
 
 
 ANY_SMS = SmUse()
 # runs on whatever SMs are free
 
 
-def kernel_sms(
-    shape: Shape, sms: int, *, memory_bound: "bool | NDArray[np.bool_]", parameters: OverlapParameters
-) -> SmUse:
-    """SMs that a kernel works on.
-
-    Parameters
-    ----------
-    shape
-        Of a GEMM, an attention or an elementwise op.
-    sms
-        The GPU's.
-    memory_bound
-        Its traffic takes longer than its arithmetic.
-    parameters
-        Sharing parameters.
-    """
-    costs = parameters.compute_wave_cost, parameters.memory_wave_cost
-    wave_cost: Number = (
-        np.where(memory_bound, costs[1], costs[0]) if isinstance(memory_bound, np.ndarray) else costs[memory_bound]
-    )
+def kernel_sms(shape: Shape, sms: int, parameters: OverlapParameters) -> SmUse:
+    """SMs that a GEMM, an attention or an elementwise op works on, on a GPU with `sms` of them."""
     if isinstance(shape, GemmShape) and shape.m > parameters.gemv_rows:
-        return SmUse(tiles=gemm_tiles(shape.m, shape.n, sms), wave_cost=wave_cost)
+        return SmUse(tiles=gemm_tiles(shape.m, shape.n, sms))
     if isinstance(shape, AttentionShape) and shape.kernel == "flash" and shape.q_len > 1:
-        return SmUse(tiles=shape.batch * shape.heads * -(-shape.q_len // QUERY_TILE), wave_cost=wave_cost)
+        return SmUse(tiles=shape.batch * shape.heads * -(-shape.q_len // QUERY_TILE))
     return SmUse(spare=parameters.memory_spare)
 
 
@@ -136,19 +117,20 @@ def gemm_tiles(m: int, n: int, sms: int) -> int:
     return tiles
 
 
-def collective_sms(algorithm: str, message_bytes: float, parameters: OverlapParameters) -> int:
+def collective_sms(algorithm: str, message_bytes: float, parameters: OverlapParameters) -> Number:
     """SMs that a collective keeps for itself."""
     if algorithm == "nvls":
-        return int(parameters.nvls_channels)
+        return parameters.max_channels
     if algorithm in ("one-shot", "two-shot"):
         return _blocks(message_bytes, parameters.block_bytes, parameters.max_blocks)
     return _blocks(message_bytes, parameters.channel_bytes, parameters.max_channels)
 
 
-def collective_traffic_bytes(algorithm: str, message_bytes: float, parameters: OverlapParameters) -> float:
+def collective_traffic_bytes(algorithm: str, message_bytes: float, parameters: OverlapParameters) -> Number:
     """Device memory traffic of a collective on each GPU."""
     return message_bytes * (parameters.nvls_traffic if algorithm == "nvls" else parameters.ring_traffic)
 
 
-def _blocks(message_bytes: float, bytes_each: float, most: float) -> int:
-    return int(min(most, max(1.0, math.ceil(message_bytes / bytes_each))))
+def _blocks(message_bytes: float, bytes_each: Number, most: Number) -> Number:
+    blocks: Number = np.minimum(most, np.maximum(1.0, np.ceil(message_bytes / bytes_each)))
+    return blocks if isinstance(blocks, np.ndarray) else float(blocks)

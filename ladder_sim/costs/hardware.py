@@ -7,16 +7,21 @@ priced in the same call as one.
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ladder_sim.costs.contention import OverlapParameters
+from ladder_sim.costs.profile import CalibrationProfile
+from ladder_sim.costs.transfer import FittedFigure
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.specs.cluster import GpuSpec, LinkTier
 from ladder_sim.specs.scenario import Scenario
 
 Number = float | NDArray[np.float64]
+_FIXED = ("fabric", "gemv_rows")
+# what tells cases apart; no figure to vary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -52,7 +57,7 @@ class Link:
     @classmethod
     def of(cls, spec: LinkTier) -> Self:
         """The figures of a spec."""
-        return cls(fabric=spec.fabric, bandwidth_Bps=spec.bandwidth_Bps, latency_s=spec.latency_s)
+        return cls(**{field.name: getattr(spec, field.name) for field in dataclasses.fields(cls)})
 
     def same_as(self, other: "Link") -> bool:
         """Equal in every figure; an array that varies equals no single figure."""
@@ -75,6 +80,18 @@ class Stack:
     # CPU time to launch a CUDA graph, seconds
     kernel_gap_s: Number
     # idle time before each kernel beyond what the tables hold, seconds
+    gemv_factor: Number
+    # time of a one-row GEMM, as a multiple of the table's
+    gemm_factor: Number
+    # of a memory-bound GEMM of several rows
+    prompt_factor: Number
+    # of a compute-bound GEMM and of attention over a prompt
+    attention_factor: Number
+    # of decode attention's memory traffic
+    small_kernel_factor: Number
+    # floor of a small kernel, as a multiple of the GPU's
+    batched_attention_s: Number
+    # fixed time that decode attention of several sequences takes beyond one sequence's, seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -90,15 +107,25 @@ class Hardware:
     host: Link
     # in the node, through host memory
     stack: Stack
-    # launches and waits
+    # launches and waits, and how its kernels differ from the measured ones
+    overlap: OverlapParameters
+    # how collectives and kernels share the GPU
+    host_low_latency_share: Number
+    # of the bandwidth through host memory, between two ranks: what NCCL's low-latency protocol reaches
     rank_skew: Number = 0.0
     # how much longer the slowest rank computes than a typical one, as a fraction
     configurations: int = 1
     # values in every array
 
     @classmethod
-    def of(cls, scenario: Scenario) -> Self:
-        """The figures of a scenario."""
+    def of(cls, scenario: Scenario, profile: CalibrationProfile | None = None) -> Self:
+        """The figures of a scenario, with those that a profile's fit replaces."""
+        stated = cls.stated(scenario, profile)
+        return stated._replace({name: figure.value for name, figure in stated.fitted(scenario, profile).items()})
+
+    @classmethod
+    def stated(cls, scenario: Scenario, profile: CalibrationProfile | None = None) -> Self:
+        """The figures as the scenario's specs and the profile's measurements state them."""
         stack = {field.name: getattr(scenario.stack, field.name) for field in dataclasses.fields(Stack)}
         cluster = scenario.cluster
         return cls(
@@ -107,8 +134,31 @@ class Hardware:
             inter=Link.of(cluster.inter),
             host=Link.of(cluster.host),
             stack=Stack(**stack),
+            overlap=OverlapParameters.of(profile.overlap if profile else {}),
+            host_low_latency_share=cluster.host_low_latency_share,
             rank_skew=cluster.rank_skew,
         )
+
+    def fitted(self, scenario: Scenario, profile: CalibrationProfile | None) -> dict[str, FittedFigure]:
+        """Figures that a profile's fit replaces: those that are stated as they were when it was made.
+
+        What was set by hand, and what another cluster states otherwise, stays.
+        """
+        transfer = profile.transfer if profile else None
+        if transfer is None or transfer.stack != scenario.stack.name:
+            return {}
+        by_hand = {name.removeprefix("cluster.") for name in scenario.settings}
+        return {
+            name: figure
+            for name, figure in transfer.figures.items()
+            if name not in by_hand and self.figure(name) == figure.default
+        }
+
+    def figure(self, name: str) -> Number:
+        """One figure by its name."""
+        section, _, field = name.partition(".")
+        value: Number = getattr(getattr(self, section), field) if field else getattr(self, section)
+        return value
 
     def vary(self, figures: Mapping[str, ArrayLike]) -> Self:
         """Replace figures by arrays, one value per configuration.
@@ -132,30 +182,42 @@ class Hardware:
                 f"figures of several lengths: {', '.join(map(str, sorted(lengths)))}",
                 hint="give every figure one value per configuration",
             )
-        changed: Any = self
-        for key, values in figures.items():
+        for key in figures:
             if key not in self.figures():
                 raise UnknownNameError("hardware figure", key, self.figures())
-            array = np.asarray(values, np.float64).ravel()
-            section, _, name = key.partition(".")
-            value = dataclasses.replace(getattr(changed, section), **{name: array}) if name else array
-            changed = dataclasses.replace(changed, **{section: value}, configurations=array.size)
-        return cast(Self, changed)
+        if not figures:
+            return self
+        arrays = {key: np.asarray(values, np.float64).ravel() for key, values in figures.items()}
+        return dataclasses.replace(self._replace(arrays), configurations=lengths.pop())
+
+    def _replace(self, figures: Mapping[str, Number]) -> Self:
+        sections: dict[str, dict[str, Any]] = {}
+        whole: dict[str, Any] = {}
+        for key, value in figures.items():
+            section, _, field = key.partition(".")
+            if field:
+                sections.setdefault(section, {})[field] = value
+            else:
+                whole[section] = value
+        for section, fields in sections.items():
+            whole[section] = dataclasses.replace(getattr(self, section), **fields)
+        return dataclasses.replace(self, **whole)
 
     @classmethod
     def figures(cls) -> list[str]:
         """Names that `vary` knows."""
-        parts: dict[str, type[Gpu] | type[Link] | type[Stack]] = {
+        parts: dict[str, type[Gpu] | type[Link] | type[Stack] | type[OverlapParameters]] = {
             "gpu": Gpu,
             "intra": Link,
             "inter": Link,
             "host": Link,
             "stack": Stack,
+            "overlap": OverlapParameters,
         }
         names = [
             f"{section}.{field.name}"
             for section, part in parts.items()
             for field in dataclasses.fields(part)
-            if field.name != "fabric"
+            if field.name not in _FIXED
         ]
-        return [*names, "rank_skew"]
+        return [*names, "host_low_latency_share", "rank_skew"]

@@ -13,13 +13,14 @@ from ladder_sim.costs.collectives import (
     FloatArray,
     Formula,
     MeasuredCollective,
+    Number,
     across_nodes_s,
     bracketed,
     gather_s,
     host_gather_s,
     host_ring_s,
     nccl_s,
-    nvls_large_s,
+    nvls_wire_s,
 )
 from ladder_sim.costs.fabrics import fabric_curve
 from ladder_sim.costs.hardware import Hardware, Link
@@ -56,15 +57,18 @@ class CollectiveTimes:
     # what runs, e.g. "nccl"; several where configurations differ
     choice: NDArray[np.int_]
     # which of them, by configuration; one element where there is one
+    node_share: float | FloatArray = 1.0
+    # of the time, inside the node; the rest waits for the network
 
     @property
     def most_common(self) -> str:
         """The algorithm of most configurations."""
         return self.algorithms[int(np.bincount(self.choice).argmax())]
 
-    def choose(self, of_each: Sequence[float]) -> float | FloatArray:
-        """A value that depends on the algorithm: a number where all run the same."""
-        chosen: FloatArray = np.asarray(of_each, np.float64)[self.choice]
+    def choose(self, of_each: Sequence[Number]) -> Number:
+        """A value that depends on the algorithm, given each one's: a number where all configurations agree."""
+        table = np.stack(np.broadcast_arrays(*(np.atleast_1d(value) for value in of_each)))
+        chosen: FloatArray = table[tuple(np.broadcast_arrays(self.choice, np.arange(table.shape[1])))]
         return float(chosen[0]) if np.all(chosen == chosen[0]) else chosen
 
 
@@ -79,6 +83,7 @@ class Network:
         self._p2p = scenario.p2p
         self._choice = scenario.stack.allreduce
         self._profile = _measured_links(hardware.intra.fabric, profile)
+        self._without_p2p = _without_p2p_source(scenario, profile)
         self._measured_on = catalog.cluster(self._profile.gpu) if self._profile else None
         self._check()
 
@@ -128,18 +133,20 @@ class Network:
 
     def _nccl(self, kind: str, message: FloatArray) -> CollectiveTimes:
         """NCCL in one node, by the paths that it has there."""
-        formula, host_formula = _IN_NODE[kind]
+        formula = _IN_NODE[kind]
         peer = self._in_node(kind, "nccl", formula, message)
         if self._p2p:
             return peer
         # what goes through host memory or the switch is no faster than what goes directly
-        host_s = np.maximum(peer.seconds, _at_tier(host_formula, message, self._ranks, self._hardware.host))
-        host = _unmeasured(host_s, "nccl-host")
+        host_s = np.maximum(peer.seconds, self._through_host_s(kind, message, self._ranks))
+        host = _unmeasured(host_s, "nccl-host", self._without_p2p)
         if kind != "all_reduce" or self._ranks == 2 or not self._has_switch():
             return host
-        # above two ranks NCCL still multicasts through the switch
-        switch_s = _at_tier(nvls_large_s, message, self._ranks, self._hardware.intra)
-        return _fastest([host, _unmeasured(np.maximum(peer.seconds, switch_s), "nvls")])
+        # above two ranks NCCL still multicasts through the switch, between two barriers through host memory: a barrier
+        # there takes as long as the smallest all-reduce
+        barrier_s = self._through_host_s(kind, np.zeros_like(message), self._ranks)
+        switch_s = 2.0 * barrier_s + nvls_wire_s(message, self._ranks, self._hardware.intra.bandwidth_Bps)
+        return _fastest([host, _unmeasured(np.maximum(peer.seconds, switch_s), "nvls", self._without_p2p)])
 
     def _in_node(self, kind: str, algorithm: str, formula: Formula, message: FloatArray) -> CollectiveTimes:
         tier = self._hardware.intra
@@ -181,10 +188,10 @@ class Network:
         seconds = self._hierarchical(kind, message, self._hardware.intra, self._hardware.inter, own_layout)
         if not self._p2p:
             host_s = self._hierarchical(kind, message, self._hardware.host, self._hardware.inter, own_layout)
-            return _unmeasured(np.maximum(seconds, host_s), "nccl-host")
+            return self._with_node_share(kind, message, _unmeasured(np.maximum(seconds, host_s), "nccl-host"))
         fabric = fabric_curve(self._cluster.inter.fabric)
         if fabric is None or kind != "all_reduce":
-            return _unmeasured(seconds, "nccl")
+            return self._with_node_share(kind, message, _unmeasured(seconds, "nccl"))
         measured_on = catalog.cluster(fabric.cluster)
         intra, inter = Link.of(measured_on.intra), Link.of(measured_on.inter)
         sizes = fabric.curve.size_bytes
@@ -195,13 +202,21 @@ class Network:
         # the curve was found by the fabric's name, or by the path of its file
         own = dataclasses.replace(self._hardware.inter, fabric=inter.fabric)
         here = self._hardware.intra.same_as(intra) and own.same_as(inter)
-        return CollectiveTimes(
+        found = CollectiveTimes(
             seconds=seconds * ratio,
             in_range=bracketed(fabric.curve, message) & (here and layout == own_layout),
             source="fitted" if here else "transferred",
             algorithms=("nccl",),
             choice=ONLY,
         )
+        return self._with_node_share(kind, message, found)
+
+    def _with_node_share(self, kind: str, message: FloatArray, found: CollectiveTimes) -> CollectiveTimes:
+        """As many of its steps run inside the node as those of a collective of one node's ranks."""
+        if self._ranks == 1:
+            return dataclasses.replace(found, node_share=0.0)
+        inside = self._nccl("all_reduce" if kind == "all_reduce" else "all_gather", message)
+        return dataclasses.replace(found, node_share=np.minimum(1.0, inside.seconds / found.seconds))
 
     def _hierarchical(
         self, kind: CollectiveKind, message: FloatArray, intra: Link, inter: Link, layout: tuple[int, int]
@@ -224,22 +239,26 @@ class Network:
         if ranks == 1:
             return np.zeros_like(message)
         direct = tier.fabric != self._hardware.host.fabric
-        formula = _IN_NODE[kind][0 if direct else 1]
         nothing = np.zeros_like(message)
+        if not direct:
+            return self._through_host_s(kind, message, ranks) - self._through_host_s(kind, nothing, ranks)
+        formula = _IN_NODE[kind]
         floor_s = _at_tier(formula, nothing, ranks, tier)
         wire_s = _at_tier(formula, message, ranks, tier) - floor_s
-        measured = self._measured(kind, "nccl", formula) if direct else None
+        measured = self._measured(kind, "nccl", formula)
         if measured is None:
             return wire_s
         ratio, at_floor = measured.ratio(message, ranks)[0], measured.ratio(nothing, ranks)[0]
         return wire_s * ratio + floor_s * np.maximum(0.0, ratio - at_floor)
 
+    def _through_host_s(self, kind: str, message: FloatArray, ranks: int) -> FloatArray:
+        formula = host_ring_s if kind == "all_reduce" else host_gather_s
+        tier, share = self._hardware.host, self._hardware.host_low_latency_share
+        return formula(message, ranks, tier.latency_s, tier.bandwidth_Bps, share)
 
-_IN_NODE: Mapping[str, tuple[Formula, Formula]] = {
-    "all_reduce": (nccl_s, host_ring_s),
-    "all_gather": (gather_s, host_gather_s),
-}
-# formulas of NCCL inside a node: directly, and through host memory
+
+_IN_NODE: Mapping[str, Formula] = {"all_reduce": nccl_s, "all_gather": gather_s}
+# formulas of NCCL inside a node, from GPU to GPU
 
 
 def _measured_links(fabric: str, profile: CalibrationProfile | None) -> CalibrationProfile | None:
@@ -256,9 +275,16 @@ def _measured_links(fabric: str, profile: CalibrationProfile | None) -> Calibrat
     return None
 
 
-def _unmeasured(seconds: FloatArray, algorithm: str) -> CollectiveTimes:
+def _without_p2p_source(scenario: Scenario, profile: CalibrationProfile | None) -> Source:
+    """What collectives rest on where GPUs of a node do not reach each other: a fit to as many ranks, or nothing."""
+    transfer = profile.transfer if profile else None
+    fitted = transfer is not None and transfer.stack == scenario.stack.name and scenario.tp in transfer.host_tps
+    return "fitted" if fitted else "roofline"
+
+
+def _unmeasured(seconds: FloatArray, algorithm: str, source: Source = "roofline") -> CollectiveTimes:
     nowhere = np.zeros(seconds.shape, bool)
-    return CollectiveTimes(seconds=seconds, in_range=nowhere, source="roofline", algorithms=(algorithm,), choice=ONLY)
+    return CollectiveTimes(seconds=seconds, in_range=nowhere, source=source, algorithms=(algorithm,), choice=ONLY)
 
 
 def _fastest(candidates: Sequence[CollectiveTimes]) -> CollectiveTimes:

@@ -16,6 +16,7 @@ from importlib import resources
 from pathlib import Path
 
 from ladder_sim.costs.table import Curve, RatioTable
+from ladder_sim.costs.transfer import Transfer
 from ladder_sim.errors import ProfileError
 
 SCHEMA_VERSION = 1
@@ -90,6 +91,15 @@ class CalibrationProfile:
     # fitted parameters of compute and communication sharing a GPU; empty: none fitted
     overheads: Mapping[str, float] = field(default_factory=dict)
     # fitted launch, wait and skew costs, seconds; empty: none fitted
+    base: str = ""
+    # shipped profile that the tables come from; empty: they are this profile's own
+    transfer: Transfer | None = None
+    # a stack's figures, fitted to end-to-end runs
+
+    @property
+    def tables_of(self) -> str:
+        """Name of the profile that the tables were measured for."""
+        return self.base or self.name
 
 
 def shipped_profiles() -> list[str]:

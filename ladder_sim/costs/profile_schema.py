@@ -4,31 +4,42 @@ Imported by `ladder_sim.costs.profile` when a file is read or written, because p
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from ladder_sim.costs.coordinates import AXES, Kind, grid_roofline_s
-from ladder_sim.costs.profile import ELEMENT_BYTES, SCHEMA_VERSION, CalibrationProfile, ProfileSource, ReferenceGpu
+from ladder_sim.costs.profile import (
+    ELEMENT_BYTES,
+    SCHEMA_VERSION,
+    CalibrationProfile,
+    ProfileSource,
+    ReferenceGpu,
+    load_profile,
+    shipped_profiles,
+)
 from ladder_sim.costs.table import Curve, ErrorStats, RatioTable
+from ladder_sim.costs.transfer_schema import (
+    BrokenRuleError,
+    Finite,
+    Part,
+    Positive,
+    Share,
+    Text,
+    TransferPart,
+    decode_transfer,
+    encode_transfer,
+)
 from ladder_sim.errors import ProfileError
 
-# Far outside anything measured, near enough that ratios and their logarithms stay finite.
-Positive = Annotated[float, Field(gt=1e-30, lt=1e30, allow_inf_nan=False, strict=True)]
-Finite = Annotated[float, Field(allow_inf_nan=False, strict=True)]
-Share = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
-Text = Annotated[str, Field(strict=True)]
 DTypeName = Literal["bf16", "fp8"]
 OpName = Literal["all_reduce", "all_gather", "reduce_scatter"]
 Ranks = Annotated[int, Field(ge=2, le=1_000_000)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ErrorStatsPart(_Part):
+class ErrorStatsPart(Part):
     """Errors on measurements left out of a table: rows compared, and quantiles of |t/measured - 1|."""
 
     rows: Annotated[int, Field(ge=0, strict=True)]
@@ -37,23 +48,23 @@ class ErrorStatsPart(_Part):
     max: Share
 
 
-class TablePart(_Part):
+class TablePart(Part):
     """One measured grid: `seconds` is flat, last axis fastest; null where nothing was measured."""
 
     axes: dict[str, Annotated[list[Positive], Field(min_length=1)]]
     seconds: list[Positive | None]
-    left_out: dict[str, ErrorStatsPart] = {}
+    left_out: dict[str, ErrorStatsPart] = Field(default_factory=dict)
 
 
-class CurvePart(_Part):
+class CurvePart(Part):
     """One collective by message size."""
 
     bytes: Annotated[list[Positive], Field(min_length=1)]
     seconds: Annotated[list[Positive], Field(min_length=1)]
-    left_out: dict[str, ErrorStatsPart] = {}
+    left_out: dict[str, ErrorStatsPart] = Field(default_factory=dict)
 
 
-class SourcePart(_Part):
+class SourcePart(Part):
     """As `ladder_sim.costs.profile.ProfileSource`."""
 
     what: Text
@@ -63,7 +74,7 @@ class SourcePart(_Part):
     citation: Text
 
 
-class ReferencePart(_Part):
+class ReferencePart(Part):
     """As `ladder_sim.costs.profile.ReferenceGpu`."""
 
     bf16_flops: Positive
@@ -72,8 +83,18 @@ class ReferencePart(_Part):
     kernel_s: Positive
 
 
-class ProfileDocument(_Part):
-    """A whole file."""
+class DerivedDocument(Part):
+    """A file that takes its tables from a shipped profile."""
+
+    schema_version: Literal[1]
+    name: Text
+    base: Text
+    created: Text
+    transfer: TransferPart
+
+
+class ProfileDocument(Part):
+    """A file with tables of its own."""
 
     schema_version: Literal[1]
     name: Text
@@ -86,12 +107,14 @@ class ProfileDocument(_Part):
     attention_prefill: dict[str, dict[DTypeName, TablePart]]
     attention_decode: dict[str, dict[DTypeName, TablePart]]
     collectives: dict[OpName, dict[str, dict[Ranks, CurvePart]]]
-    overlap: dict[str, Finite] = {}
-    overheads: dict[str, Finite] = {}
+    overlap: dict[str, Finite] = Field(default_factory=dict)
+    overheads: dict[str, Finite] = Field(default_factory=dict)
+    transfer: TransferPart | None = None
 
 
-class _Version(BaseModel):
+class _Head(BaseModel):
     schema_version: Annotated[int, Field(strict=True)]
+    base: Text | None = None
 
 
 def decode(document: bytes, *, origin: str) -> CalibrationProfile:
@@ -110,24 +133,30 @@ def decode(document: bytes, *, origin: str) -> CalibrationProfile:
         If it is not JSON, or breaks a rule; names the entry.
     """
     try:
-        version = _Version.model_validate_json(document).schema_version
+        head = _Head.model_validate_json(document)
+        version = head.schema_version
         if version > SCHEMA_VERSION:
             raise ProfileError(
                 f"{origin} has schema_version {version}; this ladder-sim reads up to {SCHEMA_VERSION}",
                 hint="it was written by a newer ladder-sim; upgrade",
             )
-        parsed = ProfileDocument.model_validate_json(document)
+        derived = DerivedDocument.model_validate_json(document) if head.base is not None else None
+        parsed = ProfileDocument.model_validate_json(document) if derived is None else None
     except ValidationError as error:
         raise _explained(error, origin) from None
-    reference = ReferenceGpu(**parsed.reference.model_dump())
     try:
-        return _profile(parsed, reference)
-    except _BrokenRuleError as broken:
+        if parsed is not None:
+            return _profile(parsed, ReferenceGpu(**parsed.reference.model_dump()))
+        if derived is None or derived.base not in shipped_profiles():
+            raise BrokenRuleError(f"base is {head.base!r}; it must be the name of a shipped profile")
+        return _derived(derived)
+    except BrokenRuleError as broken:
         raise ProfileError(f"{origin}: {broken}", hint="re-create it; it was edited or damaged") from None
 
 
 def encode(profile: CalibrationProfile) -> bytes:
     """Turn a profile into the JSON text of its file, and make sure that it can be read again."""
+    fitted = {"transfer": encode_transfer(profile.transfer)} if profile.transfer else {}
     document = {
         "schema_version": SCHEMA_VERSION,
         "name": profile.name,
@@ -156,14 +185,14 @@ def encode(profile: CalibrationProfile) -> bytes:
         },
         "overlap": dict(profile.overlap),
         "overheads": dict(profile.overheads),
+        **fitted,
     }
+    if profile.base:
+        named = ("schema_version", "name", "created")
+        document = {**{name: document[name] for name in named}, "base": profile.base, **fitted}
     text = _json(document)
     decode(text, origin=f"profile '{profile.name}'")
     return text
-
-
-class _BrokenRuleError(Exception):
-    """A rule between entries that the schema's types do not state."""
 
 
 def _profile(parsed: ProfileDocument, reference: ReferenceGpu) -> CalibrationProfile:
@@ -200,21 +229,32 @@ def _profile(parsed: ProfileDocument, reference: ReferenceGpu) -> CalibrationPro
         },
         overlap=parsed.overlap,
         overheads=parsed.overheads,
+        transfer=decode_transfer(parsed.transfer) if parsed.transfer else None,
+    )
+
+
+def _derived(parsed: DerivedDocument) -> CalibrationProfile:
+    return replace(
+        load_profile(parsed.base),
+        name=parsed.name,
+        base=parsed.base,
+        created=parsed.created,
+        transfer=decode_transfer(parsed.transfer),
     )
 
 
 def _table(part: TablePart, kind: Kind, dtype: str, reference: ReferenceGpu, where: str) -> RatioTable:
     if tuple(part.axes) != AXES[kind]:
-        raise _BrokenRuleError(f"{where}.axes is {', '.join(part.axes)}; it must be {', '.join(AXES[kind])}")
+        raise BrokenRuleError(f"{where}.axes is {', '.join(part.axes)}; it must be {', '.join(AXES[kind])}")
     axes = {name: _increasing(values, f"{where}.axes.{name}") for name, values in part.axes.items()}
     shape = tuple(len(values) for values in axes.values())
     if len(part.seconds) != np.prod(shape, dtype=float):
-        raise _BrokenRuleError(
+        raise BrokenRuleError(
             f"{where}.seconds has {len(part.seconds)} entries; its axes make {' x '.join(map(str, shape))}"
         )
     seconds = np.array([np.nan if value is None else value for value in part.seconds]).reshape(shape)
     if np.isnan(seconds).all():
-        raise _BrokenRuleError(f"{where}.seconds holds no measurement")
+        raise BrokenRuleError(f"{where}.seconds holds no measurement")
     roofline_s = grid_roofline_s(
         kind,
         dict(zip(axes, np.ix_(*axes.values()), strict=True)),
@@ -228,7 +268,7 @@ def _table(part: TablePart, kind: Kind, dtype: str, reference: ReferenceGpu, whe
 
 def _curve(part: CurvePart, where: str) -> Curve:
     if len(part.bytes) != len(part.seconds):
-        raise _BrokenRuleError(f"{where} has {len(part.bytes)} bytes but {len(part.seconds)} seconds")
+        raise BrokenRuleError(f"{where} has {len(part.bytes)} bytes but {len(part.seconds)} seconds")
     size_bytes = _increasing(part.bytes, f"{where}.bytes")
     return Curve(size_bytes=size_bytes, seconds=np.array(part.seconds), left_out=_stats(part.left_out))
 
@@ -238,7 +278,7 @@ def _increasing(values: list[float], where: str) -> Any:
     falls = np.flatnonzero(np.diff(array) <= 0)
     if falls.size:
         i = int(falls[0]) + 1
-        raise _BrokenRuleError(f"{where}[{i}] is {values[i]:g} after {values[i - 1]:g}; values must increase")
+        raise BrokenRuleError(f"{where}[{i}] is {values[i]:g} after {values[i - 1]:g}; values must increase")
     return array
 
 

@@ -3,7 +3,8 @@
 Streaming multiprocessors (SMs) are held whole: a collective keeps its own for as long as it runs, a kernel gets the
 rest. A tiled kernel needs another wave when its tiles no longer fit the SMs that are left; a kernel of many small
 thread blocks loses nothing until fewer SMs are left than it takes to saturate memory. Device memory and link bandwidth
-are fluid: when the tasks together ask for more than there is, all get the same fraction of what they ask for.
+are fluid: when the tasks together ask for more than there is, all get the same fraction of what they ask for. A
+collective asks for little bandwidth, but waits for the memory at every step: beside busy memory it takes longer.
 
 A task alone always runs at rate 1. Numbers may be arrays of one element per configuration.
 """
@@ -45,19 +46,20 @@ class Demand:
     # SMs it keeps for itself: a collective's channels
     tiles: int = 0
     # thread blocks that take an SM each for long; 0: many short ones that spread over whatever is free
-    spare: float = 1.0
+    spare: Number = 1.0
     # of a kernel without tiles: share of the SMs it can lose without slowing down
-    wave_cost: Number = 1.0
-    # of a tiled kernel: what a further wave costs, as a share of the first; less where its tiles wait for memory
     memory: Number = 0.0
     # share of the device memory's bandwidth
     link: float = 0.0
     # share of the interconnect's bandwidth
+    slowed: Number = 0.0
+    # of a task that keeps SMs: how much longer it takes beside kernels that use all of the memory's bandwidth, as a
+    # fraction: its steps wait for memory
 
     @property
     def asks(self) -> bool:
         """Whether it asks for anything that is shared."""
-        return self.holds or bool(self.tiles or self.spare < 1.0 or self.link) or _any(self.memory)
+        return self.holds or bool(self.tiles or self.link) or _any(1.0 - self.spare) or _any(self.memory)
 
     @property
     def holds(self) -> bool:
@@ -87,9 +89,10 @@ class Device:
         if not others:
             return 1.0
         free = most(1, self.sms - sum(other.held_sms for other in others))
-        rate: Number = self._sm_rate(own, free)
+        busy = sum((other.memory for other in others), start=0.0)
+        rate: Number = 1.0 / (1.0 + own.slowed * least(1.0, busy)) if own.holds else self._sm_rate(own, free)
         if _any(own.memory):
-            rate = least(rate, 1.0 / most(1.0, sum((other.memory for other in others), start=own.memory)))
+            rate = least(rate, 1.0 / most(1.0, own.memory + busy))
         if own.link:
             rate = least(rate, 1.0 / max(1.0, sum((other.link for other in others), start=own.link)))
         return rate
@@ -109,10 +112,7 @@ class Device:
         return most(0.0, waves_left - (waves_left + ROUNDING) // 1.0) * wave_s
 
     def _sm_rate(self, own: Demand, free: Number) -> Number:
-        if own.holds:
-            return 1.0
         if own.tiles:
-            waves = self.waves(own.tiles)
-            return waves / (waves + own.wave_cost * (-(-own.tiles // free) - waves))
-        needed = self.sms * (1.0 - own.spare)
-        return least(1.0, free / needed) if needed > 0 else 1.0
+            return self.waves(own.tiles) / -(-own.tiles // free)
+        # of all SMs at least one does the work
+        return least(1.0, free / most(1.0, self.sms * (1.0 - own.spare)))

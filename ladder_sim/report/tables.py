@@ -11,7 +11,8 @@ from rich.text import Text
 
 from ladder_sim.costs.base import Source
 from ladder_sim.graph.ops import AttentionShape, CollectiveShape, GemmShape
-from ladder_sim.prediction import Interval, Prediction
+from ladder_sim.intervals import Interval
+from ladder_sim.prediction import Prediction
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.steps import OpSummary, StepSummary
 from ladder_sim.units import format_bytes, format_seconds

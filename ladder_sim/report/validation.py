@@ -3,14 +3,24 @@
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ladder_sim.report.tables import table
-from ladder_sim.validation.compare import LEVELS, Comparison, Level, Quantity, Spread, Summary, summarize
+from ladder_sim.validation.compare import (
+    LEVELS,
+    Comparison,
+    Level,
+    Quantity,
+    Spread,
+    Summary,
+    spread,
+    summarize,
+    unseen,
+)
 from ladder_sim.validation.dataset import Configuration, Dataset
 from ladder_sim.validation.splits import PROTOCOLS
 
@@ -19,30 +29,66 @@ SCHEMA_VERSION = 1
 Compared = Mapping[Level, Sequence[Comparison]]
 # comparisons of one data set by level of evidence
 
-ROW_COLUMNS = ("variant", "TP", "P2P", "batch", "tok/s", "predicted", "error", "in")
+ROW_COLUMNS = ("variant", "TP", "P2P", "batch", "use", "tok/s", "predicted", "error", "in")
 SPEEDUP_COLUMNS = ("speedup", "predicted (90%)", "error", "in")
 SUMMARY_COLUMNS = (
-    *("variant", "P2P", "TP", "rows"),
+    *("variant", "P2P", "TP", "rows", "unseen"),
     *("speedup: mean", "max", "inside", "half-width"),
     *("tok/s: mean", "max", "inside", "half-width"),
+)
+LEVEL_COLUMNS = (
+    *("level", "rows", "ladder speedup, P2P on", "ladder speedup, P2P off", "parallel, upper bound"),
+    *("tok/s", "inside", "half-width"),
 )
 
 
 def validation_report(data: Dataset, found: Compared) -> RenderableType:
-    """Every row of every level, then the summaries."""
+    """Every row at the strongest level, then the summaries of each level."""
+    level, rows = list(found.items())[-1]
     parts: list[RenderableType] = [Text(f"{data.name}: {len(data.measurements)} measured configurations", "bold")]
-    for level, rows in found.items():
-        for title, members in by_setup(rows).items():
-            noted = any(one.note for one in members)
-            columns = (*ROW_COLUMNS, *SPEEDUP_COLUMNS, *(["note"] if noted else []))
-            body = [row_cells(one)[: len(columns)] for one in members]
-            parts += [Text(), Text(f"{level} ({LEVELS[level]}): {title}")]
-            parts.append(table(columns, body, wrapped=("predicted (90%)", "note")))
+    for title, members in by_setup(rows).items():
+        noted = any(one.note for one in members)
+        columns = (*ROW_COLUMNS, *SPEEDUP_COLUMNS, *(["note"] if noted else []))
+        body = [row_cells(one)[: len(columns)] for one in members]
+        parts += [Text(), Text(f"{level} ({evidence(level)}): {title}")]
+        parts.append(table(columns, body, wrapped=("predicted (90%)", "note")))
     for level, rows in found.items():
         title = f"{level}: absolute errors, share of rows inside the 90 % interval, and its mean half-width"
         body = [summary_cells(one) for one in summarize(rows)]
-        parts += [Text(), Text(title), table(SUMMARY_COLUMNS, body, wrapped=SUMMARY_COLUMNS[4:])]
+        parts += [Text(), Text(title), table(SUMMARY_COLUMNS, body, wrapped=SUMMARY_COLUMNS[5:])]
+    title = "rows that no fit behind the predictions has seen: mean and largest absolute error, 90 % intervals"
+    parts += [Text(), Text(title), table(LEVEL_COLUMNS, level_cells(found), wrapped=LEVEL_COLUMNS[2:])]
     return Group(*parts)
+
+
+def level_cells(found: Compared) -> list[tuple[str, ...]]:
+    """One row per level over what no fit has seen, by `LEVEL_COLUMNS`."""
+    cells = []
+    for level, rows in found.items():
+        judged = unseen(rows)
+        ladder = [one for one in judged if one.measurement.variant == "ladder"]
+        direct = [one.speedup for one in ladder if one.measurement.configuration.p2p]
+        through_host = [one.speedup for one in ladder if not one.measurement.configuration.p2p]
+        others = [one.speedup for one in judged if one.measurement.variant in ("parallel", "upper-bound")]
+        quantities = [*(one.speedup for one in judged), *(one.tokens_per_s for one in judged)]
+        errors = (direct, through_host, others, [one.tokens_per_s for one in judged])
+        cells.append((level, str(len(judged)), *map(_errors, errors), *_coverage(quantities)))
+    return cells
+
+
+def _errors(quantities: Iterable[Quantity | None]) -> str:
+    found = spread(quantities)
+    return f"{found.mean_error:.1%}, {found.max_error:.1%}" if found else "-"
+
+
+def _coverage(quantities: Iterable[Quantity | None]) -> tuple[str, str]:
+    found = spread(quantities)
+    return (f"{found.inside:.0%}", f"{found.half_width:.1%}") if found else ("-", "-")
+
+
+def evidence(level: Level) -> str:
+    """What a level predicts from, in words."""
+    return LEVELS.get(level, "the profile that was given")
 
 
 def by_setup(rows: Sequence[Comparison]) -> dict[str, list[Comparison]]:
@@ -71,6 +117,7 @@ def row_cells(one: Comparison) -> tuple[str, ...]:
         str(row.configuration.tp),
         _on(row.configuration.p2p),
         str(row.configuration.batch),
+        "fit" if one.seen else "test",
         f"{row.tokens_per_s:.1f}",
         f"{rate.predicted.value:.1f}" if rate else "-",
         *_verdict(rate),
@@ -87,7 +134,8 @@ def _verdict(quantity: Quantity | None) -> tuple[str, str]:
 
 def summary_cells(one: Summary) -> tuple[str, ...]:
     """One summary as text, by `SUMMARY_COLUMNS`."""
-    return one.variant, _on(one.p2p), one.tps, str(one.rows), *_spread(one.speedup), *_spread(one.tokens_per_s)
+    counts = str(one.rows), str(one.unseen)
+    return one.variant, _on(one.p2p), one.tps, *counts, *_spread(one.speedup), *_spread(one.tokens_per_s)
 
 
 def _on(p2p: bool) -> str:
@@ -110,7 +158,7 @@ def to_json(data: Dataset, found: Compared) -> str:
         },
         "levels": {
             level: {
-                "evidence": LEVELS[level],
+                "evidence": evidence(level),
                 "rows": [row_fields(one) for one in rows],
                 "summary": [_summary_fields(one) for one in summarize(rows)],
             }
@@ -147,7 +195,7 @@ def row_fields(one: Comparison) -> dict[str, Any]:
         "batch": configuration.batch,
         "prompt": configuration.prompt,
         "gen": configuration.gen,
-        **{f"protocol_{name}": "fit" if rule.fits(row) else "test" for name, rule in PROTOCOLS.items()},
+        "use": "fit" if one.seen else "test",
         **_quantity_fields("tokens_per_s", one.tokens_per_s),
         # measured, whether or not it can be predicted
         "tokens_per_s_measured": row.tokens_per_s,
@@ -173,6 +221,7 @@ def _summary_fields(one: Summary) -> dict[str, Any]:
         "p2p": one.p2p,
         "tp": one.tps,
         "rows": one.rows,
+        "unseen": one.unseen,
         **_spread_fields("speedup", one.speedup),
         **_spread_fields("tokens_per_s", one.tokens_per_s),
     }

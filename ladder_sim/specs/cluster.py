@@ -89,6 +89,9 @@ class ClusterSpec:
     rank_skew: float = 0.02
     # how much longer the slowest of the GPUs computes than a typical one, as a fraction. 2 to 3 % were needed to
     # explain the published 70B rows of arXiv 2501.06589 at TP 2 and 4
+    host_low_latency_share: float = 0.125
+    # of the host tier's bandwidth: what NCCL's low-latency protocol (LL) reaches between two ranks. LL sends a flag
+    # with every 4 bytes, which halves the rate, and its 8-byte stores keep a PCIe link a quarter busy: a default
     profile: str = ""
     # shipped profile that was measured on this GPU; empty: none
     source: str = ""
@@ -98,3 +101,4 @@ class ClusterSpec:
         where = f"cluster '{label(self.name, 'cluster name')}'"
         whole(self.gpus_per_node, f"{where}: gpus_per_node", 1, MOST_GPUS_PER_NODE)
         real(self.rank_skew, f"{where}: rank_skew", 1.0, zero=True)
+        real(self.host_low_latency_share, f"{where}: host_low_latency_share", 1.0)

@@ -67,7 +67,13 @@ def apply_overrides(scenario: "Scenario", overrides: Mapping[str, str]) -> "Scen
     12500000000.0
     """
     parts = Parts(scenario.model, scenario.cluster, scenario.stack, scenario.workload)
-    return dataclasses.replace(scenario, **override_parts(parts, overrides)._asdict())
+    settings = scenario.settings | settings_of(overrides)
+    return dataclasses.replace(scenario, **override_parts(parts, overrides)._asdict(), settings=settings)
+
+
+def settings_of(overrides: Mapping[str, str]) -> frozenset[str]:
+    """Return what overrides change, ``section.field`` with units."""
+    return frozenset(".".join(_find(key)) for key in overrides)
 
 
 def override_parts(parts: Parts, overrides: Mapping[str, str]) -> Parts:

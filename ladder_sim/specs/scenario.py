@@ -10,7 +10,7 @@ from ladder_sim.specs import catalog
 from ladder_sim.specs.checks import flag, label, whole
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.model import ModelSpec
-from ladder_sim.specs.overrides import Parts, override_parts
+from ladder_sim.specs.overrides import Parts, override_parts, settings_of
 from ladder_sim.specs.stack import AllReduce, StackSpec
 from ladder_sim.specs.workload import DType, Workload
 
@@ -50,6 +50,8 @@ class Scenario:
     # residual wiring, e.g. "ladder", "hybrid-ladder:16", "desync:4"
     p2p: bool = True
     # GPUs of a node reach each other directly; False: through host memory (NCCL_P2P_DISABLE=1)
+    settings: frozenset[str] = frozenset()
+    # figures changed by hand, e.g. "inter.bandwidth_Bps": no fit replaces them
 
     def __post_init__(self) -> None:
         whole(self.nodes, "nodes", 1, _MOST_NODES, hint="number of nodes, e.g. --nodes 2")
@@ -136,10 +138,11 @@ class Scenario:
             parts = parts._replace(cluster=dataclasses.replace(parts.cluster, gpus_per_node=gpus_per_node))
         if allreduce is not None:
             parts = parts._replace(stack=dataclasses.replace(parts.stack, allreduce=cast(AllReduce, allreduce)))
+        settings = settings_of(overrides or {})
         parts = override_parts(parts, overrides or {})
         whole(nodes, "nodes", 1, _MOST_NODES, hint="number of nodes, e.g. --nodes 2")
         degree = nodes * parts.cluster.gpus_per_node if tp is None else tp
-        return cls(**parts._asdict(), nodes=nodes, tp=degree, variant=variant, p2p=p2p)
+        return cls(**parts._asdict(), nodes=nodes, tp=degree, variant=variant, p2p=p2p, settings=settings)
 
     @property
     def ranks_per_node(self) -> int:

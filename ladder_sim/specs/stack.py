@@ -11,6 +11,8 @@ PrefillLogits = Literal["all", "last"]
 
 _MOST_SECONDS = 10.0
 # cost of one launch or wait
+_MOST_FACTOR = 1000.0
+# of a measured time
 _MOST_BYTES = 1e15
 # memory of one device
 
@@ -51,6 +53,20 @@ class StackSpec:
     # CPU time from deciding to run a CUDA graph to its first kernel, seconds
     kernel_gap_s: float = 0.0
     # idle time before each kernel beyond what measured kernel times hold, seconds
+    gemv_factor: float = 1.0
+    # time of a one-row GEMM, as a multiple of the measured one
+    gemm_factor: float = 1.0
+    # the same for a memory-bound GEMM of several rows
+    prompt_factor: float = 1.0
+    # the same for a compute-bound GEMM and for attention over a prompt
+    attention_factor: float = 1.0
+    # the same for the memory traffic of decode attention
+    small_kernel_factor: float = 1.0
+    # floor of a small kernel, as a multiple of the GPU's
+    batched_attention_s: float = 0.0
+    # fixed time that decode attention of several sequences takes beyond one sequence's, seconds
+    profile: str = ""
+    # shipped profile in which its figures are fitted to end-to-end runs; empty: there is none
     source: str = ""
     # where the figures come from
 
@@ -68,6 +84,15 @@ class StackSpec:
             "sharded_embedding",
         ):
             flag(getattr(self, name), f"{where}: {name}")
-        for name in ("collective_launch_s", "stream_wait_s", "eager_launch_s", "graph_launch_s", "kernel_gap_s"):
+        for name in (
+            "collective_launch_s",
+            "stream_wait_s",
+            "eager_launch_s",
+            "graph_launch_s",
+            "kernel_gap_s",
+            "batched_attention_s",
+        ):
             real(getattr(self, name), f"{where}: {name}", _MOST_SECONDS, zero=True)
+        for name in ("gemv_factor", "gemm_factor", "prompt_factor", "attention_factor", "small_kernel_factor"):
+            real(getattr(self, name), f"{where}: {name}", _MOST_FACTOR)
         real(self.memory_overhead_bytes, f"{where}: memory_overhead_bytes", _MOST_BYTES, zero=True)

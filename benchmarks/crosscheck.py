@@ -1,0 +1,44 @@
+"""Predicts every wiring from measurements of this machine, runs them all, and exits with 1 beyond an error's bound.
+
+python benchmarks/crosscheck.py            emulated links, one process
+python benchmarks/crosscheck.py --lab      two gloo ranks over 200 Mbit/s, between two network namespaces; needs root
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from calibration.__main__ import main as calibrate
+from calibration.crosscheck.laboratory import laboratory
+from ladder_sim.report.crosscheck import crosscheck_report
+from ladder_sim.report.tables import show
+
+VARIANTS = ("standard", "parallel", "ladder", "hybrid-ladder:4", "desync:4", "upper-bound")
+MODEL = ("--model=1b", "--set=model.layers=8", "--set=model.vocab=8192")
+LAB = ("--tp=2", "--backend=gloo", "--prompt=64", "--gen=4", "--rounds=9")
+LIMIT_S = 600.0
+
+
+def main(flags: list[str]) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "found.json")
+        arguments = ["crosscheck", *MODEL, *(f"--variant={name}" for name in VARIANTS), f"--out={out}"]
+        if "--lab" in flags:
+            with laboratory("200mbit") as lab:
+                lab.run("calibration", [*arguments, *LAB], timeout_s=LIMIT_S)
+        elif calibrate([*arguments, "--tp=8"]):
+            return 1
+        result = json.loads(out.read_text("utf-8"))
+    show(crosscheck_report(result))
+    return int(any(row["beyond"] for row in result["rows"]) or ("--lab" in flags and not gains(result)))
+
+
+def gains(result: dict[str, Any]) -> bool:
+    """Whether ladder is faster than standard beyond doubt."""
+    return all(row["low"] > 1.0 for row in result["rows"] if (row["variant"], row["quantity"]) == ("ladder", "speedup"))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

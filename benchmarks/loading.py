@@ -1,0 +1,111 @@
+"""Peak memory and time of loading a checkpoint, beside the weights that the rank keeps.
+
+Writes a checkpoint of random weights, loads one rank's part of it in a fresh process for each tensor-parallel degree,
+and compares the process's peak of resident memory, mapped pages of the file included, with what it held before it began
+to load, torch and all that torch loads on first use. Exits 1 if any peak is above 1.2 times the rank's own weights::
+
+    python benchmarks/loading.py [--layers 12] [--hidden 1024]
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from runtime.model import Decoder
+
+BOUND = 1.2
+# of the rank's own weights
+DEGREES = (1, 2, 4, 8)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Peak memory while a checkpoint is loaded.")
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--hidden", type=int, default=1024)
+    parser.add_argument("--load", nargs=2, metavar=("DIR", "TP"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.load:
+        print(json.dumps(loaded(Path(arguments.load[0]), int(arguments.load[1]))))
+        return 0
+    worst = 0.0
+    with tempfile.TemporaryDirectory() as name:
+        for folder, layers, hidden in (("tiny", 1, 512), ("real", arguments.layers, arguments.hidden)):
+            write(Path(name, folder), layers, hidden)
+        print(f"{'TP':>2}  {'weights':>9}  {'peak':>9}  {'ratio':>5}  {'seconds':>7}")
+        for tp in DEGREES:
+            command = [sys.executable, __file__, "--load", name, str(tp)]
+            found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+            ratio = found["peak_bytes"] / found["weight_bytes"]
+            worst = max(worst, ratio)
+            sizes = f"{found['weight_bytes'] / 1e6:6.0f} MB  {found['peak_bytes'] / 1e6:6.0f} MB"
+            print(f"{tp:2}  {sizes}  {ratio:5.2f}  {found['seconds']:7.2f}")
+    print(f"worst ratio {worst:.2f} (bound {BOUND:g})")
+    return 0 if worst <= BOUND else 1
+
+
+def write(folder: Path, layers: int, hidden: int) -> None:
+    """A Llama of eight KV heads in bfloat16, in files of 200 MB."""
+    import torch
+
+    from runtime.assemble import load
+    from runtime.comm.base import Alone
+    from runtime.config import EngineConfig, ModelConfig
+    from runtime.save import save
+
+    config = {
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": hidden // 64,
+        "num_key_value_heads": 8,
+        "intermediate_size": 4 * hidden,
+        "vocab_size": 32000,
+    }
+    kinds = {"device": torch.device("cpu"), "dtype": torch.bfloat16, "batch": 1, "prompt": 1, "gen": 1}
+    model = load(ModelConfig.from_hf(config), EngineConfig(), Alone(), lambda name, shape: torch.randn(shape), **kinds)
+    save(model, folder, config, file_bytes=2e8)
+
+
+def loaded(root: Path, tp: int) -> dict[str, float]:
+    """Load the first rank's part in this process, after a tiny model has had torch load what it needs."""
+    part(root / "tiny", tp)
+    before = memory_bytes("VmRSS")
+    # the peak counts from here
+    Path("/proc/self/clear_refs").write_text("5")
+    began_s = time.perf_counter()
+    model = part(root / "real", tp)
+    return {
+        "weight_bytes": sum(weight.nbytes for weight in model.parameters()),
+        "peak_bytes": memory_bytes("VmHWM") - before,
+        "seconds": time.perf_counter() - began_s,
+    }
+
+
+def part(folder: Path, tp: int) -> "Decoder":
+    """What the first of so many ranks holds of a checkpoint."""
+    import torch
+
+    from runtime.assemble import load
+    from runtime.checkpoint import Checkpoint
+    from runtime.comm.base import Alone
+    from runtime.config import EngineConfig
+
+    checkpoint = Checkpoint.open(folder)
+    kinds = {"device": torch.device("cpu"), "dtype": torch.bfloat16, "batch": 1, "prompt": 1, "gen": 1}
+    return load(checkpoint.shape, EngineConfig(), Alone(tp), checkpoint.source, **kinds)
+
+
+def memory_bytes(field: str) -> int:
+    """A line of this process's /proc status."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text("ascii").splitlines())
+    return int(lines[field].split()[0]) * 1024
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""One cross-check from start to end: who runs, what is compared, and the JSON that says so."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from calibration.crosscheck.compared import Bounds, compare
+from calibration.crosscheck.measured import Plan, measure
+from calibration.crosscheck.predicted import Calibration
+from ladder_sim.costs.table import Curve
+from ladder_sim.errors import UsageError
+from ladder_sim.graph.variants import canonical
+from ladder_sim.specs import catalog
+from ladder_sim.specs.scenario import Scenario
+from runtime.comm.base import Alone, Communicator
+from runtime.environment import environment
+from runtime.rendezvous import CommConfig, connect
+
+SCHEMA_VERSION = 1
+BOUNDS = {"emulate": Bounds(latency=0.10, speedup=0.05), "gloo": Bounds(latency=0.15, speedup=0.08)}
+# by backend: of an emulated link everything is known
+
+
+def own_scenario(
+    model: str, stack: str, *, tp: int, batch: int, prompt: int, gen: int, overrides: Mapping[str, str]
+) -> Scenario:
+    """What runs on this machine; its stack has the engine's habits and none of its costs, which are measured."""
+    if prompt < 2:
+        raise UsageError(f"prompt is {prompt}: must be 2 or more", hint="prefill and decode are told apart by messages")
+    habits = catalog.stack(stack)
+    free: Any = {field.name: 0.0 for field in dataclasses.fields(habits) if field.name.endswith("_s")}
+    machine = dataclasses.replace(
+        # a scenario needs a cluster; recorded costs read none of its figures
+        catalog.cluster("h100-sxm"),
+        name="this-machine",
+        gpus_per_node=tp,
+        rank_skew=0.0,
+        profile="",
+    )
+    return Scenario.of(
+        model=model,
+        cluster=machine,
+        stack=dataclasses.replace(habits, cuda_graphs=True, prefill_cuda_graphs=True, profile="", **free),
+        tp=tp,
+        batch=batch,
+        prompt=prompt,
+        gen=gen,
+        overrides=overrides,
+    )
+
+
+def cross_check(plan: Plan, links: CommConfig) -> dict[str, Any]:
+    """Measure, predict and compare; the result is what docs/crosscheck.md describes, the same on every rank."""
+    plan = dataclasses.replace(plan, variants=tuple(dict.fromkeys(map(canonical, plan.variants))))
+    comm: Communicator = Alone(plan.scenario.tp) if links.backend == "emulate" else connect(links, plan.scenario.tp)
+    found = measure(plan, comm)
+    calibration = Calibration.of(found)
+    rows = compare(found, calibration, plan.variants, BOUNDS[links.backend])
+    scenario, work = plan.scenario, plan.scenario.workload
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "run": {
+            "model": scenario.model.name,
+            "layers": scenario.model.layers,
+            "hidden": scenario.model.hidden,
+            "stack": scenario.stack.name,
+            "tp": scenario.tp,
+            "batch": work.batch,
+            "prompt": work.prompt,
+            "gen": work.gen,
+            "backend": links.backend,
+            "rounds": plan.rounds,
+            "threads": plan.threads,
+        },
+        "environment": {**environment(), "load": found.load},
+        "calibration": {
+            "kernels": len(calibration.kernels),
+            "resume_s": dict(calibration.resume_s),
+            "core_share": calibration.core_share,
+            "links": {name: _points(curves["all_reduce"]) for name, curves in calibration.links.items()},
+        },
+        "rows": [{**dataclasses.asdict(row), "error": row.error, "beyond": row.beyond} for row in rows],
+    }
+
+
+def _points(curve: Curve) -> list[tuple[float, float]]:
+    return list(zip(curve.size_bytes.tolist(), curve.seconds.tolist(), strict=True))

@@ -1,0 +1,103 @@
+"""A link laboratory: two network namespaces on one machine, joined by a link of limited rate. Needs root and iproute2.
+
+Gloo ranks in them communicate over that link as two machines would, while each computes on a core of its own.
+"""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ladder_sim.errors import MissingDependencyError
+
+DEVICE = "link0"
+PORT = "29511"
+# of the store where the ranks meet; nothing else runs in the namespaces
+_ADDRESSES = ("10.83.17.1", "10.83.17.2")
+_SETTINGS = ("net.ipv4.tcp_congestion_control=reno", "net.ipv4.tcp_slow_start_after_idle=0")
+# a window that does not collapse while the ranks compute
+
+
+@dataclass(frozen=True, slots=True)
+class Laboratory:
+    """The two namespaces."""
+
+    spaces: tuple[str, str]
+    # their names
+
+    def run(self, module: str, arguments: Sequence[str], *, timeout_s: float) -> None:
+        """Run a module as two ranks, one in each namespace and on a core of its own where there are two.
+
+        Raises
+        ------
+        subprocess.CalledProcessError
+            A rank failed.
+        subprocess.TimeoutExpired
+            They did not end in time.
+        """
+        cores = sorted(os.sched_getaffinity(0))
+        started = []
+        try:
+            for rank, space in enumerate(self.spaces):
+                place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": PORT}
+                environment = {name: str(value) for name, value in place.items()}
+                environment |= {"MASTER_ADDR": _ADDRESSES[0], "GLOO_SOCKET_IFNAME": DEVICE}
+                core = str(cores[rank % len(cores)])
+                where = ["ip", "netns", "exec", space, "taskset", "-c", core]
+                command = [*where, sys.executable, "-m", module, *arguments]
+                started.append(subprocess.Popen(command, env={**os.environ, **environment}))
+            for process in started:
+                if process.wait(timeout_s):
+                    raise subprocess.CalledProcessError(process.returncode, process.args)
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()
+
+
+@contextlib.contextmanager
+def laboratory(rate: str = "200mbit") -> Iterator[Laboratory]:
+    """Set up the namespaces and their link; take both down at the end.
+
+    Parameters
+    ----------
+    rate
+        Of the link in each direction, as `tc` writes it.
+
+    Raises
+    ------
+    MissingDependencyError
+        No root, no iproute2, or a kernel without namespaces.
+    """
+    for tool in ("ip", "tc", "taskset"):
+        if shutil.which(tool) is None:
+            raise MissingDependencyError(f"the link laboratory needs '{tool}'", hint="apt install iproute2 util-linux")
+    spaces = (f"ladder-a{os.getpid()}", f"ladder-b{os.getpid()}")
+    try:
+        for space in spaces:
+            _sh("ip", "netns", "add", space)
+        _sh("ip", "link", "add", DEVICE, "netns", spaces[0], "type", "veth", "peer", "name", DEVICE, "netns", spaces[1])
+        for space, address in zip(spaces, _ADDRESSES, strict=True):
+            _sh("ip", "-n", space, "addr", "add", f"{address}/24", "dev", DEVICE)
+            for device in ("lo", DEVICE):
+                _sh("ip", "-n", space, "link", "set", device, "up")
+            inside = ("ip", "netns", "exec", space)
+            bucket = ("rate", rate, "burst", "32kbit", "latency", "400ms")
+            _sh(*inside, "tc", "qdisc", "add", "dev", DEVICE, "root", "tbf", *bucket)
+            _sh(*inside, "sysctl", "-qw", *_SETTINGS)
+        yield Laboratory(spaces)
+    finally:
+        for space in spaces:
+            subprocess.run(["ip", "netns", "del", space], capture_output=True, check=False)
+
+
+def _sh(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise MissingDependencyError(
+            f"the link laboratory cannot be set up: {' '.join(command)}: {done.stderr.strip()}",
+            hint="it needs root, network namespaces, and the kernel modules veth and sch_tbf",
+        )

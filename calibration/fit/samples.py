@@ -1,0 +1,126 @@
+"""Samples on disk: a file of JSON lines, a header that says on which machine, then one sample a line, as it was taken.
+
+A measurement that is killed loses at most the sample in flight: a line that is cut short is dropped when the file is
+opened again, and the measurement goes on behind it.
+"""
+
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ladder_sim.errors import ProfileError
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One measured op."""
+
+    op: str
+    # "gemm", "attention_prefill", "attention_decode", "all_reduce", "all_gather" or "reduce_scatter"
+    point: Mapping[str, float]
+    # its shape: m, n, k of a GEMM; coordinates of an attention table; bytes and ranks of a collective
+    seconds: float | None
+    # median of its repeats; None: it did not fit the memory
+    spread: float = 0.0
+    # of the repeats: half the distance of the quartiles over the median
+
+    @property
+    def key(self) -> tuple[str, tuple[tuple[str, float], ...]]:
+        """What was measured."""
+        return self.op, tuple(sorted(self.point.items()))
+
+
+class SampleStore:
+    """A samples file, open for more.
+
+    Parameters
+    ----------
+    path
+        The file; made if it is not there.
+    environment
+        The machine that measures; None to read only.
+
+    Raises
+    ------
+    ProfileError
+        The file is of another machine or schema, or a line in its midst is no sample.
+    """
+
+    def __init__(self, path: Path, environment: Mapping[str, Any] | None = None) -> None:
+        self.path = path
+        self.dropped = 0
+        # bytes of a line that was cut short
+        if environment is not None and not path.exists():
+            self._append({"schema_version": SCHEMA_VERSION, "environment": dict(environment)})
+        lines = self._whole_lines(repair=environment is not None)
+        self.environment = self._header(lines, environment)
+        self.samples = [self._sample(line, number) for number, line in enumerate(lines[1:], 2)]
+
+    def append(self, sample: Sample) -> None:
+        """Write a sample, so that it survives whatever comes next."""
+        self._append(asdict(sample))
+        self.samples.append(sample)
+
+    def counts(self) -> Counter[Any]:
+        """Samples of each op and shape so far."""
+        return Counter(sample.key for sample in self.samples)
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line, allow_nan=False) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise ProfileError(f"samples '{self.path}' cannot be written: {error.strerror}") from error
+
+    def _whole_lines(self, *, repair: bool) -> list[bytes]:
+        try:
+            content = self.path.read_bytes()
+        except OSError as error:
+            raise ProfileError(f"samples '{self.path}' cannot be read: {error.strerror}") from error
+        whole, newline, rest = content.rpartition(b"\n")
+        self.dropped = len(rest)
+        if rest and repair:
+            os.truncate(self.path, len(whole) + len(newline))
+        return whole.split(b"\n") if whole else []
+
+    def _header(self, lines: Sequence[bytes], environment: Mapping[str, Any] | None) -> dict[str, Any]:
+        try:
+            header = json.loads(lines[0])
+            version, found = header["schema_version"], header["environment"]
+        except (IndexError, ValueError, KeyError, TypeError):
+            raise ProfileError(f"'{self.path}' holds no samples", hint="`calibrate run` writes such a file") from None
+        if version != SCHEMA_VERSION:
+            raise ProfileError(
+                f"samples '{self.path}' have schema_version {version}; this ladder-sim reads {SCHEMA_VERSION}",
+                hint="measure again, or use the ladder-sim that wrote them",
+            )
+        changed = [name for name in environment or () if found.get(name) != (environment or {})[name]]
+        if changed:
+            raise ProfileError(
+                f"samples '{self.path}' are of another machine: {', '.join(changed)} differ",
+                hint="one file per machine and environment: choose a new one",
+            )
+        return dict(found)
+
+    def _sample(self, line: bytes, number: int) -> Sample:
+        try:
+            sample = Sample(**json.loads(line))
+            sizes = [*sample.point.values(), *([] if sample.seconds is None else [sample.seconds])]
+            sound = all(isinstance(size, int | float) and 0 < size < math.inf for size in sizes)
+        except (ValueError, TypeError, AttributeError):
+            sound = False
+        if not sound:
+            raise ProfileError(
+                f"samples '{self.path}', line {number}: {line[:60].decode(errors='replace')!r} is no sample",
+                hint="sizes and seconds must be above 0 and finite; delete the line, or measure again",
+            )
+        return sample

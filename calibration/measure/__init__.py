@@ -1,0 +1,1 @@
+"""Times on this machine: ops, collectives, whole passes. Needs torch and `runtime`."""

@@ -1,0 +1,192 @@
+"""What to run: the tensor-parallel degree, batch and variant that serve an objective best, and what they trade."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from ladder_sim.analysis.price import check_price, token_price
+from ladder_sim.errors import InfeasibleError, UnknownNameError
+from ladder_sim.sweeps.evaluate import MEMORY
+from ladder_sim.sweeps.executors import Executor, serial
+from ladder_sim.sweeps.grid import Grid, scenario_at
+from ladder_sim.sweeps.run import how_of, run
+from ladder_sim.sweeps.table import SweepTable
+from ladder_sim.units import format_seconds
+
+Objective = Literal["tpot", "ttft", "tokens_per_s", "tokens_per_gpu"]
+BATCHES = "1:256"
+CANDIDATES = ("standard", "parallel", "ladder")
+# variants that a model can be trained as; the upper bound is none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One way to run the model."""
+
+    variant: str
+    # residual wiring
+    tp: int
+    # tensor-parallel degree: GPUs in use
+    batch: int
+    # requests served together
+    ttft_s: float
+    # time to first token
+    tpot_s: float
+    # time per further token; TTFT where there is none
+    tokens_per_s: float
+    # of the whole batch
+    memory_bytes: float
+    # of one GPU
+    usd_per_Mtoken: float | None
+    # US dollars for a million new tokens; None: no price was given
+
+    @property
+    def tokens_per_gpu(self) -> float:
+        """Tokens per second and GPU."""
+        return self.tokens_per_s / self.tp
+
+
+_RANKS: Mapping[Objective, Callable[[Option], float]] = {
+    "tpot": lambda option: option.tpot_s,
+    "ttft": lambda option: option.ttft_s,
+    "tokens_per_s": lambda option: -option.tokens_per_s,
+    "tokens_per_gpu": lambda option: -option.tokens_per_gpu,
+}
+# least is best
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """The options, and those worth a choice."""
+
+    objective: Objective
+    # what was asked for
+    options: tuple[Option, ...]
+    # everything that fits and keeps the bounds, best first
+    front: tuple[Option, ...]
+    # those that no other beats in both time per token and tokens per GPU, fastest first
+    unfit: int
+    # combinations of degree and batch that do not fit the memory
+    beyond: int
+    # options that break a bound
+
+    @property
+    def best(self) -> Option:
+        """The first of all."""
+        return self.options[0]
+
+    @property
+    def best_by_variant(self) -> dict[str, Option]:
+        """The best of each variant, best first."""
+        found: dict[str, Option] = {}
+        for option in self.options:
+            found.setdefault(option.variant, option)
+        return found
+
+
+def advise(
+    point: Mapping[str, Any],
+    objective: Objective = "tokens_per_gpu",
+    variants: Sequence[str] = CANDIDATES,
+    *,
+    max_tpot_s: float = np.inf,
+    max_ttft_s: float = np.inf,
+    usd_per_gpu_hour: float | None = None,
+    profile: str | None = None,
+    executor: Executor = serial,
+) -> Advice:
+    """Search degrees, batches and variants for the best that fits the memory.
+
+    Parameters
+    ----------
+    point
+        Everything else, as for `ladder_sim.sweeps.run.sweep`. ``"nodes"`` is how many there are at most; ``"tp"`` and
+        ``"batch"`` restrict the search, by default to every degree and to 1, 2, 4 .. 256.
+    objective
+        ``"tpot"`` and ``"ttft"`` are best small, ``"tokens_per_s"`` and ``"tokens_per_gpu"`` large.
+    variants
+        Residual wirings to choose from.
+    max_tpot_s, max_ttft_s
+        Bounds to keep.
+    usd_per_gpu_hour
+        Price of one GPU.
+    profile
+        As in `predict`.
+    executor
+        Where to run.
+
+    Raises
+    ------
+    UnknownNameError
+        There is no such objective.
+    InfeasibleError
+        Nothing fits and keeps the bounds.
+
+    Examples
+    --------
+    >>> found = advise({"model": "70b"}, "tpot")
+    >>> found.best.variant, found.best.tp, found.best.batch
+    ('ladder', 8, 1)
+    """
+    if objective not in _RANKS:
+        raise UnknownNameError("objective", objective, get_args(Objective))
+    price = None if usd_per_gpu_hour is None else check_price(usd_per_gpu_hour)
+    fixed = {name: value for name, value in point.items() if name not in ("nodes", "tp", "batch")}
+    widest = scenario_at({**fixed, "nodes": point.get("nodes", 1), "tp": 1})
+    axes = {**fixed, "tp": point.get("tp", widest.tp_degrees()), "batch": point.get("batch", BATCHES)}
+    grid = Grid(axes, variants)
+    table = run(grid, how_of(grid, profile, ignore_memory=False), executor)
+    fitting = [
+        _option(table, int(row), variant, price) for row in np.flatnonzero(table.feasible) for variant in grid.variants
+    ]
+    options = [option for option in fitting if option.tpot_s <= max_tpot_s and option.ttft_s <= max_ttft_s]
+    if not options:
+        raise _nothing(table, fitting)
+    options.sort(key=_RANKS[objective])
+    return Advice(
+        objective=objective,
+        options=tuple(options),
+        front=pareto_front(options),
+        unfit=int(np.sum(~table.feasible)),
+        beyond=len(fitting) - len(options),
+    )
+
+
+def pareto_front(options: Sequence[Option]) -> tuple[Option, ...]:
+    """Options that no other beats in time per token without losing tokens per GPU, fastest first."""
+    front: list[Option] = []
+    for option in sorted(options, key=lambda one: (one.tpot_s, -one.tokens_per_gpu)):
+        if not front or option.tokens_per_gpu > front[-1].tokens_per_gpu:
+            front.append(option)
+    return tuple(front)
+
+
+def _option(table: SweepTable, row: int, variant: str, price: float | None) -> Option:
+    ttft_s, tpot_s, tokens_per_s = (
+        float(table[f"{variant}.{metric}"][row]) for metric in ("ttft_s", "tpot_s", "tokens_per_s")
+    )
+    tp = int(table["tp"][row])
+    return Option(
+        variant=variant,
+        tp=tp,
+        batch=int(table["batch"][row]),
+        ttft_s=ttft_s,
+        tpot_s=ttft_s if np.isnan(tpot_s) else tpot_s,
+        tokens_per_s=tokens_per_s,
+        memory_bytes=float(table[MEMORY][row]),
+        usd_per_Mtoken=None if price is None else token_price(price, tp, tokens_per_s),
+    )
+
+
+def _nothing(table: SweepTable, fitting: Sequence[Option]) -> InfeasibleError:
+    if not fitting:
+        return InfeasibleError(
+            f"no degree and batch can run: {table['infeasible'][-1]}", hint="add nodes, or take a smaller --batch"
+        )
+    tpot_s, ttft_s = min(option.tpot_s for option in fitting), min(option.ttft_s for option in fitting)
+    return InfeasibleError(
+        "nothing that fits keeps the bounds",
+        hint=f"the shortest TPOT is {format_seconds(tpot_s)}, the shortest TTFT {format_seconds(ttft_s)}",
+    )

@@ -1,0 +1,201 @@
+"""From which value of a field on a variant gains more or less than some bound.
+
+A coarse scan over the range finds the brackets, all of them in one vectorised pass where the field is a hardware
+figure, and a root finder closes in on each. What lies between two scanned values is not seen.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ladder_sim.errors import InfeasibleError, UsageError
+from ladder_sim.graph.variants import canonical
+from ladder_sim.sweeps.axes import Axis, axis, resolve, value_at
+from ladder_sim.sweeps.evaluate import How
+from ladder_sim.sweeps.executors import serial
+from ladder_sim.sweeps.grid import Grid, scenario_at
+from ladder_sim.sweeps.ranges import expand
+from ladder_sim.sweeps.run import run
+
+SCANNED = 65
+# values of the coarse scan
+REACH = 16
+# a range that is not given goes from the scenario's value divided by this to that multiplied by it
+PRECISION = 1e-6
+# of a crossing, relative to its value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crossing:
+    """Where the speedup passes the bound."""
+
+    value: float
+    # of the field; of a whole number the first one beyond
+    rising: bool
+    # the speedup grows with the field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BreakEven:
+    """Speedup of one variant over another along a field."""
+
+    field: str
+    # with its unit
+    variant: str
+    # whose gain it is
+    over: str
+    # over which it gains
+    bound: float
+    # speedup that is looked for
+    values: NDArray[np.float64]
+    # scanned, ascending
+    speedups: NDArray[np.float64]
+    # at these; NaN where one of both cannot run
+    crossings: tuple[Crossing, ...]
+    # ascending
+
+    @property
+    def ends(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """The lowest and the highest value that can run, each with its speedup."""
+        there = np.flatnonzero(~np.isnan(self.speedups))
+        low, high = there[0], there[-1]
+        return (
+            (float(self.values[low]), float(self.speedups[low])),
+            (float(self.values[high]), float(self.speedups[high])),
+        )
+
+
+def breakeven(
+    point: Mapping[str, Any],
+    field: str,
+    given: str | None = None,
+    *,
+    variant: str = "ladder",
+    over: str = "standard",
+    gain: float = 0.0,
+    profile: str | None = None,
+    ignore_memory: bool = False,
+) -> BreakEven:
+    """Find where a variant's gain passes a bound.
+
+    Parameters
+    ----------
+    point
+        Everything that is fixed, as for `ladder_sim.sweeps.run.sweep`.
+    field
+        Field or setting that varies; a number.
+    given
+        Its range, e.g. ``"50:800Gb/s"``; by default a sixteenth to sixteen times the scenario's value.
+    variant, over
+        The speedup is of the first over the second.
+    gain
+        0.05 looks for a speedup of 1.05.
+    profile, ignore_memory
+        As in `predict`.
+
+    Raises
+    ------
+    UsageError
+        The field is no number, or the range is no range.
+    InfeasibleError
+        Nothing in the range can run.
+
+    Examples
+    --------
+    >>> found = breakeven({"model": "405b", "nodes": 2}, "inter.bandwidth", "5:200GB/s", over="parallel")
+    >>> len(found.values), found.bound
+    (65, 1.0)
+    """
+    values = _scanned(point, field, given)
+    how = How(variants=(canonical(variant), canonical(over)), profile=profile, ignore_memory=ignore_memory)
+    speedup = _Speedup(point, values.name, how)
+    scanned = speedup.at(values.values)
+    bound = 1.0 + gain
+    whole = isinstance(values.values[0], int)
+    if np.isnan(scanned).all():
+        raise InfeasibleError(f"nothing in the range of {field} can run: {speedup.problem}", hint="take another range")
+    crossings = [
+        Crossing(value=_close_in(speedup, bound, bracket, whole=whole), rising=bool(right > left))
+        for bracket, (left, right) in zip(pairwise(values.values), pairwise(scanned), strict=True)
+        # never where one is NaN
+        if (left - bound) * (right - bound) < 0.0 or right == bound > left or right == bound < left
+    ]
+    return BreakEven(
+        field=values.name,
+        variant=variant,
+        over=over,
+        bound=bound,
+        values=np.asarray(values.values, np.float64),
+        speedups=scanned,
+        crossings=tuple(crossings),
+    )
+
+
+class _Speedup:
+    """Speedup of one variant over another as a function of one field."""
+
+    def __init__(self, point: Mapping[str, Any], field: str, how: How) -> None:
+        self._fixed = {key: value for key, value in point.items() if resolve(key)[0] != field}
+        self._field = field
+        self._how = how
+        self.problem = ""
+        # why a value of the last call could not run
+
+    def at(self, values: Sequence[float]) -> NDArray[np.float64]:
+        """Speedups at these values; NaN where one of both variants cannot run."""
+        found = run(Grid({**self._fixed, self._field: values}, self._how.variants), self._how, serial)
+        self.problem = next(filter(None, found["infeasible"]), "")
+        variant, over = self._how.variants
+        ratio: NDArray[np.float64] = found[f"{variant}.tokens_per_s"] / found[f"{over}.tokens_per_s"]
+        return ratio
+
+
+def _close_in(speedup: _Speedup, bound: float, bracket: tuple[float, float], *, whole: bool) -> float:
+    """The value inside a bracket at which the speedup is `bound`, or jumps over it."""
+    left, right = bracket
+
+    def excess(value: float) -> float:
+        return float(speedup.at([value])[0]) - bound
+
+    if whole:
+        above = excess(left) > 0
+        while right - left > 1:
+            middle = (left + right) // 2
+            left, right = (middle, right) if (excess(middle) > 0) == above else (left, middle)
+        return right
+    if excess(left) * excess(right) > 0:
+        # alone a value is rounded otherwise than in the scan
+        return min(bracket, key=lambda value: abs(excess(value)))
+    from scipy.optimize import brentq
+
+    root: float = brentq(excess, left, right, rtol=PRECISION)
+    return root
+
+
+def _scanned(point: Mapping[str, Any], field: str, given: str | None) -> Axis:
+    """Values between the ends of a range: evenly spaced by factor, or by step from zero on."""
+    name, low, high = _ends(point, field, given)
+    spaced = np.geomspace(low, high, SCANNED) if low > 0 else np.linspace(low, high, SCANNED)
+    # rounding must not leave the range
+    spaced[0], spaced[-1] = low, high
+    whole = isinstance(low, int)
+    return axis(name, [int(value) for value in np.unique(np.round(spaced))] if whole else spaced.tolist())
+
+
+def _ends(point: Mapping[str, Any], field: str, given: str | None) -> tuple[str, float, float]:
+    """The field's name, and the ends of its range."""
+    name, kind = resolve(field)
+    if kind not in (int, float):
+        raise UsageError(f"{field} is no number", hint="break-even is looked for along a number, e.g. inter.bandwidth")
+    if given is not None:
+        low, *_, high = axis(field, expand(given, name=field, factor=2)).values * 2
+    else:
+        now = value_at(scenario_at(point), name)
+        low, high = (max(1, now // REACH), now * REACH) if kind is int else (now / REACH, now * REACH)
+    if not low < high:
+        raise UsageError(f"{field}: no range from {low:g} to {high:g}", hint=f"write {field}=START:STOP")
+    return name, low, high

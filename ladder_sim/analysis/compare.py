@@ -1,0 +1,98 @@
+"""The same question to several clusters or stacks."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ladder_sim.analysis.price import check_price, token_price
+from ladder_sim.errors import UnknownNameError, UsageError
+from ladder_sim.prediction import Prediction, predict
+from ladder_sim.specs import catalog
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.stack import StackSpec
+from ladder_sim.sweeps.grid import scenario_at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One cluster or stack, and what it gives."""
+
+    name: str
+    # as it was named
+    scenario: Scenario
+    # on it
+    predictions: Mapping[str, Prediction]
+    # by variant
+    usd_per_gpu_hour: float | None
+    # None: no price was given
+
+    def token_price(self, variant: str) -> float | None:
+        """US dollars for a million new tokens; None where no price was given."""
+        if self.usd_per_gpu_hour is None:
+            return None
+        return token_price(self.usd_per_gpu_hour, self.scenario.tp, self.predictions[variant].tokens_per_s.value)
+
+
+def compare(
+    point: Mapping[str, Any],
+    names: Sequence[str],
+    variants: Sequence[str] | None = None,
+    *,
+    usd_per_gpu_hour: Sequence[float] = (),
+    profile: str | None = None,
+    ignore_memory: bool = False,
+) -> list[Candidate]:
+    """Predict the same scenario on several clusters, or under several stacks.
+
+    Parameters
+    ----------
+    point
+        Everything else, one value per field, as for `ladder_sim.sweeps.run.sweep`.
+    names
+        Clusters or stacks, by catalog id or file; at least two.
+    variants, profile, ignore_memory
+        As in `predict`.
+    usd_per_gpu_hour
+        Prices, one for all or one for each; none: no prices.
+
+    Raises
+    ------
+    UsageError
+        There are fewer than two names, or prices do not match them.
+    UnknownNameError
+        A name is that of no cluster and no stack.
+
+    Examples
+    --------
+    >>> old, new = compare({"model": "70b"}, ["h100-sxm", "h200-sxm"])
+    >>> old.predictions["ladder"].tpot_s > new.predictions["ladder"].tpot_s
+    True
+    """
+    if len(names) < 2:
+        raise UsageError(f"'{' '.join(names)}' is nothing to compare", hint="name two clusters or two stacks")
+    prices: list[float | None] = [check_price(price) for price in usd_per_gpu_hour]
+    if len(prices) not in (0, 1, len(names)):
+        raise UsageError(f"{len(prices)} prices for {len(names)} names", hint="give one price, or one for each")
+    of_each = prices if len(prices) == len(names) else (prices or [None]) * len(names)
+    kinds = {name: kind_of(name) for name in names}
+    if len(set(kinds.values())) > 1:
+        raise UsageError(
+            f"{', '.join(f'{name} is a {kind}' for name, kind in kinds.items())}",
+            hint="compare clusters with clusters, stacks with stacks",
+        )
+    found = []
+    for name, price in zip(names, of_each, strict=True):
+        scenario = scenario_at({**point, kinds[name]: name})
+        predictions = predict(scenario, variants, profile=profile, ignore_memory=ignore_memory)
+        found.append(Candidate(name=name, scenario=scenario, predictions=predictions, usd_per_gpu_hour=price))
+    return found
+
+
+def kind_of(name: str) -> str:
+    """Whether a name or file is a ``"cluster"`` or a ``"stack"``."""
+    if name.endswith(".toml"):
+        return "stack" if isinstance(catalog.cluster_or_stack(name), StackSpec) else "cluster"
+    for kind, known in (("cluster", catalog.cluster_names()), ("stack", catalog.stack_names())):
+        if name.strip().lower() in known:
+            return kind
+    raise UnknownNameError("cluster or stack", name, (*catalog.cluster_names(), *catalog.stack_names()))

@@ -1,0 +1,29 @@
+"""What tokens cost where a GPU has a price per hour."""
+
+from ladder_sim.errors import UsageError
+
+SECONDS_PER_HOUR = 3600.0
+
+
+def token_price(usd_per_gpu_hour: float, gpus: int, tokens_per_s: float) -> float:
+    """US dollars for a million new tokens.
+
+    Examples
+    --------
+    >>> round(token_price(2.0, 8, 1000.0), 2)
+    4.44
+    """
+    return usd_per_gpu_hour * gpus / SECONDS_PER_HOUR / tokens_per_s * 1e6
+
+
+def check_price(usd_per_gpu_hour: float) -> float:
+    """Refuse what is no price.
+
+    Raises
+    ------
+    UsageError
+        It is not above zero and finite.
+    """
+    if not 0.0 < usd_per_gpu_hour < 1e6:
+        raise UsageError(f"price {usd_per_gpu_hour:g} is none", hint="US dollars per GPU and hour, e.g. 2.5")
+    return usd_per_gpu_hour

@@ -1,0 +1,133 @@
+"""What a prediction hangs on: how latency and gain answer to each hardware figure and each cost."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ladder_sim.costs.hardware import Hardware
+from ladder_sim.costs.profile import CalibrationProfile
+from ladder_sim.errors import UsageError
+from ladder_sim.graph.variants import canonical
+from ladder_sim.prediction import default_variants, resolve_profile
+from ladder_sim.requests import simulate_requests
+from ladder_sim.specs.scenario import Scenario
+
+STEP = 0.1
+# a figure is multiplied and divided by one plus this
+MOST_STEP = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response:
+    """How one variant answers to one figure; changes are fractions."""
+
+    request_elasticity: float
+    # relative change of the request's time per relative change of the figure
+    speedup_elasticity: float
+    # the same for the speedup over standard
+    request_lower: float
+    # change of the request's time with the lower figure
+    request_higher: float
+    # with the higher one
+    speedup_lower: float
+    # change of the speedup with the lower figure
+    speedup_higher: float
+    # with the higher one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sensitivity:
+    """One figure and what hangs on it."""
+
+    figure: str
+    # as `Hardware.vary` calls it
+    value: float
+    # of the scenario
+    responses: Mapping[str, Response]
+    # by variant
+
+    def widest(self, variant: str) -> float:
+        """The larger of both changes of a variant's time."""
+        response = self.responses[variant]
+        return max(abs(response.request_lower), abs(response.request_higher))
+
+
+def sensitivity(
+    scenario: Scenario,
+    variants: Sequence[str] | None = None,
+    *,
+    profile: str | CalibrationProfile | None = None,
+    step: float = STEP,
+) -> list[Sensitivity]:
+    """Change every hardware figure a little, one at a time; a single vectorised pass.
+
+    Parameters
+    ----------
+    scenario
+        Where to stand.
+    variants
+        Residual wirings; by default those of `predict`.
+    profile
+        As in `predict`.
+    step
+        0.1 takes each figure times 1.1 and divided by 1.1.
+
+    Returns
+    -------
+    list of Sensitivity
+        Heaviest first; figures that are zero are left out.
+
+    Raises
+    ------
+    UsageError
+        The step is not between 0 and 1.
+
+    Examples
+    --------
+    >>> found = {one.figure: one for one in sensitivity(Scenario.of(model="405b", nodes=2), ["ladder"])}
+    >>> found["gpu.hbm_bandwidth_Bps"].responses["ladder"].request_elasticity < 0
+    True
+    """
+    if not 0.0 < step <= MOST_STEP:
+        raise UsageError(f"step {step:g} is not between 0 and {MOST_STEP:g}", hint="0.1 changes each figure by 10 %")
+    names = tuple(dict.fromkeys(canonical(name) for name in variants or default_variants(scenario)))
+    used = resolve_profile(scenario, profile)
+    hardware = Hardware.of(scenario, used)
+    base = {name: float(attrgetter(name)(hardware)) for name in Hardware.figures()}
+    varied = [name for name, value in base.items() if value > 0.0]
+    # one configuration as it is, then two per figure
+    figures = {name: np.full(1 + 2 * len(varied), base[name]) for name in varied}
+    for number, name in enumerate(varied):
+        figures[name][1 + 2 * number] /= 1.0 + step
+        figures[name][2 + 2 * number] *= 1.0 + step
+    times = simulate_requests(scenario, figures, tuple(dict.fromkeys(("standard", *names))), used)
+    standard_s = times["standard"].request_s
+    found = [
+        Sensitivity(
+            figure=name,
+            value=base[name],
+            responses={
+                variant: _response(times[variant].request_s, standard_s, 1 + 2 * number, step) for variant in names
+            },
+        )
+        for number, name in enumerate(varied)
+    ]
+    return sorted(found, key=lambda one: -max(map(one.widest, names)))
+
+
+def _response(request_s: NDArray[np.float64], standard_s: NDArray[np.float64], at: int, step: float) -> Response:
+    """From the times at 0 (as it is), at `at` (lower) and the next (higher)."""
+    speedup = standard_s / request_s
+    request, gain = (values[at : at + 2] / values[0] for values in (request_s, speedup))
+    log_step = 2.0 * np.log1p(step)
+    return Response(
+        request_elasticity=float(np.log(request[1] / request[0]) / log_step),
+        speedup_elasticity=float(np.log(gain[1] / gain[0]) / log_step),
+        request_lower=float(request[0]) - 1.0,
+        request_higher=float(request[1]) - 1.0,
+        speedup_lower=float(gain[0]) - 1.0,
+        speedup_higher=float(gain[1]) - 1.0,
+    )

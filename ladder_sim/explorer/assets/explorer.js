@@ -1,0 +1,249 @@
+/* The page's script: controls -> query -> link. The server answers queries; nothing here computes a prediction. */
+(function () {
+  "use strict";
+
+  const USUAL = { cluster: "h100-sxm", dtype: "bf16", stack: "gpt-fast", variant: "ladder", over: "standard", phase: "decode" };
+  const USUAL_VARIANTS = ["parallel", "ladder", "upper-bound"];
+  const DOUBLING = ["nodes", "gpus_per_node", "tp", "batch", "prompt", "gen"];
+  const SPACING_MS = 80;
+  const PATIENCE_MS = 1500;
+  const REST_MS = 160;
+
+  const skip = () => window.dash_clientside.no_update;
+  const context = () => window.dash_clientside.callback_context;
+  const keyOf = (id) => id.replace(/^c-/, "").replace(/-slider$/, "").replaceAll("-", ".");
+  const idOf = (key) => "c-" + key.replaceAll(".", "-");
+
+  const page = {
+    untouched: null, // the query as it was opened, until a control is turned
+    shape: null, // a dropped model, as a query holds it
+    placed: {}, // where the server's answer has put each slider
+    send: null, // the query that waits to be sent
+    sentAt: 0,
+    unanswered: false,
+    timer: 0,
+    rest: null,
+    restTimer: 0,
+  };
+
+  /* One query on its way at a time, the latest wins. */
+  function later(query) {
+    return new Promise((resolve) => {
+      if (page.send) page.send.resolve(skip());
+      page.send = { query, resolve };
+      schedule();
+    });
+  }
+
+  function schedule() {
+    clearTimeout(page.timer);
+    const wait = (page.unanswered ? PATIENCE_MS : SPACING_MS) - (performance.now() - page.sentAt);
+    page.timer = setTimeout(() => {
+      if (!page.send) return;
+      const { query, resolve } = page.send;
+      page.send = null;
+      page.sentAt = performance.now();
+      page.unanswered = true;
+      resolve(query);
+    }, Math.max(0, wait));
+  }
+
+  function variantsOf(values) {
+    const chosen = values.variants || [];
+    if (chosen.length === USUAL_VARIANTS.length && USUAL_VARIANTS.every((name) => chosen.includes(name))) return "";
+    const amount = { "hybrid-ladder": values.layers, desync: values.every };
+    const names = chosen.map((name) => (name in amount ? `${name}:${amount[name] ?? ""}` : name));
+    return ["standard", ...names].join(",");
+  }
+
+  function queryOf(values, pins) {
+    const found = new URLSearchParams();
+    const put = (key, value) => {
+      if (value !== null && value !== undefined && String(value).trim() && String(value) !== USUAL[key]) {
+        found.append(key, String(value).trim());
+      }
+    };
+    put("model", page.shape ? JSON.parse(page.shape).name : values.model);
+    put("shape", page.shape);
+    for (const [key, value] of Object.entries(values)) {
+      if (["model", "variants", "layers", "every", "settings"].includes(key)) continue;
+      put(key, Array.isArray(value) ? value[0] : value);
+    }
+    for (const part of String(values.settings || "").split(",")) {
+      const [key, ...rest] = part.split("=");
+      if (key.trim()) found.append(key.trim(), rest.join("=").trim());
+    }
+    put("variants", variantsOf(values));
+    (pins || []).forEach((pin) => found.append("pin", pin));
+    return found.toString();
+  }
+
+  function spread(search, start) {
+    const query = (search || "").replace(/^\?/, "") || start || "";
+    const given = new URLSearchParams(query);
+    const settings = [];
+    const known = context().outputs_list.map((output) => keyOf(output.id));
+    for (const [key, value] of given) if (key.includes(".") && !known.includes(key)) settings.push(`${key}=${value}`);
+    const variants = given.get("variants");
+    const named = variants ? variants.split(",") : USUAL_VARIANTS;
+    const amount = (family, usual) => Number((named.find((name) => name.startsWith(`${family}:`)) || `:${usual}`).split(":")[1]);
+    page.untouched = query;
+    page.shape = given.get("shape");
+    const values = {
+      model: page.shape ? null : given.get("model") || "70b",
+      variants: named.map((name) => name.split(":")[0]).filter((name) => name !== "standard"),
+      layers: amount("hybrid-ladder", 16),
+      every: amount("desync", 4),
+      settings: settings.join(", "),
+      no_p2p: given.get("no_p2p") ? ["1"] : [],
+      ignore_memory: given.get("ignore_memory") ? ["1"] : [],
+      pins: given.getAll("pin"),
+      shape: page.shape,
+    };
+    return known.map((key) => (key in values ? values[key] : given.get(key) ?? USUAL[key] ?? (DOUBLING.includes(key) || key.includes(".") ? "" : null)));
+  }
+
+  function gather() {
+    const inputs = context().inputs_list;
+    const values = {};
+    for (const input of inputs) values[keyOf(input.id)] = input.value;
+    const { pins, shape } = values;
+    delete values.pins;
+    delete values.shape;
+    const turned = (context().triggered || []).map((one) => one.prop_id.split(".")[0]);
+    if (page.untouched !== null) {
+      // as it was opened, mistakes included: the server says what is wrong with it
+      const query = page.untouched;
+      page.untouched = null;
+      return later(query);
+    }
+    if (turned.includes("shape")) page.shape = shape;
+    else if (turned.includes(idOf("model")) && values.model) page.shape = null;
+    const query = queryOf(values, pins);
+    window.history.replaceState(null, "", `?${query}`);
+    return later(query);
+  }
+
+  function settle(query) {
+    return new Promise((resolve) => {
+      if (page.rest) page.rest(skip());
+      page.rest = resolve;
+      clearTimeout(page.restTimer);
+      page.restTimer = setTimeout(() => {
+        page.rest = null;
+        resolve(query);
+      }, REST_MS);
+    });
+  }
+
+  function link(query) {
+    const search = query || "";
+    document.querySelectorAll("[data-file]").forEach((anchor) => {
+      anchor.setAttribute("href", `/download/${anchor.dataset.file}?${search}`);
+    });
+    return skip();
+  }
+
+  function typed(key, position) {
+    if (DOUBLING.includes(key)) return String(2 ** position);
+    const value = Number((10 ** position).toPrecision(2));
+    const units = key.endsWith("bandwidth")
+      ? [[1e12, "TB/s"], [1e9, "GB/s"], [1e6, "MB/s"]]
+      : key.endsWith("latency")
+        ? [[1e-3, "ms"], [1e-6, "us"], [1e-9, "ns"]]
+        : [[1e15, "PFLOP/s"], [1e12, "TFLOP/s"]];
+    const [scale, unit] = units.find(([size]) => value >= size * 0.9999) || units[units.length - 1];
+    return `${Number((value / scale).toPrecision(3))}${unit}`;
+  }
+
+  function slide(position, id) {
+    const key = keyOf(id);
+    const placed = page.placed[key];
+    if (placed === undefined || Math.abs(Number(position) - placed) < 1e-6) return skip();
+    page.placed[key] = Number(position);
+    return typed(key, Number(position));
+  }
+
+  function place(facts) {
+    page.unanswered = false;
+    schedule();
+    return context().outputs_list.map((output) => {
+      const fact = facts[keyOf(output.id)];
+      if (!fact) return skip();
+      if (output.property === "placeholder") return fact.text;
+      const slider = document.getElementById(output.id);
+      // never under the reader's hand
+      if (slider === document.activeElement) return skip();
+      const doubling = DOUBLING.includes(keyOf(output.id));
+      const exact = doubling ? Math.round(Math.log2(fact.value)) : Math.round(Math.log10(fact.value) * 50) / 50;
+      const position = Math.min(Number(slider.max), Math.max(Number(slider.min), exact));
+      page.placed[keyOf(output.id)] = position;
+      return position;
+    });
+  }
+
+  function reset() {
+    return context().outputs_list.map(() => "");
+  }
+
+  function pin(_pinned, _unpinned, pins, query) {
+    if (context().triggered[0].prop_id.startsWith("unpin")) return [];
+    const own = new URLSearchParams(query || "");
+    own.delete("pin");
+    return [...(pins || []), own.toString()].slice(-2);
+  }
+
+  function theme(clicks) {
+    let chosen = null;
+    try {
+      chosen = localStorage.getItem("ladder-sim-theme");
+    } catch {
+      // storage is off: the system decides each time
+    }
+    chosen = chosen || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+    if (clicks) {
+      chosen = chosen === "dark" ? "light" : "dark";
+      try {
+        localStorage.setItem("ladder-sim-theme", chosen);
+      } catch {
+        // as above
+      }
+    }
+    document.documentElement.dataset.theme = chosen;
+    return [chosen, chosen === "dark" ? "Light" : "Dark"];
+  }
+
+  function done(button) {
+    button.classList.add("done");
+    setTimeout(() => button.classList.remove("done"), 1200);
+  }
+
+  function copy(_clicks, id) {
+    const what = id.replace("copy-", "");
+    const text = what === "link" ? window.location.href : document.getElementById(what).textContent;
+    navigator.clipboard.writeText(text).then(() => done(document.getElementById(id)));
+    return skip();
+  }
+
+  function png(_clicks, id) {
+    const name = id.replace("png-", "");
+    const drawn = document.querySelector(`#${name} .js-plotly-plot`);
+    const paper = getComputedStyle(document.documentElement).getPropertyValue("--panel");
+    const layout = {
+      ...drawn.layout,
+      title: { text: drawn.layout.meta.title },
+      margin: { l: 70, r: 30, t: 98, b: 60 },
+      paper_bgcolor: paper,
+      autosize: false,
+    };
+    window.Plotly.downloadImage(
+      { data: drawn.data, layout },
+      { format: "png", filename: `ladder-sim-${name}`, width: 1100, height: 640, scale: 2 },
+    );
+    return skip();
+  }
+
+  window.dash_clientside = Object.assign({}, window.dash_clientside, {
+    explorer: { spread, gather, settle, link, slide, place, reset, pin, theme, copy, png },
+  });
+})();

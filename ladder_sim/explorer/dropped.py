@@ -1,0 +1,61 @@
+"""A config.json that was dropped or pasted on the page: read as data, within bounds."""
+
+import base64
+import binascii
+import json
+import re
+from typing import Any
+
+from ladder_sim.errors import UsageError
+from ladder_sim.explorer.state import model_text
+from ladder_sim.specs.model import ModelSpec
+
+MOST_BYTES = 1_000_000
+# a config.json is a few kilobytes
+_PASTED = "pasted"
+
+
+def read_dropped(file: Any, contents: Any, pasted: Any) -> tuple[str, str]:
+    """The model's name, and its shape as a link holds it.
+
+    Parameters
+    ----------
+    file, contents
+        Name and data URL of a dropped file; any JSON, because a browser sent them.
+    pasted
+        Text instead of a file; None: a file was dropped.
+
+    Raises
+    ------
+    UsageError
+        It is too large, no JSON object, or no dense decoder.
+    """
+    if pasted is not None:
+        return _shape(_PASTED, _bounded(pasted))
+    if not isinstance(contents, str) or not isinstance(file, str):
+        raise UsageError("nothing was dropped", hint="drop a config.json, or paste its text")
+    _, _, encoded = _bounded(contents, 2 * MOST_BYTES).partition(",")
+    try:
+        text = base64.b64decode(encoded, validate=True).decode("utf-8-sig")
+    except (binascii.Error, UnicodeDecodeError):
+        raise UsageError("the file is no text", hint="give the model's config.json, not its weights") from None
+    return _shape(re.sub(r"[^\w.+ -]", "-", file.removesuffix(".json"))[:60] or "config", _bounded(text))
+
+
+def _bounded(text: Any, most: int = MOST_BYTES) -> str:
+    if not isinstance(text, str) or not text.strip():
+        raise UsageError("there is no text", hint="paste the model's config.json")
+    if len(text) > most:
+        raise UsageError(f"the file is larger than {MOST_BYTES} bytes", hint="a config.json has a few kilobytes")
+    return text
+
+
+def _shape(name: str, text: str) -> tuple[str, str]:
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise UsageError(f"not valid JSON: {reason}", hint="give the whole config.json") from None
+    if not isinstance(config, dict):
+        raise UsageError("a config.json must be a JSON object", hint='it starts with "{"')
+    return name, model_text(ModelSpec.from_hf(config, name=name, source="config.json"))

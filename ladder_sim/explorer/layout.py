@@ -1,0 +1,204 @@
+"""The page: a panel of controls, and the views."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from dash import dcc, html
+
+from ladder_sim.explorer.controls import axis_choice, control_id, controls, extra
+from ladder_sim.explorer.known import Known
+from ladder_sim.explorer.state import PHASES
+
+_GRAPH: Any = {"displaylogo": False, "displayModeBar": False, "responsive": True}
+_BANDWIDTH = "busiest link, bandwidth"
+_FILES = {
+    "prediction.csv": "CSV",
+    "prediction.json": "JSON",
+    "decode.perfetto.json": "Perfetto, decode",
+    "prefill.perfetto.json": "Perfetto, prefill",
+    "page.html": "this page, offline",
+}
+# downloads of the whole page, and what their links say
+
+
+def layout(known: Known, start: str) -> html.Div:
+    """Everything; `start` is the query of a page that was opened without one."""
+    return html.Div(
+        [
+            dcc.Location(id="url", refresh=False),
+            dcc.Store(id="start", data=start),
+            dcc.Store(id="query"),
+            dcc.Store(id="settled"),
+            dcc.Store(id="facts"),
+            dcc.Store(id="shape"),
+            dcc.Store(id="pins", data=[]),
+            dcc.Store(id="theme", data="light"),
+            dcc.Store(id="idle"),
+            html.A("Skip to the results", href="#results", className="skip"),
+            _header(),
+            html.Div([controls(known), _results()], className="columns"),
+        ],
+        id="page",
+    )
+
+
+def _header() -> html.Header:
+    return html.Header(
+        [
+            html.Div([html.H1("ladder-sim"), html.P("What does Ladder Residual buy?", className="motto")]),
+            html.Div(
+                [
+                    html.Button("Copy link", id="copy-link"),
+                    html.Button("Pin", id="pin", title="Keep this scenario to compare with"),
+                    html.Button("Dark", id="theme-switch", title="Light or dark"),
+                ],
+                className="buttons",
+            ),
+        ]
+    )
+
+
+def _results() -> html.Main:
+    return html.Main(
+        [
+            html.Div(id="error", role="alert"),
+            html.P(id="summary", className="summary"),
+            html.Div(id="cards", className="cards"),
+            html.Section(id="memory", className="panel"),
+            _comparison(),
+            html.Div(
+                [
+                    _panel("breakdown", "Where a request's time goes", "prediction.csv"),
+                    _panel("curve", "Speedup over standard", "curve.csv", [axis_choice("along", "along", _BANDWIDTH)]),
+                ],
+                className="pair",
+            ),
+            _panel("timeline", "Two layers, lane by lane", "", [_phase(), _hatching()]),
+            html.Div(
+                [
+                    _panel(
+                        "map",
+                        "Where it pays",
+                        "map.csv",
+                        [
+                            axis_choice("across", "across", _BANDWIDTH),
+                            axis_choice("up", "up", "busiest link, latency"),
+                            *_versus(),
+                        ],
+                    ),
+                    _panel("pareto", "Latency against throughput", "pareto.csv"),
+                ],
+                className="pair",
+            ),
+            html.Div(
+                [
+                    _panel("tornado", "What the answer hangs on", "sensitivity.csv"),
+                    html.Section(
+                        [html.Div(html.H2("What the numbers rest on"), className="head"), html.Div(id="evidence")],
+                        className="panel",
+                    ),
+                ],
+                className="pair",
+            ),
+            _commands(),
+        ],
+        id="results",
+        tabIndex="-1",
+    )
+
+
+def _panel(name: str, title: str, table: str, choices: Sequence[Any] = ()) -> html.Section:
+    links: list[Any] = [html.Button("PNG", id=f"png-{name}", className="link")]
+    if table:
+        links.insert(0, _download(table, "CSV"))
+    links.append(_download(f"{name}.html", "HTML"))
+    return html.Section(
+        [
+            html.Div([html.H2(title), html.Div(links, className="links")], className="head"),
+            html.Div(list(choices), className="choices") if choices else None,
+            html.Div(
+                _graph(name),
+                className=f"graph {name}",
+                role="img",
+                **extra("aria-label", title),
+            ),
+        ],
+        className="panel",
+    )
+
+
+def _graph(name: str) -> dcc.Graph:
+    # the element around it decides the height
+    return dcc.Graph(id=name, config=_GRAPH, responsive=True, style={"height": "100%"})
+
+
+def _comparison() -> html.Section:
+    return html.Section(
+        [
+            html.Div(
+                [
+                    html.H2("Pinned scenarios"),
+                    html.Div([html.Button("Unpin", id="unpin", className="link")], className="links"),
+                ],
+                className="head",
+            ),
+            html.Div(
+                [
+                    html.Div(id="compared", className="scroll"),
+                    html.Div(_graph("comparison"), className="graph comparison"),
+                ],
+                className="pair bare",
+            ),
+        ],
+        id="comparing",
+        className="panel",
+        hidden=True,
+    )
+
+
+def _commands() -> html.Section:
+    return html.Section(
+        [
+            html.Div(html.H2("Take it with you"), className="head"),
+            html.Div([_code("cli", "Command line"), _code("python", "Python")], className="pair bare"),
+            html.Div([_download(file, text) for file, text in _FILES.items()], className="downloads"),
+        ],
+        className="panel",
+    )
+
+
+def _code(name: str, title: str) -> html.Div:
+    return html.Div(
+        [
+            html.Div([html.H3(title), html.Button("Copy", id=f"copy-{name}", className="link")], className="head"),
+            html.Pre(id=name, tabIndex="0"),
+        ]
+    )
+
+
+def _download(file: str, text: str) -> html.A:
+    return html.A(text, href=f"/download/{file}", className="link download", download=file, **extra("data-file", file))
+
+
+def _phase() -> dcc.RadioItems:
+    options = [{"label": f"one {name} step", "value": name} for name in PHASES]
+    return dcc.RadioItems(options, PHASES[0], id=control_id("phase"), inline=True, className="flag")
+
+
+def _hatching() -> html.Div:
+    return html.Div([html.Span(className="hatched"), "exposed: nothing computes meanwhile"], className="inline")
+
+
+def _versus() -> list[html.Div]:
+    """Whose gain the map shows, over what."""
+    names = ("ladder", "parallel", "upper-bound")
+    return [
+        html.Div(
+            [
+                html.Label(title, htmlFor=control_id(key)),
+                dcc.Dropdown(list(options), options[0], id=control_id(key), clearable=False),
+            ],
+            className="inline",
+        )
+        for key, title, options in (("variant", "of", names), ("over", "over", ("standard", "parallel")))
+    ]

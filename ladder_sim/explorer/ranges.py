@@ -1,0 +1,100 @@
+"""The fields that a page can draw along: what they are called, and which values are looked at."""
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from ladder_sim.costs.hardware import Hardware
+from ladder_sim.costs.profile import CalibrationProfile
+from ladder_sim.errors import UsageError
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.sweeps.axes import Axis, resolve, value_at
+
+TITLES = {
+    "intra.bandwidth_Bps": "Link bandwidth in the node",
+    "intra.latency_s": "All-reduce latency in the node",
+    "inter.bandwidth_Bps": "Link bandwidth across nodes",
+    "inter.latency_s": "All-reduce latency across nodes",
+    "gpu.hbm_bandwidth_Bps": "Memory bandwidth (HBM)",
+    "gpu.bf16_flops": "Tensor-core rate (bf16)",
+    "tp": "Tensor-parallel degree",
+    "batch": "Batch",
+    "prompt": "Prompt tokens",
+    "gen": "New tokens",
+    "nodes": "Nodes",
+}
+# in the order of the lists
+REACH = 16.0
+# a figure goes from the scenario's value divided by this to that multiplied by it
+CURVE_VALUES, MAP_VALUES = 41, 40
+_DOUBLED = {
+    "nodes": (1, 16),
+    "batch": (1, 256),
+    "prompt": (128, 32_768),
+    "gen": (16, 4096),
+}
+# first and last of whole numbers that double
+
+
+@lru_cache(maxsize=1024)
+def field_of(key: str) -> tuple[str, Any]:
+    """`ladder_sim.sweeps.axes.resolve`, which looks through every setting, and a page asks for the same few.
+
+    Raises
+    ------
+    UnknownNameError
+        There is no such field.
+    """
+    return resolve(key)
+
+
+def title(name: str) -> str:
+    """What a field is called on the page.
+
+    Examples
+    --------
+    >>> title("inter.latency_s"), title("stack.gemv_factor")
+    ('All-reduce latency across nodes', 'stack.gemv_factor')
+    """
+    return TITLES.get(name, name)
+
+
+def busiest_link(scenario: Scenario) -> str:
+    """The tier that the all-reduce waits for: across nodes if there are several."""
+    return "inter" if scenario.nodes_used > 1 else "intra"
+
+
+def current(scenario: Scenario, name: str, profile: CalibrationProfile | None) -> float:
+    """A field's value as the simulator uses it: a fit may have replaced what the specs state."""
+    figure = Axis(name=name, values=()).figure
+    used = Hardware.of(scenario, profile).figure(figure) if figure else value_at(scenario, name)
+    return float(used)
+
+
+def values(scenario: Scenario, name: str, profile: CalibrationProfile | None, count: int) -> list[Any]:
+    """Values of a field to look at, ascending.
+
+    Raises
+    ------
+    UsageError
+        The field is zero, so that no factor leads from it.
+    """
+    if name == "tp":
+        return list(scenario.tp_degrees())
+    if name in _DOUBLED:
+        low, high = _DOUBLED[name]
+        here = int(value_at(scenario, name))
+        # the value at hand lies within
+        found = [low]
+        while found[-1] < max(high, here):
+            found.append(found[-1] * 2)
+        return found
+    middle = current(scenario, name, profile)
+    if middle <= 0.0:
+        raise UsageError(f"{title(name)} is 0 here", hint="take another field, or set it to a number above 0")
+    if isinstance(value_at(scenario, name), int):
+        spread = np.geomspace(max(middle / REACH, 1.0), middle * REACH, 9)
+        return [int(value) for value in np.unique(np.round(spread))]
+    found_reals: list[Any] = np.geomspace(middle / REACH, middle * REACH, count).tolist()
+    return found_reals

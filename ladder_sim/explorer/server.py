@@ -1,0 +1,144 @@
+"""The explorer on a port: the Dash app, its safety headers, and its downloads."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from dash import Dash
+from flask import Flask, Response, request
+from werkzeug.exceptions import HTTPException
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+from ladder_sim.errors import LadderSimError, UsageError
+from ladder_sim.explorer.answers import Answers
+from ladder_sim.explorer.callbacks import register
+from ladder_sim.explorer.downloads import download
+from ladder_sim.explorer.known import Known
+from ladder_sim.explorer.layout import layout
+
+MOST_REQUEST_BYTES = 4_000_000
+# a config.json as a data URL fits twice
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+}
+
+
+class Server(Protocol):
+    """What `serving` returns."""
+
+    @property
+    def port(self) -> int: ...
+
+    def serve_forever(self) -> None: ...
+
+    def shutdown(self) -> None: ...
+
+
+def make_app(known: Known, start: str = "", *, hosts: Iterable[str] | None = LOOPBACK) -> Dash:
+    """The app.
+
+    Parameters
+    ----------
+    known
+        What a browser may name.
+    start
+        Query of a page that is opened without one.
+    hosts
+        Names under which it may be asked for, so that another site's name that resolves to this machine gets nothing;
+        None: any.
+    """
+    app = Dash(
+        "ladder_sim.explorer",
+        title="ladder-sim explorer",
+        update_title="",
+        assets_folder=str(Path(__file__).parent / "assets"),
+        serve_locally=True,
+    )
+    answers = Answers(known)
+    app.layout = layout(known, start)
+    register(app, answers)
+    server: Flask = app.server
+    server.config["MAX_CONTENT_LENGTH"] = MOST_REQUEST_BYTES
+    _guard(server, None if hosts is None else frozenset(hosts))
+    _secure(server, app)
+    server.add_url_rule("/download/<name>", "download", _downloader(answers))
+    return app
+
+
+def serving(app: Dash, host: str, port: int) -> Server:
+    """A server that is bound to its port; ``serve_forever`` answers, each request on a thread of its own.
+
+    Raises
+    ------
+    UsageError
+        The port is taken, or the address is none of this machine's.
+    """
+    try:
+        found: Server = make_server(host, port, app.server, threaded=True, request_handler=_Quiet)
+    except (OSError, SystemExit) as error:
+        raise UsageError(
+            f"cannot listen on {host}:{port}", hint="take another --port; 0 takes any that is free"
+        ) from error
+    return found
+
+
+class _Quiet(WSGIRequestHandler):
+    """Connections stay open, and requests are not told one by one."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_request(self, code: Any = "-", size: Any = "-") -> None:
+        pass
+
+
+def _guard(server: Flask, hosts: frozenset[str] | None) -> None:
+    @server.before_request
+    def _known_host() -> Response | None:
+        name = urlsplit(f"//{request.host}").hostname
+        if hosts is not None and name not in hosts:
+            return Response("unknown host\n", status=421, content_type="text/plain")
+        return None
+
+    @server.errorhandler(Exception)
+    def _malformed(error: Exception) -> Response:
+        if isinstance(error, HTTPException):
+            return Response(f"{error.name}\n", status=error.code or 400, content_type="text/plain")
+        # callbacks answer for themselves: what is left is a request that no page sends
+        return Response("malformed request\n", status=400, content_type="text/plain")
+
+
+def _secure(server: Flask, app: Dash) -> None:
+    policy: list[str] = []
+
+    @server.after_request
+    def _headers(response: Response) -> Response:
+        if not policy:
+            scripts = " ".join(f"'{found}'" if not found.startswith("'") else found for found in app.csp_hashes())
+            policy.append(
+                f"default-src 'none'; script-src 'self' {scripts}; style-src 'self' 'unsafe-inline'; "
+                "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; worker-src blob:; "
+                "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+            )
+        response.headers.update(_HEADERS)
+        response.headers.setdefault("Content-Security-Policy", policy[0])
+        return response
+
+
+def _downloader(answers: Answers) -> Callable[[str], Response]:
+    def send(name: str) -> Response:
+        try:
+            file = download(answers, name, request.query_string.decode("ascii", "replace"))
+        except LadderSimError as error:
+            return Response(f"{error}\n", status=400, content_type="text/plain; charset=utf-8")
+        response = Response(file.content, content_type=f"{file.content_type}; charset=utf-8")
+        response.headers["Content-Disposition"] = f'attachment; filename="ladder-sim-{name}"'
+        return response
+
+    return send

@@ -1,0 +1,82 @@
+"""The figures of `ladder_sim.report` as parts of a page: no title of their own, two colour schemes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ladder_sim.report.plots import GRID_COLOUR, TEXT_COLOUR, VARIANT_COLOURS
+
+PAPER = "rgba(0,0,0,0)"
+# the page's own background shows through
+_DARK = {
+    TEXT_COLOUR: "#E4E7EB",
+    GRID_COLOUR: "#323943",
+    VARIANT_COLOURS["standard"]: "#A3ABB5",
+    "white": "#171B21",
+    "#F5F5F5": "#20262E",
+}
+# colour of a light figure -> the same on a dark page
+
+
+def on_page(figure: Any, *, dark: bool, kept: str = "") -> dict[str, Any]:
+    """A figure as a page shows it.
+
+    Parameters
+    ----------
+    figure
+        Of `ladder_sim.report.figures`.
+    dark
+        For the dark scheme.
+    kept
+        What the reader has zoomed into stays while this stays.
+    """
+    document: dict[str, Any] = figure.to_plotly_json()
+    # plain dictionaries from here on: a figure checks every value that is set
+    layout = document["layout"]
+    layout |= {
+        # its name in a picture that the reader saves
+        "meta": {"title": layout.pop("title", {}).get("text", "")},
+        "margin": {"l": 12, "r": 16, "t": 34, "b": 44},
+        "font": {"size": 13},
+        "paper_bgcolor": PAPER,
+        "plot_bgcolor": PAPER,
+        "uirevision": kept or "kept",
+    }
+    layout.pop("height", None)
+    for name in ("xaxis", "yaxis"):
+        axis = layout.setdefault(name, {})
+        axis["title"] = {"standoff": 8, "font": {"size": 13}, **axis.get("title", {})}
+        axis.setdefault("tickfont", {"size": 12})
+    return _recoloured(document) if dark else document
+
+
+def message(text: str, *, dark: bool) -> dict[str, Any]:
+    """An empty figure that says why it is empty."""
+    colour = _DARK[VARIANT_COLOURS["standard"]] if dark else VARIANT_COLOURS["standard"]
+    return {
+        "data": [],
+        "layout": {
+            "xaxis": {"visible": False},
+            "yaxis": {"visible": False},
+            "paper_bgcolor": PAPER,
+            "plot_bgcolor": PAPER,
+            "annotations": [
+                {
+                    "text": text,
+                    "showarrow": False,
+                    "xref": "paper",
+                    "yref": "paper",
+                    "x": 0.5,
+                    "y": 0.5,
+                    "font": {"size": 14, "color": colour},
+                }
+            ],
+        },
+    }
+
+
+def _recoloured(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _recoloured(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_recoloured(item) for item in value]
+    return _DARK.get(value, value) if isinstance(value, str) else value

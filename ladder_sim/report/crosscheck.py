@@ -1,0 +1,94 @@
+"""A cross-check's result, as a table for people and as a page with plots."""
+
+from collections.abc import Iterator, Mapping
+from html import escape
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from ladder_sim.report.figures.crosscheck import error_figure
+from ladder_sim.report.tables import table
+from ladder_sim.units import format_seconds
+
+COLUMNS = ("link", "variant", "", "predicted", "measured", "95 % interval", "error", "at most")
+_NOT_JUDGED = "-"
+
+Result = Mapping[str, Any]
+# as `python -m calibration crosscheck` writes it
+
+
+def crosscheck_report(result: Result) -> RenderableType:
+    """What ran, every row, and the verdict."""
+    return Group(Text(title(result)), Text(), table(COLUMNS, _cells(result), left=3), Text(), Text(verdict(result)))
+
+
+def to_html(result: Result) -> str:
+    """A page that needs no network."""
+    plot = error_figure(result).to_html(full_html=False, include_plotlyjs=True, div_id="errors")
+    head = "".join(f"<th>{escape(column)}</th>" for column in COLUMNS)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>\n" for cells in _cells(result)
+    )
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Cross-check</title><style>'
+        "body{font:15px/1.45 Helvetica,Arial,sans-serif;max-width:1280px;margin:2em auto;color:#262626}"
+        "table{border-collapse:collapse}td,th{padding:.15em .8em;text-align:right}"
+        "td:nth-child(-n+3),th:nth-child(-n+3){text-align:left}tr:nth-child(even){background:#f5f5f5}"
+        "</style></head><body>\n<h1>Predicted and measured on one machine</h1>\n"
+        f"<p>{escape(title(result)).replace(chr(10), '<br>')}</p>\n<p><b>{escape(verdict(result))}</b></p>\n"
+        f"{plot}\n<table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table>\n"
+        f"<p>{escape(rests_on(result))}</p>\n</body></html>\n"
+    )
+
+
+def title(result: Result) -> str:
+    """What ran where."""
+    run, machine = result["run"], result["environment"]
+    load = machine["load"]
+    return (
+        f"{run['model']}: {run['layers']} layers, hidden {run['hidden']}, TP {run['tp']}, backend {run['backend']}, "
+        f"batch {run['batch']}, prompt {run['prompt']}, {run['gen']} new tokens, stack {run['stack']}\n"
+        f"fp32 on {machine['cpu']}, {machine['cpu_cores']} cores, torch {machine['torch']}, {run['threads']} thread(s) "
+        f"per rank; {run['rounds']} rounds, load average {min(load):.1f} to {max(load):.1f}"
+    )
+
+
+def verdict(result: Result) -> str:
+    """How far predictions are off, and whether any is beyond its bound."""
+    judged = [row for row in result["rows"] if row["bound"] is not None]
+    beyond = [f"{row['variant']} {row['quantity']} on {row['link']}" for row in judged if row["beyond"]]
+    parts = []
+    for name, quantities in (("latency", ("prefill", "decode")), ("ladder's speedup", ("speedup",))):
+        errors = [abs(row["error"]) for row in judged if row["quantity"] in quantities]
+        if errors:
+            parts.append(f"{name} errs {sum(errors) / len(errors):.1%} on average and {max(errors):.1%} at most")
+    ending = f"beyond the bound: {', '.join(beyond)}" if beyond else "none is beyond its bound"
+    return f"{'; '.join(parts)}; {ending}."
+
+
+def rests_on(result: Result) -> str:
+    """What the predictions were calibrated on."""
+    found = result["calibration"]
+    resume = ", ".join(f"{format_seconds(seconds)} in {phase}" for phase, seconds in found["resume_s"].items())
+    return (
+        f"Calibrated on {found['kernels']} kernels of the upper bound, timed in place, and on standard on one link: a "
+        f"computation that waited for a message goes on {resume} after its end. Rows without a bound are not judged."
+    )
+
+
+def _cells(result: Result) -> Iterator[tuple[str, ...]]:
+    for row in result["rows"]:
+        if row["quantity"] == "request":
+            continue
+        write = "{:.3f}".format if row["quantity"] == "speedup" else format_seconds
+        yield (
+            row["link"],
+            row["variant"],
+            row["quantity"],
+            write(row["predicted"]),
+            write(row["measured"]),
+            f"{write(row['low'])} to {write(row['high'])}",
+            f"{row['error']:+.1%}" + (" !" if row["beyond"] else ""),
+            _NOT_JUDGED if row["bound"] is None else f"{row['bound']:.0%}",
+        )

@@ -1,0 +1,96 @@
+"""A cross-check's predictions beside its measurements: latencies by parity, speedups by link."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ladder_sim.report.figures.base import figure, log_axis
+from ladder_sim.report.plots import TEXT_COLOUR, variant_colour
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+_SIZE_PX = 1240, 620
+_SYMBOLS = {"prefill": "circle", "decode": "diamond"}
+
+
+def error_figure(result: Mapping[str, Any]) -> "go.Figure":
+    """Left: predicted over measured latency. Right: speedups, bars measured and markers predicted."""
+    import plotly.graph_objects as go
+
+    rows = result["rows"]
+    latencies = [row for row in rows if row["quantity"] in _SYMBOLS]
+    values_ms = [1e3 * row[key] for row in latencies for key in ("predicted", "measured")]
+    drawn = figure("Predicted and measured on one machine", "whiskers: 95 % intervals of measured medians")
+    drawn.update_layout(
+        width=_SIZE_PX[0],
+        height=_SIZE_PX[1],
+        barmode="group",
+        xaxis={**log_axis("measured latency, ms", values_ms), "domain": [0.0, 0.42]},
+        yaxis=log_axis("predicted latency, ms", values_ms),
+        xaxis2={"domain": [0.5, 1.0], "anchor": "y2", "title": {"text": "link"}, "type": "category"},
+        yaxis2={"anchor": "x2", "title": {"text": "speedup over standard: bars measured, dashes predicted"}},
+    )
+    span = [min(values_ms), max(values_ms)]
+    line = {"color": TEXT_COLOUR, "width": 1}
+    drawn.add_trace(go.Scatter(x=span, y=span, mode="lines", line=line, showlegend=False, hoverinfo="skip"))
+    for variant in dict.fromkeys(row["variant"] for row in rows):
+        own = [row for row in latencies if row["variant"] == variant]
+        drawn.add_trace(
+            go.Scatter(
+                x=[1e3 * row["measured"] for row in own],
+                y=[1e3 * row["predicted"] for row in own],
+                error_x=_whiskers(own, 1e3),
+                mode="markers",
+                name=variant,
+                legendgroup=variant,
+                marker={
+                    "color": variant_colour(variant),
+                    "symbol": [_SYMBOLS[row["quantity"]] for row in own],
+                    "size": 9,
+                },
+                text=[f"{row['quantity']}, {row['link']}: {row['error']:+.1%}" for row in own],
+                hovertemplate="%{text}<extra>" + variant + "</extra>",
+            )
+        )
+        speedups = [row for row in rows if row["variant"] == variant and row["quantity"] == "speedup"]
+        if speedups:
+            _add_speedups(drawn, variant, speedups)
+    return drawn
+
+
+def _add_speedups(drawn: "go.Figure", variant: str, rows: list[Mapping[str, Any]]) -> None:
+    import plotly.graph_objects as go
+
+    shared = {
+        "x": [row["link"] for row in rows],
+        "xaxis": "x2",
+        "yaxis": "y2",
+        "offsetgroup": variant,
+        "legendgroup": variant,
+        "showlegend": False,
+    }
+    marker = {"color": variant_colour(variant)}
+    drawn.add_trace(
+        go.Bar(**shared, y=[row["measured"] for row in rows], error_y=_whiskers(rows, 1.0), marker=marker, name=variant)
+    )
+    drawn.update_layout(scattermode="group")
+    drawn.add_trace(
+        go.Scatter(
+            **shared,
+            y=[row["predicted"] for row in rows],
+            mode="markers",
+            marker={"symbol": "line-ew-open", "size": 16, "color": TEXT_COLOUR, "line": {"width": 2}},
+            text=[f"{row['error']:+.1%}" for row in rows],
+            hovertemplate="%{y:.3f}, %{text}<extra>" + variant + " predicted</extra>",
+        )
+    )
+
+
+def _whiskers(rows: list[Mapping[str, Any]], scale: float) -> dict[str, Any]:
+    return {
+        "array": [scale * (row["high"] - row["measured"]) for row in rows],
+        "arrayminus": [scale * (row["measured"] - row["low"]) for row in rows],
+        "thickness": 1,
+        "width": 3,
+        "color": TEXT_COLOUR,
+    }

@@ -1,0 +1,122 @@
+"""Predictions beside measurements: parity, and the errors by TP degree, batch and interconnect."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ladder_sim.report.figures.base import figure
+from ladder_sim.report.plots import TEXT_COLOUR, variant_colour
+from ladder_sim.report.validation import Compared
+from ladder_sim.validation.compare import Comparison, Quantity, spread, unseen
+from ladder_sim.validation.dataset import Dataset
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+_SIZE_PX = 1240, 640
+_PALE_COLOUR = "#BFBFBF"
+# of the intervals
+_Row = tuple[Comparison, Quantity]
+
+
+def error_figure(data: Dataset, found: Compared) -> "go.Figure":
+    """Speedups at the strongest level, predicted over measured, and how far apart; hollow: rows seen by the fit."""
+    import plotly.graph_objects as go
+
+    level, comparisons = list(found.items())[-1]
+    rows = sorted(((one, one.speedup) for one in comparisons if one.speedup), key=_order)
+    drawn = figure(f"Speedup over standard, predicted and measured: {data.name}", _summary(level, comparisons))
+    drawn.update_layout(
+        width=_SIZE_PX[0],
+        height=_SIZE_PX[1],
+        xaxis={"domain": [0.0, 0.4], "title": {"text": "measured speedup"}},
+        yaxis={"title": {"text": "predicted speedup, 90 % interval"}},
+        xaxis2={"domain": [0.49, 1.0], "anchor": "y2", "type": "multicategory", "title": {"text": "batch"}},
+        yaxis2={"anchor": "x2", "title": {"text": "error of the predicted speedup"}, "ticksuffix": " %"},
+    )
+    if not rows:
+        return drawn
+    low, high = _span(rows)
+    line = {"color": TEXT_COLOUR, "width": 1}
+    drawn.add_trace(
+        go.Scatter(x=[low, high], y=[low, high], mode="lines", line=line, showlegend=False, hoverinfo="skip")
+    )
+    # drawn first, so that the axis is in this order whatever each variant lacks
+    places = list(zip(*map(_place, rows), strict=True))
+    drawn.add_trace(go.Scatter(x=places, y=[None] * len(rows), xaxis="x2", yaxis="y2", showlegend=False))
+    for variant in dict.fromkeys(one.measurement.variant for one, _ in rows):
+        own = [row for row in rows if row[0].measurement.variant == variant]
+        for seen in (False, True):
+            members = [row for row in own if row[0].seen == seen]
+            if members:
+                name = f"{variant}, seen by the fit" if seen else variant
+                drawn.add_trace(_parity(go, name, variant, members))
+                drawn.add_trace(_errors(go, name, variant, members))
+    drawn.add_shape(type="line", x0=0.0, x1=1.0, y0=0.0, y1=0.0, line=line, xref="x2 domain", yref="y2")
+    return drawn
+
+
+def _summary(level: str, comparisons: Sequence[Comparison]) -> str:
+    found = spread([one.speedup for one in unseen(comparisons)])
+    if found is None:
+        return f"{level}: nothing to compare"
+    return (
+        f"{level}: {found.rows} speedups that no fit has seen err {found.mean_error:.1%} on average, "
+        f"{found.max_error:.1%} at most; {found.inside:.0%} lie inside their interval"
+    )
+
+
+def _parity(go: Any, name: str, variant: str, rows: Sequence[_Row]) -> Any:
+    speedups = [speedup for _, speedup in rows]
+    return go.Scatter(
+        x=[one.measured for one in speedups],
+        y=[one.predicted.value for one in speedups],
+        error_y={
+            "array": [one.predicted.high - one.predicted.value for one in speedups],
+            "arrayminus": [one.predicted.value - one.predicted.low for one in speedups],
+            "color": _PALE_COLOUR,
+            "thickness": 1.5,
+            "width": 0,
+        },
+        mode="markers",
+        name=name,
+        legendgroup=name,
+        marker=_marker(variant, rows),
+        text=[", batch ".join(_place(row)).replace("<br>", ", ") for row in rows],
+        hovertemplate="%{text}<br>measured %{x:.3f}, predicted %{y:.3f}<extra>" + name + "</extra>",
+    )
+
+
+def _errors(go: Any, name: str, variant: str, rows: Sequence[_Row]) -> Any:
+    return go.Scatter(
+        x=list(zip(*map(_place, rows), strict=True)),
+        y=[100.0 * speedup.error for _, speedup in rows],
+        mode="markers",
+        name=name,
+        legendgroup=name,
+        showlegend=False,
+        marker=_marker(variant, rows),
+        xaxis="x2",
+        yaxis="y2",
+        hovertemplate="%{x}: %{y:+.1f} %<extra>" + name + "</extra>",
+    )
+
+
+def _marker(variant: str, rows: Sequence[_Row]) -> dict[str, Any]:
+    symbol = "circle-open" if rows[0][0].seen else "circle"
+    return {"color": variant_colour(variant), "symbol": symbol, "size": 9, "line": {"width": 1.5}}
+
+
+def _place(row: _Row) -> tuple[str, str]:
+    """Where a row stands on the axis of errors: links and degree, then batch."""
+    configuration = row[0].measurement.configuration
+    return f"TP {configuration.tp}<br>P2P {'on' if configuration.p2p else 'off'}", str(configuration.batch)
+
+
+def _order(row: _Row) -> tuple[bool, int, int]:
+    configuration = row[0].measurement.configuration
+    return not configuration.p2p, configuration.tp, configuration.batch
+
+
+def _span(rows: Sequence[_Row]) -> tuple[float, float]:
+    values = [value for _, speedup in rows for value in (speedup.measured, speedup.predicted.value)]
+    return min(values) - 0.02, max(values) + 0.02

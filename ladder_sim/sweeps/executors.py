@@ -1,0 +1,129 @@
+"""Runs chunks one after the other, on processes of this machine, or on a Dask cluster; answers come in order."""
+
+import itertools
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import wait
+from typing import Any, Protocol, TypeVar
+
+from ladder_sim.errors import LadderSimError, MissingDependencyError, UsageError
+
+AHEAD = 3
+# chunks in flight per worker: enough that none waits for the slowest
+RETRIES = 5
+# of a chunk whose Dask worker was lost
+CONNECT_S = 10
+# to wait for a Dask scheduler, and for the first of its workers
+
+Task = TypeVar("Task")
+Answer = TypeVar("Answer")
+
+
+class Executor(Protocol):
+    """Applies a function to tasks, ahead of the reader but only so far."""
+
+    def __call__(self, function: Callable[[Task], Answer], tasks: Iterable[Task]) -> Iterator[Answer]: ...
+
+
+def serial(function: Callable[[Task], Answer], tasks: Iterable[Task]) -> Iterator[Answer]:
+    """In this process."""
+    return map(function, tasks)
+
+
+class Processes:
+    """Worker processes, which stay warm from chunk to chunk and end with this one.
+
+    Parameters
+    ----------
+    workers
+        How many.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+
+    def __call__(self, function: Callable[[Task], Answer], tasks: Iterable[Task]) -> Iterator[Answer]:
+        # spawned: forking a process that has threads is not safe
+        context = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(self.workers, mp_context=context, initializer=_settle)
+        try:
+            yield from _in_order(lambda task: pool.submit(function, task), tasks, self.workers * AHEAD)
+        except BrokenProcessPool as error:
+            raise LadderSimError(
+                "a worker process died, maybe for lack of memory", hint="--resume goes on; use fewer --workers"
+            ) from error
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _settle() -> None:
+    """Leave Ctrl-C to the parent, and end when it ends, however that happens."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_after, args=(parent.sentinel,), daemon=True).start()
+
+
+def _end_after(sentinel: int) -> None:
+    wait([sentinel])
+    os._exit(1)
+
+
+class Dask:
+    """Workers of a Dask cluster. The scheduler repeats what a lost worker had, and each answer is read once.
+
+    Parameters
+    ----------
+    address
+        Of the scheduler, e.g. ``"tcp://host:8786"``.
+
+    Raises
+    ------
+    MissingDependencyError
+        distributed is not installed.
+    UsageError
+        No scheduler answers there.
+    """
+
+    def __init__(self, address: str) -> None:
+        try:
+            import distributed
+        except ImportError:
+            raise MissingDependencyError(
+                "--dask needs dask and distributed, which are absent", hint='pip install "ladder-sim[dask]"'
+            ) from None
+        try:
+            connect: Any = distributed.Client
+            self._client = connect(address, timeout=CONNECT_S, set_as_default=False)
+            self._client.wait_for_workers(1, timeout=CONNECT_S)
+        except (OSError, ValueError) as error:
+            raise UsageError(
+                f"--dask '{address}': no scheduler with workers answers",
+                hint="start `dask scheduler`, and `dask worker` for each machine",
+            ) from error
+
+    def __call__(self, function: Callable[[Task], Answer], tasks: Iterable[Task]) -> Iterator[Answer]:
+        threads = max(1, sum(self._client.nthreads().values()))
+
+        def submit(task: Task) -> Any:
+            return self._client.submit(function, task, pure=False, retries=RETRIES)
+
+        try:
+            yield from _in_order(submit, tasks, threads * AHEAD)
+        finally:
+            self._client.close()
+
+
+def _in_order(submit: Callable[[Task], "Future[Answer]"], tasks: Iterable[Task], ahead: int) -> Iterator[Answer]:
+    remaining = iter(tasks)
+    flying = deque(submit(task) for task in itertools.islice(remaining, ahead))
+    while flying:
+        answer = flying.popleft().result()
+        flying.extend(submit(task) for task in itertools.islice(remaining, 1))
+        yield answer

@@ -1,0 +1,184 @@
+"""A whole sweep: into memory, or into a file."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import ladder_sim
+from ladder_sim.costs.profile import load_profile
+from ladder_sim.errors import UsageError
+from ladder_sim.prediction import NO_PROFILE
+from ladder_sim.sweeps.axes import FIELDS
+from ladder_sim.sweeps.evaluate import PROBLEM, How, evaluate, result_columns
+from ladder_sim.sweeps.executors import Executor, Processes, serial
+from ladder_sim.sweeps.files import PartFile
+from ladder_sim.sweeps.formats import FORMATS, encode, header, require
+from ladder_sim.sweeps.grid import CHUNK_BLOCKS, CHUNK_POINTS, Chunk, Grid
+from ladder_sim.sweeps.table import SweepTable, collect
+
+Progress = Callable[[int], None]
+# called with the points answered so far
+Answer = TypeVar("Answer")
+
+
+def sweep(
+    axes: Mapping[str, Any],
+    variants: Sequence[str] | None = None,
+    *,
+    profile: str | None = None,
+    ignore_memory: bool = False,
+    workers: int = 1,
+) -> SweepTable:
+    """Predict every combination of some fields' values.
+
+    Parameters
+    ----------
+    axes
+        Values by field of `Scenario.of` or by setting: a range as text, e.g. ``"50:800:x2Gb/s"``, values separated by
+        commas, one value, or a sequence. Fields that are left out have the defaults of `Scenario.of`.
+    variants
+        Residual wirings, ``"hybrid-ladder:8:32:x2"`` for several; by default those of `predict`.
+    profile, ignore_memory
+        As in `predict`.
+    workers
+        Processes; 1 runs in this one.
+
+    Returns
+    -------
+    SweepTable
+        One row per point. A point that cannot run has no figures and says why in the column ``"infeasible"``.
+
+    Raises
+    ------
+    UsageError
+        A field, a range, a variant or the profile is wrong.
+
+    Examples
+    --------
+    >>> found = sweep({"model": "8b", "tp": 4, "intra.bandwidth": "25:400:x4GB/s"}, ["ladder"])
+    >>> found.varied, len(found)
+    (('intra.bandwidth_Bps',), 3)
+    """
+    grid = Grid(axes, variants)
+    executor = serial if workers == 1 else Processes(workers)
+    return run(grid, how_of(grid, profile, ignore_memory), executor)
+
+
+def how_of(grid: Grid, profile: str | None, ignore_memory: bool) -> How:
+    """What all points of a grid have in common besides its axes.
+
+    Raises
+    ------
+    ProfileError
+        There is no such profile, or it cannot be read.
+    """
+    if profile not in (None, "", NO_PROFILE):
+        load_profile(profile)
+    return How(variants=grid.variants, profile=profile, ignore_memory=ignore_memory)
+
+
+def run(grid: Grid, how: How, executor: Executor, progress: Progress | None = None) -> SweepTable:
+    """Answer every point of a grid and keep the answers."""
+    chunks = map(grid.chunk, range(grid.chunks))
+    answers = executor(partial(evaluate, how=how), chunks)
+    return collect(_told(answers, grid, 0, progress), tuple(one.name for one in grid.varied), how.variants)
+
+
+def stream(
+    grid: Grid, how: How, executor: Executor, *, form: str, progress: Progress | None = None
+) -> Iterator[tuple[bytes, int]]:
+    """The file that `run_to_file` would write, piece by piece, each with how many of its points have figures."""
+    yield header(form, _names(grid, how)), 0
+    yield from _told(
+        executor(partial(_encoded, how=how, form=form), map(grid.chunk, range(grid.chunks))), grid, 0, progress
+    )
+
+
+def run_to_file(
+    grid: Grid,
+    how: How,
+    executor: Executor,
+    path: Path,
+    *,
+    form: str | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> int:
+    """Answer every point of a grid, and write each chunk as it comes.
+
+    Parameters
+    ----------
+    grid, how, executor
+        As in `run`.
+    path
+        File; it appears when the sweep is over.
+    form
+        ``"csv"``, ``"jsonl"`` or ``"parquet"``; by default what the extension says.
+    resume
+        Keep what an interrupted run of the same sweep has left.
+    progress
+        Called after each chunk.
+
+    Returns
+    -------
+    int
+        Points that have figures.
+
+    Raises
+    ------
+    UsageError
+        The extension says no known format, the file cannot be written, or what is left is another sweep's.
+    MissingDependencyError
+        Parquet is wanted and pyarrow is absent.
+    """
+    form = form or file_format(path)
+    require(form)
+    fingerprint = _fingerprint(grid, how, form)
+    file = PartFile(path=path, form=form, fingerprint=fingerprint, start=header(form, _names(grid, how)))
+    done = file.done() if resume else []
+    chunks = map(grid.chunk, range(len(done), grid.chunks))
+    answers = executor(partial(_encoded, how=how, form=form), chunks)
+    return sum(done) + sum(_told(file.write(answers, len(done)), grid, len(done), progress))
+
+
+def file_format(path: Path) -> str:
+    """The format that an extension means."""
+    if path.suffix.lower() not in FORMATS:
+        raise UsageError(f"'{path}': the extension says no known format", hint=f"use {', '.join(FORMATS)}")
+    return FORMATS[path.suffix.lower()]
+
+
+def _encoded(chunk: Chunk, how: How, form: str) -> tuple[bytes, int]:
+    parts = evaluate(chunk, how)
+    return encode(form, parts), sum(len(rows) for rows in parts if not rows.problem)
+
+
+def _told(answers: Iterator[Answer], grid: Grid, first: int, progress: Progress | None) -> Iterator[Answer]:
+    """Pass answers of the chunks from `first` on, and say how many points they make."""
+    points = sum(map(grid.points, range(first)))
+    for number, answer in enumerate(answers, first):
+        points += grid.points(number)
+        if progress is not None:
+            progress(points)
+        yield answer
+
+
+def _names(grid: Grid, how: How) -> list[str]:
+    """All columns, in order."""
+    settings = [one.name for one in grid.structure if one.setting]
+    return [*FIELDS, *settings, *(one.name for one in grid.figures), *result_columns(how.variants), PROBLEM]
+
+
+def _fingerprint(grid: Grid, how: How, form: str) -> str:
+    """Equal for sweeps that give equal files."""
+    profile = Path(how.profile) if how.profile else None
+    what = (
+        ladder_sim.__version__,
+        (CHUNK_POINTS, CHUNK_BLOCKS),
+        grid.axes,
+        (how, form),
+        profile.read_bytes() if profile and profile.is_file() else None,
+    )
+    return hashlib.sha256(repr(what).encode()).hexdigest()

@@ -1,0 +1,71 @@
+"""A sweep's answers in memory, by column."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ladder_sim.errors import UnknownNameError
+from ladder_sim.sweeps.evaluate import PROBLEM, Rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SweepTable:
+    """One row per point, in the grid's order; one column per field of the scenario, per axis and per variant's figure.
+
+    Examples
+    --------
+    >>> from ladder_sim.sweeps.run import sweep
+    >>> found = sweep({"model": "8b", "tp": "1:4"}, ["ladder"])
+    >>> [int(tp) for tp in found["tp"]], bool(found["ladder.speedup"][2] > 1)
+    ([1, 2, 4], True)
+    """
+
+    columns: dict[str, NDArray[Any]]
+    # by name; SI units
+    varied: tuple[str, ...]
+    # axes with several values, the slowest first
+    variants: tuple[str, ...]
+    # residual wirings, in columns such as "ladder.speedup"
+
+    def __len__(self) -> int:
+        return len(self.columns[PROBLEM])
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        if name not in self.columns:
+            raise UnknownNameError("column", name, self.columns)
+        return self.columns[name]
+
+    @property
+    def feasible(self) -> NDArray[np.bool_]:
+        """Rows that have figures."""
+        found: NDArray[np.bool_] = self[PROBLEM] == ""
+        return found
+
+    def where(self, rows: NDArray[np.bool_]) -> "SweepTable":
+        """The rows that a mask keeps."""
+        kept = {name: values[rows] for name, values in self.columns.items()}
+        return SweepTable(columns=kept, varied=self.varied, variants=self.variants)
+
+
+def collect(parts: Iterable[Sequence[Rows]], varied: tuple[str, ...], variants: tuple[str, ...]) -> SweepTable:
+    """One table from the answers of all chunks, in their order."""
+    rows = [one for part in parts for one in part]
+    lengths = [len(one) for one in rows]
+    columns: dict[str, NDArray[Any]] = {
+        name: np.repeat(_column([one.constants[name] for one in rows]), lengths) for name in rows[0].constants
+    }
+    for name in rows[0].figures:
+        columns[name] = np.concatenate([one.figures[name] for one in rows])
+    for name in rows[0].results:
+        columns[name] = np.concatenate([one.results[name] for one in rows])
+    columns[PROBLEM] = np.repeat(np.array([one.problem for one in rows], object), lengths)
+    return SweepTable(columns=columns, varied=varied, variants=variants)
+
+
+def _column(values: list[Any]) -> NDArray[Any]:
+    """Numbers as numbers, names as Python strings: no copy of a name per row."""
+    numeric = all(isinstance(value, int | float) for value in values)
+    return np.array(values) if numeric else np.array(values, object)

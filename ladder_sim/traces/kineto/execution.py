@@ -1,0 +1,57 @@
+"""The execution trace of `torch.profiler.ExecutionTraceObserver`: which op reads which storage, without times.
+
+It joins Kineto's trace by the id of the recorded function (``rf_id``). Tensors alias through views, so that ops are
+tied by the storage they read.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ladder_sim.errors import UsageError
+from ladder_sim.traces.kineto.reader import read_text
+
+_TENSOR_FIELDS = 6
+# tensor id, storage id, offset, elements, bytes per element, device
+
+
+class ExecutionTrace:
+    """Storages that each recorded function reads."""
+
+    def __init__(self, nodes: list[dict[str, Any]]) -> None:
+        self.reads: dict[int, frozenset[int]] = {}
+        for node in nodes:
+            ids = [item["value"] for item in node.get("attrs", []) if item.get("name") == "rf_id"]
+            if ids:
+                self.reads[int(ids[0])] = frozenset(_storages(node.get("inputs", {}).get("values", [])))
+
+
+def read_execution_trace(path: Path) -> ExecutionTrace:
+    """Parse a file of `ExecutionTraceObserver`.
+
+    Raises
+    ------
+    UsageError
+        It cannot be read, or is none.
+    """
+    try:
+        document = json.loads(read_text(path))
+    except ValueError as error:
+        raise UsageError(
+            f"execution trace '{path}' cannot be read: {error}", hint="stop the observer before the process ends"
+        ) from error
+    if not isinstance(document, dict) or not isinstance(document.get("nodes"), list):
+        raise UsageError(
+            f"execution trace '{path}' has no list 'nodes': unknown schema",
+            hint="give a file of torch.profiler.ExecutionTraceObserver (schema 1.1.1-chakra)",
+        )
+    return ExecutionTrace(document["nodes"])
+
+
+def _storages(values: Any) -> list[int]:
+    """Storage ids among an op's arguments, in lists of tensors too."""
+    if not isinstance(values, list):
+        return []
+    if len(values) == _TENSOR_FIELDS and isinstance(values[5], str) and isinstance(values[1], int):
+        return [values[1]]
+    return [storage for value in values for storage in _storages(value)]

@@ -1,0 +1,96 @@
+"""Puts the files of several ranks together: a collective starts when the last of its ranks is there."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from ladder_sim.errors import UsageError
+from ladder_sim.traces.graph import TraceGraph
+from ladder_sim.traces.kineto.draft import SLACK_S, Draft, RankDraft, finish
+
+
+def join(files: Sequence[RankDraft]) -> TraceGraph:
+    """One graph of all ranks.
+
+    Raises
+    ------
+    UsageError
+        Two files are of the same rank.
+    """
+    ranks = [file.rank for file in files]
+    twice = next((rank for rank in ranks if ranks.count(rank) > 1), None)
+    if twice is not None:
+        raise UsageError(f"two of the traces are of rank {twice}", hint="give one file for each rank")
+    notes = [note for file in files for note in file.notes]
+    if len(files) > 1:
+        _on_one_clock(files)
+    world = max(file.world_size for file in files)
+    missing = sorted(set(range(world)) - set(ranks))
+    if missing:
+        collectives = sum(draft.collective is not None for file in files for draft in file.drafts)
+        notes.append(
+            f"no trace of rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} of {world}: "
+            f"{collectives} collectives keep the time recorded on the others, waits for peers included"
+        )
+    alone = 0
+    for number, members in enumerate(_matched(files)):
+        if len(members) > 1 and _together(members):
+            _meet(number, members)
+        else:
+            alone += len(members)
+    if alone and len(files) > 1:
+        notes.append(f"{alone} collectives have no partner in the other ranks' traces and keep their time")
+    steps = max((file.steps for file in files), key=len)
+    return finish([draft for file in files for draft in file.drafts], steps, notes).with_starts()
+
+
+def _matched(files: Sequence[RankDraft]) -> Iterator[list[Draft]]:
+    """The n-th collective of a process group on every rank, as long as they are alike."""
+    queues: dict[str, list[list[Draft]]] = defaultdict(list)
+    for file in files:
+        own: dict[str, list[Draft]] = defaultdict(list)
+        for draft in sorted(file.drafts, key=lambda draft: draft.start_s):
+            if draft.collective is not None:
+                own[draft.collective.group].append(draft)
+        for group, queue in own.items():
+            queues[group].append(queue)
+    for group_queues in queues.values():
+        for place in range(max(map(len, group_queues))):
+            members = [queue[place] for queue in group_queues if place < len(queue)]
+            if len({(draft.kind, draft.collective) for draft in members}) > 1:
+                yield from ([draft] for draft in members)
+            else:
+                yield members
+
+
+def _together(members: Sequence[Draft]) -> bool:
+    """Whether they ran at the same time: ranks whose recordings began at different collectives are out of step."""
+    return max(draft.start_s for draft in members) <= min(draft.end_s for draft in members) + SLACK_S
+
+
+def _meet(number: int, members: Sequence[Draft]) -> None:
+    """All start when the last is ready; what each takes from then on is the transfer."""
+    start_s = max(draft.start_s for draft in members)
+    for draft in members:
+        draft.group = number
+        draft.duration_s = max(0.0, draft.end_s - start_s)
+
+
+def _on_one_clock(files: Sequence[RankDraft]) -> None:
+    """Shift every rank's times to the clock of the first.
+
+    Processes of one machine share a clock. Across machines clocks differ, and the ends of the collectives, which leave
+    all ranks together, tell by how much.
+    """
+    first = files[0]
+    for file in files[1:]:
+        shift_s = file.origin_s - first.origin_s
+        if file.host != first.host or not file.host:
+            pairs = [(pair[0].end_s, pair[1].end_s) for pair in _matched([first, file]) if len(pair) == 2]
+            apart = [one_s - other_s for one_s, other_s in pairs]
+            if apart and abs(median(apart) - shift_s) > max(apart) - min(apart):
+                shift_s = median(apart)
+        for draft in file.drafts:
+            draft.start_s += shift_s
+            draft.end_s += shift_s
+            draft.ready_s += shift_s

@@ -1,0 +1,205 @@
+"""What streams and CPU threads wait for, from the calls that make them wait and the events of category ``cuda_sync``.
+
+Recordings without these events do not say which stream or event a call meant. What can be told from the order of the
+calls is told; a dependency that the recorded times contradict is left out; and the notes count both.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ladder_sim.traces.graph import Lane
+from ladder_sim.traces.kineto.draft import SLACK_S, Draft
+from ladder_sim.traces.kineto.reader import Event, Recorded
+
+StreamId = tuple[Any, Any]
+# device and stream
+
+_WHOLE_DEVICE = frozenset({"cudaDeviceSynchronize", "cuCtxSynchronize", "hipDeviceSynchronize", "cudaFree", "hipFree"})
+_ONE_STREAM = frozenset({"cudaStreamSynchronize", "cuStreamSynchronize", "hipStreamSynchronize"})
+_ONE_EVENT = frozenset({"cudaEventSynchronize", "cuEventSynchronize", "hipEventSynchronize"})
+_STREAM_WAITS = frozenset({"cudaStreamWaitEvent", "cuStreamWaitEvent", "hipStreamWaitEvent"})
+_UNSEEN = "the trace has no cuda_sync events (torch.profiler records them with enable_cuda_sync_events=True)"
+
+
+def blocks(name: str) -> bool:
+    """Whether a call of this name may hold its CPU thread until a device is done."""
+    return name in _WHOLE_DEVICE or name in _ONE_STREAM or name in _ONE_EVENT
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Call:
+    """A call of a CPU thread."""
+
+    event: Event
+    # as recorded
+    enqueued: list[Draft]
+    # what it put on streams
+    wait: Draft | None = None
+    # its op, if it may block
+
+    @property
+    def correlation(self) -> Any:
+        """Id that ties it to what it enqueued or waited for."""
+        return self.event.args.get("correlation")
+
+
+class Waits:
+    """Finds what each stream and each blocking call of one rank waits for."""
+
+    def __init__(self, recorded: Recorded, calls: Iterable[Call], streams: Mapping[StreamId, list[Draft]]) -> None:
+        self.calls = sorted(calls, key=lambda call: call.event.start_us)
+        self.syncs = {event.args.get("correlation"): event for event in recorded.events["cuda_sync"]}
+        self.called_us = {call.correlation: call.event.start_us for call in self.calls}
+        self.queues = {stream: _Queue(queue, self.calls) for stream, queue in streams.items()}
+        # NCCL's own: inside it, what follows the kernel is no wait of the user's
+        inside = [event for event in recorded.events["user_annotation"] if event.name.startswith("nccl:")]
+        self.issues_us = [event.start_us for event in inside], [event.end_us for event in inside]
+        self.counts: Counter[str] = Counter()
+
+    @property
+    def notes(self) -> list[str]:
+        """What could not be told."""
+        return [f"{number} {what}" for what, number in sorted(self.counts.items())]
+
+    def resolve(self) -> None:
+        unseen: list[Call] = []
+        for call in self.calls:
+            name = call.event.name
+            if len({draft.lane for draft in call.enqueued}) > 1:
+                self._inside_graph(call.enqueued)
+            sync = self.syncs.get(call.correlation)
+            if call.wait is not None and blocks(name):
+                self._block(call, call.wait, sync)
+            elif name in _STREAM_WAITS and sync is not None:
+                self._stream_wait(call, sync)
+            elif name in _STREAM_WAITS:
+                unseen.append(call)
+        if self.syncs:
+            self.counts["stream waits without a cuda_sync event, left out"] += len(unseen)
+        elif unseen:
+            self._infer(unseen)
+        self.counts = +self.counts
+
+    def _block(self, call: Call, wait: Draft, sync: Event | None) -> None:
+        called_us = call.event.start_us
+        if call.event.name in _WHOLE_DEVICE:
+            candidates = [queue.last_before(called_us) for queue in self.queues.values()]
+            wait.after += [one for one in candidates if one is not None and wait.can_follow(one)]
+        elif sync is None:
+            self._block_unseen(wait, called_us)
+        elif call.event.name in _ONE_STREAM:
+            self._add(wait, self._last(sync, "stream", called_us))
+        else:
+            recorded_us = self.called_us.get(sync.args.get("wait_on_cuda_event_record_corr_id"))
+            if recorded_us is None:
+                self.counts["waits of a CPU thread for an event recorded outside the trace"] += 1
+            else:
+                self._add(wait, self._last(sync, "wait_on_stream", recorded_us))
+
+    def _block_unseen(self, wait: Draft, called_us: float) -> None:
+        """It returned when something ended: the latest end inside the call, if there is one."""
+        candidates = [queue.last_before(called_us) for queue in self.queues.values()]
+        possible = [one for one in candidates if one is not None and wait.start_s < one.end_s <= wait.end_s + SLACK_S]
+        if possible:
+            wait.after.append(max(possible, key=lambda one: one.end_s))
+            self.counts[f"blocking calls matched to a stream by their time: {_UNSEEN}"] += 1
+
+    def _stream_wait(self, call: Call, sync: Event) -> None:
+        recorded_us = self.called_us.get(sync.args.get("wait_on_cuda_event_record_corr_id"))
+        waiting = self.queues.get((sync.args.get("device"), sync.args.get("stream")))
+        if recorded_us is None:
+            self.counts["stream waits for an event recorded outside the trace"] += 1
+        elif waiting is not None:
+            held = waiting.next_after(call.event.start_us)
+            if held is not None:
+                self._add(held, self._last(sync, "wait_on_stream", recorded_us))
+
+    def _last(self, sync: Event, key: str, before_us: float) -> Draft | None:
+        queue = self.queues.get((sync.args.get("device"), sync.args.get(key)))
+        return queue.last_before(before_us) if queue is not None else None
+
+    def _add(self, draft: Draft, before: Draft | None) -> None:
+        if before is None or before.lane == draft.lane:
+            return
+        if draft.can_follow(before):
+            draft.after.append(before)
+        else:
+            self.counts["waits that the recorded times contradict, left out"] += 1
+
+    def _inside_graph(self, drafts: Sequence[Draft]) -> None:
+        """Ops of a CUDA graph: one whose stream idled until an op of another stream ended had waited for that."""
+        last: dict[Lane, Draft] = {}
+        for draft in sorted(drafts, key=lambda draft: draft.start_s):
+            own = last.get(draft.lane)
+            idle_from_s = own.end_s if own is not None else float("-inf")
+            others = [one for lane, one in last.items() if lane != draft.lane and draft.can_follow(one)]
+            latest = max(others, key=lambda one: one.end_s, default=None)
+            if latest is not None and latest.end_s > idle_from_s:
+                draft.after.append(latest)
+                self.counts["waits between streams of a CUDA graph, told from the times of its ops"] += 1
+            last[draft.lane] = draft
+
+    # without cuda_sync events
+
+    def _infer(self, unseen: Sequence[Call]) -> None:
+        """Tell producer and consumer waits of collectives by the calls around them on the same thread."""
+        wanted = {id(call) for call in unseen}
+        threads: dict[tuple[Any, Any], list[Call]] = defaultdict(list)
+        for call in self.calls:
+            if call.enqueued or id(call) in wanted:
+                threads[call.event.process, call.event.thread].append(call)
+        told = internal = 0
+        for queue in threads.values():
+            awaited: list[Draft] = []
+            # collectives that nothing waits for yet, in order
+            for position, call in enumerate(queue):
+                if call.enqueued:
+                    awaited += [draft for draft in call.enqueued if draft.collective is not None]
+                    continue
+                held = next((later.enqueued[0] for later in queue[position + 1 :] if later.enqueued), None)
+                if self._is_internal(call):
+                    internal += 1
+                    continue
+                if held is None:
+                    continue
+                if held.collective is not None:
+                    before = self._last_elsewhere(queue[:position], held)
+                else:
+                    before = awaited.pop(0) if awaited else None
+                if before is not None and before not in held.after and held.can_follow(before):
+                    held.after.append(before)
+                    told += 1
+        self.counts[f"stream waits told from the order of calls: {_UNSEEN}"] += told
+        self.counts["stream waits that nothing explains, left out"] += len(unseen) - told - internal
+
+    def _is_internal(self, call: Call) -> bool:
+        starts_us, ends_us = self.issues_us
+        index = bisect_right(starts_us, call.event.start_us) - 1
+        return index >= 0 and call.event.start_us < ends_us[index]
+
+    def _last_elsewhere(self, queue: Sequence[Call], held: Draft) -> Draft | None:
+        enqueued = (call.enqueued[-1] for call in reversed(queue) if call.enqueued)
+        return next((draft for draft in enqueued if draft.lane != held.lane), None)
+
+
+class _Queue:
+    """A stream's ops by the time of the call that enqueued them."""
+
+    def __init__(self, drafts: Sequence[Draft], calls: Iterable[Call]) -> None:
+        lane = drafts[0].lane
+        pairs = [(call.event.start_us, draft) for call in calls for draft in call.enqueued if draft.lane == lane]
+        launched = {id(draft) for _, draft in pairs}
+        pairs = [(float("-inf"), draft) for draft in drafts if id(draft) not in launched] + pairs
+        self.times_us = [time_us for time_us, _ in pairs]
+        self.drafts = [draft for _, draft in pairs]
+
+    def last_before(self, time_us: float) -> Draft | None:
+        index = bisect_left(self.times_us, time_us) - 1
+        return self.drafts[index] if index >= 0 else None
+
+    def next_after(self, time_us: float) -> Draft | None:
+        index = bisect_left(self.times_us, time_us)
+        return self.drafts[index] if index < len(self.drafts) else None

@@ -1,0 +1,31 @@
+"""A step that the simulator predicts, as a trace."""
+
+from ladder_sim.costs.model import KernelCosts
+from ladder_sim.graph.ops import CollectiveShape, Op, Phase
+from ladder_sim.prediction import resolve_profile
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.steps import ENGINES, Engine, lowered_step
+from ladder_sim.traces.graph import Collective, TraceGraph
+from ladder_sim.traces.replay import from_timeline
+
+
+def predicted_step(
+    scenario: Scenario, phase: Phase, *, profile: str | None = None, engine: Engine = "fast"
+) -> TraceGraph:
+    """Every layer of one forward pass; a decode step attends to the prompt and half of the new tokens."""
+    workload = scenario.workload
+    context = workload.prompt + (workload.gen // 2 if phase == "decode" else 0)
+    costs = KernelCosts(scenario, resolve_profile(scenario, profile))
+    _, lowered = lowered_step(scenario, phase, context, costs, scenario.model.layers)
+    timeline = ENGINES[engine](lowered.program)
+    launches: list[Op | None] = [None] * lowered.launches
+    ops = [*launches, *lowered.schedule.ops]
+    return from_timeline(
+        timeline, ["launch" if op is None else op.kind for op in ops], [_collective(op, scenario.tp) for op in ops]
+    )
+
+
+def _collective(op: Op | None, tp: int) -> Collective | None:
+    if op is None or not isinstance(op.shape, CollectiveShape):
+        return None
+    return Collective(message_bytes=op.shape.message_bytes, group="tp", ranks=tp)

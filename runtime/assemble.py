@@ -1,0 +1,113 @@
+"""Put a rank's decoder together on its device: check that it fits, fill it, give it prompts."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from runtime.comm.base import Communicator
+from runtime.config import EngineConfig, ModelConfig
+from runtime.errors import InfeasibleError
+from runtime.generate import Generator
+from runtime.memory import check_fits, free_bytes
+from runtime.model import Decoder
+from runtime.weights import Source, fill, random_weights
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# by the names of `--dtype`
+
+
+def device_of(comm: Communicator) -> torch.device:
+    """Where a rank computes: gloo's on the CPU, every other on its GPU if it has one."""
+    if comm.name != "gloo" and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def assemble(
+    shape: ModelConfig,
+    engine: EngineConfig,
+    comm: Communicator,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    batch: int,
+    prompt: int,
+    gen: int,
+    seed: int,
+    cuda_graphs: bool = False,
+    compiled: bool = False,
+) -> Generator:
+    """A generator of random weights and prompts, the same model and prompts on every rank.
+
+    Raises
+    ------
+    InfeasibleError
+        If it does not fit the memory; says what would.
+    """
+    weights = random_weights(seed, device)
+    model = load(shape, engine, comm, weights, device=device, dtype=dtype, batch=batch, prompt=prompt, gen=gen)
+    if compiled:
+        for layer in model.layers:
+            layer.compile()
+    with enough_memory():
+        numbers = torch.Generator(device).manual_seed(seed)
+        prompt_BT = torch.randint(shape.vocab, (batch, prompt), generator=numbers, device=device)
+        return Generator(model, prompt_BT, gen, cuda_graphs=cuda_graphs)
+
+
+def load(
+    shape: ModelConfig,
+    engine: EngineConfig,
+    comm: Communicator,
+    source: Source,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    batch: int,
+    prompt: int,
+    gen: int,
+) -> Decoder:
+    """A decoder with the weights of `source`, if what it is to serve fits the memory.
+
+    Raises
+    ------
+    InfeasibleError
+        If it does not; says what would.
+    """
+    check_fits(
+        shape,
+        engine,
+        tp=comm.size,
+        batch=batch,
+        prompt=prompt,
+        gen=gen,
+        element_bytes=dtype.itemsize,
+        free_bytes=free_bytes(device, comm.size if comm.name == "gloo" else 1),
+    )
+    with enough_memory():
+        with device, _default_dtype(dtype):
+            model = Decoder(shape, engine, comm, positions=prompt + gen).requires_grad_(False)
+        fill(model, source)
+        return model
+
+
+@contextlib.contextmanager
+def enough_memory() -> Iterator[None]:
+    """Turn running out of a GPU's memory into InfeasibleError."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise InfeasibleError(
+            f"out of memory: {str(error).splitlines()[0]}", hint="use more ranks, a smaller batch or a shorter context"
+        ) from None
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

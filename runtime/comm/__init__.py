@@ -1,0 +1,1 @@
+"""Communicators: what sums partial sums over the ranks."""

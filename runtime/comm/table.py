@@ -1,0 +1,67 @@
+"""How long an all-reduce takes, by message size: the table that an emulated interconnect follows."""
+
+import csv
+import itertools
+import json
+import math
+from bisect import bisect_left
+from pathlib import Path
+from typing import Self
+
+from runtime.errors import InputError
+
+_FORM = 'a CSV file with the columns bytes,seconds, or JSON [{"bytes": 1024, "seconds": 1e-5}, ...]'
+
+
+class LatencyTable:
+    """Latencies of an all-reduce, linear between points in the logarithms of size and time.
+
+    Below the smallest message its latency holds; above the largest its bandwidth does.
+
+    Parameters
+    ----------
+    points
+        Message bytes and seconds.
+
+    Examples
+    --------
+    >>> table = LatencyTable([(1e4, 10e-6), (1e6, 1e-3)])
+    >>> [f"{table.seconds(size):.6f}" for size in (1, 1e5, 2e6)]
+    ['0.000010', '0.000100', '0.002000']
+    """
+
+    def __init__(self, points: list[tuple[float, float]]) -> None:
+        ordered = sorted(points)
+        if not ordered or not all(0 < size < math.inf and 0 < took < math.inf for size, took in ordered):
+            raise InputError("an all-reduce table needs points, with bytes and seconds above 0", hint=_FORM)
+        if any(a[0] == b[0] for a, b in itertools.pairwise(ordered)):
+            raise InputError("an all-reduce table names a message size twice", hint="keep one latency per size")
+        self.points = ordered
+        self._sizes = [size for size, _ in ordered]
+
+    @classmethod
+    def from_file(cls, path: Path) -> Self:
+        """Read a CSV or JSON file; lines of a CSV file that start with ``#`` are comments."""
+        try:
+            text = path.read_text("utf-8")
+            if path.suffix.lower() == ".json":
+                rows = json.loads(text)
+            else:
+                rows = list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
+            return cls([(float(row["bytes"]), float(row["seconds"])) for row in rows])
+        except OSError as error:
+            raise InputError(f"{path}: {error.strerror}", hint=f"give {_FORM}") from None
+        except (ValueError, KeyError, TypeError):
+            raise InputError(f"{path}: no table of all-reduce latencies", hint=f"give {_FORM}") from None
+
+    def seconds(self, size_bytes: float) -> float:
+        """Latency of a message."""
+        at = bisect_left(self._sizes, size_bytes)
+        if at == 0:
+            return self.points[0][1]
+        low_size, low_s = self.points[at - 1]
+        if at == len(self.points):
+            return low_s * size_bytes / low_size
+        high_size, high_s = self.points[at]
+        share = math.log(size_bytes / low_size) / math.log(high_size / low_size)
+        return math.exp(math.log(low_s) + share * math.log(high_s / low_s))

@@ -1,0 +1,97 @@
+"""Complete prompts with a checkpoint's model: one batch, until every text has ended.
+
+Shapes: B batch, T prompt tokens.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+
+import torch
+
+from runtime.assemble import DTYPES, device_of, enough_memory, load
+from runtime.completion import Completion
+from runtime.config import EngineConfig
+from runtime.generate import Generator
+from runtime.rendezvous import CommConfig, connect
+from runtime.sampling import Sampler, SamplingConfig
+from runtime.tasks import TextConfig, TextTask, prepare_text
+
+SCHEMA_VERSION = 1
+
+Show = Callable[[int, str], None]
+# told the number of a prompt and what has been added to its text
+
+
+def complete(config: TextConfig, sampling: SamplingConfig, links: CommConfig, show: Show) -> dict[str, object]:
+    """Texts and their speed, the same on every rank; `show` sees the texts grow.
+
+    Raises
+    ------
+    RunError
+        As `tasks.prepare_text`, `rendezvous.connect` and `assemble.load` do.
+    """
+    task = prepare_text(config)
+    torch.set_num_threads(config.threads)
+    comm = connect(links, config.tp)
+    device, checkpoint = device_of(comm), task.checkpoint
+    dtype = checkpoint.dtype if config.dtype == "auto" else config.dtype
+    rows, pads = left_padded(task.prompts)
+    model = load(
+        checkpoint.shape,
+        EngineConfig(),
+        comm,
+        checkpoint.source,
+        device=device,
+        dtype=DTYPES[dtype],
+        batch=len(rows),
+        prompt=len(rows[0]),
+        gen=task.gen,
+    )
+    generator = Generator(
+        model,
+        torch.tensor(rows, device=device),
+        task.gen,
+        pad_B=torch.tensor(pads, device=device) if any(pads) else None,
+        pick=Sampler(sampling, comm),
+    )
+    texts = [Completion(task.text.decode, ends=task.text.ends, stops=config.stops, most=task.gen) for _ in rows]
+    with enough_memory():
+        times_s = _grow(texts, generator, task, show)
+    how: dict[str, object] = {**asdict(config), **asdict(sampling), "model": str(config.model)}
+    how |= {"variant": task.wiring.name, "gen": task.gen, "dtype": dtype, "backend": comm.name, **comm.settings()}
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "run": how,
+        "completions": [
+            {"prompt": prompt, "prompt_tokens": len(ids), "text": text.text, "tokens": text.tokens, "end": text.reason}
+            for prompt, ids, text in zip(config.prompts, task.prompts, texts, strict=True)
+        ],
+        "ttft_s": times_s[0],
+        "tokens_per_s": sum(len(text.tokens) for text in texts) / times_s[-1],
+    }
+
+
+def _grow(texts: Sequence[Completion], generator: Generator, task: TextTask, show: Show) -> list[float]:
+    """Run steps until every text has ended; returns when each was done, in seconds."""
+    times_s: list[float] = []
+    began_s = time.perf_counter()
+    while not all(text.reason for text in texts):
+        step = len(times_s)
+        if step == 0:
+            generator.prefill(task.wiring)
+        else:
+            generator.decode(task.wiring, step)
+        # to the CPU: what follows waits for the GPU
+        for number, token in enumerate(generator.tokens_BG[:, step].tolist()):
+            if texts[number].reason is None:
+                show(number, texts[number].push(token))
+        times_s.append(time.perf_counter() - began_s)
+    return times_s
+
+
+def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
+    """Prompts of one length, and how much padding each begins with; any token will do, as nothing sees it."""
+    longest = max(map(len, prompts))
+    pads = [longest - len(prompt) for prompt in prompts]
+    return [[0] * pad + list(prompt) for pad, prompt in zip(pads, prompts, strict=True)], pads

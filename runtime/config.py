@@ -1,0 +1,270 @@
+"""What is run: a decoder's shape, read from a Hugging Face config.json, and how its forward pass is carried out."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Self, TypeVar
+
+from runtime.errors import InfeasibleError, InputError
+
+Attention = Literal["flash", "math"]
+
+_UNSUPPORTED = {
+    "qwen3": "norms of queries and keys",
+    "starcoder2": "LayerNorm",
+    "nemotron": "LayerNorm",
+    "stablelm": "LayerNorm",
+    "gemma": "scaled embeddings",
+    "gemma2": "scaled embeddings",
+    "olmo2": "norms behind the blocks",
+}
+# model types whose blocks are not Llama's, and what they have
+
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeScaling:
+    """Llama 3.1's stretching of long rotary wavelengths."""
+
+    factor: float
+    # by which wavelengths longer than those of the original context are stretched
+    low_freq_factor: float
+    # wavelengths above original context / this are stretched in full
+    high_freq_factor: float
+    # wavelengths below original context / this stay as they are
+    original_positions: int
+    # context the model was first trained for, tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Shape of a Llama-family decoder."""
+
+    layers: int
+    # decoder layers, each one attention and one MLP block
+    hidden: int
+    # width of the residual stream
+    heads: int
+    # query heads
+    kv_heads: int
+    # key/value heads
+    head_dim: int
+    # width of one head
+    intermediate: int
+    # width of the MLP
+    vocab: int
+    # rows of the embedding and of the LM head
+    norm_eps: float = 1e-6
+    # added to the mean square in RMSNorm
+    rope_theta: float = 10000.0
+    # base of the rotary wavelengths
+    rope_scaling: RopeScaling | None = None
+    # none: wavelengths as they are
+    gated_mlp: bool = True
+    # gate and up projections, or one up projection
+    activation: str = "silu"
+    # of the MLP, a key of `kernels.ACTIVATIONS`
+    tied_embeddings: bool = False
+    # the LM head shares the embedding's weights
+    qkv_bias: bool = False
+    # bias vectors on the query, key and value projections
+    out_bias: bool = False
+    # bias vector on attention's output projection
+    mlp_bias: bool = False
+    # bias vectors in the MLP
+    ladder_layers: tuple[int, ...] = ()
+    # layers that the config itself wires as ladder (`model_type: llamaLadder`)
+    max_positions: int = 0
+    # longest context the model was made for, tokens; 0: unknown
+    sliding_window: int = 0
+    # tokens that some layers attend to; 0: every layer attends to all
+
+    @property
+    def variant(self) -> str:
+        """The wiring that the config itself asks for."""
+        count = len(self.ladder_layers)
+        if count in (0, self.layers):
+            return "ladder" if count else "standard"
+        return f"hybrid-ladder:{count}"
+
+    @classmethod
+    def from_file(cls, path: Path) -> Self:
+        """Read a config.json, or the one in a directory."""
+        file = path / "config.json" if path.is_dir() else path
+        try:
+            return cls.from_hf(read_object(file, hint="give a model's config.json"))
+        except InputError as error:
+            raise InputError(f"{file}: {error}") from None
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, object]) -> Self:
+        """Translate a parsed config.json; defaults are those of Hugging Face's LlamaConfig.
+
+        ``"gated_mlp": false`` asks for an MLP without a gate.
+
+        Raises
+        ------
+        InputError
+            If a field is missing or impossible, or the blocks are not Llama's.
+        """
+        kind = _field(config, "model_type", str, "llama")
+        if kind in _UNSUPPORTED:
+            raise InputError(
+                f"model_type '{kind}' has {_UNSUPPORTED[kind]}, which are not implemented",
+                hint='for timing alone, write "model_type": "llama"',
+            )
+        hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
+        layers, kv_heads = _size(config, "num_hidden_layers"), _size(config, "num_key_value_heads", heads)
+        if heads % kv_heads:
+            raise InputError(f"num_key_value_heads is {kv_heads}: must divide num_attention_heads, {heads}")
+        attention_bias = _field(config, "attention_bias", bool, kind == "qwen2")
+        rope = _rope(config)
+        return cls(
+            layers=layers,
+            hidden=hidden,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=_size(config, "head_dim", hidden // heads),
+            intermediate=_size(config, "intermediate_size"),
+            vocab=_size(config, "vocab_size"),
+            norm_eps=_number(config, "rms_norm_eps", 1e-6),
+            rope_theta=_number(rope, "rope_theta", 10000.0),
+            rope_scaling=_rope_scaling(rope),
+            gated_mlp=_field(config, "gated_mlp", bool, True),
+            activation=_field(config, "hidden_act", str, "silu"),
+            tied_embeddings=_field(config, "tie_word_embeddings", bool, False),
+            qkv_bias=attention_bias,
+            # Qwen2 has biases on q, k and v alone
+            out_bias=_field(config, "attention_out_bias", bool, attention_bias and kind != "qwen2"),
+            mlp_bias=_field(config, "mlp_bias", bool, False),
+            ladder_layers=_ladder_layers(config, layers) if kind == "llamaLadder" else (),
+            max_positions=_field(config, "max_position_embeddings", int, 0),
+            sliding_window=_sliding_window(config, used=kind != "qwen2"),
+        )
+
+    @property
+    def longest_context(self) -> float:
+        """Tokens that every layer can look back over; a context that slides further is not implemented."""
+        return min(self.max_positions or math.inf, self.sliding_window or math.inf)
+
+    def check_context(self, tokens: int, *, hint: str) -> None:
+        """Raise InputError if so many tokens are more than the longest context."""
+        if tokens > self.longest_context:
+            windowed = self.longest_context == self.sliding_window
+            what = "sliding window, beyond which nothing is implemented," if windowed else "longest context"
+            raise InputError(f"{tokens} tokens: the model's {what} is {self.longest_context}", hint=hint)
+
+    def check_ranks(self, tp: int) -> None:
+        """Raise InfeasibleError unless `tp` ranks can share this model."""
+        problem = ""
+        if self.heads % tp:
+            problem = f"{self.heads} query heads"
+        elif self.intermediate % tp:
+            problem = f"an MLP of width {self.intermediate}"
+        elif self.kv_heads % tp and tp % self.kv_heads:
+            problem = f"{self.kv_heads} key/value heads"
+        if problem:
+            fitting = [n for n in range(1, self.heads + 1) if self._divides(n)]
+            raise InfeasibleError(
+                f"{tp} ranks cannot share {problem} evenly", hint=f"degrees that divide: {', '.join(map(str, fitting))}"
+            )
+
+    def _divides(self, tp: int) -> bool:
+        shared = self.kv_heads % tp == 0 or tp % self.kv_heads == 0
+        return self.heads % tp == 0 and self.intermediate % tp == 0 and shared
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """How a forward pass is carried out, as far as it changes which kernels and collectives run."""
+
+    attention: Attention = "flash"
+    # flash: fused, over the live context; math: separate kernels over the whole static cache, KV heads expanded
+    fused_residual_add: bool = False
+    # blocking wirings add a block's output inside the next norm's kernel
+    fused_ladder_add: bool = False
+    # the same for ladder's deferred add
+    sharded_lm_head: bool = False
+    # LM head split over the vocabulary, logits gathered; else a replica on every rank
+    sharded_embedding: bool = False
+    # embedding split over the vocabulary, rows all-reduced; else a replica on every rank
+    prefill_logits: Literal["all", "last"] = "last"
+    # logits of every prompt position, or of the last only
+
+
+def read_object(file: Path, *, hint: str) -> dict[str, object]:
+    """A JSON object from a file; raises InputError if there is none."""
+    try:
+        value = json.loads(file.read_text("utf-8"))
+    except OSError as error:
+        raise InputError(f"{file}: {error.strerror}", hint=hint) from None
+    except ValueError as error:
+        raise InputError(f"{file}: not valid JSON ({error})", hint=hint) from None
+    if not isinstance(value, dict):
+        raise InputError(f"{file}: holds no JSON object", hint=hint)
+    return value
+
+
+def _field(config: Mapping[str, object], key: str, kind: type[_Value], default: _Value) -> _Value:
+    """One field; JSON null counts as missing."""
+    value = config.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise InputError(f"{key} is {value!r}: must be {kind.__name__}")
+    return value
+
+
+def _size(config: Mapping[str, object], key: str, default: int = 0) -> int:
+    value = _field(config, key, int, default)
+    if value < 1:
+        missing = config.get(key) is None
+        raise InputError(f"{key} is missing" if missing else f"{key} is {value}: must be 1 or more")
+    return value
+
+
+def _number(config: Mapping[str, object], key: str, default: float) -> float:
+    value = config.get(key)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise InputError(f"{key} is {value!r}: must be a number above 0")
+    return float(value)
+
+
+def _rope(config: Mapping[str, object]) -> Mapping[str, object]:
+    """Rotary fields, which transformers 5 gathers in `rope_parameters` and older configs spread."""
+    scaling = _field(config, "rope_parameters", dict, _field(config, "rope_scaling", dict, {}))
+    return {"rope_theta": config.get("rope_theta"), **scaling}
+
+
+def _rope_scaling(rope: Mapping[str, object]) -> RopeScaling | None:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind != "llama3":
+        raise InputError(f"rope_type is {kind!r}: only llama3 is implemented")
+    return RopeScaling(
+        factor=_number(rope, "factor", 8.0),
+        low_freq_factor=_number(rope, "low_freq_factor", 1.0),
+        high_freq_factor=_number(rope, "high_freq_factor", 4.0),
+        original_positions=_size(rope, "original_max_position_embeddings", 8192),
+    )
+
+
+def _sliding_window(config: Mapping[str, object], *, used: bool) -> int:
+    kinds = _field(config, "layer_types", list, [])
+    used = "sliding_attention" in kinds if kinds else _field(config, "use_sliding_window", bool, used)
+    return _field(config, "sliding_window", int, 0) if used else 0
+
+
+def _ladder_layers(config: Mapping[str, object], layers: int) -> tuple[int, ...]:
+    """The layers themselves; a count is taken from the top of the stack, next to the LM head."""
+    value = config.get("ladder_layers", layers)
+    chosen = list(range(layers - value, layers)) if isinstance(value, int) and value >= 0 else value
+    if not isinstance(chosen, list) or not all(isinstance(i, int) and 0 <= i < layers for i in chosen):
+        raise InputError(f"ladder_layers is {value!r}: must be a count up to {layers} or a list of layers")
+    return tuple(sorted(set(chosen)))

@@ -1,0 +1,34 @@
+"""What a measurement rests on besides the code: machine, versions, threads."""
+
+import os
+import platform
+from pathlib import Path
+
+import torch
+
+
+def environment() -> dict[str, object]:
+    """The fingerprint that every result carries."""
+    found: dict[str, object] = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "cpu": _cpu_name(),
+        "cpu_cores": len(os.sched_getaffinity(0)),
+        "torch_threads": torch.get_num_threads(),
+    }
+    if torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name()
+        found["gpus"] = torch.cuda.device_count()
+        found["cuda"] = torch.version.cuda
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return found
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()

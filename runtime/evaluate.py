@@ -1,0 +1,83 @@
+"""Perplexity of a checkpoint on a text, wired as it is or otherwise: what rewiring costs without retraining.
+
+The text's tokens are cut into windows that overlap by one token, so that every token but the first is predicted once,
+from the tokens before it in its window.
+
+Shapes: B batch (1), T tokens of a window, V vocabulary.
+"""
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from runtime.assemble import DTYPES, device_of, enough_memory, load
+from runtime.comm.base import Communicator
+from runtime.config import EngineConfig
+from runtime.model import Decoder
+from runtime.rendezvous import CommConfig, connect
+from runtime.tasks import EvalConfig, EvalTask, prepare_eval
+from runtime.wiring import Wiring
+
+_ROWS = 128
+# positions whose logits are turned into float32 at once
+
+
+def evaluate(config: EvalConfig, links: CommConfig) -> Iterator[dict[str, object]]:
+    """Perplexity of every checkpoint under every wiring, one after the other; rank 0's is the one that counts."""
+    tasks = prepare_eval(config)
+    torch.set_num_threads(config.threads)
+    comm = connect(links, config.tp)
+    for task in tasks:
+        yield from _evaluate(task, config, comm)
+
+
+def _evaluate(task: EvalTask, config: EvalConfig, comm: Communicator) -> Iterator[dict[str, object]]:
+    checkpoint = task.checkpoint
+    dtype = checkpoint.dtype if config.dtype == "auto" else config.dtype
+    model = load(
+        checkpoint.shape,
+        EngineConfig(prefill_logits="all"),
+        comm,
+        checkpoint.source,
+        device=device_of(comm),
+        dtype=DTYPES[dtype],
+        batch=1,
+        prompt=task.context,
+        gen=0,
+    )
+    for wiring in task.wirings:
+        began_s = time.perf_counter()
+        nats = nats_per_token(model, wiring, task.tokens, task.context)
+        yield {
+            "model": str(task.folder),
+            "variant": wiring.name,
+            "tp": config.tp,
+            "dtype": dtype,
+            "tokens": len(task.tokens),
+            "context": task.context,
+            "nats_per_token": nats,
+            "perplexity": math.exp(nats),
+            "seconds": time.perf_counter() - began_s,
+        }
+
+
+@torch.inference_mode()
+def nats_per_token(model: Decoder, wiring: Wiring, tokens: Sequence[int], context: int) -> float:
+    """Mean of -log p over all tokens but the first, in nats: the logarithm of the perplexity."""
+    device = model.embedding_VD.device
+    total = 0.0
+    with enough_memory():
+        for first in range(0, len(tokens) - 1, context - 1):
+            window_BT = torch.tensor([tokens[first : first + context]], device=device)
+            total += _nats(model(window_BT[:, :-1], wiring)[0], window_BT[0, 1:])
+    return total / (len(tokens) - 1)
+
+
+def _nats(logits_TV: Tensor, next_T: Tensor) -> float:
+    return sum(
+        nn.functional.cross_entropy(rows_TV.float(), targets_T, reduction="sum").item()
+        for rows_TV, targets_T in zip(logits_TV.split(_ROWS), next_T.split(_ROWS), strict=True)
+    )

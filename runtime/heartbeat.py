@@ -1,0 +1,91 @@
+"""Find out which rank died or hangs, when a collective fails.
+
+Each rank writes to the store, twice a second, how many beats it has lived and how many collectives it has issued. When
+a collective fails, the rank whose beats have stopped is the one that died or was stopped; if all live, it is the one
+that is behind the others.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from torch.distributed.distributed_c10d import Store
+
+from runtime.errors import RankError
+
+BEAT_S = 0.5
+
+
+class Heartbeat:
+    """One rank's beats, and its view of the others'.
+
+    Parameters
+    ----------
+    store
+        Shared by all ranks.
+    rank, size
+        This one, of how many.
+    parent
+        Process to live no longer than; None: nobody's child.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, *, parent: int | None = None) -> None:
+        self._store, self._rank, self._size, self._parent = store, rank, size, parent
+        self._issued: Callable[[], int] = lambda: 0
+        self._beats = 0
+        self._failed = 0
+        self._beat()
+        threading.Thread(target=self._run, daemon=True, name="heartbeat").start()
+
+    def count(self, issued: Callable[[], int]) -> None:
+        """Say from now on how many collectives were issued."""
+        self._issued = issued
+
+    def blame(self, error: RuntimeError) -> RankError:
+        """The error to raise for a collective that failed with `error`."""
+        self._failed = 1
+        try:
+            self._beat()
+            before = self._read()
+            time.sleep(3 * BEAT_S)
+            now = self._read()
+        except RuntimeError:
+            return RankError(f"rank 0, where the ranks meet, is gone: rank {self._rank} waited in vain")
+        absent = [rank for rank in range(self._size) if rank not in now]
+        # a rank that saw the failure too may have ended by now
+        silent = [rank for rank in now if now[rank][0] == before.get(rank, (-1,))[0] and not now[rank][2]]
+        behind = [rank for rank in now if now[rank][1] < max(entry[1] for entry in now.values())]
+        for ranks, what in ((absent, "never came"), (silent, "died or was stopped"), (behind, "hangs")):
+            if ranks:
+                plural = "s" if len(ranks) > 1 else ""
+                named = ", ".join(map(str, ranks))
+                return RankError(
+                    f"rank{plural} {named} {what}: rank {self._rank} waited in vain",
+                    hint=f"see what ended or holds rank{plural} {named}; --timeout says how long the others wait",
+                )
+        return RankError(f"communication between the ranks failed: {error}")
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(BEAT_S)
+            if self._parent is not None and os.getppid() != self._parent:
+                os._exit(1)
+            try:
+                self._beat()
+            except RuntimeError:
+                # the store went with its host; the next collective fails and says so
+                return
+
+    def _beat(self) -> None:
+        self._beats += 1
+        self._store.set(f"alive/{self._rank}", f"{self._beats} {self._issued()} {self._failed}")
+
+    def _read(self) -> dict[int, tuple[int, int, int]]:
+        """Beats, issued collectives and whether it saw a failure, of every rank that came."""
+        found = {}
+        for rank in range(self._size):
+            if self._store.check([f"alive/{rank}"]):
+                beats, issued, failed = map(int, self._store.get(f"alive/{rank}").split())
+                found[rank] = (beats, issued, failed)
+        return found

@@ -1,0 +1,250 @@
+"""Everything that a forward pass computes, as one function per kernel an inference engine would launch.
+
+Nothing outside this file does arithmetic on activations, so an observer of these calls sees the whole pass
+(record.py). Kinds are those of the simulator's ops.
+
+Shapes: B batch, T new tokens, S cached positions, D hidden, H query heads, G key/value heads, K head width, N output
+features, F input features, I MLP width, V vocabulary.
+"""
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, ParamSpec, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+class Observer(Protocol):
+    """Sees every kernel of a pass."""
+
+    def kernel(self, kind: str, run: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Called in a kernel's stead; has to run it."""
+
+    def place(self, layer: int, part: str) -> None:
+        """Told where the kernels that follow belong."""
+
+
+_observer: Observer | None = None
+
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {
+        "silu": nn.functional.silu,
+        "gelu": nn.functional.gelu,
+        "gelu_pytorch_tanh": functools.partial(nn.functional.gelu, approximate="tanh"),
+        "relu": nn.functional.relu,
+        "relu2": lambda x: nn.functional.relu(x).square(),
+    }
+)
+# of the MLP, by Hugging Face's names
+
+
+@contextlib.contextmanager
+def observed(observer: Observer) -> Iterator[None]:
+    """Hand every kernel call to `observer` for a while."""
+    global _observer
+    before, _observer = _observer, observer
+    try:
+        yield
+    finally:
+        _observer = before
+
+
+def place(layer: int, part: str) -> None:
+    """Tell the observer where the next kernels belong."""
+    if _observer is not None:
+        _observer.place(layer, part)
+
+
+def _kernel(kind: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    def mark(run: Callable[_P, _R]) -> Callable[_P, _R]:
+        @functools.wraps(run)
+        def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            if _observer is None:
+                return run(*args, **kwargs)
+            result: _R = _observer.kernel(kind, functools.partial(run, **kwargs), args)
+            return result
+
+        return call
+
+    return mark
+
+
+@_kernel("embedding")
+def embed(tokens_BT: Tensor, weight_VD: Tensor, first: int | None) -> Tensor:
+    """Rows of the embedding; with a shard that begins at token `first`, zeros for the tokens of other ranks."""
+    if first is None:
+        return nn.functional.embedding(tokens_BT, weight_VD)
+    row_BT = tokens_BT - first
+    here_BT = (row_BT >= 0) & (row_BT < weight_VD.shape[0])
+    return nn.functional.embedding(row_BT * here_BT, weight_VD) * here_BT.unsqueeze(-1)
+
+
+@_kernel("norm")
+def norm(x_BTD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    """RMSNorm."""
+    return nn.functional.rms_norm(x_BTD, weight_D.shape, weight_D, eps)
+
+
+@_kernel("norm")
+def add_norm(x_BTD: Tensor, y_BTD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The sum and its RMSNorm; on a GPU one kernel."""
+    run = _compiled_add_norm() if x_BTD.is_cuda else _add_norm
+    return run(x_BTD, y_BTD, weight_D, eps)
+
+
+def _add_norm(x_BTD: Tensor, y_BTD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    sum_BTD = x_BTD + y_BTD
+    return sum_BTD, nn.functional.rms_norm(sum_BTD, weight_D.shape, weight_D, eps)
+
+
+@functools.cache
+def _compiled_add_norm() -> Callable[..., tuple[Tensor, Tensor]]:
+    return torch.compile(_add_norm)
+
+
+@_kernel("add")
+def add(x_BTD: Tensor, y_BTD: Tensor) -> Tensor:
+    """Sum."""
+    return x_BTD + y_BTD
+
+
+@_kernel("add")
+def add_share(y_BTD: Tensor, x_BTD: Tensor, ranks: int) -> Tensor:
+    """``y + x / ranks``: what desync reduces, so that the sum is the mean residual plus every rank's output."""
+    return torch.add(y_BTD, x_BTD, alpha=1.0 / ranks)
+
+
+@_kernel("gemm")
+def linear(x_BTF: Tensor, weight_NF: Tensor, bias_N: Tensor | None) -> Tensor:
+    """A linear layer's shard."""
+    return nn.functional.linear(x_BTF, weight_NF, bias_N)
+
+
+@_kernel("lm_head")
+def lm_head(x_BTD: Tensor, weight_VD: Tensor) -> Tensor:
+    """Logits of this rank's rows of the vocabulary."""
+    return nn.functional.linear(x_BTD, weight_VD)
+
+
+@_kernel("rope")
+def rope(
+    qkv_BTN: Tensor,
+    table_2SK: Tensor,
+    position_T: Tensor,
+    heads: int,
+    kv_heads: int,
+    cache_2BGSK: Tensor | None,
+    pad_B: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rotate queries and keys by position and write keys and values to the cache.
+
+    A sequence that begins behind `pad_B` positions of padding is rotated as if it began at 0.
+
+    Returns
+    -------
+    tuple
+        q_BHTK, k_BGSK, v_BGSK: the whole cache, or without one the new keys and values alone.
+    """
+    qkv_BXTK = qkv_BTN.unflatten(-1, (heads + 2 * kv_heads, -1)).transpose(1, 2)
+    q_BHTK, k_BGTK, v_BGTK = qkv_BXTK.split((heads, kv_heads, kv_heads), dim=1)
+    if pad_B is None:
+        turn_2TK = table_2SK[:, position_T]
+    else:
+        turn_2TK = table_2SK[:, (position_T - pad_B.view(-1, 1, 1)).clamp(min=0)]
+    q_BHTK, k_BGTK = _rotated(q_BHTK, *turn_2TK), _rotated(k_BGTK, *turn_2TK)
+    if cache_2BGSK is None:
+        return q_BHTK, k_BGTK, v_BGTK
+    cache_2BGSK[0].index_copy_(2, position_T, k_BGTK)
+    cache_2BGSK[1].index_copy_(2, position_T, v_BGTK)
+    return q_BHTK, cache_2BGSK[0], cache_2BGSK[1]
+
+
+def _rotated(x_BHTK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
+    half = x_BHTK.shape[-1] // 2
+    x = x_BHTK.float()
+    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    return (x * cos_TK + turned * sin_TK).to(x_BHTK.dtype)
+
+
+@_kernel("attention")
+def flash_attention(
+    q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, position_T: Tensor, context: int, pad_B: Tensor | None = None
+) -> Tensor:
+    """Causal attention over the first `context` positions in one fused kernel; returns B, T, H * K."""
+    tokens = q_BHTK.shape[2]
+    mask_TS = None
+    if 1 < tokens < context or pad_B is not None:
+        mask_TS = _seen(position_T, context, pad_B)
+    out_BHTK = nn.functional.scaled_dot_product_attention(
+        q_BHTK,
+        k_BGSK[:, :, :context],
+        v_BGSK[:, :, :context],
+        attn_mask=mask_TS,
+        is_causal=mask_TS is None and tokens > 1,
+        enable_gqa=q_BHTK.shape[1] != k_BGSK.shape[1],
+    )
+    return out_BHTK.transpose(1, 2).flatten(2)
+
+
+@_kernel("attention")
+def math_attention(
+    q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, position_T: Tensor, pad_B: Tensor | None = None
+) -> Tensor:
+    """Causal attention over every position of the cache, masked, KV heads expanded; returns B, T, H * K."""
+    shares = q_BHTK.shape[1] // k_BGSK.shape[1]
+    k_BHSK, v_BHSK = k_BGSK.repeat_interleave(shares, dim=1), v_BGSK.repeat_interleave(shares, dim=1)
+    seen_TS = _seen(position_T, k_BHSK.shape[2], pad_B)
+    scores_BHTS = q_BHTK @ k_BHSK.transpose(2, 3) / math.sqrt(q_BHTK.shape[-1])
+    weights_BHTS = scores_BHTS.masked_fill(~seen_TS, -math.inf).softmax(dim=-1)
+    return (weights_BHTS @ v_BHSK).transpose(1, 2).flatten(2)
+
+
+def _seen(position_T: Tensor, context: int, pad_B: Tensor | None) -> Tensor:
+    """Positions that each new token attends to, T x S; behind padding, B x 1 x T x S."""
+    at_S, position_T1 = torch.arange(context, device=position_T.device), position_T.unsqueeze(-1)
+    seen_TS = at_S <= position_T1
+    if pad_B is None:
+        return seen_TS
+    # padding sees itself: attention to nothing would be NaN, and spread from the cache
+    return seen_TS & (at_S >= pad_B.view(-1, 1, 1, 1)) | (at_S == position_T1)
+
+
+@_kernel("activation")
+def activate(x_BTN: Tensor, name: str, gated: bool) -> Tensor:
+    """The MLP's nonlinearity: of N = 2I features gate and up side by side, or of I features."""
+    function = ACTIVATIONS[name]
+    if not gated:
+        return function(x_BTN)
+    gate_BTI, up_BTI = x_BTN.chunk(2, dim=-1)
+    return function(gate_BTI) * up_BTI
+
+
+@_kernel("sample")
+def greedy(logits_BTV: Tensor) -> Tensor:
+    """The most likely token after each sequence's last position, B."""
+    return logits_BTV[:, -1].argmax(dim=-1)
+
+
+@_kernel("sample")
+def sample(logits_BTV: Tensor, chance_B: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
+    """A token after each sequence's last position, B, drawn by a uniform number from 0 to 1.
+
+    It is one of the `top_k` most likely, 0 meaning all, and of the fewest of these that have probability `top_p`.
+    """
+    score_BV, token_BV = (logits_BTV[:, -1].float() / temperature).sort(dim=-1, descending=True, stable=True)
+    score_BV = score_BV[:, : top_k or None]
+    likely_BV = score_BV.softmax(dim=-1)
+    below_BV = likely_BV.cumsum(dim=-1)
+    likely_BV = likely_BV * (below_BV - likely_BV < top_p)
+    below_BV = likely_BV.cumsum(dim=-1)
+    drawn_B1 = torch.searchsorted(below_BV, chance_B.unsqueeze(-1) * below_BV[:, -1:], right=True)
+    # rounding must not draw beyond the last that is left
+    last_B1 = (likely_BV > 0).sum(dim=-1, keepdim=True) - 1
+    return token_BV.gather(-1, drawn_B1.minimum(last_B1)).squeeze(-1)

@@ -1,0 +1,90 @@
+"""Start a run's ranks on this machine, watch them, and leave none behind. Imports no torch: the ranks do.
+
+Ranks meet through a file, so that no port can be in use. For several nodes, start torchrun on each.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+FOLDER = "LADDER_RUNTIME_FOLDER"
+# environment variable: where the ranks of one launch meet and leave their errors
+_POLL_S = 0.05
+
+
+def launch(arguments: Sequence[str], ranks: int) -> int:
+    """Run ``python -m runtime ARGUMENTS`` as so many ranks; return the exit code of the first to fail, or 0.
+
+    Rank 0 writes to this process's stdout and stderr; of the others only errors are shown.
+    """
+    signal.signal(signal.SIGTERM, _end)
+    with tempfile.TemporaryDirectory(prefix="ladder-runtime-") as name:
+        folder = Path(name)
+        started: list[subprocess.Popen[bytes]] = []
+        try:
+            for rank in range(ranks):
+                started.append(_start(arguments, rank, ranks, folder))
+            while any(process.poll() is None for process in started):
+                failed = [rank for rank, process in enumerate(started) if process.poll()]
+                if failed:
+                    break
+                time.sleep(_POLL_S)
+            # of ranks that fail together, one that was killed is the cause
+            codes = sorted((process.poll() or 0, rank) for rank, process in enumerate(started) if process.poll())
+            return _report(*codes[0], folder) if codes else 0
+        finally:
+            _stop(started)
+
+
+def leave_error(message: str) -> bool:
+    """Leave a rank's last words to its launcher; false if it has none."""
+    folder = os.environ.get(FOLDER)
+    if folder is None:
+        return False
+    Path(folder, f"error-{os.environ['RANK']}").write_text(message, "utf-8")
+    return True
+
+
+def _start(arguments: Sequence[str], rank: int, ranks: int, folder: Path) -> "subprocess.Popen[bytes]":
+    environment = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), FOLDER: str(folder)}
+    with (folder / f"stderr-{rank}").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "runtime", *arguments],
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=None if rank == 0 else subprocess.DEVNULL,
+            stderr=None if rank == 0 else log,
+        )
+
+
+def _report(code: int, rank: int, folder: Path) -> int:
+    """Say why a rank failed: its last words, or what it wrote to stderr and how it ended."""
+    words = folder / f"error-{rank}"
+    if words.exists():
+        print(f"error: {words.read_text('utf-8')}", file=sys.stderr)
+        return code
+    sys.stderr.write((folder / f"stderr-{rank}").read_text("utf-8", errors="replace"))
+    if code > 0:
+        print(f"error: rank {rank} ended with exit code {code}", file=sys.stderr)
+        return code
+    name = signal.Signals(-code).name
+    hint = "\n  hint: out of memory? a smaller model or batch needs less" if name == "SIGKILL" else ""
+    print(f"error: rank {rank} was ended by {name}{hint}", file=sys.stderr)
+    return 1
+
+
+def _stop(started: "Sequence[subprocess.Popen[bytes]]") -> None:
+    for process in started:
+        # a rank has nothing to save, and a stopped one would not hear anything milder
+        process.kill()
+        process.wait()
+
+
+def _end(number: int, _frame: object) -> NoReturn:
+    raise SystemExit(128 + number)

@@ -1,0 +1,67 @@
+"""Which part of every weight a rank holds: Megatron's split, apart from the model and from where weights come from.
+
+Query, key, value, gate and up projections are split by output features (whole heads), output and down projections by
+input features, so that a block needs one sum over the ranks. Where there are more ranks than key/value heads, several
+ranks hold the same head.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+from runtime.config import EngineConfig, ModelConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """One rank's part of a model."""
+
+    rank: int
+    # which of the ranks
+    ranks: int
+    # tensor-parallel degree
+    heads: int
+    # query heads on this rank
+    kv_heads: int
+    # key/value heads on this rank
+    kv_first: int
+    # the first of them, counted over the model
+    intermediate: int
+    # width of the MLP on this rank
+    embedding_rows: int
+    # rows of the embedding on this rank; of a split vocabulary the last rank's may be padding
+    lm_head_rows: int
+    # the same for the LM head
+
+    @classmethod
+    def of(cls, config: ModelConfig, engine: EngineConfig, rank: int, ranks: int) -> Self:
+        """Split `config` over `ranks`; raises InfeasibleError if it cannot be."""
+        config.check_ranks(ranks)
+        part = -(-config.vocab // ranks)
+        return cls(
+            rank=rank,
+            ranks=ranks,
+            heads=config.heads // ranks,
+            kv_heads=max(1, config.kv_heads // ranks),
+            kv_first=rank * config.kv_heads // ranks,
+            intermediate=config.intermediate // ranks,
+            embedding_rows=part if engine.sharded_embedding else config.vocab,
+            lm_head_rows=part if engine.sharded_lm_head else config.vocab,
+        )
+
+    def query(self, head_dim: int) -> slice:
+        """Features of the full query projection that this rank holds."""
+        width = self.heads * head_dim
+        return slice(self.rank * width, (self.rank + 1) * width)
+
+    def key_value(self, head_dim: int) -> slice:
+        """The same of the key and of the value projection."""
+        return slice(self.kv_first * head_dim, (self.kv_first + self.kv_heads) * head_dim)
+
+    def mlp(self) -> slice:
+        """Part of the MLP's width that this rank holds."""
+        return slice(self.rank * self.intermediate, (self.rank + 1) * self.intermediate)
+
+    def vocabulary(self, rows: int, vocab: int) -> slice:
+        """Tokens whose embedding or LM head this rank holds in `rows` rows; less where the rest is padding."""
+        first = 0 if rows == vocab else min(self.rank * rows, vocab)
+        return slice(first, min(first + rows, vocab))

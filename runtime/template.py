@@ -1,0 +1,70 @@
+"""Chat templates: the Jinja of a checkpoint, which turns a message into the prompt its model was trained on."""
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import NoReturn
+
+from runtime.config import read_object
+from runtime.errors import InputError, MissingPackageError
+
+_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+# of tokenizer_config.json, by which templates name them
+
+
+def chat_prompt(folder: Path, message: str) -> str | None:
+    """The prompt for a user's first message; none if the checkpoint has no template.
+
+    A template comes with the weights and is no more to be trusted than they are: it runs in Jinja's sandbox.
+    """
+    file = folder / "tokenizer_config.json"
+    config = read_object(file, hint="download it again") if file.exists() else {}
+    template = _template(folder, config)
+    if template is None:
+        return None
+    try:
+        from jinja2 import TemplateError
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    except ImportError:
+        raise MissingPackageError("chat templates", "jinja2") from None
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals |= {"raise_exception": _refuse, "strftime_now": datetime.now().strftime}
+    try:
+        return environment.from_string(template).render(
+            messages=[{"role": "user", "content": message}],
+            add_generation_prompt=True,
+            **{name: _content(config[name]) for name in _TOKENS if config.get(name) is not None},
+        )
+    except (TemplateError, TypeError, ValueError) as error:
+        raise InputError(f"{folder}: the chat template fails: {error}", hint="--raw leaves it out") from None
+
+
+def _template(folder: Path, config: Mapping[str, object]) -> str | None:
+    """Source of the default template, of a file of its own or in the tokenizer's config."""
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        return file.read_text("utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {one["name"]: one["template"] for one in template}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _content(token: object) -> object:
+    """A special token, which may be written with how it is matched."""
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def _tojson(value: object, indent: int | None = None) -> str:
+    """As Hugging Face's, without escapes for HTML."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _refuse(message: str) -> NoReturn:
+    """What templates call for conversations they do not allow."""
+    raise ValueError(message)

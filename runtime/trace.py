@@ -1,0 +1,123 @@
+"""Record steps with PyTorch's profiler, as `ladder-sim trace` reads them.
+
+For code of your own::
+
+for _ in recorded_steps("traces/standard"):
+    model(tokens)
+"""
+
+import gzip
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch._C._profiler import _ExperimentalConfig
+from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, record_function, schedule
+
+from runtime.comm.base import Handle
+from runtime.comm.emulate import EmulatedLink
+
+
+def recorded_steps(
+    folder: str | Path, *, steps: int = 3, warmups: int = 1, execution_trace: bool = False
+) -> Iterator[int]:
+    """Count through `warmups` and `steps`; what each number's turn runs is profiled, a step by itself.
+
+    Writes ``rankN.json.gz`` into `folder`.
+
+    Parameters
+    ----------
+    folder
+        For the files of all ranks; made if it is not there.
+    steps
+        Recorded: ``ProfilerStep#W`` and so on, where ``W`` is `warmups`.
+    warmups
+        Turns before them, which the profiler sees and forgets.
+    execution_trace
+        Write ``rankN.execution.json.gz`` too. Only that tells who reads the result of an asynchronous gloo collective;
+        every operator takes some 25 us longer for it.
+    """
+    rank, ranks = _place()
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    cuda = torch.cuda.is_available()
+    with (
+        _observer(folder / f"rank{rank}.execution.json.gz" if execution_trace else None) as observer,
+        profile(
+            activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])],
+            record_shapes=True,
+            schedule=schedule(wait=0, warmup=warmups, active=steps, repeat=1),
+            on_trace_ready=lambda done: done.export_chrome_trace(str(folder / f"rank{rank}.json.gz")),
+            experimental_config=_ExperimentalConfig(enable_cuda_sync_events=True) if cuda else None,
+            execution_trace_observer=observer,
+            acc_events=True,
+        ) as profiler,
+    ):
+        for number in range(warmups + steps):
+            if number == warmups and not dist.is_initialized():
+                profiler.add_metadata_json("distributedInfo", json.dumps({"rank": rank, "world_size": ranks}))
+            yield number
+            profiler.step()
+
+
+def _place() -> tuple[int, int]:
+    """Rank and number of ranks."""
+    if dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+@contextmanager
+def _observer(path: Path | None) -> Iterator[ExecutionTraceObserver | None]:
+    """An observer that the profiler starts and stops; torch could compress its file, and would print that it does."""
+    if path is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        plain = Path(folder, "execution.json")
+        yield ExecutionTraceObserver().register_callback(str(plain))
+        with plain.open("rb") as source, gzip.open(path, "wb") as target:
+            shutil.copyfileobj(source, target)
+
+
+class MarkedLink(EmulatedLink):
+    """An emulated link whose messages leave spans in a profiler's trace, as no operator carries them.
+
+    ``link:all_reduce 3, 6144 bytes, 740.0 us`` says that message 3 was issued there, and how long after the start of
+    that span it ends; ``link:wait 3`` is the computation waiting for it.
+    """
+
+    def __init__(self, link: EmulatedLink) -> None:
+        super().__init__(link.size, link.table)
+        self._sent = 0
+
+    def send(self, kind: str, size_bytes: int) -> Handle:
+        handle = super().send(kind, size_bytes)
+        self._sent += 1
+        about = f"link:{kind} {self._sent}, {size_bytes} bytes"
+        handle.observe(lambda end_s: _mark(f"{about}, {1e6 * (end_s - time.perf_counter()):.1f} us"))
+        return _MarkedHandle(handle, self._sent)
+
+
+def _mark(name: str) -> None:
+    with record_function(name):
+        pass
+
+
+class _MarkedHandle:
+    def __init__(self, inner: Handle, number: int) -> None:
+        self._inner, self._number = inner, number
+
+    def wait(self) -> None:
+        with record_function(f"link:wait {self._number}"):
+            self._inner.wait()
+
+    def observe(self, sink: Callable[[float], None]) -> None:
+        self._inner.observe(sink)

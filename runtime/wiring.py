@@ -1,0 +1,110 @@
+"""Residual wirings: all that tells one variant from another.
+
+A wiring is a list of blocks in issue order. A block first brings earlier outputs into the residual stream, all but the
+newest `leaves`, then reads it; its own output is then summed over the ranks, or not. Nothing else differs between
+variants: the decoder (model.py) has one loop, and the residual stream (residual.py) carries these plans out.
+
+References
+----------
+Ladder Residual, arXiv 2501.06589; PaLM (parallel blocks), arXiv 2204.02311.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal
+
+from runtime.errors import InputError
+
+Part = Literal["attn", "mlp", "both"]
+
+VARIANTS = ("standard", "parallel", "ladder", "hybrid-ladder:K", "desync:N", "upper-bound")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockPlan:
+    """One block as the residual stream sees it."""
+
+    layer: int
+    # decoder layer it belongs to
+    part: Part
+    # what it computes; "both": attention and MLP side by side, of one norm
+    leaves: int = 0
+    # newest outputs that it does not wait for: 0 blocking, 1 ladder
+    reduces: bool = True
+    # its output is summed over the ranks
+    carries: bool = False
+    # the sum carries residual / ranks along and is the new residual (desync)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wiring:
+    """A variant laid out over a model's layers."""
+
+    name: str
+    # the variant with its parameter, e.g. "desync:4"
+    blocks: tuple[BlockPlan, ...]
+    # from the embedding to the LM head
+
+    @property
+    def reduces(self) -> bool:
+        """Whether ranks ever agree; without, rank 0's token counts."""
+        return any(block.reduces for block in self.blocks)
+
+
+def lay_out(variant: str, layers: int, ladder_layers: Collection[int] = ()) -> Wiring:
+    """Lay `variant` out over `layers` decoder layers.
+
+    Parameters
+    ----------
+    variant
+        One of `VARIANTS`, with its number.
+    layers
+        Decoder layers of the model.
+    ladder_layers
+        Layers that the model's config wires as ladder: ``hybrid-ladder:K`` with K of them means these, not the last K.
+
+    Raises
+    ------
+    InputError
+        No such variant, or a number that does not fit the model.
+    """
+    family, number = _parse(variant, layers)
+    name = f"{family}:{number}" if number else family
+    if family == "parallel":
+        return Wiring(name=name, blocks=tuple(BlockPlan(layer=i, part="both") for i in range(layers)))
+    if family == "ladder":
+        deferring: Collection[int] = range(layers)
+    elif family == "hybrid-ladder":
+        deferring = ladder_layers if len(ladder_layers) == number else range(layers - number, layers)
+    else:
+        deferring = ()
+    desync = family == "desync" and number > 1
+    blocks = []
+    for i in range(2 * layers):
+        last_of_group = not desync or (i + 1) % number == 0 or i == 2 * layers - 1
+        reduces = family != "upper-bound" and last_of_group
+        blocks.append(
+            BlockPlan(
+                layer=i // 2,
+                part="attn" if i % 2 == 0 else "mlp",
+                leaves=1 if i // 2 in deferring else 0,
+                reduces=reduces,
+                carries=desync and reduces,
+            )
+        )
+    return Wiring(name=name, blocks=tuple(blocks))
+
+
+def _parse(variant: str, layers: int) -> tuple[str, int]:
+    """Family and number of a variant; 0 where there is none."""
+    family, colon, number = variant.strip().lower().partition(":")
+    most = {"hybrid-ladder": layers, "desync": 2 * layers}.get(family)
+    if most is None:
+        if family not in VARIANTS or colon:
+            raise InputError(f"unknown variant '{variant}'", hint=f"known: {', '.join(VARIANTS)}")
+        return family, 0
+    if not (number.isascii() and number.isdigit() and len(number) < 10 and 1 <= int(number) <= most):
+        raise InputError(
+            f"variant '{variant}': needs a whole number from 1 to {most}", hint=f"for example '{family}:{min(most, 2)}'"
+        )
+    return family, int(number)

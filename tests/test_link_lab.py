@@ -1,0 +1,45 @@
+"""Two ranks with a real link between them: namespaces joined by a rate-limited veth pair."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import unavailable
+
+from calibration.crosscheck.laboratory import Laboratory, laboratory
+from ladder_sim.errors import MissingDependencyError
+
+MODEL = ["--model=1b", "--tp=2", "--set=model.layers=2", "--set=model.vocab=512"]
+
+
+def test_the_loop_closes_over_a_real_link_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    out = tmp_path / "found.json"
+    variants = [f"--variant={name}" for name in ("standard", "ladder", "upper-bound")]
+    work = ["--backend=gloo", "--prompt=16", "--gen=2", "--rounds=3", f"--out={out}"]
+    try:
+        with laboratory("200mbit") as lab:
+            _is_slow(lab)
+            lab.run("calibration", ["crosscheck", *MODEL, *variants, *work], timeout_s=120)
+    except MissingDependencyError as error:
+        unavailable(str(error))
+    found = json.loads(out.read_text())
+    points = dict(found["calibration"]["links"]["gloo"])
+    # 16 tokens of 1536 float32 numbers, of which a ring of two carries each once: 98 kB at 25 MB/s
+    assert points[16 * 1536 * 4] > 0.9 * 98304 / 25e6
+    assert 0 <= found["calibration"]["core_share"] <= 2
+    assert {row["variant"] for row in found["rows"]} == {"standard", "ladder", "upper-bound"}
+    assert str(os.getpid()) not in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+
+
+def _is_slow(lab: Laboratory) -> None:
+    shown = subprocess.run(["ip", "netns", "exec", lab.spaces[0], "tc", "qdisc"], capture_output=True, text=True).stdout
+    assert "tbf" in shown
+    assert "200Mbit" in shown
+
+
+def test_without_the_tools_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    with pytest.raises(MissingDependencyError, match="iproute2"), laboratory():
+        pass

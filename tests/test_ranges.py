@@ -1,0 +1,136 @@
+"""The range grammar of sweeps, and the fields it is for."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ladder_sim.errors import UnknownNameError, UsageError
+from ladder_sim.sweeps.axes import FIELDS, axis, value_at
+from ladder_sim.sweeps.grid import Grid, check_size, scenario_at, variant_names
+from ladder_sim.sweeps.ranges import expand
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("50:800:x2Gb/s", ["50Gb/s", "100Gb/s", "200Gb/s", "400Gb/s", "800Gb/s"]),
+        ("1:100:x3", ["1", "3", "9", "27", "81", "100"]),
+        ("0:1:+0.25us", ["0us", "0.25us", "0.5us", "0.75us", "1us"]),
+        ("1:2:x1.5 GB/s", ["1GB/s", "1.5GB/s", "2GB/s"]),
+        ("7:7:x2", ["7"]),
+        ("1e3:4e3:x2", ["1000", "2000", "4000"]),
+        ("10,50:200:x2Gb/s", ["10Gb/s", "50Gb/s", "100Gb/s", "200Gb/s"]),
+        ("100,400Gb/s", ["100Gb/s", "400Gb/s"]),
+        ("1GB/s,400Gb/s", ["1GB/s", "400Gb/s"]),
+        ("4,4,2", ["4", "2"]),
+    ],
+)
+def test_expand(text: str, values: list[str]) -> None:
+    """Both ends are there, one unit serves all, and nothing is there twice."""
+    assert expand(text, name="field") == values
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1:", "is no range"),
+        ("1:2:3", "is no range"),
+        ("1:8:y2", "is no range"),
+        ("1:8:x", "is no range"),
+        ("1us:8us:x2", "is no range"),
+        ("1:8:x2:x2", "is no range"),
+        ("1:8", "names no step"),
+        ("8:1:x2", "runs backwards"),
+        ("0:8:x2", "does not advance"),
+        ("1:8:x1", "does not advance"),
+        ("1:8:+0", "does not advance"),
+        ("1,,2", "empty value"),
+        ("", "empty value"),
+        ("0:1:+1e-9", "has 1e+9 values"),
+        ("1:2:x1.00000000000000000001", "values"),
+        ("1:1e999999999:x10", "ends beyond"),
+    ],
+)
+def test_malformed_ranges_say_what_is_wrong(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        expand(text, name="inter.bandwidth")
+    assert message in caught.value.message
+    assert "inter.bandwidth" in caught.value.message
+    assert caught.value.hint
+
+
+@given(
+    start=st.integers(1, 1000),
+    length=st.integers(0, 1000),
+    step=st.integers(2, 50),
+    sign=st.sampled_from("x+"),
+)
+def test_ends_are_always_included(start: int, length: int, step: int, sign: str) -> None:
+    values = [int(value) for value in expand(f"{start}:{start + length}:{sign}{step}", name="field")]
+    assert (values[0], values[-1]) == (start, start + length)
+    assert values == sorted(set(values))
+
+
+def test_tp_and_batch_double_by_themselves() -> None:
+    assert axis("tp", "2:16").values == (2, 4, 8, 16)
+    assert axis("batch", "1:5").values == (1, 2, 4, 5)
+    with pytest.raises(UsageError, match="names no step"):
+        axis("prompt", "128:4096")
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "nearest"),
+    [
+        ("inter.bandwith", "1:2:x2", "inter.bandwidth"),
+        ("bach", "1:2", "batch"),
+        ("dtype", "fp9", "fp8"),
+        ("model", "405bb", "405b"),
+        ("cluster", "h100sxm", "h100-sxm"),
+        ("allreduce", "ncl", "nccl"),
+    ],
+)
+def test_unknown_names_suggest_the_nearest(key: str, given: str, nearest: str) -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        axis(key, given)
+    assert nearest in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("key", "given"),
+    [("inter.bandwidth", "0:100:+10GB/s"), ("tp", "0:2:+1"), ("batch", "1.5"), ("intra.latency", "5:20:x2Gb/s")],
+)
+def test_impossible_values_are_refused_before_anything_runs(key: str, given: str) -> None:
+    """Hardware figures go into arrays that no spec checks: their ends are checked instead."""
+    with pytest.raises(UsageError):
+        Grid({key: given})
+
+
+@pytest.mark.parametrize("name", [*FIELDS, "inter.bandwidth_Bps", "cluster.rank_skew", "model.layers"])
+def test_a_field_can_be_read_back_from_the_scenario(name: str) -> None:
+    """`value_at` says where a break-even range starts from."""
+    value = value_at(scenario_at({"model": "8b"}), name)
+    assert value_at(scenario_at({"model": "8b", name: value}), name) == value
+
+
+def test_a_field_is_given_once() -> None:
+    with pytest.raises(UsageError, match=r"'inter\.bandwidth_Bps' is given twice"):
+        Grid({"inter.bandwidth": "1GB/s", "inter.bandwidth_Bps": "2GB/s"})
+
+
+def test_exploding_grids_ask_first() -> None:
+    grid = Grid({"batch": "1:10000:+1", "prompt": "1:10000:+1"})
+    with pytest.raises(UsageError, match=r"100,000,000 points \(10000 x 10000\)") as caught:
+        check_size(grid, confirmed=False)
+    assert "--yes" in caught.value.hint
+    check_size(grid, confirmed=True)
+
+
+def test_variants_take_ranges() -> None:
+    assert variant_names(["hybrid-ladder:10:30:+10", "desync:2:8"]) == (
+        "hybrid-ladder:10",
+        "hybrid-ladder:20",
+        "hybrid-ladder:30",
+        "desync:2",
+        "desync:4",
+        "desync:8",
+    )

@@ -1,0 +1,66 @@
+"""The samples file: survives being killed at any byte, and refuses what it must not mix."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calibration.fit.samples import Sample, SampleStore
+from ladder_sim.errors import ProfileError
+
+HERE = {"cpu": "one", "torch": "2"}
+
+
+def sample(m: float = 1, seconds: float | None = 1e-6) -> Sample:
+    return Sample(op="gemm", point={"m": m, "n": 8.0, "k": 8.0}, seconds=seconds)
+
+
+def test_samples_come_back(tmp_path: Path) -> None:
+    store = SampleStore(tmp_path / "s.jsonl", HERE)
+    written = [sample(1), sample(2, None)]
+    for one in written:
+        store.append(one)
+    again = SampleStore(tmp_path / "s.jsonl", HERE)
+    assert again.samples == written
+    assert again.environment == HERE
+    assert SampleStore(tmp_path / "s.jsonl").samples == written
+
+
+@given(cut=st.integers(1, 80))
+def test_a_cut_tail_costs_one_sample_and_the_file_goes_on(cut: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("samples") / "s.jsonl"
+    store = SampleStore(path, HERE)
+    for m in (1, 2, 3):
+        store.append(sample(m))
+    last = path.read_bytes().splitlines(keepends=True)[-1]
+    path.write_bytes(path.read_bytes()[: -min(cut, len(last))])
+    repaired = SampleStore(path, HERE)
+    assert len(repaired.samples) == 2
+    assert repaired.dropped == max(0, len(last) - cut)
+    repaired.append(sample(4))
+    assert [one.point["m"] for one in SampleStore(path, HERE).samples] == [1, 2, 4]
+
+
+def test_another_machine_is_refused(tmp_path: Path) -> None:
+    SampleStore(tmp_path / "s.jsonl", HERE)
+    with pytest.raises(ProfileError, match="another machine: cpu differ"):
+        SampleStore(tmp_path / "s.jsonl", {**HERE, "cpu": "two"})
+
+
+@pytest.mark.parametrize("seconds", ["NaN", "-1.0", "0.0", "Infinity", '"fast"'])
+def test_an_impossible_time_is_named_with_its_line(seconds: str, tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    SampleStore(path, HERE).append(sample())
+    with path.open("a") as file:
+        file.write(f'{{"op": "gemm", "point": {{"m": 1}}, "seconds": {seconds}}}\n')
+    with pytest.raises(ProfileError, match="line 3"):
+        SampleStore(path)
+
+
+@pytest.mark.parametrize("header", ["", "[]", "{}", json.dumps({"schema_version": 9, "environment": {}})])
+def test_what_is_no_samples_file(header: str, tmp_path: Path) -> None:
+    (tmp_path / "s.jsonl").write_text(f"{header}\n")
+    with pytest.raises(ProfileError, match=r"no samples|schema_version 9"):
+        SampleStore(tmp_path / "s.jsonl")

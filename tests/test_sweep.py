@@ -1,0 +1,145 @@
+"""Sweeps: every point equals a single prediction, in order, whatever the chunks and the processes."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from ladder_sim import Scenario, predict
+from ladder_sim.errors import LadderSimError, ProfileError, UnknownNameError, UsageError
+from ladder_sim.sweeps import grid as grids
+from ladder_sim.sweeps.executors import Processes, serial
+from ladder_sim.sweeps.grid import Grid
+from ladder_sim.sweeps.run import how_of, run, sweep
+from ladder_sim.sweeps.table import SweepTable
+
+VARIANTS = ("standard", "ladder", "hybrid-ladder:16", "upper-bound")
+
+
+def _same(found: SweepTable, other: SweepTable) -> bool:
+    return list(found.columns) == list(other.columns) and all(
+        np.array_equal(values, other[name], equal_nan=values.dtype.kind == "f")
+        for name, values in found.columns.items()
+    )
+
+
+def test_every_point_equals_a_single_prediction() -> None:
+    """Over fields that change the graph, settings that do not, and hardware figures in arrays."""
+    found = sweep(
+        {
+            "model": "8b,70b",
+            "stack": "gpt-fast,vllm",
+            "batch": "1,16",
+            "intra.bandwidth": "100:400:x4GB/s",
+            "gpu.kernel": "1,4us",
+            "gpu.sms": "96,132",
+        },
+        VARIANTS,
+    )
+    assert len(found) == 2**6
+    for row in range(0, len(found), 3):
+        scenario = Scenario.of(
+            model=found["model"][row],
+            stack=found["stack"][row],
+            batch=int(found["batch"][row]),
+            overrides={name: str(found[name][row]) for name in ("intra.bandwidth_Bps", "gpu.kernel_s", "gpu.sms")},
+        )
+        single = predict(scenario, VARIANTS)
+        for variant in VARIANTS:
+            one = single[variant]
+            expected = (one.ttft_s, one.tpot_s, one.tokens_per_s.value, one.speedup.value)
+            metrics = ("ttft_s", "tpot_s", "tokens_per_s", "speedup")
+            assert [found[f"{variant}.{metric}"][row] for metric in metrics] == pytest.approx(expected, rel=1e-9)
+
+
+def test_rows_come_in_the_grids_order() -> None:
+    """Fields of the scenario first, hardware figures last and fastest, whatever the order they were named in."""
+    found = sweep({"inter.latency": "1,2us", "batch": "2,1", "model": "8b", "tp": "4,2"}, ["ladder"])
+    assert found.varied == ("tp", "batch", "inter.latency_s")
+    places = zip(found["tp"], found["batch"], found["inter.latency_s"], strict=True)
+    assert list(places) == list(itertools.product((4, 2), (2, 1), (1e-6, 2e-6)))
+
+
+def test_what_cannot_run_is_a_row_with_the_reason() -> None:
+    found = sweep({"model": "8b,405b", "tp": "8,5,16", "stack": "vllm"}, ["ladder"])
+    reasons = dict(zip(zip(found["model"], found["tp"], strict=True), found["infeasible"], strict=True))
+    assert reasons["llama-3.1-8b", 8] == reasons["llama-3.1-405b", 16] == ""
+    assert "not divisible by tp 5" in reasons["llama-3.1-8b", 5]
+    assert "85.5 GB per GPU" in reasons["llama-3.1-405b", 8]
+    blank = ~found.feasible
+    assert np.isnan(found["ladder.speedup"][blank]).all()
+    assert not np.isnan(found["ladder.speedup"][~blank]).any()
+
+
+def test_a_variant_deeper_than_the_model_is_a_reason_too() -> None:
+    found = sweep({"model": "8b,70b"}, ["hybrid-ladder:40"])
+    assert "at most 32" in found["infeasible"][0]
+    assert found["infeasible"][1] == ""
+
+
+def test_a_group_gets_the_nodes_it_needs() -> None:
+    found = sweep({"model": "405b", "tp": "8:32"}, ["ladder"], ignore_memory=True)
+    assert found["nodes"].tolist() == [1, 2, 4]
+    assert sweep({"model": "405b", "tp": "16", "nodes": "1"}).feasible.tolist() == [False]
+
+
+def test_one_new_token_has_no_time_per_token() -> None:
+    found = sweep({"model": "8b", "gen": "1,2"}, ["ladder"])
+    assert np.isnan(found["ladder.tpot_s"]).tolist() == [True, False]
+    assert found.feasible.all()
+
+
+@pytest.mark.parametrize(("points", "blocks"), [(1, 1), (7, 2), (10**6, 10**6)])
+def test_chunks_change_nothing(points: int, blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However a grid is cut, each point is there once: blocks of 24 points are cut, joined or left whole."""
+    axes = {"model": "8b", "batch": "1:4", "intra.bandwidth": "100:800:x2GB/s", "intra.latency": "1:6:+1us"}
+    whole = sweep(axes, ["ladder"])
+    monkeypatch.setattr(grids, "CHUNK_POINTS", points)
+    monkeypatch.setattr(grids, "CHUNK_BLOCKS", blocks)
+    grid = Grid(axes, ["ladder"])
+    assert sum(map(grid.points, range(grid.chunks))) == grid.size == 72
+    cut = run(grid, how_of(grid, None, ignore_memory=False), serial)
+    for name, values in whole.columns.items():
+        # configurations computed together are rounded together
+        assert np.array_equal(values, cut[name]) if values.dtype.kind != "f" else cut[name] == pytest.approx(values)
+
+
+def test_processes_give_what_one_gives() -> None:
+    axes = {"model": "8b", "batch": "1:70:+1", "intra.latency": "1,2us"}
+    grid = Grid(axes, ["ladder"])
+    how = how_of(grid, None, ignore_memory=False)
+    counted: list[int] = []
+    assert _same(run(grid, how, serial), run(grid, how, Processes(2), counted.append))
+    assert counted[-1] == grid.size == 140
+
+
+def test_a_dead_worker_is_an_error_with_a_way_out() -> None:
+    with pytest.raises(LadderSimError, match="a worker process died") as caught:
+        list(Processes(1)(_die, [1]))
+    assert "--resume" in caught.value.hint
+
+
+def _die(_: int) -> None:
+    import os
+
+    os._exit(9)
+
+
+def test_values_may_be_objects() -> None:
+    from ladder_sim.specs import catalog
+
+    model = catalog.model("8b")
+    assert sweep({"model": [model], "tp": [1, 2], "p2p": False})["tp"].tolist() == [1, 2]
+    with pytest.raises(UsageError, match="no values"):
+        sweep({"model": []})
+
+
+def test_a_wrong_profile_is_no_points_fault() -> None:
+    """It is an error at once, not a reason in every row."""
+    with pytest.raises(ProfileError, match="no shipped profile"):
+        sweep({"model": "8b"}, profile="h100")
+
+
+def test_an_unknown_column_names_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match=r"unknown column 'ladder\.speed'"):
+        _ = sweep({"model": "8b"}, ["ladder"])["ladder.speed"]

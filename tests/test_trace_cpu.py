@@ -1,0 +1,139 @@
+"""Traces of CPU ranks, recorded here and now: code of its own on gloo, and the runtime on an emulated link."""
+
+import importlib.util
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import REPO, unavailable
+from trace_capture import LAYERS, STEPS
+from typer.testing import CliRunner
+
+from ladder_sim.cli.trace import trace
+from ladder_sim.traces.blocks import find_passes
+from ladder_sim.traces.graph import TraceGraph
+from ladder_sim.traces.load import load
+from ladder_sim.traces.replay import replay, simulate
+from ladder_sim.traces.summary import summarise
+from ladder_sim.traces.variants import choose_step, predict_variants
+
+REDUCES = 2 * LAYERS * STEPS
+SMALL = {
+    "model_type": "llama",
+    "hidden_size": 1024,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "intermediate_size": 4096,
+    "vocab_size": 256,
+    "max_position_embeddings": 64,
+}
+
+
+@pytest.fixture(scope="module")
+def captured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if importlib.util.find_spec("torch") is None:
+        unavailable("torch")
+    folder = tmp_path_factory.mktemp("captured")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    script = REPO / "tests" / "trace_capture.py"
+    ranks = [
+        subprocess.Popen([sys.executable, script, str(rank), str(port), folder], stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    for process in ranks:
+        _, complaints = process.communicate(timeout=120)
+        assert process.returncode == 0, complaints
+    return folder
+
+
+def read(folder: Path, name: str, *, execution: bool = True, ranks: int = 2) -> TraceGraph:
+    files = [folder / name / f"rank{rank}.json.gz" for rank in range(ranks)]
+    if not execution:
+        files = [Path(shutil.copy(file, tempfile.mkdtemp(dir=folder))) for file in files]
+    return load(files)
+
+
+@pytest.mark.parametrize("name", ["standard", "ladder"])
+def test_every_all_reduce_is_issued_awaited_and_met(captured: Path, name: str) -> None:
+    graph = read(captured, name)
+    reduces = [index for index, op in enumerate(graph.ops) if op.kind == "all_reduce"]
+    assert len(reduces) == 2 * REDUCES
+    assert graph.notes == ()
+    assert len({graph.ops[index].group for index in reduces}) == REDUCES
+    awaited = {before for op in graph.ops if op.kind == "sync" for before in op.after}
+    assert awaited == set(reduces)
+    sizes = {op.collective.message_bytes for op in graph.ops if op.collective is not None}
+    assert sizes == {64 * 256 * 4.0}
+
+
+@pytest.mark.parametrize("name", ["standard", "ladder"])
+def test_replay_meets_the_recording(captured: Path, name: str) -> None:
+    for step in replay(read(captured, name)).steps:
+        assert step.name.startswith("ProfilerStep")
+        assert abs(step.error) < 0.05, step
+
+
+def test_only_ladder_overlaps(captured: Path) -> None:
+    hidden_s = {name: summarise(read(captured, name)).ranks[0].hidden_s for name in ("standard", "ladder")}
+    assert hidden_s["standard"] == 0.0
+    assert hidden_s["ladder"] > 0.0
+
+
+def test_without_execution_traces_asynchronous_waits_are_unknown(captured: Path) -> None:
+    assert read(captured, "standard", execution=False).notes == ()
+    notes = read(captured, "ladder", execution=False).notes
+    assert sum("no execution trace" in note for note in notes) == 2
+
+
+def test_one_rank_alone_replays_and_says_so(captured: Path) -> None:
+    graph = read(captured, "standard", ranks=1)
+    assert any("no trace of rank 1 of 2" in note for note in graph.notes)
+    assert all(abs(step.error) < 0.05 for step in replay(graph).steps)
+
+
+def test_slower_all_reduces_lengthen_the_step(captured: Path) -> None:
+    graph = choose_step(read(captured, "standard"), None)
+    slower = replace(
+        graph, ops=tuple(replace(op, duration_s=op.duration_s + 0.01) if op.communicates else op for op in graph.ops)
+    )
+    longer_s = simulate(slower).makespan_s - simulate(graph).makespan_s
+    assert longer_s == pytest.approx(2 * LAYERS * 0.01, rel=0.2)
+
+
+def test_a_standard_run_is_rewired(captured: Path) -> None:
+    step = choose_step(read(captured, "standard"), None)
+    assert [found.layers for found in find_passes(step)] == [LAYERS, LAYERS]
+    slow = replace(step, ops=tuple(replace(op, duration_s=1e-3) if op.communicates else op for op in step.ops))
+    found = predict_variants(slow, ["standard", "ladder", "upper-bound"])
+    assert found["standard"].speedup == pytest.approx(1.0)
+    assert 1.0 < found["ladder"].speedup <= found["upper-bound"].speedup * (1 + 1e-9)
+
+
+def test_a_captured_run_is_replayed_and_rewired(tmp_path: Path) -> None:
+    """The whole way on one machine: measure and record the runtime, then ask the standard trace what ladder gives."""
+    if importlib.util.find_spec("torch") is None:
+        unavailable("torch")
+    (tmp_path / "config.json").write_text(json.dumps(SMALL))
+    (tmp_path / "link.csv").write_text("bytes,seconds\n1,250e-6\n1e9,250.001e-6\n")
+    options = f"--model {tmp_path}/config.json --tp 4 --emulate {tmp_path}/link.csv --variant standard,hybrid-ladder:2"
+    workload = "--prompt 8 --gen 4 --warmups 0 --repeats 1"
+    done = CliRunner().invoke(trace, ["capture", str(tmp_path / "run"), *options.split(), *workload.split()])
+    assert done.exit_code == 0, repr(done.exception)
+    standard, hybrid = (load([tmp_path / "run" / name]) for name in ("standard", "hybrid-ladder-2"))
+    for graph in (standard, hybrid):
+        assert graph.notes == ()
+        assert len(graph.steps) == 1 + 3
+        assert all(abs(step.error) < 0.03 for step in replay(graph).steps)
+        assert sum(op.kind == "all_reduce" for op in graph.ops) == 8 * 4
+    found = predict_variants(choose_step(standard, None), ["ladder", "upper-bound"])
+    assert found["ladder"].comm.hidden_s > 0.5 * found["ladder"].comm.comm_s
+    assert 1.0 < found["ladder"].speedup <= found["upper-bound"].speedup * (1 + 1e-9)
+    assert summarise(standard).ranks[0].hidden_s < 0.1 * summarise(hybrid).ranks[0].hidden_s
