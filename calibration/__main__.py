@@ -12,7 +12,7 @@ import numpy as np
 from calibration.crosscheck import command as crosscheck_command
 from calibration.fit import command as fit_command
 from calibration.measure import command as measure_command
-from calibration.transfer import DRAWS, transfer
+from calibration.transfer.fit import DRAWS, fit_transfer
 from ladder_sim.costs.profile import load_profile, save_profile
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.validation.dataset import read_dataset
@@ -157,7 +157,7 @@ def _transfer(options: argparse.Namespace) -> None:
     if options.protocol:
         runs = split(runs, PROTOCOLS[options.protocol]).fit
     draws, seed = _count("--draws", options.draws, 2), _count("--seed", options.seed, 0)
-    fit = transfer(
+    fit = fit_transfer(
         runs,
         load_profile(options.base),
         name=options.out.name.removesuffix(".gz").removesuffix(".json"),

@@ -11,7 +11,9 @@ import pytest
 from commands import run
 from conftest import REPO
 
-from calibration.transfer import PRIORS, Problem, conformal, transfer
+from calibration.transfer.fit import fit_transfer
+from calibration.transfer.problem import PRIORS, Problem
+from calibration.transfer.unseen import conformal
 from ladder_sim import Scenario, predict
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.profile import CalibrationProfile, load_profile, save_profile
@@ -69,7 +71,7 @@ def test_planted_figures_are_recovered(base: CalibrationProfile) -> None:
     """Known figures, other than the priors' medians, come back within their own intervals."""
     planted = {"stack.gemv_factor": 0.85, "stack.collective_launch_s": 4e-6, "stack.attention_factor": 1.2}
     shapes = [configuration(tp=tp, batch=batch) for tp in (2, 8) for batch in (1, 8)]
-    fit = transfer(
+    fit = fit_transfer(
         runs_with(planted, shapes, base), base, name="planted", dataset="planted", starts=2, draws=6, workers=2
     )
     found = fitted(fit.profile)

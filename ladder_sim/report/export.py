@@ -15,19 +15,7 @@ SCHEMA_VERSION = 1
 
 def scenario_fields(scenario: Scenario) -> dict[str, Any]:
     """What was simulated, in plain values."""
-    return {
-        "model": scenario.model.name,
-        "cluster": scenario.cluster.name,
-        "nodes": scenario.nodes,
-        "gpus_per_node": scenario.cluster.gpus_per_node,
-        "tp": scenario.tp,
-        "batch": scenario.workload.batch,
-        "prompt": scenario.workload.prompt,
-        "gen": scenario.workload.gen,
-        "dtype": scenario.workload.dtype,
-        "stack": scenario.stack.name,
-        "p2p": scenario.p2p,
-    }
+    return {name: value for name, value in scenario.fields().items() if name != "allreduce"}
 
 
 def prediction_fields(prediction: Prediction) -> dict[str, Any]:

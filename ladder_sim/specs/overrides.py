@@ -73,15 +73,36 @@ def apply_overrides(scenario: "Scenario", overrides: Mapping[str, str]) -> "Scen
 
 def settings_of(overrides: Mapping[str, str]) -> frozenset[str]:
     """Return what overrides change, ``section.field`` with units."""
-    return frozenset(".".join(_find(key)) for key in overrides)
+    return frozenset(_found(key)[0] for key in overrides)
+
+
+def find_setting(key: str) -> tuple[str, object] | None:
+    """Name of a setting, ``section.field`` with its unit, and its type; None if there is no such setting.
+
+    Examples
+    --------
+    >>> find_setting("inter.bandwidth")
+    ('inter.bandwidth_Bps', <class 'float'>)
+    """
+    section, _, name = key.strip().partition(".")
+    fields = _fields(section) if section in _SECTIONS else {}
+    field = find_field(name, fields)
+    return None if field is None else (f"{section}.{field}", fields[field])
+
+
+def setting_value(scenario: "Scenario", name: str) -> Any:
+    """What a scenario has for a setting, named as by `find_setting`."""
+    section, _, field = name.partition(".")
+    holder = scenario.cluster if section in _IN_CLUSTER else scenario
+    return getattr(getattr(holder, section), field)
 
 
 def override_parts(parts: Parts, overrides: Mapping[str, str]) -> Parts:
     """Change figures of a scenario's parts; see `apply_overrides`."""
     changes: dict[str, dict[str, object]] = {}
     for key, text in overrides.items():
-        section, field = _find(key)
-        kind = settable_fields(_SECTIONS[section])[field]
+        name, kind = _found(key)
+        section, _, field = name.partition(".")
         # all of one section at once: a spec is checked as a whole
         changes.setdefault(section, {})[field] = read_value(text, field, kind, name=key)
     cluster = parts.cluster
@@ -109,12 +130,11 @@ def _fields(section: str) -> dict[str, object]:
     return {name: kind for name, kind in settable_fields(_SECTIONS[section]).items() if name not in _IDENTITY}
 
 
-def _find(key: str) -> tuple[str, str]:
-    section, _, name = key.strip().partition(".")
-    field = find_field(name, _fields(section)) if section in _SECTIONS else None
-    if field is None:
+def _found(key: str) -> tuple[str, object]:
+    found = find_setting(key)
+    if found is None:
         raise UnknownNameError("setting", key, settable(), more=_MORE)
-    return section, field
+    return found
 
 
 _Spec = TypeVar("_Spec", ModelSpec, ClusterSpec, GpuSpec, LinkTier, StackSpec, Workload)

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self, cast
+from typing import Any, Self, cast
 
 from ladder_sim.errors import PartitionError, UsageError
 from ladder_sim.specs import catalog
@@ -143,6 +143,23 @@ class Scenario:
         whole(nodes, "nodes", 1, _MOST_NODES, hint="number of nodes, e.g. --nodes 2")
         degree = nodes * parts.cluster.gpus_per_node if tp is None else tp
         return cls(**parts._asdict(), nodes=nodes, tp=degree, variant=variant, p2p=p2p, settings=settings)
+
+    def fields(self) -> dict[str, Any]:
+        """What it has for each argument of `of`, specs by name; the variant and settings left out."""
+        return {
+            "model": self.model.name,
+            "cluster": self.cluster.name,
+            "nodes": self.nodes,
+            "gpus_per_node": self.cluster.gpus_per_node,
+            "tp": self.tp,
+            "batch": self.workload.batch,
+            "prompt": self.workload.prompt,
+            "gen": self.workload.gen,
+            "dtype": self.workload.dtype,
+            "stack": self.stack.name,
+            "allreduce": self.stack.allreduce,
+            "p2p": self.p2p,
+        }
 
     @property
     def ranks_per_node(self) -> int:

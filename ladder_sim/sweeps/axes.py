@@ -2,19 +2,16 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.specs import catalog
-from ladder_sim.specs.cluster import ClusterSpec, GpuSpec, LinkTier
-from ladder_sim.specs.fields import find_field, read_value, settable_fields
-from ladder_sim.specs.model import ModelSpec
-from ladder_sim.specs.overrides import settable
+from ladder_sim.specs.fields import read_value
+from ladder_sim.specs.overrides import find_setting, settable, setting_value
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.stack import AllReduce, StackSpec
-from ladder_sim.specs.workload import DType, Workload
+from ladder_sim.specs.stack import AllReduce
+from ladder_sim.specs.workload import DType
 from ladder_sim.sweeps.ranges import expand, split
 
 FIELDS: dict[str, Any] = {
@@ -34,17 +31,6 @@ FIELDS: dict[str, Any] = {
 # what `Scenario.of` takes, with the type or the catalog of each
 DOUBLING = ("tp", "batch")
 # ranges of these double where they name no step
-_SECTIONS: dict[str, tuple[type, str]] = {
-    "model": (ModelSpec, "model"),
-    "gpu": (GpuSpec, "cluster.gpu"),
-    "cluster": (ClusterSpec, "cluster"),
-    "intra": (LinkTier, "cluster.intra"),
-    "inter": (LinkTier, "cluster.inter"),
-    "host": (LinkTier, "cluster.host"),
-    "stack": (StackSpec, "stack"),
-    "workload": (Workload, "workload"),
-}
-# sections of the settings: their type, and where a scenario holds them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,40 +102,16 @@ def resolve(key: str) -> tuple[str, Any]:
     name = key.replace("-", "_")
     if name in FIELDS:
         return name, FIELDS[name]
-    section, _, setting = key.partition(".")
-    known = settable()
-    fields = settable_fields(_SECTIONS[section][0]) if section in _SECTIONS else {}
-    field = find_field(setting, fields)
-    if field is None or field in ("name", "source"):
-        raise UnknownNameError("field", key, (*FIELDS, *known), more="`ladder-sim list settings` shows all settings")
-    return f"{section}.{field}", fields[field]
-
-
-def field_values(scenario: Scenario) -> dict[str, Any]:
-    """What a scenario has for each of `FIELDS`; specs by name."""
-    workload, cluster, stack = scenario.workload, scenario.cluster, scenario.stack
-    return {
-        "model": scenario.model.name,
-        "cluster": cluster.name,
-        "nodes": scenario.nodes,
-        "gpus_per_node": cluster.gpus_per_node,
-        "tp": scenario.tp,
-        "batch": workload.batch,
-        "prompt": workload.prompt,
-        "gen": workload.gen,
-        "dtype": workload.dtype,
-        "stack": stack.name,
-        "allreduce": stack.allreduce,
-        "p2p": scenario.p2p,
-    }
+    found = find_setting(key)
+    if found is None:
+        more = "`ladder-sim list settings` shows all settings"
+        raise UnknownNameError("field", key, (*FIELDS, *settable()), more=more)
+    return found
 
 
 def value_at(scenario: Scenario, name: str) -> Any:
     """What a scenario has for a field or setting, named as by `resolve`."""
-    if name in FIELDS:
-        return field_values(scenario)[name]
-    section, _, setting = name.partition(".")
-    return attrgetter(f"{_SECTIONS[section][1]}.{setting}")(scenario)
+    return scenario.fields()[name] if name in FIELDS else setting_value(scenario, name)
 
 
 def _value(raw: Any, name: str, kind: Any, key: str) -> Any:

@@ -12,7 +12,7 @@ from ladder_sim.errors import LadderSimError, ProfileError
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.requests import simulate_requests
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.sweeps.axes import FIELDS, Axis, field_values
+from ladder_sim.sweeps.axes import FIELDS, Axis
 from ladder_sim.sweeps.grid import Block, Chunk
 from ladder_sim.units import format_bytes
 
@@ -108,4 +108,4 @@ def _constants(block: Block) -> dict[str, Any]:
     settings = {name: value for name, value in named.items() if name not in FIELDS}
     if block.scenario is None:
         return {**{name: named.get(name) for name in FIELDS}, **settings}
-    return {**field_values(block.scenario), **settings}
+    return {**block.scenario.fields(), **settings}
