@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 from calibration.crosscheck.check import cross_check, own_scenario
 from calibration.crosscheck.compared import Row, bootstrap
 from calibration.crosscheck.measured import Plan
-from calibration.crosscheck.observations import Observations, Run, Times, message_bytes, ops_of, steps
+from calibration.crosscheck.observations import PHASES, Observations, Run, Times, message_bytes, ops_of, steps
 from calibration.crosscheck.predicted import Calibration
+from calibration.measure.beside import BesideTime
 from ladder_sim.cli import crosscheck as cli
 from ladder_sim.costs.table import Curve
 from ladder_sim.errors import ProfileError, UsageError
@@ -24,11 +25,14 @@ VARIANTS = ("standard", "parallel", "ladder", "desync:2", "upper-bound")
 SMALL = {"model.layers": "4", "model.vocab": "512"}
 
 
+def plan() -> Plan:
+    scenario = own_scenario("1b", "gpt-fast", tp=8, batch=1, prompt=16, gen=4, overrides=SMALL)
+    return Plan(scenario=scenario, variants=VARIANTS, shares=(0.4,), rounds=9, threads=1)
+
+
 @pytest.fixture(scope="module")
 def result() -> Any:
-    scenario = own_scenario("1b", "gpt-fast", tp=8, batch=1, prompt=16, gen=4, overrides=SMALL)
-    plan = Plan(scenario=scenario, variants=VARIANTS, shares=(0.4,), rounds=9, threads=1)
-    return json.loads(json.dumps(cross_check(plan, CommConfig(backend="emulate"))))
+    return json.loads(json.dumps(cross_check(plan(), CommConfig(backend="emulate"))))
 
 
 def test_ladders_speedup_is_predicted_as_it_is_measured(result: Any) -> None:
@@ -120,6 +124,55 @@ def test_what_a_wait_costs_is_found_and_does_not_slow_the_link() -> None:
     assert late.predict(Run("slow", "standard")).prefill_s == pytest.approx(
         even.predict(Run("slow", "standard")).prefill_s + 8e-3, rel=1e-3
     )
+
+
+def test_a_message_and_the_computation_beside_it_slow_each_other() -> None:
+    """Alone a message takes 5 ms, beside kernels 7.5 ms, and they lose 40 % of their core to it."""
+    found = replace(planted(message_s=5e-3), tables={}, seen={"gloo": True})
+    for (kind, size), seconds in {("all_reduce", 6144): 5e-3, ("all_reduce", 98304): 5e-3}.items():
+        found.collectives[kind, float(size)].append(seconds)
+    found.collectives["broadcast", 8.0].append(1e-9)
+    for phase in PHASES:
+        found.beside[phase].append(BesideTime(message_s=7.5e-3, lost_s=3e-3))
+    found.requests[Run("gloo", "standard")] = found.requests.pop(Run("slow", "standard"))
+    apart = Calibration.of(replace(found, beside={phase: [BesideTime(5e-3, 0.0)] for phase in PHASES}))
+    together = Calibration.of(found)
+    assert [round(one.slowed, 3) for one in together.beside.values()] == [0.5, 0.5]
+    assert [round(one.core_share, 3) for one in together.beside.values()] == [0.4, 0.4]
+    standard, ladder = Run("gloo", "standard"), Run("gloo", "ladder")
+    assert together.predict(standard) == pytest.approx(apart.predict(standard), rel=1e-3)
+    # ladder's blocks of 4 and 5 kernels of 1 ms hide their messages of 5 ms; slowed, 8 of 7.5 ms follow each other
+    kernels_s = 1e-3 * sum(op.stream == "compute" for op in ops_of(found.scenario, "ladder", "prefill"))
+    assert apart.predict(ladder).prefill_s == pytest.approx(kernels_s, abs=6e-3)
+    assert together.predict(ladder).prefill_s == pytest.approx(kernels_s + 8 * 3e-3, abs=8e-3)
+
+
+def test_a_calibration_can_be_used_again(result: Any, tmp_path: Path) -> None:
+    file = tmp_path / "earlier.json"
+    file.write_text(json.dumps(result))
+    again = cross_check(replace(plan(), variants=("standard", "ladder"), rounds=2), CommConfig(backend="emulate"), file)
+    assert again["calibration"] == result["calibration"]
+    predicted = {(row["link"], row["variant"], row["quantity"]): row["predicted"] for row in result["rows"]}
+    assert len(again["rows"]) == 7
+    for row in again["rows"]:
+        assert row["predicted"] == pytest.approx(predicted[row["link"], row["variant"], row["quantity"]])
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"run": {"tp": 4}}, "something else: tp 4 instead of 8"),
+        ({"environment": {"cpu": "abacus"}}, "something else: cpu abacus"),
+        ({"calibration": {"kernels": [{"kind": "gemm"}]}}, "holds no calibration"),
+    ],
+)
+def test_a_calibration_of_something_else_is_refused(
+    result: Any, tmp_path: Path, change: dict[str, Any], part: str
+) -> None:
+    file = tmp_path / "earlier.json"
+    file.write_text(json.dumps({**result, **{key: {**result[key], **value} for key, value in change.items()}}))
+    with pytest.raises(ProfileError, match=part):
+        cross_check(plan(), CommConfig(backend="emulate"), file)
 
 
 def test_an_op_that_was_not_recorded_is_named() -> None:

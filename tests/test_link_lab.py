@@ -25,10 +25,13 @@ def test_the_loop_closes_over_a_real_link_and_leaves_nothing_behind(tmp_path: Pa
     except MissingDependencyError as error:
         unavailable(str(error))
     found = json.loads(out.read_text())
-    points = dict(found["calibration"]["links"]["gloo"])
+    curve = found["calibration"]["links"]["gloo"]["all_reduce"]
     # 16 tokens of 1536 float32 numbers, of which a ring of two carries each once: 98 kB at 25 MB/s
-    assert points[16 * 1536 * 4] > 0.9 * 98304 / 25e6
-    assert 0 <= found["calibration"]["core_share"] <= 2
+    assert curve["bytes"][-1] == 16 * 1536 * 4
+    assert curve["seconds"][-1] > 0.9 * 98304 / 25e6
+    for beside in found["calibration"]["beside"]:
+        assert 0 < beside["core_share"] <= 1
+        assert beside["slowed"] >= 0
     assert {row["variant"] for row in found["rows"]} == {"standard", "ladder", "upper-bound"}
     assert str(os.getpid()) not in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
 

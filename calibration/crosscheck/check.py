@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from calibration.crosscheck.compared import Bounds, compare
 from calibration.crosscheck.measured import Plan, measure
 from calibration.crosscheck.predicted import Calibration
-from ladder_sim.costs.table import Curve
+from calibration.crosscheck.stored import reuse, to_json
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import canonical
 from ladder_sim.specs import catalog
@@ -16,7 +17,7 @@ from runtime.comm.base import Alone, Communicator
 from runtime.environment import environment
 from runtime.rendezvous import CommConfig, connect
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 BOUNDS = {"emulate": Bounds(latency=0.10, speedup=0.05), "gloo": Bounds(latency=0.15, speedup=0.08)}
 # by backend: of an emulated link everything is known
 
@@ -49,39 +50,48 @@ def own_scenario(
     )
 
 
-def cross_check(plan: Plan, links: CommConfig) -> dict[str, Any]:
-    """Measure, predict and compare; the result is what docs/crosscheck.md describes, the same on every rank."""
+def cross_check(plan: Plan, links: CommConfig, earlier: Path | None = None) -> dict[str, Any]:
+    """Measure, predict and compare; the result is what docs/crosscheck.md describes, the same on every rank.
+
+    Parameters
+    ----------
+    plan
+        What to measure.
+    links
+        How ranks communicate.
+    earlier
+        Result whose calibration is used instead of a new one.
+    """
     plan = dataclasses.replace(plan, variants=tuple(dict.fromkeys(map(canonical, plan.variants))))
+    machine, run = environment(), _run(plan, links)
+    known = reuse(earlier, plan.scenario, run, machine) if earlier else None
     comm: Communicator = Alone(plan.scenario.tp) if links.backend == "emulate" else connect(links, plan.scenario.tp)
-    found = measure(plan, comm)
-    calibration = Calibration.of(found)
+    found = measure(plan, comm, known and {name: curves["all_reduce"] for name, curves in known.links.items()})
+    calibration = known or Calibration.of(found)
     rows = compare(found, calibration, plan.variants, BOUNDS[links.backend])
-    scenario, work = plan.scenario, plan.scenario.workload
     return {
         "schema_version": SCHEMA_VERSION,
-        "run": {
-            "model": scenario.model.name,
-            "layers": scenario.model.layers,
-            "hidden": scenario.model.hidden,
-            "stack": scenario.stack.name,
-            "tp": scenario.tp,
-            "batch": work.batch,
-            "prompt": work.prompt,
-            "gen": work.gen,
-            "backend": links.backend,
-            "rounds": plan.rounds,
-            "threads": plan.threads,
-        },
-        "environment": {**environment(), "load": found.load},
-        "calibration": {
-            "kernels": len(calibration.kernels),
-            "resume_s": dict(calibration.resume_s),
-            "core_share": calibration.core_share,
-            "links": {name: _points(curves["all_reduce"]) for name, curves in calibration.links.items()},
-        },
+        "run": {**run, "rounds": plan.rounds},
+        "environment": {**machine, "load": found.load},
+        "calibration": to_json(calibration),
         "rows": [{**dataclasses.asdict(row), "error": row.error, "beyond": row.beyond} for row in rows],
     }
 
 
-def _points(curve: Curve) -> list[tuple[float, float]]:
-    return list(zip(curve.size_bytes.tolist(), curve.seconds.tolist(), strict=True))
+def _run(plan: Plan, links: CommConfig) -> dict[str, Any]:
+    """All that costs depend on."""
+    scenario, work = plan.scenario, plan.scenario.workload
+    return {
+        "model": scenario.model.name,
+        "layers": scenario.model.layers,
+        "hidden": scenario.model.hidden,
+        "vocab": scenario.model.vocab,
+        "stack": scenario.stack.name,
+        "tp": scenario.tp,
+        "batch": work.batch,
+        "prompt": work.prompt,
+        "gen": work.gen,
+        "backend": links.backend,
+        "threads": plan.threads,
+        "shares": list(plan.shares) if links.backend == "emulate" else [],
+    }

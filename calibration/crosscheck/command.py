@@ -27,6 +27,7 @@ def add_to(commands: Any) -> None:
     check.add_argument("--share", action="append", type=float, help="emulated: messages' part of standard's time")
     check.add_argument("--rounds", type=int, default=15, help="requests of each variant (default %(default)s)")
     check.add_argument("--threads", type=int, default=1, help="CPU threads of each rank (default %(default)s)")
+    check.add_argument("--calibration", type=Path, help="result whose calibration is used instead of a new one")
     check.add_argument("--timeout", type=float, default=120.0, help="seconds that ranks wait for each other")
     check.add_argument("--out", type=Path, help="write the JSON to a file instead of stdout")
     check.set_defaults(run=_run)
@@ -67,7 +68,7 @@ def _run(options: argparse.Namespace) -> None:
         rounds=options.rounds,
         threads=options.threads,
     )
-    found = cross_check(plan, CommConfig(backend=options.backend, timeout_s=options.timeout))
+    found = cross_check(plan, CommConfig(backend=options.backend, timeout_s=options.timeout), options.calibration)
     if Place.from_environment().rank != 0:
         return
     text = json.dumps(found, indent=1) + "\n"

@@ -57,8 +57,8 @@ class Observations:
     # time of parallel's QKV and gate/up GEMM over that of the two apart
     collectives: dict[tuple[str, float], list[float]] = field(default_factory=lambda: defaultdict(list))
     # real ones, by kind and message bytes
-    core_share: dict[float, list[float]] = field(default_factory=lambda: defaultdict(list))
-    # of a real all-reduce, by message bytes: how busy the threads that communicate are
+    beside: dict[Phase, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
+    # seconds of a real all-reduce beside a pass, and what the pass lost to it
     load: list[float] = field(default_factory=list)
     # processes that wanted to run, each round
 
@@ -76,6 +76,11 @@ def ops_of(scenario: Scenario, variant: str, phase: Phase, step: int | None = No
     """Ops of a pass; by default of the prefill or of the first decode step."""
     number = step if step is not None else int(phase == "decode")
     return build(replace(scenario, variant=variant), phase, scenario.workload.prompt + number).ops()
+
+
+def all_reduces(scenario: Scenario, phase: Phase) -> list[Op]:
+    """Of a pass of standard: all of the same size."""
+    return [op for op in ops_of(scenario, "standard", phase) if op.kind == "all_reduce"]
 
 
 def message_bytes(op: Op) -> float:

@@ -4,7 +4,7 @@ Calibrated on the kernels of the upper bound, one GEMM of parallel's, collective
 says what a computation loses by waiting. Everything else is predicted.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -16,12 +16,13 @@ from calibration.crosscheck.observations import (
     Observations,
     Run,
     Times,
+    all_reduces,
     message_bytes,
     ops_of,
     steps,
 )
 from ladder_sim.costs.hardware import Hardware
-from ladder_sim.costs.recorded import OpKey, RecordedCosts
+from ladder_sim.costs.recorded import Beside, OpKey, RecordedCosts
 from ladder_sim.costs.table import Curve
 from ladder_sim.des import engine
 from ladder_sim.des.program import Program, Stream, Task
@@ -30,6 +31,9 @@ from ladder_sim.lower import COMM, COMPUTE
 from ladder_sim.requests import decode_contexts
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.steps import lowered_step
+
+LEAST_SHARE = 1e-3
+# of a core that a message takes: the simulator lets only what takes some of a processor be slowed there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +48,8 @@ class Calibration:
     # seconds by message bytes of every kind of collective, by link
     resume_s: Mapping[Phase, float]
     # from the end of a message to the computation that waited for it: to wake up, and caches that have gone cold
-    core_share: float
-    # what a message takes of the core that computes
+    beside: Mapping[float, Beside]
+    # what messages of a real link and a computation cost each other, by message bytes
 
     @classmethod
     def of(cls, found: Observations) -> "Calibration":
@@ -55,13 +59,13 @@ class Calibration:
             kernels=_kernels(found),
             links={name: _curves(found, name) for name in found.seen},
             resume_s=dict.fromkeys(PHASES, 0.0),
-            core_share=median(found.core_share[max(found.core_share)]) if found.core_share else 0.0,
+            beside={},
         )
         run = Run(next(name for name, seen in found.seen.items() if seen), "standard")
         predicted, measured = unhindered.predict(run), found.request(run)
         resume_s, quicker_s = {}, {}
         for phase, before_s, after_s in zip(PHASES, predicted, measured, strict=True):
-            messages = [op for op in ops_of(found.scenario, "standard", phase) if op.kind == "all_reduce"]
+            messages = all_reduces(found.scenario, phase)
             each_s = (after_s - before_s) / len(messages) / max(1, len(steps(found.scenario, phase)))
             resume_s[phase] = max(0.0, each_s)
             quicker_s[message_bytes(messages[-1])] = min(0.0, each_s)
@@ -71,18 +75,24 @@ class Calibration:
         curves = unhindered.links[run.link]
         alone = curves["all_reduce"]
         seconds = alone.seconds + np.array([quicker_s.get(size, 0.0) for size in alone.size_bytes.tolist()])
-        links = {run.link: {**curves, "all_reduce": replace(alone, seconds=seconds)}}
-        return replace(unhindered, resume_s=resume_s, links=links)
+        quicker = replace(alone, seconds=seconds)
+        return replace(
+            unhindered,
+            resume_s=resume_s,
+            links={run.link: {**curves, "all_reduce": quicker}},
+            beside=dict(_beside(found, quicker)),
+        )
 
     def predict(self, run: Run) -> Times:
         """One request."""
         scenario = replace(self.scenario, variant=run.variant)
         costs = RecordedCosts(
             Hardware.stated(scenario),
+            scenario.cluster.gpu.sms,
             self.kernels,
             self.links[run.link],
             element_bytes=ELEMENT_BYTES,
-            core_share=self.core_share,
+            beside=self.beside,
         )
 
         def pass_s(phase: Phase, kv_len: int) -> float:
@@ -123,6 +133,15 @@ def _kernels(found: Observations) -> dict[OpKey, float]:
                 apart_s = sum(known[one.kind, one.shape] for one in others if one.name.endswith((".qkv", ".up")))
                 known[op.kind, op.shape] = apart_s * median(found.wide_gemm[phase])
     return known
+
+
+def _beside(found: Observations, alone: Curve) -> Iterator[tuple[float, Beside]]:
+    for phase in PHASES:
+        message_s, lost_s = (median(column) for column in zip(*found.beside[phase], strict=True))
+        size_bytes = message_bytes(all_reduces(found.scenario, phase)[0])
+        alone_s, _ = alone.seconds_at(size_bytes)
+        slowed = max(0.0, message_s / float(alone_s) - 1.0)
+        yield size_bytes, Beside(core_share=float(np.clip(lost_s / message_s, LEAST_SHARE, 1.0)), slowed=slowed)
 
 
 def _curves(found: Observations, link: str) -> dict[str, Curve]:

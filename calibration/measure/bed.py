@@ -1,14 +1,18 @@
 """A model on this machine's CPU whose requests are timed, one wiring and one interconnect after the other."""
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import partial
+from statistics import fmean
 from typing import TypeVar
 
 import torch
 
-from calibration.crosscheck.observations import Times
+from calibration.crosscheck.observations import PHASES, Times
+from calibration.measure.beside import BesideTime, time_beside
+from calibration.measure.links import message
 from calibration.measure.stopwatch import KernelTime, time_kernels
 from ladder_sim.graph.build import build
 from ladder_sim.graph.ops import Phase, StepGraph
@@ -24,6 +28,8 @@ DTYPE = torch.float32
 # what CPUs compute in
 SEED = 0
 # of weights and prompts
+APART = 1.5
+# from one message beside a pass to the next, in times that it takes alone
 _Config = TypeVar("_Config", EngineConfig, ModelConfig)
 
 
@@ -87,6 +93,32 @@ class Bed:
             decode += time_kernels(partial(self._generator.decode, wiring, step), graph)
         model.engine = own
         return {"prefill": prefill, "decode": decode}
+
+    def beside(self, messages: Mapping[Phase, tuple[float, float]]) -> dict[Phase, BesideTime]:
+        """Time all-reduces and such a request beside each other, on the slowest rank.
+
+        Parameters
+        ----------
+        messages
+            Bytes of an all-reduce in each phase, and seconds it takes alone.
+        """
+        pass_s, wiring = self.alone(), self._wiring("upper-bound")
+        steps = range(1, self.scenario.workload.gen)
+        passes: Mapping[Phase, list[Callable[[], None]]] = {
+            "prefill": [partial(self._generator.prefill, wiring)],
+            "decode": [partial(self._generator.decode, wiring, step) for step in steps],
+        }
+        found = {}
+        for phase, seconds in zip(PHASES, pass_s, strict=True):
+            size_bytes, message_s = messages[phase]
+            alone_s = seconds / len(passes[phase])
+            kernels = sum(op.stream == "compute" for op in _graph(self.scenario, phase).ops())
+            apart = math.ceil(APART * message_s / (alone_s / kernels))
+            due = range(0, max(1, kernels - apart + 1), apart)
+            each = [time_beside(run, alone_s, self.comm, message(size_bytes), due) for run in passes[phase]]
+            own = torch.tensor([fmean(column) for column in zip(*each, strict=True)], dtype=torch.float64)
+            found[phase] = BesideTime(*self.comm.slowest(own).tolist())
+        return found
 
     @torch.inference_mode()
     def wide_gemm(self, phase: Phase) -> float:

@@ -42,6 +42,9 @@ def crosscheck(
     ] = "0.2,0.3,0.4,0.5",
     threads: Annotated[int, typer.Option(help="CPU threads of each rank.", rich_help_panel=_HOW)] = 1,
     rounds: Annotated[int, typer.Option(help="Requests of each wiring on each link.", rich_help_panel=_HOW)] = 15,
+    calibration: Annotated[
+        Path | None, typer.Option(help="Earlier result's JSON whose calibration is used.", rich_help_panel=_HOW)
+    ] = None,
     from_: Annotated[
         Path | None,
         typer.Option("--from", help="Show an earlier result's JSON instead of measuring.", rich_help_panel=_OUTPUT),
@@ -69,6 +72,8 @@ def crosscheck(
         flags = {"model": model, "tp": tp, "batch": batch, "prompt": prompt, "gen": gen, "stack": stack}
         flags |= {"backend": backend, "threads": threads, "rounds": rounds}
         lists = {"variant": variant.split(","), "set": set_ or [], "share": share.split(",")}
+        if calibration is not None:
+            flags["calibration"] = str(calibration)
         arguments = [f"--{name}={value}" for name, value in flags.items()]
         result = _measure(
             backend, tp, [*arguments, *(f"--{name}={one}" for name, found in lists.items() for one in found)]
@@ -94,7 +99,7 @@ def _read(file: Path) -> dict[str, Any]:
         result = json_format.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"--from '{file}' cannot be read: {error}", hint="give what --json wrote") from error
-    if not isinstance(result, dict) or result.get("schema_version") != 1 or "rows" not in result:
+    if not isinstance(result, dict) or result.get("schema_version") != 2 or "rows" not in result:
         raise UsageError(f"--from '{file}' is no result of a cross-check", hint="give what --json wrote")
     return result
 

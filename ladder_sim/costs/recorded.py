@@ -5,8 +5,11 @@ strides all count. What an op takes in a real pass, from its start to the next o
 """
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
 
 from ladder_sim.costs.base import Estimate
+from ladder_sim.costs.contention import SmUse
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.table import Curve
 from ladder_sim.errors import ProfileError
@@ -19,6 +22,21 @@ RECORDED_ERROR = 0.1
 # 90 % interval: medians of two launches of the same program differ by as much on a shared machine
 
 
+class Beside(NamedTuple):
+    """A collective and a kernel that run at the same time on one processor."""
+
+    core_share: float
+    # of the processor: what the kernel loses to the collective
+    slowed: float
+    # how much longer the collective takes, as a fraction
+
+
+APART = Beside(0.0, 0.0)
+# they have nothing in common
+_WHOLE = SmUse(spare=0.0)
+# a kernel fills its processor: what is taken from that it loses
+
+
 class RecordedCosts:
     """Times of ops as they were recorded.
 
@@ -26,14 +44,16 @@ class RecordedCosts:
     ----------
     hardware
         What launches and waits cost beyond the recorded times.
+    sms
+        What the simulator divides the processor into.
     kernels
         Seconds of every kernel.
     collectives
         Seconds by message bytes of every kind of collective.
     element_bytes
         Size of one element of the activations, bytes; a graph counts 2.
-    core_share
-        Part of a kernel's processor that a collective needs while it runs.
+    beside
+        By message bytes, what all-reduces and kernels cost each other; nothing if their size is not there.
 
     Raises
     ------
@@ -44,15 +64,16 @@ class RecordedCosts:
     def __init__(
         self,
         hardware: Hardware,
+        sms: int,
         kernels: Mapping[OpKey, float],
         collectives: Mapping[str, Curve],
         *,
         element_bytes: float,
-        core_share: float = 0.0,
+        beside: Mapping[float, Beside] = MappingProxyType({}),
     ) -> None:
-        self.hardware = hardware
+        self.hardware, self._sms = hardware, sms
         self._kernels, self._collectives = kernels, collectives
-        self._scale, self._core_share = element_bytes / STATE_BYTES, core_share
+        self._scale, self._beside = element_bytes / STATE_BYTES, beside
 
     def estimates(self, ops: Sequence[Op]) -> list[Estimate]:
         """Times of ops, each alone on its processor."""
@@ -61,13 +82,17 @@ class RecordedCosts:
     def _estimate(self, op: Op) -> Estimate:
         if isinstance(op.shape, CollectiveShape):
             # token ids are integers whatever the activations are
-            scale = 1.0 if op.kind == "broadcast" else self._scale
-            seconds, _ = self._collectives[op.kind].seconds_at(scale * op.shape.message_bytes)
+            size_bytes = op.shape.message_bytes * (1.0 if op.kind == "broadcast" else self._scale)
+            seconds, _ = self._collectives[op.kind].seconds_at(size_bytes)
+            beside = self._beside.get(size_bytes, APART)
             return Estimate(
-                seconds=float(seconds), error=RECORDED_ERROR, source="measured", memory=self._core_share, link=1.0
+                seconds=float(seconds),
+                error=RECORDED_ERROR,
+                source="measured",
+                sms=SmUse(held_sms=beside.core_share * self._sms, slowed=beside.slowed),
+                link=1.0,
             )
         known = self._kernels.get((op.kind, op.shape))
         if known is None:
             raise ProfileError(f"no recorded {op.kind} has the shape {op.shape}", hint="record a pass that contains it")
-        # a kernel fills its processor: whatever runs beside it slows both
-        return Estimate(seconds=known, error=RECORDED_ERROR, source="measured", memory=1.0 if self._core_share else 0.0)
+        return Estimate(seconds=known, error=RECORDED_ERROR, source="measured", sms=_WHOLE, memory=1.0)

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from ladder_sim.report.figures.crosscheck import error_figure
 from ladder_sim.report.tables import table
-from ladder_sim.units import format_seconds
+from ladder_sim.units import format_bytes, format_seconds
 
 COLUMNS = ("link", "variant", "", "predicted", "measured", "95 % interval", "error", "at most")
 _NOT_JUDGED = "-"
@@ -45,12 +45,12 @@ def to_html(result: Result) -> str:
 def title(result: Result) -> str:
     """What ran where."""
     run, machine = result["run"], result["environment"]
-    load = machine["load"]
+    load, cores = machine["load"], machine["cpu_cores"]
     return (
         f"{run['model']}: {run['layers']} layers, hidden {run['hidden']}, TP {run['tp']}, backend {run['backend']}, "
         f"batch {run['batch']}, prompt {run['prompt']}, {run['gen']} new tokens, stack {run['stack']}\n"
-        f"fp32 on {machine['cpu']}, {machine['cpu_cores']} cores, torch {machine['torch']}, {run['threads']} thread(s) "
-        f"per rank; {run['rounds']} rounds, load average {min(load):.1f} to {max(load):.1f}"
+        f"fp32 on {machine['cpu']}, {cores} core{'s' * (cores > 1)}, torch {machine['torch']}, "
+        f"{run['threads']} thread{'s' * (run['threads'] > 1)} per rank; {run['rounds']} rounds, load average {min(load):.1f} to {max(load):.1f}"
     )
 
 
@@ -71,9 +71,15 @@ def rests_on(result: Result) -> str:
     """What the predictions were calibrated on."""
     found = result["calibration"]
     resume = ", ".join(f"{format_seconds(seconds)} in {phase}" for phase, seconds in found["resume_s"].items())
+    beside = "".join(
+        f" Beside a computation an all-reduce of {format_bytes(one['bytes'])} takes {one['slowed']:.0%} longer, and "
+        f"{one['core_share']:.0%} of its core."
+        for one in found["beside"]
+    )
     return (
-        f"Calibrated on {found['kernels']} kernels of the upper bound, timed in place, and on standard on one link: a "
-        f"computation that waited for a message goes on {resume} after its end. Rows without a bound are not judged."
+        f"Calibrated on {len(found['kernels'])} kernels of the upper bound, timed in place, and on standard on one "
+        f"link: a computation that waited for a message goes on {resume} after its end.{beside} Rows without a bound "
+        "are not judged."
     )
 
 
