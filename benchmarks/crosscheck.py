@@ -17,7 +17,7 @@ from ladder_sim.report.tables import show
 
 VARIANTS = ("standard", "parallel", "ladder", "hybrid-ladder:4", "desync:4", "upper-bound")
 MODEL = ("--model=1b", "--set=model.layers=8", "--set=model.vocab=8192")
-LAB = ("--tp=2", "--backend=gloo", "--prompt=64", "--gen=4", "--rounds=9")
+LAB = ("--tp=2", "--backend=gloo", "--prompt=64", "--gen=4", "--rounds=15")
 LIMIT_S = 600.0
 
 
@@ -28,7 +28,7 @@ def main(flags: list[str]) -> int:
         if "--lab" in flags:
             with laboratory("200mbit") as lab:
                 lab.run("calibration", [*arguments, *LAB], timeout_s=LIMIT_S)
-        elif calibrate([*arguments, "--tp=8"]):
+        elif calibrate([*arguments, "--tp=8", "--rounds=25"]):
             return 1
         result = json.loads(out.read_text("utf-8"))
     show(crosscheck_report(result))

@@ -64,7 +64,8 @@ def verdict(result: Result) -> str:
         if errors:
             parts.append(f"{name} errs {sum(errors) / len(errors):.1%} on average and {max(errors):.1%} at most")
     ending = f"beyond the bound: {', '.join(beyond)}" if beyond else "none is beyond its bound"
-    return f"{'; '.join(parts)}; {ending}."
+    found = f"{'; '.join(parts)}; {ending}."
+    return found[0].upper() + found[1:]
 
 
 def rests_on(result: Result) -> str:
