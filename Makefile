@@ -1,6 +1,7 @@
 # make predict       the answer of the README, from the base install
 # make test          the whole test suite
-# make verify        longer proofs: engines that agree, accuracy gates, measured speed against its bounds
+# make verify        longer proofs: engines that agree, accuracy gates; then predictions beside real runs, and speed
+# make verify-exact  the first half of them, which other work on the machine does not change
 # make system-deps   Debian packages that some tests need; needs root when one is missing
 
 PYTHON ?= python3
@@ -10,7 +11,7 @@ PYTEST_ARGS ?=
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
 
-.PHONY: predict test verify system-deps clean
+.PHONY: predict test verify verify-exact verify-measured system-deps clean
 
 predict: $(VENV)/.base-installed
 	@$(BIN)/ladder-sim predict --model 405b --nodes 2
@@ -18,15 +19,24 @@ predict: $(VENV)/.base-installed
 test: $(VENV)/.test-installed
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-verify: $(VENV)/.test-installed
+verify: verify-exact verify-measured
+
+verify-exact: $(VENV)/.test-installed
 	$(BIN)/python benchmarks/engines_agree.py
 	$(BIN)/ladder-sim validate --level microbench --max-error 2
 	$(BIN)/ladder-sim validate --level protocol-a --max-error 2
 	$(BIN)/ladder-sim validate --level protocol-b --max-error 2.5
 	$(BIN)/python benchmarks/loading.py
 	$(BIN)/python benchmarks/traces.py
+
+verify-measured: $(VENV)/.test-installed
 	$(BIN)/python benchmarks/trace_rewire.py
+	$(BIN)/python benchmarks/crosscheck.py
+	$(BIN)/python benchmarks/crosscheck.py --lab
 	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/sweeps.py
+	$(BIN)/python benchmarks/explorer_page.py
+	$(BIN)/python benchmarks/explorer_load.py
 
 # A stamp is remade when what it installed from has changed. setuptools comes first and builds without isolation, so
 # that the build backend is the pinned one too.

@@ -3,23 +3,30 @@
 Cold figures are medians over fresh processes, so they include the start of the interpreter. Timings depend on the
 machine and on what else it does, so a figure beyond its target is marked, not failed::
 
-    python benchmarks/speed.py [--json | --page docs/performance.md]
+    python benchmarks/speed.py [--json]
+    python benchmarks/speed.py --page docs/performance.md [--peers FOLDER]
+
+The page holds the figures of ``sweeps.py`` too, and with the environments that ``peers.py --folder FOLDER`` has made
+those of other simulators.
 """
 
 import argparse
 import dataclasses
-import json
+import itertools
 import os
 import platform
 import resource
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import peers
+import sweeps
+from figure import Figure, as_json, as_table, median_s, quietly, rate
 
 if TYPE_CHECKING:
     import simpy
@@ -30,51 +37,30 @@ IMPORT = [sys.executable, "-c", "import ladder_sim"]
 COMMAND = [sys.executable, "-m", "ladder_sim", "predict", "--model", "405b", "--nodes", "2"]
 COLD_RUNS = 7
 WARM_RUNS = 41
-CONFIGURATIONS = 4000
+CONFIGURATIONS = 32_768
 # kinds of hardware in one batch
 EVERY_LAYER = 10**6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """One measurement and its target, in the same unit."""
-
-    name: str
-    # what was measured
-    value: float
-    # median, or peak for memory
-    target: float | None
-    # most that is promised, or least where more is better; None: for comparison
-    unit: str
-    # of both
-    more_is_better: bool = False
-
-    @property
-    def verdict(self) -> str:
-        if self.target is None:
-            return ""
-        met = self.value >= self.target if self.more_is_better else self.value <= self.target
-        return "met" if met else "MISSED"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measure speed and memory beside their targets.")
     parser.add_argument("--json", action="store_true", help="print one JSON array instead of a table")
-    parser.add_argument("--page", type=Path, help="write the figures as a Markdown page")
+    parser.add_argument("--page", type=Path, help="write the figures, and those of sweeps, as a Markdown page")
+    parser.add_argument("--peers", type=Path, help="for the page: folder of the environments of other simulators")
     arguments = parser.parse_args()
-    found = measure()
+    found = cold_figures()
+    # in processes of their own: a child's peak memory counts from what its parent had at the fork, so this one imports
+    # the package last
+    swept = sweeps.measure() if arguments.page else []
+    others = peers.measure_all(arguments.peers) if arguments.page and arguments.peers else []
+    found += [*warm_predictions(), *growth(), *batches(), *events()]
     if arguments.page:
-        arguments.page.write_text(page(found), encoding="utf-8")
-    if arguments.json:
-        print(json.dumps([{**asdict(figure), "verdict": figure.verdict} for figure in found], indent=1))
-    else:
-        for figure in found:
-            print(f"{figure.name:<70} {shown(figure.value):>9} {figure.unit:<4} {target(figure):<16} {figure.verdict}")
+        arguments.page.write_text(page(found, swept, others), encoding="utf-8")
+    print(as_json([*found, *swept]) if arguments.json else "\n".join(as_table([*found, *swept])))
     return 0
 
 
-def measure() -> list[Figure]:
-    # The package is imported in this process last: a child's peak memory counts from what its parent had at the fork.
+def cold_figures() -> list[Figure]:
     import_s = median_s(lambda: quietly(IMPORT), COLD_RUNS)
     command_s = median_s(lambda: quietly(COMMAND), COLD_RUNS)
     peak_bytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -82,36 +68,76 @@ def measure() -> list[Figure]:
         Figure(name="import ladder_sim", value=import_s * 1e3, target=300, unit="ms"),
         Figure(name="predict --model 405b --nodes 2, fresh process", value=command_s * 1e3, target=1500, unit="ms"),
         Figure(name="the same, peak memory", value=peak_bytes / 1e6, target=300, unit="MB"),
-        *warm_predictions(),
-        *batches(),
-        *events(),
     ]
 
 
 def warm_predictions() -> list[Figure]:
-    """One prediction of the four default variants in a running process."""
+    """One prediction of the four default variants in a running process, of another bandwidth each time."""
+    from ladder_sim import Scenario, predict
+    from ladder_sim.prediction import Prediction
+
+    def read(found: dict[str, Prediction]) -> None:
+        for one in found.values():
+            _ = one.limits_s, one.busy_s, one.exposed_comm_s, one.sources_s, one.provenance
+
+    def measured(
+        name: str, stack: str, bound: float | None = None, *, then: Any = None, engine: Any = "fast"
+    ) -> Figure:
+        speeds = itertools.cycle(f"{40 + 0.25 * number} GB/s" for number in range(WARM_RUNS))
+        each = [
+            Scenario.of(model="405b", nodes=2, stack=stack, overrides={"inter.bandwidth": next(speeds)})
+            for _ in range(WARM_RUNS + 1)
+        ]
+        left = iter(each)
+
+        def answer() -> None:
+            found = predict(next(left), engine=engine)
+            if then:
+                then(found)
+
+        answer()
+        return Figure(name=name, value=1e3 * median_s(answer, WARM_RUNS), target=bound, unit="ms")
+
+    return [
+        measured("predict() of four variants, warm, 405b on two nodes, gpt-fast", "gpt-fast", 2),
+        measured("the same, and every breakdown read", "gpt-fast", then=read),
+        measured(
+            "the same, and every interval", "gpt-fast", then=lambda found: [one.speedup for one in found.values()]
+        ),
+        measured("predict() of the same, vllm", "vllm"),
+        measured("predict() of the same, gpt-fast, engine des", "gpt-fast", 200, engine="des"),
+    ]
+
+
+def growth() -> list[Figure]:
+    """What more layers, ranks and decode steps cost a prediction."""
     from ladder_sim import Scenario, predict
 
-    found = []
-    for stack, engine, bound in (("gpt-fast", "fast", 5), ("vllm", "fast", None), ("gpt-fast", "des", 200)):
-        scenario = Scenario.of(model="405b", nodes=2, stack=stack)
-        predict(scenario, engine=engine)
-        seconds = median_s(lambda: predict(scenario, engine=engine), WARM_RUNS)  # noqa: B023
-        name = f"predict() of four variants, warm, 405b on two nodes, {stack}, engine {engine}"
-        found.append(Figure(name=name, value=seconds * 1e3, target=bound, unit="ms"))
-    scenario = Scenario.of(model="405b", nodes=2)
-    seconds = median_s(lambda: [one.speedup for one in predict(scenario).values()], WARM_RUNS)
-    found.append(Figure(name="the first of these with its intervals", value=seconds * 1e3, target=None, unit="ms"))
-    return found
+    def ratio(name: str, most: float | None, few: dict[str, Any], many: dict[str, Any]) -> Figure:
+        # in turns, so that a busy machine slows both alike
+        pair = [
+            Scenario.of(**{"cluster": "gb200-nvl72", "model": "405b", "stack": "vllm", **more}) for more in (few, many)
+        ]
+        runs = [[median_s(lambda: predict(one, ignore_memory=True), 1) for one in pair] for _ in range(WARM_RUNS)]  # noqa: B023
+        few_s, many_s = (statistics.median(column) for column in zip(*runs[1:], strict=True))
+        return Figure(name=name, value=many_s / few_s, target=most, unit="")
+
+    layers = ({"tp": 8, "overrides": {"model.layers": str(count)}} for count in (126, 1260))
+    return [
+        ratio("time of a prediction of 1260 layers over that of 126", 1.2, *layers),
+        ratio("time of TP 64 over that of TP 8", 1.2, {"tp": 8}, {"tp": 64}),
+        ratio("time of 8192 new tokens over that of 512", None, {"tp": 8}, {"tp": 8, "gen": 8192}),
+    ]
 
 
 def batches() -> list[Figure]:
     """Full requests (prefill and decode over context, four variants counted as one) on many kinds of hardware."""
     import numpy as np
 
-    from ladder_sim import Scenario
+    from ladder_sim import Scenario, steps
     from ladder_sim.costs.profile import load_profile
     from ladder_sim.graph.variants import DEFAULT_VARIANTS
+    from ladder_sim.lower import Lowered, lower
     from ladder_sim.requests import simulate_requests
 
     random = np.random.default_rng(0)
@@ -122,12 +148,23 @@ def batches() -> list[Figure]:
         "gpu.bf16_flops": random.uniform(2e14, 2e15, CONFIGURATIONS),
     }
     profile = load_profile("h100-sxm")
+
+    def alone(*arguments: Any) -> Lowered:
+        """A pass whose kernels and collectives do not slow each other."""
+        lowered = lower(*arguments)
+        return dataclasses.replace(lowered, program=dataclasses.replace(lowered.program, device=None))
+
     found = []
     for stack in ("gpt-fast", "vllm"):
         scenario = Scenario.of(model="70b", tp=8, stack=stack)
-        seconds = median_s(lambda: simulate_requests(scenario, figures, DEFAULT_VARIANTS, profile), 5)  # noqa: B023
-        name = f"requests in a batch of {CONFIGURATIONS} kinds of hardware, 70B TP 8, {stack}"
-        found.append(Figure(name=name, value=CONFIGURATIONS / seconds, target=50_000, unit="/s", more_is_better=True))
+
+        def per_s() -> float:
+            return CONFIGURATIONS / median_s(lambda: simulate_requests(scenario, figures, DEFAULT_VARIANTS, profile), 7)  # noqa: B023
+
+        name = f"requests in a batch of {CONFIGURATIONS:,} kinds of hardware, 70B TP 8, {stack}, one process"
+        found.append(rate(name, per_s(), 50_000))
+        with mock.patch.object(steps, "lower", alone):
+            found.append(rate("the same, nothing shared", per_s(), 100_000))
     return found
 
 
@@ -217,62 +254,44 @@ def timed(environment: "simpy.Environment") -> tuple[int, float]:
     return next(environment._eid), seconds
 
 
-def rate(count: int, seconds: float) -> float:
-    return count / seconds
-
-
 def interleaved_rates(*calls: Callable[[], tuple[int, float]]) -> list[float]:
     """Median rate of each call, taken in turns so that a busy machine slows all alike."""
-    rates = [[rate(*call()) for call in calls] for _ in range(WARM_RUNS)]
+    rates = [[count / seconds for count, seconds in (call() for call in calls)] for _ in range(WARM_RUNS)]
     return [statistics.median(column) for column in zip(*rates, strict=True)]
 
 
-def quietly(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
-
-
-def median_s(call: Callable[[], object], runs: int) -> float:
-    seconds = []
-    for _ in range(runs):
-        start = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
-
-
-def shown(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def target(figure: Figure) -> str:
-    if figure.target is None:
-        return ""
-    return f"{'at least' if figure.more_is_better else 'at most'} {shown(figure.target)}"
-
-
-def page(found: list[Figure]) -> str:
-    rows = [f"| {one.name} | {shown(one.value)} {one.unit} | {target(one)} | {one.verdict} |" for one in found]
+def page(found: Sequence[Figure], swept: Sequence[Figure], others: Sequence[peers.Measured]) -> str:
     versions = (
         f"Python {platform.python_version()}, {os.cpu_count()} cores, {platform.machine()}, {time.strftime('%Y-%m-%d')}"
     )
+    with_peers = " --peers FOLDER" if others else ""
     return "\n".join(
         [
             "# Performance",
             "",
-            f"Written by `python benchmarks/speed.py --page docs/performance.md` ({versions}).",
+            f"Written by `python benchmarks/speed.py --page docs/performance.md{with_peers}` ({versions}).",
             f"Medians: cold figures over {COLD_RUNS} fresh processes, warm ones over {WARM_RUNS} calls. The machine is",
-            "shared, so figures vary by some ten percent from run to run; the two event rates are taken in turns.",
+            "shared, so figures vary by some ten percent from run to run; what is compared is taken in turns.",
             "",
-            "| what | measured | target | |",
-            "|---|---|---|---|",
-            *rows,
+            *as_table(found),
             "",
-            "A batch varies in-node bandwidth and latency, memory bandwidth and tensor-core peak at random; kernels",
-            "and collectives share the GPU in it. Both engines give the same times:",
-            "`python benchmarks/engines_agree.py` runs every model, cluster, stack and variant of the catalog through",
-            "both and prints the worst difference.",
+            "A warm prediction is of another bandwidth each time; only graphs and tables are kept from call to call.",
+            "Breakdowns and intervals are worked out when they are read. A batch varies in-node bandwidth and latency,",
+            "memory bandwidth and tensor-core peak at random; kernels and collectives share the GPU in it, if not said",
+            "otherwise. Both engines give the same times: `python benchmarks/engines_agree.py` runs every model,",
+            "cluster, stack and variant of the catalog through both and prints the worst difference.",
+            "",
+            "## Sweeps",
+            "",
+            *as_table(swept),
+            "",
+            "Every sweep starts from nothing, runs on two worker processes and writes CSV; times include the start of",
+            "all three. A point is a request (prefill and decode over context) of four variants, with kernels and",
+            "collectives sharing the GPU.",
+            "",
+            "## Beside other simulators",
+            "",
+            *peers.section(others),
             "",
         ]
     )

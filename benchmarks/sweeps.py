@@ -6,17 +6,14 @@ Every sweep runs in a fresh process with two workers and writes a file; times in
 """
 
 import argparse
-import json
 import resource
-import statistics
 import sys
 import tempfile
-import time
-from dataclasses import asdict
 from pathlib import Path
 
-from speed import Figure, median_s, quietly, shown, target
+from figure import Figure, as_json, as_table, median_s, quietly, rate
 
+RUNS = 3
 HARDWARE = {
     "model": "70b",
     "tp": "8",
@@ -27,8 +24,10 @@ HARDWARE = {
 # 1,030,301 points: every one a request (prefill and decode over context) of four variants
 TENTH = {**HARDWARE, "gpu.hbm_bandwidth": "2:8:+0.6TB/s"}
 # 112,211 points
-BATCHES = {"model": "70b", "tp": "8", "batch": "1:256:+1", "stack": "vllm"}
-# a graph per point
+SIZES = {"model": "70b", "tp": "8", "stack": "vllm", "batch": "1:128:+1", "prompt": "16:4096:+16", "gen": "64:1024:x2"}
+# 163,840 points of other batches, prompts and answers
+GRAPHS = {"model": "8b,llama-2-13b,70b", "tp": "1:8", "stack": "vllm,trtllm", "model.layers": "20:80:+4"}
+# 384 points with a graph each
 
 _CODE = """
 from pathlib import Path
@@ -36,7 +35,7 @@ from ladder_sim.sweeps.executors import Processes
 from ladder_sim.sweeps.grid import Grid
 from ladder_sim.sweeps.run import how_of, run_to_file
 grid = Grid({axes!r})
-run_to_file(grid, how_of(grid, None, False), Processes(2), Path({path!r}))
+run_to_file(grid, how_of(grid, None, True), Processes(2), Path({path!r}))
 """
 
 
@@ -45,12 +44,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON array instead of a table")
     arguments = parser.parse_args()
     found = measure()
-    if arguments.json:
-        print(json.dumps([{**asdict(figure), "verdict": figure.verdict} for figure in found], indent=1))
-    else:
-        print("| what | measured | target | |\n|---|---|---|---|")
-        for one in found:
-            print(f"| {one.name} | {shown(one.value)} {one.unit} | {target(one)} | {one.verdict} |")
+    print(as_json(found) if arguments.json else "\n".join(as_table(found)))
     return 0
 
 
@@ -59,42 +53,25 @@ def measure() -> list[Figure]:
         path = Path(folder) / "sweep.csv"
         million_s, tenth_s = sweep_s(HARDWARE, path), sweep_s(TENTH, path)
         flash_s = sweep_s({**HARDWARE, "stack": "vllm"}, path)
-        # a child's peak counts from what this process had at the fork: nothing of the package is imported here yet
+        sizes_s, graphs_s = sweep_s(SIZES, path), sweep_s(GRAPHS, path)
+        deep_s = sweep_s({**TENTH, "model.layers": "800"}, path)
+        # a child's peak counts from what this process had at the fork: nothing of the package is imported here
         peak_bytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        batches_s = sweep_s(BATCHES, path)
     points = 1_030_301
     return [
-        Figure(name="sweep of 1,030,301 points over hardware, gpt-fast, to CSV", value=million_s, target=30, unit="s"),
-        rate("the same", points / million_s),
-        Figure(name="the same, largest process", value=peak_bytes / 1e6, target=2000, unit="MB"),
-        rate("the same, vllm", points / flash_s),
-        rate("a ninth of the points, gpt-fast", 112_211 / tenth_s, promised=None),
-        Figure(name="sweep over 256 batches, vllm", value=batches_s, target=None, unit="s"),
-        layers(),
+        Figure(name="1,030,301 kinds of hardware, 70B TP 8, gpt-fast", value=million_s, target=30, unit="s"),
+        rate("the same", points / million_s, 50_000),
+        rate("the same, vllm", points / flash_s, 50_000),
+        rate("a ninth of the points, gpt-fast", 112_211 / tenth_s),
+        Figure(name="time of the same for 800 layers over that for 80", value=deep_s / tenth_s, target=1.2, unit=""),
+        rate("163,840 batches, prompts and answers, 70B TP 8, vllm", 163_840 / sizes_s),
+        rate("384 models and TP degrees, a graph for each", 384 / graphs_s),
+        Figure(name="largest process of all these", value=peak_bytes / 1e6, target=2000, unit="MB"),
     ]
 
 
-def rate(name: str, per_s: float, promised: float | None = 50_000) -> Figure:
-    return Figure(name=name, value=per_s, target=promised, unit="/s", more_is_better=True)
-
-
 def sweep_s(axes: dict[str, str], path: Path) -> float:
-    seconds = []
-    for _ in range(3):
-        start = time.perf_counter()
-        quietly([sys.executable, "-c", _CODE.format(axes=axes, path=str(path))])
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
-
-
-def layers() -> Figure:
-    """Cost of ten times as many identical layers."""
-    from ladder_sim.sweeps.run import sweep
-
-    few, many = ({**HARDWARE, "gpu.hbm_bandwidth": "2TB/s", "model.layers": count} for count in (80, 800))
-    few_s, many_s = (median_s(lambda: sweep(axes, ignore_memory=True), 5) for axes in (few, many))  # noqa: B023
-    ratio = many_s / few_s
-    return Figure(name="time of 800 layers over that of 80", value=ratio, target=1.2, unit="")
+    return median_s(lambda: quietly([sys.executable, "-c", _CODE.format(axes=axes, path=str(path))]), RUNS)
 
 
 if __name__ == "__main__":

@@ -152,7 +152,7 @@ def record(case: Case, pairs: int) -> None:
     wirings = [lay_out(name, shape.layers) for name in TURNS]
     generator.prefill(wirings[0])
     gloo = case.backend == "gloo"
-    for number in recorded_steps("trace", steps=steps, warmups=warmups, execution_trace=gloo):
+    for number in recorded_steps("trace", steps=steps, warmups=warmups, observe_steps=gloo):
         generator.decode(wirings[number % 2], 1 + number)
     comm.barrier()
     sys.stdout.flush()

@@ -34,7 +34,8 @@ def describe(profile: CalibrationProfile, source: Path | None = None) -> str:
         "errors  |looked up / measured - 1| on measurements that are not in the profile; "
         + ("computed now from the source (collectives: as stored)" if source else "as stored"),
         "        aggregated: the median over engines (versions, for collectives), which the tables hold; an engine's",
-        "        name: its own rows; leave-one-out: at grid points, their axis value taken out, so gaps twice as wide",
+        "        name: its own rows; leave-one-out: at grid points, their axis value taken out, so gaps twice as wide;",
+        "        held out: points looked up in a table made of the others",
         "",
     ]
     cells: list[tuple[str, ...]] = [HEADINGS]
@@ -82,9 +83,9 @@ def error_rows(profile: CalibrationProfile, source: Path | None = None) -> Itera
     for op, algorithms in profile.collectives.items():
         for algorithm, curves in algorithms.items():
             for ranks, curve in curves.items():
-                if "aggregated" in curve.left_out:
-                    name = f"{op} {algorithm}, {ranks} GPUs"
-                    yield name, str(len(curve.seconds)), "aggregated", curve.left_out["aggregated"]
+                for against, error in curve.left_out.items():
+                    if against in ("aggregated", "held out"):
+                        yield f"{op} {algorithm}, {ranks} GPUs", str(len(curve.seconds)), against, error
 
 
 def _tables(profile: CalibrationProfile) -> Iterator[tuple[Kind, str, str, RatioTable]]:

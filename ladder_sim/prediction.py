@@ -4,22 +4,24 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from ladder_sim.costs.memory import MemoryUse, memory_use
 from ladder_sim.costs.model import KernelCosts
-from ladder_sim.costs.profile import CalibrationProfile, load_profile
+from ladder_sim.costs.profile import JITTER_KEY, CalibrationProfile, load_profile
 from ladder_sim.errors import MemoryFitError, UnknownNameError, UsageError
+from ladder_sim.evidence import Evidence, Provenance
 from ladder_sim.graph.variants import DEFAULT_VARIANTS, canonical, wiring
-from ladder_sim.intervals import Interval, PredictionErrors
+from ladder_sim.intervals import Interval
 from ladder_sim.ranks import Jitter
-from ladder_sim.requests import Request, simulate_request
+from ladder_sim.requests import Request, simulate_variants
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.steps import ENGINES, Engine, StepSummary
+from ladder_sim.specs.workload import Workload
+from ladder_sim.steps import ENGINES, Engine
+from ladder_sim.summary import StepSummary
 from ladder_sim.units import format_bytes
 
-JITTER_KEY = "jitter_sigma"
-# in a profile's overheads
 MOST_JITTER = 1.0
 # beyond this a lognormal spread is no model of anything
 NO_PROFILE = "none"
@@ -28,7 +30,11 @@ NO_PROFILE = "none"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """One variant of a scenario. Sums are over a whole request; times in seconds."""
+    """One variant of a scenario. Sums are over a whole request; times in seconds.
+
+    Times are known at once. What they are made of and how sure they are is worked out when it is asked for, for all
+    variants of the scenario together.
+    """
 
     variant: str
     # canonical name
@@ -46,45 +52,81 @@ class Prediction:
     # the same for prefill
     tpot_speedup: float | None
     # the same for decode
-    busy_s: Mapping[str, float]
-    # time of all ops by kind, overlapped or not
-    limits_s: Mapping[str, float]
-    # what the critical path waits for; sums to request_s
-    comm_s: float
-    # collectives, hidden or not
-    exposed_comm_s: float
-    # collectives while nothing computes
-    slowed_s: float
-    # what kernels lose to the collectives beside them
     memory: MemoryUse
     # of one GPU
-    sources_s: Mapping[tuple[str, str], float]
-    # critical path by (source of the estimate, op kind)
-    provenance: "Provenance"
+    request: Request
+    # what was simulated
+    evidence: Evidence
     # what all variants of the scenario rest on
-    unevenness: "Unevenness | None" = None
-    # with jitter: how steps spread
-    prefill: StepSummary
-    # the simulated prefill
-    decode: StepSummary | None
-    # the simulated decode step at mid-answer context
-    errors: PredictionErrors
-    # of all variants of the scenario
+
+    @property
+    def busy_s(self) -> Mapping[str, float]:
+        """Time of all ops by kind, overlapped or not."""
+        return self.request.totals("busy_s")
+
+    @property
+    def limits_s(self) -> Mapping[str, float]:
+        """What the critical path waits for; sums to `request_s`."""
+        limits_s = self.request.totals("critical_s")
+        if self.request.ranked:
+            limits_s["uneven ranks"] = self.request_s - math.fsum(limits_s.values())
+        return limits_s
+
+    @property
+    def comm_s(self) -> float:
+        """Collectives, hidden or not."""
+        return self.request.total("comm_s")
+
+    @property
+    def exposed_comm_s(self) -> float:
+        """Collectives while nothing computes."""
+        return self.request.total("exposed_s")
+
+    @property
+    def slowed_s(self) -> float:
+        """What kernels lose to the collectives beside them."""
+        return self.request.total("slowed_s")
+
+    @property
+    def sources_s(self) -> Mapping[tuple[str, str], float]:
+        """Critical path by (source of the estimate, op kind)."""
+        return self.request.totals("sources_s")
+
+    @property
+    def provenance(self) -> Provenance:
+        """What all variants of the scenario rest on."""
+        return self.evidence.provenance
+
+    @property
+    def unevenness(self) -> "Unevenness | None":
+        """With jitter: how steps spread."""
+        return _unevenness(self.request, self.evidence.scenario.workload.gen - 1)
+
+    @property
+    def prefill(self) -> StepSummary:
+        """The simulated prefill."""
+        return self.request.prefill
+
+    @property
+    def decode(self) -> StepSummary | None:
+        """The simulated decode step at mid-answer context."""
+        return self.request.middle
 
     @property
     def tokens_per_s(self) -> Interval:
         """Throughput: ``batch * gen / request_s``."""
-        return Interval.around(self.rate, self.errors.of(self.variant).rate)
+        return Interval.around(self.rate, self.evidence.errors.of(self.variant).rate)
 
     @property
     def speedup(self) -> Interval:
         """Standard's ``request_s`` over this one's."""
-        return Interval.around(self.request_speedup, self.errors.of(self.variant).speedup)
+        return Interval.around(self.request_speedup, self.evidence.errors.of(self.variant).speedup)
 
     @property
     def limited_by(self) -> str:
         """What takes the largest share of the critical path."""
-        return max(self.limits_s, key=lambda name: self.limits_s[name])
+        limits_s = self.limits_s
+        return max(limits_s, key=lambda name: limits_s[name])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,18 +143,6 @@ class Unevenness:
     # its 95th percentile
     waiting_s: float
     # in a request, at collectives for ranks that arrive later, mean over ranks; not part of any transfer time
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Provenance:
-    """What the predictions of a scenario rest on."""
-
-    profile: str
-    # name of the measured profile, or "none"
-    measured_fraction: float
-    # share of standard's request time that comes from in-range measurements of this GPU and this fabric
-    warnings: tuple[str, ...]
-    # what the reader should know, one sentence each
 
 
 def predict(
@@ -178,14 +208,10 @@ def predict(
     memory = memory_use(scenario)
     if not memory.fits and not ignore_memory:
         raise _does_not_fit(scenario, memory)
-    requests = {
-        name: simulate_request(dataclasses.replace(scenario, variant=name), costs, engine, uneven)
-        for name in dict.fromkeys(["standard", *names])
-    }
-    provenance = _provenance(scenario, measured, costs, requests["standard"], memory)
-    errors = PredictionErrors(scenario, requests, measured)
+    requests = simulate_variants(scenario, dict.fromkeys(["standard", *names]), costs, engine, uneven)
+    evidence = Evidence(scenario, requests, costs, memory, measured.name if measured else NO_PROFILE)
     return {
-        name: _prediction(scenario, requests[name], requests["standard"], memory, provenance, errors) for name in names
+        name: _prediction(scenario.workload, requests[name], requests["standard"], memory, evidence) for name in names
     }
 
 
@@ -210,49 +236,33 @@ def resolve_profile(scenario: Scenario, profile: str | CalibrationProfile | None
     calibrated = load_profile(scenario.stack.profile)
     if calibrated.base == measured.name:
         return calibrated
+    return _with_fit(measured, calibrated)
+
+
+@lru_cache(maxsize=32)
+def _with_fit(measured: CalibrationProfile, calibrated: CalibrationProfile) -> CalibrationProfile:
+    """A GPU's profile with a stack's fit; the same object for the same two, whose tables are laid out once."""
     return dataclasses.replace(measured, transfer=calibrated.transfer)
 
 
 def _prediction(
-    scenario: Scenario,
-    request: Request,
-    standard: Request,
-    memory: MemoryUse,
-    provenance: Provenance,
-    errors: PredictionErrors,
+    workload: Workload, request: Request, standard: Request, memory: MemoryUse, evidence: Evidence
 ) -> Prediction:
-    workload, seconds = scenario.workload, request.seconds
+    seconds, prefill_s, decode_s = request.seconds, request.prefill_s, request.decode_s
     steps = workload.gen - 1
     return Prediction(
         variant=request.variant,
-        ttft_s=request.prefill_s,
-        tpot_s=request.decode_s / steps if steps else None,
+        ttft_s=prefill_s,
+        tpot_s=decode_s / steps if steps else None,
         request_s=seconds,
         rate=workload.batch * workload.gen / seconds,
         request_speedup=standard.seconds / seconds,
-        ttft_speedup=standard.prefill_s / request.prefill_s,
-        tpot_speedup=standard.decode_s / request.decode_s if steps else None,
-        busy_s=request.totals("busy_s"),
-        limits_s=_limits_s(request),
-        comm_s=request.total("comm_s"),
-        exposed_comm_s=request.total("exposed_s"),
-        slowed_s=request.total("slowed_s"),
+        ttft_speedup=standard.prefill_s / prefill_s,
+        tpot_speedup=standard.decode_s / decode_s if steps else None,
         memory=memory,
-        sources_s=request.totals("sources_s"),
-        provenance=provenance,
-        prefill=request.prefill,
-        decode=request.middle,
-        unevenness=_unevenness(request, steps),
-        errors=errors,
+        request=request,
+        evidence=evidence,
     )
-
-
-def _limits_s(request: Request) -> dict[str, float]:
-    """The critical path's shares, and what jitter adds to it."""
-    limits_s = request.totals("critical_s")
-    if request.ranked:
-        limits_s["uneven ranks"] = request.seconds - math.fsum(limits_s.values())
-    return limits_s
 
 
 def _unevenness(request: Request, steps: int) -> Unevenness | None:
@@ -280,38 +290,6 @@ def _sigma(jitter: float | Literal["measured"], profile: CalibrationProfile | No
     if not isinstance(jitter, int | float) or not 0.0 <= jitter <= MOST_JITTER:
         raise UsageError(f"jitter {jitter} is not between 0 and {MOST_JITTER:g}", hint="0.05 spreads kernels by 5 %")
     return float(jitter)
-
-
-def _provenance(
-    scenario: Scenario, profile: CalibrationProfile | None, costs: KernelCosts, standard: Request, memory: MemoryUse
-) -> Provenance:
-    measured_s = math.fsum(
-        seconds for (source, _), seconds in standard.totals("sources_s").items() if source == "measured"
-    )
-    warnings = list(scenario.warnings())
-    if profile is None:
-        warnings.append("no measured profile: every time is a datasheet roofline")
-    elif not costs.measured_here:
-        warnings.append(
-            f"profile '{profile.name}' was measured on {profile.gpu}, whose GPU or in-node link has other figures: its "
-            "times are carried over by the ratio of the formulas"
-        )
-    transfer = profile.transfer if profile else None
-    if profile and transfer and transfer.stack == scenario.stack.name and transfer.base != profile.tables_of:
-        warnings.append(
-            f"stack '{transfer.stack}' was fitted to runs on {transfer.base}; its figures are taken over unchanged"
-        )
-    if not memory.fits:
-        warnings.append(
-            f"does not fit: needs {format_bytes(memory.total_bytes)} of {format_bytes(memory.capacity_bytes)} per GPU"
-        )
-    if scenario.nodes_used > 1 and scenario.stack.allreduce not in ("nccl", "auto"):
-        warnings.append(f"all-reduce '{scenario.stack.allreduce}' works inside a node only: across nodes NCCL is used")
-    return Provenance(
-        profile=NO_PROFILE if profile is None else profile.name,
-        measured_fraction=measured_s / standard.seconds,
-        warnings=tuple(warnings),
-    )
 
 
 def _does_not_fit(scenario: Scenario, memory: MemoryUse) -> MemoryFitError:

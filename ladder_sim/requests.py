@@ -1,26 +1,29 @@
 """A request from its forward passes: one prefill, then decode over a growing context."""
 
-import itertools
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ladder_sim.contexts import Counts, contexts, node_counts, nodes
 from ladder_sim.costs.base import CostModel
-from ladder_sim.costs.hardware import Hardware
+from ladder_sim.costs.hardware import Hardware, one_length
 from ladder_sim.costs.model import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
+from ladder_sim.graph.ops import Count, Phase
+from ladder_sim.graph.scale import Sizes, one_token
 from ladder_sim.ranks import Jitter, RankedStep, simulate_ranks
+from ladder_sim.sized import SizedCosts
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.steps import Engine, StepSummary, simulate, simulate_many
+from ladder_sim.steps import Engine, Times, planned, simulate, simulate_many
+from ladder_sim.summary import StepSummary
 
-CONTEXT_NODES = ((2.0, 3), (8.0, 5), (math.inf, 9))
-# decode steps simulated for a context-dependent attention, by how much the context grows; the rest are interpolated
-# between them. The sum differs from simulating every step by less than 0.1 % (tests/test_prediction.py)
+SIZES = ("batch", "prompt", "gen")
+# fields of a workload that change no graph
 NO_JITTER = Jitter(sigma=0.0)
 
 
@@ -72,6 +75,19 @@ class Request:
         return [(self.prefill, 1.0), *self.decode]
 
 
+def simulate_variants(
+    scenario: Scenario, variants: Iterable[str], costs: CostModel, engine: Engine, jitter: Jitter = NO_JITTER
+) -> dict[str, Request]:
+    """Simulate one request of each of several variants."""
+    each = {name: replace(scenario, variant=name) for name in variants}
+    passes: list[tuple[Phase, int]] = [("prefill", scenario.workload.prompt)]
+    passes += [("decode", kv_len) for kv_len, _ in decode_contexts(scenario)]
+    # the ops of all passes in one call, so that each table is looked up once
+    plans = [planned(variant, phase, kv_len) for variant in each.values() for phase, kv_len in passes]
+    costs.estimates([op for plan in plans for op in plan.schedule.distinct])
+    return {name: simulate_request(variant, costs, engine, jitter) for name, variant in each.items()}
+
+
 def simulate_request(scenario: Scenario, costs: CostModel, engine: Engine, jitter: Jitter = NO_JITTER) -> Request:
     """Simulate one request of the scenario's variant; with jitter its steps on all ranks too."""
     prefill = simulate(scenario, "prefill", scenario.workload.prompt, costs, engine_name=engine)
@@ -91,25 +107,12 @@ def simulate_request(scenario: Scenario, costs: CostModel, engine: Engine, jitte
 def decode_contexts(scenario: Scenario) -> list[tuple[int, float]]:
     """Context lengths to simulate for decode, and how many of the ``gen - 1`` steps each stands for.
 
-    A static-cache attention costs the same at every step. Otherwise steps between two simulated contexts are
-    interpolated linearly, and the weights are those of the sum over every step.
+    A static-cache attention costs the same at every step.
     """
     workload = scenario.workload
-    first, last = workload.prompt + 1, workload.prompt + workload.gen - 1
-    if workload.gen == 1:
-        return []
-    if scenario.stack.attention == "math":
-        return [(first, float(workload.gen - 1))]
-    count = next(nodes for growth, nodes in CONTEXT_NODES if last <= growth * first)
-    nodes = [int(node) for node in np.unique(np.round(np.linspace(first, last, count)))]
-    weights = [0.0] * len(nodes)
-    weights[0] = 1.0
-    for index, (left, right) in enumerate(itertools.pairwise(nodes)):
-        # steps left + 1 to right: the sum of the hat functions over them
-        width = right - left
-        weights[index] += (width - 1) / 2.0
-        weights[index + 1] += (width + 1) / 2.0
-    return list(zip(nodes, weights, strict=True))
+    if scenario.stack.attention == "math" and workload.gen > 1:
+        return [(workload.prompt + 1, float(workload.gen - 1))]
+    return list(contexts(workload.prompt, workload.gen))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -134,7 +137,7 @@ def simulate_requests(
     variants: Sequence[str],
     profile: CalibrationProfile | None,
 ) -> dict[str, RequestTimes]:
-    """Simulate requests on many kinds of hardware at once.
+    """Simulate requests on many kinds of hardware, of many sizes, at once.
 
     Parameters
     ----------
@@ -142,6 +145,7 @@ def simulate_requests(
         Everything that does not vary.
     figures
         Arrays of one length by figure, e.g. ``{"inter.bandwidth_Bps": [25e9, 50e9]}`` (`Hardware.vary`); SI units.
+        ``batch``, ``prompt`` and ``gen`` may be among them.
     variants
         Residual wirings.
     profile
@@ -152,13 +156,62 @@ def simulate_requests(
     dict
         Variant -> times, shape (configurations,).
     """
-    costs = KernelCosts(scenario, profile, Hardware.of(scenario, profile).vary(figures))
-    found = {}
-    for name in variants:
-        variant = replace(scenario, variant=name)
-        ttft_s = simulate_many(variant, "prefill", scenario.workload.prompt, costs)
-        decode_s = np.zeros_like(ttft_s)
-        for kv_len, times in decode_contexts(scenario):
-            decode_s += times * simulate_many(variant, "decode", kv_len, costs)
-        found[name] = RequestTimes(ttft_s=ttft_s, decode_s=decode_s)
+    columns = {key: np.asarray(values).ravel() for key, values in figures.items()}
+    count = one_length(columns)
+    hardware = Hardware.of(scenario, profile)
+    sizes = {key: columns.pop(key, np.full(count, getattr(scenario.workload, key))).astype(np.int64) for key in SIZES}
+    found = {name: RequestTimes(ttft_s=np.empty(count), decode_s=np.zeros(count)) for name in variants}
+    small = replace(scenario, workload=one_token(scenario.workload))
+    each = {name: replace(small, variant=name) for name in variants}
+    for rows in _alike(sizes["prompt"], sizes["gen"], static_cache=scenario.stack.attention == "math"):
+        costs = KernelCosts(scenario, profile, hardware.vary({key: values[rows] for key, values in columns.items()}))
+        for phase, weights, priced in _passes(scenario, {key: values[rows] for key, values in sizes.items()}, costs):
+            for name, times in found.items():
+                seconds = simulate_many(each[name], phase, 1, priced)
+                if phase == "prefill":
+                    times.ttft_s[rows] = seconds
+                else:
+                    times.decode_s[rows] += weights * seconds
     return found
+
+
+def _alike(prompt: Counts, gen: Counts, *, static_cache: bool) -> list[Counts | slice]:
+    """Which requests can be simulated together: prompts of one token or of several, as many contexts in decode."""
+    counts = node_counts(prompt, gen)
+    kinds = 2 * (np.minimum(counts, 1) if static_cache else counts) + (prompt == 1)
+    several = np.unique(kinds)
+    return [slice(None)] if len(several) == 1 else [np.flatnonzero(kinds == kind) for kind in several]
+
+
+def _passes(
+    scenario: Scenario, sizes: Mapping[str, Counts], costs: KernelCosts
+) -> Iterator[tuple[Phase, Times | float, SizedCosts]]:
+    """The passes of requests that are alike: what each costs, and how many decode steps it stands for."""
+    batch, prompt, gen = (_single(sizes[key]) for key in SIZES)
+    static_cache = scenario.stack.attention == "math"
+    whole = Sizes(
+        batch=batch,
+        q_len=prompt,
+        kv_len=prompt + gen if static_cache else prompt,
+        every_logit=scenario.stack.prefill_logits == "all",
+    )
+    configurations = len(sizes["batch"])
+    yield "prefill", 1.0, SizedCosts(costs, whole, configurations)
+    step = SizedCosts(costs, replace(whole, q_len=1), configurations)
+    if static_cache:
+        if np.max(gen) > 1:
+            yield "decode", (sizes["gen"] - 1).astype(np.float64), step
+        return
+    count = int(node_counts(sizes["prompt"][:1], sizes["gen"][:1])[0])
+    if not count:
+        return
+    lengths, weights = nodes(sizes["prompt"], sizes["gen"], count)
+    for number in range(count):
+        step = step.at(_single(lengths[:, number]))
+        yield "decode", weights[:, number], step
+
+
+def _single(values: Counts) -> Count:
+    """A number where all are equal: what does not vary is priced once."""
+    first = int(values[0])
+    return first if (values == first).all() else values

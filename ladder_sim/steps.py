@@ -6,27 +6,32 @@ before, then what the next period meets (the same tasks, the same dependencies, 
 constant) is the same too, and by induction so are all later ones: the run's time grows by that constant per period,
 and the shortcut is exact up to rounding. Launches by the CPU only have to come no later: where they run ahead they hold
 nothing back. If the periods are not yet equal, more of them are simulated, in the end all.
+
+A pass in which nothing overlaps takes as long as its ops together, and is simulated only when its timeline is read.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, reduce
+from math import inf
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ladder_sim.costs.base import CostModel, Estimate
+from ladder_sim.costs.base import CostModel, Number
 from ladder_sim.des import engine, scan
 from ladder_sim.des.program import Program
-from ladder_sim.des.timeline import Timeline, overlap_s
+from ladder_sim.des.shared import anywhere, least, most
+from ladder_sim.des.timeline import Timeline
 from ladder_sim.graph.build import PassInputs, build
-from ladder_sim.graph.ops import GemmShape, Op, Phase
+from ladder_sim.graph.ops import Phase
+from ladder_sim.graph.scale import Sizes, one_token
 from ladder_sim.graph.variants import Wiring, wiring
-from ladder_sim.lower import COMM, COMPUTE, Lowered, Schedule, lower, schedule
-from ladder_sim.specs.cluster import GpuSpec
+from ladder_sim.lower import Lead, Lowered, Schedule, lower, op_times, schedule
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.summary import Simulated, StepSummary
 
 Engine = Literal["fast", "des"]
 ENGINES: Mapping[Engine, Callable[[Program], Timeline]] = {"fast": scan.run, "des": engine.run}
@@ -39,81 +44,13 @@ STEADY = 1e-9
 Times = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSummary:
-    """One forward pass. Sums over ops count every layer, simulated or not; times in seconds."""
-
-    seconds: float
-    # start to end
-    busy_s: Mapping[str, float]
-    # time of all ops by kind, overlapped or not
-    critical_s: Mapping[str, float]
-    # share of each limit in `seconds`, along the critical path: sums to `seconds`
-    error_s: Mapping[str, float]
-    # error of the critical path by op kind, half-width of the 90 % interval
-    comm_s: float
-    # collectives, hidden or not
-    hidden_s: float
-    # collectives while compute runs
-    slowed_s: float
-    # what kernels lose to the collectives beside them
-    sources_s: Mapping[tuple[str, str], float]
-    # critical path by (source, op kind); "measured" here means in range too
-    lowered: Lowered
-    # the simulated layers
-    timeline: Timeline
-    # of their tasks
-    repeats: Mapping[int, int]
-    # layers that each of them stands for
-    critical: frozenset[int]
-    # tasks on the critical path
-
-    @property
-    def ops(self) -> list["OpSummary"]:
-        """Every simulated op, in issue order."""
-        span_s = (self.timeline.end_s - self.timeline.start_s).tolist()
-        return [
-            OpSummary(
-                op=op,
-                estimate=estimate,
-                seconds=span_s[index],
-                repeats=self.repeats.get(op.layer, 1),
-                critical=index in self.critical,
-            )
-            for index, (op, estimate) in enumerate(
-                zip(self.lowered.schedule.ops, self.lowered.estimates, strict=True), self.lowered.launches
-            )
-        ]
-
-    @property
-    def exposed_s(self) -> float:
-        """Collectives while nothing computes."""
-        return self.comm_s - self.hidden_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpSummary:
-    """One simulated op."""
-
-    op: Op
-    # what it is
-    estimate: Estimate
-    # its cost alone
-    seconds: float
-    # start to end, as simulated
-    repeats: int
-    # identical ops it stands for
-    critical: bool
-    # on the critical path
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Twins:
     """The ops of a period that stands for several, and of the period before it."""
 
-    own: NDArray[np.int_]
+    own: tuple[int, ...]
     # positions in the schedule
-    twin: NDArray[np.int_]
+    twin: tuple[int, ...]
     # positions of their likes one period earlier
     left_out: int
     # periods not simulated
@@ -129,6 +66,10 @@ class StepPlan:
     # its ops
     twins: tuple[_Twins, ...]
     # where layers are left out
+    spans: Mapping[tuple[int, Lead], int]
+    # how often each of its distinct ops comes behind which lead, layers left out included
+    keep: int
+    # periods of a run of identical layers that are there
 
 
 def simulate(
@@ -147,13 +88,15 @@ def simulate(
     engine_name
         ``"fast"`` or ``"des"``.
     """
-    for plan, lowered in _lowered(scenario, phase, kv_len, costs):
-        timeline = ENGINES[engine_name](lowered.program)
-        times = np.stack([timeline.ready_s, timeline.start_s, timeline.end_s])[:, :, np.newaxis]
-        added_s, steady = _added(lowered, plan.twins, times)
-        if steady.all():
-            break
-    return _summary(scenario, plan.wiring, lowered, timeline, float(added_s[0]))
+    plan = planned(scenario, phase, kv_len)
+
+    def run() -> tuple[Simulated, float]:
+        return _run(scenario, phase, kv_len, costs, engine_name, plan.keep)
+
+    if plan.schedule.serial and engine_name == "fast":
+        return StepSummary(float(_serial_s(plan, costs)), scenario.cluster.gpu, lambda: run()[0])
+    simulated, seconds = run()
+    return StepSummary(seconds, scenario.cluster.gpu, lambda: simulated)
 
 
 def simulate_many(scenario: Scenario, phase: Phase, kv_len: int, costs: CostModel) -> Times:
@@ -163,17 +106,63 @@ def simulate_many(scenario: Scenario, phase: Phase, kv_len: int, costs: CostMode
     -------
     ndarray, shape (configurations,)
     """
-    for plan, lowered in _lowered(scenario, phase, kv_len, costs):
-        times = scan.scan(lowered.program)
-        added_s, steady = _added(lowered, plan.twins, times)
-        if steady.all():
+    plan = planned(scenario, phase, kv_len)
+    if plan.schedule.serial:
+        return np.broadcast_to(_serial_s(plan, costs), costs.hardware.configurations)
+    for more, lowered in _lowered(scenario, phase, kv_len, costs, plan.keep):
+        makespan_s, added_s, steady = _added(lowered, more.twins, scan.scan(lowered.program))
+        if np.all(steady):
             break
-    return np.broadcast_to(times[2].max(axis=0) + added_s, costs.hardware.configurations)
+    return np.broadcast_to(makespan_s + added_s, costs.hardware.configurations)
 
 
-def _lowered(scenario: Scenario, phase: Phase, kv_len: int, costs: CostModel) -> Iterator[tuple[StepPlan, Lowered]]:
-    """The step with few of its layers, with more, and in the end with all, which is always steady."""
-    keep = FIRST_PERIODS
+def _run(
+    scenario: Scenario, phase: Phase, kv_len: int, costs: CostModel, engine_name: Engine, keep: int
+) -> tuple[Simulated, float]:
+    """Simulate a pass task by task; returns it with its seconds."""
+    for plan, lowered in _lowered(scenario, phase, kv_len, costs, keep):
+        timeline = ENGINES[engine_name](lowered.program)
+        times = timeline.ready_s.tolist(), timeline.start_s.tolist(), timeline.end_s.tolist()
+        makespan_s, added_s, steady = _added(lowered, plan.twins, times)
+        if np.all(steady):
+            break
+    return Simulated(wiring=plan.wiring, lowered=lowered, timeline=timeline), float(makespan_s + added_s)
+
+
+def _serial_s(plan: StepPlan, costs: CostModel) -> Number:
+    """Seconds of a pass in which nothing overlaps: what its ops and their leads take together.
+
+    Where the CPU launches op after op, the pass also lasts as long as any op's launch and everything from that op on.
+    Over equal layers that sum is linear, so that it is largest in the first or the last of them, which are both there.
+    """
+    times = op_times(plan.schedule, costs.estimates(plan.schedule.distinct), costs.hardware)
+    if not plan.schedule.eager:
+        leads_s = sum((count * times.leads_s[lead] for (_, lead), count in plan.spans.items()), start=times.launch_s)
+        return sum((count * times.durations_s[like] for (like, _), count in plan.spans.items()), start=leads_s)
+    spans_s = {(like, lead): times.durations_s[like] + times.leads_s[lead] for like, lead in plan.spans}
+    in_order = list(zip(plan.schedule.same_as, plan.schedule.leads, strict=True))
+    # the sum can be larger than the one from the op before only where that op is shorter than a launch
+    short = {span for span, seconds in spans_s.items() if anywhere(seconds < times.launch_s)}
+    left_out = {pair.own[-1]: pair for pair in plan.twins}
+    launches = sum(plan.spans.values())
+    left_s: Number = 0.0
+    longest_s: Number = 0.0
+    for number in reversed(range(len(in_order))):
+        if number in left_out:
+            pair = left_out[number]
+            left_s = left_s + pair.left_out * sum(spans_s[in_order[own]] for own in pair.own)
+            launches -= pair.left_out * len(pair.own)
+        left_s = left_s + spans_s[in_order[number]]
+        if number == 0 or in_order[number - 1] in short:
+            longest_s = most(longest_s, left_s + launches * times.launch_s)
+        launches -= 1
+    return longest_s
+
+
+def _lowered(
+    scenario: Scenario, phase: Phase, kv_len: int, costs: CostModel, keep: int
+) -> Iterator[tuple[StepPlan, Lowered]]:
+    """The step with `keep` of its periods, with more, and in the end with all, which is always steady."""
     while True:
         yield lowered_step(scenario, phase, kv_len, costs, keep)
         keep *= 4
@@ -188,26 +177,43 @@ def lowered_step(
     return plan, lower(plan.schedule, prices, costs.hardware, scenario.cluster.gpu.sms)
 
 
+def planned(scenario: Scenario, phase: Phase, kv_len: int) -> StepPlan:
+    """What a forward pass runs, with as few layers as may do."""
+    return _planned(PassInputs.of(scenario), phase, kv_len, FIRST_PERIODS)
+
+
 @lru_cache(maxsize=1024)
 def _planned(inputs: PassInputs, phase: Phase, kv_len: int, keep: int) -> StepPlan:
+    small = _planned_for_one_token(inputs._replace(workload=one_token(inputs.workload)), phase, keep)
+    return replace(small, schedule=small.schedule.resized(Sizes.of(inputs, phase, kv_len)))
+
+
+@lru_cache(maxsize=1024)
+def _planned_for_one_token(inputs: PassInputs, phase: Phase, keep: int) -> StepPlan:
     model = inputs.model
     condensed = wiring(inputs.variant, model.layers, model.ladder_layers).condense(keep)
-    ordered = schedule(build(inputs, phase, kv_len, layers=condensed), inputs.stack)
+    ordered = schedule(build(inputs, phase, 1, layers=condensed), inputs.stack)
     ops_of: dict[int, list[int]] = defaultdict(list)
     for number, op in enumerate(ordered.ops):
         ops_of[op.layer].append(number)
     twins = []
     for fold in condensed.folds:
         own, twin = (
-            np.array([number for layer in condensed.layers[at : at + fold.width] for number in ops_of[layer.index]])
+            tuple(number for layer in condensed.layers[at : at + fold.width] for number in ops_of[layer.index])
             for at in (fold.start, fold.start - fold.width)
         )
         twins.append(_Twins(own=own, twin=twin, left_out=fold.repeats - 1))
-    return StepPlan(wiring=condensed, schedule=ordered, twins=tuple(twins))
+    repeats = {layer.index: layer.repeats for layer in condensed.layers}
+    spans: dict[tuple[int, Lead], int] = defaultdict(int)
+    for op, like, lead in zip(ordered.ops, ordered.same_as, ordered.leads, strict=True):
+        spans[like, lead] += repeats.get(op.layer, 1)
+    return StepPlan(wiring=condensed, schedule=ordered, twins=tuple(twins), spans=dict(spans), keep=keep)
 
 
-def _added(lowered: Lowered, twins: Sequence[_Twins], times: Times) -> tuple[Times, NDArray[np.bool_]]:
-    """Time that the layers left out add, and whether the kept ones have settled into a period, per configuration.
+def _added(
+    lowered: Lowered, twins: Sequence[_Twins], times: tuple[Sequence[Number], Sequence[Number], Sequence[Number]]
+) -> tuple[Number, Number, "bool | NDArray[np.bool_]"]:
+    """How long the simulated layers take, how much those left out add, and whether the kept ones are in a period.
 
     Parameters
     ----------
@@ -216,82 +222,43 @@ def _added(lowered: Lowered, twins: Sequence[_Twins], times: Times) -> tuple[Tim
     twins
         Where layers are left out.
     times
-        Ready, start and end of every task: shape (3, tasks, configurations).
+        Ready, start and end of every task.
     """
-    makespan_s = times[2].max(axis=0)
-    added_s = np.zeros_like(makespan_s)
-    steady = np.ones(makespan_s.shape, dtype=np.bool_)
-    launches_s, ops_s = times[2, : lowered.launches], times[:, lowered.launches :]
+    makespan_s = _makespan_s(lowered, times[2])
+    added_s: Number = 0.0
+    steady: bool | NDArray[np.bool_] = True
+    launches = lowered.launches
+    launched_s, ready_s = times[2][:launches], times[0][launches:]
     for pair in twins:
-        shifts = ops_s[:, pair.own] - ops_s[:, pair.twin]
-        low, high = shifts.min(axis=(0, 1)), shifts.max(axis=(0, 1))
-        steady &= high - low <= STEADY * makespan_s
-        if lowered.schedule.eager and lowered.launches:
+        twins_of = list(zip(pair.own, pair.twin, strict=True))
+        low, high = _range(
+            column[launches + late] - column[launches + early] for column in times for late, early in twins_of
+        )
+        steady = steady & (high - low <= STEADY * makespan_s)
+        if lowered.schedule.eager and launches:
             # a thread that launches more slowly than this would fall behind in time
-            behind_s = (launches_s[pair.own] - launches_s[pair.twin]).max(axis=0) - low
-            steady &= behind_s <= STEADY * makespan_s
+            _, most_s = _range(launched_s[late] - launched_s[early] for late, early in twins_of)
+            behind_s = most_s - low
+            steady = steady & (behind_s <= STEADY * makespan_s)
             # one that runs ahead is further ahead behind the layers left out: later ops must not depend on how far
-            later = slice(int(pair.own.max()) + 1, None)
-            runs_ahead = behind_s < -STEADY * makespan_s
-            held_back = (launches_s[later] >= ops_s[0, later]).any(axis=0)
-            steady &= ~(runs_ahead & held_back)
-        added_s += pair.left_out * 0.5 * (low + high)
-    return added_s, steady
+            held_back: bool | NDArray[np.bool_] = False
+            for number in range(max(pair.own) + 1, len(ready_s)):
+                held_back = held_back | (launched_s[number] >= ready_s[number])
+            steady = steady & ~(np.asarray(behind_s < -STEADY * makespan_s) & held_back)
+        added_s = added_s + pair.left_out * 0.5 * (low + high)
+    return makespan_s, added_s, steady
 
 
-def _summary(scenario: Scenario, plan: Wiring, lowered: Lowered, timeline: Timeline, added_s: float) -> StepSummary:
-    repeats = {layer.index: layer.repeats for layer in plan.layers}
-    critical = frozenset(timeline.critical_path())
-    compute = timeline.busy([COMPUTE])
-    limits = [_limit(op, scenario.cluster.gpu) for op in lowered.schedule.distinct]
-    busy_s: dict[str, float] = defaultdict(float)
-    critical_s: dict[str, float] = defaultdict(float)
-    error_s: dict[str, float] = defaultdict(float)
-    sources_s: dict[tuple[str, str], float] = defaultdict(float)
-    comm_s = hidden_s = slowed_s = 0.0
-    ready, start, end = timeline.ready_s.tolist(), timeline.start_s.tolist(), timeline.end_s.tolist()
-    for index, op in enumerate(lowered.schedule.ops[: lowered.launches]):
-        if index in critical:
-            critical_s["launches"] += repeats.get(op.layer, 1) * (end[index] - start[index])
-    for index, (op, estimate, like) in enumerate(
-        zip(lowered.schedule.ops, lowered.estimates, lowered.schedule.same_as, strict=True), lowered.launches
-    ):
-        times, span_s = repeats.get(op.layer, 1), end[index] - start[index]
-        task = timeline.program.tasks[index]
-        busy_s[op.kind] += times * span_s
-        if task.stream == COMM:
-            comm_s += times * span_s
-            hidden_s += times * overlap_s((start[index], end[index]), compute)
-        else:
-            slowed_s += times * (span_s - float(task.duration_s))
-        if index in critical:
-            critical_s[limits[like]] += times * span_s
-            critical_s["waits"] += times * (start[index] - ready[index])
-            error_s[op.kind] += times * estimate.error * span_s
-            sources_s[estimate.source, op.kind] += times * span_s
-    return StepSummary(
-        seconds=timeline.makespan_s + added_s,
-        busy_s=dict(busy_s),
-        critical_s=dict(critical_s),
-        error_s=dict(error_s),
-        comm_s=comm_s,
-        hidden_s=hidden_s,
-        slowed_s=slowed_s,
-        sources_s=dict(sources_s),
-        lowered=lowered,
-        timeline=timeline,
-        repeats=repeats,
-        critical=critical,
-    )
+def _makespan_s(lowered: Lowered, end_s: Sequence[Number]) -> Number:
+    """The end of the last task of any stream."""
+    last = {task.stream: number for number, task in enumerate(lowered.program.tasks)}
+    return reduce(most, (end_s[number] for number in last.values()))
 
 
-def _limit(op: Op, gpu: GpuSpec) -> str:
-    """What bounds an op: a link, tensor cores, device memory, or the fixed cost of a small kernel."""
-    if op.stream == "comm":
-        return op.kind
-    fp8 = isinstance(op.shape, GemmShape) and op.shape.weight_element_bytes == 1
-    arithmetic_s = op.shape.flops / (gpu.fp8_flops if fp8 else gpu.bf16_flops)
-    traffic_s = op.shape.moved_bytes / gpu.hbm_bandwidth_Bps
-    if max(arithmetic_s, traffic_s) < gpu.kernel_s:
-        return "small kernels"
-    return "tensor cores" if arithmetic_s > traffic_s else "device memory"
+def _range(values: Iterable[Number]) -> tuple[Number, Number]:
+    """Smallest and largest, configuration by configuration."""
+    low: Number = inf
+    high: Number = -inf
+    for value in values:
+        low, high = least(low, value), most(high, value)
+    return low, high

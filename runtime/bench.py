@@ -233,15 +233,19 @@ def _trace(generator: Generator, wirings: Sequence[Wiring], folder: Path) -> Non
     inner = model.comm
     if isinstance(inner, EmulatedLink):
         model.comm = MarkedLink(inner)
-    decodes = min(TRACED_DECODES, generator.tokens_BG.shape[1] - 1)
+    # decode steps; 0 is the prefill
+    steps = range(min(TRACED_DECODES + 1, generator.tokens_BG.shape[1]))
+    warmups = steps[:2]
     for wiring in wirings:
         inner.barrier()
         place = folder / wiring.name.replace(":", "-")
-        # NCCL's waits are seen on the GPU, the emulated link's are marked; the warm-up is a prefill as well
-        for number in recorded_steps(place, steps=1 + decodes, execution_trace=inner.name == "gloo"):
-            if number <= 1:
-                generator.prefill(wiring)
+        # NCCL's waits are seen on the GPU, the emulated link's are marked
+        gloo = inner.name == "gloo"
+        for number in recorded_steps(place, steps=len(steps), warmups=len(warmups), observe_steps=gloo):
+            step = (*warmups, *steps)[number]
+            if step:
+                generator.decode(wiring, step)
             else:
-                generator.decode(wiring, number - 1)
+                generator.prefill(wiring)
     model.comm = inner
     inner.barrier()

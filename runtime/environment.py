@@ -2,6 +2,7 @@
 
 import os
 import platform
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ def environment() -> dict[str, object]:
     found: dict[str, object] = {
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "ladder_sim": version("ladder-sim"),
         "platform": platform.platform(),
         "cpu": _cpu_name(),
         "cpu_cores": len(os.sched_getaffinity(0)),
@@ -21,6 +23,7 @@ def environment() -> dict[str, object]:
         found["gpu"] = torch.cuda.get_device_name()
         found["gpus"] = torch.cuda.device_count()
         found["cuda"] = torch.version.cuda
+        found["driver"] = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     return found
 

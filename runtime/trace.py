@@ -13,7 +13,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -26,11 +25,11 @@ from runtime.comm.emulate import EmulatedLink
 
 
 def recorded_steps(
-    folder: str | Path, *, steps: int = 3, warmups: int = 1, execution_trace: bool = False
+    folder: str | Path, *, steps: int = 3, warmups: int = 1, observe_steps: bool = False
 ) -> Iterator[int]:
     """Count through `warmups` and `steps`; what each number's turn runs is profiled, a step by itself.
 
-    Writes ``rankN.json.gz`` into `folder`.
+    Writes ``rankN.json.gz`` and an execution trace, ``rankN.execution.json.gz``, into `folder`.
 
     Parameters
     ----------
@@ -39,31 +38,38 @@ def recorded_steps(
     steps
         Recorded: ``ProfilerStep#W`` and so on, where ``W`` is `warmups`.
     warmups
-        Turns before them, which the profiler sees and forgets.
-    execution_trace
-        Write ``rankN.execution.json.gz`` too. Only that tells who reads the result of an asynchronous gloo collective;
-        every operator takes some 25 us longer for it.
+        Turns before them, which the profiler sees and forgets; 1 or more. The execution trace is of these.
+    observe_steps
+        Take the execution trace of the steps too, although every operator takes some 25 us longer for it: only that
+        tells who reads the result of an asynchronous gloo collective.
     """
     rank, ranks = _place()
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     cuda = torch.cuda.is_available()
     with (
-        _observer(folder / f"rank{rank}.execution.json.gz" if execution_trace else None) as observer,
+        tempfile.TemporaryDirectory() as scratch,
         profile(
             activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])],
             record_shapes=True,
             schedule=schedule(wait=0, warmup=warmups, active=steps, repeat=1),
             on_trace_ready=lambda done: done.export_chrome_trace(str(folder / f"rank{rank}.json.gz")),
             experimental_config=_ExperimentalConfig(enable_cuda_sync_events=True) if cuda else None,
-            execution_trace_observer=observer,
             acc_events=True,
         ) as profiler,
     ):
+        plain = Path(scratch, "execution.json")
+        observer = ExecutionTraceObserver().register_callback(str(plain))
+        observer.start()
         for number in range(warmups + steps):
             if number == warmups and not dist.is_initialized():
                 profiler.add_metadata_json("distributedInfo", json.dumps({"rank": rank, "world_size": ranks}))
             yield number
+            if number == (warmups + steps if observe_steps else warmups) - 1:
+                # finishes the file; the observer could compress it, and would print that it does
+                observer.unregister_callback()
+                with plain.open("rb") as source, gzip.open(folder / f"rank{rank}.execution.json.gz", "wb") as target:
+                    shutil.copyfileobj(source, target)
             profiler.step()
 
 
@@ -72,19 +78,6 @@ def _place() -> tuple[int, int]:
     if dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-
-
-@contextmanager
-def _observer(path: Path | None) -> Iterator[ExecutionTraceObserver | None]:
-    """An observer that the profiler starts and stops; torch could compress its file, and would print that it does."""
-    if path is None:
-        yield None
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        plain = Path(folder, "execution.json")
-        yield ExecutionTraceObserver().register_callback(str(plain))
-        with plain.open("rb") as source, gzip.open(path, "wb") as target:
-            shutil.copyfileobj(source, target)
 
 
 class MarkedLink(EmulatedLink):

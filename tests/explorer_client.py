@@ -1,5 +1,7 @@
 """Talks to the explorer as its page does, without a browser."""
 
+import re
+from html import unescape
 from typing import Any
 
 from werkzeug.test import Client, TestResponse
@@ -34,6 +36,11 @@ class Page:
         """Any body."""
         return self.client.post("/_dash-update-component", json=payload)
 
+    def views(self, query: object) -> dict[str, str]:
+        """The headline's views for a query: HTML by element."""
+        found: dict[str, str] = self.ask("answer.data", query)["answer"]["data"]["views"]
+        return found
+
     def ask(self, output: str, query: object, **more: Any) -> dict[str, Any]:
         """What the page gets for a query."""
         response = self.send(self.payload(output, {"query": query, "settled": query, "theme": "light", **more}))
@@ -43,9 +50,9 @@ class Page:
 
 
 def texts(component: Any) -> str:
-    """All text in a component, as it was sent."""
+    """All text in a component or in HTML, as it was sent."""
     if isinstance(component, dict):
         return texts(component.get("props", {}).get("children"))
     if isinstance(component, list):
         return " ".join(filter(None, map(texts, component)))
-    return "" if component is None else str(component)
+    return "" if component is None else unescape(re.sub(r"<[^>]*>", " ", str(component)))

@@ -8,10 +8,10 @@ from ladder_sim.analysis import breakeven as breakevens
 from ladder_sim.analysis.advise import CANDIDATES, advise
 from ladder_sim.analysis.breakeven import breakeven
 from ladder_sim.analysis.compare import compare
-from ladder_sim.analysis.price import token_price
 from ladder_sim.analysis.sensitivity import sensitivity
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.errors import InfeasibleError, PartitionError, UnknownNameError, UsageError
+from ladder_sim.price import token_price
 
 TWO_NODES = {"model": "405b", "nodes": 2}
 

@@ -77,7 +77,7 @@ def test_a_phone_shows_everything_in_its_width(seen: Watched) -> None:
     seen.until("document.documentElement.dataset.theme === 'light'")
 
 
-def test_sliders_move_numbers_and_link_by_hand_and_by_key(seen: Watched) -> None:
+def test_controls_move_numbers_and_link_by_hand_and_by_key(seen: Watched) -> None:
     page = seen.open("?model=70b&stack=vllm")
     before = seen.gain()
     slider = page.locator("#c-intra-latency-slider")
@@ -98,10 +98,6 @@ def test_sliders_move_numbers_and_link_by_hand_and_by_key(seen: Watched) -> None
     page.click("#reset")
     seen.until("!location.search.includes('intra.latency') && !location.search.includes('batch')")
     seen.until(f"{GAIN} === {json.dumps(before)}")
-
-
-def test_a_model_is_chosen_from_the_list(seen: Watched) -> None:
-    page = seen.open("?model=70b")
     page.click("#c-model")
     page.fill(".dash-dropdown-search", "qwen3")
     page.click(".dash-dropdown-option:has-text('qwen3-32b')")

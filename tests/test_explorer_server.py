@@ -44,7 +44,7 @@ def test_numbers_are_those_of_the_command_line(page: Page, capsys: pytest.Captur
     printed = capsys.readouterr().out
     assert page.client.get(f"/download/prediction.json?{QUERY}").text == printed
     ladder = json.loads(printed)["variants"]["ladder"]
-    shown = texts(page.ask("summary.children", QUERY)["cards"]["children"])
+    shown = texts(page.views(QUERY)["cards"])
     assert f"{ladder['speedup']:.2f}x" in shown
     assert f"90 %: {ladder['speedup_low']:.2f}-{ladder['speedup_high']:.2f}" in shown
     assert f"{ladder['tokens_per_s']:.4g} (" in shown
@@ -96,12 +96,40 @@ def test_the_current_point_lies_on_the_curve(page: Page) -> None:
 
 
 def test_a_bad_link_is_told_and_the_next_one_answered(page: Page) -> None:
-    answer = page.ask("summary.children", "model=nonsense")
-    assert "unknown model 'nonsense'" in texts(answer["error"]["children"])
-    assert "cards" not in answer
-    answer = page.ask("summary.children", "model=405b")
-    assert "405b needs" in texts(answer["error"]["children"])
-    assert page.ask("summary.children", "model=8b")["error"]["children"] is None
+    views = page.views("model=nonsense")
+    assert "unknown model 'nonsense'" in texts(views["error"])
+    assert "cards" not in views
+    assert "405b needs" in texts(page.views("model=405b")["error"])
+    assert page.views("model=8b")["error"] == ""
+
+
+def test_text_of_a_link_stays_text(page: Page) -> None:
+    """Guards against scripts in a link: the page takes its views in as HTML."""
+    told = page.views("model=<img src=x onerror=alert(1)>")["error"]
+    assert "<img" not in told
+    assert "&lt;img src=x" in told
+
+
+@pytest.mark.parametrize("query", ["model=405b", "model=nonsense"])
+def test_views_of_a_question_without_an_answer_stay_as_they_are(page: Page, query: str) -> None:
+    assert page.send(page.payload("map.figure", {"settled": query})).status_code == 204
+
+
+def test_a_view_says_what_is_wrong_with_itself(page: Page) -> None:
+    drawn = page.ask("map.figure", "model=8b&across=batch&up=batch")["map"]["figure"]
+    assert "both axes of the map are the same" in drawn["layout"]["annotations"][0]["text"]
+
+
+def test_controls_stand_where_a_scenario_is_that_does_not_fit(page: Page) -> None:
+    facts = page.ask("answer.data", "model=405b&batch=4")["answer"]["data"]["facts"]
+    assert facts["batch"] == {"value": 4.0, "text": "4"}
+
+
+def test_a_view_that_the_page_no_longer_waits_for_is_not_drawn(page: Page) -> None:
+    load = {"page-load": "one"}
+    page.send(page.payload("answer.data", {"query": "model=8b&batch=2"}, load))
+    assert page.send(page.payload("tornado.figure", {"settled": "model=8b"}, load)).status_code == 204
+    assert page.send(page.payload("tornado.figure", {"settled": "model=8b&batch=2"}, load)).status_code == 200
 
 
 def test_pinned_scenarios_stand_side_by_side(page: Page) -> None:
@@ -130,7 +158,7 @@ def test_a_dropped_config_is_read(page: Page) -> None:
     shape = json.loads(answer["shape"]["data"])
     assert shape["name"] == "mine"
     assert shape["layers"] == catalog.model("8b").layers
-    assert page.ask("summary.children", f"model=mine&shape={json.dumps(shape)}")["error"]["children"] is None
+    assert page.views(f"model=mine&shape={json.dumps(shape)}")["error"] == ""
 
 
 @pytest.mark.parametrize(
@@ -182,7 +210,7 @@ json_values = st.recursive(
 @examples(max_examples=120)
 @given(data=st.data())
 def test_malformed_payloads_never_break_the_server(page: Page, data: st.DataObject) -> None:
-    about = data.draw(st.sampled_from(["summary.children", "map.figure", "compared.children", "shape.data"]))
+    about = data.draw(st.sampled_from(["answer.data", "map.figure", "compared.children", "shape.data"]))
     payload: Any = page.payload(about, {"query": "model=8b"})
     for _ in range(data.draw(st.integers(1, 3))):
         key = data.draw(st.sampled_from(sorted(payload)))
@@ -195,7 +223,7 @@ def test_malformed_payloads_never_break_the_server(page: Page, data: st.DataObje
 
 
 def test_the_server_answers_after_all_of_that(page: Page) -> None:
-    assert page.ask("summary.children", "model=8b")["error"]["children"] is None
+    assert page.views("model=8b")["error"] == ""
 
 
 def _numbers(values: Any) -> list[float]:

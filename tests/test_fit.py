@@ -12,6 +12,7 @@ from calibration.__main__ import main
 from calibration.fit.curves import all_reduce_s, fit
 from calibration.fit.profile import make_profile
 from calibration.fit.samples import Sample, SampleStore
+from ladder_sim.costs.fabrics import fabric_curve
 from ladder_sim.costs.profile import load_profile
 
 SIZES = np.logspace(3, 8.5, 24)
@@ -47,8 +48,9 @@ def samples(path: Path, *, noise: float = 0.0) -> SampleStore:
                 seconds = 3e-6 + 2.0 * n * k / 3e12 + 2.0 * m * n * k / 7e14
                 store.append(_gemm(m, n, k, seconds * float(np.exp(random.normal(0, noise)))))
     for size in SIZES:
-        point = {"bytes": float(size), "ranks": 8.0}
-        store.append(Sample(op="all_reduce", point=point, seconds=float(1e-5 + size / 2e11)))
+        for nodes in (1, 2):
+            point = {"bytes": float(size), "ranks": 8.0 * nodes, "nodes": float(nodes)}
+            store.append(Sample(op="all_reduce", point=point, seconds=float(nodes * 1e-5 + size / 2e11)))
     store.append(Sample(op="gemm", point={"m": 4096.0, "n": 8192.0, "k": 4096.0}, seconds=None))
     return store
 
@@ -60,13 +62,28 @@ def _gemm(m: float, n: float, k: float, seconds: float) -> Sample:
 def test_a_profile_holds_its_samples(tmp_path: Path) -> None:
     found = make_profile(samples(tmp_path / "s.jsonl"), name="mine", cluster="h100-sxm", created="2026-01-01")
     assert found.refused == ()
-    assert found.errors["gemm"].rows == 7
+    assert found.errors["gemm"].rows == 36
     assert found.errors["gemm"].median < 0.25
     table = found.profile.gemm["bf16"]
     assert 4096 not in table.axes[0]
     assert table.seconds[0, 0, 0] == pytest.approx(3e-6 + 2 * 1024**2 / 3e12 + 2 * 1024**2 / 7e14)
     low, high = found.fits["all_reduce, 8 ranks"].interval("bandwidth_Bps")
     assert low * 0.99 < 2e11 < high * 1.01
+    # across nodes is a fabric's business
+    curves = found.profile.collectives["all_reduce"]["nccl"]
+    assert set(curves) == {8}
+    assert curves[8].left_out["held out"] == found.errors["all_reduce"]
+
+
+def test_the_all_reduce_across_nodes_becomes_a_fabric(tmp_path: Path) -> None:
+    samples(tmp_path / "s.jsonl")
+    profile, fabric = tmp_path / "p.json.gz", tmp_path / "fabric.toml"
+    arguments = ["fit", str(tmp_path / "s.jsonl"), "--cluster", "h100-sxm", "--out", str(profile)]
+    assert main([*arguments, "--fabric", str(fabric)]) == 0
+    found = fabric_curve(str(fabric))
+    assert found is not None
+    assert (found.cluster, found.nodes, found.ranks_per_node) == ("h100-sxm", 2, 8)
+    assert found.curve.seconds == pytest.approx(2e-5 + SIZES / 2e11, rel=1e-4)
 
 
 def test_fit_diff_and_export_by_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

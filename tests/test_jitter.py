@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from ladder_sim.costs.profile import load_profile
+from ladder_sim.costs.profile import JITTER_KEY, load_profile
 from ladder_sim.errors import UsageError
-from ladder_sim.prediction import JITTER_KEY, Prediction, predict
+from ladder_sim.prediction import Prediction, predict
 from ladder_sim.report.export import prediction_fields
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.steps import Engine

@@ -1,10 +1,11 @@
 """Measuring on the CPU at hand: samples are taken, a killed run resumes, kernels add up to their pass."""
 
+import math
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,14 +15,19 @@ from conftest import REPO
 from calibration.crosscheck.check import own_scenario
 from calibration.fit.samples import Sample, SampleStore
 from calibration.measure.bed import Bed
-from calibration.measure.command import budget_s, next_op
-from calibration.measure.grid import ops_of
+from calibration.measure.command import budget_s
+from calibration.measure.grid import GRID_ROWS, MESSAGES, ops_of
+from calibration.measure.groups import Layout, groups, layouts
+from calibration.measure.kernels import rotating
 from calibration.measure.ops import measure
+from calibration.measure.ranks import Ranks
 from ladder_sim.errors import UsageError
 from ladder_sim.specs import catalog
 from runtime.comm.base import Alone
+from runtime.errors import RunError
 
 RUN = ["-m", "calibration", "run", "--model", "1b", "--tp", "8", "--most", "16"]
+ALONE = Layout(1, 1)
 
 
 def test_a_killed_run_resumes(tmp_path: Path) -> None:
@@ -37,36 +43,93 @@ def test_a_killed_run_resumes(tmp_path: Path) -> None:
     subprocess.run([*command, "--budget", "4s"], cwd=REPO, check=True, capture_output=True)
     after = SampleStore(path)
     assert after.samples[: len(before)] == before
-    # every op has its first sample before any has a second
     assert len(after.samples) > len(before)
-    assert max(after.counts().values()) - 1 <= len(after.samples) // len(after.counts())
+    # every op has its first sample before any has a second
+    ops = {op.key for op in ops_of([catalog.model("1b")], [8], ALONE, most=16)}
+    firsts = {sample.key for sample in after.samples[: len(ops)]}
+    assert len(firsts) == min(len(ops), len(after.samples))
+    assert firsts <= ops
 
 
-def test_the_least_certain_is_measured_next(tmp_path: Path) -> None:
-    store = SampleStore(tmp_path / "s.jsonl", {})
-    ops = [Sample(op="gemm", point={"m": float(m), "n": 8.0, "k": 8.0}, seconds=None) for m in (1, 2, 3)]
-    store.append(replace(ops[0], seconds=1.0, spread=0.1))
-    assert next_op(ops, store) == ops[1]
-    store.append(replace(ops[1], seconds=1.0, spread=0.3))
-    store.append(ops[2])
-    # the third did not fit the memory
-    assert next_op(ops, store) == ops[1]
+def test_shapes_are_those_of_the_shards_and_a_grid_around_them() -> None:
+    shards = {(768, 4096), (3584, 4096), (4352, 4096), (4096, 512), (4096, 1792)}
+    gemms = [op.point for op in ops_of([catalog.model("8b")], [8], ALONE) if op.op == "gemm"]
+    first = gemms[: 13 * len(shards)]
+    assert {(at["n"], at["k"]) for at in first} == shards
+    around = gemms[len(first) :]
+    assert {at["m"] for at in around} == set(GRID_ROWS)
+    for name, low, high in (("n", 512, 8192), ("k", 512, 4096)):
+        sides = {at[name] for at in around}
+        assert sides == {2.0**power for power in range(int(math.log2(low)), int(math.log2(high)) + 1)}
+    # nothing far beyond the largest shard
+    assert max(at["n"] * at["k"] for at in around) <= 2 * 4352 * 4096
 
 
-def test_shapes_are_those_of_the_shards() -> None:
-    spec = catalog.model("8b")
-    gemms = {(op.point["n"], op.point["k"]) for op in ops_of([spec], [8], 1) if op.op == "gemm"}
-    assert gemms == {(768, 4096), (3584, 4096), (4352, 4096), (4096, 512), (4096, 1792)}
-    assert {op.op for op in ops_of([spec], [8], 8)} >= {"all_reduce", "all_gather", "reduce_scatter"}
+def test_collectives_are_measured_on_every_group_that_fills_the_run() -> None:
+    ops = ops_of([catalog.model("8b")], [8], Layout(2, 4))
+    sizes: dict[tuple[str, float, float], set[float]] = {}
+    for op in ops:
+        if set(op.point) == {"bytes", "ranks", "nodes"}:
+            sizes.setdefault((op.op, op.point["nodes"], op.point["ranks"]), set()).add(op.point["bytes"])
+    assert set(sizes) == {
+        *((op, *group) for op in ("all_reduce", "all_gather", "reduce_scatter") for group in GROUPS),
+        ("send_recv", 1, 2),
+        ("send_recv", 2, 2),
+    }
+    assert all(found == set(MESSAGES) for found in sizes.values())
+    assert (min(MESSAGES), max(MESSAGES)) == (1024, 2**28)
+
+
+GROUPS = [(1, 2), (1, 4), (2, 2), (2, 4), (2, 8)]
+# nodes and ranks
+
+
+@pytest.mark.parametrize("world", [Layout(1, 8), Layout(2, 4), Layout(3, 2), Layout(4, 1)])
+def test_groups_fill_the_run_and_lie_on_as_many_nodes_as_they_say(world: Layout) -> None:
+    for layout in layouts(world):
+        found = groups(layout, world)
+        assert sorted(rank for members in found for rank in members) == list(range(world.ranks))
+        for members in found:
+            nodes = Counter(rank // world.per_node for rank in members)
+            assert (len(nodes), set(nodes.values())) == (layout.nodes, {layout.per_node})
+
+
+def test_what_only_a_gpu_has_is_measured_there_only() -> None:
+    kinds = [{op.op for op in ops_of([], [], ALONE, cuda=cuda)} for cuda in (False, True)]
+    assert kinds[1] - kinds[0] == {"graph_launch", "graph_kernel", "queued_kernel"}
+    assert kinds[0] == {"add", "norm", "eager_launch"}
 
 
 def test_every_kind_of_op_is_timed() -> None:
-    kinds = {op.op: op for op in ops_of([catalog.model("1b")], [8], 1, most=128)}
-    assert set(kinds) == {"gemm", "attention_prefill", "attention_decode"}
+    ranks = Ranks()
+    kinds = {op.op: op for op in ops_of([catalog.model("1b")], [8], ALONE, most=128)}
+    assert set(kinds) == {"gemm", "attention_prefill", "attention_decode", "add", "norm", "eager_launch"}
     for op in kinds.values():
-        found = measure(op, torch.device("cpu"))
+        (found,) = measure(op, 3, ranks)
+        assert found.key == op.key
         assert found.seconds is not None
         assert 0 < found.seconds < 10
+
+
+def test_weights_come_from_all_over_memory() -> None:
+    take = rotating((3, 100_001), torch.device("cpu"))
+    starts = [take().data_ptr() for _ in range(1000)]
+    assert take().shape == (3, 100_001)
+    assert max(starts) - min(starts) > 500e6
+    assert all(start % 64 == 0 for start in starts)
+
+
+def test_what_does_not_fit_the_memory_is_left_without_a_time() -> None:
+    huge = Sample(op="add", point={"bytes": 1e15}, seconds=None)
+    assert measure(huge, 3, Ranks()) == [huge]
+
+
+def test_ranks_on_unlike_machines_do_not_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks()
+    ranks.check_alike({"gpu": "one"})
+    monkeypatch.setattr(Ranks, "share", lambda self, value: {**value, "gpu": "another"})
+    with pytest.raises(RunError, match="unlike machines: gpu differ"):
+        ranks.check_alike({"gpu": "one", "torch": "2"})
 
 
 def test_kernels_add_up_to_their_pass() -> None:

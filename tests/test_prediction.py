@@ -8,9 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ladder_sim import steps
 from ladder_sim.costs.base import CostModel, Estimate
 from ladder_sim.costs.model import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile, load_profile
+from ladder_sim.des import scan
+from ladder_sim.des.program import Program
+from ladder_sim.des.timeline import Timeline
 from ladder_sim.errors import ProfileError, UnknownNameError, UsageError
 from ladder_sim.graph.ops import Op
 from ladder_sim.graph.variants import DEFAULT_VARIANTS
@@ -340,3 +344,20 @@ def test_without_peer_to_peer_is_never_faster(tp: int, batch: int) -> None:
         for p2p in (True, False)
     )
     assert through_host.request_s >= direct.request_s
+
+
+def test_only_what_overlaps_is_simulated_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The speed of a prediction: a pass that is a plain sum is simulated when its breakdown is read, and only once."""
+    simulated: list[int] = []
+
+    def counted(program: Program) -> Timeline:
+        simulated.append(len(program.tasks))
+        return scan.run(program)
+
+    monkeypatch.setitem(steps.ENGINES, "fast", counted)
+    found = predict(Scenario.of(model="8b", tp=4))
+    assert len(simulated) == 2
+    for _ in range(2):
+        assert math.fsum(found["standard"].limits_s.values()) == pytest.approx(found["standard"].request_s)
+        assert found["standard"].exposed_comm_s == found["standard"].comm_s
+    assert len(simulated) == 4

@@ -14,7 +14,7 @@ HERE = {"cpu": "one", "torch": "2"}
 
 
 def sample(m: float = 1, seconds: float | None = 1e-6) -> Sample:
-    return Sample(op="gemm", point={"m": m, "n": 8.0, "k": 8.0}, seconds=seconds)
+    return Sample(op="gemm", point={"m": m, "n": 8.0, "k": 8.0}, seconds=seconds, alone_s=seconds)
 
 
 def test_samples_come_back(tmp_path: Path) -> None:
@@ -53,10 +53,20 @@ def test_another_machine_is_refused(tmp_path: Path) -> None:
 def test_an_impossible_time_is_named_with_its_line(seconds: str, tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
     SampleStore(path, HERE).append(sample())
-    with path.open("a") as file:
-        file.write(f'{{"op": "gemm", "point": {{"m": 1}}, "seconds": {seconds}}}\n')
-    with pytest.raises(ProfileError, match="line 3"):
-        SampleStore(path)
+    whole = path.read_bytes()
+    for times in (f'"seconds": {seconds}', f'"seconds": 1.0, "alone_s": {seconds}'):
+        path.write_bytes(whole + f'{{"op": "gemm", "point": {{"m": 1}}, {times}}}\n'.encode())
+        with pytest.raises(ProfileError, match="line 3"):
+            SampleStore(path)
+
+
+def test_samples_of_two_machines_in_one_file_are_named(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        SampleStore(tmp_path / name, {**HERE, "cpu": name}).append(sample())
+    mixed = tmp_path / "mixed"
+    mixed.write_bytes((tmp_path / "one").read_bytes() + (tmp_path / "two").read_bytes())
+    with pytest.raises(ProfileError, match="line 3: a second header: samples of two machines"):
+        SampleStore(mixed)
 
 
 @pytest.mark.parametrize("header", ["", "[]", "{}", json.dumps({"schema_version": 9, "environment": {}})])

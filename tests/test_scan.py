@@ -102,7 +102,10 @@ def all_at_once(configurations: list[Program]) -> NDArray[np.float64]:
 
 
 def scanned(program: Program) -> NDArray[np.float64]:
-    return scan.scan(program)
+    """Times of shape (3, tasks, configurations)."""
+    times = scan.scan(program)
+    flat = np.broadcast_arrays(*(np.atleast_1d(time) for column in times for time in column))
+    return np.stack(flat).reshape(3, len(program.tasks), -1)
 
 
 def one_by_one(configurations: list[Program]) -> NDArray[np.float64]:

@@ -52,6 +52,25 @@ def test_every_point_equals_a_single_prediction() -> None:
             assert [found[f"{variant}.{metric}"][row] for metric in metrics] == pytest.approx(expected, rel=1e-9)
 
 
+def test_sizes_share_a_graph_and_keep_their_own_reasons() -> None:
+    """Points that fit, that do not, and that cannot be, between each other: each row is what it is alone."""
+    axes = {"model": "70b", "stack": "vllm", "batch": "1:512:x8", "prompt": "1000,99999999,100000001", "gen": "1,600"}
+    found = sweep({**axes, "inter.latency": "1,2us"}, ["ladder"])
+    assert len(found) == 4 * 3 * 2 * 2
+    assert 0 < found.feasible.sum() < len(found)
+    for row in range(0, len(found), 2):
+        one = {name: [found[name][row].item()] for name in ("batch", "prompt", "gen")}
+        alone = sweep({**axes, **one}, ["ladder"])
+        assert found["infeasible"][row] == alone["infeasible"][0]
+        for name in ("memory_bytes_per_gpu", "ladder.ttft_s", "ladder.tpot_s", "ladder.speedup"):
+            assert found[name][row] == pytest.approx(alone[name][0], rel=1e-12, nan_ok=True), name
+
+
+def test_a_setting_has_the_last_word_over_sizes() -> None:
+    found = sweep({"model": "8b", "batch": "1,2", "workload.batch": "4"}, ["ladder"])
+    assert found["ladder.ttft_s"][0] == found["ladder.ttft_s"][1] == sweep({"model": "8b", "batch": 4})["ladder.ttft_s"]
+
+
 def test_rows_come_in_the_grids_order() -> None:
     """Fields of the scenario first, hardware figures last and fastest, whatever the order they were named in."""
     found = sweep({"inter.latency": "1,2us", "batch": "2,1", "model": "8b", "tp": "4,2"}, ["ladder"])

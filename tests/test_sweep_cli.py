@@ -23,6 +23,16 @@ def test_sweep_prints_a_table() -> None:
     assert [row.split()[:2] for row in rows] == [[tp, batch] for tp in "248" for batch in ("1", "16")]
 
 
+def test_a_price_gives_what_tokens_cost() -> None:
+    done = run(*SWEEP, "--variant", "standard,ladder", "--price", "2.5")
+    assert "$/Mtoken" in done.out.splitlines()[1]
+    rows = list(csv.DictReader(io.StringIO(run(*SWEEP, "--csv", "--price", "2.5").out)))
+    for row in rows:
+        expected = 2.5 * int(row["tp"]) / 3600 / float(row["ladder.tokens_per_s"]) * 1e6
+        assert float(row["ladder.usd_per_Mtoken"]) == pytest.approx(expected)
+    assert "price -1 is none" in run(*SWEEP, "--price", "-1").err
+
+
 def test_a_long_table_says_what_it_leaves_out() -> None:
     done = run("sweep", "--model", "8b", "--set", "intra.latency=1:120:+1us")
     assert len(done.out.splitlines()) == 103

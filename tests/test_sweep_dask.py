@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from commands import run
 from conftest import REPO, unavailable
 
 from ladder_sim.errors import UsageError
@@ -19,7 +20,7 @@ from ladder_sim.sweeps.executors import Dask, serial
 from ladder_sim.sweeps.grid import Grid
 from ladder_sim.sweeps.run import how_of, run_to_file
 
-AXES = {"model": "8b", "tp": "8", "batch": "1:160:+1"}
+AXES = {"model": "8b", "tp": "8", "model.layers": "1:160:+1"}
 # five chunks of a graph per point
 
 
@@ -84,6 +85,15 @@ def test_a_lost_worker_changes_nothing(cluster: tuple[str, list["subprocess.Pope
     run_to_file(grid, how, serial, tmp_path / "serial.csv")
     assert killed[0] < grid.size
     assert (tmp_path / "dask.csv").read_bytes() == (tmp_path / "serial.csv").read_bytes()
+
+
+def test_the_command_runs_on_a_cluster(cluster: tuple[str, list["subprocess.Popen[bytes]"]]) -> None:
+    address, _ = cluster
+    flags = ("sweep", "--model", "8b", "--tp", "2:8", "--batch", "1:64", "--csv")
+    on_cluster, here = run(*flags, "--dask", address), run(*flags)
+    assert on_cluster.code == here.code == 0, on_cluster.err
+    assert on_cluster.out == here.out
+    assert run(*flags, "--dask", address, "--workers", "2").code == 2
 
 
 def test_no_scheduler_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:

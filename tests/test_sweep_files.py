@@ -20,7 +20,7 @@ from ladder_sim.sweeps.grid import Grid
 from ladder_sim.sweeps.run import how_of, run, run_to_file
 
 AXES = {"model": "8b,405b", "p2p": "true", "gen": "1,8", "intra.bandwidth": "100:400:x2GB/s"}
-SLOW = {"model": "8b", "batch": "1:128:+1"}
+SLOW = {"model": "8b", "model.layers": "1:128:+1"}
 # four chunks that need a graph per point
 
 

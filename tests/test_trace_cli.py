@@ -9,6 +9,7 @@ from typer.testing import CliRunner, Result
 
 from ladder_sim.cli.trace import trace
 from ladder_sim.errors import LadderSimError, UsageError
+from ladder_sim.report.trace_plot import trace_figure
 from ladder_sim.traces.load import load
 
 
@@ -39,12 +40,14 @@ def test_info_shows_ops_communication_and_what_is_missing(file: Path) -> None:
 
 def test_import_writes_what_the_others_read(file: Path, tmp_path: Path) -> None:
     saved = tmp_path / "graph.json.gz"
-    shown("import", file, "--save", saved)
+    assert "Ops by time" not in shown("import", file, "--save", saved)
     assert load([saved]) == load([file])
     assert shown("replay", saved) == shown("replay", file)
 
 
 def test_replay_compares_with_the_recording_and_gates(file: Path, tmp_path: Path) -> None:
+    assert "error" in shown("replay", file)
+    assert "change" in shown("replay", file, "--scale", "gemm=0")
     document = json.loads(shown("replay", file, "--json", "--scale", "gemm=0"))
     assert document["steps"][0]["error"] < 0
     done = run("replay", file, "--max-error", "0.001", "--scale", "gemm=3")
@@ -105,6 +108,17 @@ def test_plots_are_drawn(file: Path, tmp_path: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for row in ("ladder, stream 7", "standard, exposed", "communication"):
         assert row in text
+
+
+def test_a_timeline_has_its_streams_in_order_and_marks_iterations(tmp_path: Path) -> None:
+    recorded = tensor_parallel(stream=COMM)
+    recorded.step(3, 0, 20_000)
+    graph = load([recorded.write(tmp_path / "rank0.json")])
+    layout = trace_figure({"recorded": graph}, "run").layout
+    rows = ["thread 4000", "stream 7", f"stream {COMM}", "exposed"]
+    # the first of them at the top
+    assert list(layout.yaxis.categoryarray) == rows[::-1]
+    assert [mark.text for mark in layout.annotations] == ["ProfilerStep#3"]
 
 
 @pytest.mark.parametrize(

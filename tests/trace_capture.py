@@ -47,9 +47,14 @@ def main(rank: int, port: int, folder: Path) -> None:
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     weights = [torch.randn(HIDDEN, HIDDEN) * 0.01 for _ in range(2 * LAYERS)]
     x = torch.randn(TOKENS, HIDDEN)
-    for name, forward in (("standard", standard), ("ladder", ladder)):
+    for name, forward, observe_steps in (
+        ("standard", standard, True),
+        ("ladder", ladder, True),
+        ("standard-unobserved", standard, False),
+        ("ladder-unobserved", ladder, False),
+    ):
         forward(x, weights)
-        for _ in recorded_steps(folder / name, steps=STEPS, execution_trace=True):
+        for _ in recorded_steps(folder / name, steps=STEPS, observe_steps=observe_steps):
             forward(x, weights)
         dist.barrier()
     dist.destroy_process_group()

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from calibration.fit.profile import make_profile
+from calibration.fit.fabric import widest_fabric
+from calibration.fit.profile import WORST_MEDIAN, FittedProfile, make_profile
 from calibration.fit.samples import SampleStore
 from ladder_sim.costs.profile import CalibrationProfile, load_profile, save_profile
 from ladder_sim.costs.table import RatioTable
@@ -26,6 +27,7 @@ def add_to(commands: Any) -> None:
     fit.add_argument("samples", type=Path, help="what `calibrate run` wrote")
     fit.add_argument("--cluster", required=True, help="catalog cluster, or its .toml, whose GPU was measured")
     fit.add_argument("--out", type=Path, required=True, help="profile to write")
+    fit.add_argument("--fabric", type=Path, help="write the all-reduce across nodes too, to use as inter.fabric")
     fit.add_argument("--force", action="store_true", help="write it even if its fit is bad")
     fit.add_argument("--created", help="date to write into the profile; default: today")
     fit.set_defaults(run=_fit)
@@ -41,24 +43,42 @@ def add_to(commands: Any) -> None:
 
 
 def _fit(options: argparse.Namespace) -> None:
-    found = make_profile(
-        SampleStore(options.samples),
-        name=options.out.name.removesuffix(".gz").removesuffix(".json"),
-        cluster=options.cluster,
-        created=options.created or datetime.date.today().isoformat(),
-    )
-    for op, stats in found.errors.items():
-        print(
-            f"{op}: {stats.rows} points held out, error {stats.median:.1%} median, {stats.max:.1%} at most",
-            file=sys.stderr,
-        )
-    for label, fit in found.fits.items():
-        values = ", ".join(f"{name} {value:.3g}" for name, value in zip(fit.names, fit.values, strict=True))
-        print(f"{label}: {values}; median residual {fit.error:.1%}", file=sys.stderr)
+    store, created = SampleStore(options.samples), options.created or datetime.date.today().isoformat()
+    name = options.out.name.removesuffix(".gz").removesuffix(".json")
+    found = make_profile(store, name=name, cluster=options.cluster, created=created)
+    print("\n".join(_described(found)), file=sys.stderr)
     if found.refused and not options.force:
-        raise ProfileError(f"the fit is bad: {'; '.join(found.refused)}", hint="measure longer, or --force writes it")
+        raise ProfileError(
+            f"the fit is bad: {', '.join(found.refused)} (median error, at most {WORST_MEDIAN:.0%} passes)",
+            hint="measure longer, or --force writes it",
+        )
+    fabric = widest_fabric(store, cluster=found.profile.gpu, created=created) if options.fabric else ""
     save_profile(found.profile, options.out)
     print(options.out)
+    if options.fabric:
+        try:
+            options.fabric.write_text(fabric, "utf-8")
+        except OSError as error:
+            raise ProfileError(f"'{options.fabric}' cannot be written: {error.strerror}") from error
+        print(options.fabric)
+
+
+def _described(found: FittedProfile) -> Iterator[str]:
+    """What the fit found, a line each."""
+    for op, stats in found.errors.items():
+        yield f"{op}: {stats.rows} points held out, error {stats.median:.1%} median, {stats.max:.1%} at most"
+    for label, fit in found.fits.items():
+        values = ", ".join(f"{name} {value:.3g}" for name, value in zip(fit.names, fit.values, strict=True))
+        yield f"{label}: {values}; median residual {fit.error:.1%}"
+    for one in found.slowdowns:
+        kernel = "memory-bound" if one.memory_bound else "compute-bound"
+        yield f"{one.what}, {kernel} kernel: {np.median(one.ratios):.2f} times as long, {len(one.ratios)} points"
+    for name, value in (*found.profile.overheads.items(), *found.profile.overlap.items()):
+        yield f"{name} {value:.3g}"
+    if not found.profile.overlap:
+        yield "collective_slowdown not measured: predictions take their default"
+    for warning in found.warnings:
+        yield f"warning: {warning}"
 
 
 def _diff(options: argparse.Namespace) -> None:

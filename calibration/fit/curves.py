@@ -12,6 +12,8 @@ from ladder_sim.errors import ProfileError
 Floats = NDArray[np.float64]
 Formula = Callable[[Floats, Mapping[str, Floats]], Floats]
 # (parameters, points) -> seconds
+_Entry = tuple[Formula, tuple[str, ...], tuple[float, ...]]
+# formula, parameters, where the search starts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -59,11 +61,25 @@ def gemm_s(parameters: Floats, points: Mapping[str, Floats]) -> Floats:
     return found
 
 
-FORMULAS: Mapping[str, tuple[Formula, tuple[str, ...], tuple[float, ...]]] = {
-    "all_reduce": (all_reduce_s, ("latency_s", "root_s", "bandwidth_Bps"), (1e-5, 1e-9, 1e10)),
+def straight_s(parameters: Floats, points: Mapping[str, Floats]) -> Floats:
+    """Floor, and time in proportion to the bytes."""
+    floor_s, bandwidth_Bps = parameters
+    found: Floats = floor_s + points["bytes"] / bandwidth_Bps
+    return found
+
+
+_ALL_REDUCE: _Entry = (all_reduce_s, ("latency_s", "root_s", "bandwidth_Bps"), (1e-5, 1e-9, 1e10))
+_ELEMENTWISE: _Entry = (straight_s, ("kernel_s", "bandwidth_Bps"), (3e-6, 1e12))
+FORMULAS: Mapping[str, _Entry] = {
     "gemm": (gemm_s, ("kernel_s", "flops_per_s", "bandwidth_Bps"), (3e-6, 1e14, 1e12)),
+    "add": _ELEMENTWISE,
+    "norm": _ELEMENTWISE,
+    "all_reduce": _ALL_REDUCE,
+    "all_gather": _ALL_REDUCE,
+    "reduce_scatter": _ALL_REDUCE,
+    "send_recv": (straight_s, ("latency_s", "bandwidth_Bps"), (1e-5, 1e10)),
 }
-# by op: formula, parameters, where the search starts
+# by op
 
 
 LEVEL, SMALLEST = 0.05, 1e-6

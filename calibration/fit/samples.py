@@ -15,7 +15,9 @@ from typing import Any
 
 from ladder_sim.errors import ProfileError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+BESIDE = "_beside_"
+# in the name of an op whose time was taken while another ran, e.g. "gemm_beside_all_reduce"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,13 +25,16 @@ class Sample:
     """One measured op."""
 
     op: str
-    # "gemm", "attention_prefill", "attention_decode", "all_reduce", "all_gather" or "reduce_scatter"
+    # what `calibration.measure.grid` calls it, e.g. "gemm"
     point: Mapping[str, float]
-    # its shape: m, n, k of a GEMM; coordinates of an attention table; bytes and ranks of a collective
+    # its shape: m, n, k of a GEMM; coordinates of an attention table; bytes that an elementwise kernel moves; bytes,
+    # ranks and nodes of a collective; those of both where two run at once
     seconds: float | None
-    # median of its repeats; None: it did not fit the memory
+    # median of its repeats; None: it did not fit the memory, or is not to be had
     spread: float = 0.0
     # of the repeats: half the distance of the quartiles over the median
+    alone_s: float | None = None
+    # median without what ran beside it
 
     @property
     def key(self) -> tuple[str, tuple[tuple[str, float], ...]]:
@@ -112,9 +117,14 @@ class SampleStore:
         return dict(found)
 
     def _sample(self, line: bytes, number: int) -> Sample:
+        if line.startswith(b'{"schema_version"'):
+            raise ProfileError(
+                f"samples '{self.path}', line {number}: a second header: samples of two machines or runs are mixed",
+                hint="one file per machine and environment: cut it in two there",
+            )
         try:
             sample = Sample(**json.loads(line))
-            sizes = [*sample.point.values(), *([] if sample.seconds is None else [sample.seconds])]
+            sizes = [*sample.point.values(), *(t for t in (sample.seconds, sample.alone_s) if t is not None)]
             sound = all(isinstance(size, int | float) and 0 < size < math.inf for size in sizes)
         except (ValueError, TypeError, AttributeError):
             sound = False

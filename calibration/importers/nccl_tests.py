@@ -61,6 +61,8 @@ class Sweep:
     # GPU, where the file says
     placement: str = ""
     # "in place" or "out of place"; empty for a CSV file
+    program: str = "nccl-tests"
+    # that measured
 
     def curve(self) -> Curve:
         """The sweep as costs read it."""
@@ -232,7 +234,8 @@ def add_to_profile(
 
 
 def _source(sweep: Sweep) -> str:
-    return ", ".join(part for part in (f"nccl-tests, {Path(sweep.file).name}", sweep.placement, sweep.device) if part)
+    parts = (sweep.program, Path(sweep.file).name, sweep.placement, sweep.device)
+    return ", ".join(part for part in parts if part)
 
 
 def _log_row(where: str, number: int, text: str, placement: Placement, *, rooted: bool) -> _Row | None:

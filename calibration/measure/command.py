@@ -1,17 +1,25 @@
 """`calibrate run`: measures ops on this machine into a samples file; under torchrun every rank takes part."""
 
 import argparse
-import os
+import math
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from calibration.fit.samples import Sample, SampleStore
-from calibration.measure.grid import COLLECTIVES, ops_of
+from calibration.measure.grid import ops_of
+from calibration.measure.plan import Plan
 from ladder_sim.errors import UsageError
 from ladder_sim.specs import catalog
+from runtime.errors import RankError
 
+if TYPE_CHECKING:
+    from calibration.measure.ranks import Ranks
+
+TELL_S = 1.0
+# from one line of progress to the next
 _SUFFIXES = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -22,7 +30,7 @@ def add_to(commands: Any) -> None:
     run.add_argument("--model", action="append", required=True, help="whose shards are measured; repeatable")
     run.add_argument("--tp", action="append", type=int, help="tensor-parallel degrees of the shards; repeatable")
     run.add_argument("--budget", default="10m", help="time to spend, e.g. 90s, 10m (default %(default)s)")
-    run.add_argument("--most", type=float, default=float("inf"), help="largest tokens, context, and KB of a message")
+    run.add_argument("--most", type=float, default=math.inf, help="largest tokens, context, and KB moved or sent")
     run.set_defaults(run=_run)
 
 
@@ -37,57 +45,47 @@ def budget_s(text: str) -> float:
     return seconds
 
 
-def next_op(ops: list[Sample], store: SampleStore) -> Sample:
-    """The op to measure next: one that has fewest samples; of those, one whose last time was least certain."""
-    counts = store.counts()
-    spread = {sample.key: sample.spread for sample in store.samples}
-    # those that did not fit the memory are not tried again
-    skipped = {sample.key for sample in store.samples if sample.seconds is None}
-    left = [op for op in ops if op.key not in skipped]
-    return min(left, key=lambda op: (counts[op.key], -spread.get(op.key, 0.0)))
-
-
 def _run(options: argparse.Namespace) -> None:
+    end_s = time.monotonic() + budget_s(options.budget)
+    models = [catalog.model(name) for name in options.model]
     # imported here: they need torch
-    import torch
-    import torch.distributed as dist
-
-    from calibration.measure.ops import measure
+    from calibration.measure.ranks import Ranks
     from runtime.environment import environment
 
-    end_s = time.monotonic() + budget_s(options.budget)
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    rank = int(os.environ.get("RANK", "0"))
-    device = torch.device("cpu")
-    if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        torch.cuda.set_device(device)
-    else:
-        torch.set_num_threads(1)
-    if ranks > 1:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    ops = ops_of([catalog.model(name) for name in options.model], options.tp or [1], ranks, most=options.most)
-    if device.type == "cpu":
-        # gloo has no reduce-scatter
-        ops = [op for op in ops if op.op != "reduce_scatter"]
-    # every rank measures every op, so that a node is as warm as in use; rank 0 writes
-    store = SampleStore(options.samples, environment()) if rank == 0 else None
+    ranks = Ranks()
+    ops = ops_of(models, options.tp or [1], ranks.world, cuda=ranks.device.type == "cuda", most=options.most)
+    machine = environment()
+    ranks.check_alike(machine)
+    store = SampleStore(options.samples, machine) if ranks.rank == 0 else None
     if store and store.dropped:
         print(f"dropped {store.dropped} bytes of a sample that was cut short", file=sys.stderr)
-    while True:
-        chosen = [next_op(ops, store) if store and time.monotonic() < end_s else None]
-        if ranks > 1:
-            dist.broadcast_object_list(chosen)
-        op = chosen[0]
-        if op is None:
-            break
-        if ranks > 1 and op.op in COLLECTIVES:
-            dist.barrier()
-        sample = measure(op, device)
-        if store:
-            store.append(sample)
-            print(f"\r{len(store.samples)} samples of {len(ops)} ops", end="", file=sys.stderr, flush=True)
-    if ranks > 1:
-        dist.destroy_process_group()
+    try:
+        take_samples(ops, store, ranks, end_s)
+    except RuntimeError as error:
+        if ranks.size == 1:
+            raise
+        raise RankError(f"rank {ranks.rank}: {error}", hint="start the same command again: it goes on") from error
+    ranks.close()
     if store:
-        print(f"\n{options.samples}")
+        print(file=sys.stderr)
+        print(options.samples)
+
+
+def take_samples(ops: Sequence[Sample], store: SampleStore | None, ranks: "Ranks", end_s: float) -> None:
+    """Measure until the time is over: rank 0, which has the store, chooses and writes, and every rank takes part.
+
+    All compute, so that a node is as warm as in use.
+    """
+    from calibration.measure.ops import measure
+
+    plan, told_s = Plan(ops, store.samples if store else ()), -math.inf
+    while choice := ranks.share(plan.next(end_s - time.monotonic()) if store else None):
+        for sample in measure(*choice, ranks):
+            if store:
+                store.append(sample)
+                plan.add(sample)
+        now_s = time.monotonic()
+        if store and now_s > told_s + TELL_S:
+            told_s, left_s = now_s, max(0.0, end_s - now_s)
+            done = f"{len(ops) - plan.unmeasured} of {len(ops)} ops, {len(store.samples)} samples, {left_s:.0f} s left"
+            print(f"\r{done} ", end="", file=sys.stderr, flush=True)

@@ -1,94 +1,95 @@
-"""Times single ops on this machine's device: with weights that rotate through memory, after warm-ups, by medians."""
+"""Times one op: prepared once, warmed up, repeated, on all ranks together."""
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.distributed as dist
-from torch import nn
 
-from calibration.fit.samples import Sample
+from calibration.fit.samples import BESIDE, Sample
+from calibration.measure.clock import clock_of, timed
+from calibration.measure.collectives import collective
+from calibration.measure.kernels import KERNELS, kernel
+from calibration.measure.launches import launch
+from calibration.measure.overlap import Pair
+from calibration.measure.plan import WARM_UPS
+from calibration.measure.ranks import Ranks
 
-DTYPE = torch.bfloat16
-REPEATS = 9
-WARM_UPS = 2
-ROTATION_BYTES = 256e6
-# operands are taken in turns from as many copies as this holds: more than any cache
+
+class Timing(NamedTuple):
+    """One repeat."""
+
+    seconds: float
+    alone_s: float | None = None
+    # without what ran beside it
 
 
-def measure(op: Sample, device: torch.device) -> Sample:
-    """The op with its median time; without one if it does not fit the memory."""
+Once = Callable[[], Mapping[str, Timing]]
+# one repeat, by the names of the ops that it times
+
+
+def measure(op: Sample, repeats: int, ranks: Ranks) -> list[Sample]:
+    """The op with its median time, and what ran beside it with its own.
+
+    Without a time if a rank lacks the memory, or the backend the op.
+    """
     try:
-        run = _COLLECTIVES[op.op](op, device) if op.op in _COLLECTIVES else _KERNELS[op.op](op, device)
-        times = [_timed(run, device) for _ in range(WARM_UPS + REPEATS)][WARM_UPS:]
-    except torch.OutOfMemoryError:
-        return replace(op, seconds=None)
-    low, middle, high = (float(q) for q in np.quantile(times, [0.25, 0.5, 0.75]))
-    return replace(op, seconds=middle, spread=(high - low) / 2.0 / middle)
+        once = _prepare(op, ranks)
+    except RuntimeError as error:
+        if not _out_of_memory(error):
+            raise
+        once = None
+    # before any rank waits for the others in a collective
+    if not ranks.agree(fine=once is not None) or once is None:
+        return [op]
+    try:
+        rows = [once() for _ in range(WARM_UPS + repeats)][WARM_UPS:]
+    except RuntimeError as error:
+        # gloo of an older torch has no reduce-scatter, and tells every rank so
+        if "does not support" not in str(error):
+            raise
+        return [op]
+    return [_sample(op, name, [row[name] for row in rows]) for name in rows[0]]
 
 
-def _timed(run: Callable[[], object], device: torch.device) -> float:
-    if device.type != "cuda":
-        start_s = time.perf_counter()
+def _prepare(op: Sample, ranks: Ranks) -> Once:
+    if BESIDE in op.op:
+        return _both(op, Pair(op, ranks))
+    if op.op in KERNELS:
+        run, clock = kernel(op, ranks.device), clock_of(ranks.device)
+        # its result needs memory too
         run()
-        return time.perf_counter() - start_s
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    run()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) * 1e-3
+        return lambda: {op.op: Timing(timed(run, clock))}
+    seconds = collective(op, ranks) if "ranks" in op.point else launch(op, ranks.device)
+    return lambda: {op.op: Timing(seconds())}
 
 
-def _gemm(op: Sample, device: torch.device) -> Callable[[], object]:
-    m, n, k = (int(op.point[name]) for name in ("m", "n", "k"))
-    x = torch.ones(m, k, dtype=DTYPE, device=device)
-    take = _rotating((n, k), device)
-    return lambda: nn.functional.linear(x, take())
+def _both(op: Sample, pair: Pair) -> Once:
+    name, _, message = op.op.partition(BESIDE)
+
+    def once() -> Mapping[str, Timing]:
+        both = pair.measure()
+        return {
+            op.op: Timing(both.kernel_s, both.kernel_alone_s),
+            f"{message}{BESIDE}{name}": Timing(both.message_s, both.message_alone_s),
+        }
+
+    return once
 
 
-def _attention(op: Sample, device: torch.device) -> Callable[[], object]:
-    prefill = op.op == "attention_prefill"
-    length = int(op.point["q_len" if prefill else "kv_len"])
-    sequences, group, width = (int(op.point[name]) for name in ("batch_kv_heads", "group", "head_dim"))
-    # work is split over pairs of sequence and KV head, so one KV head a sequence stands for all
-    q = torch.ones(sequences, group, length if prefill else 1, width, dtype=DTYPE, device=device)
-    take = _rotating((2, sequences, 1, length, width), device)
-
-    def run() -> object:
-        k, v = take()
-        return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=prefill, enable_gqa=group > 1)
-
-    return run
-
-
-def _rotating(shape: tuple[int, ...], device: torch.device) -> Callable[[], torch.Tensor]:
-    size_bytes = float(np.prod(shape, dtype=float)) * DTYPE.itemsize
-    copies = [torch.ones(shape, dtype=DTYPE, device=device) for _ in range(1 + int(ROTATION_BYTES // size_bytes))]
-    turn = 0
-
-    def take() -> torch.Tensor:
-        nonlocal turn
-        turn += 1
-        return copies[turn % len(copies)]
-
-    return take
-
-
-def _collective(op: Sample, device: torch.device) -> Callable[[], object]:
-    ranks = int(op.point["ranks"])
-    whole = torch.zeros(
-        max(ranks, round(op.point["bytes"] / DTYPE.itemsize) // ranks * ranks), dtype=DTYPE, device=device
+def _sample(op: Sample, name: str, timings: list[Timing]) -> Sample:
+    low, middle, high = (float(q) for q in np.quantile([timing.seconds for timing in timings], [0.25, 0.5, 0.75]))
+    alone_s = [timing.alone_s for timing in timings if timing.alone_s is not None]
+    return replace(
+        op,
+        op=name,
+        seconds=middle,
+        spread=(high - low) / 2.0 / middle,
+        alone_s=float(np.median(alone_s)) if alone_s else None,
     )
-    part = whole[: whole.numel() // ranks].clone()
-    return {
-        "all_reduce": lambda: dist.all_reduce(whole),
-        "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
-        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
-    }[op.op]
 
 
-_KERNELS = {"gemm": _gemm, "attention_prefill": _attention, "attention_decode": _attention}
-_COLLECTIVES = dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter"), _collective)
+def _out_of_memory(error: RuntimeError) -> bool:
+    # of a CPU torch says it in words only
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ladder_sim.sweeps.executors import Executor
     from ladder_sim.sweeps.table import SweepTable
 
-FEW_POINTS, FEW_CHUNKS = 50_000, 4
+FEW_POINTS, FEW_CHUNKS = 200_000, 8
 # a sweep below both ends before worker processes would have started
 
 _FIELDS, _RUN, _OUTPUT = "Fields: ranges START:STOP[:xFACTOR|:+STEP][UNIT] or values by comma", "Run", "Output"
@@ -53,6 +53,7 @@ def sweep(
     ignore_memory: Annotated[
         bool, typer.Option("--ignore-memory", help="Predict even what does not fit.", rich_help_panel=_RUN)
     ] = False,
+    price: Annotated[float | None, typer.Option(help="US dollars per GPU and hour.", rich_help_panel=_RUN)] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes; default: every core.", rich_help_panel=_RUN)
     ] = None,
@@ -107,7 +108,7 @@ def sweep(
     axes = {name: text for name, text in given.items() if text is not None}
     grid = Grid(axes, [name for text in variant or [] for name in text.split(",")] or None)
     check_size(grid, confirmed=yes)
-    how = how_of(grid, profile, ignore_memory)
+    how = how_of(grid, profile, ignore_memory, price)
     executor = _executor(grid.size, grid.chunks, workers, dask)
     table = None
     with Progress(grid.size) as progress:

@@ -132,7 +132,7 @@ def replay(
     if json:
         write(trace_export.replay_json(found), save)
     else:
-        _print(trace_tables.replay_report(found), save)
+        _print(trace_tables.replay_report(found, changed=found.graph is not recorded), save)
     worst = max(found.steps, key=lambda step: abs(step.error))
     if max_error is not None and abs(worst.error) > max_error / 100.0:
         raise LadderSimError(

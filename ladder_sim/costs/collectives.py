@@ -15,6 +15,7 @@ all-reduce (one-shot, two-shot). Figures: measured H100 tables of aiconfigurator
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -157,9 +158,9 @@ def across_nodes_s(
     traffic
         Times a rail carries its share of the message: 2 for all-reduce, 1 for all-gather.
     """
-    levels = np.log2(nodes)
+    levels = math.log2(nodes)
     floor = levels * _floor(ranks_per_node, latency_s)
-    switch = np.clip(np.log2(np.maximum(message, 1.0) / LARGE_PROTOCOL_BYTES) + 1.0, 0.0, 1.0)
+    switch = np.minimum(np.maximum(np.log2(np.maximum(message, 1.0) / LARGE_PROTOCOL_BYTES) + 1.0, 0.0), 1.0)
     floor = floor * (1.0 + (LARGE_PROTOCOL_FACTOR - 1.0) * switch)
     rail = traffic * (nodes - 1) / nodes * message / ranks_per_node / (INTER_EFFICIENCY * bandwidth_Bps)
     chunks = np.maximum(1.0, message / PIPELINE_CHUNK_BYTES)
@@ -171,7 +172,7 @@ def across_nodes_s(
 def bracketed(curve: Curve, message: FloatArray) -> NDArray[np.bool_]:
     """True where `message` lies between two measured sizes no further than `MAX_GAP` apart."""
     sizes = curve.size_bytes
-    right = np.clip(np.searchsorted(sizes, message, side="left"), 1, len(sizes) - 1)
+    right = np.minimum(np.maximum(np.searchsorted(sizes, message, side="left"), 1), len(sizes) - 1)
     inside = (message >= sizes[0]) & (message <= sizes[-1])
     bracket: NDArray[np.bool_] = inside & (sizes[right] <= MAX_GAP * sizes[right - 1])
     return bracket
@@ -195,18 +196,37 @@ class MeasuredCollective:
 
         Interpolated in log(size), and in log(ranks) between measured rank counts; held beyond the ends.
         """
-        known = sorted(self.curves)
-        low = max((n for n in known if n <= ranks), default=known[0])
-        high = min((n for n in known if n >= ranks), default=known[-1])
-        at_low = self._log_ratio(low, message)
+        low, high = self._neighbours(ranks)
         if low == high:
-            return np.exp(at_low), bracketed(self.curves[low], message) & (low == ranks)
-        share = np.log(ranks / low) / np.log(high / low)
-        return np.exp((1.0 - share) * at_low + share * self._log_ratio(high, message)), np.zeros(message.shape, bool)
+            return self.factor(message, ranks), bracketed(self.curves[low], message) & (low == ranks)
+        return self.factor(message, ranks), np.zeros(message.shape, bool)
+
+    def factor(self, message: FloatArray, ranks: int) -> FloatArray:
+        """Measured over formula alone."""
+        low, high = self._neighbours(ranks)
+        log_ratio = self._log_ratio(low, message)
+        if low != high:
+            share = math.log(ranks / low) / math.log(high / low)
+            log_ratio = (1.0 - share) * log_ratio + share * self._log_ratio(high, message)
+        found: FloatArray = np.exp(log_ratio)
+        return found
+
+    def _neighbours(self, ranks: int) -> tuple[int, int]:
+        """Measured rank counts on either side."""
+        low = max((n for n in self.curves if n <= ranks), default=min(self.curves))
+        high = min((n for n in self.curves if n >= ranks), default=max(self.curves))
+        return low, high
 
     def _log_ratio(self, ranks: int, message: FloatArray) -> FloatArray:
-        curve = self.curves[ranks]
-        ideal_s = self.formula(curve.size_bytes, ranks, self.latency_s, self.bandwidth_Bps)
-        at = np.log(np.maximum(message, 1.0))
-        found: FloatArray = np.interp(at, np.log(curve.size_bytes), np.log(curve.seconds / ideal_s))
+        log_sizes, log_ratios = _log_curve(self.curves[ranks], self.formula, ranks, self.latency_s, self.bandwidth_Bps)
+        found: FloatArray = np.interp(np.log(np.maximum(message, 1.0)), log_sizes, log_ratios)
         return found
+
+
+@lru_cache(maxsize=256)
+def _log_curve(
+    curve: Curve, formula: Formula, ranks: int, latency_s: float, bandwidth_Bps: float
+) -> tuple[FloatArray, FloatArray]:
+    """A measured curve as logarithms: its sizes, and its times over the formula's."""
+    ideal_s = formula(curve.size_bytes, ranks, latency_s, bandwidth_Bps)
+    return np.log(curve.size_bytes), np.log(curve.seconds / ideal_s)

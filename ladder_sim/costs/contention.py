@@ -6,16 +6,16 @@ value.
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ladder_sim.errors import ProfileError
-from ladder_sim.graph.ops import AttentionShape, GemmShape, Shape
+from ladder_sim.graph.ops import AttentionShape, GemmShape, Shape, varies
 
 Number = float | NDArray[np.float64]
 TILE_ROWS = (64, 128)
@@ -77,7 +77,7 @@ class SmUse:
 
     held_sms: Number = 0
     # kept for as long as it runs
-    tiles: int = 0
+    tiles: Number = 0
     # thread blocks that take an SM each
     spare: Number = 1.0
     # share of the SMs it can lose without slowing, where it has no tiles
@@ -91,13 +91,18 @@ ANY_SMS = SmUse()
 
 def kernel_sms(shape: Shape, sms: int, parameters: OverlapParameters) -> SmUse:
     """SMs that a GEMM, an attention or an elementwise op works on, on a GPU with `sms` of them."""
-    if isinstance(shape, GemmShape) and shape.m > parameters.gemv_rows:
-        return SmUse(tiles=gemm_tiles(shape.m, shape.n, sms))
-    if isinstance(shape, AttentionShape) and shape.kernel == "flash" and shape.q_len > 1:
+    if isinstance(shape, GemmShape):
+        if varies(shape.m):
+            tiles = np.where(shape.m > parameters.gemv_rows, _gemm_tiles(np.asarray(shape.m), shape.n, sms), 0)
+            return SmUse(tiles=tiles, spare=parameters.memory_spare)
+        if shape.m > parameters.gemv_rows:
+            return SmUse(tiles=gemm_tiles(shape.m, shape.n, sms))
+    if isinstance(shape, AttentionShape) and shape.kernel == "flash" and shape.is_prompt:
         return SmUse(tiles=shape.batch * shape.heads * -(-shape.q_len // QUERY_TILE))
     return SmUse(spare=parameters.memory_spare)
 
 
+@lru_cache(maxsize=4096)
 def gemm_tiles(m: int, n: int, sms: int) -> int:
     """Thread blocks of a GEMM with `m` rows and `n` columns.
 
@@ -109,15 +114,20 @@ def gemm_tiles(m: int, n: int, sms: int) -> int:
     >>> gemm_tiles(64, 14336, 132), gemm_tiles(64, 8192, 132), gemm_tiles(64, 1280, 132)
     (112, 128, 80)
     """
-    rows = -(-m // (TILE_ROWS[0] if m <= TILE_ROWS[0] else TILE_ROWS[1]))
-    choices = [rows * -(-n // columns) for columns in TILE_COLUMNS]
-    tiles = max(choices, key=lambda count: count / (-(-count // sms) * sms))
-    if 2 * tiles <= sms:
-        tiles *= int(2 ** math.floor(math.log2(sms / tiles)))
-    return tiles
+    return int(_gemm_tiles(np.array([m]), n, sms)[0])
 
 
-def collective_sms(algorithm: str, message_bytes: float, parameters: OverlapParameters) -> Number:
+def _gemm_tiles(m: NDArray[np.int64], n: int, sms: int) -> NDArray[np.int64]:
+    rows = -(-m // np.where(m <= TILE_ROWS[0], *TILE_ROWS))
+    choices = np.stack([rows * -(-n // columns) for columns in TILE_COLUMNS])
+    fills_best = (choices / (-(-choices // sms) * sms)).argmax(axis=0)
+    tiles = choices[fills_best, np.arange(len(m))]
+    splits = 2.0 ** np.floor(np.log2(np.maximum(sms / tiles, 1.0)))
+    split: NDArray[np.int64] = np.where(2 * tiles <= sms, tiles * splits, tiles).astype(np.int64)
+    return split
+
+
+def collective_sms(algorithm: str, message_bytes: Number, parameters: OverlapParameters) -> Number:
     """SMs that a collective keeps for itself."""
     if algorithm == "nvls":
         return parameters.max_channels
@@ -126,11 +136,11 @@ def collective_sms(algorithm: str, message_bytes: float, parameters: OverlapPara
     return _blocks(message_bytes, parameters.channel_bytes, parameters.max_channels)
 
 
-def collective_traffic_bytes(algorithm: str, message_bytes: float, parameters: OverlapParameters) -> Number:
+def collective_traffic_bytes(algorithm: str, message_bytes: Number, parameters: OverlapParameters) -> Number:
     """Device memory traffic of a collective on each GPU."""
     return message_bytes * (parameters.nvls_traffic if algorithm == "nvls" else parameters.ring_traffic)
 
 
-def _blocks(message_bytes: float, bytes_each: Number, most: Number) -> Number:
+def _blocks(message_bytes: Number, bytes_each: Number, most: Number) -> Number:
     blocks: Number = np.minimum(most, np.maximum(1.0, np.ceil(message_bytes / bytes_each)))
     return blocks if isinstance(blocks, np.ndarray) else float(blocks)

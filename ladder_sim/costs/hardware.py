@@ -61,8 +61,10 @@ class Link:
 
     def same_as(self, other: "Link") -> bool:
         """Equal in every figure; an array that varies equals no single figure."""
-        return self.fabric == other.fabric and all(
-            bool(np.all(getattr(self, name) == getattr(other, name))) for name in ("bandwidth_Bps", "latency_s")
+        return (
+            self.fabric == other.fabric
+            and bool(np.all(self.bandwidth_Bps == other.bandwidth_Bps))
+            and bool(np.all(self.latency_s == other.latency_s))
         )
 
 
@@ -127,6 +129,10 @@ class Hardware:
     def stated(cls, scenario: Scenario, profile: CalibrationProfile | None = None) -> Self:
         """The figures as the scenario's specs and the profile's measurements state them."""
         stack = {field.name: getattr(scenario.stack, field.name) for field in dataclasses.fields(Stack)}
+        for name, value in (profile.overheads if profile else {}).items():
+            # measured where the tables were; what was set by hand stays
+            if name in stack and f"stack.{name}" not in scenario.settings:
+                stack[name] = value
         cluster = scenario.cluster
         return cls(
             gpu=Gpu.of(cluster.gpu),
@@ -176,19 +182,14 @@ class Hardware:
         UsageError
             The arrays are of several lengths.
         """
-        lengths = {np.size(values) for values in figures.values()}
-        if len(lengths) > 1:
-            raise UsageError(
-                f"figures of several lengths: {', '.join(map(str, sorted(lengths)))}",
-                hint="give every figure one value per configuration",
-            )
+        configurations = one_length(figures)
         for key in figures:
             if key not in self.figures():
                 raise UnknownNameError("hardware figure", key, self.figures())
         if not figures:
             return self
         arrays = {key: np.asarray(values, np.float64).ravel() for key, values in figures.items()}
-        return dataclasses.replace(self._replace(arrays), configurations=lengths.pop())
+        return dataclasses.replace(self._replace(arrays), configurations=configurations)
 
     def _replace(self, figures: Mapping[str, Number]) -> Self:
         sections: dict[str, dict[str, Any]] = {}
@@ -221,3 +222,20 @@ class Hardware:
             if field.name not in _FIXED
         ]
         return [*names, "host_low_latency_share", "rank_skew"]
+
+
+def one_length(columns: Mapping[str, ArrayLike]) -> int:
+    """How many values each of several columns has; 1 where there are none.
+
+    Raises
+    ------
+    UsageError
+        They are of several lengths.
+    """
+    lengths = {np.size(values) for values in columns.values()}
+    if len(lengths) > 1:
+        raise UsageError(
+            f"figures of several lengths: {', '.join(map(str, sorted(lengths)))}",
+            hint="give every figure one value per configuration",
+        )
+    return lengths.pop() if lengths else 1

@@ -2,10 +2,18 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ladder_sim.graph.build import STATE_BYTES, PassInputs, build
+from ladder_sim.graph.ops import Count
+from ladder_sim.graph.scale import one_token
 from ladder_sim.graph.variants import wiring
 from ladder_sim.specs.scenario import Scenario
+
+Amounts = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +44,7 @@ class MemoryUse:
 
 def weight_bytes(scenario: Scenario) -> float:
     """Parameters that one rank holds, bytes: those of its graph's ops, replicas included."""
-    return _weight_bytes(PassInputs.of(scenario))
+    return _weight_bytes(PassInputs.of(scenario)._replace(workload=one_token(scenario.workload)))
 
 
 @lru_cache(maxsize=1024)
@@ -50,29 +58,42 @@ def _weight_bytes(inputs: PassInputs) -> float:
 
 def memory_use(scenario: Scenario) -> MemoryUse:
     """Memory of one GPU of `scenario`."""
-    model, workload, stack, tp = scenario.model, scenario.workload, scenario.stack, scenario.tp
+    workload = scenario.workload
+    kv_cache_bytes, activation_bytes = _growing_bytes(scenario, workload.batch, workload.prompt, workload.gen)
+    return MemoryUse(
+        weights_bytes=weight_bytes(scenario),
+        kv_cache_bytes=float(kv_cache_bytes),
+        activation_bytes=float(activation_bytes),
+        overhead_bytes=scenario.stack.memory_overhead_bytes,
+        capacity_bytes=scenario.cluster.gpu.hbm_bytes,
+    )
+
+
+def total_bytes(scenario: Scenario, batch: Count, prompt: Count, gen: Count) -> float | Amounts:
+    """Memory of one GPU for requests of other sizes than the scenario's, which may be arrays of one length."""
+    kv_cache_bytes, activation_bytes = _growing_bytes(scenario, batch, prompt, gen)
+    return weight_bytes(scenario) + kv_cache_bytes + activation_bytes + scenario.stack.memory_overhead_bytes
+
+
+def _growing_bytes(
+    scenario: Scenario, batch: Count, prompt: Count, gen: Count
+) -> tuple[float | Amounts, float | Amounts]:
+    """KV cache and activations: what grows with the requests."""
+    model, stack, tp = scenario.model, scenario.stack, scenario.tp
     kv_heads = max(1, model.kv_heads // tp)
-    context = workload.prompt + workload.gen
+    context: Any = prompt + gen
     # a rank's share of the heads, replicas included
-    kv_bytes = model.kv_bytes_per_token(STATE_BYTES) * kv_heads / model.kv_heads * workload.batch * context
-    tokens = workload.batch * workload.prompt
+    kv_bytes = model.kv_bytes_per_token(STATE_BYTES) * kv_heads / model.kv_heads * batch * context
+    tokens: Any = batch * prompt
     # the MLP's widest moment: residual, norm, gate/up output and activation are alive together
     mlp_width = (2 if model.gated_mlp else 1) * model.intermediate // tp + model.intermediate // tp
     # math attention holds its scores before and after the softmax, and keys and values expanded to this rank's heads
     heads = model.heads // tp if stack.attention == "math" else 0
-    attention = 2.0 * workload.batch * heads * context * (workload.prompt + model.head_dim) * STATE_BYTES
-    widest = float(tokens) * (2 * model.hidden + mlp_width) * STATE_BYTES
-    rows = tokens if stack.prefill_logits == "all" else workload.batch
-    logits = float(rows) * model.vocab * STATE_BYTES
-    return MemoryUse(
-        weights_bytes=weight_bytes(scenario),
-        kv_cache_bytes=kv_bytes,
-        # logits are made when the layers' activations are gone, but the residual is still there
-        activation_bytes=max(
-            widest,
-            attention + 2.0 * tokens * model.hidden * STATE_BYTES,
-            logits + float(tokens) * model.hidden * STATE_BYTES,
-        ),
-        overhead_bytes=stack.memory_overhead_bytes,
-        capacity_bytes=scenario.cluster.gpu.hbm_bytes,
-    )
+    attention = 2.0 * batch * heads * context * (prompt + model.head_dim) * STATE_BYTES
+    widest = 1.0 * tokens * (2 * model.hidden + mlp_width) * STATE_BYTES
+    rows = tokens if stack.prefill_logits == "all" else batch
+    logits = 1.0 * rows * model.vocab * STATE_BYTES
+    residual = 1.0 * tokens * model.hidden * STATE_BYTES
+    # logits are made when the layers' activations are gone, but the residual is still there
+    activations: Amounts = np.maximum(np.maximum(widest, attention + 2.0 * residual), logits + residual)
+    return kv_bytes, activations

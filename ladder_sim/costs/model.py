@@ -5,7 +5,9 @@ the measured GPU that is the measurement; on another it is the measurement carri
 """
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -64,7 +66,8 @@ class KernelCosts:
     ) -> None:
         self.hardware = hardware or Hardware.of(scenario, profile)
         # figures that the times rest on
-        self._profile = profile
+        self.profile = profile
+        # measured tables
         self._sms = scenario.cluster.gpu.sms
         self._network = Network(scenario, profile, self.hardware) if scenario.tp > 1 else None
         self._table_gpu, self._here = _table_gpu(self.hardware.gpu, profile)
@@ -75,30 +78,40 @@ class KernelCosts:
 
     def _calibrated(self, scenario: Scenario) -> bool:
         """Whether the kernels of this stack on this GPU were fitted to end-to-end runs."""
-        transfer = self._profile.transfer if self._profile else None
-        if transfer is None or self._profile is None:
+        transfer = self.profile.transfer if self.profile else None
+        if transfer is None or self.profile is None:
             return False
-        return self._here and transfer.stack == scenario.stack.name and transfer.base == self._profile.tables_of
+        return self._here and transfer.stack == scenario.stack.name and transfer.base == self.profile.tables_of
 
     def estimates(self, ops: Sequence[Op]) -> list[Estimate]:
         """Times of ops, each alone on its GPU; equal shapes are looked up once, tables once for all their shapes."""
-        new = {(op.kind, op.shape): None for op in ops if (op.kind, op.shape) not in self._known}
-        lookups: dict[TableKey, list[tuple[str, Shape]]] = {}
-        for key in new:
-            table_key = _table_key(key[1])
-            if table_key is not None:
-                lookups.setdefault(table_key, []).append(key)
+        keys = [(op.kind, op.shape) for op in ops]
+        new = [key for key in dict.fromkeys(keys) if key not in self._known]
+        self._known.update(zip(new, self.estimates_anew(new), strict=True))
+        return [self._known[key] for key in keys]
+
+    def estimates_anew(self, keys: Sequence[tuple[str, Shape]]) -> list[Estimate]:
+        """Times of ops by kind and shape, which may be arrays of one size per configuration.
+
+        What such estimates rest on is said for the first configuration.
+        """
+        lookups: dict[TableKey, list[int]] = defaultdict(list)
+        found: dict[int, Estimate] = {}
+        for number, (kind, shape) in enumerate(keys):
+            table_key = _table_key(shape)
+            if table_key is None:
+                found[number] = self._untabled(kind, shape)
             else:
-                self._known[key] = self._untabled(key[0], key[1])
-        for table_key, keys in lookups.items():
-            self._known.update(zip(keys, self._tabled(table_key, [shape for _, shape in keys]), strict=True))
-        return [self._known[op.kind, op.shape] for op in ops]
+                lookups[table_key].append(number)
+        for table_key, numbers in lookups.items():
+            found.update(zip(numbers, self._tabled(table_key, [keys[number][1] for number in numbers]), strict=True))
+        return [found[number] for number in range(len(keys))]
 
     def _tabled(self, key: TableKey, shapes: Sequence[Shape]) -> Iterable[Estimate]:
         kind, dtype = key
         columns = [_point(shape) for shape in shapes]
         # one row per shape, so that hardware arrays broadcast along the second axis
-        point = {name: np.array([[column[name]] for column in columns], np.float64) for name in columns[0]}
+        point = {name: _rows([column[name] for column in columns]) for name in columns[0]}
         table = self._table(key)
         gpu = self._table_gpu if table is not None else self.hardware.gpu
         seconds = grid_roofline_s(
@@ -114,7 +127,7 @@ class KernelCosts:
                 self._kernel(shape, _plain(row / HBM_EFFICIENCY), "roofline")
                 for shape, row in zip(shapes, seconds, strict=True)
             ]
-        ratio, inside = table.ratio(**point)
+        ratio, inside = _ratio(table, point)
         sources: list[Source] = [
             "transferred" if not self._here else "measured" if within else "fitted" for within in inside[:, 0]
         ]
@@ -124,12 +137,12 @@ class KernelCosts:
         ]
 
     def _table(self, key: TableKey) -> RatioTable | None:
-        if self._profile is None:
+        if self.profile is None:
             return None
         kind, dtype = key
         if kind == "gemm":
-            return self._profile.gemm.get(dtype)
-        kernels = self._profile.attention_prefill if kind == "attention_prefill" else self._profile.attention_decode
+            return self.profile.gemm.get(dtype)
+        kernels = self.profile.attention_prefill if kind == "attention_prefill" else self.profile.attention_decode
         return kernels.get("flash", {}).get(dtype)
 
     def _untabled(self, kind: str, shape: Shape) -> Estimate:
@@ -140,10 +153,10 @@ class KernelCosts:
         traffic_s = shape.moved_bytes / (self._efficiency * gpu.hbm_bandwidth_Bps)
         if isinstance(shape, AttentionShape):
             floor_s = MATH_ATTENTION_KERNELS * floor_s
-            if shape.q_len == 1:
+            if not shape.is_prompt:
                 traffic_s = traffic_s * stack.attention_factor
-                floor_s = floor_s + (stack.batched_attention_s if shape.batch > 1 else 0.0)
-        return self._kernel(shape, floor_s + _number(np.maximum(traffic_s, shape.flops / gpu.bf16_flops)), "roofline")
+                floor_s = floor_s + stack.batched_attention_s * _number(np.where(shape.batch > 1, 1.0, 0.0))
+        return self._kernel(shape, floor_s + _larger(traffic_s, shape.flops / gpu.bf16_flops), "roofline")
 
     def _kernel(self, shape: Shape, seconds: Number, source: Source) -> Estimate:
         seconds = seconds * self._stack_factor(shape)
@@ -159,22 +172,25 @@ class KernelCosts:
         """Time of the stack's kernel relative to the table's or the roofline's."""
         stack = self.hardware.stack
         if isinstance(shape, AttentionShape):
-            if shape.q_len > 1:
+            if shape.is_prompt:
                 return stack.prompt_factor
             return stack.attention_factor if shape.kernel == "flash" else 1.0
         if not isinstance(shape, GemmShape):
             return 1.0
-        if shape.m == 1:
+        if isinstance(shape.m, int) and shape.m == 1:
             return stack.gemv_factor
         gpu = self.hardware.gpu
         peak = gpu.fp8_flops if shape.weight_element_bytes == 1 else gpu.bf16_flops
         memory_bound = shape.flops / peak < shape.moved_bytes / gpu.hbm_bandwidth_Bps
-        return _number(np.where(memory_bound, stack.gemm_factor, stack.prompt_factor))
+        if isinstance(memory_bound, bool):
+            return stack.gemm_factor if memory_bound else stack.prompt_factor
+        several = np.where(memory_bound, stack.gemm_factor, stack.prompt_factor)
+        return np.where(np.asarray(shape.m) == 1, stack.gemv_factor, several)
 
-    def _collective(self, kind: CollectiveKind, message_bytes: float) -> Estimate:
+    def _collective(self, kind: CollectiveKind, message_bytes: Number) -> Estimate:
         if self._network is None:
             raise ValueError(f"{kind}: a collective on one rank")
-        times = self._network.times(kind, np.array([message_bytes]))
+        times = self._network.times(kind, np.atleast_1d(message_bytes))
         source: Source = "measured" if bool(times.in_range[0]) else times.source
         seconds = _plain(times.seconds)
         sms, traffic = (
@@ -199,7 +215,7 @@ class KernelCosts:
 
     def _memory_share(self, moved_bytes: Number, seconds: Number) -> Number:
         wanted = moved_bytes / (self._efficiency * self.hardware.gpu.hbm_bandwidth_Bps) / seconds
-        return _number(np.minimum(1.0, wanted))
+        return _smaller(1.0, wanted)
 
 
 def _table_gpu(gpu: Gpu, profile: CalibrationProfile | None) -> tuple[Gpu, bool]:
@@ -218,6 +234,7 @@ def _table_gpu(gpu: Gpu, profile: CalibrationProfile | None) -> tuple[Gpu, bool]
     return scaled, all(bool(np.all(ratio == 1.0)) for ratio in relative.values())
 
 
+@lru_cache(maxsize=32)
 def _memory_efficiency(profile: CalibrationProfile | None) -> float:
     """Share of the memory's bandwidth that a kernel reaches which only streams weights."""
     table = profile.gemm.get("bf16") if profile else None
@@ -236,8 +253,22 @@ def _table_key(shape: Shape) -> TableKey | None:
     if isinstance(shape, GemmShape):
         return "gemm", "fp8" if shape.weight_element_bytes == 1 else "bf16"
     if isinstance(shape, AttentionShape) and shape.kernel == "flash":
-        return "attention_decode" if shape.q_len == 1 else "attention_prefill", "bf16"
+        return "attention_prefill" if shape.is_prompt else "attention_decode", "bf16"
     return None
+
+
+def _ratio(table: RatioTable, point: Mapping[str, NDArray[np.float64]]) -> tuple[NDArray[np.float64], Any]:
+    """A table's ratios, and whether each row's first is in range."""
+    if all(values.shape[1] == 1 for values in point.values()):
+        return table.ratio(**point)
+    return table.factor(**point), table.ratio(**{name: values[:, :1] for name, values in point.items()})[1]
+
+
+def _rows(values: Sequence[ArrayLike]) -> NDArray[np.float64]:
+    """Stack numbers, or arrays of one number per configuration."""
+    if not any(np.ndim(value) for value in values):
+        return np.array(values, np.float64)[:, np.newaxis]
+    return np.stack(np.broadcast_arrays(*(np.asarray(value, np.float64) for value in values)))
 
 
 def _point(shape: Shape) -> Mapping[str, ArrayLike]:
@@ -247,9 +278,20 @@ def _point(shape: Shape) -> Mapping[str, ArrayLike]:
     if not isinstance(shape, AttentionShape):
         raise TypeError(f"{type(shape).__name__} has no table")
     sizes = {"batch": shape.batch, "heads": shape.heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
-    if shape.q_len == 1:
-        return decode_point(**sizes, kv_len=shape.kv_len)
-    return prefill_point(**sizes, q_len=shape.q_len)
+    if shape.is_prompt:
+        return prefill_point(**sizes, q_len=shape.q_len)
+    return decode_point(**sizes, kv_len=shape.kv_len)
+
+
+def _larger(one: Number, other: Number) -> Number:
+    """Numpy takes ten times as long for two plain numbers."""
+    if isinstance(one, float) and isinstance(other, float):
+        return max(one, other)
+    return _number(np.maximum(one, other))
+
+
+def _smaller(one: Number, other: Number) -> Number:
+    return -_larger(-one, -other)
 
 
 def _number(value: Any) -> Number:

@@ -3,6 +3,8 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +24,7 @@ from ladder_sim.costs.collectives import (
     nccl_s,
     nvls_wire_s,
 )
-from ladder_sim.costs.fabrics import fabric_curve
+from ladder_sim.costs.fabrics import FabricCurve, fabric_curve
 from ladder_sim.costs.hardware import Hardware, Link
 from ladder_sim.costs.profile import CalibrationProfile, load_profile
 from ladder_sim.costs.table import Curve
@@ -63,10 +65,12 @@ class CollectiveTimes:
     @property
     def most_common(self) -> str:
         """The algorithm of most configurations."""
-        return self.algorithms[int(np.bincount(self.choice).argmax())]
+        return self.algorithms[int(np.bincount(self.choice).argmax()) if len(self.algorithms) > 1 else 0]
 
     def choose(self, of_each: Sequence[Number]) -> Number:
         """A value that depends on the algorithm, given each one's: a number where all configurations agree."""
+        if len(of_each) == 1:
+            return of_each[0]
         table = np.stack(np.broadcast_arrays(*(np.atleast_1d(value) for value in of_each)))
         chosen: FloatArray = table[tuple(np.broadcast_arrays(self.choice, np.arange(table.shape[1])))]
         return float(chosen[0]) if np.all(chosen == chosen[0]) else chosen
@@ -84,8 +88,25 @@ class Network:
         self._choice = scenario.stack.allreduce
         self._profile = _measured_links(hardware.intra.fabric, profile)
         self._without_p2p = _without_p2p_source(scenario, profile)
-        self._measured_on = catalog.cluster(self._profile.gpu) if self._profile else None
+        self._fabric = fabric_curve(self._cluster.inter.fabric) if self._nodes > 1 else None
         self._check()
+
+    @cached_property
+    def _measured_here(self) -> bool:
+        """Whether the profile's collectives inside a node were measured on links as these."""
+        return self._profile is not None and self._hardware.intra.same_as(
+            Link.of(catalog.cluster(self._profile.gpu).intra)
+        )
+
+    @cached_property
+    def _fabric_here(self) -> bool:
+        """Whether the sweep across nodes was measured on tiers as these."""
+        if self._fabric is None:
+            return False
+        measured_on = catalog.cluster(self._fabric.cluster)
+        # the curve was found by the fabric's name, or by the path of its file
+        own = dataclasses.replace(self._hardware.inter, fabric=measured_on.inter.fabric)
+        return self._hardware.intra.same_as(Link.of(measured_on.intra)) and own.same_as(Link.of(measured_on.inter))
 
     def times(self, kind: CollectiveKind, message_bytes: FloatArray) -> CollectiveTimes:
         """Time collectives of one kind.
@@ -151,11 +172,11 @@ class Network:
     def _in_node(self, kind: str, algorithm: str, formula: Formula, message: FloatArray) -> CollectiveTimes:
         tier = self._hardware.intra
         seconds = _at_tier(formula, message, self._ranks, tier)
-        measured = self._measured(kind, algorithm, formula)
+        measured = _measured(self._profile, kind, algorithm)
         if measured is None:
             return _unmeasured(seconds, algorithm)
         ratio, inside = measured.ratio(message, self._ranks)
-        here = self._measured_on is not None and tier.same_as(Link.of(self._measured_on.intra))
+        here = self._measured_here
         # NCCL does not say from which size on its curve is NVLS, so no point of it is a measurement of NVLS
         return CollectiveTimes(
             seconds=seconds * ratio,
@@ -165,91 +186,48 @@ class Network:
             choice=ONLY,
         )
 
-    def _measured(self, kind: str, algorithm: str, formula: Formula) -> MeasuredCollective | None:
-        if self._profile is None or self._measured_on is None:
-            return None
-        by_algorithm = self._profile.collectives.get(kind, {})
-        curves: Mapping[int, Curve] = by_algorithm.get("nccl" if algorithm == "nvls" else algorithm, {})
-        if algorithm == "nvls":
-            # on all GPUs of a switch NCCL itself takes NVLS for large messages
-            curves = {ranks: curve for ranks, curve in curves.items() if ranks == max(curves)}
-        tier = self._measured_on.intra
-        return (
-            MeasuredCollective(
-                formula=formula, curves=curves, latency_s=tier.latency_s, bandwidth_Bps=tier.bandwidth_Bps
-            )
-            if curves
-            else None
-        )
-
     def _across(self, kind: CollectiveKind, message: FloatArray) -> CollectiveTimes:
         """Across nodes everything is NCCL: custom kernels reach peers of their own node only."""
-        own_layout = (self._nodes, self._ranks)
-        seconds = self._hierarchical(kind, message, self._hardware.intra, self._hardware.inter, own_layout)
+        seconds = self._hierarchical(kind, message, self._direct_wire_s(kind, message))
         if not self._p2p:
-            host_s = self._hierarchical(kind, message, self._hardware.host, self._hardware.inter, own_layout)
+            host_s = self._hierarchical(kind, message, self._host_wire_s(kind, message))
             return self._with_node_share(kind, message, _unmeasured(np.maximum(seconds, host_s), "nccl-host"))
-        fabric = fabric_curve(self._cluster.inter.fabric)
+        fabric = self._fabric
         if fabric is None or kind != "all_reduce":
             return self._with_node_share(kind, message, _unmeasured(seconds, "nccl"))
-        measured_on = catalog.cluster(fabric.cluster)
-        intra, inter = Link.of(measured_on.intra), Link.of(measured_on.inter)
-        sizes = fabric.curve.size_bytes
-        layout = (fabric.nodes, fabric.ranks_per_node)
-        reference_s = self._hierarchical(kind, sizes, intra, inter, layout)
-        log_ratio = np.log(fabric.curve.seconds / reference_s)
-        ratio = np.exp(np.interp(np.log(message), np.log(sizes), log_ratio))
-        # the curve was found by the fabric's name, or by the path of its file
-        own = dataclasses.replace(self._hardware.inter, fabric=inter.fabric)
-        here = self._hardware.intra.same_as(intra) and own.same_as(inter)
+        log_sizes, log_ratios = _fabric_log_ratios(fabric, self._profile)
+        same_layout = (fabric.nodes, fabric.ranks_per_node) == (self._nodes, self._ranks)
         found = CollectiveTimes(
-            seconds=seconds * ratio,
-            in_range=bracketed(fabric.curve, message) & (here and layout == own_layout),
-            source="fitted" if here else "transferred",
+            seconds=seconds * np.exp(np.interp(np.log(message), log_sizes, log_ratios)),
+            in_range=bracketed(fabric.curve, message) & (self._fabric_here and same_layout),
+            source="fitted" if self._fabric_here else "transferred",
             algorithms=("nccl",),
             choice=ONLY,
         )
         return self._with_node_share(kind, message, found)
 
-    def _with_node_share(self, kind: str, message: FloatArray, found: CollectiveTimes) -> CollectiveTimes:
+    def _with_node_share(self, kind: CollectiveKind, message: FloatArray, found: CollectiveTimes) -> CollectiveTimes:
         """As many of its steps run inside the node as those of a collective of one node's ranks."""
         if self._ranks == 1:
             return dataclasses.replace(found, node_share=0.0)
-        inside = self._nccl("all_reduce" if kind == "all_reduce" else "all_gather", message)
+        inside = self._nccl(_stages(kind), message)
         return dataclasses.replace(found, node_share=np.minimum(1.0, inside.seconds / found.seconds))
 
-    def _hierarchical(
-        self, kind: CollectiveKind, message: FloatArray, intra: Link, inter: Link, layout: tuple[int, int]
-    ) -> FloatArray:
-        """The two-level formula, its in-node stages as measured beyond their latency floor."""
-        nodes, ranks = layout
-        stages = self._node_wire_s("all_reduce" if kind == "all_reduce" else "all_gather", message, intra, ranks)
-        return across_nodes_s(
-            message,
-            stages,
-            nodes=nodes,
-            ranks_per_node=ranks,
-            latency_s=inter.latency_s,
-            bandwidth_Bps=inter.bandwidth_Bps,
-            traffic=2.0 if kind == "all_reduce" else 1.0,
-        )
+    def _hierarchical(self, kind: CollectiveKind, message: FloatArray, node_wire_s: FloatArray) -> FloatArray:
+        """The two-level formula, given its stages inside the node."""
+        layout = (self._nodes, self._ranks)
+        return _two_level_s(kind, message, node_wire_s, self._hardware.inter, layout)
 
-    def _node_wire_s(self, kind: str, message: FloatArray, tier: Link, ranks: int) -> FloatArray:
-        """A collective inside the node without its latency floor: its wire time, and what the floor grows by."""
-        if ranks == 1:
+    def _direct_wire_s(self, kind: CollectiveKind, message: FloatArray) -> FloatArray:
+        """Its stages inside the node, from GPU to GPU."""
+        return _node_wire_s(self._profile, _stages(kind), message, self._hardware.intra, self._ranks)
+
+    def _host_wire_s(self, kind: CollectiveKind, message: FloatArray) -> FloatArray:
+        """The same through host memory, beyond the latency floor too."""
+        if self._ranks == 1:
             return np.zeros_like(message)
-        direct = tier.fabric != self._hardware.host.fabric
-        nothing = np.zeros_like(message)
-        if not direct:
-            return self._through_host_s(kind, message, ranks) - self._through_host_s(kind, nothing, ranks)
-        formula = _IN_NODE[kind]
-        floor_s = _at_tier(formula, nothing, ranks, tier)
-        wire_s = _at_tier(formula, message, ranks, tier) - floor_s
-        measured = self._measured(kind, "nccl", formula)
-        if measured is None:
-            return wire_s
-        ratio, at_floor = measured.ratio(message, ranks)[0], measured.ratio(nothing, ranks)[0]
-        return wire_s * ratio + floor_s * np.maximum(0.0, ratio - at_floor)
+        stages, nothing = _stages(kind), np.zeros_like(message)
+        return self._through_host_s(stages, message, self._ranks) - self._through_host_s(stages, nothing, self._ranks)
 
     def _through_host_s(self, kind: str, message: FloatArray, ranks: int) -> FloatArray:
         formula = host_ring_s if kind == "all_reduce" else host_gather_s
@@ -259,6 +237,70 @@ class Network:
 
 _IN_NODE: Mapping[str, Formula] = {"all_reduce": nccl_s, "all_gather": gather_s}
 # formulas of NCCL inside a node, from GPU to GPU
+
+
+def _stages(kind: CollectiveKind) -> Literal["all_reduce", "all_gather"]:
+    """What a collective across nodes does inside each: a broadcast is counted as an all-gather."""
+    return "all_reduce" if kind == "all_reduce" else "all_gather"
+
+
+@lru_cache(maxsize=256)
+def _measured(profile: CalibrationProfile | None, kind: str, algorithm: str) -> MeasuredCollective | None:
+    """A profile's curves of one algorithm, read against its formula."""
+    by_algorithm = profile.collectives.get(kind, {}) if profile else {}
+    curves: Mapping[int, Curve] = by_algorithm.get("nccl" if algorithm == "nvls" else algorithm, {})
+    if not profile or not curves:
+        return None
+    if algorithm == "nvls":
+        # on all GPUs of a switch NCCL itself takes NVLS for large messages
+        curves = {ranks: curve for ranks, curve in curves.items() if ranks == max(curves)}
+    tier = catalog.cluster(profile.gpu).intra
+    formula = _IN_NODE[kind] if algorithm == "nccl" else FORMULAS[algorithm]
+    return MeasuredCollective(
+        formula=formula, curves=curves, latency_s=tier.latency_s, bandwidth_Bps=tier.bandwidth_Bps
+    )
+
+
+def _node_wire_s(
+    profile: CalibrationProfile | None, kind: str, message: FloatArray, tier: Link, ranks: int
+) -> FloatArray:
+    """A collective inside the node without its latency floor: its wire time, and what the floor grows by."""
+    if ranks == 1:
+        return np.zeros_like(message)
+    nothing = np.zeros_like(message)
+    formula = _IN_NODE[kind]
+    floor_s = _at_tier(formula, nothing, ranks, tier)
+    wire_s = _at_tier(formula, message, ranks, tier) - floor_s
+    measured = _measured(profile, kind, "nccl")
+    if measured is None:
+        return wire_s
+    ratio, at_floor = measured.factor(message, ranks), measured.factor(nothing, ranks)
+    return wire_s * ratio + floor_s * np.maximum(0.0, ratio - at_floor)
+
+
+def _two_level_s(
+    kind: CollectiveKind, message: FloatArray, node_wire_s: FloatArray, inter: Link, layout: tuple[int, int]
+) -> FloatArray:
+    nodes, ranks = layout
+    return across_nodes_s(
+        message,
+        node_wire_s,
+        nodes=nodes,
+        ranks_per_node=ranks,
+        latency_s=inter.latency_s,
+        bandwidth_Bps=inter.bandwidth_Bps,
+        traffic=2.0 if kind == "all_reduce" else 1.0,
+    )
+
+
+@lru_cache(maxsize=64)
+def _fabric_log_ratios(fabric: FabricCurve, profile: CalibrationProfile | None) -> tuple[FloatArray, FloatArray]:
+    """A fabric's measured all-reduces as logarithms: their sizes, and their times over the formula's."""
+    measured_on, sizes = catalog.cluster(fabric.cluster), fabric.curve.size_bytes
+    stages_s = _node_wire_s(profile, "all_reduce", sizes, Link.of(measured_on.intra), fabric.ranks_per_node)
+    layout = (fabric.nodes, fabric.ranks_per_node)
+    ideal_s = _two_level_s("all_reduce", sizes, stages_s, Link.of(measured_on.inter), layout)
+    return np.log(sizes), np.log(fabric.curve.seconds / ideal_s)
 
 
 def _measured_links(fabric: str, profile: CalibrationProfile | None) -> CalibrationProfile | None:

@@ -27,6 +27,8 @@ _NAME = re.compile(r"[a-z0-9-]+")
 # what shipped profiles are called
 MAX_DOCUMENT_BYTES = 64 * 2**20
 # an unpacked profile beyond this is no profile: shipped ones unpack to about 1 MB
+JITTER_KEY = "jitter_sigma"
+# in `CalibrationProfile.overheads`: spread of the logarithm of a kernel's time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +92,7 @@ class CalibrationProfile:
     overlap: Mapping[str, float] = field(default_factory=dict)
     # fitted parameters of compute and communication sharing a GPU; empty: none fitted
     overheads: Mapping[str, float] = field(default_factory=dict)
-    # fitted launch, wait and skew costs, seconds; empty: none fitted
+    # measured launches and waits, which take the place of a stack's figures of the same name, and jitter; empty: none
     base: str = ""
     # shipped profile that the tables come from; empty: they are this profile's own
     transfer: Transfer | None = None
@@ -100,6 +102,11 @@ class CalibrationProfile:
     def tables_of(self) -> str:
         """Name of the profile that the tables were measured for."""
         return self.base or self.name
+
+    def is_of(self, gpu: str) -> bool:
+        """Whether it was measured on a GPU of this name, as far as its environment tells."""
+        device = self.environment.get("device")
+        return device is None or gpu.split()[0] in device
 
 
 def shipped_profiles() -> list[str]:
@@ -133,7 +140,7 @@ def load_profile(name_or_path: str | os.PathLike[str]) -> CalibrationProfile:
     path = _find(name_or_path)
     try:
         status = path.stat()
-        return _load(path.resolve(), status.st_mtime_ns, status.st_size)
+        return _load(path if path.is_absolute() else path.resolve(), status.st_mtime_ns, status.st_size)
     except (OSError, RuntimeError) as error:
         raise ProfileError(f"profile '{path}' cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
@@ -159,10 +166,9 @@ def save_profile(profile: CalibrationProfile, path: str | os.PathLike[str]) -> N
 
 def _find(name_or_path: str | os.PathLike[str]) -> Path:
     text = os.fspath(name_or_path)
-    if _NAME.fullmatch(text):
-        own = Path(str(resources.files("ladder_sim.costs").joinpath("profiles", text + SUFFIX)))
-        if own.is_file():
-            return own
+    own = _shipped_file(text)
+    if own is not None:
+        return own
     shipped = shipped_profiles()
     if not text or "\0" in text:
         raise ProfileError(f"no profile is called {text!r}", hint=f"shipped profiles: {', '.join(shipped) or 'none'}")
@@ -172,6 +178,15 @@ def _find(name_or_path: str | os.PathLike[str]) -> Path:
         hint = f"did you mean '{near[0]}'?" if near else f"shipped profiles: {', '.join(shipped) or 'none'}"
         raise ProfileError(f"no shipped profile and no file is called '{text}'", hint=hint)
     return path
+
+
+@lru_cache(maxsize=32)
+def _shipped_file(name: str) -> Path | None:
+    """The file of a profile that comes with the package."""
+    if not _NAME.fullmatch(name):
+        return None
+    file = Path(str(resources.files("ladder_sim.costs").joinpath("profiles", name + SUFFIX)))
+    return file.resolve() if file.is_file() else None
 
 
 @lru_cache(maxsize=32)

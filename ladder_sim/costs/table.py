@@ -6,10 +6,11 @@ times the roofline of any GPU is that GPU's time: exact on the grid of the GPU t
 and carried to another GPU by the ratio of the rooflines.
 """
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -104,20 +105,25 @@ class RatioTable:
         >>> ratio.round(6).tolist(), in_range.tolist()
         ([2.0, 4.0], [True, False])
         """
+        columns, shape = self._columns(points)
+        grid = _grid(self)
+        place = grid.place(columns)
+        inside = place.inside & (place.between(grid.measured) > 1.0 - 1e-9)
+        return np.exp(place.between(grid.log_ratio)).reshape(shape), inside.reshape(shape)
+
+    def factor(self, **points: ArrayLike) -> Floats:
+        """The same without whether it is in range, which takes as long again."""
+        columns, shape = self._columns(points)
+        grid = _grid(self)
+        found: Floats = np.exp(grid.place(columns).between(grid.log_ratio)).reshape(shape)
+        return found
+
+    def _columns(self, points: Mapping[str, ArrayLike]) -> tuple[Floats, tuple[int, ...]]:
+        """Points one per column, and the shape they came in."""
         if points.keys() != set(self.names):
             raise TypeError(f"a lookup here takes {', '.join(self.names)}, not {', '.join(points)}")
         columns = np.broadcast_arrays(*(np.asarray(points[name], np.float64) for name in self.names))
-        shape = columns[0].shape
-        inside = np.ones(shape, dtype=np.bool_)
-        coordinates = np.empty((columns[0].size, len(columns)))
-        for axis, (values, column) in enumerate(zip(self.axes, columns, strict=True)):
-            clamped = np.clip(column, values[0], values[-1])
-            inside &= clamped == column
-            coordinates[:, axis] = np.log(clamped).ravel()
-        found = _interpolator(self)(coordinates)
-        # the second channel is 1 where every grid point with a share in the value was measured
-        measured = found[:, 1].reshape(shape) > 1.0 - 1e-9
-        return np.exp(found[:, 0]).reshape(shape), inside & measured
+        return np.stack([column.ravel() for column in columns]), columns[0].shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -189,20 +195,62 @@ def fill_nearest(values: Floats) -> Floats:
     return filled
 
 
-@lru_cache(maxsize=256)
-def _interpolator(table: RatioTable) -> Any:
-    """Interpolator of (log ratio, was it measured) over the logarithms of the axes.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Place:
+    """Where points lie in a grid."""
 
-    An axis of one value is repeated a hair further on, because scipy wants an interval.
+    corners: NDArray[np.intp]
+    # of each point's cell: shape (corners, points), in the order of `_Grid.offsets`
+    shares: Sequence[Floats | float]
+    # of the upper corners, axis by axis
+    inside: NDArray[np.bool_]
+    # whether the point is within the grid
+
+    def between(self, values: Floats) -> Floats:
+        """Linear on every axis between values at the grid's points."""
+        left = values.take(self.corners)
+        for share in self.shares:
+            half = len(left) // 2
+            left = left[:half] * (1.0 - share) + left[half:] * share
+        found: Floats = left[0]
+        return found
+
+
+class _Grid:
+    """A table's logarithms, laid out for looking up many points at once.
+
+    Written out, because importing scipy.interpolate takes a tenth of a second, and one call of its interpolator as long
+    as a simulated pass.
     """
-    # imported here: scipy.interpolate takes a tenth of a second
-    from scipy.interpolate import RegularGridInterpolator
 
-    both = np.stack([table.log_ratio, np.isfinite(table.seconds).astype(np.float64)], axis=-1)
-    logs = []
-    for axis, values in enumerate(table.axes):
-        if len(values) == 1:
-            both = np.repeat(both, 2, axis=axis)
-            values = np.array([values[0], values[0] * 2.0])
-        logs.append(np.log(values))
-    return RegularGridInterpolator(tuple(logs), both, method="linear", bounds_error=False, fill_value=None)
+    def __init__(self, table: RatioTable) -> None:
+        lengths = [len(values) for values in table.axes]
+        self.ends = np.array([(values[0], values[-1]) for values in table.axes]).T[:, :, np.newaxis]
+        self.logs = [np.log(values) for values in table.axes]
+        self.steps = np.cumprod([1, *lengths[:0:-1]])[::-1]
+        # an axis of one value has nothing to interpolate between: its upper neighbour is the same value
+        upward = [(0, step if length > 1 else 0) for length, step in zip(lengths, self.steps, strict=True)]
+        self.offsets = np.array([sum(corner) for corner in itertools.product(*upward)])[:, np.newaxis]
+        # of a cell's corners from its lowest
+        self.log_ratio = table.log_ratio.ravel()
+        self.measured = np.isfinite(table.seconds).astype(np.float64).ravel()
+        # 1 where there is a measurement
+
+    def place(self, points: Floats) -> _Place:
+        """Find the cells that hold points, one per column; those outside go to the nearest edge."""
+        clamped = np.minimum(np.maximum(points, self.ends[0]), self.ends[1])
+        cell = np.zeros(points.shape[1], np.intp)
+        shares: list[Floats | float] = []
+        for at, grid, step in zip(np.log(clamped), self.logs, self.steps, strict=True):
+            if len(grid) == 1:
+                shares.append(0.0)
+                continue
+            below = np.minimum(grid.searchsorted(at, side="right") - 1, len(grid) - 2)
+            shares.append((at - grid[below]) / (grid[below + 1] - grid[below]))
+            cell += below * step
+        return _Place(corners=cell + self.offsets, shares=shares, inside=(clamped == points).all(axis=0))
+
+
+@lru_cache(maxsize=256)
+def _grid(table: RatioTable) -> _Grid:
+    return _Grid(table)

@@ -13,11 +13,10 @@ from math import inf
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ladder_sim.des.order import evaluation_order
 from ladder_sim.des.program import NO_GROUP, Program
-from ladder_sim.des.shared import Demand, Device, Number, least, most
+from ladder_sim.des.shared import Demand, Device, Number, anywhere, least, most
 from ladder_sim.des.timeline import Timeline
 
 CANNOT_SHARE = (
@@ -28,19 +27,23 @@ SPENT = 1e-12
 # work left, relative to the task's own, under which it counts as done: rounding of sums
 
 
+Times = list[Number]
+# of every task, seconds: numbers, or arrays where configurations differ
+
+
 def run(program: Program) -> Timeline:
     """Simulate `program` from time zero; as `ladder_sim.des.engine.run`."""
-    ready_s, start_s, end_s = (np.array(times, np.float64) for times in _scan(program))
+    ready_s, start_s, end_s = (np.array(times, np.float64) for times in scan(program))
     return Timeline(program=program, ready_s=ready_s, start_s=start_s, end_s=end_s)
 
 
-def scan(program: Program) -> NDArray[np.float64]:
-    """Simulate a program whose durations, leads or memory demands are arrays of one value per configuration.
+def scan(program: Program) -> tuple[Times, Times, Times]:
+    """Simulate a program whose durations, leads or memory demands may be arrays of one value per configuration.
 
     Returns
     -------
-    ndarray, shape (3, tasks, configurations)
-        Ready, start and end of every task, seconds.
+    tuple
+        Ready, start and end.
 
     Raises
     ------
@@ -49,38 +52,32 @@ def scan(program: Program) -> NDArray[np.float64]:
     ValueError
         The program shares a GPU in a way that this engine cannot follow.
     """
-    times = _scan(program)
-    configurations = max((np.size(time) for time in times[2]), default=1)
-    table = np.empty((3, len(program.tasks), configurations))
-    for rows, column in zip(table, times, strict=True):
-        for row, time in zip(rows, column, strict=True):
-            row[:] = time
-    return table
-
-
-def _scan(program: Program) -> tuple[list[Number], list[Number], list[Number]]:
     state = _Scan(program)
     for index in evaluation_order(program, state.compute, state.comm):
         state.step(index)
     if state.open:
-        state.close_through(state.open[-1].index)
+        state.close_through(next(reversed(state.open)))
     return state.ready_s, state.start_s, state.end_s
 
 
 class _Open:
     """A collective that later kernels may overlap."""
 
-    __slots__ = ("demand", "end_s", "index", "left_s", "own_ready_s", "start_s", "whole_s")
+    __slots__ = ("decided", "demand", "end_s", "index", "left_s", "own_ready_s", "spent_s", "start_s")
 
     def __init__(self, index: int, demand: Demand, own_ready_s: Number, duration_s: Number) -> None:
         self.index = index
         self.demand = demand
         self.own_ready_s = own_ready_s
         # its own dependencies are met
-        self.whole_s = self.left_s = duration_s
+        self.left_s = duration_s
         # work left
+        self.spent_s = SPENT * duration_s
+        # what counts as none
         self.start_s: Number = inf
         # inf until decided
+        self.decided = False
+        # in every configuration
         self.end_s: Number = inf
         # inf until done
 
@@ -94,7 +91,8 @@ class _Scan:
         self.end_s: list[Number] = [0.0] * count
         self.front_s: list[Number] = [0.0] * len(program.streams)
         # end of each stream's last task
-        self.open: list[_Open] = []
+        self.open: dict[int, _Open] = {}
+        # by task, in issue order
         self.closed_s: Number = 0.0
         # end of the last collective that is no longer open
         self.members = program.groups()
@@ -108,11 +106,13 @@ class _Scan:
             return
         front_s = ready_s = self.front_s[task.stream]
         for before in task.after:
-            if self.open and self._is_open(before):
+            if before in self.open:
                 if task.stream != self.compute:
                     raise ValueError(CANNOT_SHARE)
                 self.close_through(before)
-            ready_s = most(ready_s, self.end_s[before])
+            # what ran just before on the stream ended there
+            if self.end_s[before] is not front_s:
+                ready_s = most(ready_s, self.end_s[before])
         if task.group != NO_GROUP:
             # `evaluation_order` puts the members of a group next to each other, after all that any of them waits for
             self.ready_s[index] = ready_s
@@ -146,12 +146,9 @@ class _Scan:
         task = self.program.tasks[index]
         ready_s: Number = 0.0
         for before in task.after:
-            if not self._is_open(before):
+            if before not in self.open:
                 ready_s = most(ready_s, self.end_s[before])
-        self.open.append(_Open(index, task.demand, ready_s, task.duration_s))
-
-    def _is_open(self, index: int) -> bool:
-        return any(found.index == index for found in self.open)
+        self.open[index] = _Open(index, task.demand, ready_s, task.duration_s)
 
     def _earliest(self, found: _Open, before_s: Number) -> Number:
         """When `found` can start, given the end of the collective before it."""
@@ -159,10 +156,13 @@ class _Scan:
 
     def _pass_alone(self, from_s: Number, to_s: Number) -> None:
         """Let open collectives run while the computing stream waits."""
+        if not anywhere(to_s > from_s):
+            return
         before_s = self.closed_s
-        for found in self.open:
-            earliest_s = self._earliest(found, before_s)
-            found.start_s = _where((found.start_s == inf) & (earliest_s < to_s), earliest_s, found.start_s)
+        for found in self.open.values():
+            if not found.decided:
+                earliest_s = self._earliest(found, before_s)
+                self._start(found, (found.start_s == inf) & (earliest_s < to_s), earliest_s)
             begin_s = most(found.start_s, from_s)
             span_s = least(most(to_s - begin_s, 0.0), found.left_s)
             self._progress(found, span_s, begin_s + span_s)
@@ -174,15 +174,19 @@ class _Scan:
         task = self.program.tasks[index]
         now_s, left_s = start_s, task.duration_s
         before_s = self.closed_s
-        for found in self.open:
-            self._decide_start(found, index, before_s, (start_s, now_s, left_s))
-            meet_s = least(most(found.start_s, now_s), now_s + left_s)
-            now_s, left_s = meet_s, most(0.0, left_s - (meet_s - now_s))
+        for found in self.open.values():
+            if not found.decided:
+                self._decide_start(found, index, before_s, (start_s, now_s, left_s))
+            later = anywhere(found.start_s > now_s)
+            if later:
+                meet_s = least(most(found.start_s, now_s), now_s + left_s)
+                now_s, left_s = meet_s, most(0.0, left_s - (meet_s - now_s))
             own_rate, its_rate = self._pair_rates(task.demand, found.demand)
-            met_s = least(left_s / own_rate, found.left_s / its_rate)
-            both_s = _where(found.start_s <= now_s, met_s, 0.0)
+            both_s = least(left_s / own_rate, found.left_s / its_rate)
+            if later:
+                both_s = _where(found.start_s <= now_s, both_s, 0.0)
             now_s, left_s = now_s + both_s, most(0.0, left_s - both_s * own_rate)
-            self._progress(found, both_s * its_rate, now_s)
+            self._progress(found, both_s * its_rate, now_s, started=not later)
             before_s = found.end_s
         self._drop_done()
         return now_s + left_s
@@ -202,32 +206,41 @@ class _Scan:
         kernel = self.program.tasks[index]
         earliest_s = self._earliest(found, before_s)
         due = (found.start_s == inf) & (earliest_s < now_s + left_s)
-        if not _any(due):
+        if not anywhere(due):
             return
         drains = self.device.must_drain(found.demand, kernel.demand)
-        if _any(drains):
+        if anywhere(drains):
             left_then_s = most(0.0, left_s - most(0.0, earliest_s - now_s))
             wait_s = self.device.left_in_wave(kernel.demand, left_then_s, kernel.duration_s)
             earliest_s = earliest_s + _where(drains & due & (earliest_s > start_s), wait_s, 0.0)
-        found.start_s = _where(due, earliest_s, found.start_s)
+        self._start(found, due, earliest_s)
 
-    def _progress(self, found: _Open, work_s: Number, until_s: Number) -> None:
+    def _start(self, found: _Open, due: Any, start_s: Number) -> None:
+        found.start_s = _where(due, start_s, found.start_s)
+        found.decided = not anywhere(found.start_s == inf)
+
+    def _progress(self, found: _Open, work_s: Number, until_s: Number, *, started: bool = False) -> None:
         left_s = found.left_s - work_s
-        done = (left_s <= SPENT * found.whole_s) & (found.end_s == inf) & (found.start_s <= until_s)
+        done = left_s <= found.spent_s
+        if not started:
+            done = done & (found.start_s <= until_s)
         found.left_s = _where(done, 0.0, left_s)
-        found.end_s = _where(done, until_s, found.end_s)
+        # what was done before ended earlier
+        found.end_s = least(found.end_s, _where(done, until_s, inf))
 
     def _drop_done(self) -> None:
-        while self.open and not _any(self.open[0].end_s == inf):
-            self._close(self.open.pop(0))
+        for found in list(self.open.values()):
+            if anywhere(found.end_s == inf):
+                return
+            self._close(found)
 
     def close_through(self, index: int) -> None:
         """Finish every open collective up to task `index`, with nothing beside them."""
         front_s = self.front_s[self.compute] if self.compute >= 0 else 0.0
-        while self._is_open(index):
-            found = self.open.pop(0)
-            earliest_s = self._earliest(found, self.closed_s)
-            found.start_s = _where(found.start_s == inf, earliest_s, found.start_s)
+        while index in self.open:
+            found = next(iter(self.open.values()))
+            if not found.decided:
+                self._start(found, found.start_s == inf, self._earliest(found, self.closed_s))
             alone_s = most(found.start_s, front_s) + found.left_s
             found.end_s = _where(found.end_s == inf, alone_s, found.end_s)
             self._close(found)
@@ -235,6 +248,7 @@ class _Scan:
     def _close(self, found: _Open) -> None:
         self._set(found.index, most(found.own_ready_s, self.closed_s), found.start_s, found.end_s)
         self.closed_s = found.end_s
+        del self.open[found.index]
 
 
 def _sharing(program: Program, groups: dict[int, list[int]]) -> tuple[Device, int, int]:
@@ -251,10 +265,6 @@ def _sharing(program: Program, groups: dict[int, list[int]]) -> tuple[Device, in
     if several_ranks or len(comm) > 1 or len(compute) > 1 or comm & compute:
         raise ValueError(CANNOT_SHARE)
     return program.device, min(compute, default=-1), min(comm)
-
-
-def _any(condition: Any) -> bool:
-    return bool(condition.any()) if isinstance(condition, np.ndarray) else bool(condition)
 
 
 def _where(condition: Any, one: Number, other: Number) -> Number:

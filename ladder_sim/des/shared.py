@@ -34,8 +34,9 @@ def least(one: Number, other: Number) -> Number:
     return one if one < other else other
 
 
-def _any(value: Number) -> bool:
-    return bool(value.any()) if isinstance(value, np.ndarray) else value != 0.0
+def anywhere(value: "Number | bool | NDArray[np.bool_]") -> bool:
+    """Whether it is true, or not zero, in any configuration."""
+    return bool(value.any()) if isinstance(value, np.ndarray) else bool(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,7 +45,7 @@ class Demand:
 
     held_sms: Number = 0
     # SMs it keeps for itself: a collective's channels
-    tiles: int = 0
+    tiles: Number = 0
     # thread blocks that take an SM each for long; 0: many short ones that spread over whatever is free
     spare: Number = 1.0
     # of a kernel without tiles: share of the SMs it can lose without slowing down
@@ -59,12 +60,14 @@ class Demand:
     @property
     def asks(self) -> bool:
         """Whether it asks for anything that is shared."""
-        return self.holds or bool(self.tiles or self.link) or _any(1.0 - self.spare) or _any(self.memory)
+        if self.holds or self.link:
+            return True
+        return anywhere(self.tiles) or anywhere(self.memory) or anywhere(1.0 - self.spare)
 
     @property
     def holds(self) -> bool:
         """Whether it keeps SMs for itself: a collective."""
-        return _any(self.held_sms)
+        return anywhere(self.held_sms)
 
 
 ROUNDING = 1e-9
@@ -88,22 +91,28 @@ class Device:
         """Speed of a task beside `others`, relative to running alone: in (0, 1]."""
         if not others:
             return 1.0
-        free = most(1, self.sms - sum(other.held_sms for other in others))
-        busy = sum((other.memory for other in others), start=0.0)
-        rate: Number = 1.0 / (1.0 + own.slowed * least(1.0, busy)) if own.holds else self._sm_rate(own, free)
-        if _any(own.memory):
+        held_sms: Number = 0.0
+        busy: Number = 0.0
+        link = own.link
+        for other in others:
+            held_sms, busy, link = held_sms + other.held_sms, busy + other.memory, link + other.link
+        if own.holds:
+            rate: Number = 1.0 / (1.0 + own.slowed * least(1.0, busy))
+        else:
+            rate = self._sm_rate(own, most(1.0, self.sms - held_sms))
+        if anywhere(own.memory):
             rate = least(rate, 1.0 / most(1.0, own.memory + busy))
         if own.link:
-            rate = least(rate, 1.0 / max(1.0, sum((other.link for other in others), start=own.link)))
+            rate = least(rate, 1.0 / max(1.0, link))
         return rate
 
-    def waves(self, tiles: int) -> int:
+    def waves(self, tiles: Number) -> Number:
         """Rounds in which all SMs work off `tiles`."""
-        return -(-tiles // self.sms)
+        return most(1, -(-tiles // self.sms))
 
     def must_drain(self, collective: Demand, kernel: Demand) -> "bool | NDArray[np.bool_]":
         """Whether `collective` finds too few free SMs beside a running `kernel` and has to wait for a wave to end."""
-        return kernel.tiles > 0 and collective.held_sms > self.sms - min(kernel.tiles, self.sms)
+        return (kernel.tiles > 0) & (collective.held_sms > self.sms - least(kernel.tiles, self.sms))
 
     def left_in_wave(self, kernel: Demand, left_s: Number, duration_s: Number) -> Number:
         """Work left in the wave that `kernel` is in, seconds at rate 1; 0 between two waves."""
@@ -112,7 +121,9 @@ class Device:
         return most(0.0, waves_left - (waves_left + ROUNDING) // 1.0) * wave_s
 
     def _sm_rate(self, own: Demand, free: Number) -> Number:
-        if own.tiles:
-            return self.waves(own.tiles) / -(-own.tiles // free)
         # of all SMs at least one does the work
-        return least(1.0, free / most(1.0, self.sms * (1.0 - own.spare)))
+        spread = least(1.0, free / most(1.0, self.sms * (1.0 - own.spare)))
+        if not anywhere(own.tiles):
+            return spread
+        tiled = self.waves(own.tiles) / -(-most(1, own.tiles) // free)
+        return np.where(own.tiles, tiled, spread) if isinstance(own.tiles, np.ndarray) else tiled

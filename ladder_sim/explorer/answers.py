@@ -30,25 +30,18 @@ MOST_DEGREES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """The predictions of a state."""
+class Asked:
+    """What a query asks of the simulator."""
 
     state: State
     scenario: Scenario
     profile: CalibrationProfile | None
-    # that they rest on
-    predictions: Mapping[str, Prediction]
-    # by variant; standard is the first
-
-    @property
-    def chosen(self) -> Prediction:
-        """The variant that the state is about; the last one if that is not shown."""
-        return self.predictions.get(self.state.variant) or list(self.predictions.values())[-1]
+    # that predictions rest on
 
     @property
     def along(self) -> str:
         """Field of the curve."""
-        return self.state.along or f"{ranges.busiest_link(self.scenario)}.bandwidth_Bps"
+        return self.state.along or f"{ranges.busiest_link(self.scenario)}.latency_s"
 
     @property
     def across(self) -> str:
@@ -65,6 +58,19 @@ class Found:
         return ranges.current(self.scenario, name, self.profile)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found(Asked):
+    """The same with the predictions."""
+
+    predictions: Mapping[str, Prediction]
+    # by variant; standard is the first
+
+    @property
+    def chosen(self) -> Prediction:
+        """The variant that the state is about; the last one if that is not shown."""
+        return self.predictions.get(self.state.variant) or list(self.predictions.values())[-1]
+
+
 class Answers:
     """Answers to queries, for one explorer.
 
@@ -76,6 +82,7 @@ class Answers:
 
     def __init__(self, known: Known) -> None:
         self.known = known
+        self.asked = _keeping(self._asked)
         self.found = _keeping(self._found)
         self.curve = _keeping(self._curve)
         self.map = _keeping(self._map)
@@ -86,15 +93,17 @@ class Answers:
         """A query, read and checked."""
         return State.parse(query, self.known)
 
-    def _found(self, query: str) -> Found:
+    def _asked(self, query: str) -> Asked:
         state = self.state(query)
-        scenario, how = state.scenario(self.known), state.how(self.known)
-        return Found(
-            state=state,
-            scenario=scenario,
-            profile=resolve_profile(scenario, how["profile"]),
-            predictions=predict(scenario, state.names(scenario), **how),
-        )
+        scenario = state.scenario(self.known)
+        profile = resolve_profile(scenario, state.how(self.known)["profile"])
+        return Asked(state=state, scenario=scenario, profile=profile)
+
+    def _found(self, query: str) -> Found:
+        asked = self.asked(query)
+        state, scenario = asked.state, asked.scenario
+        predictions = predict(scenario, state.names(scenario), **state.how(self.known))
+        return Found(state=state, scenario=scenario, profile=asked.profile, predictions=predictions)
 
     def curve_grid(self, query: str) -> tuple[Grid, How]:
         """The sweep of the curve."""

@@ -106,7 +106,7 @@ def controls(known: Known) -> html.Aside:
                 [
                     _choice("cluster", "Cluster", list(known.clusters), "h100-sxm"),
                     *map(_slider, _SHAPE),
-                    _flag("no_p2p", "No peer-to-peer: through host memory"),
+                    _flag("no_p2p", "No peer-to-peer (host memory)"),
                 ],
             ),
             _group("Workload", [*map(_slider, _WORK), _choice("dtype", "Precision", list(_DTYPES), "bf16")]),

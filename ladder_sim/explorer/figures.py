@@ -11,18 +11,29 @@ from ladder_sim.explorer.answers import Answers, Found
 from ladder_sim.explorer.timeline import timeline
 from ladder_sim.report.fields import label, scaled, shown
 from ladder_sim.report.figures.answers import comparison_figure, pareto_figure, tornado_figure
-from ladder_sim.report.figures.base import asked
+from ladder_sim.report.figures.base import asked, log_axis, round_ticks
 from ladder_sim.report.figures.prediction import breakdown_figure
 from ladder_sim.report.figures.sweep import speedup_lines, speedup_map
-from ladder_sim.report.plots import variant_colour
+from ladder_sim.report.plots import TEXT_COLOUR, variant_colour
 
+_LABELLED_CELLS = 200
+# of a map: with more, cells are too small for numbers
+_NAMED_CELLS = 12
+# of an axis of the map: with more, round numbers are named instead
+_MUCH = 3.0
+# speedup from which on the axis is logarithmic
 _HERE = {"color": "#D55E00", "size": 13, "symbol": "diamond", "line": {"color": "white", "width": 1.5}}
+_RING = {"color": "#56B4E9", "size": 38, "symbol": "circle-open", "line": {"width": 3}}
+# around a number
 
 
 def breakdown(answers: Answers, query: str) -> Any:
     """What each variant's request waits for."""
     found = answers.found(query)
-    return breakdown_figure(found.scenario, found.predictions)
+    drawn = breakdown_figure(found.scenario, found.predictions)
+    longest_s = max(one.request_s for one in found.predictions.values())
+    # room for the speedups on a phone
+    return drawn.update_layout(xaxis={"title": {"text": "seconds per request"}, "range": [0, 1.2 * longest_s]})
 
 
 def steps(answers: Answers, query: str) -> Any:
@@ -54,9 +65,21 @@ def curve(answers: Answers, query: str) -> Any:
             "showlegend": False,
         }
     )
-    drawn.update_traces(hovertemplate="%{y:.3f}", selector={"hoverinfo": None})
+    drawn.update_traces(hovertemplate="%{y:.2f}x", selector={"hoverinfo": None})
     unit = axis_title.removeprefix(label(name))
-    return drawn.update_layout(xaxis={"title": {"text": f"{ranges.title(name)}{unit}"}})
+    drawn.update_layout(
+        xaxis={
+            "title": {"text": f"{ranges.title(name)}{unit}"},
+            "unifiedhovertitle": {"text": f"%{{x:.3~g}} {unit.strip(' ()')}"},
+        }
+    )
+    speedups = [value for variant in compared for value in table[f"{variant}.speedup"].tolist() if value > 0.0]
+    if speedups and max(speedups) > _MUCH:
+        # an upper bound would press all others flat
+        drawn.update_layout(yaxis=log_axis("speedup over standard", [min(1.0, *speedups), max(speedups)]))
+        # an annotation's place on such an axis is the logarithm
+        drawn.update_annotations(y=0.0)
+    return drawn
 
 
 def heat_map(answers: Answers, query: str) -> Any:
@@ -73,17 +96,15 @@ def heat_map(answers: Answers, query: str) -> Any:
             "x": [places[across]],
             "y": [places[up]],
             "mode": "markers",
-            "marker": _HERE,
+            "marker": _HERE if len(table) > _LABELLED_CELLS else _RING,
             "name": "now",
             "hoverinfo": "skip",
             "showlegend": False,
         }
     )
-    drawn.update_xaxes(title={"text": ranges.title(across)}, tickangle=0)
-    drawn.update_yaxes(title={"text": ranges.title(up)})
-    for axis in (drawn.layout.xaxis, drawn.layout.yaxis):
-        step = -(-len(axis.tickvals) // 4)
-        axis.update(tickvals=axis.tickvals[::step], ticktext=axis.ticktext[::step])
+    drawn.update_layout(xaxis={"tickangle": 0})
+    for axis, name in ((drawn.layout.xaxis, across), (drawn.layout.yaxis, up)):
+        axis.update(_ticks(name, np.unique(table[name])))
     return drawn
 
 
@@ -110,17 +131,32 @@ def pareto(answers: Answers, query: str) -> Any:
 def tornado(answers: Answers, query: str) -> Any:
     """What one variant's time hangs on."""
     found = answers.found(query)
-    drawn = tornado_figure(answers.sensitivity(query), found.chosen.variant, STEP, asked(found.scenario))
+    hanging = answers.sensitivity(query)
+    drawn = tornado_figure(hanging, found.chosen.variant, STEP, asked(found.scenario))
+    # a name above its value leaves room for the bars on a phone
+    names = {
+        f"{label(one.figure)} ({shown(one.figure, one.value)})": (
+            f"{ranges.title(one.figure)}<br>{shown(one.figure, float(f'{one.value:.3g}'))}"
+        )
+        for one in hanging
+    }
     for trace in drawn.data:
-        # a name above its value leaves room for the bars on a phone
-        trace.y = [name.replace(" (", "<br>(") for name in trace.y]
+        trace.y = [names[name] for name in trace.y]
+    drawn.update_traces(
+        textfont={"size": 11}, hovertemplate="%{y}<br>request time %{x:+.2f} %<extra>%{fullData.name}</extra>"
+    )
     low, high = drawn.layout.xaxis.range
-    return drawn.update_layout(xaxis={"range": [1.3 * low, 1.3 * high]}, yaxis={"tickfont": {"size": 11}})
+    return drawn.update_layout(
+        xaxis={"range": [1.4 * low, 1.4 * high], "title": {"text": "request time (%)"}, "nticks": 6},
+        yaxis={"tickfont": {"size": 11}},
+    )
 
 
 def comparison(answers: Answers, query: str) -> Any:
     """The pinned scenarios beside the one at hand."""
-    return comparison_figure(answers.candidates(answers.state(query)))
+    # the speedups stand in the table beside it
+    drawn = comparison_figure(answers.candidates(answers.state(query)))
+    return drawn.update_traces(text=None, error_y={"color": TEXT_COLOUR})
 
 
 FIGURES: Mapping[str, Callable[[Answers, str], Any]] = {
@@ -139,6 +175,21 @@ def _place(found: Found, name: str, column: Any) -> float:
     """Where the scenario at hand lies among equal cells."""
     values = np.unique(column)
     return float(np.interp(np.log(found.current(name)), np.log(values), np.arange(len(values))))
+
+
+def _ticks(name: str, values: Any) -> dict[str, Any]:
+    """Names of some cells of an axis: round numbers where they are many, which lie between cells."""
+    cells = np.arange(len(values), dtype=float)
+    if len(values) <= _NAMED_CELLS:
+        texts = [shown(name, value) for value in values.tolist()]
+        return {"title": {"text": ranges.title(name)}, "tickvals": cells.tolist(), "ticktext": texts}
+    axis_title, drawn = scaled(name, values)
+    ticks = round_ticks(drawn[0], drawn[-1])
+    return {
+        "title": {"text": f"{ranges.title(name)}{axis_title.removeprefix(label(name))}"},
+        "tickvals": np.interp(np.log(ticks), np.log(drawn), cells).tolist(),
+        "ticktext": [f"{tick:.4g}" for tick in ticks],
+    }
 
 
 def _hover(drawn: Any, up: str, across: str, table: Any) -> None:

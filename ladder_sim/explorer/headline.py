@@ -6,7 +6,7 @@ from typing import Any
 from dash import html
 
 from ladder_sim.analysis.compare import Candidate
-from ladder_sim.explorer.answers import Found, validation_error
+from ladder_sim.explorer.answers import Asked, Found, validation_error
 from ladder_sim.explorer.controls import SLIDERS, extra
 from ladder_sim.explorer.ranges import field_of
 from ladder_sim.prediction import Prediction
@@ -96,9 +96,9 @@ def evidence(found: Found) -> list[Any]:
     ]
 
 
-def facts(found: Found) -> dict[str, Any]:
+def facts(asked: Asked) -> dict[str, Any]:
     """The scenario's value for each slider: as a number, and as the reader would type it."""
-    values = {one.key: found.current(field_of(one.key)[0]) for one in SLIDERS}
+    values = {one.key: asked.current(field_of(one.key)[0]) for one in SLIDERS}
     return {key: {"value": value, "text": typed(key, value)} for key, value in values.items()}
 
 
@@ -135,24 +135,35 @@ def _card(one: Prediction, found: Found) -> html.Article:
     share = one.limits_s[one.limited_by] / one.request_s
     rate = one.tokens_per_s
     lines: Mapping[str, str] = {
-        "tok/s": f"{rate.value:.4g} ({rate.low:.4g}-{rate.high:.4g})",
+        "tok/s": f"{_rate(rate.value)} ({_rate(rate.low)}-{_rate(rate.high)})",
         "TTFT": format_seconds(one.ttft_s),
         "TPOT": "-" if one.tpot_s is None else format_seconds(one.tpot_s),
-        "hidden": f"{hidden:.0%} of {format_seconds(one.comm_s)} comm.",
-        "limited by": f"{one.limited_by.replace('_', '-')} {share:.0%}",
+        "comm. hidden": f"{hidden:.0%} of {format_seconds(one.comm_s)}" if one.comm_s else "-",
+        "limit": f"{one.limited_by.replace('_', '-')} {share:.0%}",
     }
     chosen = one is found.chosen and not standard
     return html.Article(
         [
             html.H3(one.variant),
-            html.Div("baseline" if standard else f"{gain.value:.2f}x", className="gain"),
-            html.Div("1.00x" if standard else f"90 %: {gain.low:.2f}-{gain.high:.2f}", className="interval"),
-            html.Dl([part for name, text in lines.items() for part in (html.Dt(name), html.Dd(text))]),
+            html.Div("1.00x" if standard else f"{gain.value:.2f}x", className="gain"),
+            html.Div("baseline" if standard else f"90 %: {gain.low:.2f}-{gain.high:.2f}", className="interval"),
+            html.Dl([html.Div([html.Dt(name), html.Dd(text)]) for name, text in lines.items()]),
         ],
         className="card chosen" if chosen else "card",
         style={"--variant": variant_colour(one.variant)},
         **extra("data-variant", one.variant),
     )
+
+
+def _rate(rate: float) -> str:
+    """Four digits, zeros at the end included, so that the ends of an interval are told alike.
+
+    Examples
+    --------
+    >>> _rate(35.2), _rate(1234.5)
+    ('35.20', '1234')
+    """
+    return f"{rate:#.4g}".rstrip(".")
 
 
 def _bar(parts: Mapping[str, tuple[float, str]]) -> html.Div:
@@ -195,7 +206,7 @@ def _results(candidates: Sequence[Candidate]) -> dict[str, list[str]]:
     found = {}
     for variant in candidates[0].predictions:
         ones = [one.predictions[variant] for one in candidates]
-        found[f"{variant}: tok/s"] = [f"{one.rate:.4g}" for one in ones]
+        found[f"{variant}: tok/s"] = [_rate(one.rate) for one in ones]
         if variant != "standard":
             found[f"{variant}: speedup"] = [
                 f"{one.speedup.value:.2f}x ({one.speedup.low:.2f}-{one.speedup.high:.2f})" for one in ones

@@ -1,6 +1,7 @@
 """The page: a panel of controls, and the views."""
 
 from collections.abc import Sequence
+from secrets import token_hex
 from typing import Any
 
 from dash import dcc, html
@@ -8,9 +9,10 @@ from dash import dcc, html
 from ladder_sim.explorer.controls import axis_choice, control_id, controls, extra
 from ladder_sim.explorer.known import Known
 from ladder_sim.explorer.state import PHASES
+from ladder_sim.explorer.style import EMPTY
 
 _GRAPH: Any = {"displaylogo": False, "displayModeBar": False, "responsive": True}
-_BANDWIDTH = "busiest link, bandwidth"
+_BANDWIDTH, _LATENCY = "busiest link, bandwidth", "busiest link, latency"
 _FILES = {
     "prediction.csv": "CSV",
     "prediction.json": "JSON",
@@ -22,18 +24,18 @@ _FILES = {
 
 
 def layout(known: Known, start: str) -> html.Div:
-    """Everything; `start` is the query of a page that was opened without one."""
+    """Everything, for one load of the page; `start` is the query of one that was opened without any."""
     return html.Div(
         [
             dcc.Location(id="url", refresh=False),
             dcc.Store(id="start", data=start),
+            dcc.Store(id="page-load", data=token_hex(8)),
             dcc.Store(id="query"),
             dcc.Store(id="settled"),
-            dcc.Store(id="facts"),
+            dcc.Store(id="answer"),
             dcc.Store(id="shape"),
             dcc.Store(id="pins", data=[]),
             dcc.Store(id="theme", data="light"),
-            dcc.Store(id="idle"),
             html.A("Skip to the results", href="#results", className="skip"),
             _header(),
             html.Div([controls(known), _results()], className="columns"),
@@ -68,8 +70,8 @@ def _results() -> html.Main:
             _comparison(),
             html.Div(
                 [
-                    _panel("breakdown", "Where a request's time goes", "prediction.csv"),
-                    _panel("curve", "Speedup over standard", "curve.csv", [axis_choice("along", "along", _BANDWIDTH)]),
+                    _panel("breakdown", "Where the time goes", "prediction.csv"),
+                    _panel("curve", "Speedup over standard", "curve.csv", [axis_choice("along", "along", _LATENCY)]),
                 ],
                 className="pair",
             ),
@@ -82,25 +84,21 @@ def _results() -> html.Main:
                         "map.csv",
                         [
                             axis_choice("across", "across", _BANDWIDTH),
-                            axis_choice("up", "up", "busiest link, latency"),
+                            axis_choice("up", "up", _LATENCY),
                             *_versus(),
                         ],
                     ),
-                    _panel("pareto", "Latency against throughput", "pareto.csv"),
+                    _panel("pareto", "Latency or throughput", "pareto.csv"),
                 ],
                 className="pair",
             ),
             html.Div(
                 [
-                    _panel("tornado", "What the answer hangs on", "sensitivity.csv"),
-                    html.Section(
-                        [html.Div(html.H2("What the numbers rest on"), className="head"), html.Div(id="evidence")],
-                        className="panel",
-                    ),
+                    _panel("tornado", "What it hangs on", "sensitivity.csv"),
+                    html.Div([_evidence(), _commands()], className="stack"),
                 ],
                 className="pair",
             ),
-            _commands(),
         ],
         id="results",
         tabIndex="-1",
@@ -129,7 +127,7 @@ def _panel(name: str, title: str, table: str, choices: Sequence[Any] = ()) -> ht
 
 def _graph(name: str) -> dcc.Graph:
     # the element around it decides the height
-    return dcc.Graph(id=name, config=_GRAPH, responsive=True, style={"height": "100%"})
+    return dcc.Graph(id=name, figure=EMPTY, config=_GRAPH, responsive=True, style={"height": "100%"})
 
 
 def _comparison() -> html.Section:
@@ -156,11 +154,18 @@ def _comparison() -> html.Section:
     )
 
 
+def _evidence() -> html.Section:
+    return html.Section(
+        [html.Div(html.H2("What the numbers rest on"), className="head"), html.Div(id="evidence")], className="panel"
+    )
+
+
 def _commands() -> html.Section:
     return html.Section(
         [
             html.Div(html.H2("Take it with you"), className="head"),
-            html.Div([_code("cli", "Command line"), _code("python", "Python")], className="pair bare"),
+            _code("cli", "Command line"),
+            _code("python", "Python"),
             html.Div([_download(file, text) for file, text in _FILES.items()], className="downloads"),
         ],
         className="panel",

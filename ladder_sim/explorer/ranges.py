@@ -8,14 +8,15 @@ import numpy as np
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import UsageError
+from ladder_sim.report.fields import label
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.sweeps.axes import Axis, resolve, value_at
 
 TITLES = {
-    "intra.bandwidth_Bps": "Link bandwidth in the node",
-    "intra.latency_s": "All-reduce latency in the node",
-    "inter.bandwidth_Bps": "Link bandwidth across nodes",
-    "inter.latency_s": "All-reduce latency across nodes",
+    "intra.bandwidth_Bps": "Bandwidth in the node",
+    "intra.latency_s": "Latency in the node",
+    "inter.bandwidth_Bps": "Bandwidth across nodes",
+    "inter.latency_s": "Latency across nodes",
     "gpu.hbm_bandwidth_Bps": "Memory bandwidth (HBM)",
     "gpu.bf16_flops": "Tensor-core rate (bf16)",
     "tp": "Tensor-parallel degree",
@@ -25,6 +26,26 @@ TITLES = {
     "nodes": "Nodes",
 }
 # in the order of the lists
+_COST_TITLES = {
+    "gpu.kernel_s": "Small kernel, at least",
+    "host.bandwidth_Bps": "Bandwidth through host memory",
+    "host.latency_s": "Latency through host memory",
+    "host_low_latency_share": "Host path at low latency",
+    "stack.collective_launch_s": "Start of a collective",
+    "stack.stream_wait_s": "Wait for the other stream",
+    "stack.eager_launch_s": "Launch of one kernel",
+    "stack.graph_launch_s": "Launch of a CUDA graph",
+    "stack.kernel_gap_s": "Gap before each kernel",
+    "stack.gemv_factor": "GEMM time, one row",
+    "stack.gemm_factor": "GEMM time, several rows",
+    "stack.prompt_factor": "GEMM time, prompt",
+    "stack.attention_factor": "Decode attention time",
+    "stack.small_kernel_factor": "Small-kernel time",
+    "stack.batched_attention_s": "Attention, fixed time",
+    "overlap.collective_slowdown": "Slowdown of collectives",
+    "rank_skew": "Lag of the slowest rank",
+}
+# of figures that are in no list but may be drawn along, and that an answer may hang on
 REACH = 16.0
 # a figure goes from the scenario's value divided by this to that multiplied by it
 CURVE_VALUES, MAP_VALUES = 41, 40
@@ -54,10 +75,10 @@ def title(name: str) -> str:
 
     Examples
     --------
-    >>> title("inter.latency_s"), title("stack.gemv_factor")
-    ('All-reduce latency across nodes', 'stack.gemv_factor')
+    >>> title("inter.latency_s"), title("overlap.block_bytes")
+    ('Latency across nodes', 'overlap.block')
     """
-    return TITLES.get(name, name)
+    return TITLES.get(name) or _COST_TITLES.get(name) or label(name)
 
 
 def busiest_link(scenario: Scenario) -> str:

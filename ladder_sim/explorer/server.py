@@ -11,8 +11,8 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 from ladder_sim.errors import LadderSimError, UsageError
+from ladder_sim.explorer import callbacks, scripted
 from ladder_sim.explorer.answers import Answers
-from ladder_sim.explorer.callbacks import register
 from ladder_sim.explorer.downloads import download
 from ladder_sim.explorer.known import Known
 from ladder_sim.explorer.layout import layout
@@ -62,8 +62,9 @@ def make_app(known: Known, start: str = "", *, hosts: Iterable[str] | None = LOO
         serve_locally=True,
     )
     answers = Answers(known)
-    app.layout = layout(known, start)
-    register(app, answers)
+    app.layout = lambda: layout(known, start)
+    scripted.register(app)
+    callbacks.register(app, answers)
     server: Flask = app.server
     server.config["MAX_CONTENT_LENGTH"] = MOST_REQUEST_BYTES
     _guard(server, None if hosts is None else frozenset(hosts))

@@ -75,7 +75,7 @@ class State:
     phase: str = "decode"
     # of the timeline
     along: str = ""
-    # field of the curve; empty: the bandwidth of the slowest link in use
+    # field of the curve; empty: the latency of the busiest link
     across: str = ""
     # of the map, to the right
     up: str = ""

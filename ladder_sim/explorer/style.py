@@ -1,12 +1,27 @@
 """The figures of `ladder_sim.report` as parts of a page: no title of their own, two colour schemes."""
 
 from collections.abc import Mapping
+from html import escape
+from textwrap import wrap
 from typing import Any
 
+from ladder_sim.errors import LadderSimError
 from ladder_sim.report.plots import GRID_COLOUR, TEXT_COLOUR, VARIANT_COLOURS
 
 PAPER = "rgba(0,0,0,0)"
 # the page's own background shows through
+EMPTY: dict[str, Any] = {
+    "data": [],
+    "layout": {
+        "xaxis": {"visible": False},
+        "yaxis": {"visible": False},
+        "paper_bgcolor": PAPER,
+        "plot_bgcolor": PAPER,
+    },
+}
+# a figure that is not there yet
+_LINE_CHARACTERS = 44
+# of a message: fits on a phone
 _DARK = {
     TEXT_COLOUR: "#E4E7EB",
     GRID_COLOUR: "#323943",
@@ -40,6 +55,7 @@ def on_page(figure: Any, *, dark: bool, kept: str = "") -> dict[str, Any]:
         "paper_bgcolor": PAPER,
         "plot_bgcolor": PAPER,
         "uirevision": kept or "kept",
+        "legend": {**layout.get("legend", {}), "font": {"size": 12}, "itemwidth": 30},
     }
     layout.pop("height", None)
     for name in ("xaxis", "yaxis"):
@@ -49,29 +65,23 @@ def on_page(figure: Any, *, dark: bool, kept: str = "") -> dict[str, Any]:
     return _recoloured(document) if dark else document
 
 
-def message(text: str, *, dark: bool) -> dict[str, Any]:
+def message(error: LadderSimError, *, dark: bool) -> dict[str, Any]:
     """An empty figure that says why it is empty."""
+    lines = wrap(f"{error.message}: {error.hint}" if error.hint else error.message, _LINE_CHARACTERS)
     colour = _DARK[VARIANT_COLOURS["standard"]] if dark else VARIANT_COLOURS["standard"]
-    return {
-        "data": [],
-        "layout": {
-            "xaxis": {"visible": False},
-            "yaxis": {"visible": False},
-            "paper_bgcolor": PAPER,
-            "plot_bgcolor": PAPER,
-            "annotations": [
-                {
-                    "text": text,
-                    "showarrow": False,
-                    "xref": "paper",
-                    "yref": "paper",
-                    "x": 0.5,
-                    "y": 0.5,
-                    "font": {"size": 14, "color": colour},
-                }
-            ],
-        },
-    }
+    told: dict[str, Any] = {**EMPTY, "layout": {**EMPTY["layout"]}}
+    told["layout"]["annotations"] = [
+        {
+            "text": "<br>".join(map(escape, lines)),
+            "showarrow": False,
+            "xref": "paper",
+            "yref": "paper",
+            "x": 0.5,
+            "y": 0.5,
+            "font": {"size": 14, "color": colour},
+        }
+    ]
+    return told
 
 
 def _recoloured(value: Any) -> Any:

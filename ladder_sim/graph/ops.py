@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import networkx as nx
+import numpy as np
+from numpy.typing import NDArray
 
 Phase = Literal["prefill", "decode"]
 Stream = Literal["compute", "comm"]
@@ -27,7 +29,16 @@ OpKind = Literal[
     "broadcast",
 ]
 
+Count = int | NDArray[np.int64]
+# of one pass, or of many. Shapes of many passes hold arrays too (`ladder_sim.graph.scale`); their fields are typed as
+# the numbers that they are everywhere else
+
 COLLECTIVE_KINDS: frozenset[str] = frozenset({"all_reduce", "all_gather", "broadcast"})
+
+
+def varies(size: object) -> bool:
+    """Whether a size is an array of those of many passes."""
+    return isinstance(size, np.ndarray)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +67,9 @@ class GemmShape:
     def moved_bytes(self) -> float:
         """Weights and activations, each read or written once."""
         return (
-            float(self.n) * self.k * self.weight_element_bytes
-            + float(self.m) * self.k * self.input_element_bytes
-            + float(self.m) * self.n * self.output_element_bytes
+            1.0 * self.n * self.k * self.weight_element_bytes
+            + 1.0 * self.m * self.k * self.input_element_bytes
+            + 1.0 * self.m * self.n * self.output_element_bytes
         )
 
 
@@ -85,6 +96,11 @@ class AttentionShape:
     # of queries, keys, values and output
 
     @property
+    def is_prompt(self) -> bool:
+        """Several new tokens per sequence, which takes another kernel than one."""
+        return varies(self.q_len) or self.q_len > 1
+
+    @property
     def flops(self) -> float:
         """Scores and values; flash skips the masked half of a prefill."""
         masked = (self.q_len - 1) / 2.0 if self.kernel == "flash" else 0.0
@@ -102,7 +118,7 @@ class AttentionShape:
         per_head = 2.0 * self.batch * self.kv_len * self.head_dim
         if self.kernel == "flash":
             return (query_and_output + per_head * self.kv_heads) * self.element_bytes
-        scores = float(self.batch) * self.heads * self.q_len * self.kv_len
+        scores = 1.0 * self.batch * self.heads * self.q_len * self.kv_len
         return (query_and_output + per_head * self.heads + 4.0 * scores) * self.element_bytes
 
 

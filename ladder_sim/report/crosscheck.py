@@ -45,12 +45,13 @@ def to_html(result: Result) -> str:
 def title(result: Result) -> str:
     """What ran where."""
     run, machine = result["run"], result["environment"]
-    load, cores = machine["load"], machine["cpu_cores"]
+    load, cores, threads = machine["load"], machine["cpu_cores"], run["threads"]
     return (
         f"{run['model']}: {run['layers']} layers, hidden {run['hidden']}, TP {run['tp']}, backend {run['backend']}, "
         f"batch {run['batch']}, prompt {run['prompt']}, {run['gen']} new tokens, stack {run['stack']}\n"
         f"fp32 on {machine['cpu']}, {cores} core{'s' * (cores > 1)}, torch {machine['torch']}, "
-        f"{run['threads']} thread{'s' * (run['threads'] > 1)} per rank; {run['rounds']} rounds, load average {min(load):.1f} to {max(load):.1f}"
+        f"{threads} thread{'s' * (threads > 1)} per rank; "
+        f"{run['rounds']} rounds, load average {min(load):.1f} to {max(load):.1f}"
     )
 
 

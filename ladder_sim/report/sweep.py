@@ -7,7 +7,7 @@ from rich.text import Text
 
 from ladder_sim.report.fields import label, shown
 from ladder_sim.report.tables import table
-from ladder_sim.sweeps.evaluate import PROBLEM
+from ladder_sim.sweeps.evaluate import PRICE, PROBLEM
 from ladder_sim.sweeps.table import SweepTable
 from ladder_sim.units import format_seconds
 
@@ -19,8 +19,10 @@ def sweep_report(found: SweepTable) -> RenderableType:
     """What varies, standard's times and every variant's speedup; the first `MOST_ROWS` points."""
     compared = [name for name in found.variants if name != "standard"]
     base = "standard" if "standard" in found.variants else found.variants[0]
-    columns = (*map(label, found.varied), f"{base} TTFT", "TPOT", "tok/s", *compared, "infeasible")
-    rows = [_row(found, row, base, compared) for row in range(min(len(found), MOST_ROWS))]
+    priced = f"{base}.{PRICE}" in found.columns
+    prices = ("$/Mtoken",) if priced else ()
+    columns = (*map(label, found.varied), f"{base} TTFT", "TPOT", "tok/s", *prices, *compared, "infeasible")
+    rows = [_row(found, row, base, compared, priced=priced) for row in range(min(len(found), MOST_ROWS))]
     if found.feasible.all():
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     parts: list[RenderableType] = [
@@ -32,11 +34,11 @@ def sweep_report(found: SweepTable) -> RenderableType:
     return Group(*parts)
 
 
-def _row(found: SweepTable, row: int, base: str, compared: list[str]) -> tuple[str, ...]:
+def _row(found: SweepTable, row: int, base: str, compared: list[str], *, priced: bool) -> tuple[str, ...]:
     place = [shown(name, _plain(found[name][row])) for name in found.varied]
     problem = str(found[PROBLEM][row])
     if problem:
-        return (*place, *["-"] * (3 + len(compared)), problem)
+        return (*place, *["-"] * (3 + priced + len(compared)), problem)
     tpot_s = float(found[f"{base}.tpot_s"][row])
     return (
         *place,
@@ -44,6 +46,7 @@ def _row(found: SweepTable, row: int, base: str, compared: list[str]) -> tuple[s
         # one new token has none
         format_seconds(tpot_s) if tpot_s == tpot_s else "-",
         f"{found[f'{base}.tokens_per_s'][row]:.4g}",
+        *([f"{found[f'{base}.{PRICE}'][row]:.3g}"] if priced else []),
         *(f"{found[f'{name}.speedup'][row]:.3f}" for name in compared),
         "",
     )

@@ -14,7 +14,7 @@ from ladder_sim.graph.ops import AttentionShape, CollectiveShape, GemmShape
 from ladder_sim.intervals import Interval
 from ladder_sim.prediction import Prediction
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.steps import OpSummary, StepSummary
+from ladder_sim.summary import OpSummary, StepSummary
 from ladder_sim.units import format_bytes, format_seconds
 
 PLAIN_WIDTH = 240
@@ -129,7 +129,7 @@ def _headline(predictions: Mapping[str, Prediction]) -> _FirstThatFits:
                 _factor(found.speedup) if name != "standard" else "1",
                 format_seconds(found.comm_s),
                 f"{hidden:.0%}",
-                f"{found.limited_by} {found.limits_s[found.limited_by] / found.request_s:.0%}",
+                f"{_spoken(found.limited_by)} {found.limits_s[found.limited_by] / found.request_s:.0%}",
             )
         )
     columns = ("variant", "TTFT", "TPOT", "tok/s", "speedup (90%)", "communication", "hidden", "limited by")
@@ -182,8 +182,12 @@ def _breakdown(predictions: Mapping[str, Prediction]) -> Table:
         (name, *(f"{found.limits_s.get(limit, 0.0) / found.request_s:.1%}" for limit in limits))
         for name, found in predictions.items()
     ]
-    names = tuple(limit.replace("_", "-") for limit in limits)
+    names = tuple(map(_spoken, limits))
     return table(("critical path", *names), rows, wrapped=[name for name in names if " " in name])
+
+
+def _spoken(kind: str) -> str:
+    return kind.replace("_", "-")
 
 
 def _evidence(predictions: Mapping[str, Prediction]) -> Group:
@@ -191,7 +195,7 @@ def _evidence(predictions: Mapping[str, Prediction]) -> Group:
     found = next(iter(predictions.values()))
     shares: dict[str, list[tuple[float, str]]] = {}
     for (source, kind), seconds in found.sources_s.items():
-        shares.setdefault(source, []).append((seconds / found.request_s, kind.replace("_", "-")))
+        shares.setdefault(source, []).append((seconds / found.request_s, _spoken(kind)))
     grid = Table.grid()
     for no_wrap in (True, True, False):
         grid.add_column(no_wrap=no_wrap)

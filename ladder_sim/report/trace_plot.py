@@ -1,6 +1,6 @@
 """A run as a picture: a row for each stream, a bar for each op."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ladder_sim.report.plots import SERIES_COLOURS, TEXT_COLOUR, template
@@ -27,6 +27,8 @@ ROW_PX, AROUND_PX = 36, 190
 # height of a stream, and of title, axis and legend together
 MOST_OPS = 20_000
 # bars of a run that a browser still draws at once
+MOST_STEPS = 12
+# iterations whose names fit beside each other
 
 
 def trace_figure(runs: Mapping[str, TraceGraph], title: str) -> "go.Figure":
@@ -34,6 +36,7 @@ def trace_figure(runs: Mapping[str, TraceGraph], title: str) -> "go.Figure":
     import plotly.graph_objects as go
 
     bars: dict[str, list[tuple[str, float, float, str]]] = {kind: [] for kind in _COLOURS}
+    rows: list[str] = []
     for name, graph in runs.items():
         several = len({lane.rank for lane in graph.lanes}) > 1
         prefixes = {
@@ -44,10 +47,15 @@ def trace_figure(runs: Mapping[str, TraceGraph], title: str) -> "go.Figure":
             if op.end_s > op.start_s:
                 lane = graph.lanes[op.lane]
                 bars[_group(op.kind)].append((prefixes[lane.rank] + lane.name, op.start_s, op.end_s, short(op.name)))
+        talking = graph.communication_lanes()
         for rank, prefix in prefixes.items():
             exposed = subtract(*spans_of(graph, rank))
             bars[_EXPOSED] += [(f"{prefix}exposed", start_s, end_s, _EXPOSED) for start_s, end_s in exposed]
-    rows = sorted({row for spans in bars.values() for row, *_ in spans}, key=_order(runs))
+            own = [number for number, lane in enumerate(graph.lanes) if lane.rank == rank]
+            rows += [prefix + graph.lanes[number].name for number in sorted(own, key=talking.__contains__)]
+            rows.append(f"{prefix}exposed")
+    shown = {row for spans in bars.values() for row, *_ in spans}
+    rows = [row for row in rows if row in shown]
     figure = go.Figure(
         [
             go.Bar(
@@ -74,7 +82,22 @@ def trace_figure(runs: Mapping[str, TraceGraph], title: str) -> "go.Figure":
         legend={"yref": "container", "y": 0.0, "yanchor": "bottom"},
         margin={"b": 110, "t": 60},
     )
+    if len(runs) == 1:
+        _mark_steps(figure, *runs.values())
     return figure
+
+
+def _mark_steps(figure: "go.Figure", graph: TraceGraph) -> None:
+    """Where iterations begin, if their names have room."""
+    for step, name in enumerate(graph.steps if len(graph.steps) <= MOST_STEPS else ()):
+        start_s = min((op.start_s for op in graph.ops if op.step == step), default=None)
+        if start_s is not None:
+            figure.add_vline(
+                start_s * _MS,
+                line={"color": TEXT_COLOUR, "width": 1, "dash": "dot"},
+                annotation={"text": name, "font": {"size": 11}, "yref": "paper", "y": 1.0, "yanchor": "bottom"},
+                annotation_position="top right",
+            )
 
 
 def _group(kind: str) -> str:
@@ -85,13 +108,3 @@ def _group(kind: str) -> str:
     if kind == "sync":
         return _SYNC
     return {"lm_head": "gemm"}.get(kind, kind) if kind in ("gemm", "lm_head", "attention") else _SMALL
-
-
-def _order(runs: Mapping[str, TraceGraph]) -> Callable[[str], tuple[int, str]]:
-    """Runs as given, the rows of each by name."""
-    names = list(runs)
-
-    def key(row: str) -> tuple[int, str]:
-        return next((number for number, name in enumerate(names) if row.startswith(f"{name}, ")), 0), row
-
-    return key

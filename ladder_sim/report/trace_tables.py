@@ -27,22 +27,20 @@ def info_report(graph: TraceGraph, summary: Summary, top: int) -> RenderableType
             f"rank{'s' if len(summary.ranks) > 1 else ''}, {format_seconds(summary.seconds)}"
         ),
         Text(f"steps: {', '.join(graph.steps) or 'none marked, and nothing repeats'}\n"),
-        table(
-            ["kind", "op", "count", "time", "mean"],
+    ]
+    if top:
+        totals = [
             [
-                [
-                    total.kind,
-                    short(total.name),
-                    str(total.count),
-                    format_seconds(total.seconds),
-                    format_seconds(total.seconds / total.count),
-                ]
-                for total in summary.totals[:top]
-            ],
-            left=2,
-            title="Ops by time",
-        ),
-        Text(),
+                total.kind,
+                short(total.name),
+                str(total.count),
+                format_seconds(total.seconds),
+                format_seconds(total.seconds / total.count),
+            ]
+            for total in summary.totals[:top]
+        ]
+        parts += [table(["kind", "op", "count", "time", "mean"], totals, left=2, title="Ops by time"), Text()]
+    parts += [
         table(
             ["rank", "computing", "communicating", "hidden", "exposed"],
             [
@@ -65,8 +63,8 @@ def info_report(graph: TraceGraph, summary: Summary, top: int) -> RenderableType
     return Group(*parts, *_notes(graph))
 
 
-def replay_report(found: Replay) -> RenderableType:
-    """How far the replay is from the recording, step by step, and which ops it cannot explain."""
+def replay_report(found: Replay, *, changed: bool = False) -> RenderableType:
+    """How far the replay, of a graph that was `changed` or not, is from the recording; which ops it cannot explain."""
     rows = [
         [step.name, format_seconds(step.recorded_s), format_seconds(step.replayed_s), f"{step.error:+.2%}"]
         for step in found.steps
@@ -81,7 +79,8 @@ def replay_report(found: Replay) -> RenderableType:
         for wait in found.unexplained()[:SHOWN_UNEXPLAINED]
         for op in [found.graph.ops[wait.index]]
     ]
-    parts: list[RenderableType] = [table(["step", "recorded", "replayed", "error"], rows, title="Replay")]
+    columns = ["step", "recorded", "replayed", "change" if changed else "error"]
+    parts: list[RenderableType] = [table(columns, rows, title="Replay")]
     if unexplained:
         title = "Longest waits on a device that nothing in the trace explains, left out of the replay"
         parts += [Text(), table(["op", "stream", "at", "waited"], unexplained, left=2, title=title)]

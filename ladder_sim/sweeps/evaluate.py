@@ -1,23 +1,26 @@
 """Answers the points of one chunk."""
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ladder_sim.costs.memory import memory_use
+from ladder_sim.costs.memory import total_bytes
 from ladder_sim.errors import LadderSimError, ProfileError
 from ladder_sim.prediction import resolve_profile
-from ladder_sim.requests import simulate_requests
+from ladder_sim.price import token_price
+from ladder_sim.requests import SIZES, simulate_requests
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.sweeps.axes import FIELDS, Axis
-from ladder_sim.sweeps.grid import Block, Chunk
+from ladder_sim.sweeps.grid import Block, Chunk, Columns
 from ladder_sim.units import format_bytes
 
 METRICS = ("ttft_s", "tpot_s", "tokens_per_s", "speedup")
-# of every variant, in columns such as "ladder.speedup"
+PRICE = "usd_per_Mtoken"
+# of every variant, in columns such as "ladder.speedup"; the last where GPUs have a price
 MEMORY, PROBLEM = "memory_bytes_per_gpu", "infeasible"
 # columns of every point; the second says why there are no figures
 
@@ -32,15 +35,19 @@ class How:
     # measured profile, as `prediction.predict` takes it
     ignore_memory: bool = False
     # answer even where the model does not fit
+    usd_per_gpu_hour: float | None = None
+    # price of a GPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rows:
-    """Points of one block, by column."""
+    """Points of one block that all have the same figures, or none for the same reason, by column."""
 
     constants: Mapping[str, Any]
-    # the same in every row
-    figures: Mapping[str, NDArray[np.float64]]
+    # the same in every row, apart from sizes that vary
+    sizes: Columns
+    # batch, prompt and answer, where they vary
+    figures: Columns
     # hardware figures that vary, by axis
     results: Mapping[str, NDArray[np.float64]]
     # NaN where there is none
@@ -51,55 +58,75 @@ class Rows:
         return len(next(iter(self.results.values())))
 
 
-def result_columns(variants: Sequence[str]) -> list[str]:
+def result_columns(how: How) -> list[str]:
     """Names of what a sweep finds out, the reason of a point without figures left out."""
-    return [MEMORY, *(f"{variant}.{metric}" for variant in variants for metric in METRICS)]
+    metrics = METRICS if how.usd_per_gpu_hour is None else (*METRICS, PRICE)
+    return [MEMORY, *(f"{variant}.{metric}" for variant in how.variants for metric in metrics)]
 
 
 def evaluate(chunk: Chunk, how: How) -> list[Rows]:
     """Answer every point of a chunk; one that cannot run becomes a row with the reason."""
-    return [_answer(block, how) for block in chunk]
+    return [rows for block in chunk for rows in _answer(block, how)]
 
 
-def _answer(block: Block, how: How) -> Rows:
-    columns = result_columns(how.variants)
-    count = len(next(iter(block.figures.values()), (0,)))
-    results = {name: np.full(count, np.nan) for name in columns}
-    problem = block.problem
+def _answer(block: Block, how: How) -> Iterator[Rows]:
+    results = {name: np.full(block.count, np.nan) for name in result_columns(how)}
+    problems = [block.problem] * block.count
     if block.scenario is not None:
         try:
-            problem = _fill(results, block.scenario, block.figures, how)
+            problems = _fill(results, block.scenario, block, how)
         except ProfileError:
             # no fault of the point
             raise
         except LadderSimError as error:
-            problem = error.message
-    return Rows(constants=_constants(block), figures=block.figures, results=results, problem=problem)
+            problems = [error.message] * block.count
+    constants = _constants(block)
+    for rows in _alike(problems, block.columns.get("gen")):
+        columns = {name: values[rows] for name, values in block.columns.items()}
+        yield Rows(
+            constants=constants,
+            sizes={name: values for name, values in columns.items() if name in SIZES},
+            figures={name: values for name, values in columns.items() if name not in SIZES},
+            results={name: values[rows] for name, values in results.items()},
+            problem=problems[rows.start],
+        )
 
 
-def _fill(
-    results: dict[str, NDArray[np.float64]],
-    scenario: Scenario,
-    figures: Mapping[str, NDArray[np.float64]],
-    how: How,
-) -> str:
-    """Put a block's times into `results`; returns why there are none."""
-    memory = memory_use(scenario)
-    results[MEMORY][:] = memory.total_bytes
-    if not memory.fits and not how.ignore_memory:
-        return f"needs {format_bytes(memory.total_bytes)} of {format_bytes(memory.capacity_bytes)} per GPU"
-    profile = resolve_profile(scenario, how.profile)
-    varied = {Axis(name=name, values=()).figure: values for name, values in figures.items()}
-    times = simulate_requests(scenario, varied, tuple(dict.fromkeys(("standard", *how.variants))), profile)
-    workload = scenario.workload
-    for variant in how.variants:
-        found = times[variant]
-        results[f"{variant}.ttft_s"] = found.ttft_s
-        if workload.gen > 1:
-            results[f"{variant}.tpot_s"] = found.decode_s / (workload.gen - 1)
-        results[f"{variant}.tokens_per_s"] = workload.batch * workload.gen / found.request_s
-        results[f"{variant}.speedup"] = times["standard"].request_s / found.request_s
-    return ""
+def _alike(problems: Sequence[str], gen: NDArray[np.int64] | None) -> Iterator[slice]:
+    """Runs of points that have the same figures: none for one reason, all, or all but a time per further token."""
+    single = [False] * len(problems) if gen is None else (gen == 1).tolist()
+    start = 0
+    for _, run in itertools.groupby(zip(problems, single, strict=True)):
+        end = start + sum(1 for _ in run)
+        yield slice(start, end)
+        start = end
+
+
+def _fill(results: dict[str, NDArray[np.float64]], scenario: Scenario, block: Block, how: How) -> list[str]:
+    """Put a block's times into `results`; returns why there are none, point by point."""
+    batch, prompt, gen = (block.columns.get(name, getattr(scenario.workload, name)) for name in SIZES)
+    memory_bytes = np.broadcast_to(total_bytes(scenario, batch, prompt, gen), block.count)
+    capacity_bytes = scenario.cluster.gpu.hbm_bytes
+    results[MEMORY][:] = memory_bytes
+    fits = np.full(block.count, how.ignore_memory) | (memory_bytes <= capacity_bytes)
+    if fits.any():
+        varied = {Axis(name=name, values=()).figure or name: values[fits] for name, values in block.columns.items()}
+        profile = resolve_profile(scenario, how.profile)
+        times = simulate_requests(scenario, varied, tuple(dict.fromkeys(("standard", *how.variants))), profile)
+        batches, gens = (np.broadcast_to(values, block.count)[fits] for values in (batch, gen))
+        for variant in how.variants:
+            found = times[variant]
+            results[f"{variant}.ttft_s"][fits] = found.ttft_s
+            results[f"{variant}.tpot_s"][fits] = np.where(gens > 1, found.decode_s / np.maximum(gens - 1, 1), np.nan)
+            tokens_per_s = batches * gens / found.request_s
+            results[f"{variant}.tokens_per_s"][fits] = tokens_per_s
+            results[f"{variant}.speedup"][fits] = times["standard"].request_s / found.request_s
+            if how.usd_per_gpu_hour is not None:
+                results[f"{variant}.{PRICE}"][fits] = token_price(how.usd_per_gpu_hour, scenario.tp, tokens_per_s)
+    return [
+        "" if fit else f"needs {format_bytes(needed)} of {format_bytes(capacity_bytes)} per GPU"
+        for fit, needed in zip(fits.tolist(), memory_bytes.tolist(), strict=True)
+    ]
 
 
 def _constants(block: Block) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from ladder_sim.sweeps.evaluate import PROBLEM, Rows
 
 FORMATS = {".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}
 # by extension
-_FIGURE, _RESULT = "%.12g", "%.9g"
+_SIZE, _FIGURE, _RESULT = "%d", "%.12g", "%.9g"
 # all digits of a hardware figure, and those of a result that do not depend on the machine that computed it
 _ROW_GROUP_CHUNKS = 64
 
@@ -71,6 +71,8 @@ def _cells(rows: Rows, written: Callable[[Any], str]) -> dict[str, str]:
     missing = {name: written(None) for name in _missing(rows)}
     return {
         **same,
+        # where the scenario's own stand
+        **dict.fromkeys(rows.sizes, _SIZE),
         **dict.fromkeys(rows.figures, _FIGURE),
         **dict.fromkeys(rows.results, _RESULT),
         **missing,
@@ -81,7 +83,8 @@ def _cells(rows: Rows, written: Callable[[Any], str]) -> dict[str, str]:
 def _filled(template: str, rows: Rows) -> str:
     """One line per row, by a single format operation: ten times as fast as one per number."""
     missing = _missing(rows)
-    varying = [values for name, values in {**rows.figures, **rows.results}.items() if name not in missing]
+    columns = {**rows.sizes, **rows.figures, **rows.results}
+    varying = [values for name, values in columns.items() if name not in missing]
     numbers = chain.from_iterable(zip(*(values.tolist() for values in varying), strict=True))
     return template * len(rows) % tuple(numbers)
 
@@ -113,7 +116,8 @@ def _arrow(parts: Sequence[Rows]) -> bytes:
     batches = []
     for rows in parts:
         count = len(rows)
-        arrays = [pa.array([value] * count, schema.field(name).type) for name, value in rows.constants.items()]
+        same = {name: [value] * count for name, value in rows.constants.items()}
+        arrays = [pa.array(values, schema.field(name).type) for name, values in {**same, **rows.sizes}.items()]
         arrays += [pa.array(values, from_pandas=True) for values in (*rows.figures.values(), *rows.results.values())]
         batches.append(pa.record_batch([*arrays, pa.array([rows.problem] * count)], schema))
     sink = io.BytesIO()

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,30 +13,36 @@ from numpy.typing import NDArray
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.graph.variants import DEFAULT_VARIANTS, canonical
 from ladder_sim.prediction import default_variants
+from ladder_sim.requests import SIZES
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.sweeps.axes import FIELDS, Axis, axis
 from ladder_sim.sweeps.ranges import expand
 
 MOST_POINTS = 50_000_000
 # of a sweep that nobody confirmed
-CHUNK_POINTS = 4096
-# most points of a chunk: more gains nothing, and arrays fall out of the cache
+CHUNK_POINTS = 32768
+# most points of a chunk: an array operation has a price of its own, which they share; more gain nothing
 CHUNK_BLOCKS = 32
 # most blocks of a chunk, so that progress shows where every point needs its own graph
+
+Columns = Mapping[str, NDArray[Any]]
+# values of what varies, by axis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Block:
-    """Points that differ in hardware figures only: one graph, priced many times."""
+    """Points that differ in sizes and hardware figures only: one graph, priced many times."""
 
     point: Mapping[str, Any]
     # their common values by axis
     scenario: Scenario | None
-    # None: there can be none
+    # of one of them; None: there can be none
     problem: str
     # why not
-    figures: Mapping[str, NDArray[np.float64]]
-    # values by axis; empty: one point
+    columns: Columns
+    # what varies, by axis: sizes first
+    count: int
+    # points
 
 
 Chunk = tuple[Block, ...]
@@ -45,8 +51,8 @@ Chunk = tuple[Block, ...]
 class Grid:
     """Every combination of the axes' values.
 
-    Fields of the scenario come first, in the order of `FIELDS`, then settings as given, then hardware figures as given;
-    the last axis varies fastest.
+    What changes the graph comes first: fields of the scenario in the order of `FIELDS`, then settings as given. Batch,
+    prompt and answer follow, and hardware figures as given; the last axis varies fastest.
 
     Parameters
     ----------
@@ -67,22 +73,28 @@ class Grid:
         for name in names:
             if names.count(name) > 1:
                 raise UsageError(f"'{name}' is given twice", hint="give each field one range")
-        # a hardware figure with one value is a setting like any other
-        varied = [one for one in found if one.figure and len(one.values) > 1]
-        rest = [one for one in found if one not in varied]
         order = list(FIELDS)
-        self.structure = sorted(rest, key=lambda one: order.index(one.name) if one.name in FIELDS else len(order))
-        # axes that may change the graph
-        self.figures = varied
+        found.sort(key=lambda one: order.index(one.name) if one.name in FIELDS else len(order))
+        sizes = [name for name in SIZES if f"workload.{name}" not in names]
+        self.sizes = [one for one in found if one.name in sizes and len(one.values) > 1]
+        # axes over batch, prompt and answer, unless a setting of the same name has the last word
+        self.figures = [one for one in found if one.figure and len(one.values) > 1]
         # axes over hardware figures
-        self._columns = {one.name: np.asarray(one.values, np.float64) for one in varied}
+        self.structure = [one for one in found if one not in (*self.sizes, *self.figures)]
+        # axes that may change the graph, and all of one value
+        self._values = {one.name: np.asarray(one.values, np.float64) for one in self.figures}
+        self._values |= {one.name: np.asarray(one.values, np.int64) for one in self.sizes}
         self.variants = variant_names(variants) if variants else self._default_variants()
         self._check_figures()
 
     @property
     def axes(self) -> list[Axis]:
         """All of them, the slowest first."""
-        return [*self.structure, *self.figures]
+        return [*self.structure, *self._columns]
+
+    @property
+    def _columns(self) -> list[Axis]:
+        return [*self.sizes, *self.figures]
 
     @property
     def varied(self) -> list[Axis]:
@@ -97,7 +109,7 @@ class Grid:
     @cached_property
     def _width(self) -> int:
         """Points of a block that is not cut."""
-        return math.prod(len(one.values) for one in self.figures)
+        return math.prod(len(one.values) for one in self._columns)
 
     @property
     def chunks(self) -> int:
@@ -123,11 +135,12 @@ class Grid:
         group, cut = divmod(number, self._cuts)
         first = cut * self._width // self._cuts
         last = (cut + 1) * self._width // self._cuts
-        figures = self._figure_values(np.arange(first, last)) if self.figures else {}
+        columns = self._column_values(np.arange(first, last))
         start = group * self._per_chunk
         return tuple(
-            _block(self._structure_values(index), figures)
+            block
             for index in range(start, min(start + self._per_chunk, self._blocks))
+            for block in _blocks(self._structure_values(index), columns, last - first)
         )
 
     def points(self, number: int) -> int:
@@ -143,12 +156,12 @@ class Grid:
             values[one.name] = one.values[position]
         return {one.name: values[one.name] for one in self.structure}
 
-    def _figure_values(self, index: NDArray[np.int_]) -> dict[str, NDArray[np.float64]]:
+    def _column_values(self, index: NDArray[np.int_]) -> Columns:
         values = {}
-        for one in reversed(self.figures):
+        for one in reversed(self._columns):
             index, position = np.divmod(index, len(one.values))
-            values[one.name] = self._columns[one.name][position]
-        return {one.name: values[one.name] for one in self.figures}
+            values[one.name] = self._values[one.name][position]
+        return {one.name: values[one.name] for one in self._columns}
 
     def _default_variants(self) -> tuple[str, ...]:
         """The usual four, or what the only model's own config is wired as."""
@@ -176,11 +189,22 @@ def variant_names(given: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(canonical(name) for name in names))
 
 
-def _block(point: Mapping[str, Any], figures: Mapping[str, NDArray[np.float64]]) -> Block:
-    try:
-        return Block(point=point, scenario=scenario_at(point), problem="", figures=figures)
-    except LadderSimError as error:
-        return Block(point=point, scenario=None, problem=error.message, figures=figures)
+def _blocks(point: Mapping[str, Any], columns: Columns, count: int) -> Iterator[Block]:
+    """The points of some columns, as one block where all of them can be, or none."""
+    sizes = {name: values for name, values in columns.items() if name in SIZES}
+    scenarios, problems = [], []
+    # rules for sizes are ranges: what holds for the smallest and the largest of each holds for all between
+    for end in (np.min, np.max):
+        try:
+            scenarios.append(scenario_at({**point, **{name: int(end(values)) for name, values in sizes.items()}}))
+        except LadderSimError as error:
+            problems.append(error.message)
+    if sizes and count > 1 and problems and len(set(problems)) + len(scenarios) > 1:
+        for row in range(count):
+            yield from _blocks(point, {name: values[row : row + 1] for name, values in columns.items()}, 1)
+        return
+    scenario, problem = (None, problems[0]) if problems else (scenarios[0], "")
+    yield Block(point=point, scenario=scenario, problem=problem, columns=columns, count=count)
 
 
 def scenario_at(point: Mapping[str, Any]) -> Scenario:

@@ -10,6 +10,7 @@ import ladder_sim
 from ladder_sim.costs.profile import load_profile
 from ladder_sim.errors import UsageError
 from ladder_sim.prediction import NO_PROFILE
+from ladder_sim.price import check_price
 from ladder_sim.sweeps.axes import FIELDS
 from ladder_sim.sweeps.evaluate import PROBLEM, How, evaluate, result_columns
 from ladder_sim.sweeps.executors import Executor, Processes, serial
@@ -29,6 +30,7 @@ def sweep(
     *,
     profile: str | None = None,
     ignore_memory: bool = False,
+    usd_per_gpu_hour: float | None = None,
     workers: int = 1,
 ) -> SweepTable:
     """Predict every combination of some fields' values.
@@ -42,6 +44,8 @@ def sweep(
         Residual wirings, ``"hybrid-ladder:8:32:x2"`` for several; by default those of `predict`.
     profile, ignore_memory
         As in `predict`.
+    usd_per_gpu_hour
+        Price of a GPU; with one, each variant has a column of US dollars for a million new tokens.
     workers
         Processes; 1 runs in this one.
 
@@ -63,20 +67,24 @@ def sweep(
     """
     grid = Grid(axes, variants)
     executor = serial if workers == 1 else Processes(workers)
-    return run(grid, how_of(grid, profile, ignore_memory), executor)
+    return run(grid, how_of(grid, profile, ignore_memory, usd_per_gpu_hour), executor)
 
 
-def how_of(grid: Grid, profile: str | None, ignore_memory: bool) -> How:
+def how_of(grid: Grid, profile: str | None, ignore_memory: bool, usd_per_gpu_hour: float | None = None) -> How:
     """What all points of a grid have in common besides its axes.
 
     Raises
     ------
     ProfileError
         There is no such profile, or it cannot be read.
+    UsageError
+        The price is none.
     """
+    if usd_per_gpu_hour is not None:
+        check_price(usd_per_gpu_hour)
     if profile not in (None, "", NO_PROFILE):
         load_profile(profile)
-    return How(variants=grid.variants, profile=profile, ignore_memory=ignore_memory)
+    return How(variants=grid.variants, profile=profile, ignore_memory=ignore_memory, usd_per_gpu_hour=usd_per_gpu_hour)
 
 
 def run(grid: Grid, how: How, executor: Executor, progress: Progress | None = None) -> SweepTable:
@@ -168,7 +176,7 @@ def _told(answers: Iterator[Answer], grid: Grid, first: int, progress: Progress 
 def _names(grid: Grid, how: How) -> list[str]:
     """All columns, in order."""
     settings = [one.name for one in grid.structure if one.setting]
-    return [*FIELDS, *settings, *(one.name for one in grid.figures), *result_columns(how.variants), PROBLEM]
+    return [*FIELDS, *settings, *(one.name for one in grid.figures), *result_columns(how), PROBLEM]
 
 
 def _fingerprint(grid: Grid, how: How, form: str) -> str:

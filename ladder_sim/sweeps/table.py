@@ -57,6 +57,8 @@ def collect(parts: Iterable[Sequence[Rows]], varied: tuple[str, ...], variants: 
     columns: dict[str, NDArray[Any]] = {
         name: np.repeat(_column([one.constants[name] for one in rows]), lengths) for name in rows[0].constants
     }
+    for name in rows[0].sizes:
+        columns[name] = np.concatenate([one.sizes[name] for one in rows])
     for name in rows[0].figures:
         columns[name] = np.concatenate([one.figures[name] for one in rows])
     for name in rows[0].results:

@@ -5,9 +5,9 @@
   const USUAL = { cluster: "h100-sxm", dtype: "bf16", stack: "gpt-fast", variant: "ladder", over: "standard", phase: "decode" };
   const USUAL_VARIANTS = ["parallel", "ladder", "upper-bound"];
   const DOUBLING = ["nodes", "gpus_per_node", "tp", "batch", "prompt", "gen"];
-  const SPACING_MS = 80;
+  const SPACING_MS = 60;
   const PATIENCE_MS = 1500;
-  const REST_MS = 160;
+  const REST_MS = 120;
 
   const skip = () => window.dash_clientside.no_update;
   const context = () => window.dash_clientside.callback_context;
@@ -18,11 +18,12 @@
     untouched: null, // the query as it was opened, until a control is turned
     shape: null, // a dropped model, as a query holds it
     placed: {}, // where the server's answer has put each slider
+    told: {}, // what the server's answer has written beside it
     send: null, // the query that waits to be sent
     sentAt: 0,
     unanswered: false,
     timer: 0,
-    rest: null,
+    rest: null, // the query that the other views wait for
     restTimer: 0,
   };
 
@@ -31,6 +32,7 @@
     return new Promise((resolve) => {
       if (page.send) page.send.resolve(skip());
       page.send = { query, resolve };
+      link(query);
       schedule();
     });
   }
@@ -44,6 +46,7 @@
       page.send = null;
       page.sentAt = performance.now();
       page.unanswered = true;
+      document.getElementById("results").ariaBusy = "true";
       resolve(query);
     }, Math.max(0, wait));
   }
@@ -124,24 +127,28 @@
     return later(query);
   }
 
+  /* The other views follow when the headline is there and no control has moved for a moment. */
   function settle(query) {
     return new Promise((resolve) => {
-      if (page.rest) page.rest(skip());
-      page.rest = resolve;
-      clearTimeout(page.restTimer);
-      page.restTimer = setTimeout(() => {
-        page.rest = null;
-        resolve(query);
-      }, REST_MS);
+      if (page.rest) page.rest.resolve(skip());
+      page.rest = { query, resolve };
     });
   }
 
+  function rest() {
+    clearTimeout(page.restTimer);
+    page.restTimer = setTimeout(() => {
+      // a newer query comes here again when it is answered
+      if (!page.rest || page.send || page.unanswered) return;
+      page.rest.resolve(page.rest.query);
+      page.rest = null;
+    }, REST_MS);
+  }
+
   function link(query) {
-    const search = query || "";
     document.querySelectorAll("[data-file]").forEach((anchor) => {
-      anchor.setAttribute("href", `/download/${anchor.dataset.file}?${search}`);
+      anchor.setAttribute("href", `/download/${anchor.dataset.file}?${query}`);
     });
-    return skip();
   }
 
   function typed(key, position) {
@@ -164,20 +171,29 @@
     return typed(key, Number(position));
   }
 
-  function place(facts) {
+  /* Puts an answer on the page, and the controls where the scenario is. */
+  function show(answer) {
     page.unanswered = false;
     schedule();
+    rest();
+    document.getElementById("results").ariaBusy = "false";
+    for (const [id, text] of Object.entries(answer.views)) document.getElementById(id).innerHTML = text;
     return context().outputs_list.map((output) => {
-      const fact = facts[keyOf(output.id)];
+      const key = keyOf(output.id);
+      const fact = answer.facts[key];
       if (!fact) return skip();
-      if (output.property === "placeholder") return fact.text;
+      if (output.property === "placeholder") {
+        if (page.told[key] === fact.text) return skip();
+        page.told[key] = fact.text;
+        return fact.text;
+      }
       const slider = document.getElementById(output.id);
       // never under the reader's hand
       if (slider === document.activeElement) return skip();
-      const doubling = DOUBLING.includes(keyOf(output.id));
-      const exact = doubling ? Math.round(Math.log2(fact.value)) : Math.round(Math.log10(fact.value) * 50) / 50;
+      const exact = DOUBLING.includes(key) ? Math.round(Math.log2(fact.value)) : Math.round(Math.log10(fact.value) * 50) / 50;
       const position = Math.min(Number(slider.max), Math.max(Number(slider.min), exact));
-      page.placed[keyOf(output.id)] = position;
+      if (page.placed[key] === position) return skip();
+      page.placed[key] = position;
       return position;
     });
   }
@@ -243,7 +259,27 @@
     return skip();
   }
 
+  /* A slider speaks at most once per SPACING_MS, and when it rests: each time Dash looks through the whole page. */
+  let spoke = 0;
+  let lastWord = 0;
+  document.addEventListener(
+    "input",
+    (event) => {
+      const slider = event.target;
+      if (slider.type !== "range") return;
+      clearTimeout(lastWord);
+      const wait = spoke + SPACING_MS - performance.now();
+      if (wait <= 0) {
+        spoke = performance.now();
+        return;
+      }
+      event.stopPropagation();
+      lastWord = setTimeout(() => slider.dispatchEvent(new Event("input", { bubbles: true })), wait);
+    },
+    true,
+  );
+
   window.dash_clientside = Object.assign({}, window.dash_clientside, {
-    explorer: { spread, gather, settle, link, slide, place, reset, pin, theme, copy, png },
+    explorer: { spread, gather, settle, slide, show, reset, pin, theme, copy, png },
   });
 })();

@@ -12,9 +12,13 @@
     _s: [[1, "s"], [1e-3, "ms"], [1e-6, "us"], [1e-9, "ns"]],
   };
 
-  function shown(name, value) {
+  function scaleOf(name, value) {
     const scales = SCALES[Object.keys(SCALES).find((unit) => name.endsWith(unit))];
-    const [scale, unit] = scales.find(([size]) => value >= size * 0.9995) || scales[scales.length - 1];
+    return scales.find(([size]) => value >= size * 0.9995) || scales[scales.length - 1];
+  }
+
+  function shown(name, value) {
+    const [scale, unit] = scaleOf(name, value);
     return `${Number((value / scale).toPrecision(3))} ${unit}`;
   }
 
@@ -103,10 +107,14 @@
       };
       const list = document.createElement("dl");
       const facts = { "tok/s": one.rate.toPrecision(4), TTFT: shown("x_s", one.ttft), TPOT: one.tpot ? shown("x_s", one.tpot) : "-" };
-      for (const [name, text] of Object.entries(facts)) list.append(line("dt", name), line("dd", text));
+      for (const [name, text] of Object.entries(facts)) {
+        const row = document.createElement("div");
+        row.append(line("dt", name), line("dd", text));
+        list.append(row);
+      }
       const [low, , high] = variant.interval;
-      const interval = number && start ? `90 %: ${low.toFixed(2)}-${high.toFixed(2)}` : number ? "over standard" : "1.00x";
-      card.append(line("h3", variant.name), line("div", number ? `${gain.toFixed(2)}x` : "baseline", "gain"), line("div", interval, "interval"), list);
+      const interval = number && start ? `90 %: ${low.toFixed(2)}-${high.toFixed(2)}` : number ? "over standard" : "baseline";
+      card.append(line("h3", variant.name), line("div", `${gain.toFixed(2)}x`, "gain"), line("div", interval, "interval"), list);
       return card;
     });
     element("cards").replaceChildren(...cards);
@@ -121,7 +129,7 @@
       y: data.variants.map((variant) => variant.name),
       x: values,
       marker: { color: shade },
-      hovertemplate: "%{x:.3f} s<extra>%{fullData.name}</extra>",
+      hovertemplate: "%{y}: %{x:.3g} s<extra>%{fullData.name}</extra>",
     });
     const bars = [
       bar("prefill", every.map((one) => one.ttft), "#56B4E9"),
@@ -134,22 +142,32 @@
   const along = (number, position) => place.at.map((own, index) => (index === number ? position : own));
 
   function drawCurve() {
-    const axis = data.axes[0];
+    // the latency, if there is one: at a small batch it decides
+    const number = Math.max(0, data.axes.findIndex((one) => one.name.endsWith(".latency_s")));
+    const axis = data.axes[number];
+    const [scale, unit] = scaleOf(axis.name, axis.values[axis.values.length - 1]);
     const steps = Array.from({ length: 49 }, (_, step) => (step * (axis.values.length - 1)) / 48);
     const lines = data.variants.slice(1).map((variant) => ({
       type: "scatter",
       mode: "lines",
       name: variant.name,
-      x: steps.map((step) => valueAt(axis, step) / 1e9),
-      y: steps.map((step) => speedup(variant, place.batch, along(0, step))),
+      x: steps.map((step) => valueAt(axis, step) / scale),
+      y: steps.map((step) => speedup(variant, place.batch, along(number, step))),
       line: { color: colour(variant), width: 2.5 },
+      hovertemplate: "%{y:.2f}x",
     }));
-    const now = valueAt(axis, place.at[0]) / 1e9;
-    const ticks = roundTicks(axis.values[0] / 1e9, axis.values[axis.values.length - 1] / 1e9);
+    const now = valueAt(axis, place.at[number]) / scale;
+    const ticks = (low, high) => {
+      const found = roundTicks(low, high);
+      return { type: "log", tickmode: "array", tickvals: found, ticktext: found.map((tick) => String(Number(tick.toPrecision(3)))) };
+    };
+    const speedups = lines.flatMap((one) => one.y);
+    const highest = Math.max(1, ...speedups);
     const more = {
       hovermode: "x unified",
-      xaxis: { type: "log", tickmode: "array", tickvals: ticks, ticktext: ticks.map((tick) => String(Number(tick.toPrecision(3)))), title: { text: `${axis.title} (GB/s)` } },
-      yaxis: { title: { text: "speedup over standard" } },
+      xaxis: { ...ticks(axis.values[0] / scale, axis.values[axis.values.length - 1] / scale), title: { text: `${axis.title} (${unit})` }, unifiedhovertitle: { text: `%{x:.3~g} ${unit}` } },
+      // an upper bound would press all others flat
+      yaxis: { ...(highest > 3 ? ticks(Math.min(1, ...speedups), highest) : {}), title: { text: "speedup over standard" } },
       shapes: [{ type: "line", x0: now, x1: now, yref: "paper", y0: 0, y1: 1, line: { color: "#D55E00", width: 1, dash: "dash" } }],
     };
     element("curve-title").textContent = `Speedup by ${axis.title.toLowerCase()}`;

@@ -20,14 +20,22 @@ def error_figure(result: Mapping[str, Any]) -> "go.Figure":
     rows = result["rows"]
     latencies = [row for row in rows if row["quantity"] in _SYMBOLS]
     values_ms = [1e3 * row[key] for row in latencies for key in ("predicted", "measured")]
-    drawn = figure("Predicted and measured on one machine", "circles: prefill, diamonds: decode; whiskers: 95 % intervals of measured medians")
+    drawn = figure(
+        "Predicted and measured on one machine",
+        "circles: prefill, diamonds: decode; whiskers: 95 % intervals of measured medians",
+    )
     drawn.update_layout(
         width=_SIZE_PX[0],
         height=_SIZE_PX[1],
         barmode="group",
         xaxis={**log_axis("measured latency, ms", values_ms), "domain": [0.0, 0.42]},
         yaxis=log_axis("predicted latency, ms", values_ms),
-        xaxis2={"domain": [0.5, 1.0], "anchor": "y2", "title": {"text": "link, by the part of standard's time that messages take"}, "type": "category"},
+        xaxis2={
+            "domain": [0.5, 1.0],
+            "anchor": "y2",
+            "title": {"text": "link, by the part of standard's time that messages take"},
+            "type": "category",
+        },
         yaxis2={"anchor": "x2", "title": {"text": "speedup over standard: bars measured, dashes predicted"}},
     )
     span = [min(values_ms), max(values_ms)]

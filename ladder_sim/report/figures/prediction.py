@@ -10,7 +10,7 @@ from ladder_sim.lower import COMM, COMPUTE
 from ladder_sim.prediction import Prediction
 from ladder_sim.report.figures.base import asked, figure
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.steps import StepSummary
+from ladder_sim.summary import StepSummary
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -37,7 +37,7 @@ _KINDS = {
     "broadcast": ("all-gather, broadcast", "#CC79A7"),
 }
 # name and colour of an op's kind; all others are small kernels
-_SMALL = ("norm, add, activation, rotary embedding", "#009E73")
+_SMALL = ("small kernels", "#009E73")
 _LANES = {COMPUTE: "compute", COMM: "communication"}
 _TIMELINE_LAYERS = 2
 
@@ -59,39 +59,49 @@ class _Bar(NamedTuple):
 
 def breakdown_figure(scenario: Scenario, predictions: Mapping[str, Prediction]) -> "go.Figure":
     """What the critical path of every variant waits for, stacked."""
-    import plotly.graph_objects as go
-
-    drawn = figure("Where a request's time goes", asked(scenario))
     total_s = max(found.request_s for found in predictions.values())
     names = [
         name for name in _LIMIT_COLOURS if any(_share(found, name) > SHOWN_SHARE for found in predictions.values())
     ]
+    bars = []
     for name in names:
         shares = [_share(found, name) for found in predictions.values()]
-        drawn.add_trace(
-            go.Bar(
-                y=list(predictions),
-                x=[found.limits_s.get(name, 0.0) for found in predictions.values()],
-                name=name.replace("_", "-"),
-                orientation="h",
-                marker={"color": _LIMIT_COLOURS.get(name, OTHER_COLOUR)},
-                text=[f"{share:.0%}" if share > 0.05 else "" for share in shares],
-                textposition="inside",
-                insidetextanchor="middle",
-                textangle=0,
-            )
+        bars.append(
+            {
+                "type": "bar",
+                "y": list(predictions),
+                "x": [found.limits_s.get(name, 0.0) for found in predictions.values()],
+                "name": name.replace("_", "-"),
+                "orientation": "h",
+                "marker": {"color": _LIMIT_COLOURS.get(name, OTHER_COLOUR)},
+                "text": [f"{share:.0%}" if share > 0.05 else "" for share in shares],
+                "textposition": "inside",
+                "insidetextanchor": "middle",
+                "textangle": 0,
+                "customdata": shares,
+                "hovertemplate": "%{y}: %{x:.3g} s, %{customdata:.1%} of the request<extra>%{fullData.name}</extra>",
+            }
         )
-    for name, found in predictions.items():
-        drawn.add_annotation(
-            x=found.request_s, y=name, text=f"{found.speedup.value:.2f}x", showarrow=False, xanchor="left", xshift=6
-        )
-    return drawn.update_layout(
-        barmode="stack",
-        bargap=0.35,
-        height=140 + 70 * len(predictions),
-        xaxis={"title": {"text": "seconds per request, with the speedup over standard"}, "range": [0, total_s * 1.08]},
-        yaxis={"autorange": "reversed"},
-        legend={"traceorder": "normal"},
+    speedups = [
+        {"x": found.request_s, "y": name, "text": f"{found.speedup.value:.2f}x"} for name, found in predictions.items()
+    ]
+    return figure(
+        "Where a request's time goes",
+        asked(scenario),
+        data=bars,
+        layout={
+            "barmode": "stack",
+            "bargap": 0.35,
+            "height": 140 + 70 * len(predictions),
+            "xaxis": {
+                "title": {"text": "seconds per request, with the speedup over standard"},
+                "range": [0, total_s * 1.08],
+            },
+            "yaxis": {"autorange": "reversed"},
+            "legend": {"traceorder": "normal"},
+            "uniformtext": {"mode": "hide", "minsize": 10},
+            "annotations": [{**one, "showarrow": False, "xanchor": "left", "xshift": 6} for one in speedups],
+        },
     )
 
 

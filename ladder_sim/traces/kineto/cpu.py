@@ -38,7 +38,9 @@ def cpu_rank(recorded: Recorded, execution: ExecutionTrace | None) -> RankDraft:
 class _Cpu:
     def __init__(self, recorded: Recorded, execution: ExecutionTrace | None) -> None:
         self.recorded = recorded
-        self.execution = execution
+        numbers = {_number(event) for event in recorded.events["cpu_op"]} - {0}
+        # one of the warm-ups says nothing of the steps
+        self.execution = execution if execution is not None and not numbers.isdisjoint(execution.reads) else None
         marks = recorded.events["user_annotation"]
         self.collectives = [event for event in marks if event.name.startswith(_GLOO)]
         self.spans = [*recorded.events["cpu_op"], *(event for event in marks if event.name.startswith(link.PREFIX))]
@@ -76,11 +78,11 @@ class _Cpu:
         """Storages that an operator reads."""
         if self.execution is None:
             return frozenset()
-        return self.execution.reads.get(event.args.get(_FUNCTION, -1), frozenset())
+        return self.execution.reads.get(_number(event), frozenset())
 
     def collective(self, event: Event) -> Draft | None:
         """What an operator or a span issues, if anything."""
-        found = self.issued.get(event.args.get(_FUNCTION, -1)) if event.category == "cpu_op" else None
+        found = self.issued.get(_place(event))
         step = self.steps.at(self.seconds(event.start_us))
         message = link.issued(event.name)
         if message is not None:
@@ -117,18 +119,25 @@ class _Cpu:
             ),
         )
 
-    def _by_issue(self) -> dict[int, Event]:
-        """Collectives by the recorded function that issued them: the last ``c10d`` operator numbered before each."""
-        issues = sorted(
-            event.args[_FUNCTION]
-            for event in self.recorded.events["cpu_op"]
-            if event.name.startswith(_ISSUE) and _FUNCTION in event.args
-        )
-        found: dict[int, Event] = {}
-        for event in self.collectives:
-            index = bisect_right(issues, event.args.get(_FUNCTION, -1)) - 1
-            if index >= 0:
-                found[issues[index]] = event
+    def _by_issue(self) -> dict[tuple[Any, float], Event]:
+        """Collectives by thread and start of the operator that issued them: the last one numbered before each.
+
+        Only an execution trace makes the profiler number what it records. Without, gloo takes them up in their order.
+        """
+        issues = [event for event in self.recorded.events["cpu_op"] if event.name.startswith(_ISSUE)]
+        collectives = sorted(self.collectives, key=lambda event: event.start_us)
+        found: dict[tuple[Any, float], Event] = {}
+        if any(map(_number, issues)):
+            issues.sort(key=_number)
+            for event in collectives:
+                index = bisect_right(issues, _number(event), key=_number) - 1
+                if index >= 0:
+                    found[_place(issues[index])] = event
+        else:
+            for event in collectives:
+                # one that was issued ahead of the recording is none of these
+                if issues and issues[0].start_us <= event.start_us:
+                    found[_place(issues.pop(0))] = event
         if len(found) < len(self.collectives):
             self.notes.append(f"{len(self.collectives) - len(found)} gloo collectives have no recorded issue, left out")
         return found
@@ -214,7 +223,7 @@ class _Thread:
         rank, issues = self.cpu.recorded.rank, [event for event in events if event.name.startswith(_ISSUE)]
         if self.cpu.issued and self.cpu.execution is None and not all(map(_is_blocking, issues)):
             self.cpu.notes.append(
-                f"rank {rank} has asynchronous collectives and no execution trace: who waits for them is not known"
+                f"rank {rank} has asynchronous collectives and no execution trace of its steps: who waits is not known"
             )
         elif self.awaited:
             self.cpu.notes.append(f"rank {rank}: {len(self.awaited)} collectives whose result nothing reads")
@@ -252,6 +261,16 @@ def _with_wake_ups(queue: list[Draft]) -> Iterator[Draft]:
             draft.after = []
         yield draft
         end_s = draft.end_s
+
+
+def _number(event: Event) -> int:
+    """Of the recorded function, counted from 1; 0 if it has none."""
+    return int(event.args.get(_FUNCTION, 0))
+
+
+def _place(event: Event) -> tuple[Any, float]:
+    """Thread and start, which tell operators apart."""
+    return event.thread, event.start_us
 
 
 def _is_blocking(event: Event) -> bool:

@@ -1,11 +1,17 @@
 """What tokens cost where a GPU has a price per hour."""
 
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
 from ladder_sim.errors import UsageError
 
+Rate = TypeVar("Rate", float, NDArray[np.float64])
 SECONDS_PER_HOUR = 3600.0
 
 
-def token_price(usd_per_gpu_hour: float, gpus: int, tokens_per_s: float) -> float:
+def token_price(usd_per_gpu_hour: float, gpus: int, tokens_per_s: Rate) -> Rate:
     """US dollars for a million new tokens.
 
     Examples

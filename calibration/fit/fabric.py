@@ -1,0 +1,46 @@
+"""The all-reduce across nodes, which a profile does not hold, as a fabric's file."""
+
+from calibration.fit.samples import SampleStore
+from calibration.fit.series import medians
+from calibration.fit.tables import curve_of
+from calibration.importers.nccl_tests import Sweep, fabric_text
+from ladder_sim.errors import ProfileError
+
+
+def widest_fabric(store: SampleStore, *, cluster: str, created: str) -> str:
+    """Return the TOML text of the all-reduce over most nodes and ranks.
+
+    Parameters
+    ----------
+    store
+        The samples.
+    cluster
+        Whose links were measured.
+    created
+        ISO date.
+
+    Raises
+    ------
+    ProfileError
+        None was measured across nodes.
+    """
+    across = {
+        (series.nodes, series.ranks): points
+        for series, points in medians(store.samples).items()
+        if series.op == "all_reduce" and series.nodes > 1
+    }
+    if not across:
+        raise ProfileError(
+            f"samples '{store.path}' hold no all-reduce across nodes", hint="run `calibrate run` on several nodes"
+        )
+    nodes, ranks = max(across)
+    curve = curve_of(across[nodes, ranks])
+    sweep = Sweep(
+        file=store.path.name,
+        op="all_reduce",
+        sizes=tuple(curve.size_bytes.tolist()),
+        seconds=tuple(curve.seconds.tolist()),
+        program="calibrate run",
+        device=str(store.environment.get("gpu", "")),
+    )
+    return fabric_text(sweep, cluster=cluster, nodes=nodes, ranks_per_node=ranks // nodes, created=created)

@@ -1,0 +1,66 @@
+"""Two clocks: a CPU does what it is told at once, a GPU keeps its own time, some way behind Python."""
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+HOLD_CYCLES = 2_000_000
+# about a millisecond: time enough for Python to queue what is timed
+
+
+class Clock(Protocol):
+    """Stamps moments in the work of a device."""
+
+    def now(self) -> Any:
+        """The moment at which all that was issued so far is done."""
+
+    def elapsed_s(self, start: Any, end: Any) -> float:
+        """Seconds between two moments, once all work is done."""
+
+    def hold(self) -> None:
+        """Keep the device from starting, so that it never waits for Python once it has."""
+
+
+class CpuClock:
+    """Of work that is done when its call returns."""
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+    def elapsed_s(self, start: float, end: float) -> float:
+        return end - start
+
+    def hold(self) -> None:
+        """Python itself computes."""
+
+
+class CudaClock:
+    """Of the current stream's work."""
+
+    def now(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def elapsed_s(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        torch.cuda.synchronize()
+        return float(start.elapsed_time(end)) * 1e-3
+
+    def hold(self) -> None:
+        torch.cuda._sleep(HOLD_CYCLES)
+
+
+def clock_of(device: torch.device) -> Clock:
+    """The clock of a device's work."""
+    return CudaClock() if device.type == "cuda" else CpuClock()
+
+
+def timed(run: Callable[[], object], clock: Clock) -> float:
+    """Seconds that the device takes."""
+    clock.hold()
+    start = clock.now()
+    run()
+    end = clock.now()
+    return clock.elapsed_s(start, end)

@@ -1,0 +1,93 @@
+"""A kernel and an all-reduce at the same time: how long each takes, beside the other and alone."""
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from calibration.fit.samples import BESIDE, Sample
+from calibration.measure.clock import clock_of, timed
+from calibration.measure.collectives import DTYPE
+from calibration.measure.kernels import kernel
+from calibration.measure.ranks import Ranks
+
+MOST_KERNELS = 1000
+# in a row beside one message
+
+
+class Both(NamedTuple):
+    """Seconds of the two."""
+
+    kernel_s: float
+    kernel_alone_s: float
+    message_s: float
+    message_alone_s: float
+
+
+class Pair:
+    """A kernel and an all-reduce of one op, ready to run.
+
+    Parameters
+    ----------
+    op
+        Its point holds the kernel's coordinates, and bytes, ranks and nodes of the message.
+    ranks
+        All of them; each group sends its own message.
+    """
+
+    def __init__(self, op: Sample, ranks: Ranks) -> None:
+        name, _, _ = op.op.partition(BESIDE)
+        self._run = kernel(Sample(op=name, point=op.point, seconds=None), ranks.device)
+        self._group, self._clock = ranks.group(op), clock_of(ranks.device)
+        self._x = torch.zeros(max(1, round(op.point["bytes"] / DTYPE.itemsize)), dtype=DTYPE, device=ranks.device)
+        # the kernel needs memory for its result too; better to run out of it now than beside a message
+        self._run()
+
+    def measure(self) -> Both:
+        """Run the message alone, kernels alone, and so many kernels beside the message that they outlast it."""
+        _, message_alone_s = self._beside(0)
+        kernels = min(MOST_KERNELS, 1 + math.ceil(2.0 * message_alone_s / self._kernels(1)))
+        ends_s, message_s = self._beside(kernels)
+        # the others ran when it had ended
+        met = max(1, sum(end_s <= message_s for end_s in ends_s))
+        return Both(ends_s[met - 1] / met, self._kernels(met) / met, message_s, message_alone_s)
+
+    def _beside(self, kernels: int) -> tuple[list[float], float]:
+        """When each kernel ends, and the message, in seconds from its issue."""
+        self._group.barrier().wait()
+        self._clock.hold()
+        start = self._clock.now()
+        message_end = self._send()
+        ends = [self._kernel_end() for _ in range(kernels)]
+        end = message_end()
+        return [self._clock.elapsed_s(start, at) for at in ends], self._clock.elapsed_s(start, end)
+
+    def _kernel_end(self) -> Any:
+        self._run()
+        return self._clock.now()
+
+    def _kernels(self, count: int) -> float:
+        return timed(lambda: [self._run() for _ in range(count)], self._clock)
+
+    def _send(self) -> Callable[[], Any]:
+        """Issue the message; what is returned waits for it and tells when it ended."""
+        if self._x.is_cuda:
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                self._group.allreduce([self._x]).wait()
+                at = self._clock.now()
+            return lambda: at
+        ended: list[float] = []
+        work = self._group.allreduce([self._x])
+        work.get_future().add_done_callback(lambda _: ended.append(self._clock.now()))
+
+        def wait() -> float:
+            work.wait()
+            while not ended:
+                time.sleep(0.0)
+            return ended[0]
+
+        return wait

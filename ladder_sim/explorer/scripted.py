@@ -1,0 +1,91 @@
+"""What the page's script does when a control is turned (``assets/explorer.js``): these run in the browser."""
+
+from dash import ClientsideFunction, Dash, Input, Output, State
+
+from ladder_sim.explorer.controls import SLIDER_KEYS, control_id
+
+DRAWN = ("breakdown", "curve", "timeline", "map", "pareto", "tornado")
+# figures that can be saved as a picture
+CHOICES = (
+    *("model", "cluster", "dtype", "stack", "allreduce", "profile"),
+    *("along", "across", "up", "variant", "over", "phase"),
+)
+LISTS = ("no_p2p", "ignore_memory", "variants")
+TEXTS = ("settings", "layers", "every")
+CONTROLS = (*SLIDER_KEYS, *CHOICES, *LISTS, *TEXTS)
+# in the order of the script's arguments
+
+
+def register(app: Dash) -> None:
+    """Put all of them on the app."""
+    values = [Output(control_id(key), "value") for key in CONTROLS]
+    app.clientside_callback(
+        _script("spread"),
+        *values,
+        Output("pins", "data"),
+        Output("shape", "data"),
+        Input("url", "search"),
+        State("start", "data"),
+    )
+    app.clientside_callback(
+        _script("gather"),
+        Output("query", "data"),
+        *(Input(control_id(key), "value") for key in CONTROLS),
+        Input("pins", "data"),
+        Input("shape", "data"),
+    )
+    app.clientside_callback(_script("settle"), Output("settled", "data"), Input("query", "data"))
+    for key in SLIDER_KEYS:
+        own = control_id(key)
+        app.clientside_callback(
+            _script("slide"),
+            Output(own, "value", allow_duplicate=True),
+            Input(f"{own}-slider", "value"),
+            State(f"{own}-slider", "id"),
+            prevent_initial_call=True,
+        )
+    app.clientside_callback(
+        _script("show"),
+        *(Output(f"{control_id(key)}-slider", "value") for key in SLIDER_KEYS),
+        *(Output(control_id(key), "placeholder") for key in SLIDER_KEYS),
+        Input("answer", "data"),
+        prevent_initial_call=True,
+    )
+    app.clientside_callback(
+        _script("reset"),
+        *(Output(control_id(key), "value", allow_duplicate=True) for key in (*SLIDER_KEYS, "settings")),
+        Input("reset", "n_clicks"),
+        prevent_initial_call=True,
+    )
+    app.clientside_callback(
+        _script("pin"),
+        Output("pins", "data", allow_duplicate=True),
+        Input("pin", "n_clicks"),
+        Input("unpin", "n_clicks"),
+        State("pins", "data"),
+        State("query", "data"),
+        prevent_initial_call=True,
+    )
+    app.clientside_callback(
+        _script("theme"), Output("theme", "data"), Output("theme-switch", "children"), Input("theme-switch", "n_clicks")
+    )
+    for name in ("link", "cli", "python"):
+        app.clientside_callback(
+            _script("copy"),
+            Output(f"copy-{name}", "title"),
+            Input(f"copy-{name}", "n_clicks"),
+            State(f"copy-{name}", "id"),
+            prevent_initial_call=True,
+        )
+    for name in DRAWN:
+        app.clientside_callback(
+            _script("png"),
+            Output(f"png-{name}", "title"),
+            Input(f"png-{name}", "n_clicks"),
+            State(f"png-{name}", "id"),
+            prevent_initial_call=True,
+        )
+
+
+def _script(name: str) -> ClientsideFunction:
+    return ClientsideFunction(namespace="explorer", function_name=name)

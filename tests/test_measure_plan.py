@@ -1,0 +1,39 @@
+"""What a calibration measures next: first everything once, then what is least certain, never beyond the time left."""
+
+from dataclasses import replace
+
+from calibration.fit.samples import Sample
+from calibration.measure.plan import LEAST_REPEATS, REPEATS, Plan
+
+OPS = [Sample(op="gemm", point={"m": m, "n": 8.0, "k": 8.0}, seconds=None) for m in (1.0, 2.0, 4.0)]
+
+
+def test_the_least_certain_is_measured_next() -> None:
+    plan = Plan(OPS, [replace(OPS[0], seconds=1e-3, spread=0.1)])
+    assert plan.next(10.0) == (OPS[1], REPEATS)
+    plan.add(replace(OPS[1], seconds=1e-3, spread=0.3))
+    assert plan.unmeasured == 1
+    plan.add(OPS[2])
+    # the third did not fit the memory
+    assert plan.unmeasured == 0
+    assert plan.next(10.0) == (OPS[1], REPEATS)
+    for _ in range(9):
+        plan.add(replace(OPS[1], seconds=1e-3, spread=0.3))
+    # ten samples of 30 % tell as much as one of a tenth
+    assert plan.next(10.0) == (OPS[0], REPEATS)
+
+
+def test_what_takes_long_is_repeated_less_and_not_begun_where_it_would_not_end() -> None:
+    plan = Plan(OPS, [replace(OPS[0], seconds=0.5, spread=0.1)])
+    # twice the work: a second each, and three runs that do not count
+    assert plan.next(6.1) == (OPS[1], LEAST_REPEATS)
+    assert plan.next(5.9) == (OPS[0], 4)
+    assert plan.next(3.4) is None
+    assert Plan(OPS, []).next(0.0) is None
+
+
+def test_a_prompt_is_expected_to_take_the_square_of_its_length() -> None:
+    short, long = (Sample(op="attention_prefill", point={"q_len": size}, seconds=None) for size in (100.0, 1000.0))
+    plan = Plan([long], [replace(short, seconds=1e-2)])
+    assert plan.next(5.9) is None
+    assert plan.next(6.1) == (long, LEAST_REPEATS)
