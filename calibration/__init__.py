@@ -1,6 +1,6 @@
 """From measurements to calibration profiles, and back: predictions beside measurements.
 
-`measure` takes samples and times passes (torch and `runtime`), `fit` makes profiles of samples, `crosscheck` closes the
-loop. `fit`, `importers`, `transfer` and `show` import neither torch nor `runtime`, and of `ladder_sim` only `costs`,
-`specs`, `units` and `errors`, `transfer` its predictions too.
+`measure` takes samples of ops, `fit` makes profiles of samples, `transfer` fits a stack's figures to end-to-end runs,
+`crosscheck` measures passes, predicts them and compares. `measure` and `crosscheck` need torch and `runtime`; all of it
+may import `ladder_sim`, which imports none of it.
 """

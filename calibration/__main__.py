@@ -18,6 +18,7 @@ from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.validation.dataset import read_dataset
 from ladder_sim.validation.splits import PROTOCOLS, split
 from runtime.errors import RunError
+from runtime.launch import leave_error
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,20 +29,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     int
         Exit code: 0, or that of the error.
     """
-    options = _parser().parse_args(arguments)
+    argv = list(sys.argv[1:] if arguments is None else arguments)
+    options = _parser().parse_args(argv, argparse.Namespace(argv=argv))
     try:
-        options.run(options)
-    except (LadderSimError, RunError) as error:
-        if options.debug:
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+        # only what starts ranks has an exit code of its own
+        return options.run(options) or 0
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         # the reader of stdout has seen enough; keep the interpreter from failing on it again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+        return 0
+    except Exception as error:
+        if options.debug:
+            raise
+        known = isinstance(error, LadderSimError | RunError)
+        text = str(error) if known else f"{type(error).__name__}: {error}\n  hint: a bug; --debug shows where"
+        if not leave_error(text):
+            print(f"error: {text}", file=sys.stderr)
+        return error.exit_code if isinstance(error, LadderSimError | RunError) else 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -199,4 +205,8 @@ def _show(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # a process group with a rank missing would wait in its destructor
+    os._exit(code)

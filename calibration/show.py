@@ -30,7 +30,10 @@ def describe(profile: CalibrationProfile, source: Path | None = None) -> str:
     rows = list(error_rows(profile, source))
     lines = [
         f"profile {profile.name}, made {profile.created} on {profile.environment.get('device', profile.gpu)}",
-        *(f"source  {part.what} ({part.citation}; {part.licence})" for part in profile.sources),
+        *(f"source  {part.what} ({_joined(part.citation, part.licence)})" for part in profile.sources),
+        *_named("machine", profile.environment),
+        *_named("between kernels", {name: f"{value:.3g}" for name, value in profile.overheads.items()}),
+        *_named("overlap", {name: f"{value:.3g}" for name, value in profile.overlap.items()}),
         "errors  |looked up / measured - 1| on measurements that are not in the profile; "
         + ("computed now from the source (collectives: as stored)" if source else "as stored"),
         "        aggregated: the median over engines (versions, for collectives), which the tables hold; an engine's",
@@ -46,6 +49,15 @@ def describe(profile: CalibrationProfile, source: Path | None = None) -> str:
     if profile.transfer:
         lines += ["", *describe_transfer(profile.transfer)]
     return "\n".join(lines)
+
+
+def _joined(*parts: str) -> str:
+    return "; ".join(part for part in parts if part)
+
+
+def _named(what: str, values: Mapping[str, str]) -> list[str]:
+    """A line, unless there is nothing to tell."""
+    return [f"{what}  {', '.join(f'{name} {value}' for name, value in values.items())}"] if values else []
 
 
 def describe_transfer(transfer: Transfer) -> list[str]:

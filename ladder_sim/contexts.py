@@ -10,20 +10,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 Counts = NDArray[np.int64]
-NODES = ((2, 3), (8, 5))
-# up to how much context grows, and how many contexts then; the most is for all beyond
-MOST_NODES = 9
+COUNTS = ((2, 3), (8, 5))
+# up to how many times the first context the last one is, and how many contexts then; the most is for all beyond
+MOST_CONTEXTS = 9
 
 
-def node_counts(prompt: Counts, gen: Counts) -> Counts:
+def context_counts(prompt: Counts, gen: Counts) -> Counts:
     """Contexts to simulate for each request; none where prefill yields the only token."""
     first, last = prompt + 1, prompt + gen - 1
-    counts = np.select([last <= growth * first for growth, _ in NODES], [count for _, count in NODES], MOST_NODES)
+    counts = np.select([last <= growth * first for growth, _ in COUNTS], [count for _, count in COUNTS], MOST_CONTEXTS)
     found: Counts = np.where(gen == 1, 0, counts)
     return found
 
 
-def nodes(prompt: Counts, gen: Counts, count: int) -> tuple[Counts, NDArray[np.float64]]:
+def weighted_contexts(prompt: Counts, gen: Counts, count: int) -> tuple[Counts, NDArray[np.float64]]:
     """Contexts of requests that all take `count` of them, and the decode steps each stands for.
 
     Returns
@@ -47,10 +47,10 @@ def nodes(prompt: Counts, gen: Counts, count: int) -> tuple[Counts, NDArray[np.f
 def contexts(prompt: int, gen: int) -> tuple[tuple[int, float], ...]:
     """Contexts of one request in increasing order, each once, and the decode steps it stands for."""
     prompts, gens = np.array([prompt]), np.array([gen])
-    count = int(node_counts(prompts, gens)[0])
+    count = int(context_counts(prompts, gens)[0])
     if not count:
         return ()
     merged: dict[int, float] = {}
-    for at, weight in zip(*(values[0].tolist() for values in nodes(prompts, gens, count)), strict=True):
+    for at, weight in zip(*(values[0].tolist() for values in weighted_contexts(prompts, gens, count)), strict=True):
         merged[at] = merged.get(at, 0.0) + weight
     return tuple(merged.items())

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ladder_sim.contexts import Counts, contexts, node_counts, nodes
+from ladder_sim.contexts import Counts, context_counts, contexts, weighted_contexts
 from ladder_sim.costs.base import CostModel
 from ladder_sim.costs.hardware import Hardware, one_length
 from ladder_sim.costs.model import KernelCosts
@@ -42,6 +42,7 @@ class Request:
 
     @property
     def prefill_s(self) -> float:
+        """The whole prompt; with jitter the mean over replicates."""
         return self.ranked[0].mean_s if self.ranked else self.prefill.seconds
 
     @property
@@ -57,6 +58,7 @@ class Request:
 
     @property
     def seconds(self) -> float:
+        """Prefill and decode."""
         return self.prefill_s + self.decode_s
 
     def total(self, field: str) -> float:
@@ -163,7 +165,7 @@ def simulate_requests(
     found = {name: RequestTimes(ttft_s=np.empty(count), decode_s=np.zeros(count)) for name in variants}
     small = replace(scenario, workload=one_token(scenario.workload))
     each = {name: replace(small, variant=name) for name in variants}
-    for rows in _alike(sizes["prompt"], sizes["gen"], static_cache=scenario.stack.attention == "math"):
+    for rows in _simulated_together(sizes["prompt"], sizes["gen"], static_cache=scenario.stack.attention == "math"):
         costs = KernelCosts(scenario, profile, hardware.vary({key: values[rows] for key, values in columns.items()}))
         for phase, weights, priced in _passes(scenario, {key: values[rows] for key, values in sizes.items()}, costs):
             for name, times in found.items():
@@ -175,9 +177,9 @@ def simulate_requests(
     return found
 
 
-def _alike(prompt: Counts, gen: Counts, *, static_cache: bool) -> list[Counts | slice]:
+def _simulated_together(prompt: Counts, gen: Counts, *, static_cache: bool) -> list[Counts | slice]:
     """Which requests can be simulated together: prompts of one token or of several, as many contexts in decode."""
-    counts = node_counts(prompt, gen)
+    counts = context_counts(prompt, gen)
     kinds = 2 * (np.minimum(counts, 1) if static_cache else counts) + (prompt == 1)
     several = np.unique(kinds)
     return [slice(None)] if len(several) == 1 else [np.flatnonzero(kinds == kind) for kind in several]
@@ -202,10 +204,10 @@ def _passes(
         if np.max(gen) > 1:
             yield "decode", (sizes["gen"] - 1).astype(np.float64), step
         return
-    count = int(node_counts(sizes["prompt"][:1], sizes["gen"][:1])[0])
+    count = int(context_counts(sizes["prompt"][:1], sizes["gen"][:1])[0])
     if not count:
         return
-    lengths, weights = nodes(sizes["prompt"], sizes["gen"], count)
+    lengths, weights = weighted_contexts(sizes["prompt"], sizes["gen"], count)
     for number in range(count):
         step = step.at(_single(lengths[:, number]))
         yield "decode", weights[:, number], step

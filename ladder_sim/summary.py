@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from ladder_sim.costs.base import Estimate
 from ladder_sim.des.timeline import Timeline, overlap_s
@@ -76,6 +77,10 @@ class StepSummary:
     @cached_property
     def _simulated(self) -> Simulated:
         return self._run()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle: what was simulated, because what simulates it cannot go along."""
+        return {"seconds": self.seconds, "_gpu": self._gpu, "_simulated": self._simulated}
 
     @property
     def lowered(self) -> Lowered:

@@ -18,8 +18,8 @@ FOLDER = "LADDER_RUNTIME_FOLDER"
 _POLL_S = 0.05
 
 
-def launch(arguments: Sequence[str], ranks: int) -> int:
-    """Run ``python -m runtime ARGUMENTS`` as so many ranks; return the exit code of the first to fail, or 0.
+def launch(arguments: Sequence[str], ranks: int, module: str = "runtime") -> int:
+    """Run ``python -m MODULE ARGUMENTS`` as so many ranks; return the exit code of the first to fail, or 0.
 
     Rank 0 writes to this process's stdout and stderr; of the others only errors are shown.
     """
@@ -29,7 +29,7 @@ def launch(arguments: Sequence[str], ranks: int) -> int:
         started: list[subprocess.Popen[bytes]] = []
         try:
             for rank in range(ranks):
-                started.append(_start(arguments, rank, ranks, folder))
+                started.append(_start([module, *arguments], rank, ranks, folder))
             while any(process.poll() is None for process in started):
                 failed = [rank for rank, process in enumerate(started) if process.poll()]
                 if failed:
@@ -51,11 +51,11 @@ def leave_error(message: str) -> bool:
     return True
 
 
-def _start(arguments: Sequence[str], rank: int, ranks: int, folder: Path) -> "subprocess.Popen[bytes]":
+def _start(module: Sequence[str], rank: int, ranks: int, folder: Path) -> "subprocess.Popen[bytes]":
     environment = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), FOLDER: str(folder)}
     with (folder / f"stderr-{rank}").open("wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "runtime", *arguments],
+            [sys.executable, "-m", *module],
             env={**os.environ, **environment},
             stdin=subprocess.DEVNULL,
             stdout=None if rank == 0 else subprocess.DEVNULL,

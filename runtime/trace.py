@@ -2,8 +2,10 @@
 
 For code of your own::
 
-for _ in recorded_steps("traces/standard"):
-    model(tokens)
+    from runtime.trace import recorded_steps
+
+    for _ in recorded_steps("traces/standard"):
+        model(tokens)
 """
 
 import gzip
@@ -22,6 +24,7 @@ from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, re
 
 from runtime.comm.base import Handle
 from runtime.comm.emulate import EmulatedLink
+from runtime.errors import InputError
 
 
 def recorded_steps(
@@ -42,7 +45,17 @@ def recorded_steps(
     observe_steps
         Take the execution trace of the steps too, although every operator takes some 25 us longer for it: only that
         tells who reads the result of an asynchronous gloo collective.
+
+    Raises
+    ------
+    InputError
+        There is no warm-up or no step.
     """
+    if warmups < 1 or steps < 1:
+        raise InputError(
+            f"{warmups} warm-ups and {steps} steps: must be 1 or more of each",
+            hint="the execution trace needs a warm-up, the profile a step",
+        )
     rank, ranks = _place()
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -61,16 +74,21 @@ def recorded_steps(
         plain = Path(scratch, "execution.json")
         observer = ExecutionTraceObserver().register_callback(str(plain))
         observer.start()
-        for number in range(warmups + steps):
-            if number == warmups and not dist.is_initialized():
-                profiler.add_metadata_json("distributedInfo", json.dumps({"rank": rank, "world_size": ranks}))
-            yield number
-            if number == (warmups + steps if observe_steps else warmups) - 1:
-                # finishes the file; the observer could compress it, and would print that it does
-                observer.unregister_callback()
-                with plain.open("rb") as source, gzip.open(folder / f"rank{rank}.execution.json.gz", "wb") as target:
-                    shutil.copyfileobj(source, target)
-            profiler.step()
+        try:
+            for number in range(warmups + steps):
+                if number == warmups and not dist.is_initialized():
+                    profiler.add_metadata_json("distributedInfo", json.dumps({"rank": rank, "world_size": ranks}))
+                yield number
+                if number == (warmups + steps if observe_steps else warmups) - 1:
+                    # finishes the file; the observer could compress it, and would print that it does
+                    observer.unregister_callback()
+                    target = folder / f"rank{rank}.execution.json.gz"
+                    with plain.open("rb") as source, gzip.open(target, "wb") as packed:
+                        shutil.copyfileobj(source, packed)
+                profiler.step()
+        finally:
+            # where the caller left the loop early
+            observer.unregister_callback()
 
 
 def _place() -> tuple[int, int]:

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -47,3 +48,8 @@ def process(*arguments: str, shell: str = "", **environment: str) -> Ran:
         env={**os.environ, "PYTHONPATH": str(REPO), **environment},
     )
     return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def heed_interrupts() -> None:
+    """For a child's `preexec_fn`: a suite in a shell's background inherits that interrupts are ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

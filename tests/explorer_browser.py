@@ -88,12 +88,14 @@ def chromium() -> Iterator[Browser]:
 def served() -> Iterator[str]:
     """An explorer on a free port of this machine."""
     server = serving(make_app(Known.of()), "127.0.0.1", 0)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
-    yield f"http://127.0.0.1:{server.port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    try:
+        yield f"http://127.0.0.1:{server.port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 def artefacts(fallback: Path) -> Path:

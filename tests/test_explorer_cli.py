@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from commands import run
+from commands import heed_interrupts, run
 from conftest import REPO
 
 FLAGS = ("--model", "405b", "--nodes", "2", "--set", "inter.bandwidth=100Gb/s", "--variant", "ladder")
@@ -18,7 +18,7 @@ FLAGS = ("--model", "405b", "--nodes", "2", "--set", "inter.bandwidth=100Gb/s", 
 
 def test_it_listens_on_this_machine_and_starts_with_the_scenario() -> None:
     command = [sys.executable, "-m", "ladder_sim", "explore", *FLAGS, "--no-open", "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=REPO) as server:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=REPO, preexec_fn=heed_interrupts) as server:
         try:
             assert server.stderr is not None
             found = re.search(r"http://127\.0\.0\.1:\d+/", server.stderr.readline())
@@ -29,7 +29,10 @@ def test_it_listens_on_this_machine_and_starts_with_the_scenario() -> None:
             assert start["props"]["data"] == "model=405b&nodes=2&variants=ladder&inter.bandwidth=100Gb/s"
         finally:
             server.send_signal(signal.SIGINT)
-            assert server.wait(timeout=20) == 0
+            try:
+                assert server.wait(timeout=20) == 0
+            finally:
+                server.kill()
 
 
 def test_export_writes_a_page_without_addresses(tmp_path: Path) -> None:

@@ -72,7 +72,27 @@ def test_a_profile_holds_its_samples(tmp_path: Path) -> None:
     # across nodes is a fabric's business
     curves = found.profile.collectives["all_reduce"]["nccl"]
     assert set(curves) == {8}
-    assert curves[8].left_out["held out"] == found.errors["all_reduce"]
+    assert curves[8].left_out["held out"] == found.errors["all_reduce, 8 ranks"]
+
+
+def test_every_group_is_judged_by_itself_and_too_few_points_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, random = samples(tmp_path / "s.jsonl"), np.random.default_rng(0)
+    for ranks, count in ((2, 4), (4, 24)):
+        for size in SIZES[:count]:
+            point = {"bytes": float(size), "ranks": float(ranks), "nodes": 1.0}
+            wild = 1e-5 * float(np.exp(random.normal(0, 1.5)))
+            store.append(Sample(op="all_reduce", point=point, seconds=wild))
+    found = make_profile(store, name="mine", cluster="h100-sxm", created="2026-01-01")
+    assert [refused.partition(":")[0] for refused in found.refused] == ["all_reduce, 4 ranks"]
+    assert found.unjudged == ("all_reduce, 2 ranks",)
+    curves = found.profile.collectives["all_reduce"]["nccl"]
+    assert curves[2].left_out == {}
+    assert curves[8].left_out["held out"].median < 0.01 < curves[4].left_out["held out"].median
+    arguments = ["fit", str(tmp_path / "s.jsonl"), "--cluster", "h100-sxm", "--out", str(tmp_path / "p.json.gz")]
+    assert main(arguments) == 2
+    assert "all_reduce, 2 ranks: too few points to judge\n" in capsys.readouterr().err
 
 
 def test_the_all_reduce_across_nodes_becomes_a_fabric(tmp_path: Path) -> None:

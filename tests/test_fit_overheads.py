@@ -9,6 +9,7 @@ import pytest
 
 from calibration.fit.profile import FittedProfile, make_profile
 from calibration.fit.samples import Sample, SampleStore
+from calibration.show import describe
 from ladder_sim import Scenario, predict
 from ladder_sim.costs.contention import OverlapParameters
 from ladder_sim.costs.hardware import Hardware
@@ -57,6 +58,15 @@ def test_launches_waits_and_small_kernels(tmp_path: Path) -> None:
     assert found.fits["add"].interval("bandwidth_Bps") == pytest.approx((2e12, 2e12), rel=1e-3)
     assert found.errors["norm"].median < 1e-3
     assert found.warnings == found.refused == ()
+
+
+def test_show_tells_what_was_measured_besides_tables(tmp_path: Path) -> None:
+    profile = replace(fitted(tmp_path, [sample("eager_launch", 5e-6)]).profile, overlap={"collective_slowdown": 0.5})
+    shown = describe(profile).splitlines()
+    assert "source  all (calibrate run)" in shown
+    assert "machine  device NVIDIA H100 80GB HBM3, gpu NVIDIA H100 80GB HBM3, cpu some" in shown
+    assert any(line.startswith("between kernels  eager_launch_s 5e-06, ") for line in shown)
+    assert "overlap  collective_slowdown 0.5" in shown
 
 
 def test_predictions_take_measured_launches_but_for_what_is_set_by_hand(tmp_path: Path) -> None:

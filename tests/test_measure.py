@@ -12,14 +12,16 @@ import pytest
 import torch
 from conftest import REPO
 
+from calibration.__main__ import main
+from calibration.crosscheck.bed import Bed
 from calibration.crosscheck.check import own_scenario
 from calibration.fit.samples import Sample, SampleStore
-from calibration.measure.bed import Bed
-from calibration.measure.command import budget_s
+from calibration.measure.command import budget_s, undivided
 from calibration.measure.grid import GRID_ROWS, MESSAGES, ops_of
 from calibration.measure.groups import Layout, groups, layouts
 from calibration.measure.kernels import rotating
 from calibration.measure.ops import measure
+from calibration.measure.overlap import Pair
 from calibration.measure.ranks import Ranks
 from ladder_sim.errors import UsageError
 from ladder_sim.specs import catalog
@@ -124,6 +126,18 @@ def test_what_does_not_fit_the_memory_is_left_without_a_time() -> None:
     assert measure(huge, 3, Ranks()) == [huge]
 
 
+def test_kernels_run_until_the_message_that_they_slow_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def beside(_: Pair, kernels: int) -> tuple[list[float], float]:
+        # kernels of 1 s; the message takes 10 s alone, a sixth of its pace beside them
+        return [1.0 + number for number in range(kernels)], min(60.0, 10.0 + kernels * 5.0 / 6.0)
+
+    monkeypatch.setattr(Ranks, "group", lambda *_: None)
+    monkeypatch.setattr(Pair, "_kernels", lambda _, count: 1.0 * count)
+    monkeypatch.setattr(Pair, "_beside", beside)
+    op = Sample(op="add_beside_all_reduce", point={"bytes": 4096.0, "ranks": 2.0, "nodes": 1.0}, seconds=None)
+    assert Pair(op, Ranks()).measure() == (1.0, 1.0, 60.0, 10.0)
+
+
 def test_ranks_on_unlike_machines_do_not_measure(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Ranks()
     ranks.check_alike({"gpu": "one"})
@@ -149,6 +163,30 @@ def test_kernels_add_up_to_their_pass() -> None:
         assert min(seconds) > 0
         assert sum(seconds) <= elapsed_s
     assert 0.3 < bed.wide_gemm("prefill") < 3
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--tp", "0"), "--tp 0 is no"),
+        (("--tp", "2", "--tp", "-8"), "--tp -8 is no"),
+        (("--tp", "3"), "llama-3.1-8b: heads is 32: not divisible by tp 3\n  hint: llama-3.1-8b takes --tp 1, 2"),
+        (("--most", "0"), "--most 0 leaves nothing"),
+        (("--most", "nan"), "--most nan leaves nothing"),
+    ],
+)
+def test_what_leaves_nothing_to_measure_is_refused(
+    options: tuple[str, ...], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "s.jsonl"
+    assert main(["run", "--samples", str(path), "--model", "8b", *options]) == 2
+    assert words in capsys.readouterr().err
+    assert not path.exists()
+
+
+def test_degrees_that_do_not_divide_are_told() -> None:
+    (line,) = undivided([catalog.model("8b")], [3, 8])
+    assert line == "llama-3.1-8b: heads is 32: not divisible by tp 3"
 
 
 @pytest.mark.parametrize("text", ["10", "ten m", "-1s", ""])

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from calibration.fit.samples import Sample
-from calibration.measure.plan import LEAST_REPEATS, REPEATS, Plan
+from calibration.measure.plan import BESIDE_RUNS, LEAST_REPEATS, REPEATS, Plan
 
 OPS = [Sample(op="gemm", point={"m": m, "n": 8.0, "k": 8.0}, seconds=None) for m in (1.0, 2.0, 4.0)]
 
@@ -37,3 +37,21 @@ def test_a_prompt_is_expected_to_take_the_square_of_its_length() -> None:
     plan = Plan([long], [replace(short, seconds=1e-2)])
     assert plan.next(5.9) is None
     assert plan.next(6.1) == (long, LEAST_REPEATS)
+
+
+def test_a_collective_is_expected_with_its_whole_chain() -> None:
+    op = Sample(op="all_reduce", point={"bytes": 8.0, "ranks": 2.0, "nodes": 1.0}, seconds=None)
+    plan = Plan([op], [replace(op, seconds=0.1)])
+    # six timed collectives and one before them, three repeats and three runs that do not count
+    assert plan.next(4.1) is None
+    assert plan.next(4.3) == (op, LEAST_REPEATS)
+
+
+def test_an_op_beside_a_message_is_expected_to_take_several_messages() -> None:
+    point = {"m": 1.0, "n": 8.0, "k": 8.0, "bytes": 8.0, "ranks": 2.0, "nodes": 1.0}
+    op = Sample(op="gemm_beside_all_reduce", point=point, seconds=None)
+    taken = [replace(op, seconds=1e-6), replace(op, op="all_reduce_beside_gemm", seconds=0.1)]
+    assert Plan([op], taken).next(6 * BESIDE_RUNS * 0.09) is None
+    # a larger GEMM does not make the message longer
+    larger = replace(op, point={**point, "m": 1000.0})
+    assert Plan([larger], taken).next(6 * BESIDE_RUNS * 0.11) == (larger, LEAST_REPEATS)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import pickle
 from collections.abc import Sequence
 
 import pytest
@@ -81,6 +82,13 @@ def test_intervals_contain_their_value(found: dict[str, Prediction]) -> None:
             # what both variants share cancels
             relative = one.speedup.high / one.speedup.value
             assert relative < one.tokens_per_s.high / one.tokens_per_s.value
+
+
+def test_a_prediction_can_be_sent_to_another_process(found: dict[str, Prediction]) -> None:
+    again = pickle.loads(pickle.dumps(found["ladder"]))
+    assert again.speedup == found["ladder"].speedup
+    assert again.limits_s == found["ladder"].limits_s
+    assert again.provenance == found["ladder"].provenance
 
 
 def test_standard_is_its_own_measure(found: dict[str, Prediction]) -> None:

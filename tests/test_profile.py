@@ -184,6 +184,8 @@ def _set(*path: Any) -> Callable[[dict[str, Any]], None]:
         (_set("collectives", "all_reduce", "nccl", "2", "bytes", [1, 2, 3]), "3 bytes but 2 seconds"),
         (_set("collectives", "all_reduce", "nccl", "2", "bytes", [8, 8]), r"bytes\[1\] is 8 after 8"),
         (_set("collectives", "all_reduce", "nccl", "two", {}), "collectives.all_reduce.nccl.two"),
+        (_set("overheads", {"eager_launch_s": -1e-3}), "overheads.eager_launch_s is -0.001"),
+        (_set("overlap", {"ring_traffic": -4}), "overlap.ring_traffic is -4"),
         (_set("surprise", 1), "surprise"),
     ],
 )

@@ -43,10 +43,59 @@ def test_a_cut_tail_costs_one_sample_and_the_file_goes_on(cut: int, tmp_path_fac
     assert [one.point["m"] for one in SampleStore(path, HERE).samples] == [1, 2, 4]
 
 
+def test_a_run_that_was_killed_while_it_wrote_the_header_resumes(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    SampleStore(path, HERE)
+    header = path.read_bytes()
+    for cut in range(len(header) + 1):
+        path.write_bytes(header[:cut])
+        assert SampleStore(path, HERE).dropped == 0
+        assert path.read_bytes() == header
+
+
+@pytest.mark.parametrize("content", ["no samples", "one\ntwo", '{"op": "gemm"}\n{"cut', "\n"])
+def test_a_file_of_something_else_stays_as_it_is(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    path.write_text(content)
+    with pytest.raises(ProfileError, match="no samples"):
+        SampleStore(path, HERE)
+    assert path.read_text() == content
+
+
+def test_a_file_with_a_bad_sample_stays_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    SampleStore(path, HERE)
+    content = path.read_bytes() + b"bad\n{cut"
+    path.write_bytes(content)
+    with pytest.raises(ProfileError, match="line 2"):
+        SampleStore(path, HERE)
+    assert path.read_bytes() == content
+
+
 def test_another_machine_is_refused(tmp_path: Path) -> None:
     SampleStore(tmp_path / "s.jsonl", HERE)
     with pytest.raises(ProfileError, match="another machine: cpu differ"):
         SampleStore(tmp_path / "s.jsonl", {**HERE, "cpu": "two"})
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"op": "gemm", "point": {"m": 1, "k": 1}, "seconds": 1}', "gemm must hold m, n, k"),
+        ('{"op": "all_reduce", "point": {"bytes": 8, "ranks": 2}, "seconds": 1}', "must hold bytes, ranks, nodes"),
+        ('{"op": "add_beside_gemm", "point": {"bytes": 8}, "seconds": 1}', "must hold bytes, m, n, k"),
+        ('{"op": "gemv", "point": {"m": 1}, "seconds": 1}', "no op is called 'gemv'"),
+        ('{"op": ["gemm"], "point": {}, "seconds": 1}', "must hold an op"),
+        ('{"op": "graph_launch", "point": {}, "seconds": 1, "spread": NaN}', "spread must be 0 or above"),
+        ('{"op": "graph_launch", "point": {}, "seconds": 1, "spread": -0.1}', "spread must be 0 or above"),
+    ],
+)
+def test_what_cannot_have_been_measured_is_refused_with_the_reason(line: str, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    SampleStore(path, HERE)
+    path.write_text(path.read_text() + line + "\n")
+    with pytest.raises(ProfileError, match=reason):
+        SampleStore(path)
 
 
 @pytest.mark.parametrize("seconds", ["NaN", "-1.0", "0.0", "Infinity", '"fast"'])
@@ -55,7 +104,7 @@ def test_an_impossible_time_is_named_with_its_line(seconds: str, tmp_path: Path)
     SampleStore(path, HERE).append(sample())
     whole = path.read_bytes()
     for times in (f'"seconds": {seconds}', f'"seconds": 1.0, "alone_s": {seconds}'):
-        path.write_bytes(whole + f'{{"op": "gemm", "point": {{"m": 1}}, {times}}}\n'.encode())
+        path.write_bytes(whole + f'{{"op": "add", "point": {{"bytes": 1}}, {times}}}\n'.encode())
         with pytest.raises(ProfileError, match="line 3"):
             SampleStore(path)
 
@@ -69,7 +118,10 @@ def test_samples_of_two_machines_in_one_file_are_named(tmp_path: Path) -> None:
         SampleStore(mixed)
 
 
-@pytest.mark.parametrize("header", ["", "[]", "{}", json.dumps({"schema_version": 9, "environment": {}})])
+@pytest.mark.parametrize(
+    "header",
+    ["", "[]", "{}", '{"schema_version": 2, "environment": 1}', json.dumps({"schema_version": 9, "environment": {}})],
+)
 def test_what_is_no_samples_file(header: str, tmp_path: Path) -> None:
     (tmp_path / "s.jsonl").write_text(f"{header}\n")
     with pytest.raises(ProfileError, match=r"no samples|schema_version 9"):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ladder_sim import Scenario, predict
-from ladder_sim.contexts import contexts, node_counts, nodes
+from ladder_sim.contexts import context_counts, contexts, weighted_contexts
 from ladder_sim.costs.memory import memory_use, total_bytes
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.build import PassInputs, build
@@ -83,11 +83,11 @@ def test_sizes_of_several_lengths_are_refused() -> None:
 
 def test_contexts_of_many_requests_are_those_of_each() -> None:
     prompt, gen = np.array([1, 1024, 1024, 7, 100]), np.array([1, 2, 512, 9000, 300])
-    counts = node_counts(prompt, gen)
+    counts = context_counts(prompt, gen)
     assert counts.tolist() == [0, 3, 3, 9, 5]
     for count in (3, 5, 9):
         rows = np.flatnonzero(counts == count)
-        at, weights = nodes(prompt[rows], gen[rows], count)
+        at, weights = weighted_contexts(prompt[rows], gen[rows], count)
         assert weights.sum(axis=1).tolist() == pytest.approx((gen[rows] - 1).tolist())
         for row, places in zip(rows, at.tolist(), strict=True):
             assert [place for place, _ in contexts(int(prompt[row]), int(gen[row]))] == sorted(set(places))

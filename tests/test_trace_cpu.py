@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import REPO, unavailable
+from torch.profiler import ExecutionTraceObserver
 from trace_capture import LAYERS, STEPS
 from typer.testing import CliRunner
 
@@ -21,6 +22,8 @@ from ladder_sim.traces.load import load
 from ladder_sim.traces.replay import replay, simulate
 from ladder_sim.traces.summary import summarise
 from ladder_sim.traces.variants import choose_step, predict_variants
+from runtime.errors import InputError
+from runtime.trace import recorded_steps
 
 REDUCES = 2 * LAYERS * STEPS
 SMALL = {
@@ -140,3 +143,27 @@ def test_a_captured_run_is_replayed_and_rewired(tmp_path: Path) -> None:
     assert found["ladder"].comm.hidden_s > 0.5 * found["ladder"].comm.comm_s
     assert 1.0 < found["ladder"].speedup <= found["upper-bound"].speedup * (1 + 1e-9)
     assert summarise(standard).ranks[0].hidden_s < 0.1 * summarise(hybrid).ranks[0].hidden_s
+
+
+@pytest.mark.parametrize(("warmups", "steps"), [(0, 1), (1, 0)])
+def test_a_recording_has_a_warm_up_and_a_step(tmp_path: Path, warmups: int, steps: int) -> None:
+    with pytest.raises(InputError, match=f"{warmups} warm-ups and {steps} steps: must be 1 or more"):
+        next(recorded_steps(tmp_path, warmups=warmups, steps=steps))
+
+
+@pytest.mark.parametrize("left_at", [0, 1])
+def test_a_loop_left_early_is_observed_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_at: int) -> None:
+    """In a warm-up or in a step; a loop that raises lets go of its generator in the same way."""
+    observers: list[ExecutionTraceObserver] = []
+
+    class Kept(ExecutionTraceObserver):
+        def __init__(self) -> None:
+            super().__init__()
+            # so that no destructor hides what is left behind
+            observers.append(self)
+
+    monkeypatch.setattr("runtime.trace.ExecutionTraceObserver", Kept)
+    for number in recorded_steps(tmp_path, observe_steps=True):
+        if number == left_at:
+            break
+    assert [observer.is_registered for observer in observers] == [False]

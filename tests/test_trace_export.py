@@ -131,6 +131,16 @@ def test_an_exported_file_stands_alone(tmp_path: Path) -> None:
         chrome.write({}, tmp_path / "absent" / "run.json")
 
 
+def test_a_file_without_one_of_its_ops_is_refused(tmp_path: Path) -> None:
+    """The ops behind it would wait for others than they did."""
+    document = json.loads(chrome.to_json({"run": imported(tmp_path)}))
+    document["traceEvents"] = [event for event in document["traceEvents"] if event.get("args", {}).get("op") != 3]
+    path = tmp_path / "changed.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(UsageError, match="was changed since it was exported: an op is missing"):
+        load([path])
+
+
 def test_a_real_trace_comes_back(external_data: Path, tmp_path: Path) -> None:
     graph = load([external_data / "traces" / "nccl_ddp.json.gz"])
     assert reread(graph, tmp_path / "real.json.gz") == graph

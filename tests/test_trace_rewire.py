@@ -159,7 +159,7 @@ def test_no_blocks_no_rewiring(tmp_path: Path) -> None:
     graph = load([trace.write(tmp_path / "one.json")])
     with pytest.raises(UsageError, match="no transformer blocks found: 6 all-reduces"):
         rewire(graph, "ladder")
-    with pytest.raises(UsageError, match="kernels that a standard trace does not hold"):
+    with pytest.raises(UsageError, match="residual ahead of its all-reduces, in kernels that no standard"):
         rewire(graph, "desync:2")
     with pytest.raises(UsageError, match="no step 'x'"):
         choose_step(graph, "x")

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,11 @@ def add_to(commands: Any) -> None:
     check.set_defaults(run=_run)
 
 
-def _run(options: argparse.Namespace) -> None:
+def _run(options: argparse.Namespace) -> int:
     # imported here: they need torch
     from calibration.crosscheck.check import cross_check, own_scenario
     from calibration.crosscheck.measured import Plan
+    from runtime.launch import launch
     from runtime.rendezvous import CommConfig, Place
 
     for flag, value, least in (
@@ -46,6 +48,8 @@ def _run(options: argparse.Namespace) -> None:
     ):
         if value < least:
             raise UsageError(f"{flag} is {value}: must be {least} or more")
+    if options.out is not None and not options.out.parent.is_dir():
+        raise UsageError(f"--out '{options.out}': there is no such folder", hint="choose one that is there")
     shares = tuple(options.share or SHARES)
     for share in shares:
         if not 0.0 < share < 1.0:
@@ -68,11 +72,13 @@ def _run(options: argparse.Namespace) -> None:
         rounds=options.rounds,
         threads=options.threads,
     )
+    if options.backend == "gloo" and "RANK" not in os.environ:
+        return launch(options.argv, options.tp, "calibration")
     found = cross_check(plan, CommConfig(backend=options.backend, timeout_s=options.timeout), options.calibration)
-    if Place.from_environment().rank != 0:
-        return
-    text = json.dumps(found, indent=1) + "\n"
-    if options.out is None:
-        print(text, end="")
-    else:
-        options.out.write_text(text, encoding="utf-8")
+    if Place.from_environment().rank == 0:
+        text = json.dumps(found, indent=1) + "\n"
+        if options.out is None:
+            print(text, end="")
+        else:
+            options.out.write_text(text, encoding="utf-8")
+    return 0

@@ -57,7 +57,7 @@ class Row:
         """Whether the error exceeds its bound for every value in the measured interval."""
         if self.bound is None:
             return False
-        return self.predicted / self.high - 1.0 > self.bound or self.predicted / self.low - 1.0 < -self.bound
+        return not (self.predicted / self.high - 1.0 <= self.bound and self.predicted / self.low - 1.0 >= -self.bound)
 
 
 def compare(found: Observations, calibration: Calibration, variants: Sequence[str], bounds: Bounds) -> list[Row]:

@@ -10,9 +10,9 @@ from statistics import median
 
 import numpy as np
 
+from calibration.crosscheck.bed import Bed
+from calibration.crosscheck.links import time_collective
 from calibration.crosscheck.observations import PHASES, Observations, Run, all_reduces, message_bytes, ops_of
-from calibration.measure.bed import Bed
-from calibration.measure.links import time_collective
 from ladder_sim.costs.table import Curve
 from ladder_sim.graph.ops import Phase
 from ladder_sim.specs.scenario import Scenario

@@ -122,6 +122,9 @@ def _kernels(found: Observations) -> dict[OpKey, float]:
     """Medians of every kernel, levelled so that a whole pass takes what it takes when nobody looks at its kernels."""
     known: dict[OpKey, float] = {}
     for phase, alone_s in zip(PHASES, zip(*found.alone, strict=True), strict=True):
+        if not found.kernels[phase]:
+            # of one new token there is no decode
+            continue
         medians = {key: median(seconds) for key, seconds in found.kernels[phase].items()}
         passes = [ops_of(found.scenario, "upper-bound", phase, step) for step in steps(found.scenario, phase)]
         total_s = sum(medians[op.kind, op.shape] for ops in passes for op in ops if op.stream == "compute")
@@ -136,7 +139,7 @@ def _kernels(found: Observations) -> dict[OpKey, float]:
 
 
 def _beside(found: Observations, alone: Curve) -> Iterator[tuple[float, Beside]]:
-    for phase in PHASES:
+    for phase in found.beside:
         message_s, lost_s = (median(column) for column in zip(*found.beside[phase], strict=True))
         size_bytes = message_bytes(all_reduces(found.scenario, phase)[0])
         alone_s, _ = alone.seconds_at(size_bytes)

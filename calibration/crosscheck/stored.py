@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -70,6 +71,14 @@ def reuse(file: Path, scenario: Scenario, run: Mapping[str, Any], machine: Mappi
 
 def _from_json(found: Mapping[str, Any], scenario: Scenario) -> Calibration:
     kernels = {}
+    curves = [curve for link in found["links"].values() for curve in link.values()]
+    positive = [kernel["seconds"] for kernel in found["kernels"]]
+    positive += [value for curve in curves for key in ("bytes", "seconds") for value in curve[key]]
+    shares = [one[key] for one in found["beside"] for key in ("core_share", "slowed")]
+    if not all(0.0 < value < math.inf for value in positive):
+        raise ValueError("sizes and seconds must be above 0 and finite")
+    if not all(0.0 <= value < math.inf for value in (*found["resume_s"].values(), *shares)):
+        raise ValueError("waits and shares must be 0 or more and finite")
     for kernel in found["kernels"]:
         fields = dict(kernel)
         kind, shape, seconds = fields.pop("kind"), _SHAPES[fields.pop("shape")], float(fields.pop("seconds"))

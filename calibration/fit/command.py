@@ -49,7 +49,7 @@ def _fit(options: argparse.Namespace) -> None:
     print("\n".join(_described(found)), file=sys.stderr)
     if found.refused and not options.force:
         raise ProfileError(
-            f"the fit is bad: {', '.join(found.refused)} (median error, at most {WORST_MEDIAN:.0%} passes)",
+            f"the fit is bad: {'; '.join(found.refused)} (median error, at most {WORST_MEDIAN:.0%} passes)",
             hint="measure longer, or --force writes it",
         )
     fabric = widest_fabric(store, cluster=found.profile.gpu, created=created) if options.fabric else ""
@@ -65,8 +65,10 @@ def _fit(options: argparse.Namespace) -> None:
 
 def _described(found: FittedProfile) -> Iterator[str]:
     """What the fit found, a line each."""
-    for op, stats in found.errors.items():
-        yield f"{op}: {stats.rows} points held out, error {stats.median:.1%} median, {stats.max:.1%} at most"
+    for label, stats in found.errors.items():
+        yield f"{label}: {stats.rows} points held out, error {stats.median:.1%} median, {stats.max:.1%} at most"
+    for label in found.unjudged:
+        yield f"{label}: too few points to judge"
     for label, fit in found.fits.items():
         values = ", ".join(f"{name} {value:.3g}" for name, value in zip(fit.names, fit.values, strict=True))
         yield f"{label}: {values}; median residual {fit.error:.1%}"

@@ -1,6 +1,5 @@
 """How well ops are known: trials, each made without a fifth of their points, are asked for the times of those."""
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -17,24 +16,30 @@ _Lookup = Callable[[Mapping[str, Floats]], Floats]
 # coordinates by name -> seconds
 
 
-def judge(medians: Mapping[Series, Points], reference: ReferenceGpu) -> dict[str, ErrorStats]:
-    """Errors by op, over the same draws every time.
+def judge(medians: Mapping[Series, Points], reference: ReferenceGpu) -> dict[Series, ErrorStats | None]:
+    """Errors of what becomes a table, curve or formula, over the same draws every time.
 
-    All points take part but the ends of a curve, which lie between no others; fewer points than trials tell nothing.
+    Fewer points than trials tell nothing: None.
     """
-    found: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
-    for series, points in medians.items():
-        if len(points) < FOLDS:
-            continue
-        every = sorted(points)
-        drawn = np.random.default_rng(0).permutation(every if len(series.axes) > 1 else every[1:-1]).tolist()
-        looked_up, measured = found[series.op]
-        for fold in range(min(FOLDS, len(drawn))):
-            test = [tuple(at) for at in drawn[fold::FOLDS]]
-            kept = {at: took for at, took in points.items() if at not in set(test)}
-            looked_up.extend(_lookup(series, kept, reference)(series.columns(test)))
-            measured.extend(points[at] for at in test)
-    return {op: ErrorStats.of(*times) for op, times in found.items()}
+    return {
+        series: _errors(series, points, reference) if len(points) >= FOLDS else None
+        for series, points in medians.items()
+        if series.op in KINDS or series.op in FORMULAS
+    }
+
+
+def _errors(series: Series, points: Points, reference: ReferenceGpu) -> ErrorStats:
+    """All points take part but the ends of a curve, which lie between no others."""
+    every = sorted(points)
+    drawn = np.random.default_rng(0).permutation(every if len(series.axes) > 1 else every[1:-1]).tolist()
+    looked_up: list[float] = []
+    measured: list[float] = []
+    for fold in range(min(FOLDS, len(drawn))):
+        test = [tuple(at) for at in drawn[fold::FOLDS]]
+        kept = {at: took for at, took in points.items() if at not in set(test)}
+        looked_up.extend(_lookup(series, kept, reference)(series.columns(test)))
+        measured.extend(points[at] for at in test)
+    return ErrorStats.of(looked_up, measured)
 
 
 def _lookup(series: Series, points: Points, reference: ReferenceGpu) -> _Lookup:

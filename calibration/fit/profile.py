@@ -30,13 +30,15 @@ class FittedProfile:
     profile: CalibrationProfile
     # tables of every sample
     errors: Mapping[str, ErrorStats]
-    # of tables and formulas without the held-out points on those points, by op
+    # of tables, curves and formulas without the held-out points on those points, by op and group
+    unjudged: tuple[str, ...]
+    # those with too few points to hold any out
     fits: Mapping[str, Fit]
     # parametric, by op and group
     slowdowns: tuple[Slowdown, ...]
     # of kernels and all-reduces beside each other
     refused: tuple[str, ...]
-    # ops whose fit is bad, and their median error
+    # tables and curves whose fit is bad, and their median error
     warnings: tuple[str, ...]
     # what the samples do not fit
 
@@ -65,7 +67,8 @@ def make_profile(store: SampleStore, *, name: str, cluster: str, created: str) -
     points = medians(store.samples)
     if not any(series.op == "gemm" for series in points):
         raise ProfileError(f"samples '{store.path}' hold no GEMM", hint="`calibrate run` measures them")
-    errors, fits, beside = judge(points, reference), _fits(points), tuple(slowdowns(store.samples))
+    judged, fits, beside = judge(points, reference), _fits(points), tuple(slowdowns(store.samples))
+    errors = {series: stats for series, stats in judged.items() if stats}
     tables, curves = _tables(points, reference, errors), _curves(points, errors)
     device = str(store.environment.get("gpu") or store.environment.get("cpu", ""))
     profile = CalibrationProfile(
@@ -85,42 +88,52 @@ def make_profile(store: SampleStore, *, name: str, cluster: str, created: str) -
         overheads=overheads(points, store.samples, fits, reference),
     )
     refused = tuple(
-        f"{op} {stats.median:.0%}"
-        for op, stats in errors.items()
-        if op in (*KINDS, *COLLECTIVES) and stats.median > WORST_MEDIAN
+        f"{series.label}: {stats.median:.0%}"
+        for series, stats in errors.items()
+        if series.op in (*KINDS, *COLLECTIVES) and stats.median > WORST_MEDIAN
     )
     elsewhere = f"measured on '{device}', while the GPU of '{cluster}' is {gpu.name}"
     warnings = () if profile.is_of(gpu.name) else (elsewhere,)
     return FittedProfile(
-        profile=profile, errors=errors, fits=fits, slowdowns=beside, refused=refused, warnings=warnings
+        profile=profile,
+        errors={series.label: stats for series, stats in errors.items()},
+        unjudged=tuple(series.label for series, stats in judged.items() if stats is None),
+        fits=fits,
+        slowdowns=beside,
+        refused=refused,
+        warnings=warnings,
     )
 
 
 def _tables(
-    points: Mapping[Series, Points], reference: ReferenceGpu, errors: Mapping[str, ErrorStats]
+    points: Mapping[Series, Points], reference: ReferenceGpu, errors: Mapping[Series, ErrorStats]
 ) -> dict[str, dict[str, RatioTable]]:
-    found = {series.op: at for series, at in points.items()}
+    found = {series.op: series for series in points}
     return {
-        kind: {DTYPE: dataclasses.replace(table_of(kind, found[kind], reference), left_out=_left_out(kind, errors))}
+        kind: {
+            DTYPE: dataclasses.replace(
+                table_of(kind, points[found[kind]], reference), left_out=_left_out(found[kind], errors)
+            )
+        }
         for kind in KINDS
         if kind in found
     }
 
 
 def _curves(
-    points: Mapping[Series, Points], errors: Mapping[str, ErrorStats]
+    points: Mapping[Series, Points], errors: Mapping[Series, ErrorStats]
 ) -> dict[str, dict[str, dict[int, Curve]]]:
     """Collectives in one node: a profile holds no others."""
     found: dict[str, dict[str, dict[int, Curve]]] = {}
     for series, at in points.items():
         if series.op in COLLECTIVES and series.nodes == 1:
-            curve = dataclasses.replace(curve_of(at), left_out=_left_out(series.op, errors))
+            curve = dataclasses.replace(curve_of(at), left_out=_left_out(series, errors))
             found.setdefault(series.op, {}).setdefault("nccl", {})[series.ranks] = curve
     return found
 
 
-def _left_out(op: str, errors: Mapping[str, ErrorStats]) -> dict[str, ErrorStats]:
-    return {"held out": errors[op]} if op in errors else {}
+def _left_out(series: Series, errors: Mapping[Series, ErrorStats]) -> dict[str, ErrorStats]:
+    return {"held out": errors[series]} if series in errors else {}
 
 
 def _fits(points: Mapping[Series, Points]) -> dict[str, Fit]:

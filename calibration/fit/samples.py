@@ -8,16 +8,25 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ladder_sim.costs.coordinates import AXES
 from ladder_sim.errors import ProfileError
 
 SCHEMA_VERSION = 2
 BESIDE = "_beside_"
 # in the name of an op whose time was taken while another ran, e.g. "gemm_beside_all_reduce"
+COORDINATES: Mapping[str, tuple[str, ...]] = {
+    **{str(kind): names for kind, names in AXES.items()},
+    **dict.fromkeys(("add", "norm"), ("bytes",)),
+    **dict.fromkeys(("eager_launch", "graph_launch", "graph_kernel"), ()),
+    "queued_kernel": ("streams",),
+    **dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter", "send_recv"), ("bytes", "ranks", "nodes")),
+}
+# of every op that runs alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +71,16 @@ class SampleStore:
         self.path = path
         self.dropped = 0
         # bytes of a line that was cut short
-        if environment is not None and not path.exists():
-            self._append({"schema_version": SCHEMA_VERSION, "environment": dict(environment)})
-        lines = self._whole_lines(repair=environment is not None)
-        self.environment = self._header(lines, environment)
+        if environment is not None:
+            self._begin({"schema_version": SCHEMA_VERSION, "environment": dict(environment)})
+        whole, _, rest = self._content().rpartition(b"\n")
+        lines = whole.split(b"\n")
+        self.environment = self._header(lines[0], environment)
         self.samples = [self._sample(line, number) for number, line in enumerate(lines[1:], 2)]
+        self.dropped = len(rest)
+        # only now: a file that is no samples file stays as it is
+        if rest and environment is not None:
+            self._truncate(len(whole) + 1)
 
     def append(self, sample: Sample) -> None:
         """Write a sample, so that it survives whatever comes next."""
@@ -77,31 +91,43 @@ class SampleStore:
         """Samples of each op and shape so far."""
         return Counter(sample.key for sample in self.samples)
 
+    def _begin(self, header: Mapping[str, Any]) -> None:
+        """Write the header where there is none, or no more than its beginning: its writer was killed."""
+        content = self._content() if os.path.exists(self.path) else b""
+        if len(content) < len(line := _line(header)) and line.startswith(content):
+            if content:
+                self._truncate(0)
+            self._append(header)
+
     def _append(self, line: Mapping[str, Any]) -> None:
         try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line, allow_nan=False) + "\n")
+            with self.path.open("ab") as file:
+                file.write(_line(line))
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise ProfileError(f"samples '{self.path}' cannot be written: {error.strerror}") from error
+            raise self._unwritable(error) from error
 
-    def _whole_lines(self, *, repair: bool) -> list[bytes]:
+    def _truncate(self, size_bytes: int) -> None:
         try:
-            content = self.path.read_bytes()
+            os.truncate(self.path, size_bytes)
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> ProfileError:
+        return ProfileError(f"samples '{self.path}' cannot be written: {error.strerror}")
+
+    def _content(self) -> bytes:
+        try:
+            return self.path.read_bytes()
         except OSError as error:
             raise ProfileError(f"samples '{self.path}' cannot be read: {error.strerror}") from error
-        whole, newline, rest = content.rpartition(b"\n")
-        self.dropped = len(rest)
-        if rest and repair:
-            os.truncate(self.path, len(whole) + len(newline))
-        return whole.split(b"\n") if whole else []
 
-    def _header(self, lines: Sequence[bytes], environment: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _header(self, line: bytes, environment: Mapping[str, Any] | None) -> dict[str, Any]:
         try:
-            header = json.loads(lines[0])
-            version, found = header["schema_version"], header["environment"]
-        except (IndexError, ValueError, KeyError, TypeError):
+            header = json.loads(line)
+            version, found = header["schema_version"], dict(header["environment"])
+        except (ValueError, KeyError, TypeError):
             raise ProfileError(f"'{self.path}' holds no samples", hint="`calibrate run` writes such a file") from None
         if version != SCHEMA_VERSION:
             raise ProfileError(
@@ -114,7 +140,7 @@ class SampleStore:
                 f"samples '{self.path}' are of another machine: {', '.join(changed)} differ",
                 hint="one file per machine and environment: choose a new one",
             )
-        return dict(found)
+        return found
 
     def _sample(self, line: bytes, number: int) -> Sample:
         if line.startswith(b'{"schema_version"'):
@@ -124,13 +150,31 @@ class SampleStore:
             )
         try:
             sample = Sample(**json.loads(line))
-            sizes = [*sample.point.values(), *(t for t in (sample.seconds, sample.alone_s) if t is not None)]
-            sound = all(isinstance(size, int | float) and 0 < size < math.inf for size in sizes)
+            fault = _fault(sample)
         except (ValueError, TypeError, AttributeError):
-            sound = False
-        if not sound:
+            fault = "it must hold an op, its point and seconds"
+        if fault:
             raise ProfileError(
                 f"samples '{self.path}', line {number}: {line[:60].decode(errors='replace')!r} is no sample",
-                hint="sizes and seconds must be above 0 and finite; delete the line, or measure again",
+                hint=f"{fault}; delete the line, or measure again",
             )
         return sample
+
+
+def _line(content: Mapping[str, Any]) -> bytes:
+    return f"{json.dumps(content, allow_nan=False)}\n".encode()
+
+
+def _fault(sample: Sample) -> str:
+    """Say why it cannot have been measured; empty if it can."""
+    parts = sample.op.split(BESIDE)
+    unknown = [part for part in parts if part not in COORDINATES]
+    if unknown:
+        return f"no op is called {unknown[0]!r}"
+    needed = dict.fromkeys(name for part in parts for name in COORDINATES[part])
+    if set(sample.point) != set(needed):
+        return f"the point of {sample.op} must hold {', '.join(needed) or 'nothing'}"
+    sizes = [*sample.point.values(), *(t for t in (sample.seconds, sample.alone_s) if t is not None)]
+    if not all(isinstance(size, int | float) and 0 < size < math.inf for size in sizes):
+        return "sizes and seconds must be above 0 and finite"
+    return "" if 0 <= sample.spread < math.inf else "its spread must be 0 or above, and finite"

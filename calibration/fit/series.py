@@ -1,19 +1,17 @@
 """Samples gathered by what they tell of: the median of every point, in series that one table or formula covers."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.fit.samples import BESIDE, Sample
-from ladder_sim.costs.coordinates import AXES
+from calibration.fit.samples import BESIDE, COORDINATES, Sample
 
 Floats = NDArray[np.float64]
 Points = dict[tuple[float, ...], float]
 # coordinates -> median seconds
-_AXES: Mapping[Any, tuple[str, ...]] = AXES
 
 
 class Series(NamedTuple):
@@ -43,7 +41,7 @@ def medians(samples: Sequence[Sample]) -> dict[Series, Points]:
     for sample in samples:
         if sample.seconds is None or BESIDE in sample.op:
             continue
-        axes = _AXES.get(sample.op) or tuple(name for name in sample.point if name not in ("ranks", "nodes"))
+        axes = tuple(name for name in COORDINATES[sample.op] if name not in ("ranks", "nodes"))
         series = Series(sample.op, axes, int(sample.point.get("ranks", 0)), int(sample.point.get("nodes", 1)))
         found[series][tuple(sample.point[name] for name in axes)].append(sample.seconds)
     return {key: {at: float(np.median(took)) for at, took in points.items()} for key, points in found.items()}

@@ -1,1 +1,1 @@
-"""Times on this machine: ops, collectives, whole passes. Needs torch and `runtime`."""
+"""Takes samples of single ops and collectives on this machine. Needs torch and `runtime`."""

@@ -13,6 +13,7 @@ from calibration.measure.grid import ops_of
 from calibration.measure.plan import Plan
 from ladder_sim.errors import UsageError
 from ladder_sim.specs import catalog
+from ladder_sim.specs.model import ModelSpec
 from runtime.errors import RankError
 
 if TYPE_CHECKING:
@@ -45,18 +46,42 @@ def budget_s(text: str) -> float:
     return seconds
 
 
+def undivided(models: Sequence[ModelSpec], degrees: Sequence[int]) -> list[str]:
+    """Why degrees do not divide models, a line for each such pair.
+
+    Raises
+    ------
+    UsageError
+        No degree divides any of the models, or one is below 1.
+    """
+    if min(degrees) < 1:
+        raise UsageError(f"--tp {min(degrees)} is no tensor-parallel degree", hint="1 or above, for example --tp 8")
+    found = [
+        f"{model.name}: {problem}" for model in models for tp in degrees if (problem := model.partition_problem(tp))
+    ]
+    if len(found) == len(models) * len(degrees):
+        dividing = ", ".join(map(str, models[0].tp_degrees(max(degrees))))
+        raise UsageError("; ".join(found), hint=f"{models[0].name} takes --tp {dividing}")
+    return found
+
+
 def _run(options: argparse.Namespace) -> None:
     end_s = time.monotonic() + budget_s(options.budget)
-    models = [catalog.model(name) for name in options.model]
+    if not options.most > 0.0:
+        raise UsageError(f"--most {options.most:g} leaves nothing to measure", hint="above 0, for example --most 4096")
+    models, degrees = [catalog.model(name) for name in options.model], options.tp or [1]
+    skipped = undivided(models, degrees)
     # imported here: they need torch
     from calibration.measure.ranks import Ranks
     from runtime.environment import environment
 
     ranks = Ranks()
-    ops = ops_of(models, options.tp or [1], ranks.world, cuda=ranks.device.type == "cuda", most=options.most)
+    ops = ops_of(models, degrees, ranks.world, cuda=ranks.device.type == "cuda", most=options.most)
     machine = environment()
     ranks.check_alike(machine)
     store = SampleStore(options.samples, machine) if ranks.rank == 0 else None
+    for line in skipped if store else ():
+        print(f"not measured: {line}", file=sys.stderr)
     if store and store.dropped:
         print(f"dropped {store.dropped} bytes of a sample that was cut short", file=sys.stderr)
     try:

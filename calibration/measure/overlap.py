@@ -1,4 +1,4 @@
-"""A kernel and an all-reduce at the same time: how long each takes, beside the other and alone."""
+"""One kernel and one all-reduce at the same time, for a profile."""
 
 import math
 import time
@@ -15,6 +15,8 @@ from calibration.measure.ranks import Ranks
 
 MOST_KERNELS = 1000
 # in a row beside one message
+LONGER, MORE = 2.0, 4.0
+# times as long as the message alone that kernels run beside it at first, and times more whenever they end too soon
 
 
 class Both(NamedTuple):
@@ -40,24 +42,36 @@ class Pair:
     def __init__(self, op: Sample, ranks: Ranks) -> None:
         name, _, _ = op.op.partition(BESIDE)
         self._run = kernel(Sample(op=name, point=op.point, seconds=None), ranks.device)
-        self._group, self._clock = ranks.group(op), clock_of(ranks.device)
+        self._ranks, self._group, self._clock = ranks, ranks.group(op), clock_of(ranks.device)
+        self._longer = LONGER
+        self._tiny = torch.zeros(1, dtype=DTYPE, device=ranks.device)
         self._x = torch.zeros(max(1, round(op.point["bytes"] / DTYPE.itemsize)), dtype=DTYPE, device=ranks.device)
         # the kernel needs memory for its result too; better to run out of it now than beside a message
         self._run()
 
     def measure(self) -> Both:
-        """Run the message alone, kernels alone, and so many kernels beside the message that they outlast it."""
+        """Run the message alone, kernels alone, and so many kernels beside the message that they outlast it.
+
+        How many are enough is found once, up to `MOST_KERNELS`: later repeats start from there.
+        """
         _, message_alone_s = self._beside(0)
-        kernels = min(MOST_KERNELS, 1 + math.ceil(2.0 * message_alone_s / self._kernels(1)))
-        ends_s, message_s = self._beside(kernels)
+        kernel_s = self._kernels(1)
+        while True:
+            kernels = min(MOST_KERNELS, 1 + math.ceil(self._longer * message_alone_s / kernel_s))
+            ends_s, message_s = self._beside(kernels)
+            # a message needs all ranks: where one asks for another, all send it
+            if self._ranks.agree(fine=kernels == MOST_KERNELS or ends_s[-1] >= message_s):
+                break
+            self._longer *= MORE
         # the others ran when it had ended
         met = max(1, sum(end_s <= message_s for end_s in ends_s))
         return Both(ends_s[met - 1] / met, self._kernels(met) / met, message_s, message_alone_s)
 
     def _beside(self, kernels: int) -> tuple[list[float], float]:
         """When each kernel ends, and the message, in seconds from its issue."""
-        self._group.barrier().wait()
         self._clock.hold()
+        # the ranks meet
+        self._group.allreduce([self._tiny]).wait()
         start = self._clock.now()
         message_end = self._send()
         ends = [self._kernel_end() for _ in range(kernels)]

@@ -3,13 +3,19 @@
 import math
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-from calibration.fit.samples import Sample
+from calibration.fit.samples import BESIDE, COORDINATES, Sample
 
 REPEATS, LEAST_REPEATS = 9, 3
 # of an op, and of one that takes long
 WARM_UPS = 2
+CHAIN = 6
+# collectives in a row that are timed together, behind one that is not
+BESIDE_RUNS = 6
+# times that a kernel and a message beside each other are run for one repeat, about: each alone too, and more kernels
+# than the message lasts
 SAMPLE_S = 2.0
 # repeats beyond `LEAST_REPEATS` end where a sample would take longer
 
@@ -79,6 +85,15 @@ class Plan:
         return REPEATS if expected_s * REPEATS <= SAMPLE_S else max(LEAST_REPEATS, int(SAMPLE_S / expected_s))
 
     def _expected_s(self, op: Sample) -> float:
+        """What a repeat of the op takes."""
+        name, beside, message = op.op.partition(BESIDE)
+        if beside:
+            return BESIDE_RUNS * (self._once_s(op) + self._once_s(replace(op, op=f"{message}{BESIDE}{name}")))
+        if "ranks" in op.point:
+            return (1 + CHAIN) * (2.0 if name == "send_recv" else 1.0) * self._once_s(op)
+        return self._once_s(op)
+
+    def _once_s(self, op: Sample) -> float:
         """What the op took, or the largest of its kind for each unit of work; 0 where none was measured yet."""
         known = self._last.get(op.key) or self._largest.get(op.op)
         if known is None or known.seconds is None:
@@ -87,5 +102,6 @@ class Plan:
 
 
 def _work(op: Sample) -> float:
-    """In proportion to what a large op of its kind takes; a prompt attends to itself."""
-    return math.prod(op.point.values()) * op.point.get("q_len", 1.0)
+    """In proportion to what a large op of its kind takes, whatever runs beside it; a prompt attends to itself."""
+    own = COORDINATES[op.op.partition(BESIDE)[0]]
+    return math.prod(size for name, size in op.point.items() if name in own) * op.point.get("q_len", 1.0)

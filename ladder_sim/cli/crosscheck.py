@@ -66,6 +66,9 @@ def crosscheck(
         raise UsageError(
             "give either --model or --from", hint="--model 1b measures, --from FILE shows an earlier result"
         )
+    for flag, file in (("--html", html), ("--save", save)):
+        if file is not None and not file.parent.is_dir():
+            raise UsageError(f"{flag} '{file}': there is no such folder", hint="choose one that is there")
     if from_ is not None:
         result = _read(from_)
     else:
@@ -75,9 +78,7 @@ def crosscheck(
         if calibration is not None:
             flags["calibration"] = str(calibration)
         arguments = [f"--{name}={value}" for name, value in flags.items()]
-        result = _measure(
-            backend, tp, [*arguments, *(f"--{name}={one}" for name, found in lists.items() for one in found)]
-        )
+        result = _measure([*arguments, *(f"--{name}={one}" for name, found in lists.items() for one in found)])
     # imported here: `--help` needs no tables
     from ladder_sim.report import crosscheck as report
     from ladder_sim.report import tables
@@ -104,17 +105,15 @@ def _read(file: Path) -> dict[str, Any]:
     return result
 
 
-def _measure(backend: str, tp: int, arguments: list[str]) -> dict[str, Any]:
+def _measure(arguments: list[str]) -> dict[str, Any]:
     for package in ("torch", "runtime", "calibration"):
         if importlib.util.find_spec(package) is None:
             raise MissingDependencyError(
                 f"real forward passes need the '{package}' package", hint="pip install 'ladder-sim[runtime]'"
             )
-    launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={tp}", "-m"] if backend == "gloo" else []
     with tempfile.TemporaryDirectory(prefix="ladder-sim-") as folder:
         out = Path(folder, "crosscheck.json")
-        command = [sys.executable, "-m", *launcher, "calibration", "crosscheck", *arguments, f"--out={out}"]
-        code = subprocess.call(command)
+        code = subprocess.call([sys.executable, "-m", "calibration", "crosscheck", *arguments, f"--out={out}"])
         if code:
             # it has said why
             raise typer.Exit(code)

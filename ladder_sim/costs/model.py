@@ -93,7 +93,7 @@ class KernelCosts:
     def estimates_anew(self, keys: Sequence[tuple[str, Shape]]) -> list[Estimate]:
         """Times of ops by kind and shape, which may be arrays of one size per configuration.
 
-        What such estimates rest on is said for the first configuration.
+        Their sources and errors are of no use: they are one configuration's, or the commonest.
         """
         lookups: dict[TableKey, list[int]] = defaultdict(list)
         found: dict[int, Estimate] = {}
@@ -124,7 +124,7 @@ class KernelCosts:
         )
         if table is None:
             return [
-                self._kernel(shape, _plain(row / HBM_EFFICIENCY), "roofline")
+                self._kernel(shape, _plain(row / self._efficiency), "roofline")
                 for shape, row in zip(shapes, seconds, strict=True)
             ]
         ratio, inside = _ratio(table, point)
@@ -284,13 +284,14 @@ def _point(shape: Shape) -> Mapping[str, ArrayLike]:
 
 
 def _larger(one: Number, other: Number) -> Number:
-    """Numpy takes ten times as long for two plain numbers."""
+    """The larger, element by element where there are arrays; numpy takes ten times as long for two plain numbers."""
     if isinstance(one, float) and isinstance(other, float):
         return max(one, other)
     return _number(np.maximum(one, other))
 
 
 def _smaller(one: Number, other: Number) -> Number:
+    """The smaller, likewise."""
     return -_larger(-one, -other)
 
 

@@ -92,7 +92,8 @@ class CalibrationProfile:
     overlap: Mapping[str, float] = field(default_factory=dict)
     # fitted parameters of compute and communication sharing a GPU; empty: none fitted
     overheads: Mapping[str, float] = field(default_factory=dict)
-    # measured launches and waits, which take the place of a stack's figures of the same name, and jitter; empty: none
+    # measured launches, waits and floor of small kernels, which take the place of a stack's figures of the same name;
+    # jitter; other names are for information; empty: none
     base: str = ""
     # shipped profile that the tables come from; empty: they are this profile's own
     transfer: Transfer | None = None

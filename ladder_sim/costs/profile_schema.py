@@ -23,7 +23,6 @@ from ladder_sim.costs.profile import (
 from ladder_sim.costs.table import Curve, ErrorStats, RatioTable
 from ladder_sim.costs.transfer_schema import (
     BrokenRuleError,
-    Finite,
     Part,
     Positive,
     Share,
@@ -107,8 +106,8 @@ class ProfileDocument(Part):
     attention_prefill: dict[str, dict[DTypeName, TablePart]]
     attention_decode: dict[str, dict[DTypeName, TablePart]]
     collectives: dict[OpName, dict[str, dict[Ranks, CurvePart]]]
-    overlap: dict[str, Finite] = Field(default_factory=dict)
-    overheads: dict[str, Finite] = Field(default_factory=dict)
+    overlap: dict[str, Share] = Field(default_factory=dict)
+    overheads: dict[str, Share] = Field(default_factory=dict)
     transfer: TransferPart | None = None
 
 

@@ -43,7 +43,7 @@ def rewire(graph: TraceGraph, variant: str, *, stream_wait_s: float = STREAM_WAI
     name = canonical(variant)
     if name.startswith("desync"):
         raise UsageError(
-            f"variant '{variant}' has kernels that a standard trace does not hold",
+            f"variant '{variant}' adds the residual ahead of its all-reduces, in kernels that no standard trace holds",
             hint=f"rewire as {', '.join(REWIRED)}",
         )
     rewiring = _Rewiring(graph, stream_wait_s)

@@ -81,7 +81,7 @@ def _answer(block: Block, how: How) -> Iterator[Rows]:
         except LadderSimError as error:
             problems = [error.message] * block.count
     constants = _constants(block)
-    for rows in _alike(problems, block.columns.get("gen")):
+    for rows in _same_figures(problems, block.columns.get("gen")):
         columns = {name: values[rows] for name, values in block.columns.items()}
         yield Rows(
             constants=constants,
@@ -92,7 +92,7 @@ def _answer(block: Block, how: How) -> Iterator[Rows]:
         )
 
 
-def _alike(problems: Sequence[str], gen: NDArray[np.int64] | None) -> Iterator[slice]:
+def _same_figures(problems: Sequence[str], gen: NDArray[np.int64] | None) -> Iterator[slice]:
     """Runs of points that have the same figures: none for one reason, all, or all but a time per further token."""
     single = [False] * len(problems) if gen is None else (gen == 1).tolist()
     start = 0

@@ -88,14 +88,17 @@ def parse(document: dict[str, Any], path: Path) -> TraceGraph:
                 f"trace '{path}' holds several runs: {', '.join(about['runs'])}", hint="give the file of one of them"
             )
         drawn = [event.args for event in document["traceEvents"] if type(event) is Event and "op" in event.args]
-        rows = [*drawn, *about.get("not_drawn", ())]
+        rows = sorted([*drawn, *about.get("not_drawn", ())], key=lambda row: row["op"])
+        # ops name those they wait for by number
+        if [row["op"] for row in rows] != list(range(len(rows))):
+            raise ValueError("an op is missing")
         return TraceGraph(
-            ops=tuple(_op(row) for row in sorted(rows, key=lambda row: row["op"])),
+            ops=tuple(_op(row) for row in rows),
             lanes=tuple(Lane(**lane) for lane in about["lanes"]),
             steps=tuple(about["steps"]),
             notes=tuple(about["notes"]),
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(
             f"trace '{path}' was changed since it was exported: {error}", hint="export it again"
         ) from error

@@ -10,10 +10,10 @@ from typing import TypeVar
 
 import torch
 
+from calibration.crosscheck.beside import BesideTime, time_beside
+from calibration.crosscheck.links import message
 from calibration.crosscheck.observations import PHASES, Times
-from calibration.measure.beside import BesideTime, time_beside
-from calibration.measure.links import message
-from calibration.measure.stopwatch import KernelTime, time_kernels
+from calibration.crosscheck.stopwatch import KernelTime, time_kernels
 from ladder_sim.graph.build import build
 from ladder_sim.graph.ops import Phase, StepGraph
 from ladder_sim.specs.model import ModelSpec
@@ -110,6 +110,9 @@ class Bed:
         }
         found = {}
         for phase, seconds in zip(PHASES, pass_s, strict=True):
+            if not passes[phase]:
+                # of one new token there is no decode
+                continue
             size_bytes, message_s = messages[phase]
             alone_s = seconds / len(passes[phase])
             kernels = sum(op.stream == "compute" for op in _graph(self.scenario, phase).ops())

@@ -1,4 +1,4 @@
-"""An all-reduce and a computation at the same time: what each costs the other."""
+"""All-reduces beside a whole pass: what each costs the other."""
 
 import time
 from collections.abc import Callable
