@@ -60,7 +60,7 @@ def undivided(models: Sequence[ModelSpec], degrees: Sequence[int]) -> list[str]:
         f"{model.name}: {problem}" for model in models for tp in degrees if (problem := model.partition_problem(tp))
     ]
     if len(found) == len(models) * len(degrees):
-        dividing = ", ".join(map(str, models[0].tp_degrees(max(degrees))))
+        dividing = ", ".join(map(str, models[0].tp_degrees(models[0].heads)))
         raise UsageError("; ".join(found), hint=f"{models[0].name} takes --tp {dividing}")
     return found
 
