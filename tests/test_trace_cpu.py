@@ -142,7 +142,8 @@ def test_a_captured_run_is_replayed_and_rewired(tmp_path: Path) -> None:
     found = predict_variants(choose_step(standard, None), ["ladder", "upper-bound"])
     assert found["ladder"].comm.hidden_s > 0.5 * found["ladder"].comm.comm_s
     assert 1.0 < found["ladder"].speedup <= found["upper-bound"].speedup * (1 + 1e-9)
-    assert summarise(standard).ranks[0].hidden_s < 0.1 * summarise(hybrid).ranks[0].hidden_s
+    # two of four layers hide theirs; standard hides only what other work on the machine puts between issue and wait
+    assert summarise(standard).ranks[0].hidden_s < 0.5 * summarise(hybrid).ranks[0].hidden_s
 
 
 @pytest.mark.parametrize(("warmups", "steps"), [(0, 1), (1, 0)])
