@@ -10,10 +10,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.link_lab import laboratory
 from calibration.__main__ import main as calibrate
-from calibration.crosscheck.laboratory import laboratory
-from ladder_sim.report.crosscheck import crosscheck_report
-from ladder_sim.report.tables import show
+from ladder_sim.report.tables.console import show
+from ladder_sim.report.tables.crosscheck import crosscheck_report
 
 VARIANTS = ("standard", "parallel", "ladder", "hybrid-ladder:4", "desync:4", "upper-bound")
 MODEL = ("--model=1b", "--set=model.layers=8", "--set=model.vocab=8192")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from runtime.model import Decoder
+    from runtime.model.decoder import Decoder
 
 BOUND = 1.2
 # of the rank's own weights
@@ -54,9 +54,9 @@ def write(folder: Path, layers: int, hidden: int) -> None:
     import torch
 
     from runtime.assemble import load
+    from runtime.checkpoint.save import save
     from runtime.comm.base import Alone
     from runtime.config import EngineConfig, ModelConfig
-    from runtime.save import save
 
     config = {
         "model_type": "llama",
@@ -92,7 +92,7 @@ def part(folder: Path, tp: int) -> "Decoder":
     import torch
 
     from runtime.assemble import load
-    from runtime.checkpoint import Checkpoint
+    from runtime.checkpoint.files import Checkpoint
     from runtime.comm.base import Alone
     from runtime.config import EngineConfig
 

@@ -134,11 +134,11 @@ def batches() -> list[Figure]:
     """Full requests (prefill and decode over context, four variants counted as one) on many kinds of hardware."""
     import numpy as np
 
-    from ladder_sim import Scenario, steps
-    from ladder_sim.costs.profile import load_profile
+    from ladder_sim import Scenario
+    from ladder_sim.costs.profile_file import load_profile
     from ladder_sim.graph.variants import DEFAULT_VARIANTS
-    from ladder_sim.lower import Lowered, lower
-    from ladder_sim.requests import simulate_requests
+    from ladder_sim.simulate.lower import Lowered, lower
+    from ladder_sim.simulate.request import simulate_requests
 
     random = np.random.default_rng(0)
     figures = {
@@ -163,7 +163,7 @@ def batches() -> list[Figure]:
 
         name = f"requests in a batch of {CONFIGURATIONS:,} kinds of hardware, 70B TP 8, {stack}, one process"
         found.append(rate(name, per_s(), 50_000))
-        with mock.patch.object(steps, "lower", alone):
+        with mock.patch.object(passes, "lower", alone):
             found.append(rate("the same, nothing shared", per_s(), 100_000))
     return found
 
@@ -171,10 +171,10 @@ def batches() -> list[Figure]:
 def events() -> list[Figure]:
     """Event rate of the simpy engine beside a bare simpy program of the same events: every layer of 405B's ladder."""
     from ladder_sim import Scenario
-    from ladder_sim.costs.model import KernelCosts
-    from ladder_sim.costs.profile import load_profile
+    from ladder_sim.costs.kernels import KernelCosts
+    from ladder_sim.costs.profile_file import load_profile
     from ladder_sim.des import engine, scan
-    from ladder_sim.steps import lowered_step
+    from ladder_sim.simulate.passes import lowered_step
 
     scenario = Scenario.of(model="405b", nodes=2, variant="ladder")
     costs = KernelCosts(scenario, load_profile("h100-sxm"))

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from ladder_sim.traces.load import load
 from ladder_sim.traces.replay import replay
-from ladder_sim.traces.variants import predict_variants
+from ladder_sim.traces.wirings import predict_variants
 from ladder_sim.units import format_seconds
 
 BOUND = 0.08
@@ -128,10 +128,10 @@ def record(case: Case, pairs: int) -> None:
 
     from runtime.assemble import assemble
     from runtime.comm.emulate import EmulatedLink
+    from runtime.comm.rendezvous import CommConfig, connect
     from runtime.config import EngineConfig, ModelConfig
-    from runtime.rendezvous import CommConfig, connect
+    from runtime.model.wiring import lay_out
     from runtime.trace import MarkedLink, recorded_steps
-    from runtime.wiring import lay_out
 
     torch.set_num_threads(1)
     shape = ModelConfig.from_file(Path("config.json"))

@@ -1,15 +1,17 @@
 """What a profile holds and how far it can be trusted, as text."""
 
+import argparse
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from ladder_sim.costs.coordinates import Kind
-from ladder_sim.costs.profile import CalibrationProfile
-from ladder_sim.costs.table import ErrorStats, RatioTable
-from ladder_sim.costs.transfer import Transfer
+from ladder_sim.confidence import NORMAL_90
+from ladder_sim.costs.lookup import ErrorStats, RatioTable
+from ladder_sim.costs.profile import CalibrationProfile, Transfer
+from ladder_sim.costs.profile_file import load_profile
+from ladder_sim.costs.roofline import Kind
 from ladder_sim.errors import UsageError
-from ladder_sim.intervals import NORMAL_90
 
 HEADINGS = ("table", "points", "judged against", "rows", "median", "p90", "max")
 FIGURE_HEADINGS = ("figure", "catalog", "fitted", "within", "prior within", "known from")
@@ -126,3 +128,15 @@ def _computed(profile: CalibrationProfile, source: Path) -> Mapping[tuple[Kind, 
         for kind, dtype, _, table in _tables(profile)
         if (kind, dtype) in measured.tables
     }
+
+
+def add_to(commands: Any) -> None:
+    """Add `show` to the command line."""
+    parser = commands.add_parser("show", help="print a profile's interpolation errors")
+    parser.add_argument("profile", help="name of a shipped profile, or a file")
+    parser.add_argument("--source", type=Path, help="compute the errors again from this copy of its source package")
+    parser.set_defaults(run=_show)
+
+
+def _show(options: argparse.Namespace) -> None:
+    print(describe(load_profile(options.profile), options.source))

@@ -14,7 +14,7 @@ Who may import whom, each layer only what stands to its right::
 ``des`` knows tasks and resources only: it imports neither specs, graph nor costs. No module of this package imports
 ``runtime``, ``calibration`` or torch, and a package that is slow to import (scipy, pydantic, plotly) is imported in the
 function that needs it, so that importing this package costs next to nothing. The contracts in ``pyproject.toml`` and
-``tests/test_imports.py`` hold every module to this.
+``tests/project/test_imports.py`` hold every module to this.
 """
 
 from importlib import import_module

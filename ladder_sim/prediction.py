@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+from ladder_sim.confidence import Evidence, Interval, Provenance
+from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.memory import MemoryUse, memory_use
-from ladder_sim.costs.model import KernelCosts
-from ladder_sim.costs.profile import JITTER_KEY, CalibrationProfile, load_profile
+from ladder_sim.costs.profile import JITTER_KEY, CalibrationProfile
+from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.errors import MemoryFitError, UnknownNameError, UsageError
-from ladder_sim.evidence import Evidence, Provenance
 from ladder_sim.graph.variants import DEFAULT_VARIANTS, canonical, wiring
-from ladder_sim.intervals import Interval
-from ladder_sim.ranks import Jitter
-from ladder_sim.requests import Request, simulate_variants
+from ladder_sim.simulate.breakdown import StepSummary
+from ladder_sim.simulate.passes import ENGINES, Engine
+from ladder_sim.simulate.ranks import Jitter
+from ladder_sim.simulate.request import Request, simulate_variants
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.workload import Workload
-from ladder_sim.steps import ENGINES, Engine
-from ladder_sim.summary import StepSummary
 from ladder_sim.units import format_bytes
 
 MOST_JITTER = 1.0

@@ -10,11 +10,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from runtime.comm.launch import launch, leave_error
 from runtime.commands import add_commands, write
 from runtime.config import EngineConfig, ModelConfig
 from runtime.errors import RunError
-from runtime.launch import launch, leave_error
-from runtime.wiring import lay_out
+from runtime.model.wiring import lay_out
 
 EXIT_FAILURE, EXIT_INTERRUPTED = 1, 130
 
@@ -61,7 +61,7 @@ def _bench(arguments: argparse.Namespace) -> None:
         os.environ.update(TORCH_CPP_LOG_LEVEL="ERROR", KINETO_LOG_LEVEL="99")
     # imported here: the launcher needs no torch
     from runtime.bench import BenchConfig, bench
-    from runtime.rendezvous import CommConfig, Place
+    from runtime.comm.rendezvous import CommConfig, Place
 
     result = bench(
         BenchConfig(variants=tuple(arguments.variant), **_chosen(arguments, BenchConfig)),

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 
 import torch
 
+from runtime.checkpoint.weights import Source, fill, random_weights
 from runtime.comm.base import Communicator
 from runtime.config import EngineConfig, ModelConfig
 from runtime.errors import InfeasibleError
 from runtime.generate import Generator
 from runtime.memory import check_fits, free_bytes
-from runtime.model import Decoder
-from runtime.weights import Source, fill, random_weights
+from runtime.model.decoder import Decoder
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # by the names of `--dtype`

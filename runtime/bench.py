@@ -15,18 +15,18 @@ from typing import NamedTuple
 
 import torch
 
-from runtime import kernels
 from runtime.assemble import DTYPES, assemble, device_of
 from runtime.comm.base import Communicator
 from runtime.comm.emulate import EmulatedLink
+from runtime.comm.rendezvous import CommConfig, connect
 from runtime.config import EngineConfig, ModelConfig
 from runtime.environment import environment
 from runtime.errors import InputError
 from runtime.generate import Generator
+from runtime.model import kernels
+from runtime.model.wiring import Wiring, lay_out
 from runtime.record import Recorder
-from runtime.rendezvous import CommConfig, connect
 from runtime.trace import MarkedLink, recorded_steps
-from runtime.wiring import Wiring, lay_out
 
 SCHEMA_VERSION = 1
 TRACED_DECODES = 5

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runtime.convert import convert
+from runtime.checkpoint.convert import convert
 from runtime.errors import InputError
 from runtime.tasks import EvalConfig, TextConfig, prepare_eval, prepare_text
 
 if TYPE_CHECKING:
-    from runtime.rendezvous import CommConfig
+    from runtime.comm.rendezvous import CommConfig
 
 
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -168,7 +168,7 @@ def _convert(arguments: argparse.Namespace) -> None:
 
 
 def _links(arguments: argparse.Namespace) -> "CommConfig":
-    from runtime.rendezvous import CommConfig
+    from runtime.comm.rendezvous import CommConfig
 
     return CommConfig(backend=arguments.backend, gloo_threads=arguments.gloo_threads, timeout_s=arguments.timeout)
 

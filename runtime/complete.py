@@ -10,10 +10,10 @@ from dataclasses import asdict
 import torch
 
 from runtime.assemble import DTYPES, device_of, enough_memory, load
+from runtime.comm.rendezvous import CommConfig, connect
 from runtime.completion import Completion
 from runtime.config import EngineConfig
 from runtime.generate import Generator
-from runtime.rendezvous import CommConfig, connect
 from runtime.sampling import Sampler, SamplingConfig
 from runtime.tasks import TextConfig, TextTask, prepare_text
 

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from runtime.assemble import DTYPES, device_of, enough_memory, load
 from runtime.comm.base import Communicator
+from runtime.comm.rendezvous import CommConfig, connect
 from runtime.config import EngineConfig
-from runtime.model import Decoder
-from runtime.rendezvous import CommConfig, connect
+from runtime.model.decoder import Decoder
+from runtime.model.wiring import Wiring
 from runtime.tasks import EvalConfig, EvalTask, prepare_eval
-from runtime.wiring import Wiring
 
 _ROWS = 128
 # positions whose logits are turned into float32 at once

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from runtime.errors import InputError, MissingDeviceError
-from runtime.model import Decoder
-from runtime.wiring import Wiring
+from runtime.model.decoder import Decoder
+from runtime.model.wiring import Wiring
 
 Pick = Callable[[Tensor, Wiring], Tensor]
 # from logits and the wiring they come from to each sequence's next token, the same on every rank

@@ -7,7 +7,7 @@ import torch
 from runtime.comm.base import Alone
 from runtime.config import EngineConfig, ModelConfig
 from runtime.errors import InfeasibleError
-from runtime.model import Decoder
+from runtime.model.decoder import Decoder
 
 _USABLE = 0.95
 # share of free memory that may be planned with; the rest is slack of allocators

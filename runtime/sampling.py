@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runtime import kernels
 from runtime.comm.base import Communicator
 from runtime.errors import InputError
-from runtime.wiring import Wiring
+from runtime.model import kernels
+from runtime.model.wiring import Wiring
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime.checkpoint import DTYPES, Checkpoint
+from runtime.checkpoint.files import DTYPES, Checkpoint
+from runtime.checkpoint.tokenizer import Text
 from runtime.config import ModelConfig
 from runtime.errors import InputError
-from runtime.text import Text
-from runtime.wiring import Wiring, lay_out
+from runtime.model.wiring import Wiring, lay_out
 
 _GEN, _CONTEXT = 512, 1024
 # new tokens, and tokens of a window, where nobody says how many

@@ -10,10 +10,8 @@ from typing import TypeVar
 
 import torch
 
-from calibration.crosscheck.beside import BesideTime, time_beside
-from calibration.crosscheck.links import message
 from calibration.crosscheck.observations import PHASES, Times
-from calibration.crosscheck.stopwatch import KernelTime, time_kernels
+from calibration.crosscheck.timers import BesideTime, KernelTime, message, time_beside, time_kernels
 from ladder_sim.graph.build import build
 from ladder_sim.graph.ops import Phase, StepGraph
 from ladder_sim.specs.model import ModelSpec
@@ -22,7 +20,7 @@ from ladder_sim.specs.stack import StackSpec
 from runtime.assemble import assemble
 from runtime.comm.base import Alone, Communicator
 from runtime.config import EngineConfig, ModelConfig
-from runtime.wiring import Wiring, lay_out
+from runtime.model.wiring import Wiring, lay_out
 
 DTYPE = torch.float32
 # what CPUs compute in

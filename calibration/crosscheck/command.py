@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ladder_sim.cli.options import settings
 from ladder_sim.errors import UsageError
+from ladder_sim.specs.settings import settings
 
 SHARES = (0.2, 0.3, 0.4, 0.5)
 # of standard's time that messages take on the emulated links
@@ -36,10 +36,10 @@ def add_to(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     # imported here: they need torch
-    from calibration.crosscheck.check import cross_check, own_scenario
-    from calibration.crosscheck.measured import Plan
-    from runtime.launch import launch
-    from runtime.rendezvous import CommConfig, Place
+    from calibration.crosscheck.measure import Plan
+    from calibration.crosscheck.run import cross_check, own_scenario
+    from runtime.comm.launch import launch
+    from runtime.comm.rendezvous import CommConfig, Place
 
     for flag, value, least in (
         ("--tp", options.tp, 2),

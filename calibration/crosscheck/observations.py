@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import NamedTuple
 
+from ladder_sim.costs.lookup import Curve
 from ladder_sim.costs.recorded import OpKey
-from ladder_sim.costs.table import Curve
 from ladder_sim.graph.build import STATE_BYTES, build
 from ladder_sim.graph.ops import CollectiveShape, Op, Phase
 from ladder_sim.specs.scenario import Scenario

@@ -13,8 +13,9 @@ import numpy as np
 from calibration.fit.fabric import widest_fabric
 from calibration.fit.profile import WORST_MEDIAN, FittedProfile, make_profile
 from calibration.fit.samples import SampleStore
-from ladder_sim.costs.profile import CalibrationProfile, load_profile, save_profile
-from ladder_sim.costs.table import RatioTable
+from ladder_sim.costs.lookup import RatioTable
+from ladder_sim.costs.profile import CalibrationProfile
+from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import ProfileError
 
 Measured = dict[tuple[str, str], float]

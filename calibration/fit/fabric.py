@@ -1,7 +1,6 @@
 """The all-reduce across nodes, which a profile does not hold, as a fabric's file."""
 
-from calibration.fit.samples import SampleStore
-from calibration.fit.series import medians
+from calibration.fit.samples import SampleStore, medians
 from calibration.fit.tables import curve_of
 from calibration.importers.nccl_tests import Sweep, fabric_text
 from ladder_sim.errors import ProfileError

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from calibration.fit.curves import Fit
-from calibration.fit.samples import Sample
-from calibration.fit.series import Points, Series
+from calibration.fit.samples import Points, Sample, Series
 from calibration.fit.tables import KINDS
 from ladder_sim.costs.profile import JITTER_KEY, ReferenceGpu
 

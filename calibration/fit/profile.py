@@ -8,14 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from calibration.fit.curves import FORMULAS, Fit, fit
-from calibration.fit.judge import judge
+from calibration.fit.holdout import judge
 from calibration.fit.overheads import overheads
 from calibration.fit.overlap import Slowdown, parameters, slowdowns
-from calibration.fit.samples import SampleStore
-from calibration.fit.series import Points, Series, medians
+from calibration.fit.samples import Points, SampleStore, Series, medians
 from calibration.fit.tables import COLLECTIVES, DTYPE, KINDS, curve_of, table_of
+from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
 from ladder_sim.costs.profile import CalibrationProfile, ProfileSource, ReferenceGpu
-from ladder_sim.costs.table import Curve, ErrorStats, RatioTable
 from ladder_sim.errors import ProfileError
 from ladder_sim.specs import catalog
 

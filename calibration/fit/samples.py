@@ -7,13 +7,16 @@ opened again, and the measurement goes on behind it.
 import json
 import math
 import os
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from ladder_sim.costs.coordinates import AXES
+import numpy as np
+from numpy.typing import NDArray
+
+from ladder_sim.costs.roofline import AXES
 from ladder_sim.errors import ProfileError
 
 SCHEMA_VERSION = 2
@@ -34,7 +37,7 @@ class Sample:
     """One measured op."""
 
     op: str
-    # what `calibration.measure.grid` calls it, e.g. "gemm"
+    # what `calibration.measure.points` calls it, e.g. "gemm"
     point: Mapping[str, float]
     # its shape: m, n, k of a GEMM; coordinates of an attention table; bytes that an elementwise kernel moves; bytes,
     # ranks and nodes of a collective; those of both where two run at once
@@ -178,3 +181,43 @@ def _fault(sample: Sample) -> str:
     if not all(isinstance(size, int | float) and 0 < size < math.inf for size in sizes):
         return "sizes and seconds must be above 0 and finite"
     return "" if 0 <= sample.spread < math.inf else "its spread must be 0 or above, and finite"
+
+
+Floats = NDArray[np.float64]
+
+
+Points = dict[tuple[float, ...], float]
+# coordinates -> median seconds
+
+
+class Series(NamedTuple):
+    """One op, and for a collective its group."""
+
+    op: str
+    axes: tuple[str, ...] = ("bytes",)
+    # names of its points' coordinates
+    ranks: int = 0
+    # of the group, in all; 0: no collective
+    nodes: int = 1
+
+    @property
+    def label(self) -> str:
+        """For a reader."""
+        across = f" on {self.nodes} nodes" if self.nodes > 1 else ""
+        return f"{self.op}, {self.ranks} ranks{across}" if self.ranks else self.op
+
+    def columns(self, points: Sequence[tuple[float, ...]]) -> dict[str, Floats]:
+        """Points, by coordinate."""
+        return dict(zip(self.axes, np.array(points).T, strict=True))
+
+
+def medians(samples: Sequence[Sample]) -> dict[Series, Points]:
+    """The median of each point's samples; what did not fit the memory, and what ran beside others, is left out."""
+    found: dict[Series, dict[tuple[float, ...], list[float]]] = defaultdict(lambda: defaultdict(list))
+    for sample in samples:
+        if sample.seconds is None or BESIDE in sample.op:
+            continue
+        axes = tuple(name for name in COORDINATES[sample.op] if name not in ("ranks", "nodes"))
+        series = Series(sample.op, axes, int(sample.point.get("ranks", 0)), int(sample.point.get("nodes", 1)))
+        found[series][tuple(sample.point[name] for name in axes)].append(sample.seconds)
+    return {key: {at: float(np.median(took)) for at, took in points.items()} for key, points in found.items()}

@@ -5,10 +5,10 @@ from typing import Any, get_args
 
 import numpy as np
 
-from calibration.fit.series import Floats, Points
-from ladder_sim.costs.coordinates import AXES, Kind, grid_roofline_s
+from calibration.fit.samples import Floats, Points
+from ladder_sim.costs.lookup import Curve, RatioTable
 from ladder_sim.costs.profile import ELEMENT_BYTES, ReferenceGpu
-from ladder_sim.costs.table import Curve, RatioTable
+from ladder_sim.costs.roofline import AXES, Kind, grid_roofline_s
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")

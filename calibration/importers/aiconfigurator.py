@@ -16,9 +16,9 @@ from calibration.importers import parquet
 from calibration.importers.allreduce import all_reduce_curves, collective_curves
 from calibration.importers.grids import Grid, Series, distinct, merge
 from calibration.importers.thin import leave_one_out, predicted_s, thin
-from ladder_sim.costs.coordinates import AXES, Kind, grid_roofline_s
+from ladder_sim.costs.lookup import ErrorStats, RatioTable
 from ladder_sim.costs.profile import ELEMENT_BYTES, CalibrationProfile, ProfileSource, ReferenceGpu
-from ladder_sim.costs.table import ErrorStats, RatioTable
+from ladder_sim.costs.roofline import AXES, Kind, grid_roofline_s
 from ladder_sim.errors import UnknownNameError, UsageError
 
 Floats = NDArray[np.float64]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from calibration.importers.grids import Series, distinct, merge
 from calibration.importers.thin import thin_curve
-from ladder_sim.costs.table import Curve, ErrorStats
+from ladder_sim.costs.lookup import Curve, ErrorStats
 
 Floats = NDArray[np.float64]
 Points = dict[float, float]

@@ -18,11 +18,11 @@ from typing import Literal
 
 import numpy as np
 
+from ladder_sim.costs.lookup import Curve
 from ladder_sim.costs.profile import CalibrationProfile, ProfileSource
-from ladder_sim.costs.table import Curve
 from ladder_sim.errors import UsageError
-from ladder_sim.specs.checks import shown, shown_path
-from ladder_sim.specs.hf_config import read_text
+from ladder_sim.specs.files import read_text
+from ladder_sim.specs.values import shown, shown_path
 
 Placement = Literal["in", "out"]
 OPS = ("all_reduce", "all_gather", "reduce_scatter")
@@ -151,7 +151,7 @@ def collective_of(sweep: Sweep, ranks: int) -> str:
 
 
 def fabric_text(sweep: Sweep, *, cluster: str, nodes: int, ranks_per_node: int, created: str) -> str:
-    """Return the TOML text of a fabric's file (`ladder_sim.costs.fabrics`).
+    """Return the TOML text of a fabric's file (`ladder_sim.costs.collectives.fabrics`).
 
     Parameters
     ----------

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.importers.grids import Series
-from ladder_sim.costs.coordinates import decode_point, prefill_point
+from ladder_sim.costs.roofline import decode_point, prefill_point
 from ladder_sim.errors import MissingDependencyError, UsageError
 
 PACKAGE = "aiconfigurator-core"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from ladder_sim.costs.table import Curve, ErrorStats, RatioTable
+from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calibration.fit.samples import Sample, SampleStore
-from calibration.measure.grid import ops_of
 from calibration.measure.plan import Plan
+from calibration.measure.points import ops_of
 from ladder_sim.errors import UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.model import ModelSpec

@@ -7,10 +7,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from ladder_sim.errors import InfeasibleError, UnknownNameError
-from ladder_sim.price import check_price, token_price
 from ladder_sim.sweeps.evaluate import MEMORY
 from ladder_sim.sweeps.executors import Executor, serial
 from ladder_sim.sweeps.grid import Grid, scenario_at
+from ladder_sim.sweeps.price import check_price, token_price
 from ladder_sim.sweeps.run import how_of, run
 from ladder_sim.sweeps.table import SweepTable
 from ladder_sim.units import format_seconds

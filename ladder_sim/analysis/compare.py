@@ -6,11 +6,11 @@ from typing import Any
 
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.prediction import Prediction, predict
-from ladder_sim.price import check_price, token_price
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import StackSpec
 from ladder_sim.sweeps.grid import scenario_at
+from ladder_sim.sweeps.price import check_price, token_price
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +13,11 @@ from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import canonical
 from ladder_sim.prediction import default_variants, resolve_profile
-from ladder_sim.requests import simulate_requests
+from ladder_sim.simulate.request import simulate_requests
 from ladder_sim.specs.scenario import Scenario
+
+if TYPE_CHECKING:
+    pass
 
 STEP = 0.1
 # a figure is multiplied and divided by one plus this
@@ -131,3 +135,7 @@ def _response(request_s: NDArray[np.float64], standard_s: NDArray[np.float64], a
         speedup_lower=float(gain[0]) - 1.0,
         speedup_higher=float(gain[1]) - 1.0,
     )
+
+
+SEEN = 5e-4
+# change of the request time; less rounds to 0.0 %

@@ -8,7 +8,7 @@ import typer
 
 from ladder_sim.errors import UnknownNameError
 from ladder_sim.specs import catalog
-from ladder_sim.specs.overrides import settable
+from ladder_sim.specs.settings import settable
 from ladder_sim.units import format_bandwidth, format_bytes, format_count, format_seconds
 
 Rows = tuple[Sequence[str], Sequence[Sequence[str]]]
@@ -25,8 +25,8 @@ def list_(
         return
     if what not in _LISTS:
         raise UnknownNameError("list", what, _LISTS)
-    from ladder_sim.report.tables import show as show_table
-    from ladder_sim.report.tables import table
+    from ladder_sim.report.tables.console import show as show_table
+    from ladder_sim.report.tables.console import table
 
     columns, rows = _LISTS[what]()
     show_table(table(columns, rows, left=len(columns)))
@@ -119,7 +119,7 @@ def _variants() -> Rows:
 
 
 def _profiles() -> Rows:
-    from ladder_sim.costs.profile import load_profile, shipped_profiles
+    from ladder_sim.costs.profile_file import load_profile, shipped_profiles
 
     profiles = [load_profile(name) for name in shipped_profiles()]
     rows = [(found.name, found.gpu, found.created, found.sources[0].citation) for found in profiles]

@@ -80,17 +80,18 @@ def crosscheck(
         arguments = [f"--{name}={value}" for name, value in flags.items()]
         result = _measure([*arguments, *(f"--{name}={one}" for name, found in lists.items() for one in found)])
     # imported here: `--help` needs no tables
-    from ladder_sim.report import crosscheck as report
-    from ladder_sim.report import tables
+    from ladder_sim.report.pages import crosscheck_page
+    from ladder_sim.report.tables import console
+    from ladder_sim.report.tables import crosscheck as report
 
     if html is not None:
-        write(report.to_html(result), html, flag="--html")
+        write(crosscheck_page(result), html, flag="--html")
     if form == "json":
         write(json_format.dumps(result, indent=1) + "\n", save)
     elif save is not None:
-        write(tables.to_text(report.crosscheck_report(result)), save)
+        write(console.to_text(report.crosscheck_report(result)), save)
     else:
-        tables.show(report.crosscheck_report(result))
+        console.show(report.crosscheck_report(result))
     if gate and any(row["beyond"] for row in result["rows"]):
         raise typer.Exit(1)
 

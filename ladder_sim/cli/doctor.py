@@ -159,7 +159,7 @@ def _profiles() -> tuple[dict[str, str], list[Problem]]:
     found: dict[str, str] = {}
     problems: list[Problem] = []
     try:
-        from ladder_sim.costs.profile import load_profile, shipped_profiles
+        from ladder_sim.costs.profile_file import load_profile, shipped_profiles
     except ImportError:
         # a base package is missing, and is reported
         return found, problems

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ladder_sim.cli.options import ScenarioFlags, settings, with_scenario_flags
-from ladder_sim.cli.points import point_of
+from ladder_sim.cli.options import ScenarioFlags, point_of, with_scenario_flags
 from ladder_sim.errors import MissingDependencyError, UsageError
 from ladder_sim.graph.variants import canonical
+from ladder_sim.specs.settings import settings
 
 if TYPE_CHECKING:
-    from ladder_sim.explorer.known import Known
+    from ladder_sim.explorer.allowlist import Known
 
 ANY = "0.0.0.0"
 _COLLECTED_AFTER = 50_000
@@ -40,9 +40,9 @@ def explore(
     ] = None,
 ) -> None:
     """Open a page in the browser that shows at once what each variant does as the knobs are turned."""
-    from ladder_sim.explorer.answers import Answers
-    from ladder_sim.explorer.known import Known
-    from ladder_sim.explorer.standalone import standalone_page
+    from ladder_sim.explorer.allowlist import Known
+    from ladder_sim.explorer.offline import standalone_page
+    from ladder_sim.explorer.queries import Answers
 
     # no engine and no jitter: the page answers at once
     point_of(flags)
@@ -60,7 +60,7 @@ def explore(
 
 def _query(flags: ScenarioFlags, variants: list[str], known: "Known") -> str:
     """What the page starts with."""
-    from ladder_sim.explorer.known import model_names
+    from ladder_sim.explorer.allowlist import model_names
     from ladder_sim.explorer.state import State
     from ladder_sim.specs import catalog
 

@@ -8,17 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from ladder_sim import __version__
-from ladder_sim.cli.advise import advise
-from ladder_sim.cli.breakeven import breakeven
+from ladder_sim.cli.analysis import advise, breakeven, compare, sensitivity
 from ladder_sim.cli.calibrate import calibrate
 from ladder_sim.cli.catalog import list_, show
-from ladder_sim.cli.compare import compare
 from ladder_sim.cli.crosscheck import crosscheck
 from ladder_sim.cli.doctor import doctor
 from ladder_sim.cli.explore import explore
 from ladder_sim.cli.predict import predict
 from ladder_sim.cli.run import run
-from ladder_sim.cli.sensitivity import sensitivity
 from ladder_sim.cli.sweep import sweep
 from ladder_sim.cli.trace import trace
 from ladder_sim.cli.validate import validate

@@ -10,6 +10,7 @@ import typer
 
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.settings import settings
 
 ENGINES = ("fast", "des")
 _WHERE, _WORK, _HOW = "Model and cluster", "Workload", "Stack and costs"
@@ -115,23 +116,6 @@ def spread(text: str) -> float | str:
         ) from None
 
 
-def settings(assignments: list[str]) -> dict[str, str]:
-    """Split ``KEY=VALUE`` arguments.
-
-    Examples
-    --------
-    >>> settings(["inter.bandwidth=100Gb/s"])
-    {'inter.bandwidth': '100Gb/s'}
-    """
-    found = {}
-    for assignment in assignments:
-        key, equals, value = assignment.partition("=")
-        if not equals or not key.strip() or not value.strip():
-            raise UsageError(f"--set '{assignment}' is not KEY=VALUE", hint="for example --set inter.bandwidth=100Gb/s")
-        found[key.strip()] = value.strip()
-    return found
-
-
 def with_scenario_flags(command: Callable[..., None]) -> Callable[..., None]:
     """Replace a command's parameter ``flags`` by the scenario flags themselves, so that typer sees each one."""
     names = [field.name for field in fields(ScenarioFlags)]
@@ -156,3 +140,40 @@ def with_scenario_flags(command: Callable[..., None]) -> Callable[..., None]:
 
 def _annotation(name: str) -> Any:
     return ScenarioFlags.__annotations__[name]
+
+
+_SIMULATOR = ("engine", "jitter", "seed")
+
+
+_NAMED = ("model", "cluster", "nodes", "gpus_per_node", "tp", "batch", "prompt", "gen", "dtype", "stack", "allreduce")
+
+
+def point_of(flags: ScenarioFlags) -> dict[str, Any]:
+    """Fields that were given, and settings.
+
+    Raises
+    ------
+    UsageError
+        The flags ask for another engine or for jitter, which a question of many predictions does not take.
+    """
+    usual = {field.name: field.default for field in fields(ScenarioFlags)}
+    for name in _SIMULATOR:
+        if getattr(flags, name) != usual[name]:
+            raise UsageError(
+                f"--{name} is for single predictions", hint="leave it out: here the vectorised engine answers"
+            )
+    named = (
+        "model",
+        "cluster",
+        "nodes",
+        "gpus_per_node",
+        "tp",
+        "batch",
+        "prompt",
+        "gen",
+        "dtype",
+        "stack",
+        "allreduce",
+    )
+    point = {name: getattr(flags, name) for name in named if getattr(flags, name) is not None}
+    return {**point, "p2p": not flags.no_p2p, **settings(flags.set_ or [])}

@@ -46,7 +46,7 @@ def predict(
     from ladder_sim.prediction import predict as simulate
     from ladder_sim.report import export
     from ladder_sim.report.figures.prediction import breakdown_figure, timeline_figure
-    from ladder_sim.report.plots import check_plot_path, save_figure
+    from ladder_sim.report.figures.style import check_plot_path, save_figure
 
     form = chosen_format(json=json, csv=csv, save=save)
     names = [name for given in variant or [] for name in given.split(",")]
@@ -66,10 +66,11 @@ def predict(
     if form == "csv":
         write(export.to_csv(scenario, found), save)
         return
-    from ladder_sim.report import tables
+    from ladder_sim.report.tables.console import show, to_text
+    from ladder_sim.report.tables.prediction import prediction_report
 
-    report = tables.prediction_report(scenario, found, explain=explain)
+    report = prediction_report(scenario, found, explain=explain)
     if save is not None:
-        write(tables.to_text(report), save)
+        write(to_text(report), save)
     else:
-        tables.show(report)
+        show(report)

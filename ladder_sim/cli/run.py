@@ -2,23 +2,23 @@
 
 import importlib.util
 import json as json_format
+import subprocess
+import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ladder_sim.cli import run_text
-from ladder_sim.cli.options import settings
 from ladder_sim.cli.output import chosen_format, write
 from ladder_sim.errors import MissingDependencyError, UnknownNameError, UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.hf_config import read_config
 from ladder_sim.specs.model import ModelSpec
-from ladder_sim.specs.overrides import Parts, override_parts
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.settings import Parts, override_parts, settings
 from ladder_sim.specs.stack import StackSpec
 from ladder_sim.specs.workload import Workload
 from ladder_sim.units import format_seconds
@@ -125,9 +125,9 @@ def run(
                 hint="--prompt TEXT completes it with a checkpoint, --bench measures the model with random weights",
             )
         _require_torch()
-        run_text.run(context)
+        _complete(context)
         return
-    run_text.refuse(context, run_text.TEXT_ONLY, "is for texts, without --bench")
+    _refuse(context, _TEXT_ONLY, "is for texts, without --bench")
     prompt_tokens = _prompt_tokens(prompt)
     form = chosen_format(json=json, csv=False, save=save)
     if form == "csv":
@@ -161,19 +161,19 @@ def run(
             "prefill-logits": engine.prefill_logits,
             **{name.replace("_", "-"): getattr(engine, name) for name in _SWITCHES},
         }
-        result = _measure([*run_text.arguments(flags), *(f"--variant={name}" for name in names)])
+        result = _measure([*_arguments(flags), *(f"--variant={name}" for name in names)])
     result["run"] |= {"model": spec.name, "stack": engine.name}
     if form == "json":
         write(json_format.dumps(result, indent=1) + "\n", save)
         return
     # imported here: `--help` needs no tables
-    from ladder_sim.report import tables
+    from ladder_sim.report.tables import console
 
     report = _report(result)
     if save is not None:
-        write(tables.to_text(report), save)
+        write(console.to_text(report), save)
     else:
-        tables.show(report)
+        console.show(report)
 
 
 def _prompt_tokens(prompt: Sequence[str] | None) -> int:
@@ -227,7 +227,7 @@ def _raw_config(model: str, spec: ModelSpec) -> dict[str, Any]:
 
 
 def _measure(arguments: list[str]) -> dict[str, Any]:
-    output = run_text.runtime("bench", arguments, capture=True)
+    output = _runtime("bench", arguments, capture=True)
     result: dict[str, Any] = json_format.loads(output)
     return result
 
@@ -236,7 +236,7 @@ def _report(result: Mapping[str, Any]) -> Any:
     from rich.console import Group
     from rich.text import Text
 
-    from ladder_sim.report.tables import table
+    from ladder_sim.report.tables.console import table
 
     how, machine = result["run"], result["environment"]
     where = machine.get("gpu", machine["cpu"])
@@ -264,3 +264,63 @@ def _row(name: str, found: Mapping[str, Any]) -> tuple[str, ...]:
         format_seconds(comm_s),
         f"{max(0.0, 1 - found['exposed_comm_s'] / comm_s):.0%}" if comm_s else "-",
     )
+
+
+_TEXT_ONLY = ("temperature", "top_k", "top_p", "stop", "raw")
+# options that a benchmark has no use for
+
+
+_SINGLE = (
+    *("model", "tp", "gen", "dtype", "seed", "temperature", "top_k", "top_p", "raw"),
+    *("backend", "gloo_threads", "threads", "timeout", "json", "save"),
+)
+
+
+_REPEATED = ("prompt", "stop", "variant")
+# options that travel to the runtime under their own names
+
+
+def _complete(context: typer.Context) -> None:
+    """Complete the prompts of a command line; the process writes to this one's stdout."""
+    given = context.params
+    _refuse(context, set(given) - {*_SINGLE, *_REPEATED, "bench"}, "is for measurements, with --bench")
+    if len(given["variant"] or ()) > 1:
+        raise UsageError("--variant: a text has one wiring", hint="--bench compares several")
+    if given["save"] is not None and given["save"].suffix.lower() != ".json":
+        raise UsageError(f"--save '{given['save']}': texts go to stdout, and their JSON to a file", hint="use .json")
+    flags = [*_arguments({name.replace("_", "-"): given[name] for name in _SINGLE})]
+    flags += [f"--{name}={value}" for name in _REPEATED for value in given[name] or ()]
+    _runtime("text", flags, capture=False)
+
+
+def _refuse(context: typer.Context, names: Collection[str], why: str) -> None:
+    """Raise UsageError if one of these options was given."""
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name in names and source is not None and source.name == "COMMANDLINE":
+            raise UsageError(f"{parameter.opts[0]} {why}", hint="leave it out")
+
+
+def _arguments(flags: Mapping[str, object]) -> Iterator[str]:
+    """Flags of a command line; false and none are left out."""
+    for name, value in flags.items():
+        if value is True:
+            yield f"--{name}"
+        elif value is not None and value is not False:
+            yield f"--{name}={value}"
+
+
+def _runtime(command: str, given: Sequence[str], *, capture: bool) -> str:
+    """Run ``python -m runtime`` to its end; returns what it printed, if that is to be captured."""
+    stdout = subprocess.PIPE if capture else None
+    process = subprocess.Popen([sys.executable, "-m", "runtime", command, *given], stdout=stdout, text=True)
+    try:
+        output, _ = process.communicate()
+    finally:
+        # the runtime ends its ranks when it is asked to end
+        process.terminate()
+        process.wait()
+    if process.returncode:
+        # it has said why
+        raise typer.Exit(process.returncode)
+    return output or ""

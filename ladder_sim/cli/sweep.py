@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ladder_sim.cli.options import settings
 from ladder_sim.cli.progress import Progress
 from ladder_sim.errors import InfeasibleError, UsageError
+from ladder_sim.specs.settings import settings
 
 if TYPE_CHECKING:
     from ladder_sim.sweeps.executors import Executor
@@ -79,7 +79,7 @@ def sweep(
 ) -> None:
     """Predict every combination of some fields' values, thousands a second."""
     # imported here: `--help` needs no simulator
-    from ladder_sim.report.plots import check_plot_path
+    from ladder_sim.report.figures.style import check_plot_path
     from ladder_sim.sweeps.grid import Grid, check_size
     from ladder_sim.sweeps.run import file_format, how_of, run, run_to_file, stream
 
@@ -139,13 +139,13 @@ def _print(pieces: Iterable[tuple[bytes, int]]) -> int:
 def _show(table: "SweepTable", *, as_text: bool, plot: Path | None, over: str) -> None:
     """Print the table, draw the figure."""
     if as_text:
-        from ladder_sim.report.sweep import sweep_report
-        from ladder_sim.report.tables import show
+        from ladder_sim.report.tables.console import show
+        from ladder_sim.report.tables.sweep import sweep_report
 
         show(sweep_report(table))
     if plot is not None:
+        from ladder_sim.report.figures.style import save_figure
         from ladder_sim.report.figures.sweep import sweep_figure
-        from ladder_sim.report.plots import save_figure
 
         save_figure(sweep_figure(table, over=over), plot)
         print(f"written: {plot}", file=sys.stderr)

@@ -64,15 +64,15 @@ def import_(
     save: Annotated[Path, typer.Option(help="File to write: .json or .json.gz.")],
 ) -> None:
     """Join the ranks' traces to one graph that the other commands read faster, and Perfetto shows."""
-    from ladder_sim.report import trace_tables
-    from ladder_sim.report.tables import show
-    from ladder_sim.traces import chrome
+    from ladder_sim.report.tables import traces as tables
+    from ladder_sim.report.tables.console import show
+    from ladder_sim.traces import perfetto
     from ladder_sim.traces.load import load
     from ladder_sim.traces.summary import summarise
 
     graph = load(files)
-    chrome.write({"recorded": graph}, save)
-    show(trace_tables.info_report(graph, summarise(graph), top=0))
+    perfetto.write({"recorded": graph}, save)
+    show(tables.info_report(graph, summarise(graph), top=0))
 
 
 @trace.command()
@@ -84,7 +84,8 @@ def info(
     plot: Plot = None,
 ) -> None:
     """Show ops by time, communication hidden and exposed, and the critical path."""
-    from ladder_sim.report import trace_export, trace_tables
+    from ladder_sim.report import export
+    from ladder_sim.report.tables import traces as tables
     from ladder_sim.traces.load import load
     from ladder_sim.traces.summary import summarise
 
@@ -92,9 +93,9 @@ def info(
     summary = summarise(graph)
     _draw({"recorded": graph}, plot, "Recorded run")
     if json:
-        write(trace_export.info_json(graph, summary), save)
+        write(export.info_json(graph, summary), save)
     else:
-        _print(trace_tables.info_report(graph, summary, top), save)
+        _print(tables.info_report(graph, summary, top), save)
 
 
 @trace.command()
@@ -116,8 +117,9 @@ def replay(
     ] = None,
 ) -> None:
     """Run the recorded graph through the simulator, changed or as it is."""
-    from ladder_sim.report import trace_export, trace_tables
-    from ladder_sim.traces import chrome
+    from ladder_sim.report import export
+    from ladder_sim.report.tables import traces as tables
+    from ladder_sim.traces import perfetto
     from ladder_sim.traces.load import load
     from ladder_sim.traces.replay import replay as run
     from ladder_sim.traces.replay import with_times
@@ -127,12 +129,12 @@ def replay(
     found = run(_changed(recorded, scale, no_communication, no_launch_gaps, price))
     simulated = with_times(found.graph, found.timeline)
     if save_trace is not None:
-        chrome.write({"replayed": simulated}, save_trace)
+        perfetto.write({"replayed": simulated}, save_trace)
     _draw({"recorded": recorded, "replayed": simulated}, plot, "Recorded and replayed")
     if json:
-        write(trace_export.replay_json(found), save)
+        write(export.replay_json(found), save)
     else:
-        _print(trace_tables.replay_report(found, changed=found.graph is not recorded), save)
+        _print(tables.replay_report(found, changed=found.graph is not recorded), save)
     worst = max(found.steps, key=lambda step: abs(step.error))
     if max_error is not None and abs(worst.error) > max_error / 100.0:
         raise LadderSimError(
@@ -164,11 +166,12 @@ def predict(
     plot: Plot = None,
 ) -> None:
     """Rewire a standard tensor-parallel run as ladder, and say what that would give."""
-    from ladder_sim.report import trace_export, trace_tables
-    from ladder_sim.traces import chrome
+    from ladder_sim.report import export
+    from ladder_sim.report.tables import traces as tables
+    from ladder_sim.traces import perfetto
     from ladder_sim.traces.blocks import find_passes
     from ladder_sim.traces.load import load
-    from ladder_sim.traces.variants import DEFAULT_VARIANTS, choose_step, predict_variants
+    from ladder_sim.traces.wirings import DEFAULT_VARIANTS, choose_step, predict_variants
     from ladder_sim.units import parse_quantity
 
     names = [name for given in variant or DEFAULT_VARIANTS for name in given.split(",")]
@@ -179,12 +182,12 @@ def predict(
     found = predict_variants(chosen, names, stream_wait_s=wait_s)
     runs = {name: one.graph for name, one in found.items()}
     if save_trace is not None:
-        chrome.write(runs, save_trace)
+        perfetto.write(runs, save_trace)
     _draw(runs, plot, "The recorded step in other wirings")
     if json:
-        write(trace_export.variants_json(chosen, layers, found), save)
+        write(export.variants_json(chosen, layers, found), save)
     else:
-        _print(trace_tables.variants_report(chosen, layers, found), save)
+        _print(tables.variants_report(chosen, layers, found), save)
 
 
 @trace.command()
@@ -200,7 +203,7 @@ def export(
     import dataclasses
 
     from ladder_sim.graph.variants import canonical
-    from ladder_sim.traces import chrome
+    from ladder_sim.traces import perfetto
     from ladder_sim.traces.predicted import predicted_step
 
     if phase not in ("prefill", "decode"):
@@ -210,7 +213,7 @@ def export(
     graph = predicted_step(
         scenario, "prefill" if phase == "prefill" else "decode", **{name: how[name] for name in ("profile", "engine")}
     )
-    chrome.write({f"{scenario.model.name} {scenario.variant}": graph}, output)
+    perfetto.write({f"{scenario.model.name} {scenario.variant}": graph}, output)
     _draw({scenario.variant: graph}, plot, f"{scenario.model.name}, {scenario.variant}, {phase}")
 
 
@@ -223,8 +226,8 @@ def diff(
     save: Save = None,
 ) -> None:
     """Compare two runs, recorded or simulated."""
-    from ladder_sim.report import trace_tables
-    from ladder_sim.traces import chrome
+    from ladder_sim.report.tables import traces as tables
+    from ladder_sim.traces import perfetto
     from ladder_sim.traces.load import load
 
     names = [path.name for path in (first, second)]
@@ -232,10 +235,10 @@ def diff(
         names = [str(first), str(second)]
     runs = dict(zip(names, (load([first]), load([second])), strict=True))
     if save_trace is not None:
-        chrome.write(runs, save_trace)
+        perfetto.write(runs, save_trace)
     _draw(runs, plot, "Two runs")
     one, other = runs.items()
-    _print(trace_tables.diff_report(one, other), save)
+    _print(tables.diff_report(one, other), save)
 
 
 def _scenario(interconnect: str | None, nodes: int, tp: int | None, allreduce: str | None) -> Scenario | None:
@@ -263,7 +266,7 @@ def _changed(
         except ValueError:
             raise UsageError(f"--scale '{given}' is not KIND=FACTOR", hint="for example --scale gemm=0.5") from None
     if price is not None:
-        from ladder_sim.traces.pricing import all_reduce_price
+        from ladder_sim.traces.whatif import all_reduce_price
 
         graph = whatif.price_all_reduces(graph, all_reduce_price(price))
     if no_launch_gaps:
@@ -274,17 +277,17 @@ def _changed(
 def _draw(runs: "dict[str, TraceGraph]", path: Path | None, title: str) -> None:
     if path is None:
         return
-    from ladder_sim.report.plots import check_plot_path, save_figure
-    from ladder_sim.report.trace_plot import trace_figure
+    from ladder_sim.report.figures.style import check_plot_path, save_figure
+    from ladder_sim.report.figures.traces import trace_figure
 
     check_plot_path(path)
     save_figure(trace_figure(runs, title), path)
 
 
 def _print(report: Any, save: Path | None) -> None:
-    from ladder_sim.report import tables
+    from ladder_sim.report.tables import console
 
     if save is not None:
-        write(tables.to_text(report), save)
+        write(console.to_text(report), save)
     else:
-        tables.show(report)
+        console.show(report)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ladder_sim.cli.output import chosen_format, write
-from ladder_sim.costs.profile import load_profile
+from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.validation.dataset import DEFAULT_DATASET, read_dataset
 
@@ -35,8 +35,8 @@ def validate(
 ) -> None:
     """Compare measured runs with predictions: errors, intervals and a summary per variant."""
     # imported here: `--help` needs no simulator
-    from ladder_sim.report import validation as report
-    from ladder_sim.report.plots import check_plot_path, save_figure
+    from ladder_sim.report.figures.style import check_plot_path, save_figure
+    from ladder_sim.report.tables import validation as report
     from ladder_sim.validation.compare import LEVELS, OWN_PROFILE, compare, gate
 
     form = chosen_format(json=json, csv=csv, save=save)
@@ -59,7 +59,7 @@ def validate(
 
         save_figure(error_figure(data, found), plot)
     if page is not None:
-        from ladder_sim.report.validation_page import to_page
+        from benchmarks.accuracy_page import to_page
 
         write(to_page(data, found), page, flag="--page")
     if form == "json":
@@ -67,13 +67,13 @@ def validate(
     elif form == "csv":
         write(report.to_csv(found), save)
     else:
-        from ladder_sim.report import tables
+        from ladder_sim.report.tables import console
 
         shown = report.validation_report(data, found)
         if save is not None:
-            write(tables.to_text(shown), save)
+            write(console.to_text(shown), save)
         else:
-            tables.show(shown)
+            console.show(shown)
     if most is not None:
         gate(list(found.values())[-1], most)
 

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ladder_sim.costs.contention import OverlapParameters
-from ladder_sim.costs.profile import CalibrationProfile
-from ladder_sim.costs.transfer import FittedFigure
+from ladder_sim.costs.profile import CalibrationProfile, FittedFigure
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.specs.cluster import GpuSpec, LinkTier
 from ladder_sim.specs.scenario import Scenario

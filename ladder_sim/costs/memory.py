@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ladder_sim.graph.build import STATE_BYTES, PassInputs, build
 from ladder_sim.graph.ops import Count
-from ladder_sim.graph.scale import one_token
+from ladder_sim.graph.sizes import one_token
 from ladder_sim.graph.variants import wiring
 from ladder_sim.specs.scenario import Scenario
 

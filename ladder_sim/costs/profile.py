@@ -1,32 +1,88 @@
 """Calibration profiles: what was measured on one machine, as costs read it.
 
-A profile is a gzipped JSON file (plain JSON works too) whose form `ladder_sim.costs.profile_schema` states. It is the
+A profile is a gzipped JSON file (plain JSON works too) whose form `ladder_sim.costs.profile_file` states. It is the
 contract between whoever measures (an importer, a calibration run) and whoever predicts.
 """
 
-import difflib
-import gzip
-import os
-import re
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
-from importlib import resources
-from pathlib import Path
 
-from ladder_sim.costs.table import Curve, RatioTable
-from ladder_sim.costs.transfer import Transfer
-from ladder_sim.errors import ProfileError
+import numpy as np
+from numpy.typing import NDArray
 
-SCHEMA_VERSION = 1
-SUFFIX = ".json.gz"
+from ladder_sim.costs.lookup import Curve, RatioTable
+
+IDENTIFIED = 0.7
+# a figure is identified where the runs leave at most this share of its prior's spread
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedFigure:
+    """One hardware figure (`ladder_sim.costs.hardware.Hardware.figures`), as fitted."""
+
+    value: float
+    # SI units
+    default: float
+    # what the catalog stated, and the prior's median; a scenario that states or sets something else keeps its own
+    prior_log_sd: float
+    # spread of the prior, standard deviation of the logarithm
+    log_sd: float
+    # what is left of it
+
+    @property
+    def identified(self) -> bool:
+        """Whether the runs say more about it than the prior."""
+        return self.log_sd <= IDENTIFIED * self.prior_log_sd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Transfer:
+    """A fit to end-to-end runs of one stack on the GPU of one profile."""
+
+    stack: str
+    # catalog id of the stack that ran
+    base: str
+    # profile whose tables the figures belong to
+    runs: str
+    # data set of the runs
+    protocol: str
+    # rule by which its rows were chosen for the fit; empty: all
+    rows: int
+    # runs in the fit
+    models: tuple[str, ...]
+    # catalog ids of the models in those runs
+    tps: tuple[int, ...]
+    # their tensor-parallel degrees
+    host_tps: tuple[int, ...]
+    # the same for runs without peer-to-peer access
+    cost: float
+    # of the fit: half the sum of its squared residuals, in their standard deviations, the priors' included
+    figures: Mapping[str, FittedFigure]
+    # by name
+    draws: NDArray[np.float64]
+    # values of the figures that fit the runs about as well (bootstrap): shape (draws, figures)
+    near: "IntervalScale"
+    # for the models and degrees of the fit, at batches that it may not have seen
+    beyond: "IntervalScale"
+    # for other models and degrees
+
+    def scale(self, model: str, tp: int) -> "IntervalScale":
+        """The scale for intervals of a model at a tensor-parallel degree."""
+        return self.near if model in self.models and tp in self.tps else self.beyond
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalScale:
+    """By how much nominal 90 % intervals were too narrow (above 1) or too wide for runs that a fit had not seen."""
+
+    rate: float = 1.0
+    # of throughputs
+    speedup: float = 1.0
+    # of speedups over standard
+
+
 ELEMENT_BYTES = {"bf16": 2.0, "fp8": 1.0}
 # bytes per element of the dtypes that tables come in
-_NAME = re.compile(r"[a-z0-9-]+")
-# what shipped profiles are called
-MAX_DOCUMENT_BYTES = 64 * 2**20
-# an unpacked profile beyond this is no profile: shipped ones unpack to about 1 MB
 JITTER_KEY = "jitter_sigma"
 # in `CalibrationProfile.overheads`: spread of the logarithm of a kernel's time
 
@@ -108,109 +164,3 @@ class CalibrationProfile:
         """Whether it was measured on a GPU of this name, as far as its environment tells."""
         device = self.environment.get("device")
         return device is None or gpu.split()[0] in device
-
-
-def shipped_profiles() -> list[str]:
-    """Names of the profiles that come with the package, sorted."""
-    folder = resources.files("ladder_sim.costs").joinpath("profiles")
-    if not folder.is_dir():
-        return []
-    return sorted(entry.name.removesuffix(SUFFIX) for entry in folder.iterdir() if entry.name.endswith(SUFFIX))
-
-
-def load_profile(name_or_path: str | os.PathLike[str]) -> CalibrationProfile:
-    """Read a profile, and keep it: the same unchanged file is read once.
-
-    Parameters
-    ----------
-    name_or_path
-        Name of a shipped profile, or path of a ``.json.gz`` or ``.json`` file.
-
-    Raises
-    ------
-    ProfileError
-        If there is no such file, or it is not a valid profile.
-
-    Examples
-    --------
-    >>> profile = load_profile("h100-sxm")
-    >>> ratio, in_range = profile.gemm["bf16"].ratio(m=1, n=7168, k=8192)
-    >>> bool(in_range)
-    True
-    """
-    path = _find(name_or_path)
-    try:
-        status = path.stat()
-        return _load(path if path.is_absolute() else path.resolve(), status.st_mtime_ns, status.st_size)
-    except (OSError, RuntimeError) as error:
-        raise ProfileError(f"profile '{path}' cannot be read: {getattr(error, 'strerror', None) or error}") from error
-
-
-def save_profile(profile: CalibrationProfile, path: str | os.PathLike[str]) -> None:
-    """Write `profile`: gzipped unless the name ends in ``.json``, the same bytes for the same profile.
-
-    Raises
-    ------
-    ProfileError
-        If the profile breaks a rule of its schema, or the file cannot be written.
-    """
-    from ladder_sim.costs.profile_schema import encode
-
-    document = encode(profile)
-    target = Path(path)
-    try:
-        # no time stamp and no file name inside, so that equal profiles are equal files
-        target.write_bytes(document if target.suffix == ".json" else gzip.compress(document, 9, mtime=0))
-    except OSError as error:
-        raise ProfileError(f"profile '{target}' cannot be written: {error.strerror or error}") from error
-
-
-def _find(name_or_path: str | os.PathLike[str]) -> Path:
-    text = os.fspath(name_or_path)
-    own = _shipped_file(text)
-    if own is not None:
-        return own
-    shipped = shipped_profiles()
-    if not text or "\0" in text:
-        raise ProfileError(f"no profile is called {text!r}", hint=f"shipped profiles: {', '.join(shipped) or 'none'}")
-    path = Path(text)
-    if not path.is_file():
-        near = difflib.get_close_matches(text.lower(), shipped, n=1, cutoff=0.5)
-        hint = f"did you mean '{near[0]}'?" if near else f"shipped profiles: {', '.join(shipped) or 'none'}"
-        raise ProfileError(f"no shipped profile and no file is called '{text}'", hint=hint)
-    return path
-
-
-@lru_cache(maxsize=32)
-def _shipped_file(name: str) -> Path | None:
-    """The file of a profile that comes with the package."""
-    if not _NAME.fullmatch(name):
-        return None
-    file = Path(str(resources.files("ladder_sim.costs").joinpath("profiles", name + SUFFIX)))
-    return file.resolve() if file.is_file() else None
-
-
-@lru_cache(maxsize=32)
-def _load(path: Path, mtime_ns: int, size_bytes: int) -> CalibrationProfile:
-    """Read the file as it was at `mtime_ns`: a file that is rewritten is read again."""
-    from ladder_sim.costs.profile_schema import decode
-
-    return decode(_unpacked(path), origin=f"profile '{path}'")
-
-
-def _unpacked(path: Path) -> bytes:
-    with path.open("rb") as file:
-        zipped = file.read(2) == b"\x1f\x8b"
-        file.seek(0)
-        if not zipped:
-            document = file.read(MAX_DOCUMENT_BYTES + 1)
-        else:
-            try:
-                with gzip.GzipFile(fileobj=file) as stream:
-                    document = stream.read(MAX_DOCUMENT_BYTES + 1)
-            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-                hint = "copy or create it again; it is cut short or damaged"
-                raise ProfileError(f"profile '{path}' is not a whole gzip file: {error}", hint=hint) from error
-    if len(document) > MAX_DOCUMENT_BYTES:
-        raise ProfileError(f"profile '{path}' unpacks to more than {MAX_DOCUMENT_BYTES // 2**20} MiB")
-    return document

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ladder_sim.costs.base import Estimate
 from ladder_sim.costs.contention import SmUse
+from ladder_sim.costs.estimate import Estimate
 from ladder_sim.costs.hardware import Hardware
-from ladder_sim.costs.table import Curve
+from ladder_sim.costs.lookup import Curve
 from ladder_sim.errors import ProfileError
 from ladder_sim.graph.build import STATE_BYTES
 from ladder_sim.graph.ops import CollectiveShape, Op, Shape

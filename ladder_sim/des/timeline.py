@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ladder_sim.des.program import NO_GROUP, Program
+from ladder_sim.des.spans import overlap_s, union
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,32 +57,3 @@ class Timeline:
             if not candidates:
                 return path[::-1]
             path.append(max(candidates, key=end_s.__getitem__))
-
-
-def union(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Merge intervals that touch or overlap.
-
-    Examples
-    --------
-    >>> union([(3.0, 4.0), (0.0, 1.0), (1.0, 2.0)])
-    [(0.0, 2.0), (3.0, 4.0)]
-    """
-    merged: list[tuple[float, float]] = []
-    for start, end in sorted(spans):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((start, end))
-    return merged
-
-
-def overlap_s(span: tuple[float, float], cover: Iterable[tuple[float, float]]) -> float:
-    """Length of `span` that the disjoint intervals of `cover` share.
-
-    Examples
-    --------
-    >>> overlap_s((0.0, 5.0), [(1.0, 2.0), (4.0, 9.0)])
-    2.0
-    """
-    start, end = span
-    return sum(max(0.0, min(end, stop) - max(start, begin)) for begin, stop in cover)

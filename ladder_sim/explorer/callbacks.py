@@ -15,14 +15,14 @@ from dash.exceptions import PreventUpdate
 
 from ladder_sim.errors import LadderSimError
 from ladder_sim.explorer import headline, style
-from ladder_sim.explorer.answers import Answers
-from ladder_sim.explorer.commands import command_line, python_code
 from ladder_sim.explorer.controls import control_id
-from ladder_sim.explorer.dropped import read_dropped
 from ladder_sim.explorer.figures import FIGURES
 from ladder_sim.explorer.markup import markup
+from ladder_sim.explorer.queries import Answers
+from ladder_sim.explorer.scheduler import StaleError, Turns
+from ladder_sim.explorer.snippets import command_line, python_code
 from ladder_sim.explorer.state import State as PageState
-from ladder_sim.explorer.turns import StaleError, Turns
+from ladder_sim.explorer.upload import read_dropped
 
 _SETTLED = ("curve", "timeline", "map", "pareto", "tornado")
 _KEPT = 256

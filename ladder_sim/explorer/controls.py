@@ -6,8 +6,8 @@ from typing import Any
 
 from dash import dcc, html
 
-from ladder_sim.explorer import ranges
-from ladder_sim.explorer.known import Known
+from ladder_sim.explorer import quantities
+from ladder_sim.explorer.allowlist import Known
 from ladder_sim.specs import catalog
 
 VARIANT_TITLES = {
@@ -134,7 +134,7 @@ def choices(key: str, names: list[str], value: str | None, *, usual: str = "") -
 
 def axis_choice(key: str, title: str, usual: str) -> html.Div:
     """A list of the fields to draw along; `usual` is what choosing nothing means."""
-    options = [{"label": text, "value": name} for name, text in ranges.TITLES.items()]
+    options = [{"label": text, "value": name} for name, text in quantities.TITLES.items()]
     return html.Div(
         [
             html.Label(title, htmlFor=control_id(key)),

@@ -6,17 +6,17 @@ from typing import NamedTuple
 
 from ladder_sim.analysis.sensitivity import STEP
 from ladder_sim.errors import UnknownNameError
-from ladder_sim.explorer.answers import Answers
 from ladder_sim.explorer.figures import FIGURES
-from ladder_sim.explorer.standalone import standalone_page
+from ladder_sim.explorer.offline import standalone_page
+from ladder_sim.explorer.queries import Answers
 from ladder_sim.graph.ops import Phase
 from ladder_sim.report import export
-from ladder_sim.report.answer_fields import advice_fields, sensitivity_fields
+from ladder_sim.report.export import advice_fields, sensitivity_fields
 from ladder_sim.sweeps.evaluate import How
 from ladder_sim.sweeps.executors import serial
 from ladder_sim.sweeps.grid import Grid
 from ladder_sim.sweeps.run import stream
-from ladder_sim.traces import chrome
+from ladder_sim.traces import perfetto
 from ladder_sim.traces.graph import TraceGraph
 from ladder_sim.traces.predicted import predicted_step
 
@@ -68,7 +68,7 @@ def _perfetto(phase: Phase) -> Callable[[Answers, str], str]:
             name: predicted_step(replace(found.scenario, variant=name), phase, profile=profile)
             for name in found.predictions
         }
-        return chrome.to_json(runs)
+        return perfetto.to_json(runs)
 
     return trace
 

@@ -6,15 +6,13 @@ from typing import Any
 import numpy as np
 
 from ladder_sim.analysis.sensitivity import STEP
-from ladder_sim.explorer import ranges
-from ladder_sim.explorer.answers import Answers, Found
-from ladder_sim.explorer.timeline import timeline
-from ladder_sim.report.fields import label, scaled, shown
-from ladder_sim.report.figures.answers import comparison_figure, pareto_figure, tornado_figure
-from ladder_sim.report.figures.base import asked, log_axis, round_ticks
-from ladder_sim.report.figures.prediction import breakdown_figure
+from ladder_sim.explorer import quantities
+from ladder_sim.explorer.queries import Answers, Found
+from ladder_sim.report.figures.analysis import comparison_figure, pareto_figure, tornado_figure
+from ladder_sim.report.figures.prediction import breakdown_figure, timeline_figure
+from ladder_sim.report.figures.style import TEXT_COLOUR, asked, log_axis, round_ticks, variant_colour
 from ladder_sim.report.figures.sweep import speedup_lines, speedup_map
-from ladder_sim.report.plots import TEXT_COLOUR, variant_colour
+from ladder_sim.report.labels import label, scaled, shown
 
 _LABELLED_CELLS = 200
 # of a map: with more, cells are too small for numbers
@@ -69,7 +67,7 @@ def curve(answers: Answers, query: str) -> Any:
     unit = axis_title.removeprefix(label(name))
     drawn.update_layout(
         xaxis={
-            "title": {"text": f"{ranges.title(name)}{unit}"},
+            "title": {"text": f"{quantities.title(name)}{unit}"},
             "unifiedhovertitle": {"text": f"%{{x:.3~g}} {unit.strip(' ()')}"},
         }
     )
@@ -136,7 +134,7 @@ def tornado(answers: Answers, query: str) -> Any:
     # a name above its value leaves room for the bars on a phone
     names = {
         f"{label(one.figure)} ({shown(one.figure, one.value)})": (
-            f"{ranges.title(one.figure)}<br>{shown(one.figure, float(f'{one.value:.3g}'))}"
+            f"{quantities.title(one.figure)}<br>{shown(one.figure, float(f'{one.value:.3g}'))}"
         )
         for one in hanging
     }
@@ -182,11 +180,11 @@ def _ticks(name: str, values: Any) -> dict[str, Any]:
     cells = np.arange(len(values), dtype=float)
     if len(values) <= _NAMED_CELLS:
         texts = [shown(name, value) for value in values.tolist()]
-        return {"title": {"text": ranges.title(name)}, "tickvals": cells.tolist(), "ticktext": texts}
+        return {"title": {"text": quantities.title(name)}, "tickvals": cells.tolist(), "ticktext": texts}
     axis_title, drawn = scaled(name, values)
     ticks = round_ticks(drawn[0], drawn[-1])
     return {
-        "title": {"text": f"{ranges.title(name)}{axis_title.removeprefix(label(name))}"},
+        "title": {"text": f"{quantities.title(name)}{axis_title.removeprefix(label(name))}"},
         "tickvals": np.interp(np.log(ticks), np.log(drawn), cells).tolist(),
         "ticktext": [f"{tick:.4g}" for tick in ticks],
     }
@@ -200,3 +198,84 @@ def _hover(drawn: Any, up: str, across: str, table: Any) -> None:
         hovertemplate="%{customdata}<br>speedup %{z:.3f}<extra></extra>",
         selector={"type": "heatmap"},
     )
+
+
+_EXPOSED = "#D55E00"
+# an all-reduce's colour
+
+
+def timeline(found: Found) -> Any:
+    """Lanes of every variant; hatched is a collective while nothing computes.
+
+    Raises
+    ------
+    UsageError
+        There is no decode step.
+    """
+    import plotly.graph_objects as go
+
+    phase = found.state.phase
+    drawn = timeline_figure(found.scenario, found.predictions, phase)
+    steps = _sources(found, phase)
+    lanes: dict[str, list[tuple[float, float]]] = {}
+    for trace in drawn.data:
+        trace.customdata = [
+            (op, steps.get((_variant(lane), op), "")) for lane, op in zip(trace.y, trace.customdata, strict=True)
+        ]
+        trace.hovertemplate = "<b>%{customdata[0]}</b><br>%{x:.2f} us, %{customdata[1]}<extra></extra>"
+        for lane, begin, length in zip(trace.y, trace.base, trace.x, strict=True):
+            lanes.setdefault(lane, []).append((begin, begin + length))
+    exposed = [
+        (lane, start, end)
+        for lane, spans in lanes.items()
+        if lane.endswith("communication")
+        for start, end in _uncovered(spans, lanes.get(f"{_variant(lane)}<br>compute", []))
+    ]
+    drawn.add_trace(
+        go.Bar(
+            y=[lane for lane, _, _ in exposed],
+            base=[start for _, start, _ in exposed],
+            x=[end - start for _, start, end in exposed],
+            showlegend=False,
+            orientation="h",
+            marker={
+                "color": _EXPOSED,
+                "pattern": {"shape": "/", "fgcolor": "white", "size": 6, "solidity": 0.35},
+                "line": {"color": "white", "width": 0.5},
+            },
+            hoverinfo="skip",
+        )
+    )
+    return drawn
+
+
+def _variant(lane: str) -> str:
+    return lane.partition("<br>")[0]
+
+
+def _sources(found: Found, phase: str) -> Mapping[tuple[str, str], str]:
+    """What the time of each op rests on, by variant and op."""
+    steps = {name: one.prefill if phase == "prefill" else one.decode for name, one in found.predictions.items()}
+    return {(name, one.op.name): one.estimate.source for name, step in steps.items() if step for one in step.ops}
+
+
+def _uncovered(spans: list[tuple[float, float]], cover: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The parts of some spans that no other span covers.
+
+    Examples
+    --------
+    >>> _uncovered([(0.0, 10.0)], [(2.0, 4.0), (3.0, 5.0), (9.0, 12.0)])
+    [(0.0, 2.0), (5.0, 9.0)]
+    """
+    left = []
+    for start, end in spans:
+        at = start
+        for begin, finish in sorted(cover):
+            if begin > at:
+                left.append((at, min(begin, end)))
+            at = max(at, finish)
+            if at >= end:
+                break
+        if at < end:
+            left.append((at, end))
+    return [(start, end) for start, end in left if end > start]

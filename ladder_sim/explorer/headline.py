@@ -6,12 +6,12 @@ from typing import Any
 from dash import html
 
 from ladder_sim.analysis.compare import Candidate
-from ladder_sim.explorer.answers import Asked, Found, validation_error
 from ladder_sim.explorer.controls import SLIDERS, extra
-from ladder_sim.explorer.ranges import field_of
+from ladder_sim.explorer.quantities import field_of
+from ladder_sim.explorer.queries import Asked, Found, validation_error
 from ladder_sim.prediction import Prediction
 from ladder_sim.report.export import scenario_fields
-from ladder_sim.report.plots import variant_colour
+from ladder_sim.report.figures.style import variant_colour
 from ladder_sim.units import format_bandwidth, format_bytes, format_count, format_seconds
 
 _MEMORY = {"weights": "#0072B2", "kv_cache": "#E69F00", "activation": "#009E73", "overhead": "#8A939E"}

@@ -6,8 +6,8 @@ from typing import Any
 
 from dash import dcc, html
 
+from ladder_sim.explorer.allowlist import Known
 from ladder_sim.explorer.controls import axis_choice, control_id, controls, extra
-from ladder_sim.explorer.known import Known
 from ladder_sim.explorer.state import PHASES
 from ladder_sim.explorer.style import EMPTY
 

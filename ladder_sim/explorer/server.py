@@ -11,11 +11,11 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 from ladder_sim.errors import LadderSimError, UsageError
-from ladder_sim.explorer import callbacks, scripted
-from ladder_sim.explorer.answers import Answers
+from ladder_sim.explorer import callbacks, clientside
+from ladder_sim.explorer.allowlist import Known
 from ladder_sim.explorer.downloads import download
-from ladder_sim.explorer.known import Known
 from ladder_sim.explorer.layout import layout
+from ladder_sim.explorer.queries import Answers
 
 MOST_REQUEST_BYTES = 4_000_000
 # a config.json as a data URL fits twice
@@ -63,7 +63,7 @@ def make_app(known: Known, start: str = "", *, hosts: Iterable[str] | None = LOO
     )
     answers = Answers(known)
     app.layout = lambda: layout(known, start)
-    scripted.register(app)
+    clientside.register(app)
     callbacks.register(app, answers)
     server: Flask = app.server
     server.config["MAX_CONTENT_LENGTH"] = MOST_REQUEST_BYTES

@@ -8,13 +8,13 @@ from typing import Any, Self
 from urllib.parse import parse_qsl, quote, urlencode
 
 from ladder_sim.errors import UnknownNameError, UsageError
-from ladder_sim.explorer.known import Known, model_names
-from ladder_sim.explorer.ranges import field_of
+from ladder_sim.explorer.allowlist import Known, model_names
+from ladder_sim.explorer.quantities import field_of
 from ladder_sim.graph.variants import canonical
 from ladder_sim.prediction import default_variants
-from ladder_sim.specs.fields import read_table
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.values import read_table
 from ladder_sim.sweeps.axes import Axis, axis
 
 MOST_CHARACTERS, MOST_FIELDS = 8000, 64

@@ -6,7 +6,7 @@ from textwrap import wrap
 from typing import Any
 
 from ladder_sim.errors import LadderSimError
-from ladder_sim.report.plots import GRID_COLOUR, TEXT_COLOUR, VARIANT_COLOURS
+from ladder_sim.report.figures.style import GRID_COLOUR, TEXT_COLOUR, VARIANT_COLOURS
 
 PAPER = "rgba(0,0,0,0)"
 # the page's own background shows through

@@ -30,7 +30,7 @@ OpKind = Literal[
 ]
 
 Count = int | NDArray[np.int64]
-# of one pass, or of many. Shapes of many passes hold arrays too (`ladder_sim.graph.scale`); their fields are typed as
+# of one pass, or of many. Shapes of many passes hold arrays too (`ladder_sim.graph.sizes`); their fields are typed as
 # the numbers that they are everywhere else
 
 COLLECTIVE_KINDS: frozenset[str] = frozenset({"all_reduce", "all_gather", "broadcast"})

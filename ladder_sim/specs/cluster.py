@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ladder_sim.specs.checks import label, real, whole
+from ladder_sim.specs.values import label, real, whole
 
 _MOST_RATE = 1e18
 # FLOP/s and bytes/s; a thousand times what one device reaches

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TypedDict
 
 from ladder_sim.errors import SpecError
-from ladder_sim.specs.checks import shown, shown_path
+from ladder_sim.specs.files import read_text
+from ladder_sim.specs.values import shown, shown_path
 
 MOST: dict[str, int] = {
     "layers": 10_000,
@@ -55,8 +56,6 @@ _WINDOW_OFF_BY_DEFAULT = ("qwen2", "qwen3")
 _ATTENTION_LAYERS = ("full_attention", "sliding_attention")
 # values of `layer_types` that are attention
 
-_MOST_FILE_BYTES = 10_000_000
-# a config.json is a few kilobytes
 
 _REFUSED: dict[str, tuple[str, str]] = {
     key: (kind, way_out)
@@ -176,45 +175,6 @@ def read_config(path: Path) -> dict[str, object]:
             hint='give the model\'s config.json, which starts with "{"',
         )
     return config
-
-
-def read_text(path: Path, *, what: str) -> str:
-    """Read a small UTF-8 file; `what` says what was expected.
-
-    Raises
-    ------
-    SpecError
-        If it is missing, unreadable, over 10 MB, or not text.
-    """
-    name = shown_path(path)
-    try:
-        if path.stat().st_size > _MOST_FILE_BYTES:
-            raise SpecError(
-                f"{name}: {path.stat().st_size} bytes: must be at most {_MOST_FILE_BYTES}",
-                hint=f"give {what}, not the weights or another large file",
-            )
-        with path.open("rb") as file:
-            # bounded as well, for files that do not know their size
-            raw = file.read(_MOST_FILE_BYTES + 1)
-    except FileNotFoundError:
-        raise SpecError(
-            f"{name}: no such file",
-            hint=f"give the path of {what}; nothing is downloaded. `ladder-sim list` shows what is built in",
-        ) from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise SpecError(
-            f"{name}: cannot be read ({reason})", hint=f"give the path of {what} that you may read"
-        ) from None
-    if len(raw) > _MOST_FILE_BYTES:
-        raise SpecError(f"{name}: over {_MOST_FILE_BYTES} bytes", hint=f"give {what}")
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise SpecError(
-            f"{name}: not UTF-8 text (byte {error.start}): a binary file?", hint=f"give {what}, not the weights"
-        ) from None
-    return text
 
 
 def _is_directory(path: Path) -> bool:

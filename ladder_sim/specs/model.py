@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Self
 
 from ladder_sim.errors import SpecError
-from ladder_sim.specs.checks import flag, label, shown, whole
 from ladder_sim.specs.hf_config import MOST, shape_from_hf
+from ladder_sim.specs.values import flag, label, shown, whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,16 +3,19 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from ladder_sim.errors import PartitionError, UsageError
 from ladder_sim.specs import catalog
-from ladder_sim.specs.checks import flag, label, whole
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.model import ModelSpec
-from ladder_sim.specs.overrides import Parts, override_parts, settings_of
+from ladder_sim.specs.settings import IN_CLUSTER, Parts, override_parts, settings_of
 from ladder_sim.specs.stack import AllReduce, StackSpec
+from ladder_sim.specs.values import flag, label, whole
 from ladder_sim.specs.workload import DType, Workload
+
+if TYPE_CHECKING:
+    pass
 
 _MOST_NODES = 100_000
 # far beyond any cluster one tensor-parallel group spans
@@ -202,3 +205,40 @@ class Scenario:
         if self.nodes_used < self.nodes:
             found.append(f"tp {self.tp} uses {self.nodes_used} of {self.nodes} nodes")
         return tuple(found)
+
+
+def apply_overrides(scenario: "Scenario", overrides: Mapping[str, str]) -> "Scenario":
+    """Return the scenario with some figures changed.
+
+    Parameters
+    ----------
+    scenario
+        Where to start from; it stays as it is.
+    overrides
+        Values by ``section.field``, e.g. ``{"inter.bandwidth": "100Gb/s"}``. A field may be named without its unit;
+        a number without one is in SI base units. The changed spec's ``source`` says what was set.
+
+    Raises
+    ------
+    UnknownNameError
+        If there is no such setting or choice; the nearest is named.
+    UnitError, SpecError
+        If a value cannot be read or cannot be.
+
+    Examples
+    --------
+    >>> from ladder_sim.specs.scenario import Scenario
+    >>> slower = apply_overrides(Scenario.of(nodes=2), {"inter.bandwidth": "100Gb/s"})
+    >>> slower.cluster.inter.bandwidth_Bps
+    12500000000.0
+    """
+    parts = Parts(scenario.model, scenario.cluster, scenario.stack, scenario.workload)
+    settings = scenario.settings | settings_of(overrides)
+    return dataclasses.replace(scenario, **override_parts(parts, overrides)._asdict(), settings=settings)
+
+
+def setting_value(scenario: "Scenario", name: str) -> Any:
+    """What a scenario has for a setting, named as by `find_setting`."""
+    section, _, field = name.partition(".")
+    holder = scenario.cluster if section in IN_CLUSTER else scenario
+    return getattr(getattr(holder, section), field)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from ladder_sim.specs.checks import choice, flag, label, real
+from ladder_sim.specs.values import choice, flag, label, real
 
 AttentionKernel = Literal["flash", "math"]
 AllReduce = Literal["nccl", "one-shot", "two-shot", "nvls", "auto"]

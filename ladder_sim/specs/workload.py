@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ladder_sim.errors import SpecError
-from ladder_sim.specs.checks import choice, whole
+from ladder_sim.specs.values import choice, whole
 
 DType = Literal["bf16", "fp16", "fp8"]
 

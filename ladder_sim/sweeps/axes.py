@@ -7,10 +7,10 @@ from typing import Any
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.specs import catalog
-from ladder_sim.specs.fields import read_value
-from ladder_sim.specs.overrides import find_setting, settable, setting_value
-from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.scenario import Scenario, setting_value
+from ladder_sim.specs.settings import find_setting, settable
 from ladder_sim.specs.stack import AllReduce
+from ladder_sim.specs.values import read_value
 from ladder_sim.specs.workload import DType
 from ladder_sim.sweeps.ranges import expand, split
 

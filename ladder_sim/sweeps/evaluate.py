@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from ladder_sim.costs.memory import total_bytes
 from ladder_sim.errors import LadderSimError, ProfileError
 from ladder_sim.prediction import resolve_profile
-from ladder_sim.price import token_price
-from ladder_sim.requests import SIZES, simulate_requests
+from ladder_sim.simulate.request import SIZES, simulate_requests
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.sweeps.axes import FIELDS, Axis
 from ladder_sim.sweeps.grid import Block, Chunk, Columns
+from ladder_sim.sweeps.price import token_price
 from ladder_sim.units import format_bytes
 
 METRICS = ("ttft_s", "tpot_s", "tokens_per_s", "speedup")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.graph.variants import DEFAULT_VARIANTS, canonical
 from ladder_sim.prediction import default_variants
-from ladder_sim.requests import SIZES
+from ladder_sim.simulate.request import SIZES
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.sweeps.axes import FIELDS, Axis, axis
 from ladder_sim.sweeps.ranges import expand

@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import ladder_sim
-from ladder_sim.costs.profile import load_profile
+from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.errors import UsageError
 from ladder_sim.prediction import NO_PROFILE
-from ladder_sim.price import check_price
 from ladder_sim.sweeps.axes import FIELDS
 from ladder_sim.sweeps.evaluate import PROBLEM, How, evaluate, result_columns
 from ladder_sim.sweeps.executors import Executor, Processes, serial
-from ladder_sim.sweeps.files import PartFile
-from ladder_sim.sweeps.formats import FORMATS, encode, header, require
+from ladder_sim.sweeps.files import FORMATS, PartFile, encode, header, require
 from ladder_sim.sweeps.grid import CHUNK_BLOCKS, CHUNK_POINTS, Chunk, Grid
+from ladder_sim.sweeps.price import check_price
 from ladder_sim.sweeps.table import SweepTable, collect
 
 Progress = Callable[[int], None]

@@ -2,5 +2,5 @@
 
 `graph` holds the types and imports `ladder_sim.errors` only. `kineto` (in), `chrome` (out, and back in), `whatif` and
 `steps` build on it alone; `replay` and `summary` also on `ladder_sim.des`. Rewiring a trace is
-`ladder_sim.graph.rewrite`.
+`ladder_sim.traces.rewire`.
 """

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ladder_sim.errors import UsageError
-from ladder_sim.traces import chrome
+from ladder_sim.traces import perfetto
 from ladder_sim.traces.graph import TraceGraph
+from ladder_sim.traces.iterations import mark_repetitions
 from ladder_sim.traces.kineto.cpu import communicates, cpu_rank
 from ladder_sim.traces.kineto.cuda import cuda_rank
 from ladder_sim.traces.kineto.draft import RankDraft
 from ladder_sim.traces.kineto.execution import ExecutionTrace, read_execution_trace
 from ladder_sim.traces.kineto.ranks import join
 from ladder_sim.traces.kineto.reader import CALL_CATEGORIES, GPU_CATEGORIES, Recorded, read_document, recorded
-from ladder_sim.traces.steps import mark_repetitions
 
 _EXECUTION = ".execution.json"
 # ends the name of an execution trace
@@ -37,10 +37,10 @@ def load(paths: Sequence[Path]) -> TraceGraph:
     chosen = [file for path in paths for file in _traces(path)]
     for path in chosen:
         document = read_document(path)
-        if chrome.is_own(document):
+        if perfetto.is_own(document):
             if len(chosen) > 1:
                 raise UsageError(f"trace '{path}' holds all ranks of a run", hint="give it alone")
-            return chrome.parse(document, path)
+            return perfetto.parse(document, path)
         files.append(_rank(recorded(document, path), path))
     return mark_repetitions(join(files))
 

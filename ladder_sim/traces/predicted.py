@@ -1,10 +1,10 @@
 """A step that the simulator predicts, as a trace."""
 
-from ladder_sim.costs.model import KernelCosts
+from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.graph.ops import CollectiveShape, Op, Phase
 from ladder_sim.prediction import resolve_profile
+from ladder_sim.simulate.passes import ENGINES, Engine, lowered_step
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.steps import ENGINES, Engine, lowered_step
 from ladder_sim.traces.graph import Collective, TraceGraph
 from ladder_sim.traces.replay import from_timeline
 

@@ -3,11 +3,11 @@
 from collections import defaultdict
 from dataclasses import dataclass
 
-from ladder_sim.des.timeline import Timeline, union
+from ladder_sim.des.spans import Spans, length_s, subtract, union
+from ladder_sim.des.timeline import Timeline
 from ladder_sim.traces.graph import TraceGraph
 from ladder_sim.traces.replay import to_timeline
 
-Spans = list[tuple[float, float]]
 _NO_WORK = frozenset({"host", "launch", "sync"})
 # what a CPU does around the work
 
@@ -69,7 +69,7 @@ def summarise(graph: TraceGraph) -> Summary:
         comm, compute = spans_of(graph, rank)
         ranks.append(
             RankSummary(
-                rank=rank, comm_s=_length(comm), exposed_s=_length(subtract(comm, compute)), busy_s=_length(compute)
+                rank=rank, comm_s=length_s(comm), exposed_s=length_s(subtract(comm, compute)), busy_s=length_s(compute)
             )
         )
     seconds = max((op.end_s for op in graph.ops), default=0.0) - min((op.start_s for op in graph.ops), default=0.0)
@@ -90,34 +90,6 @@ def spans_of(graph: TraceGraph, rank: int) -> tuple[Spans, Spans]:
     comm = union((op.start_s, op.end_s) for op in own if op.communicates)
     compute = union((op.start_s, op.end_s) for op in own if not op.communicates)
     return comm, compute
-
-
-def subtract(spans: Spans, cover: Spans) -> Spans:
-    """What of the disjoint, sorted `spans` lies outside the disjoint, sorted `cover`.
-
-    Examples
-    --------
-    >>> subtract([(0.0, 5.0), (7.0, 8.0)], [(1.0, 2.0), (4.0, 7.5)])
-    [(0.0, 1.0), (2.0, 4.0), (7.5, 8.0)]
-    """
-    found: Spans = []
-    position = 0
-    for start_s, end_s in spans:
-        while position < len(cover) and cover[position][1] <= start_s:
-            position += 1
-        at = position
-        while at < len(cover) and cover[at][0] < end_s:
-            if cover[at][0] > start_s:
-                found.append((start_s, cover[at][0]))
-            start_s = cover[at][1]
-            at += 1
-        if start_s < end_s:
-            found.append((start_s, end_s))
-    return found
-
-
-def _length(spans: Spans) -> float:
-    return sum(end_s - start_s for start_s, end_s in spans)
 
 
 def _critical(graph: TraceGraph, timeline: Timeline, seconds: float) -> dict[str, float]:

@@ -7,7 +7,11 @@ import fnmatch
 from collections.abc import Callable
 from dataclasses import replace
 
+from ladder_sim.costs.kernels import KernelCosts
+from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.errors import UsageError
+from ladder_sim.graph.ops import CollectiveShape, Op
+from ladder_sim.specs.scenario import Scenario
 from ladder_sim.traces.graph import HOST_KINDS, TraceGraph, TraceOp
 
 
@@ -79,3 +83,15 @@ def _timed(graph: TraceGraph, durations_s: list[float]) -> TraceGraph:
             for op, seconds in zip(graph.ops, durations_s, strict=True)
         ),
     )
+
+
+def all_reduce_price(scenario: Scenario) -> Callable[[float], float]:
+    """Seconds of an all-reduce by its message's bytes, over a scenario's ranks and links, measured where they were."""
+    measured = load_profile(scenario.cluster.profile) if scenario.cluster.profile else None
+    costs = KernelCosts(scenario, measured)
+
+    def seconds(message_bytes: float) -> float:
+        op = Op(name="all_reduce", kind="all_reduce", shape=CollectiveShape(message_bytes=message_bytes))
+        return float(costs.estimates([op])[0].seconds)
+
+    return seconds

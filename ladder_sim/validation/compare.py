@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from ladder_sim.costs.profile import CalibrationProfile, load_profile
-from ladder_sim.costs.transfer import Transfer
+from ladder_sim.confidence import Interval
+from ladder_sim.costs.profile import CalibrationProfile, Transfer
+from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.errors import InfeasibleError, LadderSimError, UsageError
-from ladder_sim.intervals import Interval
 from ladder_sim.prediction import NO_PROFILE, Prediction, predict
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.validation.dataset import Configuration, Dataset, Measurement

@@ -18,8 +18,8 @@ from pathlib import Path
 from ladder_sim.errors import InfeasibleError, UnknownNameError, UsageError
 from ladder_sim.graph.variants import canonical, wiring
 from ladder_sim.specs import catalog
-from ladder_sim.specs.checks import real, shown, shown_path
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.values import real, shown, shown_path
 
 DEFAULT_DATASET = "ladder-70b"
 REQUIRED = ("model", "cluster", "tp", "variant", "batch", "prompt", "gen")

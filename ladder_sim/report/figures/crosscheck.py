@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ladder_sim.report.figures.base import figure, log_axis
-from ladder_sim.report.plots import TEXT_COLOUR, variant_colour
+from ladder_sim.report.figures.style import TEXT_COLOUR, figure, log_axis, variant_colour
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

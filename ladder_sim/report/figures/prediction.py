@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ladder_sim.errors import UsageError
-from ladder_sim.lower import COMM, COMPUTE
 from ladder_sim.prediction import Prediction
-from ladder_sim.report.figures.base import asked, figure
+from ladder_sim.report.figures.style import asked, figure
+from ladder_sim.simulate.breakdown import StepSummary
+from ladder_sim.simulate.lower import COMM, COMPUTE
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.summary import StepSummary
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -6,9 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ladder_sim.errors import UsageError
-from ladder_sim.report.fields import label, shown
-from ladder_sim.report.figures.base import figure, value_axis
-from ladder_sim.report.plots import TEXT_COLOUR, variant_colour
+from ladder_sim.report.figures.style import TEXT_COLOUR, figure, value_axis, variant_colour
+from ladder_sim.report.labels import label, shown
 from ladder_sim.sweeps.axes import FIELDS
 from ladder_sim.sweeps.table import SweepTable
 

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ladder_sim.report.figures.base import figure
-from ladder_sim.report.plots import TEXT_COLOUR, variant_colour
-from ladder_sim.report.validation import Compared
+from ladder_sim.report.figures.style import TEXT_COLOUR, figure, variant_colour
+from ladder_sim.report.tables.validation import Compared
 from ladder_sim.validation.compare import Comparison, Quantity, spread, unseen
 from ladder_sim.validation.dataset import Dataset
 

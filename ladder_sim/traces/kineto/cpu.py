@@ -16,8 +16,7 @@ from ladder_sim.traces.kineto import link
 from ladder_sim.traces.kineto.draft import Draft, RankDraft, settle
 from ladder_sim.traces.kineto.execution import ExecutionTrace
 from ladder_sim.traces.kineto.kinds import collective_kind, element_bytes, kernel_kind
-from ladder_sim.traces.kineto.reader import Event, Recorded
-from ladder_sim.traces.kineto.steps import Steps
+from ladder_sim.traces.kineto.reader import Event, Recorded, Steps
 
 _US = 1e-6
 _GLOO = "gloo:"

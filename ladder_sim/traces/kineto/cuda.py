@@ -14,8 +14,7 @@ from typing import Any
 from ladder_sim.traces.graph import COLLECTIVES, Collective, Lane
 from ladder_sim.traces.kineto.draft import Draft, RankDraft, settle
 from ladder_sim.traces.kineto.kinds import element_bytes, kernel_kind
-from ladder_sim.traces.kineto.reader import CALL_CATEGORIES, GPU_CATEGORIES, Event, Recorded
-from ladder_sim.traces.kineto.steps import Steps
+from ladder_sim.traces.kineto.reader import CALL_CATEGORIES, GPU_CATEGORIES, Event, Recorded, Steps
 from ladder_sim.traces.kineto.threads import hand_over
 from ladder_sim.traces.kineto.waits import Call, Waits, blocks
 

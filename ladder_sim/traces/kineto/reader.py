@@ -8,6 +8,7 @@ correlation id, which both of its ends carry.
 import gzip
 import json
 import zlib
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ladder_sim.errors import UsageError
+from ladder_sim.traces.graph import ALONE
 
 _US = 1e-6
 GPU_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
@@ -156,3 +158,21 @@ def _slim(found: dict[str, Any]) -> Any:
     if phase == "M" and found.get("name") == "thread_name":
         return (found.get("pid"), found.get("tid"), str((found.get("args") or {}).get("name", "")))
     return None
+
+
+_MARK = "ProfilerStep"
+
+
+class Steps:
+    """Which iteration a moment of the CPU lies in."""
+
+    def __init__(self, recorded: Recorded, origin_us: float) -> None:
+        marks = [event for event in recorded.events["user_annotation"] if event.name.startswith(_MARK)]
+        self.names = tuple(event.name for event in marks)
+        self.starts_s = [(event.start_us - origin_us) * 1e-6 for event in marks]
+        self.ends_s = [(event.end_us - origin_us) * 1e-6 for event in marks]
+
+    def at(self, time_s: float) -> int:
+        """Position of the iteration, `ALONE` outside all of them."""
+        index = bisect_right(self.starts_s, time_s) - 1
+        return index if index >= 0 and time_s < self.ends_s[index] else ALONE

@@ -1,0 +1,147 @@
+"""What a calibration measures: ops of a model's shards, a grid around them, and what lies between kernels."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from calibration.fit.samples import Sample
+from calibration.measure.ranks import Layout, layouts
+from ladder_sim.specs.model import ModelSpec
+
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+# tokens of a GEMM
+GRID_ROWS = (1, 16, 256, 4096)
+# the same on the grid around the shards' shapes
+CONTEXTS = (128, 512, 1024, 2048, 4096, 8192)
+# of attention
+SEQUENCES = (1, 4, 16)
+# times KV heads on a rank
+MOVED = tuple(4.0**power * 4096 for power in range(9))
+# bytes of elementwise kernels: 4 KB to 256 MB
+MESSAGES = tuple(4.0**power * 1024 for power in range(10))
+# bytes of collectives: 1 KB to 256 MB
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
+BESIDE_MESSAGES = tuple(8.0**power * 16384 for power in range(5))
+# bytes of all-reduces beside a kernel: 16 KB to 64 MB
+BESIDE_ROWS, BESIDE_CONTEXT = (1, 1024), 4096
+# tokens of the GEMM beside them, one bound by memory and one by arithmetic, and context of the attention
+
+
+class Shard(NamedTuple):
+    """One rank's part of a model."""
+
+    gemms: tuple[tuple[int, int], ...]
+    # outputs and inputs: QKV, gate/up, both as one, attention's output, down
+    kv_heads: int
+    group: int
+    # query heads per KV head
+    head_dim: int
+
+
+def ops_of(
+    models: Sequence[ModelSpec],
+    degrees: Sequence[int],
+    world: Layout,
+    *,
+    cuda: bool = False,
+    most: float = math.inf,
+) -> list[Sample]:
+    """Every op to measure, without its time, in the order of the first round.
+
+    Parameters
+    ----------
+    models, degrees
+        Shards whose shapes are covered: each model at each tensor-parallel degree that divides it.
+    world
+        Ranks of this run; collectives are measured on every group size that divides them.
+    cuda
+        Whether there are streams and graphs to measure.
+    most
+        Largest size of anything, for a quick run: tokens of a GEMM, context, and KB of a message or moved.
+    """
+    shards = [_shard(model, tp) for model in models for tp in degrees if not model.partition_problem(tp)]
+    every = [
+        *(op for shard in shards for op in (*_gemms(shard.gemms, ROWS), *_attention(shard))),
+        *(_op(kind, bytes=size) for kind in ("add", "norm") for size in MOVED),
+        *_launches(cuda=cuda),
+        *_collectives(world),
+        *(op for shard in shards for op in _beside(shard, world)),
+        *_gemms(_around([gemm for shard in shards for gemm in shard.gemms]), GRID_ROWS),
+    ]
+    return list({op.key: op for op in every if _size(op) <= most}.values())
+
+
+def _shard(model: ModelSpec, tp: int) -> Shard:
+    heads, kv_heads = model.heads // tp, max(1, model.kv_heads // tp)
+    qkv, up = (heads + 2 * kv_heads) * model.head_dim, model.intermediate // tp * (1 + model.gated_mlp)
+    inputs = ((qkv, model.hidden), (up, model.hidden), (qkv + up, model.hidden))
+    outputs = ((model.hidden, heads * model.head_dim), (model.hidden, model.intermediate // tp))
+    return Shard((*inputs, *outputs), kv_heads, heads // kv_heads, model.head_dim)
+
+
+def _gemms(weights: Sequence[tuple[int, int]], rows: Sequence[int]) -> Iterator[Sample]:
+    for n, k in weights:
+        for m in rows:
+            yield _op("gemm", m=m, n=n, k=k)
+
+
+def _around(weights: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Powers of two that span the weights' rows and columns, none with more than twice the largest's elements."""
+    if not weights:
+        return []
+    n, k = (_powers(min(side), max(side)) for side in zip(*weights, strict=True))
+    most = 2 * max(rows * columns for rows, columns in weights)
+    return [(rows, columns) for rows in n for columns in k if rows * columns <= most]
+
+
+def _powers(low: int, high: int) -> list[int]:
+    """Powers of two from the last below `low` to the first above `high`, or themselves."""
+    return [2**power for power in range(low.bit_length() - 1, (high - 1).bit_length() + 1)]
+
+
+def _attention(shard: Shard) -> Iterator[Sample]:
+    for length in CONTEXTS:
+        for sequences in SEQUENCES:
+            pairs = sequences * shard.kv_heads
+            shape = {"batch_kv_heads": pairs, "group": shard.group, "head_dim": shard.head_dim}
+            yield _op("attention_prefill", q_len=length, **shape)
+            yield _op("attention_decode", kv_len=length, **shape)
+
+
+def _launches(*, cuda: bool) -> Iterator[Sample]:
+    yield _op("eager_launch")
+    if cuda:
+        yield _op("graph_launch")
+        yield _op("graph_kernel")
+        for streams in (1, 2):
+            yield _op("queued_kernel", streams=streams)
+
+
+def _collectives(world: Layout) -> Iterator[Sample]:
+    for layout in layouts(world):
+        for op in (*COLLECTIVES, *(["send_recv"] if layout.ranks == 2 else [])):
+            for size in MESSAGES:
+                yield _op(op, bytes=size, ranks=layout.ranks, nodes=layout.nodes)
+
+
+def _beside(shard: Shard, world: Layout) -> Iterator[Sample]:
+    """The down projection and attention, beside an all-reduce of all ranks in the node."""
+    if world.per_node == 1:
+        return
+    n, k = shard.gemms[-1]
+    cache = {"batch_kv_heads": shard.kv_heads, "group": shard.group, "head_dim": shard.head_dim}
+    for size in BESIDE_MESSAGES:
+        message = {"bytes": size, "ranks": world.per_node, "nodes": 1}
+        for m in BESIDE_ROWS:
+            yield _op("gemm_beside_all_reduce", m=m, n=n, k=k, **message)
+        yield _op("attention_decode_beside_all_reduce", kv_len=BESIDE_CONTEXT, **cache, **message)
+
+
+def _op(op: str, **point: float) -> Sample:
+    return Sample(op=op, point={name: float(value) for name, value in point.items()}, seconds=None)
+
+
+def _size(op: Sample) -> float:
+    """What `most` is compared with."""
+    tokens = max(op.point.get(name, 0.0) for name in ("m", "q_len", "kv_len"))
+    return max(tokens, op.point.get("bytes", 0.0) / 1024.0)

@@ -1,0 +1,61 @@
+"""`calibrate fit-stack`: a stack's figures, fitted to a few of its end-to-end runs."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from calibration.stack_fit.fit import DRAWS, fit_transfer
+from ladder_sim.costs.profile_file import load_profile, save_profile
+from ladder_sim.errors import UsageError
+from ladder_sim.specs.values import whole
+from ladder_sim.validation.dataset import read_dataset
+from ladder_sim.validation.splits import PROTOCOLS, split
+
+
+def add_to(commands: Any) -> None:
+    """Add `fit-stack` to the command line."""
+    fit = commands.add_parser("fit-stack", help="fit a stack's figures to a few of its end-to-end runs")
+    fit.add_argument("--runs", required=True, help="CSV file of runs (docs/accuracy.md), or a shipped data set's name")
+    fit.add_argument("--base", required=True, help="measured profile of the GPU: a shipped one's name, or a file")
+    fit.add_argument("--out", type=Path, required=True, help="profile to write")
+    fit.add_argument("--protocol", choices=PROTOCOLS, help="rows that may be fitted (docs/accuracy.md); default: all")
+    fit.add_argument("--draws", type=int, default=DRAWS, help="bootstrap replicates (default %(default)s)")
+    fit.add_argument("--seed", type=int, default=0, help="of starting points and replicates (default %(default)s)")
+    fit.add_argument("--created", help="date to write into the profile; default: today")
+    fit.set_defaults(run=_fit_stack)
+
+
+def _fit_stack(options: argparse.Namespace) -> None:
+    from calibration.show import describe_transfer
+
+    if not options.out.parent.is_dir():
+        raise UsageError(f"--out '{options.out}': there is no such folder", hint="choose a folder that is there")
+    data = read_dataset(options.runs)
+    runs = data.measurements
+    if options.protocol:
+        runs = split(runs, PROTOCOLS[options.protocol]).fit
+    draws, seed = whole(options.draws, "--draws", 2, 100_000), whole(options.seed, "--seed", 0, 2**32 - 1)
+    fit = fit_transfer(
+        runs,
+        load_profile(options.base),
+        name=options.out.name.removesuffix(".gz").removesuffix(".json"),
+        dataset=data.name,
+        protocol=options.protocol or "",
+        draws=draws,
+        seed=seed,
+        created=options.created,
+    )
+    save_profile(fit.profile, options.out)
+    if fit.profile.transfer:
+        print("\n".join(describe_transfer(fit.profile.transfer)), file=sys.stderr)
+    for name in fit.left_out:
+        print(f"not fitted: {name}, on which none of these runs depends", file=sys.stderr)
+    errors = np.expm1(fit.log_errors)
+    print(
+        f"fitted runs: throughput errs {np.abs(errors).mean():.1%} on average, {np.abs(errors).max():.1%} at most",
+        file=sys.stderr,
+    )
+    print(options.out)

@@ -1,0 +1,228 @@
+"""Runs of a stack, and the figures that they are to determine: the objective of a fit, and its solution."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import solve_triangular
+from scipy.optimize import least_squares
+
+from ladder_sim.confidence import ROW_LOG_SD, SHARED_LOG_SD
+from ladder_sim.costs.hardware import Hardware
+from ladder_sim.costs.profile import CalibrationProfile
+from ladder_sim.errors import UsageError
+from ladder_sim.simulate.request import simulate_requests
+from ladder_sim.specs import catalog
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.validation.dataset import Configuration, Measurement
+
+Array = NDArray[np.float64]
+
+PRIORS: Mapping[str, float] = {
+    "stack.gemv_factor": 0.1,
+    "stack.gemm_factor": 0.05,
+    "stack.prompt_factor": 0.15,
+    "stack.attention_factor": 0.15,
+    "stack.small_kernel_factor": 0.3,
+    "stack.batched_attention_s": 1.0,
+    "stack.collective_launch_s": 0.4,
+    "stack.stream_wait_s": 0.5,
+    "rank_skew": 0.4,
+    "host.latency_s": 0.4,
+    "host.bandwidth_Bps": 0.5,
+    "host_low_latency_share": 0.7,
+    "overlap.memory_spare": 0.7,
+    "overlap.collective_slowdown": 0.5,
+}
+# figures that are fitted, and the standard deviation of the logarithm that each prior has around the catalog's value.
+# Independent tables of one GPU agree within 15 % (GEMM kernels: a compiled GEMV is another kernel than the table's, a
+# library GEMM the same); launches, waits and skew are known within a factor of two; what goes through host memory hangs
+# on the board; kernels that a stack adds around attention are a count, not a measurement
+STEP = 0.05
+# of finite differences, in standard deviations of the priors; large enough to see past the corners of a maximum
+REACH = 2.0
+# in the same unit: a figure that changes no run this far from its prior is not fitted
+FELT = 1e-6
+# relative change of a throughput that counts as one
+TOLERANCE = 1e-4
+# relative change of the cost, and of the figures, at which a solver stops: far below what runs say about them
+MOST_EVALUATIONS = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """Where a solver stopped."""
+
+    at: Array
+    # figures, in standard deviations of their priors from their medians
+    cost: float
+    # half the sum of squares
+
+
+Fold = Sequence[Hashable]
+# what each run belongs to: runs of one part are left out together
+
+
+class Problem:
+    """Runs, and the figures that they are to determine.
+
+    A point is an array of one number per figure: how many standard deviations of its prior it lies above its median.
+    """
+
+    def __init__(self, runs: tuple[Measurement, ...], base: CalibrationProfile) -> None:
+        # an earlier fit of the base must not show through
+        self.runs, self.base = runs, replace(base, transfer=None)
+        self.scenario = _common_scenario(runs, base)
+        self.groups = [(run.configuration.tp, run.configuration.batch) for run in runs]
+        self.degrees = [run.configuration.tp for run in runs]
+        stated = Hardware.stated(self.scenario, self.base)
+        self.defaults = {name: float(stated.figure(name)) for name in PRIORS}
+        self.measured = np.log([run.tokens_per_s for run in runs])
+        self.figures = tuple(name for name, value in self.defaults.items() if value > 0.0)
+        felt = self._felt()
+        self.left_out = tuple(name for name in PRIORS if name not in self.figures or not felt[name])
+        self.fitted = np.array([felt[name] for name in self.figures])
+        if not self.fitted.any():
+            raise UsageError("no figure that can be fitted changes any of these runs", hint="add runs with TP above 1")
+
+    @cached_property
+    def _covariance(self) -> Array:
+        """Of the runs' errors, shape (runs, runs)."""
+        shared = np.array([[one == other for other in self.groups] for one in self.groups])
+        found: Array = SHARED_LOG_SD**2 * shared + ROW_LOG_SD**2 * np.eye(len(self.groups))
+        return found
+
+    def _felt(self) -> dict[str, bool]:
+        reach = REACH * np.eye(len(self.figures))
+        points = np.vstack([np.zeros(len(self.figures)), reach, -reach])
+        rates = self._log_rates(points)
+        changed = np.abs(rates[1:] - rates[0]).max(axis=1) > FELT
+        up, down = np.split(changed, 2)
+        return dict(zip(self.figures, up | down, strict=True))
+
+    def values(self, points: Array) -> Array:
+        """Figures in SI units; points and result of shape (..., figures)."""
+        median = np.array([self.defaults[name] for name in self.figures])
+        spread = np.array([PRIORS[name] for name in self.figures])
+        found: Array = median * np.exp(spread * points)
+        return found
+
+    def named(self, point: Array) -> dict[str, float]:
+        """One point's figures by name."""
+        return dict(zip(self.figures, self.values(point).tolist(), strict=True))
+
+    def log_rates(self, point: Array) -> Array:
+        """Logarithm of every run's throughput at one point."""
+        found: Array = self._log_rates(point[np.newaxis])[0]
+        return found
+
+    def _log_rates(self, points: Array) -> Array:
+        """The same at several points: shape (points, runs)."""
+        # one configuration alone would be priced by numbers: two keep every array an array
+        columns = np.vstack([points, points[-1:]])
+        values = dict(zip(self.figures, self.values(columns).T, strict=True))
+        found = np.empty((len(columns), len(self.runs)))
+        for configuration, rows in by_configuration(self.runs).items():
+            variants = [self.runs[row].variant for row in rows]
+            times = simulate_requests(configuration.scenario(), values, variants, self.base)
+            tokens = configuration.batch * configuration.gen
+            for row, variant in zip(rows, variants, strict=True):
+                found[:, row] = np.log(tokens / times[variant].request_s)
+        return found[: len(points)]
+
+    # solving
+
+    def solve_from(self, start: Array) -> Solution:
+        """Solve from one starting point."""
+        return self._solve(start, np.arange(len(self.runs)), self.measured, np.zeros(len(self.figures)))
+
+    def solve_without(self, start: Array, fold: Fold, part: Hashable) -> tuple[Hashable, Array]:
+        """A part of a fold, and the solution for the runs outside it."""
+        kept = np.flatnonzero([own != part for own in fold])
+        return part, self._solve(start, kept, self.measured, np.zeros(len(self.figures))).at
+
+    def replicate(self, best: Array, seed: np.random.SeedSequence) -> Array:
+        """Solve for runs and priors that are drawn anew around the solution: a draw of what the runs leave open."""
+        chance = np.random.default_rng(seed)
+        noise = np.linalg.cholesky(self._covariance) @ chance.standard_normal(len(self.runs))
+        medians = chance.standard_normal(len(self.figures))
+        found = self._solve(best, np.arange(len(self.runs)), self.log_rates(best) + noise, medians).at
+        return np.where(self.fitted, found, medians)
+
+    def _solve(self, start: Array, rows: NDArray[np.intp], measured: Array, medians: Array) -> Solution:
+        free = np.flatnonzero(self.fitted)
+        # its inverse makes the errors independent, of unit variance
+        whitening = np.linalg.cholesky(self._covariance[np.ix_(rows, rows)])
+
+        def whole(point: Array) -> Array:
+            full = np.zeros(point.shape[:-1] + self.fitted.shape)
+            full[..., free] = point
+            return full
+
+        def residuals(points: Array) -> Array:
+            errors = (self._log_rates(whole(points)) - measured)[:, rows]
+            white = solve_triangular(whitening, errors.T, lower=True).T
+            return np.hstack([white, points - medians[free]])
+
+        def jacobian(point: Array) -> Array:
+            steps = STEP * np.eye(len(free))
+            both = residuals(np.vstack([point + steps, point - steps]))
+            up, down = np.split(both, 2)
+            return (up - down).T / (2.0 * STEP)
+
+        solved = least_squares(
+            lambda point: residuals(point[np.newaxis])[0],
+            start[free],
+            jac=jacobian,
+            loss=_robust(len(rows)),
+            ftol=TOLERANCE,
+            xtol=TOLERANCE,
+            max_nfev=MOST_EVALUATIONS,
+        )
+        return Solution(at=whole(solved.x), cost=float(solved.cost))
+
+
+def _robust(rows: int) -> Callable[[Array], Array]:
+    """soft_l1 for the runs, which may hold an outlier; plain squares for the priors."""
+
+    def loss(squares: Array) -> Array:
+        found = np.stack([squares, np.ones_like(squares), np.zeros_like(squares)])
+        root = np.sqrt(1.0 + squares[:rows])
+        found[:, :rows] = 2.0 * (root - 1.0), 1.0 / root, -0.5 / root**3
+        return found
+
+    return loss
+
+
+def by_configuration(runs: Sequence[Measurement]) -> dict[Configuration, list[int]]:
+    """Positions of the runs of each configuration."""
+    found: dict[Configuration, list[int]] = {}
+    for row, run in enumerate(runs):
+        found.setdefault(run.configuration, []).append(row)
+    return found
+
+
+def _common_scenario(runs: Sequence[Measurement], base: CalibrationProfile) -> Scenario:
+    """What all runs have in common: their stack and their cluster."""
+    if len(runs) < 2:
+        raise UsageError(
+            f"{len(runs)} runs: must be 2 or more", hint="standard and upper-bound at one batch are a start"
+        )
+    first = runs[0].configuration
+    for run in runs:
+        for field in ("stack", "cluster"):
+            own, other = getattr(run.configuration, field), getattr(first, field)
+            if own != other:
+                raise UsageError(
+                    f"line {run.line}: {field} '{own}' beside '{other}': must be one {field}",
+                    hint=f"fit one {field} at a time",
+                )
+    scenario = first.scenario()
+    if scenario.cluster.gpu != catalog.cluster(base.gpu).gpu:
+        raise UsageError(
+            f"base profile '{base.name}' was measured on another GPU than the runs' {scenario.cluster.gpu.name}",
+            hint="`ladder-sim list profiles` shows those that are shipped",
+        )
+    return scenario

@@ -1,0 +1,224 @@
+"""90 % intervals of predictions, from what is known about their errors.
+
+Three parts, added in quadrature: single ops, by what their times rest on; figures of a fit, by the values that explain
+its runs about as well; and what runs differ by that are alike. Where a stack has been fitted to end-to-end runs, the
+sum is scaled by what it took to hold runs that a fit had not seen (`ladder_sim.costs.profile.Transfer`).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ladder_sim.costs.hardware import Hardware
+from ladder_sim.costs.kernels import KernelCosts
+from ladder_sim.costs.memory import MemoryUse
+from ladder_sim.costs.profile import CalibrationProfile, IntervalScale, Transfer
+from ladder_sim.simulate.request import Request, simulate_requests
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.units import format_bytes
+
+NORMAL_90 = 1.645
+# standard deviations either way that hold 90 % of a normal distribution
+SHARED_LOG_SD, ROW_LOG_SD = 0.02, 0.007
+# of throughputs: an error that all runs of one TP degree and batch share, and one of each run. Repeats of the published
+# 70B runs differ by about 0.8 % in a ratio of two; the shared 2 % is the feasibility study's for kernels beside tables
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A value and its 90 % interval."""
+
+    value: float
+    # best estimate
+    low: float
+    # lower end
+    high: float
+    # upper end
+
+    @classmethod
+    def around(cls, value: float, log_width: float) -> "Interval":
+        """An interval of `log_width` either way in the logarithm."""
+        return cls(value=value, low=value * math.exp(-log_width), high=value * math.exp(log_width))
+
+    @property
+    def log_width(self) -> float:
+        """Half-width in the logarithm."""
+        return 0.5 * math.log(self.high / self.low)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Widths:
+    """Half-widths of one variant's 90 % intervals, in the logarithm."""
+
+    rate: float
+    # of its throughput
+    speedup: float
+    # of its speedup over standard
+
+
+class PredictionErrors:
+    """Half-widths of a scenario's intervals, computed when the first is asked for.
+
+    Parameters
+    ----------
+    scenario
+        What was predicted.
+    requests
+        Its simulated requests by variant, standard among them.
+    profile
+        What their times rest on.
+    """
+
+    def __init__(self, scenario: Scenario, requests: Mapping[str, Request], profile: CalibrationProfile | None) -> None:
+        self._scenario, self._requests, self._profile = scenario, requests, profile
+
+    def of(self, variant: str) -> Widths:
+        """Those of one variant."""
+        return self._widths[variant]
+
+    @cached_property
+    def _widths(self) -> Mapping[str, Widths]:
+        return _widths(self._scenario, self._requests, self._profile)
+
+
+def _widths(
+    scenario: Scenario, requests: Mapping[str, Request], profile: CalibrationProfile | None
+) -> Mapping[str, Widths]:
+    transfer = profile.transfer if profile else None
+    fitted = Hardware.stated(scenario, profile).fitted(scenario, profile)
+    by_op = {name: _by_op(request, requests["standard"]) for name, request in requests.items()}
+    if transfer is None or not fitted:
+        return by_op
+    by_figure = _by_figure(scenario, list(requests), profile, transfer, list(fitted))
+    same_tables = profile is not None and transfer.base == profile.tables_of
+    scale = transfer.scale(scenario.model.name, scenario.tp) if same_tables else IntervalScale()
+    rate_noise = NORMAL_90 * math.hypot(SHARED_LOG_SD, ROW_LOG_SD)
+    speedup_noise = NORMAL_90 * math.sqrt(2.0) * ROW_LOG_SD
+    return {
+        name: Widths(
+            rate=scale.rate * math.hypot(by_op[name].rate, by_figure[name].rate, rate_noise),
+            speedup=0.0
+            if name == "standard"
+            else scale.speedup * math.hypot(by_op[name].speedup, by_figure[name].speedup, speedup_noise),
+        )
+        for name in requests
+    }
+
+
+def _by_op(request: Request, standard: Request) -> Widths:
+    """First order, along the critical path.
+
+    An error of one kind of op is one error: shared by every layer and by both variants, so that most of it cancels in a
+    speedup. Those of different kinds are independent.
+    """
+    share = {kind: error / request.seconds for kind, error in request.totals("error_s").items()}
+    base = {kind: error / standard.seconds for kind, error in standard.totals("error_s").items()}
+    apart = (share.get(kind, 0.0) - base.get(kind, 0.0) for kind in share | base)
+    return Widths(rate=math.log1p(math.hypot(*share.values())), speedup=math.log1p(math.hypot(*apart)))
+
+
+def _by_figure(
+    scenario: Scenario,
+    variants: list[str],
+    profile: CalibrationProfile | None,
+    transfer: Transfer,
+    names: list[str],
+) -> dict[str, Widths]:
+    """Spread over the fit's draws."""
+    columns = {name: transfer.draws[:, number] for number, name in enumerate(transfer.figures) if name in names}
+    found = simulate_requests(scenario, columns, variants, profile)
+    log_s = {name: np.log(times.request_s) for name, times in found.items()}
+    return {
+        name: Widths(
+            rate=NORMAL_90 * float(np.std(values, ddof=1)),
+            speedup=NORMAL_90 * float(np.std(values - log_s["standard"], ddof=1)),
+        )
+        for name, values in log_s.items()
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """What the predictions of a scenario rest on."""
+
+    profile: str
+    # name of the measured profile, or "none"
+    measured_fraction: float
+    # share of standard's request time that comes from in-range measurements of this GPU and this fabric
+    warnings: tuple[str, ...]
+    # what the reader should know, one sentence each
+
+
+class Evidence:
+    """What the variants of a scenario have in common; each part is worked out when it is first asked for.
+
+    Parameters
+    ----------
+    scenario
+        What was predicted.
+    requests
+        Its simulated requests by variant, standard among them.
+    costs
+        What their times rest on.
+    memory
+        Of one GPU.
+    profile_name
+        Of the measured profile, or what stands for none.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        requests: Mapping[str, Request],
+        costs: KernelCosts,
+        memory: MemoryUse,
+        profile_name: str,
+    ) -> None:
+        self.scenario, self._requests, self._costs, self._memory = scenario, requests, costs, memory
+        self._profile_name = profile_name
+        self.errors = PredictionErrors(scenario, requests, costs.profile)
+
+    @cached_property
+    def provenance(self) -> Provenance:
+        """Profile, measured share and warnings."""
+        standard = self._requests["standard"]
+        measured_s = math.fsum(
+            seconds for (source, _), seconds in standard.totals("sources_s").items() if source == "measured"
+        )
+        return Provenance(
+            profile=self._profile_name,
+            measured_fraction=measured_s / standard.seconds,
+            warnings=tuple(_warnings(self.scenario, self._costs, self._memory)),
+        )
+
+
+def _warnings(scenario: Scenario, costs: KernelCosts, memory: MemoryUse) -> list[str]:
+    profile = costs.profile
+    warnings = list(scenario.warnings())
+    if profile is None:
+        warnings.append("no measured profile: every time is a datasheet roofline")
+    elif not costs.measured_here:
+        warnings.append(
+            f"profile '{profile.name}' was measured on {profile.gpu}, whose GPU or in-node link has other figures: its "
+            "times are carried over by the ratio of the formulas"
+        )
+    elif not profile.is_of(scenario.cluster.gpu.name):
+        warnings.append(
+            f"profile '{profile.name}' is said to be of {profile.gpu}, but was measured on "
+            f"'{profile.environment['device']}'"
+        )
+    transfer = profile.transfer if profile else None
+    if profile and transfer and transfer.stack == scenario.stack.name and transfer.base != profile.tables_of:
+        warnings.append(
+            f"stack '{transfer.stack}' was fitted to runs on {transfer.base}; its figures are taken over unchanged"
+        )
+    if not memory.fits:
+        warnings.append(
+            f"does not fit: needs {format_bytes(memory.total_bytes)} of {format_bytes(memory.capacity_bytes)} per GPU"
+        )
+    if scenario.nodes_used > 1 and scenario.stack.allreduce not in ("nccl", "auto"):
+        warnings.append(f"all-reduce '{scenario.stack.allreduce}' works inside a node only: across nodes NCCL is used")
+    return warnings

@@ -1,0 +1,1 @@
+"""Collectives: which algorithm runs, its formula, and what was measured of it."""

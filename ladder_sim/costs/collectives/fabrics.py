@@ -1,0 +1,135 @@
+"""Measured all-reduce over two or more nodes, one file per fabric.
+
+Shipped ones lie in ``data/fabrics``, named as `LinkTier.fabric`; a tier may also name a file of its own, in the form
+that ``ladder-sim calibrate import nccl-tests`` writes.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ladder_sim.costs.lookup import Curve
+from ladder_sim.errors import SpecError
+from ladder_sim.specs import catalog
+from ladder_sim.specs.files import read_text
+from ladder_sim.specs.values import label, real, shown, shown_path, whole
+
+SUFFIX = ".toml"
+_KEYS = ("cluster", "nodes", "ranks_per_node", "bytes", "time_us", "source")
+_MOST_BYTES, _MOST_US = 1e15, 1e9
+# a petabyte; a quarter of an hour
+_MOST_GPUS = 100_000
+_HINT = "`ladder-sim calibrate import nccl-tests` writes such files"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FabricCurve:
+    """One nccl-tests sweep across nodes."""
+
+    cluster: str
+    # catalog cluster whose tiers were measured
+    nodes: int
+    # in the group
+    ranks_per_node: int
+    # GPUs per node in the group
+    curve: Curve
+    # NCCL all-reduce time by message size
+    source: str
+    # where the measurements come from
+
+
+def fabric_curve(fabric: str) -> FabricCurve | None:
+    """The sweep over `fabric`, or None where there is none.
+
+    Parameters
+    ----------
+    fabric
+        Name of a fabric, or path of a ``.toml`` file.
+
+    Raises
+    ------
+    SpecError
+        If a path leads to no readable file, or the file breaks a rule; names the file and the entry.
+    UnknownNameError
+        If the file names a cluster that the catalog does not hold.
+
+    Examples
+    --------
+    >>> fabric_curve("ib-ndr400").nodes
+    2
+    """
+    if fabric.endswith(SUFFIX):
+        path = Path(fabric)
+        try:
+            status = path.stat()
+            changed = (status.st_mtime_ns, status.st_size)
+        except (OSError, ValueError):
+            # the reader says what is wrong with it
+            changed = (0, 0)
+        return _read(path, changed)
+    return _shipped(fabric)
+
+
+def shipped_fabrics() -> list[str]:
+    """Names of the fabrics whose sweeps come with the package, sorted."""
+    return sorted(file.name.removesuffix(SUFFIX) for file in _folder().iterdir() if file.name.endswith(SUFFIX))
+
+
+def _folder() -> Traversable:
+    return resources.files("ladder_sim.costs").joinpath("data", "fabrics")
+
+
+@cache
+def _shipped(fabric: str) -> FabricCurve | None:
+    if fabric not in shipped_fabrics():
+        return None
+    return _parse(_folder().joinpath(fabric + SUFFIX).read_text(encoding="utf-8"), fabric + SUFFIX)
+
+
+@lru_cache(maxsize=32)
+def _read(path: Path, changed: tuple[int, int]) -> FabricCurve:
+    """Read the file as it was when it `changed`: a file that is rewritten is read again."""
+    return _parse(read_text(path, what="a fabric's TOML file"), shown_path(path))
+
+
+def _parse(text: str, file: str) -> FabricCurve:
+    try:
+        data = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"{file}: not valid TOML ({error})", hint=_HINT) from None
+    for key in _KEYS:
+        if key not in data:
+            raise SpecError(f"{file}: {key} is missing", hint=_HINT)
+    return FabricCurve(
+        cluster=catalog.cluster(label(data["cluster"], f"{file}: cluster")).name,
+        nodes=whole(data["nodes"], f"{file}: nodes", 2, _MOST_GPUS),
+        ranks_per_node=whole(data["ranks_per_node"], f"{file}: ranks_per_node", 1, _MOST_GPUS),
+        curve=_curve(data, file),
+        source=label(data["source"], f"{file}: source"),
+    )
+
+
+def _curve(data: Mapping[str, object], file: str) -> Curve:
+    sizes = _numbers(data["bytes"], f"{file}: bytes", _MOST_BYTES)
+    times = _numbers(data["time_us"], f"{file}: time_us", _MOST_US)
+    if len(sizes) != len(times):
+        raise SpecError(f"{file}: {len(sizes)} bytes but {len(times)} time_us: must be as many", hint=_HINT)
+    if (np.diff(sizes) <= 0).any():
+        at = int(np.argmax(np.diff(sizes) <= 0)) + 1
+        raise SpecError(
+            f"{file}: bytes[{at}] is {sizes[at]:g} after {sizes[at - 1]:g}: sizes must increase", hint=_HINT
+        )
+    return Curve(size_bytes=sizes, seconds=times * 1e-6)
+
+
+def _numbers(values: object, what: str, most: float) -> NDArray[np.float64]:
+    if not isinstance(values, list) or len(values) < 2:
+        raise SpecError(f"{what} is {shown(values)}: must be a list of two or more numbers", hint=_HINT)
+    return np.array([real(value, f"{what}[{at}]", most) for at, value in enumerate(values)], np.float64)

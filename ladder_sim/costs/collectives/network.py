@@ -1,0 +1,343 @@
+"""The collectives of one scenario: which algorithm runs, how long it takes, and how far that is measured."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ladder_sim.costs.collectives.fabrics import FabricCurve, fabric_curve
+from ladder_sim.costs.collectives.formulas import (
+    FORMULAS,
+    FloatArray,
+    Formula,
+    Number,
+    across_nodes_s,
+    gather_s,
+    host_gather_s,
+    host_ring_s,
+    nccl_s,
+    nvls_wire_s,
+)
+from ladder_sim.costs.collectives.measured import MeasuredCollective, bracketed
+from ladder_sim.costs.estimate import Source
+from ladder_sim.costs.hardware import Hardware, Link
+from ladder_sim.costs.lookup import Curve
+from ladder_sim.costs.profile import CalibrationProfile
+from ladder_sim.costs.profile_file import load_profile
+from ladder_sim.errors import UsageError
+from ladder_sim.graph.ops import CollectiveKind
+from ladder_sim.specs import catalog
+from ladder_sim.specs.scenario import Scenario
+
+COLLECTIVE_ERROR: Mapping[Source, float] = {"measured": 0.08, "fitted": 0.2, "transferred": 0.3, "roofline": 0.4}
+# 90 % interval as a fraction either way. Measured: nine tenths of the H100 points left out of a curve lie within 8 % of
+# it. Fitted: so do nine tenths of EFA, NDR and H20 nccl-tests rows within 20 % of the two-node formula. The other two
+# are judgement: no measurement of that link stands behind them.
+
+
+CUSTOM = ("one-shot", "two-shot")
+# kernels of the inference engines themselves
+ONLY = np.zeros(1, np.int_)
+# the choice where there is none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CollectiveTimes:
+    """A collective, alone; arrays hold one value per message or per configuration."""
+
+    seconds: FloatArray
+    # best estimates
+    in_range: NDArray[np.bool_]
+    # between measurements of this algorithm, these ranks and this link
+    source: Source
+    # what those out of range rest on
+    algorithms: tuple[str, ...]
+    # what runs, e.g. "nccl"; several where configurations differ
+    choice: NDArray[np.int_]
+    # which of them, by configuration; one element where there is one
+    node_share: float | FloatArray = 1.0
+    # of the time, inside the node; the rest waits for the network
+
+    @property
+    def most_common(self) -> str:
+        """The algorithm of most configurations."""
+        return self.algorithms[int(np.bincount(self.choice).argmax()) if len(self.algorithms) > 1 else 0]
+
+    def choose(self, of_each: Sequence[Number]) -> Number:
+        """A value that depends on the algorithm, given each one's: a number where all configurations agree."""
+        if len(of_each) == 1:
+            return of_each[0]
+        table = np.stack(np.broadcast_arrays(*(np.atleast_1d(value) for value in of_each)))
+        chosen: FloatArray = table[tuple(np.broadcast_arrays(self.choice, np.arange(table.shape[1])))]
+        return float(chosen[0]) if np.all(chosen == chosen[0]) else chosen
+
+
+class Network:
+    """Collectives of a scenario's tensor-parallel group."""
+
+    def __init__(self, scenario: Scenario, profile: CalibrationProfile | None, hardware: Hardware) -> None:
+        self._cluster = scenario.cluster
+        self._hardware = hardware
+        self._ranks = scenario.ranks_per_node
+        self._nodes = scenario.nodes_used
+        self._p2p = scenario.p2p
+        self._choice = scenario.stack.allreduce
+        self._profile = _measured_links(hardware.intra.fabric, profile)
+        self._without_p2p = _without_p2p_source(scenario, profile)
+        self._fabric = fabric_curve(self._cluster.inter.fabric) if self._nodes > 1 else None
+        self._check()
+
+    @cached_property
+    def _measured_here(self) -> bool:
+        """Whether the profile's collectives inside a node were measured on links as these."""
+        return self._profile is not None and self._hardware.intra.same_as(
+            Link.of(catalog.cluster(self._profile.gpu).intra)
+        )
+
+    @cached_property
+    def _fabric_here(self) -> bool:
+        """Whether the sweep across nodes was measured on tiers as these."""
+        if self._fabric is None:
+            return False
+        measured_on = catalog.cluster(self._fabric.cluster)
+        # the curve was found by the fabric's name, or by the path of its file
+        own = dataclasses.replace(self._hardware.inter, fabric=measured_on.inter.fabric)
+        return self._hardware.intra.same_as(Link.of(measured_on.intra)) and own.same_as(Link.of(measured_on.inter))
+
+    def times(self, kind: CollectiveKind, message_bytes: FloatArray) -> CollectiveTimes:
+        """Time collectives of one kind.
+
+        Parameters
+        ----------
+        kind
+            A broadcast is counted as an all-gather or an all-reduce of its message, neither of which takes less.
+        message_bytes
+            Sizes of the messages; of the gathered result for an all-gather.
+        """
+        if self._nodes > 1:
+            return self._across(kind, message_bytes)
+        gather = self._nccl("all_gather", message_bytes)
+        if kind == "all_gather":
+            return gather
+        reduce = _fastest([self._all_reduce(name, message_bytes) for name in self._algorithms()])
+        return reduce if kind == "all_reduce" else _fastest([gather, reduce])
+
+    def _check(self) -> None:
+        if self._choice not in ("nccl", "auto") and not self._p2p:
+            raise UsageError(
+                f"all-reduce '{self._choice}' needs peer-to-peer access between GPUs, and it is off",
+                hint="use --allreduce nccl, or leave out --no-p2p",
+            )
+        if self._choice == "nvls" and not self._has_switch():
+            raise UsageError(
+                f"all-reduce 'nvls' needs an NVLink switch; {self._cluster.name} has {self._cluster.intra.fabric}",
+                hint="use --allreduce nccl",
+            )
+
+    def _has_switch(self) -> bool:
+        return "nvswitch" in self._cluster.intra.fabric
+
+    def _algorithms(self) -> tuple[str, ...]:
+        if self._choice != "auto":
+            return (self._choice,)
+        # custom kernels read their peers' memory
+        return ("nccl", *CUSTOM) if self._p2p else ("nccl",)
+
+    def _all_reduce(self, algorithm: str, message: FloatArray) -> CollectiveTimes:
+        if algorithm == "nccl":
+            return self._nccl("all_reduce", message)
+        return self._in_node("all_reduce", algorithm, FORMULAS[algorithm], message)
+
+    def _nccl(self, kind: str, message: FloatArray) -> CollectiveTimes:
+        """NCCL in one node, by the paths that it has there."""
+        formula = _IN_NODE[kind]
+        peer = self._in_node(kind, "nccl", formula, message)
+        if self._p2p:
+            return peer
+        # what goes through host memory or the switch is no faster than what goes directly
+        host_s = np.maximum(peer.seconds, self._through_host_s(kind, message, self._ranks))
+        host = _unmeasured(host_s, "nccl-host", self._without_p2p)
+        if kind != "all_reduce" or self._ranks == 2 or not self._has_switch():
+            return host
+        # above two ranks NCCL still multicasts through the switch, between two barriers through host memory: a barrier
+        # there takes as long as the smallest all-reduce
+        barrier_s = self._through_host_s(kind, np.zeros_like(message), self._ranks)
+        switch_s = 2.0 * barrier_s + nvls_wire_s(message, self._ranks, self._hardware.intra.bandwidth_Bps)
+        return _fastest([host, _unmeasured(np.maximum(peer.seconds, switch_s), "nvls", self._without_p2p)])
+
+    def _in_node(self, kind: str, algorithm: str, formula: Formula, message: FloatArray) -> CollectiveTimes:
+        tier = self._hardware.intra
+        seconds = _at_tier(formula, message, self._ranks, tier)
+        measured = _measured(self._profile, kind, algorithm)
+        if measured is None:
+            return _unmeasured(seconds, algorithm)
+        ratio, inside = measured.ratio(message, self._ranks)
+        here = self._measured_here
+        # NCCL does not say from which size on its curve is NVLS, so no point of it is a measurement of NVLS
+        return CollectiveTimes(
+            seconds=seconds * ratio,
+            in_range=inside & (here and algorithm != "nvls"),
+            source="fitted" if here else "transferred",
+            algorithms=(algorithm,),
+            choice=ONLY,
+        )
+
+    def _across(self, kind: CollectiveKind, message: FloatArray) -> CollectiveTimes:
+        """Across nodes everything is NCCL: custom kernels reach peers of their own node only."""
+        seconds = self._hierarchical(kind, message, self._direct_wire_s(kind, message))
+        if not self._p2p:
+            host_s = self._hierarchical(kind, message, self._host_wire_s(kind, message))
+            return self._with_node_share(kind, message, _unmeasured(np.maximum(seconds, host_s), "nccl-host"))
+        fabric = self._fabric
+        if fabric is None or kind != "all_reduce":
+            return self._with_node_share(kind, message, _unmeasured(seconds, "nccl"))
+        log_sizes, log_ratios = _fabric_log_ratios(fabric, self._profile)
+        same_layout = (fabric.nodes, fabric.ranks_per_node) == (self._nodes, self._ranks)
+        found = CollectiveTimes(
+            seconds=seconds * np.exp(np.interp(np.log(message), log_sizes, log_ratios)),
+            in_range=bracketed(fabric.curve, message) & (self._fabric_here and same_layout),
+            source="fitted" if self._fabric_here else "transferred",
+            algorithms=("nccl",),
+            choice=ONLY,
+        )
+        return self._with_node_share(kind, message, found)
+
+    def _with_node_share(self, kind: CollectiveKind, message: FloatArray, found: CollectiveTimes) -> CollectiveTimes:
+        """As many of its steps run inside the node as those of a collective of one node's ranks."""
+        if self._ranks == 1:
+            return dataclasses.replace(found, node_share=0.0)
+        inside = self._nccl(_stages(kind), message)
+        return dataclasses.replace(found, node_share=np.minimum(1.0, inside.seconds / found.seconds))
+
+    def _hierarchical(self, kind: CollectiveKind, message: FloatArray, node_wire_s: FloatArray) -> FloatArray:
+        """The two-level formula, given its stages inside the node."""
+        layout = (self._nodes, self._ranks)
+        return _two_level_s(kind, message, node_wire_s, self._hardware.inter, layout)
+
+    def _direct_wire_s(self, kind: CollectiveKind, message: FloatArray) -> FloatArray:
+        """Its stages inside the node, from GPU to GPU."""
+        return _node_wire_s(self._profile, _stages(kind), message, self._hardware.intra, self._ranks)
+
+    def _host_wire_s(self, kind: CollectiveKind, message: FloatArray) -> FloatArray:
+        """The same through host memory, beyond the latency floor too."""
+        if self._ranks == 1:
+            return np.zeros_like(message)
+        stages, nothing = _stages(kind), np.zeros_like(message)
+        return self._through_host_s(stages, message, self._ranks) - self._through_host_s(stages, nothing, self._ranks)
+
+    def _through_host_s(self, kind: str, message: FloatArray, ranks: int) -> FloatArray:
+        formula = host_ring_s if kind == "all_reduce" else host_gather_s
+        tier, share = self._hardware.host, self._hardware.host_low_latency_share
+        return formula(message, ranks, tier.latency_s, tier.bandwidth_Bps, share)
+
+
+_IN_NODE: Mapping[str, Formula] = {"all_reduce": nccl_s, "all_gather": gather_s}
+# formulas of NCCL inside a node, from GPU to GPU
+
+
+def _stages(kind: CollectiveKind) -> Literal["all_reduce", "all_gather"]:
+    """What a collective across nodes does inside each: a broadcast is counted as an all-gather."""
+    return "all_reduce" if kind == "all_reduce" else "all_gather"
+
+
+@lru_cache(maxsize=256)
+def _measured(profile: CalibrationProfile | None, kind: str, algorithm: str) -> MeasuredCollective | None:
+    """A profile's curves of one algorithm, read against its formula."""
+    by_algorithm = profile.collectives.get(kind, {}) if profile else {}
+    curves: Mapping[int, Curve] = by_algorithm.get("nccl" if algorithm == "nvls" else algorithm, {})
+    if not profile or not curves:
+        return None
+    if algorithm == "nvls":
+        # on all GPUs of a switch NCCL itself takes NVLS for large messages
+        curves = {ranks: curve for ranks, curve in curves.items() if ranks == max(curves)}
+    tier = catalog.cluster(profile.gpu).intra
+    formula = _IN_NODE[kind] if algorithm == "nccl" else FORMULAS[algorithm]
+    return MeasuredCollective(
+        formula=formula, curves=curves, latency_s=tier.latency_s, bandwidth_Bps=tier.bandwidth_Bps
+    )
+
+
+def _node_wire_s(
+    profile: CalibrationProfile | None, kind: str, message: FloatArray, tier: Link, ranks: int
+) -> FloatArray:
+    """A collective inside the node without its latency floor: its wire time, and what the floor grows by."""
+    if ranks == 1:
+        return np.zeros_like(message)
+    nothing = np.zeros_like(message)
+    formula = _IN_NODE[kind]
+    floor_s = _at_tier(formula, nothing, ranks, tier)
+    wire_s = _at_tier(formula, message, ranks, tier) - floor_s
+    measured = _measured(profile, kind, "nccl")
+    if measured is None:
+        return wire_s
+    ratio, at_floor = measured.factor(message, ranks), measured.factor(nothing, ranks)
+    return wire_s * ratio + floor_s * np.maximum(0.0, ratio - at_floor)
+
+
+def _two_level_s(
+    kind: CollectiveKind, message: FloatArray, node_wire_s: FloatArray, inter: Link, layout: tuple[int, int]
+) -> FloatArray:
+    nodes, ranks = layout
+    return across_nodes_s(
+        message,
+        node_wire_s,
+        nodes=nodes,
+        ranks_per_node=ranks,
+        latency_s=inter.latency_s,
+        bandwidth_Bps=inter.bandwidth_Bps,
+        traffic=2.0 if kind == "all_reduce" else 1.0,
+    )
+
+
+@lru_cache(maxsize=64)
+def _fabric_log_ratios(fabric: FabricCurve, profile: CalibrationProfile | None) -> tuple[FloatArray, FloatArray]:
+    """A fabric's measured all-reduces as logarithms: their sizes, and their times over the formula's."""
+    measured_on, sizes = catalog.cluster(fabric.cluster), fabric.curve.size_bytes
+    stages_s = _node_wire_s(profile, "all_reduce", sizes, Link.of(measured_on.intra), fabric.ranks_per_node)
+    layout = (fabric.nodes, fabric.ranks_per_node)
+    ideal_s = _two_level_s("all_reduce", sizes, stages_s, Link.of(measured_on.inter), layout)
+    return np.log(sizes), np.log(fabric.curve.seconds / ideal_s)
+
+
+def _measured_links(fabric: str, profile: CalibrationProfile | None) -> CalibrationProfile | None:
+    """The profile whose collectives were measured on `fabric`: the scenario's own, else a shipped one.
+
+    How far a link stays behind its formula says nothing about another kind of link.
+    """
+    if profile is None or catalog.cluster(profile.gpu).intra.fabric == fabric:
+        return profile
+    for name in catalog.cluster_names():
+        cluster = catalog.cluster(name)
+        if cluster.intra.fabric == fabric and cluster.profile and load_profile(cluster.profile).gpu == name:
+            return load_profile(cluster.profile)
+    return None
+
+
+def _without_p2p_source(scenario: Scenario, profile: CalibrationProfile | None) -> Source:
+    """What collectives rest on where GPUs of a node do not reach each other: a fit to as many ranks, or nothing."""
+    transfer = profile.transfer if profile else None
+    fitted = transfer is not None and transfer.stack == scenario.stack.name and scenario.tp in transfer.host_tps
+    return "fitted" if fitted else "roofline"
+
+
+def _unmeasured(seconds: FloatArray, algorithm: str, source: Source = "roofline") -> CollectiveTimes:
+    nowhere = np.zeros(seconds.shape, bool)
+    return CollectiveTimes(seconds=seconds, in_range=nowhere, source=source, algorithms=(algorithm,), choice=ONLY)
+
+
+def _fastest(candidates: Sequence[CollectiveTimes]) -> CollectiveTimes:
+    """The fastest for each configuration; what it rests on is what the one does that is fastest overall."""
+    if len(candidates) == 1:
+        return candidates[0]
+    best = min(candidates, key=lambda found: float(found.seconds.sum()))
+    table = np.stack(np.broadcast_arrays(*(found.seconds for found in candidates)))
+    names = tuple(found.most_common for found in candidates)
+    return dataclasses.replace(best, seconds=table.min(axis=0), algorithms=names, choice=table.argmin(axis=0))
+
+
+def _at_tier(formula: Formula, message: FloatArray, ranks: int, tier: Link) -> FloatArray:
+    return formula(message, ranks, tier.latency_s, tier.bandwidth_Bps)

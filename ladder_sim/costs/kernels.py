@@ -1,0 +1,300 @@
+"""The cost model: measured where there are tables, the roofline where there are none, the same formula for both.
+
+Every kernel's time is ``roofline(this GPU) * ratio``, with the ratio measured / roofline from the profile's tables. On
+the measured GPU that is the measurement; on another it is the measurement carried over by the roofline ratio.
+"""
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ladder_sim.costs.collectives.network import COLLECTIVE_ERROR, CUSTOM, Network
+from ladder_sim.costs.contention import SmUse, collective_sms, collective_traffic_bytes, kernel_sms
+from ladder_sim.costs.estimate import Estimate, Number, Source
+from ladder_sim.costs.hardware import Gpu, Hardware, Link
+from ladder_sim.costs.lookup import RatioTable
+from ladder_sim.costs.profile import ELEMENT_BYTES, CalibrationProfile
+from ladder_sim.costs.roofline import Kind, decode_point, grid_roofline_s, prefill_point
+from ladder_sim.graph.ops import AttentionShape, CollectiveKind, CollectiveShape, GemmShape, Op, Shape
+from ladder_sim.specs import catalog
+from ladder_sim.specs.scenario import Scenario
+
+HBM_EFFICIENCY = 2.93 / 3.35
+# memory-bound H100 kernels reach 2.93 of 3.35 TB/s (GEMM tables of aiconfigurator-core 0.12.0, m <= 16); where a
+# profile has a GEMM table, its own figure is taken
+STREAMING_GEMM = 16384
+# weights of that many rows and columns (0.5 GB in bf16) are streamed from memory: no cache holds them
+MATH_ATTENTION_KERNELS = 3
+# scores, softmax with mask, values; keys and values are read expanded
+KERNEL_ERROR: Mapping[Source, float] = {"measured": 0.15, "fitted": 0.2, "transferred": 0.3, "roofline": 0.4}
+# 90 % interval as a fraction either way. Measured: independent tables of one H100 agree within 15 %. The others are
+# judgement, widening with the distance from a measurement.
+
+CALIBRATED_KERNEL_ERROR: Mapping[Source, float] = {**KERNEL_ERROR, "measured": 0.05, "fitted": 0.1, "roofline": 0.1}
+# the same where a fit to end-to-end runs has set the level: what is left is one shape beside another. Nine tenths of
+# the bf16 GEMM rows left out of the H100 tables lie within 5 %; the others are judgement
+
+TableKey = tuple[Kind, str]
+# kind of table and dtype
+
+
+class KernelCosts:
+    """Times of every op of one scenario, each alone on its GPU.
+
+    Parameters
+    ----------
+    scenario
+        Whose ops will be priced.
+    profile
+        Measured tables; None for the roofline.
+    hardware
+        Figures that replace the scenario's, for instance arrays of them.
+    """
+
+    def __init__(
+        self, scenario: Scenario, profile: CalibrationProfile | None, hardware: Hardware | None = None
+    ) -> None:
+        self.hardware = hardware or Hardware.of(scenario, profile)
+        # figures that the times rest on
+        self.profile = profile
+        # measured tables
+        self._sms = scenario.cluster.gpu.sms
+        self._network = Network(scenario, profile, self.hardware) if scenario.tp > 1 else None
+        self._table_gpu, self._here = _table_gpu(self.hardware.gpu, profile)
+        self.measured_here = self._here and _same_link(self.hardware.intra, profile)
+        self._efficiency = _memory_efficiency(profile)
+        self._kernel_error = CALIBRATED_KERNEL_ERROR if self._calibrated(scenario) else KERNEL_ERROR
+        self._known: dict[tuple[str, Shape], Estimate] = {}
+
+    def _calibrated(self, scenario: Scenario) -> bool:
+        """Whether the kernels of this stack on this GPU were fitted to end-to-end runs."""
+        transfer = self.profile.transfer if self.profile else None
+        if transfer is None or self.profile is None:
+            return False
+        return self._here and transfer.stack == scenario.stack.name and transfer.base == self.profile.tables_of
+
+    def estimates(self, ops: Sequence[Op]) -> list[Estimate]:
+        """Times of ops, each alone on its GPU; equal shapes are looked up once, tables once for all their shapes."""
+        keys = [(op.kind, op.shape) for op in ops]
+        new = [key for key in dict.fromkeys(keys) if key not in self._known]
+        self._known.update(zip(new, self.estimates_anew(new), strict=True))
+        return [self._known[key] for key in keys]
+
+    def estimates_anew(self, keys: Sequence[tuple[str, Shape]]) -> list[Estimate]:
+        """Times of ops by kind and shape, which may be arrays of one size per configuration.
+
+        Their sources and errors are of no use: they are one configuration's, or the commonest.
+        """
+        lookups: dict[TableKey, list[int]] = defaultdict(list)
+        found: dict[int, Estimate] = {}
+        for number, (kind, shape) in enumerate(keys):
+            table_key = _table_key(shape)
+            if table_key is None:
+                found[number] = self._untabled(kind, shape)
+            else:
+                lookups[table_key].append(number)
+        for table_key, numbers in lookups.items():
+            found.update(zip(numbers, self._tabled(table_key, [keys[number][1] for number in numbers]), strict=True))
+        return [found[number] for number in range(len(keys))]
+
+    def _tabled(self, key: TableKey, shapes: Sequence[Shape]) -> Iterable[Estimate]:
+        kind, dtype = key
+        columns = [_point(shape) for shape in shapes]
+        # one row per shape, so that hardware arrays broadcast along the second axis
+        point = {name: _rows([column[name] for column in columns]) for name in columns[0]}
+        table = self._table(key)
+        gpu = self._table_gpu if table is not None else self.hardware.gpu
+        seconds = grid_roofline_s(
+            kind,
+            point,
+            element_bytes=ELEMENT_BYTES[dtype],
+            flops_per_s=cast(Any, gpu.fp8_flops if dtype == "fp8" else gpu.bf16_flops),
+            bandwidth_Bps=cast(Any, gpu.hbm_bandwidth_Bps),
+            kernel_s=cast(Any, gpu.kernel_s),
+        )
+        if table is None:
+            return [
+                self._kernel(shape, _plain(row / self._efficiency), "roofline")
+                for shape, row in zip(shapes, seconds, strict=True)
+            ]
+        ratio, inside = _ratio(table, point)
+        sources: list[Source] = [
+            "transferred" if not self._here else "measured" if within else "fitted" for within in inside[:, 0]
+        ]
+        return [
+            self._kernel(shape, _plain(row), source)
+            for shape, row, source in zip(shapes, seconds * ratio, sources, strict=True)
+        ]
+
+    def _table(self, key: TableKey) -> RatioTable | None:
+        if self.profile is None:
+            return None
+        kind, dtype = key
+        if kind == "gemm":
+            return self.profile.gemm.get(dtype)
+        kernels = self.profile.attention_prefill if kind == "attention_prefill" else self.profile.attention_decode
+        return kernels.get("flash", {}).get(dtype)
+
+    def _untabled(self, kind: str, shape: Shape) -> Estimate:
+        if isinstance(shape, CollectiveShape):
+            return self._collective(cast(CollectiveKind, kind), shape.message_bytes)
+        gpu, stack = self.hardware.gpu, self.hardware.stack
+        floor_s = stack.small_kernel_factor * gpu.kernel_s
+        traffic_s = shape.moved_bytes / (self._efficiency * gpu.hbm_bandwidth_Bps)
+        if isinstance(shape, AttentionShape):
+            floor_s = MATH_ATTENTION_KERNELS * floor_s
+            if not shape.is_prompt:
+                traffic_s = traffic_s * stack.attention_factor
+                floor_s = floor_s + stack.batched_attention_s * _number(np.where(shape.batch > 1, 1.0, 0.0))
+        return self._kernel(shape, floor_s + _larger(traffic_s, shape.flops / gpu.bf16_flops), "roofline")
+
+    def _kernel(self, shape: Shape, seconds: Number, source: Source) -> Estimate:
+        seconds = seconds * self._stack_factor(shape)
+        return Estimate(
+            seconds=seconds,
+            error=self._kernel_error[source],
+            source=source,
+            sms=kernel_sms(shape, self._sms, self.hardware.overlap),
+            memory=self._memory_share(shape.moved_bytes, seconds),
+        )
+
+    def _stack_factor(self, shape: Shape) -> Number:
+        """Time of the stack's kernel relative to the table's or the roofline's."""
+        stack = self.hardware.stack
+        if isinstance(shape, AttentionShape):
+            if shape.is_prompt:
+                return stack.prompt_factor
+            return stack.attention_factor if shape.kernel == "flash" else 1.0
+        if not isinstance(shape, GemmShape):
+            return 1.0
+        if isinstance(shape.m, int) and shape.m == 1:
+            return stack.gemv_factor
+        gpu = self.hardware.gpu
+        peak = gpu.fp8_flops if shape.weight_element_bytes == 1 else gpu.bf16_flops
+        memory_bound = shape.flops / peak < shape.moved_bytes / gpu.hbm_bandwidth_Bps
+        if isinstance(memory_bound, bool):
+            return stack.gemm_factor if memory_bound else stack.prompt_factor
+        several = np.where(memory_bound, stack.gemm_factor, stack.prompt_factor)
+        return np.where(np.asarray(shape.m) == 1, stack.gemv_factor, several)
+
+    def _collective(self, kind: CollectiveKind, message_bytes: Number) -> Estimate:
+        if self._network is None:
+            raise ValueError(f"{kind}: a collective on one rank")
+        times = self._network.times(kind, np.atleast_1d(message_bytes))
+        source: Source = "measured" if bool(times.in_range[0]) else times.source
+        seconds = _plain(times.seconds)
+        sms, traffic = (
+            times.choose([price(name, message_bytes, self.hardware.overlap) for name in times.algorithms])
+            for price in (collective_sms, collective_traffic_bytes)
+        )
+        return Estimate(
+            seconds=seconds,
+            error=COLLECTIVE_ERROR[source],
+            source=source,
+            algorithm=times.most_common,
+            inline=times.choose([float(name in CUSTOM) for name in times.algorithms]),
+            # kernels keep at least one
+            sms=SmUse(
+                held_sms=_number(np.minimum(sms, self._sms - 1)),
+                # steps across the network wait for it and not for the memory
+                slowed=_plain(np.atleast_1d(times.node_share)) * self.hardware.overlap.collective_slowdown,
+            ),
+            memory=self._memory_share(traffic, seconds),
+            link=1.0,
+        )
+
+    def _memory_share(self, moved_bytes: Number, seconds: Number) -> Number:
+        wanted = moved_bytes / (self._efficiency * self.hardware.gpu.hbm_bandwidth_Bps) / seconds
+        return _smaller(1.0, wanted)
+
+
+def _table_gpu(gpu: Gpu, profile: CalibrationProfile | None) -> tuple[Gpu, bool]:
+    """Figures to draw a profile's rooflines with, and whether they are those of the GPU it was measured on.
+
+    A table's ratios belong to the figures in its profile. A catalog may round them otherwise, so another GPU's figures
+    enter relative to the catalog's for the measured one.
+    """
+    if profile is None:
+        return gpu, False
+    measured = Gpu.of(catalog.cluster(profile.gpu).gpu)
+    relative = {
+        field.name: getattr(gpu, field.name) / getattr(measured, field.name) for field in dataclasses.fields(Gpu)
+    }
+    scaled = Gpu(**{name: getattr(profile.reference, name) * ratio for name, ratio in relative.items()})
+    return scaled, all(bool(np.all(ratio == 1.0)) for ratio in relative.values())
+
+
+@lru_cache(maxsize=32)
+def _memory_efficiency(profile: CalibrationProfile | None) -> float:
+    """Share of the memory's bandwidth that a kernel reaches which only streams weights."""
+    table = profile.gemm.get("bf16") if profile else None
+    if table is None:
+        return HBM_EFFICIENCY
+    ratio, _ = table.ratio(m=1.0, n=float(STREAMING_GEMM), k=float(STREAMING_GEMM))
+    return min(1.0, 1.0 / float(ratio))
+
+
+def _same_link(link: Link, profile: CalibrationProfile | None) -> bool:
+    return profile is not None and link.same_as(Link.of(catalog.cluster(profile.gpu).intra))
+
+
+def _table_key(shape: Shape) -> TableKey | None:
+    """The table that holds a shape; None where there can be none."""
+    if isinstance(shape, GemmShape):
+        return "gemm", "fp8" if shape.weight_element_bytes == 1 else "bf16"
+    if isinstance(shape, AttentionShape) and shape.kernel == "flash":
+        return "attention_prefill" if shape.is_prompt else "attention_decode", "bf16"
+    return None
+
+
+def _ratio(table: RatioTable, point: Mapping[str, NDArray[np.float64]]) -> tuple[NDArray[np.float64], Any]:
+    """A table's ratios, and whether each row's first is in range."""
+    if all(values.shape[1] == 1 for values in point.values()):
+        return table.ratio(**point)
+    return table.factor(**point), table.ratio(**{name: values[:, :1] for name, values in point.items()})[1]
+
+
+def _rows(values: Sequence[ArrayLike]) -> NDArray[np.float64]:
+    """Stack numbers, or arrays of one number per configuration."""
+    if not any(np.ndim(value) for value in values):
+        return np.array(values, np.float64)[:, np.newaxis]
+    return np.stack(np.broadcast_arrays(*(np.asarray(value, np.float64) for value in values)))
+
+
+def _point(shape: Shape) -> Mapping[str, ArrayLike]:
+    """A shape's coordinates in its table."""
+    if isinstance(shape, GemmShape):
+        return {"m": shape.m, "n": shape.n, "k": shape.k}
+    if not isinstance(shape, AttentionShape):
+        raise TypeError(f"{type(shape).__name__} has no table")
+    sizes = {"batch": shape.batch, "heads": shape.heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
+    if shape.is_prompt:
+        return prefill_point(**sizes, q_len=shape.q_len)
+    return decode_point(**sizes, kv_len=shape.kv_len)
+
+
+def _larger(one: Number, other: Number) -> Number:
+    """The larger, element by element where there are arrays; numpy takes ten times as long for two plain numbers."""
+    if isinstance(one, float) and isinstance(other, float):
+        return max(one, other)
+    return _number(np.maximum(one, other))
+
+
+def _smaller(one: Number, other: Number) -> Number:
+    """The smaller, likewise."""
+    return -_larger(-one, -other)
+
+
+def _number(value: Any) -> Number:
+    """A plain number where it is one: numpy's own scalars are slow to compute with."""
+    return value if isinstance(value, np.ndarray) and value.ndim else float(value)
+
+
+def _plain(values: NDArray[np.float64]) -> Number:
+    """A number where there is one configuration."""
+    return float(values[0]) if values.shape == (1,) else values

@@ -1,0 +1,220 @@
+"""What all figures share: colours, one template, and where a figure is written."""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.util import find_spec
+from math import ceil, floor, log10
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ladder_sim.errors import MissingDependencyError, UsageError
+from ladder_sim.report.labels import scaled, spans_much
+from ladder_sim.specs.scenario import Scenario
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+VARIANT_COLOURS = {
+    "standard": "#595959",
+    "parallel": "#E69F00",
+    "ladder": "#0072B2",
+    "hybrid-ladder": "#56B4E9",
+    "desync": "#CC79A7",
+    "upper-bound": "#009E73",
+}
+# by variant without its parameter; told apart under the common colour blindnesses: M. Okabe and K. Ito, "Color
+# Universal Design", 2008
+SERIES_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#595959", "#F0E442")
+# for what is no variant, from the same source
+GRID_COLOUR, TEXT_COLOUR = "#E5E5E5", "#262626"
+FILE_TYPES = (".html", ".png", ".svg")
+WIDTH_PX, HEIGHT_PX = 960, 560
+# of a PNG or SVG whose figure says nothing else
+SHARPNESS = 2
+# pixels of a PNG per pixel of the layout
+
+
+def variant_colour(variant: str) -> str:
+    """The colour of a variant in every figure."""
+    return VARIANT_COLOURS[variant.partition(":")[0]]
+
+
+@cache
+def template() -> "go.layout.Template":
+    """The style of every figure."""
+    import plotly.graph_objects as go
+
+    axis = {
+        "gridcolor": GRID_COLOUR,
+        "linecolor": TEXT_COLOUR,
+        "zeroline": False,
+        "ticks": "outside",
+        "ticklen": 4,
+        "automargin": True,
+        "title": {"standoff": 12, "font": {"size": 15}},
+    }
+    return go.layout.Template(
+        layout={
+            "font": {"family": "Helvetica, Arial, sans-serif", "size": 14, "color": TEXT_COLOUR},
+            "colorway": SERIES_COLOURS,
+            "paper_bgcolor": "white",
+            "plot_bgcolor": "white",
+            "title": {
+                "font": {"size": 17},
+                "x": 0.0,
+                "xref": "paper",
+                "y": 1.0,
+                "yref": "container",
+                "yanchor": "top",
+                "pad": {"t": 20},
+            },
+            "margin": {"l": 70, "r": 30, "t": 98, "b": 60},
+            "xaxis": axis,
+            "yaxis": axis,
+            "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0.0, "title": {"text": ""}},
+            "hoverlabel": {"font": {"size": 13}},
+            "colorscale": {"sequential": "Cividis", "diverging": "RdBu"},
+        }
+    )
+
+
+def check_plot_path(path: Path) -> None:
+    """Refuse a file that `save_figure` could not write, before anything is computed for it.
+
+    Raises
+    ------
+    UsageError
+        The extension says no known format, or the folder is missing.
+    MissingDependencyError
+        A PNG or SVG is wanted and kaleido is absent.
+    """
+    if path.suffix.lower() not in FILE_TYPES:
+        raise UsageError(
+            f"--plot '{path}': the extension says no known format", hint=f"use one of {', '.join(FILE_TYPES)}"
+        )
+    if not path.parent.is_dir():
+        raise UsageError(
+            f"--plot '{path}' cannot be written: no folder '{path.parent}'", hint="choose a folder that is there"
+        )
+    if path.suffix.lower() != ".html" and find_spec("kaleido") is None:
+        raise MissingDependencyError(
+            f"--plot '{path}' needs kaleido, which is absent",
+            hint='pip install "ladder-sim[plots]", or write an .html file',
+        )
+
+
+def save_figure(figure: "go.Figure", path: Path) -> None:
+    """Write a figure as a web page that needs no network, or as a PNG or SVG.
+
+    Raises
+    ------
+    UsageError
+        The extension says no known format, or the file cannot be written.
+    MissingDependencyError
+        A PNG or SVG is wanted, and kaleido or the browser it draws with is absent.
+    """
+    check_plot_path(path)
+    try:
+        if path.suffix.lower() == ".html":
+            # a fixed id: the same figure is the same file
+            figure.write_html(path, include_plotlyjs=True, div_id="figure", config={"displaylogo": False})
+        else:
+            _write_image(figure, path)
+    except OSError as error:
+        raise UsageError(
+            f"--plot '{path}' cannot be written: {error.strerror or error}", hint="choose a folder that is there"
+        ) from error
+
+
+def _write_image(figure: "go.Figure", path: Path) -> None:
+    layout = figure.layout
+    try:
+        figure.write_image(
+            path,
+            format=path.suffix.lower()[1:],
+            width=layout.width or WIDTH_PX,
+            height=layout.height or HEIGHT_PX,
+            scale=SHARPNESS if path.suffix.lower() == ".png" else 1,
+        )
+    except RuntimeError as error:
+        # plotly's own error, whatever kaleido met
+        raise MissingDependencyError(
+            f"--plot '{path}' needs Chrome or Chromium, with which kaleido draws",
+            hint="install the package chromium, or run plotly_get_chrome, or write an .html file",
+        ) from error
+
+
+MOST_TICKS = 12
+# values of an axis that are all named
+
+
+def figure(
+    title: str, subtitle: str = "", *, data: Sequence[Mapping[str, Any]] = (), layout: Mapping[str, Any] | None = None
+) -> "go.Figure":
+    """A figure with a title, and what is in it from the start: plotly takes twice as long to add the same later."""
+    import plotly.graph_objects as go
+
+    below = f"<br><span style='font-size:13px;color:#595959'>{subtitle}</span>" if subtitle else ""
+    return go.Figure(data, {"template": template(), "title": {"text": f"{title}{below}"}, **(layout or {})})
+
+
+def asked(scenario: Scenario) -> str:
+    """What was asked, for a subtitle."""
+    return (
+        f"{scenario.model.name}, TP {scenario.tp} on {scenario.cluster.name}, {work(scenario)}, {scenario.stack.name}"
+    )
+
+
+def work(scenario: Scenario) -> str:
+    """The part of it that is the workload."""
+    workload = scenario.workload
+    return f"batch {workload.batch}, prompt {workload.prompt}, {workload.gen} new tokens, {workload.dtype}"
+
+
+def value_axis(name: str, values: Any) -> tuple[Any, dict[str, Any]]:
+    """Values of a field as they are drawn, and the axis for them."""
+    title, drawn = scaled(name, values)
+    axis: dict[str, Any] = {"title": {"text": title}}
+    if drawn.dtype.kind not in "if":
+        return [str(value) for value in drawn], {**axis, "type": "category"}
+    ticks = sorted(set(drawn.tolist()))
+    if spans_much(drawn):
+        axis["type"] = "log"
+        ticks = ticks if len(ticks) <= MOST_TICKS else round_ticks(ticks[0], ticks[-1])
+    if len(ticks) <= MOST_TICKS:
+        axis |= _ticks_at(ticks)
+    return drawn, axis
+
+
+def log_axis(title: str, values: Sequence[float]) -> dict[str, Any]:
+    """A logarithmic axis with some room on both sides."""
+    low, high = min(values), max(values)
+    margin = 0.08 * max(log10(high / low), 0.1)
+    return {
+        "title": {"text": title},
+        "type": "log",
+        "range": [log10(low) - margin, log10(high) + margin],
+        **_ticks_at(round_ticks(low, high)),
+    }
+
+
+def round_ticks(low: float, high: float) -> list[float]:
+    """Round numbers from `low` to `high`, at least three where there are so many, finer where the span is short.
+
+    Examples
+    --------
+    >>> round_ticks(3.0, 80.0)
+    [5.0, 10.0, 20.0, 50.0]
+    """
+    decades = range(floor(log10(low)), ceil(log10(high)) + 1)
+    found: list[float] = []
+    for digits in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8), [tenth / 10 for tenth in range(10, 100, 2)]):
+        found = [digit * 10.0**decade for decade in decades for digit in digits]
+        found = [tick for tick in found if low * 0.999 <= tick <= high * 1.001]
+        if len(found) > 2:
+            break
+    return found
+
+
+def _ticks_at(values: Sequence[float]) -> dict[str, Any]:
+    return {"tickmode": "array", "tickvals": list(values), "ticktext": [f"{value:.4g}" for value in values]}

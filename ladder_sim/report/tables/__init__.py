@@ -1,0 +1,1 @@
+"""Answers as tables on a terminal, a file per kind of answer."""

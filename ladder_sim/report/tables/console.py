@@ -1,0 +1,68 @@
+"""Tables in the project's style, and how they are printed."""
+
+import os
+import sys
+from collections.abc import Collection, Iterable, Sequence
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.table import Table
+
+PLAIN_WIDTH = 240
+# columns of a file or a pipe: enough that no line is broken
+
+
+def to_text(renderable: RenderableType) -> str:
+    """Plain text without colour, for files."""
+    return _written(renderable, PLAIN_WIDTH, color=False)
+
+
+def show(renderable: RenderableType) -> None:
+    """Print to stdout: as wide as the terminal, or `PLAIN_WIDTH` off one."""
+    width = None if sys.stdout.isatty() else PLAIN_WIDTH
+    # written by us: rich ends the process with an error when the reader of a pipe has enough
+    sys.stdout.write(_written(renderable, width, color=not os.environ.get("NO_COLOR")))
+
+
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    left: int = 1,
+    wrapped: Collection[str] | None = None,
+    title: str = "",
+) -> Table:
+    """A plain table: the first `left` columns of text, the rest of numbers.
+
+    Where there is no room, the columns `wrapped` take several lines; by default those of text but for the first.
+    """
+    grid = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    breakable = columns[1:left] if wrapped is None else wrapped
+    for index, column in enumerate(columns):
+        # fold: on the narrowest terminal a number is broken rather than cut
+        grid.add_column(
+            column, justify="left" if index < left else "right", no_wrap=column not in breakable, overflow="fold"
+        )
+    for row in rows:
+        grid.add_row(*row)
+    return grid
+
+
+class FirstThatFits:
+    """The first of several tables that is no wider than the screen, else the last."""
+
+    def __init__(self, *tables: Table) -> None:
+        self.tables = tables
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        roomy = options.update(width=PLAIN_WIDTH)
+        widths = [console.measure(candidate, options=roomy).maximum for candidate in self.tables]
+        fitting = [grid for grid, width in zip(self.tables, widths, strict=True) if width <= options.max_width]
+        yield (fitting or self.tables[-1:])[0]
+
+
+def _written(renderable: RenderableType, width: int | None, *, color: bool) -> str:
+    # names and paths of the user are no markup
+    console = Console(width=width, color_system="auto" if color else None, markup=False, emoji=False, highlight=False)
+    with console.capture() as written:
+        console.print(renderable)
+    return "".join(f"{line.rstrip()}\n" for line in written.get().splitlines())

@@ -1,0 +1,237 @@
+"""Measured runs beside predictions: as tables for people, JSON and CSV."""
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from ladder_sim.report.tables.console import table
+from ladder_sim.validation.compare import (
+    LEVELS,
+    Comparison,
+    Level,
+    Quantity,
+    Spread,
+    Summary,
+    spread,
+    summarize,
+    unseen,
+)
+from ladder_sim.validation.dataset import Configuration, Dataset
+from ladder_sim.validation.splits import PROTOCOLS
+
+SCHEMA_VERSION = 1
+
+Compared = Mapping[Level, Sequence[Comparison]]
+# comparisons of one data set by level of evidence
+
+ROW_COLUMNS = ("variant", "TP", "P2P", "batch", "use", "tok/s", "predicted", "error", "in")
+SPEEDUP_COLUMNS = ("speedup", "predicted (90%)", "error", "in")
+SUMMARY_COLUMNS = (
+    *("variant", "P2P", "TP", "rows", "unseen"),
+    *("speedup: mean", "max", "inside", "half-width"),
+    *("tok/s: mean", "max", "inside", "half-width"),
+)
+LEVEL_COLUMNS = (
+    *("level", "rows", "ladder speedup, P2P on", "ladder speedup, P2P off", "parallel, upper bound"),
+    *("tok/s", "inside", "half-width"),
+)
+
+
+def validation_report(data: Dataset, found: Compared) -> RenderableType:
+    """Every row at the strongest level, then the summaries of each level."""
+    level, rows = list(found.items())[-1]
+    parts: list[RenderableType] = [Text(f"{data.name}: {len(data.measurements)} measured configurations", "bold")]
+    for title, members in by_setup(rows).items():
+        noted = any(one.note for one in members)
+        columns = (*ROW_COLUMNS, *SPEEDUP_COLUMNS, *(["note"] if noted else []))
+        body = [row_cells(one)[: len(columns)] for one in members]
+        parts += [Text(), Text(f"{level} ({evidence(level)}): {title}")]
+        parts.append(table(columns, body, wrapped=("predicted (90%)", "note")))
+    for level, rows in found.items():
+        title = f"{level}: absolute errors, share of rows inside the 90 % interval, and its mean half-width"
+        body = [summary_cells(one) for one in summarize(rows)]
+        parts += [Text(), Text(title), table(SUMMARY_COLUMNS, body, wrapped=SUMMARY_COLUMNS[5:])]
+    title = "rows that no fit behind the predictions has seen: mean and largest absolute error, 90 % intervals"
+    parts += [Text(), Text(title), table(LEVEL_COLUMNS, level_cells(found), wrapped=LEVEL_COLUMNS[2:])]
+    return Group(*parts)
+
+
+def level_cells(found: Compared) -> list[tuple[str, ...]]:
+    """One row per level over what no fit has seen, by `LEVEL_COLUMNS`."""
+    cells = []
+    for level, rows in found.items():
+        judged = unseen(rows)
+        ladder = [one for one in judged if one.measurement.variant == "ladder"]
+        direct = [one.speedup for one in ladder if one.measurement.configuration.p2p]
+        through_host = [one.speedup for one in ladder if not one.measurement.configuration.p2p]
+        others = [one.speedup for one in judged if one.measurement.variant in ("parallel", "upper-bound")]
+        quantities = [*(one.speedup for one in judged), *(one.tokens_per_s for one in judged)]
+        errors = (direct, through_host, others, [one.tokens_per_s for one in judged])
+        cells.append((level, str(len(judged)), *map(_errors, errors), *_coverage(quantities)))
+    return cells
+
+
+def _errors(quantities: Iterable[Quantity | None]) -> str:
+    found = spread(quantities)
+    return f"{found.mean_error:.1%}, {found.max_error:.1%}" if found else "-"
+
+
+def _coverage(quantities: Iterable[Quantity | None]) -> tuple[str, str]:
+    found = spread(quantities)
+    return (f"{found.inside:.0%}", f"{found.half_width:.1%}") if found else ("-", "-")
+
+
+def evidence(level: Level) -> str:
+    """What a level predicts from, in words."""
+    return LEVELS.get(level, "the profile that was given")
+
+
+def by_setup(rows: Sequence[Comparison]) -> dict[str, list[Comparison]]:
+    """Rows under a title that says what they share."""
+    parts: dict[str, list[Comparison]] = {}
+    for one in rows:
+        parts.setdefault(_setup(one.measurement.configuration), []).append(one)
+    return parts
+
+
+def _setup(configuration: Configuration) -> str:
+    nodes = f" x {configuration.nodes}" if configuration.nodes > 1 else ""
+    source = f" ({configuration.source})" if configuration.source else ""
+    return (
+        f"{configuration.model} on {configuration.cluster}{nodes}, stack {configuration.stack}, {configuration.dtype}, "
+        f"prompt {configuration.prompt}, {configuration.gen} new tokens{source}"
+    )
+
+
+def row_cells(one: Comparison) -> tuple[str, ...]:
+    """One comparison as text: `ROW_COLUMNS`, `SPEEDUP_COLUMNS` and the note."""
+    row, rate, speedup = one.measurement, one.tokens_per_s, one.speedup
+    predicted = speedup.predicted if speedup else None
+    return (
+        row.variant,
+        str(row.configuration.tp),
+        _on(row.configuration.p2p),
+        str(row.configuration.batch),
+        "fit" if one.seen else "test",
+        f"{row.tokens_per_s:.1f}",
+        f"{rate.predicted.value:.1f}" if rate else "-",
+        *_verdict(rate),
+        f"{speedup.measured:.3f}" if speedup else "-",
+        f"{predicted.value:.3f} ({predicted.low:.3f}-{predicted.high:.3f})" if predicted else "-",
+        *_verdict(speedup),
+        one.note,
+    )
+
+
+def _verdict(quantity: Quantity | None) -> tuple[str, str]:
+    return (f"{quantity.error:+.1%}", "in" if quantity.inside else "out") if quantity else ("-", "-")
+
+
+def summary_cells(one: Summary) -> tuple[str, ...]:
+    """One summary as text, by `SUMMARY_COLUMNS`."""
+    counts = str(one.rows), str(one.unseen)
+    return one.variant, _on(one.p2p), one.tps, *counts, *_spread(one.speedup), *_spread(one.tokens_per_s)
+
+
+def _on(p2p: bool) -> str:
+    return "on" if p2p else "off"
+
+
+def _spread(spread: Spread | None) -> tuple[str, ...]:
+    if spread is None:
+        return ("-",) * 4
+    return f"{spread.mean_error:.1%}", f"{spread.max_error:.1%}", f"{spread.inside:.0%}", f"{spread.half_width:.1%}"
+
+
+def to_json(data: Dataset, found: Compared) -> str:
+    """Everything as one JSON object; errors, shares and half-widths are fractions."""
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "dataset": data.name,
+        "protocols": {
+            name: {"fit_variants": protocol.variants, "fit_tp": protocol.tps} for name, protocol in PROTOCOLS.items()
+        },
+        "levels": {
+            level: {
+                "evidence": evidence(level),
+                "rows": [row_fields(one) for one in rows],
+                "summary": [_summary_fields(one) for one in summarize(rows)],
+            }
+            for level, rows in found.items()
+        },
+    }
+    return json.dumps(document, indent=2) + "\n"
+
+
+def to_csv(found: Compared) -> str:
+    """One row per level and measurement; errors are fractions."""
+    rows = [{"level": level, **row_fields(one)} for level, members in found.items() for one in members]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def row_fields(one: Comparison) -> dict[str, Any]:
+    """One comparison in plain values."""
+    row, configuration = one.measurement, one.measurement.configuration
+    return {
+        "line": row.line,
+        "source": configuration.source,
+        "model": configuration.model,
+        "cluster": configuration.cluster,
+        "nodes": configuration.nodes,
+        "tp": configuration.tp,
+        "p2p": configuration.p2p,
+        "stack": configuration.stack,
+        "dtype": configuration.dtype,
+        "variant": row.variant,
+        "batch": configuration.batch,
+        "prompt": configuration.prompt,
+        "gen": configuration.gen,
+        "use": "fit" if one.seen else "test",
+        **_quantity_fields("tokens_per_s", one.tokens_per_s),
+        # measured, whether or not it can be predicted
+        "tokens_per_s_measured": row.tokens_per_s,
+        **_quantity_fields("speedup", one.speedup),
+        "note": one.note,
+    }
+
+
+def _quantity_fields(name: str, quantity: Quantity | None) -> dict[str, Any]:
+    return {
+        f"{name}_measured": quantity.measured if quantity else None,
+        f"{name}_predicted": quantity.predicted.value if quantity else None,
+        f"{name}_low": quantity.predicted.low if quantity else None,
+        f"{name}_high": quantity.predicted.high if quantity else None,
+        f"{name}_error": quantity.error if quantity else None,
+        f"{name}_inside": quantity.inside if quantity else None,
+    }
+
+
+def _summary_fields(one: Summary) -> dict[str, Any]:
+    return {
+        "variant": one.variant,
+        "p2p": one.p2p,
+        "tp": one.tps,
+        "rows": one.rows,
+        "unseen": one.unseen,
+        **_spread_fields("speedup", one.speedup),
+        **_spread_fields("tokens_per_s", one.tokens_per_s),
+    }
+
+
+def _spread_fields(name: str, spread: Spread | None) -> dict[str, Any]:
+    return {
+        f"{name}_rows": spread.rows if spread else 0,
+        f"{name}_mean_error": spread.mean_error if spread else None,
+        f"{name}_max_error": spread.max_error if spread else None,
+        f"{name}_inside": spread.inside if spread else None,
+        f"{name}_half_width": spread.half_width if spread else None,
+    }

@@ -1,0 +1,1 @@
+"""From a graph of ops to the seconds of a request."""

@@ -1,0 +1,48 @@
+"""Reading one small text file."""
+
+from pathlib import Path
+
+from ladder_sim.errors import SpecError
+from ladder_sim.specs.values import shown_path
+
+_MOST_FILE_BYTES = 10_000_000
+# a config.json is a few kilobytes
+
+
+def read_text(path: Path, *, what: str) -> str:
+    """Read a small UTF-8 file; `what` says what was expected.
+
+    Raises
+    ------
+    SpecError
+        If it is missing, unreadable, over 10 MB, or not text.
+    """
+    name = shown_path(path)
+    try:
+        if path.stat().st_size > _MOST_FILE_BYTES:
+            raise SpecError(
+                f"{name}: {path.stat().st_size} bytes: must be at most {_MOST_FILE_BYTES}",
+                hint=f"give {what}, not the weights or another large file",
+            )
+        with path.open("rb") as file:
+            # bounded as well, for files that do not know their size
+            raw = file.read(_MOST_FILE_BYTES + 1)
+    except FileNotFoundError:
+        raise SpecError(
+            f"{name}: no such file",
+            hint=f"give the path of {what}; nothing is downloaded. `ladder-sim list` shows what is built in",
+        ) from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise SpecError(
+            f"{name}: cannot be read ({reason})", hint=f"give the path of {what} that you may read"
+        ) from None
+    if len(raw) > _MOST_FILE_BYTES:
+        raise SpecError(f"{name}: over {_MOST_FILE_BYTES} bytes", hint=f"give {what}")
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SpecError(
+            f"{name}: not UTF-8 text (byte {error.start}): a binary file?", hint=f"give {what}, not the weights"
+        ) from None
+    return text

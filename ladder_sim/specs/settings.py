@@ -1,0 +1,127 @@
+"""Change single figures of a scenario: ``--set inter.bandwidth=100Gb/s``."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from ladder_sim.errors import UnknownNameError, UsageError
+from ladder_sim.specs.cluster import ClusterSpec, GpuSpec, LinkTier
+from ladder_sim.specs.model import ModelSpec
+from ladder_sim.specs.stack import StackSpec
+from ladder_sim.specs.values import find_field, read_value, settable_fields, short_name
+from ladder_sim.specs.workload import Workload
+
+_SECTIONS: dict[str, type] = {
+    "model": ModelSpec,
+    "gpu": GpuSpec,
+    "cluster": ClusterSpec,
+    "intra": LinkTier,
+    "inter": LinkTier,
+    "host": LinkTier,
+    "stack": StackSpec,
+    "workload": Workload,
+}
+IN_CLUSTER = ("gpu", "intra", "inter", "host")
+# sections that are fields of ClusterSpec
+_IDENTITY = ("name", "source")
+# fields that say what a spec is, not how it behaves
+
+_MORE = "`ladder-sim list settings` shows all"
+
+
+class Parts(NamedTuple):
+    """What settings can change."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    stack: StackSpec
+    workload: Workload
+
+
+def settings_of(overrides: Mapping[str, str]) -> frozenset[str]:
+    """Return what overrides change, ``section.field`` with units."""
+    return frozenset(_found(key)[0] for key in overrides)
+
+
+def find_setting(key: str) -> tuple[str, object] | None:
+    """Name of a setting, ``section.field`` with its unit, and its type; None if there is no such setting.
+
+    Examples
+    --------
+    >>> find_setting("inter.bandwidth")
+    ('inter.bandwidth_Bps', <class 'float'>)
+    """
+    section, _, name = key.strip().partition(".")
+    fields = _fields(section) if section in _SECTIONS else {}
+    field = find_field(name, fields)
+    return None if field is None else (f"{section}.{field}", fields[field])
+
+
+def override_parts(parts: Parts, overrides: Mapping[str, str]) -> Parts:
+    """Change figures of a scenario's parts; see `apply_overrides`."""
+    changes: dict[str, dict[str, object]] = {}
+    for key, text in overrides.items():
+        name, kind = _found(key)
+        section, _, field = name.partition(".")
+        # all of one section at once: a spec is checked as a whole
+        changes.setdefault(section, {})[field] = read_value(text, field, kind, name=key)
+    cluster = parts.cluster
+    tiers = {s: _changed(getattr(cluster, s), changes[s]) for s in IN_CLUSTER if s in changes}
+    return Parts(
+        model=_changed(parts.model, changes.get("model", {})),
+        cluster=_changed(dataclasses.replace(cluster, **tiers), changes.get("cluster", {})),
+        stack=_changed(parts.stack, changes.get("stack", {})),
+        workload=_changed(parts.workload, changes.get("workload", {})),
+    )
+
+
+def settable() -> list[str]:
+    """Return every setting, ``section.field``, without units.
+
+    Examples
+    --------
+    >>> [name for name in settable() if name.startswith("inter.")]
+    ['inter.bandwidth', 'inter.fabric', 'inter.latency']
+    """
+    return sorted(f"{section}.{short_name(field)}" for section in _SECTIONS for field in _fields(section))
+
+
+def _fields(section: str) -> dict[str, object]:
+    return {name: kind for name, kind in settable_fields(_SECTIONS[section]).items() if name not in _IDENTITY}
+
+
+def _found(key: str) -> tuple[str, object]:
+    found = find_setting(key)
+    if found is None:
+        raise UnknownNameError("setting", key, settable(), more=_MORE)
+    return found
+
+
+_Spec = TypeVar("_Spec", ModelSpec, ClusterSpec, GpuSpec, LinkTier, StackSpec, Workload)
+
+
+def _changed(spec: _Spec, changes: Mapping[str, Any]) -> _Spec:
+    if not changes:
+        return spec
+    source = getattr(spec, "source", None)
+    if source is not None:
+        note = "set by hand: " + ", ".join(f"{name}={value}" for name, value in changes.items())
+        changes = {**changes, "source": f"{source}; {note}" if source else note}
+    return dataclasses.replace(spec, **changes)
+
+
+def settings(assignments: list[str]) -> dict[str, str]:
+    """Split ``KEY=VALUE`` arguments.
+
+    Examples
+    --------
+    >>> settings(["inter.bandwidth=100Gb/s"])
+    {'inter.bandwidth': '100Gb/s'}
+    """
+    found = {}
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
+        if not equals or not key.strip() or not value.strip():
+            raise UsageError(f"--set '{assignment}' is not KEY=VALUE", hint="for example --set inter.bandwidth=100Gb/s")
+        found[key.strip()] = value.strip()
+    return found

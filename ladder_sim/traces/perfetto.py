@@ -1,0 +1,210 @@
+"""Timelines as JSON for Perfetto and chrome://tracing: a process for each rank, a thread for each stream.
+
+Arrows show what an op waits for; exposed communication is marked in a track of its own. What a `TraceGraph` holds
+beyond times travels in the events' arguments, or for ops that are not drawn beside them, so that a file read back gives
+the same graph.
+"""
+
+import gzip
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, asdict, fields
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ladder_sim.des.spans import subtract
+from ladder_sim.errors import UsageError
+from ladder_sim.traces.graph import Collective, Lane, TraceGraph, TraceOp
+from ladder_sim.traces.kineto.reader import Event
+from ladder_sim.traces.summary import spans_of
+
+SCHEMA_VERSION = 1
+_KEY = "ladder_sim"
+_EXPOSED = "exposed communication"
+_US = 1000
+# nanoseconds of the format's unit
+_CATEGORIES = {"memcpy": "gpu_memcpy", "memset": "gpu_memset"}
+
+
+def to_json(runs: dict[str, TraceGraph]) -> str:
+    """A file for Perfetto: one run, or several side by side, by their names."""
+    events: list[dict[str, Any]] = []
+    # every process, thread and arrow has its own: Perfetto takes a thread with its process's number for the main one
+    numbers = count(1)
+    for name, graph in runs.items():
+        events += _run(graph, f"{name}: " if len(runs) > 1 else "", numbers)
+    about: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "runs": list(runs)}
+    if len(runs) == 1:
+        graph = next(iter(runs.values()))
+        drawn = _drawn(graph)
+        about |= {
+            "lanes": [asdict(lane) for lane in graph.lanes],
+            "steps": list(graph.steps),
+            "notes": list(graph.notes),
+            "not_drawn": [_arguments(index, op) for index, op in enumerate(graph.ops) if index not in drawn],
+        }
+    return json.dumps({"displayTimeUnit": "ms", _KEY: about, "traceEvents": events}, separators=(",", ":")) + "\n"
+
+
+def write(runs: dict[str, TraceGraph], path: Path) -> None:
+    """Write a file for Perfetto, gzipped if its name ends in .gz.
+
+    Raises
+    ------
+    UsageError
+        It cannot be written.
+    """
+    data = to_json(runs).encode()
+    try:
+        path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+    except OSError as error:
+        raise UsageError(
+            f"'{path}' cannot be written: {error.strerror or error}", hint="choose a folder that is there"
+        ) from error
+
+
+def is_own(document: dict[str, Any]) -> bool:
+    """Whether a parsed trace was written by `to_json`."""
+    return isinstance(document.get(_KEY), dict)
+
+
+def parse(document: dict[str, Any], path: Path) -> TraceGraph:
+    """The graph in a file that `to_json` wrote.
+
+    Raises
+    ------
+    UsageError
+        The file is of another version, holds several runs, or was changed.
+    """
+    about = document[_KEY]
+    try:
+        if about["schema_version"] != SCHEMA_VERSION:
+            raise UsageError(
+                f"trace '{path}' has schema version {about['schema_version']}; this program reads {SCHEMA_VERSION}",
+                hint="export it again",
+            )
+        if len(about["runs"]) != 1:
+            raise UsageError(
+                f"trace '{path}' holds several runs: {', '.join(about['runs'])}", hint="give the file of one of them"
+            )
+        drawn = [event.args for event in document["traceEvents"] if type(event) is Event and "op" in event.args]
+        rows = sorted([*drawn, *about.get("not_drawn", ())], key=lambda row: row["op"])
+        # ops name those they wait for by number
+        if [row["op"] for row in rows] != list(range(len(rows))):
+            raise ValueError("an op is missing")
+        return TraceGraph(
+            ops=tuple(_op(row) for row in rows),
+            lanes=tuple(Lane(**lane) for lane in about["lanes"]),
+            steps=tuple(about["steps"]),
+            notes=tuple(about["notes"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError(
+            f"trace '{path}' was changed since it was exported: {error}", hint="export it again"
+        ) from error
+
+
+class _Thread(NamedTuple):
+    """Where an event belongs."""
+
+    pid: int
+    # number of its process
+    tid: int
+    # of the thread itself
+
+
+def _run(graph: TraceGraph, prefix: str, numbers: Iterator[int]) -> Iterator[dict[str, Any]]:
+    threads: dict[int, _Thread] = {}
+    for rank in sorted({lane.rank for lane in graph.lanes}):
+        process = next(numbers)
+        yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": f"{prefix}rank {rank}"}}
+        own = [number for number, lane in enumerate(graph.lanes) if lane.rank == rank]
+        threads |= {number: _Thread(process, next(numbers)) for number in own}
+        exposed = _Thread(process, next(numbers))
+        for number in own:
+            yield _thread_name(threads[number], graph.lanes[number].name)
+        yield _thread_name(exposed, _EXPOSED)
+        for start_s, end_s in subtract(*spans_of(graph, rank)):
+            if _ns(start_s) < _ns(end_s):
+                yield _slice(_EXPOSED, "exposed", exposed, (_ns(start_s), _ns(end_s)), {})
+    drawn = _drawn(graph)
+    for index, span in drawn.items():
+        op = graph.ops[index]
+        category = _CATEGORIES.get(op.kind, "kernel" if graph.lanes[op.lane].device else "cpu_op")
+        yield _slice(op.name, category, threads[op.lane], span, _arguments(index, op))
+    yield from _arrows(graph, drawn, threads, numbers)
+
+
+def _arrows(
+    graph: TraceGraph, drawn: Mapping[int, tuple[int, int]], threads: Mapping[int, _Thread], numbers: Iterator[int]
+) -> Iterator[dict[str, Any]]:
+    """What ops wait for on other lanes."""
+    for index, (start_ns, _) in drawn.items():
+        op = graph.ops[index]
+        for before in op.after:
+            # Perfetto would turn an arrow around that ends in a call that blocked, begun before what it waits for
+            if graph.ops[before].lane != op.lane and before in drawn and drawn[before][0] <= start_ns:
+                arrow = {"bp": "e", "id": next(numbers), "cat": "dependency", "name": "dependency"}
+                yield {"ph": "s", **arrow, **threads[graph.ops[before].lane]._asdict(), "ts": drawn[before][0] / _US}
+                yield {"ph": "f", **arrow, **threads[op.lane]._asdict(), "ts": start_ns / _US}
+
+
+def _drawn(graph: TraceGraph) -> dict[int, tuple[int, int]]:
+    """Start and end of the ops that a viewer shows, in whole nanoseconds.
+
+    Perfetto counts in these, drops an op that begins before the end of the one ahead of it on its thread, even by less
+    than one, and stacks ops that take no time at all on top of each other.
+    """
+    spans: dict[int, tuple[int, int]] = {}
+    free_ns = [0] * len(graph.lanes)
+    for index, op in enumerate(graph.ops):
+        start_ns, end_ns = max(_ns(op.start_s), free_ns[op.lane]), _ns(op.end_s)
+        if start_ns < end_ns:
+            spans[index] = start_ns, end_ns
+            free_ns[op.lane] = end_ns
+    return spans
+
+
+def _thread_name(thread: _Thread, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": "thread_name", **thread._asdict(), "args": {"name": name}}
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+def _slice(
+    name: str, category: str, thread: _Thread, span: tuple[int, int], arguments: dict[str, Any]
+) -> dict[str, Any]:
+    start_ns, end_ns = span
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        **thread._asdict(),
+        "ts": start_ns / _US,
+        "dur": (end_ns - start_ns) / _US,
+        "args": arguments,
+    }
+
+
+_DEFAULTS = {
+    item.name: item.default for item in fields(TraceOp) if item.default is not MISSING and item.name != "collective"
+}
+
+
+def _arguments(index: int, op: TraceOp) -> dict[str, Any]:
+    """Everything about an op, in seconds, so that nothing is lost by rounding to Perfetto's microseconds."""
+    row = {"op": index, **{item.name: getattr(op, item.name) for item in fields(op) if item.name != "collective"}}
+    if op.collective is not None:
+        row["collective"] = asdict(op.collective)
+    return {key: value for key, value in row.items() if key not in _DEFAULTS or value != _DEFAULTS[key]}
+
+
+def _op(row: Mapping[str, Any]) -> TraceOp:
+    values = {key: value for key, value in row.items() if key != "op"}
+    values["after"] = tuple(values.get("after", ()))
+    if "collective" in values:
+        values["collective"] = Collective(**values["collective"])
+    return TraceOp(**values)

@@ -1,0 +1,1 @@
+"""Hugging Face checkpoints: reading, converting and writing weights, and their tokenizers."""

@@ -1,0 +1,71 @@
+"""Rewire a pretrained model: the config of a hybrid, whose upper layers are ladder, beside the same weights.
+
+References
+----------
+Ladder Residual, arXiv 2501.06589, section 4: the upper half of Llama-3.1-8B rewired, then retrained.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from runtime.checkpoint.files import CONFIG, INDEX, Checkpoint, weight_files
+from runtime.config import read_object
+from runtime.errors import InputError
+
+_COMPANIONS = (
+    INDEX,
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
+# files that go with the weights, where they are there
+
+
+def convert(folder: Path, out: Path, ladder_layers: int, *, link: bool = False) -> None:
+    """Write the hybrid of a checkpoint.
+
+    Parameters
+    ----------
+    folder
+        The checkpoint.
+    out
+        Where the hybrid goes: a folder that is not there yet, or an empty one.
+    ladder_layers
+        How many layers are wired as ladder, counted from the top of the stack.
+    link
+        Leave the weights where they are and link to them; else they are copied.
+    """
+    layers = Checkpoint.open(folder).shape.layers
+    if not 0 <= ladder_layers <= layers:
+        raise InputError(f"--ladder-layers {ladder_layers}: must be 0 to {layers}, the model's layers")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"--out {out}: is there already", hint="give a new folder")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for file in _files(folder):
+            if link and file.suffix == ".safetensors":
+                (out / file.name).symlink_to(file.resolve())
+            else:
+                shutil.copyfile(file, out / file.name)
+        config = hybrid(read_object(folder / CONFIG, hint=""), ladder_layers)
+        (out / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+    except OSError as error:
+        raise InputError(f"--out {out}: {error.strerror}", hint="give a folder that can be written") from None
+
+
+def hybrid(config: dict[str, object], ladder_layers: int) -> dict[str, object]:
+    """A config.json with so many layers from the top wired as ladder; what its model type implied is spelled out."""
+    implied: dict[str, object] = {}
+    if config["model_type"] == "qwen2":
+        implied = {"attention_bias": True, "attention_out_bias": False, "use_sliding_window": False}
+    kept = {key: value for key, value in config.items() if key != "architectures"}
+    return {**implied, **kept, "model_type": "llamaLadder", "ladder_layers": ladder_layers}
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    yield from weight_files(folder)
+    yield from (folder / name for name in _COMPANIONS if (folder / name).exists())

@@ -1,0 +1,173 @@
+"""Checkpoints in Hugging Face's layout: a config.json beside model.safetensors, or beside shards and their index.
+
+Opening one reads headers only and holds them against the config, so that a checkpoint that does not fit is refused
+before memory is allocated, by a launcher without torch. Tensors are memory-mapped: a rank touches its own slices.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from runtime.checkpoint.tensors import EMBEDDING, LM_HEAD, Shape, tensor_shapes
+from runtime.config import ModelConfig, read_object
+from runtime.errors import InputError, MissingPackageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MODEL_TYPES = ("llama", "mistral", "qwen2", "llamaLadder")
+DTYPES = {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}
+# of safetensors, by the names of `--dtype`
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+
+_SHOWN = 3
+# tensors that an error names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """A tensor in a file, read where it is indexed."""
+
+    file: Path
+    # safetensors
+    name: str
+    # in the file
+    dtype: str
+    # as safetensors names it
+    shape: Shape
+    # of the full tensor
+
+    def __getitem__(self, where: tuple[slice, ...], /) -> "Tensor":
+        """A view of the mapped file, which stays mapped as long as the view lives."""
+        with _open(self.file, "pt") as tensors:
+            part: Tensor = tensors.get_slice(self.name)[where]
+        return part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A model's config and where its tensors are stored."""
+
+    shape: ModelConfig
+    # from config.json
+    tensors: Mapping[str, Stored]
+    # by name
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """Read config and headers.
+
+        Raises
+        ------
+        InputError
+            If a file is missing or damaged, or a tensor is missing, superfluous, or of another shape or type than the
+            config asks for.
+        """
+        config = read_object(folder / CONFIG, hint="give the folder of a checkpoint: config.json and *.safetensors")
+        kind = config.get("model_type")
+        if kind not in MODEL_TYPES:
+            raise InputError(f"{folder / CONFIG}: model_type is {kind!r}: must be one of {', '.join(MODEL_TYPES)}")
+        shape = ModelConfig.from_file(folder)
+        tensors = _stored(folder)
+        found = list(_misfits(tensor_shapes(shape), tensors))
+        if found:
+            more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+            raise InputError(
+                f"{folder}: tensors do not fit its config.json: {'; '.join(found[:_SHOWN])}{more}",
+                hint="are the config and the weights those of one model, and the download complete?",
+            )
+        return cls(shape=shape, tensors=tensors)
+
+    @property
+    def dtype(self) -> str:
+        """Of the embedding, and as a rule of every matrix: fp32, bf16 or fp16."""
+        return DTYPES[self.tensors[EMBEDDING].dtype]
+
+    def source(self, name: str, _shape: Shape) -> Stored:
+        """Where a tensor comes from, for `weights.fill`."""
+        return self.tensors[name]
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Files with tensors: one, or those that the index names.
+
+    Raises
+    ------
+    InputError
+        If there are none, or the index names one that is not there.
+    """
+    return sorted(set(_index(folder).values())) if _sharded(folder) else [folder / WEIGHTS]
+
+
+def _sharded(folder: Path) -> bool:
+    if (folder / WEIGHTS).exists():
+        return False
+    if (folder / INDEX).exists():
+        return True
+    raise InputError(
+        f"{folder}: neither {WEIGHTS} nor {INDEX}", hint="weights must be safetensors; nothing is downloaded"
+    )
+
+
+def _index(folder: Path) -> dict[str, Path]:
+    """File of every tensor."""
+    hint = "download the index again"
+    names = read_object(folder / INDEX, hint=hint).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise InputError(f"{folder / INDEX}: weight_map must say the file of every tensor", hint=hint)
+    for name in sorted(set(names.values())):
+        if Path(name).name != name or not (folder / name).is_file():
+            raise InputError(
+                f"{folder / INDEX}: names {name!r}, which is not in the folder", hint="is the download complete?"
+            )
+    return {tensor: folder / name for tensor, name in names.items()}
+
+
+def _stored(folder: Path) -> dict[str, Stored]:
+    """Every tensor that the one file has, or that the index names."""
+    if not _sharded(folder):
+        return _headers(folder / WEIGHTS)
+    placed = _index(folder)
+    headers = {file: _headers(file) for file in sorted(set(placed.values()))}
+    for name, file in placed.items():
+        if name not in headers[file]:
+            raise InputError(
+                f"{folder / INDEX}: {name} is not in {file.name}", hint="are index and files of one model?"
+            )
+    return {name: headers[file][name] for name, file in placed.items()}
+
+
+def _headers(file: Path) -> dict[str, Stored]:
+    with _open(file, "np") as tensors:
+        headers = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
+        return {
+            name: Stored(file=file, name=name, dtype=header.get_dtype(), shape=tuple(header.get_shape()))
+            for name, header in headers.items()
+        }
+
+
+def _open(file: Path, framework: Literal["np", "pt"]) -> Any:
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError:
+        raise MissingPackageError("checkpoints", "safetensors") from None
+    try:
+        return safe_open(file, framework)
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{file}: {error}", hint="truncated? download it again") from None
+
+
+def _misfits(shapes: Mapping[str, Shape], tensors: Mapping[str, Stored]) -> Iterator[str]:
+    for name, shape in shapes.items():
+        stored = tensors.get(name)
+        if stored is None:
+            yield f"{name} {list(shape)} is missing"
+        elif stored.shape != shape:
+            yield f"{name} is {list(stored.shape)}, must be {list(shape)}"
+        elif stored.dtype not in DTYPES:
+            yield f"{name} is {stored.dtype}, must be {', '.join(DTYPES)}"
+    for name, stored in tensors.items():
+        # a tied LM head that is stored all the same, and what transformers 4.31 and older stored of the rotary table
+        if name not in shapes and name != LM_HEAD and not name.endswith("rotary_emb.inv_freq"):
+            yield f"{name} {list(stored.shape)} is not part of the model"

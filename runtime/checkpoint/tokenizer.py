@@ -1,0 +1,88 @@
+"""Text to tokens and back: a checkpoint's tokenizer.json, its chat template, and the tokens that end a text.
+
+Imports no torch: a launcher refuses what cannot be encoded before any rank starts.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from runtime.checkpoint.files import CONFIG
+from runtime.checkpoint.template import chat_prompt
+from runtime.config import ModelConfig, read_object
+from runtime.errors import InputError, MissingPackageError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+
+class Text:
+    """The tokenizer of a checkpoint."""
+
+    def __init__(self, folder: Path, tokenizer: "tokenizers.Tokenizer") -> None:
+        self._folder, self._tokenizer = folder, tokenizer
+        self.ends = _ends(folder)
+        # tokens that end a text
+
+    @classmethod
+    def open(cls, folder: Path, shape: ModelConfig) -> Self:
+        """Read tokenizer.json.
+
+        Raises
+        ------
+        InputError
+            If it is missing or damaged, or has tokens for which the model has no embedding.
+        """
+        try:
+            from tokenizers import Tokenizer
+        except ImportError:
+            raise MissingPackageError("prompts", "tokenizers") from None
+        file = folder / "tokenizer.json"
+        if not file.is_file():
+            raise InputError(f"{file}: no such file", hint="text needs the checkpoint's tokenizer.json")
+        try:
+            tokenizer = Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises nothing narrower
+            raise InputError(f"{file}: {error}", hint="download it again") from None
+        needed = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        # models may have more, for alignment
+        if needed > shape.vocab:
+            raise InputError(
+                f"{file}: {needed} tokens, but the model's vocabulary has {shape.vocab}",
+                hint="take the tokenizer that belongs to the weights",
+            )
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        return cls(folder, tokenizer)
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of a text, with those that the tokenizer adds, as a rule one at the beginning."""
+        ids: list[int] = self._tokenizer.encode(text).ids
+        return ids
+
+    def encode_prompt(self, prompt: str, *, raw: bool) -> list[int]:
+        """Tokens of a prompt, in the chat template if there is one and it is not to be left `raw`."""
+        chat = None if raw else chat_prompt(self._folder, prompt)
+        # templates write the special tokens out
+        ids = self.encode(prompt) if chat is None else self._tokenizer.encode(chat, add_special_tokens=False).ids
+        if not ids:
+            raise InputError(f"prompt {prompt!r}: no tokens", hint="give a prompt that is not empty")
+        return ids
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of tokens, special ones left out."""
+        text: str = self._tokenizer.decode(list(tokens))
+        return text
+
+
+def _ends(folder: Path) -> frozenset[int]:
+    """`eos_token_id` of generation_config.json, or else of config.json: one token, several or none."""
+    for name in ("generation_config.json", CONFIG):
+        if (folder / name).exists():
+            value = read_object(folder / name, hint="download it again").get("eos_token_id")
+            if value is not None:
+                found = value if isinstance(value, list) else [value]
+                if not all(isinstance(token, int) for token in found):
+                    raise InputError(f"{folder / name}: eos_token_id is {value!r}: must be a token or a list of them")
+                return frozenset(found)
+    return frozenset()

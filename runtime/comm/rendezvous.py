@@ -1,0 +1,152 @@
+"""From a backend's name to a communicator between this process and the other ranks."""
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import Store
+
+from runtime.comm.base import Alone, Communicator
+from runtime.comm.emulate import EmulatedGpuLink, EmulatedLink
+from runtime.comm.heartbeat import Heartbeat
+from runtime.comm.launch import FOLDER
+from runtime.comm.process_group import ProcessGroup, gloo_group, nccl_group
+from runtime.comm.table import LatencyTable
+from runtime.errors import InputError, RankError
+
+BACKENDS = ("auto", "nccl", "gloo", "emulate", "none")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommConfig:
+    """How ranks communicate."""
+
+    backend: str = "auto"
+    # one of BACKENDS; auto: emulate with a table, else NCCL where every rank has a GPU, else gloo
+    table: Path | None = None
+    # all-reduce latencies to emulate
+    gloo_threads: int = 1
+    # 1: collectives strictly one after the other; 2: gloo's own default, two at once
+    occupy: bool = False
+    # emulated collectives take SMs and memory bandwidth of a GPU
+    timeout_s: float = 120.0
+    # how long a rank waits for the others
+
+    def __post_init__(self) -> None:
+        if self.gloo_threads < 1:
+            raise InputError(f"gloo_threads is {self.gloo_threads}: must be 1 or more")
+        if not self.timeout_s > 0:
+            raise InputError(f"timeout is {self.timeout_s}: must be above 0 seconds")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One process among the ranks, as torchrun and launch.py say it."""
+
+    rank: int
+    # of all
+    size: int
+    # ranks of all nodes
+    local_rank: int
+    # on this node
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        """The only rank, if the environment says nothing."""
+        rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        return cls(rank=rank, size=size, local_rank=int(os.environ.get("LOCAL_RANK", rank)))
+
+
+def connect(config: CommConfig, tp: int) -> Communicator:
+    """Meet the other ranks.
+
+    Raises
+    ------
+    InputError
+        The number of processes is not `tp`, a port is in use, or a table is missing.
+    MissingDeviceError
+        NCCL without a GPU for each rank.
+    RankError
+        Another rank did not come in time.
+    """
+    place = Place.from_environment()
+    backend = _choose(config, place, tp)
+    if backend in ("emulate", "none"):
+        if place.size > 1:
+            raise InputError(
+                f"--backend {backend} stands for all ranks in one process, and {place.size} were started",
+                hint="start one process, without torchrun",
+            )
+        return _alone(config, backend, tp)
+    if place.size != tp:
+        raise InputError(f"--tp {tp}, but {place.size} processes were started", hint="start as many as --tp says")
+    store = _store(config, place)
+    parent = os.getppid() if FOLDER in os.environ else None
+    heartbeat = Heartbeat(store, place.rank, place.size, parent=parent)
+    settings: dict[str, object] = {}
+    try:
+        if backend == "nccl":
+            group = nccl_group(store, place.rank, place.size, local_rank=place.local_rank, timeout_s=config.timeout_s)
+        else:
+            settings["gloo_threads"] = config.gloo_threads
+            group = gloo_group(store, place.rank, place.size, threads=config.gloo_threads, timeout_s=config.timeout_s)
+    except RuntimeError as error:
+        raise heartbeat.blame(error) from error
+    comm = ProcessGroup(backend, group, heartbeat.blame, settings)
+    heartbeat.count(lambda: comm.issued)
+    return comm
+
+
+def _choose(config: CommConfig, place: Place, tp: int) -> str:
+    if config.backend not in BACKENDS:
+        raise InputError(f"unknown backend '{config.backend}'", hint=f"known: {', '.join(BACKENDS)}")
+    if config.backend == "emulate" or (config.backend == "auto" and config.table is not None):
+        return "emulate"
+    if place.size == tp == 1:
+        # nobody to communicate with
+        return "none"
+    if config.backend != "auto":
+        return config.backend
+    return "nccl" if torch.cuda.device_count() > place.local_rank else "gloo"
+
+
+def _alone(config: CommConfig, backend: str, tp: int) -> Communicator:
+    if backend == "none":
+        return Alone(tp)
+    if config.table is None:
+        raise InputError("--backend emulate needs all-reduce latencies", hint="--emulate TABLE.csv: bytes,seconds")
+    table = LatencyTable.from_file(config.table)
+    if torch.cuda.is_available():
+        return EmulatedGpuLink(tp, table, occupy=config.occupy)
+    return EmulatedLink(tp, table)
+
+
+def _store(config: CommConfig, place: Place) -> Store:
+    folder = os.environ.get(FOLDER)
+    timeout = timedelta(seconds=config.timeout_s)
+    if folder is not None:
+        store: Store = FileStore(str(Path(folder, "store")), place.size)
+        store.set_timeout(timeout)
+        return store
+    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    if not host or not port.isdigit() or port == "0":
+        raise InputError(
+            f"MASTER_ADDR is '{host}' and MASTER_PORT '{port}': ranks cannot meet",
+            hint="start them with torchrun --standalone, or on several nodes with --master-addr and --master-port",
+        )
+    # torchrun's agent may hold the store itself
+    hosts = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    try:
+        store = TCPStore(host, int(port), place.size, is_master=hosts, timeout=timeout, wait_for_workers=False)
+    except RuntimeError as error:
+        if hosts:
+            raise InputError(
+                f"port {port} cannot be opened: {str(error).splitlines()[0]}",
+                hint="is it in use? torchrun --standalone finds a free one, --master-port chooses one",
+            ) from None
+        raise RankError(f"rank 0 does not answer at {host}:{port}", hint="is it running, and the port open?") from None
+    return store

@@ -1,0 +1,1 @@
+"""The decoder: layers, kernels, residual wirings and shards."""

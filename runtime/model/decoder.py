@@ -1,0 +1,127 @@
+"""A Llama-family decoder on one rank: one loop for every residual wiring.
+
+Shapes: B batch, T new tokens, D hidden, V vocabulary.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from runtime.comm.base import Communicator
+from runtime.config import EngineConfig, ModelConfig
+from runtime.model import kernels
+from runtime.model.autograd import gathered, reduced, shared
+from runtime.model.layers import Layer, RMSNorm, Step, rope_table
+from runtime.model.residual import ResidualStream
+from runtime.model.shard import Shard
+from runtime.model.wiring import Wiring
+
+NO_LAYER = -1
+# place of what comes before the first layer and after the last
+
+
+class Decoder(nn.Module):
+    """One rank's shard.
+
+    Parameters
+    ----------
+    config, engine
+        Shape, and how the pass is carried out.
+    comm
+        The ranks that share the model; may be exchanged between passes.
+    positions
+        Longest context of any pass, tokens.
+
+    Raises
+    ------
+    InfeasibleError
+        If the ranks do not divide the model.
+    """
+
+    rope_2SK: Tensor
+
+    def __init__(self, config: ModelConfig, engine: EngineConfig, comm: Communicator, positions: int) -> None:
+        super().__init__()
+        self.config, self.engine, self.comm = config, engine, comm
+        self.shard = Shard.of(config, engine, comm.rank, comm.size)
+        self.embedding_VD = nn.Parameter(torch.empty(self.shard.embedding_rows, config.hidden))
+        self.layers: Sequence[Layer] = nn.ModuleList(  # type: ignore[assignment]
+            Layer(config, self.shard, engine) for _ in range(config.layers)
+        )
+        self.norm = RMSNorm(config)
+        tied = config.tied_embeddings and self.shard.lm_head_rows == self.shard.embedding_rows
+        self.lm_head_VD = (
+            self.embedding_VD if tied else nn.Parameter(torch.empty(self.shard.lm_head_rows, config.hidden))
+        )
+        self.register_buffer("rope_2SK", rope_table(config, positions), persistent=False)
+
+    def cache(self, batch: int) -> Tensor:
+        """An empty KV cache for contexts as long as this decoder's positions."""
+        shard, config = self.shard, self.config
+        shape = (config.layers, 2, batch, shard.kv_heads, self.rope_2SK.shape[1], config.head_dim)
+        return self.embedding_VD.new_zeros(shape)
+
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        wiring: Wiring,
+        *,
+        cache: Tensor | None = None,
+        position_T: Tensor | None = None,
+        context: int | None = None,
+        pad_B: Tensor | None = None,
+    ) -> Tensor:
+        """Logits, B x T x V, or of the last position alone where `engine.prefill_logits` says so.
+
+        Parameters
+        ----------
+        tokens_BT
+            New tokens.
+        wiring
+            How the blocks are strung together.
+        cache
+            Keys and values so far; the new ones are written to it. None: the new tokens are all there is.
+        position_T
+            Positions of the new tokens, from 0 by default.
+        context
+            Tokens so far, the new ones included; `T` by default.
+        pad_B
+            Positions of padding before each sequence; None: all begin at 0.
+        """
+        if position_T is None:
+            position_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+        kernels.place(NO_LAYER, "start")
+        step = Step(self.rope_2SK, position_T, context or tokens_BT.shape[1], pad_B)
+        stream = ResidualStream(self._embed(tokens_BT, wiring), self.comm, self.engine)
+        for block in wiring.blocks:
+            kernels.place(block.layer, block.part)
+            layer = self.layers[block.layer]
+            n_BTD = shared(stream.read(layer.norm(block.part), leave=block.leaves), self.comm)
+            stream.write(layer(block.part, n_BTD, step, None if cache is None else cache[block.layer]), block)
+        kernels.place(NO_LAYER, "end")
+        return self._logits(stream.read(self.norm))
+
+    def next_token(self, logits_BTV: Tensor, wiring: Wiring) -> Tensor:
+        """Each sequence's most likely next token, B; rank 0's, where the wiring leaves the ranks apart."""
+        token_B = kernels.greedy(logits_BTV)
+        if not wiring.reduces and self.comm.size > 1:
+            self.comm.broadcast(token_B)
+        return token_B
+
+    def _embed(self, tokens_BT: Tensor, wiring: Wiring) -> Tensor:
+        split = self.engine.sharded_embedding and self.comm.size > 1
+        first = self.comm.rank * self.shard.embedding_rows if split else None
+        x_BTD = kernels.embed(tokens_BT, self.embedding_VD, first)
+        if split and wiring.reduces:
+            return reduced(x_BTD, self.comm.all_reduce(x_BTD.detach()))
+        return x_BTD
+
+    def _logits(self, n_BTD: Tensor) -> Tensor:
+        if self.engine.prefill_logits == "last":
+            # contiguous, so that it is one GEMM over the batch and not one per sequence
+            n_BTD = n_BTD[:, -1:].contiguous()
+        if not self.engine.sharded_lm_head or self.comm.size == 1:
+            return kernels.lm_head(n_BTD, self.lm_head_VD)
+        shard_BTV = kernels.lm_head(shared(n_BTD, self.comm), self.lm_head_VD)
+        return gathered(shard_BTV, self.comm)[..., : self.config.vocab]

@@ -1,0 +1,78 @@
+"""The residual stream of one forward pass: what has been added to it, and outputs that are still under way.
+
+Shapes: B batch, T tokens, D hidden.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from runtime.comm.base import Communicator, Handle
+from runtime.config import EngineConfig
+from runtime.model import kernels
+from runtime.model.autograd import reduced
+from runtime.model.layers import RMSNorm
+from runtime.model.wiring import BlockPlan
+
+
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """A block's output on its way into the residual."""
+
+    y_BTD: Tensor
+    # partial or reduced sums
+    reduction: Handle | None
+    # all-reduce to wait for
+    replaces: bool
+    # it is the new residual and not added to it
+
+    def wait(self) -> Tensor:
+        return self.y_BTD if self.reduction is None else reduced(self.y_BTD, self.reduction)
+
+
+class ResidualStream:
+    """Carries out a wiring's plans.
+
+    Parameters
+    ----------
+    x_BTD
+        Embedded tokens.
+    comm
+        Sums block outputs over the ranks.
+    engine
+        Whether adds are fused into the norm that follows.
+    """
+
+    def __init__(self, x_BTD: Tensor, comm: Communicator, engine: EngineConfig) -> None:
+        self.x_BTD = x_BTD
+        self._comm = comm
+        self._engine = engine
+        self._pending: deque[_Output] = deque()
+
+    def read(self, norm: RMSNorm, leave: int = 0) -> Tensor:
+        """Bring outputs in, oldest first, until `leave` are under way; return the normalised stream."""
+        deferred = len(self._pending) > 1
+        fuses = self._engine.fused_ladder_add if deferred else self._engine.fused_residual_add
+        while len(self._pending) > leave:
+            output = self._pending.popleft()
+            y_BTD = output.wait()
+            if output.replaces:
+                self.x_BTD = y_BTD
+            elif fuses and len(self._pending) == leave:
+                self.x_BTD, n_BTD = norm.of_sum(self.x_BTD, y_BTD)
+                return n_BTD
+            else:
+                self.x_BTD = kernels.add(self.x_BTD, y_BTD)
+        alone_BTD: Tensor = norm(self.x_BTD)
+        return alone_BTD
+
+    def write(self, y_BTD: Tensor, block: BlockPlan) -> None:
+        """Take a block's partial sums and start their all-reduce, if the plan has one."""
+        reduction = None
+        carries = block.carries and self._comm.size > 1
+        if block.reduces and self._comm.size > 1:
+            if carries:
+                y_BTD = kernels.add_share(y_BTD, self.x_BTD, self._comm.size)
+            reduction = self._comm.all_reduce(y_BTD.detach())
+        self._pending.append(_Output(y_BTD, reduction, carries))

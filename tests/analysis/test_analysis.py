@@ -1,0 +1,212 @@
+"""Break-even, sensitivity, advice and comparison: the answers agree with single predictions."""
+
+import numpy as np
+import pytest
+
+from ladder_sim import Scenario, predict
+from ladder_sim.analysis import breakeven as breakevens
+from ladder_sim.analysis.advise import CANDIDATES, advise
+from ladder_sim.analysis.breakeven import breakeven
+from ladder_sim.analysis.compare import compare
+from ladder_sim.analysis.sensitivity import sensitivity
+from ladder_sim.costs.hardware import Hardware
+from ladder_sim.errors import InfeasibleError, PartitionError, UnknownNameError, UsageError
+from ladder_sim.sweeps.price import token_price
+
+TWO_NODES = {"model": "405b", "nodes": 2}
+
+
+def _speedup(variant: str, over: str = "standard", **fields: object) -> float:
+    overrides = {name: str(fields.pop(name)) for name in list(fields) if "." in name}
+    found = predict(Scenario.of(**fields, overrides=overrides), [variant, over])  # type: ignore[arg-type]
+    return found[variant].tokens_per_s.value / found[over].tokens_per_s.value
+
+
+def test_breakeven_is_where_single_predictions_cross() -> None:
+    """On both sides of the value found, single predictions lie on both sides of the bound."""
+    gain = _speedup("ladder", model="405b", nodes=2, **{"inter.latency": "1.5e-5"}) - 1.0
+    found = breakeven(TWO_NODES, "inter.latency", "1:40us", gain=gain)
+    (crossing,) = found.crossings
+    assert crossing.rising
+    assert crossing.value == pytest.approx(1.5e-5, rel=1e-4)
+    for factor, side in ((0.98, -1), (1.02, 1)):
+        there = _speedup("ladder", model="405b", nodes=2, **{"inter.latency": crossing.value * factor})
+        assert np.sign(there - found.bound) == side
+
+
+def test_breakeven_of_a_whole_number_is_the_first_beyond(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scan is coarse: the first batch beyond lies between two scanned ones."""
+    monkeypatch.setattr(breakevens, "SCANNED", 4)
+    point = {"model": "70b"}
+    found = breakeven(point, "batch", "1:64", gain=0.2)
+    assert found.crossings
+    for crossing in found.crossings:
+        before, after = (_speedup("ladder", model="70b", batch=int(crossing.value) - back) for back in (1, 0))
+        assert (before > found.bound) is not crossing.rising
+        assert (after > found.bound) is crossing.rising
+
+
+def test_no_crossing_is_said_so() -> None:
+    found = breakeven(TWO_NODES, "inter.bandwidth", "50:800Gb/s", gain=5.0)
+    assert found.crossings == ()
+    (low, low_speedup), (high, high_speedup) = found.ends
+    assert (low, high) == (50e9 / 8, 800e9 / 8)
+    assert max(low_speedup, high_speedup) < found.bound
+
+
+def test_several_crossings_are_all_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gain that rises and falls over the range crosses a bound as often as it does."""
+
+    def wave(self: object, values: list[float]) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+        return 1.0 + 0.1 * np.sin(np.log(np.asarray(values, float)))
+
+    monkeypatch.setattr(breakevens._Speedup, "at", wave)
+    found = breakeven({"model": "8b"}, "intra.bandwidth", "2:5000B/s")
+    assert [crossing.value for crossing in found.crossings] == pytest.approx([np.exp(np.pi), np.exp(2 * np.pi)])
+    assert [crossing.rising for crossing in found.crossings] == [False, True]
+
+
+def test_breakeven_goes_around_what_cannot_run() -> None:
+    found = breakeven({"model": "70b", "stack": "vllm", "tp": 2}, "batch", "1:256")
+    assert np.isnan(found.speedups).any()
+    assert found.ends[1][0] < 256
+    with pytest.raises(InfeasibleError, match="nothing in the range of batch can run: needs"):
+        breakeven({"model": "405b"}, "batch", "1:4")
+
+
+def test_a_range_is_around_the_scenarios_value_by_default() -> None:
+    found = breakeven({"model": "8b", "batch": 4}, "inter.latency")
+    now = Scenario.of(model="8b").cluster.inter.latency_s
+    assert (found.values[0], found.values[-1]) == pytest.approx((now / 16, now * 16))
+    batches = breakeven({"model": "8b", "batch": 4}, "batch").values.tolist()
+    assert (batches[0], batches[-1]) == (1, 64)
+
+
+@pytest.mark.parametrize(
+    ("field", "given", "message"),
+    [
+        ("model", "8b,70b", "is no number"),
+        ("dtype", None, "is no number"),
+        ("batch", "4", "no range from 4 to 4"),
+        ("batch", "9:2", "runs backwards"),
+        ("inter.bandwith", None, "unknown field"),
+    ],
+)
+def test_breakeven_refuses_what_is_no_range(field: str, given: str | None, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        breakeven({"model": "8b"}, field, given)
+
+
+def test_sensitivity_is_the_slope_of_single_predictions() -> None:
+    scenario = Scenario.of(**TWO_NODES)  # type: ignore[arg-type]
+    found = {one.figure: one for one in sensitivity(scenario, ["ladder"], step=0.05)}
+    base = predict(scenario, ["ladder"])["ladder"]
+    for name in ("gpu.hbm_bandwidth_Bps", "inter.latency_s", "stack.stream_wait_s"):
+        response = found[name].responses["ladder"]
+        for factor, time, gain in (
+            (1 / 1.05, response.request_lower, response.speedup_lower),
+            (1.05, response.request_higher, response.speedup_higher),
+        ):
+            changed = Scenario.of(**TWO_NODES, overrides={name: str(found[name].value * factor)})  # type: ignore[arg-type]
+            there = predict(changed, ["ladder"])["ladder"]
+            assert there.request_s / base.request_s - 1 == pytest.approx(time, abs=1e-9)
+            assert there.speedup.value / base.speedup.value - 1 == pytest.approx(gain, abs=1e-9)
+        assert response.request_elasticity == pytest.approx(
+            np.log((1 + response.request_higher) / (1 + response.request_lower)) / (2 * np.log(1.05))
+        )
+
+
+def test_sensitivity_covers_every_figure_that_is_not_zero() -> None:
+    scenario = Scenario.of(model="8b")
+    hardware = Hardware.of(scenario)
+    zero = {"stack.graph_launch_s", "stack.kernel_gap_s"}
+    assert hardware.stack.kernel_gap_s == 0.0
+    figures = [one.figure for one in sensitivity(scenario)]
+    assert set(figures) >= {name for name in Hardware.figures() if name.partition(".")[0] in ("gpu", "intra")}
+    assert not zero & set(figures) or hardware.stack.graph_launch_s
+    with pytest.raises(UsageError, match="step 2 is not between"):
+        sensitivity(scenario, step=2.0)
+
+
+@pytest.mark.parametrize("objective", ["tpot", "ttft", "tokens_per_s", "tokens_per_gpu"])
+def test_advice_is_the_best_of_all_that_fit(objective: str) -> None:
+    """Checked against every degree, batch and variant, one by one."""
+    point = {"model": "70b", "batch": "1,16", "tp": "2,4,8"}
+    found = advise(point, objective)  # type: ignore[arg-type]
+    better = {"tpot": min, "ttft": min, "tokens_per_s": max, "tokens_per_gpu": max}[objective]
+    seen = {}
+    for tp in (2, 4, 8):
+        for batch in (1, 16):
+            for variant, one in predict(Scenario.of(model="70b", tp=tp, batch=batch), CANDIDATES).items():
+                rate = one.tokens_per_s.value
+                figures = {"tpot": one.tpot_s, "ttft": one.ttft_s, "tokens_per_s": rate, "tokens_per_gpu": rate / tp}
+                seen[variant, tp, batch] = figures[objective]
+    best = found.best
+    assert (best.variant, best.tp, best.batch) == better(seen, key=lambda key: seen[key])
+    assert len(found.options) == len(seen)
+
+
+def test_the_front_holds_what_nothing_beats() -> None:
+    found = advise({"model": "70b"}, "tpot")
+    for option in found.options:
+        beaten = any(
+            other.tpot_s <= option.tpot_s and other.tokens_per_gpu >= option.tokens_per_gpu and other != option
+            for other in found.options
+        )
+        assert (option in found.front) is not beaten
+    assert [one.tpot_s for one in found.front] == sorted(one.tpot_s for one in found.front)
+    assert found.unfit > 0
+
+
+def test_bounds_are_kept() -> None:
+    free = advise({"model": "70b"})
+    bound = advise({"model": "70b"}, max_tpot_s=0.02, max_ttft_s=1.0)
+    assert free.best.tpot_s > 0.02 >= max(one.tpot_s for one in bound.options)
+    assert max(one.ttft_s for one in bound.options) <= 1.0
+    assert len(bound.options) + bound.beyond == len(free.options)
+    with pytest.raises(InfeasibleError, match="nothing that fits keeps the bounds") as caught:
+        advise({"model": "70b"}, max_tpot_s=1e-4)
+    assert "shortest TPOT" in caught.value.hint
+    with pytest.raises(InfeasibleError, match="no degree and batch can run: needs"):
+        advise({"model": "405b"})
+    with pytest.raises(UnknownNameError, match="unknown objective 'tops'"):
+        advise({"model": "8b"}, "tops")  # type: ignore[arg-type]
+
+
+def test_prices() -> None:
+    """8 GPUs at 3 dollars an hour and 1000 tokens a second: 24 dollars for 3.6 million tokens."""
+    assert token_price(3.0, 8, 1000.0) == pytest.approx(24 / 3.6)
+    best = advise({"model": "70b"}, usd_per_gpu_hour=3.0).best
+    assert best.usd_per_Mtoken == pytest.approx(token_price(3.0, best.tp, best.tokens_per_s))
+    with pytest.raises(UsageError, match="price 0 is none"):
+        advise({"model": "8b"}, usd_per_gpu_hour=0.0)
+
+
+def test_compare_is_a_prediction_on_each() -> None:
+    found = compare({"model": "70b"}, ["h100-sxm", "h200-sxm"], ["ladder"], usd_per_gpu_hour=[2.0, 3.0])
+    for one, cluster in zip(found, ("h100-sxm", "h200-sxm"), strict=True):
+        single = predict(Scenario.of(model="70b", cluster=cluster), ["ladder"])["ladder"]
+        assert one.predictions["ladder"].tokens_per_s == single.tokens_per_s
+    prices = [one.token_price("ladder") for one in found]
+    rates = [one.predictions["ladder"].tokens_per_s.value for one in found]
+    assert prices == pytest.approx([token_price(2.0, 8, rates[0]), token_price(3.0, 8, rates[1])])
+    assert [one.scenario.stack.name for one in compare({"model": "8b"}, ["vllm", "trtllm"])] == ["vllm", "trtllm"]
+
+
+@pytest.mark.parametrize(
+    ("names", "prices", "message"),
+    [
+        (["h100-sxm"], [], "nothing to compare"),
+        (["h100-sxm", "vllm"], [], "h100-sxm is a cluster, vllm is a stack"),
+        (["h100-sxm", "h200-sx"], [], "unknown cluster or stack 'h200-sx'"),
+        (["h100-sxm", "h200-sxm"], [1.0, 2.0, 3.0], "3 prices for 2 names"),
+    ],
+)
+def test_compare_refuses_what_cannot_be_compared(names: list[str], prices: list[float], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        compare({"model": "8b"}, names, usd_per_gpu_hour=prices)
+
+
+def test_compare_fails_where_one_cannot_run() -> None:
+    with pytest.raises(PartitionError):
+        compare({"model": "8b", "tp": 12, "nodes": 2}, ["gb200-nvl72", "h100-sxm"])

@@ -1,0 +1,230 @@
+"""Importing one's own measurements: logs of nccl-tests and CSV files."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from calibration.__main__ import main
+from calibration.importers.nccl_tests import Sweep, add_to_profile, collective_of, fabric_text, read_sweep
+from ladder_sim import Scenario, predict
+from ladder_sim.costs.collectives.fabrics import fabric_curve
+from ladder_sim.costs.profile_file import load_profile
+from ladder_sim.errors import LadderSimError, UsageError
+from tests.support.commands import run
+
+SIZES = [2**exponent for exponent in range(3, 28, 3)]
+COLUMNS = (
+    "#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw"
+)
+
+
+def log(
+    *, ranks: int = 16, hosts: int = 2, op: str = "all_reduce", listed: bool = True, root: str = "-1", wrong: str = "0"
+) -> str:
+    """What nccl-tests print: a made-up sweep of 40 us and 200 GB/s, in place 10 % faster than out of place."""
+    share = (ranks - 1) / ranks * (2 if op == "all_reduce" else 1)
+    redop = "none" if op == "all_gather" else "sum"
+    lines = ["# nccl-tests version 2.17.6 nccl-headers=22907 nccl-library=22907"]
+    if listed:
+        lines.append(f"# Collective test starting: {op}_perf")
+    lines += ["# nThread 1 nGpus 1 minBytes 8 maxBytes 134217728 step: 8(factor) warmup iters: 5 iters: 20", "#"]
+    if listed:
+        for rank in range(ranks):
+            host, device = divmod(rank, ranks // hosts)
+            lines.append(
+                f"#  Rank {rank:2} Group  0 Pid {4000 + rank} on     node-{host} device {device:2} "
+                "[0000:07:00] NVIDIA H100 80GB HBM3"
+            )
+    lines += [COLUMNS, "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)"]
+    for size in SIZES:
+        row = f"{size:12} {size // 4:12} float {redop} {root}"
+        for factor in (1.1, 1.0):
+            time_us = factor * (40.0 + size / 200e3)
+            algbw = size / time_us / 1e3
+            row += f" {time_us:.2f} {algbw:.2f} {algbw * share:.2f} {wrong}"
+        lines.append(row)
+    return "\n".join([*lines, "# Out of bounds values : 0 OK", "# Avg bus bandwidth    : 12.3", "#"])
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_log(tmp_path: Path) -> None:
+    sweep = read_sweep(write(tmp_path / "a.log", log()))
+    assert sweep.op == "all_reduce"
+    assert sweep.sizes == tuple(map(float, SIZES))
+    assert sweep.seconds[0] == pytest.approx(40e-6)
+    assert sweep.hosts == {"node-0": 8, "node-1": 8}
+    assert sweep.device == "NVIDIA H100 80GB HBM3"
+    assert sweep.bus_factor == pytest.approx(2 * 15 / 16, rel=0.01)
+    assert read_sweep(tmp_path / "a.log", "out").seconds[0] == pytest.approx(44e-6)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: log(root="").replace("   root ", " "),
+        lambda text: log(wrong="N/A"),
+        lambda text: log(wrong="0e+00"),
+        lambda text: "\n".join(f"[1,0]<stdout>: {line}" for line in text.splitlines()),
+        lambda text: "\n".join(f"0: {line}" for line in text.splitlines()),
+        lambda text: text.replace(COLUMNS, f"{COLUMNS}\n 0 0 float sum -1 0.15 0.00 0.00 0 0.15 0.00 0.00 0"),
+        lambda text: "node-a:4000:4000 [0] NCCL INFO Bootstrap : Using eth0\n\nWarning: 3 things\n" + text,
+        lambda text: text.replace("\n", "\r\n"),
+    ],
+    ids=["without root", "unchecked", "old errors", "mpirun", "srun", "empty message", "talk", "carriage returns"],
+)
+def test_forms_of_logs(tmp_path: Path, change: object) -> None:
+    text = change(log())  # type: ignore[operator]
+    sweep = read_sweep(write(tmp_path / "a.log", text))
+    assert sweep.sizes == tuple(map(float, SIZES))
+    assert sweep.seconds[-1] == pytest.approx(40e-6 + SIZES[-1] / 200e9, rel=1e-4)
+
+
+def test_one_placement_only(tmp_path: Path) -> None:
+    text = "\n".join(line if line.startswith("#") else " ".join(line.split()[:9]) for line in log().splitlines())
+    assert read_sweep(write(tmp_path / "a.log", text)).seconds[0] == pytest.approx(44e-6)
+
+
+def test_csv(tmp_path: Path) -> None:
+    sweep = read_sweep(write(tmp_path / "a.csv", "# mine\nbytes,time_us\n1024, 20\n\n4096,21.5\n"))
+    assert sweep.sizes == (1024.0, 4096.0)
+    assert sweep.seconds == (pytest.approx(20e-6), pytest.approx(21.5e-6))
+    assert collective_of(sweep, 16) == "all_reduce"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line", "rule"),
+    [
+        ("a.log", "", "", "0 rows of measurements"),
+        ("a.log", "# nothing but comments\nand talk\n", "", "0 rows of measurements"),
+        ("a.log", "8 2 float sum -1 1 1 1 0 1 1 1 0", "", "1 rows of measurements"),
+        ("a.log", log().replace(" 40.00 ", " 0.00 "), ":23", "time is 0.00 us: must be above 0"),
+        ("a.log", log().replace(" 40.00 ", " -3.1 "), ":23", "time is -3.1 us: must be above 0"),
+        ("a.log", log().replace(" 40.00 ", " nan "), ":23", "time is nan us"),
+        ("a.log", log().replace(" 40.00 ", " fast "), ":23", "time is 'fast': must be a number"),
+        ("a.log", log() + "\n" + log(), "", "sizes must increase"),
+        ("a.log", log().replace("float sum", "half sum", 1), ":24", "several operations (float sum -1 after half sum"),
+        ("a.log", log().replace("float sum", "float max", 1), ":24", "several operations"),
+        ("a.log", log(op="all_gather") + "\n" + log(), "", "several operations (all_gather, all_reduce)"),
+        ("a.log", log().rpartition(" 0\n#")[0], ":31", "12 columns, not 9 or 13"),
+        ("a.csv", "size,time\n1,2\n", ":1", "the columns must be bytes,time_us"),
+        ("a.csv", "bytes,time_us\n8,1\n16\n", ":3", "must be two numbers"),
+        ("a.csv", "bytes,time_us\n8,1\n0,1\n", ":3", "bytes is '0': must be above 0"),
+        ("a.csv", "bytes,time_us\n8,1\n8,1\n", ":3", "size 8 after 8: sizes must increase"),
+        ("a.csv", "bytes,time_us\n", "", "0 rows"),
+    ],
+)
+def test_bad_files(tmp_path: Path, name: str, text: str, line: str, rule: str) -> None:
+    path = write(tmp_path / name, text)
+    with pytest.raises(UsageError) as caught:
+        read_sweep(path)
+    assert caught.value.message.startswith(f"{path}{line}")
+    assert rule in caught.value.message
+    assert caught.value.hint
+
+
+def test_missing_and_binary_files(tmp_path: Path) -> None:
+    with pytest.raises(LadderSimError, match="no such file"):
+        read_sweep(tmp_path / "no.log")
+    (tmp_path / "b.log").write_bytes(b"\x7fELF\xff\xfe")
+    with pytest.raises(LadderSimError, match="not UTF-8"):
+        read_sweep(tmp_path / "b.log")
+
+
+def test_collective_is_told_by_header_or_bandwidths(tmp_path: Path) -> None:
+    for op in ("all_reduce", "all_gather", "reduce_scatter"):
+        for listed in (True, False):
+            sweep = read_sweep(write(tmp_path / "a.log", log(op=op, listed=listed)))
+            assert collective_of(sweep, 16) == op
+    unnamed = read_sweep(write(tmp_path / "a.log", log(listed=False)))
+    with pytest.raises(UsageError, match=r"busbw / algbw is 1\.87\d; all_reduce on 2 ranks makes it 1\.000"):
+        collective_of(unnamed, 2)
+    with pytest.raises(UsageError, match="lists 16 ranks, not 8"):
+        collective_of(read_sweep(write(tmp_path / "a.log", log())), 8)
+    with pytest.raises(UsageError, match="alltoall is not used here"):
+        collective_of(Sweep(file="a.log", op="alltoall", sizes=(1.0, 2.0), seconds=(1.0, 2.0)), 2)
+
+
+def test_fabric_needs_an_all_reduce_of_those_nodes(tmp_path: Path) -> None:
+    given = {"cluster": "h100-sxm", "created": "2025-01-31"}
+    sweep = read_sweep(write(tmp_path / "a.log", log(op="all_gather")))
+    with pytest.raises(UsageError, match="holds an all-reduce"):
+        fabric_text(sweep, nodes=2, ranks_per_node=8, **given)
+    sweep = read_sweep(write(tmp_path / "a.log", log()))
+    with pytest.raises(UsageError, match="lists 2 hosts, not 4"):
+        fabric_text(sweep, nodes=4, ranks_per_node=4, **given)
+
+
+def test_profile_needs_one_node(tmp_path: Path) -> None:
+    sweep = read_sweep(write(tmp_path / "a.log", log()))
+    with pytest.raises(UsageError, match="lists 2 hosts"):
+        add_to_profile(load_profile("h100-sxm"), sweep, name="mine", ranks=16, algorithm="nccl", created="2025-01-31")
+
+
+def test_fabric_from_log_to_prediction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out = write(tmp_path / 'my "log".txt', log()), tmp_path / "mine.toml"
+    assert main(["import", "nccl-tests", str(source), "--cluster", "h100-sxm", "--out", str(out)]) == 0
+    assert capsys.readouterr().out.strip() == str(out)
+    found = fabric_curve(str(out))
+    assert found is not None
+    assert (found.nodes, found.ranks_per_node, found.cluster) == (2, 8, "h100-sxm")
+    assert found.curve.seconds[0] == pytest.approx(40e-6)
+    assert str(tmp_path) not in out.read_text("utf-8")
+    ran = run("predict", "--model", "8b", "--nodes", "2", "--variant", "ladder", "--set", f"inter.fabric={out}")
+    assert ran.code == 0, ran.err
+    overrides = {"inter.fabric": str(out)}
+    mine, shipped = (
+        predict(Scenario.of(model="70b", nodes=2, overrides=changes), ["standard"])["standard"].comm_s
+        for changes in (overrides, {})
+    )
+    # 40 us and 200 GB/s: faster than the log of the shipped fabric for every message of this request
+    assert mine < shipped
+
+
+def test_profile_from_log_to_prediction(tmp_path: Path) -> None:
+    source, out = write(tmp_path / "box.log", log(ranks=8, hosts=1)), tmp_path / "mine.json.gz"
+    assert main(["import", "nccl-tests", str(source), "--base", "h100-sxm", "--out", str(out)]) == 0
+    profile, base = load_profile(out), load_profile("h100-sxm")
+    assert (profile.name, profile.gpu) == ("mine", "h100-sxm")
+    curve = profile.collectives["all_reduce"]["nccl"][8]
+    assert curve.size_bytes.tolist() == SIZES
+    assert curve.seconds[0] == pytest.approx(40e-6)
+    assert profile.collectives["all_reduce"]["nccl"].keys() == base.collectives["all_reduce"]["nccl"].keys()
+    assert profile.sources[:-1] == base.sources
+    assert profile.sources[-1].files == ("box.log",)
+    slow, fast = (
+        predict(Scenario.of(model="70b"), ["standard"], profile=used)["standard"].request_s for used in (profile, base)
+    )
+    assert slow > fast
+    assert main(["show", str(out)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "give either --cluster or --base"),
+        (("--cluster", "h100-sxm", "--base", "h100-sxm"), "give either --cluster or --base"),
+        (("--cluster", "h100-smx"), "did you mean 'h100-sxm'?"),
+        (("--base", "h100-smx", "--ranks", "8"), "did you mean 'h100-sxm'?"),
+        (("--base", "h100-sxm"), "--ranks is missing"),
+        (("--base", "h100-sxm", "--ranks", "1"), "--ranks is 1: must be 2 or more"),
+        (("--cluster", "h100-sxm"), "--nodes is missing"),
+        (("--cluster", "h100-sxm", "--nodes", "1"), "--nodes is 1: must be 2 or more"),
+        (("--cluster", "h100-sxm", "--nodes", "2"), "--ranks-per-node is missing"),
+        (("--cluster", "h100-sxm", "--nodes", "2", "--ranks-per-node", "0"), "--ranks-per-node is 0"),
+        (("--cluster", "h100-sxm", "--nodes", "2", "--ranks-per-node", "4"), "all_reduce on 8 ranks makes it 1.750"),
+        (("--cluster", "h100-sxm", "--nodes", "2", "--ranks-per-node", "8", "--out", "x.txt"), "must end in .toml"),
+        (("--cluster", "h100-sxm", "--nodes", "2", "--ranks-per-node", "8", "--out", "no/x.toml"), "cannot be written"),
+    ],
+)
+def test_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str) -> None:
+    source = write(tmp_path / "a.log", log(ranks=64, listed=False))
+    assert main(["import", "nccl-tests", str(source), *arguments]) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert re.search(r"^  hint: .", captured.err, re.M)
+    assert not captured.out

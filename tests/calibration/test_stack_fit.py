@@ -1,0 +1,289 @@
+"""Fits of a stack's figures to end-to-end runs: what they recover, refuse and keep, what predictions make of them."""
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from calibration.stack_fit.fit import fit_transfer
+from calibration.stack_fit.problem import PRIORS, Problem
+from calibration.stack_fit.unseen import conformal
+from ladder_sim import Scenario, predict
+from ladder_sim.costs.hardware import Hardware
+from ladder_sim.costs.profile import IDENTIFIED, CalibrationProfile, FittedFigure, Transfer
+from ladder_sim.costs.profile_file import load_profile, save_profile
+from ladder_sim.errors import ProfileError, UsageError
+from ladder_sim.prediction import resolve_profile
+from ladder_sim.simulate.request import simulate_requests
+from ladder_sim.validation.compare import compare, unseen
+from ladder_sim.validation.dataset import Configuration, Measurement, read_dataset
+from ladder_sim.validation.splits import PROTOCOLS, split
+from tests.conftest import REPO
+from tests.support.commands import run
+
+SHIPPED = {"A": "h100-sxm-gpt-fast-a", "B": "h100-sxm-gpt-fast"}
+
+
+@pytest.fixture(scope="module")
+def base() -> CalibrationProfile:
+    return load_profile("h100-sxm")
+
+
+def configuration(**fields: object) -> Configuration:
+    plain = Configuration(
+        source="", model="8b", cluster="h100-sxm", nodes=1, tp=4, p2p=True, stack="gpt-fast", dtype="bf16",
+        batch=1, prompt=64, gen=32,
+    )  # fmt: skip
+    return dataclasses.replace(plain, **fields)  # type: ignore[arg-type]
+
+
+def runs_with(
+    figures: Mapping[str, float], configurations: Sequence[Configuration], base: CalibrationProfile
+) -> list[Measurement]:
+    """Runs as they would be measured if the figures were these."""
+    variants = ("standard", "ladder", "upper-bound")
+    found = []
+    for one in configurations:
+        columns = {name: [value] * 2 for name, value in figures.items()}
+        times = simulate_requests(one.scenario(), columns, variants, base)
+        found += [
+            Measurement(
+                line=len(found) + number,
+                configuration=one,
+                variant=variant,
+                tokens_per_s=one.batch * one.gen / float(times[variant].request_s[0]),
+            )
+            for number, variant in enumerate(variants)
+        ]
+    return found
+
+
+def fitted(profile: CalibrationProfile) -> Transfer:
+    assert profile.transfer is not None
+    return profile.transfer
+
+
+def test_planted_figures_are_recovered(base: CalibrationProfile) -> None:
+    """Known figures, other than the priors' medians, come back within their own intervals."""
+    planted = {"stack.gemv_factor": 0.85, "stack.collective_launch_s": 4e-6, "stack.attention_factor": 1.2}
+    shapes = [configuration(tp=tp, batch=batch) for tp in (2, 8) for batch in (1, 8)]
+    fit = fit_transfer(
+        runs_with(planted, shapes, base), base, name="planted", dataset="planted", starts=2, draws=6, workers=2
+    )
+    found = fitted(fit.profile)
+    for name, value in planted.items():
+        figure = found.figures[name]
+        assert abs(np.log(figure.value / value)) < 2.0 * figure.log_sd + 0.02, name
+    assert np.abs(fit.log_errors).max() < 0.02
+    assert found.figures["stack.gemv_factor"].identified
+    # without a run that lacks peer-to-peer access nothing is known about the way through host memory
+    assert {"host.latency_s", "host.bandwidth_Bps", "host_low_latency_share"} <= set(fit.left_out)
+    assert found.figures["host.latency_s"].value == found.figures["host.latency_s"].default
+    assert not found.figures["host.bandwidth_Bps"].identified
+    assert (found.tps, found.host_tps, found.models, found.rows) == ((2, 8), (), ("llama-3.1-8b",), 12)
+
+
+def test_few_runs_fit_few_figures(base: CalibrationProfile) -> None:
+    problem = Problem(tuple(runs_with({}, [configuration(tp=1)], base)[:2]), base)
+    felt = [name for name, one in zip(problem.figures, problem.fitted, strict=True) if one]
+    assert felt
+    # one GPU: nothing is communicated, and nothing waits for the slowest
+    assert not {"stack.collective_launch_s", "stack.stream_wait_s", "rank_skew", "overlap.memory_spare"} & set(felt)
+    # one sequence
+    assert "stack.batched_attention_s" not in felt
+    assert set(felt) | set(problem.left_out) == set(PRIORS)
+
+
+def test_runs_that_cannot_be_fitted_together_are_refused(base: CalibrationProfile) -> None:
+    one = Measurement(line=7, configuration=configuration(), variant="standard", tokens_per_s=100.0)
+    other = dataclasses.replace(one, line=9, configuration=configuration(stack="vllm"))
+    with pytest.raises(UsageError, match="line 9: stack 'vllm' beside 'gpt-fast'"):
+        Problem((one, other), base)
+    with pytest.raises(UsageError, match="1 runs: must be 2"):
+        Problem((one,), base)
+    with pytest.raises(UsageError, match="another GPU"):
+        Problem((one, dataclasses.replace(one, variant="ladder")), load_profile("a100-sxm"))
+
+
+def test_errors_that_runs_share_cost_less_than_their_own(base: CalibrationProfile) -> None:
+    """All runs of one TP degree and batch 2 % too fast is one error; one of them alone so would be three sigma."""
+    runs = runs_with({}, [configuration(batch=batch) for batch in (1, 4)], base)
+
+    def cost(off: Sequence[int]) -> float:
+        shifted = [
+            dataclasses.replace(row, tokens_per_s=row.tokens_per_s * (1.02 if at in off else 1.0))
+            for at, row in enumerate(runs)
+        ]
+        return Problem(tuple(shifted), base).solve_from(np.zeros(len(Problem(tuple(runs), base).figures))).cost
+
+    assert cost([0, 1, 2]) < cost([1])
+
+
+@pytest.mark.parametrize("protocol", SHIPPED)
+def test_shipped_fits_saw_their_protocols_rows_and_no_others(protocol: str, base: CalibrationProfile) -> None:
+    """The figures shipped are where the fit to exactly these rows stops: any other row would move them."""
+    found = fitted(load_profile(SHIPPED[protocol]))
+    rows = split(read_dataset().measurements, PROTOCOLS[protocol]).fit
+    assert (found.runs, found.protocol, found.rows) == ("ladder-70b", protocol, len(rows))
+    problem = Problem(rows, base)
+    assert list(found.figures) == list(problem.figures)
+    at = np.array(
+        [np.log(one.value / one.default) / PRIORS[name] if one.value != one.default else 0.0
+         for name, one in found.figures.items()]
+    )  # fmt: skip
+    again = problem.solve_from(at)
+    assert again.cost == pytest.approx(found.cost, rel=0.01)
+    np.testing.assert_allclose(again.at[problem.fitted], at[problem.fitted], atol=0.15)
+
+
+@pytest.mark.parametrize("level", ["protocol-a", "protocol-b"])
+def test_unseen_rows_are_those_that_the_protocol_keeps_back(level: str) -> None:
+    data = read_dataset()
+    kept = split(data.measurements, PROTOCOLS[level[-1].upper()]).test
+    assert tuple(one.measurement for one in unseen(compare(data, level))) == kept  # type: ignore[arg-type]
+
+
+def test_profiles_with_a_fit_survive_their_file(tmp_path: Path, base: CalibrationProfile) -> None:
+    shipped = load_profile(SHIPPED["B"])
+    own = dataclasses.replace(shipped, name="own", base="", gemm=base.gemm)
+    for profile, size in ((shipped, 20_000), (own, 200_000)):
+        path = tmp_path / f"{profile.name}.json.gz"
+        save_profile(profile, path)
+        again = load_profile(path)
+        # tables of a shipped profile are named, others are held
+        assert path.stat().st_size < size
+        assert (again.base, again.tables_of) == (profile.base, profile.tables_of)
+        assert again.gemm["bf16"].seconds.shape == base.gemm["bf16"].seconds.shape
+        before, after = fitted(profile), fitted(again)
+        np.testing.assert_array_equal(before.draws, after.draws)
+        assert dataclasses.replace(before, draws=after.draws) != after or before.figures == after.figures
+        assert (before.figures, before.near, before.beyond) == (after.figures, after.near, after.beyond)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"figures": {"stack.gem_factor": FittedFigure(value=1, default=1, prior_log_sd=1, log_sd=1)}}, "gem_factor"),
+        ({"draws": np.ones((3, 2))}, r"draws\[0\] has 2 entries"),
+    ],
+)
+def test_broken_fits_are_refused(tmp_path: Path, change: dict[str, object], says: str) -> None:
+    shipped = load_profile(SHIPPED["B"])
+    broken = dataclasses.replace(shipped, transfer=dataclasses.replace(fitted(shipped), **change))  # type: ignore[arg-type]
+    with pytest.raises(ProfileError, match=says):
+        save_profile(broken, tmp_path / "broken.json.gz")
+
+
+def test_a_base_that_is_not_shipped_is_refused(tmp_path: Path) -> None:
+    broken = dataclasses.replace(load_profile(SHIPPED["B"]), base="h100")
+    with pytest.raises(ProfileError, match="base is 'h100'"):
+        save_profile(broken, tmp_path / "broken.json.gz")
+
+
+# what predictions make of a fit
+
+
+def test_what_a_scenario_states_otherwise_stays() -> None:
+    profile = load_profile(SHIPPED["B"])
+    # the second is what the catalog states as well
+    for given, value in (("9us", 9e-6), ("2.5us", 2.5e-6)):
+        own = Scenario.of(model="70b", overrides={"stack.collective_launch": given})
+        assert Hardware.of(own, profile).figure("stack.collective_launch_s") == value
+    skewed = Scenario.of(model="70b", overrides={"cluster.rank_skew": "0.02"})
+    assert Hardware.of(skewed, profile).rank_skew == 0.02
+    found = Hardware.of(Scenario.of(model="70b"), profile)
+    assert found.figure("stack.collective_launch_s") == fitted(profile).figures["stack.collective_launch_s"].value
+    other = Scenario.of(model="70b", stack="vllm")
+    assert Hardware.of(other, profile).figure("stack.gemv_factor") == 1.0
+
+
+def test_another_gpu_takes_over_its_stacks_figures_and_says_so() -> None:
+    scenario = Scenario.of(model="8b", cluster="a100-sxm-hdr", tp=4)
+    profile = resolve_profile(scenario, None)
+    assert profile is not None
+    assert profile.gemm is load_profile("a100-sxm").gemm
+    assert fitted(profile) is fitted(load_profile(SHIPPED["B"]))
+    warnings = predict(scenario, ["ladder"])["ladder"].provenance.warnings
+    assert any("stack 'gpt-fast' was fitted to runs on h100-sxm" in warning for warning in warnings)
+    # an interval is no narrower than where the fit was made
+    here = predict(Scenario.of(model="8b", tp=4), ["ladder"])["ladder"]
+    there = predict(scenario, ["ladder"])["ladder"]
+    assert there.tokens_per_s.log_width > here.tokens_per_s.log_width
+
+
+def test_intervals_widen_beyond_the_runs() -> None:
+    profile = load_profile(SHIPPED["B"])
+    scale = fitted(profile)
+    assert scale.scale("llama-3.1-70b", 4) == scale.near
+    assert scale.scale("llama-3.1-70b", 8) == scale.scale("llama-3.1-8b", 4) == scale.beyond
+    wide = dataclasses.replace(scale, beyond=dataclasses.replace(scale.beyond, speedup=10 * scale.beyond.speedup))
+    scenario = Scenario.of(model="70b", tp=8)
+    narrow = predict(scenario, ["ladder"], profile=profile)["ladder"].speedup
+    wider = predict(scenario, ["ladder"], profile=dataclasses.replace(profile, transfer=wide))["ladder"].speedup
+    assert wider.value == narrow.value
+    assert wider.log_width == pytest.approx(10 * narrow.log_width)
+    standard = predict(scenario, ["standard"], profile=profile)["standard"].speedup
+    assert standard.low == standard.high == 1.0
+
+
+def test_an_unknown_figure_widens_the_intervals_of_what_rests_on_it() -> None:
+    """The spread of the draws is what is not known: half of it, less wide intervals."""
+    profile = load_profile(SHIPPED["B"])
+    full = fitted(profile)
+    values = np.array([figure.value for figure in full.figures.values()])
+    half = dataclasses.replace(full, draws=np.sqrt(full.draws * values))
+    scenario = Scenario.of(model="70b", tp=8, p2p=False)
+    wide, narrow = (
+        predict(scenario, ["ladder"], profile=dataclasses.replace(profile, transfer=one))["ladder"].tokens_per_s
+        for one in (full, half)
+    )
+    assert narrow.log_width < wide.log_width
+
+
+def test_conformal_by_hand() -> None:
+    assert conformal([0.1 * rank for rank in range(1, 20)]) == pytest.approx(1.8)
+    assert conformal([5.0] * 8) == 1.0
+    assert IDENTIFIED < 1.0
+
+
+def test_the_command_fits_a_users_runs(tmp_path: Path) -> None:
+    """End to end: fit, then compare with the same runs, then predict from the new profile."""
+    runs = tmp_path / "runs.csv"
+    runs.write_text(
+        "model,cluster,tp,variant,batch,prompt,gen,tokens_per_s\n"
+        "8b,h100-sxm,2,standard,1,64,32,220\n8b,h100-sxm,2,upper-bound,1,64,32,240\n"
+    )
+    out = tmp_path / "mine.json.gz"
+    ran = calibrate("--runs", str(runs), "--base", "h100-sxm", "--out", str(out), "--draws", "2")
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.strip() == str(out)
+    assert "stack.gemv_factor" in ran.stderr
+    assert "not fitted: host.latency_s" in ran.stderr
+    compared = run("validate", str(runs), "--profile", str(out))
+    assert compared.code == 0, compared.err
+    assert " fit " in compared.out
+    assert "profile mine" in run("predict", "--model", "8b", "--profile", str(out)).out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--runs", "nowhere.csv", "--out", "a.json"), "cannot be read"),
+        (("--runs", "ladder-70b", "--out", "no/such/folder.json"), "no such folder"),
+        (("--runs", "ladder-70b", "--out", "a.json", "--draws", "1"), "--draws is 1: must be 2 or more"),
+        (("--runs", "ladder-70b", "--out", "a.json", "--base", "h100"), "did you mean 'h100-sxm'"),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused_at_once(arguments: tuple[str, ...], says: str) -> None:
+    ran = calibrate("--base", "h100-sxm", *arguments)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert says in ran.stderr
+
+
+def calibrate(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "calibration", "transfer", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPO)

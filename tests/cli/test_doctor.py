@@ -1,0 +1,119 @@
+"""`ladder-sim doctor`: tells a newcomer what works here, whatever is missing."""
+
+import json
+import subprocess
+import sys
+import tomllib
+from typing import NoReturn
+
+import pytest
+
+from ladder_sim.cli import doctor
+from ladder_sim.costs.profile_file import shipped_profiles
+from ladder_sim.errors import ProfileError
+from tests.conftest import REPO
+from tests.support.commands import process, run
+
+PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text("utf-8"))["project"]
+
+
+def names(requirements: list[str]) -> list[str]:
+    return [text.partition(">")[0] for text in requirements]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start no other process: importing torch takes seconds."""
+    monkeypatch.setattr(doctor, "_output", lambda command, seconds: None)
+
+
+def test_it_knows_every_dependency() -> None:
+    assert names(PROJECT["dependencies"]) == list(doctor.BASE)
+    extras = {name: names(given) for name, given in PROJECT["optional-dependencies"].items() if name != "test"}
+    assert extras == {name: list(given) for name, given in doctor.EXTRAS.items()}
+    assert set(doctor.PURPOSES) == set(doctor.EXTRAS)
+
+
+def test_text() -> None:
+    ran = run("doctor")
+    assert ran.code == 0
+    assert all(len(line) <= 80 for line in ran.out.splitlines())
+    for name in (*doctor.BASE, *shipped_profiles(), "CPU core", "works here: predict"):
+        assert name in ran.out
+    assert not ran.err
+
+
+def test_json() -> None:
+    ran = run("doctor", "--json")
+    found = json.loads(ran.out)
+    assert found["ready"] is True
+    assert found["packages"]["numpy"]
+    assert found["profiles"]["a100-sxm"] == "a100-sxm-hdr"
+    assert found["cpu_cores"] >= 1
+
+
+def test_missing_extras_come_with_their_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    optional = {name for given in doctor.EXTRAS.values() for name in given}
+    real = doctor.version
+    monkeypatch.setattr(doctor, "version", lambda name: None if name in optional else real(name))
+    ran = run("doctor")
+    assert ran.code == 0
+    for extra in doctor.EXTRAS:
+        assert f"-> pip install 'ladder-sim[{extra}]'" in ran.out
+
+
+def test_a_missing_base_package_exits_4(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = doctor.version
+    monkeypatch.setattr(doctor, "version", lambda name: None if name == "simpy" else real(name))
+    ran = run("doctor")
+    assert ran.code == 4
+    assert "simpy MISSING" in ran.out
+    assert "predictions: simpy is not installed" in ran.out
+    assert "works here" not in ran.out
+
+
+def test_an_unreadable_profile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> NoReturn:
+        raise ProfileError(f"profile '{name}' lacks 'gemm'", hint="re-create it")
+
+    monkeypatch.setattr("ladder_sim.costs.profile.load_profile", refuse)
+    report = doctor.examine()
+    assert set(report.profiles.values()) == {"cannot be read"}
+    assert any(problem.what == "profile h100-sxm" and "lacks" in problem.why for problem in report.problems)
+
+
+def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    smi = "NVIDIA H100 80GB HBM3, 81559 MiB, 550.54\n"
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(doctor, "_output", lambda command, _: smi if "nvidia-smi" in command[0] else None)
+    report = doctor.examine()
+    assert report.gpus == ("NVIDIA H100 80GB HBM3, 81559 MiB, 550.54",)
+    assert any("one GPU" in problem.why for problem in report.problems)
+    assert not any("no NVIDIA GPU" in problem.why for problem in report.problems)
+
+
+def test_torch_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "version", lambda name: "2.6.0")
+    for said in (None, "", "no json", "[]"):
+        monkeypatch.setattr(doctor, "_output", lambda command, seconds, said=said: said)
+        assert any("does not start" in problem.why for problem in doctor.examine().problems)
+    gpu = '{"cuda": "12.4", "devices": ["NVIDIA A100", "NVIDIA A100"], "gloo": true, "nccl": true}'
+    monkeypatch.setattr(doctor, "_output", lambda command, _: None if "nvidia-smi" in command[0] else f"hello\n{gpu}")
+    report = doctor.examine()
+    assert report.gpus == ("NVIDIA A100", "NVIDIA A100")
+    assert not any("GPU" in problem.what for problem in report.problems)
+
+
+def test_torch_is_never_imported() -> None:
+    code = (
+        "import sys\nfrom ladder_sim.cli.main import main\nmain(['doctor'])\n"
+        "assert 'torch' not in sys.modules\nassert 'pyarrow' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=REPO)
+    assert done.returncode == 0, done.stderr
+
+
+def test_as_a_user_runs_it() -> None:
+    ran = process("doctor", COLUMNS="80")
+    assert ran.code == 0
+    assert "Traceback" not in ran.err

@@ -1,0 +1,340 @@
+"""Every bad input: value, rule and way out on stderr, the right exit code, nothing on stdout, no traceback."""
+
+import gzip
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ladder_sim.costs.profile_file import SCHEMA_VERSION
+from tests.conftest import REPO
+from tests.support.commands import SMALL, run
+
+CONFIG: Mapping[str, object] = {
+    "model_type": "mistral",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 32768,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05,
+    "vocab_size": 32000,
+}
+# the shape of Mistral-7B
+
+
+def refused(arguments: tuple[str, ...], code: int, *parts: str) -> str:
+    """Run a command that has to fail; every one of `parts` has to be in its message."""
+    ran = run(*arguments)
+    assert ran.code == code, ran.err
+    assert ran.out == ""
+    message, arrow, hint = ran.err.partition("\n  hint: ")
+    assert message.startswith("error: ")
+    assert len(message) > len("error: ")
+    assert arrow
+    assert hint.strip()
+    assert "Traceback" not in ran.err
+    # one message, one way out
+    assert ran.err.count("\n") == 2, ran.err
+    for part in parts:
+        assert part in ran.err
+    return ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (("--model", "405bb"), ("unknown model '405bb'", "did you mean '405b'?", "`ladder-sim list models`")),
+        (("--model", ""), ("unknown model ''", "`ladder-sim list models`")),
+        (("--cluster", "h100-smx"), ("unknown cluster 'h100-smx'", "did you mean 'h100-sxm'?", "list clusters")),
+        (("--stack", "vlm"), ("unknown stack 'vlm'", "did you mean 'vllm'?", "list stacks")),
+        (("--variant", "lader"), ("unknown variant 'lader'", "did you mean 'ladder'?")),
+        (("--variant", "ladder,,standard"), ("unknown variant ''", "known: ", "hybrid-ladder:K")),
+        (("--set", "inter.bandwith=1GB/s"), ("unknown setting 'inter.bandwith'", "did you mean 'inter.bandwidth'?")),
+        (("--set", "bogus=1"), ("unknown setting 'bogus'", "`ladder-sim list settings`")),
+        (("--dtype", "bf17"), ("unknown dtype 'bf17'", "did you mean 'bf16'?")),
+        (("--dtype", "int3"), ("unknown dtype 'int3'", "bf16")),
+        (("--allreduce", "ncl"), ("unknown all-reduce 'ncl'", "did you mean 'nccl'?")),
+        (("--profile", "h100-smx"), ("'h100-smx'", "did you mean 'h100-sxm'?")),
+        (("--profile", "no-such"), ("'no-such'", "h100-sxm")),
+    ],
+)
+def test_unknown_name(arguments: tuple[str, ...], parts: tuple[str, ...]) -> None:
+    model = () if "--model" in arguments else ("--model", "8b")
+    refused(("predict", *model, *arguments), 2, *parts)
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        (b"", ("not valid JSON", "the file is empty")),
+        (b'{"hidden_size": 4096, "num_', ("not valid JSON", "truncated?")),
+        (b"\x80PK\x03\x04\xff\xfe" * 50, ("not UTF-8 text", "a binary file?")),
+        (b"[4096, 32]", ("must be a JSON object",)),
+        (b'"config"', ("must be a JSON object",)),
+        (b"{}", ("num_hidden_layers is missing",)),
+        (b"[" * 100_000, ("nested too deeply",)),
+    ],
+)
+def test_config_that_is_no_config(tmp_path: Path, content: bytes, parts: tuple[str, ...]) -> None:
+    file = tmp_path / "config.json"
+    file.write_bytes(content)
+    refused(("predict", "--model", str(file)), 2, str(file), *parts)
+
+
+def test_config_that_is_not_there(tmp_path: Path) -> None:
+    file = str(tmp_path / "absent.json")
+    refused(("predict", "--model", file), 2, f"{file}: no such file", "nothing is downloaded", "ladder-sim list")
+    folder = str(tmp_path / "empty")
+    Path(folder).mkdir()
+    refused(("predict", "--model", folder), 2, f"{folder}/config.json: no such file")
+
+
+@pytest.mark.parametrize("field", sorted({*CONFIG} - {"model_type", "rms_norm_eps", "num_key_value_heads"}))
+def test_config_that_lacks_a_field(tmp_path: Path, field: str) -> None:
+    file = tmp_path / "my-model.json"
+    file.write_text(json.dumps({key: value for key, value in CONFIG.items() if key != field}))
+    refused(("predict", "--model", str(file)), 2, f"{file}: {field} is missing", f'"{field}"')
+
+
+@pytest.mark.parametrize("value", [0, -1, -4096, 10**12, 10**40, 1.5, float("nan"), float("inf"), "32", True, [32], {}])
+@pytest.mark.parametrize("field", ["num_hidden_layers", "hidden_size", "vocab_size", "num_key_value_heads"])
+def test_config_with_an_impossible_figure(tmp_path: Path, field: str, value: object) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**CONFIG, field: value}))
+    refused(("predict", "--model", str(file)), 2, f"{file}: {field} is ", "must be a whole number from 1 to")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (("--tp", "6"), ("heads is 32", "not divisible by tp 6", "on 8 GPUs: 1, 2, 4, 8")),
+        (("--nodes", "3"), ("heads is 32", "not divisible by tp 24", "on 24 GPUs: 1, 2, 4, 8, 16")),
+        (("--gpus-per-node", "3"), ("not divisible by tp 3", "on 3 GPUs: 1, 2")),
+        (("--tp", "7", "--model", "405b"), ("heads is 128", "not divisible by tp 7")),
+    ],
+)
+def test_tp_that_does_not_divide(arguments: tuple[str, ...], parts: tuple[str, ...]) -> None:
+    refused(("predict", "--model", "8b", *arguments), 3, *parts)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "needs", "smallest", "way_out"),
+    [
+        (("--model", "70b", "--tp", "1"), "llama-3.1-70b needs 144 GB", "2", ()),
+        (("--model", "405b"), "llama-3.1-405b needs 111 GB", "16 (--nodes 2)", ("--nodes", "2")),
+        (("--model", "405b", "--gpus-per-node", "4"), "per GPU at TP 4", "16 (--nodes 4)", ("--nodes", "4")),
+        (("--model", "176b", "--tp", "4"), "H100 SXM5 80GB has 85.5 GB", "7", ()),
+        (("--model", "8b", "--tp", "1", "--batch", "500", "--stack", "vllm"), "8b needs", "4", ()),
+    ],
+)
+def test_model_that_does_not_fit(
+    arguments: tuple[str, ...], needs: str, smallest: str, way_out: tuple[str, ...]
+) -> None:
+    refused(("predict", *arguments), 3, needs, f"smallest TP that fits: {smallest};", "--ignore-memory")
+    # the hint holds: that degree fits, and no smaller one does
+    tp = int(smallest.split()[0])
+    followed = run("predict", *arguments, *way_out, "--tp", str(tp), "--json")
+    assert followed.code == 0, followed.err
+    assert json.loads(followed.out)["scenario"]["tp"] == tp
+    for smaller in range(1, tp):
+        assert run("predict", *arguments, *way_out, "--tp", str(smaller)).code == 3
+
+
+def test_nothing_fits() -> None:
+    err = refused(("predict", "--model", "8b", "--batch", "1000000"), 3, "no tensor-parallel degree")
+    assert "--ignore-memory" in err
+
+
+@pytest.mark.parametrize("flag", ["--batch", "--prompt", "--gen", "--nodes", "--gpus-per-node", "--tp"])
+@pytest.mark.parametrize("value", ["0", "-1", "1" + "0" * 12, "9" * 300])
+def test_size_out_of_range(flag: str, value: str) -> None:
+    name = flag[2:].replace("-", "_")
+    refused(("predict", "--model", "8b", flag, value), 2, f"{name} is ", value[:20], "must be a whole number")
+
+
+@pytest.mark.parametrize("flag", ["--batch", "--tp"])
+@pytest.mark.parametrize("value", ["x", "1.5", "nan", "", "8 GPUs", "0x10"])
+def test_size_that_is_no_number(flag: str, value: str) -> None:
+    refused(("predict", flag, value), 2, flag, f"'{value}'", "`ladder-sim predict --help`")
+
+
+def test_sizes_that_do_not_go_together() -> None:
+    refused(("predict", "--tp", "16"), 2, "tp 16 needs 16 GPUs", "1 x 8 are there", "--nodes 2")
+    refused(("predict", "--nodes", "100000"), 2, "tp is 800000", "--tp 8")
+    refused(("predict", "--nodes", "2", "--tp", "12", "--model", "176b"), 3, "not divisible by tp 12")
+    refused(("predict", "--nodes", "2", "--tp", "14", "--model", "176b"), 2, "fill them evenly", "multiple of 8")
+    prompt = ("predict", "--model", "8b", "--prompt", "60000000", "--gen", "60000000")
+    refused(prompt, 2, "120000000 tokens", "at most 100000000")
+
+
+@pytest.mark.parametrize(
+    ("setting", "parts"),
+    [
+        ("inter.bandwidth=100GHz", ("inter.bandwidth: '100GHz' has no known unit", "accepted are", "400Gb/s")),
+        ("inter.bandwidth=5us", ("'5us' has no known unit", "B/s")),
+        ("intra.latency=5GB", ("intra.latency: '5GB' has no known unit", "s, ms, us, ns", "5us")),
+        ("gpu.hbm=80GHz", ("gpu.hbm: '80GHz' has no known unit", "16 GiB")),
+        ("inter.bandwidth=fast", ("'fast' is no number with a unit",)),
+        ("inter.bandwidth=nan", ("'nan' is no number",)),
+        ("inter.bandwidth=1e999", ("'1e999' must be finite",)),
+        ("inter.bandwidth=-1GB/s", ("'-1GB/s' must be finite and not negative",)),
+        ("inter.bandwidth=0", ("bandwidth_Bps is 0.0", "above 0")),
+        ("gpu.sms=1.5", ("gpu.sms is '1.5'", "must be a whole number")),
+        ("model.layers=0", ("layers is 0", "must be a whole number")),
+        ("stack.cuda_graphs=maybe", ("stack.cuda_graphs is 'maybe'", "must be true or false")),
+        ("stack.attention=flush", ("unknown stack.attention 'flush'", "did you mean 'flash'?")),
+        ("inter.bandwidth", ("--set 'inter.bandwidth' is not KEY=VALUE", "--set inter.bandwidth=100Gb/s")),
+        ("inter.bandwidth=", ("is not KEY=VALUE",)),
+        ("=5", ("--set '=5' is not KEY=VALUE",)),
+        ("", ("--set '' is not KEY=VALUE",)),
+    ],
+)
+def test_bad_setting(setting: str, parts: tuple[str, ...]) -> None:
+    refused(("predict", "--model", "8b", "--set", setting), 2, *parts)
+
+
+@pytest.mark.parametrize(
+    ("variant", "parts"),
+    [
+        ("hybrid-ladder", ("needs a positive whole number K", "'hybrid-ladder:16'")),
+        ("hybrid-ladder:0", ("needs a positive whole number K",)),
+        ("hybrid-ladder:-3", ("needs a positive whole number K",)),
+        ("hybrid-ladder:x", ("needs a positive whole number K",)),
+        ("hybrid-ladder:33", ("the model has 32 layers", "'hybrid-ladder:32' or 'ladder'")),
+        ("desync", ("needs a positive whole number N", "'desync:4'")),
+        ("desync:0", ("needs a positive whole number N",)),
+        ("desync:1000", ("the model has 64 blocks", "'upper-bound'")),
+        ("ladder:3", ("'ladder' takes no parameter", "write 'ladder'")),
+        ("upper-bound:1", ("'upper-bound' takes no parameter",)),
+    ],
+)
+def test_bad_variant_parameter(variant: str, parts: tuple[str, ...]) -> None:
+    refused(("predict", "--model", "8b", "--variant", variant), 2, f"'{variant}'", *parts)
+
+
+@pytest.mark.parametrize("algorithm", ["one-shot", "two-shot", "nvls"])
+def test_allreduce_that_needs_peer_to_peer(algorithm: str) -> None:
+    arguments = (*SMALL, "--allreduce", algorithm, "--no-p2p")
+    refused(arguments, 2, f"'{algorithm}'", "needs peer-to-peer", "--allreduce nccl", "--no-p2p")
+    assert run(*SMALL, "--allreduce", "nccl", "--no-p2p").code == 0
+
+
+def shipped_profile() -> dict[str, Any]:
+    found = REPO / "ladder_sim" / "costs" / "profiles" / "h100-sxm.json.gz"
+    document: dict[str, Any] = json.loads(gzip.decompress(found.read_bytes()))
+    return document
+
+
+def test_profile_of_a_newer_schema(tmp_path: Path) -> None:
+    newer = shipped_profile() | {"schema_version": SCHEMA_VERSION + 1, "a_new_entry": 1}
+    file = tmp_path / "newer.json"
+    file.write_text(json.dumps(newer))
+    wanted = (f"'{file}' has schema_version {SCHEMA_VERSION + 1}", f"reads up to {SCHEMA_VERSION}", "upgrade")
+    refused((*SMALL, "--profile", str(file)), 2, *wanted)
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        ({"gemm": 5}, ("gemm",)),
+        ({"reference": {}}, ("reference.bf16_flops",)),
+        ({"surprise": 1}, ("surprise is 1",)),
+        ({"schema_version": "one"}, ("schema_version",)),
+    ],
+)
+def test_corrupt_profile(tmp_path: Path, change: dict[str, object], parts: tuple[str, ...]) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps(shipped_profile() | change))
+    refused((*SMALL, "--profile", str(file)), 2, str(file), *parts)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("cut.json.gz", gzip.compress(b'{"schema_version": 1}' * 99)[:-9]),
+        ("plain.json.gz", b"not gzip at all"),
+        ("binary.json", bytes(range(256))),
+        ("empty.json", b""),
+        ("object.json", b"{}"),
+    ],
+)
+def test_profile_that_is_no_profile(tmp_path: Path, name: str, content: bytes) -> None:
+    file = tmp_path / name
+    file.write_bytes(content)
+    refused((*SMALL, "--profile", str(file)), 2, f"profile '{file}'")
+
+
+def test_formats_exclude_each_other() -> None:
+    refused((*SMALL, "--json", "--csv"), 2, "--json and --csv exclude each other")
+
+
+def test_save_where_nothing_can_be_saved(tmp_path: Path) -> None:
+    missing = tmp_path / "missing" / "x.json"
+    refused((*SMALL, "--save", str(missing)), 2, f"'{missing}' cannot be written", "No such file", "folder")
+    refused((*SMALL, "--json", "--save", str(tmp_path)), 2, f"'{tmp_path}'", "directory")
+    for name in ("x.foo", "x", "x.json.bak"):
+        refused((*SMALL, "--save", str(tmp_path / name)), 2, name, "known format", ".json, .csv, .txt")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (("predict", "--modle", "8b"), ("--modle", "--model", "`ladder-sim predict --help`")),
+        (("predict", "--model"), ("'--model' requires an argument", "--help")),
+        (("predict", "8b"), ("8b", "`ladder-sim predict --help`")),
+        (("predct",), ("'predct'", "--help")),
+        (("--verbose",), ("--verbose", "`ladder-sim --help`")),
+        (("calibrate", "shw"), ("'shw'", "`ladder-sim calibrate --help`")),
+        (("list", "models", "more"), ("more", "`ladder-sim list --help`")),
+        (("show",), ("name", "`ladder-sim show --help`")),
+        (("list", "model"), ("unknown list 'model'", "did you mean 'models'?")),
+        (("list", "gpus"), ("unknown list 'gpus'", "clusters, models, profiles, settings, stacks, variants")),
+        (("show", "h100-smx"), ("unknown model, cluster or stack 'h100-smx'", "did you mean 'h100-sxm'?")),
+        (("show", "nothing-like-it"), ("'nothing-like-it'", "`ladder-sim list` shows all")),
+        (("show", "absent.toml"), ("absent.toml: no such file", "cluster's or stack's")),
+        (("show", "absent.json"), ("absent.json: no such file", "config.json")),
+    ],
+)
+def test_unknown_option_command_or_entry(arguments: tuple[str, ...], parts: tuple[str, ...]) -> None:
+    refused(arguments, 2, *parts)
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [("name = [", "not valid TOML"), ('[gpu]\nname = "x"', "bf16_flops"), ('attention = "flash"', "is missing")],
+)
+def test_show_of_a_broken_file(tmp_path: Path, content: str, part: str) -> None:
+    """Regression: a broken cluster was read as a stack, and the message said what a stack lacks."""
+    file = tmp_path / "mine.toml"
+    file.write_text(content)
+    refused(("show", str(file)), 2, str(file), part)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (("--jitter", "abc"), ("--jitter 'abc' is no number", "'measured'")),
+        (("--jitter", ""), ("--jitter '' is no number", "0.05")),
+        (("--jitter", "5%"), ("--jitter '5%' is no number", "0.05")),
+        (("--jitter", "-0.1"), ("jitter -0.1 is not between 0 and 1", "0.05")),
+        (("--jitter", "2"), ("jitter 2.0 is not between 0 and 1", "0.05")),
+        (("--jitter", "nan"), ("jitter nan is not between 0 and 1", "0.05")),
+        (("--jitter", "inf"), ("jitter inf is not between 0 and 1", "0.05")),
+        (("--jitter", "measured"), ("profile 'h100-sxm-gpt-fast' holds no measured jitter", "give a number")),
+        (("--jitter", "measured", "--profile", "none"), ("profile 'none' holds no measured jitter", "give a number")),
+        (("--seed", "-1"), ("seed -1 is no whole number", "for example 0")),
+        (("--seed", "-1", "--jitter", "0.05"), ("seed -1 is no whole number", "for example 0")),
+        (("--seed", "1.5"), ("--seed", "'1.5'", "whole number")),
+        (("--engine", "foo"), ("unknown engine 'foo'", "known: des, fast")),
+        (("--engine", "fats"), ("unknown engine 'fats'", "did you mean 'fast'?")),
+        (("--engine", "dess"), ("unknown engine 'dess'", "did you mean 'des'?")),
+        (("--engine", ""), ("unknown engine ''", "fast")),
+    ],
+)
+def test_jitter_seed_or_engine_that_is_none(arguments: tuple[str, ...], parts: tuple[str, ...]) -> None:
+    refused((*SMALL, *arguments), 2, *parts)

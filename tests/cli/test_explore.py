@@ -1,0 +1,68 @@
+"""`ladder-sim explore` checks what it is given before a page opens."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPO
+from tests.support.commands import heed_interrupts, run
+
+FLAGS = ("--model", "405b", "--nodes", "2", "--set", "inter.bandwidth=100Gb/s", "--variant", "ladder")
+
+
+def test_it_listens_on_this_machine_and_starts_with_the_scenario() -> None:
+    command = [sys.executable, "-m", "ladder_sim", "explore", *FLAGS, "--no-open", "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=REPO, preexec_fn=heed_interrupts) as server:
+        try:
+            assert server.stderr is not None
+            found = re.search(r"http://127\.0\.0\.1:\d+/", server.stderr.readline())
+            assert found is not None
+            with urllib.request.urlopen(found[0] + "_dash-layout", timeout=20) as answer:
+                page = json.load(answer)
+            start = next(one for one in page["props"]["children"] if one["props"].get("id") == "start")
+            assert start["props"]["data"] == "model=405b&nodes=2&variants=ladder&inter.bandwidth=100Gb/s"
+        finally:
+            server.send_signal(signal.SIGINT)
+            try:
+                assert server.wait(timeout=20) == 0
+            finally:
+                server.kill()
+
+
+def test_export_writes_a_page_without_addresses(tmp_path: Path) -> None:
+    """Whatever plotly.js mentions, the page forbids itself to ask for anything."""
+    file = tmp_path / "page.html"
+    assert run("explore", *FLAGS, "--export", str(file)).code == 0
+    page = file.read_text(encoding="utf-8")
+    assert "default-src 'none'" in page
+    assert not re.search(r"<(script|link|img)[^>]+(src|href)=", page[: page.index("<script>")])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--model", "nope"), "unknown model 'nope'"),
+        (("--engine", "des"), "--engine is for single predictions"),
+        (("--export", "page.pdf"), "the extension says no web page"),
+        (("--set", "inter.fabric=x"), "no figure that a page can set"),
+        (("--tp", "7"), "not divisible by tp 7"),
+    ],
+)
+def test_mistakes_are_told_before_a_page_opens(arguments: tuple[str, ...], told: str) -> None:
+    ran = run("explore", "--no-open", *arguments)
+    assert ran.code in (2, 3)
+    assert told in ran.err
+
+
+def test_without_dash_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ladder_sim.cli.explore.find_spec", lambda name: None if name == "dash" else find_spec(name))
+    ran = run("explore", "--no-open")
+    assert ran.code == 4
+    assert 'pip install "ladder-sim[explorer]"' in ran.err

@@ -1,0 +1,226 @@
+"""The command line as a whole: help, exit codes, interruption, pipes, bugs, and the commands beside `predict`."""
+
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from calibration.__main__ import main as calibration_main
+from ladder_sim import __version__
+from ladder_sim.cli.options import ScenarioFlags
+from ladder_sim.errors import UnknownNameError
+from ladder_sim.specs import catalog
+from ladder_sim.specs.settings import settable
+from tests.conftest import REPO
+from tests.support.commands import SMALL, heed_interrupts, process, run
+
+COMMANDS = [(), ("predict",), ("list",), ("show",), ("calibrate",)]
+
+
+def test_version() -> None:
+    assert run("--version") == (0, f"{__version__}\n", "")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help(command: tuple[str, ...], flag: str) -> None:
+    ran = run(*command, flag)
+    assert ran.code == 0
+    assert ran.err == ""
+    assert f"Usage: {' '.join(('ladder-sim', *command))} " in ran.out
+
+
+@pytest.mark.parametrize("command", [(), ("calibrate",)])
+def test_no_command_prints_help_and_no_empty_error(command: tuple[str, ...]) -> None:
+    """Regression: an error without a message followed the help."""
+    ran = run(*command)
+    assert ran.code == 2
+    assert "Usage: ladder-sim" in ran.out
+    assert ran.err == ""
+
+
+def test_help_names_every_scenario_flag() -> None:
+    text = run("predict", "--help").out
+    for name in ScenarioFlags.__dataclass_fields__:
+        assert f"--{name.strip('_').replace('_', '-')} " in text
+    # what is asked stands before what is printed
+    assert text.index("--model") < text.index("--variant") < text.index("--json")
+
+
+def test_help_imports_no_simulator() -> None:
+    code = (
+        "import sys; from ladder_sim.cli.main import main; main(['predict', '--help']); "
+        "heavy = {'scipy', 'networkx', 'simpy', 'pandas'} & set(sys.modules); print(heavy, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPO, check=True)
+    assert done.stderr == "set()\n"
+
+
+@pytest.mark.parametrize("what", ["models", "clusters", "stacks", "variants", "profiles", "settings"])
+def test_list(what: str) -> None:
+    ran = run("list", what)
+    assert ran.code == 0
+    assert ran.err == ""
+    names = {
+        "models": catalog.model_names(),
+        "clusters": catalog.cluster_names(),
+        "stacks": catalog.stack_names(),
+        "variants": ("standard", "parallel", "ladder", "hybrid-ladder:K", "desync:N", "upper-bound"),
+        "profiles": ("h100-sxm",),
+        "settings": settable(),
+    }[what]
+    assert set(names) <= {line.split()[0] for line in ran.out.splitlines()[1:]}
+    overview = run("list").out
+    assert what in overview
+    if what != "settings":
+        assert all(name in overview for name in names)
+
+
+@pytest.mark.parametrize("name", ["405b", "llama-3.1-70b", "h100-sxm", "vllm", "gpt-fast", " H100-SXM "])
+def test_show_every_figure_with_its_source(name: str) -> None:
+    ran = run("show", name)
+    assert ran.code == 0
+    figures = dict(line.split(None, 1) for line in ran.out.splitlines())
+    assert "name" in figures
+    assert "source" in figures
+    assert len(figures) > 10
+
+
+def test_show_a_file(tmp_path: Path) -> None:
+    folder = REPO / "ladder_sim" / "specs" / "data"
+    for kind, name in (("clusters", "h100-sxm"), ("stacks", "vllm")):
+        file = tmp_path / f"{name}.toml"
+        file.write_text((folder / kind / file.name).read_text("utf-8"))
+        assert run("show", str(file)) == run("show", name)
+
+
+def test_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ladder_sim.prediction.predict", interrupt)
+    assert run(*SMALL) == (130, "", "error: interrupted\n")
+
+
+def test_interrupt_from_the_keyboard(tmp_path: Path) -> None:
+    reached = tmp_path / "reached"
+    code = (
+        "import pathlib, sys, time, ladder_sim.prediction as p\n"
+        f"def slow(*_, **__): pathlib.Path({str(reached)!r}).touch(); time.sleep(30)\n"
+        "p.predict = slow\n"
+        "from ladder_sim.cli.main import main\n"
+        "sys.exit(main(['predict', '--model', '8b']))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=REPO, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts
+    ) as child:
+        for _ in range(300):
+            if reached.exists():
+                break
+            time.sleep(0.05)
+        os.kill(child.pid, signal.SIGINT)
+        _, err = child.communicate(timeout=20)
+    assert child.returncode == 130
+    assert err == "error: interrupted\n"
+
+
+def test_a_bug_is_one_line_unless_debug(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ValueError("of the simulator")
+
+    monkeypatch.setattr("ladder_sim.prediction.predict", broken)
+    ran = run(*SMALL)
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err == "error: ValueError: of the simulator\n  hint: a bug; --debug shows where\n"
+    for command in ((*SMALL, "--debug"), ("--debug", *SMALL)):
+        with pytest.raises(ValueError, match="of the simulator"):
+            run(*command)
+
+
+def test_debug_shows_where_an_error_comes_from() -> None:
+    with pytest.raises(UnknownNameError):
+        run("predict", "--model", "405bb", "--debug")
+
+
+def test_exit_code_of_the_process() -> None:
+    ran = process("predict", "--model", "405bb")
+    assert ran.code == 2
+    assert ran.out == ""
+    assert ran.err.startswith("error: unknown model '405bb'\n  hint: did you mean '405b'?")
+    assert process("predict", "--model", "70b", "--tp", "1").code == 3
+
+
+@pytest.mark.parametrize("command", [("list", "settings"), ("predict", "--model", "8b")])
+@pytest.mark.parametrize("reader", ["| head -1", "| true"])
+def test_a_closed_pipe_is_no_error(command: tuple[str, ...], reader: str) -> None:
+    """Regression: the exit code was 1 where the reader was gone before the first line."""
+    ran = process(*command, shell=reader)
+    assert (ran.code, ran.err) == (0, "")
+    assert len(ran.out.splitlines()) == (reader == "| head -1")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
+def test_a_full_disk_is_no_bug() -> None:
+    ran = process("list", "settings", shell="> /dev/full")
+    assert ran.code == 1
+    assert ran.err == "error: cannot write the output: No space left on device\n  hint: send it elsewhere\n"
+
+
+def test_output_is_ascii() -> None:
+    for command in (SMALL, ("list", "stacks"), ("show", "h100-sxm")):
+        assert run(*command).out.isascii()
+
+
+def test_calibrate_show() -> None:
+    ran = process("calibrate", "show", "h100-sxm")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.startswith("profile h100-sxm, made ")
+    assert re.search(r"^GEMM bf16 .* \d+\.\d %", ran.out, re.M)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "parts"),
+    [
+        (("show", "h100-smx"), 2, ("'h100-smx'", "did you mean 'h100-sxm'?")),
+        (("import", "aiconfigurator", "--system", "h100"), 2, ("unknown system 'h100'", "h100_sxm")),
+        (("import", "aiconfigurator", "--system", "h100_sxm", "--source", "."), 2, ("systems/data", "hint: ")),
+    ],
+)
+def test_calibrate_errors(arguments: tuple[str, ...], code: int, parts: tuple[str, ...]) -> None:
+    ran = process("calibrate", *arguments)
+    assert (ran.code, ran.out) == (code, "")
+    assert ran.err.startswith("error: ")
+    assert "Traceback" not in ran.err
+    assert all(part in ran.err for part in parts)
+
+
+def test_calibrate_passes_debug_on() -> None:
+    """Regression: --debug was taken out of the arguments and never reached the calibration."""
+    assert "Traceback" in process("calibrate", "show", "h100-smx", "--debug").err
+
+
+def test_calibrate_import_without_the_package(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if "aiconfigurator" in name else find(name, *rest)
+    )
+    assert calibration_main(["import", "aiconfigurator", "--system", "h100_sxm"]) == 4
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "pip install aiconfigurator-core==0.12.0" in printed.err
+    assert "not installed" in printed.err
+
+
+def test_calibrate_without_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda *_: None)
+    ran = run("calibrate", "show", "h100-sxm")
+    assert ran.code == 4
+    assert "hint: pip install" in ran.err

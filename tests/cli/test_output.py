@@ -1,0 +1,320 @@
+"""What `predict` prints: the table, the JSON of the documented form, CSV, and the same in files."""
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.test_errors import CONFIG
+from tests.support.commands import SMALL, Ran, process, run
+
+FOUR = ["standard", "parallel", "ladder", "upper-bound"]
+TOP = ["schema_version", "scenario", "variants", "provenance", "warnings"]
+SCENARIO = {
+    "model": "llama-3.1-405b",
+    "cluster": "h100-sxm",
+    "nodes": 2,
+    "gpus_per_node": 8,
+    "tp": 16,
+    "batch": 1,
+    "prompt": 1024,
+    "gen": 512,
+    "dtype": "bf16",
+    "stack": "gpt-fast",
+    "p2p": True,
+}
+FIGURES = [
+    *("ttft_s", "tpot_s", "request_s", "tokens_per_s", "tokens_per_s_low", "tokens_per_s_high"),
+    *("speedup", "speedup_low", "speedup_high", "ttft_speedup", "tpot_speedup"),
+    *("comm_s", "exposed_comm_s", "memory_bytes_per_gpu", "fits"),
+]
+
+
+def read_json(ran: Ran) -> Any:
+    """The one object on stdout."""
+    assert ran.code == 0, ran.err
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    return json.loads(ran.out, parse_constant=refuse)
+
+
+@pytest.fixture(scope="module")
+def default() -> Any:
+    return read_json(run("predict", "--model", "405b", "--nodes", "2", "--json"))
+
+
+def test_json_has_exactly_the_documented_keys(default: Any) -> None:
+    assert list(default) == TOP
+    assert default["schema_version"] == 1
+    assert default["scenario"] == SCENARIO
+    assert list(default["scenario"]) == list(SCENARIO)
+    assert list(default["variants"]) == FOUR
+    for figures in default["variants"].values():
+        assert list(figures) == FIGURES
+    assert list(default["provenance"]) == ["profile", "measured_fraction"]
+
+
+def test_json_figures_agree_with_each_other(default: Any) -> None:
+    base = default["variants"]["standard"]
+    for figures in default["variants"].values():
+        assert figures["request_s"] == pytest.approx(figures["ttft_s"] + 511 * figures["tpot_s"])
+        assert figures["tokens_per_s"] == pytest.approx(512 / figures["request_s"])
+        assert figures["speedup"] == pytest.approx(base["request_s"] / figures["request_s"])
+        assert figures["ttft_speedup"] == pytest.approx(base["ttft_s"] / figures["ttft_s"])
+        assert figures["tpot_speedup"] == pytest.approx(base["tpot_s"] / figures["tpot_s"])
+        assert figures["tokens_per_s_low"] <= figures["tokens_per_s"] <= figures["tokens_per_s_high"]
+        assert figures["speedup_low"] <= figures["speedup"] <= figures["speedup_high"]
+        assert 0 <= figures["exposed_comm_s"] <= figures["comm_s"]
+        # bytes of an 80 GB GPU, seconds of a request of half a minute at most
+        assert 50e9 < figures["memory_bytes_per_gpu"] < 80e9
+        assert figures["fits"] is True
+        assert 1 < figures["request_s"] < 60
+    assert base["speedup"] == base["speedup_low"] == base["speedup_high"] == 1
+    assert 0 < default["provenance"]["measured_fraction"] < 1
+    assert default["provenance"]["profile"] == "h100-sxm-gpt-fast"
+
+
+def test_ladder_lies_between_standard_and_the_upper_bound(default: Any) -> None:
+    speedup = {name: figures["speedup"] for name, figures in default["variants"].items()}
+    assert 1 < speedup["ladder"] < speedup["upper-bound"]
+
+
+def test_json_is_alone_on_stdout_and_quiet_on_stderr() -> None:
+    ran = run(*SMALL, "--json", "--explain")
+    assert ran.out.startswith("{\n")
+    assert ran.out.endswith("}\n")
+    assert ran.err == ""
+
+
+def test_variants_keep_their_parameters_and_order() -> None:
+    asked = ("--variant", "desync:4,Ladder", "--variant", "hybrid-ladder:016", "--variant", "ladder")
+    found = read_json(run("predict", "--model", "8b", *asked, "--json"))
+    assert list(found["variants"]) == ["desync:4", "ladder", "hybrid-ladder:16"]
+
+
+def test_one_token_has_no_time_per_further_token() -> None:
+    figures = read_json(run(*SMALL, "--gen", "1", "--json"))["variants"]["ladder"]
+    assert figures["tpot_s"] is None
+    assert figures["tpot_speedup"] is None
+    assert figures["request_s"] == figures["ttft_s"]
+    row = next(line for line in run(*SMALL, "--gen", "1").out.splitlines() if line.startswith("ladder"))
+    assert row.split()[3] == "-"
+    (row_csv,) = csv.DictReader(io.StringIO(run(*SMALL, "--gen", "1", "--csv").out))
+    assert row_csv["tpot_s"] == ""
+
+
+def test_ignoring_memory_is_said() -> None:
+    command = ("predict", "--model", "70b", "--tp", "1", "--ignore-memory")
+    found = read_json(run(*command, "--json"))
+    assert {figures["fits"] for figures in found["variants"].values()} == {False}
+    assert found["variants"]["ladder"]["memory_bytes_per_gpu"] > 85.5e9
+    # Regression: the table did not say so
+    assert "does not fit: needs 144 GB of 85.5 GB per GPU" in run(*command).err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "warning"),
+    [
+        (("--model", "405b", "--nodes", "2"), "8 KV heads on 16 ranks: each KV head is held by 2 ranks"),
+        (("--model", "8b", "--dtype", "fp16"), "fp16 uses the bf16 tables: the same bytes and tensor-core rate"),
+        (("--model", "8b", "--profile", "none"), "no measured profile: every time is a datasheet roofline"),
+        (("--model", "8b", "--nodes", "2", "--tp", "8"), "tp 8 uses 1 of 2 nodes"),
+        (("--model", "8b", "--prompt", "200000"), "context of 200512 tokens: 'llama-3.1-8b' was made for 131072"),
+    ],
+)
+def test_warnings_are_in_the_json_and_on_stderr(arguments: tuple[str, ...], warning: str) -> None:
+    command = ("predict", *arguments, "--variant", "ladder", "--ignore-memory")
+    assert warning in read_json(run(*command, "--json"))["warnings"]
+    table = run(*command)
+    assert f"warning: {warning}\n" in table.err
+    assert "warning" not in table.out
+
+
+def test_csv_has_a_row_per_variant() -> None:
+    ran = run("predict", "--model", "70b", "--csv")
+    rows = list(csv.reader(io.StringIO(ran.out)))
+    assert rows[0] == [*SCENARIO, "variant", *FIGURES]
+    assert [row[rows[0].index("variant")] for row in rows[1:]] == FOUR
+    found = read_json(run("predict", "--model", "70b", "--json"))
+    for row in csv.DictReader(io.StringIO(ran.out)):
+        assert float(row["request_s"]) == found["variants"][row["variant"]]["request_s"]
+        assert row["fits"] == "True"
+
+
+@pytest.mark.parametrize(("name", "flags"), [("x.json", ["--json"]), ("x.csv", ["--csv"]), ("X.TXT", [])])
+def test_saved_is_what_would_be_printed(tmp_path: Path, name: str, flags: list[str]) -> None:
+    file = tmp_path / name
+    saved = run(*SMALL, "--save", str(file))
+    assert saved == Ran(0, "", f"written: {file}\n")
+    assert file.read_text("utf-8") == run(*SMALL, *flags).out
+
+
+def test_a_flag_decides_the_format_before_the_extension(tmp_path: Path) -> None:
+    file = tmp_path / "x.data"
+    assert run(*SMALL, "--csv", "--save", str(file)).code == 0
+    assert file.read_text("utf-8") == run(*SMALL, "--csv").out
+
+
+def test_the_default_table() -> None:
+    ran = run("predict", "--model", "405b", "--nodes", "2")
+    assert ran.code == 0
+    title, asked, blank, columns, *rows = ran.out.splitlines()
+    assert title == "llama-3.1-405b, TP 16 on 2 x 8 H100 SXM5 80GB, nvlink4-nvswitch + ib-ndr400"
+    assert asked == "batch 1, prompt 1024, 512 new tokens, bf16, stack gpt-fast, all-reduce nccl"
+    assert not blank
+    assert columns.split() == [
+        *("variant", "TTFT", "TPOT", "tok/s", "speedup", "(90%)", "communication", "hidden", "limited", "by"),
+    ]
+    found = {}
+    for name, row in zip(FOUR, rows[:4], strict=True):
+        parts = re.split(r"\s{2,}", row)
+        assert parts[0] == name
+        assert len(parts) == 8
+        found[name] = float(parts[4].split()[0])
+        assert re.search(r"\d%$", row)
+    assert found["standard"] == 1
+    assert 1 < found["ladder"] < found["upper-bound"]
+    assert re.search(
+        r"^measured share \d+% \(of standard's time, profile h100-sxm-gpt-fast\); standard rests on$", ran.out, re.M
+    )
+    assert "…" not in ran.out
+    shares = [float(found) for found in re.findall(r"^  [a-z]+ +([\d.]+)%  ", ran.out, re.M)]
+    assert sum(shares) == pytest.approx(100, abs=0.3)
+
+
+def test_large_rates_have_no_exponent() -> None:
+    """Regression: 10060 tok/s was printed as 1.006e+04."""
+    assert "e+0" not in run(*SMALL, "--batch", "20000", "--ignore-memory").out
+
+
+OPS = ["embedding", "attn.qkv", "attn.rope", "attn.attention", "attn.o", "attn.all_reduce"]
+OPS += ["mlp.up", "mlp.activation", "mlp.down", "mlp.all_reduce", "attn.norm", "mlp.norm", "final.norm"]
+
+
+def test_explain_shows_every_op_its_source_and_the_memory() -> None:
+    ran = run("predict", "--model", "405b", "--nodes", "2", "--variant", "standard,ladder", "--explain")
+    for title in ("standard: prefill", "standard: one decode step", "ladder: prefill", "ladder: one decode step"):
+        assert title in ran.out
+    tables = re.split(r"^\w+: (?:prefill|one decode step), .*$", ran.out, flags=re.M)[1:]
+    assert len(tables) == 4
+    for body in tables:
+        names = [line.split()[0] for line in body.splitlines() if line]
+        assert {*OPS, "lm_head", "sample"} <= set(names)
+        assert {"roofline", "measured", "fitted"} <= set(body.split())
+        assert "critical" in body
+    # ladder cannot add in the norm's kernel on this stack
+    assert "attn.add" in tables[2]
+    assert ran.out.count("memory per GPU: 61.0 GB of 85.5 GB (weights 59.1 GB, KV cache") == 2
+
+
+def test_explain_shows_sharding_of_other_stacks() -> None:
+    ran = run(*SMALL, "--stack", "vllm", "--explain")
+    assert "all_gather" in ran.out
+    assert "flash, 4/1 heads" in ran.out
+
+
+def test_config_from_outside_the_catalog(tmp_path: Path) -> None:
+    folder = tmp_path / "Mistral-7B-v0.3"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    for path in (folder, folder / "config.json"):
+        found = read_json(run("predict", "--model", str(path), "--tp", "4", "--json"))
+        assert found["scenario"]["model"] == "Mistral-7B-v0.3"
+        # 7.25 billion weights over four ranks, the embedding and the head on every one
+        assert 4e9 < found["variants"]["standard"]["memory_bytes_per_gpu"] < 8e9
+        assert 1 < found["variants"]["ladder"]["speedup"] < found["variants"]["upper-bound"]["speedup"]
+
+
+def test_ladder_config_selects_its_variant(tmp_path: Path) -> None:
+    file = tmp_path / "half.json"
+    file.write_text(json.dumps(CONFIG | {"model_type": "llamaLadder", "ladder_layers": 16}))
+    found = read_json(run("predict", "--model", str(file), "--json"))
+    assert list(found["variants"]) == ["standard", "parallel", "hybrid-ladder:16", "upper-bound"]
+
+
+@pytest.mark.parametrize("name", ["[red]x[/].json", "a:smile:b.json", "[/].json"])
+def test_names_are_no_markup(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True, parents=True)
+    file.write_text(json.dumps(CONFIG))
+    assert run("predict", "--model", str(file), "--variant", "ladder").out.startswith(f"{file.stem}, TP 8")
+
+
+def test_settings_change_the_answer() -> None:
+    command = ("predict", "--model", "405b", "--nodes", "2", "--variant", "ladder", "--json")
+    speedups = [
+        read_json(run(*command, *setting))["variants"]["ladder"]["speedup"]
+        for setting in ((), ("--set", "inter.bandwidth=100Gb/s"), ("--set", "inter.bandwidth=12.5e9"))
+    ]
+    assert speedups[0] < speedups[1] == speedups[2]
+
+
+def test_no_escapes_off_a_terminal() -> None:
+    for command in (SMALL, ("list", "models"), ("show", "h100-sxm"), ("predict", "--help"), ("--help",)):
+        ran = run(*command)
+        assert ran.code == 0
+        assert "\x1b" not in ran.out + ran.err
+    ran = process(*SMALL, NO_COLOR="1")
+    assert ran.code == 0
+    assert "\x1b" not in ran.out + ran.err
+
+
+UNEVEN = ["ttft_p50_s", "ttft_p95_s", "tpot_p50_s", "tpot_p95_s", "waiting_s"]
+# figures of a prediction with jitter only
+
+
+def test_jitter_adds_a_table() -> None:
+    plain, ran = run(*SMALL), run(*SMALL, "--jitter", "0.05")
+    assert ran.code == 0
+    assert "uneven ranks" not in plain.out
+    lines = ran.out.splitlines()
+    (at,) = [number for number, line in enumerate(lines) if line.startswith("uneven ranks")]
+    columns = re.split(r"\s{2,}", lines[at])
+    assert columns == ["uneven ranks", "TTFT p50", "p95", "TPOT p50", "p95", "waiting for others, hidden or not"]
+    row = re.split(r"\s{2,}", lines[at + 1])
+    assert row[0] == "ladder"
+    assert len(row) == len(columns)
+    assert re.fullmatch(r"[\d.]+ \w*s", row[-1])
+    # what it adds to the critical path is a share of its own
+    assert re.search(r"^critical path .*uneven ranks", ran.out, re.M)
+    row = re.split(r"\s{2,}", run(*SMALL, "--jitter", "0.05", "--gen", "1").out.splitlines()[at + 1])
+    assert row[3:5] == ["-", "-"]
+
+
+def test_jitter_adds_figures_to_json_and_csv() -> None:
+    command = (*SMALL, "--jitter", "0.05", "--seed", "7")
+    figures = read_json(run(*command, "--json"))["variants"]["ladder"]
+    assert list(figures) == [*FIGURES, *UNEVEN]
+    assert 0 < figures["ttft_p50_s"] <= figures["ttft_p95_s"]
+    assert 0 < figures["tpot_p50_s"] <= figures["tpot_p95_s"]
+    assert 0 < figures["waiting_s"] < figures["request_s"]
+    (row,) = csv.DictReader(io.StringIO(run(*command, "--csv").out))
+    assert list(row) == [*SCENARIO, "variant", *FIGURES, *UNEVEN]
+    assert float(row["waiting_s"]) == figures["waiting_s"]
+    assert run(*command, "--json").out == run(*command, "--json").out
+    assert read_json(run(*SMALL, "--jitter", "0.05", "--json"))["variants"]["ladder"] != figures
+    # none asked for: none of them
+    assert run(*SMALL, "--jitter", "0", "--seed", "7", "--json").out == run(*SMALL, "--json").out
+
+
+@pytest.mark.parametrize("flags", [(), ("--jitter", "0.05"), ("--stack", "vllm", "--batch", "16")])
+def test_engines_print_the_same_figures(flags: tuple[str, ...]) -> None:
+    command = ("predict", "--model", "8b", *flags, "--json")
+    fast, des = (read_json(run(*command, "--engine", engine)) for engine in ("fast", "des"))
+    assert list(fast["variants"]) == list(des["variants"]) == FOUR
+    for name in FOUR:
+        assert fast["variants"][name] == pytest.approx(des["variants"][name], rel=1e-9)
+    assert fast["scenario"] == des["scenario"]
+
+
+def test_help_says_what_jitter_takes() -> None:
+    text = re.sub(r"[│\s]+", " ", run("predict", "--help").out)
+    assert "Random spread of kernel times, e.g. 0.05, or 'measured': simulates every rank. [default: 0]" in text
+    assert "fast (vectorised) or des (event by event on simpy)" in text
+    assert "Of the jitter's random numbers." in text

@@ -1,0 +1,134 @@
+"""The commands for many predictions: what they print, write and refuse."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from ladder_sim.cli.progress import progress_text
+from tests.support.commands import process, run
+
+SWEEP = ("sweep", "--model", "8b", "--tp", "2:8", "--batch", "1,16")
+TWO_NODES = ("--model", "405b", "--nodes", "2")
+
+
+def test_sweep_prints_a_table() -> None:
+    done = run(*SWEEP, "--variant", "standard,ladder")
+    assert done.code == 0, done.err
+    head, columns, *rows = done.out.splitlines()
+    assert head == "6 points, 6 feasible; speedups over standard"
+    assert columns.split() == ["tp", "batch", "standard", "TTFT", "TPOT", "tok/s", "ladder"]
+    assert [row.split()[:2] for row in rows] == [[tp, batch] for tp in "248" for batch in ("1", "16")]
+
+
+def test_a_price_gives_what_tokens_cost() -> None:
+    done = run(*SWEEP, "--variant", "standard,ladder", "--price", "2.5")
+    assert "$/Mtoken" in done.out.splitlines()[1]
+    rows = list(csv.DictReader(io.StringIO(run(*SWEEP, "--csv", "--price", "2.5").out)))
+    for row in rows:
+        expected = 2.5 * int(row["tp"]) / 3600 / float(row["ladder.tokens_per_s"]) * 1e6
+        assert float(row["ladder.usd_per_Mtoken"]) == pytest.approx(expected)
+    assert "price -1 is none" in run(*SWEEP, "--price", "-1").err
+
+
+def test_a_long_table_says_what_it_leaves_out() -> None:
+    done = run("sweep", "--model", "8b", "--set", "intra.latency=1:120:+1us")
+    assert len(done.out.splitlines()) == 103
+    assert done.out.splitlines()[-1].startswith("and 20 more:")
+
+
+def test_sweep_streams_csv_and_json_lines() -> None:
+    rows = list(csv.DictReader(io.StringIO(run(*SWEEP, "--csv").out)))
+    objects = [json.loads(line) for line in run(*SWEEP, "--json").out.splitlines()]
+    assert [row["tp"] for row in rows] == ["2", "2", "4", "4", "8", "8"]
+    assert [one["ladder.speedup"] for one in objects] == [float(row["ladder.speedup"]) for row in rows]
+    assert list(objects[0]) == list(rows[0])
+
+
+def test_sweep_writes_a_file_with_any_number_of_workers(tmp_path: Path) -> None:
+    """Two processes that are started for it write the same bytes as one."""
+    paths = [tmp_path / name for name in ("one.csv", "two.csv")]
+    for workers, path in zip("12", paths, strict=True):
+        done = process(*SWEEP[:-1], "1:80:+1", "--workers", workers, "--save", str(path))
+        assert (done.code, done.out) == (0, ""), done.err
+        assert done.err == f"written: {path} (240 points, 240 feasible)\n"
+    assert paths[0].read_bytes() == paths[1].read_bytes() == run(*SWEEP[:-1], "1:80:+1", "--csv").out.encode()
+
+
+def test_a_sweep_of_nothing_that_runs_is_infeasible(tmp_path: Path) -> None:
+    """Its rows are there all the same."""
+    done = run("sweep", "--model", "405b", "--batch", "1:4", "--save", str(tmp_path / "x.csv"))
+    assert done.code == 3
+    assert "no point of the sweep can run" in done.err
+    assert len((tmp_path / "x.csv").read_text().splitlines()) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--batch", "4:1"), "batch: '4:1' runs backwards"),
+        (("--prompt", "1:8"), "prompt: '1:8' names no step"),
+        (("--set", "inter.bandwith=1:2:x2"), "unknown field 'inter.bandwith'"),
+        (("--variant", "lader"), "unknown variant 'lader'"),
+        (("--batch", "1:100000:+1", "--prompt", "1:1000:+1"), "100,000,000 points (100000 x 1000) are many"),
+        (("--save", "x.xlsx"), "the extension says no known format"),
+        (("--resume",), "--resume without --save"),
+        (("--json", "--csv"), "--json and --csv exclude each other"),
+        (("--plot", "x.gif"), "the extension says no known format"),
+        (("--dask", "tcp://h:1", "--workers", "2"), "--dask and --workers exclude each other"),
+        (("--tp", ""), "tp: '' has an empty value"),
+        (("--p2p", "maybe"), "p2p is 'maybe': must be true or false"),
+    ],
+)
+def test_sweep_refuses(arguments: tuple[str, ...], message: str) -> None:
+    done = run("sweep", "--model", "8b", *arguments)
+    assert done.code == 2
+    assert message in done.err
+    assert "hint: " in done.err
+    assert done.out == ""
+
+
+def test_progress_says_how_far_how_fast_and_how_long() -> None:
+    assert progress_text(10, 1000, 0, 0.0) == "  1 %, 10 of 1,000 points"
+    assert progress_text(500, 1000, 400, 100.0) == " 50 %, 500 of 1,000 points, 4/s, 2 min left"
+
+
+@pytest.mark.parametrize(
+    ("command", "columns"),
+    [
+        (("breakeven", "inter.latency=1:40us", *TWO_NODES, "--gain", "10"), ["inter.latency", "speedup"]),
+        (("sensitivity", *TWO_NODES), ["figure", "value", "standard", "time"]),
+        (("advise", *TWO_NODES, "--price", "2.5"), ["variant", "TP", "batch", "TTFT", "TPOT"]),
+        (("compare", "h100-sxm", "h200-sxm", "--model", "70b"), ["variant", "on", "TTFT", "TPOT"]),
+    ],
+    ids=["breakeven", "sensitivity", "advise", "compare"],
+)
+def test_answers_as_table_json_csv_and_page(command: tuple[str, ...], columns: list[str], tmp_path: Path) -> None:
+    page = tmp_path / "figure.html"
+    table = run(*command, "--plot", str(page))
+    assert table.code == 0, table.err
+    assert any(line.split()[: len(columns)] == columns for line in table.out.splitlines())
+    assert max(map(len, table.out.splitlines())) <= 150
+    assert page.stat().st_size > 1e6
+    document = json.loads(run(*command, "--json").out)
+    rows = list(csv.DictReader(io.StringIO(run(*command, "--csv").out)))
+    assert document["schema_version"] == 1
+    assert [list(row) for row in document["rows"]] == [list(row) for row in rows]
+    assert run(*command, "--save", str(tmp_path / "answer.txt")).code == 0
+    assert (tmp_path / "answer.txt").read_text() == table.out
+
+
+@pytest.mark.parametrize("command", ["breakeven", "sensitivity", "advise", "compare"])
+def test_answers_take_no_other_engine(command: str) -> None:
+    names = {"breakeven": ["batch"], "compare": ["h100-sxm", "h200-sxm"]}.get(command, [])
+    done = run(command, *names, "--model", "8b", "--engine", "des")
+    assert (done.code, done.out) == (2, "")
+    assert "--engine is for single predictions" in done.err
+
+
+def test_no_crossing_is_said_in_words() -> None:
+    done = run("breakeven", "inter.bandwidth=100:400Gb/s", *TWO_NODES, "--gain", "400")
+    assert done.code == 0
+    assert "no crossing: at or below the bound at every value looked at (65)" in done.out

@@ -1,0 +1,148 @@
+"""`ladder-sim trace`, command by command."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from ladder_sim.cli.trace import trace
+from ladder_sim.errors import LadderSimError, UsageError
+from ladder_sim.report.figures.traces import trace_figure
+from ladder_sim.traces.load import load
+from tests.support.trace_files import COMM, LAYERS, TraceFile, tensor_parallel
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(trace, [str(argument) for argument in arguments])
+
+
+def shown(*arguments: str | Path) -> str:
+    done = run(*arguments)
+    assert done.exit_code == 0, done.output + repr(done.exception)
+    return done.stdout
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tensor_parallel(stream=COMM).write(tmp_path / "rank0.json.gz")
+
+
+def test_info_shows_ops_communication_and_what_is_missing(file: Path) -> None:
+    text = shown("info", file)
+    for expected in ("ncclDevKernel_AllReduce", "exposed", "Critical path", "no trace of rank 1 of 2"):
+        assert expected in text
+    document = json.loads(shown("info", file, "--json"))
+    assert document["schema_version"] == 1
+    assert document["ranks"][0]["exposed_s"] == pytest.approx(2 * LAYERS * 60e-6)
+    assert document["notes"]
+
+
+def test_import_writes_what_the_others_read(file: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "graph.json.gz"
+    assert "Ops by time" not in shown("import", file, "--save", saved)
+    assert load([saved]) == load([file])
+    assert shown("replay", saved) == shown("replay", file)
+
+
+def test_replay_compares_with_the_recording_and_gates(file: Path, tmp_path: Path) -> None:
+    assert "error" in shown("replay", file)
+    assert "change" in shown("replay", file, "--scale", "gemm=0")
+    document = json.loads(shown("replay", file, "--json", "--scale", "gemm=0"))
+    assert document["steps"][0]["error"] < 0
+    done = run("replay", file, "--max-error", "0.001", "--scale", "gemm=3")
+    assert isinstance(done.exception, LadderSimError)
+    assert done.exception.exit_code == 1
+    assert "over --max-error" in done.exception.message
+    saved = tmp_path / "replayed.json"
+    shown("replay", file, "--save-trace", saved, "--no-communication", "--no-launch-gaps")
+    assert not any(op.communicates for op in load([saved]).ops)
+
+
+def test_predict_answers_what_ladder_would_give(file: Path, tmp_path: Path) -> None:
+    text = shown("predict", file, "--no-launch-gaps", "--variant", "standard,ladder")
+    assert f"{LAYERS} layers found" in text
+    saved = tmp_path / "variants.json"
+    document = json.loads(shown("predict", file, "--no-launch-gaps", "--json", "--save-trace", saved))
+    assert list(document["variants"]) == ["standard", "ladder", "upper-bound"]
+    assert 1.0 < document["variants"]["ladder"]["speedup"] < document["variants"]["upper-bound"]["speedup"]
+    assert saved.is_file()
+
+
+def test_another_interconnect_changes_the_prediction(file: Path) -> None:
+    def exposed_s(*flags: str) -> float:
+        document = json.loads(shown("predict", file, "--no-launch-gaps", "--json", *flags))
+        exposed: float = document["variants"]["standard"]["exposed_s"]
+        return exposed
+
+    assert exposed_s("--interconnect", "l40s-pcie") > exposed_s("--interconnect", "h100-sxm") > 0
+    assert exposed_s("--interconnect", "h100-sxm", "--nodes", "2") > exposed_s("--interconnect", "h100-sxm")
+
+
+def test_export_writes_a_predicted_step_that_predict_reads(tmp_path: Path) -> None:
+    path = tmp_path / "standard.json.gz"
+    shown("export", path, "--model", "8b", "--tp", "4", "--profile", "none", "--variant", "standard")
+    graph = load([path])
+    assert sum(op.kind == "all_reduce" for op in graph.ops) == 64
+    assert graph.ops[-1].end_s > 0
+    assert "32 layers found" in shown("predict", path)
+
+
+def test_diff_puts_two_runs_side_by_side(file: Path, tmp_path: Path) -> None:
+    replayed, both = tmp_path / "replayed.json", tmp_path / "both.json"
+    shown("replay", file, "--save-trace", replayed)
+    text = shown("diff", file, replayed, "--save-trace", both)
+    assert "rank0.json.gz" in text
+    assert "exposed communication" in text
+    processes = {
+        event["args"]["name"]
+        for event in json.loads(both.read_text())["traceEvents"]
+        if event["name"] == "process_name"
+    }
+    assert processes == {"rank0.json.gz: rank 0", "replayed.json: rank 0"}
+
+
+def test_plots_are_drawn(file: Path, tmp_path: Path) -> None:
+    page = tmp_path / "timeline.html"
+    shown("predict", file, "--plot", page, "--no-launch-gaps")
+    text = page.read_text(encoding="utf-8")
+    for row in ("ladder, stream 7", "standard, exposed", "communication"):
+        assert row in text
+
+
+def test_a_timeline_has_its_streams_in_order_and_marks_iterations(tmp_path: Path) -> None:
+    recorded = tensor_parallel(stream=COMM)
+    recorded.step(3, 0, 20_000)
+    graph = load([recorded.write(tmp_path / "rank0.json")])
+    layout = trace_figure({"recorded": graph}, "run").layout
+    rows = ["thread 4000", "stream 7", f"stream {COMM}", "exposed"]
+    # the first of them at the top
+    assert list(layout.yaxis.categoryarray) == rows[::-1]
+    assert [mark.text for mark in layout.annotations] == ["ProfilerStep#3"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("replay", "FILE", "--scale", "gemm"), "not KIND=FACTOR"),
+        (("replay", "FILE", "--scale", "gemm=fast"), "not KIND=FACTOR"),
+        (("replay", "FILE", "--tp", "4"), "need --interconnect"),
+        (("predict", "FILE", "--step", "ProfilerStep#9"), "no step"),
+        (("predict", "FILE", "--stream-wait", "fast"), "--stream-wait"),
+        (("export", "FILE", "--phase", "training"), "neither prefill nor decode"),
+        (("info", "FILE", "--plot", "timeline.gif"), "no known format"),
+    ],
+)
+def test_errors_say_what_to_do(file: Path, arguments: tuple[str, ...], says: str) -> None:
+    done = run(*(str(file) if argument == "FILE" else argument for argument in arguments))
+    assert isinstance(done.exception, UsageError)
+    assert says in done.exception.message
+    assert done.exception.hint
+
+
+def test_a_trace_without_blocks_is_no_traceback(tmp_path: Path) -> None:
+    empty = TraceFile()
+    empty.kernel("gemm", 0, 10, 10)
+    done = run("predict", empty.write(tmp_path / "one.json"))
+    assert isinstance(done.exception, UsageError)
+    assert "no transformer blocks" in done.exception.message

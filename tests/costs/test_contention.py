@@ -1,0 +1,226 @@
+"""What ops ask of their GPU: tiles, channels, and the profile's overlap section."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ladder_sim.costs.contention import (
+    TILE_COLUMNS,
+    TILE_ROWS,
+    OverlapParameters,
+    collective_sms,
+    collective_traffic_bytes,
+    gemm_tiles,
+    kernel_sms,
+)
+from ladder_sim.costs.estimate import Estimate
+from ladder_sim.costs.kernels import KernelCosts
+from ladder_sim.costs.profile import CalibrationProfile
+from ladder_sim.costs.profile_file import load_profile
+from ladder_sim.errors import ProfileError
+from ladder_sim.graph.build import PassInputs, build
+from ladder_sim.graph.ops import AttentionShape, ElementwiseShape, GemmShape, Op, Phase
+from ladder_sim.prediction import predict
+from ladder_sim.specs.scenario import Scenario
+
+DEFAULTS = OverlapParameters()
+SMS = 132
+SIZES = st.integers(1, 40_000)
+MESSAGES = st.floats(1.0, 1e10)
+ALGORITHMS = ("nccl", "nccl-host", "one-shot", "two-shot", "nvls")
+
+
+def gemm(m: int, n: int, k: int) -> GemmShape:
+    return GemmShape(m=m, n=n, k=k, weight_element_bytes=2, input_element_bytes=2, output_element_bytes=2)
+
+
+def attention(q_len: int, **fields: object) -> AttentionShape:
+    shape = AttentionShape(
+        kernel="flash", batch=2, q_len=q_len, kv_len=1024, heads=8, kv_heads=1, head_dim=128, element_bytes=2
+    )
+    return dataclasses.replace(shape, **fields)
+
+
+# tiles
+
+
+@given(SIZES, SIZES, st.integers(1, 200))
+def test_tiles_cover_the_output(m: int, n: int, sms: int) -> None:
+    tiles = gemm_tiles(m, n, sms)
+    rows = TILE_ROWS[0] if m <= TILE_ROWS[0] else TILE_ROWS[1]
+    assert tiles >= 1
+    assert tiles * rows * max(TILE_COLUMNS) >= m * n
+    # no more than the smallest tiles, each split until the SMs are busy
+    smallest = math.ceil(m / rows) * math.ceil(n / min(TILE_COLUMNS))
+    assert tiles <= max(smallest, sms)
+
+
+@given(SIZES, SIZES, st.integers(1, 200))
+def test_a_gemm_keeps_half_of_the_sms_busy(m: int, n: int, sms: int) -> None:
+    assert 2 * gemm_tiles(m, n, sms) > sms
+
+
+@given(SIZES, SIZES, st.integers(1, 200))
+def test_the_tile_fills_the_waves_as_well_as_any(m: int, n: int, sms: int) -> None:
+    def filled(tiles: int) -> float:
+        return tiles / (math.ceil(tiles / sms) * sms)
+
+    rows = math.ceil(m / (TILE_ROWS[0] if m <= TILE_ROWS[0] else TILE_ROWS[1]))
+    choices = [rows * math.ceil(n / columns) for columns in TILE_COLUMNS]
+    assert filled(gemm_tiles(m, n, sms)) >= max(filled(tiles) for tiles in choices) * (1 - 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "tiles"),
+    [
+        # 70B on 8 GPUs: up, down and out, qkv
+        (64, 7168, 112),
+        (64, 8192, 128),
+        (64, 1280, 80),
+        # split in two along the inner dimension: 32 columns tiles of 64, four halves
+        (64, 2048, 128),
+        # prefill of 1024 tokens: 8 rows of tiles
+        (1024, 8192, 256),
+        (1024, 7168, 896),
+    ],
+)
+def test_known_tiles(m: int, n: int, tiles: int) -> None:
+    assert gemm_tiles(m, n, SMS) == tiles
+
+
+def test_few_tokens_stream_weights_with_small_blocks() -> None:
+    for m in (1, int(DEFAULTS.gemv_rows)):
+        use = kernel_sms(gemm(m, 8192, 3584), SMS, DEFAULTS)
+        assert (use.tiles, use.spare) == (0, DEFAULTS.memory_spare)
+    more = kernel_sms(gemm(int(DEFAULTS.gemv_rows) + 1, 8192, 3584), SMS, DEFAULTS)
+    assert more.tiles == 128
+
+
+def test_attention() -> None:
+    def use(shape: AttentionShape) -> tuple[int, float]:
+        found = kernel_sms(shape, SMS, DEFAULTS)
+        return found.tiles, found.spare
+
+    # prefill: two sequences, eight heads, eight blocks of 128 queries
+    assert use(attention(1024)) == (128, 1.0)
+    assert use(attention(1025)) == (144, 1.0)
+    assert use(attention(1)) == use(attention(1024, kernel="math")) == (0, DEFAULTS.memory_spare)
+
+
+def test_elementwise() -> None:
+    use = kernel_sms(ElementwiseShape(moved_bytes=1e6), SMS, DEFAULTS)
+    assert (use.tiles, use.held_sms, use.spare) == (0, 0, DEFAULTS.memory_spare)
+
+
+# collectives
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@given(one=MESSAGES, other=MESSAGES)
+def test_channels_grow_with_the_message_up_to_a_cap(algorithm: str, one: float, other: float) -> None:
+    few, many = (collective_sms(algorithm, size, DEFAULTS) for size in sorted((one, other)))
+    cap = {"one-shot": 36, "two-shot": 36}.get(algorithm, 24)
+    assert 1 <= few <= many <= cap
+    assert collective_sms(algorithm, 1e12, DEFAULTS) == cap
+
+
+@given(MESSAGES)
+def test_nvls_takes_the_same_at_any_size(message_bytes: float) -> None:
+    assert collective_sms("nvls", message_bytes, DEFAULTS) == DEFAULTS.max_channels
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message_bytes", "sms"),
+    [("nccl", 1, 1), ("nccl", 32768, 1), ("nccl", 32769, 2), ("nccl", 2**20, 24), ("two-shot", 16384, 2)],
+)
+def test_known_channels(algorithm: str, message_bytes: float, sms: int) -> None:
+    assert collective_sms(algorithm, message_bytes, DEFAULTS) == sms
+
+
+def test_the_switch_spares_the_memory() -> None:
+    assert collective_traffic_bytes("nvls", 1e6, DEFAULTS) == 2e6
+    assert {collective_traffic_bytes(name, 1e6, DEFAULTS) for name in ALGORITHMS if name != "nvls"} == {4e6}
+
+
+# parameters
+
+
+def test_parameters_of_a_profile_replace_defaults() -> None:
+    assert OverlapParameters.of({}) == DEFAULTS
+    found = OverlapParameters.of({"max_channels": 8.0, "memory_spare": 0.1})
+    assert found == dataclasses.replace(DEFAULTS, max_channels=8.0, memory_spare=0.1)
+
+
+@pytest.mark.parametrize("name", ["channels", "max_channel", "", "MAX_CHANNELS"])
+def test_unknown_parameters_are_refused(name: str) -> None:
+    with pytest.raises(ProfileError, match="unknown") as caught:
+        OverlapParameters.of({"max_channels": 8.0, name: 1.0})
+    assert f"'{name}'" in caught.value.message
+    assert "max_channels" in caught.value.hint
+
+
+def test_a_profile_with_an_unknown_parameter_is_refused() -> None:
+    with pytest.raises(ProfileError, match="'channels' is unknown"):
+        predict(Scenario.of(model="8b"), ["standard"], profile=with_overlap(channels=3.0))
+
+
+def with_overlap(**overlap: float) -> CalibrationProfile:
+    return dataclasses.replace(load_profile("h100-sxm"), overlap=overlap)
+
+
+def priced(scenario: Scenario, phase: Phase, **overlap: float) -> dict[str, tuple[Op, Estimate]]:
+    ops = list(build(PassInputs.of(scenario), phase, 1025).ops())
+    estimates = KernelCosts(scenario, with_overlap(**overlap)).estimates(ops)
+    return {op.name: (op, estimate) for op, estimate in zip(ops, estimates, strict=True)}
+
+
+def test_a_profiles_overlap_section_reaches_the_demands() -> None:
+    scenario = Scenario.of(model="70b", batch=64)
+    before = priced(scenario, "decode")
+    after = priced(scenario, "decode", max_channels=3.0, memory_spare=0.125, ring_traffic=8.0, collective_slowdown=0.5)
+    for name, (op, estimate) in before.items():
+        changed = after[name][1]
+        assert changed.seconds == estimate.seconds
+        if op.stream == "comm":
+            # a message of 64 tokens would take the most channels there are
+            assert (estimate.sms.held_sms, changed.sms.held_sms) == (24, 3)
+            assert (estimate.sms.slowed, changed.sms.slowed) == (0.33, 0.5)
+            assert changed.memory == pytest.approx(2 * estimate.memory)
+        elif not estimate.sms.tiles:
+            assert (estimate.sms.spare, changed.sms.spare) == (0.25, 0.125)
+    assert any(estimate.sms.tiles for _, estimate in before.values())
+
+
+def test_a_profiles_overlap_section_changes_what_overlaps_only() -> None:
+    scenario = Scenario.of(model="70b", batch=64)
+    few, many = (
+        predict(scenario, ["standard", "ladder"], profile=with_overlap(max_channels=channels))
+        for channels in (1.0, 60.0)
+    )
+    assert few["standard"].request_s == many["standard"].request_s
+    assert few["standard"].slowed_s == many["standard"].slowed_s == pytest.approx(0.0, abs=1e-12)
+    assert few["ladder"].request_s < many["ladder"].request_s
+    assert few["ladder"].slowed_s < many["ladder"].slowed_s
+
+
+@pytest.mark.parametrize("profile", ["none", "h100-sxm"])
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("batch", [1, 16, 64])
+def test_demands_are_possible(profile: str, phase: Phase, batch: int) -> None:
+    for model, stack in (("70b", "gpt-fast"), ("1b", "vllm")):
+        scenario = Scenario.of(model=model, stack=stack, batch=batch)
+        costs = KernelCosts(scenario, None if profile == "none" else load_profile(profile))
+        ops = list(build(PassInputs.of(scenario), phase, 1025).ops())
+        for op, found in zip(ops, costs.estimates(ops), strict=True):
+            assert 0.0 <= found.memory <= 1.0, op.name
+            assert 0.0 <= found.sms.spare <= 1.0
+            if op.stream == "comm":
+                assert 1 <= found.sms.held_sms < scenario.cluster.gpu.sms
+                assert found.link == 1.0
+            else:
+                assert found.sms.held_sms == found.link == 0
+            assert np.isfinite(found.seconds)

@@ -1,0 +1,189 @@
+"""The explorer in a real browser, turned as a reader would."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext
+
+from ladder_sim import Scenario, predict
+from ladder_sim.explorer.allowlist import Known
+from ladder_sim.explorer.offline import LATENCY_VALUES, standalone_page
+from ladder_sim.explorer.quantities import REACH
+from ladder_sim.explorer.queries import Answers
+from ladder_sim.units import format_seconds
+from tests.explorer.test_server import LLAMA
+from tests.support.explorer_browser import Watched, artefacts, chromium, served
+
+GAIN = "document.querySelector('.card[data-variant=ladder] .gain').textContent"
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with served() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    # one cache for all tests
+    found = browser.new_context(color_scheme="light", permissions=["clipboard-read", "clipboard-write"])
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return artefacts(tmp_path_factory.mktemp("explorer"))
+
+
+@pytest.fixture
+def seen(context: BrowserContext, address: str, pictures: Path) -> Iterator[Watched]:
+    """A fresh page; whatever it does, it stays on this machine and complains of nothing."""
+    watched = Watched(context.new_page(), address, pictures)
+    yield watched
+    watched.page.close()
+    assert watched.complaints == []
+    assert [url for url in watched.requests if not url.startswith((address, "data:", "blob:", "file:"))] == []
+
+
+def test_a_laptop_sees_the_numbers_of_the_command_line(seen: Watched) -> None:
+    page = seen.open("?model=405b&nodes=2")
+    for name, one in predict(Scenario.of(model="405b", nodes=2)).items():
+        shown = page.inner_text(f".card[data-variant='{name}']")
+        assert f"{one.tokens_per_s.value:.4g}" in shown
+        assert name == "standard" or f"{one.speedup.value:.2f}x" in shown
+    assert page.inner_text("#cli") == "ladder-sim predict --model 405b --nodes 2"
+    seen.drawn()
+    seen.screenshot("laptop")
+
+
+def test_a_phone_shows_everything_in_its_width(seen: Watched) -> None:
+    page = seen.open("?model=405b&nodes=2", width=390, height=844)
+    seen.drawn()
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    page.click("#theme-switch")
+    seen.until("document.querySelector('#curve .js-plotly-plot').layout.template.layout.font.color === '#E4E7EB'")
+    seen.screenshot("phone-dark")
+    page.click("#theme-switch")
+    seen.until("document.documentElement.dataset.theme === 'light'")
+
+
+def test_controls_move_numbers_and_link_by_hand_and_by_key(seen: Watched) -> None:
+    page = seen.open("?model=70b&stack=vllm")
+    before = seen.gain()
+    slider = page.locator("#c-intra-latency-slider")
+    slider.scroll_into_view_if_needed()
+    box = slider.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + box["height"] / 2)
+    page.mouse.down()
+    for step in range(10):
+        page.mouse.move(box["x"] + (0.3 + 0.05 * step) * box["width"], box["y"] + box["height"] / 2)
+    page.mouse.up()
+    seen.until(f"{GAIN} !== {json.dumps(before)}")
+    assert re.search(r"intra\.latency=\d", page.url)
+    page.focus("#c-batch-slider")
+    page.keyboard.press("ArrowRight")
+    seen.until_text("#summary", "batch 2,")
+    assert "batch=2" in page.url
+    page.click("#reset")
+    seen.until("!location.search.includes('intra.latency') && !location.search.includes('batch')")
+    seen.until(f"{GAIN} === {json.dumps(before)}")
+    page.click("#c-model")
+    page.fill(".dash-dropdown-search", "qwen3")
+    page.click(".dash-dropdown-option:has-text('qwen3-32b')")
+    seen.until_text("#summary", "qwen3-32b")
+    assert "model=qwen3-32b" in page.url
+
+
+def test_a_pasted_config_is_read_and_bad_ones_are_told(seen: Watched) -> None:
+    page = seen.open("?model=70b&tp=4")
+    page.click("text=or paste it")
+    for pasted, told in (("{", "not valid JSON"), ("x" * 1_100_000, "larger"), (json.dumps(LLAMA), "read: pasted")):
+        page.evaluate("() => document.getElementById('pasted').focus()")
+        page.fill("#pasted", pasted)
+        page.click("#read")
+        seen.until_text("#dropped", told)
+    seen.until_text("#summary", "pasted, TP 4")
+    link = page.url
+    gain = seen.gain()
+    assert "shape=" in link
+    page.goto("about:blank")
+    seen.open(link.removeprefix(seen.address + "/"))
+    assert seen.gain() == gain
+    assert page.inner_text("#summary").startswith("pasted")
+    page.click("#c-model")
+    page.click(".dash-dropdown-option:has-text('70b') >> nth=0")
+    seen.until_text("#summary", "llama-3.1-70b")
+    assert "shape=" not in page.url
+
+
+def test_a_bad_link_is_told_and_can_be_mended(seen: Watched) -> None:
+    seen.page.goto(f"{seen.address}/?model=405b&batch=nonsense")
+    seen.page.wait_for_selector("text=batch is 'nonsense'")
+    seen.page.fill("#c-batch", "4")
+    seen.page.press("#c-batch", "Enter")
+    seen.page.wait_for_selector("text=llama-3.1-405b needs")
+    seen.page.fill("#c-nodes", "2")
+    seen.page.press("#c-nodes", "Enter")
+    seen.page.wait_for_selector(".card[data-variant='ladder']")
+    assert seen.page.inner_text("#error") == ""
+
+
+def test_two_pinned_scenarios_and_a_file_to_keep(seen: Watched) -> None:
+    page = seen.open("?model=70b")
+    page.click("#pin")
+    page.wait_for_selector("#comparing:not([hidden]) table")
+    page.fill("#c-tp", "4")
+    page.press("#c-tp", "Enter")
+    seen.until_text("#summary", "TP 4")
+    page.click("#pin")
+    seen.until("document.querySelectorAll('.compare thead th').length === 4")
+    assert page.url.count("pin=") == 2
+    seen.drawn()
+    seen.screenshot("compared")
+    with page.expect_download() as csv:
+        page.click("[data-file='prediction.csv']:visible >> nth=0")
+    assert csv.value.path().read_text().count("\n") == 5
+    with page.expect_download() as png:
+        page.click("#png-map")
+    assert png.value.path().read_bytes().startswith(b"\x89PNG")
+    page.click("#copy-cli")
+    page.wait_for_selector("#copy-cli.done")
+    assert page.evaluate("navigator.clipboard.readText()") == page.inner_text("#cli")
+
+
+def test_the_exported_page_needs_no_server(seen: Watched, tmp_path: Path) -> None:
+    known = Known.of()
+    file = tmp_path / "page.html"
+    found = Answers(known).found("model=405b&nodes=2")
+    file.write_text(standalone_page(found, known), encoding="utf-8")
+    page = seen.page
+    page.goto(file.as_uri())
+    page.wait_for_selector("#map .js-plotly-plot .hm, #map .hm")
+    assert seen.gain() == f"{found.predictions['ladder'].speedup.value:.2f}x"
+    # a value of the grid is exact: twice the batch is the next one
+    page.focus("#batch")
+    page.keyboard.press("ArrowRight")
+    twice = predict(Scenario.of(model="405b", nodes=2, batch=2))["ladder"]
+    seen.until(f"{GAIN} === '{twice.speedup.value:.2f}x'")
+    # midway between two values of the grid an interpolated time errs the most
+    page.focus("#axis-1")
+    for _ in range(25):
+        page.keyboard.press("ArrowRight")
+    latency_s = 40e-6 * (REACH * REACH) ** (25 * 0.02 / (LATENCY_VALUES - 1))
+    seen.until_text("#sliders .slider:nth-child(3) output", format_seconds(latency_s).rstrip("us "))
+    page.wait_for_timeout(100)
+    between = Scenario.of(model="405b", nodes=2, batch=2, overrides={"inter.latency": repr(latency_s)})
+    expected = predict(between, ["ladder"])["ladder"].speedup.value
+    assert float(seen.gain().removesuffix("x")) == pytest.approx(expected, rel=0.015)
+    seen.screenshot("standalone")

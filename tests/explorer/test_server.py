@@ -1,0 +1,235 @@
+"""The explorer's server: numbers of the command line, errors in the page, and nothing for strangers."""
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from ladder_sim.cli.main import main
+from ladder_sim.explorer.allowlist import Known
+from ladder_sim.explorer.server import MOST_REQUEST_BYTES, make_app
+from ladder_sim.specs import catalog
+from tests.support.explorer_client import Page, texts
+
+QUERY = "model=405b&nodes=2&inter.bandwidth=100Gb/s&variants=standard,ladder,hybrid-ladder:40"
+FLAGS = ["--model", "405b", "--nodes", "2", "--set", "inter.bandwidth=100Gb/s"]
+VARIANTS = ["--variant", "standard,ladder,hybrid-ladder:40"]
+FILES = (
+    *("prediction.csv", "prediction.json", "curve.csv", "map.csv", "pareto.csv", "sensitivity.csv"),
+    *("decode.perfetto.json", "page.html", "curve.html", "timeline.html"),
+)
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+}
+
+
+@pytest.fixture(scope="module")
+def page() -> Page:
+    return Page(make_app(Known.of()).server.test_client())
+
+
+def test_numbers_are_those_of_the_command_line(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", *FLAGS, *VARIANTS, "--json"]) == 0
+    printed = capsys.readouterr().out
+    assert page.client.get(f"/download/prediction.json?{QUERY}").text == printed
+    ladder = json.loads(printed)["variants"]["ladder"]
+    shown = texts(page.views(QUERY)["cards"])
+    assert f"{ladder['speedup']:.2f}x" in shown
+    assert f"90 %: {ladder['speedup_low']:.2f}-{ladder['speedup_high']:.2f}" in shown
+    assert f"{ladder['tokens_per_s']:.4g} (" in shown
+
+
+def test_the_sweep_of_the_curve_is_the_command_lines(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
+    query = "model=8b&tp=4&along=batch"
+    found = page.client.get(f"/download/curve.csv?{query}").text
+    assert main(["sweep", "--model", "8b", "--tp", "4", "--nodes", "1", "--batch", "1:256", "--csv"]) == 0
+    ours, theirs = ([line.split(",") for line in text.splitlines()] for text in (found, capsys.readouterr().out))
+    column = "ladder.speedup"
+    assert [row[ours[0].index(column)] for row in ours[1:]] == [row[theirs[0].index(column)] for row in theirs[1:]]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_file_downloads(page: Page, name: str) -> None:
+    response = page.client.get(f"/download/{name}?{QUERY}")
+    assert response.status_code == 200
+    assert response.headers["Content-Disposition"].startswith("attachment")
+    if name.endswith(".json"):
+        assert json.loads(response.text)
+
+
+@pytest.mark.parametrize("figure", ["curve", "timeline", "map", "pareto", "tornado"])
+@pytest.mark.parametrize(
+    "query",
+    [
+        "",
+        "model=8b&along=tp&across=batch&up=intra.latency",
+        "model=8b&gen=1&along=gen&across=inter.bandwidth&up=tp&phase=prefill&over=parallel",
+        "model=8b&tp=1&variants=standard",
+    ],
+)
+def test_every_view_draws(page: Page, figure: str, query: str) -> None:
+    drawn = page.ask(f"{figure}.figure", query)[figure]["figure"]
+    assert drawn["data"], drawn["layout"]["annotations"]
+
+
+def test_the_current_point_lies_on_the_curve(page: Page) -> None:
+    """Guards the marker against another unit or another profile than the line's."""
+    drawn = page.ask("curve.figure", "model=405b&nodes=2&along=inter.latency")["curve"]["figure"]
+    marker = drawn["data"][-1]
+    lines = {trace["name"]: trace for trace in drawn["data"][:-1]}
+    for (name, line), x, y in zip(lines.items(), marker["x"], marker["y"], strict=True):
+        xs, ys = (_numbers(line[axis]) for axis in "xy")
+        nearest = min(range(len(xs)), key=lambda at: abs(xs[at] - x))
+        assert xs[nearest] == pytest.approx(x, rel=1e-6), name
+        assert ys[nearest] == pytest.approx(y, rel=1e-6), name
+
+
+def test_a_bad_link_is_told_and_the_next_one_answered(page: Page) -> None:
+    views = page.views("model=nonsense")
+    assert "unknown model 'nonsense'" in texts(views["error"])
+    assert "cards" not in views
+    assert "405b needs" in texts(page.views("model=405b")["error"])
+    assert page.views("model=8b")["error"] == ""
+
+
+def test_text_of_a_link_stays_text(page: Page) -> None:
+    """Guards against scripts in a link: the page takes its views in as HTML."""
+    told = page.views("model=<img src=x onerror=alert(1)>")["error"]
+    assert "<img" not in told
+    assert "&lt;img src=x" in told
+
+
+@pytest.mark.parametrize("query", ["model=405b", "model=nonsense"])
+def test_views_of_a_question_without_an_answer_stay_as_they_are(page: Page, query: str) -> None:
+    assert page.send(page.payload("map.figure", {"settled": query})).status_code == 204
+
+
+def test_a_view_says_what_is_wrong_with_itself(page: Page) -> None:
+    drawn = page.ask("map.figure", "model=8b&across=batch&up=batch")["map"]["figure"]
+    assert "both axes of the map are the same" in drawn["layout"]["annotations"][0]["text"]
+
+
+def test_controls_stand_where_a_scenario_is_that_does_not_fit(page: Page) -> None:
+    facts = page.ask("answer.data", "model=405b&batch=4")["answer"]["data"]["facts"]
+    assert facts["batch"] == {"value": 4.0, "text": "4"}
+
+
+def test_a_view_that_the_page_no_longer_waits_for_is_not_drawn(page: Page) -> None:
+    load = {"page-load": "one"}
+    page.send(page.payload("answer.data", {"query": "model=8b&batch=2"}, load))
+    assert page.send(page.payload("tornado.figure", {"settled": "model=8b"}, load)).status_code == 204
+    assert page.send(page.payload("tornado.figure", {"settled": "model=8b&batch=2"}, load)).status_code == 200
+
+
+def test_pinned_scenarios_stand_side_by_side(page: Page) -> None:
+    answer = page.ask("compared.children", "model=70b&pin=model%3D8b&pin=model%3D405b%26nodes%3D2")
+    assert answer["comparing"]["hidden"] is False
+    shown = texts(answer["compared"]["children"])
+    assert all(name in shown for name in ("A", "B", "now", "llama-3.1-8b", "llama-3.1-405b", "ladder: speedup"))
+
+
+def _read(page: Page, contents: str | None = None, pasted: str | None = None) -> Any:
+    trigger: dict[str, Any] = {"read": 1} if contents is None else {"upload": contents}
+    payload = page.payload("shape.data", trigger, {"upload": contents, "pasted": pasted})
+    for one in payload["state"]:
+        if one["property"] == "filename":
+            one["value"] = "mine.json"
+    return page.send(payload)
+
+
+def _told(response: Any) -> str:
+    return texts(response.get_json()["response"]["dropped"]["children"])
+
+
+def test_a_dropped_config_is_read(page: Page) -> None:
+    encoded = base64.b64encode(json.dumps(LLAMA).encode()).decode()
+    answer = _read(page, f"data:application/json;base64,{encoded}").get_json()["response"]
+    shape = json.loads(answer["shape"]["data"])
+    assert shape["name"] == "mine"
+    assert shape["layers"] == catalog.model("8b").layers
+    assert page.views(f"model=mine&shape={json.dumps(shape)}")["error"] == ""
+
+
+@pytest.mark.parametrize(
+    ("contents", "pasted", "told"),
+    [
+        ("data:;base64,!!!", None, "no text"),
+        ("data:;base64," + base64.b64encode(bytes(range(256))).decode(), None, "no text"),
+        ("data:;base64," + "A" * 3_000_000, None, "larger"),
+        (None, "{", "not valid JSON"),
+        (None, "[" * 100_000, "nested too deeply"),
+        (None, "[1]", "must be a JSON object"),
+        (None, json.dumps({**LLAMA, "num_experts": 8}), "mixture-of-experts"),
+        (None, "", "no text"),
+    ],
+)
+def test_a_bad_config_is_told(page: Page, contents: str | None, pasted: str | None, told: str) -> None:
+    assert told in _told(_read(page, contents, pasted))
+
+
+def test_a_huge_request_is_refused(page: Page) -> None:
+    assert page.send("x" * MOST_REQUEST_BYTES).status_code == 413
+
+
+def test_headers_forbid_what_a_page_of_this_machine_needs_not(page: Page) -> None:
+    for path in ("/", "/_dash-layout", "/download/nothing", "/assets/explorer.js"):
+        with page.client.get(path) as response:
+            headers = response.headers
+        policy = headers["Content-Security-Policy"]
+        assert "connect-src 'self'" in policy
+        assert "'unsafe-eval'" not in policy
+        assert "'unsafe-inline'" not in policy.partition("style-src")[0]
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["X-Frame-Options"] == "DENY"
+
+
+def test_another_sites_name_for_this_machine_gets_nothing(page: Page) -> None:
+    """Guards against DNS rebinding: a page elsewhere must not read answers through the reader's browser."""
+    assert page.client.get("/", headers={"Host": "evil.example"}).status_code == 421
+    assert page.client.get("/", headers={"Host": "localhost:8050"}).status_code == 200
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@examples(max_examples=120)
+@given(data=st.data())
+def test_malformed_payloads_never_break_the_server(page: Page, data: st.DataObject) -> None:
+    about = data.draw(st.sampled_from(["answer.data", "map.figure", "compared.children", "shape.data"]))
+    payload: Any = page.payload(about, {"query": "model=8b"})
+    for _ in range(data.draw(st.integers(1, 3))):
+        key = data.draw(st.sampled_from(sorted(payload)))
+        if data.draw(st.booleans()):
+            payload[key] = data.draw(json_values)
+        elif isinstance(payload[key], list) and payload[key] and isinstance(payload[key][0], dict):
+            payload[key][0]["value"] = data.draw(json_values)
+    assert page.send(payload).status_code < 500
+    assert page.send(data.draw(json_values)).status_code < 500
+
+
+def test_the_server_answers_after_all_of_that(page: Page) -> None:
+    assert page.views("model=8b")["error"] == ""
+
+
+def _numbers(values: Any) -> list[float]:
+    """A list, or an array as plotly sends it."""
+    if isinstance(values, list):
+        return values
+    import numpy as np
+
+    return np.frombuffer(base64.b64decode(values["bdata"]), values["dtype"]).tolist()

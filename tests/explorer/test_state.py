@@ -1,0 +1,125 @@
+"""A link says what a page shows, and nothing that it must not."""
+
+import contextlib
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ladder_sim import predict
+from ladder_sim.errors import LadderSimError, UsageError
+from ladder_sim.explorer.allowlist import Known, model_names
+from ladder_sim.explorer.snippets import command_line, python_code
+from ladder_sim.explorer.state import WHOLE, State
+from ladder_sim.specs import catalog
+
+KNOWN = Known.of()
+FIGURES = ("intra.bandwidth", "inter.latency", "gpu.hbm_bandwidth", "stack.stream_wait")
+
+states = st.builds(
+    State,
+    model=st.sampled_from(model_names()),
+    cluster=st.sampled_from(sorted(KNOWN.clusters)),
+    stack=st.sampled_from(sorted(KNOWN.stacks)),
+    profile=st.sampled_from([None, *KNOWN.profiles]),
+    dtype=st.sampled_from(["bf16", "fp8"]),
+    allreduce=st.sampled_from([None, "nccl", "auto"]),
+    **{name: st.integers(1, most) for name, most in WHOLE.items() if name not in ("gpus_per_node", "tp")},
+    **{name: st.none() | st.integers(1, WHOLE[name]) for name in ("gpus_per_node", "tp")},
+    no_p2p=st.booleans(),
+    ignore_memory=st.booleans(),
+    settings=st.dictionaries(st.sampled_from(FIGURES), st.floats(1e-6, 1e-3).map(repr)),
+    variants=st.sampled_from([(), ("standard", "ladder"), ("hybrid-ladder:16", "desync:4")]),
+    along=st.sampled_from(["", "batch", "inter.bandwidth_Bps"]),
+    pins=st.lists(st.sampled_from(["model=8b", "model=405b&nodes=2&inter.latency=5us"]), max_size=2).map(tuple),
+)
+
+
+@given(states)
+def test_a_link_holds_the_whole_state(state: State) -> None:
+    assert State.parse("?" + state.query(), KNOWN) == state
+
+
+def test_a_dropped_model_travels_in_the_link() -> None:
+    shape = replace(catalog.model("qwen2.5-7b"), name="my model", source="dropped on the page", ladder_layers=(3, 4))
+    state = State(model="my model", shape=shape, settings={})
+    assert State.parse(state.query(), KNOWN) == state
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "model=/etc/passwd",
+        "model=config.json",
+        "cluster=own.toml",
+        "stack=../x.toml",
+        "profile=own.json",
+        "inter.fabric=/etc/passwd",
+        "stack.profile=own.json",
+        "cluster.name=x",
+        "inter.bandwidth=1:9:x2GB/s",
+        "inter.bandwidth=nan",
+        "model=8b&model=70b",
+        "inter.bandwidth=1GB/s&inter.bandwidth_Bps=1",
+        "batch=0",
+        "batch=-1",
+        "batch=1e3",
+        "batch=99999999999999999999",
+        "nodes=\N{ARABIC-INDIC DIGIT TWO}",
+        "nonsense=1",
+        "no_p2p=yes",
+        "variants=nonsense",
+        "variants=" + ",".join(f"desync:{number}" for number in range(2, 20)),
+        "along=model",
+        "shape=[]",
+        "shape={",
+        'shape={"name":"<script>"}',
+        'shape={"name":"x","layers":1e999}',
+        'shape={"name":"x","layers":4,"ladder_layers":[[]]}',
+        "pin=a&pin=b&pin=c",
+        "&".join(f"k{number}=1" for number in range(80)),
+        "model=" + "x" * 9000,
+        None,
+        17,
+        {"model": "70b"},
+    ],
+)
+def test_a_bad_link_is_refused(query: object) -> None:
+    with pytest.raises(UsageError):
+        State.parse(query, KNOWN)
+
+
+@given(st.text(max_size=200) | st.dictionaries(st.text(max_size=8), st.text(max_size=8)))
+def test_any_text_is_a_state_or_a_usage_error(query: object) -> None:
+    """Guards the server: nothing but the project's own errors leaves the reader."""
+    with contextlib.suppress(LadderSimError):
+        State.parse(query, KNOWN).scenario(KNOWN)
+
+
+def test_python_code_gives_the_numbers_of_the_page() -> None:
+    shape = replace(catalog.model("8b"), name="own", source="")
+    for state in (
+        State.parse("model=405b&nodes=2&inter.bandwidth=100Gb/s&variants=ladder,desync:4&profile=none", KNOWN),
+        State(model="own", shape=shape, tp=4, no_p2p=True, ignore_memory=True, settings={}),
+    ):
+        scenario = state.scenario(KNOWN)
+        expected = predict(scenario, state.names(scenario), **state.how(KNOWN))
+        found: dict[str, object] = {}
+        exec(python_code(state, KNOWN), found)
+        assert {name: one.request_s for name, one in found["found"].items()} == {  # type: ignore[attr-defined]
+            name: one.request_s for name, one in expected.items()
+        }
+
+
+def test_files_named_at_the_start_keep_their_path_in_commands(tmp_path: Path) -> None:
+    """A browser names them by their stem; the command line needs the file."""
+    text = (resources.files("ladder_sim.specs") / "data" / "clusters" / "h100-sxm.toml").read_text("utf-8")
+    file = tmp_path / "mine.toml"
+    file.write_text(text.replace('name = "h100-sxm"', 'name = "mine"'))
+    known = Known.of(cluster=str(file))
+    name = known.name_of(str(file))
+    assert name in known.clusters
+    assert f"--cluster {file}" in command_line(State.parse(f"cluster={name}", known), known)

@@ -1,0 +1,362 @@
+"""The graph of a forward pass: what it computes, in which order, and how many bytes it holds and moves."""
+
+import dataclasses
+from collections import Counter
+
+import networkx as nx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ladder_sim.graph.build import build
+from ladder_sim.graph.ops import COLLECTIVE_KINDS, AttentionShape, CollectiveShape, GemmShape, Phase, StepGraph
+from ladder_sim.specs import catalog
+from ladder_sim.specs.model import ModelSpec
+from ladder_sim.specs.scenario import Scenario
+from tests.support.strategies import EMBEDDING, equation
+
+VARIANTS = ("standard", "parallel", "ladder", "hybrid-ladder:2", "desync:1", "desync:2", "desync:3", "upper-bound")
+STACKS = catalog.stack_names()
+PHASES: tuple[Phase, ...] = ("prefill", "decode")
+BLOCK_OUTPUTS = (".attn.o", ".mlp.down", ".block.o", ".block.down")
+FINAL = "final.norm"
+
+
+def tiny(**fields: object) -> ModelSpec:
+    """Five layers of Llama-3.1-8B."""
+    return dataclasses.replace(catalog.model("8b"), **{"layers": 5, **fields})
+
+
+def graph_of(variant: str, *, phase: Phase = "decode", kv_len: int = 1025, **scenario: object) -> StepGraph:
+    return build(Scenario.of(**{"model": tiny(), "tp": 4, "variant": variant, **scenario}), phase, kv_len)
+
+
+def weight_bytes(graph: StepGraph) -> float:
+    return sum(op.weight_bytes for op in graph.ops())
+
+
+def block_of(name: str, variant: str) -> int:
+    """Number of the block that an op belongs to."""
+    layer, part = name.split(".")[:2]
+    index = int(layer.removeprefix("layer"))
+    return index if variant == "parallel" else 2 * index + (part == "mlp")
+
+
+def residual_contents(graph: StepGraph, variant: str) -> dict[str, Counter[int]]:
+    """Which block outputs each op's result holds, followed along the edges of the graph.
+
+    Adds sum what they are given, norms too (a fused add), a block's last GEMM makes its output, all else passes on.
+    """
+    contents: dict[str, Counter[int]] = {}
+    for op in graph.ops():
+        inputs = [contents[name] for name in graph.predecessors(op.name)]
+        if op.name.endswith(BLOCK_OUTPUTS):
+            contents[op.name] = Counter({block_of(op.name, variant): 1})
+        elif op.kind == "embedding":
+            contents[op.name] = Counter({EMBEDDING: 1})
+        elif op.name.endswith(".sum"):
+            # attention and MLP of one parallel block
+            contents[op.name] = inputs[0]
+        else:
+            contents[op.name] = sum(inputs, Counter())
+    return contents
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_issue_order_is_topological(variant: str, stack: str, phase: Phase) -> None:
+    graph = graph_of(variant, stack=stack, phase=phase)
+    assert nx.is_directed_acyclic_graph(graph)
+    position = {name: index for index, name in enumerate(graph)}
+    assert all(position[before] < position[after] for before, after in graph.edges)
+    # everything but the embedding waits for something, and everything but the token is waited for
+    assert [name for name in graph if not graph.in_degree(name)] == ["embedding"]
+    assert len([name for name in graph if not graph.out_degree(name)]) == 1
+
+
+@pytest.mark.parametrize("tp", [1, 4])
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_graph_carries_out_the_equations(variant: str, stack: str, tp: int) -> None:
+    """Residual contents, followed through the built graph: no output lost, none added twice, fused or not."""
+    graph = graph_of(variant, stack=stack, tp=tp)
+    contents = residual_contents(graph, variant)
+    expected = equation(variant, 5)
+    for op in graph.ops():
+        if op.kind == "norm" and op.name != FINAL:
+            read = contents[op.name]
+            assert set(read) == expected[block_of(op.name, variant)], op.name
+            assert set(read.values()) == {1}, op.name
+    assert contents[FINAL] == Counter({EMBEDDING: 1, **dict.fromkeys(range(len(expected)), 1)})
+
+
+@given(st.sets(st.integers(0, 4), min_size=1), st.sampled_from(STACKS))
+def test_the_graph_carries_out_a_configs_own_ladder_layers(listed: set[int], stack: str) -> None:
+    variant = f"hybrid-ladder:{len(listed)}"
+    graph = graph_of(variant, model=tiny(ladder_layers=tuple(sorted(listed))), stack=stack)
+    contents = residual_contents(graph, variant)
+    expected = equation("hybrid-ladder", 5, frozenset(listed))
+    for op in graph.ops():
+        if op.kind == "norm" and op.name != FINAL:
+            assert contents[op.name] == Counter(dict.fromkeys(expected[block_of(op.name, variant)], 1))
+    assert contents[FINAL] == Counter(dict.fromkeys(range(EMBEDDING, 10), 1))
+
+
+def test_ladder_attention_does_not_wait_for_the_all_reduce_beside_it() -> None:
+    graph = graph_of("ladder")
+    before = nx.ancestors(graph, "layer2.mlp.down")
+    assert "layer2.attn.all_reduce" not in before
+    assert "layer1.mlp.all_reduce" in before
+    # standard does wait
+    assert "layer2.attn.all_reduce" in nx.ancestors(graph_of("standard"), "layer2.mlp.down")
+
+
+# weights
+
+
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("model", catalog.model_names())
+def test_weights_are_the_parameters(model: str, stack: str) -> None:
+    spec = catalog.model(model)
+    for variant in ("standard", "ladder", "hybrid-ladder:16", "desync:4", "upper-bound"):
+        assert weight_bytes(graph_of(variant, model=spec, stack=stack, tp=1)) == 2 * spec.parameters
+    # attention and MLP of a parallel block share one norm
+    one_norm_fewer = 2 * (spec.parameters - spec.layers * spec.hidden)
+    assert weight_bytes(graph_of("parallel", model=spec, stack=stack, tp=1)) == one_norm_fewer
+
+
+@pytest.mark.parametrize("variant", ["standard", "parallel"])
+@pytest.mark.parametrize("biases", [{}, {"qkv_bias": True}, {"qkv_bias": True, "out_bias": True, "mlp_bias": True}])
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("tied", [True, False])
+def test_weights_with_biases_and_ties(variant: str, biases: dict[str, bool], gated: bool, tied: bool) -> None:
+    spec = tiny(gated_mlp=gated, tied_embeddings=tied, **biases)
+    missing_norms = 2 * spec.layers * spec.hidden if variant == "parallel" else 0
+    for phase in PHASES:
+        found = weight_bytes(graph_of(variant, model=spec, tp=1, phase=phase))
+        assert found == 2 * spec.parameters - missing_norms
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("tp", [2, 4, 8, 16, 32])
+def test_shards_add_up(tp: int, stack: str, variant: str) -> None:
+    """All ranks' weights: the model, plus what every rank replicates, plus KV heads that several ranks hold."""
+    spec = tiny()
+    scenario = Scenario.of(model=spec, stack=stack, tp=tp, nodes=4, variant=variant)
+    norms = (1 if variant == "parallel" else 2) * spec.layers + 1
+    replicated = norms * spec.hidden
+    replicated += 0 if scenario.stack.sharded_embedding else spec.vocab * spec.hidden
+    replicated += 0 if scenario.stack.sharded_lm_head else spec.vocab * spec.hidden
+    kv_copies = max(1, tp // spec.kv_heads)
+    keys_and_values = spec.layers * 2 * spec.hidden * spec.kv_heads * spec.head_dim
+    parameters = spec.parameters - (spec.layers * spec.hidden if variant == "parallel" else 0)
+    expected = parameters + (tp - 1) * replicated + (kv_copies - 1) * keys_and_values
+    assert tp * weight_bytes(build(scenario, "decode", 1025)) == 2 * expected
+
+
+def test_fp8_halves_the_layers_weights_only() -> None:
+    bf16, fp8 = graph_of("standard", tp=1), graph_of("standard", tp=1, dtype="fp8")
+    for op in bf16.ops():
+        assert fp8.op(op.name).weight_bytes == op.weight_bytes / (2 if op.kind == "gemm" else 1)
+
+
+def test_a_vocabulary_that_does_not_divide_is_padded() -> None:
+    graph = graph_of("standard", model=tiny(vocab=1001), stack="vllm", tp=8)
+    shape = graph.op("lm_head").shape
+    assert isinstance(shape, GemmShape)
+    assert shape.n == 126
+    assert graph.op("embedding").weight_bytes == 126 * 4096 * 2
+
+
+# shapes
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("phase", PHASES)
+def test_flops_shard_evenly(variant: str, phase: Phase) -> None:
+    """Each rank computes its share of every block (KV heads divide here)."""
+    whole = graph_of(variant, tp=1, phase=phase)
+    shard = graph_of(variant, tp=4, phase=phase)
+    for op in whole.ops():
+        if op.kind in ("gemm", "attention"):
+            assert op.shape.flops == 4 * shard.op(op.name).shape.flops
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if v != "parallel"])
+def test_variants_compute_the_same(variant: str) -> None:
+    standard, other = graph_of("standard"), graph_of(variant)
+    shapes = {op.name: op.shape for op in standard.ops() if op.kind in ("gemm", "attention", "lm_head")}
+    assert shapes == {op.name: op.shape for op in other.ops() if op.kind in ("gemm", "attention", "lm_head")}
+
+
+def test_parallel_runs_wide_gemms() -> None:
+    standard, parallel = graph_of("standard"), graph_of("parallel")
+    wide = parallel.op("layer3.block.qkv_up").shape
+    narrow = [standard.op(f"layer3.{name}").shape for name in ("attn.qkv", "mlp.up")]
+    assert isinstance(wide, GemmShape)
+    assert wide.n == sum(shape.n for shape in narrow if isinstance(shape, GemmShape))
+    gemms = {
+        name: sum(op.shape.flops for op in graph.ops() if op.kind == "gemm")
+        for name, graph in (("s", standard), ("p", parallel))
+    }
+    assert gemms["s"] == gemms["p"]
+
+
+@pytest.mark.parametrize(("tp", "kv_heads"), [(1, 8), (4, 2), (8, 1), (16, 1), (32, 1)])
+def test_kv_heads_are_split_or_replicated(tp: int, kv_heads: int) -> None:
+    graph = graph_of("standard", tp=tp, nodes=4)
+    shape = graph.op("layer0.attn.attention").shape
+    assert isinstance(shape, AttentionShape)
+    assert (shape.kv_heads, shape.heads) == (kv_heads, 32 // tp)
+    qkv = graph.op("layer0.attn.qkv").shape
+    assert isinstance(qkv, GemmShape)
+    assert qkv.n == (32 // tp + 2 * kv_heads) * 128
+
+
+def test_flash_reads_the_live_context_and_math_the_whole_cache() -> None:
+    for stack, decode_kv, prefill_kv in (("vllm", 1030, 1024), ("gpt-fast", 1536, 1536)):
+        decode = graph_of("standard", stack=stack, kv_len=1030).op("layer0.attn.attention").shape
+        prefill = graph_of("standard", stack=stack, phase="prefill", kv_len=1024).op("layer0.attn.attention").shape
+        assert isinstance(decode, AttentionShape)
+        assert isinstance(prefill, AttentionShape)
+        assert (decode.q_len, decode.kv_len) == (1, decode_kv)
+        assert (prefill.q_len, prefill.kv_len) == (1024, prefill_kv)
+
+
+def test_math_attention_moves_more() -> None:
+    flash = AttentionShape(
+        kernel="flash", batch=2, q_len=1, kv_len=1536, heads=8, kv_heads=1, head_dim=128, element_bytes=2
+    )
+    math = dataclasses.replace(flash, kernel="math")
+    cache = 2 * 2 * 1536 * 128 * 2
+    assert flash.moved_bytes == cache + 2 * 2 * 8 * 128 * 2
+    # keys and values read for each of eight query heads instead of once, and four passes over the scores
+    assert math.moved_bytes - flash.moved_bytes == 7 * cache + 4 * 2 * 8 * 1536 * 2
+    assert math.flops == flash.flops
+    # a whole prompt: flash skips what the causal mask hides
+    whole = dataclasses.replace(flash, q_len=1536)
+    assert whole.flops == pytest.approx(dataclasses.replace(whole, kernel="math").flops * 1537 / 3072)
+
+
+def test_prefill_logits_of_all_or_the_last_position() -> None:
+    for stack, rows in (("gpt-fast", 4 * 1024), ("vllm", 4)):
+        head = graph_of("standard", stack=stack, phase="prefill", kv_len=1024, batch=4).op("lm_head").shape
+        assert isinstance(head, GemmShape)
+        assert head.m == rows
+        decode = graph_of("standard", stack=stack, batch=4).op("lm_head").shape
+        assert isinstance(decode, GemmShape)
+        assert decode.m == 4
+
+
+# collectives
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_one_rank_needs_no_collectives(variant: str, stack: str, phase: Phase) -> None:
+    graph = graph_of(variant, stack=stack, tp=1, phase=phase)
+    assert not [op.name for op in graph.ops() if op.kind in COLLECTIVE_KINDS]
+    assert {op.stream for op in graph.ops()} == {"compute"}
+
+
+@pytest.mark.parametrize(
+    ("variant", "count"),
+    [
+        ("standard", 10),
+        ("ladder", 10),
+        ("hybrid-ladder:2", 10),
+        ("parallel", 5),
+        ("desync:1", 10),
+        ("desync:2", 5),
+        ("desync:3", 4),
+        ("desync:10", 1),
+        ("upper-bound", 0),
+    ],
+)
+@pytest.mark.parametrize(("phase", "tokens"), [("prefill", 4 * 1024), ("decode", 4)])
+def test_block_all_reduces(variant: str, count: int, phase: Phase, tokens: int) -> None:
+    graph = graph_of(variant, phase=phase, batch=4)
+    reduced = [op for op in graph.ops() if op.kind == "all_reduce"]
+    assert len(reduced) == count
+    for op in reduced:
+        assert op.shape == CollectiveShape(message_bytes=tokens * 4096 * 2)
+        assert op.stream == "comm"
+
+
+def test_collectives_of_sharded_ends() -> None:
+    """Embedding all-reduced, logits gathered; replicas need neither."""
+    sharded, replicated = graph_of("standard", stack="vllm", batch=4), graph_of("standard", stack="gpt-fast", batch=4)
+    assert sharded.op("embedding.all_reduce").shape == CollectiveShape(message_bytes=4 * 4096 * 2)
+    assert sharded.op("lm_head.all_gather").shape == CollectiveShape(message_bytes=4 * 128256 * 2)
+    assert list(sharded.successors("lm_head")) == ["lm_head.all_gather"]
+    assert not {"embedding.all_reduce", "lm_head.all_gather"} & set(replicated)
+    assert (sharded.op("lm_head").weight_bytes * 4) == replicated.op("lm_head").weight_bytes
+
+
+def test_upper_bound_keeps_the_gather_and_broadcasts_the_token() -> None:
+    graph = graph_of("upper-bound", stack="vllm", batch=4)
+    collectives = {op.name: op.shape for op in graph.ops() if op.kind in COLLECTIVE_KINDS}
+    assert list(collectives) == ["lm_head.all_gather", "token.broadcast"]
+    assert collectives["token.broadcast"] == CollectiveShape(message_bytes=4 * 8)
+    assert not [op for op in graph_of("ladder", stack="vllm").ops() if op.kind == "broadcast"]
+
+
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("tp", [1, 4])
+def test_desync_1_is_standard(stack: str, tp: int) -> None:
+    one, standard = graph_of("desync:1", stack=stack, tp=tp), graph_of("standard", stack=stack, tp=tp)
+    assert [op for _, op in one.nodes(data="op")] == [op for _, op in standard.nodes(data="op")]
+    assert list(one.edges) == list(standard.edges)
+
+
+def test_desync_folds_the_ranks_residual_into_what_it_reduces() -> None:
+    graph = graph_of("desync:2")
+    assert list(graph.predecessors("layer1.mlp.all_reduce")) == ["layer1.mlp.fold"]
+    assert set(graph.predecessors("layer1.mlp.fold")) == {"layer1.mlp.norm", "layer1.mlp.down"}
+    # the sum is the new residual: nothing is added to it
+    assert list(graph.predecessors("layer2.attn.norm")) == ["layer1.mlp.all_reduce"]
+    assert not [op for op in graph_of("desync:2", tp=1).ops() if op.name.endswith(".fold")]
+
+
+# fusion
+
+
+@pytest.mark.parametrize(
+    ("variant", "fused_residual", "fused_ladder", "adds"),
+    [
+        # ten joins, the last one before the final norm; ladder joins two there, and a norm can take only one
+        ("standard", True, False, 0),
+        ("standard", False, True, 10),
+        ("ladder", True, False, 10),
+        ("ladder", False, True, 1),
+        ("upper-bound", True, False, 0),
+        # one add for attention + MLP of each layer
+        ("parallel", True, False, 5),
+        ("parallel", False, False, 10),
+    ],
+)
+def test_fused_and_separate_adds(variant: str, fused_residual: bool, fused_ladder: bool, adds: int) -> None:
+    stack = dataclasses.replace(
+        catalog.stack("gpt-fast"), fused_residual_add=fused_residual, fused_ladder_add=fused_ladder
+    )
+    graph = graph_of(variant, stack=stack)
+    assert len([op for op in graph.ops() if op.kind == "add"]) == adds
+
+
+def test_a_fused_norm_also_moves_the_residual() -> None:
+    fused, separate = graph_of("standard", stack="vllm"), graph_of("ladder", stack="gpt-fast")
+    state = 4096 * 2
+    # output and residual read, residual and norm written
+    assert fused.op("layer2.mlp.norm").shape.moved_bytes == 4 * state
+    assert separate.op("layer2.mlp.norm").shape.moved_bytes == 2 * state
+    assert separate.op("layer2.mlp.add").shape.moved_bytes == 3 * state
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_names_tell_layer_and_stream(variant: str) -> None:
+    for op in graph_of(variant, stack="vllm").ops():
+        assert op.layer == (int(op.name.split(".")[0].removeprefix("layer")) if op.name.startswith("layer") else -1)
+        assert (op.stream == "comm") == (op.kind in COLLECTIVE_KINDS)

@@ -1,0 +1,92 @@
+"""Requests of many sizes at once: ops grown from one token's, contexts, and the same times as one by one."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from ladder_sim import Scenario, predict
+from ladder_sim.costs.memory import memory_use, total_bytes
+from ladder_sim.errors import UsageError
+from ladder_sim.graph.build import PassInputs, build
+from ladder_sim.graph.ops import Phase
+from ladder_sim.graph.sizes import Sizes, one_token
+from ladder_sim.prediction import resolve_profile
+from ladder_sim.simulate.request import context_counts, contexts, simulate_requests, weighted_contexts
+from ladder_sim.specs import catalog
+
+VARIANTS = ("standard", "parallel", "ladder", "hybrid-ladder:8", "desync:4", "upper-bound")
+RTOL = 1e-12
+
+
+@pytest.mark.parametrize("stack", catalog.stack_names())
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize(("model", "tp", "dtype"), [("8b", 4, "bf16"), ("qwen2.5-7b", 1, "fp8"), ("1b", 8, "bf16")])
+def test_every_op_grows_from_one_token(model: str, tp: int, dtype: str, phase: Phase, variant: str, stack: str) -> None:
+    """What sweeps rest on: a graph of any size has the ops of one token's, and their shapes follow from them."""
+    scenario = Scenario.of(model=model, tp=tp, dtype=dtype, stack=stack, variant=variant, batch=3, prompt=50, gen=20)
+    small = build(dataclasses.replace(scenario, workload=one_token(scenario.workload)), phase, 1)
+    grown = build(scenario, phase, 50 if phase == "prefill" else 61)
+    sizes = Sizes.of(PassInputs.of(scenario), phase, 50 if phase == "prefill" else 61)
+    assert list(small.edges) == list(grown.edges)
+    for op, expected in zip(small.ops(), grown.ops(), strict=True):
+        assert (op.name, op.kind, op.weight_bytes) == (expected.name, expected.kind, expected.weight_bytes)
+        assert sizes.shape(op) == expected.shape
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"model": "70b"},
+        {"model": "8b", "tp": 4, "stack": "vllm", "dtype": "fp8"},
+        {"model": "405b", "nodes": 2, "stack": "trtllm"},
+        {"model": "8b", "tp": 1, "stack": "vllm"},
+        {"model": "70b", "stack": "vllm", "allreduce": "auto"},
+        {"model": "70b", "p2p": False},
+        {"model": "1b", "stack": "vllm", "overrides": {"stack.cuda_graphs": "false", "stack.eager_launch": "5us"}},
+    ],
+    ids=str,
+)
+def test_many_sizes_are_as_one_by_one(given: dict[str, object]) -> None:
+    """Every kind of size in one call: one row and many, one token and many, few contexts and many."""
+    scenario = Scenario.of(**given)  # type: ignore[arg-type]
+    random = np.random.default_rng(1)
+    figures = {
+        "batch": np.array([1, 1, 2, 8, 9, 64, 100, 128, 1, 16]),
+        "prompt": np.array([1, 1024, 1, 7, 100, 1024, 3000, 300, 5000, 1024]),
+        "gen": np.array([1, 2, 512, 3, 1, 512, 2000, 20000, 10, 512]),
+        "intra.bandwidth_Bps": random.uniform(50e9, 900e9, 10),
+    }
+    profile = resolve_profile(scenario, None)
+    found = simulate_requests(scenario, figures, VARIANTS, profile)
+    for row in range(10):
+        workload = {key: int(figures[key][row]) for key in ("batch", "prompt", "gen")}
+        intra = dataclasses.replace(scenario.cluster.intra, bandwidth_Bps=float(figures["intra.bandwidth_Bps"][row]))
+        one = dataclasses.replace(
+            scenario,
+            workload=dataclasses.replace(scenario.workload, **workload),
+            cluster=dataclasses.replace(scenario.cluster, intra=intra),
+        )
+        for variant, expected in predict(one, VARIANTS, ignore_memory=True, profile=profile).items():
+            assert found[variant].ttft_s[row] == pytest.approx(expected.ttft_s, rel=RTOL), (workload, variant)
+            assert found[variant].request_s[row] == pytest.approx(expected.request_s, rel=RTOL), (workload, variant)
+        memory_bytes = total_bytes(scenario, figures["batch"], figures["prompt"], figures["gen"])
+        assert np.asarray(memory_bytes)[row] == memory_use(one).total_bytes
+
+
+def test_sizes_of_several_lengths_are_refused() -> None:
+    with pytest.raises(UsageError, match="several lengths: 2, 3"):
+        simulate_requests(Scenario.of(), {"batch": [1, 2], "intra.latency_s": [1e-6, 2e-6, 3e-6]}, ["ladder"], None)
+
+
+def test_contexts_of_many_requests_are_those_of_each() -> None:
+    prompt, gen = np.array([1, 1024, 1024, 7, 100]), np.array([1, 2, 512, 9000, 300])
+    counts = context_counts(prompt, gen)
+    assert counts.tolist() == [0, 3, 3, 9, 5]
+    for count in (3, 5, 9):
+        rows = np.flatnonzero(counts == count)
+        at, weights = weighted_contexts(prompt[rows], gen[rows], count)
+        assert weights.sum(axis=1).tolist() == pytest.approx((gen[rows] - 1).tolist())
+        for row, places in zip(rows, at.tolist(), strict=True):
+            assert [place for place, _ in contexts(int(prompt[row]), int(gen[row]))] == sorted(set(places))

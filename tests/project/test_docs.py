@@ -1,0 +1,17 @@
+"""The pages about sweeps and analysis show what their commands print."""
+
+import pytest
+
+from tests.support.shown import PAGES, blocks, output
+
+SHOWN = [(page, *block) for page in PAGES for block in blocks(page)]
+
+
+def test_the_pages_show_every_command() -> None:
+    assert {command.split()[1] for _, command, _ in SHOWN} == {"sweep", "breakeven", "sensitivity", "advise", "compare"}
+
+
+@pytest.mark.parametrize(("page", "command", "shown"), SHOWN, ids=[command for _, command, _ in SHOWN])
+def test_the_output_is_what_the_command_prints(page: str, command: str, shown: str) -> None:
+    """`python -m tests.support.shown` refreshes the pages."""
+    assert shown == output(command)

@@ -1,0 +1,80 @@
+"""The tools that hold the code to its style run with the tests, and the tree is fit to publish."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPO, unavailable
+
+CHECKS = {
+    "ruff check": ["ruff", "check", "."],
+    "ruff format": ["ruff", "format", "--check", "."],
+    "mypy": ["mypy"],
+    "import contracts": ["lint-imports", "--no-logo"],
+}
+
+# A home or work folder of one machine: an absolute path whose first folder holds people's files. A path inside a URL,
+# or one that merely ends so, does not count.
+MACHINE_PATH = re.compile(r"(?<![\w.~/:-])/(?:home|root|work|workspace|Users|mnt)(?:/[\w.-]+|(?=[\s\"'`,;:)]|$))")
+
+# A scratch folder in code, which two users of one machine would share; tests may name one in what they feed in.
+SCRATCH_PATH = re.compile(r"(?<![\w.~/:-])/(?:var/)?tmp/[\w.-]+")
+
+
+def _tool(name: str) -> str:
+    """Path of a tool installed beside the running interpreter."""
+    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+    if found is None:
+        unavailable(f"{name} (pip install 'ladder-sim[test]')")
+    return found
+
+
+@pytest.mark.parametrize("command", CHECKS.values(), ids=list(CHECKS))
+def test_tool_is_content(command: list[str]) -> None:
+    done = subprocess.run([_tool(command[0]), *command[1:]], cwd=REPO, capture_output=True, text=True)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
+
+
+def _tracked_files() -> list[Path]:
+    """Files that git tracks or would add; in an unpacked archive there is no such list."""
+    if shutil.which("git") is None or not (REPO / ".git").exists():
+        unavailable("a git checkout")
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=True)
+    return [path for name in done.stdout.split("\0") if name and (path := REPO / name).is_file()]
+
+
+def test_no_absolute_home_or_work_paths() -> None:
+    """A path of one machine in a committed file breaks on every other."""
+    found = []
+    for path in _tracked_files():
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError:
+            continue
+        name = path.relative_to(REPO)
+        if name.parts[0] != "tests":
+            found += [
+                f"{name}:{number}: {line.strip()}" for number, line in enumerate(lines, 1) if SCRATCH_PATH.search(line)
+            ]
+        found += [
+            f"{name}:{number}: {line.strip()}" for number, line in enumerate(lines, 1) if MACHINE_PATH.search(line)
+        ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("line", "caught"),
+    [
+        ("DATA = '/" + "home/ada/tables'", True),
+        ("cd /" + "root", True),
+        ("see https://example.org/" + "home/ada", False),
+        ("docs/" + "work/plan.md", False),
+    ],
+)
+def test_the_path_check_sees_paths_and_only_paths(line: str, caught: bool) -> None:
+    assert bool(MACHINE_PATH.search(line)) is caught

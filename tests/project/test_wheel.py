@@ -1,0 +1,104 @@
+"""The wheel works by itself: package data goes missing in wheels without a word, and extras creep into the base."""
+
+import json
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+import ladder_sim
+from tests.conftest import REPO
+
+PACKAGES = ("ladder_sim", "runtime", "calibration")
+ABSENT = ["torch", "pyarrow", "dash", "dask", "kaleido", "pytest"]
+
+# Package data that the wheel must hold at least one file of.
+DATA = ["py.typed", "specs/data/models/*.json", "specs/data/clusters/*.toml", "specs/data/stacks/*.toml"]
+DATA += ["costs/profiles/*.json.gz"]
+
+
+def _run(command: list[str | Path], cwd: Path) -> "subprocess.CompletedProcess[str]":
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(
+        [str(word) for word in command], cwd=cwd, env=env, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def _files(folder: Path) -> list[Path]:
+    """Files of a package, compiled ones left out."""
+    return [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built wheel; built from a copy, so that no build folder of an earlier run can add to it."""
+    work = tmp_path_factory.mktemp("build")
+    source = work / "source"
+    files = [path for package in PACKAGES for path in _files(REPO / package)]
+    for path in [*files, REPO / "pyproject.toml", REPO / "README.md", REPO / "LICENSE"]:
+        copy = source / path.relative_to(REPO)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    # Without isolation: the build backend is the pinned one of the test environment.
+    _run([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", work, source], work)
+    (built,) = work.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Scripts folder of a bare virtual environment with the wheel and its base dependencies, outside the tree."""
+    home = tmp_path_factory.mktemp("bare")
+    venv.create(home / "venv", with_pip=True)
+    scripts = home / "venv" / ("Scripts" if os.name == "nt" else "bin")
+    pip = [scripts / "python", "-m", "pip", "--disable-pip-version-check", "--quiet", "install"]
+    _run([*pip, "--constraint", REPO / "constraints.txt", wheel], home)
+    return scripts
+
+
+def test_wheel_holds_the_code_and_its_data_and_nothing_else(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    info = f"ladder_sim-{ladder_sim.__version__}.dist-info"
+    assert {name.split("/")[0] for name in names} == {*PACKAGES, info}
+    assert f"{info}/licenses/LICENSE" in names
+    in_tree = {path.relative_to(REPO).as_posix() for package in PACKAGES for path in _files(REPO / package)}
+    assert {name for name in names if not name.startswith(info)} == in_tree
+    for pattern in DATA:
+        assert any(fnmatch(name, f"ladder_sim/{pattern}") for name in names), pattern
+
+
+def test_base_install_brings_no_extra(installed: Path, tmp_path: Path) -> None:
+    code = f"import importlib.util as u; print([n for n in {ABSENT!r} if u.find_spec(n)])"
+    assert _run([installed / "python", "-c", code], tmp_path).stdout.strip() == "[]"
+
+
+def test_installed_command_lists_and_predicts(installed: Path, tmp_path: Path) -> None:
+    """From a folder that holds no source tree, so that only what the wheel installed can answer."""
+    assert "llama-3.1-405b" in _run([installed / "ladder-sim", "list", "models"], tmp_path).stdout
+    answer = json.loads(
+        _run([installed / "ladder-sim", "predict", "--model", "8b", "--tp", "8", "--json"], tmp_path).stdout
+    )
+    assert answer["schema_version"] == 1
+    assert answer["scenario"]["tp"] == 8
+    assert answer["variants"]["ladder"]["speedup"] > 1
+    # Measured costs, not only the roofline: the shipped profile was found.
+    assert answer["provenance"]["measured_fraction"] > 0
+
+
+def test_installed_package_runs_as_a_module(installed: Path, tmp_path: Path) -> None:
+    shown = _run([installed / "python", "-m", "ladder_sim", "--version"], tmp_path).stdout
+    assert ladder_sim.__version__ in shown
+
+
+def test_console_script_returns_the_exit_code(installed: Path, tmp_path: Path) -> None:
+    command = [str(installed / "ladder-sim"), "predict", "--model", "no-such-model"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,209 @@
+"""Every figure renders in every format and holds the data it claims to."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+
+from ladder_sim import Scenario, predict
+from ladder_sim.analysis.advise import advise
+from ladder_sim.analysis.breakeven import breakeven
+from ladder_sim.analysis.compare import compare
+from ladder_sim.analysis.sensitivity import sensitivity
+from ladder_sim.errors import MissingDependencyError, UsageError
+from ladder_sim.graph.variants import VARIANTS
+from ladder_sim.report.figures.analysis import breakeven_figure, comparison_figure, pareto_figure, tornado_figure
+from ladder_sim.report.figures.prediction import breakdown_figure, timeline_figure
+from ladder_sim.report.figures.style import VARIANT_COLOURS, save_figure, variant_colour
+from ladder_sim.report.figures.sweep import speedup_lines, speedup_map, sweep_figure
+from ladder_sim.sweeps.run import sweep
+from tests.conftest import unavailable
+
+SMALL = {"model": "8b", "tp": 4}
+
+
+def _traces(figure: go.Figure) -> dict[str, Any]:
+    return {trace.name: trace for trace in figure.data}
+
+
+def test_speedup_lines_hold_every_variants_speedup() -> None:
+    table = sweep({**SMALL, "intra.bandwidth": "50:400:x2GB/s"})
+    traces = _traces(sweep_figure(table))
+    assert list(traces) == ["parallel", "ladder", "upper-bound"]
+    for name, trace in traces.items():
+        assert np.array_equal(trace.y, table[f"{name}.speedup"])
+        assert trace.x.tolist() == [50.0, 100.0, 200.0, 400.0]
+        assert trace.line.color == VARIANT_COLOURS[name]
+
+
+def test_a_map_holds_each_cell_where_it_belongs_and_its_break_even() -> None:
+    table = sweep({"model": "70b", "stack": "vllm", "batch": "1:32", "intra.latency": "2:10:+4us"})
+    heat, contour = speedup_map(table, "ladder", "parallel").data
+    assert heat.z.shape == (6, 3)
+    for row in range(len(table)):
+        at = [1, 2, 4, 8, 16, 32].index(table["batch"][row]), [2e-6, 6e-6, 10e-6].index(table["intra.latency_s"][row])
+        assert heat.z[at] == table["ladder.tokens_per_s"][row] / table["parallel.tokens_per_s"][row]
+    assert heat.z.min() < 1 < heat.z.max()
+    assert contour.contours.start == contour.contours.end == 1.0
+    assert len(speedup_map(table, "ladder", "standard").data) == 1
+
+
+def test_a_map_leaves_out_what_cannot_run() -> None:
+    table = sweep({"model": "70b,405b", "batch": "1,2"})
+    assert np.isnan(sweep_figure(table).data[0].z).tolist() == [[False, False], [True, True]]
+
+
+def test_a_sweep_over_too_much_or_nothing_is_no_figure() -> None:
+    with pytest.raises(UsageError, match=r"3 fields vary \(tp, batch, gen\)"):
+        sweep_figure(sweep({"model": "8b", "tp": "2,4", "batch": "1,2", "gen": "2,4"}))
+    with pytest.raises(UsageError, match="0 fields vary"):
+        sweep_figure(sweep({"model": "8b"}))
+    with pytest.raises(UsageError, match="the sweep holds no ladder"):
+        sweep_figure(sweep({"model": "8b", "tp": "2,4", "batch": "1,2"}, ["parallel"]))
+
+
+def test_the_breakdown_sums_to_the_request() -> None:
+    scenario = Scenario.of(model="405b", nodes=2)
+    predictions = predict(scenario)
+    figure = breakdown_figure(scenario, predictions)
+    for index, found in enumerate(predictions.values()):
+        assert sum(trace.x[index] for trace in figure.data) == pytest.approx(found.request_s, rel=0.01)
+
+
+def test_the_timeline_holds_the_simulated_ops() -> None:
+    """Lanes of every variant; ladder's all-reduces run beside compute, standard's do not."""
+    scenario = Scenario.of(model="405b", nodes=2)
+    predictions = predict(scenario, ["standard", "ladder"])
+    figure = timeline_figure(scenario, predictions)
+    for variant, found in predictions.items():
+        assert found.decode is not None
+        bars = [
+            (lane, base, base + length, op)
+            for trace in figure.data
+            for lane, base, length, op in zip(trace.y, trace.base, trace.x, trace.customdata, strict=True)
+            if lane.startswith(f"{variant}<br>")
+        ]
+        gemms = [op for _, _, _, op in bars if op.endswith((".qkv", ".o", ".up", ".down"))]
+        assert len(gemms) == 2 * 4
+        seconds = {op.op.name: op.seconds for op in found.decode.ops}
+        for _, start, end, op in bars:
+            assert end - start <= 1e6 * seconds[op] + 1e-9
+        compute, comm = ([bar for bar in bars if bar[0].endswith(lane)] for lane in ("compute", "communication"))
+        beside = [min(end, stop) - max(start, begin) for _, start, end, _ in comm for _, begin, stop, _ in compute]
+        assert (max(beside) > 1.0) is (variant == "ladder")
+    with pytest.raises(UsageError, match="one new token"):
+        timeline_figure(scenario, predict(Scenario.of(model="8b", gen=1)))
+
+
+def test_breakeven_marks_its_crossings_in_the_axis_unit() -> None:
+    found = breakeven({"model": "405b", "nodes": 2}, "inter.latency", "1:40us", gain=0.1)
+    line, *marks = breakeven_figure(found).data
+    assert np.array_equal(line.y, found.speedups)
+    assert line.x[-1] == pytest.approx(40.0)
+    assert [mark.x[0] for mark in marks] == pytest.approx([one.value * 1e6 for one in found.crossings])
+    assert marks
+
+
+def test_the_tornado_shows_both_changes_heaviest_first() -> None:
+    found = sensitivity(Scenario.of(model="405b", nodes=2), ["ladder"])
+    lower, higher = tornado_figure(found, "ladder", 0.1).data
+    widest = [max(abs(one), abs(other)) for one, other in zip(lower.x, higher.x, strict=True)]
+    assert widest == sorted(widest, reverse=True)
+    heaviest = max(found, key=lambda one: one.widest("ladder")).responses["ladder"]
+    assert (lower.x[0], higher.x[0]) == (100 * heaviest.request_lower, 100 * heaviest.request_higher)
+
+
+def test_pareto_holds_every_option_and_the_front() -> None:
+    found = advise({"model": "70b"}, "tpot")
+    front, *variants = pareto_figure(found).data
+    assert list(front.x) == [1e3 * one.tpot_s for one in found.front]
+    assert sum(len(trace.x) for trace in variants) == len(found.options)
+    assert {trace.name: trace.marker.color for trace in variants} == {
+        name: VARIANT_COLOURS[name] for name in ("standard", "parallel", "ladder")
+    }
+
+
+def test_the_comparison_holds_rates_and_intervals() -> None:
+    found = compare({"model": "70b"}, ["h100-sxm", "h200-sxm"])
+    for trace, candidate in zip(comparison_figure(found).data, found, strict=True):
+        rates = [one.tokens_per_s for one in candidate.predictions.values()]
+        assert list(trace.y) == [rate.value for rate in rates]
+        assert [y + more for y, more in zip(trace.y, trace.error_y.array, strict=True)] == pytest.approx(
+            [rate.high for rate in rates]
+        )
+
+
+def test_every_variant_has_a_colour_of_its_own() -> None:
+    colours = [variant_colour(name) for name in VARIANTS]
+    assert len(set(colours)) == len(VARIANTS)
+
+
+def _figures() -> dict[str, Callable[[], go.Figure]]:
+    scenario = Scenario.of(model="8b")
+    return {
+        "lines": lambda: speedup_lines(sweep({**SMALL, "batch": "1:4"})),
+        "map": lambda: speedup_map(sweep({**SMALL, "batch": "1:4", "gen": "2,4"})),
+        "breakdown": lambda: breakdown_figure(scenario, predict(scenario)),
+        "timeline": lambda: timeline_figure(scenario, predict(scenario)),
+        "breakeven": lambda: breakeven_figure(breakeven(SMALL, "intra.latency")),
+        "tornado": lambda: tornado_figure(sensitivity(scenario), "ladder", 0.1),
+        "pareto": lambda: pareto_figure(advise({"model": "8b"})),
+        "comparison": lambda: comparison_figure(compare({"model": "8b"}, ["h100-sxm", "h200-sxm"])),
+    }
+
+
+@pytest.mark.parametrize("name", list(_figures()))
+def test_every_figure_is_a_page_that_needs_no_network(name: str, tmp_path: Path) -> None:
+    page = tmp_path / "figure.html"
+    save_figure(_figures()[name](), page)
+    text = page.read_text(encoding="utf-8")
+    assert "plotly.js v" in text
+    assert '<script src="http' not in text
+    first = text
+    save_figure(_figures()[name](), page)
+    assert page.read_text(encoding="utf-8") == first
+
+
+@pytest.fixture(scope="module")
+def _browser() -> None:
+    from importlib.util import find_spec
+    from shutil import which
+
+    if find_spec("kaleido") is None:
+        unavailable("kaleido (pip install 'ladder-sim[plots]')")
+    if not any(map(which, ("chromium", "google-chrome", "chrome"))):
+        unavailable("chromium")
+
+
+@pytest.mark.usefixtures("_browser")
+def test_a_figure_is_drawn_as_png_and_svg(tmp_path: Path) -> None:
+    figure = _figures()["tornado"]()
+    for form, start in (("png", b"\x89PNG"), ("svg", b"<svg")):
+        save_figure(figure, tmp_path / f"figure.{form}")
+        assert (tmp_path / f"figure.{form}").read_bytes().startswith(start)
+    assert b"gpu.hbm_bandwidth" in (tmp_path / "figure.svg").read_bytes()
+
+
+def test_what_cannot_be_drawn_is_said_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="the extension says no known format"):
+        save_figure(go.Figure(), tmp_path / "figure.gif")
+    with pytest.raises(UsageError, match="no folder"):
+        save_figure(go.Figure(), tmp_path / "none" / "figure.html")
+    monkeypatch.setattr(style, "find_spec", lambda _: None)
+    with pytest.raises(MissingDependencyError, match="needs kaleido") as caught:
+        save_figure(go.Figure(), tmp_path / "figure.png")
+    assert 'pip install "ladder-sim[plots]"' in caught.value.hint
+    assert caught.value.exit_code == 4
+
+
+def test_no_browser_is_a_missing_dependency(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("Kaleido requires Google Chrome to be installed.")
+
+    monkeypatch.setattr(style, "find_spec", lambda _: object())
+    monkeypatch.setattr(go.Figure, "write_image", fail)
+    with pytest.raises(MissingDependencyError, match="needs Chrome or Chromium"):
+        save_figure(go.Figure(), tmp_path / "figure.png")

@@ -1,0 +1,121 @@
+"""Tables on screens of any width: nothing is cut, and what does not fit is broken sensibly."""
+
+import io
+import re
+import sys
+
+import pytest
+from rich.console import RenderableType
+
+from ladder_sim import Scenario, predict
+from ladder_sim.prediction import Prediction
+from ladder_sim.report.export import to_csv, to_json
+from ladder_sim.report.tables.console import show, table, to_text
+from ladder_sim.report.tables.prediction import prediction_report
+from tests.support.commands import run
+
+VARIANTS = ["standard", "ladder", "hybrid-ladder:100", "desync:4"]
+ESCAPE = re.compile(r"\x1b\[[\d;]*m")
+
+
+class Screen(io.StringIO):
+    """A terminal's stdout."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(scope="module")
+def scenario() -> Scenario:
+    return Scenario.of(model="405b", nodes=2)
+
+
+@pytest.fixture(scope="module")
+def found(scenario: Scenario) -> dict[str, Prediction]:
+    return predict(scenario, VARIANTS)
+
+
+def shown(report: RenderableType, width: int, monkeypatch: pytest.MonkeyPatch, **environment: str) -> str:
+    """What `show` writes to a terminal of this width."""
+    screen = Screen()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", screen)
+        for name, value in {"COLUMNS": str(width), "TERM": "xterm", **environment}.items():
+            patch.setenv(name, value)
+        show(report)
+    return screen.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 112, 160])
+@pytest.mark.parametrize("explain", [False, True])
+def test_nothing_is_cut_or_overflows(
+    scenario: Scenario, found: dict[str, Prediction], width: int, explain: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: at 80 columns times and speedups ended in an ellipsis."""
+    text = ESCAPE.sub("", shown(prediction_report(scenario, found, explain=explain), width, monkeypatch))
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+
+
+@pytest.mark.parametrize("width", [80, 112])
+def test_figures_stay_in_one_piece(
+    scenario: Scenario, found: dict[str, Prediction], width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = shown(prediction_report(scenario, found), width, monkeypatch)
+    for name, prediction in found.items():
+        row = next(line for line in text.splitlines() if line.startswith(name))
+        assert f"{prediction.tokens_per_s.value:#.4g}" in row
+        assert f"{prediction.speedup.value:.2f}" in row or name == "standard"
+    # what limits has its own table below, so a narrow screen leaves that column out
+    assert ("limited by" in text) == (width > 100)
+
+
+def test_a_file_holds_plain_lines_that_are_not_broken(scenario: Scenario, found: dict[str, Prediction]) -> None:
+    text = to_text(prediction_report(scenario, found, explain=True))
+    assert "\x1b" not in text
+    assert all(line == line.rstrip() for line in text.splitlines())
+    assert len(re.findall(r"^hybrid-ladder:100 ", text, re.M)) == 2
+    assert re.search(r"^attn\.attention +math, 8/1 heads, 1024 on 1536 +\w+ +126 ", text, re.M)
+
+
+def test_a_terminal_is_bold_unless_no_color_is_set(
+    scenario: Scenario, found: dict[str, Prediction], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = prediction_report(scenario, found)
+    assert "\x1b[1m" in shown(report, 112, monkeypatch, TERM="xterm-256color", TTY_COMPATIBLE="1")
+    assert "\x1b" not in shown(report, 112, monkeypatch, NO_COLOR="1", TTY_COMPATIBLE="1")
+
+
+def test_text_columns_take_several_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: a long source left no room for the names beside it."""
+    rows = [("name-of-it", "word " * 40, "12.3 ms")]
+    text = ESCAPE.sub("", shown(table(("what", "source", "time"), rows, left=2), 60, monkeypatch))
+    assert text.count("word") == 40
+    assert "name-of-it" in text
+    assert "12.3 ms" in text
+
+
+@pytest.mark.parametrize("name", ["models", "clusters", "stacks", "variants", "profiles", "settings"])
+def test_lists_fit_a_narrow_screen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ladder_sim.cli.catalog import _LISTS
+
+    columns, rows = _LISTS[name]()
+    text = ESCAPE.sub("", shown(table(columns, rows, left=len(columns)), 80, monkeypatch))
+    assert "…" not in text
+    starts = {line.split()[0] for line in text.splitlines() if not line.startswith(" ")}
+    assert {row[0] for row in rows} <= starts
+    # off a terminal an entry is one line
+    assert len(run("list", name).out.splitlines()) == len(rows) + 1
+
+
+def test_exports_end_in_one_newline(scenario: Scenario, found: dict[str, Prediction]) -> None:
+    for text in (to_json(scenario, found), to_csv(scenario, found)):
+        assert text.endswith("\n")
+        assert not text.endswith("\n\n")
+        assert text.isascii()
+
+
+def test_one_node_names_no_link_across_nodes() -> None:
+    scenario = Scenario.of(model="8b", p2p=False)
+    text = to_text(prediction_report(scenario, predict(scenario, ["ladder"])))
+    assert text.startswith("llama-3.1-8b, TP 8 on 1 x 8 H100 SXM5 80GB, nvlink4-nvswitch (P2P off)\n")

@@ -1,0 +1,271 @@
+"""Checkpoints: what transformers saved computes the same here at every degree, and what is damaged is refused early."""
+
+import json
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from runtime.checkpoint.files import Checkpoint
+from runtime.checkpoint.save import save
+from runtime.comm.base import Alone
+from runtime.config import ModelConfig, read_object
+from runtime.errors import InputError
+from runtime.model.wiring import lay_out
+from tests.conftest import REPO
+from tests.support.checkpoints import FAMILIES, save_checkpoint
+from tests.support.loaded import CASES, GEN, PROMPTS, model_of, run_ranks
+from tests.support.reference import reference_logits
+
+
+class Saved(NamedTuple):
+    """Checkpoints of every family, and what each degree's ranks made of them."""
+
+    root: Path
+    references: dict[str, Any]
+    found: dict[int, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    root = tmp_path_factory.mktemp("loaded") / "checkpoints"
+    # every second one in shards
+    references = {
+        name: save_checkpoint(root / name, name, shard="200KB" if i % 2 else "5GB") for i, name in enumerate(FAMILIES)
+    }
+    found = {size: run_ranks(size, root) for size in (1, 2)}
+    return Saved(root, references, found)
+
+
+ranks_of_degrees = pytest.mark.parametrize(("size", "rank"), [(1, 0), (2, 0), (2, 1)])
+
+
+@ranks_of_degrees
+@pytest.mark.parametrize("family", FAMILIES)
+def test_standard_is_what_transformers_computes(saved: Saved, family: str, size: int, rank: int) -> None:
+    found, reference = saved.found[size][rank], saved.references[family]
+    ids = torch.tensor([PROMPTS[0]])
+    with torch.inference_mode():
+        torch.testing.assert_close(found["logits"][family], reference(ids).logits, atol=2e-4, rtol=1e-4)
+        greedy = reference.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=GEN,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+    assert found["greedy"][family].tolist() == greedy[:, len(PROMPTS[0]) :].tolist()
+
+
+def test_a_batch_behind_padding_is_what_transformers_computes(saved: Saved) -> None:
+    width = max(map(len, PROMPTS))
+    ids = torch.tensor([[9] * (width - len(prompt)) + prompt for prompt in PROMPTS])
+    seen = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in PROMPTS])
+    greedy = saved.references["llama"].generate(
+        ids, attention_mask=seen, max_new_tokens=GEN, do_sample=False, eos_token_id=None, pad_token_id=9
+    )
+    tokens_BG, _ = saved.found[1][0]["padded"]["flash", "standard"]
+    assert tokens_BG.tolist() == greedy[:, width:].tolist()
+
+
+@ranks_of_degrees
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_padding_changes_nothing(saved: Saved, case: tuple[str, str], size: int, rank: int) -> None:
+    found = saved.found[size][rank]
+    tokens_BG, logits_BGV = found["padded"][case]
+    for row, (alone_1G, logits_1GV) in enumerate(found["alone"][case]):
+        assert tokens_BG[row].tolist() == alone_1G[0].tolist()
+        torch.testing.assert_close(logits_BGV[row], logits_1GV[0], atol=1e-3, rtol=1e-4)
+
+
+def test_ranks_draw_the_same_tokens_at_every_degree(saved: Saved) -> None:
+    one, two = saved.found[1], saved.found[2]
+    assert two[0]["sampled"].tolist() == two[1]["sampled"].tolist() == one[0]["sampled"].tolist()
+    assert one[0]["sampled"].tolist() != one[0]["padded"]["flash", "standard"][0].tolist()
+
+
+def test_a_hybrid_is_the_equations_over_the_same_weights(saved: Saved, tmp_path: Path) -> None:
+    folder = saved.root / "llama"
+    config = json.loads((folder / "config.json").read_text()) | {"model_type": "llamaLadder", "ladder_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
+    model, weights = model_of(tmp_path, Alone(), prefill_logits="all"), load_file(folder / "model.safetensors")
+    assert model.config.variant == "hybrid-ladder:2"
+    ids = torch.tensor([PROMPTS[0]])
+    with torch.inference_mode():
+        logits = model(ids, lay_out(model.config.variant, 4, model.config.ladder_layers))
+        (expected,) = reference_logits(model.config, weights, ids, "hybrid-ladder:2", 1)
+    torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("family", [*FAMILIES, "sharded"])
+def test_what_is_saved_is_what_was_loaded(saved: Saved, family: str, size: int) -> None:
+    """Saved by the ranks of either degree, tensors are bit by bit those of the original."""
+    before = Checkpoint.open(saved.root / ("qwen2-tied" if family == "sharded" else family))
+    after = Checkpoint.open(saved.root / f"saved-{family}-{size}")
+    assert after.shape == before.shape
+    assert after.tensors.keys() == before.tensors.keys()
+    every = (slice(None),)
+    assert all(torch.equal(after.tensors[name][every], before.tensors[name][every]) for name in before.tensors)
+
+
+def test_a_checkpoint_is_saved_in_files_of_a_size(saved: Saved, tmp_path: Path) -> None:
+    folder = saved.root / "llama"
+    save(model_of(folder, Alone()), tmp_path, read_object(folder / "config.json", hint=""), file_bytes=2e5)
+    files = sorted(path.name for path in tmp_path.glob("*.safetensors"))
+    assert files == [f"model-{i:05}-of-{len(files):05}.safetensors" for i in range(1, len(files) + 1)]
+    assert len(files) == 4
+    assert all(path.stat().st_size < 2.2e5 for path in tmp_path.iterdir())
+    assert Checkpoint.open(tmp_path).tensors.keys() == Checkpoint.open(folder).tensors.keys()
+    with pytest.raises(InputError, match="holds a checkpoint already"):
+        save(model_of(folder, Alone()), tmp_path, read_object(folder / "config.json", hint=""))
+    with pytest.raises(InputError, match="not that of the model"):
+        save(model_of(folder, Alone()), tmp_path, read_object(saved.root / "qwen2" / "config.json", hint=""))
+
+
+@pytest.mark.parametrize(("dtype", "name"), [(torch.bfloat16, "bf16"), (torch.float16, "fp16")])
+def test_half_precision_is_widened_exactly(saved: Saved, tmp_path: Path, dtype: torch.dtype, name: str) -> None:
+    tensors = {key: value.to(dtype) for key, value in load_file(saved.root / "llama" / "model.safetensors").items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((saved.root / "llama" / "config.json").read_bytes())
+    assert Checkpoint.open(tmp_path).dtype == name
+    model = model_of(tmp_path, Alone())
+    assert torch.equal(model.embedding_VD, tensors["model.embed_tokens.weight"].float())
+    assert torch.equal(model.layers[3].down.weight_NF, tensors["model.layers.3.mlp.down_proj.weight"].float())
+
+
+@pytest.fixture
+def broken(saved: Saved, tmp_path: Path) -> Path:
+    """A copy to be damaged, in shards."""
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    for file in (saved.root / "llama-tied-biased").iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+def _change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    """Rewrite the shard of the last layer."""
+    index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    file = folder / index["model.layers.3.mlp.down_proj.weight"]
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file)
+
+
+def _change_json(folder: Path, name: str, change: Callable[[dict[str, Any]], object]) -> None:
+    content = json.loads((folder / name).read_text())
+    change(content)
+    (folder / name).write_text(json.dumps(content))
+
+
+INDEX = "model.safetensors.index.json"
+DOWN = "model.layers.3.mlp.down_proj.weight"
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "tensor missing in its file": (lambda f: _change_tensors(f, lambda t: t.pop(DOWN)), rf"{DOWN} is not in model-"),
+    "tensor missing in the index": (
+        lambda f: _change_json(f, INDEX, lambda j: j["weight_map"].pop(DOWN)),
+        rf"{DOWN} \[64, 96\] is missing",
+    ),
+    "tensor of another shape": (
+        lambda f: _change_tensors(f, lambda t: t.update({DOWN: torch.zeros(64, 95)})),
+        rf"{DOWN} is \[64, 95\], must be \[64, 96\]",
+    ),
+    "tensor of another type": (
+        lambda f: _change_tensors(f, lambda t: t.update({DOWN: torch.zeros(64, 96, dtype=torch.int8)})),
+        rf"{DOWN} is I8, must be F32, BF16, F16",
+    ),
+    "config without the biases": (
+        lambda f: _change_json(f, "config.json", lambda j: j.update(mlp_bias=False)),
+        r"mlp.*_proj.bias \[.*\] is not part of the model.* and 9 more",
+    ),
+    "config with more layers": (
+        lambda f: _change_json(f, "config.json", lambda j: j.update(num_hidden_layers=5)),
+        r"model.layers.4.input_layernorm.weight \[64\] is missing",
+    ),
+    "untied head that is not there": (
+        lambda f: _change_json(f, "config.json", lambda j: j.update(tie_word_embeddings=False)),
+        r"lm_head.weight \[320, 64\] is missing",
+    ),
+    "other architecture": (
+        lambda f: _change_json(f, "config.json", lambda j: j.update(model_type="granite")),
+        "model_type is 'granite': must be one of llama",
+    ),
+    "file that is not there": (lambda f: sorted(f.glob("*.safetensors"))[1].unlink(), "names 'model-00002-of"),
+    "index out of the folder": (
+        lambda f: _change_json(f, INDEX, lambda j: j["weight_map"].update({DOWN: "../model.safetensors"})),
+        r"names '../model.safetensors', which is not in the folder",
+    ),
+    "index without a map": (lambda f: (f / INDEX).write_text("{}"), "weight_map must say"),
+    "index that is no JSON": (lambda f: (f / INDEX).write_text("{"), "not valid JSON"),
+    "nothing but a config": (lambda f: (f / INDEX).unlink(), "neither model.safetensors nor"),
+    "no config": (lambda f: (f / "config.json").unlink(), "config.json: No such file"),
+    "truncated file": (lambda f: _cut(sorted(f.glob("*.safetensors"))[0], 0.7), "incomplete metadata"),
+    "truncated header": (lambda f: _cut(sorted(f.glob("*.safetensors"))[0], 0.001), "header"),
+    "empty file": (lambda f: _cut(sorted(f.glob("*.safetensors"))[0], 0), "header"),
+    "header of nonsense": (
+        lambda f: sorted(f.glob("*.safetensors"))[0].write_bytes(struct.pack("<Q", 4) + b"oops"),
+        "header",
+    ),
+}
+
+
+def _cut(file: Path, share: float) -> None:
+    content = file.read_bytes()
+    file.write_bytes(content[: int(len(content) * share)])
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_refused_by_name(broken: Path, damage: str) -> None:
+    damaged, words = DAMAGES[damage]
+    Checkpoint.open(broken)
+    damaged(broken)
+    with pytest.raises(InputError, match=words) as raised:
+        Checkpoint.open(broken)
+    assert str(broken) in str(raised.value)
+
+
+def test_a_launcher_checks_without_torch(broken: Path) -> None:
+    """So that nothing is started, and no memory taken, for a checkpoint that is damaged."""
+    _change_tensors(broken, lambda tensors: tensors.update({DOWN: torch.zeros(64, 95)}))
+    code = """import sys, runtime.__main__ as m
+code = m.main(sys.argv[1:])
+sys.exit(9 if 'torch' in sys.modules else code)"""
+    command = ["text", "--model", str(broken), "--prompt", "x", "--tp", "2"]
+    done = subprocess.run([sys.executable, "-c", code, *command], cwd=REPO, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{DOWN} is [64, 95], must be [64, 96]" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "value"),
+    [
+        ({"rope_theta": 5e5, "rope_scaling": None}, "rope_theta", 5e5),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 7e5}}, "rope_theta", 7e5),
+        ({"rms_norm_eps": None}, "norm_eps", 1e-6),
+        ({"model_type": "qwen2", "sliding_window": 64}, "sliding_window", 0),
+        ({"model_type": "mistral", "sliding_window": 64}, "sliding_window", 64),
+        ({"model_type": "qwen2"}, "out_bias", False),
+        ({"model_type": "llamaLadder", "ladder_layers": [1, 0]}, "variant", "ladder"),
+        ({"model_type": "llamaLadder", "ladder_layers": 0}, "variant", "standard"),
+        ({"model_type": "llamaLadder", "ladder_layers": [0]}, "variant", "hybrid-ladder:1"),
+    ],
+)
+def test_configs_of_older_and_newer_transformers(change: dict[str, object], field: str, value: object) -> None:
+    config: dict[str, object] = {
+        "model_type": "llama",
+        "hidden_size": 8,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 8,
+        "vocab_size": 8,
+    }
+    assert getattr(ModelConfig.from_hf(config | change), field) == value

@@ -1,0 +1,202 @@
+"""Ranks that die, hang or never come: the others stop, say which one, and leave no process behind."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from runtime.comm.base import Communicator
+from runtime.comm.rendezvous import CommConfig, connect
+from runtime.config import ModelConfig
+from runtime.errors import InfeasibleError, InputError, MissingDeviceError, RunError
+from runtime.model.wiring import lay_out
+from tests.conftest import REPO
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "intermediate_size": 128,
+    "vocab_size": 64,
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(CONFIG))
+    return file
+
+
+def start(model: Path, *arguments: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "runtime", "bench", "--model", str(model), "--variant", "ladder", *arguments]
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(REPO)},
+    )
+
+
+def ranks_of(launcher: int) -> list[int]:
+    """Processes of the ranks, in order."""
+    return [int(pid) for pid in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()]
+
+
+def running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def thread_names(pid: int) -> set[str]:
+    return {Path(task, "comm").read_text().strip() for task in Path(f"/proc/{pid}/task").iterdir()}
+
+
+def wait_for_work(launcher: int, ranks: int) -> list[int]:
+    """The ranks' processes, once they are connected and busy: each then has a thread for its heartbeat and for gloo."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        pids = ranks_of(launcher)
+        names = [
+            {Path(task, "comm").read_text().strip() for task in Path(f"/proc/{pid}/task").iterdir()} for pid in pids
+        ]
+        if len(pids) == ranks and all(any("gloo" in name for name in tasks) for tasks in names):
+            return pids
+        time.sleep(0.1)
+    raise AssertionError("the ranks never met")
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [(signal.SIGKILL, "rank 1 was ended by SIGKILL"), (signal.SIGSTOP, "rank 1 died or was stopped")],
+)
+def test_a_rank_that_dies_or_hangs_ends_the_run(model: Path, fault: signal.Signals, words: str) -> None:
+    launcher = start(model, "--tp", "2", "--backend", "gloo", "--repeats", "100000", "--timeout", "3")
+    pids = wait_for_work(launcher.pid, 2)
+    os.kill(pids[1], fault)
+    _, errors = launcher.communicate(timeout=30)
+    assert launcher.returncode == 1
+    assert words in errors
+    assert "Traceback" not in errors
+    assert not any(map(running, pids))
+
+
+def test_ranks_end_with_their_launcher(model: Path) -> None:
+    launcher = start(model, "--tp", "2", "--backend", "gloo", "--repeats", "100000")
+    pids = wait_for_work(launcher.pid, 2)
+    launcher.kill()
+    launcher.communicate(timeout=30)
+    deadline = time.monotonic() + 10
+    while any(map(running, pids)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(map(running, pids))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "part"),
+    [
+        (("--tp", "3"), 3, "degrees that divide: 1, 2, 4, 8"),
+        (("--tp", "2", "--variant", "desync:9"), 2, "whole number from 1 to 4"),
+        (("--tp", "2", "--backend", "nccl"), 4, "--backend gloo"),
+    ],
+)
+def test_what_a_launch_refuses(model: Path, arguments: tuple[str, ...], code: int, part: str) -> None:
+    if "nccl" in arguments:
+        import torch
+
+        if torch.cuda.is_available():
+            pytest.skip("there are GPUs")
+    launcher = start(model, *arguments)
+    out, errors = launcher.communicate(timeout=60)
+    assert (launcher.returncode, out) == (code, "")
+    assert part in errors
+    assert errors.count("error:") == 1
+
+
+def connect_as(monkeypatch: pytest.MonkeyPatch, rank: int, size: int, port: int, **links: object) -> Communicator:
+    for name, value in {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, str(value))
+    return connect(CommConfig(**{"backend": "gloo", "timeout_s": 1.0, **links}), tp=2)  # type: ignore[arg-type]
+
+
+def test_a_port_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        with pytest.raises(InputError, match=r"port .* cannot be opened"):
+            connect_as(monkeypatch, 0, 2, taken.getsockname()[1])
+
+
+def test_a_rank_that_never_comes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RunError, match="rank 1 never came"):
+        connect_as(monkeypatch, 0, 2, _free_port())
+
+
+def test_a_first_rank_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RunError, match="rank 0 does not answer"):
+        connect_as(monkeypatch, 1, 2, _free_port())
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def test_as_many_processes_as_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="--tp 2, but 4 processes"):
+        connect_as(monkeypatch, 0, 4, 1)
+    with pytest.raises(InputError, match="stands for all ranks"):
+        connect_as(monkeypatch, 0, 4, 1, backend="emulate")
+
+
+def test_nccl_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(MissingDeviceError, match="finds none"):
+        connect_as(monkeypatch, 0, 2, _free_port(), backend="nccl")
+
+
+@pytest.mark.parametrize("tp", [3, 16, 6])
+def test_a_degree_that_does_not_divide(tp: int) -> None:
+    with pytest.raises(InfeasibleError, match=f"{tp} ranks"):
+        ModelConfig.from_hf(CONFIG).check_ranks(tp)
+
+
+@pytest.mark.parametrize(
+    "variant", ["laddr", "ladder:2", "hybrid-ladder", "hybrid-ladder:3", "desync:0", "desync:x", ""]
+)
+def test_a_variant_that_is_none(variant: str) -> None:
+    with pytest.raises(InputError, match=repr(variant)):
+        lay_out(variant, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"hidden_size": 0}, "hidden_size is 0"),
+        ({"hidden_size": "64"}, "must be int"),
+        ({"num_key_value_heads": 3}, "must divide"),
+        ({"model_type": "qwen3"}, "norms of queries"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "llama3"),
+        ({"rope_theta": -1}, "above 0"),
+        ({"model_type": "llamaLadder", "ladder_layers": [2]}, "ladder_layers"),
+    ],
+)
+def test_a_config_that_cannot_be_run(tmp_path: Path, change: dict[str, object], part: str) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(CONFIG | change))
+    with pytest.raises(InputError, match=part) as raised:
+        ModelConfig.from_file(file)
+    assert str(file) in str(raised.value)

@@ -1,0 +1,277 @@
+"""Text: what ends it, how it is sampled and streamed, templates, and what is refused before a rank starts."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from ladder_sim.cli import run as cli
+from ladder_sim.errors import UsageError
+from runtime.__main__ import main
+from runtime.checkpoint.template import chat_prompt
+from runtime.checkpoint.tokenizer import Text
+from runtime.comm.base import Alone
+from runtime.completion import Completion
+from runtime.errors import InputError
+from runtime.model.kernels import sample
+from runtime.model.wiring import lay_out
+from runtime.sampling import Sampler, SamplingConfig
+from runtime.tasks import TextConfig, prepare_text
+from tests.conftest import REPO
+from tests.support.checkpoints import VOCAB, save_checkpoint, tokenizer
+
+PROMPT = "Every rank of"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    folder = tmp_path_factory.mktemp("text")
+    return folder, save_checkpoint(folder)
+
+
+@pytest.fixture
+def folder(saved: tuple[Path, Any], tmp_path: Path) -> Path:
+    """A checkpoint of its own to be changed; the weights are shared."""
+    for file in saved[0].iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    return tmp_path
+
+
+def replace(file: Path, content: object) -> None:
+    file.unlink(missing_ok=True)
+    file.write_text(json.dumps(content))
+
+
+def greedy(model: Any, tokens: int) -> str:
+    """Transformers' text."""
+    ids = torch.tensor([tokenizer().encode(PROMPT).ids])
+    found = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False, pad_token_id=0
+    )
+    text: str = tokenizer().decode(found[0, ids.shape[1] :].tolist())
+    return text
+
+
+def test_the_command_line_prints_transformers_greedy_text_from_two_ranks(saved: tuple[Path, Any]) -> None:
+    folder, reference = saved
+    command = ["run", "--model", str(folder), "--tp", "2", "--prompt", PROMPT, "--gen", "12", "--backend", "gloo"]
+    done = subprocess.run([sys.executable, "-m", "ladder_sim", *command], cwd=REPO, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == greedy(reference, 12) + "\n"
+    assert done.stderr.startswith("[12 tokens, ")
+    assert "tok/s" in done.stderr
+    assert done.stderr.endswith("standard, TP 2]\n")
+
+
+def test_a_batch_is_shown_text_by_text(saved: tuple[Path, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    folder, reference = saved
+    command = ["text", "--model", str(folder), "--prompt", PROMPT, "--prompt", "An all-reduce adds", "--gen", "6"]
+    assert main(command) == 0
+    first, _, second = capsys.readouterr().out.partition("\n\n")
+    assert first == f"> {PROMPT}\n{greedy(reference, 6)}"
+    assert second.startswith("> An all-reduce adds\n")
+
+
+def test_json_says_how_each_text_ended(
+    saved: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, reference = saved
+    text = greedy(reference, 6)
+    command = ["text", "--model", str(folder), "--prompt", PROMPT, "--json", "--save", str(tmp_path / "found.json")]
+    assert main([*command, "--gen", "20", "--stop", text[3:5]]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == json.loads((tmp_path / "found.json").read_text())
+    (one,) = found["completions"]
+    assert (one["text"], one["end"]) == (text[: text.index(text[3:5])], "stop")
+    assert found["tokens_per_s"] > 0
+    assert found["run"]["dtype"] == "fp32"
+
+
+WORDS = dict(enumerate(["", "He", "llo", " wor", "ld", "!", "ST", "OP"]))
+
+
+def completion(**changes: Any) -> Completion:
+    settings: dict[str, Any] = {"ends": {0}, "stops": (), "most": 9} | changes
+    return Completion(lambda tokens: "".join(WORDS[token] for token in tokens), **settings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "tokens", "pieces", "reason"),
+    [
+        ({}, [1, 2, 0], ["He", "llo", ""], "end"),
+        ({"most": 2}, [1, 2], ["He", "llo"], "length"),
+        ({"stops": ("STOP",)}, [1, 6, 7], ["He", "", ""], "stop"),
+        # a stop string that only began is shown after all
+        ({"stops": ("STOP",)}, [1, 6, 5], ["He", "", "ST!"], None),
+        ({"stops": ("STOP",)}, [1, 6, 0], ["He", "", "ST"], "end"),
+        ({"stops": ("lo w",)}, [1, 2, 3], ["He", "l", ""], "stop"),
+        # of two stop strings the one that comes first in the text
+        ({"stops": ("ld", "wo")}, [3, 4], [" "], "stop"),
+    ],
+)
+def test_what_ends_a_text(changes: dict[str, Any], tokens: list[int], pieces: list[str], reason: str | None) -> None:
+    one, shown = completion(**changes), []
+    for token in tokens:
+        shown.append(one.push(token))
+        if one.reason:
+            break
+    assert (shown, one.reason) == (pieces, reason)
+    assert one.text == "".join(pieces)
+
+
+def test_half_a_character_waits_for_its_other_bytes() -> None:
+    made = tokenizer()
+    one = Completion(made.decode, ends=(), stops=(), most=9)
+    tokens = made.encode("é!", add_special_tokens=False).ids
+    assert len(tokens) == 3
+    assert [one.push(token) for token in tokens] == ["", "é", "!"]
+
+
+def test_sampling_keeps_the_most_likely_and_their_odds() -> None:
+    likely_V = torch.tensor([0.4, 0.05, 0.3, 0.2, 0.05])
+    chance_B = torch.rand(20000, generator=torch.Generator().manual_seed(0))
+    logits_BTV = likely_V.log().expand(20000, 1, 5)
+
+    def odds(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> torch.Tensor:
+        return sample(logits_BTV, chance_B, temperature, top_k, top_p).bincount(minlength=5) / 20000
+
+    close = {"atol": 0.015, "rtol": 0.0}
+    torch.testing.assert_close(odds(), likely_V, **close)
+    torch.testing.assert_close(odds(top_k=2), torch.tensor([4 / 7, 0, 3 / 7, 0, 0]), **close)
+    # the two likeliest have 0.7, which is less than 0.75
+    torch.testing.assert_close(odds(top_p=0.75), torch.tensor([4 / 9, 0, 3 / 9, 2 / 9, 0]), **close)
+    torch.testing.assert_close(odds(top_p=0.5, top_k=2), torch.tensor([1.0, 0, 0, 0, 0]), **close)
+    squared = likely_V**2 / (likely_V**2).sum()
+    torch.testing.assert_close(odds(temperature=0.5), squared, **close)
+
+
+def test_a_draw_never_leaves_what_is_kept() -> None:
+    logits_BTV = torch.zeros(2, 1, 7)
+    assert (sample(logits_BTV, torch.tensor([0.0, 1.0 - 2**-24]), 1.0, 3, 0.9) < 3).all()
+
+
+def test_a_seed_repeats_its_draws() -> None:
+    logits_BTV, wiring = torch.zeros(4, 1, 100), lay_out("standard", 1)
+    draws = {}
+    for seed in (1, 1, 2):
+        sampler = Sampler(SamplingConfig(temperature=1.0, seed=seed), Alone())
+        draws.setdefault(seed, []).append(torch.stack([sampler(logits_BTV, wiring) for _ in range(5)]).tolist())
+    assert draws[1][0] == draws[1][1] != draws[2][0]
+
+
+def test_the_chat_template_is_used_where_there_is_one(folder: Path) -> None:
+    shape = prepare_text(TextConfig(model=folder, prompts=("x",))).checkpoint.shape
+    text = Text.open(folder, shape)
+    assert chat_prompt(folder, "Hi") is None
+    plain = text.encode_prompt("Hi", raw=False)
+    template = "{{ bos_token }}{% for m in messages %}\n<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+    replace(
+        folder / "tokenizer_config.json",
+        {"chat_template": [{"name": "default", "template": template}], "bos_token": {"content": "<s>"}},
+    )
+    assert chat_prompt(folder, "Hi") == "<s><user>Hi"
+    # the template writes the beginning, and the tokenizer adds no second one
+    assert text.encode_prompt("Hi", raw=False) == tokenizer().encode("<user>Hi").ids
+    assert text.encode_prompt("Hi", raw=True) == plain
+    (folder / "chat_template.jinja").write_text("{{ raise_exception('no ' + messages[0].content) }}")
+    with pytest.raises(InputError, match="the chat template fails: no Hi"):
+        text.encode_prompt("Hi", raw=False)
+    (folder / "chat_template.jinja").write_text("{{ ''.__class__.__mro__[1].__subclasses__() }}")
+    with pytest.raises(InputError, match="unsafe"):
+        text.encode_prompt("Hi", raw=False)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "ends"),
+    [
+        ("generation_config.json", {"eos_token_id": [7, 8]}, {7, 8}),
+        ("generation_config.json", {}, {1}),
+        ("generation_config.json", {"eos_token_id": 0}, {0}),
+    ],
+)
+def test_the_tokens_that_end_a_text(folder: Path, file: str, content: dict[str, Any], ends: set[int]) -> None:
+    replace(folder / file, content)
+    assert prepare_text(TextConfig(model=folder, prompts=("x",))).text.ends == ends
+
+
+def test_a_tokenizer_of_another_model(folder: Path) -> None:
+    other = tokenizer()
+    other.add_tokens(["one more"])
+    (folder / "tokenizer.json").unlink()
+    other.save(str(folder / "tokenizer.json"))
+    with pytest.raises(InputError, match=f"{VOCAB + 1} tokens, but the model's vocabulary has {VOCAB}"):
+        prepare_text(TextConfig(model=folder, prompts=("x",)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"prompts": ("word " * 600,)}, "the model's longest context is 512"),
+        ({"gen": 511}, "ask for fewer new tokens"),
+        ({"variant": "laddr"}, "unknown variant"),
+        ({"gen": 0}, "gen is 0"),
+        ({"dtype": "fp8"}, "unknown dtype"),
+        ({"stops": ("",)}, "stop string is empty"),
+        ({"prompts": ()}, "no prompt"),
+        ({"model": Path("nowhere")}, "nowhere/config.json: No such file"),
+    ],
+)
+def test_what_is_refused_before_a_rank_starts(folder: Path, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        prepare_text(TextConfig(**({"model": folder, "prompts": (PROMPT,)} | changes)))
+
+
+def test_a_context_beyond_a_sliding_window(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "mistral")
+    assert prepare_text(TextConfig(model=tmp_path, prompts=("x",))).gen < 256
+    with pytest.raises(InputError, match="sliding window, beyond which nothing is implemented, is 256"):
+        prepare_text(TextConfig(model=tmp_path, prompts=("x",), gen=256))
+
+
+@pytest.mark.parametrize("content", ["{", '{"version": "1.0"}'])
+def test_a_tokenizer_that_is_damaged(folder: Path, content: str) -> None:
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.json").write_text(content)
+    with pytest.raises(InputError, match=r"tokenizer\.json"):
+        prepare_text(TextConfig(model=folder, prompts=("x",)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"temperature": -1.0}, "temperature is -1"), ({"top_k": -1}, "top_k is -1"), ({"top_p": 0.0}, "top_p is 0")],
+)
+def test_sampling_that_cannot_be(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        SamplingConfig(**changes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--prompt", "x", "--repeats", "2"), "--repeats is for measurements"),
+        (("--bench", "--top-k", "2"), "--top-k is for texts"),
+        (("--bench", "--prompt", "x"), "a number of tokens"),
+        (("--prompt", "x", "--variant", "ladder", "--variant", "standard"), "one wiring"),
+        (("--prompt", "x", "--save", "x.txt"), "use .json"),
+        ((), "--prompt TEXT"),
+    ],
+)
+def test_options_that_do_not_go_together(arguments: tuple[str, ...], words: str) -> None:
+    app = typer.Typer()
+    app.command()(cli.run)
+    done = CliRunner().invoke(app, ["--model", "8b", *arguments])
+    assert isinstance(done.exception, UsageError)
+    assert words in str(done.exception)
+
+
+@pytest.mark.parametrize("package", ["safetensors", "tokenizers", "jinja2"])
+def test_a_package_that_is_absent(folder: Path, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    monkeypatch.setitem(sys.modules, package, None)
+    assert main(["text", "--model", str(folder), "--prompt", "x"]) == 4

@@ -1,0 +1,283 @@
+"""Whole predictions: both engines agree, and a batch of hardware figures gives what each figure gives alone."""
+
+import dataclasses
+import importlib.util
+import random
+import sys
+from collections.abc import Mapping
+from types import ModuleType
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from ladder_sim.costs.hardware import Hardware
+from ladder_sim.costs.kernels import KernelCosts
+from ladder_sim.costs.profile import CalibrationProfile
+from ladder_sim.costs.profile_file import load_profile
+from ladder_sim.errors import LadderSimError, UnknownNameError, UsageError
+from ladder_sim.graph.ops import Phase
+from ladder_sim.prediction import predict
+from ladder_sim.simulate.passes import simulate, simulate_many
+from ladder_sim.specs import catalog
+from ladder_sim.specs.scenario import Scenario
+from tests.conftest import REPO
+
+RTOL = 1e-9
+SAMPLE = 40
+VARIANTS = ("standard", "parallel", "ladder", "hybrid-ladder:8", "desync:3", "upper-bound")
+SETTINGS: tuple[dict[str, str], ...] = (
+    {},
+    {"stack.cuda_graphs": "false"},
+    {"stack.cuda_graphs": "false", "stack.eager_launch": "12 us"},
+    {"stack.prefill_cuda_graphs": "true", "stack.graph_launch": "20 us", "stack.kernel_gap": "0.5 us"},
+    {"stack.stream_wait": "0", "stack.collective_launch": "0"},
+)
+FACTORS = np.array([0.25, 0.5, 0.9, 1.0, 1.3, 2.0, 4.0])
+# of a figure's own value
+
+
+@pytest.fixture(scope="module")
+def engines_agree() -> ModuleType:
+    """The benchmark over the whole catalog, of which this file takes a sample."""
+    spec = importlib.util.spec_from_file_location("engines_agree", REPO / "benchmarks" / "engines_agree.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def sampled() -> list[tuple[str, Scenario]]:
+    """Scenarios of the catalog drawn at random, with other settings and workloads than the defaults."""
+    chance = random.Random(20)
+    found: dict[str, Scenario] = {}
+    while len(found) < SAMPLE:
+        names = {
+            "model": chance.choice(catalog.model_names()),
+            "cluster": chance.choice(catalog.cluster_names()),
+            "stack": chance.choice(catalog.stack_names()),
+        }
+        nodes, batch = chance.choice((1, 1, 2)), chance.choice((1, 4, 16, 64))
+        settings, p2p = chance.randrange(len(SETTINGS)), chance.random() > 0.1
+        try:
+            scenario = Scenario.of(
+                **names,
+                nodes=nodes,
+                batch=batch,
+                prompt=chance.choice((17, 128, 1024)),
+                gen=chance.choice((1, 2, 40)),
+                p2p=p2p,
+                overrides=SETTINGS[settings],
+            )
+            predict(scenario, ["standard"], ignore_memory=True)
+        except LadderSimError:
+            continue
+        found["-".join((*names.values(), str(nodes), str(batch), f"set{settings}", "p2p" if p2p else "host"))] = (
+            scenario
+        )
+    return list(found.items())
+
+
+def test_engines_agree_on_a_sample_of_the_catalog(engines_agree: ModuleType) -> None:
+    for name, scenario in sampled():
+        fast, des = (predict(scenario, VARIANTS, ignore_memory=True, engine=engine) for engine in ("fast", "des"))
+        for variant in VARIANTS:
+            one, other = fast[variant], des[variant]
+            where = f"{name} {variant}"
+            scale_s = RTOL * other.request_s
+            assert one.ttft_s == pytest.approx(other.ttft_s, rel=RTOL), where
+            assert one.tpot_s == (other.tpot_s and pytest.approx(other.tpot_s, rel=RTOL)), where
+            for figure in ("comm_s", "exposed_comm_s", "slowed_s", "busy_s"):
+                assert getattr(one, figure) == pytest.approx(getattr(other, figure), rel=RTOL, abs=scale_s), where
+            # paths of equal length may share the request differently
+            assert sum(one.limits_s.values()) == pytest.approx(sum(other.limits_s.values()), rel=RTOL), where
+            assert one.speedup.value == pytest.approx(other.speedup.value, rel=RTOL), where
+
+
+def test_the_sample_holds_contention_and_launches() -> None:
+    """What the engines are to agree on does occur."""
+    slowed = launched = 0
+    for _, scenario in sampled():
+        found = predict(scenario, ["ladder"], ignore_memory=True)["ladder"]
+        slowed += found.slowed_s > 0.001 * found.request_s
+        launched += found.limits_s.get("launches", 0.0) > 0.05 * found.request_s
+    assert slowed > SAMPLE / 4
+    assert launched >= SAMPLE / 10
+
+
+def test_the_benchmark_measures_the_difference(engines_agree: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = engines_agree.fitting("llama-3.1-8b", "h100-sxm", "vllm", 1, 128)
+    assert scenario is not None
+    assert engines_agree.difference(scenario).relative < RTOL
+    # as if one engine had no contention
+    real = engines_agree.predict
+
+    def wrong(scenario: Scenario, variants: list[str], *, engine: str) -> object:
+        profile = load_profile("h100-sxm")
+        return real(scenario, variants, engine="fast", profile="none" if engine == "des" else profile)
+
+    monkeypatch.setattr(engines_agree, "predict", wrong)
+    assert engines_agree.difference(scenario).relative > engines_agree.BOUND
+
+
+def test_a_model_that_fits_nowhere_is_left_out(engines_agree: ModuleType) -> None:
+    assert engines_agree.fitting("llama-3.1-405b", "l40s-pcie", "vllm", 64, 4096) is None
+
+
+def test_unknown_engines_are_refused() -> None:
+    with pytest.raises(UsageError, match="simpy"):
+        predict(Scenario.of(model="8b"), ["standard"], engine="simpy")  # type: ignore[arg-type]
+
+
+# hardware figures
+
+
+def test_unknown_figures_are_named() -> None:
+    hardware = Hardware.of(Scenario.of(model="8b"))
+    for name in ("inter.bandwith_Bps", "inter", "bandwidth_Bps", "inter.fabric", "rank_skew.x", ""):
+        with pytest.raises(UnknownNameError) as caught:
+            hardware.vary({name: [1.0, 2.0]})
+        assert f"'{name}'" in caught.value.message
+    with pytest.raises(UnknownNameError, match=r"inter\.bandwidth_Bps"):
+        hardware.vary({"inter.bandwith_Bps": [1.0]})
+
+
+def test_varying_replaces_only_what_is_named() -> None:
+    hardware = Hardware.of(Scenario.of(model="8b", nodes=2))
+    varied = hardware.vary({"inter.bandwidth_Bps": [25e9, 50e9], "rank_skew": [0.0, 0.1]})
+    np.testing.assert_array_equal(varied.inter.bandwidth_Bps, [25e9, 50e9])
+    np.testing.assert_array_equal(varied.rank_skew, [0.0, 0.1])
+    assert varied.inter.latency_s == hardware.inter.latency_s
+    assert varied.intra is hardware.intra
+    assert isinstance(hardware.inter.bandwidth_Bps, float)
+    assert hardware.vary({}) is hardware
+
+
+def test_every_figure_can_be_varied() -> None:
+    hardware = Hardware.of(Scenario.of(model="8b"))
+    for name in Hardware.figures():
+        varied = hardware.vary({name: [1.0, 2.0, 3.0]})
+        np.testing.assert_array_equal(varied.figure(name), [1.0, 2.0, 3.0])
+
+
+def test_figures_vary_together() -> None:
+    """Arrays of two lengths have no configurations in common."""
+    hardware = Hardware.of(Scenario.of(model="8b"))
+    with pytest.raises((LadderSimError, ValueError), match="length"):
+        hardware.vary({"inter.bandwidth_Bps": [25e9, 50e9], "inter.latency_s": [1e-5, 2e-5, 3e-5]})
+
+
+@pytest.fixture(scope="module")
+def h100() -> CalibrationProfile:
+    return load_profile("h100-sxm")
+
+
+def own_value(scenario: Scenario, figure: str) -> float:
+    value = Hardware.of(scenario).figure(figure)
+    assert isinstance(value, float)
+    # launches and gaps that cost nothing by default
+    return value or 1e-6
+
+
+def batched(
+    scenario: Scenario, phase: Phase, profile: CalibrationProfile, figures: Mapping[str, NDArray[np.float64]]
+) -> NDArray[np.float64]:
+    costs = KernelCosts(scenario, profile, Hardware.of(scenario).vary(figures))
+    return simulate_many(scenario, phase, 1025 if phase == "decode" else 1024, costs)
+
+
+def alone(
+    flags: Mapping[str, object],
+    phase: Phase,
+    profile: CalibrationProfile,
+    figures: Mapping[str, NDArray[np.float64]],
+    overrides: Mapping[str, str],
+) -> list[float]:
+    """One prediction per configuration, its figures given as by ``--set``, or in a profile's overlap section."""
+    found = []
+    for values in zip(*figures.values(), strict=True):
+        names = (name if "." in name else f"cluster.{name}" for name in figures)
+        own = dict(zip(names, map(float, values), strict=True))
+        overlap = {name.removeprefix("overlap."): own.pop(name) for name in list(own) if name.startswith("overlap.")}
+        own_text = {name: repr(value) for name, value in own.items()}
+        scenario = Scenario.of(**flags, overrides={**overrides, **own_text})  # type: ignore[arg-type]
+        profile = dataclasses.replace(profile, overlap={**profile.overlap, **overlap})
+        kv_len = 1025 if phase == "decode" else 1024
+        found.append(simulate(scenario, phase, kv_len, KernelCosts(scenario, profile)).seconds)
+    return found
+
+
+CASES: dict[str, tuple[dict[str, object], dict[str, str]]] = {
+    "gpt-fast": ({"model": "70b", "stack": "gpt-fast", "batch": 1, "variant": "ladder"}, {}),
+    "two nodes": ({"model": "405b", "stack": "vllm", "nodes": 2, "batch": 4, "variant": "ladder"}, {}),
+    "eager": ({"model": "1b", "stack": "vllm", "variant": "desync:3"}, {"stack.cuda_graphs": "false"}),
+    "no p2p": ({"model": "8b", "stack": "gpt-fast", "p2p": False, "variant": "ladder"}, {}),
+}
+
+
+@pytest.mark.parametrize("figure", Hardware.figures())
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_varying_one_figure_equals_setting_it(phase: Phase, case: str, figure: str, h100: CalibrationProfile) -> None:
+    flags, overrides = CASES[case]
+    scenario = Scenario.of(**flags, overrides=overrides)  # type: ignore[arg-type]
+    figures = {figure: FACTORS * own_value(scenario, figure)}
+    found = batched(scenario, phase, h100, figures)
+    # a figure that no op of the pass rests on may leave one value
+    found = np.broadcast_to(found, FACTORS.shape)
+    np.testing.assert_allclose(found, alone(flags, phase, h100, figures, overrides), rtol=RTOL)
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_varying_many_figures_equals_setting_them(variant: str, phase: Phase, h100: CalibrationProfile) -> None:
+    flags: dict[str, object] = {"model": "405b", "nodes": 2, "variant": variant}
+    scenario = Scenario.of(**flags)  # type: ignore[arg-type]
+    chance = np.random.default_rng(4)
+    names = [
+        *("inter.bandwidth_Bps", "inter.latency_s", "intra.bandwidth_Bps", "intra.latency_s", "rank_skew"),
+        *("stack.collective_launch_s", "stack.stream_wait_s", "stack.kernel_gap_s", "gpu.kernel_s"),
+    ]
+    figures = {name: own_value(scenario, name) * chance.uniform(0.3, 3.0, 8) for name in names}
+    np.testing.assert_allclose(
+        batched(scenario, phase, h100, figures), alone(flags, phase, h100, figures, {}), rtol=RTOL
+    )
+
+
+@pytest.mark.parametrize("variant", ["standard", "ladder"])
+def test_an_algorithm_is_chosen_for_each_configuration(variant: str, h100: CalibrationProfile) -> None:
+    """A slow link makes another all-reduce the fastest; which one decides how many SMs it holds."""
+    flags: dict[str, object] = {"model": "70b", "stack": "vllm", "batch": 64, "variant": variant}
+    scenario = Scenario.of(**flags)  # type: ignore[arg-type]
+    for figure in ("intra.bandwidth_Bps", "intra.latency_s"):
+        figures = {figure: np.geomspace(0.02, 50.0, 9) * own_value(scenario, figure)}
+        found = batched(scenario, "decode", h100, figures)
+        np.testing.assert_allclose(found, alone(flags, "decode", h100, figures, {}), rtol=RTOL)
+
+
+@pytest.mark.parametrize("figure", ["intra.bandwidth_Bps", "inter.bandwidth_Bps", "stack.graph_launch_s"])
+def test_there_is_a_time_for_every_configuration(figure: str, h100: CalibrationProfile) -> None:
+    """Also where the figure does not matter."""
+    scenario = Scenario.of(model="8b", variant="ladder")
+    found = batched(scenario, "prefill", h100, {figure: FACTORS * own_value(scenario, figure)})
+    assert found.shape == FACTORS.shape
+
+
+def test_batches_hold_the_times_of_predictions(h100: CalibrationProfile) -> None:
+    scenario = Scenario.of(model="405b", nodes=2, variant="ladder", gen=2)
+    figures = {"inter.bandwidth_Bps": np.array([10e9, 50e9])}
+    predicted = [
+        predict(
+            Scenario.of(model="405b", nodes=2, gen=2, overrides={"inter.bandwidth": speed}),
+            ["ladder"],
+            profile=h100,
+            ignore_memory=True,
+        )["ladder"]
+        for speed in ("10 GB/s", "50 GB/s")
+    ]
+    np.testing.assert_allclose(
+        batched(scenario, "prefill", h100, figures), [one.ttft_s for one in predicted], rtol=RTOL
+    )
+    np.testing.assert_allclose(batched(scenario, "decode", h100, figures), [one.tpot_s for one in predicted], rtol=RTOL)

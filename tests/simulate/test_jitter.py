@@ -1,0 +1,185 @@
+"""Predictions with jitter: spread and waiting beside times that stay what they were."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+import pytest
+
+from ladder_sim.costs.profile import JITTER_KEY
+from ladder_sim.costs.profile_file import load_profile
+from ladder_sim.errors import UsageError
+from ladder_sim.prediction import Prediction, predict
+from ladder_sim.report.export import prediction_fields
+from ladder_sim.simulate.passes import Engine
+from ladder_sim.specs.scenario import Scenario
+
+RTOL = 1e-9
+SIGMA = 0.05
+FOUR = ("standard", "parallel", "ladder", "upper-bound")
+Found = Mapping[str, Prediction]
+
+
+def figures(found: Found) -> dict[str, object]:
+    """Everything but the timelines."""
+    return {
+        name: (
+            prediction_fields(prediction),
+            dict(prediction.limits_s),
+            dict(prediction.busy_s),
+            dict(prediction.sources_s),
+            prediction.slowed_s,
+            prediction.unevenness,
+            prediction.provenance,
+            prediction.prefill.seconds,
+            prediction.decode.seconds if prediction.decode else None,
+        )
+        for name, prediction in found.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def small() -> Scenario:
+    return Scenario.of(model="8b", tp=4)
+
+
+@pytest.fixture(scope="module")
+def even() -> Found:
+    return predict(Scenario.of(model="405b", nodes=2))
+
+
+@pytest.fixture(scope="module")
+def uneven() -> Found:
+    return predict(Scenario.of(model="405b", nodes=2), jitter=SIGMA)
+
+
+def test_no_jitter_is_the_default(small: Scenario, even: Found) -> None:
+    assert figures(predict(small, jitter=0, seed=5)) == figures(predict(small))
+    assert {prediction.unevenness for prediction in even.values()} == {None}
+    assert all("uneven ranks" not in prediction.limits_s for prediction in even.values())
+
+
+def test_same_seed_same_result(small: Scenario) -> None:
+    first, again, other = (predict(small, jitter=SIGMA, seed=seed) for seed in (1, 1, 2))
+    assert figures(first) == figures(again)
+    for name in FOUR:
+        assert first[name].request_s != other[name].request_s
+        assert first[name].request_s == pytest.approx(other[name].request_s, rel=0.03)
+        assert first[name].speedup.value == pytest.approx(other[name].speedup.value, rel=0.03)
+
+
+def test_variants_do_not_share_their_luck(small: Scenario) -> None:
+    """A variant's times do not depend on which others are asked for."""
+    alone = predict(small, ["ladder"], jitter=SIGMA)["ladder"]
+    beside = predict(small, FOUR, jitter=SIGMA)["ladder"]
+    assert prediction_fields(alone) == prediction_fields(beside)
+
+
+@pytest.mark.parametrize("name", FOUR)
+def test_only_times_that_ranks_share_change(even: Found, uneven: Found, name: str) -> None:
+    before, after = even[name], uneven[name]
+    # waiting is no transfer
+    assert after.comm_s == before.comm_s
+    assert after.exposed_comm_s == before.exposed_comm_s
+    assert after.slowed_s == before.slowed_s
+    assert after.busy_s == before.busy_s
+    assert after.memory == before.memory
+    assert math.fsum(after.limits_s.values()) == pytest.approx(after.request_s, rel=RTOL)
+    assert after.limits_s["uneven ranks"] == pytest.approx(after.request_s - before.request_s)
+
+
+@pytest.mark.parametrize("name", FOUR)
+def test_figures_agree_with_each_other(uneven: Found, name: str) -> None:
+    found, standard = uneven[name], uneven["standard"]
+    assert found.tpot_s is not None
+    assert standard.tpot_s is not None
+    assert found.request_s == pytest.approx(found.ttft_s + 511 * found.tpot_s, rel=RTOL)
+    assert found.speedup.value == pytest.approx(standard.request_s / found.request_s, rel=RTOL)
+    assert found.ttft_speedup == pytest.approx(standard.ttft_s / found.ttft_s, rel=RTOL)
+    assert found.tpot_speedup == pytest.approx(standard.tpot_s / found.tpot_s, rel=RTOL)
+    assert found.tokens_per_s.value == pytest.approx(512 / found.request_s, rel=RTOL)
+    spread = found.unevenness
+    assert spread is not None
+    assert spread.tpot_p50_s is not None
+    assert spread.tpot_p95_s is not None
+    assert spread.ttft_p50_s <= spread.ttft_p95_s
+    assert spread.tpot_p50_s <= spread.tpot_p95_s
+    assert spread.ttft_p50_s == pytest.approx(found.ttft_s, rel=0.02)
+    assert spread.tpot_p50_s == pytest.approx(found.tpot_s, rel=0.02)
+    assert 0.0 <= spread.waiting_s < 0.2 * found.request_s
+
+
+def test_jitter_shows_on_405b(even: Found, uneven: Found) -> None:
+    """Ranks that meet wait for the slowest; those of the upper bound meet nowhere."""
+    for name in ("standard", "parallel", "ladder"):
+        assert uneven[name].request_s > 1.01 * even[name].request_s
+        spread = uneven[name].unevenness
+        assert spread is not None
+        assert spread.waiting_s > 0.01 * uneven[name].request_s
+    bound = uneven["upper-bound"]
+    assert bound.request_s == pytest.approx(even["upper-bound"].request_s, rel=0.02)
+    assert bound.unevenness is not None
+    assert bound.unevenness.waiting_s == 0.0
+    # standard stops for others twice a layer, all of it on the critical path
+    assert uneven["standard"].limits_s["uneven ranks"] > uneven["ladder"].limits_s["uneven ranks"]
+
+
+def test_skew_is_felt_only_where_ranks_meet() -> None:
+    found = {}
+    for skew in ("0", "0.2"):
+        scenario = Scenario.of(model="8b", tp=4, overrides={"cluster.rank_skew": skew})
+        found[skew] = predict(scenario, ["standard", "upper-bound"], jitter=SIGMA)
+    assert found["0.2"]["upper-bound"].request_s == found["0"]["upper-bound"].request_s
+    assert found["0.2"]["standard"].request_s > 1.1 * found["0"]["standard"].request_s
+
+
+def test_one_token(small: Scenario) -> None:
+    scenario = dataclasses.replace(small, workload=dataclasses.replace(small.workload, gen=1))
+    for found in predict(scenario, jitter=SIGMA).values():
+        assert found.tpot_s is None
+        assert found.tpot_speedup is None
+        assert found.request_s == found.ttft_s
+        assert found.unevenness is not None
+        assert found.unevenness.tpot_p50_s is None
+        assert found.unevenness.tpot_p95_s is None
+        assert math.fsum(found.limits_s.values()) == pytest.approx(found.request_s, rel=RTOL)
+
+
+@pytest.mark.parametrize("attention", ["flash", "math"])
+def test_growing_context(attention: str) -> None:
+    """Jitter lengthens every decode step as it does the middle one."""
+    scenario = Scenario.of(model="8b", tp=4, gen=2048, overrides={"stack.attention": attention})
+    found, before = predict(scenario, jitter=SIGMA), predict(scenario)
+    for name in FOUR:
+        ratio = found[name].request_s / before[name].request_s
+        assert 0.98 < ratio < 1.1
+        assert math.fsum(found[name].limits_s.values()) == pytest.approx(found[name].request_s, rel=RTOL)
+
+
+def test_engines_give_the_same_with_jitter(small: Scenario) -> None:
+    engines: tuple[Engine, ...] = ("fast", "des")
+    found, reference = (predict(small, jitter=SIGMA, engine=engine) for engine in engines)
+    for name in FOUR:
+        assert found[name].request_s == pytest.approx(reference[name].request_s, rel=RTOL)
+        assert found[name].unevenness == reference[name].unevenness
+
+
+def test_jitter_as_measured(small: Scenario) -> None:
+    profile = load_profile("h100-sxm")
+    assert JITTER_KEY not in profile.overheads
+    with pytest.raises(UsageError, match="profile 'h100-sxm-gpt-fast' holds no measured jitter") as raised:
+        predict(small, jitter="measured")
+    assert raised.value.hint
+    with pytest.raises(UsageError, match="profile 'none' holds no measured jitter"):
+        predict(small, profile="none", jitter="measured")
+    measured = dataclasses.replace(profile, overheads={**profile.overheads, JITTER_KEY: 0.03})
+    found = predict(small, ["ladder"], profile=measured, jitter="measured")
+    assert figures(found) == figures(predict(small, ["ladder"], profile=measured, jitter=0.03))
+
+
+@pytest.mark.parametrize("jitter", [-0.1, -1e-12, 1.0001, 2, math.nan, math.inf, -math.inf])
+def test_impossible_jitter(small: Scenario, jitter: float) -> None:
+    with pytest.raises(UsageError, match=r"is not between 0 and 1") as raised:
+        predict(small, jitter=jitter)
+    assert str(jitter) in str(raised.value)
+    assert raised.value.hint

@@ -1,0 +1,194 @@
+"""What a stack adds to its kernels: CPU launches, gaps between kernels, waits for the other stream."""
+
+import math
+from collections.abc import Mapping
+
+import pytest
+
+from ladder_sim.costs.kernels import KernelCosts
+from ladder_sim.costs.profile_file import load_profile
+from ladder_sim.graph.ops import Phase
+from ladder_sim.prediction import predict
+from ladder_sim.simulate.passes import Engine, StepSummary, simulate
+from ladder_sim.specs import catalog
+from ladder_sim.specs.scenario import Scenario
+
+RTOL = 1e-9
+EAGER = {"stack.cuda_graphs": "false", "stack.prefill_cuda_graphs": "false"}
+GRAPHS = {"stack.cuda_graphs": "true", "stack.prefill_cuda_graphs": "true"}
+VARIANTS = ("standard", "parallel", "ladder", "hybrid-ladder:8", "desync:2", "upper-bound")
+LAUNCH_S = 5e-6
+# of every shipped stack
+EVERY_LAYER = 10**6
+# periods kept: none is left out
+
+
+def step(
+    phase: Phase = "decode",
+    *,
+    model: str = "1b",
+    stack: str = "vllm",
+    variant: str = "ladder",
+    batch: int = 1,
+    settings: Mapping[str, str] = GRAPHS,
+    engine: Engine = "fast",
+) -> StepSummary:
+    scenario = Scenario.of(model=model, stack=stack, tp=8, variant=variant, batch=batch, overrides=settings)
+    costs = KernelCosts(scenario, load_profile("h100-sxm"))
+    return simulate(scenario, phase, 1025 if phase == "decode" else 1024, costs, engine_name=engine)
+
+
+def kernels(found: StepSummary, stream: str) -> int:
+    return sum(one.repeats for one in found.ops if one.op.stream == stream)
+
+
+def ops(found: StepSummary) -> int:
+    return sum(one.repeats for one in found.ops)
+
+
+# eager
+
+
+@pytest.mark.parametrize("stack", catalog.stack_names())
+@pytest.mark.parametrize(
+    ("model", "cluster", "batch"), [("1b", "h100-sxm", 1), ("8b", "a100-sxm-hdr", 16), ("70b", "h200-sxm", 4)]
+)
+def test_eager_is_never_faster_than_a_graph(model: str, cluster: str, batch: int, stack: str) -> None:
+    graph, eager = (
+        predict(
+            Scenario.of(model=model, cluster=cluster, stack=stack, batch=batch, gen=8, overrides=settings), VARIANTS
+        )
+        for settings in (GRAPHS, EAGER)
+    )
+    for variant in VARIANTS:
+        assert eager[variant].ttft_s >= graph[variant].ttft_s * (1 - RTOL), variant
+        assert (eager[variant].tpot_s or 0.0) >= (graph[variant].tpot_s or 0.0) * (1 - RTOL), variant
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_each_phase_has_its_own_setting(phase: Phase) -> None:
+    other, own = (
+        ("stack.prefill_cuda_graphs", "stack.cuda_graphs")
+        if phase == "decode"
+        else ("stack.cuda_graphs", "stack.prefill_cuda_graphs")
+    )
+    graph = step(phase)
+    assert step(phase, settings={**GRAPHS, other: "false"}).seconds == graph.seconds
+    eager = step(phase, settings={**GRAPHS, own: "false"})
+    assert eager.seconds > graph.seconds
+    assert eager.lowered.launches == len(eager.ops)
+    assert graph.lowered.launches == 0
+
+
+@pytest.mark.parametrize("engine", ["fast", "des"])
+@pytest.mark.parametrize("stack", catalog.stack_names())
+@pytest.mark.parametrize("variant", ["ladder", "upper-bound"])
+def test_a_small_model_is_launch_bound(variant: str, stack: str, engine: Engine) -> None:
+    """Its decode step takes as long as the CPU takes to launch every kernel, and a little for the last of them."""
+    found = step(stack=stack, variant=variant, settings=EAGER, engine=engine)
+    assert found.seconds == pytest.approx(ops(found) * LAUNCH_S, rel=0.05)
+    assert found.seconds >= ops(found) * LAUNCH_S
+    assert max(found.critical_s, key=lambda name: found.critical_s[name]) == "launches"
+    assert found.critical_s["launches"] > 0.9 * found.seconds
+    assert found.seconds > 1.1 * step(stack=stack, variant=variant).seconds
+
+
+def test_a_launch_bound_step_scales_with_the_launch() -> None:
+    slow = step(settings={**EAGER, "stack.eager_launch": "50 us"})
+    assert slow.seconds == pytest.approx(ops(slow) * 50e-6, rel=0.01)
+
+
+def test_predictions_name_launches() -> None:
+    found = predict(Scenario.of(model="1b", stack="vllm", prompt=128, gen=64, overrides=EAGER), ["standard", "ladder"])[
+        "ladder"
+    ]
+    assert found.limited_by == "launches"
+    assert math.fsum(found.limits_s.values()) == pytest.approx(found.request_s, rel=RTOL)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_large_models_prefill_is_not_launch_bound(variant: str) -> None:
+    """The CPU runs ahead: only the first launch is waited for."""
+    graph, eager = (step("prefill", model="70b", variant=variant, settings=settings) for settings in (GRAPHS, EAGER))
+    assert eager.seconds == pytest.approx(graph.seconds + LAUNCH_S, rel=RTOL)
+    assert eager.critical_s["launches"] == pytest.approx(LAUNCH_S, rel=RTOL)
+
+
+def test_launches_that_cost_nothing_are_a_graph() -> None:
+    assert step(settings={**EAGER, "stack.eager_launch": "0"}).seconds == step().seconds
+
+
+@pytest.mark.parametrize("launch_us", [1, 3, 4, 5, 8, 20])
+@pytest.mark.parametrize("variant", [*VARIANTS, "hybrid-ladder:14"])
+@pytest.mark.parametrize(("model", "stack"), [("1b", "gpt-fast"), ("3b", "vllm"), ("8b", "gpt-fast"), ("1b", "vllm")])
+def test_condensing_launches_is_exact(
+    monkeypatch: pytest.MonkeyPatch, model: str, stack: str, variant: str, launch_us: int
+) -> None:
+    """Also where the CPU gets ahead in some layers and falls behind in others, as in a hybrid."""
+    settings = {**EAGER, "stack.eager_launch": f"{launch_us} us"}
+    short = step(model=model, stack=stack, variant=variant, settings=settings)
+    monkeypatch.setattr(passes, "FIRST_PERIODS", EVERY_LAYER)
+    full = step(model=model, stack=stack, variant=variant, settings=settings)
+    assert {one.repeats for one in full.ops} == {1}
+    assert ops(short) == ops(full)
+    for field in ("seconds", "comm_s", "hidden_s", "slowed_s", "busy_s"):
+        assert getattr(short, field) == pytest.approx(getattr(full, field), rel=RTOL, abs=1e-15), field
+    for found in (short, full):
+        assert math.fsum(found.critical_s.values()) == pytest.approx(found.seconds, rel=RTOL)
+
+
+# graphs, gaps and waits
+
+
+@pytest.mark.parametrize("engine", ["fast", "des"])
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_a_graphs_launch_is_paid_once(phase: Phase, variant: str, engine: Engine) -> None:
+    without = step(phase, variant=variant, engine=engine)
+    launched = step(phase, variant=variant, engine=engine, settings={**GRAPHS, "stack.graph_launch": "30 us"})
+    assert launched.seconds == pytest.approx(without.seconds + 30e-6, rel=RTOL)
+    assert launched.critical_s["launches"] == pytest.approx(30e-6, rel=RTOL)
+    assert without.critical_s.get("launches", 0.0) == 0.0
+
+
+def test_a_graphs_launch_is_paid_once_per_token() -> None:
+    without, launched = (
+        predict(Scenario.of(model="8b", gen=17, overrides={**GRAPHS, **extra}), ["standard"])["standard"]
+        for extra in ({}, {"stack.graph_launch": "30 us"})
+    )
+    assert launched.request_s - without.request_s == pytest.approx(17 * 30e-6, rel=1e-6)
+    assert launched.limits_s["launches"] == pytest.approx(17 * 30e-6, rel=1e-6)
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("variant", ["standard", "parallel", "desync:2", "upper-bound"])
+def test_every_kernel_pays_its_gap(variant: str, phase: Phase) -> None:
+    """Where nothing overlaps, a gap per kernel is the whole difference; collectives have a start-up of their own."""
+    without = step(phase, variant=variant)
+    gapped = step(phase, variant=variant, settings={**GRAPHS, "stack.kernel_gap": "1.5 us"})
+    added_s = kernels(without, "compute") * 1.5e-6
+    assert gapped.seconds == pytest.approx(without.seconds + added_s, rel=RTOL)
+    assert gapped.critical_s["waits"] == pytest.approx(without.critical_s["waits"] + added_s, rel=RTOL)
+
+
+@pytest.mark.parametrize(("setting", "crossings_per_layer"), [("stack.stream_wait", 4), ("stack.collective_launch", 2)])
+def test_standard_waits_for_both_streams(setting: str, crossings_per_layer: int) -> None:
+    """Two all-reduces per layer: each starts up once, waits for its block and is waited for."""
+    layers = catalog.model("70b").layers
+    found = [
+        step(model="70b", stack="gpt-fast", variant="standard", settings={**GRAPHS, setting: f"{wait_us} us"})
+        for wait_us in (1, 4)
+    ]
+    added_s = found[1].seconds - found[0].seconds
+    assert added_s == pytest.approx(3e-6 * layers * crossings_per_layer, rel=1e-6)
+
+
+def test_ladder_hides_waits_behind_what_it_overlaps() -> None:
+    added_s = {}
+    for variant in ("standard", "ladder", "upper-bound"):
+        found = [
+            step("prefill", model="70b", variant=variant, settings={**GRAPHS, "stack.collective_launch": wait})
+            for wait in ("0", "10 us")
+        ]
+        added_s[variant] = found[1].seconds - found[0].seconds
+    assert added_s["upper-bound"] <= added_s["ladder"] < 0.2 * added_s["standard"]

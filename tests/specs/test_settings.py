@@ -1,0 +1,161 @@
+"""Settings change exactly one figure, with its unit, or say what is wrong."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ladder_sim.errors import LadderSimError, PartitionError, SpecError, UnitError, UnknownNameError
+from ladder_sim.specs.scenario import Scenario, apply_overrides
+from ladder_sim.specs.settings import settable
+
+SCENARIO = Scenario.of(model="70b")
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "path", "expected"),
+    [
+        ("inter.bandwidth", "100Gb/s", "cluster.inter.bandwidth_Bps", 12.5e9),
+        ("inter.bandwidth_Bps", "100Gb/s", "cluster.inter.bandwidth_Bps", 12.5e9),
+        ("inter.bandwidth", "12.5e9", "cluster.inter.bandwidth_Bps", 12.5e9),
+        ("intra.latency", "5us", "cluster.intra.latency_s", 5e-6),
+        ("host.fabric", "pcie4-host", "cluster.host.fabric", "pcie4-host"),
+        ("gpu.bf16", "500T", "cluster.gpu.bf16_flops", 500e12),
+        ("gpu.hbm", "96 GiB", "cluster.gpu.hbm_bytes", 96 * 2.0**30),
+        ("gpu.hbm_bandwidth", "4 TB/s", "cluster.gpu.hbm_bandwidth_Bps", 4e12),
+        ("gpu.sms", "144", "cluster.gpu.sms", 144),
+        ("cluster.gpus_per_node", "16", "cluster.gpus_per_node", 16),
+        ("cluster.profile", "", "cluster.profile", ""),
+        ("model.vocab", "128Ki", "model.vocab", 131072),
+        ("model.gated_mlp", "False", "model.gated_mlp", False),
+        ("stack.cuda_graphs", "false", "stack.cuda_graphs", False),
+        ("stack.allreduce", "one-shot", "stack.allreduce", "one-shot"),
+        ("stack.memory_overhead", "3GB", "stack.memory_overhead_bytes", 3e9),
+        ("stack.collective_launch", "0", "stack.collective_launch_s", 0.0),
+        ("workload.batch", "64", "workload.batch", 64),
+        ("workload.dtype", "fp8", "workload.dtype", "fp8"),
+    ],
+)
+def test_sets_one_figure(key: str, text: str, path: str, expected: object) -> None:
+    changed = apply_overrides(SCENARIO, {key: text})
+    value: Any = changed
+    for step in path.split("."):
+        value = getattr(value, step)
+    assert value == expected
+    assert type(value) is type(expected)
+    assert differences(SCENARIO, changed) == {path}
+    # named as it is held, for a fit to leave it alone
+    section, _, field = path.rpartition(".")
+    assert changed.settings == {f"{section.rpartition('.')[2]}.{field}"}
+
+
+def differences(before: Any, after: Any, path: str = "") -> set[str]:
+    found: set[str] = set()
+    for field in dataclasses.fields(before):
+        old, new = getattr(before, field.name), getattr(after, field.name)
+        if field.name in ("source", "settings") or old == new:
+            continue
+        where = f"{path}.{field.name}".lstrip(".")
+        found |= differences(old, new, where) if dataclasses.is_dataclass(old) else {where}
+    return found
+
+
+def test_source_says_what_was_set() -> None:
+    tier = apply_overrides(SCENARIO, {"inter.bandwidth": "100Gb/s", "inter.latency": "20us"}).cluster.inter
+    assert tier.source.startswith(SCENARIO.cluster.inter.source)
+    assert tier.source.endswith("; set by hand: bandwidth_Bps=12500000000.0, latency_s=2e-05")
+
+
+def test_settings_of_one_spec_are_checked_together() -> None:
+    """heads 48 alone would leave 48 / 5; with kv_heads it is a valid model."""
+    changed = apply_overrides(SCENARIO, {"model.heads": "40", "model.kv_heads": "40", "workload.batch": "2"})
+    assert (changed.model.heads, changed.model.kv_heads, changed.workload.batch) == (40, 40, 2)
+    assert apply_overrides(SCENARIO, {}) == SCENARIO
+    assert Scenario.of(model="70b", overrides={"inter.latency": "20us"}) == apply_overrides(
+        SCENARIO, {"inter.latency": "20us"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("inter.bandwith", "inter.bandwidth"),
+        ("iner.latency", "inter.latency"),
+        ("gpu.sm", "gpu.sms"),
+        ("stack.cudagraphs", "stack.cuda_graphs"),
+        ("model.layer", "model.layers"),
+    ],
+)
+def test_unknown_setting(key: str, near: str) -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        apply_overrides(SCENARIO, {key: "1"})
+    assert caught.value.message == f"unknown setting '{key}'"
+    assert caught.value.hint == f"did you mean '{near}'? `ladder-sim list settings` shows all"
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "key", ["", ".", "inter", "inter.", ".bandwidth", "model.name", "gpu.source", "model.ladder_layers"]
+)
+def test_not_a_setting(key: str) -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        apply_overrides(SCENARIO, {key: "1"})
+    # the way out is one line, not all fifty names
+    assert len(caught.value.hint) < 100
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "kind", "message"),
+    [
+        ("inter.bandwidth", "100", None, ""),
+        ("inter.bandwidth", "100us", UnitError, "inter.bandwidth: '100us' has no known unit"),
+        ("inter.bandwidth", "0", SpecError, "bandwidth_Bps is 0.0"),
+        ("inter.latency", "-5us", UnitError, "finite and not negative"),
+        ("inter.latency", "1000s", SpecError, "latency_s is 1000.0"),
+        ("gpu.sms", "1.5", SpecError, "gpu.sms is '1.5': must be a whole number"),
+        ("model.layers", "0", SpecError, "layers is 0"),
+        ("model.layers", "20000", SpecError, "layers is 20000"),
+        ("model.heads", "60", SpecError, "query heads must be a multiple"),
+        ("model.intermediate", "28673", PartitionError, "intermediate is 28673"),
+        ("stack.cuda_graphs", "maybe", SpecError, "stack.cuda_graphs is 'maybe': must be true or false"),
+        ("stack.attention", "flush", UnknownNameError, "unknown stack.attention 'flush'"),
+        ("workload.dtype", "fp9", UnknownNameError, "unknown workload.dtype 'fp9'"),
+        ("workload.gen", "nan", UnitError, "workload.gen: 'nan'"),
+        ("inter.fabric", " ", SpecError, "fabric is ''"),
+    ],
+)
+def test_bad_value(key: str, text: str, kind: type[LadderSimError] | None, message: str) -> None:
+    if kind is None:
+        apply_overrides(SCENARIO, {key: text})
+        return
+    with pytest.raises(kind) as caught:
+        apply_overrides(SCENARIO, {key: text})
+    assert message in caught.value.message
+    assert caught.value.hint
+
+
+def test_every_listed_setting_can_be_set_to_itself() -> None:
+    names = settable()
+    assert names == sorted(set(names))
+    assert {name.split(".")[0] for name in names} == {
+        *("model", "gpu", "cluster", "intra", "inter", "host", "stack", "workload"),
+    }
+    for name in names:
+        section, _, field = name.partition(".")
+        spec: Any = getattr(SCENARIO, section, None) or getattr(SCENARIO.cluster, section)
+        full = next(f.name for f in dataclasses.fields(spec) if f.name in (field, *(field + s for s in ENDINGS)))
+        text = str(getattr(spec, full))
+        assert differences(SCENARIO, apply_overrides(SCENARIO, {name: text})) == set(), name
+
+
+ENDINGS = ("_s", "_Bps", "_bytes", "_flops")
+
+
+@given(st.dictionaries(st.sampled_from(settable()) | st.text(max_size=12), st.text(max_size=12), max_size=3))
+def test_any_setting_is_applied_or_refused(overrides: dict[str, str]) -> None:
+    try:
+        apply_overrides(SCENARIO, overrides)
+    except LadderSimError as error:
+        assert error.hint  # noqa: PT017

@@ -1,0 +1,54 @@
+"""Run the command line as a user would: in this process, because starting one takes a second, or in its own."""
+
+import contextlib
+import io
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ladder_sim.cli.main import main
+from tests.conftest import REPO
+
+
+class Ran(NamedTuple):
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+
+SMALL = ("predict", "--model", "8b", "--variant", "ladder")
+# a quick prediction that fits
+
+
+def run(*arguments: str) -> Ran:
+    """Run `ladder-sim` in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(arguments)
+    return Ran(code, out.getvalue(), err.getvalue())
+
+
+def process(*arguments: str, shell: str = "", **environment: str) -> Ran:
+    """Run `python -m ladder_sim` in its own process; `shell` is what follows it on a shell's line, as in ``| head``."""
+    command: Sequence[str] = [sys.executable, "-m", "ladder_sim", *arguments]
+    if shell:
+        command = ["bash", "-c", f'set -o pipefail; "$@" {shell}', "bash", *command]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(REPO), **environment},
+    )
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def heed_interrupts() -> None:
+    """For a child's `preexec_fn`: a suite in a shell's background inherits that interrupts are ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,0 +1,105 @@
+"""A headless Chromium that watches what a page asks for and complains of."""
+
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
+
+from ladder_sim.explorer.allowlist import Known
+from ladder_sim.explorer.server import make_app, serving
+from tests.conftest import unavailable
+
+FLAGS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync"),
+)
+PATIENCE_MS = 15_000
+
+
+class Watched:
+    """A page, what it asked for and what it complained of."""
+
+    def __init__(self, page: Page, address: str, artefacts: Path) -> None:
+        self.page, self.address, self._artefacts = page, address, artefacts
+        self.requests: list[str] = []
+        self.complaints: list[str] = []
+        page.set_default_timeout(PATIENCE_MS)
+        page.on("request", self._asked)
+        page.on("console", self._said)
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+
+    def open(self, query: str = "", width: int = 1440, height: int = 900) -> Page:
+        """Show a link until its numbers are there."""
+        self.page.set_viewport_size({"width": width, "height": height})
+        self.page.goto(f"{self.address}/{query}")
+        self.until("!!document.querySelector('.card')")
+        return self.page
+
+    def drawn(self) -> None:
+        """Wait for the last of the views."""
+        self.until("!!document.querySelector('#tornado .bars') && !!document.querySelector('#map .hm')")
+
+    def until(self, condition: str) -> None:
+        """Wait until an expression holds; Playwright's own way evaluates text in the page, which its headers forbid."""
+        deadline = time.monotonic() + PATIENCE_MS / 1000
+        while not self.page.evaluate(condition):
+            assert time.monotonic() < deadline, f"not within {PATIENCE_MS / 1000} s: {condition}"
+            self.page.wait_for_timeout(30)
+
+    def until_text(self, selector: str, text: str) -> None:
+        """Wait until an element's text holds some words."""
+        self.until(f"document.querySelector({json.dumps(selector)})?.textContent.includes({json.dumps(text)})")
+
+    def gain(self, variant: str = "ladder") -> str:
+        """A card's speedup."""
+        return self.page.inner_text(f".card[data-variant='{variant}'] .gain")
+
+    def screenshot(self, name: str) -> None:
+        """Keep a picture of the whole page."""
+        self.page.screenshot(path=self._artefacts / f"{name}.png", full_page=True)
+
+    def _asked(self, request: Request) -> None:
+        self.requests.append(request.url)
+
+    def _said(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.complaints.append(message.text)
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """Debian's browser."""
+    path = shutil.which("chromium")
+    if path is None:
+        unavailable("chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def served() -> Iterator[str]:
+    """An explorer on a free port of this machine."""
+    server = serving(make_app(Known.of()), "127.0.0.1", 0)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def artefacts(fallback: Path) -> Path:
+    """Where pictures are kept: ``LADDER_TEST_ARTEFACTS``, or a folder of the test run."""
+    folder = Path(os.environ.get("LADDER_TEST_ARTEFACTS") or fallback)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

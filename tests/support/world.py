@@ -1,0 +1,149 @@
+"""Real gloo ranks for tests: what each one computes, and how they are started.
+
+One world per tensor-parallel degree runs every case, because starting a process takes longer than all of them.
+"""
+
+import multiprocessing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from runtime.checkpoint.weights import fill, random_weights
+from runtime.comm.base import Alone, Communicator
+from runtime.comm.process_group import ProcessGroup, gloo_group
+from runtime.config import EngineConfig, ModelConfig, RopeScaling
+from runtime.model.decoder import Decoder
+from runtime.model.wiring import lay_out
+
+GROUPED = ModelConfig(
+    layers=3,
+    hidden=48,
+    heads=8,
+    kv_heads=2,
+    head_dim=8,
+    intermediate=80,
+    vocab=101,
+    rope_scaling=RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_positions=16),
+)
+# at TP 4 each KV head is held by two ranks; no degree divides the vocabulary
+PLAIN = ModelConfig(
+    layers=2,
+    hidden=32,
+    heads=4,
+    kv_heads=4,
+    head_dim=8,
+    intermediate=64,
+    vocab=50,
+    gated_mlp=False,
+    tied_embeddings=True,
+    qkv_bias=True,
+    out_bias=True,
+    mlp_bias=True,
+)
+MODELS = {"grouped": GROUPED, "plain": PLAIN}
+VARIANTS = ("standard", "parallel", "ladder", "hybrid-ladder:1", "desync:2", "desync:3", "upper-bound")
+ENGINES = {
+    "flash": EngineConfig(prefill_logits="all"),
+    "math": EngineConfig(prefill_logits="all", attention="math", fused_residual_add=True, fused_ladder_add=True),
+    "sharded": EngineConfig(prefill_logits="all", sharded_lm_head=True, sharded_embedding=True),
+}
+TOKENS, PROMPT = 11, 7
+# of the whole sequence; of the part that is prefilled, the rest is decoded
+
+
+class Case(NamedTuple):
+    """One forward computation that every degree runs."""
+
+    model: str
+    engine: str
+    variant: str
+
+
+def cases() -> Iterator[Case]:
+    for variant in VARIANTS:
+        for engine in ENGINES:
+            # without its first all-reduce a split embedding is another model for the upper bound
+            if (engine, variant) != ("sharded", "upper-bound"):
+                yield Case("grouped", engine, variant)
+        yield Case("plain", "flash", variant)
+
+
+def tokens_of(config: ModelConfig) -> Tensor:
+    return torch.randint(config.vocab, (2, TOKENS), generator=torch.Generator().manual_seed(7))
+
+
+def decoder(config: ModelConfig, engine: EngineConfig, comm: Communicator) -> Decoder:
+    model = Decoder(config, engine, comm, positions=TOKENS + 2)
+    fill(model, random_weights(seed=1))
+    return model
+
+
+def logits(case: Case, comm: Communicator) -> dict[str, Tensor]:
+    """Of all positions at once, without a cache, and of a prefill and single decode steps, with one."""
+    config, engine = MODELS[case.model], ENGINES[case.engine]
+    model, wiring, tokens_BT = decoder(config, engine, comm), lay_out(case.variant, config.layers), tokens_of(config)
+    with torch.inference_mode():
+        cache = model.cache(len(tokens_BT))
+        parts = [model(tokens_BT[:, :PROMPT], wiring, cache=cache)]
+        for t in range(PROMPT, TOKENS):
+            now = {"position_T": torch.tensor([t]), "context": t + 1}
+            parts.append(model(tokens_BT[:, t : t + 1], wiring, cache=cache, **now))
+        return {"uncached": model(tokens_BT, wiring), "cached": torch.cat(parts, dim=1)}
+
+
+def gradients(variant: str, engine: str, comm: Communicator) -> dict[str, Tensor]:
+    """Of every parameter of this rank."""
+    model = decoder(GROUPED, ENGINES[engine], comm)
+    loss(model(tokens_of(GROUPED), lay_out(variant, GROUPED.layers))).backward()
+    return {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+
+
+def loss(logits_BTV: Tensor) -> Tensor:
+    return logits_BTV.log_softmax(-1)[..., 3].sum()
+
+
+class World(NamedTuple):
+    """What the ranks of one degree computed, rank by rank."""
+
+    logits: list[dict[Case, dict[str, Tensor]]]
+    gradients: list[dict[tuple[str, str], dict[str, Tensor]]]
+
+
+TRAINED = [("standard", "flash"), ("ladder", "flash"), ("hybrid-ladder:1", "sharded"), ("ladder", "sharded")]
+
+
+def compute(comm: Communicator) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    return {
+        "logits": {case: logits(case, comm) for case in cases()},
+        "gradients": {trained: gradients(*trained, comm) for trained in TRAINED} if comm.size <= 2 else {},
+    }
+
+
+def run_world(size: int, folder: Path) -> World:
+    """Compute everything with `size` ranks."""
+    if size == 1:
+        found = [compute(Alone())]
+    else:
+        # one process imports torch, the ranks fork from it
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["tests.support.world"])
+        ranks = [context.Process(target=_rank, args=(rank, size, folder)) for rank in range(size)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join(60)
+            process.kill()
+        found = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(size)]
+    return World([one["logits"] for one in found], [one["gradients"] for one in found])
+
+
+def _rank(rank: int, size: int, folder: Path) -> None:
+    store = dist.FileStore(str(folder / "store"), size)
+    comm = ProcessGroup("gloo", gloo_group(store, rank, size, threads=1, timeout_s=60))
+    torch.save(compute(comm), folder / f"{rank}.pt")
+    comm.barrier()

@@ -1,0 +1,153 @@
+"""Files of sweeps: what they hold, and that they survive being killed at any moment."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ladder_sim.errors import MissingDependencyError, UsageError
+from ladder_sim.sweeps.executors import serial
+from ladder_sim.sweeps.files import PartFile
+from ladder_sim.sweeps.grid import Grid
+from ladder_sim.sweeps.run import how_of, run, run_to_file
+from tests.conftest import REPO
+
+AXES = {"model": "8b,405b", "p2p": "true", "gen": "1,8", "intra.bandwidth": "100:400:x2GB/s"}
+SLOW = {"model": "8b", "model.layers": "1:128:+1"}
+# four chunks that need a graph per point
+
+
+def _written(axes: dict[str, str], path: Path, *, resume: bool = False) -> bytes:
+    grid = Grid(axes, ["ladder"])
+    run_to_file(grid, how_of(grid, None, ignore_memory=False), serial, path, resume=resume)
+    return path.read_bytes()
+
+
+def test_all_formats_hold_the_table(tmp_path: Path) -> None:
+    """Nine digits of every figure, nothing where a point has none, and the reason."""
+    import pyarrow.parquet as pq
+
+    grid = Grid(AXES, ["ladder"])
+    table = run(grid, how_of(grid, None, ignore_memory=False), serial)
+    for form in ("csv", "jsonl", "parquet"):
+        _written(AXES, tmp_path / f"sweep.{form}")
+    with (tmp_path / "sweep.csv").open(encoding="utf-8") as file:
+        from_csv = list(csv.DictReader(file))
+    from_json = [json.loads(line) for line in (tmp_path / "sweep.jsonl").read_text().splitlines()]
+    from_parquet = pq.read_table(tmp_path / "sweep.parquet").to_pylist()
+    assert len(from_csv) == len(from_json) == len(from_parquet) == len(table) == 12
+    for row in range(len(table)):
+        assert list(from_csv[row]) == list(from_json[row]) == list(from_parquet[row]) == list(table.columns)
+        for name, values in table.columns.items():
+            value = values[row].item() if hasattr(values[row], "item") else values[row]
+            texts = [from_csv[row][name], from_json[row][name], from_parquet[row][name]]
+            if value != value:
+                assert texts == ["", None, None]
+            elif isinstance(value, float):
+                assert [float(text) for text in texts] == pytest.approx([value] * 3, rel=1e-8)
+            else:
+                assert texts == [str(value), value, value]
+    assert "needs" in from_json[-1]["infeasible"]
+
+
+def test_parquet_needs_pyarrow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(MissingDependencyError, match="needs pyarrow"):
+        _written(AXES, tmp_path / "sweep.parquet")
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_a_killed_sweep_resumes_to_the_same_file(form: str, tmp_path: Path) -> None:
+    """Killed with -9 between two chunks: the file is not there yet, and afterwards it is the uninterrupted one."""
+    path = tmp_path / f"killed.{form}"
+    code = f"""
+from pathlib import Path
+from ladder_sim.sweeps.executors import serial
+from ladder_sim.sweeps.grid import Grid
+from ladder_sim.sweeps.run import how_of, run_to_file
+grid = Grid({SLOW!r}, ["ladder"])
+run_to_file(grid, how_of(grid, None, ignore_memory=False), serial, Path({str(path)!r}))
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(REPO)})
+    journal = path.with_name(f"{path.name}.part.journal")
+    end_s = time.monotonic() + 60
+    while not (journal.exists() and len(journal.read_text().splitlines()) > 3) and time.monotonic() < end_s:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert journal.exists(), "the sweep was over before it was killed"
+    assert not path.exists()
+    assert _written(SLOW, path, resume=True) == _written(SLOW, tmp_path / f"whole.{form}")
+    assert sorted(found.name for found in tmp_path.iterdir()) == [f"killed.{form}", f"whole.{form}"]
+
+
+def _file(path: Path, fingerprint: str = "print") -> PartFile:
+    return PartFile(path=path, form="csv", fingerprint=fingerprint, start=b"head\n")
+
+
+def _chunks(first: int) -> Iterator[tuple[bytes, int]]:
+    return ((f"chunk {number}\n".encode() * (number + 1), number) for number in range(first, 5))
+
+
+WHOLE = b"head\n" + b"".join(chunk for chunk, _ in _chunks(0))
+
+
+@pytest.mark.parametrize("written", range(5))
+@pytest.mark.parametrize("torn", ["", "chunk", "journal", "both", "lost chunk", "lost part", "lost journal"])
+def test_any_torn_state_resumes(written: int, torn: str, tmp_path: Path) -> None:
+    """Whatever was cut off or half written last, nothing is lost and nothing doubled."""
+    file = _file(tmp_path / "x.csv")
+    steps = file.write(_chunks(0), 0)
+    for _ in range(written):
+        next(steps)
+    steps.close()  # type: ignore[attr-defined]
+    if not written:
+        file._begin(0)
+    if torn in ("chunk", "both"):
+        file.part.write_bytes(file.part.read_bytes() + b"chunk")
+    if torn in ("journal", "both"):
+        file.journal.write_text(file.journal.read_text() + "12")
+    if torn == "lost chunk":
+        os.truncate(file.part, max(0, file.part.stat().st_size - 3))
+    if torn == "lost part":
+        file.part.unlink()
+    if torn == "lost journal":
+        file.journal.write_text("")
+    done = file.done()
+    assert len(done) <= written
+    assert list(file.write(_chunks(len(done)), len(done))) == list(range(len(done), 5))
+    assert file.path.read_bytes() == WHOLE
+    assert [found.name for found in tmp_path.iterdir()] == ["x.csv"]
+
+
+def test_another_sweeps_rest_is_not_taken(tmp_path: Path) -> None:
+    file = _file(tmp_path / "x.csv")
+    next(file.write(_chunks(0), 0))
+    with pytest.raises(UsageError, match="belongs to another sweep"):
+        _file(tmp_path / "x.csv", "other").done()
+
+
+def test_a_fingerprint_knows_the_sweep(tmp_path: Path) -> None:
+    """Other values, another variant or another profile is another sweep."""
+    from ladder_sim.sweeps.run import _fingerprint
+
+    grids = [Grid({"model": "8b", "batch": batch}, [variant]) for batch in ("1:4", "1:8") for variant in ("ladder",)]
+    grids.append(Grid({"model": "8b", "batch": "1:4"}, ["parallel"]))
+    prints = {_fingerprint(grid, how_of(grid, profile, False), form)
+              for grid in grids for profile in (None, "none") for form in ("csv", "jsonl")}  # fmt: skip
+    assert len(prints) == 12
+
+
+def test_an_unwritable_file_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be written: No such file or directory"):
+        _written(AXES, tmp_path / "no folder" / "x.csv")
+    with pytest.raises(UsageError, match="the extension says no known format"):
+        _written(AXES, tmp_path / "x.xlsx")

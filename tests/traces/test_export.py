@@ -1,0 +1,147 @@
+"""Files for Perfetto: by the format's rules, and back again."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from ladder_sim.des import engine
+from ladder_sim.des.program import Program
+from ladder_sim.errors import UsageError
+from ladder_sim.traces import perfetto
+from ladder_sim.traces.graph import TraceGraph
+from ladder_sim.traces.kineto.reader import read_document
+from ladder_sim.traces.load import load
+from ladder_sim.traces.replay import from_timeline, simulate, with_times
+from tests.support.strategies import programs, sharing_programs
+from tests.support.trace_files import COMPUTE, tensor_parallel
+
+US = 1e-6
+
+
+def reread(graph: TraceGraph, path: Path) -> TraceGraph:
+    perfetto.write({"run": graph}, path)
+    return load([path])
+
+
+def round_trip(program: Program, folder: Path) -> None:
+    timeline = engine.run(program)
+    graph = from_timeline(timeline, ["kernel"] * len(program.tasks))
+    back = reread(graph, folder / "simulated.json.gz")
+    assert back == graph
+    assert [op.after for op in back.ops] == [task.after for task in program.tasks]
+    assert simulate(back).makespan_s == pytest.approx(timeline.makespan_s, rel=1e-9, abs=1e-12)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("exported")
+
+
+@given(programs())
+def test_a_simulated_timeline_comes_back(folder: Path, program: Program) -> None:
+    round_trip(program, folder)
+
+
+@given(sharing_programs())
+def test_a_timeline_of_a_shared_gpu_comes_back(folder: Path, program: Program) -> None:
+    """What was shared is gone, but not what it cost."""
+    round_trip(program, folder)
+
+
+def exported(*graphs: TraceGraph) -> list[dict[str, Any]]:
+    document = json.loads(perfetto.to_json({f"run {number}": graph for number, graph in enumerate(graphs)}))
+    events: list[dict[str, Any]] = document["traceEvents"]
+    return events
+
+
+def imported(tmp_path: Path, stream: int = COMPUTE) -> TraceGraph:
+    return load([tensor_parallel(stream=stream).write(tmp_path / "trace.json")])
+
+
+def test_events_follow_the_format(tmp_path: Path) -> None:
+    """Every event has what its phase needs; slices of a thread nest or follow each other; arrows have both ends."""
+    graph = imported(tmp_path, stream=20)
+    events = exported(with_times(graph, simulate(graph)))
+    needs = {
+        "X": {"name", "cat", "pid", "tid", "ts", "dur"},
+        "M": {"name", "pid", "args"},
+        "s": {"name", "cat", "pid", "tid", "ts", "id"},
+        "f": {"name", "cat", "pid", "tid", "ts", "id", "bp"},
+    }
+    for event in events:
+        assert needs[event["ph"]] <= set(event)
+    slices: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for event in events:
+        if event["ph"] == "X":
+            assert event["dur"] >= 0
+            slices.setdefault((event["pid"], event["tid"]), []).append(event)
+    for queue in slices.values():
+        ends = 0.0
+        for event in sorted(queue, key=lambda event: event["ts"]):
+            assert event["ts"] >= ends - 1e-6
+            ends = event["ts"] + event["dur"]
+    arrows = Counter((event["ph"], event["id"]) for event in events if event["ph"] in "sf")
+    assert set(arrows.values()) == {1}
+    assert {number for phase, number in arrows if phase == "s"} == {number for phase, number in arrows if phase == "f"}
+    for event in events:
+        if event["ph"] in "sf":
+            homes = slices[event["pid"], event["tid"]]
+            assert any(home["ts"] <= event["ts"] <= home["ts"] + home["dur"] for home in homes)
+
+
+def test_processes_threads_and_exposed_communication_are_named(tmp_path: Path) -> None:
+    events = exported(imported(tmp_path, stream=20))
+    names = {event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert names == {"rank 0", "thread 4000", "stream 7", "stream 20", "exposed communication"}
+    exposed = [event["dur"] for event in events if event.get("cat") == "exposed"]
+    assert exposed == pytest.approx([60.0] * 6)
+
+
+def test_two_runs_share_a_file_but_no_process(tmp_path: Path) -> None:
+    graph = imported(tmp_path)
+    events = exported(graph, graph)
+    assert len({event["pid"] for event in events}) == 2
+    arrows = Counter(event["id"] for event in events if event["ph"] == "s")
+    assert set(arrows.values()) == {1}
+    path = tmp_path / "both.json"
+    perfetto.write({"a": graph, "b": graph}, path)
+    with pytest.raises(UsageError, match="several runs: a, b"):
+        load([path])
+
+
+def test_our_reader_sees_slices_as_kineto_would(tmp_path: Path) -> None:
+    """An exported file is also a plain trace for other tools: kernels are kernels."""
+    path = tmp_path / "run.json"
+    perfetto.write({"run": imported(tmp_path)}, path)
+    kept = [event for event in read_document(path)["traceEvents"] if event is not None and len(event) == 7]
+    assert {event.category for event in kept} == {"kernel", "cpu_op"}
+
+
+def test_an_exported_file_stands_alone(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    perfetto.write({"run": imported(tmp_path)}, path)
+    with pytest.raises(UsageError, match="holds all ranks"):
+        load([path, path])
+    with pytest.raises(UsageError, match="cannot be written"):
+        perfetto.write({}, tmp_path / "absent" / "run.json")
+
+
+def test_a_file_without_one_of_its_ops_is_refused(tmp_path: Path) -> None:
+    """The ops behind it would wait for others than they did."""
+    document = json.loads(perfetto.to_json({"run": imported(tmp_path)}))
+    document["traceEvents"] = [event for event in document["traceEvents"] if event.get("args", {}).get("op") != 3]
+    path = tmp_path / "changed.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(UsageError, match="was changed since it was exported: an op is missing"):
+        load([path])
+
+
+def test_a_real_trace_comes_back(external_data: Path, tmp_path: Path) -> None:
+    graph = load([external_data / "traces" / "nccl_ddp.json.gz"])
+    assert reread(graph, tmp_path / "real.json.gz") == graph
+    assert reread(replace(graph, notes=()), tmp_path / "real.json") == replace(graph, notes=())

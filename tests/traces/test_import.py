@@ -1,0 +1,352 @@
+"""What a trace becomes: which op, on which stream, after what."""
+
+import gzip
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ladder_sim.errors import UsageError
+from ladder_sim.traces.graph import TraceGraph
+from ladder_sim.traces.load import load
+from ladder_sim.traces.replay import replay, simulate
+from tests.support.trace_files import COMM, COMPUTE, MAIN, TraceFile, tensor_parallel
+
+US = 1e-6
+Saved = Callable[[TraceFile], TraceGraph]
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Saved:
+    """Writes a trace and reads it back."""
+    return lambda trace: load([trace.write(tmp_path / "trace.json.gz")])
+
+
+def end_us(graph: TraceGraph) -> float:
+    return simulate(graph).makespan_s / US
+
+
+def named(graph: TraceGraph, name: str) -> int:
+    return next(index for index, op in enumerate(graph.ops) if op.name == name)
+
+
+def cut(graph: TraceGraph, before: int, after: int) -> TraceGraph:
+    """Without the dependency of one op on another."""
+    ops = list(graph.ops)
+    assert before in ops[after].after
+    ops[after] = replace(ops[after], after=tuple(index for index in ops[after].after if index != before))
+    return replace(graph, ops=tuple(ops))
+
+
+def two_streams() -> TraceFile:
+    trace = TraceFile()
+    trace.kernel("first_gemm", 0, 10, 100)
+    trace.wait(10, 12, on=COMPUTE, by=COMM)
+    trace.kernel("second", 20, 110, 50, stream=COMM)
+    trace.kernel("third", 30, 110, 20)
+    return trace
+
+
+def test_an_event_wait_holds_a_stream_back(saved: Saved) -> None:
+    graph = saved(two_streams())
+    assert [lane.name for lane in graph.lanes] == ["thread 4000", "stream 20", "stream 7"]
+    first, second = named(graph, "first_gemm"), named(graph, "second")
+    assert first in graph.ops[second].after
+    assert graph.ops[first].kind == "gemm"
+    # launched by 5, 100 long, then 50: what the kernel waited from its launch to its start is not a dependency
+    assert end_us(graph) == pytest.approx(5 + 100 + 50)
+
+
+def test_each_imported_dependency_counts(saved: Saved) -> None:
+    graph = saved(two_streams())
+    first, second = named(graph, "first_gemm"), named(graph, "second")
+    assert end_us(cut(graph, first, second)) == pytest.approx(5 + 100 + 20)
+    launch = next(before for before in graph.ops[first].after if graph.ops[before].kind == "launch")
+    assert end_us(cut(graph, launch, first)) == pytest.approx(100 + 50)
+
+
+def test_launch_gaps_belong_to_the_thread(saved: Saved) -> None:
+    """A device that waits for a slow CPU has no idle time of its own."""
+    trace = TraceFile()
+    for number in range(4):
+        trace.kernel(f"kernel{number}", 100 * number, 100 * number + 5, 10)
+    graph = saved(trace)
+    assert end_us(graph) == pytest.approx(315)
+    for op in graph.ops:
+        assert op.lead_s == 0
+        if graph.lanes[op.lane].device:
+            assert op.duration_s == pytest.approx(10 * US)
+    assert sum(op.duration_s for op in graph.ops if op.kind == "host") == pytest.approx(3 * 95 * US)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "args"),
+    [
+        ("cudaStreamSynchronize", "Stream Sync", {"stream": COMPUTE}),
+        ("cudaDeviceSynchronize", "Context Sync", {"stream": -1}),
+    ],
+)
+def test_a_blocking_call_takes_no_longer_than_what_it_waits_for(
+    saved: Saved, name: str, kind: str, args: dict[str, int]
+) -> None:
+    trace = TraceFile()
+    trace.kernel("slow", 0, 5, 500)
+    correlation = trace.call(name, 10, 500)
+    trace.sync(kind, 10, 500, correlation, **args)
+    trace.kernel("next", 520, 530, 10)
+    graph = saved(trace)
+    assert end_us(graph) == pytest.approx(535)
+    halved = replace(
+        graph, ops=tuple(replace(op, duration_s=op.duration_s / 2) if op.name == "slow" else op for op in graph.ops)
+    )
+    assert end_us(halved) == pytest.approx(535 - 250)
+
+
+def test_a_thread_waits_for_an_event(saved: Saved) -> None:
+    trace = TraceFile()
+    trace.kernel("awaited", 0, 5, 100)
+    record = trace.call("cudaEventRecord", 6, 1)
+    trace.kernel("later", 10, 105, 300)
+    correlation = trace.call("cudaEventSynchronize", 20, 90)
+    trace.sync("Event Sync", 20, 90, correlation, wait_on_stream=COMPUTE, wait_on_cuda_event_record_corr_id=record)
+    graph = saved(trace)
+    waiting = named(graph, "cudaEventSynchronize")
+    assert [graph.ops[before].name for before in graph.ops[waiting].after] == ["awaited"]
+    assert graph.ops[waiting].duration_s == pytest.approx(5 * US)
+
+
+def test_a_copy_to_pageable_memory_blocks(saved: Saved) -> None:
+    trace = TraceFile()
+    trace.kernel("producer", 0, 5, 200)
+    trace.kernel("Memcpy DtoH (Device -> Pageable)", 10, 205, 10, call=210, category="gpu_memcpy")
+    trace.kernel("next", 225, 235, 10)
+    graph = saved(trace)
+    fast = replace(graph, ops=tuple(replace(op, duration_s=0.0) if op.name == "producer" else op for op in graph.ops))
+    assert end_us(graph) - end_us(fast) == pytest.approx(195)
+
+
+def test_an_event_recorded_before_the_trace_is_reported(saved: Saved) -> None:
+    trace = two_streams()
+    for event in trace.events:
+        if event["cat"] == "cuda_sync":
+            event["args"]["wait_on_cuda_event_record_corr_id"] = 1
+    graph = saved(trace)
+    assert any("recorded outside the trace" in note for note in graph.notes)
+
+
+def test_a_wait_that_the_times_contradict_is_left_out(saved: Saved) -> None:
+    trace = two_streams()
+    next(event for event in trace.events if event["name"] == "second")["ts"] = 60
+    graph = saved(trace)
+    assert any("contradict" in note for note in graph.notes)
+    assert named(graph, "first_gemm") not in graph.ops[named(graph, "second")].after
+
+
+def test_a_kernel_without_a_launch_is_reported(saved: Saved) -> None:
+    trace = two_streams()
+    trace.event("kernel", "orphan", 200, 10, COMPUTE, stream=COMPUTE, device=0, correlation=1)
+    assert any("no recorded launch" in note for note in saved(trace).notes)
+
+
+def test_collective_waits_without_sync_events(saved: Saved) -> None:
+    """Producer and consumer of an all-reduce follow from the order of calls; the note says that it is so."""
+    trace = tensor_parallel()
+    with_events = saved(trace)
+    trace.events = [event for event in trace.events if event["cat"] != "cuda_sync"]
+    without = saved(trace)
+    assert [op.after for op in without.ops] == [op.after for op in with_events.ops]
+    assert any("no cuda_sync events" in note for note in without.notes)
+
+
+def test_programmatic_dependent_launch_overlaps_on_a_stream(saved: Saved) -> None:
+    trace = TraceFile()
+    trace.kernel("one", 0, 10, 100)
+    trace.kernel("two", 10, 90, 100)
+    assert end_us(saved(trace)) == pytest.approx(5 + 180)
+
+
+def test_streams_of_a_cuda_graph_wait_for_each_other(saved: Saved) -> None:
+    """Inside a graph no waits are recorded: what began when another stream's op ended had waited for it."""
+    trace = TraceFile()
+    correlation = trace.call("cudaGraphLaunch", 0, 10)
+    for name, stream, start, duration in (
+        ("one_gemm", COMPUTE, 20, 100),
+        ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", COMM, 120, 50),
+        ("two_gemm", COMPUTE, 171, 100),
+    ):
+        trace.event("kernel", name, start, duration, stream, stream=stream, device=0, correlation=correlation)
+    graph = saved(trace)
+    assert end_us(graph) == pytest.approx(10 + 100 + 50 + 100)
+    assert any("streams of a CUDA graph" in note for note in graph.notes)
+
+
+def test_a_thread_hands_over_to_another(saved: Saved) -> None:
+    """A main thread that is silent while another works waits for it: halving that work shortens the run."""
+    trace = TraceFile()
+    backward = 5000
+    trace.kernel("forward", 0, 5, 20)
+    for number in range(10):
+        trace.kernel("backward", 100 + 50 * number, 105 + 50 * number, 20, thread=backward)
+    trace.kernel("optimizer", 600, 605, 20)
+    graph = saved(trace)
+    assert end_us(graph) == pytest.approx(625)
+    lane = next(number for number, one in enumerate(graph.lanes) if one.name == f"thread {backward}")
+    halved = replace(
+        graph,
+        ops=tuple(
+            replace(op, duration_s=op.duration_s / 2) if op.lane == lane and op.kind == "host" else op
+            for op in graph.ops
+        ),
+    )
+    # nine gaps of 45 between its launches, and 95 from the hand-over to the first
+    assert end_us(graph) - end_us(halved) == pytest.approx((9 * 45 + 95) / 2)
+
+
+def test_steps_are_found_by_their_marks_and_by_repetition(saved: Saved) -> None:
+    trace = TraceFile()
+    for step in range(3):
+        trace.step(step, 1000 * step, 1000)
+        for number in range(4):
+            trace.kernel(f"kernel{number}", 1000 * step + 100 * number, 1000 * step + 100 * number + 5, 50)
+    marked = saved(trace)
+    assert marked.steps == ("ProfilerStep#0", "ProfilerStep#1", "ProfilerStep#2")
+    trace.events = [event for event in trace.events if event["cat"] != "user_annotation"]
+    found = saved(trace)
+    assert found.steps == ("iteration 1", "iteration 2", "iteration 3")
+    lengths = [[round(step.recorded_s / US) for step in replay(graph).steps] for graph in (marked, found)]
+    assert lengths == [[355] * 3] * 2
+
+
+def test_layers_are_no_iterations(saved: Saved) -> None:
+    assert saved(tensor_parallel()).steps == ()
+
+
+def ranks(second_host: str, shift: float) -> list[TraceFile]:
+    """Two ranks that all-reduce twice; the second computes longer, and its clock may be off."""
+    files = []
+    for rank, work in ((0, 50), (1, 90)):
+        trace = TraceFile(rank, 2, host="node0" if rank == 0 else second_host)
+        trace.metadata["baseTimeNanoseconds"] += int(rank * shift * 1000)
+        for turn in range(2):
+            at = 200 * turn
+            trace.kernel("gemm", at, at + 10, work)
+            trace.all_reduce(at + 6, at + 10 + work, 130 - work, stream=COMPUTE)
+        files.append(trace)
+    return files
+
+
+@pytest.mark.parametrize(("host", "shift"), [("node0", 0.0), ("node1", 1e6)])
+def test_ranks_meet_at_collectives(tmp_path: Path, host: str, shift: float) -> None:
+    paths = [trace.write(tmp_path / f"rank{number}.json") for number, trace in enumerate(ranks(host, shift))]
+    graph = load(paths)
+    reduces = [op for op in graph.ops if op.kind == "all_reduce"]
+    assert sorted(op.group for op in reduces) == [0, 0, 1, 1]
+    # the transfer starts when the slower rank is there
+    assert [op.duration_s for op in reduces] == pytest.approx([40 * US] * 4)
+    assert graph.notes == ()
+    assert end_us(graph) == pytest.approx(340, abs=6)
+    faster = replace(graph, ops=tuple(replace(op, duration_s=0.0) if op.name == "gemm" else op for op in graph.ops))
+    assert end_us(graph) - end_us(faster) == pytest.approx(90, abs=6)
+
+
+def test_missing_ranks_are_named_and_their_collectives_keep_their_time(tmp_path: Path) -> None:
+    graph = load([ranks("node0", 0.0)[0].write(tmp_path / "rank0.json")])
+    assert any("no trace of rank 1 of 2: 2 collectives" in note for note in graph.notes)
+    reduces = [op for op in graph.ops if op.kind == "all_reduce"]
+    assert [op.duration_s for op in reduces] == pytest.approx([80 * US] * 2)
+    assert reduces[0].collective is not None
+    assert reduces[0].collective.message_bytes == 4096 * 2
+    assert reduces[0].collective.ranks == 2
+
+
+def test_ranks_whose_recordings_are_out_of_step_do_not_meet(tmp_path: Path) -> None:
+    """The n-th collective of one rank is not always the n-th of another: they have to run at the same time."""
+    first, second = ranks("node0", 0.0)
+    second.events = [event for event in second.events if event["ts"] >= 200]
+    graph = load([first.write(tmp_path / "rank0.json"), second.write(tmp_path / "rank1.json")])
+    assert {op.group for op in graph.ops} == {-1}
+    assert any("3 collectives have no partner" in note for note in graph.notes)
+
+
+def test_a_rank_comes_once(tmp_path: Path) -> None:
+    path = two_streams().write(tmp_path / "trace.json")
+    with pytest.raises(UsageError, match="two of the traces are of rank 0"):
+        load([path, path])
+
+
+WHOLE = json.dumps(two_streams().document()).encode()
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (gzip.compress(WHOLE)[:-40], "cut off or damaged"),
+        (WHOLE[: len(WHOLE) // 2], "cut off"),
+        (b'{"traceEvents": [1, 2,, 3]}', "is no JSON"),
+        (b"", "cut off"),
+        (b"{}", "no list 'traceEvents'"),
+        (b'{"traceEvents": 3}', "no list 'traceEvents'"),
+        (b"[[[]]]", "nothing that ran"),
+        (b'{"traceEvents": [{"ph": "X", "cat": "kernel", "ts": "now", "dur": 1}]}', "unknown schema"),
+        (b'{"traceEvents": []}', "nothing that ran"),
+        (b'{"ladder_sim": {"schema_version": 99}, "traceEvents": []}', "schema version 99"),
+        (b'{"ladder_sim": {"schema_version": 1, "runs": ["a"]}, "traceEvents": []}', "changed since"),
+        (b'{"ladder_sim": {"schema_version": 1, "runs": ["a", "b"]}, "traceEvents": []}', "several runs: a, b"),
+        (b"\xff\xfe\x00", "is no JSON"),
+    ],
+)
+def test_unreadable_files_say_what_is_wrong(tmp_path: Path, data: bytes, says: str) -> None:
+    path = tmp_path / "trace.json"
+    path.write_bytes(data)
+    with pytest.raises(UsageError, match=says) as caught:
+        load([path])
+    assert "trace.json" in caught.value.message
+    assert caught.value.hint
+
+
+def test_traces_without_gpu_events_say_what_they_hold(tmp_path: Path) -> None:
+    trace = TraceFile()
+    trace.event("cpu_op", "aten::mm", 0, 10, MAIN)
+    with pytest.raises(UsageError, match="operators, but neither GPU events nor collectives of CPUs"):
+        load([trace.write(tmp_path / "cpu.json")])
+    trace.call("cudaLaunchKernel", 0, 5)
+    with pytest.raises(UsageError, match="calls of the CUDA runtime, but no GPU events"):
+        load([trace.write(tmp_path / "calls.json")])
+    with pytest.raises(UsageError, match="cannot be read"):
+        load([tmp_path / "absent.json"])
+
+
+def test_a_folder_stands_for_its_traces(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no traces in the folder"):
+        load([tmp_path])
+    path = two_streams().write(tmp_path / "rank0.json")
+    (tmp_path / "rank0.execution.json").write_text("{}")
+    assert load([tmp_path]) == load([path]) == load(sorted(tmp_path.iterdir()))
+
+
+def test_an_emulated_link_carries_one_message_after_the_other(tmp_path: Path) -> None:
+    """Two messages issued at once: the second begins when the first ends, and the operator when the second ends."""
+    trace = TraceFile()
+    trace.event("cpu_op", "aten::mm", 0, 100, MAIN)
+    trace.event("user_annotation", "link:all_reduce 1, 64 bytes, 500.0 us", 100, 10, MAIN)
+    trace.event("user_annotation", "link:all_reduce 2, 64 bytes, 985.0 us", 115, 10, MAIN)
+    trace.event("user_annotation", "link:wait 2", 130, 975, MAIN)
+    trace.event("cpu_op", "aten::add", 1105, 50, MAIN)
+    graph = load([trace.write(tmp_path / "rank0.json")])
+    messages = [op for op in graph.ops if op.communicates]
+    assert [op.duration_s for op in messages] == pytest.approx([500e-6, 500e-6])
+    assert graph.ops[-1].start_s == pytest.approx(1105e-6)
+    slower = replace(graph, ops=tuple(replace(op, duration_s=1e-3) if op.communicates else op for op in graph.ops))
+    assert simulate(slower).makespan_s - simulate(graph).makespan_s == pytest.approx(1e-3)
+
+
+def test_execution_traces_of_another_schema(tmp_path: Path) -> None:
+    trace = TraceFile()
+    trace.event("cpu_op", "c10d::allreduce_", 0, 10, MAIN, **{"Record function id": 1})
+    trace.event("user_annotation", "gloo:all_reduce", 5, 20, 2, **{"Record function id": 2})
+    path = trace.write(tmp_path / "rank0.json")
+    (tmp_path / "rank0.execution.json").write_text("{}")
+    with pytest.raises(UsageError, match="no list 'nodes'"):
+        load([path])

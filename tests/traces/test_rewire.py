@@ -1,0 +1,179 @@
+"""A standard run in another wiring: what the simulator itself predicts, and answers worked out by hand."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ladder_sim import Scenario
+from ladder_sim.costs.kernels import KernelCosts
+from ladder_sim.des import scan
+from ladder_sim.des.shared import NOTHING
+from ladder_sim.errors import UsageError
+from ladder_sim.graph.ops import Phase
+from ladder_sim.simulate.passes import lowered_step
+from ladder_sim.traces import perfetto
+from ladder_sim.traces.blocks import find_passes
+from ladder_sim.traces.graph import TraceGraph
+from ladder_sim.traces.load import load
+from ladder_sim.traces.replay import from_timeline, simulate
+from ladder_sim.traces.rewire import rewire
+from ladder_sim.traces.wirings import choose_step, predict_variants
+from tests.support.trace_files import COMM, COMPUTE, KERNEL_US, LAYERS, REDUCE_US, TraceFile, tensor_parallel
+
+US = 1e-6
+ALIKE = {
+    # the same kernels in every wiring, all ranks at the same speed
+    "stack.fused_residual_add": "false",
+    "stack.fused_ladder_add": "false",
+    "stack.allreduce": "nccl",
+    "cluster.rank_skew": "0",
+}
+
+
+def predicted(variant: str, phase: Phase, stack: str) -> TraceGraph:
+    """Our own simulation of every layer, with nothing shared: a trace does not say what was."""
+    scenario = Scenario.of(model="8b", tp=8, batch=4, stack=stack, variant=variant, overrides=ALIKE)
+    _, lowered = lowered_step(scenario, phase, 1100, KernelCosts(scenario, None), scenario.model.layers)
+    program = replace(
+        lowered.program, device=None, tasks=tuple(task._replace(demand=NOTHING) for task in lowered.program.tasks)
+    )
+    kinds = ["launch"] * lowered.launches + [op.kind for op in lowered.schedule.ops]
+    return from_timeline(scan.run(program), kinds)
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize(
+    ("stack", "bound"),
+    [
+        # replicated embedding: the wirings differ in nothing but what waits for what
+        ("gpt-fast", 1e-12),
+        # the embedding's own all-reduce is awaited by another op in ladder, which costs one stream wait
+        ("vllm", 1e-3),
+    ],
+)
+@pytest.mark.parametrize("variant", ["standard", "ladder", "hybrid-ladder:7"])
+def test_rewired_standard_is_what_the_simulator_predicts(
+    tmp_path: Path, phase: Phase, stack: str, bound: float, variant: str
+) -> None:
+    """Exported, read back and rewired, a simulated standard pass takes what the simulated variant takes."""
+    path = tmp_path / "standard.json"
+    perfetto.write({"standard": predicted("standard", phase, stack)}, path)
+    rewired = simulate(rewire(load([path]), variant)).makespan_s
+    wanted = max(op.end_s for op in predicted(variant, phase, stack).ops)
+    assert rewired == pytest.approx(wanted, rel=bound)
+
+
+def recorded(tmp_path: Path, stream: int, *, ahead: bool = True) -> TraceGraph:
+    """The pass of `tensor_parallel`; `ahead`: launched in no time, as by a CUDA graph."""
+    graph = load([tensor_parallel(stream=stream).write(tmp_path / "trace.json")])
+    if not ahead:
+        return graph
+    return replace(
+        graph,
+        ops=tuple(replace(op, duration_s=0.0) if op.kind in ("host", "launch") else op for op in graph.ops),
+    )
+
+
+KERNELS = 1 + 5 * 2 * LAYERS - 1 + 3
+# the embedding; a block's five, of which the first has no add; add, norm and LM head
+BUSY_US = KERNELS * KERNEL_US
+
+
+@pytest.mark.parametrize("stream", [COMM, COMPUTE])
+@pytest.mark.parametrize(
+    ("variant", "exposed_us"),
+    [
+        ("standard", 2 * LAYERS * REDUCE_US),
+        # a block lasts longer than an all-reduce; only the last is waited for, while one add runs
+        ("ladder", REDUCE_US - KERNEL_US),
+        # the first 2 layers' all-reduces but the last, which the ladder layer's attention covers, and the final one
+        ("hybrid-ladder:1", (2 * LAYERS - 3) * REDUCE_US + REDUCE_US - KERNEL_US),
+        ("parallel", LAYERS * REDUCE_US),
+        ("upper-bound", 0),
+    ],
+)
+def test_answers_worked_out_by_hand(tmp_path: Path, stream: int, variant: str, exposed_us: float) -> None:
+    graph = recorded(tmp_path, stream)
+    assert [found.layers for found in find_passes(graph)] == [LAYERS]
+    assert simulate(rewire(graph, variant, stream_wait_s=0.0)).makespan_s == pytest.approx(
+        (BUSY_US + exposed_us) * US, rel=1e-9
+    )
+
+
+def test_launches_that_fall_behind_leave_nothing_to_gain(tmp_path: Path) -> None:
+    """Launch-bound, a run takes as long as its launches in any wiring."""
+    graph = recorded(tmp_path, COMM, ahead=False)
+    slow = replace(
+        graph,
+        ops=tuple(replace(op, duration_s=200 * US) if op.kind == "launch" else op for op in graph.ops),
+    )
+    standard, ladder = (simulate(rewire(slow, name)).makespan_s for name in ("standard", "ladder"))
+    assert ladder == pytest.approx(standard, rel=0.01)
+
+
+def test_waiting_for_another_stream_costs_where_the_trace_shows_no_wait(tmp_path: Path) -> None:
+    graph = recorded(tmp_path, COMPUTE)
+    free, paid = (simulate(rewire(graph, "ladder", stream_wait_s=cost)).makespan_s for cost in (0.0, 1e-6))
+    # every block but the first two waits, and both adds at the end
+    assert paid - free == pytest.approx(2 * LAYERS * US, rel=0.4)
+    assert simulate(rewire(graph, "standard", stream_wait_s=1e-6)).makespan_s == pytest.approx(
+        simulate(graph).makespan_s
+    )
+
+
+def test_a_fused_add_stays_in_its_norm(tmp_path: Path) -> None:
+    trace = tensor_parallel()
+    trace.events = [event for event in trace.events if "CUDAFunctor_add" not in event["name"]]
+    graph = load([trace.write(tmp_path / "fused.json")])
+    still = replace(
+        graph,
+        ops=tuple(replace(op, duration_s=0.0) if op.kind in ("host", "launch") else op for op in graph.ops),
+    )
+    # without adds of their own the last two all-reduces are awaited by the last norm
+    busy_us = (1 + 4 * 2 * LAYERS + 2) * KERNEL_US
+    assert simulate(rewire(still, "ladder")).makespan_s == pytest.approx((busy_us + REDUCE_US) * US, rel=1e-9)
+
+
+def test_several_passes_and_an_embedding_all_reduce(tmp_path: Path) -> None:
+    trace, later = tensor_parallel(), tensor_parallel()
+    shift = 20_000.0
+    for event in later.events:
+        event["ts"] += shift
+        for key in ("correlation", "wait_on_cuda_event_record_corr_id"):
+            if key in event["args"]:
+                event["args"][key] += 10_000
+    trace.events += later.events
+    graph = load([trace.write(tmp_path / "twice.json")])
+    assert [found.layers for found in find_passes(graph)] == [LAYERS, LAYERS]
+    step = choose_step(graph, None)
+    assert graph.steps == ("iteration 1", "iteration 2")
+    assert [found.layers for found in find_passes(step)] == [LAYERS]
+
+
+def test_no_blocks_no_rewiring(tmp_path: Path) -> None:
+    trace = TraceFile()
+    for number in range(6):
+        trace.kernel("gemm", 100 * number, 100 * number + 5, 50)
+        trace.all_reduce(100 * number + 10, 100 * number + 60, 20)
+    graph = load([trace.write(tmp_path / "one.json")])
+    with pytest.raises(UsageError, match="no transformer blocks found: 6 all-reduces"):
+        rewire(graph, "ladder")
+    with pytest.raises(UsageError, match="residual ahead of its all-reduces, in kernels that no standard"):
+        rewire(graph, "desync:2")
+    with pytest.raises(UsageError, match="no step 'x'"):
+        choose_step(graph, "x")
+
+
+def test_hybrid_ladder_has_no_more_layers_than_the_trace(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="at most 3 can be ladder"):
+        rewire(recorded(tmp_path, COMM), f"hybrid-ladder:{LAYERS + 1}")
+
+
+def test_variants_are_compared_with_the_recording(tmp_path: Path) -> None:
+    found = predict_variants(recorded(tmp_path, COMM), ["standard", "ladder", "Ladder"])
+    assert list(found) == ["standard", "ladder"]
+    assert found["standard"].speedup == pytest.approx(1.0)
+    wanted = (BUSY_US + 2 * LAYERS * REDUCE_US) / (BUSY_US + REDUCE_US - KERNEL_US)
+    assert found["ladder"].speedup == pytest.approx(wanted, rel=1e-6)
+    assert found["ladder"].comm.exposed_s == pytest.approx((REDUCE_US - KERNEL_US) * US)
