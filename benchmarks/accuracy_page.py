@@ -1,6 +1,11 @@
-"""docs/accuracy.md: what is predicted how well, and where it fails."""
+"""Writes docs/accuracy.md: what is predicted how well, and where it fails.
 
+python benchmarks/accuracy_page.py [FILE.md]
+"""
+
+import sys
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -17,8 +22,18 @@ from ladder_sim.report.tables.validation import (
     row_cells,
     summary_cells,
 )
-from ladder_sim.validation.compare import FITTED_PROFILES, Comparison, Level, Quantity, spread, summarize, unseen
-from ladder_sim.validation.dataset import COLUMNS, DEFAULT_DATASET, DEFAULTS, MOST_DISAGREEMENT, Dataset
+from ladder_sim.validation.compare import (
+    FITTED_PROFILES,
+    LEVELS,
+    Comparison,
+    Level,
+    Quantity,
+    compare,
+    spread,
+    summarize,
+    unseen,
+)
+from ladder_sim.validation.dataset import COLUMNS, DEFAULT_DATASET, DEFAULTS, MOST_DISAGREEMENT, Dataset, read_dataset
 from ladder_sim.validation.splits import PROTOCOLS, split
 
 _LARGEST = 3
@@ -79,24 +94,21 @@ _CAUSES[("upper-bound", 8, True, 4)] = (
 )
 
 
-def to_page(data: Dataset, found: Compared) -> str:
-    """The whole page as Markdown; the findings on the published 70B rows only where these are the data set."""
-    published = data.name == DEFAULT_DATASET
-    command = "ladder-sim validate " + ("--page docs/accuracy.md" if published else "RUNS.csv --page FILE.md")
+def to_page() -> str:
+    """The whole page as Markdown."""
+    data = read_dataset(DEFAULT_DATASET)
+    found: Compared = {level: compare(data, level) for level in LEVELS}
     levels = "".join(f"- `{level}`: {evidence(level)}.\n" for level in found)
     head = (
-        f"# Accuracy\n\nWritten by `{command}` from the data set {data.name}: {len(data.measurements)} measured "
-        f"configurations.\n\n{levels}"
+        f"# Accuracy\n\nWritten by `python benchmarks/accuracy_page.py` from the data set {data.name}: "
+        f"{len(data.measurements)} measured configurations.\n\n{levels}"
     )
-    parts = [head, _reached(found, published)]
-    if published:
-        parts += [f"{_STANDING}\n", _targets(found), _figures()]
-    parts.append(_protocols(data))
+    parts = [head, _reached(found), f"{_STANDING}\n", _targets(found), _figures(), _protocols(data)]
     for level, rows in found.items():
         title = f"## {level}: errors by variant, interconnect and TP\n\n"
         parts.append(title + _coverage(rows) + _table(SUMMARY_COLUMNS, map(summary_cells, summarize(rows))))
     last = list(found)[-1]
-    parts.append(_largest(found[last], last, published))
+    parts.append(_largest(found[last], last))
     for level, rows in found.items():
         for title, members in by_setup(rows).items():
             body = _table((*ROW_COLUMNS, *SPEEDUP_COLUMNS, "note"), map(row_cells, members))
@@ -112,16 +124,12 @@ def _coverage(rows: Sequence[Comparison]) -> str:
     return f"{text}\n\n"
 
 
-def _reached(found: Compared, published: bool) -> str:
+def _reached(found: Compared) -> str:
     return (
         "## What is predicted how well\n\nRows that no fit behind the predictions has seen: mean and largest absolute "
         "error, and the 90 % intervals of\nthroughputs and speedups together.\n\n"
         + _table(LEVEL_COLUMNS, level_cells(found))
-        + (
-            "\n![Speedups, predicted and measured](accuracy.png)\n\nThe picture: `--plot docs/accuracy.png`.\n"
-            if published
-            else ""
-        )
+        + "\n![Speedups, predicted and measured](accuracy.png)\n\nThe picture: `--plot docs/accuracy.png`.\n"
     )
 
 
@@ -175,26 +183,24 @@ def _protocols(data: Dataset) -> str:
         rows.append((name, given, str(len(parts.fit)), str(len(parts.test))))
     return (
         "## What a calibration may see\n\nThe rules stand as data in `ladder_sim/validation/splits.py`; a fit is given "
-        "the rows in the third\ncolumn and no others (`ladder-sim calibrate transfer --protocol B`).\n\n"
+        "the rows in the third\ncolumn and no others (`ladder-sim calibrate fit-stack --protocol B`).\n\n"
         + _table(("protocol", "may be fitted", "rows", "test rows"), rows)
     )
 
 
-def _largest(rows: Sequence[Comparison], level: str, published: bool) -> str:
+def _largest(rows: Sequence[Comparison], level: str) -> str:
     compared = [(abs(one.speedup.error), one) for one in unseen(rows) if one.speedup]
     parts = []
     for _, one in sorted(compared, key=lambda pair: -pair[0])[:_LARGEST]:
         variant, tp, p2p, batch, *_ = row_cells(one)
         configuration = one.measurement.configuration
         key = (variant, configuration.tp, configuration.p2p, configuration.batch)
-        cause = f"Suspected cause: {_CAUSES.get(key, 'none yet.')}" if published else ""
+        cause = f"Suspected cause: {_CAUSES.get(key, 'none yet.')}"
         measured, predicted, error = row_cells(one)[len(ROW_COLUMNS) :][:3]
         where = f"{variant}, TP {tp}, P2P {p2p}, batch {batch}"
         parts.append(f"1. {where}: {error} ({predicted} predicted, {measured} measured). {cause}".rstrip() + "\n")
     head = f"## Largest errors of the speedup ({level}, unseen rows)\n\n"
-    rates = (
-        f"\nThe largest errors of tok/s are those of ladder at TP 8 with P2P off. {_HOST_AT_8}\n" if published else ""
-    )
+    rates = f"\nThe largest errors of tok/s are those of ladder at TP 8 with P2P off. {_HOST_AT_8}\n"
     return head + ("".join(parts) or "Nothing to compare.\n") + rates
 
 
@@ -215,7 +221,7 @@ def _form() -> str:
         "- Lines that start with `#` are comments. The file is UTF-8, and a cell holds no line break.\n\n"
         "`--max-error 8` makes the command exit with 1 when the mean absolute error of ladder's speedup over the rows "
         "with P2P\non that no fit has seen exceeds 8 %, at the last level shown.\n\n"
-        "`ladder-sim calibrate transfer --runs my_runs.csv --base h100-sxm --out mine.json.gz` fits a stack's figures "
+        "`ladder-sim calibrate fit-stack --runs my_runs.csv --base h100-sxm --out mine.json.gz` fits a stack's figures "
         "to runs of\nyour own, `ladder-sim validate my_runs.csv --profile mine.json.gz` compares them with it, and "
         "`--profile mine.json.gz`\npredicts from it everywhere.\n"
     )
@@ -225,3 +231,7 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [columns, ["---"] * len(columns), *rows]
     # names of files may hold a bar
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+if __name__ == "__main__":
+    Path(*sys.argv[1:] or ("docs/accuracy.md",)).write_text(to_page(), encoding="utf-8")

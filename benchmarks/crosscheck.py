@@ -10,7 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.link_lab import laboratory
+from link_lab import laboratory
+
 from calibration.__main__ import main as calibrate
 from ladder_sim.report.tables.console import show
 from ladder_sim.report.tables.crosscheck import crosscheck_report

@@ -137,6 +137,7 @@ def batches() -> list[Figure]:
     from ladder_sim import Scenario
     from ladder_sim.costs.profile_file import load_profile
     from ladder_sim.graph.variants import DEFAULT_VARIANTS
+    from ladder_sim.simulate import passes
     from ladder_sim.simulate.lower import Lowered, lower
     from ladder_sim.simulate.request import simulate_requests
 

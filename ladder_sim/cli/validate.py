@@ -24,7 +24,6 @@ def validate(
     csv: Annotated[bool, typer.Option("--csv", help="One CSV row per level and run.")] = False,
     save: Annotated[Path | None, typer.Option(help="Write to a file instead of stdout: .json, .csv or .txt.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write plots of the errors as well: .html, .png or .svg.")] = None,
-    page: Annotated[Path | None, typer.Option(help="Write a Markdown page as well.")] = None,
     max_error: Annotated[
         str | None,
         typer.Option(
@@ -43,8 +42,6 @@ def validate(
     most = None if max_error is None else _fraction(max_error)
     if level not in (*LEVELS, _ALL):
         raise UnknownNameError("level", level, (*LEVELS, _ALL))
-    if page is not None and page.suffix.lower() != ".md":
-        raise UsageError(f"--page '{page}' is no Markdown file", hint="give a name that ends in .md")
     if profile is not None and level != _ALL:
         raise UsageError("--profile and --level exclude each other", hint="leave one of them out")
     if plot is not None:
@@ -58,10 +55,6 @@ def validate(
         from ladder_sim.report.figures.validation import error_figure
 
         save_figure(error_figure(data, found), plot)
-    if page is not None:
-        from benchmarks.accuracy_page import to_page
-
-        write(to_page(data, found), page, flag="--page")
     if form == "json":
         write(report.to_json(data, found), save)
     elif form == "csv":

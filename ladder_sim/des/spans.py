@@ -30,6 +30,7 @@ def subtract(spans: Spans, cover: Spans) -> Spans:
 
 
 def length_s(spans: Spans) -> float:
+    """Total length of disjoint intervals."""
     return sum(end_s - start_s for start_s, end_s in spans)
 
 

@@ -285,5 +285,5 @@ def test_what_cannot_be_fitted_is_refused_at_once(arguments: tuple[str, ...], sa
 
 
 def calibrate(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "calibration", "transfer", *arguments]
+    command = [sys.executable, "-m", "calibration", "fit-stack", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPO)

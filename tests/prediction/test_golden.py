@@ -1,7 +1,7 @@
 """Predictions on the shipped profile, held to what they were.
 
-A change here is a change that users see. When it is meant, run ``python -m tests.prediction.test_golden`` and read the difference
-of ``tests/golden/predictions.json`` before committing it.
+A change here is a change that users see. When it is meant, run ``python -m tests.prediction.test_golden`` and read the
+difference of ``tests/golden/predictions.json`` before committing it.
 """
 
 import json

@@ -15,6 +15,7 @@ from ladder_sim.analysis.compare import compare
 from ladder_sim.analysis.sensitivity import sensitivity
 from ladder_sim.errors import MissingDependencyError, UsageError
 from ladder_sim.graph.variants import VARIANTS
+from ladder_sim.report.figures import style
 from ladder_sim.report.figures.analysis import breakeven_figure, comparison_figure, pareto_figure, tornado_figure
 from ladder_sim.report.figures.prediction import breakdown_figure, timeline_figure
 from ladder_sim.report.figures.style import VARIANT_COLOURS, save_figure, variant_colour

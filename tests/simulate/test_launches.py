@@ -9,6 +9,7 @@ from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.graph.ops import Phase
 from ladder_sim.prediction import predict
+from ladder_sim.simulate import passes
 from ladder_sim.simulate.passes import Engine, StepSummary, simulate
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario

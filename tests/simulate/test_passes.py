@@ -12,6 +12,7 @@ from ladder_sim.costs.estimate import CostModel, Estimate
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.graph.ops import Op, Phase
+from ladder_sim.simulate import passes
 from ladder_sim.simulate.passes import StepSummary, simulate
 from ladder_sim.specs import catalog
 from ladder_sim.specs.model import ModelSpec

@@ -65,6 +65,7 @@ def rests_on(result: Result) -> str:
 
 
 def cells_of(result: Result) -> Iterator[tuple[str, ...]]:
+    """The table's cells, a row per variant."""
     for row in result["rows"]:
         if row["quantity"] == "request":
             continue
