@@ -36,8 +36,8 @@ from ladder_sim.validation.compare import (
 from ladder_sim.validation.dataset import COLUMNS, DEFAULT_DATASET, DEFAULTS, MOST_DISAGREEMENT, Dataset, read_dataset
 from ladder_sim.validation.splits import PROTOCOLS, split
 
-_LARGEST = 3
 # errors that are named
+_LARGEST = 3
 
 _STANDING = """\
 The model's structure was developed with all of these rows in sight: the splits test parameters, not structure. That a
@@ -74,8 +74,8 @@ _TARGETS: tuple[tuple[Level, str, str, _Judge, float, float], ...] = (
     ("protocol-b", "TP 8, P2P off", "ladder speedup", _speedup("ladder", tps=(8,), p2p=False), 0.05, 0.10),
     ("protocol-b", "test rows", "tok/s", lambda one: one.tokens_per_s, 0.05, 0.12),
 )
-_LEAST_INSIDE, _MOST_HALF_WIDTH = 0.85, 0.08
 # of the 90 % intervals of test rows, throughputs and speedups together
+_LEAST_INSIDE, _MOST_HALF_WIDTH = 0.85, 0.08
 
 # what the three largest errors are suspected to come from, by (variant, TP, P2P, batch)
 _HOST_AT_8 = (

@@ -17,11 +17,11 @@ from ladder_sim import Scenario, predict
 from ladder_sim.errors import LadderSimError
 from ladder_sim.specs import catalog
 
-BOUND = 0.01
 # relative; both compute the same, so what is found is rounding
+BOUND = 0.01
 VARIANTS = ("standard", "parallel", "ladder", "hybrid-ladder:8", "desync:2", "upper-bound")
-MOST_GPUS_PER_NODE = 8
 # larger nodes are cut to eight, as models' heads are
+MOST_GPUS_PER_NODE = 8
 NODES = (1, 2, 4)
 
 
@@ -29,9 +29,9 @@ class Difference(NamedTuple):
     """The worst of one scenario."""
 
     relative: float
-    # of the larger value; of the request's time for sums that may vanish
+    """Of the larger value; of the request's time for sums that may vanish."""
     where: str
-    # variant and figure
+    """Variant and figure."""
 
 
 def main() -> int:

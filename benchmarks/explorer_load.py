@@ -19,18 +19,18 @@ from contextlib import contextmanager
 
 READERS, SECONDS = 20, 60.0
 HEADLINE, VIEWS = "answer.data", ("curve", "timeline", "map", "pareto", "tornado")
-BOUNDS_MS = {HEADLINE: 100.0, "map": 500.0, "pareto": 500.0}
 # median of one reader's answers
-CROWDED_MS = 1500.0
+BOUNDS_MS = {HEADLINE: 100.0, "map": 500.0, "pareto": 500.0}
 # headline of nineteen readers in twenty, with all of them dragging
+CROWDED_MS = 1500.0
 SPACING_S, DRAG_S, LOOK_S = 0.06, 2.0, 1.0
 _ADDRESS = "explorer: http://127.0.0.1:"
-_SCENARIOS = ("model=405b&nodes=2", "model=70b", "model=70b&stack=vllm", "model=8b&tp=4", "model=qwen3-32b&batch=16")
 # name, middle of the scale and its unit
+_SCENARIOS = ("model=405b&nodes=2", "model=70b", "model=70b&stack=vllm", "model=8b&tp=4", "model=qwen3-32b&batch=16")
 _SLIDERS = (("intra.bandwidth", 200, "GB/s"), ("intra.latency", 10, "us"), ("gpu.hbm_bandwidth", 3, "TB/s"))
 
-Spent = tuple[str, float]
 # what was asked for, and milliseconds until it was there
+Spent = tuple[str, float]
 
 
 class Reader:

@@ -14,13 +14,13 @@ class Figure:
     """One measurement and its target, in the same unit."""
 
     name: str
-    # what was measured
+    """What was measured."""
     value: float
-    # median, or peak for memory
+    """Median, or peak for memory."""
     target: float | None
-    # most that is promised, or least where more is better; None: for comparison
+    """Most that is promised, or least where more is better; None: for comparison."""
     unit: str
-    # of both
+    """Of both."""
     more_is_better: bool = False
 
     @property

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from ladder_sim.errors import MissingDependencyError
 
 DEVICE = "link0"
-PORT = "29511"
 # of the store where the ranks meet; nothing else runs in the namespaces
+PORT = "29511"
 _ADDRESSES = ("10.83.17.1", "10.83.17.2")
-_SETTINGS = ("net.ipv4.tcp_congestion_control=reno", "net.ipv4.tcp_slow_start_after_idle=0")
 # a window that does not collapse while the ranks compute
+_SETTINGS = ("net.ipv4.tcp_congestion_control=reno", "net.ipv4.tcp_slow_start_after_idle=0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Laboratory:
     """The two namespaces."""
 
     spaces: tuple[str, str]
-    # their names
+    """Their names."""
 
     def run(self, module: str, arguments: Sequence[str], *, timeout_s: float) -> None:
         """Run a module as two ranks, one in each namespace and on a core of its own where there are two.

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from runtime.model.decoder import Decoder
 
-BOUND = 1.2
 # of the rank's own weights
+BOUND = 1.2
 DEGREES = (1, 2, 4, 8)
 
 

@@ -24,8 +24,8 @@ from pathlib import Path
 
 WARM_S = 3.0
 REPO = Path(__file__).resolve().parents[1]
-NEAREST = "aiconfigurator"
 # the peer that models tensor-parallel all-reduces with measured tables
+NEAREST = "aiconfigurator"
 
 _MEASURE = """
 import json, logging, random, resource, sys, time, warnings
@@ -117,9 +117,9 @@ class Peer:
 
     name: str
     requirement: str
-    # for pip; empty: this project, from its own environment
+    """For pip; empty: this project, from its own environment."""
     setup: str
-    # defines `one(batch, prompt)`, and `sweep(points, until)`, which returns how many points it answered
+    """Defines `one(batch, prompt)`, and `sweep(points, until)`, which returns how many points it answered."""
 
 
 def _swept(axes: str, variants: Sequence[str] | None = None) -> str:
@@ -167,11 +167,11 @@ class Measured:
 
     name: str
     cold_s: float
-    # a fresh process with one prediction
+    """A fresh process with one prediction."""
     per_s: float
-    # predictions in a warm process
+    """Predictions in a warm process."""
     peak_bytes: float
-    # memory of it
+    """Memory of it."""
 
 
 def main() -> int:

@@ -37,8 +37,8 @@ IMPORT = [sys.executable, "-c", "import ladder_sim"]
 COMMAND = [sys.executable, "-m", "ladder_sim", "predict", "--model", "405b", "--nodes", "2"]
 COLD_RUNS = 7
 WARM_RUNS = 41
-CONFIGURATIONS = 32_768
 # kinds of hardware in one batch
+CONFIGURATIONS = 32_768
 EVERY_LAYER = 10**6
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from figure import Figure, as_json, as_table, median_s, quietly, rate
 
 RUNS = 3
+# 1,030,301 points: every one a request (prefill and decode over context) of four variants
 HARDWARE = {
     "model": "70b",
     "tp": "8",
@@ -21,13 +22,12 @@ HARDWARE = {
     "intra.latency": "2:40:+0.38us",
     "gpu.hbm_bandwidth": "2:8:+0.06TB/s",
 }
-# 1,030,301 points: every one a request (prefill and decode over context) of four variants
-TENTH = {**HARDWARE, "gpu.hbm_bandwidth": "2:8:+0.6TB/s"}
 # 112,211 points
-SIZES = {"model": "70b", "tp": "8", "stack": "vllm", "batch": "1:128:+1", "prompt": "16:4096:+16", "gen": "64:1024:x2"}
+TENTH = {**HARDWARE, "gpu.hbm_bandwidth": "2:8:+0.6TB/s"}
 # 163,840 points of other batches, prompts and answers
-GRAPHS = {"model": "8b,llama-2-13b,70b", "tp": "1:8", "stack": "vllm,trtllm", "model.layers": "20:80:+4"}
+SIZES = {"model": "70b", "tp": "8", "stack": "vllm", "batch": "1:128:+1", "prompt": "16:4096:+16", "gen": "64:1024:x2"}
 # 384 points with a graph each
+GRAPHS = {"model": "8b,llama-2-13b,70b", "tp": "1:8", "stack": "vllm,trtllm", "model.layers": "20:80:+4"}
 
 _CODE = """
 from pathlib import Path

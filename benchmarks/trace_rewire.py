@@ -25,14 +25,14 @@ from ladder_sim.traces.wirings import predict_variants
 from ladder_sim.units import format_seconds
 
 BOUND = 0.08
-INTERVAL = (5, 95)
 # percentiles
+INTERVAL = (5, 95)
 RESAMPLES = 2000
 TURNS = ("standard", "ladder")
 HEAD_DIM = 128
 PROMPT = 32
-LINK = "bytes,seconds\n1,280e-6\n1e9,280.0003e-6\n"
 # every message takes so long, short enough for the runtime to spin: a core that slept starts cold, and ahead of others
+LINK = "bytes,seconds\n1,280e-6\n1e9,280.0003e-6\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,15 +41,15 @@ class Case:
 
     name: str
     backend: str
-    # of the runtime
+    """Of the runtime."""
     tp: int
-    # tensor-parallel degree
+    """Tensor-parallel degree."""
     processes: int
-    # that stand for these ranks
+    """That stand for these ranks."""
     hidden: int
-    # width of the model
+    """Width of the model."""
     layers: int
-    # of it
+    """Of it."""
 
     def model(self) -> dict[str, object]:
         """Its config.json."""

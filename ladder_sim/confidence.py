@@ -20,11 +20,11 @@ from ladder_sim.simulate.request import Request, simulate_requests
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.units import format_bytes
 
-NORMAL_90 = 1.645
 # standard deviations either way that hold 90 % of a normal distribution
-SHARED_LOG_SD, ROW_LOG_SD = 0.02, 0.007
+NORMAL_90 = 1.645
 # of throughputs: an error that all runs of one TP degree and batch share, and one of each run. Repeats of the published
 # 70B runs differ by about 0.8 % in a ratio of two; the shared 2 % is the feasibility study's for kernels beside tables
+SHARED_LOG_SD, ROW_LOG_SD = 0.02, 0.007
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +32,11 @@ class Interval:
     """A value and its 90 % interval."""
 
     value: float
-    # best estimate
+    """Best estimate."""
     low: float
-    # lower end
+    """Lower end."""
     high: float
-    # upper end
+    """Upper end."""
 
     @classmethod
     def around(cls, value: float, log_width: float) -> "Interval":
@@ -54,9 +54,9 @@ class Widths:
     """Half-widths of one variant's 90 % intervals, in the logarithm."""
 
     rate: float
-    # of its throughput
+    """Of its throughput."""
     speedup: float
-    # of its speedup over standard
+    """Of its speedup over standard."""
 
 
 class PredictionErrors:
@@ -145,11 +145,11 @@ class Provenance:
     """What the predictions of a scenario rest on."""
 
     profile: str
-    # name of the measured profile, or "none"
+    """Name of the measured profile, or "none"."""
     measured_fraction: float
-    # share of standard's request time that comes from in-range measurements of this GPU and this fabric
+    """Share of standard's request time that comes from in-range measurements of this GPU and this fabric."""
     warnings: tuple[str, ...]
-    # what the reader should know, one sentence each
+    """What the reader should know, one sentence each."""
 
 
 class Evidence:

@@ -22,10 +22,10 @@ from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.workload import Workload
 from ladder_sim.units import format_bytes
 
-MOST_JITTER = 1.0
 # beyond this a lognormal spread is no model of anything
-NO_PROFILE = "none"
+MOST_JITTER = 1.0
 # name that asks for datasheet figures only
+NO_PROFILE = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,27 +37,27 @@ class Prediction:
     """
 
     variant: str
-    # canonical name
+    """Canonical name."""
     ttft_s: float
-    # time to first token: prefill
+    """Time to first token: prefill."""
     tpot_s: float | None
-    # mean time per further token; None when only one token is asked for
+    """Mean time per further token; None when only one token is asked for."""
     request_s: float
-    # prefill and every decode step
+    """Prefill and every decode step."""
     rate: float
-    # batch * gen / request_s, tokens per second
+    """Batch * gen / request_s, tokens per second."""
     request_speedup: float
-    # standard's request_s over this one's
+    """Standard's request_s over this one's."""
     ttft_speedup: float
-    # the same for prefill
+    """The same for prefill."""
     tpot_speedup: float | None
-    # the same for decode
+    """The same for decode."""
     memory: MemoryUse
-    # of one GPU
+    """Of one GPU."""
     request: Request
-    # what was simulated
+    """What was simulated."""
     evidence: Evidence
-    # what all variants of the scenario rest on
+    """What all variants of the scenario rest on."""
 
     @property
     def busy_s(self) -> Mapping[str, float]:
@@ -134,15 +134,15 @@ class Unevenness:
     """Spread of step times, and what ranks wait for each other; seconds."""
 
     ttft_p50_s: float
-    # median prefill
+    """Median prefill."""
     ttft_p95_s: float
-    # its 95th percentile
+    """Its 95th percentile."""
     tpot_p50_s: float | None
-    # median decode step; None when only one token is asked for
+    """Median decode step; None when only one token is asked for."""
     tpot_p95_s: float | None
-    # its 95th percentile
+    """Its 95th percentile."""
     waiting_s: float
-    # in a request, at collectives for ranks that arrive later, mean over ranks; not part of any transfer time
+    """In a request, at collectives for ranks that arrive later, mean over ranks; not part of any transfer time."""
 
 
 def predict(

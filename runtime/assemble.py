@@ -13,8 +13,8 @@ from runtime.generate import Generator
 from runtime.memory import check_fits, free_bytes
 from runtime.model.decoder import Decoder
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # by the names of `--dtype`
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def device_of(comm: Communicator) -> torch.device:

@@ -29,8 +29,8 @@ from runtime.record import Recorder
 from runtime.trace import MarkedLink, recorded_steps
 
 SCHEMA_VERSION = 1
-TRACED_DECODES = 5
 # steps of a trace besides the prefill
+TRACED_DECODES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,31 +38,31 @@ class BenchConfig:
     """What is measured."""
 
     model: Path
-    # config.json
+    """config.json."""
     variants: tuple[str, ...]
-    # wirings, taking turns
+    """Wirings, taking turns."""
     tp: int = 1
-    # tensor-parallel degree
+    """Tensor-parallel degree."""
     batch: int = 1
-    # sequences served together
+    """Sequences served together."""
     prompt: int = 1024
-    # tokens of each prompt
+    """Tokens of each prompt."""
     gen: int = 512
-    # new tokens of each sequence
+    """New tokens of each sequence."""
     dtype: str = "auto"
-    # a key of DTYPES; auto: bf16 on GPUs, fp32 on CPUs
+    """A key of DTYPES; auto: bf16 on GPUs, fp32 on CPUs."""
     warmups: int = 5
-    # requests of each variant before those that count
+    """Requests of each variant before those that count."""
     repeats: int = 10
-    # requests of each variant that count
+    """Requests of each variant that count."""
     threads: int = 1
-    # CPU threads of each rank
+    """CPU threads of each rank."""
     seed: int = 0
-    # of weights and prompts
+    """Of weights and prompts."""
     cuda_graphs: bool = False
-    # replay decode steps as CUDA graphs
+    """Replay decode steps as CUDA graphs."""
     compile: bool = False
-    # run blocks through torch.compile
+    """Run blocks through torch.compile."""
 
     def __post_init__(self) -> None:
         for name in ("tp", "batch", "prompt", "gen", "warmups", "repeats", "threads"):
@@ -146,13 +146,13 @@ class _Sample(NamedTuple):
     """Seconds of one request."""
 
     prefill_s: float
-    # until the first new token
+    """Until the first new token."""
     decode_s: float
-    # all later ones
+    """All later ones."""
     comm_s: float
-    # messages on the emulated link; NaN where there is none
+    """Messages on the emulated link; NaN where there is none."""
     exposed_comm_s: float
-    # computation waiting for that link
+    """Computation waiting for that link."""
 
     @property
     def request_s(self) -> float:

@@ -19,8 +19,8 @@ from runtime.tasks import TextConfig, TextTask, prepare_text
 
 SCHEMA_VERSION = 1
 
-Show = Callable[[int, str], None]
 # told the number of a prompt and what has been added to its text
+Show = Callable[[int, str], None]
 
 
 def complete(config: TextConfig, sampling: SamplingConfig, links: CommConfig, show: Show) -> dict[str, object]:

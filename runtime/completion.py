@@ -3,8 +3,8 @@
 from collections.abc import Callable, Collection, Sequence
 from typing import Literal
 
-_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 # what bytes decode to before their character is whole
+_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
 class Completion:
@@ -26,12 +26,12 @@ class Completion:
         self, decode: Callable[[Sequence[int]], str], *, ends: Collection[int], stops: Sequence[str], most: int
     ) -> None:
         self._decode, self._ends, self._stops, self._most = decode, ends, stops, most
-        self.tokens: list[int] = []
         # so far, the one that ends it included
-        self.text = ""
+        self.tokens: list[int] = []
         # what will not change any more
-        self.reason: Literal["end", "stop", "length"] | None = None
+        self.text = ""
         # why it has ended; none: it has not
+        self.reason: Literal["end", "stop", "length"] | None = None
 
     def push(self, token: int) -> str:
         """Take the next token; returns the text that is now certain."""

@@ -11,6 +11,7 @@ from runtime.errors import InfeasibleError, InputError
 
 Attention = Literal["flash", "math"]
 
+# model types whose blocks are not Llama's, and what they have
 _UNSUPPORTED = {
     "qwen3": "norms of queries and keys",
     "starcoder2": "LayerNorm",
@@ -20,7 +21,6 @@ _UNSUPPORTED = {
     "gemma2": "scaled embeddings",
     "olmo2": "norms behind the blocks",
 }
-# model types whose blocks are not Llama's, and what they have
 
 _Value = TypeVar("_Value")
 
@@ -30,13 +30,13 @@ class RopeScaling:
     """Llama 3.1's stretching of long rotary wavelengths."""
 
     factor: float
-    # by which wavelengths longer than those of the original context are stretched
+    """By which wavelengths longer than those of the original context are stretched."""
     low_freq_factor: float
-    # wavelengths above original context / this are stretched in full
+    """Wavelengths above original context / this are stretched in full."""
     high_freq_factor: float
-    # wavelengths below original context / this stay as they are
+    """Wavelengths below original context / this stay as they are."""
     original_positions: int
-    # context the model was first trained for, tokens
+    """Context the model was first trained for, tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,43 +44,43 @@ class ModelConfig:
     """Shape of a Llama-family decoder."""
 
     layers: int
-    # decoder layers, each one attention and one MLP block
+    """Decoder layers, each one attention and one MLP block."""
     hidden: int
-    # width of the residual stream
+    """Width of the residual stream."""
     heads: int
-    # query heads
+    """Query heads."""
     kv_heads: int
-    # key/value heads
+    """key/value heads."""
     head_dim: int
-    # width of one head
+    """Width of one head."""
     intermediate: int
-    # width of the MLP
+    """Width of the MLP."""
     vocab: int
-    # rows of the embedding and of the LM head
+    """Rows of the embedding and of the LM head."""
     norm_eps: float = 1e-6
-    # added to the mean square in RMSNorm
+    """Added to the mean square in RMSNorm."""
     rope_theta: float = 10000.0
-    # base of the rotary wavelengths
+    """Base of the rotary wavelengths."""
     rope_scaling: RopeScaling | None = None
-    # none: wavelengths as they are
+    """None: wavelengths as they are."""
     gated_mlp: bool = True
-    # gate and up projections, or one up projection
+    """Gate and up projections, or one up projection."""
     activation: str = "silu"
-    # of the MLP, a key of `kernels.ACTIVATIONS`
+    """Of the MLP, a key of `kernels.ACTIVATIONS`."""
     tied_embeddings: bool = False
-    # the LM head shares the embedding's weights
+    """The LM head shares the embedding's weights."""
     qkv_bias: bool = False
-    # bias vectors on the query, key and value projections
+    """Bias vectors on the query, key and value projections."""
     out_bias: bool = False
-    # bias vector on attention's output projection
+    """Bias vector on attention's output projection."""
     mlp_bias: bool = False
-    # bias vectors in the MLP
+    """Bias vectors in the MLP."""
     ladder_layers: tuple[int, ...] = ()
-    # layers that the config itself wires as ladder (`model_type: llamaLadder`)
+    """Layers that the config itself wires as ladder (`model_type: llamaLadder`)."""
     max_positions: int = 0
-    # longest context the model was made for, tokens; 0: unknown
+    """Longest context the model was made for, tokens; 0: unknown."""
     sliding_window: int = 0
-    # tokens that some layers attend to; 0: every layer attends to all
+    """Tokens that some layers attend to; 0: every layer attends to all."""
 
     @property
     def variant(self) -> str:
@@ -182,17 +182,17 @@ class EngineConfig:
     """How a forward pass is carried out, as far as it changes which kernels and collectives run."""
 
     attention: Attention = "flash"
-    # flash: fused, over the live context; math: separate kernels over the whole static cache, KV heads expanded
+    """Flash: fused, over the live context; math: separate kernels over the whole static cache, KV heads expanded."""
     fused_residual_add: bool = False
-    # blocking wirings add a block's output inside the next norm's kernel
+    """Blocking wirings add a block's output inside the next norm's kernel."""
     fused_ladder_add: bool = False
-    # the same for ladder's deferred add
+    """The same for ladder's deferred add."""
     sharded_lm_head: bool = False
-    # LM head split over the vocabulary, logits gathered; else a replica on every rank
+    """LM head split over the vocabulary, logits gathered; else a replica on every rank."""
     sharded_embedding: bool = False
-    # embedding split over the vocabulary, rows all-reduced; else a replica on every rank
+    """Embedding split over the vocabulary, rows all-reduced; else a replica on every rank."""
     prefill_logits: Literal["all", "last"] = "last"
-    # logits of every prompt position, or of the last only
+    """Logits of every prompt position, or of the last only."""
 
 
 def read_object(file: Path, *, hint: str) -> dict[str, object]:

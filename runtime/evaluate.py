@@ -21,8 +21,8 @@ from runtime.model.decoder import Decoder
 from runtime.model.wiring import Wiring
 from runtime.tasks import EvalConfig, EvalTask, prepare_eval
 
-_ROWS = 128
 # positions whose logits are turned into float32 at once
+_ROWS = 128
 
 
 def evaluate(config: EvalConfig, links: CommConfig) -> Iterator[dict[str, object]]:

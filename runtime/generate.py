@@ -12,8 +12,8 @@ from runtime.errors import InputError, MissingDeviceError
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import Wiring
 
-Pick = Callable[[Tensor, Wiring], Tensor]
 # from logits and the wiring they come from to each sequence's next token, the same on every rank
+Pick = Callable[[Tensor, Wiring], Tensor]
 
 
 class Generator:
@@ -56,8 +56,8 @@ class Generator:
         device = prompt_BT.device
         self.model, self.prompt_BT = model, prompt_BT
         self._pad_B, self._pick = pad_B, pick or model.next_token
-        self.tokens_BG = torch.zeros(batch, gen, dtype=torch.long, device=device)
         # new tokens so far
+        self.tokens_BG = torch.zeros(batch, gen, dtype=torch.long, device=device)
         self._cache = model.cache(batch)
         self._token_B1 = torch.zeros(batch, 1, dtype=torch.long, device=device)
         self._position_1 = torch.zeros(1, dtype=torch.long, device=device)

@@ -9,8 +9,8 @@ from runtime.config import EngineConfig, ModelConfig
 from runtime.errors import InfeasibleError
 from runtime.model.decoder import Decoder
 
-_USABLE = 0.95
 # share of free memory that may be planned with; the rest is slack of allocators
+_USABLE = 0.95
 
 
 def weight_bytes(config: ModelConfig, engine: EngineConfig, tp: int, element_bytes: int) -> int:

@@ -13,8 +13,8 @@ from runtime.comm.base import Communicator, Handle
 
 SCHEMA_VERSION = 1
 
-Stamp = float | torch.cuda.Event
 # a moment: seconds on a CPU, an event in the current stream of a GPU
+Stamp = float | torch.cuda.Event
 
 
 class Recorder:

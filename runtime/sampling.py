@@ -16,13 +16,13 @@ class SamplingConfig:
     """How the next token is chosen."""
 
     temperature: float = 0.0
-    # logits are divided by it; 0: the most likely token
+    """Logits are divided by it; 0: the most likely token."""
     top_k: int = 0
-    # only so many of the most likely tokens; 0: all
+    """Only so many of the most likely tokens; 0: all."""
     top_p: float = 1.0
-    # only the most likely tokens that together have this probability
+    """Only the most likely tokens that together have this probability."""
     seed: int = 0
-    # of the draws
+    """Of the draws."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):

@@ -9,8 +9,8 @@ from runtime.config import ModelConfig
 from runtime.errors import InputError
 from runtime.model.wiring import Wiring, lay_out
 
-_GEN, _CONTEXT = 512, 1024
 # new tokens, and tokens of a window, where nobody says how many
+_GEN, _CONTEXT = 512, 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,23 +18,23 @@ class TextConfig:
     """What is completed."""
 
     model: Path
-    # folder of a checkpoint
+    """Folder of a checkpoint."""
     prompts: tuple[str, ...]
-    # served together, as one batch
+    """Served together, as one batch."""
     variant: str = "auto"
-    # wiring; auto: the one that the checkpoint's config asks for
+    """Wiring; auto: the one that the checkpoint's config asks for."""
     tp: int = 1
-    # tensor-parallel degree
+    """Tensor-parallel degree."""
     gen: int | None = None
-    # new tokens of each prompt at most; none: 512, or as many as the model's context has room for
+    """New tokens of each prompt at most; none: 512, or as many as the model's context has room for."""
     stops: tuple[str, ...] = ()
-    # strings that end a text
+    """Strings that end a text."""
     raw: bool = False
-    # leave out the chat template
+    """Leave out the chat template."""
     dtype: str = "auto"
-    # fp32, bf16 or fp16; auto: the checkpoint's own
+    """fp32, bf16 or fp16; auto: the checkpoint's own."""
     threads: int = 1
-    # CPU threads of each rank
+    """CPU threads of each rank."""
 
     def __post_init__(self) -> None:
         _check_counts(tp=self.tp, gen=1 if self.gen is None else self.gen, threads=self.threads)
@@ -50,19 +50,19 @@ class EvalConfig:
     """What is evaluated."""
 
     models: tuple[Path, ...]
-    # folders of checkpoints
+    """Folders of checkpoints."""
     text: Path
-    # UTF-8
+    """UTF-8."""
     variants: tuple[str, ...] = ("auto",)
-    # wirings; auto: the one that a checkpoint's config asks for
+    """Wirings; auto: the one that a checkpoint's config asks for."""
     tp: int = 1
-    # tensor-parallel degree
+    """Tensor-parallel degree."""
     context: int | None = None
-    # tokens of a window at most; none: 1024, or the model's longest context
+    """Tokens of a window at most; none: 1024, or the model's longest context."""
     dtype: str = "auto"
-    # fp32, bf16 or fp16; auto: the checkpoint's own
+    """fp32, bf16 or fp16; auto: the checkpoint's own."""
     threads: int = 1
-    # CPU threads of each rank
+    """CPU threads of each rank."""
 
     def __post_init__(self) -> None:
         _check_counts(tp=self.tp, threads=self.threads)
@@ -76,15 +76,15 @@ class TextTask:
     """A text run whose input is good."""
 
     checkpoint: Checkpoint
-    # headers only
+    """Headers only."""
     text: Text
-    # its tokenizer
+    """Its tokenizer."""
     wiring: Wiring
-    # how the blocks are strung together
+    """How the blocks are strung together."""
     prompts: list[list[int]]
-    # tokens
+    """Tokens."""
     gen: int
-    # new tokens of each prompt at most
+    """New tokens of each prompt at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +92,15 @@ class EvalTask:
     """One checkpoint of an evaluation whose input is good."""
 
     folder: Path
-    # as given
+    """As given."""
     checkpoint: Checkpoint
-    # headers only
+    """Headers only."""
     wirings: list[Wiring]
-    # to be compared
+    """To be compared."""
     tokens: list[int]
-    # of the text
+    """Of the text."""
     context: int
-    # tokens of a window at most
+    """Tokens of a window at most."""
 
 
 def prepare_text(config: TextConfig) -> TextTask:

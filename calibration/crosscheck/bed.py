@@ -22,12 +22,12 @@ from runtime.comm.base import Alone, Communicator
 from runtime.config import EngineConfig, ModelConfig
 from runtime.model.wiring import Wiring, lay_out
 
-DTYPE = torch.float32
 # what CPUs compute in
-SEED = 0
+DTYPE = torch.float32
 # of weights and prompts
-APART = 1.5
+SEED = 0
 # from one message beside a pass to the next, in times that it takes alone
+APART = 1.5
 _Config = TypeVar("_Config", EngineConfig, ModelConfig)
 
 

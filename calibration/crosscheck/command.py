@@ -9,8 +9,8 @@ from typing import Any
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.settings import settings
 
-SHARES = (0.2, 0.3, 0.4, 0.5)
 # of standard's time that messages take on the emulated links
+SHARES = (0.2, 0.3, 0.4, 0.5)
 
 
 def add_to(commands: Any) -> None:

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from calibration.crosscheck.observations import Observations, Run
 from calibration.crosscheck.predict import Calibration
 
-DRAWS = 2000
 # resamples of the rounds
-INTERVAL = (0.025, 0.975)
+DRAWS = 2000
 # of the resampled medians: 95 %
+INTERVAL = (0.025, 0.975)
 Floats = NDArray[np.float64]
 
 
@@ -21,9 +21,9 @@ class Bounds:
     """Largest errors that pass."""
 
     latency: float
-    # of prefill and decode, every variant
+    """Of prefill and decode, every variant."""
     speedup: float
-    # of ladder's speedup
+    """Of ladder's speedup."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,21 +31,21 @@ class Row:
     """One quantity of one run."""
 
     link: str
-    # what it ran on
+    """What it ran on."""
     variant: str
-    # residual wiring
+    """Residual wiring."""
     quantity: str
-    # "prefill", "decode" or "request", seconds; "speedup" of the request over standard
+    """"prefill", "decode" or "request", seconds; "speedup" of the request over standard."""
     predicted: float
-    # by the simulator
+    """By the simulator."""
     measured: float
-    # median over the rounds
+    """Median over the rounds."""
     low: float
-    # 95 % interval of that median
+    """95 % interval of that median."""
     high: float
-    # its upper end
+    """Its upper end."""
     bound: float | None
-    # largest error that passes; None: not judged, or the calibration has seen it
+    """Largest error that passes; None: not judged, or the calibration has seen it."""
 
     @property
     def error(self) -> float:

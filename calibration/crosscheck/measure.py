@@ -21,16 +21,16 @@ from runtime.comm.emulate import EmulatedLink
 from runtime.comm.table import LatencyTable
 
 CALIBRATION_LINK = "calibration"
-CALIBRATION_SHARE = 0.35
 # of standard's time that messages take on the link that is calibrated on
+CALIBRATION_SHARE = 0.35
 REAL_LINK = "gloo"
-REPEATS = 4
 # in each round, of the two requests that every prediction rests on
-_ESTIMATES = 3
+REPEATS = 4
 # requests that say how long messages of a share have to be
+_ESTIMATES = 3
 
-Task = Callable[[], None]
 # something to measure once in each round
+Task = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,15 +38,15 @@ class Plan:
     """What is measured."""
 
     scenario: Scenario
-    # model, workload, stack and tensor-parallel degree
+    """Model, workload, stack and tensor-parallel degree."""
     variants: tuple[str, ...]
-    # wirings to predict and to run
+    """Wirings to predict and to run."""
     shares: tuple[float, ...]
-    # emulated links: parts of standard's time that messages take
+    """Emulated links: parts of standard's time that messages take."""
     rounds: int
-    # requests of each variant on each link
+    """Requests of each variant on each link."""
     threads: int
-    # CPU threads of each rank
+    """CPU threads of each rank."""
 
 
 def measure(plan: Plan, comm: Communicator, known: Mapping[str, Curve] | None = None) -> Observations:

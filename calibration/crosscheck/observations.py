@@ -12,8 +12,8 @@ from ladder_sim.graph.build import STATE_BYTES, build
 from ladder_sim.graph.ops import CollectiveShape, Op, Phase
 from ladder_sim.specs.scenario import Scenario
 
-ELEMENT_BYTES = 4.0
 # of float32 activations, which CPUs compute with
+ELEMENT_BYTES = 4.0
 PHASES: tuple[Phase, Phase] = ("prefill", "decode")
 
 
@@ -21,18 +21,18 @@ class Times(NamedTuple):
     """Seconds of one request."""
 
     prefill_s: float
-    # until the first new token
+    """Until the first new token."""
     decode_s: float
-    # all later ones
+    """All later ones."""
 
 
 class Run(NamedTuple):
     """What a request ran on."""
 
     link: str
-    # name of the interconnect
+    """Name of the interconnect."""
     variant: str
-    # residual wiring
+    """Residual wiring."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,27 +40,27 @@ class Observations:
     """Times in the order they were taken, one for each round; seconds."""
 
     scenario: Scenario
-    # what ran
+    """What ran."""
     tables: Mapping[str, Curve]
-    # links that are emulated: an all-reduce's seconds by message bytes
+    """Links that are emulated: an all-reduce's seconds by message bytes."""
     seen: Mapping[str, bool]
-    # links by name, and whether standard on them is calibrated on
+    """Links by name, and whether standard on them is calibrated on."""
     requests: dict[Run, list[Times]] = field(default_factory=lambda: defaultdict(list))
-    # by what ran
+    """By what ran."""
     alone: list[Times] = field(default_factory=list)
-    # upper bound without any link
+    """Upper bound without any link."""
     kernels: Mapping[Phase, dict[OpKey, list[float]]] = field(
         default_factory=lambda: {phase: defaultdict(list) for phase in PHASES}
     )
-    # kernels of such requests, in place
+    """Kernels of such requests, in place."""
     wide_gemm: dict[Phase, list[float]] = field(default_factory=lambda: defaultdict(list))
-    # time of parallel's QKV and gate/up GEMM over that of the two apart
+    """Time of parallel's QKV and gate/up GEMM over that of the two apart."""
     collectives: dict[tuple[str, float], list[float]] = field(default_factory=lambda: defaultdict(list))
-    # real ones, by kind and message bytes
+    """Real ones, by kind and message bytes."""
     beside: dict[Phase, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
-    # seconds of a real all-reduce beside a pass, and what the pass lost to it
+    """Seconds of a real all-reduce beside a pass, and what the pass lost to it."""
     load: list[float] = field(default_factory=list)
-    # processes that wanted to run, each round
+    """Processes that wanted to run, each round."""
 
     def request(self, run: Run) -> Times:
         """Median request of a run."""

@@ -32,8 +32,8 @@ from ladder_sim.simulate.passes import lowered_step
 from ladder_sim.simulate.request import decode_contexts
 from ladder_sim.specs.scenario import Scenario
 
-LEAST_SHARE = 1e-3
 # of a core that a message takes: the simulator lets only what takes some of a processor be slowed there
+LEAST_SHARE = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,15 +41,15 @@ class Calibration:
     """What predictions rest on."""
 
     scenario: Scenario
-    # what runs
+    """What runs."""
     kernels: Mapping[OpKey, float]
-    # seconds of every kernel
+    """Seconds of every kernel."""
     links: Mapping[str, Mapping[str, Curve]]
-    # seconds by message bytes of every kind of collective, by link
+    """Seconds by message bytes of every kind of collective, by link."""
     resume_s: Mapping[Phase, float]
-    # from the end of a message to the computation that waited for it: to wake up, and caches that have gone cold
+    """From the end of a message to the computation that waited for it: to wake up, and caches that have gone cold."""
     beside: Mapping[float, Beside]
-    # what messages of a real link and a computation cost each other, by message bytes
+    """What messages of a real link and a computation cost each other, by message bytes."""
 
     @classmethod
     def of(cls, found: Observations) -> "Calibration":

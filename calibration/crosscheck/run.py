@@ -18,8 +18,8 @@ from runtime.comm.rendezvous import CommConfig, connect
 from runtime.environment import environment
 
 SCHEMA_VERSION = 2
-BOUNDS = {"emulate": Bounds(latency=0.10, speedup=0.05), "gloo": Bounds(latency=0.15, speedup=0.08)}
 # by backend: of an emulated link everything is known
+BOUNDS = {"emulate": Bounds(latency=0.10, speedup=0.05), "gloo": Bounds(latency=0.15, speedup=0.08)}
 
 
 def own_scenario(

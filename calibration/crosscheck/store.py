@@ -17,8 +17,8 @@ from ladder_sim.graph.ops import Shape
 from ladder_sim.specs.scenario import Scenario
 
 _SHAPES = {shape.__name__: shape for shape in get_args(Shape)}
-_MACHINE = ("cpu", "cpu_cores", "gpu", "driver", "torch", "nccl")
 # of an environment: what times depend on
+_MACHINE = ("cpu", "cpu_cores", "gpu", "driver", "torch", "nccl")
 
 
 def to_json(calibration: Calibration) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from runtime.model.kernels import observed
 ELEMENT_BYTES = 4
 
 
-CHAIN = 6
 # collectives in a row whose mean is taken: ranks leave a barrier one after the other, and the first pays for that
+CHAIN = 6
 
 
 def time_collective(comm: Communicator, kind: str, size_bytes: float) -> float:
@@ -60,9 +60,9 @@ class KernelTime(NamedTuple):
     """One kernel of a pass."""
 
     key: OpKey
-    # kind and shape
+    """Kind and shape."""
     seconds: float
-    # until the next one began
+    """Until the next one began."""
 
 
 def time_kernels(run: Callable[[], None], graph: StepGraph) -> list[KernelTime]:
@@ -112,17 +112,17 @@ class _Starts:
         """The graph knows it."""
 
 
-_PAUSE_S = 1e-3
 # between two looks at whether a message's end has been noted
+_PAUSE_S = 1e-3
 
 
 class BesideTime(NamedTuple):
     """An all-reduce beside a computation."""
 
     message_s: float
-    # from its issue to its end
+    """From its issue to its end."""
     lost_s: float
-    # what the computation took longer for it
+    """What the computation took longer for it."""
 
 
 def time_beside(run: Callable[[], None], alone_s: float, comm: Communicator, x: torch.Tensor, due: range) -> BesideTime:
@@ -157,12 +157,12 @@ class _Sender:
         self._comm, self._x, self._due = comm, x, due
         self._kernels = 0
         self._under_way = DONE
-        self._issued_s: list[float] = []
         # perf_counter
-        self._ended_s: list[float] = []
+        self._issued_s: list[float] = []
         # in the same order
-        self.waited_s = 0.0
+        self._ended_s: list[float] = []
         # for messages that had not ended when the next one was due
+        self.waited_s = 0.0
 
     def kernel(self, kind: str, run: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         if self._kernels in self._due:

@@ -18,8 +18,8 @@ from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import ProfileError
 
-Measured = dict[tuple[str, str], float]
 # (table, point) -> seconds
+Measured = dict[tuple[str, str], float]
 
 
 def add_to(commands: Any) -> None:

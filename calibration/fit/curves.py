@@ -10,10 +10,10 @@ from scipy.optimize import least_squares
 from ladder_sim.errors import ProfileError
 
 Floats = NDArray[np.float64]
-Formula = Callable[[Floats, Mapping[str, Floats]], Floats]
 # (parameters, points) -> seconds
-_Entry = tuple[Formula, tuple[str, ...], tuple[float, ...]]
+Formula = Callable[[Floats, Mapping[str, Floats]], Floats]
 # formula, parameters, where the search starts
+_Entry = tuple[Formula, tuple[str, ...], tuple[float, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -21,15 +21,15 @@ class Fit:
     """Parameters of a formula, and how far they are known."""
 
     names: tuple[str, ...]
-    # of the parameters
+    """Of the parameters."""
     values: Floats
-    # SI units
+    """SI units."""
     covariance: Floats
-    # of their logarithms
+    """Of their logarithms."""
     residuals: Floats
-    # ln(measured / fitted), one per sample
+    """ln(measured / fitted), one per sample."""
     domain: Mapping[str, tuple[float, float]]
-    # smallest and largest of each coordinate
+    """Smallest and largest of each coordinate."""
 
     @property
     def error(self) -> float:
@@ -70,6 +70,7 @@ def straight_s(parameters: Floats, points: Mapping[str, Floats]) -> Floats:
 
 _ALL_REDUCE: _Entry = (all_reduce_s, ("latency_s", "root_s", "bandwidth_Bps"), (1e-5, 1e-9, 1e10))
 _ELEMENTWISE: _Entry = (straight_s, ("kernel_s", "bandwidth_Bps"), (3e-6, 1e12))
+# by op
 FORMULAS: Mapping[str, _Entry] = {
     "gemm": (gemm_s, ("kernel_s", "flops_per_s", "bandwidth_Bps"), (3e-6, 1e14, 1e12)),
     "add": _ELEMENTWISE,
@@ -79,11 +80,10 @@ FORMULAS: Mapping[str, _Entry] = {
     "reduce_scatter": _ALL_REDUCE,
     "send_recv": (straight_s, ("latency_s", "bandwidth_Bps"), (1e-5, 1e10)),
 }
-# by op
 
 
-LEVEL, SMALLEST = 0.05, 1e-6
 # noise of a logarithm that the search assumes at first, and the least it counts with
+LEVEL, SMALLEST = 0.05, 1e-6
 
 
 def fit(op: str, points: Mapping[str, Floats], seconds: Floats) -> Fit:

@@ -10,10 +10,10 @@ from calibration.fit.tables import COLLECTIVES, KINDS, curve_of, roofline_s, tab
 from ladder_sim.costs.lookup import ErrorStats
 from ladder_sim.costs.profile import ReferenceGpu
 
-FOLDS = 5
 # trials: every point is held out of one of them, drawn at random
-_Lookup = Callable[[Mapping[str, Floats]], Floats]
+FOLDS = 5
 # coordinates by name -> seconds
+_Lookup = Callable[[Mapping[str, Floats]], Floats]
 
 
 def judge(medians: Mapping[Series, Points], reference: ReferenceGpu) -> dict[Series, ErrorStats | None]:

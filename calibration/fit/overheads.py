@@ -13,8 +13,8 @@ from ladder_sim.costs.profile import JITTER_KEY, ReferenceGpu
 
 LAUNCHES = ("eager_launch", "graph_launch", "graph_kernel")
 ELEMENTWISE = ("add", "norm")
-QUARTILE = 0.6745
 # half the distance between a normal distribution's quartiles, in standard deviations
+QUARTILE = 0.6745
 
 
 def overheads(

@@ -10,8 +10,8 @@ import numpy as np
 from calibration.fit.samples import BESIDE, Sample
 from ladder_sim.costs.contention import OverlapParameters
 
-LEAST = 3
 # points that a figure needs
+LEAST = 3
 _DEFAULT = OverlapParameters()
 
 
@@ -20,11 +20,11 @@ class Slowdown:
     """How much longer one op takes beside another, as a multiple."""
 
     what: str
-    # e.g. "all_reduce_beside_gemm"
+    """E.g. "all_reduce_beside_gemm"."""
     memory_bound: bool
-    # whether the kernel of the two only streams from memory
+    """Whether the kernel of the two only streams from memory."""
     ratios: tuple[float, ...]
-    # one for every point
+    """One for every point."""
 
 
 def slowdowns(samples: Sequence[Sample]) -> list[Slowdown]:

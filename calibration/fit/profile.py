@@ -18,8 +18,8 @@ from ladder_sim.costs.profile import CalibrationProfile, ProfileSource, Referenc
 from ladder_sim.errors import ProfileError
 from ladder_sim.specs import catalog
 
-WORST_MEDIAN = 0.25
 # median error on held-out points beyond which a table or curve is refused
+WORST_MEDIAN = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,19 +27,19 @@ class FittedProfile:
     """A profile, and how far it is to be trusted."""
 
     profile: CalibrationProfile
-    # tables of every sample
+    """Tables of every sample."""
     errors: Mapping[str, ErrorStats]
-    # of tables, curves and formulas without the held-out points on those points, by op and group
+    """Of tables, curves and formulas without the held-out points on those points, by op and group."""
     unjudged: tuple[str, ...]
-    # those with too few points to hold any out
+    """Those with too few points to hold any out."""
     fits: Mapping[str, Fit]
-    # parametric, by op and group
+    """Parametric, by op and group."""
     slowdowns: tuple[Slowdown, ...]
-    # of kernels and all-reduces beside each other
+    """Of kernels and all-reduces beside each other."""
     refused: tuple[str, ...]
-    # tables and curves whose fit is bad, and their median error
+    """Tables and curves whose fit is bad, and their median error."""
     warnings: tuple[str, ...]
-    # what the samples do not fit
+    """What the samples do not fit."""
 
 
 def make_profile(store: SampleStore, *, name: str, cluster: str, created: str) -> FittedProfile:

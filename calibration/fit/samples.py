@@ -20,8 +20,9 @@ from ladder_sim.costs.roofline import AXES
 from ladder_sim.errors import ProfileError
 
 SCHEMA_VERSION = 2
-BESIDE = "_beside_"
 # in the name of an op whose time was taken while another ran, e.g. "gemm_beside_all_reduce"
+BESIDE = "_beside_"
+# of every op that runs alone
 COORDINATES: Mapping[str, tuple[str, ...]] = {
     **{str(kind): names for kind, names in AXES.items()},
     **dict.fromkeys(("add", "norm"), ("bytes",)),
@@ -29,7 +30,6 @@ COORDINATES: Mapping[str, tuple[str, ...]] = {
     "queued_kernel": ("streams",),
     **dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter", "send_recv"), ("bytes", "ranks", "nodes")),
 }
-# of every op that runs alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,16 +37,16 @@ class Sample:
     """One measured op."""
 
     op: str
-    # what `calibration.measure.points` calls it, e.g. "gemm"
+    """What `calibration.measure.points` calls it, e.g. "gemm"."""
     point: Mapping[str, float]
-    # its shape: m, n, k of a GEMM; coordinates of an attention table; bytes that an elementwise kernel moves; bytes,
-    # ranks and nodes of a collective; those of both where two run at once
+    """Its shape: m, n, k of a GEMM; coordinates of an attention table; bytes that an elementwise kernel moves; bytes,
+    ranks and nodes of a collective; those of both where two run at once."""
     seconds: float | None
-    # median of its repeats; None: it did not fit the memory, or is not to be had
+    """Median of its repeats; None: it did not fit the memory, or is not to be had."""
     spread: float = 0.0
-    # of the repeats: half the distance of the quartiles over the median
+    """Of the repeats: half the distance of the quartiles over the median."""
     alone_s: float | None = None
-    # median without what ran beside it
+    """Median without what ran beside it."""
 
     @property
     def key(self) -> tuple[str, tuple[tuple[str, float], ...]]:
@@ -72,16 +72,16 @@ class SampleStore:
 
     def __init__(self, path: Path, environment: Mapping[str, Any] | None = None) -> None:
         self.path = path
-        self.dropped = 0
         # bytes of a line that was cut short
+        self.dropped = 0
         if environment is not None:
             self._begin({"schema_version": SCHEMA_VERSION, "environment": dict(environment)})
         whole, _, rest = self._content().rpartition(b"\n")
         lines = whole.split(b"\n")
         self.environment = self._header(lines[0], environment)
         self.samples = [self._sample(line, number) for number, line in enumerate(lines[1:], 2)]
-        self.dropped = len(rest)
         # only now: a file that is no samples file stays as it is
+        self.dropped = len(rest)
         if rest and environment is not None:
             self._truncate(len(whole) + 1)
 
@@ -186,8 +186,8 @@ def _fault(sample: Sample) -> str:
 Floats = NDArray[np.float64]
 
 
-Points = dict[tuple[float, ...], float]
 # coordinates -> median seconds
+Points = dict[tuple[float, ...], float]
 
 
 class Series(NamedTuple):
@@ -195,9 +195,9 @@ class Series(NamedTuple):
 
     op: str
     axes: tuple[str, ...] = ("bytes",)
-    # names of its points' coordinates
+    """Names of its points' coordinates."""
     ranks: int = 0
-    # of the group, in all; 0: no collective
+    """Of the group, in all; 0: no collective."""
     nodes: int = 1
 
     @property

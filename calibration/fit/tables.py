@@ -11,8 +11,8 @@ from ladder_sim.costs.profile import ELEMENT_BYTES, ReferenceGpu
 from ladder_sim.costs.roofline import AXES, Kind, grid_roofline_s
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 # that a profile holds
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 DTYPE = "bf16"
 
 

@@ -24,6 +24,7 @@ from ladder_sim.errors import UnknownNameError, UsageError
 Floats = NDArray[np.float64]
 Key = TypeVar("Key")
 
+# the package's system -> profile
 SYSTEMS = {
     "h100_sxm": "h100-sxm",
     "h200_sxm": "h200-sxm",
@@ -33,35 +34,34 @@ SYSTEMS = {
     "rtx_pro_6000_server": "rtx-pro-6000",
     "gb200": "gb200-nvl72",
 }
-# the package's system -> profile
-MEASURED_ON = {"a100-sxm": "a100-sxm-hdr"}
 # catalog cluster whose GPU and in-node links a profile was measured on, where it is not called as the profile
-GRID_POINTS: dict[Kind, int] = {"gemm": 22000, "attention_prefill": 4500, "attention_decode": 5000}
+MEASURED_ON = {"a100-sxm": "a100-sxm-hdr"}
 # most points of one table: all tables together stay below 400 KB gzipped
-MAX_SHARE = 0.6
+GRID_POINTS: dict[Kind, int] = {"gemm": 22000, "attention_prefill": 4500, "attention_decode": 5000}
 # ... and most of what was measured, so that enough is left to judge the table on
-TARGET_ERROR = 0.01
+MAX_SHARE = 0.6
 # mean error at which a left-out axis value is good enough: below the spread between engines
+TARGET_ERROR = 0.01
 WIDTHS = (1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
 CONTEXTS = (512.0, 1024.0, 2048.0, 4096.0, 8192.0)
 GROUPS = (1.0, 2.0, 4.0, 8.0, 16.0)
 WIDE_HEADS = (64.0, 128.0, 256.0)
+# what predictions ask for most: batches, widths and contexts that are powers of two, the head widths that models have
 KEEP: dict[Kind, dict[str, tuple[float, ...]]] = {
     "gemm": {"m": tuple(2.0**i for i in range(16)), "n": WIDTHS, "k": WIDTHS},
     "attention_prefill": {"group": GROUPS, "q_len": CONTEXTS, "head_dim": WIDE_HEADS},
     "attention_decode": {"group": GROUPS, "kv_len": CONTEXTS, "head_dim": WIDE_HEADS},
 }
-# what predictions ask for most: batches, widths and contexts that are powers of two, the head widths that models have
+# measured for few shapes, and lying between kept widths: shows what interpolating over head_dim costs
 JUDGE: dict[Kind, dict[str, tuple[float, ...]]] = {
     "gemm": {},
     "attention_prefill": {"head_dim": (192.0,)},
     "attention_decode": {"head_dim": (192.0,)},
 }
-# measured for few shapes, and lying between kept widths: shows what interpolating over head_dim costs
-QUORUM = 0.5
 # share of the engines that must have measured a point of a table
-DIGITS = 4
+QUORUM = 0.5
 # significant digits of a stored time: a tenth of the repeat noise
+DIGITS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,19 +69,19 @@ class Measurements:
     """What one system's files say, before anything is chosen."""
 
     system: str
-    # the package's name of it
+    """The package's name of it."""
     environment: Mapping[str, str]
-    # device and engine versions
+    """Device and engine versions."""
     figures: Mapping[str, float]
-    # the package's figures of the GPU, by its own keys
+    """The package's figures of the GPU, by its own keys."""
     tables: Mapping[tuple[Kind, str], list[Series]] = field(default_factory=dict)
-    # (kind, dtype) -> one series per engine
+    """(kind, dtype) -> one series per engine."""
     nccl: Mapping[tuple[str, int], list[Series]] = field(default_factory=dict)
-    # (op, ranks) -> one series per version
+    """(op, ranks) -> one series per version."""
     custom: Mapping[tuple[str, int], list[Series]] = field(default_factory=dict)
-    # (engine, ranks) -> one series per version
+    """(engine, ranks) -> one series per version."""
     files: tuple[str, ...] = ()
-    # files read, relative to the package's `systems` folder
+    """Files read, relative to the package's `systems` folder."""
 
 
 def read_system(system: str, source: Path | None = None) -> Measurements:

@@ -15,23 +15,23 @@ from calibration.importers.thin import thin_curve
 from ladder_sim.costs.lookup import Curve, ErrorStats
 
 Floats = NDArray[np.float64]
-Points = dict[float, float]
 # message bytes -> seconds
+Points = dict[float, float]
 
-TARGET_ERROR = 0.03
 # of the worst left-out size: near the repeat noise of small messages
-MAX_SHARE = 0.8
+TARGET_ERROR = 0.03
 # of the sizes kept, so that some remain to be judged on
-MEETS_NCCL = 0.93
+MAX_SHARE = 0.8
 # an engine's time above this share of NCCL's is NCCL's: the two agree within 7 % where one calls the other
-SLOPE_FLOOR = 0.7
+MEETS_NCCL = 0.93
 # one-shot costs a + b * size, so its cost per further byte never falls; below this share of the slope before it has
-SLOPE_FROM_BYTES = 262144
+SLOPE_FLOOR = 0.7
 # ... judged from sizes where the slope is more than noise
-TWO_SHOT_FROM_BYTES = {4: 512 * 1024, 8: 256 * 1024}
+SLOPE_FROM_BYTES = 262144
 # vLLM custom_all_reduce.cuh: two-shot from 512 KB up to 4 ranks and from 256 KB up to 8; never with 2
-EXCLUDED = {("vllm 0.24.0", 2, 64 * 2.0**20)}
+TWO_SHOT_FROM_BYTES = {4: 512 * 1024, 8: 256 * 1024}
 # the H100 run of this version stays on its one-shot kernel past 32 MB, where the others call NCCL
+EXCLUDED = {("vllm 0.24.0", 2, 64 * 2.0**20)}
 
 
 def collective_curves(series: Mapping[tuple[str, int], list[Series]], op: str) -> dict[int, Curve]:

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-OUTLIER_LOG = np.log(2.0)
 # a point is doubted when it is twice or half of what its neighbours and the other series say
+OUTLIER_LOG = np.log(2.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -21,11 +21,11 @@ class Series:
     """Measurements of one framework's version."""
 
     label: str
-    # framework and version, e.g. "vllm 0.24.0"
+    """Framework and version, e.g. "vllm 0.24.0"."""
     points: Floats
-    # coordinates, shape (rows, axes)
+    """Coordinates, shape (rows, axes)."""
     seconds: Floats
-    # measured times, shape (rows,)
+    """Measured times, shape (rows,)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -33,11 +33,11 @@ class Grid:
     """Median of several series on every combination of their coordinates."""
 
     axes: dict[str, Floats]
-    # name and increasing values of each axis
+    """Name and increasing values of each axis."""
     seconds: Floats
-    # median time, NaN where nothing was measured
+    """Median time, NaN where nothing was measured."""
     dropped: int
-    # points of single series left out as outliers
+    """Points of single series left out as outliers."""
 
 
 def distinct(series: Sequence[Series]) -> list[Series]:

@@ -25,16 +25,16 @@ from ladder_sim.specs.files import read_text
 from ladder_sim.specs.values import shown, shown_path
 
 Placement = Literal["in", "out"]
-OPS = ("all_reduce", "all_gather", "reduce_scatter")
 # collectives that a profile holds
+OPS = ("all_reduce", "all_gather", "reduce_scatter")
 CSV_HEADER = ("bytes", "time_us")
-BUS_TOLERANCE = 0.1
 # how far busbw / algbw may be from what op and ranks make it: printed figures are rounded to 0.01 GB/s
-LEAST_BANDWIDTH_GBPS = 1.0
+BUS_TOLERANCE = 0.1
 # ... so it is judged on rows above this
+LEAST_BANDWIDTH_GBPS = 1.0
 
-_LAUNCHER_PREFIX = re.compile(r"^(?:\[\d+,\d+\]<std\w+>:|\d+: )\s*")
 # of mpirun --tag-output and srun --label
+_LAUNCHER_PREFIX = re.compile(r"^(?:\[\d+,\d+\]<std\w+>:|\d+: )\s*")
 _STARTING = re.compile(r"Collective test starting: (\w+?)_perf")
 _RANK = re.compile(r"#\s+Rank\s+\d+ .* on\s+(\S+) device\s+\d+ \[[^\]]*\] (.+)")
 
@@ -44,25 +44,25 @@ class Sweep:
     """One collective by message size, as one file says."""
 
     file: str
-    # where it was read
+    """Where it was read."""
     op: str
-    # as the file says, e.g. "all_reduce"; empty where it does not
+    """As the file says, e.g. "all_reduce"; empty where it does not."""
     sizes: tuple[float, ...]
-    # message sizes, bytes, increasing; of the gathered whole for all-gather and reduce-scatter
+    """Message sizes, bytes, increasing; of the gathered whole for all-gather and reduce-scatter."""
     seconds: tuple[float, ...]
-    # time of each
+    """Time of each."""
     reduction: str = ""
-    # as the rows say, e.g. "sum", or "none"
+    """As the rows say, e.g. "sum", or "none"."""
     bus_factor: float | None = None
-    # busbw / algbw of the fastest row: 2 (n - 1) / n for an all-reduce of n ranks, (n - 1) / n for the others
+    """Busbw / algbw of the fastest row: 2 (n - 1) / n for an all-reduce of n ranks, (n - 1) / n for the others."""
     hosts: Mapping[str, int] = field(default_factory=dict)
-    # ranks by host, where the file lists them
+    """Ranks by host, where the file lists them."""
     device: str = ""
-    # GPU, where the file says
+    """GPU, where the file says."""
     placement: str = ""
-    # "in place" or "out of place"; empty for a CSV file
+    """"in place" or "out of place"; empty for a CSV file."""
     program: str = "nccl-tests"
-    # that measured
+    """That measured."""
 
     def curve(self) -> Curve:
         """The sweep as costs read it."""
@@ -73,7 +73,7 @@ class Sweep:
 class _Row:
     line: int
     op_key: tuple[str, ...]
-    # type, reduction and root: the same in every row of a sweep
+    """Type, reduction and root: the same in every row of a sweep."""
     size_bytes: float
     time_us: float
     bus_factor: float | None = None

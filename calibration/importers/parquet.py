@@ -18,13 +18,13 @@ from ladder_sim.errors import MissingDependencyError, UsageError
 
 PACKAGE = "aiconfigurator-core"
 VERSION = "0.12.0"
-HALF_BYTES = 2
 # bytes of one element of the all-reduced bf16 and half messages
-MAX_GROUP = 16
+HALF_BYTES = 2
 # query heads per KV head: Llama-3.1-405B's 16 is the most of any dense model; kernels fall off beyond
+MAX_GROUP = 16
 HEAD_DIMS = (64, 128, 192, 256)
-GEMM_DTYPES = {"bf16": "bfloat16", "fp8": "fp8"}
 # ours -> theirs; their fp8 is per-tensor scaled
+GEMM_DTYPES = {"bf16": "bfloat16", "fp8": "fp8"}
 
 Columns = Mapping[str, NDArray[Any]]
 

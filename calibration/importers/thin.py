@@ -15,8 +15,8 @@ from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-COVERED = 0.25
 # an axis value measured in less than this share of the combinations that the best value has is no grid line
+COVERED = 0.25
 
 
 def thin(

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 import torch
 
-HOLD_CYCLES = 2_000_000
 # about a millisecond: time enough for Python to queue what is timed
+HOLD_CYCLES = 2_000_000
 
 
 class Clock(Protocol):

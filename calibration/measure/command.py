@@ -19,8 +19,8 @@ from runtime.errors import RankError
 if TYPE_CHECKING:
     from calibration.measure.ranks import Ranks
 
-TELL_S = 1.0
 # from one line of progress to the next
+TELL_S = 1.0
 _SUFFIXES = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 

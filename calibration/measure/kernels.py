@@ -11,12 +11,12 @@ from torch import nn
 from calibration.fit.samples import Sample
 
 DTYPE = torch.bfloat16
-POOL_BYTES = 512 * 10**6
 # weights and caches are taken in turns from all over a pool of this size: more than any cache holds
-ALIGNED = 128
+POOL_BYTES = 512 * 10**6
 # elements, so that each starts where an allocation would
-WIDTH = 4096
+ALIGNED = 128
 # of the rows that a norm works on
+WIDTH = 4096
 Run = Callable[[], object]
 
 
@@ -93,6 +93,7 @@ def _pool(device: torch.device) -> torch.Tensor:
     return torch.ones(POOL_BYTES // DTYPE.itemsize, dtype=DTYPE, device=device)
 
 
+# by op
 KERNELS: dict[str, Callable[[Sample, torch.device], Run]] = {
     "gemm": _gemm,
     "attention_prefill": _attention_prefill,
@@ -100,4 +101,3 @@ KERNELS: dict[str, Callable[[Sample, torch.device], Run]] = {
     "add": _add,
     "norm": _norm,
 }
-# by op

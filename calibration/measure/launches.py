@@ -8,10 +8,10 @@ import torch
 from calibration.fit.samples import Sample
 from calibration.measure.clock import clock_of
 
-KERNELS = 1000
 # in a row; the mean is taken
-QUEUED = 50
+KERNELS = 1000
 # kernels that Python queues while the clock holds the GPU
+QUEUED = 50
 
 Seconds = Callable[[], float]
 

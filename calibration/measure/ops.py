@@ -22,11 +22,11 @@ class Timing(NamedTuple):
 
     seconds: float
     alone_s: float | None = None
-    # without what ran beside it
+    """Without what ran beside it."""
 
 
-Once = Callable[[], Mapping[str, Timing]]
 # one repeat, by the names of the ops that it times
+Once = Callable[[], Mapping[str, Timing]]
 
 
 def measure(op: Sample, repeats: int, ranks: Ranks) -> list[Sample]:

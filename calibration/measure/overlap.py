@@ -13,10 +13,10 @@ from calibration.measure.collectives import DTYPE
 from calibration.measure.kernels import kernel
 from calibration.measure.ranks import Ranks
 
-MOST_KERNELS = 1000
 # in a row beside one message
-LONGER, MORE = 2.0, 4.0
+MOST_KERNELS = 1000
 # times as long as the message alone that kernels run beside it at first, and times more whenever they end too soon
+LONGER, MORE = 2.0, 4.0
 
 
 class Both(NamedTuple):
@@ -45,8 +45,8 @@ class Pair:
         self._ranks, self._group, self._clock = ranks, ranks.group(op), clock_of(ranks.device)
         self._longer = LONGER
         self._tiny = torch.zeros(1, dtype=DTYPE, device=ranks.device)
-        self._x = torch.zeros(max(1, round(op.point["bytes"] / DTYPE.itemsize)), dtype=DTYPE, device=ranks.device)
         # the kernel needs memory for its result too; better to run out of it now than beside a message
+        self._x = torch.zeros(max(1, round(op.point["bytes"] / DTYPE.itemsize)), dtype=DTYPE, device=ranks.device)
         self._run()
 
     def measure(self) -> Both:

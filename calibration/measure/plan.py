@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 
 from calibration.fit.samples import BESIDE, COORDINATES, Sample
 
-REPEATS, LEAST_REPEATS = 9, 3
 # of an op, and of one that takes long
+REPEATS, LEAST_REPEATS = 9, 3
 WARM_UPS = 2
-CHAIN = 6
 # collectives in a row that are timed together, behind one that is not
-BESIDE_RUNS = 6
+CHAIN = 6
 # times that a kernel and a message beside each other are run for one repeat, about: each alone too, and more kernels
 # than the message lasts
-SAMPLE_S = 2.0
+BESIDE_RUNS = 6
 # repeats beyond `LEAST_REPEATS` end where a sample would take longer
+SAMPLE_S = 2.0
 
 
 class Choice(NamedTuple):
@@ -42,8 +42,8 @@ class Plan:
         self._left = {op.key: op for op in ops}
         self._counts: Counter[Any] = Counter()
         self._last: dict[Any, Sample] = {}
-        self._largest: dict[str, Sample] = {}
         # measured of each kind
+        self._largest: dict[str, Sample] = {}
         for sample in samples:
             self.add(sample)
 

@@ -8,33 +8,33 @@ from calibration.fit.samples import Sample
 from calibration.measure.ranks import Layout, layouts
 from ladder_sim.specs.model import ModelSpec
 
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 # tokens of a GEMM
-GRID_ROWS = (1, 16, 256, 4096)
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 # the same on the grid around the shards' shapes
-CONTEXTS = (128, 512, 1024, 2048, 4096, 8192)
+GRID_ROWS = (1, 16, 256, 4096)
 # of attention
-SEQUENCES = (1, 4, 16)
+CONTEXTS = (128, 512, 1024, 2048, 4096, 8192)
 # times KV heads on a rank
-MOVED = tuple(4.0**power * 4096 for power in range(9))
+SEQUENCES = (1, 4, 16)
 # bytes of elementwise kernels: 4 KB to 256 MB
-MESSAGES = tuple(4.0**power * 1024 for power in range(10))
+MOVED = tuple(4.0**power * 4096 for power in range(9))
 # bytes of collectives: 1 KB to 256 MB
+MESSAGES = tuple(4.0**power * 1024 for power in range(10))
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
-BESIDE_MESSAGES = tuple(8.0**power * 16384 for power in range(5))
 # bytes of all-reduces beside a kernel: 16 KB to 64 MB
-BESIDE_ROWS, BESIDE_CONTEXT = (1, 1024), 4096
+BESIDE_MESSAGES = tuple(8.0**power * 16384 for power in range(5))
 # tokens of the GEMM beside them, one bound by memory and one by arithmetic, and context of the attention
+BESIDE_ROWS, BESIDE_CONTEXT = (1, 1024), 4096
 
 
 class Shard(NamedTuple):
     """One rank's part of a model."""
 
     gemms: tuple[tuple[int, int], ...]
-    # outputs and inputs: QKV, gate/up, both as one, attention's output, down
+    """Outputs and inputs: QKV, gate/up, both as one, attention's output, down."""
     kv_heads: int
     group: int
-    # query heads per KV head
+    """Query heads per KV head."""
     head_dim: int
 
 

@@ -17,8 +17,8 @@ from ladder_sim.costs.profile_file import shipped_profiles
 from ladder_sim.validation.dataset import Measurement
 
 STARTS = 8
-START_SPREAD = 0.8
 # of the starting points, in standard deviations of the priors
+START_SPREAD = 0.8
 DRAWS = 48
 
 
@@ -27,15 +27,15 @@ class Fit:
     """What a fit found, beside the profile."""
 
     profile: CalibrationProfile
-    # the base, with the fitted figures
+    """The base, with the fitted figures."""
     left_out: tuple[str, ...]
-    # figures that no run depends on: not fitted
+    """Figures that no run depends on: not fitted."""
     log_errors: Array
-    # predicted over measured throughput, natural logarithm, by run
+    """Predicted over measured throughput, natural logarithm, by run."""
     near: tuple[UnseenRun, ...]
-    # every run, predicted by a fit that had not seen its TP degree and batch together
+    """Every run, predicted by a fit that had not seen its TP degree and batch together."""
     beyond: tuple[UnseenRun, ...]
-    # the same for its TP degree; empty where there is but one
+    """The same for its TP degree; empty where there is but one."""
 
 
 def fit_transfer(

@@ -20,6 +20,10 @@ from ladder_sim.validation.dataset import Configuration, Measurement
 
 Array = NDArray[np.float64]
 
+# figures that are fitted, and the standard deviation of the logarithm that each prior has around the catalog's value.
+# Independent tables of one GPU agree within 15 % (GEMM kernels: a compiled GEMV is another kernel than the table's, a
+# library GEMM the same); launches, waits and skew are known within a factor of two; what goes through host memory hangs
+# on the board; kernels that a stack adds around attention are a count, not a measurement
 PRIORS: Mapping[str, float] = {
     "stack.gemv_factor": 0.1,
     "stack.gemm_factor": 0.05,
@@ -36,18 +40,14 @@ PRIORS: Mapping[str, float] = {
     "overlap.memory_spare": 0.7,
     "overlap.collective_slowdown": 0.5,
 }
-# figures that are fitted, and the standard deviation of the logarithm that each prior has around the catalog's value.
-# Independent tables of one GPU agree within 15 % (GEMM kernels: a compiled GEMV is another kernel than the table's, a
-# library GEMM the same); launches, waits and skew are known within a factor of two; what goes through host memory hangs
-# on the board; kernels that a stack adds around attention are a count, not a measurement
-STEP = 0.05
 # of finite differences, in standard deviations of the priors; large enough to see past the corners of a maximum
-REACH = 2.0
+STEP = 0.05
 # in the same unit: a figure that changes no run this far from its prior is not fitted
-FELT = 1e-6
+REACH = 2.0
 # relative change of a throughput that counts as one
-TOLERANCE = 1e-4
+FELT = 1e-6
 # relative change of the cost, and of the figures, at which a solver stops: far below what runs say about them
+TOLERANCE = 1e-4
 MOST_EVALUATIONS = 40
 
 
@@ -56,13 +56,13 @@ class Solution:
     """Where a solver stopped."""
 
     at: Array
-    # figures, in standard deviations of their priors from their medians
+    """Figures, in standard deviations of their priors from their medians."""
     cost: float
-    # half the sum of squares
+    """Half the sum of squares."""
 
 
-Fold = Sequence[Hashable]
 # what each run belongs to: runs of one part are left out together
+Fold = Sequence[Hashable]
 
 
 class Problem:

@@ -17,11 +17,11 @@ class UnseenRun:
     """One run, predicted without it."""
 
     run: Measurement
-    # what was measured
+    """What was measured."""
     rate_log_error: float
-    # of its throughput
+    """Of its throughput."""
     speedup_log_error: float | None
-    # of its speedup over standard; None for standard, or without it
+    """Of its speedup over standard; None for standard, or without it."""
 
 
 def unseen_runs(problem: Problem, fold: Fold, without: Iterable[tuple[Hashable, Array]]) -> tuple[UnseenRun, ...]:

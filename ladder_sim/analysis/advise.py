@@ -17,8 +17,8 @@ from ladder_sim.units import format_seconds
 
 Objective = Literal["tpot", "ttft", "tokens_per_s", "tokens_per_gpu"]
 BATCHES = "1:256"
-CANDIDATES = ("standard", "parallel", "ladder")
 # variants that a model can be trained as; the upper bound is none
+CANDIDATES = ("standard", "parallel", "ladder")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,21 +26,21 @@ class Option:
     """One way to run the model."""
 
     variant: str
-    # residual wiring
+    """Residual wiring."""
     tp: int
-    # tensor-parallel degree: GPUs in use
+    """Tensor-parallel degree: GPUs in use."""
     batch: int
-    # requests served together
+    """Requests served together."""
     ttft_s: float
-    # time to first token
+    """Time to first token."""
     tpot_s: float
-    # time per further token; TTFT where there is none
+    """Time per further token; TTFT where there is none."""
     tokens_per_s: float
-    # of the whole batch
+    """Of the whole batch."""
     memory_bytes: float
-    # of one GPU
+    """Of one GPU."""
     usd_per_Mtoken: float | None
-    # US dollars for a million new tokens; None: no price was given
+    """US dollars for a million new tokens; None: no price was given."""
 
     @property
     def tokens_per_gpu(self) -> float:
@@ -48,13 +48,13 @@ class Option:
         return self.tokens_per_s / self.tp
 
 
+# least is best
 _RANKS: Mapping[Objective, Callable[[Option], float]] = {
     "tpot": lambda option: option.tpot_s,
     "ttft": lambda option: option.ttft_s,
     "tokens_per_s": lambda option: -option.tokens_per_s,
     "tokens_per_gpu": lambda option: -option.tokens_per_gpu,
 }
-# least is best
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,15 +62,15 @@ class Advice:
     """The options, and those worth a choice."""
 
     objective: Objective
-    # what was asked for
+    """What was asked for."""
     options: tuple[Option, ...]
-    # everything that fits and keeps the bounds, best first
+    """Everything that fits and keeps the bounds, best first."""
     front: tuple[Option, ...]
-    # those that no other beats in both time per token and tokens per GPU, fastest first
+    """Those that no other beats in both time per token and tokens per GPU, fastest first."""
     unfit: int
-    # combinations of degree and batch that do not fit the memory
+    """Combinations of degree and batch that do not fit the memory."""
     beyond: int
-    # options that break a bound
+    """Options that break a bound."""
 
     @property
     def best(self) -> Option:

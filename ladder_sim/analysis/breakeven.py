@@ -21,12 +21,12 @@ from ladder_sim.sweeps.grid import Grid, scenario_at
 from ladder_sim.sweeps.ranges import expand
 from ladder_sim.sweeps.run import run
 
-SCANNED = 65
 # values of the coarse scan
-REACH = 16
+SCANNED = 65
 # a range that is not given goes from the scenario's value divided by this to that multiplied by it
-PRECISION = 1e-6
+REACH = 16
 # of a crossing, relative to its value
+PRECISION = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +34,9 @@ class Crossing:
     """Where the speedup passes the bound."""
 
     value: float
-    # of the field; of a whole number the first one beyond
+    """Of the field; of a whole number the first one beyond."""
     rising: bool
-    # the speedup grows with the field
+    """The speedup grows with the field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,19 +44,19 @@ class BreakEven:
     """Speedup of one variant over another along a field."""
 
     field: str
-    # with its unit
+    """With its unit."""
     variant: str
-    # whose gain it is
+    """Whose gain it is."""
     over: str
-    # over which it gains
+    """Over which it gains."""
     bound: float
-    # speedup that is looked for
+    """Speedup that is looked for."""
     values: NDArray[np.float64]
-    # scanned, ascending
+    """Scanned, ascending."""
     speedups: NDArray[np.float64]
-    # at these; NaN where one of both cannot run
+    """At these; NaN where one of both cannot run."""
     crossings: tuple[Crossing, ...]
-    # ascending
+    """Ascending."""
 
     @property
     def ends(self) -> tuple[tuple[float, float], tuple[float, float]]:
@@ -142,8 +142,8 @@ class _Speedup:
         self._fixed = {key: value for key, value in point.items() if resolve(key)[0] != field}
         self._field = field
         self._how = how
-        self.problem = ""
         # why a value of the last call could not run
+        self.problem = ""
 
     def at(self, values: Sequence[float]) -> NDArray[np.float64]:
         """Speedups at these values; NaN where one of both variants cannot run."""

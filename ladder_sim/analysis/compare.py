@@ -18,13 +18,13 @@ class Candidate:
     """One cluster or stack, and what it gives."""
 
     name: str
-    # as it was named
+    """As it was named."""
     scenario: Scenario
-    # on it
+    """On it."""
     predictions: Mapping[str, Prediction]
-    # by variant
+    """By variant."""
     usd_per_gpu_hour: float | None
-    # None: no price was given
+    """None: no price was given."""
 
     def token_price(self, variant: str) -> float | None:
         """US dollars for a million new tokens; None where no price was given."""

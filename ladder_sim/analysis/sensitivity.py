@@ -19,8 +19,8 @@ from ladder_sim.specs.scenario import Scenario
 if TYPE_CHECKING:
     pass
 
-STEP = 0.1
 # a figure is multiplied and divided by one plus this
+STEP = 0.1
 MOST_STEP = 1.0
 
 
@@ -29,17 +29,17 @@ class Response:
     """How one variant answers to one figure; changes are fractions."""
 
     request_elasticity: float
-    # relative change of the request's time per relative change of the figure
+    """Relative change of the request's time per relative change of the figure."""
     speedup_elasticity: float
-    # the same for the speedup over standard
+    """The same for the speedup over standard."""
     request_lower: float
-    # change of the request's time with the lower figure
+    """Change of the request's time with the lower figure."""
     request_higher: float
-    # with the higher one
+    """With the higher one."""
     speedup_lower: float
-    # change of the speedup with the lower figure
+    """Change of the speedup with the lower figure."""
     speedup_higher: float
-    # with the higher one
+    """With the higher one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +47,11 @@ class Sensitivity:
     """One figure and what hangs on it."""
 
     figure: str
-    # as `Hardware.vary` calls it
+    """As `Hardware.vary` calls it."""
     value: float
-    # of the scenario
+    """Of the scenario."""
     responses: Mapping[str, Response]
-    # by variant
+    """By variant."""
 
     def widest(self, variant: str) -> float:
         """The larger of both changes of a variant's time."""
@@ -137,5 +137,5 @@ def _response(request_s: NDArray[np.float64], standard_s: NDArray[np.float64], a
     )
 
 
-SEEN = 5e-4
 # change of the request time; less rounds to 0.0 %
+SEEN = 5e-4

@@ -20,8 +20,9 @@ from ladder_sim.errors import LadderSimError
 from ladder_sim.units import format_bytes
 
 EXIT_MISSING = 4
-BASE = ("numpy", "scipy", "networkx", "simpy", "plotly", "typer", "rich", "pydantic")
 # what every installation brings
+BASE = ("numpy", "scipy", "networkx", "simpy", "plotly", "typer", "rich", "pydantic")
+# optional packages, by the extra that brings them
 EXTRAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "runtime": ("torch", "safetensors", "tokenizers", "jinja2"),
@@ -32,7 +33,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "dask": ("dask", "distributed"),
     }
 )
-# optional packages, by the extra that brings them
+# what an extra is for
 PURPOSES: Mapping[str, str] = MappingProxyType(
     {
         "runtime": "running real forward passes, and measuring this machine with them",
@@ -43,17 +44,16 @@ PURPOSES: Mapping[str, str] = MappingProxyType(
         "dask": "sweeps spread over several machines",
     }
 )
-# what an extra is for
 _WIDTH = 80
-_TOOL_SECONDS, _TORCH_SECONDS = 10.0, 60.0
 # how long nvidia-smi, and the import of torch in a process of its own, may take
+_TOOL_SECONDS, _TORCH_SECONDS = 10.0, 60.0
+# asked of torch in a process of its own: importing it here would cost seconds, and its faults would be ours
 _TORCH_PROBE = (
     "import json, torch, torch.distributed as d; cuda = torch.cuda.is_available(); print(json.dumps({"
     "'cuda': torch.version.cuda or '', 'devices': [torch.cuda.get_device_name(i) for i in range("
     "torch.cuda.device_count() if cuda else 0)], 'gloo': d.is_available() and d.is_gloo_available(),"
     "'nccl': d.is_available() and d.is_nccl_available()}))"
 )
-# asked of torch in a process of its own: importing it here would cost seconds, and its faults would be ours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +61,11 @@ class Problem:
     """Something that will not work here."""
 
     what: str
-    # what the user cannot do
+    """What the user cannot do."""
     why: str
-    # the reason
+    """The reason."""
     fix: str
-    # what to do about it; may be empty
+    """What to do about it; may be empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,27 +73,27 @@ class Report:
     """What was found."""
 
     python: str
-    # version
+    """Version."""
     platform: str
-    # system and machine
+    """System and machine."""
     ladder_sim: str
-    # version
+    """Version."""
     packages: Mapping[str, str | None]
-    # version of every base and optional package; None: not installed
+    """Version of every base and optional package; None: not installed."""
     cpu_cores: int
-    # that this process may use
+    """That this process may use."""
     memory_bytes: float | None
-    # of the machine; None: the system does not say
+    """Of the machine; None: the system does not say."""
     gpus: tuple[str, ...]
-    # as nvidia-smi, or else torch, names them
+    """As nvidia-smi, or else torch, names them."""
     torch: Mapping[str, object]
-    # what torch says of CUDA and its communication backends; empty: torch is not installed or does not start
+    """What torch says of CUDA and its communication backends; empty: torch is not installed or does not start."""
     profiles: Mapping[str, str]
-    # shipped profile -> GPU cluster it was measured on, or what is wrong with it
+    """Shipped profile -> GPU cluster it was measured on, or what is wrong with it."""
     problems: tuple[Problem, ...]
-    # what will not work here
+    """What will not work here."""
     ready: bool
-    # whether predictions work
+    """Whether predictions work."""
 
 
 def doctor(

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from ladder_sim.explorer.allowlist import Known
 
 ANY = "0.0.0.0"
-_COLLECTED_AFTER = 50_000
 # new objects that may stand until the garbage collector looks through them
+_COLLECTED_AFTER = 50_000
 _PAGE = "Page"
 
 

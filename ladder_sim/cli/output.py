@@ -71,11 +71,11 @@ class Output:
     """Where an answer goes, checked before there is one."""
 
     form: str
-    # text, json or csv
+    """Text, json or csv."""
     save: Path | None
-    # None: stdout
+    """None: stdout."""
     plot: Path | None
-    # None: no figure
+    """None: no figure."""
 
     @classmethod
     def of(cls, json: bool, csv: bool, save: Path | None, plot: Path | None) -> "Output":

@@ -23,6 +23,7 @@ from ladder_sim.specs.stack import StackSpec
 from ladder_sim.specs.workload import Workload
 from ladder_sim.units import format_seconds
 
+# settings of a model that a config.json can carry to the runtime
 _HF_KEYS = {
     "layers": "num_hidden_layers",
     "hidden": "hidden_size",
@@ -34,9 +35,8 @@ _HF_KEYS = {
     "gated_mlp": "gated_mlp",
     "tied_embeddings": "tie_word_embeddings",
 }
-# settings of a model that a config.json can carry to the runtime
-_SWITCHES = ("sharded_lm_head", "sharded_embedding", "fused_residual_add", "fused_ladder_add")
 # of a stack, flags of the runtime by the same name
+_SWITCHES = ("sharded_lm_head", "sharded_embedding", "fused_residual_add", "fused_ladder_add")
 _WORK, _TEXT, _HOW, _OUTPUT = "Workload", "Text", "Stack and communication", "Output"
 
 
@@ -266,8 +266,8 @@ def _row(name: str, found: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-_TEXT_ONLY = ("temperature", "top_k", "top_p", "stop", "raw")
 # options that a benchmark has no use for
+_TEXT_ONLY = ("temperature", "top_k", "top_p", "stop", "raw")
 
 
 _SINGLE = (
@@ -276,8 +276,8 @@ _SINGLE = (
 )
 
 
-_REPEATED = ("prompt", "stop", "variant")
 # options that travel to the runtime under their own names
+_REPEATED = ("prompt", "stop", "variant")
 
 
 def _complete(context: typer.Context) -> None:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from ladder_sim.sweeps.executors import Executor
     from ladder_sim.sweeps.table import SweepTable
 
-FEW_POINTS, FEW_CHUNKS = 200_000, 8
 # a sweep below both ends before worker processes would have started
+FEW_POINTS, FEW_CHUNKS = 200_000, 8
 
 _FIELDS, _RUN, _OUTPUT = "Fields: ranges START:STOP[:xFACTOR|:+STEP][UNIT] or values by comma", "Run", "Output"
 

@@ -18,12 +18,12 @@ from ladder_sim.errors import ProfileError
 from ladder_sim.graph.ops import AttentionShape, GemmShape, Shape, varies
 
 Number = float | NDArray[np.float64]
-TILE_ROWS = (64, 128)
 # rows of a GEMM's thread-block tile: 64 up to 64 tokens, 128 above (cuBLAS and CUTLASS tiles on Ampere and Hopper)
-TILE_COLUMNS = (256, 128, 64)
+TILE_ROWS = (64, 128)
 # its columns, in order of preference; the choice is the one that fills the last wave best
-QUERY_TILE = 128
+TILE_COLUMNS = (256, 128, 64)
 # query rows of a flash-attention tile (FlashAttention 2 and 3)
+QUERY_TILE = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,27 +31,28 @@ class OverlapParameters:
     """How collectives and kernels share a GPU; numbers, or arrays of one value per configuration."""
 
     channel_bytes: Number = 32768.0
-    # NCCL: message per channel, and each channel takes an SM; below 64 bytes for each of a channel's 512 threads NCCL
-    # drops channels
+    """NCCL: message per channel, and each channel takes an SM; below 64 bytes for each of a channel's 512 threads NCCL
+    drops channels."""
     max_channels: Number = 24.0
-    # NCCL's ring on NVLink at most, and NVLS at any message size; fitted channel counts of the published 70B rows run
-    # from 1 to 24
+    """NCCL's ring on NVLink at most, and NVLS at any message size; fitted channel counts of the published 70B rows run
+    from 1 to 24."""
     block_bytes: Number = 8192.0
-    # one-shot and two-shot: message per thread block of 512 threads that move 16 bytes each
+    """One-shot and two-shot: message per thread block of 512 threads that move 16 bytes each."""
     max_blocks: Number = 36.0
-    # most blocks of vLLM's custom all-reduce
+    """Most blocks of vLLM's custom all-reduce."""
     ring_traffic: Number = 4.0
-    # device memory traffic of an all-reduce per message byte: sent and received about 1.75 times each, read and written
+    """Device memory traffic of an all-reduce per message byte: sent and received about 1.75 times each, read and
+    written."""
     nvls_traffic: Number = 2.0
-    # the switch reduces: read once, written once
+    """The switch reduces: read once, written once."""
     gemv_rows: float = 8.0
-    # up to so many tokens, the short side of a tensor core's smallest tile (mma.m16n8k16), a GEMM streams weights with
-    # many small blocks; with more it works on tiles of 64 rows and up
+    """Up to so many tokens, the short side of a tensor core's smallest tile (mma.m16n8k16), a GEMM streams weights with
+    many small blocks; with more it works on tiles of 64 rows and up."""
     memory_spare: Number = 0.25
-    # share of SMs that a memory-bound kernel can lose: about three quarters of an H100's saturate its memory
+    """Share of SMs that a memory-bound kernel can lose: about three quarters of an H100's saturate its memory."""
     collective_slowdown: Number = 0.33
-    # how much longer a collective takes beside a kernel that saturates the memory: about a third of a ring step is
-    # access to device memory, whose latency doubles then
+    """How much longer a collective takes beside a kernel that saturates the memory: about a third of a ring step is
+    access to device memory, whose latency doubles then."""
 
     @classmethod
     def of(cls, overlap: Mapping[str, float]) -> Self:
@@ -76,17 +77,17 @@ class SmUse:
     """How an op uses SMs; the fields of `ladder_sim.des.shared.Demand` that follow from its shape alone."""
 
     held_sms: Number = 0
-    # kept for as long as it runs
+    """Kept for as long as it runs."""
     tiles: Number = 0
-    # thread blocks that take an SM each
+    """Thread blocks that take an SM each."""
     spare: Number = 1.0
-    # share of the SMs it can lose without slowing, where it has no tiles
+    """Share of the SMs it can lose without slowing, where it has no tiles."""
     slowed: Number = 0.0
-    # how much longer it takes beside kernels that saturate the memory, where it keeps SMs
+    """How much longer it takes beside kernels that saturate the memory, where it keeps SMs."""
 
 
-ANY_SMS = SmUse()
 # runs on whatever SMs are free
+ANY_SMS = SmUse()
 
 
 def kernel_sms(shape: Shape, sms: int, parameters: OverlapParameters) -> SmUse:

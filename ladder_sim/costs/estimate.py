@@ -12,9 +12,9 @@ from ladder_sim.costs.hardware import Hardware
 from ladder_sim.graph.ops import Op
 
 Number = float | NDArray[np.float64]
-Source = Literal["measured", "fitted", "transferred", "roofline"]
 # best first: interpolated within measurements of this GPU and this link; continued beyond them, or a formula fitted to
 # them; measured elsewhere and carried over by the ratio of the formulas; datasheet only
+Source = Literal["measured", "fitted", "transferred", "roofline"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -22,21 +22,21 @@ class Estimate:
     """One op, alone on its GPU; numbers, or arrays of one value per configuration."""
 
     seconds: Number
-    # best estimate
+    """Best estimate."""
     error: float
-    # 90 % interval: a factor of 1 + error either way
+    """90 % interval: a factor of 1 + error either way."""
     source: Source
-    # what it rests on
+    """What it rests on."""
     algorithm: str = ""
-    # of a collective, e.g. "nccl"
+    """Of a collective, e.g. "nccl"."""
     inline: Number = 0.0
-    # 1 for a collective that engines issue among their kernels where nothing overlaps it
+    """1 for a collective that engines issue among their kernels where nothing overlaps it."""
     sms: SmUse = ANY_SMS
-    # SMs it uses
+    """SMs it uses."""
     memory: Number = 0.0
-    # share of the device memory's bandwidth it uses
+    """Share of the device memory's bandwidth it uses."""
     link: float = 0.0
-    # share of the interconnect's bandwidth it uses
+    """Share of the interconnect's bandwidth it uses."""
 
     @property
     def in_range(self) -> bool:

@@ -19,8 +19,8 @@ from ladder_sim.specs.cluster import GpuSpec, LinkTier
 from ladder_sim.specs.scenario import Scenario
 
 Number = float | NDArray[np.float64]
-_FIXED = ("fabric", "gemv_rows")
 # what tells cases apart; no figure to vary
+_FIXED = ("fabric", "gemv_rows")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -28,13 +28,13 @@ class Gpu:
     """One GPU."""
 
     bf16_flops: Number
-    # dense tensor-core peak, FLOP/s
+    """Dense tensor-core peak, FLOP/s."""
     fp8_flops: Number
-    # the same for fp8
+    """The same for fp8."""
     hbm_bandwidth_Bps: Number
-    # device memory bandwidth, bytes/s
+    """Device memory bandwidth, bytes/s."""
     kernel_s: Number
-    # floor of one small kernel, seconds
+    """Floor of one small kernel, seconds."""
 
     @classmethod
     def of(cls, spec: GpuSpec) -> Self:
@@ -47,11 +47,11 @@ class Link:
     """One tier of the interconnect."""
 
     fabric: str
-    # as `LinkTier.fabric`
+    """As `LinkTier.fabric`."""
     bandwidth_Bps: Number
-    # per GPU and direction, bytes/s
+    """Per GPU and direction, bytes/s."""
     latency_s: Number
-    # floor of a small all-reduce over the full tier, seconds
+    """Floor of a small all-reduce over the full tier, seconds."""
 
     @classmethod
     def of(cls, spec: LinkTier) -> Self:
@@ -72,27 +72,27 @@ class Stack:
     """What the inference engine adds to each op."""
 
     collective_launch_s: Number
-    # start-up of each collective, seconds
+    """Start-up of each collective, seconds."""
     stream_wait_s: Number
-    # cost of waiting for the other stream, seconds
+    """Cost of waiting for the other stream, seconds."""
     eager_launch_s: Number
-    # CPU time to launch one kernel without a CUDA graph, seconds
+    """CPU time to launch one kernel without a CUDA graph, seconds."""
     graph_launch_s: Number
-    # CPU time to launch a CUDA graph, seconds
+    """CPU time to launch a CUDA graph, seconds."""
     kernel_gap_s: Number
-    # idle time before each kernel beyond what the tables hold, seconds
+    """Idle time before each kernel beyond what the tables hold, seconds."""
     gemv_factor: Number
-    # time of a one-row GEMM, as a multiple of the table's
+    """Time of a one-row GEMM, as a multiple of the table's."""
     gemm_factor: Number
-    # of a memory-bound GEMM of several rows
+    """Of a memory-bound GEMM of several rows."""
     prompt_factor: Number
-    # of a compute-bound GEMM and of attention over a prompt
+    """Of a compute-bound GEMM and of attention over a prompt."""
     attention_factor: Number
-    # of decode attention's memory traffic
+    """Of decode attention's memory traffic."""
     small_kernel_factor: Number
-    # floor of a small kernel, as a multiple of the GPU's
+    """Floor of a small kernel, as a multiple of the GPU's."""
     batched_attention_s: Number
-    # fixed time that decode attention of several sequences takes beyond one sequence's, seconds
+    """Fixed time that decode attention of several sequences takes beyond one sequence's, seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -100,23 +100,23 @@ class Hardware:
     """Everything of a scenario that prices an op, apart from the op itself."""
 
     gpu: Gpu
-    # every GPU
+    """Every GPU."""
     intra: Link
-    # in the node
+    """In the node."""
     inter: Link
-    # across nodes
+    """Across nodes."""
     host: Link
-    # in the node, through host memory
+    """In the node, through host memory."""
     stack: Stack
-    # launches and waits, and how its kernels differ from the measured ones
+    """Launches and waits, and how its kernels differ from the measured ones."""
     overlap: OverlapParameters
-    # how collectives and kernels share the GPU
+    """How collectives and kernels share the GPU."""
     host_low_latency_share: Number
-    # of the bandwidth through host memory, between two ranks: what NCCL's low-latency protocol reaches
+    """Of the bandwidth through host memory, between two ranks: what NCCL's low-latency protocol reaches."""
     rank_skew: Number = 0.0
-    # how much longer the slowest rank computes than a typical one, as a fraction
+    """How much longer the slowest rank computes than a typical one, as a fraction."""
     configurations: int = 1
-    # values in every array
+    """Values in every array."""
 
     @classmethod
     def of(cls, scenario: Scenario, profile: CalibrationProfile | None = None) -> Self:

@@ -24,23 +24,23 @@ from ladder_sim.graph.ops import AttentionShape, CollectiveKind, CollectiveShape
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 
-HBM_EFFICIENCY = 2.93 / 3.35
 # memory-bound H100 kernels reach 2.93 of 3.35 TB/s (GEMM tables of aiconfigurator-core 0.12.0, m <= 16); where a
 # profile has a GEMM table, its own figure is taken
-STREAMING_GEMM = 16384
+HBM_EFFICIENCY = 2.93 / 3.35
 # weights of that many rows and columns (0.5 GB in bf16) are streamed from memory: no cache holds them
-MATH_ATTENTION_KERNELS = 3
+STREAMING_GEMM = 16384
 # scores, softmax with mask, values; keys and values are read expanded
-KERNEL_ERROR: Mapping[Source, float] = {"measured": 0.15, "fitted": 0.2, "transferred": 0.3, "roofline": 0.4}
+MATH_ATTENTION_KERNELS = 3
 # 90 % interval as a fraction either way. Measured: independent tables of one H100 agree within 15 %. The others are
 # judgement, widening with the distance from a measurement.
+KERNEL_ERROR: Mapping[Source, float] = {"measured": 0.15, "fitted": 0.2, "transferred": 0.3, "roofline": 0.4}
 
-CALIBRATED_KERNEL_ERROR: Mapping[Source, float] = {**KERNEL_ERROR, "measured": 0.05, "fitted": 0.1, "roofline": 0.1}
 # the same where a fit to end-to-end runs has set the level: what is left is one shape beside another. Nine tenths of
 # the bf16 GEMM rows left out of the H100 tables lie within 5 %; the others are judgement
+CALIBRATED_KERNEL_ERROR: Mapping[Source, float] = {**KERNEL_ERROR, "measured": 0.05, "fitted": 0.1, "roofline": 0.1}
 
-TableKey = tuple[Kind, str]
 # kind of table and dtype
+TableKey = tuple[Kind, str]
 
 
 class KernelCosts:
@@ -59,10 +59,10 @@ class KernelCosts:
     def __init__(
         self, scenario: Scenario, profile: CalibrationProfile | None, hardware: Hardware | None = None
     ) -> None:
-        self.hardware = hardware or Hardware.of(scenario, profile)
         # figures that the times rest on
-        self.profile = profile
+        self.hardware = hardware or Hardware.of(scenario, profile)
         # measured tables
+        self.profile = profile
         self._sms = scenario.cluster.gpu.sms
         self._network = Network(scenario, profile, self.hardware) if scenario.tp > 1 else None
         self._table_gpu, self._here = _table_gpu(self.hardware.gpu, profile)

@@ -23,13 +23,13 @@ class ErrorStats:
     """How far lookups were from measurements that are not in the table."""
 
     rows: int
-    # measurements compared
+    """Measurements compared."""
     median: float
-    # of |looked up / measured - 1|
+    """Of |looked up / measured - 1|."""
     p90: float
-    # ninth decile of the same
+    """Ninth decile of the same."""
     max: float
-    # largest of the same
+    """Largest of the same."""
 
     @classmethod
     def of(cls, predicted_s: ArrayLike, measured_s: ArrayLike) -> Self:
@@ -46,15 +46,15 @@ class RatioTable:
     """Measured over ideal time on a rectangular grid."""
 
     names: tuple[str, ...]
-    # one per axis, e.g. ("m", "n", "k")
+    """One per axis, e.g. ("m", "n", "k")."""
     axes: tuple[Floats, ...]
-    # grid values of each axis, positive and increasing
+    """Grid values of each axis, positive and increasing."""
     seconds: Floats
-    # measured times, shape (len(axis), ...); NaN where nothing was measured
+    """Measured times, shape (len(axis), ...); NaN where nothing was measured."""
     log_ratio: Floats
-    # ln(measured / roofline), same shape; unmeasured points hold their nearest measured neighbour's
+    """ln(measured / roofline), same shape; unmeasured points hold their nearest measured neighbour's."""
     left_out: Mapping[str, ErrorStats] = field(default_factory=dict)
-    # errors on measurements that are not grid points, by what they were compared with; "aggregated" comes first
+    """Errors on measurements that are not grid points, by what they were compared with; "aggregated" comes first."""
 
     @classmethod
     def from_seconds(
@@ -131,11 +131,12 @@ class Curve:
     """Time of one collective by message size, for one algorithm and number of ranks."""
 
     size_bytes: Floats
-    # message sizes, bytes, increasing; the whole vector for an all-reduce, the gathered (scattered) whole for others
+    """Message sizes, bytes, increasing; the whole vector for an all-reduce, the gathered (scattered) whole for others.
+    """
     seconds: Floats
-    # measured times, seconds, same length
+    """Measured times, seconds, same length."""
     left_out: Mapping[str, ErrorStats] = field(default_factory=dict)
-    # as in RatioTable
+    """As in RatioTable."""
 
     def seconds_at(self, size_bytes: ArrayLike) -> tuple[Floats, NDArray[np.bool_]]:
         """Time of messages of any size.
@@ -200,11 +201,11 @@ class _Place:
     """Where points lie in a grid."""
 
     corners: NDArray[np.intp]
-    # of each point's cell: shape (corners, points), in the order of `_Grid.offsets`
+    """Of each point's cell: shape (corners, points), in the order of `_Grid.offsets`."""
     shares: Sequence[Floats | float]
-    # of the upper corners, axis by axis
+    """Of the upper corners, axis by axis."""
     inside: NDArray[np.bool_]
-    # whether the point is within the grid
+    """Whether the point is within the grid."""
 
     def between(self, values: Floats) -> Floats:
         """Linear on every axis between values at the grid's points."""
@@ -227,14 +228,14 @@ class _Grid:
         lengths = [len(values) for values in table.axes]
         self.ends = np.array([(values[0], values[-1]) for values in table.axes]).T[:, :, np.newaxis]
         self.logs = [np.log(values) for values in table.axes]
-        self.steps = np.cumprod([1, *lengths[:0:-1]])[::-1]
         # an axis of one value has nothing to interpolate between: its upper neighbour is the same value
+        self.steps = np.cumprod([1, *lengths[:0:-1]])[::-1]
         upward = [(0, step if length > 1 else 0) for length, step in zip(lengths, self.steps, strict=True)]
-        self.offsets = np.array([sum(corner) for corner in itertools.product(*upward)])[:, np.newaxis]
         # of a cell's corners from its lowest
+        self.offsets = np.array([sum(corner) for corner in itertools.product(*upward)])[:, np.newaxis]
         self.log_ratio = table.log_ratio.ravel()
-        self.measured = np.isfinite(table.seconds).astype(np.float64).ravel()
         # 1 where there is a measurement
+        self.measured = np.isfinite(table.seconds).astype(np.float64).ravel()
 
     def place(self, points: Floats) -> _Place:
         """Find the cells that hold points, one per column; those outside go to the nearest edge."""

@@ -21,15 +21,15 @@ class MemoryUse:
     """Bytes of device memory on each GPU."""
 
     weights_bytes: float
-    # this rank's shard, replicas included
+    """This rank's shard, replicas included."""
     kv_cache_bytes: float
-    # every sequence at its full length
+    """Every sequence at its full length."""
     activation_bytes: float
-    # the largest set alive at once, in prefill
+    """The largest set alive at once, in prefill."""
     overhead_bytes: float
-    # context, communicators, workspaces
+    """Context, communicators, workspaces."""
     capacity_bytes: float
-    # of the GPU
+    """Of the GPU."""
 
     @property
     def total_bytes(self) -> float:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from ladder_sim.costs.lookup import Curve, RatioTable
 
-IDENTIFIED = 0.7
 # a figure is identified where the runs leave at most this share of its prior's spread
+IDENTIFIED = 0.7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,13 +21,13 @@ class FittedFigure:
     """One hardware figure (`ladder_sim.costs.hardware.Hardware.figures`), as fitted."""
 
     value: float
-    # SI units
+    """SI units."""
     default: float
-    # what the catalog stated, and the prior's median; a scenario that states or sets something else keeps its own
+    """What the catalog stated, and the prior's median; a scenario that states or sets something else keeps its own."""
     prior_log_sd: float
-    # spread of the prior, standard deviation of the logarithm
+    """Spread of the prior, standard deviation of the logarithm."""
     log_sd: float
-    # what is left of it
+    """What is left of it."""
 
     @property
     def identified(self) -> bool:
@@ -40,31 +40,31 @@ class Transfer:
     """A fit to end-to-end runs of one stack on the GPU of one profile."""
 
     stack: str
-    # catalog id of the stack that ran
+    """Catalog id of the stack that ran."""
     base: str
-    # profile whose tables the figures belong to
+    """Profile whose tables the figures belong to."""
     runs: str
-    # data set of the runs
+    """Data set of the runs."""
     protocol: str
-    # rule by which its rows were chosen for the fit; empty: all
+    """Rule by which its rows were chosen for the fit; empty: all."""
     rows: int
-    # runs in the fit
+    """Runs in the fit."""
     models: tuple[str, ...]
-    # catalog ids of the models in those runs
+    """Catalog ids of the models in those runs."""
     tps: tuple[int, ...]
-    # their tensor-parallel degrees
+    """Their tensor-parallel degrees."""
     host_tps: tuple[int, ...]
-    # the same for runs without peer-to-peer access
+    """The same for runs without peer-to-peer access."""
     cost: float
-    # of the fit: half the sum of its squared residuals, in their standard deviations, the priors' included
+    """Of the fit: half the sum of its squared residuals, in their standard deviations, the priors' included."""
     figures: Mapping[str, FittedFigure]
-    # by name
+    """By name."""
     draws: NDArray[np.float64]
-    # values of the figures that fit the runs about as well (bootstrap): shape (draws, figures)
+    """Values of the figures that fit the runs about as well (bootstrap): shape (draws, figures)."""
     near: "IntervalScale"
-    # for the models and degrees of the fit, at batches that it may not have seen
+    """For the models and degrees of the fit, at batches that it may not have seen."""
     beyond: "IntervalScale"
-    # for other models and degrees
+    """For other models and degrees."""
 
     def scale(self, model: str, tp: int) -> "IntervalScale":
         """The scale for intervals of a model at a tensor-parallel degree."""
@@ -76,15 +76,15 @@ class IntervalScale:
     """By how much nominal 90 % intervals were too narrow (above 1) or too wide for runs that a fit had not seen."""
 
     rate: float = 1.0
-    # of throughputs
+    """Of throughputs."""
     speedup: float = 1.0
-    # of speedups over standard
+    """Of speedups over standard."""
 
 
-ELEMENT_BYTES = {"bf16": 2.0, "fp8": 1.0}
 # bytes per element of the dtypes that tables come in
-JITTER_KEY = "jitter_sigma"
+ELEMENT_BYTES = {"bf16": 2.0, "fp8": 1.0}
 # in `CalibrationProfile.overheads`: spread of the logarithm of a kernel's time
+JITTER_KEY = "jitter_sigma"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,15 +92,15 @@ class ProfileSource:
     """Where some of a profile's figures come from."""
 
     what: str
-    # which figures
+    """Which figures."""
     version: str
-    # of the package or program that measured or published them
+    """Of the package or program that measured or published them."""
     licence: str
-    # SPDX id of the terms they are published under; empty: own measurements
+    """SPDX id of the terms they are published under; empty: own measurements."""
     files: tuple[str, ...]
-    # files of the source that were read
+    """Files of the source that were read."""
     citation: str
-    # how to find it: a package name and version, a URL, a paper
+    """How to find it: a package name and version, a URL, a paper."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,13 +108,13 @@ class ReferenceGpu:
     """The figures of the measured GPU that the tables' rooflines are drawn with."""
 
     bf16_flops: float
-    # dense peak, FLOP/s
+    """Dense peak, FLOP/s."""
     fp8_flops: float
-    # dense peak, FLOP/s; equal to bf16 where the GPU has no fp8
+    """Dense peak, FLOP/s; equal to bf16 where the GPU has no fp8."""
     hbm_bandwidth_Bps: float
-    # device memory bandwidth, bytes/s
+    """Device memory bandwidth, bytes/s."""
     kernel_s: float
-    # floor of one small kernel, seconds
+    """Floor of one small kernel, seconds."""
 
     def peak_flops(self, dtype: str) -> float:
         """Peak FLOP/s of ``"bf16"`` or ``"fp8"``."""
@@ -126,34 +126,34 @@ class CalibrationProfile:
     """Everything measured on one machine."""
 
     name: str
-    # e.g. "h100-sxm"
+    """E.g. "h100-sxm"."""
     gpu: str
-    # catalog cluster whose GPU and in-node fabric were measured
+    """Catalog cluster whose GPU and in-node fabric were measured."""
     created: str
-    # ISO date
+    """ISO date."""
     environment: Mapping[str, str]
-    # what it was measured under: device, drivers, versions
+    """What it was measured under: device, drivers, versions."""
     sources: tuple[ProfileSource, ...]
-    # where the figures come from
+    """Where the figures come from."""
     reference: ReferenceGpu
-    # the measured GPU's figures: a table's time on it is roofline(reference) * ratio
+    """The measured GPU's figures: a table's time on it is roofline(reference) * ratio."""
     gemm: Mapping[str, RatioTable]
-    # dtype -> table over m, n, k
+    """Dtype -> table over m, n, k."""
     attention_prefill: Mapping[str, Mapping[str, RatioTable]]
-    # kernel -> dtype -> table over the coordinates of `costs.coordinates.prefill_point`
+    """Kernel -> dtype -> table over the coordinates of `costs.coordinates.prefill_point`."""
     attention_decode: Mapping[str, Mapping[str, RatioTable]]
-    # kernel -> dtype -> table over the coordinates of `costs.coordinates.decode_point`
+    """Kernel -> dtype -> table over the coordinates of `costs.coordinates.decode_point`."""
     collectives: Mapping[str, Mapping[str, Mapping[int, Curve]]]
-    # op ("all_reduce", "all_gather", "reduce_scatter") -> algorithm -> ranks of one node -> curve
+    """Op ("all_reduce", "all_gather", "reduce_scatter") -> algorithm -> ranks of one node -> curve."""
     overlap: Mapping[str, float] = field(default_factory=dict)
-    # fitted parameters of compute and communication sharing a GPU; empty: none fitted
+    """Fitted parameters of compute and communication sharing a GPU; empty: none fitted."""
     overheads: Mapping[str, float] = field(default_factory=dict)
-    # measured launches, waits and floor of small kernels, which take the place of a stack's figures of the same name;
-    # jitter; other names are for information; empty: none
+    """Measured launches, waits and floor of small kernels, which take the place of a stack's figures of the same name;
+    jitter; other names are for information; empty: none."""
     base: str = ""
-    # shipped profile that the tables come from; empty: they are this profile's own
+    """Shipped profile that the tables come from; empty: they are this profile's own."""
     transfer: Transfer | None = None
-    # a stack's figures, fitted to end-to-end runs
+    """A stack's figures, fitted to end-to-end runs."""
 
     @property
     def tables_of(self) -> str:

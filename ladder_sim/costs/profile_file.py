@@ -433,12 +433,12 @@ SCHEMA_VERSION = 1
 SUFFIX = ".json.gz"
 
 
-_NAME = re.compile(r"[a-z0-9-]+")
 # what shipped profiles are called
+_NAME = re.compile(r"[a-z0-9-]+")
 
 
-MAX_DOCUMENT_BYTES = 64 * 2**20
 # an unpacked profile beyond this is no profile: shipped ones unpack to about 1 MB
+MAX_DOCUMENT_BYTES = 64 * 2**20
 
 
 def shipped_profiles() -> list[str]:

@@ -16,25 +16,25 @@ from ladder_sim.errors import ProfileError
 from ladder_sim.graph.build import STATE_BYTES
 from ladder_sim.graph.ops import CollectiveShape, Op, Shape
 
-OpKey = tuple[str, Shape]
 # kind and shape of an op
-RECORDED_ERROR = 0.1
+OpKey = tuple[str, Shape]
 # 90 % interval: medians of two launches of the same program differ by as much on a shared machine
+RECORDED_ERROR = 0.1
 
 
 class Beside(NamedTuple):
     """A collective and a kernel that run at the same time on one processor."""
 
     core_share: float
-    # of the processor: what the kernel loses to the collective
+    """Of the processor: what the kernel loses to the collective."""
     slowed: float
-    # how much longer the collective takes, as a fraction
+    """How much longer the collective takes, as a fraction."""
 
 
-APART = Beside(0.0, 0.0)
 # they have nothing in common
-_WHOLE = SmUse(spare=0.0)
+APART = Beside(0.0, 0.0)
 # a kernel fills its processor: what is taken from that it loses
+_WHOLE = SmUse(spare=0.0)
 
 
 class RecordedCosts:

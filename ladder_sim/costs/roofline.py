@@ -111,12 +111,12 @@ def attention_roofline_s(
 Kind = Literal["gemm", "attention_prefill", "attention_decode"]
 
 
+# group is query heads per KV head
 AXES: dict[Kind, tuple[str, ...]] = {
     "gemm": ("m", "n", "k"),
     "attention_prefill": ("batch_kv_heads", "group", "q_len", "head_dim"),
     "attention_decode": ("batch_kv_heads", "group", "kv_len", "head_dim"),
 }
-# group is query heads per KV head
 
 
 def prefill_point(

@@ -20,10 +20,10 @@ class Running:
         self.duration_s = self.left_s = duration_s
         self.rate = 0.0
         self.since_s = now_s
-        self.alarm: simpy.Event | None = None
         # rings when its work is done
-        self.finish: Callable[[simpy.Event], None] | None = None
+        self.alarm: simpy.Event | None = None
         # takes it off the GPU; the first to hear the alarm
+        self.finish: Callable[[simpy.Event], None] | None = None
 
 
 class Gpu:

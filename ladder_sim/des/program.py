@@ -18,28 +18,28 @@ class Stream:
     """A queue whose tasks start in the order they were issued, one at a time."""
 
     name: str
-    # e.g. "compute" or "comm"
+    """E.g. "compute" or "comm"."""
     rank: int = 0
-    # the GPU it belongs to
+    """The GPU it belongs to."""
 
 
 class Task(NamedTuple):
     """One kernel. A tuple, because a prediction makes hundreds of them."""
 
     name: str
-    # for reports
+    """For reports."""
     stream: int
-    # index of its stream
+    """Index of its stream."""
     duration_s: Number
-    # time it runs when alone, seconds; an array holds one value per configuration (`scan.scan`)
+    """Time it runs when alone, seconds; an array holds one value per configuration (`scan.scan`)."""
     after: tuple[int, ...] = ()
-    # tasks that must have ended before it starts
+    """Tasks that must have ended before it starts."""
     lead_s: Number = 0.0
-    # its stream is held this long between its dependencies' end and its start (event waits, launch), seconds
+    """Its stream is held this long between its dependencies' end and its start (event waits, launch), seconds."""
     demand: Demand = NOTHING
-    # what it asks for of its GPU
+    """What it asks for of its GPU."""
     group: int = NO_GROUP
-    # tasks of one group start together, when the last of them is ready: the ranks of a collective
+    """Tasks of one group start together, when the last of them is ready: the ranks of a collective."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +47,11 @@ class Program:
     """Tasks in issue order: each stream runs its own in the order they stand here."""
 
     tasks: tuple[Task, ...]
-    # all ranks' tasks
+    """All ranks' tasks."""
     streams: tuple[Stream, ...]
-    # what they run on
+    """What they run on."""
     device: Device | None = None
-    # what the streams of one rank share; None: nothing
+    """What the streams of one rank share; None: nothing."""
 
     def queues(self) -> list[list[int]]:
         """Task indices of every stream, in issue order."""

@@ -23,12 +23,12 @@ CANNOT_SHARE = (
     "this engine shares a GPU between one stream of kernels and one of collectives, which only kernels wait for; "
     "use engine.run"
 )
-SPENT = 1e-12
 # work left, relative to the task's own, under which it counts as done: rounding of sums
+SPENT = 1e-12
 
 
-Times = list[Number]
 # of every task, seconds: numbers, or arrays where configurations differ
+Times = list[Number]
 
 
 def run(program: Program) -> Timeline:
@@ -68,18 +68,18 @@ class _Open:
     def __init__(self, index: int, demand: Demand, own_ready_s: Number, duration_s: Number) -> None:
         self.index = index
         self.demand = demand
-        self.own_ready_s = own_ready_s
         # its own dependencies are met
-        self.left_s = duration_s
+        self.own_ready_s = own_ready_s
         # work left
-        self.spent_s = SPENT * duration_s
+        self.left_s = duration_s
         # what counts as none
-        self.start_s: Number = inf
+        self.spent_s = SPENT * duration_s
         # inf until decided
-        self.decided = False
+        self.start_s: Number = inf
         # in every configuration
-        self.end_s: Number = inf
+        self.decided = False
         # inf until done
+        self.end_s: Number = inf
 
 
 class _Scan:
@@ -89,12 +89,12 @@ class _Scan:
         self.ready_s: list[Number] = [0.0] * count
         self.start_s: list[Number] = [0.0] * count
         self.end_s: list[Number] = [0.0] * count
-        self.front_s: list[Number] = [0.0] * len(program.streams)
         # end of each stream's last task
-        self.open: dict[int, _Open] = {}
+        self.front_s: list[Number] = [0.0] * len(program.streams)
         # by task, in issue order
-        self.closed_s: Number = 0.0
+        self.open: dict[int, _Open] = {}
         # end of the last collective that is no longer open
+        self.closed_s: Number = 0.0
         self.members = program.groups()
         self.device, self.compute, self.comm = _sharing(program, self.members)
         self.rates: dict[tuple[Demand, Demand], tuple[Number, Number]] = {}

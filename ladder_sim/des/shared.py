@@ -44,18 +44,18 @@ class Demand:
     """What a task asks for when it runs alone."""
 
     held_sms: Number = 0
-    # SMs it keeps for itself: a collective's channels
+    """SMs it keeps for itself: a collective's channels."""
     tiles: Number = 0
-    # thread blocks that take an SM each for long; 0: many short ones that spread over whatever is free
+    """Thread blocks that take an SM each for long; 0: many short ones that spread over whatever is free."""
     spare: Number = 1.0
-    # of a kernel without tiles: share of the SMs it can lose without slowing down
+    """Of a kernel without tiles: share of the SMs it can lose without slowing down."""
     memory: Number = 0.0
-    # share of the device memory's bandwidth
+    """Share of the device memory's bandwidth."""
     link: float = 0.0
-    # share of the interconnect's bandwidth
+    """Share of the interconnect's bandwidth."""
     slowed: Number = 0.0
-    # of a task that keeps SMs: how much longer it takes beside kernels that use all of the memory's bandwidth, as a
-    # fraction: its steps wait for memory
+    """Of a task that keeps SMs: how much longer it takes beside kernels that use all of the memory's bandwidth, as a
+    fraction: its steps wait for memory."""
 
     @property
     def asks(self) -> bool:
@@ -70,14 +70,14 @@ class Demand:
         return anywhere(self.held_sms)
 
 
-ROUNDING = 1e-9
 # relative: what lies closer to a wave's end than this is at its end
+ROUNDING = 1e-9
 
-TINY_S = 1e-18
 # far below any kernel: keeps a task of no length from dividing by zero
+TINY_S = 1e-18
 
-NOTHING = Demand()
 # asks for nothing that is shared
+NOTHING = Demand()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class Device:
     """One GPU's shared resources."""
 
     sms: int
-    # streaming multiprocessors
+    """Streaming multiprocessors."""
 
     def rate(self, own: Demand, others: Sequence[Demand]) -> Number:
         """Speed of a task beside `others`, relative to running alone: in (0, 1]."""

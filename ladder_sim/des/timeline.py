@@ -15,13 +15,13 @@ class Timeline:
     """Times of every task of a program, seconds from the start."""
 
     program: Program
-    # what ran
+    """What ran."""
     ready_s: NDArray[np.float64]
-    # first in its queue and all dependencies met
+    """First in its queue and all dependencies met."""
     start_s: NDArray[np.float64]
-    # first instruction: ready, lead paid, all members of its group there
+    """First instruction: ready, lead paid, all members of its group there."""
     end_s: NDArray[np.float64]
-    # last instruction
+    """Last instruction."""
 
     @property
     def makespan_s(self) -> float:

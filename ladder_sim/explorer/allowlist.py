@@ -23,9 +23,9 @@ class Known:
     clusters: Mapping[str, ClusterSpec]
     stacks: Mapping[str, StackSpec]
     profiles: Mapping[str, str]
-    # what `predict` takes: a shipped name or a path
+    """What `predict` takes: a shipped name or a path."""
     typed: Mapping[str, str]
-    # name -> path as it was typed, for those that come from files
+    """Name -> path as it was typed, for those that come from files."""
 
     @classmethod
     def of(cls, *, cluster: str = "", stack: str = "", profile: str | None = None) -> Self:

@@ -25,11 +25,11 @@ from ladder_sim.explorer.state import State as PageState
 from ladder_sim.explorer.upload import read_dropped
 
 _SETTLED = ("curve", "timeline", "map", "pareto", "tornado")
-_KEPT = 256
 # figures that are ready to send
+_KEPT = 256
 
-_Draw = Callable[[str, str, bool], dict[str, Any]]
 # (name, query, dark) -> figure
+_Draw = Callable[[str, str, bool], dict[str, Any]]
 
 
 def register(app: Dash, answers: Answers) -> None:

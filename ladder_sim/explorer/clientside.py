@@ -4,16 +4,16 @@ from dash import ClientsideFunction, Dash, Input, Output, State
 
 from ladder_sim.explorer.controls import SLIDER_KEYS, control_id
 
-DRAWN = ("breakdown", "curve", "timeline", "map", "pareto", "tornado")
 # figures that can be saved as a picture
+DRAWN = ("breakdown", "curve", "timeline", "map", "pareto", "tornado")
 CHOICES = (
     *("model", "cluster", "dtype", "stack", "allreduce", "profile"),
     *("along", "across", "up", "variant", "over", "phase"),
 )
 LISTS = ("no_p2p", "ignore_memory", "variants")
 TEXTS = ("settings", "layers", "every")
-CONTROLS = (*SLIDER_KEYS, *CHOICES, *LISTS, *TEXTS)
 # in the order of the script's arguments
+CONTROLS = (*SLIDER_KEYS, *CHOICES, *LISTS, *TEXTS)
 
 
 def register(app: Dash) -> None:

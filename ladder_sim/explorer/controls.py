@@ -26,14 +26,14 @@ class Slider:
     """A number on a logarithmic scale, beside a field that takes any."""
 
     key: str
-    # name in a link
+    """Name in a link."""
     title: str
     low: float
-    # left end, SI units
+    """Left end, SI units."""
     high: float
-    # right end
+    """Right end."""
     doubling: bool = False
-    # whole numbers, one step doubles; else steps of 5 %
+    """Whole numbers, one step doubles; else steps of 5 %."""
 
 
 SLIDERS = (

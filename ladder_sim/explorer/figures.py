@@ -14,15 +14,15 @@ from ladder_sim.report.figures.style import TEXT_COLOUR, asked, log_axis, round_
 from ladder_sim.report.figures.sweep import speedup_lines, speedup_map
 from ladder_sim.report.labels import label, scaled, shown
 
-_LABELLED_CELLS = 200
 # of a map: with more, cells are too small for numbers
-_NAMED_CELLS = 12
+_LABELLED_CELLS = 200
 # of an axis of the map: with more, round numbers are named instead
-_MUCH = 3.0
+_NAMED_CELLS = 12
 # speedup from which on the axis is logarithmic
+_MUCH = 3.0
 _HERE = {"color": "#D55E00", "size": 13, "symbol": "diamond", "line": {"color": "white", "width": 1.5}}
-_RING = {"color": "#56B4E9", "size": 38, "symbol": "circle-open", "line": {"width": 3}}
 # around a number
+_RING = {"color": "#56B4E9", "size": 38, "symbol": "circle-open", "line": {"width": 3}}
 
 
 def breakdown(answers: Answers, query: str) -> Any:
@@ -157,6 +157,7 @@ def comparison(answers: Answers, query: str) -> Any:
     return drawn.update_traces(text=None, error_y={"color": TEXT_COLOUR})
 
 
+# by the name that links and the page use
 FIGURES: Mapping[str, Callable[[Answers, str], Any]] = {
     "breakdown": breakdown,
     "curve": curve,
@@ -166,7 +167,6 @@ FIGURES: Mapping[str, Callable[[Answers, str], Any]] = {
     "tornado": tornado,
     "comparison": comparison,
 }
-# by the name that links and the page use
 
 
 def _place(found: Found, name: str, column: Any) -> float:
@@ -200,8 +200,8 @@ def _hover(drawn: Any, up: str, across: str, table: Any) -> None:
     )
 
 
-_EXPOSED = "#D55E00"
 # an all-reduce's colour
+_EXPOSED = "#D55E00"
 
 
 def timeline(found: Found) -> Any:

@@ -13,6 +13,7 @@ from ladder_sim.explorer.style import EMPTY
 
 _GRAPH: Any = {"displaylogo": False, "displayModeBar": False, "responsive": True}
 _BANDWIDTH, _LATENCY = "busiest link, bandwidth", "busiest link, latency"
+# downloads of the whole page, and what their links say
 _FILES = {
     "prediction.csv": "CSV",
     "prediction.json": "JSON",
@@ -20,7 +21,6 @@ _FILES = {
     "prefill.perfetto.json": "Perfetto, prefill",
     "page.html": "this page, offline",
 }
-# downloads of the whole page, and what their links say
 
 
 def layout(known: Known, start: str) -> html.Div:

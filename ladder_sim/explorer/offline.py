@@ -21,11 +21,11 @@ from ladder_sim.sweeps.executors import serial
 from ladder_sim.sweeps.grid import Grid
 from ladder_sim.sweeps.run import run
 
-BANDWIDTH_VALUES, LATENCY_VALUES, MEMORY_VALUES = 17, 25, 5
 # of each slider; the latency decides what is hidden, and that has kinks
+BANDWIDTH_VALUES, LATENCY_VALUES, MEMORY_VALUES = 17, 25, 5
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
-_DIGITS = 6
 # of a time: far more than a prediction is worth, few enough to keep the file small
+_DIGITS = 6
 
 
 def standalone_page(found: Found, known: Known) -> str:

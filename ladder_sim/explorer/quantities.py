@@ -12,6 +12,7 @@ from ladder_sim.report.labels import label
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.sweeps.axes import Axis, resolve, value_at
 
+# in the order of the lists
 TITLES = {
     "intra.bandwidth_Bps": "Bandwidth in the node",
     "intra.latency_s": "Latency in the node",
@@ -25,7 +26,7 @@ TITLES = {
     "gen": "New tokens",
     "nodes": "Nodes",
 }
-# in the order of the lists
+# of figures that are in no list but may be drawn along, and that an answer may hang on
 _COST_TITLES = {
     "gpu.kernel_s": "Small kernel, at least",
     "host.bandwidth_Bps": "Bandwidth through host memory",
@@ -45,17 +46,16 @@ _COST_TITLES = {
     "overlap.collective_slowdown": "Slowdown of collectives",
     "rank_skew": "Lag of the slowest rank",
 }
-# of figures that are in no list but may be drawn along, and that an answer may hang on
-REACH = 16.0
 # a figure goes from the scenario's value divided by this to that multiplied by it
+REACH = 16.0
 CURVE_VALUES, MAP_VALUES = 41, 40
+# first and last of whole numbers that double
 _DOUBLED = {
     "nodes": (1, 16),
     "batch": (1, 256),
     "prompt": (128, 32_768),
     "gen": (16, 4096),
 }
-# first and last of whole numbers that double
 
 
 @lru_cache(maxsize=1024)

@@ -23,10 +23,10 @@ from ladder_sim.sweeps.table import SweepTable
 from ladder_sim.validation.compare import Spread, compare, spread, unseen
 from ladder_sim.validation.dataset import read_dataset
 
-KEPT = 256
 # answers of each kind
-MOST_DEGREES = 8
+KEPT = 256
 # tensor-parallel degrees of a Pareto front: more are no longer told apart
+MOST_DEGREES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Asked:
     state: State
     scenario: Scenario
     profile: CalibrationProfile | None
-    # that predictions rest on
+    """That predictions rest on."""
 
     @property
     def along(self) -> str:
@@ -63,7 +63,7 @@ class Found(Asked):
     """The same with the predictions."""
 
     predictions: Mapping[str, Prediction]
-    # by variant; standard is the first
+    """By variant; standard is the first."""
 
     @property
     def chosen(self) -> Prediction:

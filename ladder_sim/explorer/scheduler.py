@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-HEADLINE_S, VIEW_S = 0.1, 0.5
 # after which an answer is due
-_MOST_PAGES = 1000
+HEADLINE_S, VIEW_S = 0.1, 0.5
 # whose question is remembered
+_MOST_PAGES = 1000
 
 
 class StaleError(Exception):
@@ -28,7 +28,7 @@ class _Waiting:
     page: str | None
     query: object
     due_s: float
-    # on the monotonic clock
+    """On the monotonic clock."""
     called: threading.Event = field(default_factory=threading.Event)
     stale: bool = False
 
@@ -40,8 +40,8 @@ class Turns:
         self._lock = threading.Lock()
         self._busy = False
         self._waiting: list[_Waiting] = []
-        self._asked: OrderedDict[str, object] = OrderedDict()
         # page -> query of its newest headline
+        self._asked: OrderedDict[str, object] = OrderedDict()
 
     @property
     def waiting(self) -> int:

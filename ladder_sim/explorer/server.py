@@ -17,8 +17,8 @@ from ladder_sim.explorer.downloads import download
 from ladder_sim.explorer.layout import layout
 from ladder_sim.explorer.queries import Answers
 
-MOST_REQUEST_BYTES = 4_000_000
 # a config.json as a data URL fits twice
+MOST_REQUEST_BYTES = 4_000_000
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",

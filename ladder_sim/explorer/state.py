@@ -17,9 +17,10 @@ from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.values import read_table
 from ladder_sim.sweeps.axes import Axis, axis
 
-MOST_CHARACTERS, MOST_FIELDS = 8000, 64
 # of a query
+MOST_CHARACTERS, MOST_FIELDS = 8000, 64
 MOST_VARIANTS, MOST_PINS = 6, 2
+# fields that are whole numbers, and the most that the page takes
 WHOLE = {
     "nodes": 1024,
     "gpus_per_node": 1024,
@@ -28,12 +29,11 @@ WHOLE = {
     "prompt": 4_194_304,
     "gen": 4_194_304,
 }
-# fields that are whole numbers, and the most that the page takes
 FLAGS = ("no_p2p", "ignore_memory")
 PHASES = ("decode", "prefill")
 _AXES = ("along", "across", "up")
-_NAME = re.compile(r"[\w.+ -]{1,60}")
 # of a model that is no catalog's
+_NAME = re.compile(r"[\w.+ -]{1,60}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,44 +48,44 @@ class State:
     """
 
     model: str = "70b"
-    # alias or catalog id; the name of `shape` where there is one
+    """Alias or catalog id; the name of `shape` where there is one."""
     shape: ModelSpec | None = None
-    # a model that was dropped on the page
+    """A model that was dropped on the page."""
     cluster: str = "h100-sxm"
     nodes: int = 1
     gpus_per_node: int | None = None
-    # None: the cluster's
+    """None: the cluster's."""
     tp: int | None = None
-    # None: every GPU
+    """None: every GPU."""
     batch: int = 1
     prompt: int = 1024
     gen: int = 512
     dtype: str = "bf16"
     stack: str = "gpt-fast"
     allreduce: str | None = None
-    # None: the stack's
+    """None: the stack's."""
     no_p2p: bool = False
     profile: str | None = None
-    # None: the cluster's own
+    """None: the cluster's own."""
     ignore_memory: bool = False
     settings: Mapping[str, str]
-    # single figures by name, as typed
+    """Single figures by name, as typed."""
     variants: tuple[str, ...] = ()
-    # none: those of `predict`
+    """None: those of `predict`."""
     phase: str = "decode"
-    # of the timeline
+    """Of the timeline."""
     along: str = ""
-    # field of the curve; empty: the latency of the busiest link
+    """Field of the curve; empty: the latency of the busiest link."""
     across: str = ""
-    # of the map, to the right
+    """Of the map, to the right."""
     up: str = ""
-    # of the map, upwards
+    """Of the map, upwards."""
     variant: str = "ladder"
-    # whose gain the map shows and what the tornado is about
+    """Whose gain the map shows and what the tornado is about."""
     over: str = "standard"
-    # over which
+    """Over which."""
     pins: tuple[str, ...] = ()
-    # queries to compare with
+    """Queries to compare with."""
 
     @classmethod
     def parse(cls, query: object, known: Known) -> Self:
@@ -286,6 +286,7 @@ def _unknown(key: str, *, twice: bool) -> UsageError:
     return UnknownNameError("field of a link", key[:40], (*_FIELDS, "pin"))
 
 
+# what reads each field of a link
 _FIELDS: Mapping[str, Any] = {
     **dict.fromkeys(("model", "cluster", "dtype", "stack", "allreduce", "profile", "phase"), _text),
     **dict.fromkeys(WHOLE, _whole),
@@ -295,4 +296,3 @@ _FIELDS: Mapping[str, Any] = {
     "variants": _variants,
     "shape": _shape,
 }
-# what reads each field of a link

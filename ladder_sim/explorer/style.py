@@ -8,8 +8,9 @@ from typing import Any
 from ladder_sim.errors import LadderSimError
 from ladder_sim.report.figures.style import GRID_COLOUR, TEXT_COLOUR, VARIANT_COLOURS
 
-PAPER = "rgba(0,0,0,0)"
 # the page's own background shows through
+PAPER = "rgba(0,0,0,0)"
+# a figure that is not there yet
 EMPTY: dict[str, Any] = {
     "data": [],
     "layout": {
@@ -19,9 +20,9 @@ EMPTY: dict[str, Any] = {
         "plot_bgcolor": PAPER,
     },
 }
-# a figure that is not there yet
-_LINE_CHARACTERS = 44
 # of a message: fits on a phone
+_LINE_CHARACTERS = 44
+# colour of a light figure -> the same on a dark page
 _DARK = {
     TEXT_COLOUR: "#E4E7EB",
     GRID_COLOUR: "#323943",
@@ -29,7 +30,6 @@ _DARK = {
     "white": "#171B21",
     "#F5F5F5": "#20262E",
 }
-# colour of a light figure -> the same on a dark page
 
 
 def on_page(figure: Any, *, dark: bool, kept: str = "") -> dict[str, Any]:

@@ -10,8 +10,8 @@ from ladder_sim.errors import UsageError
 from ladder_sim.explorer.state import model_text
 from ladder_sim.specs.model import ModelSpec
 
-MOST_BYTES = 1_000_000
 # a config.json is a few kilobytes
+MOST_BYTES = 1_000_000
 _PASTED = "pasted"
 
 

@@ -25,10 +25,10 @@ from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import StackSpec
 from ladder_sim.specs.workload import DTYPE_BYTES, Workload
 
-STATE_BYTES = 2
 # element size of the residual stream, embedding, norms, LM head and KV cache: they stay 16-bit under fp8 weights too
-TOKEN_BYTES = 8
+STATE_BYTES = 2
 # one token id, int64 as PyTorch indexes with
+TOKEN_BYTES = 8
 
 _PART_NAMES: dict[Part, str] = {"attention": "attn", "mlp": "mlp", "both": "block"}
 
@@ -92,10 +92,10 @@ class _Builder:
         self.state_bytes = float(self.tokens) * model.hidden * STATE_BYTES
         self.graph = StepGraph(phase)
         self.residual = ""
-        self.pending: list[str] = []
         # output of every block so far: what a join waits for
-        self.folded: set[str] = set()
+        self.pending: list[str] = []
         # outputs that replace the residual instead of being added to it
+        self.folded: set[str] = set()
 
     def build(self, plan: Wiring) -> StepGraph:
         self._embedding(reduces=plan.name != "upper-bound")

@@ -29,9 +29,9 @@ OpKind = Literal[
     "broadcast",
 ]
 
-Count = int | NDArray[np.int64]
 # of one pass, or of many. Shapes of many passes hold arrays too (`ladder_sim.graph.sizes`); their fields are typed as
 # the numbers that they are everywhere else
+Count = int | NDArray[np.int64]
 
 COLLECTIVE_KINDS: frozenset[str] = frozenset({"all_reduce", "all_gather", "broadcast"})
 
@@ -46,17 +46,17 @@ class GemmShape:
     """``[m, k] @ [k, n]``: a linear layer's shard over m tokens."""
 
     m: int
-    # tokens
+    """Tokens."""
     n: int
-    # output features on this rank
+    """Output features on this rank."""
     k: int
-    # input features on this rank
+    """Input features on this rank."""
     weight_element_bytes: int
-    # of the weight matrix
+    """Of the weight matrix."""
     input_element_bytes: int
-    # of the input activations
+    """Of the input activations."""
     output_element_bytes: int
-    # of the output activations
+    """Of the output activations."""
 
     @property
     def flops(self) -> float:
@@ -78,22 +78,22 @@ class AttentionShape:
     """Attention of `q_len` new tokens of each sequence over `kv_len` cached ones."""
 
     kernel: Literal["flash", "math"]
-    # flash: one fused kernel over the live context, causal; math: scores, softmax and values as separate kernels over
-    # the whole static cache, KV heads expanded
+    """Flash: one fused kernel over the live context, causal; math: scores, softmax and values as separate kernels over
+    the whole static cache, KV heads expanded."""
     batch: int
-    # sequences
+    """Sequences."""
     q_len: int
-    # new tokens per sequence
+    """New tokens per sequence."""
     kv_len: int
-    # cached tokens that the kernel reads per sequence, the new ones included
+    """Cached tokens that the kernel reads per sequence, the new ones included."""
     heads: int
-    # query heads on this rank
+    """Query heads on this rank."""
     kv_heads: int
-    # key/value heads on this rank
+    """key/value heads on this rank."""
     head_dim: int
-    # width of one head
+    """Width of one head."""
     element_bytes: int
-    # of queries, keys, values and output
+    """Of queries, keys, values and output."""
 
     @property
     def is_prompt(self) -> bool:
@@ -127,7 +127,7 @@ class ElementwiseShape:
     """A memory-bound kernel: norm, rotary embedding, activation, add, lookup, sampling."""
 
     moved_bytes: float
-    # read and written, bytes
+    """Read and written, bytes."""
 
     @property
     def flops(self) -> float:
@@ -140,7 +140,7 @@ class CollectiveShape:
     """A collective over the tensor-parallel group."""
 
     message_bytes: float
-    # all-reduce, broadcast: the tensor; all-gather: the gathered result
+    """All-reduce, broadcast: the tensor; all-gather: the gathered result."""
 
     @property
     def flops(self) -> float:
@@ -161,15 +161,15 @@ class Op:
     """One kernel of a forward pass on one rank."""
 
     name: str
-    # unique in its graph, e.g. "layer3.mlp.down"
+    """Unique in its graph, e.g. "layer3.mlp.down"."""
     kind: OpKind
-    # what it is, as broken down in reports
+    """What it is, as broken down in reports."""
     shape: Shape
-    # its size, from which its cost follows
+    """Its size, from which its cost follows."""
     layer: int = -1
-    # decoder layer; -1: before the first or after the last
+    """Decoder layer; -1: before the first or after the last."""
     weight_bytes: float = 0.0
-    # parameters this op holds in memory, bytes
+    """Parameters this op holds in memory, bytes."""
 
     @property
     def stream(self) -> Stream:

@@ -17,13 +17,13 @@ class Sizes:
     """Sizes of one forward pass or of many: numbers, or arrays of one length."""
 
     batch: Count
-    # sequences
+    """Sequences."""
     q_len: Count
-    # new tokens of each; as an array more than one everywhere, because a single one takes another kernel
+    """New tokens of each; as an array more than one everywhere, because a single one takes another kernel."""
     kv_len: Count
-    # tokens that attention reads, the new ones included
+    """Tokens that attention reads, the new ones included."""
     every_logit: bool
-    # logits of every token, or of each sequence's last
+    """Logits of every token, or of each sequence's last."""
 
     @classmethod
     def of(cls, inputs: PassInputs, phase: Phase, kv_len: int) -> Self:

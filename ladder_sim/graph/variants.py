@@ -34,13 +34,13 @@ class Block:
     """One block of a layer, as the residual stream sees it."""
 
     part: Part
-    # what it computes; "both": attention and MLP side by side
+    """What it computes; "both": attention and MLP side by side."""
     joins: tuple[int, ...]
-    # outputs added to the residual before the block reads it, counted backwards: 1 is the block just before
+    """Outputs added to the residual before the block reads it, counted backwards: 1 is the block just before."""
     reduces: bool
-    # its output is summed over the ranks
+    """Its output is summed over the ranks."""
     folds_residual: bool = False
-    # the sum carries residual / tp along, so that its result is the new residual (desync)
+    """The sum carries residual / tp along, so that its result is the new residual (desync)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +48,11 @@ class Layer:
     """A decoder layer and how many identical ones in a row it stands for."""
 
     index: int
-    # position in the model
+    """Position in the model."""
     blocks: tuple[Block, ...]
-    # in issue order
+    """In issue order."""
     repeats: int = 1
-    # layers that it stands for in a condensed wiring
+    """Layers that it stands for in a condensed wiring."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +60,11 @@ class Fold:
     """A period of layers that stands for several equal ones."""
 
     start: int
-    # position of its first layer among those kept
+    """Position of its first layer among those kept."""
     width: int
-    # layers in it; its twin is the period just before
+    """Layers in it; its twin is the period just before."""
     repeats: int
-    # periods it stands for
+    """Periods it stands for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,15 +72,15 @@ class Wiring:
     """A variant laid out over a model's layers."""
 
     name: str
-    # canonical variant name
+    """Canonical variant name."""
     layers: tuple[Layer, ...]
-    # from the embedding to the LM head
+    """From the embedding to the LM head."""
     final_joins: tuple[int, ...]
-    # outputs joined after the last block, counted backwards from the end
+    """Outputs joined after the last block, counted backwards from the end."""
     period: int
-    # layers after which the pattern repeats
+    """Layers after which the pattern repeats."""
     folds: tuple[Fold, ...] = ()
-    # where layers were cut out
+    """Where layers were cut out."""
 
     def condense(self, keep: int) -> "Wiring":
         """The same wiring with every run of identical layers cut down to `keep` periods.

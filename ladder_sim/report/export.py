@@ -81,9 +81,9 @@ class Answer(NamedTuple):
     """An answer in plain values; SI units in keys."""
 
     head: Mapping[str, Any]
-    # what was asked, and what there is once
+    """What was asked, and what there is once."""
     rows: Sequence[Mapping[str, Any]]
-    # what there is many times
+    """What there is many times."""
 
     def to_json(self) -> str:
         """One JSON object."""

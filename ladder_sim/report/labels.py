@@ -21,8 +21,8 @@ _WRITERS: dict[str, Callable[[float], str]] = {
     "_bytes": format_bytes,
     "_flops": lambda flops: f"{format_count(flops)}FLOP/s",
 }
-_MUCH = 8.0
 # values that span more than this factor are drawn on a logarithmic axis
+_MUCH = 8.0
 
 
 def label(name: str) -> str:

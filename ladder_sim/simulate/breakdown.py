@@ -20,15 +20,15 @@ class OpSummary:
     """One simulated op."""
 
     op: Op
-    # what it is
+    """What it is."""
     estimate: Estimate
-    # its cost alone
+    """Its cost alone."""
     seconds: float
-    # start to end, as simulated
+    """Start to end, as simulated."""
     repeats: int
-    # identical ops it stands for
+    """Identical ops it stands for."""
     critical: bool
-    # on the critical path
+    """On the critical path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +36,11 @@ class Simulated:
     """A pass with some of its identical layers left out, task by task."""
 
     wiring: Wiring
-    # the layers that are there
+    """The layers that are there."""
     lowered: Lowered
-    # their tasks
+    """Their tasks."""
     timeline: Timeline
-    # when they ran
+    """When they ran."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

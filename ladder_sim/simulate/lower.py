@@ -25,12 +25,12 @@ class Lead(NamedTuple):
     """What holds a stream before an op, as far as no cost is needed."""
 
     stream: int
-    # the op's
+    """The op's."""
     waits: bool
-    # for an op of the other stream
+    """For an op of the other stream."""
     collective: int
-    # position in `distinct` of the collective whose result is needed at once, for itself and for the op that needs it;
-    # else -1
+    """Position in `distinct` of the collective whose result is needed at once, for itself and for the op that needs it;
+    else -1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -38,27 +38,27 @@ class Schedule:
     """A graph's ops in issue order, as far as no cost is needed; made once for many costs."""
 
     ops: tuple[Op, ...]
-    # in issue order
+    """In issue order."""
     streams: tuple[int, ...]
-    # of each op
+    """Of each op."""
     after: tuple[tuple[int, ...], ...]
-    # positions of the ops that each op needs
+    """Positions of the ops that each op needs."""
     after_launch: tuple[tuple[int, ...], ...]
-    # the same as positions of tasks, with the launch tasks before the ops and each op after its own launch
+    """The same as positions of tasks, with the launch tasks before the ops and each op after its own launch."""
     leads: tuple[Lead, ...]
-    # of each op
+    """Of each op."""
     eager: bool
-    # launched one by one instead of as a CUDA graph
+    """Launched one by one instead of as a CUDA graph."""
     launch_names: tuple[str, ...]
-    # of the launch tasks
+    """Of the launch tasks."""
     synchronises: bool
-    # holds an all-reduce or all-gather, at which every rank waits for the slowest
+    """Holds an all-reduce or all-gather, at which every rank waits for the slowest."""
     serial: bool
-    # every op starts after the one issued before it has ended
+    """Every op starts after the one issued before it has ended."""
     distinct: tuple[Op, ...]
-    # one op of each kind and shape
+    """One op of each kind and shape."""
     same_as: tuple[int, ...]
-    # position in `distinct` of each op's like
+    """Position in `distinct` of each op's like."""
 
     def resized(self, sizes: Sizes) -> Self:
         """The same ops of other sizes, given those of one token."""
@@ -80,11 +80,11 @@ class OpTimes(NamedTuple):
     """How long a schedule's ops take alone, and what comes before them; seconds."""
 
     durations_s: list[Number]
-    # of each distinct op
+    """Of each distinct op."""
     leads_s: dict[Lead, Number]
-    # of every lead in the schedule
+    """Of every lead in the schedule."""
     launch_s: Number
-    # of one launch by the CPU; 0 launches nothing
+    """Of one launch by the CPU; 0 launches nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -92,13 +92,13 @@ class Lowered:
     """One rank's tasks: first every CPU launch, then every op, each in issue order."""
 
     program: Program
-    # what the simulator runs
+    """What the simulator runs."""
     launches: int
-    # launch tasks, each of the op in its position; op i is task ``launches + i``
+    """Launch tasks, each of the op in its position; op i is task ``launches + i``."""
     schedule: Schedule
-    # the ops
+    """The ops."""
     estimates: tuple[Estimate, ...]
-    # of each op
+    """Of each op."""
 
 
 def schedule(graph: StepGraph, stack: StackSpec) -> Schedule:

@@ -34,13 +34,13 @@ from ladder_sim.simulate.lower import Lead, Lowered, Schedule, lower, op_times, 
 from ladder_sim.specs.scenario import Scenario
 
 Engine = Literal["fast", "des"]
-ENGINES: Mapping[Engine, Callable[[Program], Timeline]] = {"fast": scan.run, "des": engine.run}
 # one vectorised pass, or event by event on simpy: the same times
+ENGINES: Mapping[Engine, Callable[[Program], Timeline]] = {"fast": scan.run, "des": engine.run}
 
-FIRST_PERIODS = 3
 # periods of a run simulated at first: a twin, the one that stands for the rest, and one after it
-STEADY = 1e-9
+FIRST_PERIODS = 3
 # relative difference under which two periods count as equal: rounding of sums, not a model error
+STEADY = 1e-9
 Times = NDArray[np.float64]
 
 
@@ -49,11 +49,11 @@ class _Twins:
     """The ops of a period that stands for several, and of the period before it."""
 
     own: tuple[int, ...]
-    # positions in the schedule
+    """Positions in the schedule."""
     twin: tuple[int, ...]
-    # positions of their likes one period earlier
+    """Positions of their likes one period earlier."""
     left_out: int
-    # periods not simulated
+    """Periods not simulated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -61,15 +61,15 @@ class StepPlan:
     """What a forward pass runs in which order, with layers left out: the same for any hardware."""
 
     wiring: Wiring
-    # condensed
+    """Condensed."""
     schedule: Schedule
-    # its ops
+    """Its ops."""
     twins: tuple[_Twins, ...]
-    # where layers are left out
+    """Where layers are left out."""
     spans: Mapping[tuple[int, Lead], int]
-    # how often each of its distinct ops comes behind which lead, layers left out included
+    """How often each of its distinct ops comes behind which lead, layers left out included."""
     keep: int
-    # periods of a run of identical layers that are there
+    """Periods of a run of identical layers that are there."""
 
 
 def simulate(

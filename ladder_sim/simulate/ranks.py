@@ -20,17 +20,17 @@ from ladder_sim.simulate.lower import COMM, COMPUTE, STREAMS, Lowered
 from ladder_sim.simulate.passes import StepPlan, lowered_step
 from ladder_sim.specs.scenario import Scenario
 
-PERIODS = 32
 # periods of a run that are simulated. Ranks of unlike speed drift apart until the faster are a whole block ahead: with
 # 2 % skew that takes about 25 layers of ladder, and waiting is counted at the end of it
-SETTLE = 2
+PERIODS = 32
 # periods that are not drawn from
-LAST = 8
+SETTLE = 2
 # periods that say what the ones left out wait
-REPLICATES = 4
+LAST = 8
 # runs of every step
-DRAWS = 100
+REPLICATES = 4
 # step times drawn from each replicate
+DRAWS = 100
 Times = NDArray[np.float64]
 
 
@@ -39,9 +39,9 @@ class Jitter:
     """How uneven ranks are, beyond the cluster's persistent skew."""
 
     sigma: float
-    # of the logarithm of each kernel's time, whose mean stays the same
+    """Of the logarithm of each kernel's time, whose mean stays the same."""
     seed: int = 0
-    # of the random numbers
+    """Of the random numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +49,13 @@ class RankedStep:
     """One forward pass on all ranks, over replicates."""
 
     mean_s: float
-    # start to end
+    """Start to end."""
     p50_s: float
-    # median
+    """Median."""
     p95_s: float
-    # 95th percentile
+    """95th percentile."""
     waiting_s: float
-    # for ranks that arrive later at a collective, mean over ranks and replicates
+    """For ranks that arrive later at a collective, mean over ranks and replicates."""
 
 
 def simulate_ranks(scenario: Scenario, phase: Phase, kv_len: int, costs: CostModel, jitter: Jitter) -> RankedStep:

@@ -24,8 +24,8 @@ from ladder_sim.specs.scenario import Scenario
 Counts = NDArray[np.int64]
 
 
-COUNTS = ((2, 3), (8, 5))
 # up to how many times the first context the last one is, and how many contexts then; the most is for all beyond
+COUNTS = ((2, 3), (8, 5))
 
 
 MOST_CONTEXTS = 9
@@ -94,8 +94,8 @@ class SizedCosts:
         configurations: int,
         known: Mapping[tuple[str, Shape], Estimate] | None = None,
     ) -> None:
-        self.hardware = replace(costs.hardware, configurations=configurations)
         # figures that the times rest on
+        self.hardware = replace(costs.hardware, configurations=configurations)
         self._costs, self._sizes = costs, sizes
         self._known = dict(known or {})
 
@@ -112,8 +112,8 @@ class SizedCosts:
         return type(self)(self._costs, replace(self._sizes, kv_len=kv_len), self.hardware.configurations, same)
 
 
-SIZES = ("batch", "prompt", "gen")
 # fields of a workload that change no graph
+SIZES = ("batch", "prompt", "gen")
 NO_JITTER = Jitter(sigma=0.0)
 
 
@@ -122,13 +122,13 @@ class Request:
     """A simulated request of one variant; times in seconds."""
 
     variant: str
-    # canonical name
+    """Canonical name."""
     prefill: StepSummary
-    # the whole prompt
+    """The whole prompt."""
     decode: Sequence[tuple[StepSummary, float]]
-    # decode steps and how many each stands for
+    """Decode steps and how many each stands for."""
     ranked: Sequence[RankedStep] = ()
-    # with jitter: the prefill and the middle decode step on all ranks
+    """With jitter: the prefill and the middle decode step on all ranks."""
 
     @property
     def prefill_s(self) -> float:
@@ -212,9 +212,9 @@ class RequestTimes:
     """One variant's request in many configurations; every array has one value for each, seconds."""
 
     ttft_s: NDArray[np.float64]
-    # prefill
+    """Prefill."""
     decode_s: NDArray[np.float64]
-    # every decode step together
+    """Every decode step together."""
 
     @property
     def request_s(self) -> NDArray[np.float64]:

@@ -23,6 +23,7 @@ from ladder_sim.specs.values import read_table, shown_path
 
 _Folder = Literal["models", "clusters", "stacks"]
 
+# short names of catalog models
 MODEL_ALIASES = MappingProxyType(
     {
         "1b": "ladder-1b",
@@ -34,15 +35,14 @@ MODEL_ALIASES = MappingProxyType(
         "405b": "llama-3.1-405b",
     }
 )
-# short names of catalog models
 
+# tables of a cluster file
 _TABLES: dict[str, type[GpuSpec] | type[LinkTier]] = {
     "gpu": GpuSpec,
     "intra": LinkTier,
     "inter": LinkTier,
     "host": LinkTier,
 }
-# tables of a cluster file
 
 
 def model(name_or_path: str) -> ModelSpec:

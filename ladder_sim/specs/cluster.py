@@ -4,14 +4,14 @@ from dataclasses import dataclass
 
 from ladder_sim.specs.values import label, real, whole
 
-_MOST_RATE = 1e18
 # FLOP/s and bytes/s; a thousand times what one device reaches
-_MOST_BYTES = 1e15
+_MOST_RATE = 1e18
 # memory of one device
-_MOST_SECONDS = 10.0
+_MOST_BYTES = 1e15
 # latency of one operation
-MOST_GPUS_PER_NODE = 10_000
+_MOST_SECONDS = 10.0
 # far beyond the largest NVLink domain
+MOST_GPUS_PER_NODE = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,23 +19,23 @@ class GpuSpec:
     """Datasheet of one GPU."""
 
     name: str
-    # e.g. "H100 SXM5 80GB"
+    """E.g. "H100 SXM5 80GB"."""
     bf16_flops: float
-    # dense tensor-core peak, FLOP/s, bf16 and fp16 alike
+    """Dense tensor-core peak, FLOP/s, bf16 and fp16 alike."""
     fp8_flops: float
-    # dense tensor-core peak, FLOP/s; equal to bf16 where the GPU has no fp8
+    """Dense tensor-core peak, FLOP/s; equal to bf16 where the GPU has no fp8."""
     hbm_bytes: float
-    # device memory, bytes
+    """Device memory, bytes."""
     hbm_bandwidth_Bps: float
-    # device memory bandwidth, bytes/s
+    """Device memory bandwidth, bytes/s."""
     l2_bytes: float
-    # second-level cache, bytes
+    """Second-level cache, bytes."""
     sms: int
-    # streaming multiprocessors
+    """Streaming multiprocessors."""
     kernel_s: float
-    # floor of one small kernel inside a CUDA graph: launch, ramp and drain, seconds
+    """Floor of one small kernel inside a CUDA graph: launch, ramp and drain, seconds."""
     source: str = ""
-    # where the figures come from
+    """Where the figures come from."""
 
     def __post_init__(self) -> None:
         where = f"gpu '{label(self.name, 'gpu name')}'"
@@ -53,15 +53,16 @@ class LinkTier:
     """One level of the interconnect."""
 
     name: str
-    # "intra" (in the node), "inter" (across nodes) or "host" (in the node, through host memory)
+    """"intra" (in the node), "inter" (across nodes) or "host" (in the node, through host memory)."""
     fabric: str
-    # what it is, e.g. "nvlink4-nvswitch", "ib-ndr400"; names the measured tables that apply
+    """What it is, e.g. "nvlink4-nvswitch", "ib-ndr400"; names the measured tables that apply."""
     bandwidth_Bps: float
-    # per GPU and direction, bytes/s
+    """Per GPU and direction, bytes/s."""
     latency_s: float
-    # floor of a small all-reduce over this tier (intra, host: all GPUs of one node; inter: two full nodes), seconds
+    """Floor of a small all-reduce over this tier (intra, host: all GPUs of one node; inter: two full nodes), seconds.
+    """
     source: str = ""
-    # where the figures come from
+    """Where the figures come from."""
 
     def __post_init__(self) -> None:
         where = f"link '{label(self.name, 'link name')}'"
@@ -75,27 +76,27 @@ class ClusterSpec:
     """Identical nodes of identical GPUs, joined by one tier inside and one across."""
 
     name: str
-    # catalog id
+    """Catalog id."""
     gpu: GpuSpec
-    # every GPU
+    """Every GPU."""
     intra: LinkTier
-    # between the GPUs of a node
+    """Between the GPUs of a node."""
     inter: LinkTier
-    # between nodes
+    """Between nodes."""
     host: LinkTier
-    # between the GPUs of a node when peer-to-peer is off: through pinned host memory
+    """Between the GPUs of a node when peer-to-peer is off: through pinned host memory."""
     gpus_per_node: int
-    # GPUs in one node
+    """GPUs in one node."""
     rank_skew: float = 0.02
-    # how much longer the slowest of the GPUs computes than a typical one, as a fraction. 2 to 3 % were needed to
-    # explain the published 70B rows of arXiv 2501.06589 at TP 2 and 4
+    """How much longer the slowest of the GPUs computes than a typical one, as a fraction. 2 to 3 % were needed to
+    explain the published 70B rows of arXiv 2501.06589 at TP 2 and 4."""
     host_low_latency_share: float = 0.125
-    # of the host tier's bandwidth: what NCCL's low-latency protocol (LL) reaches between two ranks. LL sends a flag
-    # with every 4 bytes, which halves the rate, and its 8-byte stores keep a PCIe link a quarter busy: a default
+    """Of the host tier's bandwidth: what NCCL's low-latency protocol (LL) reaches between two ranks. LL sends a flag
+    with every 4 bytes, which halves the rate, and its 8-byte stores keep a PCIe link a quarter busy: a default."""
     profile: str = ""
-    # shipped profile that was measured on this GPU; empty: none
+    """Shipped profile that was measured on this GPU; empty: none."""
     source: str = ""
-    # where the figures come from
+    """Where the figures come from."""
 
     def __post_init__(self) -> None:
         where = f"cluster '{label(self.name, 'cluster name')}'"

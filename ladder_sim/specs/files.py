@@ -5,8 +5,8 @@ from pathlib import Path
 from ladder_sim.errors import SpecError
 from ladder_sim.specs.values import shown_path
 
-_MOST_FILE_BYTES = 10_000_000
 # a config.json is a few kilobytes
+_MOST_FILE_BYTES = 10_000_000
 
 
 def read_text(path: Path, *, what: str) -> str:

@@ -13,6 +13,7 @@ from ladder_sim.errors import SpecError
 from ladder_sim.specs.files import read_text
 from ladder_sim.specs.values import shown, shown_path
 
+# largest size that is believed, by ModelSpec field: about ten times or more beyond any published model
 MOST: dict[str, int] = {
     "layers": 10_000,
     "hidden": 1_000_000,
@@ -23,8 +24,8 @@ MOST: dict[str, int] = {
     "vocab": 10_000_000,
     "max_positions": 1_000_000_000,
 }
-# largest size that is believed, by ModelSpec field: about ten times or more beyond any published model
 
+# required sizes, by ModelSpec field
 _FIELDS = {
     "layers": "num_hidden_layers",
     "hidden": "hidden_size",
@@ -33,30 +34,30 @@ _FIELDS = {
     "vocab": "vocab_size",
     "max_positions": "max_position_embeddings",
 }
-# required sizes, by ModelSpec field
 
-_LLAMA_FAMILY = ("llama", "mistral", "qwen2", "qwen3", "llamaLadder")
 # model types whose blocks are known to be Llama's
+_LLAMA_FAMILY = ("llama", "mistral", "qwen2", "qwen3", "llamaLadder")
 
-_UNGATED = ("starcoder2", "nemotron", "arcee", "apertus")
 # model types with one up projection and no gate
+_UNGATED = ("starcoder2", "nemotron", "arcee", "apertus")
 
-_LAYER_NORM = ("starcoder2", "nemotron", "stablelm")
 # model types with LayerNorm in the place of RMSNorm, whose blocks are otherwise those of Llama
+_LAYER_NORM = ("starcoder2", "nemotron", "stablelm")
 
-_PARALLEL = ("cohere", "cohere2", "falcon", "gpt_neox", "gptj", "phi")
 # model types in which attention and MLP read the same input: their only wiring is `parallel`
+_PARALLEL = ("cohere", "cohere2", "falcon", "gpt_neox", "gptj", "phi")
 
-_TIED_BY_DEFAULT = ("gemma", "gemma2", "gemma3_text", "starcoder2")
 # model types whose LM head shares the embedding unless the file says otherwise
+_TIED_BY_DEFAULT = ("gemma", "gemma2", "gemma3_text", "starcoder2")
 
-_WINDOW_OFF_BY_DEFAULT = ("qwen2", "qwen3")
 # model types that give a sliding window and use it only if `use_sliding_window` says so
+_WINDOW_OFF_BY_DEFAULT = ("qwen2", "qwen3")
 
-_ATTENTION_LAYERS = ("full_attention", "sliding_attention")
 # values of `layer_types` that are attention
+_ATTENTION_LAYERS = ("full_attention", "sliding_attention")
 
 
+# fields that say the model is no plain dense decoder: what they stand for, and the way out
 _REFUSED: dict[str, tuple[str, str]] = {
     key: (kind, way_out)
     for kind, way_out, keys in (
@@ -114,7 +115,6 @@ _REFUSED: dict[str, tuple[str, str]] = {
     )
     for key in keys
 }
-# fields that say the model is no plain dense decoder: what they stand for, and the way out
 
 
 class HfShape(TypedDict):

@@ -26,39 +26,39 @@ class ModelSpec:
     """
 
     name: str
-    # catalog id, or the file's stem
+    """Catalog id, or the file's stem."""
     layers: int
-    # decoder layers, each one attention and one MLP block
+    """Decoder layers, each one attention and one MLP block."""
     hidden: int
-    # width of the residual stream
+    """Width of the residual stream."""
     heads: int
-    # query heads
+    """Query heads."""
     kv_heads: int
-    # key/value heads (grouped-query attention when fewer than heads)
+    """key/value heads (grouped-query attention when fewer than heads)."""
     head_dim: int
-    # width of one head
+    """Width of one head."""
     intermediate: int
-    # width of the MLP
+    """Width of the MLP."""
     vocab: int
-    # rows of the embedding and of the LM head
+    """Rows of the embedding and of the LM head."""
     max_positions: int
-    # longest context the model was made for, tokens
+    """Longest context the model was made for, tokens."""
     gated_mlp: bool = True
-    # gate and up projections (SwiGLU) or one up projection
+    """Gate and up projections (SwiGLU) or one up projection."""
     tied_embeddings: bool = False
-    # the LM head shares the embedding's weights
+    """The LM head shares the embedding's weights."""
     qkv_bias: bool = False
-    # bias vectors on the query, key and value projections
+    """Bias vectors on the query, key and value projections."""
     out_bias: bool = False
-    # bias vector on attention's output projection
+    """Bias vector on attention's output projection."""
     mlp_bias: bool = False
-    # bias vectors in the MLP
+    """Bias vectors in the MLP."""
     sliding_window: int = 0
-    # tokens that some or all layers attend to; 0: all of them. Costs count the full context, and a warning says so
+    """Tokens that some or all layers attend to; 0: all of them. Costs count the full context, and a warning says so."""
     ladder_layers: tuple[int, ...] = ()
-    # layers that the config itself wires as ladder (`model_type: llamaLadder`)
+    """Layers that the config itself wires as ladder (`model_type: llamaLadder`)."""
     source: str = ""
-    # where the figures come from
+    """Where the figures come from."""
 
     def __post_init__(self) -> None:
         where = f"model {shown(label(self.name, 'model name'))}"

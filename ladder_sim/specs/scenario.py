@@ -17,8 +17,8 @@ from ladder_sim.specs.workload import DType, Workload
 if TYPE_CHECKING:
     pass
 
-_MOST_NODES = 100_000
 # far beyond any cluster one tensor-parallel group spans
+_MOST_NODES = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,15 +46,15 @@ class Scenario:
     stack: StackSpec
     workload: Workload
     nodes: int = 1
-    # nodes the tensor-parallel group spans
+    """Nodes the tensor-parallel group spans."""
     tp: int = 8
-    # tensor-parallel degree: ranks in the group
+    """Tensor-parallel degree: ranks in the group."""
     variant: str = "standard"
-    # residual wiring, e.g. "ladder", "hybrid-ladder:16", "desync:4"
+    """Residual wiring, e.g. "ladder", "hybrid-ladder:16", "desync:4"."""
     p2p: bool = True
-    # GPUs of a node reach each other directly; False: through host memory (NCCL_P2P_DISABLE=1)
+    """GPUs of a node reach each other directly; False: through host memory (NCCL_P2P_DISABLE=1)."""
     settings: frozenset[str] = frozenset()
-    # figures changed by hand, e.g. "inter.bandwidth_Bps": no fit replaces them
+    """Figures changed by hand, e.g. "inter.bandwidth_Bps": no fit replaces them."""
 
     def __post_init__(self) -> None:
         whole(self.nodes, "nodes", 1, _MOST_NODES, hint="number of nodes, e.g. --nodes 2")

@@ -21,10 +21,10 @@ _SECTIONS: dict[str, type] = {
     "stack": StackSpec,
     "workload": Workload,
 }
-IN_CLUSTER = ("gpu", "intra", "inter", "host")
 # sections that are fields of ClusterSpec
-_IDENTITY = ("name", "source")
+IN_CLUSTER = ("gpu", "intra", "inter", "host")
 # fields that say what a spec is, not how it behaves
+_IDENTITY = ("name", "source")
 
 _MORE = "`ladder-sim list settings` shows all"
 

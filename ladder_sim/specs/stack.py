@@ -9,12 +9,12 @@ AttentionKernel = Literal["flash", "math"]
 AllReduce = Literal["nccl", "one-shot", "two-shot", "nvls", "auto"]
 PrefillLogits = Literal["all", "last"]
 
-_MOST_SECONDS = 10.0
 # cost of one launch or wait
-_MOST_FACTOR = 1000.0
+_MOST_SECONDS = 10.0
 # of a measured time
-_MOST_BYTES = 1e15
+_MOST_FACTOR = 1000.0
 # memory of one device
+_MOST_BYTES = 1e15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,53 +22,53 @@ class StackSpec:
     """An inference engine's habits, as far as they change what runs on the GPU."""
 
     name: str
-    # catalog id
+    """Catalog id."""
     attention: AttentionKernel
-    # flash: fused, over the live context; math: separate kernels over the whole static cache, KV heads expanded
+    """Flash: fused, over the live context; math: separate kernels over the whole static cache, KV heads expanded."""
     fused_residual_add: bool
-    # blocking variants add the all-reduced block inside the next norm's kernel
+    """Blocking variants add the all-reduced block inside the next norm's kernel."""
     fused_ladder_add: bool
-    # the same for ladder's deferred add
+    """The same for ladder's deferred add."""
     cuda_graphs: bool
-    # decode is replayed as one CUDA graph
+    """Decode is replayed as one CUDA graph."""
     prefill_cuda_graphs: bool
-    # the same for prefill
+    """The same for prefill."""
     sharded_lm_head: bool
-    # LM head split over the vocabulary, followed by an all-gather of logits; else a replica on every rank
+    """LM head split over the vocabulary, followed by an all-gather of logits; else a replica on every rank."""
     sharded_embedding: bool
-    # embedding split over the vocabulary, followed by an all-reduce; else a replica on every rank
+    """Embedding split over the vocabulary, followed by an all-reduce; else a replica on every rank."""
     prefill_logits: PrefillLogits
-    # logits of every prompt position, or of the last only
+    """Logits of every prompt position, or of the last only."""
     allreduce: AllReduce
-    # algorithm of the tensor-parallel all-reduce
+    """Algorithm of the tensor-parallel all-reduce."""
     collective_launch_s: float
-    # start-up of each collective beyond its isolated latency (launch, stream synchronisation, skew), seconds
+    """Start-up of each collective beyond its isolated latency (launch, stream synchronisation, skew), seconds."""
     stream_wait_s: float
-    # cost of a stream waiting for another stream's event, seconds
+    """Cost of a stream waiting for another stream's event, seconds."""
     eager_launch_s: float
-    # CPU time to launch one kernel where no CUDA graph is used, seconds
+    """CPU time to launch one kernel where no CUDA graph is used, seconds."""
     memory_overhead_bytes: float
-    # context, communicator buffers and allocator slack per GPU, bytes
+    """Context, communicator buffers and allocator slack per GPU, bytes."""
     graph_launch_s: float = 0.0
-    # CPU time from deciding to run a CUDA graph to its first kernel, seconds
+    """CPU time from deciding to run a CUDA graph to its first kernel, seconds."""
     kernel_gap_s: float = 0.0
-    # idle time before each kernel beyond what measured kernel times hold, seconds
+    """Idle time before each kernel beyond what measured kernel times hold, seconds."""
     gemv_factor: float = 1.0
-    # time of a one-row GEMM, as a multiple of the measured one
+    """Time of a one-row GEMM, as a multiple of the measured one."""
     gemm_factor: float = 1.0
-    # the same for a memory-bound GEMM of several rows
+    """The same for a memory-bound GEMM of several rows."""
     prompt_factor: float = 1.0
-    # the same for a compute-bound GEMM and for attention over a prompt
+    """The same for a compute-bound GEMM and for attention over a prompt."""
     attention_factor: float = 1.0
-    # the same for the memory traffic of decode attention
+    """The same for the memory traffic of decode attention."""
     small_kernel_factor: float = 1.0
-    # floor of a small kernel, as a multiple of the GPU's
+    """Floor of a small kernel, as a multiple of the GPU's."""
     batched_attention_s: float = 0.0
-    # fixed time that decode attention of several sequences takes beyond one sequence's, seconds
+    """Fixed time that decode attention of several sequences takes beyond one sequence's, seconds."""
     profile: str = ""
-    # shipped profile in which its figures are fitted to end-to-end runs; empty: there is none
+    """Shipped profile in which its figures are fitted to end-to-end runs; empty: there is none."""
     source: str = ""
-    # where the figures come from
+    """Where the figures come from."""
 
     def __post_init__(self) -> None:
         where = f"stack '{label(self.name, 'stack name')}'"

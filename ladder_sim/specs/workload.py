@@ -8,12 +8,12 @@ from ladder_sim.specs.values import choice, whole
 
 DType = Literal["bf16", "fp16", "fp8"]
 
-DTYPE_BYTES: dict[str, int] = {"bf16": 2, "fp16": 2, "fp8": 1}
 # bytes per weight and activation element
+DTYPE_BYTES: dict[str, int] = {"bf16": 2, "fp16": 2, "fp8": 1}
 
 _MOST_BATCH = 1_000_000
-_MOST_CONTEXT = 100_000_000
 # sizes beyond any served batch or published context, in requests and tokens
+_MOST_CONTEXT = 100_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,13 +21,13 @@ class Workload:
     """One static batch: every request has the same prompt and answer length."""
 
     batch: int = 1
-    # requests served together
+    """Requests served together."""
     prompt: int = 1024
-    # tokens of each prompt
+    """Tokens of each prompt."""
     gen: int = 512
-    # new tokens of each request; prefill yields the first
+    """New tokens of each request; prefill yields the first."""
     dtype: DType = "bf16"
-    # of weights and activations
+    """Of weights and activations."""
 
     def __post_init__(self) -> None:
         whole(self.batch, "batch", 1, _MOST_BATCH, hint="requests served together, e.g. --batch 1")

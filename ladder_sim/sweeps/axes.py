@@ -14,6 +14,7 @@ from ladder_sim.specs.values import read_value
 from ladder_sim.specs.workload import DType
 from ladder_sim.sweeps.ranges import expand, split
 
+# what `Scenario.of` takes, with the type or the catalog of each
 FIELDS: dict[str, Any] = {
     "model": catalog.model,
     "cluster": catalog.cluster,
@@ -28,9 +29,8 @@ FIELDS: dict[str, Any] = {
     "allreduce": AllReduce,
     "p2p": bool,
 }
-# what `Scenario.of` takes, with the type or the catalog of each
-DOUBLING = ("tp", "batch")
 # ranges of these double where they name no step
+DOUBLING = ("tp", "batch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +38,9 @@ class Axis:
     """One field and the values it takes."""
 
     name: str
-    # a key of `FIELDS`, or a setting with its unit, e.g. "inter.bandwidth_Bps"
+    """A key of `FIELDS`, or a setting with its unit, e.g. "inter.bandwidth_Bps"."""
     values: tuple[Any, ...]
-    # specs, numbers, flags or names; in SI units
+    """Specs, numbers, flags or names; in SI units."""
 
     @property
     def setting(self) -> bool:

@@ -19,10 +19,10 @@ from ladder_sim.sweeps.price import token_price
 from ladder_sim.units import format_bytes
 
 METRICS = ("ttft_s", "tpot_s", "tokens_per_s", "speedup")
-PRICE = "usd_per_Mtoken"
 # of every variant, in columns such as "ladder.speedup"; the last where GPUs have a price
-MEMORY, PROBLEM = "memory_bytes_per_gpu", "infeasible"
+PRICE = "usd_per_Mtoken"
 # columns of every point; the second says why there are no figures
+MEMORY, PROBLEM = "memory_bytes_per_gpu", "infeasible"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +30,13 @@ class How:
     """What all points of a sweep have in common besides its axes."""
 
     variants: tuple[str, ...]
-    # residual wirings
+    """Residual wirings."""
     profile: str | None = None
-    # measured profile, as `prediction.predict` takes it
+    """Measured profile, as `prediction.predict` takes it."""
     ignore_memory: bool = False
-    # answer even where the model does not fit
+    """Answer even where the model does not fit."""
     usd_per_gpu_hour: float | None = None
-    # price of a GPU
+    """Price of a GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,15 +44,15 @@ class Rows:
     """Points of one block that all have the same figures, or none for the same reason, by column."""
 
     constants: Mapping[str, Any]
-    # the same in every row, apart from sizes that vary
+    """The same in every row, apart from sizes that vary."""
     sizes: Columns
-    # batch, prompt and answer, where they vary
+    """Batch, prompt and answer, where they vary."""
     figures: Columns
-    # hardware figures that vary, by axis
+    """Hardware figures that vary, by axis."""
     results: Mapping[str, NDArray[np.float64]]
-    # NaN where there is none
+    """NaN where there is none."""
     problem: str
-    # why there are none; empty if there are
+    """Why there are none; empty if there are."""
 
     def __len__(self) -> int:
         return len(next(iter(self.results.values())))

@@ -14,12 +14,12 @@ from typing import Any, Protocol, TypeVar
 
 from ladder_sim.errors import LadderSimError, MissingDependencyError, UsageError
 
-AHEAD = 3
 # chunks in flight per worker: enough that none waits for the slowest
-RETRIES = 5
+AHEAD = 3
 # of a chunk whose Dask worker was lost
-CONNECT_S = 10
+RETRIES = 5
 # to wait for a Dask scheduler, and for the first of its workers
+CONNECT_S = 10
 
 Task = TypeVar("Task")
 Answer = TypeVar("Answer")

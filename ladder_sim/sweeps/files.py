@@ -29,13 +29,13 @@ class PartFile:
     """A sweep's file while it is not whole."""
 
     path: Path
-    # where the whole will be
+    """Where the whole will be."""
     form: str
-    # as in `formats.FORMATS`
+    """As in `formats.FORMATS`."""
     fingerprint: str
-    # of the sweep
+    """Of the sweep."""
     start: bytes
-    # what stands before the first row
+    """What stands before the first row."""
 
     @property
     def part(self) -> Path:
@@ -138,12 +138,12 @@ class PartFile:
         return [mark for mark in marks if mark[0] <= size]
 
 
-FORMATS = {".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}
 # by extension
+FORMATS = {".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}
 
 
-_SIZE, _FIGURE, _RESULT = "%d", "%.12g", "%.9g"
 # all digits of a hardware figure, and those of a result that do not depend on the machine that computed it
+_SIZE, _FIGURE, _RESULT = "%d", "%.12g", "%.9g"
 
 
 _ROW_GROUP_CHUNKS = 64

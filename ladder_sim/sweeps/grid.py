@@ -18,15 +18,15 @@ from ladder_sim.specs.scenario import Scenario
 from ladder_sim.sweeps.axes import FIELDS, Axis, axis
 from ladder_sim.sweeps.ranges import expand
 
-MOST_POINTS = 50_000_000
 # of a sweep that nobody confirmed
-CHUNK_POINTS = 32768
+MOST_POINTS = 50_000_000
 # most points of a chunk: an array operation has a price of its own, which they share; more gain nothing
-CHUNK_BLOCKS = 32
+CHUNK_POINTS = 32768
 # most blocks of a chunk, so that progress shows where every point needs its own graph
+CHUNK_BLOCKS = 32
 
-Columns = Mapping[str, NDArray[Any]]
 # values of what varies, by axis
+Columns = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -34,15 +34,15 @@ class Block:
     """Points that differ in sizes and hardware figures only: one graph, priced many times."""
 
     point: Mapping[str, Any]
-    # their common values by axis
+    """Their common values by axis."""
     scenario: Scenario | None
-    # of one of them; None: there can be none
+    """Of one of them; None: there can be none."""
     problem: str
-    # why not
+    """Why not."""
     columns: Columns
-    # what varies, by axis: sizes first
+    """What varies, by axis: sizes first."""
     count: int
-    # points
+    """Points."""
 
 
 Chunk = tuple[Block, ...]
@@ -76,12 +76,12 @@ class Grid:
         order = list(FIELDS)
         found.sort(key=lambda one: order.index(one.name) if one.name in FIELDS else len(order))
         sizes = [name for name in SIZES if f"workload.{name}" not in names]
-        self.sizes = [one for one in found if one.name in sizes and len(one.values) > 1]
         # axes over batch, prompt and answer, unless a setting of the same name has the last word
-        self.figures = [one for one in found if one.figure and len(one.values) > 1]
+        self.sizes = [one for one in found if one.name in sizes and len(one.values) > 1]
         # axes over hardware figures
-        self.structure = [one for one in found if one not in (*self.sizes, *self.figures)]
+        self.figures = [one for one in found if one.figure and len(one.values) > 1]
         # axes that may change the graph, and all of one value
+        self.structure = [one for one in found if one not in (*self.sizes, *self.figures)]
         self._values = {one.name: np.asarray(one.values, np.float64) for one in self.figures}
         self._values |= {one.name: np.asarray(one.values, np.int64) for one in self.sizes}
         self.variants = variant_names(variants) if variants else self._default_variants()

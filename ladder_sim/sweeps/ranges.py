@@ -5,10 +5,10 @@ from decimal import Decimal
 
 from ladder_sim.errors import UsageError
 
-MOST_VALUES = 2_000_000
 # of one range; more is a typing error
-_LARGEST = Decimal("1e30")
+MOST_VALUES = 2_000_000
 # number; no quantity comes near
+_LARGEST = Decimal("1e30")
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _RANGE = re.compile(rf"\s*({_NUMBER}):({_NUMBER})(?::([x+])({_NUMBER}))?\s*([^\d\s:.,+-][^:,]*)?", re.ASCII)
 _PLAIN = re.compile(rf"\s*({_NUMBER})\s*([^\d\s:][^:]*)?", re.ASCII)

@@ -18,8 +18,8 @@ from ladder_sim.sweeps.grid import CHUNK_BLOCKS, CHUNK_POINTS, Chunk, Grid
 from ladder_sim.sweeps.price import check_price
 from ladder_sim.sweeps.table import SweepTable, collect
 
-Progress = Callable[[int], None]
 # called with the points answered so far
+Progress = Callable[[int], None]
 Answer = TypeVar("Answer")
 
 

@@ -24,11 +24,11 @@ class SweepTable:
     """
 
     columns: dict[str, NDArray[Any]]
-    # by name; SI units
+    """By name; SI units."""
     varied: tuple[str, ...]
-    # axes with several values, the slowest first
+    """Axes with several values, the slowest first."""
     variants: tuple[str, ...]
-    # residual wirings, in columns such as "ladder.speedup"
+    """Residual wirings, in columns such as "ladder.speedup"."""
 
     def __len__(self) -> int:
         return len(self.columns[PROBLEM])

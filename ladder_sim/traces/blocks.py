@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from ladder_sim.errors import UsageError
 from ladder_sim.traces.graph import HOST_KINDS, TraceGraph, TraceOp
 
-_AROUND = HOST_KINDS | {"sync", "memcpy", "memset"}
 # what surrounds a block's kernels and need not be the same every time
+_AROUND = HOST_KINDS | {"sync", "memcpy", "memset"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,13 +21,13 @@ class Pass:
     """One forward pass of one rank; block i is closed by all-reduce i."""
 
     rank: int
-    # whose
+    """Whose."""
     lane: int
-    # where it computes
+    """Where it computes."""
     reduces: tuple[int, ...]
-    # all-reduces of attention and MLP in turn
+    """All-reduces of attention and MLP in turn."""
     segments: tuple[tuple[int, ...], ...]
-    # ops on `lane` behind each all-reduce, up to the next: the last runs to the end of the pass
+    """Ops on `lane` behind each all-reduce, up to the next: the last runs to the end of the pass."""
 
     @property
     def layers(self) -> int:

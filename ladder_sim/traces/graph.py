@@ -9,13 +9,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-COLLECTIVES = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv"})
 # kinds of ops that communicate
-HOST_KINDS = frozenset({"host", "launch"})
+COLLECTIVES = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv"})
 # what a CPU does to keep a device busy: between its calls, and in them
+HOST_KINDS = frozenset({"host", "launch"})
 _LAYER = re.compile(r"layers?[._]?\d+")
-ALONE = -1
 # group of an op that meets no peers; step of an op outside all steps
+ALONE = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +23,11 @@ class Lane:
     """A device stream or a CPU thread: its ops run one at a time, in their order."""
 
     name: str
-    # e.g. "stream 7" or "thread 2910249"
+    """E.g. "stream 7" or "thread 2910249"."""
     rank: int = 0
-    # the process it belongs to
+    """The process it belongs to."""
     device: bool = True
-    # a stream of the GPU; False: a CPU thread
+    """A stream of the GPU; False: a CPU thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +35,11 @@ class Collective:
     """What is recorded of a collective besides its time."""
 
     message_bytes: float = 0.0
-    # this rank's input; 0: not recorded
+    """This rank's input; 0: not recorded."""
     group: str = ""
-    # name of the process group
+    """Name of the process group."""
     ranks: int = 0
-    # members of the group; 0: not recorded
+    """Members of the group; 0: not recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,29 +47,30 @@ class TraceOp:
     """One kernel, copy, call or stretch of CPU work."""
 
     name: str
-    # as recorded
+    """As recorded."""
     kind: str
-    # one of COLLECTIVES, "host", "launch", "sync", "memcpy", "memset", or the family of a kernel: "gemm", "norm", ...
+    """One of COLLECTIVES, "host", "launch", "sync", "memcpy", "memset", or the family of a kernel: "gemm", "norm", ...
+    """
     lane: int
-    # position of its lane
+    """Position of its lane."""
     start_s: float
-    # recorded, seconds from the start of the run
+    """Recorded, seconds from the start of the run."""
     end_s: float
-    # recorded
+    """Recorded."""
     duration_s: float
-    # what it takes once everything it waits for is there: less than recorded where it spent time waiting
+    """What it takes once everything it waits for is there: less than recorded where it spent time waiting."""
     after: tuple[int, ...] = ()
-    # ops that must have ended before, besides the one before it on its lane
+    """Ops that must have ended before, besides the one before it on its lane."""
     lead_s: float = 0.0
-    # its lane is held this long before it starts; 0 in everything a profiler recorded
+    """Its lane is held this long before it starts; 0 in everything a profiler recorded."""
     group: int = ALONE
-    # ops of one group start together: the ranks of a collective
+    """Ops of one group start together: the ranks of a collective."""
     origin: str = ""
-    # operator that launched it, e.g. "aten::mm"
+    """Operator that launched it, e.g. "aten::mm"."""
     step: int = ALONE
-    # position of its iteration
+    """Position of its iteration."""
     collective: Collective | None = None
-    # of a collective
+    """Of a collective."""
 
     @property
     def kin(self) -> str:
@@ -87,13 +88,13 @@ class TraceGraph:
     """All ranks' ops in issue order: each lane runs its own in the order they stand here."""
 
     ops: tuple[TraceOp, ...]
-    # in order of time
+    """In order of time."""
     lanes: tuple[Lane, ...]
-    # what they run on
+    """What they run on."""
     steps: tuple[str, ...] = ()
-    # names of the iterations
+    """Names of the iterations."""
     notes: tuple[str, ...] = ()
-    # what the recording does not say
+    """What the recording does not say."""
 
     def queues(self) -> list[list[int]]:
         """Positions of every lane's ops."""

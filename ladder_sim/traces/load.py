@@ -14,8 +14,8 @@ from ladder_sim.traces.kineto.execution import ExecutionTrace, read_execution_tr
 from ladder_sim.traces.kineto.ranks import join
 from ladder_sim.traces.kineto.reader import CALL_CATEGORIES, GPU_CATEGORIES, Recorded, read_document, recorded
 
-_EXECUTION = ".execution.json"
 # ends the name of an execution trace
+_EXECUTION = ".execution.json"
 
 
 def load(paths: Sequence[Path]) -> TraceGraph:

@@ -22,8 +22,8 @@ from ladder_sim.traces.summary import spans_of
 SCHEMA_VERSION = 1
 _KEY = "ladder_sim"
 _EXPOSED = "exposed communication"
-_US = 1000
 # nanoseconds of the format's unit
+_US = 1000
 _CATEGORIES = {"memcpy": "gpu_memcpy", "memset": "gpu_memset"}
 
 
@@ -109,9 +109,9 @@ class _Thread(NamedTuple):
     """Where an event belongs."""
 
     pid: int
-    # number of its process
+    """Number of its process."""
     tid: int
-    # of the thread itself
+    """Of the thread itself."""
 
 
 def _run(graph: TraceGraph, prefix: str, numbers: Iterator[int]) -> Iterator[dict[str, Any]]:

@@ -17,11 +17,11 @@ class StepError:
     """One iteration, recorded and replayed: from its first launch to its last end on a device."""
 
     name: str
-    # of the iteration; "trace" where none is marked
+    """Of the iteration; "trace" where none is marked."""
     recorded_s: float
-    # length in the trace
+    """Length in the trace."""
     replayed_s: float
-    # length in the simulation
+    """Length in the simulation."""
 
     @property
     def error(self) -> float:
@@ -34,9 +34,9 @@ class Unexplained:
     """An op that started later than everything that it waits for in the graph allows."""
 
     index: int
-    # position of the op
+    """Position of the op."""
     seconds: float
-    # between the end of the last of these and its start
+    """Between the end of the last of these and its start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +44,11 @@ class Replay:
     """A trace's graph, simulated."""
 
     graph: TraceGraph
-    # what was recorded
+    """What was recorded."""
     timeline: Timeline
-    # what the simulator makes of it
+    """What the simulator makes of it."""
     steps: tuple[StepError, ...]
-    # iteration by iteration
+    """Iteration by iteration."""
 
     def unexplained(self) -> list[Unexplained]:
         """Waits of device ops that the graph has no reason for, longest first: what the replay leaves out."""

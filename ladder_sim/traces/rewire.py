@@ -15,10 +15,10 @@ from ladder_sim.traces.blocks import Pass, find_passes
 from ladder_sim.traces.graph import Lane, TraceGraph, TraceOp
 
 REWIRED = ("standard", "parallel", "ladder", "hybrid-ladder:K", "upper-bound")
-COMM_LANE = "all-reduce"
 # name of the stream for all-reduces that ran among the kernels
-STREAM_WAIT_S = 1e-6
+COMM_LANE = "all-reduce"
 # a cudaStreamWaitEvent, as in the shipped stacks (`ladder_sim/specs/data/stacks`): a physical default, not calibrated
+STREAM_WAIT_S = 1e-6
 
 
 def rewire(graph: TraceGraph, variant: str, *, stream_wait_s: float = STREAM_WAIT_S) -> TraceGraph:
@@ -58,11 +58,11 @@ class _Rewiring:
         self.stream_wait_s = stream_wait_s
         self.lanes = list(graph.lanes)
         self.changed: dict[int, TraceOp] = {}
-        self.moved: dict[int, list[int]] = {}
         # ops that now come just before this one
+        self.moved: dict[int, list[int]] = {}
         self.dropped: set[int] = set()
-        self.waiting_s: dict[int, float] = {}
         # lead of ops while they waited for an all-reduce
+        self.waiting_s: dict[int, float] = {}
         self.before = graph.before_on_lane()
         self.followers = Counter(before for op in graph.ops for before in op.after)
         self.least_lead_s = [min((graph.ops[index].lead_s for index in queue), default=0.0) for queue in graph.queues()]

@@ -8,8 +8,8 @@ from ladder_sim.des.timeline import Timeline
 from ladder_sim.traces.graph import TraceGraph
 from ladder_sim.traces.replay import to_timeline
 
-_NO_WORK = frozenset({"host", "launch", "sync"})
 # what a CPU does around the work
+_NO_WORK = frozenset({"host", "launch", "sync"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,13 +17,13 @@ class OpTotal:
     """All ops of one kind and name, whatever their layer."""
 
     kind: str
-    # as in `TraceOp`
+    """As in `TraceOp`."""
     name: str
-    # without the number of a layer
+    """Without the number of a layer."""
     count: int
-    # how many
+    """How many."""
     seconds: float
-    # start to end, summed over all of them
+    """Start to end, summed over all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +31,13 @@ class RankSummary:
     """Communication of one rank."""
 
     rank: int
-    # its number
+    """Its number."""
     comm_s: float
-    # time in which any collective runs
+    """Time in which any collective runs."""
     exposed_s: float
-    # of that, while nothing computes
+    """Of that, while nothing computes."""
     busy_s: float
-    # time in which anything computes
+    """Time in which anything computes."""
 
     @property
     def hidden_s(self) -> float:
@@ -50,13 +50,13 @@ class Summary:
     """A run, summed up."""
 
     seconds: float
-    # first start to last end
+    """First start to last end."""
     totals: tuple[OpTotal, ...]
-    # longest first
+    """Longest first."""
     ranks: tuple[RankSummary, ...]
-    # communication
+    """Communication."""
     critical_s: dict[str, float]
-    # share of each kind along the critical path, "waiting" for what the graph does not explain
+    """Share of each kind along the critical path, "waiting" for what the graph does not explain."""
 
 
 def summarise(graph: TraceGraph) -> Summary:

@@ -18,15 +18,15 @@ class VariantTime:
     """One wiring of a recorded step."""
 
     variant: str
-    # canonical name
+    """Canonical name."""
     seconds: float
-    # from the first launch to the last end on a device
+    """From the first launch to the last end on a device."""
     speedup: float
-    # replay of the recording over this
+    """Replay of the recording over this."""
     comm: RankSummary
-    # communication of the first rank
+    """Communication of the first rank."""
     graph: TraceGraph
-    # its ops at their simulated times
+    """Its ops at their simulated times."""
 
 
 def choose_step(graph: TraceGraph, step: str | None) -> TraceGraph:

@@ -17,6 +17,7 @@ from ladder_sim.validation.splits import FIT_TPS, PROTOCOLS, tp_group
 
 Level = Literal["roofline", "microbench", "protocol-a", "protocol-b", "profile"]
 
+# evidence behind the predictions, the weakest first
 LEVELS: MappingProxyType[Level, str] = MappingProxyType(
     {
         "roofline": "datasheet figures only",
@@ -25,15 +26,14 @@ LEVELS: MappingProxyType[Level, str] = MappingProxyType(
         "protocol-b": "as protocol-a, fitted to ladder runs at TP 2 and 4 as well: the profile that predictions use",
     }
 )
-# evidence behind the predictions, the weakest first
-OWN_PROFILE: Level = "profile"
 # a profile that the caller names
+OWN_PROFILE: Level = "profile"
+# shipped profiles of the levels that rest on a fit
 FITTED_PROFILES: MappingProxyType[Level, str] = MappingProxyType(
     {"protocol-a": "h100-sxm-gpt-fast-a", "protocol-b": "h100-sxm-gpt-fast"}
 )
-# shipped profiles of the levels that rest on a fit
-ALL_TPS = "all"
 # group of a summary over every tensor-parallel degree
+ALL_TPS = "all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +41,9 @@ class Quantity:
     """A measured figure beside its prediction."""
 
     measured: float
-    # as published
+    """As published."""
     predicted: Interval
-    # with its 90 % interval
+    """With its 90 % interval."""
 
     @property
     def error(self) -> float:
@@ -66,15 +66,15 @@ class Comparison:
     """One measurement beside its prediction."""
 
     measurement: Measurement
-    # what was measured
+    """What was measured."""
     tokens_per_s: Quantity | None
-    # of the whole batch; None where it cannot be predicted
+    """Of the whole batch; None where it cannot be predicted."""
     speedup: Quantity | None
-    # over standard of the same configuration; None for standard itself, and where either is missing
+    """Over standard of the same configuration; None for standard itself, and where either is missing."""
     seen: bool = False
-    # by the fit that the prediction rests on
+    """By the fit that the prediction rests on."""
     note: str = ""
-    # why something is missing, or is to be read with care
+    """Why something is missing, or is to be read with care."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,15 +82,15 @@ class Spread:
     """How far predictions of one quantity lie from the measurements; fractions."""
 
     rows: int
-    # compared
+    """Compared."""
     mean_error: float
-    # mean absolute error
+    """Mean absolute error."""
     max_error: float
-    # largest absolute error
+    """Largest absolute error."""
     inside: float
-    # share of rows whose 90 % interval holds the measured figure
+    """Share of rows whose 90 % interval holds the measured figure."""
     half_width: float
-    # mean half-width of the intervals
+    """Mean half-width of the intervals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,19 +98,19 @@ class Summary:
     """The spreads of one variant in one part of a data set."""
 
     variant: str
-    # canonical name
+    """Canonical name."""
     p2p: bool
-    # GPUs of a node reach each other directly
+    """GPUs of a node reach each other directly."""
     tps: str
-    # tensor-parallel degrees: "2 and 4", "8", ..., or `ALL_TPS`
+    """Tensor-parallel degrees: "2 and 4", "8", ..., or `ALL_TPS`."""
     rows: int
-    # measured
+    """Measured."""
     unseen: int
-    # of these, by the fit behind the predictions
+    """Of these, by the fit behind the predictions."""
     speedup: Spread | None
-    # None where nothing was compared
+    """None where nothing was compared."""
     tokens_per_s: Spread | None
-    # None where nothing was compared
+    """None where nothing was compared."""
 
 
 def compare(data: Dataset, level: Level, profile: CalibrationProfile | None = None) -> tuple[Comparison, ...]:
@@ -141,11 +141,11 @@ class _Predicted:
     """Predictions of one configuration."""
 
     variants: Mapping[str, Prediction]
-    # by name; none where the note says why
+    """By name; none where the note says why."""
     transfer: Transfer | None = None
-    # the fit that they rest on
+    """The fit that they rest on."""
     note: str = ""
-    # what is to be known about them
+    """What is to be known about them."""
 
 
 def _compare_group(data: Dataset, rows: Sequence[Measurement], predicted: _Predicted) -> list[Comparison]:

@@ -26,11 +26,11 @@ REQUIRED = ("model", "cluster", "tp", "variant", "batch", "prompt", "gen")
 DEFAULTS = {"source": "", "nodes": "1", "p2p": "1", "stack": "gpt-fast", "dtype": "bf16"}
 TIMES = ("tokens_per_s", "request_s")
 COLUMNS = (*REQUIRED, *DEFAULTS, *TIMES)
-MOST_DISAGREEMENT = 0.01
 # between tokens_per_s and request_s of one row: more than rounding of published figures explains
+MOST_DISAGREEMENT = 0.01
 _MOST_TOKENS_PER_S = 1e12
-_MOST_SECONDS = 1e9
 # beyond any machine and any request
+_MOST_SECONDS = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,27 +38,27 @@ class Configuration:
     """What was run, but for the variant: rows that share it are compared with each other."""
 
     source: str
-    # who measured it
+    """Who measured it."""
     model: str
-    # catalog id or file
+    """Catalog id or file."""
     cluster: str
-    # catalog id or file
+    """Catalog id or file."""
     nodes: int
-    # nodes of the tensor-parallel group
+    """Nodes of the tensor-parallel group."""
     tp: int
-    # tensor-parallel degree
+    """Tensor-parallel degree."""
     p2p: bool
-    # GPUs of a node reach each other directly
+    """GPUs of a node reach each other directly."""
     stack: str
-    # catalog id or file
+    """Catalog id or file."""
     dtype: str
-    # of weights and activations
+    """Of weights and activations."""
     batch: int
-    # requests served together
+    """Requests served together."""
     prompt: int
-    # tokens of each prompt
+    """Tokens of each prompt."""
     gen: int
-    # new tokens of each request
+    """New tokens of each request."""
 
     def scenario(self) -> Scenario:
         """Resolve names and check everything.
@@ -89,13 +89,13 @@ class Measurement:
     """One row of a data set."""
 
     line: int
-    # in its file, from 1
+    """In its file, from 1."""
     configuration: Configuration
-    # all but the variant
+    """All but the variant."""
     variant: str
-    # canonical name
+    """Canonical name."""
     tokens_per_s: float
-    # measured, of the whole batch, prefill included
+    """Measured, of the whole batch, prefill included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,9 +103,9 @@ class Dataset:
     """Measurements in the order of their file."""
 
     name: str
-    # of a shipped data set, or the file's path
+    """Of a shipped data set, or the file's path."""
     measurements: tuple[Measurement, ...]
-    # at least one
+    """At least one."""
 
 
 def dataset_names() -> tuple[str, ...]:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from ladder_sim.validation.dataset import Measurement
 
-FIT_TPS = (2, 4)
 # degrees that a calibration may see; the others test how it carries over
+FIT_TPS = (2, 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,11 +14,11 @@ class Protocol:
     """A rule that parts measurements into those for fitting and those for testing."""
 
     name: str
-    # "A", "B"
+    """"A", "B"."""
     variants: tuple[str, ...]
-    # of the rows that may be fitted
+    """Of the rows that may be fitted."""
     tps: tuple[int, ...]
-    # their tensor-parallel degrees
+    """Their tensor-parallel degrees."""
 
     def fits(self, row: Measurement) -> bool:
         """Whether a calibration may see the row."""
@@ -39,9 +39,9 @@ class Split:
     """Measurements parted by a protocol; every one is in exactly one part."""
 
     fit: tuple[Measurement, ...]
-    # all that a calibration may be given
+    """All that a calibration may be given."""
     test: tuple[Measurement, ...]
-    # all that it is judged by
+    """All that it is judged by."""
 
 
 def split(rows: Sequence[Measurement], protocol: Protocol) -> Split:

@@ -14,6 +14,7 @@ from runtime.checkpoint.files import CONFIG, INDEX, Checkpoint, weight_files
 from runtime.config import read_object
 from runtime.errors import InputError
 
+# files that go with the weights, where they are there
 _COMPANIONS = (
     INDEX,
     "generation_config.json",
@@ -22,7 +23,6 @@ _COMPANIONS = (
     "special_tokens_map.json",
     "chat_template.jinja",
 )
-# files that go with the weights, where they are there
 
 
 def convert(folder: Path, out: Path, ladder_layers: int, *, link: bool = False) -> None:

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "llamaLadder")
-DTYPES = {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}
 # of safetensors, by the names of `--dtype`
+DTYPES = {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 
-_SHOWN = 3
 # tensors that an error names
+_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +30,13 @@ class Stored:
     """A tensor in a file, read where it is indexed."""
 
     file: Path
-    # safetensors
+    """Safetensors."""
     name: str
-    # in the file
+    """In the file."""
     dtype: str
-    # as safetensors names it
+    """As safetensors names it."""
     shape: Shape
-    # of the full tensor
+    """Of the full tensor."""
 
     def __getitem__(self, where: tuple[slice, ...], /) -> "Tensor":
         """A view of the mapped file, which stays mapped as long as the view lives."""
@@ -50,9 +50,9 @@ class Checkpoint:
     """A model's config and where its tensors are stored."""
 
     shape: ModelConfig
-    # from config.json
+    """From config.json."""
     tensors: Mapping[str, Stored]
-    # by name
+    """By name."""
 
     @classmethod
     def open(cls, folder: Path) -> Self:

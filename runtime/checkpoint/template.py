@@ -9,8 +9,8 @@ from typing import NoReturn
 from runtime.config import read_object
 from runtime.errors import InputError, MissingPackageError
 
-_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 # of tokenizer_config.json, by which templates name them
+_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 def chat_prompt(folder: Path, message: str) -> str | None:

@@ -21,8 +21,8 @@ class Text:
 
     def __init__(self, folder: Path, tokenizer: "tokenizers.Tokenizer") -> None:
         self._folder, self._tokenizer = folder, tokenizer
-        self.ends = _ends(folder)
         # tokens that end a text
+        self.ends = _ends(folder)
 
     @classmethod
     def open(cls, folder: Path, shape: ModelConfig) -> Self:

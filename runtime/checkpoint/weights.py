@@ -14,8 +14,8 @@ from runtime.model.decoder import Decoder
 from runtime.model.layers import Layer
 from runtime.model.shard import Shard
 
-_CHUNK_BYTES = 16 * 2**20
 # of a full tensor that are read at once: of a mapped file no more is in memory
+_CHUNK_BYTES = 16 * 2**20
 
 
 class Sliceable(Protocol):
@@ -25,23 +25,23 @@ class Sliceable(Protocol):
         """A part of it."""
 
 
-Source = Callable[[str, tuple[int, ...]], Sliceable]
 # the full tensor of a name, which has this shape
+Source = Callable[[str, tuple[int, ...]], Sliceable]
 
 
 class Piece(NamedTuple):
     """What a rank holds of one full tensor."""
 
     name: str
-    # of the full tensor
+    """Of the full tensor."""
     part: Tensor
-    # view of a parameter; rows beyond the vocabulary are padding
+    """View of a parameter; rows beyond the vocabulary are padding."""
     features: Callable[[Shard], slice] | None = None
-    # what the rank with a shard holds along `dim`; none: everything
+    """What the rank with a shard holds along `dim`; none: everything."""
     dim: int = 0
-    # dimension that is split
+    """Dimension that is split."""
     share: bool = False
-    # the ranks' sum is the full tensor: each holds an equal share
+    """The ranks' sum is the full tensor: each holds an equal share."""
 
     def place(self, shard: Shard) -> tuple[slice, ...]:
         """Where the part of the rank with `shard` lies in the full tensor."""

@@ -20,11 +20,11 @@ class Communicator(Protocol):
     """Collectives over the ranks of one tensor-parallel group, in the order they are issued."""
 
     name: str
-    # of the backend
+    """Of the backend."""
     rank: int
-    # this one
+    """This one."""
     size: int
-    # ranks that share the model
+    """Ranks that share the model."""
 
     def all_reduce(self, x: Tensor) -> Handle:
         """Start summing `x` over the ranks, in place."""
@@ -81,5 +81,5 @@ class _Done:
         """It never ran."""
 
 
-DONE: Handle = _Done()
 # a collective that nobody has to wait for
+DONE: Handle = _Done()

@@ -13,8 +13,8 @@ from torch import Tensor
 from runtime.comm.base import Alone, Handle
 from runtime.comm.table import LatencyTable
 
-_SPIN_S = 300e-6
 # the last part of a wait, which time.sleep would overshoot
+_SPIN_S = 300e-6
 
 
 class EmulatedLink(Alone):
@@ -24,14 +24,14 @@ class EmulatedLink(Alone):
 
     def __init__(self, size: int, table: LatencyTable) -> None:
         super().__init__(size)
-        self.table = table
         # seconds of an all-reduce by its message
-        self._free = 0.0
+        self.table = table
         # when the link has carried all that was given to it, perf_counter seconds
-        self.busy_s = 0.0
+        self._free = 0.0
         # time that messages took on the link so far
-        self.waited_s = 0.0
+        self.busy_s = 0.0
         # time that the computation waited for them so far
+        self.waited_s = 0.0
 
     def all_reduce(self, x: Tensor) -> Handle:
         return self.send("all_reduce", x.nbytes)

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-FOLDER = "LADDER_RUNTIME_FOLDER"
 # environment variable: where the ranks of one launch meet and leave their errors
+FOLDER = "LADDER_RUNTIME_FOLDER"
 _POLL_S = 0.05
 
 

@@ -37,8 +37,8 @@ class ProcessGroup:
         settings: dict[str, object] | None = None,
     ) -> None:
         self.name, self.rank, self.size = name, group.rank(), group.size()
-        self.issued = 0
         # collectives so far
+        self.issued = 0
         self._group, self._on_failure, self._settings = group, on_failure, settings or {}
 
     def all_reduce(self, x: Tensor) -> Handle:

@@ -26,15 +26,15 @@ class CommConfig:
     """How ranks communicate."""
 
     backend: str = "auto"
-    # one of BACKENDS; auto: emulate with a table, else NCCL where every rank has a GPU, else gloo
+    """One of BACKENDS; auto: emulate with a table, else NCCL where every rank has a GPU, else gloo."""
     table: Path | None = None
-    # all-reduce latencies to emulate
+    """All-reduce latencies to emulate."""
     gloo_threads: int = 1
-    # 1: collectives strictly one after the other; 2: gloo's own default, two at once
+    """1: collectives strictly one after the other; 2: gloo's own default, two at once."""
     occupy: bool = False
-    # emulated collectives take SMs and memory bandwidth of a GPU
+    """Emulated collectives take SMs and memory bandwidth of a GPU."""
     timeout_s: float = 120.0
-    # how long a rank waits for the others
+    """How long a rank waits for the others."""
 
     def __post_init__(self) -> None:
         if self.gloo_threads < 1:
@@ -48,11 +48,11 @@ class Place:
     """One process among the ranks, as torchrun and launch.py say it."""
 
     rank: int
-    # of all
+    """Of all."""
     size: int
-    # ranks of all nodes
+    """Ranks of all nodes."""
     local_rank: int
-    # on this node
+    """On this node."""
 
     @classmethod
     def from_environment(cls) -> Self:

@@ -17,8 +17,8 @@ from runtime.model.residual import ResidualStream
 from runtime.model.shard import Shard
 from runtime.model.wiring import Wiring
 
-NO_LAYER = -1
 # place of what comes before the first layer and after the last
+NO_LAYER = -1
 
 
 class Decoder(nn.Module):

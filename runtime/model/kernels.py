@@ -33,6 +33,7 @@ class Observer(Protocol):
 
 _observer: Observer | None = None
 
+# of the MLP, by Hugging Face's names
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
         "silu": nn.functional.silu,
@@ -42,7 +43,6 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
         "relu2": lambda x: nn.functional.relu(x).square(),
     }
 )
-# of the MLP, by Hugging Face's names
 
 
 @contextlib.contextmanager

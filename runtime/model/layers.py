@@ -19,13 +19,13 @@ class Step:
     """What the layers of one forward pass share."""
 
     table_2SK: Tensor
-    # cosines and sines by position
+    """Cosines and sines by position."""
     position_T: Tensor
-    # of the new tokens
+    """Of the new tokens."""
     context: int
-    # positions that a fused attention reads, the new ones included
+    """Positions that a fused attention reads, the new ones included."""
     pad_B: Tensor | None = None
-    # positions of padding before each sequence
+    """Positions of padding before each sequence."""
 
 
 class RMSNorm(nn.Module):

@@ -21,11 +21,11 @@ class _Output:
     """A block's output on its way into the residual."""
 
     y_BTD: Tensor
-    # partial or reduced sums
+    """Partial or reduced sums."""
     reduction: Handle | None
-    # all-reduce to wait for
+    """All-reduce to wait for."""
     replaces: bool
-    # it is the new residual and not added to it
+    """It is the new residual and not added to it."""
 
     def wait(self) -> Tensor:
         return self.y_BTD if self.reduction is None else reduced(self.y_BTD, self.reduction)

@@ -16,21 +16,21 @@ class Shard:
     """One rank's part of a model."""
 
     rank: int
-    # which of the ranks
+    """Which of the ranks."""
     ranks: int
-    # tensor-parallel degree
+    """Tensor-parallel degree."""
     heads: int
-    # query heads on this rank
+    """Query heads on this rank."""
     kv_heads: int
-    # key/value heads on this rank
+    """key/value heads on this rank."""
     kv_first: int
-    # the first of them, counted over the model
+    """The first of them, counted over the model."""
     intermediate: int
-    # width of the MLP on this rank
+    """Width of the MLP on this rank."""
     embedding_rows: int
-    # rows of the embedding on this rank; of a split vocabulary the last rank's may be padding
+    """Rows of the embedding on this rank; of a split vocabulary the last rank's may be padding."""
     lm_head_rows: int
-    # the same for the LM head
+    """The same for the LM head."""
 
     @classmethod
     def of(cls, config: ModelConfig, engine: EngineConfig, rank: int, ranks: int) -> Self:

@@ -25,15 +25,15 @@ class BlockPlan:
     """One block as the residual stream sees it."""
 
     layer: int
-    # decoder layer it belongs to
+    """Decoder layer it belongs to."""
     part: Part
-    # what it computes; "both": attention and MLP side by side, of one norm
+    """What it computes; "both": attention and MLP side by side, of one norm."""
     leaves: int = 0
-    # newest outputs that it does not wait for: 0 blocking, 1 ladder
+    """Newest outputs that it does not wait for: 0 blocking, 1 ladder."""
     reduces: bool = True
-    # its output is summed over the ranks
+    """Its output is summed over the ranks."""
     carries: bool = False
-    # the sum carries residual / ranks along and is the new residual (desync)
+    """The sum carries residual / ranks along and is the new residual (desync)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +41,9 @@ class Wiring:
     """A variant laid out over a model's layers."""
 
     name: str
-    # the variant with its parameter, e.g. "desync:4"
+    """The variant with its parameter, e.g. "desync:4"."""
     blocks: tuple[BlockPlan, ...]
-    # from the embedding to the LM head
+    """From the embedding to the LM head."""
 
     @property
     def reduces(self) -> bool:

@@ -81,8 +81,8 @@ def test_collectives_are_measured_on_every_group_that_fills_the_run() -> None:
     assert (min(MESSAGES), max(MESSAGES)) == (1024, 2**28)
 
 
-GROUPS = [(1, 2), (1, 4), (2, 2), (2, 4), (2, 8)]
 # nodes and ranks
+GROUPS = [(1, 2), (1, 4), (2, 2), (2, 4), (2, 8)]
 
 
 @pytest.mark.parametrize("world", [Layout(1, 8), Layout(2, 4), Layout(3, 2), Layout(4, 1)])

@@ -15,6 +15,7 @@ from tests.conftest import REPO
 
 RUN = ("run", "--model", "1b", "--tp", "8")
 COLLECTIVES = {"all_reduce", "all_gather", "reduce_scatter", "send_recv"}
+# rank 1 has less memory than weights are taken from
 POOR = """
 import os, resource, sys, torch
 from calibration.__main__ import main
@@ -23,7 +24,6 @@ if os.environ["RANK"] == "1":
     resource.setrlimit(resource.RLIMIT_AS, (used + 300 * 10**6,) * 2)
 sys.exit(main(sys.argv[1:]))
 """
-# rank 1 has less memory than weights are taken from
 
 
 def test_a_killed_rank_ends_the_others_and_torchrun_goes_on_within_its_budget(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from ladder_sim.costs.profile_file import SCHEMA_VERSION
 from tests.conftest import REPO
 from tests.support.commands import SMALL, run
 
+# the shape of Mistral-7B
 CONFIG: Mapping[str, object] = {
     "model_type": "mistral",
     "hidden_size": 4096,
@@ -23,7 +24,6 @@ CONFIG: Mapping[str, object] = {
     "rms_norm_eps": 1e-05,
     "vocab_size": 32000,
 }
-# the shape of Mistral-7B
 
 
 def refused(arguments: tuple[str, ...], code: int, *parts: str) -> str:

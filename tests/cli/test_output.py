@@ -265,8 +265,8 @@ def test_no_escapes_off_a_terminal() -> None:
     assert "\x1b" not in ran.out + ran.err
 
 
-UNEVEN = ["ttft_p50_s", "ttft_p95_s", "tpot_p50_s", "tpot_p95_s", "waiting_s"]
 # figures of a prediction with jitter only
+UNEVEN = ["ttft_p50_s", "ttft_p95_s", "tpot_p50_s", "tpot_p95_s", "waiting_s"]
 
 
 def test_jitter_adds_a_table() -> None:

@@ -26,8 +26,8 @@ ALL_FORMULAS = {**FORMULAS, "gather": gather_s, "host": functools.partial(host_r
 LATENCY = st.floats(1e-7, 1e-3)
 BANDWIDTH = st.floats(1e9, 2e12)
 MESSAGE = st.floats(1, 2**34)
-SIZES = 2.0 ** np.arange(3, 35)
 # the range of nccl-tests: 8 bytes to 16 GiB
+SIZES = 2.0 ** np.arange(3, 35)
 
 
 @pytest.fixture(scope="module")

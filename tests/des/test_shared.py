@@ -21,8 +21,8 @@ STREAMS = (Stream(name="compute"), Stream(name="comm"))
 Run = Callable[[Program], Timeline]
 both_engines = pytest.mark.parametrize("run", [engine.run, scan.run], ids=["des", "fast"])
 DEMANDS = st.one_of(KERNELS, COLLECTIVES)
-LONG_S = 1e3
 # outlasts every kernel here
+LONG_S = 1e3
 
 
 def share(

@@ -18,10 +18,10 @@ from tests.conftest import REPO
 PROJECT = {"ladder_sim", "runtime", "calibration"}
 
 # Everywhere in ladder_sim: the base dependencies (click is typer's own ground floor).
-SIMULATOR = {"numpy", "scipy", "networkx", "simpy", "plotly", "typer", "click", "rich", "pydantic"}
 # Inside functions only: the optional extras.
-SIMULATOR_LAZY = {"dash", "pyarrow", "dask", "distributed", "kaleido"}
+SIMULATOR = {"numpy", "scipy", "networkx", "simpy", "plotly", "typer", "click", "rich", "pydantic"}
 # The explorer's: dash, and the server below it.
+SIMULATOR_LAZY = {"dash", "pyarrow", "dask", "distributed", "kaleido"}
 EXPLORER = {"dash", "flask", "werkzeug"}
 
 RUNTIME = {"torch"}

@@ -31,15 +31,15 @@ from runtime.model import kernels
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import lay_out
 
-LAYERS = 4
 # enough for the first, the last, a hybrid's boundary and more than a period of desync:3
+LAYERS = 4
 VARIANTS = ("standard", "parallel", "ladder", "hybrid-ladder:2", "desync:3", "upper-bound")
 SHIPPED = catalog.stack_names()
 WORKLOAD = Workload(batch=2, prompt=24, gen=8)
 Entry = tuple[object, ...]
 
-GEMM_OPS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
 # outside of kernels only these may run: they compute nothing on activations
+GEMM_OPS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
 FREE_OPS = {"empty", "new_empty", "arange", "view", "slice", "select", "detach", "movedim", "permute", "clone"}
 FREE_OPS |= {"_unsafe_view", "transpose", "allreduce_", "_allgather_base_", "broadcast_", "t", "alias"}
 
@@ -50,8 +50,8 @@ class Watched(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.entries: list[Entry] = []
-        self.waits: dict[int, int] = {}
         # number of an all-reduce -> entries before its wait
+        self.waits: dict[int, int] = {}
         self._inside: list[str] = []
         self._gemms: list[tuple[int, int, int]] = []
         self.attended: list[tuple[int, ...]] = []

@@ -18,10 +18,10 @@ RTOL = 1e-9
 EAGER = {"stack.cuda_graphs": "false", "stack.prefill_cuda_graphs": "false"}
 GRAPHS = {"stack.cuda_graphs": "true", "stack.prefill_cuda_graphs": "true"}
 VARIANTS = ("standard", "parallel", "ladder", "hybrid-ladder:8", "desync:2", "upper-bound")
-LAUNCH_S = 5e-6
 # of every shipped stack
-EVERY_LAYER = 10**6
+LAUNCH_S = 5e-6
 # periods kept: none is left out
+EVERY_LAYER = 10**6
 
 
 def step(

@@ -22,8 +22,8 @@ from tests.support.strategies import SECONDS
 
 RTOL = 1e-9
 LAYERS = 9
-EVERY_LAYER = 10**6
 # periods kept: none is left out
+EVERY_LAYER = 10**6
 VARIANTS = (
     "standard",
     "parallel",
@@ -203,8 +203,8 @@ def test_condensing_is_exact(
 
 
 TIMED = (".attn.norm", ".o", ".up", ".down", ".attn.all_reduce", ".mlp.all_reduce", ".all_reduce", ".add", ".fold")
-TIMES = st.fixed_dictionaries(dict.fromkeys((*TIMED, "lm_head"), SECONDS))
 # any ratio of blocks, all-reduces, waits and adds; equal ones too
+TIMES = st.fixed_dictionaries(dict.fromkeys((*TIMED, "lm_head"), SECONDS))
 
 
 @given(TIMES, st.sampled_from(VARIANTS), st.sampled_from([0.0, 0.5, 3.0]), st.booleans(), st.integers(1, 24))

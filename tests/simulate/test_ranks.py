@@ -22,8 +22,8 @@ from tests.simulate.test_passes import EVERY_LAYER, VARIANTS, NamedCosts, blocks
 RTOL = 1e-9
 EVEN = Jitter(sigma=0.0)
 NO_SKEW = {"cluster.rank_skew": "0"}
-MAX_OF_NORMALS = {2: 0.5642, 4: 1.0294, 8: 1.4236, 16: 1.7660}
 # expected largest of n independent standard normals: H. L. Harter, Biometrika 48 (1961), 151-165
+MAX_OF_NORMALS = {2: 0.5642, 4: 1.0294, 8: 1.4236, 16: 1.7660}
 LAYERS = 40
 
 

@@ -29,6 +29,7 @@ CLUSTERS = (
     "l40s-pcie",
     "rtx-pro-6000",
 )
+# of the published checkpoints
 PARAMETERS = {
     "llama-3.2-1b": 1_235_814_400,
     "llama-3.2-3b": 3_212_749_824,
@@ -43,9 +44,8 @@ PARAMETERS = {
     # less 2 * 128 weights of query and key norms in each of 64 layers, which are not counted
     "qwen3-32b": 32_762_123_264 - 64 * 2 * 128,
 }
-# of the published checkpoints
-WITHOUT_CURVE = {"roce-200"}
 # fabrics of which no two-node log is shipped
+WITHOUT_CURVE = {"roce-200"}
 
 
 def test_names() -> None:

@@ -248,6 +248,7 @@ COMMON: dict[str, object] = {
     "num_attention_heads": 32,
     "vocab_size": 32000,
 }
+# configs of published models (all fields that matter here), and what they must become
 OTHER_DENSE: dict[str, tuple[dict[str, object], dict[str, object]]] = {
     "starcoder2-7b": (
         {
@@ -330,7 +331,6 @@ OTHER_DENSE: dict[str, tuple[dict[str, object], dict[str, object]]] = {
     ),
     "internlm2": ({**LLAMA_8B, "model_type": "internlm2", "bias": False}, {"parameters": 8_030_261_248}),
 }
-# configs of published models (all fields that matter here), and what they must become
 
 
 @pytest.mark.parametrize("name", OTHER_DENSE)
@@ -340,6 +340,7 @@ def test_other_dense_models(name: str) -> None:
     assert {field: getattr(model, field) for field in expected} == expected
 
 
+# configs of published models of other kinds, with the fields that give them away; the field to name; the kind
 OTHER_KINDS: dict[str, tuple[dict[str, object], str, str]] = {
     "Mixtral": (
         {**LLAMA_8B, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None},
@@ -426,7 +427,6 @@ OTHER_KINDS: dict[str, tuple[dict[str, object], str, str]] = {
         "RMSNorm",
     ),
 }
-# configs of published models of other kinds, with the fields that give them away; the field to name; the kind
 
 
 @pytest.mark.parametrize("name", OTHER_KINDS)

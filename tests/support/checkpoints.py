@@ -15,12 +15,12 @@ import tokenizers
 import torch
 import transformers
 
+# what the tokenizer is trained on
 PAGE = """Every rank of a tensor-parallel group holds a slice of every layer and computes a part of its output. An
 all-reduce adds the parts up, and the next block waits for the sum. Ladder residual lets the next block begin with the
 sum before, so that the message travels while the block computes. The output arrives later and is added one block late.
 A model that was trained with the usual wiring has to be trained more after its upper layers have been rewired.
 """
-# what the tokenizer is trained on
 VOCAB = 320
 
 

@@ -21,8 +21,8 @@ class Ran(NamedTuple):
     err: str
 
 
-SMALL = ("predict", "--model", "8b", "--variant", "ladder")
 # a quick prediction that fits
+SMALL = ("predict", "--model", "8b", "--variant", "ladder")
 
 
 def run(*arguments: str) -> Ran:

@@ -21,6 +21,7 @@ from playwright.sync_api import Page
 
 from tests.support.explorer_browser import chromium
 
+# a MessageChannel carries the protocol's bytes; they come to the page and leave it as base64
 START = """() => {
     const worker = new Worker("engine_bundle.js"), {port1, port2} = new MessageChannel();
     const replies = new ReadableStream({start(queue) {
@@ -35,7 +36,6 @@ START = """() => {
         return btoa(Array.from(value, byte => String.fromCharCode(byte)).join(""));
     };
 }"""
-# a MessageChannel carries the protocol's bytes; they come to the page and leave it as base64
 
 
 class Processor:

@@ -12,8 +12,8 @@ from tests.conftest import REPO
 from tests.support.commands import run
 
 PAGES = ("docs/sweeps.md", "docs/analysis.md")
-_BLOCK = re.compile(r"^    \$ (ladder-sim .*)\n((?:    (?!\$).*\n|\n(?=    (?!\$)))*)", re.MULTILINE)
 # the output goes on to the next text or command; blank lines inside it are its own
+_BLOCK = re.compile(r"^    \$ (ladder-sim .*)\n((?:    (?!\$).*\n|\n(?=    (?!\$)))*)", re.MULTILINE)
 
 
 def blocks(page: str) -> list[tuple[str, str]]:

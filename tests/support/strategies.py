@@ -8,10 +8,10 @@ from ladder_sim.graph.variants import VARIANTS
 
 # whole numbers make ties, fractions make sums that round
 SECONDS = st.one_of(st.integers(0, 3).map(float), st.floats(1e-3, 10.0))
-SMS = 132
 # of an H100
-SHARES = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(1e-3, 1.0))
+SMS = 132
 # of the memory's bandwidth
+SHARES = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(1e-3, 1.0))
 TILED = st.builds(
     Demand,
     tiles=st.one_of(st.integers(1, SMS), st.integers(1, 4 * SMS)),
@@ -27,8 +27,8 @@ COLLECTIVES = st.builds(
     slowed=st.sampled_from([0.0, 0.4]),
 )
 LAYERS = st.integers(1, 40)
-EMBEDDING = -1
 # stands for the embedding among block numbers
+EMBEDDING = -1
 
 
 @st.composite

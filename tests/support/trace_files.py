@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 PROCESS, MAIN = 4000, 4000
-COMPUTE, COMM = 7, 20
 # stream numbers, as CUPTI gives them
+COMPUTE, COMM = 7, 20
 
 
 class TraceFile:
@@ -115,8 +115,8 @@ class TraceFile:
         return path
 
 
-BLOCK = {"attention": ("qkv_gemm", "flash_fwd", "o_gemm"), "mlp": ("up_gemm", "silu", "down_gemm")}
 # kernels of a transformer block, behind its add and norm
+BLOCK = {"attention": ("qkv_gemm", "flash_fwd", "o_gemm"), "mlp": ("up_gemm", "silu", "down_gemm")}
 KERNEL_US, REDUCE_US = 40, 60
 LAYERS = 3
 PER_BLOCK = 5

@@ -19,6 +19,7 @@ from runtime.config import EngineConfig, ModelConfig, RopeScaling
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import lay_out
 
+# at TP 4 each KV head is held by two ranks; no degree divides the vocabulary
 GROUPED = ModelConfig(
     layers=3,
     hidden=48,
@@ -29,7 +30,6 @@ GROUPED = ModelConfig(
     vocab=101,
     rope_scaling=RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_positions=16),
 )
-# at TP 4 each KV head is held by two ranks; no degree divides the vocabulary
 PLAIN = ModelConfig(
     layers=2,
     hidden=32,
@@ -51,8 +51,8 @@ ENGINES = {
     "math": EngineConfig(prefill_logits="all", attention="math", fused_residual_add=True, fused_ladder_add=True),
     "sharded": EngineConfig(prefill_logits="all", sharded_lm_head=True, sharded_embedding=True),
 }
-TOKENS, PROMPT = 11, 7
 # of the whole sequence; of the part that is prefilled, the rest is decoded
+TOKENS, PROMPT = 11, 7
 
 
 class Case(NamedTuple):

@@ -20,8 +20,8 @@ from ladder_sim.sweeps.run import how_of, run_to_file
 from tests.conftest import REPO, unavailable
 from tests.support.commands import run
 
-AXES = {"model": "8b", "tp": "8", "model.layers": "1:160:+1"}
 # five chunks of a graph per point
+AXES = {"model": "8b", "tp": "8", "model.layers": "1:160:+1"}
 
 
 @pytest.fixture(scope="module", autouse=True)

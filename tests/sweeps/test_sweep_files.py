@@ -20,8 +20,8 @@ from ladder_sim.sweeps.run import how_of, run, run_to_file
 from tests.conftest import REPO
 
 AXES = {"model": "8b,405b", "p2p": "true", "gen": "1,8", "intra.bandwidth": "100:400:x2GB/s"}
-SLOW = {"model": "8b", "model.layers": "1:128:+1"}
 # four chunks that need a graph per point
+SLOW = {"model": "8b", "model.layers": "1:128:+1"}
 
 
 def _written(axes: dict[str, str], path: Path, *, resume: bool = False) -> bytes:

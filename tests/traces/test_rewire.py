@@ -75,8 +75,8 @@ def recorded(tmp_path: Path, stream: int, *, ahead: bool = True) -> TraceGraph:
     )
 
 
-KERNELS = 1 + 5 * 2 * LAYERS - 1 + 3
 # the embedding; a block's five, of which the first has no add; add, norm and LM head
+KERNELS = 1 + 5 * 2 * LAYERS - 1 + 3
 BUSY_US = KERNELS * KERNEL_US
 
 

@@ -23,8 +23,8 @@ from ladder_sim.specs.values import label, real, shown, shown_path, whole
 
 SUFFIX = ".toml"
 _KEYS = ("cluster", "nodes", "ranks_per_node", "bytes", "time_us", "source")
-_MOST_BYTES, _MOST_US = 1e15, 1e9
 # a petabyte; a quarter of an hour
+_MOST_BYTES, _MOST_US = 1e15, 1e9
 _MOST_GPUS = 100_000
 _HINT = "`ladder-sim calibrate import nccl-tests` writes such files"
 
@@ -34,15 +34,15 @@ class FabricCurve:
     """One nccl-tests sweep across nodes."""
 
     cluster: str
-    # catalog cluster whose tiers were measured
+    """Catalog cluster whose tiers were measured."""
     nodes: int
-    # in the group
+    """In the group."""
     ranks_per_node: int
-    # GPUs per node in the group
+    """GPUs per node in the group."""
     curve: Curve
-    # NCCL all-reduce time by message size
+    """NCCL all-reduce time by message size."""
     source: str
-    # where the measurements come from
+    """Where the measurements come from."""
 
 
 def fabric_curve(fabric: str) -> FabricCurve | None:

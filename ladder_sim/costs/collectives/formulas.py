@@ -20,34 +20,34 @@ from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
 Number = float | FloatArray
-Formula = Callable[[FloatArray, float, Number, Number], FloatArray]
 # (message bytes, ranks, latency_s of a full node, bandwidth_Bps) -> seconds
+Formula = Callable[[FloatArray, float, Number, Number], FloatArray]
 
-FULL_NODE = 8
 # ranks for which a tier's latency floor is stated
-LATENCY_EXPONENT = 0.67
+FULL_NODE = 8
 # NCCL's floor grows as ranks^0.67: 6.2, 9.5, 15.6 us at 2, 4, 8 H100s; across two nodes 15.7, 24.8, 40 us at 2, 4, 8
 # GPUs per node (nccl-tests logs dgx_h100_2x2, 2x4, 2x8)
-RING_EFFICIENCY = 0.82
+LATENCY_EXPONENT = 0.67
 # busbw 364 to 370 of NVLink 4's 450 GB/s at 256 MB on 4 H100s
-NVLS_EFFICIENCY = 452.0 / 450.0
+RING_EFFICIENCY = 0.82
 # busbw 452 GB/s above 16 MB on 8 H100s: the switch reduces, so that busbw is not bound by the link rate
-ONE_SHOT_FLOOR_FACTOR, ONE_SHOT_EFFICIENCY = 3.2 / 15.6, 300.0 / 450.0
+NVLS_EFFICIENCY = 452.0 / 450.0
 # H100 TensorRT-LLM: 3.2 us at 8 ranks where NCCL takes 15.6; reads of all peers' buffers reach 300 GB/s
-TWO_SHOT_FLOOR_FACTOR = 4.9 / 15.6
+ONE_SHOT_FLOOR_FACTOR, ONE_SHOT_EFFICIENCY = 3.2 / 15.6, 300.0 / 450.0
 # H100 vLLM at 8 ranks
-GATHER_FLOOR_FACTOR = 10.1 / 15.6
+TWO_SHOT_FLOOR_FACTOR = 4.9 / 15.6
 # H100 NCCL all-gather and reduce-scatter at 8 ranks beside its all-reduce
-HOST_SIMPLE_FLOOR_FACTOR = 5.7
+GATHER_FLOOR_FACTOR = 10.1 / 15.6
 # a ring step over PCIe costs 5.7 us by NCCL's Simple protocol where LL costs 1.0 (NCCL, src/graph/tuning.cc, hwLat)
-LARGE_PROTOCOL_FACTOR, LARGE_PROTOCOL_BYTES = 1.25, 16384.0
+HOST_SIMPLE_FLOOR_FACTOR = 5.7
 # across nodes the floor rises by a quarter at 16 KB, where NCCL leaves its low-latency protocol: 40 -> 49.8 us (NDR),
 # 77 -> 97 (EFA), 122 -> 153 (TCPXO)
-PIPELINE_CHUNK_BYTES = 32.0 * 2**20
+LARGE_PROTOCOL_FACTOR, LARGE_PROTOCOL_BYTES = 1.25, 16384.0
 # across nodes, messages below this pass their stages one after the other, larger ones in overlapping chunks: with it
 # the two-node formula errs at most 8 % on H20 logs from 8 to 64 MB and 6 % on H100 logs above 256 MB
-INTER_EFFICIENCY = 0.95
+PIPELINE_CHUNK_BYTES = 32.0 * 2**20
 # of a network port's line rate
+INTER_EFFICIENCY = 0.95
 
 
 def _floor(ranks: float, latency_s: Number) -> Number:

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from ladder_sim.costs.collectives.formulas import FloatArray, Formula
 from ladder_sim.costs.lookup import Curve
 
-MAX_GAP = 64.0
 # two measured sizes further apart than this do not bracket what lies between: shipped curves are thinned to what
 # interpolation needs, which leaves gaps of up to 64 where a latency floor is flat
+MAX_GAP = 64.0
 
 
 def bracketed(curve: Curve, message: FloatArray) -> NDArray[np.bool_]:
@@ -30,13 +30,13 @@ class MeasuredCollective:
     """One algorithm's curves over rank counts, read against its formula on the hardware that was measured."""
 
     formula: Formula
-    # its ideal
+    """Its ideal."""
     curves: Mapping[int, Curve]
-    # by ranks
+    """By ranks."""
     latency_s: float
-    # of the measured tier
+    """Of the measured tier."""
     bandwidth_Bps: float
-    # of the measured tier
+    """Of the measured tier."""
 
     def ratio(self, message: FloatArray, ranks: int) -> tuple[FloatArray, NDArray[np.bool_]]:
         """Measured over formula, and whether it rests on a measurement at these ranks and this size.

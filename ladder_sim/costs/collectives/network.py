@@ -33,16 +33,16 @@ from ladder_sim.graph.ops import CollectiveKind
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 
-COLLECTIVE_ERROR: Mapping[Source, float] = {"measured": 0.08, "fitted": 0.2, "transferred": 0.3, "roofline": 0.4}
 # 90 % interval as a fraction either way. Measured: nine tenths of the H100 points left out of a curve lie within 8 % of
 # it. Fitted: so do nine tenths of EFA, NDR and H20 nccl-tests rows within 20 % of the two-node formula. The other two
 # are judgement: no measurement of that link stands behind them.
+COLLECTIVE_ERROR: Mapping[Source, float] = {"measured": 0.08, "fitted": 0.2, "transferred": 0.3, "roofline": 0.4}
 
 
-CUSTOM = ("one-shot", "two-shot")
 # kernels of the inference engines themselves
-ONLY = np.zeros(1, np.int_)
+CUSTOM = ("one-shot", "two-shot")
 # the choice where there is none
+ONLY = np.zeros(1, np.int_)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -50,17 +50,17 @@ class CollectiveTimes:
     """A collective, alone; arrays hold one value per message or per configuration."""
 
     seconds: FloatArray
-    # best estimates
+    """Best estimates."""
     in_range: NDArray[np.bool_]
-    # between measurements of this algorithm, these ranks and this link
+    """Between measurements of this algorithm, these ranks and this link."""
     source: Source
-    # what those out of range rest on
+    """What those out of range rest on."""
     algorithms: tuple[str, ...]
-    # what runs, e.g. "nccl"; several where configurations differ
+    """What runs, e.g. "nccl"; several where configurations differ."""
     choice: NDArray[np.int_]
-    # which of them, by configuration; one element where there is one
+    """Which of them, by configuration; one element where there is one."""
     node_share: float | FloatArray = 1.0
-    # of the time, inside the node; the rest waits for the network
+    """Of the time, inside the node; the rest waits for the network."""
 
     @property
     def most_common(self) -> str:
@@ -235,8 +235,8 @@ class Network:
         return formula(message, ranks, tier.latency_s, tier.bandwidth_Bps, share)
 
 
-_IN_NODE: Mapping[str, Formula] = {"all_reduce": nccl_s, "all_gather": gather_s}
 # formulas of NCCL inside a node, from GPU to GPU
+_IN_NODE: Mapping[str, Formula] = {"all_reduce": nccl_s, "all_gather": gather_s}
 
 
 def _stages(kind: CollectiveKind) -> Literal["all_reduce", "all_gather"]:

@@ -21,8 +21,8 @@ from ladder_sim.report.labels import label, scaled, shown
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-MOST_BARS = 12
 # of a tornado
+MOST_BARS = 12
 _LOWER, _HIGHER = "#E69F00", "#0072B2"
 
 

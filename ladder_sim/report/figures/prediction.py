@@ -15,8 +15,8 @@ from ladder_sim.specs.scenario import Scenario
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-SHOWN_SHARE = 0.002
 # of a request's time; less is not seen
+SHOWN_SHARE = 0.002
 _LIMIT_COLOURS = {
     "device memory": "#0072B2",
     "tensor cores": "#56B4E9",
@@ -28,6 +28,7 @@ _LIMIT_COLOURS = {
     "launches": "#E69F00",
 }
 OTHER_COLOUR = "#595959"
+# name and colour of an op's kind; all others are small kernels
 _KINDS = {
     "gemm": ("GEMM", "#0072B2"),
     "lm_head": ("GEMM", "#0072B2"),
@@ -36,7 +37,6 @@ _KINDS = {
     "all_gather": ("all-gather, broadcast", "#CC79A7"),
     "broadcast": ("all-gather, broadcast", "#CC79A7"),
 }
-# name and colour of an op's kind; all others are small kernels
 _SMALL = ("small kernels", "#009E73")
 _LANES = {COMPUTE: "compute", COMM: "communication"}
 _TIMELINE_LAYERS = 2
@@ -46,15 +46,15 @@ class _Bar(NamedTuple):
     """One op on the timeline."""
 
     kind: tuple[str, str]
-    # name and colour
+    """Name and colour."""
     lane: str
-    # its stream
+    """Its stream."""
     start_us: float
-    # from the left edge
+    """From the left edge."""
     length_us: float
-    # as far as it is drawn
+    """As far as it is drawn."""
     op: str
-    # its name
+    """Its name."""
 
 
 def breakdown_figure(scenario: Scenario, predictions: Mapping[str, Prediction]) -> "go.Figure":

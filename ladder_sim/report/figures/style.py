@@ -14,6 +14,8 @@ from ladder_sim.specs.scenario import Scenario
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
+# by variant without its parameter; told apart under the common colour blindnesses: M. Okabe and K. Ito, "Color
+# Universal Design", 2008
 VARIANT_COLOURS = {
     "standard": "#595959",
     "parallel": "#E69F00",
@@ -22,16 +24,14 @@ VARIANT_COLOURS = {
     "desync": "#CC79A7",
     "upper-bound": "#009E73",
 }
-# by variant without its parameter; told apart under the common colour blindnesses: M. Okabe and K. Ito, "Color
-# Universal Design", 2008
-SERIES_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#595959", "#F0E442")
 # for what is no variant, from the same source
+SERIES_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#595959", "#F0E442")
 GRID_COLOUR, TEXT_COLOUR = "#E5E5E5", "#262626"
 FILE_TYPES = (".html", ".png", ".svg")
-WIDTH_PX, HEIGHT_PX = 960, 560
 # of a PNG or SVG whose figure says nothing else
-SHARPNESS = 2
+WIDTH_PX, HEIGHT_PX = 960, 560
 # pixels of a PNG per pixel of the layout
+SHARPNESS = 2
 
 
 def variant_colour(variant: str) -> str:
@@ -144,8 +144,8 @@ def _write_image(figure: "go.Figure", path: Path) -> None:
         ) from error
 
 
-MOST_TICKS = 12
 # values of an axis that are all named
+MOST_TICKS = 12
 
 
 def figure(

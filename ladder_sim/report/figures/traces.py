@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _MS = 1e3
 _COMM, _EXPOSED, _HOST, _SYNC, _SMALL = "communication", "exposed communication", "CPU", "waiting CPU", "other kernels"
+# what is told apart, in the order of the legend
 _COLOURS = {
     "gemm": SERIES_COLOURS[0],
     "attention": SERIES_COLOURS[1],
@@ -23,13 +24,12 @@ _COLOURS = {
     _HOST: "#B5B5B5",
     _SYNC: SERIES_COLOURS[7],
 }
-# what is told apart, in the order of the legend
-ROW_PX, AROUND_PX = 36, 190
 # height of a stream, and of title, axis and legend together
-MOST_OPS = 20_000
+ROW_PX, AROUND_PX = 36, 190
 # bars of a run that a browser still draws at once
-MOST_STEPS = 12
+MOST_OPS = 20_000
 # iterations whose names fit beside each other
+MOST_STEPS = 12
 
 
 def trace_figure(runs: Mapping[str, TraceGraph], title: str) -> "go.Figure":

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _SIZE_PX = 1240, 640
-_PALE_COLOUR = "#BFBFBF"
 # of the intervals
+_PALE_COLOUR = "#BFBFBF"
 _Row = tuple[Comparison, Quantity]
 
 

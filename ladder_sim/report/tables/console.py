@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Sequence
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 
-PLAIN_WIDTH = 240
 # columns of a file or a pipe: enough that no line is broken
+PLAIN_WIDTH = 240
 
 
 def to_text(renderable: RenderableType) -> str:

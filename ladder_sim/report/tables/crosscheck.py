@@ -12,8 +12,8 @@ from ladder_sim.units import format_bytes, format_seconds
 COLUMNS = ("link", "variant", "", "predicted", "measured", "95 % interval", "error", "at most")
 _NOT_JUDGED = "-"
 
-Result = Mapping[str, Any]
 # as `python -m calibration crosscheck` writes it
+Result = Mapping[str, Any]
 
 
 def crosscheck_report(result: Result) -> RenderableType:

@@ -16,8 +16,8 @@ from ladder_sim.simulate.breakdown import OpSummary, StepSummary
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.units import format_bytes, format_seconds
 
-SHOWN_SHARE = 5e-4
 # of a request's time: less rounds to 0.0 %
+SHOWN_SHARE = 5e-4
 
 
 def prediction_report(

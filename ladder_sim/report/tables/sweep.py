@@ -11,8 +11,8 @@ from ladder_sim.sweeps.evaluate import PRICE, PROBLEM
 from ladder_sim.sweeps.table import SweepTable
 from ladder_sim.units import format_seconds
 
-MOST_ROWS = 100
 # more is for a file
+MOST_ROWS = 100
 
 
 def sweep_report(found: SweepTable) -> RenderableType:

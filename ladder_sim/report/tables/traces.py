@@ -13,10 +13,10 @@ from ladder_sim.traces.summary import Summary, summarise
 from ladder_sim.traces.wirings import VariantTime
 from ladder_sim.units import format_seconds
 
-SHOWN_NAME = 60
 # characters of a kernel's name: C++ templates run to hundreds
-SHOWN_UNEXPLAINED = 5
+SHOWN_NAME = 60
 # longest waits that a replay leaves out
+SHOWN_UNEXPLAINED = 5
 
 
 def info_report(graph: TraceGraph, summary: Summary, top: int) -> RenderableType:

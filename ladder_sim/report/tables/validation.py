@@ -26,8 +26,8 @@ from ladder_sim.validation.splits import PROTOCOLS
 
 SCHEMA_VERSION = 1
 
-Compared = Mapping[Level, Sequence[Comparison]]
 # comparisons of one data set by level of evidence
+Compared = Mapping[Level, Sequence[Comparison]]
 
 ROW_COLUMNS = ("variant", "TP", "P2P", "batch", "use", "tok/s", "predicted", "error", "in")
 SPEEDUP_COLUMNS = ("speedup", "predicted (90%)", "error", "in")

@@ -47,8 +47,8 @@ class _Cpu:
         self.steps = Steps(recorded, self.origin_us)
         self.notes: list[str] = []
         self.issued = self._by_issue()
-        self.queues: dict[Lane, list[Draft]] = defaultdict(list)
         # collectives by gloo's thread, or the link
+        self.queues: dict[Lane, list[Draft]] = defaultdict(list)
 
     def read(self) -> RankDraft:
         threads: dict[Any, list[Event]] = defaultdict(list)
@@ -148,14 +148,14 @@ class _Thread:
     def __init__(self, cpu: _Cpu, lane: Lane) -> None:
         self.cpu, self.lane = cpu, lane
         self.drafts: list[Draft] = []
-        self.end_s = 0.0
         # of the last op
-        self.awaited: list[tuple[Draft, frozenset[int]]] = []
+        self.end_s = 0.0
         # collectives under way, and the storages they write
-        self.due: list[Draft] = []
+        self.awaited: list[tuple[Draft, frozenset[int]]] = []
         # those that the thread waits for now
-        self.sent: dict[int, Draft] = {}
+        self.due: list[Draft] = []
         # messages of an emulated link by their numbers
+        self.sent: dict[int, Draft] = {}
 
     def read(self, events: Sequence[Event]) -> list[Draft]:
         self.end_s = self.cpu.seconds(events[0].start_us)

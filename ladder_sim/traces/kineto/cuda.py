@@ -38,10 +38,10 @@ class _Cuda:
             key=str,
         )
         self.notes: list[str] = []
-        self.device: dict[Any, list[Draft]] = defaultdict(list)
         # by correlation id of the call that enqueued them
-        self.free_s: dict[int, float] = {}
+        self.device: dict[Any, list[Draft]] = defaultdict(list)
         # end of the op ahead of each on its stream
+        self.free_s: dict[int, float] = {}
         self.calls: list[Call] = []
 
     def read(self) -> RankDraft:

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from ladder_sim.errors import DeadlockError
 from ladder_sim.traces.graph import ALONE, Collective, Lane, TraceGraph, TraceOp
 
-SLACK_S = 2e-6
 # clocks of CPU and GPU differ by about a microsecond: an overlap shorter than this contradicts no dependency
+SLACK_S = 2e-6
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -24,17 +24,17 @@ class Draft:
     start_s: float
     end_s: float
     after: "list[Draft]" = field(default_factory=list)
-    # besides the one before it on its lane
+    """Besides the one before it on its lane."""
     waits: bool = False
-    # a CPU thread was blocked in it until `after` had ended
+    """A CPU thread was blocked in it until `after` had ended."""
     origin: str = ""
     step: int = ALONE
     group: int = ALONE
     collective: Collective | None = None
     ready_s: float = 0.0
-    # from when on it worked rather than waited
+    """From when on it worked rather than waited."""
     duration_s: float = 0.0
-    # from then to its end
+    """From then to its end."""
 
     def can_follow(self, before: "Draft") -> bool:
         """Whether the recorded times allow that it waited for `before`."""
@@ -46,16 +46,16 @@ class RankDraft(NamedTuple):
 
     rank: int
     drafts: list[Draft]
-    # in any order, but each lane's in its own
+    """In any order, but each lane's in its own."""
     origin_s: float
-    # zero of its times on the clock of its machine
+    """Zero of its times on the clock of its machine."""
     host: str
-    # name of its machine
+    """Name of its machine."""
     world_size: int
     notes: list[str]
-    # what the file does not say
+    """What the file does not say."""
     steps: tuple[str, ...]
-    # names of its iterations
+    """Names of its iterations."""
 
 
 def settle(drafts: Iterable[Draft]) -> None:

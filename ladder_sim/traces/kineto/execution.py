@@ -11,8 +11,8 @@ from typing import Any
 from ladder_sim.errors import UsageError
 from ladder_sim.traces.kineto.reader import read_text
 
-_TENSOR_FIELDS = 6
 # tensor id, storage id, offset, elements, bytes per element, device
+_TENSOR_FIELDS = 6
 
 
 class ExecutionTrace:

@@ -8,8 +8,8 @@ import re
 from typing import NamedTuple
 
 PREFIX = "link:"
-LANE = "link"
 # its messages follow each other
+LANE = "link"
 _ISSUED = re.compile(PREFIX + r"(\w+) (\d+), (\d+) bytes, ([\d.]+) us")
 _AWAITED = re.compile(PREFIX + r"wait (\d+)")
 
@@ -18,13 +18,13 @@ class Message(NamedTuple):
     """One of them."""
 
     number: int
-    # in order of issue
+    """In order of issue."""
     kind: str
-    # of the collective
+    """Of the collective."""
     size_bytes: float
-    # carried
+    """Carried."""
     seconds: float
-    # from issue to end
+    """From issue to end."""
 
 
 def issued(name: str) -> Message | None:

@@ -31,19 +31,19 @@ class Event(NamedTuple):
     """Something with a start and an end."""
 
     category: str
-    # Kineto's name of what it is: "kernel", "cuda_runtime", "cpu_op", ...
+    """Kineto's name of what it is: "kernel", "cuda_runtime", "cpu_op", ..."""
     name: str
-    # of the kernel, call or operator
+    """Of the kernel, call or operator."""
     process: Any
-    # process id; a device's number for what ran on it
+    """Process id; a device's number for what ran on it."""
     thread: Any
-    # thread id; a stream's number for what ran on a device
+    """Thread id; a stream's number for what ran on a device."""
     start_us: float
-    # as recorded, on a clock whose zero is the file's own
+    """As recorded, on a clock whose zero is the file's own."""
     end_us: float
-    # start and duration
+    """Start and duration."""
     args: Mapping[str, Any]
-    # everything else that is known of it
+    """Everything else that is known of it."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -51,13 +51,13 @@ class Recorded:
     """What one file holds, by category, in order of time."""
 
     path: str
-    # where it was read
+    """Where it was read."""
     metadata: dict[str, Any]
-    # the file's own keys besides its events
+    """The file's own keys besides its events."""
     events: dict[str, list[Event]] = field(default_factory=lambda: defaultdict(list))
-    # by category
+    """By category."""
     thread_names: dict[tuple[Any, Any], str] = field(default_factory=dict)
-    # by process and thread
+    """By process and thread."""
 
     @property
     def rank(self) -> int:

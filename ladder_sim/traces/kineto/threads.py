@@ -13,10 +13,10 @@ from ladder_sim.traces.kineto.draft import Draft
 from ladder_sim.traces.kineto.reader import CALL_CATEGORIES, Recorded
 
 _US = 1e-6
-LEAST_SILENCE_S = 50e-6
 # shorter ones are a thread's own
-COVERED = 0.5
+LEAST_SILENCE_S = 50e-6
 # of the silence, that the other thread works
+COVERED = 0.5
 
 
 def hand_over(threads: Sequence[list[Draft]], recorded: Recorded, origin_us: float) -> None:

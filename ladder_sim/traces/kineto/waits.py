@@ -14,8 +14,8 @@ from ladder_sim.traces.graph import Lane
 from ladder_sim.traces.kineto.draft import SLACK_S, Draft
 from ladder_sim.traces.kineto.reader import Event, Recorded
 
-StreamId = tuple[Any, Any]
 # device and stream
+StreamId = tuple[Any, Any]
 
 _WHOLE_DEVICE = frozenset({"cudaDeviceSynchronize", "cuCtxSynchronize", "hipDeviceSynchronize", "cudaFree", "hipFree"})
 _ONE_STREAM = frozenset({"cudaStreamSynchronize", "cuStreamSynchronize", "hipStreamSynchronize"})
@@ -34,11 +34,11 @@ class Call:
     """A call of a CPU thread."""
 
     event: Event
-    # as recorded
+    """As recorded."""
     enqueued: list[Draft]
-    # what it put on streams
+    """What it put on streams."""
     wait: Draft | None = None
-    # its op, if it may block
+    """Its op, if it may block."""
 
     @property
     def correlation(self) -> Any:
