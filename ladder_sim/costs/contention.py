@@ -82,7 +82,7 @@ class SmUse:
     """Thread blocks that take an SM each."""
     spare: Number = 1.0
     """Share of the SMs it can lose without slowing, where it has no tiles."""
-    slowed: Number = 0.0
+    slowdown: Number = 0.0
     """How much longer it takes beside kernels that saturate the memory, where it keeps SMs."""
 
 

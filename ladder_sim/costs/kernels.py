@@ -202,7 +202,7 @@ class KernelCosts:
             sms=SmUse(
                 held_sms=_number(np.minimum(sms, self._sms - 1)),
                 # steps across the network wait for it and not for the memory
-                slowed=_plain(np.atleast_1d(times.node_share)) * self.hardware.overlap.collective_slowdown,
+                slowdown=_plain(np.atleast_1d(times.node_share)) * self.hardware.overlap.collective_slowdown,
             ),
             memory=self._memory_share(traffic, seconds),
             link=1.0,

@@ -89,7 +89,7 @@ class RecordedCosts:
                 seconds=float(seconds),
                 error=RECORDED_ERROR,
                 source="measured",
-                sms=SmUse(held_sms=beside.core_share * self._sms, slowed=beside.slowed),
+                sms=SmUse(held_sms=beside.core_share * self._sms, slowdown=beside.slowed),
                 link=1.0,
             )
         known = self._kernels.get((op.kind, op.shape))

@@ -16,7 +16,7 @@ import numpy as np
 
 from ladder_sim.des.order import evaluation_order
 from ladder_sim.des.program import NO_GROUP, Program
-from ladder_sim.des.shared import Demand, Device, Number, anywhere, least, most
+from ladder_sim.des.shared import Demand, Device, Number, any_true, maximum, minimum
 from ladder_sim.des.timeline import Timeline
 
 CANNOT_SHARE = (
@@ -112,7 +112,7 @@ class _Scan:
                 self.close_through(before)
             # what ran just before on the stream ended there
             if self.end_s[before] is not front_s:
-                ready_s = most(ready_s, self.end_s[before])
+                ready_s = maximum(ready_s, self.end_s[before])
         if task.group != NO_GROUP:
             # `evaluation_order` puts the members of a group next to each other, after all that any of them waits for
             self.ready_s[index] = ready_s
@@ -136,7 +136,7 @@ class _Scan:
             return
         start_s: Number = 0.0
         for member in members:
-            start_s = most(start_s, self.ready_s[member] + tasks[member].lead_s)
+            start_s = maximum(start_s, self.ready_s[member] + tasks[member].lead_s)
         for member in members:
             self._set(member, self.ready_s[member], start_s, start_s + tasks[member].duration_s)
 
@@ -147,24 +147,24 @@ class _Scan:
         ready_s: Number = 0.0
         for before in task.after:
             if before not in self.open:
-                ready_s = most(ready_s, self.end_s[before])
+                ready_s = maximum(ready_s, self.end_s[before])
         self.open[index] = _Open(index, task.demand, ready_s, task.duration_s)
 
     def _earliest(self, found: _Open, before_s: Number) -> Number:
         """When `found` can start, given the end of the collective before it."""
-        return most(found.own_ready_s, before_s) + self.program.tasks[found.index].lead_s
+        return maximum(found.own_ready_s, before_s) + self.program.tasks[found.index].lead_s
 
     def _pass_alone(self, from_s: Number, to_s: Number) -> None:
         """Let open collectives run while the computing stream waits."""
-        if not anywhere(to_s > from_s):
+        if not any_true(to_s > from_s):
             return
         before_s = self.closed_s
         for found in self.open.values():
             if not found.decided:
                 earliest_s = self._earliest(found, before_s)
                 self._start(found, (found.start_s == inf) & (earliest_s < to_s), earliest_s)
-            begin_s = most(found.start_s, from_s)
-            span_s = least(most(to_s - begin_s, 0.0), found.left_s)
+            begin_s = maximum(found.start_s, from_s)
+            span_s = minimum(maximum(to_s - begin_s, 0.0), found.left_s)
             self._progress(found, span_s, begin_s + span_s)
             before_s = found.end_s
         self._drop_done()
@@ -177,15 +177,15 @@ class _Scan:
         for found in self.open.values():
             if not found.decided:
                 self._decide_start(found, index, before_s, (start_s, now_s, left_s))
-            later = anywhere(found.start_s > now_s)
+            later = any_true(found.start_s > now_s)
             if later:
-                meet_s = least(most(found.start_s, now_s), now_s + left_s)
-                now_s, left_s = meet_s, most(0.0, left_s - (meet_s - now_s))
+                meet_s = minimum(maximum(found.start_s, now_s), now_s + left_s)
+                now_s, left_s = meet_s, maximum(0.0, left_s - (meet_s - now_s))
             own_rate, its_rate = self._pair_rates(task.demand, found.demand)
-            both_s = least(left_s / own_rate, found.left_s / its_rate)
+            both_s = minimum(left_s / own_rate, found.left_s / its_rate)
             if later:
                 both_s = _where(found.start_s <= now_s, both_s, 0.0)
-            now_s, left_s = now_s + both_s, most(0.0, left_s - both_s * own_rate)
+            now_s, left_s = now_s + both_s, maximum(0.0, left_s - both_s * own_rate)
             self._progress(found, both_s * its_rate, now_s, started=not later)
             before_s = found.end_s
         self._drop_done()
@@ -206,18 +206,18 @@ class _Scan:
         kernel = self.program.tasks[index]
         earliest_s = self._earliest(found, before_s)
         due = (found.start_s == inf) & (earliest_s < now_s + left_s)
-        if not anywhere(due):
+        if not any_true(due):
             return
         drains = self.device.must_drain(found.demand, kernel.demand)
-        if anywhere(drains):
-            left_then_s = most(0.0, left_s - most(0.0, earliest_s - now_s))
+        if any_true(drains):
+            left_then_s = maximum(0.0, left_s - maximum(0.0, earliest_s - now_s))
             wait_s = self.device.left_in_wave(kernel.demand, left_then_s, kernel.duration_s)
             earliest_s = earliest_s + _where(drains & due & (earliest_s > start_s), wait_s, 0.0)
         self._start(found, due, earliest_s)
 
     def _start(self, found: _Open, due: Any, start_s: Number) -> None:
         found.start_s = _where(due, start_s, found.start_s)
-        found.decided = not anywhere(found.start_s == inf)
+        found.decided = not any_true(found.start_s == inf)
 
     def _progress(self, found: _Open, work_s: Number, until_s: Number, *, started: bool = False) -> None:
         left_s = found.left_s - work_s
@@ -226,11 +226,11 @@ class _Scan:
             done = done & (found.start_s <= until_s)
         found.left_s = _where(done, 0.0, left_s)
         # what was done before ended earlier
-        found.end_s = least(found.end_s, _where(done, until_s, inf))
+        found.end_s = minimum(found.end_s, _where(done, until_s, inf))
 
     def _drop_done(self) -> None:
         for found in list(self.open.values()):
-            if anywhere(found.end_s == inf):
+            if any_true(found.end_s == inf):
                 return
             self._close(found)
 
@@ -241,12 +241,12 @@ class _Scan:
             found = next(iter(self.open.values()))
             if not found.decided:
                 self._start(found, found.start_s == inf, self._earliest(found, self.closed_s))
-            alone_s = most(found.start_s, front_s) + found.left_s
+            alone_s = maximum(found.start_s, front_s) + found.left_s
             found.end_s = _where(found.end_s == inf, alone_s, found.end_s)
             self._close(found)
 
     def _close(self, found: _Open) -> None:
-        self._set(found.index, most(found.own_ready_s, self.closed_s), found.start_s, found.end_s)
+        self._set(found.index, maximum(found.own_ready_s, self.closed_s), found.start_s, found.end_s)
         self.closed_s = found.end_s
         del self.open[found.index]
 
@@ -256,8 +256,8 @@ def _sharing(program: Program, groups: dict[int, list[int]]) -> tuple[Device, in
     comm: set[int] = set()
     compute: set[int] = set()
     for stream, demand in {(task.stream, task.demand) for task in program.tasks}:
-        if demand.asks:
-            (comm if demand.holds else compute).add(stream)
+        if demand.uses_shared:
+            (comm if demand.holds_sms else compute).add(stream)
     ranks = [program.streams[stream].rank for stream in comm | compute]
     if program.device is None or len(set(ranks)) == len(ranks):
         return Device(sms=1), -1, -1

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 Number = float | NDArray[np.float64]
 
 
-def most(one: Number, other: Number) -> Number:
+def maximum(one: Number, other: Number) -> Number:
     """The larger, element by element where there are arrays."""
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         larger: Number = np.maximum(one, other)
@@ -26,7 +26,7 @@ def most(one: Number, other: Number) -> Number:
     return one if one > other else other
 
 
-def least(one: Number, other: Number) -> Number:
+def minimum(one: Number, other: Number) -> Number:
     """The smaller, element by element where there are arrays."""
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         smaller: Number = np.minimum(one, other)
@@ -34,7 +34,7 @@ def least(one: Number, other: Number) -> Number:
     return one if one < other else other
 
 
-def anywhere(value: "Number | bool | NDArray[np.bool_]") -> bool:
+def any_true(value: "Number | bool | NDArray[np.bool_]") -> bool:
     """Whether it is true, or not zero, in any configuration."""
     return bool(value.any()) if isinstance(value, np.ndarray) else bool(value)
 
@@ -53,21 +53,21 @@ class Demand:
     """Share of the device memory's bandwidth."""
     link: float = 0.0
     """Share of the interconnect's bandwidth."""
-    slowed: Number = 0.0
+    slowdown: Number = 0.0
     """Of a task that keeps SMs: how much longer it takes beside kernels that use all of the memory's bandwidth, as a
     fraction: its steps wait for memory."""
 
     @property
-    def asks(self) -> bool:
+    def uses_shared(self) -> bool:
         """Whether it asks for anything that is shared."""
-        if self.holds or self.link:
+        if self.holds_sms or self.link:
             return True
-        return anywhere(self.tiles) or anywhere(self.memory) or anywhere(1.0 - self.spare)
+        return any_true(self.tiles) or any_true(self.memory) or any_true(1.0 - self.spare)
 
     @property
-    def holds(self) -> bool:
+    def holds_sms(self) -> bool:
         """Whether it keeps SMs for itself: a collective."""
-        return anywhere(self.held_sms)
+        return any_true(self.held_sms)
 
 
 # relative: what lies closer to a wave's end than this is at its end
@@ -96,34 +96,34 @@ class Device:
         link = own.link
         for other in others:
             held_sms, busy, link = held_sms + other.held_sms, busy + other.memory, link + other.link
-        if own.holds:
-            rate: Number = 1.0 / (1.0 + own.slowed * least(1.0, busy))
+        if own.holds_sms:
+            rate: Number = 1.0 / (1.0 + own.slowdown * minimum(1.0, busy))
         else:
-            rate = self._sm_rate(own, most(1.0, self.sms - held_sms))
-        if anywhere(own.memory):
-            rate = least(rate, 1.0 / most(1.0, own.memory + busy))
+            rate = self._sm_rate(own, maximum(1.0, self.sms - held_sms))
+        if any_true(own.memory):
+            rate = minimum(rate, 1.0 / maximum(1.0, own.memory + busy))
         if own.link:
-            rate = least(rate, 1.0 / max(1.0, link))
+            rate = minimum(rate, 1.0 / max(1.0, link))
         return rate
 
     def waves(self, tiles: Number) -> Number:
         """Rounds in which all SMs work off `tiles`."""
-        return most(1, -(-tiles // self.sms))
+        return maximum(1, -(-tiles // self.sms))
 
     def must_drain(self, collective: Demand, kernel: Demand) -> "bool | NDArray[np.bool_]":
         """Whether `collective` finds too few free SMs beside a running `kernel` and has to wait for a wave to end."""
-        return (kernel.tiles > 0) & (collective.held_sms > self.sms - least(kernel.tiles, self.sms))
+        return (kernel.tiles > 0) & (collective.held_sms > self.sms - minimum(kernel.tiles, self.sms))
 
     def left_in_wave(self, kernel: Demand, left_s: Number, duration_s: Number) -> Number:
         """Work left in the wave that `kernel` is in, seconds at rate 1; 0 between two waves."""
-        wave_s = most(duration_s, TINY_S) / self.waves(kernel.tiles)
+        wave_s = maximum(duration_s, TINY_S) / self.waves(kernel.tiles)
         waves_left = left_s / wave_s
-        return most(0.0, waves_left - (waves_left + ROUNDING) // 1.0) * wave_s
+        return maximum(0.0, waves_left - (waves_left + ROUNDING) // 1.0) * wave_s
 
     def _sm_rate(self, own: Demand, free: Number) -> Number:
         # of all SMs at least one does the work
-        spread = least(1.0, free / most(1.0, self.sms * (1.0 - own.spare)))
-        if not anywhere(own.tiles):
+        spread = minimum(1.0, free / maximum(1.0, self.sms * (1.0 - own.spare)))
+        if not any_true(own.tiles):
             return spread
-        tiled = self.waves(own.tiles) / -(-most(1, own.tiles) // free)
+        tiled = self.waves(own.tiles) / -(-maximum(1, own.tiles) // free)
         return np.where(own.tiles, tiled, spread) if isinstance(own.tiles, np.ndarray) else tiled

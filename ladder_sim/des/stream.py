@@ -50,7 +50,7 @@ def drain(clocks: Clocks, stream: int, queue: Sequence[int]) -> Steps:
             if not ended[before].processed:
                 yield ended[before]
         ready[index] = now_s = environment.now
-        if task.group == NO_GROUP and (gpu is None or not task.demand.asks):
+        if task.group == NO_GROUP and (gpu is None or not task.demand.uses_shared):
             start[index] = float(now_s + task.lead_s)
             yield timeout(task.lead_s + task.duration_s)
         else:
@@ -66,7 +66,7 @@ def _run_shared(clocks: Clocks, index: int, task: Task, gpu: Gpu | None) -> Step
     timeout: Any = environment.timeout
     if task.lead_s:
         yield timeout(task.lead_s)
-    if gpu is not None and task.demand.holds:
+    if gpu is not None and task.demand.holds_sms:
         wait_s = gpu.drain_s(task.demand)
         if wait_s:
             yield timeout(wait_s)
@@ -75,7 +75,7 @@ def _run_shared(clocks: Clocks, index: int, task: Task, gpu: Gpu | None) -> Step
         assembled = clocks.assembled[task.group]
         if clocks.missing[task.group]:
             # a collective's kernel spins on its SMs until its peers are there
-            held = gpu.hold(task.demand) if gpu is not None and task.demand.holds else None
+            held = gpu.hold(task.demand) if gpu is not None and task.demand.holds_sms else None
             yield assembled
             if gpu is not None and held is not None:
                 gpu.release(held)

@@ -217,7 +217,7 @@ def _demand(estimate: Estimate) -> Demand:
         held_sms=use.held_sms,
         tiles=use.tiles,
         spare=use.spare,
-        slowed=use.slowed,
+        slowdown=use.slowdown,
         memory=estimate.memory,
         link=estimate.link,
     )

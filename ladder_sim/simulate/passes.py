@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ladder_sim.costs.estimate import CostModel, Number
 from ladder_sim.des import engine, scan
 from ladder_sim.des.program import Program
-from ladder_sim.des.shared import anywhere, least, most
+from ladder_sim.des.shared import any_true, maximum, minimum
 from ladder_sim.des.timeline import Timeline
 from ladder_sim.graph.build import PassInputs, build
 from ladder_sim.graph.ops import Phase
@@ -142,7 +142,7 @@ def _serial_s(plan: StepPlan, costs: CostModel) -> Number:
     spans_s = {(like, lead): times.durations_s[like] + times.leads_s[lead] for like, lead in plan.spans}
     in_order = list(zip(plan.schedule.same_as, plan.schedule.leads, strict=True))
     # the sum can be larger than the one from the op before only where that op is shorter than a launch
-    short = {span for span, seconds in spans_s.items() if anywhere(seconds < times.launch_s)}
+    short = {span for span, seconds in spans_s.items() if any_true(seconds < times.launch_s)}
     left_out = {pair.own[-1]: pair for pair in plan.twins}
     launches = sum(plan.spans.values())
     left_s: Number = 0.0
@@ -154,7 +154,7 @@ def _serial_s(plan: StepPlan, costs: CostModel) -> Number:
             launches -= pair.left_out * len(pair.own)
         left_s = left_s + spans_s[in_order[number]]
         if number == 0 or in_order[number - 1] in short:
-            longest_s = most(longest_s, left_s + launches * times.launch_s)
+            longest_s = maximum(longest_s, left_s + launches * times.launch_s)
         launches -= 1
     return longest_s
 
@@ -252,7 +252,7 @@ def _added(
 def _makespan_s(lowered: Lowered, end_s: Sequence[Number]) -> Number:
     """The end of the last task of any stream."""
     last = {task.stream: number for number, task in enumerate(lowered.program.tasks)}
-    return reduce(most, (end_s[number] for number in last.values()))
+    return reduce(maximum, (end_s[number] for number in last.values()))
 
 
 def _range(values: Iterable[Number]) -> tuple[Number, Number]:
@@ -260,5 +260,5 @@ def _range(values: Iterable[Number]) -> tuple[Number, Number]:
     low: Number = inf
     high: Number = -inf
     for value in values:
-        low, high = least(low, value), most(high, value)
+        low, high = minimum(low, value), maximum(high, value)
     return low, high

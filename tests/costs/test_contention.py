@@ -188,7 +188,7 @@ def test_a_profiles_overlap_section_reaches_the_demands() -> None:
         if op.stream == "comm":
             # a message of 64 tokens would take the most channels there are
             assert (estimate.sms.held_sms, changed.sms.held_sms) == (24, 3)
-            assert (estimate.sms.slowed, changed.sms.slowed) == (0.33, 0.5)
+            assert (estimate.sms.slowdown, changed.sms.slowdown) == (0.33, 0.5)
             assert changed.memory == pytest.approx(2 * estimate.memory)
         elif not estimate.sms.tiles:
             assert (estimate.sms.spare, changed.sms.spare) == (0.25, 0.125)

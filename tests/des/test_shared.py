@@ -219,7 +219,7 @@ def test_a_wave_limited_kernel_needs_another_wave(run: Run, tiles: int) -> None:
 
 def test_a_collective_waits_for_busy_memory() -> None:
     """It asks for none of the bandwidth itself, but its steps take longer."""
-    collective = Demand(held_sms=4, slowed=0.5)
+    collective = Demand(held_sms=4, slowdown=0.5)
     assert DEVICE.rate(collective, []) == 1.0
     assert DEVICE.rate(collective, [Demand(tiles=100)]) == 1.0
     assert DEVICE.rate(collective, [Demand(memory=0.6)]) == pytest.approx(1 / 1.3)

@@ -24,7 +24,7 @@ COLLECTIVES = st.builds(
     held_sms=st.integers(1, 40),
     memory=SHARES,
     link=st.sampled_from([0.0, 1.0]),
-    slowed=st.sampled_from([0.0, 0.4]),
+    slowdown=st.sampled_from([0.0, 0.4]),
 )
 LAYERS = st.integers(1, 40)
 # stands for the embedding among block numbers
