@@ -158,18 +158,18 @@ def _figures() -> str:
     """Every fitted figure of the shipped fits, with its interval."""
     parts = ["## Fitted figures\n"]
     for level, name in FITTED_PROFILES.items():
-        transfer = load_profile(name).transfer
-        if transfer is None:
+        stack_fit = load_profile(name).stack_fit
+        if stack_fit is None:
             continue
         lines = []
-        for (figure, fitted), draws in zip(transfer.figures.items(), transfer.draws.T, strict=True):
+        for (figure, fitted), draws in zip(stack_fit.figures.items(), stack_fit.draws.T, strict=True):
             low, high = np.quantile(draws, (0.05, 0.95))
             within = f"{low:.3g} to {high:.3g}"
             verdict = "runs" if fitted.identified else "prior"
             lines.append((f"`{figure}`", f"{fitted.default:.3g}", f"{fitted.value:.3g}", within, verdict))
         parts.append(
-            f"Profile `{name}` ({level}, {transfer.rows} runs; half the sum of squares {transfer.cost:.1f}). Where the "
-            "runs leave more\nthan 70 % of a prior's spread, the figure is known from its prior.\n\n"
+            f"Profile `{name}` ({level}, {stack_fit.rows} runs; half the sum of squares {stack_fit.cost:.1f}). Where "
+            "the runs leave more\nthan 70 % of a prior's spread, the figure is known from its prior.\n\n"
             + _table(("figure", "catalog", "fitted", "90 % interval", "known from"), lines)
         )
     return "\n".join(parts)

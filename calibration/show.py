@@ -8,7 +8,7 @@ from typing import Any
 
 from ladder_sim.confidence import NORMAL_90
 from ladder_sim.costs.lookup import ErrorStats, RatioTable
-from ladder_sim.costs.profile import CalibrationProfile, Transfer
+from ladder_sim.costs.profile import CalibrationProfile, StackFit
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.costs.roofline import Kind
 from ladder_sim.errors import UsageError
@@ -48,8 +48,8 @@ def describe(profile: CalibrationProfile, source: Path | None = None) -> str:
         figures = (f"{100 * value:.1f} %" for value in (error.median, error.p90, error.max))
         cells.append((name, points, against, str(error.rows), *figures))
     lines += _aligned(cells, left=3)
-    if profile.transfer:
-        lines += ["", *describe_transfer(profile.transfer)]
+    if profile.stack_fit:
+        lines += ["", *describe_stack_fit(profile.stack_fit)]
     return "\n".join(lines)
 
 
@@ -62,16 +62,16 @@ def _named(what: str, values: Mapping[str, str]) -> list[str]:
     return [f"{what}  {', '.join(f'{name} {value}' for name, value in values.items())}"] if values else []
 
 
-def describe_transfer(transfer: Transfer) -> list[str]:
+def describe_stack_fit(stack_fit: StackFit) -> list[str]:
     """What a fit to end-to-end runs found, figure by figure."""
-    chosen = f", protocol {transfer.protocol}" if transfer.protocol else ""
+    chosen = f", protocol {stack_fit.protocol}" if stack_fit.protocol else ""
     lines = [
-        f"figures of stack {transfer.stack}, fitted to {transfer.rows} runs of {transfer.runs}{chosen} at TP "
-        f"{', '.join(map(str, transfer.tps))}",
+        f"figures of stack {stack_fit.stack}, fitted to {stack_fit.rows} runs of {stack_fit.runs}{chosen} at TP "
+        f"{', '.join(map(str, stack_fit.tps))}",
         "",
     ]
     cells: list[tuple[str, ...]] = [FIGURE_HEADINGS]
-    for name, figure in transfer.figures.items():
+    for name, figure in stack_fit.figures.items():
         verdict = "runs" if figure.identified else "prior"
         spread = (f"{100 * math.expm1(NORMAL_90 * sd):.0f} %" for sd in (figure.log_sd, figure.prior_log_sd))
         cells.append((name, *(f"{value:.3g}" for value in (figure.default, figure.value)), *spread, verdict))

@@ -2,7 +2,7 @@
 
 Three parts, added in quadrature: single ops, by what their times rest on; figures of a fit, by the values that explain
 its runs about as well; and what runs differ by that are alike. Where a stack has been fitted to end-to-end runs, the
-sum is scaled by what it took to hold runs that a fit had not seen (`ladder_sim.costs.profile.Transfer`).
+sum is scaled by what it took to hold runs that a fit had not seen (`ladder_sim.costs.profile.StackFit`).
 """
 
 import math
@@ -15,7 +15,7 @@ import numpy as np
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.memory import MemoryUse
-from ladder_sim.costs.profile import CalibrationProfile, IntervalScale, Transfer
+from ladder_sim.costs.profile import CalibrationProfile, IntervalScale, StackFit
 from ladder_sim.simulate.request import Request, simulate_requests
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.units import format_bytes
@@ -87,14 +87,14 @@ class PredictionErrors:
 def _widths(
     scenario: Scenario, requests: Mapping[str, Request], profile: CalibrationProfile | None
 ) -> Mapping[str, Widths]:
-    transfer = profile.transfer if profile else None
+    stack_fit = profile.stack_fit if profile else None
     fitted = Hardware.stated(scenario, profile).fitted(scenario, profile)
     by_op = {name: _by_op(request, requests["standard"]) for name, request in requests.items()}
-    if transfer is None or not fitted:
+    if stack_fit is None or not fitted:
         return by_op
-    by_figure = _by_figure(scenario, list(requests), profile, transfer, list(fitted))
-    same_tables = profile is not None and transfer.base == profile.tables_of
-    scale = transfer.scale(scenario.model.name, scenario.tp) if same_tables else IntervalScale()
+    by_figure = _by_figure(scenario, list(requests), profile, stack_fit, list(fitted))
+    same_tables = profile is not None and stack_fit.base == profile.tables_of
+    scale = stack_fit.scale(scenario.model.name, scenario.tp) if same_tables else IntervalScale()
     rate_noise = NORMAL_90 * math.hypot(SHARED_LOG_SD, ROW_LOG_SD)
     speedup_noise = NORMAL_90 * math.sqrt(2.0) * ROW_LOG_SD
     return {
@@ -124,11 +124,11 @@ def _by_figure(
     scenario: Scenario,
     variants: list[str],
     profile: CalibrationProfile | None,
-    transfer: Transfer,
+    stack_fit: StackFit,
     names: list[str],
 ) -> dict[str, Widths]:
     """Spread over the fit's draws."""
-    columns = {name: transfer.draws[:, number] for number, name in enumerate(transfer.figures) if name in names}
+    columns = {name: stack_fit.draws[:, number] for number, name in enumerate(stack_fit.figures) if name in names}
     found = simulate_requests(scenario, columns, variants, profile)
     log_s = {name: np.log(times.request_s) for name, times in found.items()}
     return {
@@ -210,10 +210,10 @@ def _warnings(scenario: Scenario, costs: KernelCosts, memory: MemoryUse) -> list
             f"profile '{profile.name}' is said to be of {profile.gpu}, but was measured on "
             f"'{profile.environment['device']}'"
         )
-    transfer = profile.transfer if profile else None
-    if profile and transfer and transfer.stack == scenario.stack.name and transfer.base != profile.tables_of:
+    stack_fit = profile.stack_fit if profile else None
+    if profile and stack_fit and stack_fit.stack == scenario.stack.name and stack_fit.base != profile.tables_of:
         warnings.append(
-            f"stack '{transfer.stack}' was fitted to runs on {transfer.base}; its figures are taken over unchanged"
+            f"stack '{stack_fit.stack}' was fitted to runs on {stack_fit.base}; its figures are taken over unchanged"
         )
     if not memory.fits:
         warnings.append(

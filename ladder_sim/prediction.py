@@ -242,7 +242,7 @@ def resolve_profile(scenario: Scenario, profile: str | CalibrationProfile | None
 @lru_cache(maxsize=32)
 def _with_fit(measured: CalibrationProfile, calibrated: CalibrationProfile) -> CalibrationProfile:
     """A GPU's profile with a stack's fit; the same object for the same two, whose tables are laid out once."""
-    return dataclasses.replace(measured, transfer=calibrated.transfer)
+    return dataclasses.replace(measured, stack_fit=calibrated.stack_fit)
 
 
 def _prediction(

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from calibration.stack_fit.fit import DRAWS, fit_transfer
+from calibration.stack_fit.fit import DRAWS, fit_stack
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.values import whole
@@ -29,7 +29,7 @@ def add_to(commands: Any) -> None:
 
 
 def _fit_stack(options: argparse.Namespace) -> None:
-    from calibration.show import describe_transfer
+    from calibration.show import describe_stack_fit
 
     if not options.out.parent.is_dir():
         raise UsageError(f"--out '{options.out}': there is no such folder", hint="choose a folder that is there")
@@ -38,7 +38,7 @@ def _fit_stack(options: argparse.Namespace) -> None:
     if options.protocol:
         runs = split(runs, PROTOCOLS[options.protocol]).fit
     draws, seed = whole(options.draws, "--draws", 2, 100_000), whole(options.seed, "--seed", 0, 2**32 - 1)
-    fit = fit_transfer(
+    fit = fit_stack(
         runs,
         load_profile(options.base),
         name=options.out.name.removesuffix(".gz").removesuffix(".json"),
@@ -49,8 +49,8 @@ def _fit_stack(options: argparse.Namespace) -> None:
         created=options.created,
     )
     save_profile(fit.profile, options.out)
-    if fit.profile.transfer:
-        print("\n".join(describe_transfer(fit.profile.transfer)), file=sys.stderr)
+    if fit.profile.stack_fit:
+        print("\n".join(describe_stack_fit(fit.profile.stack_fit)), file=sys.stderr)
     for name in fit.left_out:
         print(f"not fitted: {name}, on which none of these runs depends", file=sys.stderr)
     errors = np.expm1(fit.log_errors)

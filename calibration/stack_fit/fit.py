@@ -12,7 +12,7 @@ import numpy as np
 
 from calibration.stack_fit.problem import PRIORS, Array, Problem
 from calibration.stack_fit.unseen import UnseenRun, nominal_widths, scale, unseen_runs
-from ladder_sim.costs.profile import CalibrationProfile, FittedFigure, IntervalScale, Transfer
+from ladder_sim.costs.profile import CalibrationProfile, FittedFigure, IntervalScale, StackFit
 from ladder_sim.costs.profile_file import shipped_profiles
 from ladder_sim.validation.dataset import Measurement
 
@@ -38,7 +38,7 @@ class Fit:
     """The same for its TP degree; empty where there is but one."""
 
 
-def fit_transfer(
+def fit_stack(
     runs: Sequence[Measurement],
     base: CalibrationProfile,
     *,
@@ -90,7 +90,7 @@ def fit_transfer(
         )
     figures = problem.named(best.at)
     spread = np.log(problem.values(replicates)).std(axis=0, ddof=1)
-    found = Transfer(
+    found = StackFit(
         stack=problem.scenario.stack.name,
         base=base.tables_of,
         runs=dataset,
@@ -107,8 +107,8 @@ def fit_transfer(
             for (figure, value), log_sd in zip(figures.items(), spread, strict=True)
         },
         draws=problem.values(replicates),
-        near=IntervalScale(),
-        beyond=IntervalScale(),
+        fitted_scale=IntervalScale(),
+        other_scale=IntervalScale(),
     )
     shipped = base.tables_of in shipped_profiles()
     fitted = replace(
@@ -116,12 +116,12 @@ def fit_transfer(
         name=name,
         base=base.tables_of if shipped else "",
         created=created or datetime.date.today().isoformat(),
-        transfer=found,
+        stack_fit=found,
     )
     nominal = nominal_widths(runs, fitted)
-    scales = {"near": scale(near, nominal), "beyond": scale(beyond or near, nominal)}
+    scales = {"fitted_scale": scale(near, nominal), "other_scale": scale(beyond or near, nominal)}
     return Fit(
-        profile=replace(fitted, transfer=replace(found, **scales)),
+        profile=replace(fitted, stack_fit=replace(found, **scales)),
         left_out=problem.left_out,
         log_errors=problem.log_rates(best.at) - problem.measured,
         near=near,

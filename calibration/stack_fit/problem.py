@@ -73,7 +73,7 @@ class Problem:
 
     def __init__(self, runs: tuple[Measurement, ...], base: CalibrationProfile) -> None:
         # an earlier fit of the base must not show through
-        self.runs, self.base = runs, replace(base, transfer=None)
+        self.runs, self.base = runs, replace(base, stack_fit=None)
         self.scenario = _common_scenario(runs, base)
         self.groups = [(run.configuration.tp, run.configuration.batch) for run in runs]
         self.degrees = [run.configuration.tp for run in runs]

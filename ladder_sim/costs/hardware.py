@@ -149,13 +149,13 @@ class Hardware:
 
         What was set by hand, and what another cluster states otherwise, stays.
         """
-        transfer = profile.transfer if profile else None
-        if transfer is None or transfer.stack != scenario.stack.name:
+        stack_fit = profile.stack_fit if profile else None
+        if stack_fit is None or stack_fit.stack != scenario.stack.name:
             return {}
         by_hand = {name.removeprefix("cluster.") for name in scenario.settings}
         return {
             name: figure
-            for name, figure in transfer.figures.items()
+            for name, figure in stack_fit.figures.items()
             if name not in by_hand and self.figure(name) == figure.default
         }
 

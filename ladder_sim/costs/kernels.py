@@ -73,10 +73,10 @@ class KernelCosts:
 
     def _calibrated(self, scenario: Scenario) -> bool:
         """Whether the kernels of this stack on this GPU were fitted to end-to-end runs."""
-        transfer = self.profile.transfer if self.profile else None
-        if transfer is None or self.profile is None:
+        stack_fit = self.profile.stack_fit if self.profile else None
+        if stack_fit is None or self.profile is None:
             return False
-        return self._here and transfer.stack == scenario.stack.name and transfer.base == self.profile.tables_of
+        return self._here and stack_fit.stack == scenario.stack.name and stack_fit.base == self.profile.tables_of
 
     def estimates(self, ops: Sequence[Op]) -> list[Estimate]:
         """Times of ops, each alone on its GPU; equal shapes are looked up once, tables once for all their shapes."""

@@ -36,7 +36,7 @@ class FittedFigure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Transfer:
+class StackFit:
     """A fit to end-to-end runs of one stack on the GPU of one profile."""
 
     stack: str
@@ -61,14 +61,14 @@ class Transfer:
     """By name."""
     draws: NDArray[np.float64]
     """Values of the figures that fit the runs about as well (bootstrap): shape (draws, figures)."""
-    near: "IntervalScale"
+    fitted_scale: "IntervalScale"
     """For the models and degrees of the fit, at batches that it may not have seen."""
-    beyond: "IntervalScale"
+    other_scale: "IntervalScale"
     """For other models and degrees."""
 
     def scale(self, model: str, tp: int) -> "IntervalScale":
         """The scale for intervals of a model at a tensor-parallel degree."""
-        return self.near if model in self.models and tp in self.tps else self.beyond
+        return self.fitted_scale if model in self.models and tp in self.tps else self.other_scale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +152,7 @@ class CalibrationProfile:
     jitter; other names are for information; empty: none."""
     base: str = ""
     """Shipped profile that the tables come from; empty: they are this profile's own."""
-    transfer: Transfer | None = None
+    stack_fit: StackFit | None = None
     """A stack's figures, fitted to end-to-end runs."""
 
     @property

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
@@ -28,7 +28,7 @@ from ladder_sim.costs.profile import (
     IntervalScale,
     ProfileSource,
     ReferenceGpu,
-    Transfer,
+    StackFit,
 )
 from ladder_sim.costs.roofline import AXES, Kind, grid_roofline_s
 from ladder_sim.errors import ProfileError
@@ -72,8 +72,8 @@ class ScalePart(Part):
     speedup: Positive
 
 
-class TransferPart(Part):
-    """As `ladder_sim.costs.profile.Transfer`; `draws` holds one list per draw, in the order of `figures`."""
+class StackFitPart(Part):
+    """As `ladder_sim.costs.profile.StackFit`; `draws` holds one list per draw, in the order of `figures`."""
 
     stack: Text
     base: Text
@@ -86,19 +86,19 @@ class TransferPart(Part):
     cost: Share
     figures: Annotated[dict[str, FittedPart], Field(min_length=1)]
     draws: Annotated[list[list[Positive]], Field(min_length=2)]
-    near: ScalePart
-    beyond: ScalePart
+    fitted_scale: ScalePart = Field(validation_alias=AliasChoices("fitted_scale", "near"))
+    other_scale: ScalePart = Field(validation_alias=AliasChoices("other_scale", "beyond"))
 
 
-def decode_transfer(part: TransferPart) -> Transfer:
+def decode_stack_fit(part: StackFitPart) -> StackFit:
     """Turn a file's entry into a fit, or raise `BrokenRuleError`."""
     for name in part.figures:
         if name not in Hardware.figures():
-            raise BrokenRuleError(f"transfer.figures: there is no figure '{name}'")
+            raise BrokenRuleError(f"stack_fit.figures: there is no figure '{name}'")
     for number, row in enumerate(part.draws):
         if len(row) != len(part.figures):
-            raise BrokenRuleError(f"transfer.draws[{number}] has {len(row)} entries for {len(part.figures)} figures")
-    return Transfer(
+            raise BrokenRuleError(f"stack_fit.draws[{number}] has {len(row)} entries for {len(part.figures)} figures")
+    return StackFit(
         stack=part.stack,
         base=part.base,
         runs=part.runs,
@@ -108,18 +108,20 @@ def decode_transfer(part: TransferPart) -> Transfer:
         tps=tuple(part.tps),
         host_tps=tuple(part.host_tps),
         cost=part.cost,
-        near=IntervalScale(**part.near.model_dump()),
-        beyond=IntervalScale(**part.beyond.model_dump()),
+        fitted_scale=IntervalScale(**part.fitted_scale.model_dump()),
+        other_scale=IntervalScale(**part.other_scale.model_dump()),
         figures={name: FittedFigure(**figure.model_dump()) for name, figure in part.figures.items()},
         draws=np.array(part.draws),
     )
 
 
-def encode_transfer(transfer: Transfer) -> dict[str, Any]:
+def encode_stack_fit(stack_fit: StackFit) -> dict[str, Any]:
     """Turn a fit into its file's entry."""
-    return {**dataclasses.asdict(transfer), "draws": transfer.draws.tolist()}
+    return {**dataclasses.asdict(stack_fit), "draws": stack_fit.draws.tolist()}
 
 
+# files of schema version 1 call it "transfer", and its two scales "near" and "beyond"
+STACK_FIT = AliasChoices("stack_fit", "transfer")
 DTypeName = Literal["bf16", "fp8"]
 OpName = Literal["all_reduce", "all_gather", "reduce_scatter"]
 Ranks = Annotated[int, Field(ge=2, le=1_000_000)]
@@ -172,17 +174,17 @@ class ReferencePart(Part):
 class DerivedDocument(Part):
     """A file that takes its tables from a shipped profile."""
 
-    schema_version: Literal[1]
+    schema_version: Literal[1, 2]
     name: Text
     base: Text
     created: Text
-    transfer: TransferPart
+    stack_fit: StackFitPart = Field(validation_alias=STACK_FIT)
 
 
 class ProfileDocument(Part):
     """A file with tables of its own."""
 
-    schema_version: Literal[1]
+    schema_version: Literal[1, 2]
     name: Text
     gpu: Text
     created: Text
@@ -195,7 +197,7 @@ class ProfileDocument(Part):
     collectives: dict[OpName, dict[str, dict[Ranks, CurvePart]]]
     overlap: dict[str, Share] = Field(default_factory=dict)
     overheads: dict[str, Share] = Field(default_factory=dict)
-    transfer: TransferPart | None = None
+    stack_fit: StackFitPart | None = Field(None, validation_alias=STACK_FIT)
 
 
 class _Head(BaseModel):
@@ -242,7 +244,7 @@ def decode(document: bytes, *, origin: str) -> CalibrationProfile:
 
 def encode(profile: CalibrationProfile) -> bytes:
     """Turn a profile into the JSON text of its file, and make sure that it can be read again."""
-    fitted = {"transfer": encode_transfer(profile.transfer)} if profile.transfer else {}
+    fitted = {"stack_fit": encode_stack_fit(profile.stack_fit)} if profile.stack_fit else {}
     document = {
         "schema_version": SCHEMA_VERSION,
         "name": profile.name,
@@ -315,7 +317,7 @@ def _profile(parsed: ProfileDocument, reference: ReferenceGpu) -> CalibrationPro
         },
         overlap=parsed.overlap,
         overheads=parsed.overheads,
-        transfer=decode_transfer(parsed.transfer) if parsed.transfer else None,
+        stack_fit=decode_stack_fit(parsed.stack_fit) if parsed.stack_fit else None,
     )
 
 
@@ -325,7 +327,7 @@ def _derived(parsed: DerivedDocument) -> CalibrationProfile:
         name=parsed.name,
         base=parsed.base,
         created=parsed.created,
-        transfer=decode_transfer(parsed.transfer),
+        stack_fit=decode_stack_fit(parsed.stack_fit),
     )
 
 
@@ -427,7 +429,7 @@ def _explained(error: ValidationError, origin: str) -> ProfileError:
     return ProfileError(f"{origin}: {where} is {given}; {message}", hint="re-create it; it was edited or damaged")
 
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 SUFFIX = ".json.gz"

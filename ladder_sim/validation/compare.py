@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from ladder_sim.confidence import Interval
-from ladder_sim.costs.profile import CalibrationProfile, Transfer
+from ladder_sim.costs.profile import CalibrationProfile, StackFit
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.errors import InfeasibleError, LadderSimError, UsageError
 from ladder_sim.prediction import NO_PROFILE, Prediction, predict
@@ -142,7 +142,7 @@ class _Predicted:
 
     variants: Mapping[str, Prediction]
     """By name; none where the note says why."""
-    transfer: Transfer | None = None
+    stack_fit: StackFit | None = None
     """The fit that they rest on."""
     note: str = ""
     """What is to be known about them."""
@@ -162,15 +162,15 @@ def _compare_group(data: Dataset, rows: Sequence[Measurement], predicted: _Predi
         elif row is not standard:
             speedup = Quantity(measured=row.tokens_per_s / standard.tokens_per_s, predicted=prediction.speedup)
         rate = Quantity(measured=row.tokens_per_s, predicted=prediction.tokens_per_s)
-        seen = _seen(data, row, predicted.transfer)
+        seen = _seen(data, row, predicted.stack_fit)
         found.append(Comparison(measurement=row, tokens_per_s=rate, speedup=speedup, seen=seen, note=why))
     return found
 
 
-def _seen(data: Dataset, row: Measurement, transfer: Transfer | None) -> bool:
-    if transfer is None or transfer.runs != data.name:
+def _seen(data: Dataset, row: Measurement, stack_fit: StackFit | None) -> bool:
+    if stack_fit is None or stack_fit.runs != data.name:
         return False
-    return not transfer.protocol or PROTOCOLS[transfer.protocol].fits(row)
+    return not stack_fit.protocol or PROTOCOLS[stack_fit.protocol].fits(row)
 
 
 def _predictions(
@@ -187,7 +187,7 @@ def _predictions(
     fits = next(iter(found.values())).memory.fits
     return _Predicted(
         variants=found,
-        transfer=profile.transfer if profile else None,
+        stack_fit=profile.stack_fit if profile else None,
         note="" if fits else "the memory model says that this does not fit",
     )
 
@@ -206,7 +206,7 @@ def _profile(scenario: Scenario, level: Level) -> CalibrationProfile | None:
     if level not in FITTED_PROFILES:
         return load_profile(cluster.profile)
     fitted = load_profile(FITTED_PROFILES[level])
-    if fitted.transfer is None or (fitted.transfer.stack, fitted.base) != (stack.name, cluster.profile):
+    if fitted.stack_fit is None or (fitted.stack_fit.stack, fitted.base) != (stack.name, cluster.profile):
         raise _NoEvidenceError(f"no fit to runs of stack '{stack.name}' on {cluster.name} is shipped")
     return fitted
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibration.stack_fit.fit import fit_transfer
+from calibration.stack_fit.fit import fit_stack
 from calibration.stack_fit.problem import PRIORS, Problem
 from calibration.stack_fit.unseen import conformal
 from ladder_sim import Scenario, predict
 from ladder_sim.costs.hardware import Hardware
-from ladder_sim.costs.profile import IDENTIFIED, CalibrationProfile, FittedFigure, Transfer
+from ladder_sim.costs.profile import IDENTIFIED, CalibrationProfile, FittedFigure, StackFit
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import ProfileError, UsageError
 from ladder_sim.prediction import resolve_profile
@@ -62,16 +62,16 @@ def runs_with(
     return found
 
 
-def fitted(profile: CalibrationProfile) -> Transfer:
-    assert profile.transfer is not None
-    return profile.transfer
+def fitted(profile: CalibrationProfile) -> StackFit:
+    assert profile.stack_fit is not None
+    return profile.stack_fit
 
 
 def test_planted_figures_are_recovered(base: CalibrationProfile) -> None:
     """Known figures, other than the priors' medians, come back within their own intervals."""
     planted = {"stack.gemv_factor": 0.85, "stack.collective_launch_s": 4e-6, "stack.attention_factor": 1.2}
     shapes = [configuration(tp=tp, batch=batch) for tp in (2, 8) for batch in (1, 8)]
-    fit = fit_transfer(
+    fit = fit_stack(
         runs_with(planted, shapes, base), base, name="planted", dataset="planted", starts=2, draws=6, workers=2
     )
     found = fitted(fit.profile)
@@ -161,7 +161,11 @@ def test_profiles_with_a_fit_survive_their_file(tmp_path: Path, base: Calibratio
         before, after = fitted(profile), fitted(again)
         np.testing.assert_array_equal(before.draws, after.draws)
         assert dataclasses.replace(before, draws=after.draws) != after or before.figures == after.figures
-        assert (before.figures, before.near, before.beyond) == (after.figures, after.near, after.beyond)
+        assert (before.figures, before.fitted_scale, before.other_scale) == (
+            after.figures,
+            after.fitted_scale,
+            after.other_scale,
+        )
 
 
 @pytest.mark.parametrize(
@@ -173,7 +177,7 @@ def test_profiles_with_a_fit_survive_their_file(tmp_path: Path, base: Calibratio
 )
 def test_broken_fits_are_refused(tmp_path: Path, change: dict[str, object], says: str) -> None:
     shipped = load_profile(SHIPPED["B"])
-    broken = dataclasses.replace(shipped, transfer=dataclasses.replace(fitted(shipped), **change))  # type: ignore[arg-type]
+    broken = dataclasses.replace(shipped, stack_fit=dataclasses.replace(fitted(shipped), **change))  # type: ignore[arg-type]
     with pytest.raises(ProfileError, match=says):
         save_profile(broken, tmp_path / "broken.json.gz")
 
@@ -218,12 +222,14 @@ def test_another_gpu_takes_over_its_stacks_figures_and_says_so() -> None:
 def test_intervals_widen_beyond_the_runs() -> None:
     profile = load_profile(SHIPPED["B"])
     scale = fitted(profile)
-    assert scale.scale("llama-3.1-70b", 4) == scale.near
-    assert scale.scale("llama-3.1-70b", 8) == scale.scale("llama-3.1-8b", 4) == scale.beyond
-    wide = dataclasses.replace(scale, beyond=dataclasses.replace(scale.beyond, speedup=10 * scale.beyond.speedup))
+    assert scale.scale("llama-3.1-70b", 4) == scale.fitted_scale
+    assert scale.scale("llama-3.1-70b", 8) == scale.scale("llama-3.1-8b", 4) == scale.other_scale
+    wide = dataclasses.replace(
+        scale, other_scale=dataclasses.replace(scale.other_scale, speedup=10 * scale.other_scale.speedup)
+    )
     scenario = Scenario.of(model="70b", tp=8)
     narrow = predict(scenario, ["ladder"], profile=profile)["ladder"].speedup
-    wider = predict(scenario, ["ladder"], profile=dataclasses.replace(profile, transfer=wide))["ladder"].speedup
+    wider = predict(scenario, ["ladder"], profile=dataclasses.replace(profile, stack_fit=wide))["ladder"].speedup
     assert wider.value == narrow.value
     assert wider.log_width == pytest.approx(10 * narrow.log_width)
     standard = predict(scenario, ["standard"], profile=profile)["standard"].speedup
@@ -238,7 +244,7 @@ def test_an_unknown_figure_widens_the_intervals_of_what_rests_on_it() -> None:
     half = dataclasses.replace(full, draws=np.sqrt(full.draws * values))
     scenario = Scenario.of(model="70b", tp=8, p2p=False)
     wide, narrow = (
-        predict(scenario, ["ladder"], profile=dataclasses.replace(profile, transfer=one))["ladder"].tokens_per_s
+        predict(scenario, ["ladder"], profile=dataclasses.replace(profile, stack_fit=one))["ladder"].tokens_per_s
         for one in (full, half)
     )
     assert narrow.log_width < wide.log_width

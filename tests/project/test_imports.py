@@ -32,7 +32,7 @@ WITHOUT_TORCH = ("calibration.fit", "calibration.stack_fit", "calibration.import
 FITTING = {"numpy", "scipy", "pydantic"}
 FITTING_LAZY = {"pyarrow"}
 FITTING_INTERNAL = ("calibration", "ladder_sim.costs", "ladder_sim.specs", "ladder_sim.units", "ladder_sim.errors")
-TRANSFER_INTERNAL = (
+STACK_FIT_INTERNAL = (
     *FITTING_INTERNAL,
     *(f"ladder_sim.{name}" for name in ("confidence", "simulate", "prediction", "validation")),
 )
@@ -128,8 +128,8 @@ def test_calibration_without_torch_stays_without_torch() -> None:
     assert [str(entry) for entry in measuring if not _within(entry.name, WITHOUT_TORCH)] == []
     for entry in entries:
         if entry.package in PROJECT:
-            transfer = _within(entry.module, ("calibration.stack_fit",))
-            assert _within(entry.name, TRANSFER_INTERNAL if transfer else FITTING_INTERNAL), str(entry)
+            stack_fit = _within(entry.module, ("calibration.stack_fit",))
+            assert _within(entry.name, STACK_FIT_INTERNAL if stack_fit else FITTING_INTERNAL), str(entry)
 
 
 def test_the_check_sees_through_the_usual_disguises() -> None:

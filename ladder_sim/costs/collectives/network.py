@@ -319,8 +319,8 @@ def _measured_links(fabric: str, profile: CalibrationProfile | None) -> Calibrat
 
 def _without_p2p_source(scenario: Scenario, profile: CalibrationProfile | None) -> Source:
     """What collectives rest on where GPUs of a node do not reach each other: a fit to as many ranks, or nothing."""
-    transfer = profile.transfer if profile else None
-    fitted = transfer is not None and transfer.stack == scenario.stack.name and scenario.tp in transfer.host_tps
+    stack_fit = profile.stack_fit if profile else None
+    fitted = stack_fit is not None and stack_fit.stack == scenario.stack.name and scenario.tp in stack_fit.host_tps
     return "fitted" if fitted else "roofline"
 
 
