@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from calibration.fit.samples import Sample
-from calibration.measure.ranks import Layout, layouts
+from calibration.measure.layouts import Layout, layouts
 from ladder_sim.specs.model import ModelSpec
 
 # tokens of a GEMM

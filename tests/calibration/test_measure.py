@@ -17,10 +17,11 @@ from calibration.crosscheck.run import own_scenario
 from calibration.fit.samples import Sample, SampleStore
 from calibration.measure.command import budget_s, undivided
 from calibration.measure.kernels import rotating
+from calibration.measure.layouts import Layout, groups, layouts
 from calibration.measure.ops import measure
 from calibration.measure.overlap import Pair
 from calibration.measure.points import GRID_ROWS, MESSAGES, ops_of
-from calibration.measure.ranks import Layout, Ranks, groups, layouts
+from calibration.measure.ranks import Ranks
 from ladder_sim.errors import UsageError
 from ladder_sim.specs import catalog
 from runtime.comm.base import Alone
