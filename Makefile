@@ -1,8 +1,10 @@
 # make predict       the answer of the README, from the base install
-# make test          the whole test suite
-# make verify        longer proofs: engines that agree, accuracy gates; then predictions beside real runs, and speed
-# make verify-exact  the first half of them, which other work on the machine does not change
-# make system-deps   Debian packages that some tests need; needs root when one is missing
+# make check         the daily loop, under 90 s: quick tests, types, style; no torch, no browser
+# make test          the whole test suite, under ten minutes
+# make verify        longer proofs: verify-exact, then verify-measured
+# make verify-exact  both engines agree, accuracy gates; their results do not depend on other work on the machine
+# make verify-measured  predictions against real runs, and speed: needs a quiet machine for twenty minutes
+# make system-deps   installs Debian packages that some tests need; needs root if one is missing
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -11,10 +13,13 @@ PYTEST_ARGS ?=
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
 
-.PHONY: predict test verify verify-exact verify-measured system-deps clean
+.PHONY: predict check test verify verify-exact verify-measured system-deps clean
 
 predict: $(VENV)/.base-installed
 	@$(BIN)/ladder-sim predict --model 405b --nodes 2
+
+check: $(VENV)/.test-installed
+	$(BIN)/python -m pytest -m "not slow and not torch and not browser and not root" $(PYTEST_ARGS) tests ladder_sim
 
 test: $(VENV)/.test-installed
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

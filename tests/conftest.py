@@ -1,6 +1,7 @@
 """What every test may rely on."""
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -13,6 +14,14 @@ REPO = Path(__file__).resolve().parents[1]
 # Examples are the same in every run, and a slow machine is no failure.
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("repeatable")
+
+_TORCH_FILE = re.compile(r"^pytestmark = .*pytest\.mark\.torch\b", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With ``-m "not torch"``, do not import files of torch tests: importing torch takes seconds."""
+    left_out = "not torch" in config.option.markexpr and collection_path.suffix == ".py"
+    return True if left_out and _TORCH_FILE.search(collection_path.read_text("utf-8")) else None
 
 
 def unavailable(what: str) -> NoReturn:

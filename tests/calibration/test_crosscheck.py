@@ -23,6 +23,8 @@ from ladder_sim.costs.lookup import Curve
 from ladder_sim.errors import ProfileError, UsageError
 from runtime.comm.rendezvous import CommConfig
 
+pytestmark = pytest.mark.torch
+
 VARIANTS = ("standard", "parallel", "ladder", "desync:2", "upper-bound")
 SMALL = {"model.layers": "4", "model.vocab": "512"}
 

@@ -11,6 +11,8 @@ from benchmarks.link_lab import Laboratory, laboratory
 from ladder_sim.errors import MissingDependencyError
 from tests.conftest import unavailable
 
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.torch]
+
 MODEL = ["--model=1b", "--tp=2", "--set=model.layers=2", "--set=model.vocab=512"]
 
 

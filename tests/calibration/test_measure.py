@@ -28,6 +28,8 @@ from runtime.comm.base import Alone
 from runtime.errors import RunError
 from tests.conftest import REPO
 
+pytestmark = pytest.mark.torch
+
 RUN = ["-m", "calibration", "run", "--model", "1b", "--tp", "8", "--most", "16"]
 ALONE = Layout(1, 1)
 

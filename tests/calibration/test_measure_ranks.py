@@ -10,8 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from calibration.fit.samples import SampleStore
 from tests.conftest import REPO
+
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
 RUN = ("run", "--model", "1b", "--tp", "8")
 COLLECTIVES = {"all_reduce", "all_gather", "reduce_scatter", "send_recv"}

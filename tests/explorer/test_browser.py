@@ -17,6 +17,8 @@ from ladder_sim.units import format_seconds
 from tests.explorer.test_server import LLAMA
 from tests.support.explorer_browser import Watched, artefacts, chromium, served
 
+pytestmark = pytest.mark.browser
+
 GAIN = "document.querySelector('.card[data-variant=ladder] .gain').textContent"
 
 

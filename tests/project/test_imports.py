@@ -15,6 +15,8 @@ import pytest
 
 from tests.conftest import REPO
 
+pytestmark = pytest.mark.quality
+
 PROJECT = {"ladder_sim", "runtime", "calibration"}
 
 # Everywhere in ladder_sim: the base dependencies (click is typer's own ground floor).

@@ -10,6 +10,8 @@ import pytest
 
 from tests.conftest import REPO, unavailable
 
+pytestmark = pytest.mark.quality
+
 CHECKS = {
     "ruff check": ["ruff", "check", "."],
     "ruff format": ["ruff", "format", "--check", "."],

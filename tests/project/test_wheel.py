@@ -14,6 +14,8 @@ import pytest
 import ladder_sim
 from tests.conftest import REPO
 
+pytestmark = pytest.mark.slow
+
 PACKAGES = ("ladder_sim", "runtime", "calibration")
 ABSENT = ["torch", "pyarrow", "dash", "dask", "kaleido", "pytest"]
 

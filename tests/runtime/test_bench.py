@@ -20,6 +20,8 @@ from runtime.comm.table import LatencyTable
 from runtime.config import EngineConfig
 from runtime.errors import InfeasibleError, InputError
 
+pytestmark = pytest.mark.torch
+
 SMALL = {
     "model_type": "llama",
     "hidden_size": 512,

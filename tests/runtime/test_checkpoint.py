@@ -23,6 +23,8 @@ from tests.support.checkpoints import FAMILIES, save_checkpoint
 from tests.support.loaded import CASES, GEN, PROMPTS, model_of, run_ranks
 from tests.support.reference import reference_logits
 
+pytestmark = pytest.mark.torch
+
 
 class Saved(NamedTuple):
     """Checkpoints of every family, and what each degree's ranks made of them."""

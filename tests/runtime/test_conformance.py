@@ -31,6 +31,8 @@ from runtime.model import kernels
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import lay_out
 
+pytestmark = pytest.mark.torch
+
 # enough for the first, the last, a hybrid's boundary and more than a period of desync:3
 LAYERS = 4
 VARIANTS = ("standard", "parallel", "ladder", "hybrid-ladder:2", "desync:3", "upper-bound")

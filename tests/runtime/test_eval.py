@@ -13,6 +13,8 @@ from runtime.__main__ import main
 from runtime.checkpoint.files import Checkpoint
 from tests.support.checkpoints import PAGE, save_checkpoint, tokenizer
 
+pytestmark = pytest.mark.torch
+
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:

@@ -18,6 +18,8 @@ from runtime.errors import InfeasibleError, InputError, MissingDeviceError, RunE
 from runtime.model.wiring import lay_out
 from tests.conftest import REPO
 
+pytestmark = pytest.mark.torch
+
 CONFIG = {
     "model_type": "llama",
     "hidden_size": 64,

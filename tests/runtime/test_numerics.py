@@ -27,6 +27,8 @@ from tests.support.world import (
     tokens_of,
 )
 
+pytestmark = pytest.mark.torch
+
 DEGREES = (1, 2, 4)
 SAME_EVERYWHERE = ("standard", "parallel", "ladder", "hybrid-ladder:1")
 

@@ -26,6 +26,8 @@ from runtime.tasks import TextConfig, prepare_text
 from tests.conftest import REPO
 from tests.support.checkpoints import VOCAB, save_checkpoint, tokenizer
 
+pytestmark = pytest.mark.torch
+
 PROMPT = "Every rank of"
 
 

@@ -25,6 +25,8 @@ from runtime.trace import recorded_steps
 from tests.conftest import REPO, unavailable
 from tests.support.trace_capture import LAYERS, STEPS
 
+pytestmark = pytest.mark.torch
+
 REDUCES = 2 * LAYERS * STEPS
 SMALL = {
     "model_type": "llama",

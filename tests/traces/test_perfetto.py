@@ -19,6 +19,8 @@ from tests.cli.test_trace import shown
 from tests.support.perfetto_processor import Processor, processor
 from tests.support.trace_files import COMM, TraceFile, tensor_parallel
 
+pytestmark = pytest.mark.browser
+
 ERRORS = "select name, value from stats where severity in ('error', 'data_loss') and value > 0"
 THREADS = """
     select process.name, thread.name from thread join process using (upid)
