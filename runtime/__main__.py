@@ -67,7 +67,6 @@ def _bench(arguments: argparse.Namespace) -> None:
         BenchConfig(variants=tuple(arguments.variant), **_chosen(arguments, BenchConfig)),
         EngineConfig(**_chosen(arguments, EngineConfig)),
         CommConfig(table=arguments.emulate, timeout_s=arguments.timeout, **_chosen(arguments, CommConfig)),
-        record=arguments.record,
         trace=arguments.trace,
     )
     if Place.from_environment().rank == 0:
@@ -125,13 +124,11 @@ def _parser() -> argparse.ArgumentParser:
     links = bench.add_argument_group("how ranks communicate")
     links.add_argument("--backend", default="auto", help="auto, nccl, gloo, emulate or none")
     links.add_argument("--emulate", type=Path, metavar="TABLE", help="all-reduce latencies: CSV or JSON, bytes,seconds")
-    links.add_argument("--occupy", action="store_true", help="emulated messages take memory bandwidth of the GPU")
     links.add_argument("--gloo-threads", type=int, default=1, help="1: collectives strictly in turn; 2: gloo's default")
     links.add_argument("--timeout", type=float, default=120.0, help="seconds that ranks wait for each other")
 
     output = bench.add_argument_group("output")
     output.add_argument("--save", type=Path, help="write the JSON to a file instead of stdout")
-    output.add_argument("--record", type=Path, metavar="DIR", help="record one more request of each variant")
     output.add_argument("--trace", type=Path, metavar="DIR", help="profile a few steps of each variant")
     output.add_argument("--debug", action="store_true", help="show a traceback on errors")
     return parser

@@ -25,7 +25,6 @@ from runtime.errors import InputError
 from runtime.generate import Generator
 from runtime.model import kernels
 from runtime.model.wiring import Wiring, lay_out
-from runtime.record import Recorder
 from runtime.trace import MarkedLink, recorded_steps
 
 SCHEMA_VERSION = 1
@@ -77,17 +76,14 @@ def bench(
     config: BenchConfig,
     engine: EngineConfig,
     links: CommConfig,
-    record: Path | None = None,
     trace: Path | None = None,
 ) -> dict[str, object]:
     """Measure; the result is what docs/runtime.md describes, and the same on every rank.
 
-    With `record` one more request of each variant is recorded into that folder, a file per rank; with `trace` a
-    prefill and a few decode steps of each by PyTorch's profiler, a folder per variant.
+    With `trace` PyTorch's profiler records a prefill and a few decode steps of each variant there, in a folder each.
     """
-    for flag, folder in (("--record", record), ("--trace", trace)):
-        if folder is not None:
-            _make_folder(flag, folder)
+    if trace is not None:
+        _make_folder("--trace", trace)
     torch.set_num_threads(config.threads)
     shape = ModelConfig.from_file(config.model)
     if shape.activation not in kernels.ACTIVATIONS:
@@ -124,8 +120,6 @@ def bench(
         "shape": asdict(shape),
         "environment": environment(),
     }
-    if record is not None:
-        _record(generator, wirings, record, header)
     if trace is not None:
         _trace(generator, wirings, trace)
     tokens = config.batch * config.gen
@@ -206,26 +200,6 @@ def _summary(
         {"ttft_s": one.prefill_s, "decode_s": one.decode_s, "tokens_per_s": tokens / one.request_s} for one in samples
     ]
     return found
-
-
-def _record(generator: Generator, wirings: Sequence[Wiring], folder: Path, header: dict[str, object]) -> None:
-    model = generator.model
-    inner = model.comm
-    recorder = Recorder(cuda=generator.tokens_BG.is_cuda)
-    model.comm = recorder.communicator(inner)
-    # a replayed graph shows no kernel
-    plain = Generator(model, generator.prompt_BT, generator.tokens_BG.shape[1])
-    with kernels.observed(recorder):
-        for wiring in wirings:
-            inner.barrier()
-            recorder.tag(variant=wiring.name, phase="prefill", step=0)
-            plain.prefill(wiring)
-            for step in range(1, plain.tokens_BG.shape[1]):
-                recorder.tag(variant=wiring.name, phase="decode", step=step)
-                plain.decode(wiring, step)
-    model.comm = inner
-    inner.barrier()
-    recorder.save(folder / f"rank{inner.rank}.jsonl", {"rank": inner.rank, **header})
 
 
 def _trace(generator: Generator, wirings: Sequence[Wiring], folder: Path) -> None:

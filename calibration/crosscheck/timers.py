@@ -82,7 +82,7 @@ def time_kernels(run: Callable[[], None], graph: StepGraph) -> list[KernelTime]:
     """
     starts = _Starts()
     start_s = time.perf_counter()
-    with observed(starts):
+    with observed(starts.kernel):
         run()
     end_s = time.perf_counter()
     ops = [op for op in graph.ops() if op.stream == "compute"]
@@ -107,9 +107,6 @@ class _Starts:
         self.kinds.append(kind)
         self.at_s.append(time.perf_counter())
         return run(*args)
-
-    def place(self, layer: int, part: str) -> None:
-        """The graph knows it."""
 
 
 # between two looks at whether a message's end has been noted
@@ -144,7 +141,7 @@ def time_beside(run: Callable[[], None], alone_s: float, comm: Communicator, x: 
     sender = _Sender(comm, x, due)
     comm.barrier()
     start_s = time.perf_counter()
-    with observed(sender):
+    with observed(sender.kernel):
         run()
     seconds = time.perf_counter() - start_s - sender.waited_s
     return sender.means((seconds - alone_s) / len(due))
@@ -172,9 +169,6 @@ class _Sender:
             self._under_way.observe(self._ended_s.append)
         self._kernels += 1
         return run(*args)
-
-    def place(self, layer: int, part: str) -> None:
-        """All kernels are alike to it."""
 
     def means(self, lost_s: float) -> BesideTime:
         """The mean message, once all have ended."""

@@ -105,9 +105,6 @@ def run(
     compile_: Annotated[
         bool, typer.Option("--compile", help="Run blocks through torch.compile.", rich_help_panel=_HOW)
     ] = False,
-    record: Annotated[
-        Path | None, typer.Option(help="Record every kernel and collective here.", rich_help_panel=_OUTPUT)
-    ] = None,
     trace: Annotated[
         Path | None,
         typer.Option(help="Profile a few steps of each variant here, for `ladder-sim trace`.", rich_help_panel=_OUTPUT),
@@ -155,7 +152,6 @@ def run(
             "timeout": timeout,
             "cuda-graphs": cuda_graphs,
             "compile": compile_,
-            "record": record,
             "trace": trace,
             "attention": engine.attention,
             "prefill-logits": engine.prefill_logits,

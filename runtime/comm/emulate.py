@@ -17,8 +17,8 @@ from runtime.comm.table import LatencyTable
 _SPIN_S = 300e-6
 
 
-class EmulatedLink(Alone):
-    """CPU: deadlines on a serial virtual link, without a thread that would take the core from the computation."""
+class _Emulated(Alone):
+    """What links on both devices have in common."""
 
     name = "emulate"
 
@@ -26,20 +26,14 @@ class EmulatedLink(Alone):
         super().__init__(size)
         # seconds of an all-reduce by its message
         self.table = table
-        # when the link has carried all that was given to it, perf_counter seconds
-        self._free = 0.0
-        # time that messages took on the link so far
-        self.busy_s = 0.0
-        # time that the computation waited for them so far
-        self.waited_s = 0.0
 
     def all_reduce(self, x: Tensor) -> Handle:
         return self.send("all_reduce", x.nbytes)
 
     def all_gather(self, x: Tensor) -> Tensor:
-        every = super().all_gather(x)
-        self.send("all_gather", every.nbytes).wait()
-        return every
+        gathered = super().all_gather(x)
+        self.send("all_gather", gathered.nbytes).wait()
+        return gathered
 
     def broadcast(self, x: Tensor) -> None:
         self.send("broadcast", x.nbytes).wait()
@@ -49,63 +43,59 @@ class EmulatedLink(Alone):
 
     def send(self, kind: str, size_bytes: int) -> Handle:
         """Put a collective's message behind those that are under way."""
-        seconds = self.table.seconds(size_bytes) * (1 if kind == "all_reduce" else 0.5)
-        self._free = max(time.perf_counter(), self._free) + seconds
+        raise NotImplementedError
+
+    def _seconds(self, kind: str, size_bytes: int) -> float:
+        return self.table.seconds(size_bytes) * (1 if kind == "all_reduce" else 0.5)
+
+
+class EmulatedLink(_Emulated):
+    """CPU: deadlines on a serial virtual link, without a thread that would take the core from the computation."""
+
+    def __init__(self, size: int, table: LatencyTable) -> None:
+        super().__init__(size, table)
+        # when the link has carried all that was given to it, perf_counter seconds
+        self._free_s = 0.0
+        # time that messages took on the link so far
+        self.busy_s = 0.0
+        # time that the computation waited for them so far
+        self.waited_s = 0.0
+
+    def send(self, kind: str, size_bytes: int) -> Handle:
+        seconds = self._seconds(kind, size_bytes)
+        self._free_s = max(time.perf_counter(), self._free_s) + seconds
         self.busy_s += seconds
-        return _Deadline(self, self._free)
+        return _Deadline(self, self._free_s)
 
 
 class _Deadline:
-    def __init__(self, link: EmulatedLink, at: float) -> None:
-        self._link, self._at = link, at
+    def __init__(self, link: EmulatedLink, end_s: float) -> None:
+        self._link, self._end_s = link, end_s
 
     def wait(self) -> None:
-        began = time.perf_counter()
-        if self._at - began > _SPIN_S:
-            time.sleep(self._at - began - _SPIN_S)
-        while time.perf_counter() < self._at:
+        start_s = time.perf_counter()
+        if self._end_s - start_s > _SPIN_S:
+            time.sleep(self._end_s - start_s - _SPIN_S)
+        while time.perf_counter() < self._end_s:
             pass
-        self._link.waited_s += time.perf_counter() - began
+        self._link.waited_s += time.perf_counter() - start_s
 
     def observe(self, sink: Callable[[float], None]) -> None:
-        sink(self._at)
+        sink(self._end_s)
 
 
-class EmulatedGpuLink(Alone):
-    """GPU: a side stream that sleeps, ordered against the computation by events, so that CUDA graphs can hold it.
+class EmulatedGpuLink(_Emulated):
+    """GPU: a side stream that sleeps, ordered against the computation by events, so that CUDA graphs can hold it."""
 
-    With `occupy` each message is also copied on the side stream, which takes SMs and memory bandwidth from the
-    computation as a collective does. Not measured yet.
-    """
-
-    name = "emulate"
-
-    def __init__(self, size: int, table: LatencyTable, *, occupy: bool = False) -> None:
-        super().__init__(size)
-        self._table, self._occupy = table, occupy
+    def __init__(self, size: int, table: LatencyTable) -> None:
+        super().__init__(size, table)
         self._stream = torch.cuda.Stream()
         self._cycles_per_s = _sleep_rate()
 
-    def all_reduce(self, x: Tensor) -> Handle:
-        return self._send(x, self._table.seconds(x.nbytes))
-
-    def all_gather(self, x: Tensor) -> Tensor:
-        every = super().all_gather(x)
-        self._send(every, self._table.seconds(every.nbytes) / 2).wait()
-        return every
-
-    def broadcast(self, x: Tensor) -> None:
-        self._send(x, self._table.seconds(x.nbytes) / 2).wait()
-
-    def settings(self) -> dict[str, object]:
-        return {"table": self._table.points, "occupy": self._occupy}
-
-    def _send(self, x: Tensor, seconds: float) -> "_StreamEvent":
+    def send(self, kind: str, size_bytes: int) -> Handle:
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            if self._occupy:
-                x.clone()
-            torch.cuda._sleep(round(seconds * self._cycles_per_s))
+            torch.cuda._sleep(round(self._seconds(kind, size_bytes) * self._cycles_per_s))
             event = torch.cuda.Event()
             event.record()
         return _StreamEvent(event)
@@ -119,7 +109,7 @@ class _StreamEvent:
         self._event.wait()
 
     def observe(self, sink: Callable[[float], None]) -> None:
-        """The CPU does not know when."""
+        """Never called: the CPU does not see when it ended."""
 
 
 def _sleep_rate() -> float:

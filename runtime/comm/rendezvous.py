@@ -31,8 +31,6 @@ class CommConfig:
     """All-reduce latencies to emulate."""
     gloo_threads: int = 1
     """1: collectives strictly one after the other; 2: gloo's own default, two at once."""
-    occupy: bool = False
-    """Emulated collectives take SMs and memory bandwidth of a GPU."""
     timeout_s: float = 120.0
     """How long a rank waits for the others."""
 
@@ -120,9 +118,7 @@ def _alone(config: CommConfig, backend: str, tp: int) -> Communicator:
     if config.table is None:
         raise InputError("--backend emulate needs all-reduce latencies", hint="--emulate TABLE.csv: bytes,seconds")
     table = LatencyTable.from_file(config.table)
-    if torch.cuda.is_available():
-        return EmulatedGpuLink(tp, table, occupy=config.occupy)
-    return EmulatedLink(tp, table)
+    return EmulatedGpuLink(tp, table) if torch.cuda.is_available() else EmulatedLink(tp, table)
 
 
 def _store(config: CommConfig, place: Place) -> Store:

@@ -17,9 +17,6 @@ from runtime.model.residual import ResidualStream
 from runtime.model.shard import Shard
 from runtime.model.wiring import Wiring
 
-# place of what comes before the first layer and after the last
-NO_LAYER = -1
-
 
 class Decoder(nn.Module):
     """One rank's shard.
@@ -91,15 +88,12 @@ class Decoder(nn.Module):
         """
         if position_T is None:
             position_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
-        kernels.place(NO_LAYER, "start")
         step = Step(self.rope_2SK, position_T, context or tokens_BT.shape[1], pad_B)
         stream = ResidualStream(self._embed(tokens_BT, wiring), self.comm, self.engine)
         for block in wiring.blocks:
-            kernels.place(block.layer, block.part)
             layer = self.layers[block.layer]
             n_BTD = shared(stream.read(layer.norm(block.part), leave=block.leaves), self.comm)
             stream.write(layer(block.part, n_BTD, step, None if cache is None else cache[block.layer]), block)
-        kernels.place(NO_LAYER, "end")
         return self._logits(stream.read(self.norm))
 
     def next_token(self, logits_BTV: Tensor, wiring: Wiring) -> Tensor:

@@ -1,7 +1,7 @@
 """Everything that a forward pass computes, as one function per kernel an inference engine would launch.
 
-Nothing outside this file does arithmetic on activations, so an observer of these calls sees the whole pass
-(record.py). Kinds are those of the simulator's ops.
+Nothing outside this file does arithmetic on activations, so that an observer of these calls sees the whole pass. Kinds
+are those of the simulator's ops.
 
 Shapes: B batch, T new tokens, S cached positions, D hidden, H query heads, G key/value heads, K head width, N output
 features, F input features, I MLP width, V vocabulary.
@@ -12,7 +12,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,15 +21,8 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-class Observer(Protocol):
-    """Sees every kernel of a pass."""
-
-    def kernel(self, kind: str, run: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """Called in a kernel's stead; has to run it."""
-
-    def place(self, layer: int, part: str) -> None:
-        """Told where the kernels that follow belong."""
-
+# called in a kernel's place with its kind, the kernel and its arguments; has to run it and to return its result
+Observer = Callable[[str, Callable[..., Any], tuple[Any, ...]], Any]
 
 _observer: Observer | None = None
 
@@ -56,19 +49,13 @@ def observed(observer: Observer) -> Iterator[None]:
         _observer = before
 
 
-def place(layer: int, part: str) -> None:
-    """Tell the observer where the next kernels belong."""
-    if _observer is not None:
-        _observer.place(layer, part)
-
-
 def _kernel(kind: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     def mark(run: Callable[_P, _R]) -> Callable[_P, _R]:
         @functools.wraps(run)
         def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
             if _observer is None:
                 return run(*args, **kwargs)
-            result: _R = _observer.kernel(kind, functools.partial(run, **kwargs), args)
+            result: _R = _observer(kind, functools.partial(run, **kwargs), args)
             return result
 
         return call

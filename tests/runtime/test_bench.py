@@ -1,24 +1,30 @@
-"""Measuring: what a benchmark reports, what a recording shows, and what the command line makes of it."""
+"""Measuring: what a benchmark reports, and how the command line shows it."""
 
-import itertools
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
+from torch import Tensor
 from typer.testing import CliRunner
 
 from ladder_sim.cli import run as cli
 from ladder_sim.errors import LadderSimError, MissingDependencyError
 from runtime.bench import BenchConfig, bench
+from runtime.checkpoint.weights import fill, random_weights
+from runtime.comm.base import Alone, Handle
 from runtime.comm.emulate import EmulatedLink
 from runtime.comm.rendezvous import CommConfig
 from runtime.comm.table import LatencyTable
-from runtime.config import EngineConfig
+from runtime.config import EngineConfig, ModelConfig
 from runtime.errors import InfeasibleError, InputError
+from runtime.model import kernels
+from runtime.model.decoder import Decoder
+from runtime.model.wiring import lay_out
 
 pytestmark = pytest.mark.torch
 
@@ -51,14 +57,6 @@ def link(folder: Path, seconds: float) -> CommConfig:
     return CommConfig(backend="emulate", table=file)
 
 
-def recorded(file: Path) -> Iterator[tuple[tuple[str, str], list[dict[str, Any]]]]:
-    """Entries of each pass, by variant and phase."""
-    header, *entries = map(json.loads, file.read_text().splitlines())
-    assert header["schema_version"] == 1
-    for (variant, phase, _), group in itertools.groupby(entries, lambda e: (e["variant"], e["phase"], e["step"])):
-        yield (variant, phase), list(group)
-
-
 def test_every_variant_on_an_emulated_link(model: Path, tmp_path: Path) -> None:
     config = BenchConfig(model=model, variants=VARIANTS, tp=4, warmups=1, repeats=2, **REQUEST)
     found: Any = json.loads(json.dumps(bench(config, EngineConfig(), link(tmp_path, 1e-3))))
@@ -68,46 +66,52 @@ def test_every_variant_on_an_emulated_link(model: Path, tmp_path: Path) -> None:
     reductions = {"standard": 8, "parallel": 4, "ladder": 8, "hybrid-ladder:2": 8, "desync:2": 4, "upper-bound": 0.5}
     for name, measured in found["variants"].items():
         assert len(measured["repeats"]) == 2
-        assert measured["request_s"] == pytest.approx(measured["ttft_s"] + measured["tpot_s"] * (STEPS - 1), rel=0.2)
+        assert measured["request_s"] == pytest.approx(measured["ttft_s"] + measured["tpot_s"] * (STEPS - 1))
         # the upper bound broadcasts its token, for half an all-reduce
         assert measured["comm_s"] == pytest.approx(reductions[name] * STEPS * 1e-3, rel=1e-3)
         assert 0 <= measured["exposed_comm_s"] <= measured["request_s"]
 
 
-def test_ladder_gains_where_communication_takes_two_fifths(model: Path, tmp_path: Path) -> None:
-    """The product's claim, measured: with 40 % of standard's time on the link, ladder is 1.2 times faster and more."""
-    shared = {"model": model, "tp": 2, "warmups": 1, "repeats": 5, "prompt": 16, "gen": 16}
-    alone: Any = bench(BenchConfig(variants=("upper-bound",), **shared), EngineConfig(), CommConfig(backend="none"))
-    seconds = alone["variants"]["upper-bound"]["request_s"] * (0.4 / 0.6) / (BLOCKS * 16)
-    config = BenchConfig(variants=("standard", "ladder"), **shared)
-    found: Any = bench(config, EngineConfig(), link(tmp_path, seconds))
-    standard, ladder = found["variants"]["standard"], found["variants"]["ladder"]
-    assert 0.25 < standard["comm_s"] / standard["request_s"] < 0.5
-    assert ladder["speedup"] > 1.2
-    assert ladder["exposed_comm_s"] < 0.5 * standard["exposed_comm_s"]
+@pytest.mark.parametrize("variant", ["standard", "ladder"])
+def test_ladder_computes_under_its_messages_and_standard_does_not(model: Path, variant: str) -> None:
+    """The product's claim, by the order of events: GEMMs between the issue of each message and the wait for it."""
+    order: list[tuple[str, int]] = []
 
+    class Link(Alone):
+        def all_reduce(self, x: Tensor) -> Handle:
+            order.append(("issue", sum(event == "issue" for event, _ in order)))
+            return Message(order[-1][1])
 
-def test_ladder_overlaps_and_standard_does_not(model: Path, tmp_path: Path) -> None:
-    config = BenchConfig(model=model, variants=("standard", "ladder"), tp=4, warmups=0, repeats=1, **REQUEST)
-    bench(config, EngineConfig(), link(tmp_path, 4e-3), record=tmp_path / "trace")
-    passes = 0
-    for (variant, _), entries in recorded(tmp_path / "trace" / "rank0.jsonl"):
-        passes += 1
-        reductions = [(at, entry) for at, entry in enumerate(entries) if entry["op"] == "all_reduce"]
-        assert len(reductions) == BLOCKS
-        for number, (at, reduction) in enumerate(reductions, start=1):
-            compute = next(entry for entry in entries[at:] if entry["op"] in ("gemm", "lm_head"))
-            overlaps = compute["start_s"] < reduction["end_s"]
-            # nothing is left to overlap the last two: ladder waits for both before the LM head
-            assert overlaps == (variant == "ladder" and number < BLOCKS)
-    assert passes == 2 * STEPS
+    class Message:
+        def __init__(self, number: int) -> None:
+            self._number = number
+
+        def wait(self) -> None:
+            order.append(("wait", self._number))
+
+        def observe(self, sink: Callable[[float], None]) -> None:
+            """Not used."""
+
+    def watch(kind: str, run: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        order.append((kind, 0))
+        return run(*args)
+
+    shape = ModelConfig.from_file(model)
+    decoder = Decoder(shape, EngineConfig(), Link(2), positions=4)
+    fill(decoder, random_weights(seed=0))
+    with kernels.observed(watch):
+        decoder(torch.zeros(1, 4, dtype=torch.long), lay_out(variant, shape.layers))
+    for number in range(BLOCKS):
+        between = order[order.index(("issue", number)) : order.index(("wait", number))]
+        # nothing is left to compute under the last message
+        assert (("gemm", 0) in between) == (variant == "ladder" and number < BLOCKS - 1)
 
 
 def test_two_gloo_ranks_by_the_command_line(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "found.json"
     arguments = ["--model", str(model), "--bench", "--tp", "2", "--variant", ",".join(VARIANTS), "--gen", str(STEPS)]
     arguments += ["--prompt", "16", "--warmups", "1", "--repeats", "2", "--backend", "gloo", "--save", str(file)]
-    done = _cli(*arguments, "--set", "model.layers=2", "--record", str(tmp_path / "trace"))
+    done = _cli(*arguments, "--set", "model.layers=2")
     assert done.exit_code == 0, done.output
     found = json.loads(file.read_text())
     assert tuple(found["variants"]) == VARIANTS
@@ -116,10 +120,6 @@ def test_two_gloo_ranks_by_the_command_line(model: Path, tmp_path: Path) -> None
     assert found["run"]["gloo_threads"] == 1
     assert found["engine"]["attention"] == "math"
     assert all(one["tokens_per_s"] > 0 for one in found["variants"].values())
-    ranks = [dict(recorded(tmp_path / "trace" / f"rank{rank}.jsonl")) for rank in (0, 1)]
-    ops = [{key: [entry["op"] for entry in entries] for key, entries in rank.items()} for rank in ranks]
-    assert ops[0] == ops[1]
-    assert all(e["end_s"] is not None for entries in ranks[0].values() for e in entries if e["op"] == "all_reduce")
 
 
 def _cli(*arguments: str) -> Any:
@@ -169,8 +169,6 @@ def test_without_torch_the_command_says_what_to_install(monkeypatch: pytest.Monk
 
 
 def test_a_link_carries_one_message_after_the_other() -> None:
-    import torch
-
     emulated = EmulatedLink(2, LatencyTable([(1, 0.01), (1e9, 0.01 * 1.000001)]))
     start_s = time.perf_counter()
     first, second = emulated.all_reduce(torch.zeros(1)), emulated.all_reduce(torch.zeros(1))

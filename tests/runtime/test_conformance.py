@@ -66,9 +66,6 @@ class Watched(TorchDispatchMode):
         self.entries.append(self._entry(kind, args, result))
         return result
 
-    def place(self, layer: int, part: str) -> None:
-        """The order says it all."""
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
@@ -173,7 +170,7 @@ def run_pass(config: ModelConfig, engine: EngineConfig, variant: str, group: dis
             cache = model.cache(WORKLOAD.batch)
             tokens_BT = torch.zeros(WORKLOAD.batch, tokens, dtype=torch.long)
             position_T = torch.arange(context - tokens, context)
-            with kernels.observed(watched), SeesAttention(watched), watched:
+            with kernels.observed(watched.kernel), SeesAttention(watched), watched:
                 logits = model(tokens_BT, wiring, cache=cache, position_T=position_T, context=context)
                 model.next_token(logits, wiring)
     finally:
