@@ -31,7 +31,7 @@ def run(program: Program) -> Timeline:
     5.0
     """
     if any(isinstance(value, np.ndarray) for task in program.tasks for value in (task.duration_s, task.lead_s)):
-        raise ValueError("one configuration at a time: durations are arrays; `scan.scan` takes them")
+        raise ValueError("durations are arrays: this engine runs one configuration at a time; use scan.scan")
     environment = simpy.Environment()
     clocks = Clocks(environment, program)
     for stream, queue in enumerate(program.queues()):

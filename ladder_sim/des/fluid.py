@@ -1,6 +1,7 @@
 """One GPU of a simpy run: its tasks progress at rates that change whenever one starts or ends."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -10,24 +11,28 @@ if TYPE_CHECKING:
     import simpy
 
 
+@dataclass(slots=True, eq=False)
 class Running:
-    """A task in progress; `left_s` is its work left in seconds of running alone, as of `since_s`."""
+    """A task in progress."""
 
-    __slots__ = ("alarm", "demand", "duration_s", "finish", "left_s", "rate", "since_s")
+    demand: Demand
+    """The resources it uses."""
+    duration_s: float
+    """Its time when it runs alone."""
+    left_s: float
+    """Work left at `since_s`, in seconds of running alone."""
+    since_s: float
+    """When `left_s` was last updated."""
+    rate: float = 0.0
+    """Its present speed, relative to running alone."""
+    alarm: "simpy.Event | None" = None
+    """Triggered when its work is done."""
+    finish: "Callable[[simpy.Event], None] | None" = None
+    """Takes it off the GPU; the first callback of the alarm."""
 
-    def __init__(self, demand: Demand, duration_s: float, now_s: float) -> None:
-        self.demand = demand
-        self.duration_s = self.left_s = duration_s
-        self.rate = 0.0
-        self.since_s = now_s
-        # rings when its work is done
-        self.alarm: simpy.Event | None = None
-        # takes it off the GPU; the first to hear the alarm
-        self.finish: Callable[[simpy.Event], None] | None = None
 
-
-class Gpu:
-    """The tasks that run on one GPU at this moment."""
+class SharedGpu:
+    """The tasks that now run on one GPU."""
 
     def __init__(self, environment: "simpy.Environment", device: Device) -> None:
         self._environment = environment
@@ -36,8 +41,8 @@ class Gpu:
         self._rates: dict[tuple[Demand, ...], tuple[float, ...]] = {}
 
     def start(self, demand: Demand, duration_s: float) -> "simpy.Event":
-        """Put a task on the GPU; the event comes when its work is done."""
-        task = Running(demand, duration_s, self._environment.now)
+        """Put a task on the GPU. The event is triggered when its work is done."""
+        task = Running(demand, duration_s, duration_s, self._environment.now)
 
         def finish(_: "simpy.Event") -> None:
             self.release(task)
@@ -50,8 +55,8 @@ class Gpu:
         return event
 
     def hold(self, demand: Demand) -> Running:
-        """Keep SMs without working: a collective that waits for its peers."""
-        task = Running(Demand(held_sms=demand.held_sms), inf, self._environment.now)
+        """Hold SMs without working: a collective that waits for its peers."""
+        task = Running(Demand(held_sms=demand.held_sms), inf, inf, self._environment.now)
         self._running.append(task)
         self._share()
         return task
@@ -62,7 +67,7 @@ class Gpu:
         self._share()
 
     def drain_s(self, collective: Demand) -> float:
-        """How long a collective that is ready now waits for SMs: to the end of the running kernel's wave."""
+        """How long a collective that is ready now waits for SMs: until the end of the running kernel's wave."""
         for task in self._running:
             if self._device.must_drain(collective, task.demand):
                 self._advance(task)
@@ -75,7 +80,7 @@ class Gpu:
         task.since_s = now_s
 
     def _share(self) -> None:
-        """Give every task the rate it now has."""
+        """Update the rates of all tasks."""
         running = self._running
         if len(running) == 1:
             self._set_rate(running[0], 1.0)
@@ -90,7 +95,7 @@ class Gpu:
             self._set_rate(task, rate)
 
     def _set_rate(self, task: Running, rate: float) -> None:
-        """Set the alarm for the task's end at a new rate; whoever waits for the old alarm waits for this one."""
+        """Set a task's rate and its alarm. Callbacks of the old alarm move to the new one."""
         if rate == task.rate or task.finish is None:
             return
         self._advance(task)

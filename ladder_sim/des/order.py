@@ -8,9 +8,9 @@ from ladder_sim.des.program import NO_GROUP, Program
 
 
 def evaluation_order(program: Program, compute: int, comm: int) -> Sequence[int]:
-    """Task indices such that everything a task waits for comes before it, and collectives come as early as they can.
+    """Task indices in an order in which dependencies come first, and collectives as early as possible.
 
-    Members of a collective group stand together. Programs that are issued in such an order keep it.
+    Members of a collective group are adjacent. A program that was issued in such an order keeps it.
 
     Parameters
     ----------
@@ -24,19 +24,20 @@ def evaluation_order(program: Program, compute: int, comm: int) -> Sequence[int]
     DeadlockError
         There is no such order.
     """
-    issued_so = _issued_in_order(program, compute, comm)
-    return range(len(program.tasks)) if issued_so else _topological(program, compute, comm)
+    if _issued_in_order(program, compute, comm):
+        return range(len(program.tasks))
+    return _topological(program, compute, comm)
 
 
 def _issued_in_order(program: Program, compute: int, comm: int) -> bool:
+    # the last one issued so far
     kernel = -1
-    # last one issued so far
     for index, task in enumerate(program.tasks):
         after = task.after
         if task.group != NO_GROUP or (after and max(after) >= index):
             return False
         if task.stream == comm:
-            # it may overlap a kernel that it does not wait for, so it has to come before that one
+            # it may overlap a kernel that it does not wait for, so it must come before that kernel
             if kernel >= 0 and kernel not in after:
                 return False
         elif task.stream == compute:
@@ -54,7 +55,7 @@ def _topological(program: Program, compute: int, comm: int) -> list[int]:
     units.add_edges_from((unit_of[before], unit_of[after]) for before, after in program.precedence().edges)
 
     def early(unit: int) -> tuple[bool, bool, int]:
-        """Collectives first, then what shares nothing, kernels last."""
+        """Collectives first, then tasks that share nothing, kernels last."""
         first = members[unit][0]
         stream = program.tasks[first].stream
         return (stream != comm, stream == compute, first)

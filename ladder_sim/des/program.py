@@ -1,4 +1,4 @@
-"""What the simulator runs: tasks in issue order on FIFO streams, with dependencies."""
+"""The simulator's input: tasks in issue order on FIFO streams, with dependencies."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ NO_GROUP = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """A queue whose tasks start in the order they were issued, one at a time."""
+    """A queue that runs its tasks one at a time, in issue order."""
 
     name: str
     """E.g. "compute" or "comm"."""
@@ -35,23 +35,23 @@ class Task(NamedTuple):
     after: tuple[int, ...] = ()
     """Tasks that must have ended before it starts."""
     lead_s: Number = 0.0
-    """Its stream is held this long between its dependencies' end and its start (event waits, launch), seconds."""
+    """Time between the end of its dependencies and its start (event waits, launch), seconds; its stream is blocked."""
     demand: Demand = NOTHING
-    """What it asks for of its GPU."""
+    """The resources of its GPU that it uses."""
     group: int = NO_GROUP
-    """Tasks of one group start together, when the last of them is ready: the ranks of a collective."""
+    """Tasks of a group start together when the last is ready: the ranks of a collective."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """Tasks in issue order: each stream runs its own in the order they stand here."""
+    """Tasks in issue order: each stream runs its own tasks in this order."""
 
     tasks: tuple[Task, ...]
     """All ranks' tasks."""
     streams: tuple[Stream, ...]
-    """What they run on."""
+    """The streams they run on."""
     device: Device | None = None
-    """What the streams of one rank share; None: nothing."""
+    """Shared by the streams of a rank; None: they share nothing."""
 
     def queues(self) -> list[list[int]]:
         """Task indices of every stream, in issue order."""
@@ -69,7 +69,7 @@ class Program:
         return groups
 
     def precedence(self) -> "nx.DiGraph[int]":
-        """Everything that must end before a task starts: its dependencies and the task before it on its stream."""
+        """Edges from all tasks that must end before a task starts: dependencies and the task before on its stream."""
         graph: nx.DiGraph[int] = nx.DiGraph()
         graph.add_nodes_from(range(len(self.tasks)))
         for queue in self.queues():
@@ -92,7 +92,7 @@ class Program:
         chain = " -> ".join(self._label(edge[0]) for edge in cycle)
         return DeadlockError(
             f"deadlock: tasks wait for each other: {chain} -> {self._label(cycle[0][0])}",
-            hint="issue them in an order in which each one's dependencies come first",
+            hint="issue every task after its dependencies",
         )
 
     def _label(self, index: int) -> str:

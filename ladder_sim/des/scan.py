@@ -1,14 +1,16 @@
 """The fast engine: one pass over a program in issue order, for one configuration or thousands at once.
 
-A task's start follows from ends that are known by the time its turn comes, so one pass gives every time exactly. Only
-kernels that share a GPU with a collective need more: a collective stays *open* while later kernels are issued, each
-kernel it overlaps slows both for as long as they meet, and it is closed when a task waits for it. Where durations are
-arrays, every step is a numpy operation over all configurations, which differ in numbers but not in structure.
+A task starts when earlier tasks end, and their ends are known when its turn comes, so one pass gives every time
+exactly. Only kernels that share a GPU with a collective need more: a collective stays *open* while later kernels are
+issued. Each kernel it overlaps slows both for as long as they run together. It is closed when a task waits for it.
+Where durations are arrays, every step is a numpy operation over all configurations. These differ in numbers, not in
+structure.
 
-Same results as `engine.run`, up to rounding. Sharing is for programs of one rank in which one stream computes and one
-communicates; several ranks that share nothing are allowed.
+The results equal those of `engine.run` up to rounding. Sharing is possible in programs of one rank with one compute
+stream and one communication stream. Programs of several ranks must share nothing.
 """
 
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -23,9 +25,8 @@ CANNOT_SHARE = (
     "this engine shares a GPU between one stream of kernels and one of collectives, which only kernels wait for; "
     "use engine.run"
 )
-# work left, relative to the task's own, under which it counts as done: rounding of sums
+# a task counts as done when less than this share of its work is left: sums round
 SPENT = 1e-12
-
 
 # of every task, seconds: numbers, or arrays where configurations differ
 Times = list[Number]
@@ -43,14 +44,14 @@ def scan(program: Program) -> tuple[Times, Times, Times]:
     Returns
     -------
     tuple
-        Ready, start and end.
+        Ready, start and end times.
 
     Raises
     ------
     DeadlockError
         Tasks wait for each other.
     ValueError
-        The program shares a GPU in a way that this engine cannot follow.
+        The program shares a GPU in a way that this engine does not support.
     """
     state = _Scan(program)
     for index in evaluation_order(program, state.compute, state.comm):
@@ -60,26 +61,26 @@ def scan(program: Program) -> tuple[Times, Times, Times]:
     return state.ready_s, state.start_s, state.end_s
 
 
-class _Open:
+@dataclass(slots=True, eq=False)
+class _OpenCollective:
     """A collective that later kernels may overlap."""
 
-    __slots__ = ("decided", "demand", "end_s", "index", "left_s", "own_ready_s", "spent_s", "start_s")
-
-    def __init__(self, index: int, demand: Demand, own_ready_s: Number, duration_s: Number) -> None:
-        self.index = index
-        self.demand = demand
-        # its own dependencies are met
-        self.own_ready_s = own_ready_s
-        # work left
-        self.left_s = duration_s
-        # what counts as none
-        self.spent_s = SPENT * duration_s
-        # inf until decided
-        self.start_s: Number = inf
-        # in every configuration
-        self.decided = False
-        # inf until done
-        self.end_s: Number = inf
+    index: int
+    """Position of its task."""
+    demand: Demand
+    """The resources it uses."""
+    own_ready_s: Number
+    """When its own dependencies are met."""
+    left_s: Number
+    """Work left."""
+    spent_s: Number
+    """Work left below which it is done."""
+    start_s: Number = inf
+    """Infinite until decided."""
+    decided: bool = False
+    """The start is known in every configuration."""
+    end_s: Number = inf
+    """Infinite until done."""
 
 
 class _Scan:
@@ -92,7 +93,7 @@ class _Scan:
         # end of each stream's last task
         self.front_s: list[Number] = [0.0] * len(program.streams)
         # by task, in issue order
-        self.open: dict[int, _Open] = {}
+        self.open: dict[int, _OpenCollective] = {}
         # end of the last collective that is no longer open
         self.closed_s: Number = 0.0
         self.members = program.groups()
@@ -110,7 +111,7 @@ class _Scan:
                 if task.stream != self.compute:
                     raise ValueError(CANNOT_SHARE)
                 self.close_through(before)
-            # what ran just before on the stream ended there
+            # the task before it on the stream ended at front_s
             if self.end_s[before] is not front_s:
                 ready_s = maximum(ready_s, self.end_s[before])
         if task.group != NO_GROUP:
@@ -120,8 +121,8 @@ class _Scan:
             return
         start_s = ready_s + task.lead_s
         if self.open and task.stream == self.compute:
-            self._pass_alone(front_s, start_s)
-            end_s = self._run_beside(index, start_s)
+            self._advance_alone(front_s, start_s)
+            end_s = self._overlap(index, start_s)
         else:
             end_s = start_s + task.duration_s
         self._set(index, ready_s, start_s, end_s)
@@ -140,119 +141,119 @@ class _Scan:
         for member in members:
             self._set(member, self.ready_s[member], start_s, start_s + tasks[member].duration_s)
 
-    # collectives that share the GPU
-
     def _open(self, index: int) -> None:
         task = self.program.tasks[index]
         ready_s: Number = 0.0
         for before in task.after:
             if before not in self.open:
                 ready_s = maximum(ready_s, self.end_s[before])
-        self.open[index] = _Open(index, task.demand, ready_s, task.duration_s)
+        self.open[index] = _OpenCollective(index, task.demand, ready_s, task.duration_s, SPENT * task.duration_s)
 
-    def _earliest(self, found: _Open, before_s: Number) -> Number:
-        """When `found` can start, given the end of the collective before it."""
-        return maximum(found.own_ready_s, before_s) + self.program.tasks[found.index].lead_s
+    def _earliest(self, collective: _OpenCollective, before_s: Number) -> Number:
+        """When `collective` can start, given the end of the collective before it."""
+        return maximum(collective.own_ready_s, before_s) + self.program.tasks[collective.index].lead_s
 
-    def _pass_alone(self, from_s: Number, to_s: Number) -> None:
-        """Let open collectives run while the computing stream waits."""
+    def _advance_alone(self, from_s: Number, to_s: Number) -> None:
+        """Let open collectives run while the compute stream is idle."""
         if not any_true(to_s > from_s):
             return
         before_s = self.closed_s
-        for found in self.open.values():
-            if not found.decided:
-                earliest_s = self._earliest(found, before_s)
-                self._start(found, (found.start_s == inf) & (earliest_s < to_s), earliest_s)
-            begin_s = maximum(found.start_s, from_s)
-            span_s = minimum(maximum(to_s - begin_s, 0.0), found.left_s)
-            self._progress(found, span_s, begin_s + span_s)
-            before_s = found.end_s
+        for collective in self.open.values():
+            if not collective.decided:
+                earliest_s = self._earliest(collective, before_s)
+                self._start(collective, (collective.start_s == inf) & (earliest_s < to_s), earliest_s)
+            begin_s = maximum(collective.start_s, from_s)
+            span_s = minimum(maximum(to_s - begin_s, 0.0), collective.left_s)
+            self._progress(collective, span_s, begin_s + span_s)
+            before_s = collective.end_s
         self._drop_done()
 
-    def _run_beside(self, index: int, start_s: Number) -> Number:
-        """Run a kernel that open collectives overlap; returns its end."""
+    def _overlap(self, index: int, start_s: Number) -> Number:
+        """Run a kernel that open collectives overlap. Returns its end."""
         task = self.program.tasks[index]
         now_s, left_s = start_s, task.duration_s
         before_s = self.closed_s
-        for found in self.open.values():
-            if not found.decided:
-                self._decide_start(found, index, before_s, (start_s, now_s, left_s))
-            later = any_true(found.start_s > now_s)
+        for collective in self.open.values():
+            if not collective.decided:
+                self._decide_start(collective, index, before_s, (start_s, now_s, left_s))
+            later = any_true(collective.start_s > now_s)
             if later:
-                meet_s = minimum(maximum(found.start_s, now_s), now_s + left_s)
+                meet_s = minimum(maximum(collective.start_s, now_s), now_s + left_s)
                 now_s, left_s = meet_s, maximum(0.0, left_s - (meet_s - now_s))
-            own_rate, its_rate = self._pair_rates(task.demand, found.demand)
-            both_s = minimum(left_s / own_rate, found.left_s / its_rate)
+            own_rate, its_rate = self._pair_rates(task.demand, collective.demand)
+            both_s = minimum(left_s / own_rate, collective.left_s / its_rate)
             if later:
-                both_s = _where(found.start_s <= now_s, both_s, 0.0)
+                both_s = _where(collective.start_s <= now_s, both_s, 0.0)
             now_s, left_s = now_s + both_s, maximum(0.0, left_s - both_s * own_rate)
-            self._progress(found, both_s * its_rate, now_s, started=not later)
-            before_s = found.end_s
+            self._progress(collective, both_s * its_rate, now_s, started=not later)
+            before_s = collective.end_s
         self._drop_done()
         return now_s + left_s
 
     def _pair_rates(self, kernel: Demand, collective: Demand) -> tuple[Number, Number]:
-        found = self.rates.get((kernel, collective))
-        if found is None:
-            found = self.device.rate(kernel, [collective]), self.device.rate(collective, [kernel])
-            self.rates[kernel, collective] = found
-        return found
+        rates = self.rates.get((kernel, collective))
+        if rates is None:
+            rates = self.device.rate(kernel, [collective]), self.device.rate(collective, [kernel])
+            self.rates[kernel, collective] = rates
+        return rates
 
     def _decide_start(
-        self, found: _Open, index: int, before_s: Number, kernel_times: tuple[Number, Number, Number]
+        self, collective: _OpenCollective, index: int, before_s: Number, kernel_times: tuple[Number, Number, Number]
     ) -> None:
-        """Start `found` if its turn comes while the kernel runs, at the end of a wave if it finds no free SMs."""
+        """Start `collective` if it is due while the kernel runs; without free SMs it starts at the end of a wave."""
         start_s, now_s, left_s = kernel_times
         kernel = self.program.tasks[index]
-        earliest_s = self._earliest(found, before_s)
-        due = (found.start_s == inf) & (earliest_s < now_s + left_s)
+        earliest_s = self._earliest(collective, before_s)
+        due = (collective.start_s == inf) & (earliest_s < now_s + left_s)
         if not any_true(due):
             return
-        drains = self.device.must_drain(found.demand, kernel.demand)
+        drains = self.device.must_drain(collective.demand, kernel.demand)
         if any_true(drains):
             left_then_s = maximum(0.0, left_s - maximum(0.0, earliest_s - now_s))
             wait_s = self.device.left_in_wave(kernel.demand, left_then_s, kernel.duration_s)
             earliest_s = earliest_s + _where(drains & due & (earliest_s > start_s), wait_s, 0.0)
-        self._start(found, due, earliest_s)
+        self._start(collective, due, earliest_s)
 
-    def _start(self, found: _Open, due: Any, start_s: Number) -> None:
-        found.start_s = _where(due, start_s, found.start_s)
-        found.decided = not any_true(found.start_s == inf)
+    def _start(self, collective: _OpenCollective, due: Any, start_s: Number) -> None:
+        collective.start_s = _where(due, start_s, collective.start_s)
+        collective.decided = not any_true(collective.start_s == inf)
 
-    def _progress(self, found: _Open, work_s: Number, until_s: Number, *, started: bool = False) -> None:
-        left_s = found.left_s - work_s
-        done = left_s <= found.spent_s
+    def _progress(self, collective: _OpenCollective, work_s: Number, until_s: Number, *, started: bool = False) -> None:
+        left_s = collective.left_s - work_s
+        done = left_s <= collective.spent_s
         if not started:
-            done = done & (found.start_s <= until_s)
-        found.left_s = _where(done, 0.0, left_s)
-        # what was done before ended earlier
-        found.end_s = minimum(found.end_s, _where(done, until_s, inf))
+            done = done & (collective.start_s <= until_s)
+        collective.left_s = _where(done, 0.0, left_s)
+        # configurations in which it was done before keep their earlier end
+        collective.end_s = minimum(collective.end_s, _where(done, until_s, inf))
 
     def _drop_done(self) -> None:
-        for found in list(self.open.values()):
-            if any_true(found.end_s == inf):
+        for collective in list(self.open.values()):
+            if any_true(collective.end_s == inf):
                 return
-            self._close(found)
+            self._close(collective)
 
     def close_through(self, index: int) -> None:
-        """Finish every open collective up to task `index`, with nothing beside them."""
+        """Finish every open collective up to task `index`, with no kernel running."""
         front_s = self.front_s[self.compute] if self.compute >= 0 else 0.0
         while index in self.open:
-            found = next(iter(self.open.values()))
-            if not found.decided:
-                self._start(found, found.start_s == inf, self._earliest(found, self.closed_s))
-            alone_s = maximum(found.start_s, front_s) + found.left_s
-            found.end_s = _where(found.end_s == inf, alone_s, found.end_s)
-            self._close(found)
+            collective = next(iter(self.open.values()))
+            if not collective.decided:
+                self._start(collective, collective.start_s == inf, self._earliest(collective, self.closed_s))
+            alone_s = maximum(collective.start_s, front_s) + collective.left_s
+            collective.end_s = _where(collective.end_s == inf, alone_s, collective.end_s)
+            self._close(collective)
 
-    def _close(self, found: _Open) -> None:
-        self._set(found.index, maximum(found.own_ready_s, self.closed_s), found.start_s, found.end_s)
-        self.closed_s = found.end_s
-        del self.open[found.index]
+    def _close(self, collective: _OpenCollective) -> None:
+        self._set(
+            collective.index, maximum(collective.own_ready_s, self.closed_s), collective.start_s, collective.end_s
+        )
+        self.closed_s = collective.end_s
+        del self.open[collective.index]
 
 
 def _sharing(program: Program, groups: dict[int, list[int]]) -> tuple[Device, int, int]:
-    """The device, its computing and its communicating stream; streams are -1 where nothing is shared."""
+    """The device, its compute stream and its communication stream; streams are -1 where nothing is shared."""
     comm: set[int] = set()
     compute: set[int] = set()
     for stream, demand in {(task.stream, task.demand) for task in program.tasks}:
@@ -267,9 +268,9 @@ def _sharing(program: Program, groups: dict[int, list[int]]) -> tuple[Device, in
     return program.device, min(compute, default=-1), min(comm)
 
 
-def _where(condition: Any, one: Number, other: Number) -> Number:
-    """Choose element by element where there are arrays."""
+def _where(condition: Any, if_true: Number, if_false: Number) -> Number:
+    """Choose, element by element where there are arrays."""
     if isinstance(condition, np.ndarray):
-        chosen: Number = np.where(condition, one, other)
+        chosen: Number = np.where(condition, if_true, if_false)
         return chosen
-    return one if condition else other
+    return if_true if condition else if_false

@@ -1,12 +1,12 @@
-"""What tasks of one GPU share, and how fast each runs beside the others.
+"""The resources that tasks of one GPU share, and how fast each task runs next to the others.
 
 Streaming multiprocessors (SMs) are held whole: a collective keeps its own for as long as it runs, a kernel gets the
 rest. A tiled kernel needs another wave when its tiles no longer fit the SMs that are left; a kernel of many small
 thread blocks loses nothing until fewer SMs are left than it takes to saturate memory. Device memory and link bandwidth
-are fluid: when the tasks together ask for more than there is, all get the same fraction of what they ask for. A
-collective asks for little bandwidth, but waits for the memory at every step: beside busy memory it takes longer.
+are fluid: when the tasks together need more than is available, all get the same fraction of their needs. A collective
+needs little bandwidth, but waits for the memory at every step: while the memory is busy it takes longer.
 
-A task alone always runs at rate 1. Numbers may be arrays of one element per configuration.
+A task alone always runs at rate 1. Numbers may be arrays with one element per configuration.
 """
 
 from collections.abc import Sequence
@@ -18,65 +18,64 @@ from numpy.typing import NDArray
 Number = float | NDArray[np.float64]
 
 
-def maximum(one: Number, other: Number) -> Number:
-    """The larger, element by element where there are arrays."""
-    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
-        larger: Number = np.maximum(one, other)
+def maximum(first: Number, second: Number) -> Number:
+    """The larger number, element by element for arrays."""
+    if isinstance(first, np.ndarray) or isinstance(second, np.ndarray):
+        larger: Number = np.maximum(first, second)
         return larger
-    return one if one > other else other
+    return first if first > second else second
 
 
-def minimum(one: Number, other: Number) -> Number:
-    """The smaller, element by element where there are arrays."""
-    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
-        smaller: Number = np.minimum(one, other)
+def minimum(first: Number, second: Number) -> Number:
+    """The smaller number, element by element for arrays."""
+    if isinstance(first, np.ndarray) or isinstance(second, np.ndarray):
+        smaller: Number = np.minimum(first, second)
         return smaller
-    return one if one < other else other
+    return first if first < second else second
 
 
 def any_true(value: "Number | bool | NDArray[np.bool_]") -> bool:
-    """Whether it is true, or not zero, in any configuration."""
+    """Whether a value is true, or not zero, in any configuration."""
     return bool(value.any()) if isinstance(value, np.ndarray) else bool(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Demand:
-    """What a task asks for when it runs alone."""
+    """The resources that a task uses when it runs alone."""
 
     held_sms: Number = 0
-    """SMs it keeps for itself: a collective's channels."""
+    """SMs reserved for the task: a collective's channels."""
     tiles: Number = 0
-    """Thread blocks that take an SM each for long; 0: many short ones that spread over whatever is free."""
+    """Long-running thread blocks, each on an SM of its own; 0: many short ones that spread over the free SMs."""
     spare: Number = 1.0
-    """Of a kernel without tiles: share of the SMs it can lose without slowing down."""
+    """Of a kernel without tiles: share of the SMs that it can lose without slowing down."""
     memory: Number = 0.0
     """Share of the device memory's bandwidth."""
     link: float = 0.0
     """Share of the interconnect's bandwidth."""
     slowdown: Number = 0.0
-    """Of a task that keeps SMs: how much longer it takes beside kernels that use all of the memory's bandwidth, as a
-    fraction: its steps wait for memory."""
+    """Of a task with SMs of its own: how much longer it takes while kernels use all memory bandwidth, as a fraction."""
 
     @property
     def uses_shared(self) -> bool:
-        """Whether it asks for anything that is shared."""
+        """Whether it uses anything that is shared."""
         if self.holds_sms or self.link:
             return True
         return any_true(self.tiles) or any_true(self.memory) or any_true(1.0 - self.spare)
 
     @property
     def holds_sms(self) -> bool:
-        """Whether it keeps SMs for itself: a collective."""
+        """Whether it has SMs of its own: a collective."""
         return any_true(self.held_sms)
 
 
-# relative: what lies closer to a wave's end than this is at its end
+# a point closer to the end of a wave than this share of a wave counts as the end
 ROUNDING = 1e-9
 
-# far below any kernel: keeps a task of no length from dividing by zero
+# avoids a division by zero for tasks without length; far below the time of any kernel
 TINY_S = 1e-18
 
-# asks for nothing that is shared
+# uses nothing that is shared
 NOTHING = Demand()
 
 
@@ -88,7 +87,7 @@ class Device:
     """Streaming multiprocessors."""
 
     def rate(self, own: Demand, others: Sequence[Demand]) -> Number:
-        """Speed of a task beside `others`, relative to running alone: in (0, 1]."""
+        """Speed of a task while `others` run, relative to running alone: in (0, 1]."""
         if not others:
             return 1.0
         held_sms: Number = 0.0
@@ -107,21 +106,21 @@ class Device:
         return rate
 
     def waves(self, tiles: Number) -> Number:
-        """Rounds in which all SMs work off `tiles`."""
+        """Rounds in which all SMs process `tiles`."""
         return maximum(1, -(-tiles // self.sms))
 
     def must_drain(self, collective: Demand, kernel: Demand) -> "bool | NDArray[np.bool_]":
-        """Whether `collective` finds too few free SMs beside a running `kernel` and has to wait for a wave to end."""
+        """Whether `kernel` leaves `collective` too few free SMs, so that it waits for the end of a wave."""
         return (kernel.tiles > 0) & (collective.held_sms > self.sms - minimum(kernel.tiles, self.sms))
 
     def left_in_wave(self, kernel: Demand, left_s: Number, duration_s: Number) -> Number:
-        """Work left in the wave that `kernel` is in, seconds at rate 1; 0 between two waves."""
+        """Work left in the current wave of `kernel`, seconds at rate 1; 0 between two waves."""
         wave_s = maximum(duration_s, TINY_S) / self.waves(kernel.tiles)
         waves_left = left_s / wave_s
         return maximum(0.0, waves_left - (waves_left + ROUNDING) // 1.0) * wave_s
 
     def _sm_rate(self, own: Demand, free: Number) -> Number:
-        # of all SMs at least one does the work
+        # a kernel runs on at least one SM
         spread = minimum(1.0, free / maximum(1.0, self.sms * (1.0 - own.spare)))
         if not any_true(own.tiles):
             return spread

@@ -1,40 +1,16 @@
-"""Interval algebra: sorted, disjoint intervals of time."""
+"""Intervals of time: pairs of start and end, seconds. `Spans` are sorted and disjoint; `union` makes them."""
 
+from bisect import bisect_right
 from collections.abc import Iterable
+from operator import itemgetter
 
-Spans = list[tuple[float, float]]
+Span = tuple[float, float]
+Spans = list[Span]
 
-
-def subtract(spans: Spans, cover: Spans) -> Spans:
-    """What of the disjoint, sorted `spans` lies outside the disjoint, sorted `cover`.
-
-    Examples
-    --------
-    >>> subtract([(0.0, 5.0), (7.0, 8.0)], [(1.0, 2.0), (4.0, 7.5)])
-    [(0.0, 1.0), (2.0, 4.0), (7.5, 8.0)]
-    """
-    found: Spans = []
-    position = 0
-    for start_s, end_s in spans:
-        while position < len(cover) and cover[position][1] <= start_s:
-            position += 1
-        at = position
-        while at < len(cover) and cover[at][0] < end_s:
-            if cover[at][0] > start_s:
-                found.append((start_s, cover[at][0]))
-            start_s = cover[at][1]
-            at += 1
-        if start_s < end_s:
-            found.append((start_s, end_s))
-    return found
+_end = itemgetter(1)
 
 
-def length_s(spans: Spans) -> float:
-    """Total length of disjoint intervals."""
-    return sum(end_s - start_s for start_s, end_s in spans)
-
-
-def union(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+def union(spans: Iterable[Span]) -> Spans:
     """Merge intervals that touch or overlap.
 
     Examples
@@ -42,22 +18,54 @@ def union(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     >>> union([(3.0, 4.0), (0.0, 1.0), (1.0, 2.0)])
     [(0.0, 2.0), (3.0, 4.0)]
     """
-    merged: list[tuple[float, float]] = []
-    for start, end in sorted(spans):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+    merged: Spans = []
+    for start_s, end_s in sorted(spans):
+        if merged and start_s <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end_s, merged[-1][1]))
         else:
-            merged.append((start, end))
+            merged.append((start_s, end_s))
     return merged
 
 
-def overlap_s(span: tuple[float, float], cover: Iterable[tuple[float, float]]) -> float:
-    """Length of `span` that the disjoint intervals of `cover` share.
+def subtract(spans: Spans, cover: Spans) -> Spans:
+    """The parts of `spans` that lie outside `cover`.
+
+    Examples
+    --------
+    >>> subtract([(0.0, 5.0), (7.0, 8.0)], [(1.0, 2.0), (4.0, 7.5)])
+    [(0.0, 1.0), (2.0, 4.0), (7.5, 8.0)]
+    """
+    outside: Spans = []
+    for start_s, end_s in spans:
+        index = bisect_right(cover, start_s, key=_end)
+        while index < len(cover) and cover[index][0] < end_s:
+            if cover[index][0] > start_s:
+                outside.append((start_s, cover[index][0]))
+            start_s = cover[index][1]
+            index += 1
+        if start_s < end_s:
+            outside.append((start_s, end_s))
+    return outside
+
+
+def overlap_s(span: Span, cover: Spans) -> float:
+    """Length of the part of `span` that lies inside `cover`.
 
     Examples
     --------
     >>> overlap_s((0.0, 5.0), [(1.0, 2.0), (4.0, 9.0)])
     2.0
     """
-    start, end = span
-    return sum(max(0.0, min(end, stop) - max(start, begin)) for begin, stop in cover)
+    start_s, end_s = span
+    return sum(max(0.0, min(end_s, stop_s) - max(start_s, begin_s)) for begin_s, stop_s in cover)
+
+
+def length_s(spans: Spans) -> float:
+    """Total length.
+
+    Examples
+    --------
+    >>> length_s([(0.0, 2.0), (3.0, 4.0)])
+    3.0
+    """
+    return sum(end_s - start_s for start_s, end_s in spans)

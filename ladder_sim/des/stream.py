@@ -1,29 +1,29 @@
 """A FIFO stream: one simpy process drains it.
 
-A `simpy.Resource` would not do: a later request that is ready could overtake an earlier one that is blocked, which no
-CUDA stream allows.
+`simpy.Resource` is no alternative: a later request that is ready could overtake an earlier one that is blocked, which
+no CUDA stream allows.
 """
 
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ladder_sim.des.fluid import Gpu
+from ladder_sim.des.fluid import SharedGpu
 from ladder_sim.des.program import NO_GROUP, Program, Task
 
 if TYPE_CHECKING:
     import simpy
 
-Steps = Generator["simpy.Event", Any, None]
+Events = Generator["simpy.Event", Any, None]
 
 
 class Clocks:
-    """Shared state of one run: when each task was ready, started and ended, and an event where another stream waits."""
+    """State of one run: when each task was ready, started and ended, and events that other streams wait for."""
 
     def __init__(self, environment: "simpy.Environment", program: Program) -> None:
         self.environment = environment
         self.program = program
         tasks = program.tasks
-        # what comes before a task on its own stream has ended anyway when its turn comes, unless it stands behind it
+        # earlier tasks of the same stream have ended when its turn comes, so it need not wait for them
         self.waits = [
             [before for before in task.after if tasks[before].stream != task.stream or before >= index]
             for index, task in enumerate(tasks)
@@ -34,12 +34,12 @@ class Clocks:
         self.assembled: dict[int, simpy.Event] = {group: environment.event() for group in self.missing}
         device = program.device
         ranks = {stream.rank for stream in program.streams} if device else set()
-        self.gpus: dict[int, Gpu] = {rank: Gpu(environment, device) for rank in ranks} if device else {}
+        self.gpus: dict[int, SharedGpu] = {rank: SharedGpu(environment, device) for rank in ranks} if device else {}
 
 
-def drain(clocks: Clocks, stream: int, queue: Sequence[int]) -> Steps:
+def drain(clocks: Clocks, stream: int, queue: Sequence[int]) -> Events:
     """Run the tasks of one stream in order."""
-    # this loop runs once per task: names are looked up once; the engine has checked that times are numbers
+    # names are looked up once, because the loop runs for every task; the engine has checked that times are numbers
     environment, tasks = clocks.environment, clocks.program.tasks
     timeout: Any = environment.timeout
     waits, ended, ready, start, end = clocks.waits, clocks.ended, clocks.ready_s, clocks.start_s, clocks.end_s
@@ -60,8 +60,8 @@ def drain(clocks: Clocks, stream: int, queue: Sequence[int]) -> Steps:
             ended[index].succeed()
 
 
-def _run_shared(clocks: Clocks, index: int, task: Task, gpu: Gpu | None) -> Steps:
-    """Run a task that shares its GPU, or that meets its peers on others."""
+def _run_shared(clocks: Clocks, index: int, task: Task, gpu: SharedGpu | None) -> Events:
+    """Run a task that shares its GPU, or that waits for its peers on other GPUs."""
     environment = clocks.environment
     timeout: Any = environment.timeout
     if task.lead_s:
@@ -74,7 +74,7 @@ def _run_shared(clocks: Clocks, index: int, task: Task, gpu: Gpu | None) -> Step
         clocks.missing[task.group] -= 1
         assembled = clocks.assembled[task.group]
         if clocks.missing[task.group]:
-            # a collective's kernel spins on its SMs until its peers are there
+            # a collective's kernel spins on its SMs until its peers are ready
             held = gpu.hold(task.demand) if gpu is not None and task.demand.holds_sms else None
             yield assembled
             if gpu is not None and held is not None:

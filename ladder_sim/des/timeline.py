@@ -1,4 +1,4 @@
-"""What a simulated run looked like, and the interval algebra over it: busy, hidden, exposed, critical."""
+"""The result of a simulated run: when each task ran, when streams were busy, and the critical path."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ladder_sim.des.program import NO_GROUP, Program
-from ladder_sim.des.spans import overlap_s, union
+from ladder_sim.des.spans import Spans, union
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,9 +17,9 @@ class Timeline:
     program: Program
     """What ran."""
     ready_s: NDArray[np.float64]
-    """First in its queue and all dependencies met."""
+    """First in its queue, all dependencies met."""
     start_s: NDArray[np.float64]
-    """First instruction: ready, lead paid, all members of its group there."""
+    """First instruction: ready, lead over, all members of its group ready."""
     end_s: NDArray[np.float64]
     """Last instruction."""
 
@@ -28,15 +28,11 @@ class Timeline:
         """End of the last task."""
         return float(self.end_s.max(initial=0.0))
 
-    def busy(self, streams: Iterable[int]) -> list[tuple[float, float]]:
-        """Disjoint, sorted intervals in which any task of `streams` runs."""
+    def busy(self, streams: Iterable[int]) -> Spans:
+        """When any task of `streams` runs."""
         chosen = set(streams)
         spans = zip(self.program.tasks, self.start_s.tolist(), self.end_s.tolist(), strict=True)
         return union((start_s, end_s) for task, start_s, end_s in spans if task.stream in chosen)
-
-    def hidden_s(self, index: int, cover: list[tuple[float, float]]) -> float:
-        """How long task `index` runs while the intervals of `cover` do."""
-        return overlap_s((float(self.start_s[index]), float(self.end_s[index])), cover)
 
     def critical_path(self) -> list[int]:
         """Tasks from first to last, each of which ended at the moment that let the next one become ready."""

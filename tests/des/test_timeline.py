@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ladder_sim.des.engine import run
 from ladder_sim.des.program import NO_GROUP, Program, Stream, Task
-from ladder_sim.des.spans import overlap_s, union
+from ladder_sim.des.spans import Spans, length_s, overlap_s, subtract, union
 from ladder_sim.des.timeline import Timeline
 from tests.support.strategies import programs
 
@@ -17,13 +17,13 @@ RTOL = 1e-9
 SPANS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)).map(lambda s: (float(s[0]), float(s[0] + s[1]))))
 
 
-def cells(spans: list[tuple[float, float]]) -> set[int]:
+def cells(spans: Spans) -> set[int]:
     """The unit intervals that the spans cover."""
     return {cell for start, end in spans for cell in range(int(start), int(end))}
 
 
 @given(SPANS)
-def test_union_covers_the_same_and_is_disjoint(spans: list[tuple[float, float]]) -> None:
+def test_union_covers_the_same_and_is_disjoint(spans: Spans) -> None:
     merged = union(spans)
     assert cells(merged) == cells(spans)
     assert all(before[1] < after[0] for before, after in itertools.pairwise(merged))
@@ -31,9 +31,18 @@ def test_union_covers_the_same_and_is_disjoint(spans: list[tuple[float, float]])
 
 
 @given(SPANS, SPANS)
-def test_overlap_counts_shared_time_once(first: list[tuple[float, float]], second: list[tuple[float, float]]) -> None:
+def test_overlap_counts_shared_time_once(first: Spans, second: Spans) -> None:
     cover = union(second)
     assert sum(overlap_s(span, cover) for span in union(first)) == len(cells(first) & cells(second))
+
+
+@given(SPANS, SPANS)
+def test_subtraction_leaves_what_the_cover_does_not_share(first: Spans, second: Spans) -> None:
+    spans, cover = [span for span in union(first) if span[0] < span[1]], union(second)
+    rest = subtract(spans, cover)
+    assert cells(rest) == cells(first) - cells(second)
+    assert union(rest) == rest
+    assert length_s(rest) == length_s(spans) - sum(overlap_s(span, cover) for span in spans)
 
 
 @given(programs())
@@ -48,9 +57,10 @@ def test_busy_hidden_and_exposed(program: Program) -> None:
         others = timeline.busy(other for other in streams if other != stream)
         for index, task in enumerate(program.tasks):
             if task.stream == stream:
-                hidden_s = timeline.hidden_s(index, others)
+                span = (timeline.start_s[index], timeline.end_s[index])
+                hidden_s = overlap_s(span, others)
                 assert -1e-9 <= hidden_s <= task.duration_s + 1e-9
-                assert math.isclose(timeline.hidden_s(index, busy), task.duration_s, rel_tol=RTOL, abs_tol=1e-9)
+                assert math.isclose(overlap_s(span, busy), task.duration_s, rel_tol=RTOL, abs_tol=1e-9)
     everything = timeline.busy(streams)
     assert sum(end - start for start, end in everything) <= timeline.makespan_s * (1 + RTOL)
 
@@ -111,6 +121,6 @@ def test_hidden_and_exposed_by_hand() -> None:
     timeline = run(Program(tasks=tasks, streams=(Stream(name="compute"), Stream(name="comm"))))
     compute = timeline.busy([0])
     assert compute == [(0.0, 5.0), (7.5, 8.5)]
-    assert timeline.hidden_s(1, compute) == 3.0
+    assert overlap_s((timeline.start_s[1], timeline.end_s[1]), compute) == 3.0
     assert timeline.critical_path() == [0, 1, 3]
     assert timeline.makespan_s == 8.5
