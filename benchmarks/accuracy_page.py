@@ -15,9 +15,7 @@ from ladder_sim.report.tables.validation import (
     ROW_COLUMNS,
     SPEEDUP_COLUMNS,
     SUMMARY_COLUMNS,
-    Compared,
     by_setup,
-    evidence,
     level_cells,
     row_cells,
     summary_cells,
@@ -26,9 +24,11 @@ from ladder_sim.validation.compare import (
     FITTED_PROFILES,
     LEVELS,
     Comparison,
+    ComparisonsByLevel,
     Level,
     Quantity,
     compare,
+    evidence,
     spread,
     summarize,
     unseen,
@@ -97,7 +97,7 @@ _CAUSES[("upper-bound", 8, True, 4)] = (
 def to_page() -> str:
     """The whole page as Markdown."""
     data = read_dataset(DEFAULT_DATASET)
-    found: Compared = {level: compare(data, level) for level in LEVELS}
+    found: ComparisonsByLevel = {level: compare(data, level) for level in LEVELS}
     levels = "".join(f"- `{level}`: {evidence(level)}.\n" for level in found)
     head = (
         f"# Accuracy\n\nWritten by `python benchmarks/accuracy_page.py` from the data set {data.name}: "
@@ -124,7 +124,7 @@ def _coverage(rows: Sequence[Comparison]) -> str:
     return f"{text}\n\n"
 
 
-def _reached(found: Compared) -> str:
+def _reached(found: ComparisonsByLevel) -> str:
     return (
         "## What is predicted how well\n\nRows that no fit behind the predictions has seen: mean and largest absolute "
         "error, and the 90 % intervals of\nthroughputs and speedups together.\n\n"
@@ -133,7 +133,7 @@ def _reached(found: Compared) -> str:
     )
 
 
-def _targets(found: Compared) -> str:
+def _targets(found: ComparisonsByLevel) -> str:
     lines = []
     for level, rows, quantity, judge, mean, most in _TARGETS:
         reached = spread(map(judge, unseen(found.get(level, ()))))

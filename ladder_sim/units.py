@@ -117,12 +117,12 @@ def parse_quantity(text: str | float, unit: Unit, *, name: str) -> float:
     base = {"Bps": "B/s", "flops": "FLOP/s", "count": ""}.get(unit, unit)
     hint = f"write it like {kind.example}" + (f"; a plain number is in {base}" if base else "")
     if isinstance(text, str):
-        found = _NUMBER.fullmatch(text)
-        if found is None:
+        match = _NUMBER.fullmatch(text)
+        if match is None:
             raise UnitError(
                 f"{name}: {_quoted(text)} is no number with a unit: accepted are {kind.accepted}", hint=hint
             )
-        digits, suffix = found.groups()
+        digits, suffix = match.groups()
         scale = kind.scales.get(suffix)
         if scale is None:
             raise UnitError(f"{name}: {_quoted(text)} has no known unit: accepted are {kind.accepted}", hint=hint)
@@ -152,17 +152,63 @@ def _quoted(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _scaled(value: float, steps: list[tuple[float, str]]) -> str:
-    """Write `value` with the largest step it reaches once it is rounded to three digits."""
+# sizes of the units that numbers are written in, largest first
+_STEPS: dict[Unit, tuple[tuple[float, str], ...]] = {
+    "s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")),
+    "Bps": ((1e15, "PB/s"), (1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (1.0, "B/s")),
+    "bytes": ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")),
+    "flops": ((1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1e6, "MFLOP/s"), (1.0, "FLOP/s")),
+    "count": ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"), (1.0, "")),
+}
+# endings of field names, and the unit that each stands for
+_SUFFIXES: dict[str, Unit] = {"_s": "s", "_Bps": "Bps", "_bytes": "bytes", "_flops": "flops"}
+
+
+def unit_of(field: str) -> Unit:
+    """The unit that a field's name ends in.
+
+    Examples
+    --------
+    >>> unit_of("inter.bandwidth_Bps"), unit_of("batch")
+    ('Bps', 'count')
+    """
+    return next((unit for suffix, unit in _SUFFIXES.items() if field.endswith(suffix)), "count")
+
+
+def short_name(field: str) -> str:
+    """The field without its unit: ``bandwidth`` of ``bandwidth_Bps``."""
+    return field.removesuffix(next((suffix for suffix in _SUFFIXES if field.endswith(suffix)), ""))
+
+
+def step_for(value: float, unit: Unit) -> tuple[float, str]:
+    """The size and name of the unit that suits a value, e.g. for an axis that ends there.
+
+    Examples
+    --------
+    >>> step_for(5e10, "Bps"), step_for(4e-5, "s")
+    ((1000000000.0, 'GB/s'), (1e-06, 'us'))
+    """
+    # a value that rounds to a step is written in it
+    return next((step for step in _STEPS[unit] if abs(value) >= step[0] * (1 - 1e-12)), _STEPS[unit][-1])
+
+
+def format_quantity(value: float, unit: Unit) -> str:
+    """Write a value with three significant digits and the unit that suits it.
+
+    Examples
+    --------
+    >>> format_quantity(5e10, "Bps"), format_quantity(9.89e14, "flops"), format_quantity(0.0, "s")
+    ('50.0 GB/s', '989 TFLOP/s', '0 s')
+    """
     if value == 0 or not math.isfinite(value):
-        return f"{value:g} {next(label for size, label in steps if size == 1)}".strip()
+        return f"{value:g} {next(name for size, name in _STEPS[unit] if size == 1)}".strip()
     rounded = float(f"{value:.2e}")
-    size, label = next(((s, n) for s, n in steps if abs(rounded) >= s * (1 - 1e-12)), steps[-1])
+    size, name = step_for(rounded, unit)
     scaled = rounded / size
     if 0.001 <= abs(scaled) < 1e6:
         decimals = max(0, 2 - math.floor(math.log10(abs(scaled)) + 1e-12))
-        return f"{scaled:.{decimals}f} {label}".strip()
-    return f"{scaled:.2e} {label}".strip()
+        return f"{scaled:.{decimals}f} {name}".strip()
+    return f"{scaled:.2e} {name}".strip()
 
 
 def format_seconds(seconds: float) -> str:
@@ -173,7 +219,7 @@ def format_seconds(seconds: float) -> str:
     >>> format_seconds(0.0123), format_seconds(5e-6), format_seconds(0.9999)
     ('12.3 ms', '5.00 us', '1.00 s')
     """
-    return _scaled(seconds, [(1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")])
+    return format_quantity(seconds, "s")
 
 
 def format_bytes(size_bytes: float) -> str:
@@ -184,7 +230,7 @@ def format_bytes(size_bytes: float) -> str:
     >>> format_bytes(50.7e9), format_bytes(16384)
     ('50.7 GB', '16.4 kB')
     """
-    return _scaled(size_bytes, [(1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")])
+    return format_quantity(size_bytes, "bytes")
 
 
 def format_bandwidth(bandwidth_Bps: float) -> str:
@@ -195,7 +241,7 @@ def format_bandwidth(bandwidth_Bps: float) -> str:
     >>> format_bandwidth(450e9), format_bandwidth(3.35e12)
     ('450 GB/s', '3.35 TB/s')
     """
-    return f"{format_bytes(bandwidth_Bps)}/s"
+    return format_quantity(bandwidth_Bps, "Bps")
 
 
 def format_count(count: float) -> str:
@@ -208,4 +254,15 @@ def format_count(count: float) -> str:
     """
     if abs(count) < 1000 and float(count).is_integer():
         return str(int(count))
-    return _scaled(count, [(1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"), (1.0, "")])
+    return format_quantity(count, "count")
+
+
+def format_rate(per_s: float) -> str:
+    """Write a rate with four digits, zeros at the end included and never with an exponent.
+
+    Examples
+    --------
+    >>> format_rate(35.2), format_rate(1234.5), format_rate(45678.9)
+    ('35.20', '1234', '45679')
+    """
+    return f"{per_s:#.4g}".rstrip(".") if per_s < 1e4 else f"{per_s:.0f}"

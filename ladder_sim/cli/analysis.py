@@ -27,7 +27,7 @@ def advise(
     """Find the tensor-parallel degree, batch and variant that serve an objective best, and the trade-off around it."""
     from ladder_sim.analysis.advise import CANDIDATES, Objective
     from ladder_sim.analysis.advise import advise as search
-    from ladder_sim.report.export import advice_fields
+    from ladder_sim.report.export import advice_document
     from ladder_sim.report.figures.analysis import pareto_figure
     from ladder_sim.report.tables.analysis import advice_report
 
@@ -43,7 +43,7 @@ def advise(
         profile=flags.profile,
     )
     subtitle = f"{flags.model} on {flags.cluster}, {flags.dtype}, {flags.stack}"
-    output.give(advice_report(found), advice_fields(found), lambda: pareto_figure(found, subtitle))
+    output.give(advice_report(found), advice_document(found), lambda: pareto_figure(found, subtitle))
 
 
 def _seconds(text: str | None, flag: str) -> float:
@@ -72,7 +72,7 @@ def breakeven(
 ) -> None:
     """Find the value of a field at which a variant's gain passes a bound."""
     from ladder_sim.analysis.breakeven import breakeven as find
-    from ladder_sim.report.export import breakeven_fields
+    from ladder_sim.report.export import breakeven_document
     from ladder_sim.report.figures.analysis import breakeven_figure
     from ladder_sim.report.figures.style import asked
     from ladder_sim.report.tables.analysis import breakeven_report
@@ -92,7 +92,7 @@ def breakeven(
         ignore_memory=flags.ignore_memory,
     )
     output.give(
-        breakeven_report(found), breakeven_fields(found), lambda: breakeven_figure(found, asked(scenario_at(point)))
+        breakeven_report(found), breakeven_document(found), lambda: breakeven_figure(found, asked(scenario_at(point)))
     )
 
 
@@ -111,7 +111,7 @@ def compare(
 ) -> None:
     """Predict the same scenario on several clusters, or under several stacks, side by side."""
     from ladder_sim.analysis.compare import compare as ask
-    from ladder_sim.report.export import comparison_fields
+    from ladder_sim.report.export import comparison_document
     from ladder_sim.report.figures.analysis import comparison_figure
     from ladder_sim.report.tables.analysis import comparison_report
 
@@ -124,7 +124,7 @@ def compare(
         profile=flags.profile,
         ignore_memory=flags.ignore_memory,
     )
-    output.give(comparison_report(found), comparison_fields(found), lambda: comparison_figure(found))
+    output.give(comparison_report(found), comparison_document(found), lambda: comparison_figure(found))
 
 
 @with_scenario_flags
@@ -139,7 +139,7 @@ def sensitivity(
 ) -> None:
     """Change each hardware figure and cost a little, and see what that does to time and speedup."""
     from ladder_sim.analysis.sensitivity import sensitivity as measure
-    from ladder_sim.report.export import sensitivity_fields
+    from ladder_sim.report.export import sensitivity_document
     from ladder_sim.report.figures.analysis import tornado_figure
     from ladder_sim.report.figures.style import asked
     from ladder_sim.report.tables.analysis import sensitivity_report
@@ -152,6 +152,6 @@ def sensitivity(
     drawn = list(found[0].responses)[-1]
     output.give(
         sensitivity_report(found, step / 100.0),
-        sensitivity_fields(found, step / 100.0),
+        sensitivity_document(found, step / 100.0),
         lambda: tornado_figure(found, drawn, step / 100.0, asked(scenario)),
     )

@@ -9,7 +9,7 @@ import typer
 from ladder_sim.errors import UnknownNameError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.settings import settable
-from ladder_sim.units import format_bandwidth, format_bytes, format_count, format_seconds
+from ladder_sim.units import format_bandwidth, format_count, format_quantity, unit_of
 
 Rows = tuple[Sequence[str], Sequence[Sequence[str]]]
 
@@ -69,18 +69,8 @@ def _flat(spec: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _shown(name: str, value: object) -> str:
-    by_suffix: dict[str, Callable[[float], str]] = {
-        "_s": format_seconds,
-        "_Bps": format_bandwidth,
-        "_bytes": format_bytes,
-    }
-    if isinstance(value, float):
-        for suffix, form in by_suffix.items():
-            if name.endswith(suffix):
-                return form(value)
-        if name.endswith("_flops"):
-            return f"{format_count(value)}FLOP/s"
-    return str(value)
+    unit = unit_of(name)
+    return format_quantity(value, unit) if isinstance(value, float) and unit != "count" else str(value)
 
 
 def _models() -> Rows:

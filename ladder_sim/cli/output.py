@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     from rich.console import RenderableType
 
-    from ladder_sim.report.export import Answer
+    from ladder_sim.report.export import Document
 
 FORMATS = {".json": "json", ".csv": "csv", ".txt": "text"}
 
@@ -86,7 +86,7 @@ class Output:
             check_plot_path(plot)
         return cls(form=chosen_format(json=json, csv=csv, save=save), save=save, plot=plot)
 
-    def give(self, report: "RenderableType", answer: "Answer", figure: "Callable[[], go.Figure]") -> None:
+    def give(self, report: "RenderableType", answer: "Document", figure: "Callable[[], go.Figure]") -> None:
         """Print or write the answer, and draw it if asked to."""
         from ladder_sim.report.tables import console
 

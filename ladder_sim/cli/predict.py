@@ -44,7 +44,7 @@ def predict(
     """Predict latency, throughput and speedup of residual wirings under tensor parallelism."""
     # imported here: `--help` and `list` need no simulator
     from ladder_sim.prediction import predict as simulate
-    from ladder_sim.report import export
+    from ladder_sim.report.export import prediction_document
     from ladder_sim.report.figures.prediction import breakdown_figure, timeline_figure
     from ladder_sim.report.figures.style import check_plot_path, save_figure
 
@@ -59,12 +59,12 @@ def predict(
     if timeline is not None:
         save_figure(timeline_figure(scenario, found, "decode"), timeline)
     if form == "json":
-        write(export.to_json(scenario, found), save)
+        write(prediction_document(scenario, found).to_json(), save)
         return
     for note in next(iter(found.values())).provenance.warnings:
         print(f"warning: {note}", file=sys.stderr)
     if form == "csv":
-        write(export.to_csv(scenario, found), save)
+        write(prediction_document(scenario, found).to_csv(), save)
         return
     from ladder_sim.report.tables.console import show, to_text
     from ladder_sim.report.tables.prediction import prediction_report

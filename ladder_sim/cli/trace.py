@@ -93,7 +93,7 @@ def info(
     summary = summarise(graph)
     _draw({"recorded": graph}, plot, "Recorded run")
     if json:
-        write(export.info_json(graph, summary), save)
+        write(export.info_document(graph, summary).to_json(), save)
     else:
         _print(tables.info_report(graph, summary, top), save)
 
@@ -132,7 +132,7 @@ def replay(
         perfetto.write({"replayed": simulated}, save_trace)
     _draw({"recorded": recorded, "replayed": simulated}, plot, "Recorded and replayed")
     if json:
-        write(export.replay_json(found), save)
+        write(export.replay_document(found).to_json(), save)
     else:
         _print(tables.replay_report(found, changed=found.graph is not recorded), save)
     worst = max(found.steps, key=lambda step: abs(step.error))
@@ -185,7 +185,7 @@ def predict(
         perfetto.write(runs, save_trace)
     _draw(runs, plot, "The recorded step in other wirings")
     if json:
-        write(export.variants_json(chosen, layers, found), save)
+        write(export.variants_document(chosen, layers, found).to_json(), save)
     else:
         _print(tables.variants_report(chosen, layers, found), save)
 

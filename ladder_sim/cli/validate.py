@@ -34,6 +34,7 @@ def validate(
 ) -> None:
     """Compare measured runs with predictions: errors, intervals and a summary per variant."""
     # imported here: `--help` needs no simulator
+    from ladder_sim.report.export import validation_document
     from ladder_sim.report.figures.style import check_plot_path, save_figure
     from ladder_sim.report.tables import validation as report
     from ladder_sim.validation.compare import LEVELS, OWN_PROFILE, compare, gate
@@ -56,9 +57,9 @@ def validate(
 
         save_figure(error_figure(data, found), plot)
     if form == "json":
-        write(report.to_json(data, found), save)
+        write(validation_document(data, found).to_json(), save)
     elif form == "csv":
-        write(report.to_csv(found), save)
+        write(validation_document(data, found).to_csv(), save)
     else:
         from ladder_sim.report.tables import console
 

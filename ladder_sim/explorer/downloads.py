@@ -10,8 +10,7 @@ from ladder_sim.explorer.figures import FIGURES
 from ladder_sim.explorer.offline import standalone_page
 from ladder_sim.explorer.queries import Answers
 from ladder_sim.graph.ops import Phase
-from ladder_sim.report import export
-from ladder_sim.report.export import advice_fields, sensitivity_fields
+from ladder_sim.report.export import advice_document, prediction_document, sensitivity_document
 from ladder_sim.sweeps.evaluate import How
 from ladder_sim.sweeps.executors import serial
 from ladder_sim.sweeps.grid import Grid
@@ -52,12 +51,12 @@ def download(answers: Answers, name: str, query: str) -> File:
 
 def _prediction_csv(answers: Answers, query: str) -> str:
     found = answers.found(query)
-    return export.to_csv(found.scenario, found.predictions)
+    return prediction_document(found.scenario, found.predictions).to_csv()
 
 
 def _prediction_json(answers: Answers, query: str) -> str:
     found = answers.found(query)
-    return export.to_json(found.scenario, found.predictions)
+    return prediction_document(found.scenario, found.predictions).to_json()
 
 
 def _perfetto(phase: Phase) -> Callable[[Answers, str], str]:
@@ -82,8 +81,8 @@ _FILES: Mapping[str, Callable[[Answers, str], str]] = {
     "prediction.json": _prediction_json,
     "curve.csv": lambda answers, query: _csv_of(*answers.curve_grid(query)),
     "map.csv": lambda answers, query: _csv_of(*answers.map_grid(query)),
-    "pareto.csv": lambda answers, query: advice_fields(answers.advice(query)).to_csv(),
-    "sensitivity.csv": lambda answers, query: sensitivity_fields(answers.sensitivity(query), STEP).to_csv(),
+    "pareto.csv": lambda answers, query: advice_document(answers.advice(query)).to_csv(),
+    "sensitivity.csv": lambda answers, query: sensitivity_document(answers.sensitivity(query), STEP).to_csv(),
     "decode.perfetto.json": _perfetto("decode"),
     "prefill.perfetto.json": _perfetto("prefill"),
     "page.html": lambda answers, query: standalone_page(answers.found(query), answers.known),

@@ -12,7 +12,7 @@ from ladder_sim.report.figures.analysis import comparison_figure, pareto_figure,
 from ladder_sim.report.figures.prediction import breakdown_figure, timeline_figure
 from ladder_sim.report.figures.style import TEXT_COLOUR, asked, log_axis, round_ticks, variant_colour
 from ladder_sim.report.figures.sweep import speedup_lines, speedup_map
-from ladder_sim.report.labels import label, scaled, shown
+from ladder_sim.report.labels import axis_values, field_label, field_text, with_unit
 
 # of a map: with more, cells are too small for numbers
 _LABELLED_CELLS = 200
@@ -48,7 +48,7 @@ def curve(answers: Answers, query: str) -> Any:
     name = found.along
     here = found.current(name)
     # in the unit of the axis: the largest value decides it
-    axis_title, (place, _) = scaled(name, [here, float(np.max(table[name]))])
+    unit, (place, _) = axis_values(name, [here, float(np.max(table[name]))])
     compared = {variant: one for variant, one in found.predictions.items() if variant != "standard"}
     drawn.add_vline(x=place, line={"color": _HERE["color"], "width": 1, "dash": "dash"})
     drawn.add_trace(
@@ -58,17 +58,16 @@ def curve(answers: Answers, query: str) -> Any:
             "y": [one.request_speedup for one in compared.values()],
             "mode": "markers",
             "marker": {**_HERE, "color": [variant_colour(variant) for variant in compared]},
-            "name": f"now: {shown(name, here)}",
+            "name": f"now: {field_text(name, here)}",
             "hoverinfo": "skip",
             "showlegend": False,
         }
     )
     drawn.update_traces(hovertemplate="%{y:.2f}x", selector={"hoverinfo": None})
-    unit = axis_title.removeprefix(label(name))
     drawn.update_layout(
         xaxis={
-            "title": {"text": f"{quantities.title(name)}{unit}"},
-            "unifiedhovertitle": {"text": f"%{{x:.3~g}} {unit.strip(' ()')}"},
+            "title": {"text": with_unit(quantities.title(name), unit)},
+            "unifiedhovertitle": {"text": f"%{{x:.3~g}} {unit}"},
         }
     )
     speedups = [value for variant in compared for value in table[f"{variant}.speedup"].tolist() if value > 0.0]
@@ -133,8 +132,8 @@ def tornado(answers: Answers, query: str) -> Any:
     drawn = tornado_figure(hanging, found.chosen.variant, STEP, asked(found.scenario))
     # a name above its value leaves room for the bars on a phone
     names = {
-        f"{label(one.figure)} ({shown(one.figure, one.value)})": (
-            f"{quantities.title(one.figure)}<br>{shown(one.figure, float(f'{one.value:.3g}'))}"
+        f"{field_label(one.figure)} ({field_text(one.figure, one.value)})": (
+            f"{quantities.title(one.figure)}<br>{field_text(one.figure, float(f'{one.value:.3g}'))}"
         )
         for one in hanging
     }
@@ -179,12 +178,12 @@ def _ticks(name: str, values: Any) -> dict[str, Any]:
     """Names of some cells of an axis: round numbers where they are many, which lie between cells."""
     cells = np.arange(len(values), dtype=float)
     if len(values) <= _NAMED_CELLS:
-        texts = [shown(name, value) for value in values.tolist()]
+        texts = [field_text(name, value) for value in values.tolist()]
         return {"title": {"text": quantities.title(name)}, "tickvals": cells.tolist(), "ticktext": texts}
-    axis_title, drawn = scaled(name, values)
+    unit, drawn = axis_values(name, values)
     ticks = round_ticks(drawn[0], drawn[-1])
     return {
-        "title": {"text": f"{quantities.title(name)}{axis_title.removeprefix(label(name))}"},
+        "title": {"text": with_unit(quantities.title(name), unit)},
         "tickvals": np.interp(np.log(ticks), np.log(drawn), cells).tolist(),
         "ticktext": [f"{tick:.4g}" for tick in ticks],
     }
@@ -192,9 +191,11 @@ def _ticks(name: str, values: Any) -> dict[str, Any]:
 
 def _hover(drawn: Any, up: str, across: str, table: Any) -> None:
     """Values instead of the numbers of cells."""
-    rows, columns = ([shown(name, value) for value in dict.fromkeys(table[name].tolist())] for name in (up, across))
+    rows, columns = (
+        [field_text(name, value) for value in dict.fromkeys(table[name].tolist())] for name in (up, across)
+    )
     drawn.update_traces(
-        customdata=[[f"{label(across)} {column}, {label(up)} {row}" for column in columns] for row in rows],
+        customdata=[[f"{field_label(across)} {column}, {field_label(up)} {row}" for column in columns] for row in rows],
         hovertemplate="%{customdata}<br>speedup %{z:.3f}<extra></extra>",
         selector={"type": "heatmap"},
     )

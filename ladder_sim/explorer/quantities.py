@@ -8,7 +8,7 @@ import numpy as np
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import UsageError
-from ladder_sim.report.labels import label
+from ladder_sim.report.labels import field_label
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.sweeps.axes import Axis, resolve, value_at
 
@@ -78,7 +78,7 @@ def title(name: str) -> str:
     >>> title("inter.latency_s"), title("overlap.block_bytes")
     ('Latency across nodes', 'overlap.block')
     """
-    return TITLES.get(name) or _COST_TITLES.get(name) or label(name)
+    return TITLES.get(name) or _COST_TITLES.get(name) or field_label(name)
 
 
 def busiest_link(scenario: Scenario) -> str:

@@ -1,13 +1,12 @@
-"""Predictions as JSON and CSV: SI units, one key per figure."""
+"""Every answer as JSON and CSV: plain values, SI units in keys."""
 
 import csv
-import dataclasses
 import io
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from ladder_sim.analysis.advise import Advice
 from ladder_sim.analysis.breakeven import BreakEven
@@ -19,17 +18,52 @@ from ladder_sim.traces.graph import TraceGraph
 from ladder_sim.traces.replay import Replay
 from ladder_sim.traces.summary import RankSummary, Summary
 from ladder_sim.traces.wirings import VariantTime
+from ladder_sim.validation.compare import Comparison, ComparisonsByLevel, Quantity, Spread, evidence, summarize
+from ladder_sim.validation.compare import Summary as ValidationSummary
+from ladder_sim.validation.dataset import Dataset
+from ladder_sim.validation.splits import PROTOCOLS
 
 SCHEMA_VERSION = 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """An answer in plain values."""
+
+    content: Mapping[str, Any]
+    """What the JSON object holds."""
+    rows: Sequence[Mapping[str, Any]] = ()
+    """Lines of the CSV, with the same keys each; empty: there is no CSV."""
+
+    def to_json(self) -> str:
+        """One JSON object."""
+        return json.dumps(_without_nan({"schema_version": SCHEMA_VERSION, **self.content}), indent=2) + "\n"
+
+    def to_csv(self) -> str:
+        """A header, and one line per row."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, fieldnames=list(self.rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(_without_nan(self.rows))
+        return text.getvalue()
+
+
+def _without_nan(value: Any) -> Any:
+    """JSON has no NaN, and a CSV cell is empty instead."""
+    if isinstance(value, float):
+        return None if math.isnan(value) else value
+    if isinstance(value, Mapping):
+        return {key: _without_nan(item) for key, item in value.items()}
+    return [_without_nan(item) for item in value] if isinstance(value, list | tuple) else value
+
+
 def scenario_fields(scenario: Scenario) -> dict[str, Any]:
-    """What was simulated, in plain values."""
+    """What was simulated."""
     return {name: value for name, value in scenario.fields().items() if name != "allreduce"}
 
 
 def prediction_fields(prediction: Prediction) -> dict[str, Any]:
-    """One variant's figures, in plain values."""
+    """One variant's figures."""
     return {
         "ttft_s": prediction.ttft_s,
         "tpot_s": prediction.tpot_s,
@@ -47,119 +81,161 @@ def prediction_fields(prediction: Prediction) -> dict[str, Any]:
         "memory_bytes_per_gpu": prediction.memory.total_bytes,
         "fits": prediction.memory.fits,
         # with jitter only
-        **(dataclasses.asdict(prediction.unevenness) if prediction.unevenness else {}),
+        **(asdict(prediction.unevenness) if prediction.unevenness else {}),
     }
 
 
-def to_json(scenario: Scenario, predictions: Mapping[str, Prediction]) -> str:
-    """Everything as one JSON object."""
+def prediction_document(scenario: Scenario, predictions: Mapping[str, Prediction]) -> Document:
+    """A scenario and its variants; one row per variant, with the scenario on every row."""
     provenance = next(iter(predictions.values())).provenance
-    document = {
-        "schema_version": SCHEMA_VERSION,
-        "scenario": scenario_fields(scenario),
-        "variants": {name: prediction_fields(prediction) for name, prediction in predictions.items()},
+    given = scenario_fields(scenario)
+    variants = {name: prediction_fields(prediction) for name, prediction in predictions.items()}
+    content = {
+        "scenario": given,
+        "variants": variants,
         "provenance": {"profile": provenance.profile, "measured_fraction": provenance.measured_fraction},
         "warnings": list(provenance.warnings),
     }
-    return json.dumps(document, indent=2) + "\n"
+    return Document(content=content, rows=[{**given, "variant": name, **figures} for name, figures in variants.items()])
 
 
-def to_csv(scenario: Scenario, predictions: Mapping[str, Prediction]) -> str:
-    """One row per variant, with the scenario on every row."""
-    rows = [
-        {**scenario_fields(scenario), "variant": name, **prediction_fields(prediction)}
-        for name, prediction in predictions.items()
-    ]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+def _listed(head: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Document:
+    """A document whose JSON object holds the rows of the CSV as well."""
+    return Document(content={**head, "rows": rows}, rows=rows)
 
 
-class Answer(NamedTuple):
-    """An answer in plain values; SI units in keys."""
-
-    head: Mapping[str, Any]
-    """What was asked, and what there is once."""
-    rows: Sequence[Mapping[str, Any]]
-    """What there is many times."""
-
-    def to_json(self) -> str:
-        """One JSON object."""
-        document = {"schema_version": SCHEMA_VERSION, **self.head, "rows": list(self.rows)}
-        return json.dumps(_without_nan(document), indent=2) + "\n"
-
-    def to_csv(self) -> str:
-        """One line per row."""
-        text = io.StringIO()
-        writer = csv.DictWriter(text, fieldnames=list(self.rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(_without_nan(self.rows))
-        return text.getvalue()
-
-
-def breakeven_fields(found: BreakEven) -> Answer:
+def breakeven_document(result: BreakEven) -> Document:
     """The crossings, and the scanned speedups as rows."""
     head = {
-        "field": found.field,
-        "variant": found.variant,
-        "over": found.over,
-        "bound": found.bound,
-        "crossings": [asdict(crossing) for crossing in found.crossings],
+        "field": result.field,
+        "variant": result.variant,
+        "over": result.over,
+        "bound": result.bound,
+        "crossings": [asdict(crossing) for crossing in result.crossings],
     }
-    scanned = zip(found.values.tolist(), found.speedups.tolist(), strict=True)
-    return Answer(head, [{found.field: value, "speedup": speedup} for value, speedup in scanned])
+    scan = zip(result.values.tolist(), result.speedups.tolist(), strict=True)
+    return _listed(head, [{result.field: value, "speedup": speedup} for value, speedup in scan])
 
 
-def sensitivity_fields(found: Sequence[Sensitivity], step: float) -> Answer:
+def sensitivity_document(sensitivities: Sequence[Sensitivity], step: float) -> Document:
     """One row per figure and variant."""
     rows = [
-        {"figure": one.figure, "value": one.value, "variant": variant, **asdict(response)}
-        for one in found
-        for variant, response in one.responses.items()
+        {"figure": figure.figure, "value": figure.value, "variant": variant, **asdict(response)}
+        for figure in sensitivities
+        for variant, response in figure.responses.items()
     ]
-    return Answer({"step": step}, rows)
+    return _listed({"step": step}, rows)
 
 
-def advice_fields(found: Advice) -> Answer:
+def advice_document(advice: Advice) -> Document:
     """One row per option, best first."""
-    front = set(found.front)
+    front = set(advice.front)
     rows = [
         {**asdict(option), "tokens_per_s_per_gpu": option.tokens_per_gpu, "on_front": option in front}
-        for option in found.options
+        for option in advice.options
     ]
-    return Answer({"objective": found.objective, "unfit": found.unfit, "beyond": found.beyond}, rows)
+    return _listed({"objective": advice.objective, "unfit": advice.unfit, "beyond": advice.beyond}, rows)
 
 
-def comparison_fields(found: Sequence[Candidate]) -> Answer:
+def comparison_document(candidates: Sequence[Candidate]) -> Document:
     """One row per candidate and variant."""
     rows = [
         {
-            "name": one.name,
-            **scenario_fields(one.scenario),
+            "name": candidate.name,
+            **scenario_fields(candidate.scenario),
             "variant": variant,
             **prediction_fields(prediction),
-            "usd_per_Mtoken": one.token_price(variant),
+            "usd_per_Mtoken": candidate.token_price(variant),
         }
-        for one in found
-        for variant, prediction in one.predictions.items()
+        for candidate in candidates
+        for variant, prediction in candidate.predictions.items()
     ]
-    return Answer({"compared": [one.name for one in found]}, rows)
+    return _listed({"compared": [candidate.name for candidate in candidates]}, rows)
 
 
-def _without_nan(value: Any) -> Any:
-    """JSON knows no NaN, and a CSV cell is empty instead."""
-    if isinstance(value, float):
-        return None if math.isnan(value) else value
-    if isinstance(value, Mapping):
-        return {key: _without_nan(item) for key, item in value.items()}
-    return [_without_nan(item) for item in value] if isinstance(value, list | tuple) else value
+def validation_document(data: Dataset, comparisons: ComparisonsByLevel) -> Document:
+    """Every run and the summaries by level; errors, shares and half-widths are fractions."""
+    rows = {level: list(map(_comparison_fields, members)) for level, members in comparisons.items()}
+    content = {
+        "dataset": data.name,
+        "protocols": {
+            name: {"fit_variants": protocol.variants, "fit_tp": protocol.tps} for name, protocol in PROTOCOLS.items()
+        },
+        "levels": {
+            level: {
+                "evidence": evidence(level),
+                "rows": rows[level],
+                "summary": list(map(_summary_fields, summarize(members))),
+            }
+            for level, members in comparisons.items()
+        },
+    }
+    return Document(
+        content=content, rows=[{"level": level, **row} for level, members in rows.items() for row in members]
+    )
 
 
-def info_json(graph: TraceGraph, summary: Summary) -> str:
+def _comparison_fields(comparison: Comparison) -> dict[str, Any]:
+    run, configuration = comparison.measurement, comparison.measurement.configuration
+    return {
+        "line": run.line,
+        "source": configuration.source,
+        "model": configuration.model,
+        "cluster": configuration.cluster,
+        "nodes": configuration.nodes,
+        "tp": configuration.tp,
+        "p2p": configuration.p2p,
+        "stack": configuration.stack,
+        "dtype": configuration.dtype,
+        "variant": run.variant,
+        "batch": configuration.batch,
+        "prompt": configuration.prompt,
+        "gen": configuration.gen,
+        "use": "fit" if comparison.seen else "test",
+        **_quantity_fields("tokens_per_s", comparison.tokens_per_s),
+        # measured, whether or not it can be predicted
+        "tokens_per_s_measured": run.tokens_per_s,
+        **_quantity_fields("speedup", comparison.speedup),
+        "note": comparison.note,
+    }
+
+
+def _quantity_fields(name: str, quantity: Quantity | None) -> dict[str, Any]:
+    return {
+        f"{name}_measured": quantity.measured if quantity else None,
+        f"{name}_predicted": quantity.predicted.value if quantity else None,
+        f"{name}_low": quantity.predicted.low if quantity else None,
+        f"{name}_high": quantity.predicted.high if quantity else None,
+        f"{name}_error": quantity.error if quantity else None,
+        f"{name}_inside": quantity.inside if quantity else None,
+    }
+
+
+def _summary_fields(summary: ValidationSummary) -> dict[str, Any]:
+    return {
+        "variant": summary.variant,
+        "p2p": summary.p2p,
+        "tp": summary.tps,
+        "rows": summary.rows,
+        "unseen": summary.unseen,
+        **_spread_fields("speedup", summary.speedup),
+        **_spread_fields("tokens_per_s", summary.tokens_per_s),
+    }
+
+
+def _spread_fields(name: str, spread: Spread | None) -> dict[str, Any]:
+    return {
+        f"{name}_rows": spread.rows if spread else 0,
+        f"{name}_mean_error": spread.mean_error if spread else None,
+        f"{name}_max_error": spread.max_error if spread else None,
+        f"{name}_inside": spread.inside if spread else None,
+        f"{name}_half_width": spread.half_width if spread else None,
+    }
+
+
+def info_document(graph: TraceGraph, summary: Summary) -> Document:
     """What a trace holds."""
-    return _document(
+    return _trace_document(
         graph,
         seconds=summary.seconds,
         steps=list(graph.steps),
@@ -169,32 +245,28 @@ def info_json(graph: TraceGraph, summary: Summary) -> str:
     )
 
 
-def replay_json(found: Replay) -> str:
+def replay_document(replay: Replay) -> Document:
     """Replay and recording, step by step."""
-    return _document(
-        found.graph,
-        steps=[{**asdict(step), "error": step.error} for step in found.steps],
-        unexplained=[
-            {"op": found.graph.ops[wait.index].name, "seconds": wait.seconds} for wait in found.unexplained()[:20]
-        ],
+    unexplained = replay.unexplained()[:20]
+    return _trace_document(
+        replay.graph,
+        steps=[{**asdict(step), "error": step.error} for step in replay.steps],
+        unexplained=[{"op": replay.graph.ops[wait.index].name, "seconds": wait.seconds} for wait in unexplained],
     )
 
 
-def variants_json(recorded: TraceGraph, layers: int, found: Mapping[str, VariantTime]) -> str:
+def variants_document(recorded: TraceGraph, layers: int, times: Mapping[str, VariantTime]) -> Document:
     """A recorded step in other wirings."""
-    return _document(
-        recorded,
-        layers=layers,
-        variants={
-            name: {"seconds": one.seconds, "speedup": one.speedup, **_communication(one.comm)}
-            for name, one in found.items()
-        },
-    )
+    variants = {
+        name: {"seconds": time.seconds, "speedup": time.speedup, **_communication(time.comm)}
+        for name, time in times.items()
+    }
+    return _trace_document(recorded, layers=layers, variants=variants)
 
 
 def _communication(rank: RankSummary) -> dict[str, Any]:
     return {**asdict(rank), "hidden_s": rank.hidden_s}
 
 
-def _document(graph: TraceGraph, **figures: Any) -> str:
-    return json.dumps({"schema_version": SCHEMA_VERSION, **figures, "notes": list(graph.notes)}, indent=2) + "\n"
+def _trace_document(graph: TraceGraph, **content: Any) -> Document:
+    return Document(content={**content, "notes": list(graph.notes)})

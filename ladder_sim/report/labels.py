@@ -1,77 +1,98 @@
-"""Fields of a sweep as people read them: names without the SI unit, values with one that suits them."""
+"""What tables, figures and pages call things: fields and their values with units, scenarios in a line."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ladder_sim.specs.values import short_name
-from ladder_sim.units import format_bandwidth, format_bytes, format_count, format_seconds
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.units import format_quantity, short_name, step_for, unit_of
 
-_SCALES: dict[str, tuple[tuple[float, str], ...]] = {
-    "_s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")),
-    "_Bps": ((1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s")),
-    "_bytes": ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")),
-    "_flops": ((1e12, "TFLOP/s"), (1e9, "GFLOP/s")),
-}
-_WRITERS: dict[str, Callable[[float], str]] = {
-    "_s": format_seconds,
-    "_Bps": format_bandwidth,
-    "_bytes": format_bytes,
-    "_flops": lambda flops: f"{format_count(flops)}FLOP/s",
-}
-# values that span more than this factor are drawn on a logarithmic axis
-_MUCH = 8.0
+# a logarithmic axis shows values that span more than this factor better
+_LOG_SPAN = 8.0
 
 
-def label(name: str) -> str:
+def field_label(name: str) -> str:
     """A field's name without its unit.
 
     Examples
     --------
-    >>> label("inter.bandwidth_Bps"), label("gpus_per_node")
+    >>> field_label("inter.bandwidth_Bps"), field_label("gpus_per_node")
     ('inter.bandwidth', 'gpus per node')
     """
     return name.replace("_", " ") if "." not in name else short_name(name)
 
 
-def shown(name: str, value: Any) -> str:
+def field_text(name: str, value: Any) -> str:
     """A field's value with its unit.
 
     Examples
     --------
-    >>> shown("inter.bandwidth_Bps", 5e10), shown("batch", 16), shown("p2p", True)
+    >>> field_text("inter.bandwidth_Bps", 5e10), field_text("batch", 16), field_text("p2p", True)
     ('50.0 GB/s', '16', 'True')
     """
-    unit = _unit(name)
-    if unit:
-        return _WRITERS[unit](float(value))
+    unit = unit_of(name)
+    if unit != "count":
+        return format_quantity(float(value), unit)
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def scaled(name: str, values: Sequence[Any] | NDArray[Any]) -> tuple[str, Any]:
-    """A field's name with a unit that suits the largest value, and the values in it; names stay as they are.
+def axis_values(name: str, values: Sequence[Any] | NDArray[Any]) -> tuple[str, NDArray[Any]]:
+    """The unit that suits a field's largest value (empty: none), and the values in it.
 
     Examples
     --------
-    >>> scaled("inter.bandwidth_Bps", [2.5e10, 5e10])
-    ('inter.bandwidth (GB/s)', array([25., 50.]))
+    >>> axis_values("inter.bandwidth_Bps", [2.5e10, 5e10])
+    ('GB/s', array([25., 50.]))
     """
     array = np.asarray(values)
-    unit = _unit(name)
-    if array.dtype.kind not in "if" or not unit:
-        return label(name), array
-    largest = np.max(np.abs(array))
-    scale, text = next((step for step in _SCALES[unit] if largest >= step[0]), _SCALES[unit][-1])
-    return f"{label(name)} ({text})", array / scale
+    unit = unit_of(name)
+    if array.dtype.kind not in "if" or unit == "count":
+        return "", array
+    size, text = step_for(float(np.max(np.abs(array))), unit)
+    return text, array / size
 
 
-def spans_much(values: Sequence[Any] | NDArray[Any]) -> bool:
+def with_unit(title: str, unit: str) -> str:
+    """A title with a unit, where there is one."""
+    return f"{title} ({unit})" if unit else title
+
+
+def needs_log_axis(values: Sequence[Any] | NDArray[Any]) -> bool:
     """Whether a logarithmic axis shows the values better."""
     array = np.asarray(values)
-    return array.dtype.kind in "if" and bool(np.min(array) > 0 and np.max(array) > _MUCH * np.min(array))
+    return array.dtype.kind in "if" and bool(np.min(array) > 0 and np.max(array) > _LOG_SPAN * np.min(array))
 
 
-def _unit(name: str) -> str:
-    return next((suffix for suffix in _SCALES if name.endswith(suffix)), "")
+def kind_label(kind: str) -> str:
+    """A kind of op or limit in words: ``all-reduce`` for ``all_reduce``."""
+    return kind.replace("_", "-")
+
+
+def workload_label(scenario: Scenario, *, batch: bool = True) -> str:
+    """Batch, if wanted, prompt, new tokens and precision."""
+    workload = scenario.workload
+    size = f"batch {workload.batch}, " if batch else ""
+    tokens = f"{workload.gen} new token{'s' if workload.gen > 1 else ''}"
+    return f"{size}prompt {workload.prompt}, {tokens}, {workload.dtype}"
+
+
+def scenario_label(scenario: Scenario, *, batch: bool = True) -> str:
+    """Model, cluster, workload and stack by their names, for a subtitle."""
+    where = f"TP {scenario.tp} on {scenario.cluster.name}"
+    return f"{scenario.model.name}, {where}, {workload_label(scenario, batch=batch)}, {scenario.stack.name}"
+
+
+def hardware_label(scenario: Scenario) -> str:
+    """Degree, GPUs and links."""
+    cluster = scenario.cluster
+    p2p = "" if scenario.p2p else " (P2P off)"
+    across = f" + {cluster.inter.fabric}" if scenario.nodes_used > 1 else ""
+    gpus = f"{scenario.nodes} x {cluster.gpus_per_node} {cluster.gpu.name}"
+    return f"TP {scenario.tp} on {gpus}, {cluster.intra.fabric}{p2p}{across}"
+
+
+def stack_label(scenario: Scenario) -> str:
+    """Engine and all-reduce."""
+    return f"stack {scenario.stack.name}, all-reduce {scenario.stack.allreduce}"

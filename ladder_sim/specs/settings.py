@@ -8,8 +8,9 @@ from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.specs.cluster import ClusterSpec, GpuSpec, LinkTier
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.stack import StackSpec
-from ladder_sim.specs.values import find_field, read_value, settable_fields, short_name
+from ladder_sim.specs.values import find_field, read_value, settable_fields
 from ladder_sim.specs.workload import Workload
+from ladder_sim.units import short_name
 
 _SECTIONS: dict[str, type] = {
     "model": ModelSpec,

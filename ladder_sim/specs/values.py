@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from ladder_sim.errors import SpecError, UnknownNameError
-from ladder_sim.units import Unit, parse_quantity
+from ladder_sim.units import parse_quantity, short_name, unit_of
 
 _SHORT = reprlib.Repr()
 
@@ -76,15 +76,6 @@ def label(value: object, what: str) -> str:
     return value
 
 
-_SUFFIXES: dict[str, Unit] = {"_s": "s", "_Bps": "Bps", "_bytes": "bytes", "_flops": "flops"}
-
-
-def short_name(field: str) -> str:
-    """Return the field without its unit: ``bandwidth`` of ``bandwidth_Bps``."""
-    suffix = next((s for s in _SUFFIXES if field.endswith(s)), "")
-    return field.removesuffix(suffix)
-
-
 def settable_fields(spec: type) -> dict[str, object]:
     """Return the types of the fields that one value can set, by name: numbers, flags, choices and text."""
     hints = get_type_hints(spec)
@@ -130,10 +121,9 @@ def read_value(raw: object, field: str, kind: object, *, name: str) -> object:
         if not isinstance(raw, str):
             raise SpecError(f"{name} is {shown(raw)}: must be text", hint="put it in quotes")
         return raw.strip()
-    unit: Unit = next((u for suffix, u in _SUFFIXES.items() if field.endswith(suffix)), "count")
     if not isinstance(raw, (str, int, float)):
         raise SpecError(f"{name} is {shown(raw)}: must be a number, or text with a unit", hint=f"write {name}=NUMBER")
-    value = parse_quantity(raw, unit, name=name)
+    value = parse_quantity(raw, unit_of(field), name=name)
     if kind is not int:
         return value
     if not value.is_integer():

@@ -77,6 +77,15 @@ class Comparison:
     """Why something is missing, or is to be read with care."""
 
 
+# comparisons of one data set by level of evidence, the strongest last
+ComparisonsByLevel = Mapping[Level, Sequence[Comparison]]
+
+
+def evidence(level: Level) -> str:
+    """What a level predicts from, in words."""
+    return LEVELS.get(level, "the profile that was given")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
     """How far predictions of one quantity lie from the measurements; fractions."""

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 
 from ladder_sim import Scenario, predict
 from ladder_sim.prediction import Prediction
-from ladder_sim.report.export import to_csv, to_json
+from ladder_sim.report.export import prediction_document
 from ladder_sim.report.tables.console import show, table, to_text
 from ladder_sim.report.tables.prediction import prediction_report
 from tests.support.commands import run
@@ -109,7 +109,8 @@ def test_lists_fit_a_narrow_screen(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_exports_end_in_one_newline(scenario: Scenario, found: dict[str, Prediction]) -> None:
-    for text in (to_json(scenario, found), to_csv(scenario, found)):
+    document = prediction_document(scenario, found)
+    for text in (document.to_json(), document.to_csv()):
         assert text.endswith("\n")
         assert not text.endswith("\n\n")
         assert text.isascii()

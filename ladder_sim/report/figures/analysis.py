@@ -16,7 +16,7 @@ from ladder_sim.report.figures.style import (
     variant_colour,
     work,
 )
-from ladder_sim.report.labels import label, scaled, shown
+from ladder_sim.report.labels import axis_values, field_label, field_text
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -30,7 +30,7 @@ def breakeven_figure(found: BreakEven, subtitle: str = "") -> "go.Figure":
     """The speedup along the field, and where it passes the bound."""
     import plotly.graph_objects as go
 
-    drawn = figure(f"Speedup of {found.variant} over {found.over} by {label(found.field)}", subtitle)
+    drawn = figure(f"Speedup of {found.variant} over {found.over} by {field_label(found.field)}", subtitle)
     values, axis = value_axis(found.field, found.values)
     drawn.add_trace(
         go.Scatter(
@@ -44,7 +44,7 @@ def breakeven_figure(found: BreakEven, subtitle: str = "") -> "go.Figure":
     )
     drawn.add_hline(y=found.bound, line={"color": TEXT_COLOUR, "dash": "dot", "width": 1.5})
     # in the unit of the axis: the largest value decides it
-    _, marked = scaled(found.field, [*(crossing.value for crossing in found.crossings), found.values[-1]])
+    _, marked = axis_values(found.field, [*(crossing.value for crossing in found.crossings), found.values[-1]])
     for crossing, value in zip(found.crossings, marked, strict=False):
         drawn.add_trace(
             go.Scatter(
@@ -52,7 +52,7 @@ def breakeven_figure(found: BreakEven, subtitle: str = "") -> "go.Figure":
                 y=[found.bound],
                 mode="markers+text",
                 marker={"color": TEXT_COLOUR, "size": 11},
-                text=[shown(found.field, crossing.value)],
+                text=[field_text(found.field, crossing.value)],
                 textposition="top center" if crossing.rising else "bottom center",
                 showlegend=False,
             )
@@ -66,7 +66,7 @@ def tornado_figure(found: Sequence[Sensitivity], variant: str, step: float, subt
 
     shown_ones = [one for one in found if one.widest(variant) >= SEEN]
     shown_ones = sorted(shown_ones, key=lambda one: -one.widest(variant))[:MOST_BARS]
-    names = [f"{label(one.figure)} ({shown(one.figure, one.value)})" for one in shown_ones]
+    names = [f"{field_label(one.figure)} ({field_text(one.figure, one.value)})" for one in shown_ones]
     drawn = figure(f"What the request time of {variant} hangs on", subtitle)
     for name, colour, changes in (
         (f"figure divided by {1 + step:g}", _LOWER, [one.responses[variant].request_lower for one in shown_ones]),

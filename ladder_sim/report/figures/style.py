@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ladder_sim.errors import MissingDependencyError, UsageError
-from ladder_sim.report.labels import scaled, spans_much
+from ladder_sim.report.labels import axis_values, field_label, needs_log_axis, with_unit
 from ladder_sim.specs.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -173,12 +173,12 @@ def work(scenario: Scenario) -> str:
 
 def value_axis(name: str, values: Any) -> tuple[Any, dict[str, Any]]:
     """Values of a field as they are drawn, and the axis for them."""
-    title, drawn = scaled(name, values)
-    axis: dict[str, Any] = {"title": {"text": title}}
+    unit, drawn = axis_values(name, values)
+    axis: dict[str, Any] = {"title": {"text": with_unit(field_label(name), unit)}}
     if drawn.dtype.kind not in "if":
         return [str(value) for value in drawn], {**axis, "type": "category"}
     ticks = sorted(set(drawn.tolist()))
-    if spans_much(drawn):
+    if needs_log_axis(drawn):
         axis["type"] = "log"
         ticks = ticks if len(ticks) <= MOST_TICKS else round_ticks(ticks[0], ticks[-1])
     if len(ticks) <= MOST_TICKS:

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from ladder_sim.errors import UsageError
 from ladder_sim.report.figures.style import TEXT_COLOUR, figure, value_axis, variant_colour
-from ladder_sim.report.labels import label, shown
+from ladder_sim.report.labels import field_label, field_text
 from ladder_sim.sweeps.axes import FIELDS
 from ladder_sim.sweeps.table import SweepTable
 
@@ -27,8 +27,9 @@ def sweep_figure(table: SweepTable, variant: str = "ladder", over: str = "standa
         return speedup_lines(table)
     if len(table.varied) == 2:
         return speedup_map(table, variant, over)
+    names = ", ".join(map(field_label, table.varied)) or "none"
     raise UsageError(
-        f"{len(table.varied)} fields vary ({', '.join(map(label, table.varied)) or 'none'}): a figure shows one or two",
+        f"{len(table.varied)} fields vary ({names}): a figure shows one or two",
         hint="hold the others at one value",
     )
 
@@ -38,7 +39,7 @@ def speedup_lines(table: SweepTable) -> "go.Figure":
     import plotly.graph_objects as go
 
     (field,) = table.varied
-    drawn = figure(f"Speedup over standard by {label(field)}", _held(table))
+    drawn = figure(f"Speedup over standard by {field_label(field)}", _held(table))
     values, axis = value_axis(field, table[field])
     for variant in table.variants:
         if variant == "standard":
@@ -111,10 +112,10 @@ def _cells(field: str, values: list[Any]) -> dict[str, Any]:
     step = -(-len(values) // 16)
     at = list(range(0, len(values), step))
     return {
-        "title": {"text": label(field)},
+        "title": {"text": field_label(field)},
         "tickmode": "array",
         "tickvals": at,
-        "ticktext": [shown(field, values[index]) for index in at],
+        "ticktext": [field_text(field, values[index]) for index in at],
         "showgrid": False,
     }
 

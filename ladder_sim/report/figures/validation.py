@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ladder_sim.report.figures.style import TEXT_COLOUR, figure, variant_colour
-from ladder_sim.report.tables.validation import Compared
-from ladder_sim.validation.compare import Comparison, Quantity, spread, unseen
+from ladder_sim.validation.compare import Comparison, ComparisonsByLevel, Quantity, spread, unseen
 from ladder_sim.validation.dataset import Dataset
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ _PALE_COLOUR = "#BFBFBF"
 _Row = tuple[Comparison, Quantity]
 
 
-def error_figure(data: Dataset, found: Compared) -> "go.Figure":
+def error_figure(data: Dataset, found: ComparisonsByLevel) -> "go.Figure":
     """Speedups at the strongest level, predicted over measured, and how far apart; hollow: rows seen by the fit."""
     import plotly.graph_objects as go
 

@@ -9,20 +9,20 @@ from ladder_sim.analysis.advise import Advice, Option
 from ladder_sim.analysis.breakeven import BreakEven
 from ladder_sim.analysis.compare import Candidate
 from ladder_sim.analysis.sensitivity import SEEN, Sensitivity
-from ladder_sim.report.labels import label, shown
+from ladder_sim.report.labels import field_label, field_text
 from ladder_sim.report.tables.console import table
 from ladder_sim.units import format_bytes, format_seconds
 
 
 def breakeven_report(found: BreakEven) -> RenderableType:
     """Where the speedup passes the bound, and what it is at the ends of the range."""
-    name, (low, high) = label(found.field), found.ends
+    name, (low, high) = field_label(found.field), found.ends
     asked = f"{found.variant} over {found.over}, speedup {found.bound:.4g}, along {name}"
-    rows = [(shown(found.field, low[0]), f"{low[1]:.4f}", "lowest value that can run")]
+    rows = [(field_text(found.field, low[0]), f"{low[1]:.4f}", "lowest value that can run")]
     for crossing in found.crossings:
         direction = "rises above" if crossing.rising else "falls below"
-        rows.append((shown(found.field, crossing.value), f"{found.bound:.4f}", f"{direction} the bound"))
-    rows.append((shown(found.field, high[0]), f"{high[1]:.4f}", "highest value that can run"))
+        rows.append((field_text(found.field, crossing.value), f"{found.bound:.4f}", f"{direction} the bound"))
+    rows.append((field_text(found.field, high[0]), f"{high[1]:.4f}", "highest value that can run"))
     parts: list[RenderableType] = [Text(asked, "bold"), table((name, "speedup", ""), rows, wrapped=())]
     if not found.crossings:
         side = "above" if low[1] > found.bound else "at or below"
@@ -38,8 +38,8 @@ def sensitivity_report(found: Sequence[Sensitivity], step: float) -> RenderableT
     columns = ("figure", "value", *(f"{name} time" for name in variants), *(f"{name} speedup" for name in gains))
     rows = [
         (
-            label(one.figure),
-            shown(one.figure, one.value),
+            field_label(one.figure),
+            field_text(one.figure, one.value),
             *(f"{one.responses[name].request_elasticity:+.3f}" for name in variants),
             *(f"{one.responses[name].speedup_elasticity:+.3f}" for name in gains),
         )

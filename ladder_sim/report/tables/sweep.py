@@ -5,7 +5,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ladder_sim.report.labels import label, shown
+from ladder_sim.report.labels import field_label, field_text
 from ladder_sim.report.tables.console import table
 from ladder_sim.sweeps.evaluate import PRICE, PROBLEM
 from ladder_sim.sweeps.table import SweepTable
@@ -21,7 +21,7 @@ def sweep_report(found: SweepTable) -> RenderableType:
     base = "standard" if "standard" in found.variants else found.variants[0]
     priced = f"{base}.{PRICE}" in found.columns
     prices = ("$/Mtoken",) if priced else ()
-    columns = (*map(label, found.varied), f"{base} TTFT", "TPOT", "tok/s", *prices, *compared, "infeasible")
+    columns = (*map(field_label, found.varied), f"{base} TTFT", "TPOT", "tok/s", *prices, *compared, "infeasible")
     rows = [_row(found, row, base, compared, priced=priced) for row in range(min(len(found), MOST_ROWS))]
     if found.feasible.all():
         columns, rows = columns[:-1], [row[:-1] for row in rows]
@@ -35,7 +35,7 @@ def sweep_report(found: SweepTable) -> RenderableType:
 
 
 def _row(found: SweepTable, row: int, base: str, compared: list[str], *, priced: bool) -> tuple[str, ...]:
-    place = [shown(name, _plain(found[name][row])) for name in found.varied]
+    place = [field_text(name, _plain(found[name][row])) for name in found.varied]
     problem = str(found[PROBLEM][row])
     if problem:
         return (*place, *["-"] * (3 + priced + len(compared)), problem)

@@ -1,33 +1,23 @@
-"""Measured runs beside predictions: as tables for people, JSON and CSV."""
+"""Measured runs and their predictions, as tables."""
 
-import csv
-import io
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ladder_sim.report.tables.console import table
 from ladder_sim.validation.compare import (
-    LEVELS,
     Comparison,
-    Level,
+    ComparisonsByLevel,
     Quantity,
     Spread,
     Summary,
+    evidence,
     spread,
     summarize,
     unseen,
 )
 from ladder_sim.validation.dataset import Configuration, Dataset
-from ladder_sim.validation.splits import PROTOCOLS
-
-SCHEMA_VERSION = 1
-
-# comparisons of one data set by level of evidence
-Compared = Mapping[Level, Sequence[Comparison]]
 
 ROW_COLUMNS = ("variant", "TP", "P2P", "batch", "use", "tok/s", "predicted", "error", "in")
 SPEEDUP_COLUMNS = ("speedup", "predicted (90%)", "error", "in")
@@ -42,7 +32,7 @@ LEVEL_COLUMNS = (
 )
 
 
-def validation_report(data: Dataset, found: Compared) -> RenderableType:
+def validation_report(data: Dataset, found: ComparisonsByLevel) -> RenderableType:
     """Every row at the strongest level, then the summaries of each level."""
     level, rows = list(found.items())[-1]
     parts: list[RenderableType] = [Text(f"{data.name}: {len(data.measurements)} measured configurations", "bold")]
@@ -61,7 +51,7 @@ def validation_report(data: Dataset, found: Compared) -> RenderableType:
     return Group(*parts)
 
 
-def level_cells(found: Compared) -> list[tuple[str, ...]]:
+def level_cells(found: ComparisonsByLevel) -> list[tuple[str, ...]]:
     """One row per level over what no fit has seen, by `LEVEL_COLUMNS`."""
     cells = []
     for level, rows in found.items():
@@ -84,11 +74,6 @@ def _errors(quantities: Iterable[Quantity | None]) -> str:
 def _coverage(quantities: Iterable[Quantity | None]) -> tuple[str, str]:
     found = spread(quantities)
     return (f"{found.inside:.0%}", f"{found.half_width:.1%}") if found else ("-", "-")
-
-
-def evidence(level: Level) -> str:
-    """What a level predicts from, in words."""
-    return LEVELS.get(level, "the profile that was given")
 
 
 def by_setup(rows: Sequence[Comparison]) -> dict[str, list[Comparison]]:
@@ -146,92 +131,3 @@ def _spread(spread: Spread | None) -> tuple[str, ...]:
     if spread is None:
         return ("-",) * 4
     return f"{spread.mean_error:.1%}", f"{spread.max_error:.1%}", f"{spread.inside:.0%}", f"{spread.half_width:.1%}"
-
-
-def to_json(data: Dataset, found: Compared) -> str:
-    """Everything as one JSON object; errors, shares and half-widths are fractions."""
-    document = {
-        "schema_version": SCHEMA_VERSION,
-        "dataset": data.name,
-        "protocols": {
-            name: {"fit_variants": protocol.variants, "fit_tp": protocol.tps} for name, protocol in PROTOCOLS.items()
-        },
-        "levels": {
-            level: {
-                "evidence": evidence(level),
-                "rows": [row_fields(one) for one in rows],
-                "summary": [_summary_fields(one) for one in summarize(rows)],
-            }
-            for level, rows in found.items()
-        },
-    }
-    return json.dumps(document, indent=2) + "\n"
-
-
-def to_csv(found: Compared) -> str:
-    """One row per level and measurement; errors are fractions."""
-    rows = [{"level": level, **row_fields(one)} for level, members in found.items() for one in members]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
-def row_fields(one: Comparison) -> dict[str, Any]:
-    """One comparison in plain values."""
-    row, configuration = one.measurement, one.measurement.configuration
-    return {
-        "line": row.line,
-        "source": configuration.source,
-        "model": configuration.model,
-        "cluster": configuration.cluster,
-        "nodes": configuration.nodes,
-        "tp": configuration.tp,
-        "p2p": configuration.p2p,
-        "stack": configuration.stack,
-        "dtype": configuration.dtype,
-        "variant": row.variant,
-        "batch": configuration.batch,
-        "prompt": configuration.prompt,
-        "gen": configuration.gen,
-        "use": "fit" if one.seen else "test",
-        **_quantity_fields("tokens_per_s", one.tokens_per_s),
-        # measured, whether or not it can be predicted
-        "tokens_per_s_measured": row.tokens_per_s,
-        **_quantity_fields("speedup", one.speedup),
-        "note": one.note,
-    }
-
-
-def _quantity_fields(name: str, quantity: Quantity | None) -> dict[str, Any]:
-    return {
-        f"{name}_measured": quantity.measured if quantity else None,
-        f"{name}_predicted": quantity.predicted.value if quantity else None,
-        f"{name}_low": quantity.predicted.low if quantity else None,
-        f"{name}_high": quantity.predicted.high if quantity else None,
-        f"{name}_error": quantity.error if quantity else None,
-        f"{name}_inside": quantity.inside if quantity else None,
-    }
-
-
-def _summary_fields(one: Summary) -> dict[str, Any]:
-    return {
-        "variant": one.variant,
-        "p2p": one.p2p,
-        "tp": one.tps,
-        "rows": one.rows,
-        "unseen": one.unseen,
-        **_spread_fields("speedup", one.speedup),
-        **_spread_fields("tokens_per_s", one.tokens_per_s),
-    }
-
-
-def _spread_fields(name: str, spread: Spread | None) -> dict[str, Any]:
-    return {
-        f"{name}_rows": spread.rows if spread else 0,
-        f"{name}_mean_error": spread.mean_error if spread else None,
-        f"{name}_max_error": spread.max_error if spread else None,
-        f"{name}_inside": spread.inside if spread else None,
-        f"{name}_half_width": spread.half_width if spread else None,
-    }
