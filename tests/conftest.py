@@ -15,6 +15,9 @@ REPO = Path(__file__).resolve().parents[1]
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("repeatable")
 
+# helpers hold no tests; looking for doctests in them would import torch
+collect_ignore = ["support"]
+
 _TORCH_FILE = re.compile(r"^pytestmark = .*pytest\.mark\.torch\b", re.MULTILINE)
 
 

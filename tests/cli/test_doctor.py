@@ -104,6 +104,7 @@ def test_torch_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any("GPU" in problem.what for problem in report.problems)
 
 
+@pytest.mark.slow
 def test_torch_is_never_imported() -> None:
     code = (
         "import sys\nfrom ladder_sim.cli.main import main\nmain(['doctor'])\n"
@@ -113,6 +114,7 @@ def test_torch_is_never_imported() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_as_a_user_runs_it() -> None:
     ran = process("doctor", COLUMNS="80")
     assert ran.code == 0

@@ -17,6 +17,7 @@ from tests.support.commands import heed_interrupts, run
 FLAGS = ("--model", "405b", "--nodes", "2", "--set", "inter.bandwidth=100Gb/s", "--variant", "ladder")
 
 
+@pytest.mark.slow
 def test_it_listens_on_this_machine_and_starts_with_the_scenario() -> None:
     command = [sys.executable, "-m", "ladder_sim", "explore", *FLAGS, "--no-open", "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=REPO, preexec_fn=heed_interrupts) as server:

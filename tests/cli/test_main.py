@@ -108,6 +108,7 @@ def test_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(*SMALL) == (130, "", "error: interrupted\n")
 
 
+@pytest.mark.slow
 def test_interrupt_from_the_keyboard(tmp_path: Path) -> None:
     reached = tmp_path / "reached"
     code = (
@@ -156,6 +157,7 @@ def test_exit_code_of_the_process() -> None:
     assert process("predict", "--model", "70b", "--tp", "1").code == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [("list", "settings"), ("predict", "--model", "8b")])
 @pytest.mark.parametrize("reader", ["| head -1", "| true"])
 def test_a_closed_pipe_is_no_error(command: tuple[str, ...], reader: str) -> None:
@@ -184,6 +186,7 @@ def test_calibrate_show() -> None:
     assert re.search(r"^GEMM bf16 .* \d+\.\d %", ran.out, re.M)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "parts"),
     [

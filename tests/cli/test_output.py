@@ -269,6 +269,7 @@ def test_no_escapes_off_a_terminal() -> None:
 UNEVEN = ["ttft_p50_s", "ttft_p95_s", "tpot_p50_s", "tpot_p95_s", "waiting_s"]
 
 
+@pytest.mark.slow
 def test_jitter_adds_a_table() -> None:
     plain, ran = run(*SMALL), run(*SMALL, "--jitter", "0.05")
     assert ran.code == 0
@@ -287,6 +288,7 @@ def test_jitter_adds_a_table() -> None:
     assert row[3:5] == ["-", "-"]
 
 
+@pytest.mark.slow
 def test_jitter_adds_figures_to_json_and_csv() -> None:
     command = (*SMALL, "--jitter", "0.05", "--seed", "7")
     figures = read_json(run(*command, "--json"))["variants"]["ladder"]
@@ -303,6 +305,7 @@ def test_jitter_adds_figures_to_json_and_csv() -> None:
     assert run(*SMALL, "--jitter", "0", "--seed", "7", "--json").out == run(*SMALL, "--json").out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [(), ("--jitter", "0.05"), ("--stack", "vllm", "--batch", "16")])
 def test_engines_print_the_same_figures(flags: tuple[str, ...]) -> None:
     command = ("predict", "--model", "8b", *flags, "--json")

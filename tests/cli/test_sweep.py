@@ -47,6 +47,7 @@ def test_sweep_streams_csv_and_json_lines() -> None:
     assert list(objects[0]) == list(rows[0])
 
 
+@pytest.mark.slow
 def test_sweep_writes_a_file_with_any_number_of_workers(tmp_path: Path) -> None:
     """Two processes that are started for it write the same bytes as one."""
     paths = [tmp_path / name for name in ("one.csv", "two.csv")]

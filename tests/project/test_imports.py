@@ -4,16 +4,14 @@ import-linter holds the layers inside the project (``test_quality.py``); here ar
 boundary import-linter cannot word: which modules of ``calibration`` may reach for which packages.
 """
 
-import ast
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from tests.conftest import REPO
+from tests.support.imports import Import, imports_in, imports_of
 
 pytestmark = pytest.mark.quality
 
@@ -29,8 +27,8 @@ EXPLORER = {"dash", "flask", "werkzeug"}
 RUNTIME = {"torch"}
 RUNTIME_LAZY = {"jinja2", "safetensors", "tokenizers", "triton"}
 
-# calibration: what fits, transfers and imports profiles runs without torch and sees only the cost side of ladder_sim.
-WITHOUT_TORCH = ("calibration.fit", "calibration.stack_fit", "calibration.importers")
+# calibration: what fits, imports and shows profiles runs without torch and sees only the cost side of ladder_sim.
+WITHOUT_TORCH = ("calibration.fit", "calibration.stack_fit", "calibration.importers", "calibration.show")
 FITTING = {"numpy", "scipy", "pydantic"}
 FITTING_LAZY = {"pyarrow"}
 FITTING_INTERNAL = ("calibration", "ladder_sim.costs", "ladder_sim.specs", "ladder_sim.units", "ladder_sim.errors")
@@ -38,64 +36,6 @@ STACK_FIT_INTERNAL = (
     *FITTING_INTERNAL,
     *(f"ladder_sim.{name}" for name in ("confidence", "simulate", "prediction", "validation")),
 )
-
-
-class Import(NamedTuple):
-    """One imported module: where it is named, and whether only a running function reaches it."""
-
-    module: str
-    name: str
-    line: int
-    lazy: bool
-
-    @property
-    def package(self) -> str:
-        return self.name.partition(".")[0]
-
-    def __str__(self) -> str:
-        return f"{self.module}:{self.line} imports {self.name}"
-
-
-def _is_type_checking(node: ast.AST) -> bool:
-    test = node.test if isinstance(node, ast.If) else None
-    return "TYPE_CHECKING" in (getattr(test, "id", ""), getattr(test, "attr", ""))
-
-
-def _names(node: ast.AST) -> Iterator[str]:
-    """Absolute names that an import statement or an ``import_module`` call with a literal names."""
-    match node:
-        case ast.Import(names=names):
-            yield from (alias.name for alias in names)
-        case ast.ImportFrom(module=str(origin), names=names, level=0):
-            # `from package import name` may import a submodule: the full name tells which.
-            yield from (f"{origin}.{alias.name}" for alias in names)
-        case ast.Call(func=ast.Name(id="import_module" | "__import__"), args=[ast.Constant(value=str(name)), *_]):
-            yield name
-        case ast.Call(func=ast.Attribute(attr="import_module"), args=[ast.Constant(value=str(name)), *_]):
-            yield name
-
-
-def _walk(node: ast.AST, module: str, lazy: bool) -> Iterator[Import]:
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.ImportFrom):
-            assert child.level == 0, f"{module}:{child.lineno}: relative import; name the module in full"
-        yield from (Import(module, name, child.lineno, lazy) for name in _names(child))
-        inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) or _is_type_checking(child)
-        yield from _walk(child, module, lazy or inside)
-
-
-def imports_of(source: str, module: str) -> list[Import]:
-    """Imports of other projects' packages and of this project's, the standard library's left out."""
-    found = _walk(ast.parse(source), module, lazy=False)
-    return [entry for entry in found if entry.package not in sys.stdlib_module_names]
-
-
-def _imports(package: str) -> list[Import]:
-    found: list[Import] = []
-    for path in sorted((REPO / package).rglob("*.py")):
-        module = ".".join(path.relative_to(REPO).with_suffix("").parts).removesuffix(".__init__")
-        found += imports_of(path.read_text(encoding="utf-8"), module)
-    return found
 
 
 def _outside(entries: list[Import], anywhere: set[str], lazily: set[str]) -> list[str]:
@@ -109,7 +49,7 @@ def _within(name: str, allowed: tuple[str, ...]) -> bool:
 
 
 def test_ladder_sim_imports_only_its_dependencies() -> None:
-    entries = _imports("ladder_sim")
+    entries = imports_in("ladder_sim")
     explorer = [entry for entry in entries if _within(entry.module, ("ladder_sim.explorer",))]
     others = [entry for entry in entries if entry not in explorer]
     assert _outside(others, SIMULATOR, SIMULATOR_LAZY) == []
@@ -118,19 +58,19 @@ def test_ladder_sim_imports_only_its_dependencies() -> None:
 
 
 def test_runtime_imports_torch_and_the_standard_library() -> None:
-    entries = _imports("runtime")
+    entries = imports_in("runtime")
     assert _outside(entries, RUNTIME, RUNTIME_LAZY) == []
     assert [str(entry) for entry in entries if entry.package in PROJECT - {"runtime"}] == []
 
 
 def test_calibration_without_torch_stays_without_torch() -> None:
-    entries = [entry for entry in _imports("calibration") if _within(entry.module, WITHOUT_TORCH)]
+    entries = [entry for entry in imports_in("calibration") if _within(entry.module, WITHOUT_TORCH)]
     assert _outside(entries, FITTING, FITTING_LAZY) == []
     measuring = [entry for entry in entries if entry.package == "calibration"]
     assert [str(entry) for entry in measuring if not _within(entry.name, WITHOUT_TORCH)] == []
     for entry in entries:
         if entry.package in PROJECT:
-            stack_fit = _within(entry.module, ("calibration.stack_fit",))
+            stack_fit = _within(entry.module, ("calibration.stack_fit", "calibration.show"))
             assert _within(entry.name, STACK_FIT_INTERNAL if stack_fit else FITTING_INTERNAL), str(entry)
 
 
@@ -150,15 +90,15 @@ def lazily():
     from dask.distributed import Client
     importlib.import_module("kaleido")
 """
-    found = imports_of(source, "m")
-    assert [(entry.name, entry.lazy) for entry in found] == [
+    entries = imports_of(source, "m")
+    assert [(entry.name, entry.lazy) for entry in entries] == [
         ("torch.nn", False),
         ("pyarrow.parquet", False),
         ("dash", True),
         ("dask.distributed.Client", True),
         ("kaleido", True),
     ]
-    assert len(_outside(found, SIMULATOR, SIMULATOR_LAZY)) == 2
+    assert len(_outside(entries, SIMULATOR, SIMULATOR_LAZY)) == 2
 
 
 def _python(code: str, cwd: Path) -> str:
@@ -173,6 +113,11 @@ def _python(code: str, cwd: Path) -> str:
 def test_import_is_light(heavy: str) -> None:
     """``import ladder_sim`` warns of nothing and loads nothing that is slow to load."""
     assert _python(f"import sys, ladder_sim; print({heavy!r} in sys.modules)", REPO) == "False"
+
+
+def test_calibrate_starts_without_torch() -> None:
+    """Only `calibrate run` and `crosscheck` need it, and importing it takes seconds."""
+    assert _python("import sys, calibration.__main__; print('torch' in sys.modules)", REPO) == "False"
 
 
 @pytest.mark.parametrize(

@@ -179,6 +179,7 @@ def _browser() -> None:
         unavailable("chromium")
 
 
+@pytest.mark.browser
 @pytest.mark.usefixtures("_browser")
 def test_a_figure_is_drawn_as_png_and_svg(tmp_path: Path) -> None:
     figure = _figures()["tornado"]()

@@ -67,6 +67,7 @@ def _wait_for_workers(address: str, count: int) -> None:
         client.wait_for_workers(count, timeout=30)
 
 
+@pytest.mark.slow
 def test_a_lost_worker_changes_nothing(cluster: tuple[str, list["subprocess.Popen[bytes]"]], tmp_path: Path) -> None:
     """One of two workers is killed while it computes: every point is there once, in order, with the same figures."""
     address, workers = cluster
@@ -87,6 +88,7 @@ def test_a_lost_worker_changes_nothing(cluster: tuple[str, list["subprocess.Pope
     assert (tmp_path / "dask.csv").read_bytes() == (tmp_path / "serial.csv").read_bytes()
 
 
+@pytest.mark.slow
 def test_the_command_runs_on_a_cluster(cluster: tuple[str, list["subprocess.Popen[bytes]"]]) -> None:
     address, _ = cluster
     flags = ("sweep", "--model", "8b", "--tp", "2:8", "--batch", "1:64", "--csv")

@@ -64,6 +64,7 @@ def test_parquet_needs_pyarrow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         _written(AXES, tmp_path / "sweep.parquet")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 def test_a_killed_sweep_resumes_to_the_same_file(form: str, tmp_path: Path) -> None:
     """Killed with -9 between two chunks: the file is not there yet, and afterwards it is the uninterrupted one."""

@@ -1,0 +1,100 @@
+"""Conventions of docs/development.md that no linter checks: where comments stand, and no circles of files."""
+
+import ast
+from collections.abc import Iterator
+
+import networkx as nx
+import pytest
+
+from tests.support.imports import files_of, imports_in
+
+pytestmark = pytest.mark.quality
+
+PACKAGES = ("ladder_sim", "runtime", "calibration")
+
+
+def comments_below(source: str) -> Iterator[int]:
+    """Lines of comments that stand under the assignment they describe.
+
+    In a class, every comment directly under a field. Elsewhere, one that is not directly above the next statement.
+    """
+    lines = source.splitlines()
+    for owner in ast.walk(ast.parse(source)):
+        statements = [
+            statement for part in ("body", "orelse", "finalbody") for statement in _block(getattr(owner, part, None))
+        ]
+        starts = {first_line(statement) for statement in statements}
+        for statement in statements:
+            if not isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
+                continue
+            below = after = statement.end_lineno or 0
+            comment = " " * statement.col_offset + "#"
+            while after < len(lines) and lines[after].startswith(comment):
+                after += 1
+            if after > below and (isinstance(owner, ast.ClassDef) or after + 1 not in starts):
+                yield below + 1
+
+
+def _block(part: object) -> list[ast.stmt]:
+    # a lambda's or conditional expression's body is an expression
+    return part if isinstance(part, list) else []
+
+
+def first_line(statement: ast.stmt) -> int:
+    decorators = getattr(statement, "decorator_list", [])
+    return min(node.lineno for node in (statement, *decorators))
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_fields_have_docstrings_and_comments_stand_above(package: str) -> None:
+    misplaced = [
+        f"{path.name}:{line}: a docstring if it describes the field above, else move it above what it describes"
+        for path in files_of(package).values()
+        for line in comments_below(path.read_text(encoding="utf-8"))
+    ]
+    assert misplaced == []
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("class A:\n    x: int\n    # of something\n    y: int\n", [3]),
+        ('class A:\n    x: int\n    """Of something."""\n    y: int\n', []),
+        ("class A:\n    # of something\n    x: int = 1\n", []),
+        ("X = 1\n# of X\n\nY = 2\n", [2]),
+        ("X = 1\n# of Y,\n# in two lines\nY = 2\n", []),
+        ("X = (\n    1,\n)\n# of X\n", [4]),
+        ("def f():\n    x = 1\n    # of x\n    return x\n", []),
+        ("def f():\n    if x:\n        y = 1\n        # of y\n    return y\n", [4]),
+        ("x = 1\n# of f\n@cache\ndef f(): ...\n", []),
+    ],
+)
+def test_the_check_sees_comments_below(source: str, lines: list[int]) -> None:
+    assert list(comments_below(source)) == lines
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_circles_of_files(package: str) -> None:
+    """Imports inside functions and for type checkers count as well."""
+    assert circles({(entry.module, entry.name) for entry in imports_in(package)}, set(files_of(package))) == []
+
+
+def circles(imports: set[tuple[str, str]], modules: set[str]) -> list[list[str]]:
+    """Groups of modules that import each other, directly or through others.
+
+    The package's own `__init__` is left out: it names public objects of the files below it.
+    """
+    graph = nx.DiGraph()
+    for module, name in imports:
+        # `from module import name` says `module.name`
+        target = name if name in modules else name.rpartition(".")[0]
+        if target in modules and "." in target and "." in module:
+            graph.add_edge(module, target)
+    return [sorted(group) for group in nx.strongly_connected_components(graph) if len(group) > 1]
+
+
+def test_the_check_sees_circles() -> None:
+    imports = {("p.a", "p.b.name"), ("p.b", "p.c"), ("p.c", "p.a.Class"), ("p.d", "p.a"), ("p.a", "numpy.array")}
+    modules = {"p", "p.a", "p.b", "p.c", "p.d"}
+    assert circles(imports, modules) == [["p.a", "p.b", "p.c"]]
+    assert circles(imports - {("p.b", "p.c")}, modules) == []
