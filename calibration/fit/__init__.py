@@ -1,1 +1,1 @@
-"""From samples to a profile, without torch."""
+"""Makes a profile of samples. Needs no torch."""

@@ -1,4 +1,4 @@
-"""The all-reduce across nodes, which a profile does not hold, as a fabric's file."""
+"""The all-reduce across nodes as a fabric file; a profile holds collectives in one node only."""
 
 from calibration.fit.samples import SampleStore, medians
 from calibration.fit.tables import curve_of
@@ -7,7 +7,7 @@ from ladder_sim.errors import ProfileError
 
 
 def widest_fabric(store: SampleStore, *, cluster: str, created: str) -> str:
-    """Return the TOML text of the all-reduce over most nodes and ranks.
+    """Return the TOML text of the all-reduce over the most nodes and ranks.
 
     Parameters
     ----------
@@ -21,12 +21,12 @@ def widest_fabric(store: SampleStore, *, cluster: str, created: str) -> str:
     Raises
     ------
     ProfileError
-        None was measured across nodes.
+        No all-reduce was measured across nodes.
     """
     across = {
-        (series.nodes, series.ranks): points
-        for series, points in medians(store.samples).items()
-        if series.op == "all_reduce" and series.nodes > 1
+        (op.nodes, op.ranks): points
+        for op, points in medians(store.samples).items()
+        if op.op == "all_reduce" and op.nodes > 1
     }
     if not across:
         raise ProfileError(

@@ -1,56 +1,47 @@
-"""How well ops are known: trials, each made without a fifth of their points, are asked for the times of those."""
+"""How well tables and curves predict: each is made without a fifth of its points, and looked up at those."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
-from calibration.fit.curves import FORMULAS, fit
-from calibration.fit.samples import Floats, Points, Series
+from calibration.fit.samples import Floats, MeasuredOp, Points
 from calibration.fit.tables import COLLECTIVES, KINDS, curve_of, roofline_s, table_of
 from ladder_sim.costs.lookup import ErrorStats
 from ladder_sim.costs.profile import ReferenceGpu
 
-# trials: every point is held out of one of them, drawn at random
-FOLDS = 5
-# coordinates by name -> seconds
-_Lookup = Callable[[Mapping[str, Floats]], Floats]
+# every point is held out of one trial, drawn at random
+TRIALS = 5
 
 
-def judge(medians: Mapping[Series, Points], reference: ReferenceGpu) -> dict[Series, ErrorStats | None]:
-    """Errors of what becomes a table, curve or formula, over the same draws every time.
+def judge(medians: Mapping[MeasuredOp, Points], reference: ReferenceGpu) -> dict[MeasuredOp, ErrorStats | None]:
+    """Errors of every op that becomes a table or a curve; the same draws every time.
 
-    Fewer points than trials tell nothing: None.
+    None for an op with fewer points than trials.
     """
     return {
-        series: _errors(series, points, reference) if len(points) >= FOLDS else None
-        for series, points in medians.items()
-        if series.op in KINDS or series.op in FORMULAS
+        op: _errors(op, points, reference) if len(points) >= TRIALS else None
+        for op, points in medians.items()
+        if op.op in (*KINDS, *COLLECTIVES)
     }
 
 
-def _errors(series: Series, points: Points, reference: ReferenceGpu) -> ErrorStats:
-    """All points take part but the ends of a curve, which lie between no others."""
+def _errors(op: MeasuredOp, points: Points, reference: ReferenceGpu) -> ErrorStats:
+    """Errors at all points but the ends of a curve, which lie between no others."""
     every = sorted(points)
-    drawn = np.random.default_rng(0).permutation(every if len(series.axes) > 1 else every[1:-1]).tolist()
+    drawn = np.random.default_rng(0).permutation(every if len(op.axes) > 1 else every[1:-1]).tolist()
     looked_up: list[float] = []
     measured: list[float] = []
-    for fold in range(min(FOLDS, len(drawn))):
-        test = [tuple(at) for at in drawn[fold::FOLDS]]
-        kept = {at: took for at, took in points.items() if at not in set(test)}
-        looked_up.extend(_lookup(series, kept, reference)(series.columns(test)))
-        measured.extend(points[at] for at in test)
+    for trial in range(min(TRIALS, len(drawn))):
+        held_out = [tuple(at) for at in drawn[trial::TRIALS]]
+        kept = {at: seconds for at, seconds in points.items() if at not in set(held_out)}
+        looked_up.extend(_look_up(op, kept, reference, op.columns(held_out)))
+        measured.extend(points[at] for at in held_out)
     return ErrorStats.of(looked_up, measured)
 
 
-def _lookup(series: Series, points: Points, reference: ReferenceGpu) -> _Lookup:
-    """What a prediction would take from the points: a table, a curve, a formula where it reads no more."""
+def _look_up(op: MeasuredOp, points: Points, reference: ReferenceGpu, columns: Mapping[str, Floats]) -> Floats:
+    """Times that a prediction would take from the points."""
     for kind in KINDS:
-        if kind == series.op:
-            table = table_of(kind, points, reference)
-            return lambda columns: table.ratio(**columns)[0] * roofline_s(kind, columns, reference)
-    if series.op in COLLECTIVES:
-        curve = curve_of(points)
-        return lambda columns: curve.seconds_at(columns["bytes"])[0]
-    formula, _, _ = FORMULAS[series.op]
-    found = fit(series.op, series.columns(list(points)), np.array(list(points.values())))
-    return lambda columns: formula(found.values, columns)
+        if kind == op.op:
+            return table_of(kind, points, reference).ratio(**columns)[0] * roofline_s(kind, columns, reference)
+    return curve_of(points).seconds_at(columns["bytes"])[0]

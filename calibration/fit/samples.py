@@ -1,13 +1,13 @@
-"""Samples on disk: a file of JSON lines, a header that says on which machine, then one sample a line, as it was taken.
+"""Samples on disk: a file of JSON lines, first a header that describes the machine, then one sample a line.
 
-A measurement that is killed loses at most the sample in flight: a line that is cut short is dropped when the file is
-opened again, and the measurement goes on behind it.
+A measurement that is killed loses at most the sample in flight: an incomplete last line is dropped when the file is
+opened again, and the measurement continues after it.
 """
 
 import json
 import math
 import os
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,16 +20,21 @@ from ladder_sim.costs.roofline import AXES
 from ladder_sim.errors import ProfileError
 
 SCHEMA_VERSION = 2
-# in the name of an op whose time was taken while another ran, e.g. "gemm_beside_all_reduce"
+# in the name of an op that was timed while another ran, e.g. "gemm_beside_all_reduce"
 BESIDE = "_beside_"
-# of every op that runs alone
+# of a point, by op
 COORDINATES: Mapping[str, tuple[str, ...]] = {
     **{str(kind): names for kind, names in AXES.items()},
     **dict.fromkeys(("add", "norm"), ("bytes",)),
     **dict.fromkeys(("eager_launch", "graph_launch", "graph_kernel"), ()),
     "queued_kernel": ("streams",),
-    **dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter", "send_recv"), ("bytes", "ranks", "nodes")),
+    **dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter"), ("bytes", "ranks", "nodes")),
+    # no longer measured, but earlier files hold it
+    "send_recv": ("bytes", "ranks", "nodes"),
 }
+Floats = NDArray[np.float64]
+# coordinates -> median seconds
+Points = dict[tuple[float, ...], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +47,11 @@ class Sample:
     """Its shape: m, n, k of a GEMM; coordinates of an attention table; bytes that an elementwise kernel moves; bytes,
     ranks and nodes of a collective; those of both where two run at once."""
     seconds: float | None
-    """Median of its repeats; None: it did not fit the memory, or is not to be had."""
+    """Median of its repeats; None: it did not fit in memory, or is not supported here."""
     spread: float = 0.0
-    """Of the repeats: half the distance of the quartiles over the median."""
+    """Of the repeats: half the distance between the quartiles, over the median."""
     alone_s: float | None = None
-    """Median without what ran beside it."""
+    """Median without the op that ran at the same time."""
 
     @property
     def key(self) -> tuple[str, tuple[tuple[str, float], ...]]:
@@ -55,24 +60,24 @@ class Sample:
 
 
 class SampleStore:
-    """A samples file, open for more.
+    """A samples file, open for reading and appending.
 
     Parameters
     ----------
     path
-        The file; made if it is not there.
+        The file; created if it is missing.
     environment
         The machine that measures; None to read only.
 
     Raises
     ------
     ProfileError
-        The file is of another machine or schema, or a line in its midst is no sample.
+        The file is of another machine or schema, or holds a malformed line.
     """
 
     def __init__(self, path: Path, environment: Mapping[str, Any] | None = None) -> None:
         self.path = path
-        # bytes of a line that was cut short
+        # bytes of an incomplete last line
         self.dropped = 0
         if environment is not None:
             self._begin({"schema_version": SCHEMA_VERSION, "environment": dict(environment)})
@@ -80,7 +85,7 @@ class SampleStore:
         lines = whole.split(b"\n")
         self.environment = self._header(lines[0], environment)
         self.samples = [self._sample(line, number) for number, line in enumerate(lines[1:], 2)]
-        # only now: a file that is no samples file stays as it is
+        # only now: a file that is not a samples file stays as it is
         self.dropped = len(rest)
         if rest and environment is not None:
             self._truncate(len(whole) + 1)
@@ -90,12 +95,8 @@ class SampleStore:
         self._append(asdict(sample))
         self.samples.append(sample)
 
-    def counts(self) -> Counter[Any]:
-        """Samples of each op and shape so far."""
-        return Counter(sample.key for sample in self.samples)
-
     def _begin(self, header: Mapping[str, Any]) -> None:
-        """Write the header where there is none, or no more than its beginning: its writer was killed."""
+        """Write the header if the file is empty or holds only its beginning, because its writer was killed."""
         content = self._content() if os.path.exists(self.path) else b""
         if len(content) < len(line := _line(header)) and line.startswith(content):
             if content:
@@ -129,7 +130,7 @@ class SampleStore:
     def _header(self, line: bytes, environment: Mapping[str, Any] | None) -> dict[str, Any]:
         try:
             header = json.loads(line)
-            version, found = header["schema_version"], dict(header["environment"])
+            version, machine = header["schema_version"], dict(header["environment"])
         except (ValueError, KeyError, TypeError):
             raise ProfileError(f"'{self.path}' holds no samples", hint="`calibrate run` writes such a file") from None
         if version != SCHEMA_VERSION:
@@ -137,19 +138,19 @@ class SampleStore:
                 f"samples '{self.path}' have schema_version {version}; this ladder-sim reads {SCHEMA_VERSION}",
                 hint="measure again, or use the ladder-sim that wrote them",
             )
-        changed = [name for name in environment or () if found.get(name) != (environment or {})[name]]
+        changed = [name for name in environment or () if machine.get(name) != (environment or {})[name]]
         if changed:
             raise ProfileError(
                 f"samples '{self.path}' are of another machine: {', '.join(changed)} differ",
-                hint="one file per machine and environment: choose a new one",
+                hint="use one file per machine and environment: choose a new one",
             )
-        return found
+        return machine
 
     def _sample(self, line: bytes, number: int) -> Sample:
         if line.startswith(b'{"schema_version"'):
             raise ProfileError(
                 f"samples '{self.path}', line {number}: a second header: samples of two machines or runs are mixed",
-                hint="one file per machine and environment: cut it in two there",
+                hint="use one file per machine and environment: split it there",
             )
         try:
             sample = Sample(**json.loads(line))
@@ -158,7 +159,7 @@ class SampleStore:
             fault = "it must hold an op, its point and seconds"
         if fault:
             raise ProfileError(
-                f"samples '{self.path}', line {number}: {line[:60].decode(errors='replace')!r} is no sample",
+                f"samples '{self.path}', line {number}: {line[:60].decode(errors='replace')!r} is not a sample",
                 hint=f"{fault}; delete the line, or measure again",
             )
         return sample
@@ -169,7 +170,7 @@ def _line(content: Mapping[str, Any]) -> bytes:
 
 
 def _fault(sample: Sample) -> str:
-    """Say why it cannot have been measured; empty if it can."""
+    """Say why a sample cannot have been measured; empty if it can."""
     parts = sample.op.split(BESIDE)
     unknown = [part for part in parts if part not in COORDINATES]
     if unknown:
@@ -183,41 +184,34 @@ def _fault(sample: Sample) -> str:
     return "" if 0 <= sample.spread < math.inf else "its spread must be 0 or above, and finite"
 
 
-Floats = NDArray[np.float64]
-
-
-# coordinates -> median seconds
-Points = dict[tuple[float, ...], float]
-
-
-class Series(NamedTuple):
-    """One op, and for a collective its group."""
+class MeasuredOp(NamedTuple):
+    """One op, and for a collective the size of its group."""
 
     op: str
     axes: tuple[str, ...] = ("bytes",)
-    """Names of its points' coordinates."""
+    """Coordinates of its points."""
     ranks: int = 0
-    """Of the group, in all; 0: no collective."""
+    """In the group, on all nodes; 0: not a collective."""
     nodes: int = 1
 
     @property
     def label(self) -> str:
-        """For a reader."""
+        """The op as people read it."""
         across = f" on {self.nodes} nodes" if self.nodes > 1 else ""
         return f"{self.op}, {self.ranks} ranks{across}" if self.ranks else self.op
 
     def columns(self, points: Sequence[tuple[float, ...]]) -> dict[str, Floats]:
-        """Points, by coordinate."""
+        """Points by coordinate."""
         return dict(zip(self.axes, np.array(points).T, strict=True))
 
 
-def medians(samples: Sequence[Sample]) -> dict[Series, Points]:
-    """The median of each point's samples; what did not fit the memory, and what ran beside others, is left out."""
-    found: dict[Series, dict[tuple[float, ...], list[float]]] = defaultdict(lambda: defaultdict(list))
+def medians(samples: Sequence[Sample]) -> dict[MeasuredOp, Points]:
+    """The median of each point's samples, without ops that did not fit in memory or ran at the same time as others."""
+    seconds: dict[MeasuredOp, dict[tuple[float, ...], list[float]]] = defaultdict(lambda: defaultdict(list))
     for sample in samples:
         if sample.seconds is None or BESIDE in sample.op:
             continue
         axes = tuple(name for name in COORDINATES[sample.op] if name not in ("ranks", "nodes"))
-        series = Series(sample.op, axes, int(sample.point.get("ranks", 0)), int(sample.point.get("nodes", 1)))
-        found[series][tuple(sample.point[name] for name in axes)].append(sample.seconds)
-    return {key: {at: float(np.median(took)) for at, took in points.items()} for key, points in found.items()}
+        op = MeasuredOp(sample.op, axes, int(sample.point.get("ranks", 0)), int(sample.point.get("nodes", 1)))
+        seconds[op][tuple(sample.point[name] for name in axes)].append(sample.seconds)
+    return {op: {at: float(np.median(times)) for at, times in points.items()} for op, points in seconds.items()}

@@ -17,11 +17,11 @@ DTYPE = "bf16"
 
 
 def table_of(kind: Kind, points: Points, reference: ReferenceGpu) -> RatioTable:
-    """A table of the points, and holes where there is none."""
+    """A table of the points, NaN where there is none."""
     axes = [np.unique(column) for column in zip(*points, strict=True)]
     seconds = np.full([len(axis) for axis in axes], np.nan)
-    for at, took in points.items():
-        seconds[tuple(int(np.searchsorted(axis, value)) for axis, value in zip(axes, at, strict=True))] = took
+    for at, measured_s in points.items():
+        seconds[tuple(int(np.searchsorted(axis, value)) for axis, value in zip(axes, at, strict=True))] = measured_s
     named = dict(zip(AXES[kind], axes, strict=True))
     ideal_s = roofline_s(kind, dict(zip(named, np.ix_(*axes), strict=True)), reference)
     return RatioTable.from_seconds(named, seconds, ideal_s)
@@ -29,7 +29,7 @@ def table_of(kind: Kind, points: Points, reference: ReferenceGpu) -> RatioTable:
 
 def curve_of(points: Points) -> Curve:
     """A curve of times by message size."""
-    sizes, seconds = np.array(sorted((size, took) for (size,), took in points.items())).T
+    sizes, seconds = np.array(sorted((size, measured_s) for (size,), measured_s in points.items())).T
     return Curve(size_bytes=sizes, seconds=seconds)
 
 

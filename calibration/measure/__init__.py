@@ -1,1 +1,1 @@
-"""Takes samples of single ops and collectives on this machine. Needs torch and `runtime`."""
+"""Measures single ops and collectives on this machine. Needs torch and `runtime`."""

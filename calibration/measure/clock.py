@@ -1,4 +1,4 @@
-"""Two clocks: a CPU does what it is told at once, a GPU keeps its own time, some way behind Python."""
+"""Two clocks: a CPU's work is done when a call returns, a GPU's some time later."""
 
 import time
 from collections.abc import Callable
@@ -6,25 +6,25 @@ from typing import Any, Protocol
 
 import torch
 
-# about a millisecond: time enough for Python to queue what is timed
+# about a millisecond: enough for Python to queue what is timed
 HOLD_CYCLES = 2_000_000
 
 
 class Clock(Protocol):
-    """Stamps moments in the work of a device."""
+    """Takes time stamps in a device's work."""
 
     def now(self) -> Any:
-        """The moment at which all that was issued so far is done."""
+        """The moment at which all work issued so far is done."""
 
     def elapsed_s(self, start: Any, end: Any) -> float:
         """Seconds between two moments, once all work is done."""
 
     def hold(self) -> None:
-        """Keep the device from starting, so that it never waits for Python once it has."""
+        """Delay the device until Python has queued the work, so that the device never waits for Python."""
 
 
 class CpuClock:
-    """Of work that is done when its call returns."""
+    """For work that is done when its call returns."""
 
     def now(self) -> float:
         return time.perf_counter()
@@ -33,11 +33,11 @@ class CpuClock:
         return end - start
 
     def hold(self) -> None:
-        """Python itself computes."""
+        """No-op: nothing is queued."""
 
 
 class CudaClock:
-    """Of the current stream's work."""
+    """For work on the current stream."""
 
     def now(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
@@ -62,5 +62,4 @@ def timed(run: Callable[[], object], clock: Clock) -> float:
     clock.hold()
     start = clock.now()
     run()
-    end = clock.now()
-    return clock.elapsed_s(start, end)
+    return clock.elapsed_s(start, clock.now())

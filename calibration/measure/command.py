@@ -1,4 +1,4 @@
-"""`calibrate run`: measures ops on this machine into a samples file; under torchrun every rank takes part."""
+"""`calibrate run`: measures ops on this machine into a samples file, on every rank under torchrun."""
 
 import argparse
 import math
@@ -19,19 +19,19 @@ from runtime.errors import RankError
 if TYPE_CHECKING:
     from calibration.measure.ranks import Ranks
 
-# from one line of progress to the next
-TELL_S = 1.0
+# between two updates of the progress line
+PROGRESS_S = 1.0
 _SUFFIXES = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def add_to(commands: Any) -> None:
     """Add the command to a parser's."""
-    run = commands.add_parser("run", help="measure ops on this machine, in a samples file that can be continued")
+    run = commands.add_parser("run", help="measure ops on this machine into a samples file")
     run.add_argument("--samples", type=Path, required=True, help="file to write, or to continue")
-    run.add_argument("--model", action="append", required=True, help="whose shards are measured; repeatable")
+    run.add_argument("--model", action="append", required=True, help="model whose shards are measured; repeatable")
     run.add_argument("--tp", action="append", type=int, help="tensor-parallel degrees of the shards; repeatable")
     run.add_argument("--budget", default="10m", help="time to spend, e.g. 90s, 10m (default %(default)s)")
-    run.add_argument("--most", type=float, default=math.inf, help="largest tokens, context, and KB moved or sent")
+    run.add_argument("--most", type=float, default=math.inf, help="limit on tokens, context, and KB moved or sent")
     run.set_defaults(run=_run)
 
 
@@ -42,54 +42,60 @@ def budget_s(text: str) -> float:
     except (ValueError, KeyError):
         seconds = -1.0
     if not 0.0 < seconds < 1e6:
-        raise UsageError(f"--budget '{text}' is no time", hint="for example 90s, 10m or 1h")
+        raise UsageError(f"--budget '{text}': must be a time above 0", hint="for example 90s, 10m or 1h")
     return seconds
 
 
 def undivided(models: Sequence[ModelSpec], degrees: Sequence[int]) -> list[str]:
-    """Why degrees do not divide models, a line for each such pair.
+    """Say why degrees do not divide models, a line for each such pair.
 
     Raises
     ------
     UsageError
-        No degree divides any of the models, or one is below 1.
+        No degree divides any of the models, or a degree is below 1.
     """
     if min(degrees) < 1:
-        raise UsageError(f"--tp {min(degrees)} is no tensor-parallel degree", hint="1 or above, for example --tp 8")
-    found = [
+        raise UsageError(f"--tp {min(degrees)}: must be 1 or more", hint="for example --tp 8")
+    problems = [
         f"{model.name}: {problem}" for model in models for tp in degrees if (problem := model.partition_problem(tp))
     ]
-    if len(found) == len(models) * len(degrees):
+    if len(problems) == len(models) * len(degrees):
         dividing = ", ".join(map(str, models[0].tp_degrees(models[0].heads)))
-        raise UsageError("; ".join(found), hint=f"{models[0].name} takes --tp {dividing}")
-    return found
+        raise UsageError("; ".join(problems), hint=f"{models[0].name} takes --tp {dividing}")
+    return problems
 
 
 def _run(options: argparse.Namespace) -> None:
     end_s = time.monotonic() + budget_s(options.budget)
     if not options.most > 0.0:
-        raise UsageError(f"--most {options.most:g} leaves nothing to measure", hint="above 0, for example --most 4096")
+        raise UsageError(f"--most {options.most:g}: must be above 0", hint="for example --most 4096")
     models, degrees = [catalog.model(name) for name in options.model], options.tp or [1]
     skipped = undivided(models, degrees)
-    # imported here: they need torch
+    # imported here: `fit`, `show` and the others need no torch
+    import torch
+
     from calibration.measure.ranks import Ranks
     from runtime.environment import environment
 
+    cuda = torch.cuda.is_available()
+    if not cuda:
+        # ranks share the CPU's cores
+        torch.set_num_threads(1)
     ranks = Ranks()
-    ops = ops_of(models, degrees, ranks.world, cuda=ranks.device.type == "cuda", most=options.most)
+    ops = ops_of(models, degrees, ranks.world, cuda=cuda, largest=options.most)
     machine = environment()
     ranks.check_alike(machine)
     store = SampleStore(options.samples, machine) if ranks.rank == 0 else None
     for line in skipped if store else ():
         print(f"not measured: {line}", file=sys.stderr)
     if store and store.dropped:
-        print(f"dropped {store.dropped} bytes of a sample that was cut short", file=sys.stderr)
+        print(f"dropped an incomplete last sample of {store.dropped} bytes", file=sys.stderr)
     try:
         take_samples(ops, store, ranks, end_s)
     except RuntimeError as error:
         if ranks.size == 1:
             raise
-        raise RankError(f"rank {ranks.rank}: {error}", hint="start the same command again: it goes on") from error
+        raise RankError(f"rank {ranks.rank}: {error}", hint="start the same command again to continue") from error
     ranks.close()
     if store:
         print(file=sys.stderr)
@@ -97,20 +103,20 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def take_samples(ops: Sequence[Sample], store: SampleStore | None, ranks: "Ranks", end_s: float) -> None:
-    """Measure until the time is over: rank 0, which has the store, chooses and writes, and every rank takes part.
+    """Measure until the time is over; rank 0, which has the store, chooses the ops and writes the samples.
 
-    All compute, so that a node is as warm as in use.
+    All ranks compute every op, so that the node is as warm as in use.
     """
     from calibration.measure.ops import measure
 
-    plan, told_s = Plan(ops, store.samples if store else ()), -math.inf
+    plan, shown_s = Plan(ops, store.samples if store else ()), -math.inf
     while choice := ranks.share(plan.next(end_s - time.monotonic()) if store else None):
         for sample in measure(*choice, ranks):
             if store:
                 store.append(sample)
                 plan.add(sample)
         now_s = time.monotonic()
-        if store and now_s > told_s + TELL_S:
-            told_s, left_s = now_s, max(0.0, end_s - now_s)
+        if store and now_s > shown_s + PROGRESS_S:
+            shown_s, left_s = now_s, max(0.0, end_s - now_s)
             done = f"{len(ops) - plan.unmeasured} of {len(ops)} ops, {len(store.samples)} samples, {left_s:.0f} s left"
             print(f"\r{done} ", end="", file=sys.stderr, flush=True)

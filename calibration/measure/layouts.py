@@ -1,17 +1,17 @@
-"""How ranks lie on nodes, and the groups of them that communicate."""
+"""How ranks are divided into groups that communicate. Needs no torch."""
 
 from typing import NamedTuple
 
 
 class Layout(NamedTuple):
-    """So many ranks on each of so many nodes."""
+    """A number of nodes, and of ranks on each."""
 
     nodes: int
     per_node: int
 
     @property
     def ranks(self) -> int:
-        """In all."""
+        """On all nodes."""
         return self.nodes * self.per_node
 
 

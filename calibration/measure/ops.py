@@ -1,4 +1,4 @@
-"""Times one op: prepared once, warmed up, repeated, on all ranks together."""
+"""Measures one op: prepares it once, warms it up, repeats it, on all ranks together."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,7 +12,7 @@ from calibration.measure.clock import clock_of, timed
 from calibration.measure.collectives import collective
 from calibration.measure.kernels import KERNELS, kernel
 from calibration.measure.launches import launch
-from calibration.measure.overlap import Pair
+from calibration.measure.overlap import Overlap
 from calibration.measure.plan import WARM_UPS
 from calibration.measure.ranks import Ranks
 
@@ -22,60 +22,63 @@ class Timing(NamedTuple):
 
     seconds: float
     alone_s: float | None = None
-    """Without what ran beside it."""
+    """Without the op that ran at the same time."""
 
 
-# one repeat, by the names of the ops that it times
-Once = Callable[[], Mapping[str, Timing]]
+# measures once: timings by name of the op
+Repeat = Callable[[], Mapping[str, Timing]]
 
 
 def measure(op: Sample, repeats: int, ranks: Ranks) -> list[Sample]:
-    """The op with its median time, and what ran beside it with its own.
+    """Measure an op, and the op that overlaps it if there is one.
 
-    Without a time if a rank lacks the memory, or the backend the op.
+    Returns
+    -------
+    list of Sample
+        The op with its median time; without a time if it does not fit in some rank's memory, or the backend lacks it.
     """
     try:
-        once = _prepare(op, ranks)
+        repeat = _prepare(op, ranks)
     except RuntimeError as error:
         if not _out_of_memory(error):
             raise
-        once = None
+        repeat = None
     # before any rank waits for the others in a collective
-    if not ranks.agree(fine=once is not None) or once is None:
+    if not ranks.agree(fine=repeat is not None) or repeat is None:
         return [op]
     try:
-        rows = [once() for _ in range(WARM_UPS + repeats)][WARM_UPS:]
+        rows = [repeat() for _ in range(WARM_UPS + repeats)][WARM_UPS:]
     except RuntimeError as error:
-        # gloo of an older torch has no reduce-scatter, and tells every rank so
+        # gloo of an older torch has no reduce-scatter; the error is raised on every rank
         if "does not support" not in str(error):
             raise
         return [op]
     return [_sample(op, name, [row[name] for row in rows]) for name in rows[0]]
 
 
-def _prepare(op: Sample, ranks: Ranks) -> Once:
+def _prepare(op: Sample, ranks: Ranks) -> Repeat:
     if BESIDE in op.op:
-        return _both(op, Pair(op, ranks))
+        return _overlapped(op, Overlap(op, ranks))
     if op.op in KERNELS:
-        run, clock = kernel(op, ranks.device), clock_of(ranks.device)
-        # its result needs memory too
+        run, clock = kernel(op, ranks.weights), clock_of(ranks.device)
+        # its result needs memory as well
         run()
         return lambda: {op.op: Timing(timed(run, clock))}
     seconds = collective(op, ranks) if "ranks" in op.point else launch(op, ranks.device)
     return lambda: {op.op: Timing(seconds())}
 
 
-def _both(op: Sample, pair: Pair) -> Once:
+def _overlapped(op: Sample, overlap: Overlap) -> Repeat:
     name, _, message = op.op.partition(BESIDE)
 
-    def once() -> Mapping[str, Timing]:
-        both = pair.measure()
+    def repeat() -> Mapping[str, Timing]:
+        times = overlap.measure()
         return {
-            op.op: Timing(both.kernel_s, both.kernel_alone_s),
-            f"{message}{BESIDE}{name}": Timing(both.message_s, both.message_alone_s),
+            op.op: Timing(times.kernel_s, times.kernel_alone_s),
+            f"{message}{BESIDE}{name}": Timing(times.message_s, times.message_alone_s),
         }
 
-    return once
+    return repeat
 
 
 def _sample(op: Sample, name: str, timings: list[Timing]) -> Sample:
@@ -91,5 +94,5 @@ def _sample(op: Sample, name: str, timings: list[Timing]) -> Sample:
 
 
 def _out_of_memory(error: RuntimeError) -> bool:
-    # of a CPU torch says it in words only
+    # for CPU memory torch has no exception class of its own
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

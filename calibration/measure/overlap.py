@@ -1,4 +1,4 @@
-"""One kernel and one all-reduce at the same time, for a profile."""
+"""One kernel and one all-reduce at the same time, and each of them alone."""
 
 import math
 import time
@@ -13,14 +13,14 @@ from calibration.measure.collectives import DTYPE
 from calibration.measure.kernels import kernel
 from calibration.measure.ranks import Ranks
 
-# in a row beside one message
-MOST_KERNELS = 1000
-# times as long as the message alone that kernels run beside it at first, and times more whenever they end too soon
-LONGER, MORE = 2.0, 4.0
+# in a row during one message
+MAX_KERNELS = 1000
+# kernels run for this multiple of the message's time alone, and for `GROWTH` times longer whenever they end too soon
+MARGIN, GROWTH = 2.0, 4.0
 
 
-class Both(NamedTuple):
-    """Seconds of the two."""
+class OverlapTimes(NamedTuple):
+    """Seconds of a kernel and a message, at the same time and alone."""
 
     kernel_s: float
     kernel_alone_s: float
@@ -28,8 +28,8 @@ class Both(NamedTuple):
     message_alone_s: float
 
 
-class Pair:
-    """A kernel and an all-reduce of one op, ready to run.
+class Overlap:
+    """A kernel and an all-reduce, ready to run at the same time.
 
     Parameters
     ----------
@@ -41,34 +41,34 @@ class Pair:
 
     def __init__(self, op: Sample, ranks: Ranks) -> None:
         name, _, _ = op.op.partition(BESIDE)
-        self._run = kernel(Sample(op=name, point=op.point, seconds=None), ranks.device)
+        self._run = kernel(Sample(op=name, point=op.point, seconds=None), ranks.weights)
         self._ranks, self._group, self._clock = ranks, ranks.group(op), clock_of(ranks.device)
-        self._longer = LONGER
+        self._margin = MARGIN
         self._tiny = torch.zeros(1, dtype=DTYPE, device=ranks.device)
-        # the kernel needs memory for its result too; better to run out of it now than beside a message
         self._x = torch.zeros(max(1, round(op.point["bytes"] / DTYPE.itemsize)), dtype=DTYPE, device=ranks.device)
+        # the kernel's result needs memory as well: if there is too little, fail here and not during a message
         self._run()
 
-    def measure(self) -> Both:
-        """Run the message alone, kernels alone, and so many kernels beside the message that they outlast it.
+    def measure(self) -> OverlapTimes:
+        """Run the message alone, kernels alone, and enough kernels during the message to outlast it.
 
-        How many are enough is found once, up to `MOST_KERNELS`: later repeats start from there.
+        How many are enough is found once, up to `MAX_KERNELS`: later repeats start from there.
         """
-        _, message_alone_s = self._beside(0)
-        kernel_s = self._kernels(1)
+        _, message_alone_s = self._overlapped(0)
+        kernel_s = self._kernels_s(1)
         while True:
-            kernels = min(MOST_KERNELS, 1 + math.ceil(self._longer * message_alone_s / kernel_s))
-            ends_s, message_s = self._beside(kernels)
-            # a message needs all ranks: where one asks for another, all send it
-            if self._ranks.agree(fine=kernels == MOST_KERNELS or ends_s[-1] >= message_s):
+            kernels = min(MAX_KERNELS, 1 + math.ceil(self._margin * message_alone_s / kernel_s))
+            ends_s, message_s = self._overlapped(kernels)
+            # a message needs all ranks: if one has to send another, all do
+            if self._ranks.agree(fine=kernels == MAX_KERNELS or ends_s[-1] >= message_s):
                 break
-            self._longer *= MORE
-        # the others ran when it had ended
-        met = max(1, sum(end_s <= message_s for end_s in ends_s))
-        return Both(ends_s[met - 1] / met, self._kernels(met) / met, message_s, message_alone_s)
+            self._margin *= GROWTH
+        # later kernels ran after the message's end
+        count = max(1, sum(end_s <= message_s for end_s in ends_s))
+        return OverlapTimes(ends_s[count - 1] / count, self._kernels_s(count) / count, message_s, message_alone_s)
 
-    def _beside(self, kernels: int) -> tuple[list[float], float]:
-        """When each kernel ends, and the message, in seconds from its issue."""
+    def _overlapped(self, kernels: int) -> tuple[list[float], float]:
+        """When each kernel and the message end, in seconds from the message's issue."""
         self._clock.hold()
         # the ranks meet
         self._group.allreduce([self._tiny]).wait()
@@ -82,11 +82,11 @@ class Pair:
         self._run()
         return self._clock.now()
 
-    def _kernels(self, count: int) -> float:
+    def _kernels_s(self, count: int) -> float:
         return timed(lambda: [self._run() for _ in range(count)], self._clock)
 
     def _send(self) -> Callable[[], Any]:
-        """Issue the message; what is returned waits for it and tells when it ended."""
+        """Issue the message; return a function that waits for it and returns the moment of its end."""
         if self._x.is_cuda:
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())

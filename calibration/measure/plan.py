@@ -1,4 +1,4 @@
-"""What to measure next, and how often: whatever was never measured, then what is least certain, while time is left."""
+"""What to measure next: every op once, then the one whose median is least certain, while time is left."""
 
 import math
 from collections import Counter
@@ -8,49 +8,49 @@ from typing import Any, NamedTuple
 
 from calibration.fit.samples import BESIDE, COORDINATES, Sample
 
-# of an op, and of one that takes long
-REPEATS, LEAST_REPEATS = 9, 3
-WARM_UPS = 2
-# collectives in a row that are timed together, behind one that is not
-CHAIN = 6
-# times that a kernel and a message beside each other are run for one repeat, about: each alone too, and more kernels
-# than the message lasts
-BESIDE_RUNS = 6
-# repeats beyond `LEAST_REPEATS` end where a sample would take longer
+# repeats of an op, and of one that takes long
+REPEATS, MIN_REPEATS = 9, 3
+# repeats beyond `MIN_REPEATS` are left out where a sample would take longer than this
 SAMPLE_S = 2.0
+WARM_UPS = 2
+# collectives in a row that are timed together, after one that is not timed
+CHAIN = 6
+# runs of a kernel and a message at the same time for one repeat, roughly: each alone as well, and more kernels than the
+# message lasts
+OVERLAP_RUNS = 6
 
 
 class Choice(NamedTuple):
-    """What comes next."""
+    """The op to measure next."""
 
     op: Sample
     repeats: int
 
 
 class Plan:
-    """What is known of every op.
+    """What is known of every op so far, and which op comes next.
 
     Parameters
     ----------
     ops
         What can be measured, in the order of the first round, each kind from small to large.
     samples
-        What was measured before.
+        Earlier samples.
     """
 
     def __init__(self, ops: Iterable[Sample], samples: Iterable[Sample]) -> None:
-        self._left = {op.key: op for op in ops}
+        self._ops = {op.key: op for op in ops}
         self._counts: Counter[Any] = Counter()
         self._last: dict[Any, Sample] = {}
-        # measured of each kind
+        # the largest op of each kind that was measured
         self._largest: dict[str, Sample] = {}
         for sample in samples:
             self.add(sample)
 
     def add(self, sample: Sample) -> None:
-        """Take note of a sample; an op that did not fit the memory is not tried again."""
+        """Count a sample; an op that did not fit in memory is not tried again."""
         if sample.seconds is None:
-            self._left.pop(sample.key, None)
+            self._ops.pop(sample.key, None)
             return
         self._counts[sample.key] += 1
         self._last[sample.key] = sample
@@ -61,20 +61,27 @@ class Plan:
     @property
     def unmeasured(self) -> int:
         """Ops without a sample."""
-        return sum(not self._counts[key] for key in self._left)
+        return sum(not self._counts[key] for key in self._ops)
 
     def next(self, left_s: float) -> Choice | None:
-        """An op that was never measured, else the one whose median is least certain; None: no time is left for any.
+        """Choose an op without a sample, else the one whose median is least certain.
 
         Parameters
         ----------
         left_s
-            Time that is left, seconds.
+            Time left, seconds.
+
+        Returns
+        -------
+        Choice or None
+            None if no op would end in time.
         """
-        choices = [Choice(op, self._repeats(op)) for op in self._left.values()]
-        # the first run of all finds out whether it fits the memory
-        fitting = [one for one in choices if (1 + WARM_UPS + one.repeats) * self._expected_s(one.op) < left_s]
-        return max(fitting, key=lambda one: self._uncertainty(one.op), default=None)
+        choices = [Choice(op, self._repeats(op)) for op in self._ops.values()]
+        # one run more than warm-ups and repeats: the first allocates and shows whether the op fits in memory
+        fitting = [
+            choice for choice in choices if (1 + WARM_UPS + choice.repeats) * self._expected_s(choice.op) < left_s
+        ]
+        return max(fitting, key=lambda choice: self._uncertainty(choice.op), default=None)
 
     def _uncertainty(self, op: Sample) -> float:
         count = self._counts[op.key]
@@ -82,19 +89,17 @@ class Plan:
 
     def _repeats(self, op: Sample) -> int:
         expected_s = self._expected_s(op)
-        return REPEATS if expected_s * REPEATS <= SAMPLE_S else max(LEAST_REPEATS, int(SAMPLE_S / expected_s))
+        return REPEATS if expected_s * REPEATS <= SAMPLE_S else max(MIN_REPEATS, int(SAMPLE_S / expected_s))
 
     def _expected_s(self, op: Sample) -> float:
-        """What a repeat of the op takes."""
-        name, beside, message = op.op.partition(BESIDE)
-        if beside:
-            return BESIDE_RUNS * (self._once_s(op) + self._once_s(replace(op, op=f"{message}{BESIDE}{name}")))
-        if "ranks" in op.point:
-            return (1 + CHAIN) * (2.0 if name == "send_recv" else 1.0) * self._once_s(op)
-        return self._once_s(op)
+        """Expected seconds of one repeat."""
+        name, overlapped, message = op.op.partition(BESIDE)
+        if overlapped:
+            return OVERLAP_RUNS * (self._once_s(op) + self._once_s(replace(op, op=f"{message}{BESIDE}{name}")))
+        return (1 + CHAIN if "ranks" in op.point else 1) * self._once_s(op)
 
     def _once_s(self, op: Sample) -> float:
-        """What the op took, or the largest of its kind for each unit of work; 0 where none was measured yet."""
+        """The op's last time, or that of the largest of its kind scaled by work; 0 if none was measured yet."""
         known = self._last.get(op.key) or self._largest.get(op.op)
         if known is None or known.seconds is None:
             return 0.0
@@ -102,6 +107,6 @@ class Plan:
 
 
 def _work(op: Sample) -> float:
-    """In proportion to what a large op of its kind takes, whatever runs beside it; a prompt attends to itself."""
+    """In proportion to what a large op of its kind takes on its own; a prompt attends to itself, hence its square."""
     own = COORDINATES[op.op.partition(BESIDE)[0]]
     return math.prod(size for name, size in op.point.items() if name in own) * op.point.get("q_len", 1.0)

@@ -1,4 +1,4 @@
-"""What a calibration measures: ops of a model's shards, a grid around them, and what lies between kernels."""
+"""What a calibration measures: ops of a model's shards, a grid around them, collectives and launches."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -14,24 +14,24 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 GRID_ROWS = (1, 16, 256, 4096)
 # of attention
 CONTEXTS = (128, 512, 1024, 2048, 4096, 8192)
-# times KV heads on a rank
+# of attention, with all KV heads of a rank each
 SEQUENCES = (1, 4, 16)
 # bytes of elementwise kernels: 4 KB to 256 MB
 MOVED = tuple(4.0**power * 4096 for power in range(9))
 # bytes of collectives: 1 KB to 256 MB
 MESSAGES = tuple(4.0**power * 1024 for power in range(10))
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
-# bytes of all-reduces beside a kernel: 16 KB to 64 MB
-BESIDE_MESSAGES = tuple(8.0**power * 16384 for power in range(5))
-# tokens of the GEMM beside them, one bound by memory and one by arithmetic, and context of the attention
-BESIDE_ROWS, BESIDE_CONTEXT = (1, 1024), 4096
+# bytes of all-reduces that overlap a kernel: 16 KB to 64 MB
+OVERLAP_MESSAGES = tuple(8.0**power * 16384 for power in range(5))
+# that kernel: tokens of a GEMM, one bound by memory and one by arithmetic, and context of an attention
+OVERLAP_ROWS, OVERLAP_CONTEXT = (1, 1024), 4096
 
 
 class Shard(NamedTuple):
     """One rank's part of a model."""
 
     gemms: tuple[tuple[int, int], ...]
-    """Outputs and inputs: QKV, gate/up, both as one, attention's output, down."""
+    """Outputs and inputs of QKV, gate/up, both as one GEMM, attention's output, down."""
     kv_heads: int
     group: int
     """Query heads per KV head."""
@@ -44,20 +44,20 @@ def ops_of(
     world: Layout,
     *,
     cuda: bool = False,
-    most: float = math.inf,
+    largest: float = math.inf,
 ) -> list[Sample]:
-    """Every op to measure, without its time, in the order of the first round.
+    """List every op to measure, without its time, in the order of the first round.
 
     Parameters
     ----------
     models, degrees
-        Shards whose shapes are covered: each model at each tensor-parallel degree that divides it.
+        Shards whose shapes are measured: each model at each tensor-parallel degree that divides it.
     world
         Ranks of this run; collectives are measured on every group size that divides them.
     cuda
-        Whether there are streams and graphs to measure.
-    most
-        Largest size of anything, for a quick run: tokens of a GEMM, context, and KB of a message or moved.
+        Whether CUDA streams and graphs are measured.
+    largest
+        Limit on sizes, for a quick run: tokens of a GEMM, context, KB of a message or moved.
     """
     shards = [_shard(model, tp) for model in models for tp in degrees if not model.partition_problem(tp)]
     every = [
@@ -65,10 +65,10 @@ def ops_of(
         *(_op(kind, bytes=size) for kind in ("add", "norm") for size in MOVED),
         *_launches(cuda=cuda),
         *_collectives(world),
-        *(op for shard in shards for op in _beside(shard, world)),
+        *(op for shard in shards for op in _overlaps(shard, world)),
         *_gemms(_around([gemm for shard in shards for gemm in shard.gemms]), GRID_ROWS),
     ]
-    return list({op.key: op for op in every if _size(op) <= most}.values())
+    return list({op.key: op for op in every if _size(op) <= largest}.values())
 
 
 def _shard(model: ModelSpec, tp: int) -> Shard:
@@ -86,12 +86,12 @@ def _gemms(weights: Sequence[tuple[int, int]], rows: Sequence[int]) -> Iterator[
 
 
 def _around(weights: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Powers of two that span the weights' rows and columns, none with more than twice the largest's elements."""
+    """Powers of two that span the weights' rows and columns, up to twice the elements of the largest weight."""
     if not weights:
         return []
     n, k = (_powers(min(side), max(side)) for side in zip(*weights, strict=True))
-    most = 2 * max(rows * columns for rows, columns in weights)
-    return [(rows, columns) for rows in n for columns in k if rows * columns <= most]
+    elements = 2 * max(rows * columns for rows, columns in weights)
+    return [(rows, columns) for rows in n for columns in k if rows * columns <= elements]
 
 
 def _powers(low: int, high: int) -> list[int]:
@@ -119,22 +119,22 @@ def _launches(*, cuda: bool) -> Iterator[Sample]:
 
 def _collectives(world: Layout) -> Iterator[Sample]:
     for layout in layouts(world):
-        for op in (*COLLECTIVES, *(["send_recv"] if layout.ranks == 2 else [])):
+        for op in COLLECTIVES:
             for size in MESSAGES:
                 yield _op(op, bytes=size, ranks=layout.ranks, nodes=layout.nodes)
 
 
-def _beside(shard: Shard, world: Layout) -> Iterator[Sample]:
-    """The down projection and attention, beside an all-reduce of all ranks in the node."""
+def _overlaps(shard: Shard, world: Layout) -> Iterator[Sample]:
+    """The down projection and attention, each during an all-reduce of all ranks in the node."""
     if world.per_node == 1:
         return
     n, k = shard.gemms[-1]
     cache = {"batch_kv_heads": shard.kv_heads, "group": shard.group, "head_dim": shard.head_dim}
-    for size in BESIDE_MESSAGES:
+    for size in OVERLAP_MESSAGES:
         message = {"bytes": size, "ranks": world.per_node, "nodes": 1}
-        for m in BESIDE_ROWS:
+        for m in OVERLAP_ROWS:
             yield _op("gemm_beside_all_reduce", m=m, n=n, k=k, **message)
-        yield _op("attention_decode_beside_all_reduce", kv_len=BESIDE_CONTEXT, **cache, **message)
+        yield _op("attention_decode_beside_all_reduce", kv_len=OVERLAP_CONTEXT, **cache, **message)
 
 
 def _op(op: str, **point: float) -> Sample:
@@ -142,6 +142,6 @@ def _op(op: str, **point: float) -> Sample:
 
 
 def _size(op: Sample) -> float:
-    """What `most` is compared with."""
+    """What `largest` is compared with."""
     tokens = max(op.point.get(name, 0.0) for name in ("m", "q_len", "kv_len"))
     return max(tokens, op.point.get("bytes", 0.0) / 1024.0)

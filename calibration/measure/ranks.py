@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from calibration.fit.samples import Sample
+from calibration.measure.kernels import WeightPool
 from calibration.measure.layouts import Layout, groups, layouts
 from runtime.errors import RunError
 
@@ -15,7 +16,7 @@ _T = TypeVar("_T")
 
 
 class Ranks:
-    """One process per GPU, or per share of a CPU, as torchrun starts them; without it one alone."""
+    """One process per GPU, or several on a CPU, as torchrun starts them; a single process without torchrun."""
 
     def __init__(self) -> None:
         self.rank, self.size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -25,8 +26,7 @@ class Ranks:
         if torch.cuda.is_available():
             self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
             torch.cuda.set_device(self.device)
-        else:
-            torch.set_num_threads(1)
+        self.weights = WeightPool(self.device)
         self._groups: dict[tuple[int, int], dist.ProcessGroup] = {}
         if self.size == 1:
             return
@@ -34,18 +34,18 @@ class Ranks:
             dist.init_process_group("nccl", device_id=self.device)
         else:
             dist.init_process_group("gloo")
-        self._fine = torch.ones(1, device=self.device)
+        self._vote = torch.ones(1, device=self.device)
         for layout in layouts(self.world):
             # every rank has to make every group, in the same order
             own = [(members, dist.new_group(members)) for members in groups(layout, self.world)]
             self._groups[layout.nodes, layout.ranks] = next(group for members, group in own if self.rank in members)
 
     def group(self, op: Sample) -> dist.ProcessGroup:
-        """The group of this rank that an op's point asks for."""
+        """The group of this rank that has the size an op needs."""
         return self._groups[int(op.point["nodes"]), int(op.point["ranks"])]
 
     def share(self, value: _T) -> _T:
-        """What rank 0 gives, on every rank."""
+        """Return rank 0's value on every rank."""
         if self.size == 1:
             return value
         shared = [value]
@@ -53,30 +53,30 @@ class Ranks:
         return shared[0]
 
     def agree(self, *, fine: bool) -> bool:
-        """Whether all is fine on every rank; none goes on before the last has said so."""
+        """Whether all ranks are fine; returns when the last has answered."""
         if self.size == 1:
             return fine
-        self._fine.fill_(float(fine))
-        dist.all_reduce(self._fine, dist.ReduceOp.MIN)
-        return bool(self._fine.item())
+        self._vote.fill_(float(fine))
+        dist.all_reduce(self._vote, dist.ReduceOp.MIN)
+        return bool(self._vote.item())
 
     def check_alike(self, machine: Mapping[str, Any]) -> None:
-        """Make sure that all ranks are on machines of one kind.
+        """Require that all ranks are on machines of the same kind.
 
         Raises
         ------
         RunError
-            They are not.
+            Some rank's machine differs from rank 0's.
         """
         first = self.share(dict(machine))
         changed = [name for name in machine if first.get(name) != machine[name]]
         if not self.agree(fine=not changed):
             raise RunError(
-                f"the ranks are on unlike machines: {', '.join(changed) or 'others'} differ from rank 0's",
-                hint="one samples file holds one kind of machine: measure them apart",
+                f"the ranks run on different machines: {', '.join(changed) or 'others'} differ from rank 0's",
+                hint="a samples file holds one kind of machine: measure each kind on its own",
             )
 
     def close(self) -> None:
-        """Leave the others."""
+        """Leave the process group."""
         if self.size > 1:
             dist.destroy_process_group()

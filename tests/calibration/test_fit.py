@@ -1,4 +1,4 @@
-"""Fits find what was planted, profiles of samples hold them, and a bad fit is refused."""
+"""Profiles of samples hold them, a planted floor is recovered, and a bad fit is refused."""
 
 import gzip
 from pathlib import Path
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration.__main__ import main
-from calibration.fit.curves import all_reduce_s, fit
+from calibration.fit.overheads import floor_s
 from calibration.fit.profile import make_profile
 from calibration.fit.samples import Sample, SampleStore
 from ladder_sim.costs.collectives.fabrics import fabric_curve
@@ -19,24 +19,20 @@ SIZES = np.logspace(3, 8.5, 24)
 
 
 @given(
-    latency_us=st.floats(2, 100),
-    bandwidth_GBps=st.floats(5, 500),
-    noise=st.floats(0.005, 0.05),
+    planted_us=st.floats(2, 100),
+    bandwidth_GBps=st.floats(50, 5000),
+    noise=st.floats(0.001, 0.05),
     seed=st.integers(0, 1000),
 )
-def test_a_planted_all_reduce_is_found_within_its_interval(
-    latency_us: float, bandwidth_GBps: float, noise: float, seed: int
+def test_a_planted_floor_is_recovered_in_spite_of_an_outlier(
+    planted_us: float, bandwidth_GBps: float, noise: float, seed: int
 ) -> None:
-    planted = np.array([latency_us * 1e-6, latency_us * 1e-9, bandwidth_GBps * 1e9])
     random = np.random.default_rng(seed)
-    seconds = all_reduce_s(planted, {"bytes": SIZES}) * np.exp(random.normal(0, noise, SIZES.size))
+    seconds = planted_us * 1e-6 + SIZES / (bandwidth_GBps * 1e9)
+    seconds *= np.exp(random.normal(0, noise, SIZES.size))
     seconds[seed % SIZES.size] *= 3.0
-    found = fit("all_reduce", {"bytes": SIZES}, seconds)
-    for name, value in (("latency_s", planted[0]), ("bandwidth_Bps", planted[2])):
-        low, high = found.interval(name, deviations=5.0)
-        assert low <= value <= high
-    assert found.error < 3 * noise
-    assert found.domain["bytes"] == (SIZES[0], SIZES[-1])
+    points = {(float(size),): float(time_s) for size, time_s in zip(SIZES, seconds, strict=True)}
+    assert floor_s(points) == pytest.approx(planted_us * 1e-6, rel=0.01 + 5 * noise)
 
 
 def samples(path: Path, *, noise: float = 0.0) -> SampleStore:
@@ -60,22 +56,20 @@ def _gemm(m: float, n: float, k: float, seconds: float) -> Sample:
 
 
 def test_a_profile_holds_its_samples(tmp_path: Path) -> None:
-    found = make_profile(samples(tmp_path / "s.jsonl"), name="mine", cluster="h100-sxm", created="2026-01-01")
-    assert found.refused == ()
-    assert found.errors["gemm"].rows == 36
-    assert found.errors["gemm"].median < 0.25
-    table = found.profile.gemm["bf16"]
+    fitted = make_profile(samples(tmp_path / "s.jsonl"), name="mine", cluster="h100-sxm", created="2026-01-01")
+    assert fitted.refused == ()
+    assert fitted.errors["gemm"].rows == 36
+    assert fitted.errors["gemm"].median < 0.25
+    table = fitted.profile.gemm["bf16"]
     assert 4096 not in table.axes[0]
     assert table.seconds[0, 0, 0] == pytest.approx(3e-6 + 2 * 1024**2 / 3e12 + 2 * 1024**2 / 7e14)
-    low, high = found.fits["all_reduce, 8 ranks"].interval("bandwidth_Bps")
-    assert low * 0.99 < 2e11 < high * 1.01
-    # across nodes is a fabric's business
-    curves = found.profile.collectives["all_reduce"]["nccl"]
+    # the all-reduce across nodes goes into a fabric file
+    curves = fitted.profile.collectives["all_reduce"]["nccl"]
     assert set(curves) == {8}
-    assert curves[8].left_out["held out"] == found.errors["all_reduce, 8 ranks"]
+    assert curves[8].left_out["held out"] == fitted.errors["all_reduce, 8 ranks"]
 
 
-def test_every_group_is_judged_by_itself_and_too_few_points_are_told(
+def test_every_group_is_judged_by_itself_and_too_few_points_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store, random = samples(tmp_path / "s.jsonl"), np.random.default_rng(0)
@@ -84,10 +78,10 @@ def test_every_group_is_judged_by_itself_and_too_few_points_are_told(
             point = {"bytes": float(size), "ranks": float(ranks), "nodes": 1.0}
             wild = 1e-5 * float(np.exp(random.normal(0, 1.5)))
             store.append(Sample(op="all_reduce", point=point, seconds=wild))
-    found = make_profile(store, name="mine", cluster="h100-sxm", created="2026-01-01")
-    assert [refused.partition(":")[0] for refused in found.refused] == ["all_reduce, 4 ranks"]
-    assert found.unjudged == ("all_reduce, 2 ranks",)
-    curves = found.profile.collectives["all_reduce"]["nccl"]
+    fitted = make_profile(store, name="mine", cluster="h100-sxm", created="2026-01-01")
+    assert [refused.partition(":")[0] for refused in fitted.refused] == ["all_reduce, 4 ranks"]
+    assert fitted.unjudged == ("all_reduce, 2 ranks",)
+    curves = fitted.profile.collectives["all_reduce"]["nccl"]
     assert curves[2].left_out == {}
     assert curves[8].left_out["held out"].median < 0.01 < curves[4].left_out["held out"].median
     arguments = ["fit", str(tmp_path / "s.jsonl"), "--cluster", "h100-sxm", "--out", str(tmp_path / "p.json.gz")]
@@ -100,10 +94,10 @@ def test_the_all_reduce_across_nodes_becomes_a_fabric(tmp_path: Path) -> None:
     profile, fabric = tmp_path / "p.json.gz", tmp_path / "fabric.toml"
     arguments = ["fit", str(tmp_path / "s.jsonl"), "--cluster", "h100-sxm", "--out", str(profile)]
     assert main([*arguments, "--fabric", str(fabric)]) == 0
-    found = fabric_curve(str(fabric))
-    assert found is not None
-    assert (found.cluster, found.nodes, found.ranks_per_node) == ("h100-sxm", 2, 8)
-    assert found.curve.seconds == pytest.approx(2e-5 + SIZES / 2e11, rel=1e-4)
+    written = fabric_curve(str(fabric))
+    assert written is not None
+    assert (written.cluster, written.nodes, written.ranks_per_node) == ("h100-sxm", 2, 8)
+    assert written.curve.seconds == pytest.approx(2e-5 + SIZES / 2e11, rel=1e-4)
 
 
 def test_fit_diff_and_export_by_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,7 +121,7 @@ def test_a_bad_fit_is_refused_and_says_which(tmp_path: Path, capsys: pytest.Capt
     out = tmp_path / "p.json.gz"
     arguments = ["fit", str(tmp_path / "s.jsonl"), "--cluster", "h100-sxm", "--out", str(out)]
     assert main(arguments) == 2
-    assert "the fit is bad: gemm" in capsys.readouterr().err
+    assert "median errors above 25%: gemm" in capsys.readouterr().err
     assert not out.exists()
     assert main([*arguments, "--force"]) == 0
     assert gzip.decompress(out.read_bytes())

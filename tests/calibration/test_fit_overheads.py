@@ -1,4 +1,4 @@
-"""What lies between kernels, and what they cost each other: found as planted, and where predictions read it."""
+"""Launches, floors, jitter and overlap: recovered as planted, and read by predictions."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -47,8 +47,8 @@ def test_launches_waits_and_small_kernels(tmp_path: Path) -> None:
         sample("queued_kernel", 2.0e-6, streams=1.0),
         sample("queued_kernel", 3.5e-6, streams=2.0),
     ]
-    found = fitted(tmp_path, [*elementwise, *launches])
-    assert found.profile.overheads == {
+    result = fitted(tmp_path, [*elementwise, *launches])
+    assert result.profile.overheads == {
         "eager_launch_s": 5e-6,
         "graph_launch_s": 7e-6,
         "graph_kernel_s": 1.5e-6,
@@ -56,12 +56,10 @@ def test_launches_waits_and_small_kernels(tmp_path: Path) -> None:
         "small_kernel_factor": pytest.approx(1.5, rel=1e-3),
         JITTER_KEY: pytest.approx(0.02 / 0.6745),
     }
-    assert found.fits["add"].interval("bandwidth_Bps") == pytest.approx((2e12, 2e12), rel=1e-3)
-    assert found.errors["norm"].median < 1e-3
-    assert found.warnings == found.refused == ()
+    assert result.warnings == result.refused == ()
 
 
-def test_show_tells_what_was_measured_besides_tables(tmp_path: Path) -> None:
+def test_show_lists_what_was_measured_besides_tables(tmp_path: Path) -> None:
     profile = replace(fitted(tmp_path, [sample("eager_launch", 5e-6)]).profile, overlap={"collective_slowdown": 0.5})
     shown = describe(profile).splitlines()
     assert "source  all (calibrate run)" in shown
@@ -90,8 +88,8 @@ def test_predictions_warn_of_a_profile_that_was_measured_elsewhere(tmp_path: Pat
 def test_jitter_is_what_predictions_read(tmp_path: Path) -> None:
     profile = fitted(tmp_path, []).profile
     scenario = Scenario.of(model="8b", tp=8, prompt=16, gen=2)
-    found = predict(scenario, ["standard"], profile=profile, jitter="measured")["standard"]
-    assert found.unevenness is not None
+    prediction = predict(scenario, ["standard"], profile=profile, jitter="measured")["standard"]
+    assert prediction.unevenness is not None
 
 
 @pytest.mark.parametrize(
@@ -102,7 +100,7 @@ def test_jitter_is_what_predictions_read(tmp_path: Path) -> None:
         ({"kv_len": 4096.0, "batch_kv_heads": 1.0}, {"collective_slowdown": pytest.approx(0.5)}),
     ],
 )
-def test_only_memory_bound_kernels_tell_how_they_slow_collectives(
+def test_only_memory_bound_kernels_show_how_they_slow_collectives(
     ratios: Mapping[str, float], expected: Mapping[str, float], tmp_path: Path
 ) -> None:
     name = "gemm" if "m" in ratios else "attention_decode"
@@ -114,11 +112,11 @@ def test_only_memory_bound_kernels_tell_how_they_slow_collectives(
             sample(f"all_reduce_beside_{name}", ratio * 2e-5, 2e-5, **{**ratios, **MESSAGE, "bytes": size}),
         )
     ]
-    found = fitted(tmp_path, pairs)
-    assert found.profile.overlap == expected
-    assert [np.median(slowdown.ratios) for slowdown in found.slowdowns] == pytest.approx([1.1, 1.5])
+    result = fitted(tmp_path, pairs)
+    assert result.profile.overlap == expected
+    assert [np.median(slowdown.ratios) for slowdown in result.slowdowns] == pytest.approx([1.1, 1.5])
     default = OverlapParameters().collective_slowdown
-    hardware = Hardware.of(Scenario.of(model="8b", tp=8), found.profile)
+    hardware = Hardware.of(Scenario.of(model="8b", tp=8), result.profile)
     assert hardware.overlap.collective_slowdown == expected.get("collective_slowdown", default)
 
 
@@ -131,13 +129,13 @@ def test_a_profile_of_a_cluster_of_ones_own_is_at_home_there_and_warns_elsewhere
 
     def warned(cluster: str) -> bool:
         scenario = Scenario.of(model="8b", tp=8, cluster=cluster)
-        found = predict(scenario, ["standard"], profile=load_profile(out))["standard"]
-        return any("was measured on" in warning for warning in found.provenance.warnings)
+        prediction = predict(scenario, ["standard"], profile=load_profile(out))["standard"]
+        return any("was measured on" in warning for warning in prediction.provenance.warnings)
 
     assert not warned(str(own))
     assert warned("a100-sxm-hdr")
 
 
-def test_samples_of_other_hardware_than_the_cluster_has_are_told(tmp_path: Path) -> None:
+def test_samples_of_other_hardware_than_the_cluster_has_are_reported(tmp_path: Path) -> None:
     (warning,) = fitted(tmp_path, [], cluster="a100-sxm-hdr").warnings
     assert warning == "measured on 'NVIDIA H100 80GB HBM3', while the GPU of 'a100-sxm-hdr' is A100 SXM4 80GB"

@@ -16,11 +16,11 @@ from calibration.crosscheck.bed import Bed
 from calibration.crosscheck.run import own_scenario
 from calibration.fit.samples import Sample, SampleStore
 from calibration.measure.command import budget_s, undivided
-from calibration.measure.kernels import rotating
+from calibration.measure.kernels import WeightPool
 from calibration.measure.layouts import Layout, groups, layouts
 from calibration.measure.ops import measure
-from calibration.measure.overlap import Pair
-from calibration.measure.points import GRID_ROWS, MESSAGES, ops_of
+from calibration.measure.overlap import Overlap
+from calibration.measure.points import COLLECTIVES, GRID_ROWS, MESSAGES, ops_of
 from calibration.measure.ranks import Ranks
 from ladder_sim.errors import UsageError
 from ladder_sim.specs import catalog
@@ -49,7 +49,7 @@ def test_a_killed_run_resumes(tmp_path: Path) -> None:
     assert after.samples[: len(before)] == before
     assert len(after.samples) > len(before)
     # every op has its first sample before any has a second
-    ops = {op.key for op in ops_of([catalog.model("1b")], [8], ALONE, most=16)}
+    ops = {op.key for op in ops_of([catalog.model("1b")], [8], ALONE, largest=16)}
     firsts = {sample.key for sample in after.samples[: len(ops)]}
     assert len(firsts) == min(len(ops), len(after.samples))
     assert firsts <= ops
@@ -75,12 +75,8 @@ def test_collectives_are_measured_on_every_group_that_fills_the_run() -> None:
     for op in ops:
         if set(op.point) == {"bytes", "ranks", "nodes"}:
             sizes.setdefault((op.op, op.point["nodes"], op.point["ranks"]), set()).add(op.point["bytes"])
-    assert set(sizes) == {
-        *((op, *group) for op in ("all_reduce", "all_gather", "reduce_scatter") for group in GROUPS),
-        ("send_recv", 1, 2),
-        ("send_recv", 2, 2),
-    }
-    assert all(found == set(MESSAGES) for found in sizes.values())
+    assert set(sizes) == {(op, *group) for op in COLLECTIVES for group in GROUPS}
+    assert all(measured == set(MESSAGES) for measured in sizes.values())
     assert (min(MESSAGES), max(MESSAGES)) == (1024, 2**28)
 
 
@@ -91,9 +87,9 @@ GROUPS = [(1, 2), (1, 4), (2, 2), (2, 4), (2, 8)]
 @pytest.mark.parametrize("world", [Layout(1, 8), Layout(2, 4), Layout(3, 2), Layout(4, 1)])
 def test_groups_fill_the_run_and_lie_on_as_many_nodes_as_they_say(world: Layout) -> None:
     for layout in layouts(world):
-        found = groups(layout, world)
-        assert sorted(rank for members in found for rank in members) == list(range(world.ranks))
-        for members in found:
+        all_groups = groups(layout, world)
+        assert sorted(rank for members in all_groups for rank in members) == list(range(world.ranks))
+        for members in all_groups:
             nodes = Counter(rank // world.per_node for rank in members)
             assert (len(nodes), set(nodes.values())) == (layout.nodes, {layout.per_node})
 
@@ -106,45 +102,45 @@ def test_what_only_a_gpu_has_is_measured_there_only() -> None:
 
 def test_every_kind_of_op_is_timed() -> None:
     ranks = Ranks()
-    kinds = {op.op: op for op in ops_of([catalog.model("1b")], [8], ALONE, most=128)}
+    kinds = {op.op: op for op in ops_of([catalog.model("1b")], [8], ALONE, largest=128)}
     assert set(kinds) == {"gemm", "attention_prefill", "attention_decode", "add", "norm", "eager_launch"}
     for op in kinds.values():
-        (found,) = measure(op, 3, ranks)
-        assert found.key == op.key
-        assert found.seconds is not None
-        assert 0 < found.seconds < 10
+        (sample,) = measure(op, 3, ranks)
+        assert sample.key == op.key
+        assert sample.seconds is not None
+        assert sample.seconds > 0
 
 
 def test_weights_come_from_all_over_memory() -> None:
-    take = rotating((3, 100_001), torch.device("cpu"))
+    take = WeightPool(torch.device("cpu")).rotating((3, 100_001))
     starts = [take().data_ptr() for _ in range(1000)]
     assert take().shape == (3, 100_001)
     assert max(starts) - min(starts) > 500e6
     assert all(start % 64 == 0 for start in starts)
 
 
-def test_what_does_not_fit_the_memory_is_left_without_a_time() -> None:
+def test_what_does_not_fit_in_memory_is_left_without_a_time() -> None:
     huge = Sample(op="add", point={"bytes": 1e15}, seconds=None)
     assert measure(huge, 3, Ranks()) == [huge]
 
 
 def test_kernels_run_until_the_message_that_they_slow_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    def beside(_: Pair, kernels: int) -> tuple[list[float], float]:
+    def overlapped(_: Overlap, kernels: int) -> tuple[list[float], float]:
         # kernels of 1 s; the message takes 10 s alone, a sixth of its pace beside them
         return [1.0 + number for number in range(kernels)], min(60.0, 10.0 + kernels * 5.0 / 6.0)
 
     monkeypatch.setattr(Ranks, "group", lambda *_: None)
-    monkeypatch.setattr(Pair, "_kernels", lambda _, count: 1.0 * count)
-    monkeypatch.setattr(Pair, "_beside", beside)
+    monkeypatch.setattr(Overlap, "_kernels_s", lambda _, count: 1.0 * count)
+    monkeypatch.setattr(Overlap, "_overlapped", overlapped)
     op = Sample(op="add_beside_all_reduce", point={"bytes": 4096.0, "ranks": 2.0, "nodes": 1.0}, seconds=None)
-    assert Pair(op, Ranks()).measure() == (1.0, 1.0, 60.0, 10.0)
+    assert Overlap(op, Ranks()).measure() == (1.0, 1.0, 60.0, 10.0)
 
 
-def test_ranks_on_unlike_machines_do_not_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_on_different_machines_do_not_measure(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Ranks()
     ranks.check_alike({"gpu": "one"})
     monkeypatch.setattr(Ranks, "share", lambda self, value: {**value, "gpu": "another"})
-    with pytest.raises(RunError, match="unlike machines: gpu differ"):
+    with pytest.raises(RunError, match="different machines: gpu differ"):
         ranks.check_alike({"gpu": "one", "torch": "2"})
 
 
@@ -170,11 +166,11 @@ def test_kernels_add_up_to_their_pass() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--tp", "0"), "--tp 0 is no"),
-        (("--tp", "2", "--tp", "-8"), "--tp -8 is no"),
+        (("--tp", "0"), "--tp 0: must be 1 or more"),
+        (("--tp", "2", "--tp", "-8"), "--tp -8: must be 1 or more"),
         (("--tp", "3"), "llama-3.1-8b: heads is 32: not divisible by tp 3\n  hint: llama-3.1-8b takes --tp 1, 2, 4, 8"),
-        (("--most", "0"), "--most 0 leaves nothing"),
-        (("--most", "nan"), "--most nan leaves nothing"),
+        (("--most", "0"), "--most 0: must be above 0"),
+        (("--most", "nan"), "--most nan: must be above 0"),
     ],
 )
 def test_what_leaves_nothing_to_measure_is_refused(
@@ -186,12 +182,12 @@ def test_what_leaves_nothing_to_measure_is_refused(
     assert not path.exists()
 
 
-def test_degrees_that_do_not_divide_are_told() -> None:
+def test_degrees_that_do_not_divide_are_reported() -> None:
     (line,) = undivided([catalog.model("8b")], [3, 8])
     assert line == "llama-3.1-8b: heads is 32: not divisible by tp 3"
 
 
 @pytest.mark.parametrize("text", ["10", "ten m", "-1s", ""])
-def test_a_budget_that_is_none(text: str) -> None:
+def test_a_budget_that_is_not_a_time(text: str) -> None:
     with pytest.raises(UsageError, match="--budget"):
         budget_s(text)
