@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections import Counter
+from itertools import product
 
 import networkx as nx
 import pytest
@@ -11,24 +12,18 @@ from hypothesis import strategies as st
 from ladder_sim.graph.build import build
 from ladder_sim.graph.ops import COLLECTIVE_KINDS, AttentionShape, CollectiveShape, GemmShape, Phase, StepGraph
 from ladder_sim.specs import catalog
-from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
+from tests.support.scenarios import VARIANTS, shallow
 from tests.support.strategies import EMBEDDING, equation
 
-VARIANTS = ("standard", "parallel", "ladder", "hybrid-ladder:2", "desync:1", "desync:2", "desync:3", "upper-bound")
 STACKS = catalog.stack_names()
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
 BLOCK_OUTPUTS = (".attn.o", ".mlp.down", ".block.o", ".block.down")
 FINAL = "final.norm"
 
 
-def tiny(**fields: object) -> ModelSpec:
-    """Five layers of Llama-3.1-8B."""
-    return dataclasses.replace(catalog.model("8b"), **{"layers": 5, **fields})
-
-
 def graph_of(variant: str, *, phase: Phase = "decode", kv_len: int = 1025, **scenario: object) -> StepGraph:
-    return build(Scenario.of(**{"model": tiny(), "tp": 4, "variant": variant, **scenario}), phase, kv_len)
+    return build(Scenario.of(**{"model": shallow(5), "tp": 4, "variant": variant, **scenario}), phase, kv_len)
 
 
 def weight_bytes(graph: StepGraph) -> float:
@@ -62,39 +57,37 @@ def residual_contents(graph: StepGraph, variant: str) -> dict[str, Counter[int]]
     return contents
 
 
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("stack", STACKS)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_issue_order_is_topological(variant: str, stack: str, phase: Phase) -> None:
-    graph = graph_of(variant, stack=stack, phase=phase)
-    assert nx.is_directed_acyclic_graph(graph)
-    position = {name: index for index, name in enumerate(graph)}
-    assert all(position[before] < position[after] for before, after in graph.edges)
-    # everything but the embedding waits for something, and everything but the token is waited for
-    assert [name for name in graph if not graph.in_degree(name)] == ["embedding"]
-    assert len([name for name in graph if not graph.out_degree(name)]) == 1
+def test_issue_order_is_topological(variant: str) -> None:
+    for stack, phase in product(STACKS, PHASES):
+        graph = graph_of(variant, stack=stack, phase=phase)
+        assert nx.is_directed_acyclic_graph(graph)
+        position = {name: index for index, name in enumerate(graph)}
+        assert all(position[before] < position[after] for before, after in graph.edges)
+        # everything but the embedding waits for something, and everything but the token is waited for
+        assert [name for name in graph if not graph.in_degree(name)] == ["embedding"]
+        assert len([name for name in graph if not graph.out_degree(name)]) == 1
 
 
-@pytest.mark.parametrize("tp", [1, 4])
-@pytest.mark.parametrize("stack", STACKS)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_the_graph_carries_out_the_equations(variant: str, stack: str, tp: int) -> None:
+def test_the_graph_carries_out_the_equations(variant: str) -> None:
     """Residual contents, followed through the built graph: no output lost, none added twice, fused or not."""
-    graph = graph_of(variant, stack=stack, tp=tp)
-    contents = residual_contents(graph, variant)
     expected = equation(variant, 5)
-    for op in graph.ops():
-        if op.kind == "norm" and op.name != FINAL:
-            read = contents[op.name]
-            assert set(read) == expected[block_of(op.name, variant)], op.name
-            assert set(read.values()) == {1}, op.name
-    assert contents[FINAL] == Counter({EMBEDDING: 1, **dict.fromkeys(range(len(expected)), 1)})
+    for stack, tp in product(STACKS, (1, 4)):
+        graph = graph_of(variant, stack=stack, tp=tp)
+        contents = residual_contents(graph, variant)
+        for op in graph.ops():
+            if op.kind == "norm" and op.name != FINAL:
+                read = contents[op.name]
+                assert set(read) == expected[block_of(op.name, variant)], (stack, tp, op.name)
+                assert set(read.values()) == {1}, (stack, tp, op.name)
+        assert contents[FINAL] == Counter({EMBEDDING: 1, **dict.fromkeys(range(len(expected)), 1)}), (stack, tp)
 
 
 @given(st.sets(st.integers(0, 4), min_size=1), st.sampled_from(STACKS))
 def test_the_graph_carries_out_a_configs_own_ladder_layers(listed: set[int], stack: str) -> None:
     variant = f"hybrid-ladder:{len(listed)}"
-    graph = graph_of(variant, model=tiny(ladder_layers=tuple(sorted(listed))), stack=stack)
+    graph = graph_of(variant, model=shallow(5, ladder_layers=tuple(sorted(listed))), stack=stack)
     contents = residual_contents(graph, variant)
     expected = equation("hybrid-ladder", 5, frozenset(listed))
     for op in graph.ops():
@@ -103,7 +96,7 @@ def test_the_graph_carries_out_a_configs_own_ladder_layers(listed: set[int], sta
     assert contents[FINAL] == Counter(dict.fromkeys(range(EMBEDDING, 10), 1))
 
 
-def test_ladder_attention_does_not_wait_for_the_all_reduce_beside_it() -> None:
+def test_ladder_attention_does_not_wait_for_the_all_reduce_it_overlaps() -> None:
     graph = graph_of("ladder")
     before = nx.ancestors(graph, "layer2.mlp.down")
     assert "layer2.attn.all_reduce" not in before
@@ -116,34 +109,35 @@ def test_ladder_attention_does_not_wait_for_the_all_reduce_beside_it() -> None:
 
 
 @pytest.mark.parametrize("stack", STACKS)
-@pytest.mark.parametrize("model", catalog.model_names())
-def test_weights_are_the_parameters(model: str, stack: str) -> None:
-    spec = catalog.model(model)
-    for variant in ("standard", "ladder", "hybrid-ladder:16", "desync:4", "upper-bound"):
-        assert weight_bytes(graph_of(variant, model=spec, stack=stack, tp=1)) == 2 * spec.parameters
-    # attention and MLP of a parallel block share one norm
-    one_norm_fewer = 2 * (spec.parameters - spec.layers * spec.hidden)
-    assert weight_bytes(graph_of("parallel", model=spec, stack=stack, tp=1)) == one_norm_fewer
+def test_weights_are_the_parameters(stack: str) -> None:
+    for name in catalog.model_names():
+        spec = catalog.model(name)
+        for variant in ("standard", "ladder", "hybrid-ladder:16", "desync:4", "upper-bound"):
+            graph = graph_of(variant, model=spec, stack=stack, tp=1)
+            assert weight_bytes(graph) == 2 * spec.parameters, (name, variant)
+        # attention and MLP of a parallel block share one norm
+        one_norm_fewer = 2 * (spec.parameters - spec.layers * spec.hidden)
+        assert weight_bytes(graph_of("parallel", model=spec, stack=stack, tp=1)) == one_norm_fewer, name
 
 
-@pytest.mark.parametrize("variant", ["standard", "parallel"])
-@pytest.mark.parametrize("biases", [{}, {"qkv_bias": True}, {"qkv_bias": True, "out_bias": True, "mlp_bias": True}])
-@pytest.mark.parametrize("gated", [True, False])
-@pytest.mark.parametrize("tied", [True, False])
-def test_weights_with_biases_and_ties(variant: str, biases: dict[str, bool], gated: bool, tied: bool) -> None:
-    spec = tiny(gated_mlp=gated, tied_embeddings=tied, **biases)
+@given(
+    st.sampled_from(["standard", "parallel"]),
+    st.sampled_from(PHASES),
+    st.fixed_dictionaries(
+        dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias", "gated_mlp", "tied_embeddings"), st.booleans())
+    ),
+)
+def test_weights_with_biases_and_ties(variant: str, phase: Phase, fields: dict[str, bool]) -> None:
+    spec = shallow(5, **fields)
     missing_norms = 2 * spec.layers * spec.hidden if variant == "parallel" else 0
-    for phase in PHASES:
-        found = weight_bytes(graph_of(variant, model=spec, tp=1, phase=phase))
-        assert found == 2 * spec.parameters - missing_norms
+    graph = graph_of(variant, model=spec, tp=1, phase=phase)
+    assert weight_bytes(graph) == 2 * spec.parameters - missing_norms
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("stack", STACKS)
-@pytest.mark.parametrize("tp", [2, 4, 8, 16, 32])
+@given(st.sampled_from([2, 4, 8, 16, 32]), st.sampled_from(STACKS), st.sampled_from(VARIANTS))
 def test_shards_add_up(tp: int, stack: str, variant: str) -> None:
     """All ranks' weights: the model, plus what every rank replicates, plus KV heads that several ranks hold."""
-    spec = tiny()
+    spec = shallow(5)
     scenario = Scenario.of(model=spec, stack=stack, tp=tp, nodes=4, variant=variant)
     norms = (1 if variant == "parallel" else 2) * spec.layers + 1
     replicated = norms * spec.hidden
@@ -163,7 +157,7 @@ def test_fp8_halves_the_layers_weights_only() -> None:
 
 
 def test_a_vocabulary_that_does_not_divide_is_padded() -> None:
-    graph = graph_of("standard", model=tiny(vocab=1001), stack="vllm", tp=8)
+    graph = graph_of("standard", model=shallow(5, vocab=1001), stack="vllm", tp=8)
     shape = graph.op("lm_head").shape
     assert isinstance(shape, GemmShape)
     assert shape.n == 126
@@ -173,22 +167,22 @@ def test_a_vocabulary_that_does_not_divide_is_padded() -> None:
 # shapes
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("phase", PHASES)
-def test_flops_shard_evenly(variant: str, phase: Phase) -> None:
+def test_flops_shard_evenly() -> None:
     """Each rank computes its share of every block (KV heads divide here)."""
-    whole = graph_of(variant, tp=1, phase=phase)
-    shard = graph_of(variant, tp=4, phase=phase)
-    for op in whole.ops():
-        if op.kind in ("gemm", "attention"):
-            assert op.shape.flops == 4 * shard.op(op.name).shape.flops
+    for variant, phase in product(VARIANTS, PHASES):
+        shard = graph_of(variant, tp=4, phase=phase)
+        for op in graph_of(variant, tp=1, phase=phase).ops():
+            if op.kind in ("gemm", "attention"):
+                assert op.shape.flops == 4 * shard.op(op.name).shape.flops, (variant, phase, op.name)
 
 
-@pytest.mark.parametrize("variant", [v for v in VARIANTS if v != "parallel"])
-def test_variants_compute_the_same(variant: str) -> None:
-    standard, other = graph_of("standard"), graph_of(variant)
-    shapes = {op.name: op.shape for op in standard.ops() if op.kind in ("gemm", "attention", "lm_head")}
-    assert shapes == {op.name: op.shape for op in other.ops() if op.kind in ("gemm", "attention", "lm_head")}
+def test_variants_compute_the_same() -> None:
+    shapes = {
+        variant: {op.name: op.shape for op in graph_of(variant).ops() if op.kind in ("gemm", "attention", "lm_head")}
+        for variant in VARIANTS
+        if variant != "parallel"
+    }
+    assert all(of_variant == shapes["standard"] for of_variant in shapes.values())
 
 
 def test_parallel_runs_wide_gemms() -> None:
@@ -253,13 +247,11 @@ def test_prefill_logits_of_all_or_the_last_position() -> None:
 # collectives
 
 
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("stack", STACKS)
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_one_rank_needs_no_collectives(variant: str, stack: str, phase: Phase) -> None:
-    graph = graph_of(variant, stack=stack, tp=1, phase=phase)
-    assert not [op.name for op in graph.ops() if op.kind in COLLECTIVE_KINDS]
-    assert {op.stream for op in graph.ops()} == {"compute"}
+def test_one_rank_needs_no_collectives() -> None:
+    for variant, stack, phase in product(VARIANTS, STACKS, PHASES):
+        graph = graph_of(variant, stack=stack, tp=1, phase=phase)
+        assert not [op.name for op in graph.ops() if op.kind in COLLECTIVE_KINDS]
+        assert {op.stream for op in graph.ops()} == {"compute"}
 
 
 @pytest.mark.parametrize(
@@ -276,14 +268,14 @@ def test_one_rank_needs_no_collectives(variant: str, stack: str, phase: Phase) -
         ("upper-bound", 0),
     ],
 )
-@pytest.mark.parametrize(("phase", "tokens"), [("prefill", 4 * 1024), ("decode", 4)])
-def test_block_all_reduces(variant: str, count: int, phase: Phase, tokens: int) -> None:
-    graph = graph_of(variant, phase=phase, batch=4)
-    reduced = [op for op in graph.ops() if op.kind == "all_reduce"]
-    assert len(reduced) == count
-    for op in reduced:
-        assert op.shape == CollectiveShape(message_bytes=tokens * 4096 * 2)
-        assert op.stream == "comm"
+def test_block_all_reduces(variant: str, count: int) -> None:
+    for phase, tokens in zip(PHASES, (4 * 1024, 4), strict=True):
+        graph = graph_of(variant, phase=phase, batch=4)
+        reduced = [op for op in graph.ops() if op.kind == "all_reduce"]
+        assert len(reduced) == count
+        for op in reduced:
+            assert op.shape == CollectiveShape(message_bytes=tokens * 4096 * 2)
+            assert op.stream == "comm"
 
 
 def test_collectives_of_sharded_ends() -> None:
@@ -304,12 +296,11 @@ def test_upper_bound_keeps_the_gather_and_broadcasts_the_token() -> None:
     assert not [op for op in graph_of("ladder", stack="vllm").ops() if op.kind == "broadcast"]
 
 
-@pytest.mark.parametrize("stack", STACKS)
-@pytest.mark.parametrize("tp", [1, 4])
-def test_desync_1_is_standard(stack: str, tp: int) -> None:
-    one, standard = graph_of("desync:1", stack=stack, tp=tp), graph_of("standard", stack=stack, tp=tp)
-    assert [op for _, op in one.nodes(data="op")] == [op for _, op in standard.nodes(data="op")]
-    assert list(one.edges) == list(standard.edges)
+def test_desync_1_is_standard() -> None:
+    for stack, tp in product(STACKS, (1, 4)):
+        desync, standard = graph_of("desync:1", stack=stack, tp=tp), graph_of("standard", stack=stack, tp=tp)
+        assert [op for _, op in desync.nodes(data="op")] == [op for _, op in standard.nodes(data="op")]
+        assert list(desync.edges) == list(standard.edges)
 
 
 def test_desync_folds_the_ranks_residual_into_what_it_reduces() -> None:
@@ -355,8 +346,7 @@ def test_a_fused_norm_also_moves_the_residual() -> None:
     assert separate.op("layer2.mlp.add").shape.moved_bytes == 3 * state
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_names_tell_layer_and_stream(variant: str) -> None:
-    for op in graph_of(variant, stack="vllm").ops():
+def test_names_give_layer_and_stream() -> None:
+    for op in (op for variant in VARIANTS for op in graph_of(variant, stack="vllm").ops()):
         assert op.layer == (int(op.name.split(".")[0].removeprefix("layer")) if op.name.startswith("layer") else -1)
         assert (op.stream == "comm") == (op.kind in COLLECTIVE_KINDS)
