@@ -6,6 +6,7 @@ exist at the edges only. This module imports the standard library and `ladder_si
 
 import math
 import re
+import reprlib
 from decimal import Decimal
 from typing import Literal, NamedTuple
 
@@ -74,6 +75,18 @@ _KINDS: dict[Unit, _Kind] = {
 }
 
 
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
+
+
+def quoted(value: object) -> str:
+    """Write any value in one short line that every terminal can print."""
+    try:
+        return ascii(value) if isinstance(value, str) and len(value) <= 60 else _SHORT.repr(value)
+    except ValueError:  # an integer with more digits than Python prints
+        return "a number of thousands of digits"
+
+
 def parse_quantity(text: str | float, unit: Unit, *, name: str) -> float:
     """Read a number with an optional unit.
 
@@ -120,12 +133,12 @@ def parse_quantity(text: str | float, unit: Unit, *, name: str) -> float:
         match = _NUMBER.fullmatch(text)
         if match is None:
             raise UnitError(
-                f"{name}: {_quoted(text)} is no number with a unit: accepted are {kind.accepted}", hint=hint
+                f"{name}: {quoted(text)} is not a number with a unit: accepted are {kind.accepted}", hint=hint
             )
         digits, suffix = match.groups()
         scale = kind.scales.get(suffix)
         if scale is None:
-            raise UnitError(f"{name}: {_quoted(text)} has no known unit: accepted are {kind.accepted}", hint=hint)
+            raise UnitError(f"{name}: {quoted(text)} has no known unit: accepted are {kind.accepted}", hint=hint)
         value = float(digits)
         if math.isfinite(value):
             # in decimal, so that "5us" is 5e-06 and not the neighbouring float
@@ -136,20 +149,10 @@ def parse_quantity(text: str | float, unit: Unit, *, name: str) -> float:
         except OverflowError:
             value = math.inf
     else:
-        raise UnitError(
-            f"{name}: {_quoted(text)} is neither a number nor text: accepted are {kind.accepted}", hint=hint
-        )
+        raise UnitError(f"{name}: {quoted(text)} is neither a number nor text: accepted are {kind.accepted}", hint=hint)
     if not math.isfinite(value) or value < 0:
-        raise UnitError(f"{name}: {_quoted(text)} must be finite and not negative", hint=hint)
+        raise UnitError(f"{name}: {quoted(text)} must be finite and not negative", hint=hint)
     return value
-
-
-def _quoted(value: object) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # an integer with more digits than Python prints
-        return "a number of thousands of digits"
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 # sizes of the units that numbers are written in, largest first

@@ -22,7 +22,8 @@ from ladder_sim.costs.lookup import Curve
 from ladder_sim.costs.profile import CalibrationProfile, ProfileSource
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.files import read_text
-from ladder_sim.specs.values import shown, shown_path
+from ladder_sim.specs.values import shown_path
+from ladder_sim.units import quoted
 
 Placement = Literal["in", "out"]
 # collectives that a profile holds
@@ -276,16 +277,16 @@ def _csv_rows(name: str, lines: list[str]) -> Iterator[_Row]:
         if header is None:
             if words != CSV_HEADER:
                 raise UsageError(
-                    f"{where}: {shown(line)}: the columns must be {','.join(CSV_HEADER)}",
+                    f"{where}: {quoted(line)}: the columns must be {','.join(CSV_HEADER)}",
                     hint=f"write {','.join(CSV_HEADER)} into the first line; one file holds one sweep",
                 )
             header = words
         elif len(words) != len(header):
-            raise UsageError(f"{where}: {shown(line)}: must be two numbers", hint="bytes, then microseconds")
+            raise UsageError(f"{where}: {quoted(line)}: must be two numbers", hint="bytes, then microseconds")
         else:
             size = _number(f"{where}: bytes", words[0])
             if size <= 0.0:
-                raise UsageError(f"{where}: bytes is {shown(words[0])}: must be above 0", hint="leave the row out")
+                raise UsageError(f"{where}: bytes is {quoted(words[0])}: must be above 0", hint="leave the row out")
             yield _Row(line=number, op_key=(), size_bytes=size, time_us=_time(where, words[1]))
 
 
@@ -325,7 +326,7 @@ def _number(what: str, word: str) -> float:
     try:
         return float(word)
     except ValueError:
-        raise UsageError(f"{what} is {shown(word)}: must be a number", hint="is the row cut short?") from None
+        raise UsageError(f"{what} is {quoted(word)}: must be a number", hint="is the row cut short?") from None
 
 
 def _mixed(where: str, found: str) -> UsageError:

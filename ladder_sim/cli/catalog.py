@@ -55,7 +55,7 @@ def _find(name: str) -> Any:
     if "/" in name or "." in name:
         # a file: a model's config.json, or a cluster's or stack's TOML
         return catalog.cluster_or_stack(name) if name.endswith(".toml") else catalog.model(name)
-    every = {known for _, names in kinds for known in names}
+    every = {each for _, names in kinds for each in names}
     raise UnknownNameError("model, cluster or stack", name, every, more="`ladder-sim list` shows all")
 
 
@@ -112,7 +112,7 @@ def _profiles() -> Rows:
     from ladder_sim.costs.profile_file import load_profile, shipped_profiles
 
     profiles = [load_profile(name) for name in shipped_profiles()]
-    rows = [(found.name, found.gpu, found.created, found.sources[0].citation) for found in profiles]
+    rows = [(profile.name, profile.gpu, profile.created, profile.sources[0].citation) for profile in profiles]
     return ("profile", "measured on", "created", "source"), rows
 
 

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ladder_sim.cli.options import ScenarioFlags, point_of, with_scenario_flags
+from ladder_sim.cli.options import ScenarioFlags, split_names, with_options
 from ladder_sim.errors import MissingDependencyError, UsageError
 from ladder_sim.graph.variants import canonical
-from ladder_sim.specs.settings import settings
 
 if TYPE_CHECKING:
     from ladder_sim.explorer.allowlist import Known
@@ -22,7 +21,7 @@ _COLLECTED_AFTER = 50_000
 _PAGE = "Page"
 
 
-@with_scenario_flags
+@with_options
 def explore(
     flags: ScenarioFlags,
     variant: Annotated[
@@ -45,9 +44,9 @@ def explore(
     from ladder_sim.explorer.queries import Answers
 
     # no engine and no jitter: the page answers at once
-    point_of(flags)
-    known = Known.of(cluster=flags.cluster, stack=flags.stack, profile=flags.profile)
-    query = _query(flags, variant or [], known)
+    flags.point()
+    known = Known.of(cluster=flags.arguments["cluster"], stack=flags.arguments["stack"], profile=flags.profile)
+    query = _query(flags, split_names(variant), known)
     if export is not None:
         if export.suffix.lower() != ".html":
             raise UsageError(f"--export '{export}': the extension says no web page", hint="name it like page.html")
@@ -64,27 +63,22 @@ def _query(flags: ScenarioFlags, variants: list[str], known: "Known") -> str:
     from ladder_sim.explorer.state import State
     from ladder_sim.specs import catalog
 
-    spec = None if flags.model.lower() in model_names() else catalog.model(flags.model)
+    model = flags.arguments["model"]
+    spec = None if model.lower() in model_names() else catalog.model(model)
+    names = {
+        "model": spec.name if spec else model.lower(),
+        "cluster": known.name_of(flags.arguments["cluster"]),
+        "stack": known.name_of(flags.arguments["stack"]),
+    }
     state = State(
-        model=spec.name if spec else flags.model.lower(),
+        arguments=flags.arguments | names,
         shape=spec,
-        cluster=known.name_of(flags.cluster),
-        nodes=flags.nodes,
-        gpus_per_node=flags.gpus_per_node,
-        tp=flags.tp,
-        batch=flags.batch,
-        prompt=flags.prompt,
-        gen=flags.gen,
-        dtype=flags.dtype,
-        stack=known.name_of(flags.stack),
-        allreduce=flags.allreduce,
-        no_p2p=flags.no_p2p,
         profile=None if flags.profile is None else known.name_of(flags.profile),
         ignore_memory=flags.ignore_memory,
-        settings=settings(flags.set_ or []),
-        variants=tuple(canonical(name) for given in variants for name in given.split(",")),
+        settings=flags.settings,
+        variants=tuple(map(canonical, variants)),
     )
-    # mistakes are told here, not on the page
+    # mistakes are reported here, not on the page
     State.parse(state.query(), known).scenario(known)
     return state.query()
 

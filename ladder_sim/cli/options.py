@@ -2,178 +2,195 @@
 
 import functools
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Protocol, Self
 
 import typer
 
 from ladder_sim.errors import UnknownNameError, UsageError
+from ladder_sim.specs.arguments import ARGUMENTS, Argument
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.settings import settings
 
 ENGINES = ("fast", "des")
-_WHERE, _WORK, _HOW = "Model and cluster", "Workload", "Stack and costs"
+_HOW = "Stack and costs"
+
+
+class OptionGroup(Protocol):
+    """Options that several commands share; a command takes them as one parameter, see `with_options`."""
+
+    @classmethod
+    def options(cls) -> list[inspect.Parameter]:
+        """The options, as parameters that typer understands."""
+        ...
+
+    @classmethod
+    def of(cls, **given: Any) -> Self:
+        """What they say; `given` has a value for each."""
+        ...
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace each parameter whose type is an `OptionGroup` by the group's options: typer reads a signature."""
+    parameters = inspect.signature(command).parameters
+    groups = {name: item.annotation for name, item in parameters.items() if hasattr(item.annotation, "options")}
+    shared = {name: group.options() for name, group in groups.items()}
+    signature = [option for name, item in parameters.items() for option in shared.get(name, [keyword(item)])]
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        values = {
+            name: group.of(**{option.name: given.pop(option.name) for option in shared[name]})
+            for name, group in groups.items()
+        }
+        command(**values, **given)
+
+    run.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
+    run.__annotations__ = {item.name: item.annotation for item in signature}
+    return run
+
+
+def keyword(item: inspect.Parameter) -> inspect.Parameter:
+    """The same parameter, by keyword only."""
+    return item.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+
+
+def option(name: str, kind: Any, default: Any, *flags: str, help: str, panel: str) -> inspect.Parameter:
+    """An option as a parameter that typer understands."""
+    annotation = Annotated[kind, typer.Option(*flags, help=help, rich_help_panel=panel)]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioFlags:
-    """Scenario flags as typed; a field is a flag of every command that takes `ScenarioFlags`."""
+    """A scenario and how to predict it, as typed."""
 
-    model: Annotated[str, typer.Option(help="Alias, catalog id or path of a config.json.", rich_help_panel=_WHERE)] = (
-        "70b"
-    )
-    cluster: Annotated[str, typer.Option(help="Catalog id or path of a cluster .toml.", rich_help_panel=_WHERE)] = (
-        "h100-sxm"
-    )
-    nodes: Annotated[int, typer.Option(help="Nodes of the tensor-parallel group.", rich_help_panel=_WHERE)] = 1
-    gpus_per_node: Annotated[int | None, typer.Option(help="GPUs of one node.", rich_help_panel=_WHERE)] = None
-    tp: Annotated[
-        int | None, typer.Option(help="Tensor-parallel degree; default: every GPU.", rich_help_panel=_WHERE)
-    ] = None
-    batch: Annotated[int, typer.Option(help="Requests served together.", rich_help_panel=_WORK)] = 1
-    prompt: Annotated[int, typer.Option(help="Tokens of each prompt.", rich_help_panel=_WORK)] = 1024
-    gen: Annotated[int, typer.Option(help="New tokens of each request.", rich_help_panel=_WORK)] = 512
-    dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp8.", rich_help_panel=_WORK)] = "bf16"
-    stack: Annotated[str, typer.Option(help="gpt-fast, vllm, trtllm or a stack .toml.", rich_help_panel=_HOW)] = (
-        "gpt-fast"
-    )
-    allreduce: Annotated[
-        str | None, typer.Option(help="nccl, one-shot, two-shot, nvls or auto.", rich_help_panel=_HOW)
-    ] = None
-    no_p2p: Annotated[
-        bool, typer.Option("--no-p2p", help="GPUs reach each other through host memory.", rich_help_panel=_HOW)
-    ] = False
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="KEY=VALUE for any figure, e.g. inter.bandwidth=100Gb/s.", rich_help_panel=_HOW),
-    ] = None
-    profile: Annotated[
-        str | None,
-        typer.Option(help="Measured profile: name or file; 'none' for the datasheet.", rich_help_panel=_HOW),
-    ] = None
-    engine: Annotated[
-        str, typer.Option(help="fast (vectorised) or des (event by event on simpy).", rich_help_panel=_HOW)
-    ] = "fast"
-    jitter: Annotated[
-        str,
-        typer.Option(
-            help="Random spread of kernel times, e.g. 0.05, or 'measured': simulates every rank.", rich_help_panel=_HOW
-        ),
-    ] = "0"
-    seed: Annotated[int, typer.Option(help="Of the jitter's random numbers.", rich_help_panel=_HOW)] = 0
-    ignore_memory: Annotated[
-        bool,
-        typer.Option("--ignore-memory", help="Predict even if the model does not fit.", rich_help_panel=_HOW),
-    ] = False
+    arguments: dict[str, Any]
+    """Of `Scenario.of`, all of them."""
+    settings: dict[str, str]
+    """Figures to change, by name."""
+    profile: str | None
+    """Measured profile."""
+    engine: str
+    """One of `ENGINES`."""
+    jitter: str
+    """A number, or "measured"."""
+    seed: int
+    """Of the jitter's random numbers."""
+    ignore_memory: bool
+    """Predict even if the model does not fit."""
+
+    @classmethod
+    def options(cls) -> list[inspect.Parameter]:
+        """The flags: every argument of a scenario, and what `of` names."""
+        own = list(inspect.signature(cls.of).parameters.values())[:-1]
+        return [*map(_flag, ARGUMENTS.values()), *own]
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        set_: Annotated[
+            list[str] | None,
+            typer.Option("--set", help="KEY=VALUE for any figure, e.g. inter.bandwidth=100Gb/s.", rich_help_panel=_HOW),
+        ] = None,
+        profile: Annotated[
+            str | None,
+            typer.Option(help="Measured profile: name or file; 'none' for the datasheet.", rich_help_panel=_HOW),
+        ] = None,
+        engine: Annotated[
+            str, typer.Option(help="fast (vectorised) or des (event by event on simpy).", rich_help_panel=_HOW)
+        ] = "fast",
+        jitter: Annotated[
+            str,
+            typer.Option(
+                help="Random spread of kernel times, e.g. 0.05, or 'measured': simulates every rank.",
+                rich_help_panel=_HOW,
+            ),
+        ] = "0",
+        seed: Annotated[int, typer.Option(help="Of the jitter's random numbers.", rich_help_panel=_HOW)] = 0,
+        ignore_memory: Annotated[
+            bool, typer.Option("--ignore-memory", help="Predict even if the model does not fit.", rich_help_panel=_HOW)
+        ] = False,
+        **arguments: Any,
+    ) -> Self:
+        """From the values of the flags."""
+        return cls(
+            # a switch says that an argument is not as usual: --no-p2p
+            arguments={
+                name: arguments[argument.key] != argument.default if argument.kind is bool else arguments[name]
+                for name, argument in ARGUMENTS.items()
+            },
+            settings=settings(set_ or []),
+            profile=profile,
+            engine=engine,
+            jitter=jitter,
+            seed=seed,
+            ignore_memory=ignore_memory,
+        )
 
     def scenario(self) -> Scenario:
         """Resolve names and check everything."""
-        return Scenario.of(
-            model=self.model,
-            cluster=self.cluster,
-            nodes=self.nodes,
-            gpus_per_node=self.gpus_per_node,
-            tp=self.tp,
-            batch=self.batch,
-            prompt=self.prompt,
-            gen=self.gen,
-            dtype=self.dtype,
-            stack=self.stack,
-            allreduce=self.allreduce,
-            p2p=not self.no_p2p,
-            overrides=settings(self.set_ or []),
-        )
+        return Scenario.of(**self.arguments, overrides=self.settings)
 
     def how(self) -> dict[str, Any]:
-        """Arguments of `ladder_sim.prediction.predict` besides scenario and variants."""
+        """Arguments of `ladder_sim.prediction.predict` other than scenario and variants."""
         if self.engine not in ENGINES:
             raise UnknownNameError("engine", self.engine, ENGINES)
         return {
             "profile": self.profile,
             "engine": self.engine,
-            "jitter": spread(self.jitter),
+            "jitter": _jitter(self.jitter),
             "seed": self.seed,
             "ignore_memory": self.ignore_memory,
         }
 
+    def point(self) -> dict[str, Any]:
+        """The same as a point of a sweep: arguments without those left to the others, and settings.
 
-def spread(text: str) -> float | str:
-    """The value of ``--jitter``.
+        Raises
+        ------
+        UsageError
+            The flags ask for another engine or for jitter, which need one simulation per prediction.
+        """
+        for name, usual in (("engine", "fast"), ("jitter", "0"), ("seed", 0)):
+            if getattr(self, name) != usual:
+                raise UsageError(f"--{name} is for single predictions", hint="leave it out, or use predict")
+        return {name: value for name, value in self.arguments.items() if value is not None} | self.settings
 
-    Examples
-    --------
-    >>> spread("0.05"), spread("measured")
-    (0.05, 'measured')
-    """
+
+def _flag(argument: Argument) -> inspect.Parameter:
+    if argument.kind is bool:
+        return option(argument.key, bool, False, argument.flag, help=argument.help, panel=argument.panel)
+    kind = int if argument.kind is int else str
+    return option(
+        argument.name,
+        kind | None if argument.default is None else kind,
+        argument.default,
+        help=argument.help,
+        panel=argument.panel,
+    )
+
+
+def _jitter(text: str) -> float | str:
     if text == "measured":
         return text
     try:
         return float(text)
     except ValueError:
         raise UsageError(
-            f"--jitter '{text}' is no number", hint="0.05 spreads kernels by 5 %; 'measured' is the profile's"
+            f"--jitter '{text}' is not a number",
+            hint="0.05 spreads kernel times by 5 %; 'measured' takes the profile's spread",
         ) from None
 
 
-def with_scenario_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's parameter ``flags`` by the scenario flags themselves, so that typer sees each one."""
-    names = [field.name for field in fields(ScenarioFlags)]
-    own = [item for item in inspect.signature(command).parameters.values() if item.name != "flags"]
-    shared = [
-        inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=_annotation(field.name)
-        )
-        for field in fields(ScenarioFlags)
-    ]
+def split_names(given: Sequence[str] | None) -> list[str]:
+    """Names of an option that may be repeated and takes commas.
 
-    @functools.wraps(command)
-    def run(**arguments: Any) -> None:
-        flags = ScenarioFlags(**{name: arguments.pop(name) for name in names})
-        command(flags=flags, **arguments)
-
-    ordered = [*shared, *(item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in own)]
-    run.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
-    run.__annotations__ = {item.name: item.annotation for item in ordered}
-    return run
-
-
-def _annotation(name: str) -> Any:
-    return ScenarioFlags.__annotations__[name]
-
-
-_SIMULATOR = ("engine", "jitter", "seed")
-
-
-_NAMED = ("model", "cluster", "nodes", "gpus_per_node", "tp", "batch", "prompt", "gen", "dtype", "stack", "allreduce")
-
-
-def point_of(flags: ScenarioFlags) -> dict[str, Any]:
-    """Fields that were given, and settings.
-
-    Raises
-    ------
-    UsageError
-        The flags ask for another engine or for jitter, which a question of many predictions does not take.
+    Examples
+    --------
+    >>> split_names(["standard,ladder", "desync:4"])
+    ['standard', 'ladder', 'desync:4']
     """
-    usual = {field.name: field.default for field in fields(ScenarioFlags)}
-    for name in _SIMULATOR:
-        if getattr(flags, name) != usual[name]:
-            raise UsageError(
-                f"--{name} is for single predictions", hint="leave it out: here the vectorised engine answers"
-            )
-    named = (
-        "model",
-        "cluster",
-        "nodes",
-        "gpus_per_node",
-        "tp",
-        "batch",
-        "prompt",
-        "gen",
-        "dtype",
-        "stack",
-        "allreduce",
-    )
-    point = {name: getattr(flags, name) for name in named if getattr(flags, name) is not None}
-    return {**point, "p2p": not flags.no_p2p, **settings(flags.set_ or [])}
+    return [name for text in given or [] for name in text.split(",")]

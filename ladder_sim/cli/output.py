@@ -1,10 +1,11 @@
-"""Where results go: stdout, or a file whose extension says the format."""
+"""Shared output options: --json, --csv, --save and --plot."""
 
+import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 
@@ -17,10 +18,11 @@ if TYPE_CHECKING:
     from ladder_sim.report.export import Document
 
 FORMATS = {".json": "json", ".csv": "csv", ".txt": "text"}
+PANEL = "Output"
 
 
 def chosen_format(*, json: bool, csv: bool, save: Path | None) -> str:
-    """The format asked for: a flag, else the extension of `save`, else text."""
+    """The output's format: a flag, else the extension of `save`, else text."""
     if json and csv:
         raise UsageError("--json and --csv exclude each other", hint="leave one out, or use --save for a second file")
     if json or csv:
@@ -44,31 +46,24 @@ def write(text: str, save: Path | None, *, flag: str = "--save") -> None:
         save.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(
-            f"{flag} '{save}' cannot be written: {error.strerror or error}", hint="choose a folder that is there"
+            f"{flag} '{save}' cannot be written: {error.strerror or error}", hint="choose a folder that exists"
         ) from error
     print(f"written: {save}", file=sys.stderr)
 
 
-PANEL = "Output"
+def draw(figure: "Callable[[], go.Figure]", plot: Path | None) -> None:
+    """Make a figure and write it to a file, if there is one."""
+    if plot is None:
+        return
+    from ladder_sim.report.figures.style import save_figure
 
-
-Json = Annotated[bool, typer.Option("--json", help="One JSON object.", rich_help_panel=PANEL)]
-
-
-Csv = Annotated[bool, typer.Option("--csv", help="CSV.", rich_help_panel=PANEL)]
-
-
-Save = Annotated[
-    Path | None, typer.Option(help="Write to a file instead of stdout: .json, .csv or .txt.", rich_help_panel=PANEL)
-]
-
-
-Plot = Annotated[Path | None, typer.Option(help="Draw it: .html, .png or .svg.", rich_help_panel=PANEL)]
+    save_figure(figure(), plot)
+    print(f"written: {plot}", file=sys.stderr)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """Where an answer goes, checked before there is one."""
+    """Output format and files, validated before computing; an `OptionGroup`."""
 
     form: str
     """Text, json or csv."""
@@ -78,26 +73,48 @@ class Output:
     """None: no figure."""
 
     @classmethod
-    def of(cls, json: bool, csv: bool, save: Path | None, plot: Path | None) -> "Output":
-        """From the flags."""
-        if plot is not None:
-            from ladder_sim.report.figures.style import check_plot_path
+    def options(cls) -> list[inspect.Parameter]:
+        """The flags."""
+        return list(inspect.signature(cls.of).parameters.values())
 
-            check_plot_path(plot)
+    @classmethod
+    def of(
+        cls,
+        *,
+        json: Annotated[bool, typer.Option("--json", help="One JSON object.", rich_help_panel=PANEL)] = False,
+        csv: Annotated[bool, typer.Option("--csv", help="One CSV row per result.", rich_help_panel=PANEL)] = False,
+        save: Annotated[
+            Path | None,
+            typer.Option(help="Write to a file instead of stdout: .json, .csv or .txt.", rich_help_panel=PANEL),
+        ] = None,
+        plot: Annotated[Path | None, typer.Option(help="Draw it: .html, .png or .svg.", rich_help_panel=PANEL)] = None,
+    ) -> Self:
+        """From the values of the flags."""
+        check_plot(plot)
         return cls(form=chosen_format(json=json, csv=csv, save=save), save=save, plot=plot)
 
-    def give(self, report: "RenderableType", answer: "Document", figure: "Callable[[], go.Figure]") -> None:
-        """Print or write the answer, and draw it if asked to."""
-        from ladder_sim.report.tables import console
-
+    def give(
+        self,
+        document: "Callable[[], Document]",
+        report: "Callable[[], RenderableType]",
+        figure: "Callable[[], go.Figure]",
+    ) -> None:
+        """Draw the answer, and print or write it in its format; each is made only when it is needed."""
+        draw(figure, self.plot)
         if self.form != "text":
-            write(answer.to_json() if self.form == "json" else answer.to_csv(), self.save)
-        elif self.save is not None:
-            write(console.to_text(report), self.save)
+            write(document().to_json() if self.form == "json" else document().to_csv(), self.save)
         else:
-            console.show(report)
-        if self.plot is not None:
-            from ladder_sim.report.figures.style import save_figure
+            from ladder_sim.report.tables import console
 
-            save_figure(figure(), self.plot)
-            print(f"written: {self.plot}", file=sys.stderr)
+            if self.save is None:
+                console.show(report())
+            else:
+                write(console.to_text(report()), self.save)
+
+
+def check_plot(plot: Path | None) -> None:
+    """Refuse a figure's file that cannot be written, before computing."""
+    if plot is not None:
+        from ladder_sim.report.figures.style import check_plot_path
+
+        check_plot_path(plot)

@@ -6,39 +6,28 @@ from typing import Annotated
 
 import typer
 
-from ladder_sim.cli.options import ScenarioFlags, with_scenario_flags
-from ladder_sim.cli.output import chosen_format, write
-
-_OUTPUT = "Output"
+from ladder_sim.cli.options import ScenarioFlags, split_names, with_options
+from ladder_sim.cli.output import PANEL, Output, check_plot, draw
 
 
-@with_scenario_flags
+@with_options
 def predict(
+    *,
     flags: ScenarioFlags,
     variant: Annotated[
         list[str] | None,
         typer.Option(
             help="standard, parallel, ladder, hybrid-ladder:K, desync:N or upper-bound; repeatable, commas allowed.",
-            rich_help_panel=_OUTPUT,
+            rich_help_panel=PANEL,
         ),
     ] = None,
     explain: Annotated[
-        bool,
-        typer.Option("--explain", help="Show every op, its source and the critical path.", rich_help_panel=_OUTPUT),
+        bool, typer.Option("--explain", help="Show every op, its source and the critical path.", rich_help_panel=PANEL)
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object.", rich_help_panel=_OUTPUT)] = False,
-    csv: Annotated[bool, typer.Option("--csv", help="One CSV row per variant.", rich_help_panel=_OUTPUT)] = False,
-    save: Annotated[
-        Path | None,
-        typer.Option(help="Write to a file instead of stdout: .json, .csv or .txt.", rich_help_panel=_OUTPUT),
-    ] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(help="Draw where each variant's time goes: .html, .png or .svg.", rich_help_panel=_OUTPUT),
-    ] = None,
+    output: Output,
     timeline: Annotated[
         Path | None,
-        typer.Option(help="Draw what runs when in a decode step: .html, .png or .svg.", rich_help_panel=_OUTPUT),
+        typer.Option(help="Draw what runs when in a decode step: .html, .png or .svg.", rich_help_panel=PANEL),
     ] = None,
 ) -> None:
     """Predict latency, throughput and speedup of residual wirings under tensor parallelism."""
@@ -46,31 +35,17 @@ def predict(
     from ladder_sim.prediction import predict as simulate
     from ladder_sim.report.export import prediction_document
     from ladder_sim.report.figures.prediction import breakdown_figure, timeline_figure
-    from ladder_sim.report.figures.style import check_plot_path, save_figure
-
-    form = chosen_format(json=json, csv=csv, save=save)
-    names = [name for given in variant or [] for name in given.split(",")]
-    scenario = flags.scenario()
-    for path in filter(None, (plot, timeline)):
-        check_plot_path(path)
-    found = simulate(scenario, names or None, **flags.how())
-    if plot is not None:
-        save_figure(breakdown_figure(scenario, found), plot)
-    if timeline is not None:
-        save_figure(timeline_figure(scenario, found, "decode"), timeline)
-    if form == "json":
-        write(prediction_document(scenario, found).to_json(), save)
-        return
-    for note in next(iter(found.values())).provenance.warnings:
-        print(f"warning: {note}", file=sys.stderr)
-    if form == "csv":
-        write(prediction_document(scenario, found).to_csv(), save)
-        return
-    from ladder_sim.report.tables.console import show, to_text
     from ladder_sim.report.tables.prediction import prediction_report
 
-    report = prediction_report(scenario, found, explain=explain)
-    if save is not None:
-        write(to_text(report), save)
-    else:
-        show(report)
+    check_plot(timeline)
+    scenario = flags.scenario()
+    predictions = simulate(scenario, split_names(variant) or None, **flags.how())
+    if output.form != "json":
+        for note in next(iter(predictions.values())).provenance.warnings:
+            print(f"warning: {note}", file=sys.stderr)
+    draw(lambda: timeline_figure(scenario, predictions, "decode"), timeline)
+    output.give(
+        lambda: prediction_document(scenario, predictions),
+        lambda: prediction_report(scenario, predictions, explain=explain),
+        lambda: breakdown_figure(scenario, predictions),
+    )

@@ -1,50 +1,61 @@
 """`ladder-sim sweep`: every combination of some fields' values."""
 
+import inspect
 import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
+from ladder_sim.cli.options import option, split_names, with_options
+from ladder_sim.cli.output import check_plot, draw
 from ladder_sim.cli.progress import Progress
 from ladder_sim.errors import InfeasibleError, UsageError
+from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.settings import settings
 
 if TYPE_CHECKING:
     from ladder_sim.sweeps.executors import Executor
-    from ladder_sim.sweeps.table import SweepTable
 
-# a sweep below both ends before worker processes would have started
+# a sweep smaller than both ends before worker processes would have started
 FEW_POINTS, FEW_CHUNKS = 200_000, 8
 
 _FIELDS, _RUN, _OUTPUT = "Fields: ranges START:STOP[:xFACTOR|:+STEP][UNIT] or values by comma", "Run", "Output"
 
 
+class Axes(dict[str, str]):
+    """Ranges as typed, by field; an `OptionGroup`."""
+
+    @classmethod
+    def options(cls) -> list[inspect.Parameter]:
+        """A flag for each argument of a scenario, and --set."""
+        return [
+            *(
+                option(name, str | None, None, help=argument.range_help or argument.help, panel=_FIELDS)
+                for name, argument in ARGUMENTS.items()
+            ),
+            option(
+                "set_",
+                list[str] | None,
+                None,
+                "--set",
+                help="KEY=RANGE for any figure, e.g. inter.bandwidth=50:800:x2Gb/s.",
+                panel=_FIELDS,
+            ),
+        ]
+
+    @classmethod
+    def of(cls, *, set_: list[str] | None, **given: Any) -> Self:
+        """From the values of the flags."""
+        return cls({name: text for name, text in given.items() if text is not None} | settings(set_ or []))
+
+
+@with_options
 def sweep(
-    model: Annotated[str | None, typer.Option(help="Aliases, ids or paths.", rich_help_panel=_FIELDS)] = None,
-    cluster: Annotated[str | None, typer.Option(help="Ids or paths.", rich_help_panel=_FIELDS)] = None,
-    nodes: Annotated[
-        str | None, typer.Option(help="Nodes; by default as many as --tp needs, or one.", rich_help_panel=_FIELDS)
-    ] = None,
-    gpus_per_node: Annotated[str | None, typer.Option(help="GPUs of one node.", rich_help_panel=_FIELDS)] = None,
-    tp: Annotated[str | None, typer.Option(help="Degrees; 2:16 doubles.", rich_help_panel=_FIELDS)] = None,
-    batch: Annotated[str | None, typer.Option(help="Requests; 1:64 doubles.", rich_help_panel=_FIELDS)] = None,
-    prompt: Annotated[str | None, typer.Option(help="Tokens of each prompt.", rich_help_panel=_FIELDS)] = None,
-    gen: Annotated[str | None, typer.Option(help="New tokens of each request.", rich_help_panel=_FIELDS)] = None,
-    dtype: Annotated[str | None, typer.Option(help="bf16, fp16, fp8.", rich_help_panel=_FIELDS)] = None,
-    stack: Annotated[str | None, typer.Option(help="Ids or paths.", rich_help_panel=_FIELDS)] = None,
-    allreduce: Annotated[
-        str | None, typer.Option(help="nccl, one-shot, two-shot, nvls, auto.", rich_help_panel=_FIELDS)
-    ] = None,
-    p2p: Annotated[str | None, typer.Option(help="true, false or both.", rich_help_panel=_FIELDS)] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", help="KEY=RANGE for any figure, e.g. inter.bandwidth=50:800:x2Gb/s.", rich_help_panel=_FIELDS
-        ),
-    ] = None,
+    *,
+    axes: Axes,
     variant: Annotated[
         list[str] | None,
         typer.Option(help="As in predict; hybrid-ladder:8:32:x2 for several.", rich_help_panel=_FIELDS),
@@ -79,34 +90,16 @@ def sweep(
 ) -> None:
     """Predict every combination of some fields' values, thousands a second."""
     # imported here: `--help` needs no simulator
-    from ladder_sim.report.figures.style import check_plot_path
     from ladder_sim.sweeps.grid import Grid, check_size
     from ladder_sim.sweeps.run import file_format, how_of, run, run_to_file, stream
 
-    given = {
-        "model": model,
-        "cluster": cluster,
-        "nodes": nodes,
-        "gpus_per_node": gpus_per_node,
-        "tp": tp,
-        "batch": batch,
-        "prompt": prompt,
-        "gen": gen,
-        "dtype": dtype,
-        "stack": stack,
-        "allreduce": allreduce,
-        "p2p": p2p,
-        **settings(set_ or []),
-    }
     if json and csv:
         raise UsageError("--json and --csv exclude each other", hint="leave one out")
     if resume and save is None:
         raise UsageError("--resume without --save", hint="name the file whose sweep was interrupted")
-    if plot is not None:
-        check_plot_path(plot)
+    check_plot(plot)
     form = "jsonl" if json else "csv" if csv else file_format(save) if save else ""
-    axes = {name: text for name, text in given.items() if text is not None}
-    grid = Grid(axes, [name for text in variant or [] for name in text.split(",")] or None)
+    grid = Grid(axes, split_names(variant) or None)
     check_size(grid, confirmed=yes)
     how = how_of(grid, profile, ignore_memory, price)
     executor = _executor(grid.size, grid.chunks, workers, dask)
@@ -122,7 +115,14 @@ def sweep(
     if save is not None:
         print(f"written: {save} ({grid.size:,} points, {feasible:,} feasible)", file=sys.stderr)
     if table is not None:
-        _show(table, as_text=not form, plot=plot if feasible else None, over=over)
+        from ladder_sim.report.figures.sweep import sweep_figure
+        from ladder_sim.report.tables.console import show
+        from ladder_sim.report.tables.sweep import sweep_report
+
+        points = table
+        if not form:
+            show(sweep_report(points))
+        draw(lambda: sweep_figure(points, over=over), plot if feasible else None)
     if not feasible:
         raise InfeasibleError("no point of the sweep can run", hint="the column 'infeasible' says why")
 
@@ -136,23 +136,8 @@ def _print(pieces: Iterable[tuple[bytes, int]]) -> int:
     return feasible
 
 
-def _show(table: "SweepTable", *, as_text: bool, plot: Path | None, over: str) -> None:
-    """Print the table, draw the figure."""
-    if as_text:
-        from ladder_sim.report.tables.console import show
-        from ladder_sim.report.tables.sweep import sweep_report
-
-        show(sweep_report(table))
-    if plot is not None:
-        from ladder_sim.report.figures.style import save_figure
-        from ladder_sim.report.figures.sweep import sweep_figure
-
-        save_figure(sweep_figure(table, over=over), plot)
-        print(f"written: {plot}", file=sys.stderr)
-
-
 def _executor(points: int, chunks: int, workers: int | None, dask: str | None) -> "Executor":
-    """Where the sweep runs: few points are answered here before a worker has started."""
+    """Where the sweep runs: a few points are done here before a worker has started."""
     from ladder_sim.sweeps.executors import Dask, Processes, serial
 
     if dask is not None:

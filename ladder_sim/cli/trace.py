@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ladder_sim.cli.options import ScenarioFlags, with_scenario_flags
+from ladder_sim.cli.options import ScenarioFlags, with_options
 from ladder_sim.cli.output import write
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.specs.scenario import Scenario
@@ -191,7 +191,7 @@ def predict(
 
 
 @trace.command()
-@with_scenario_flags
+@with_options
 def export(
     flags: ScenarioFlags,
     output: Annotated[Path, typer.Argument(help="File to write for Perfetto: .json or .json.gz.")],

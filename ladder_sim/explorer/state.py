@@ -1,9 +1,9 @@
-"""Everything that a page shows, as a query string: read, checked and written."""
+"""Everything that a page shows, as a link: read, checked and written."""
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 from urllib.parse import parse_qsl, quote, urlencode
 
@@ -12,33 +12,23 @@ from ladder_sim.explorer.allowlist import Known, model_names
 from ladder_sim.explorer.quantities import field_of
 from ladder_sim.graph.variants import canonical
 from ladder_sim.prediction import default_variants
+from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS, Argument
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.values import read_table
 from ladder_sim.sweeps.axes import Axis, axis
 
 # of a query
-MOST_CHARACTERS, MOST_FIELDS = 8000, 64
-MOST_VARIANTS, MOST_PINS = 6, 2
-# fields that are whole numbers, and the most that the page takes
-WHOLE = {
-    "nodes": 1024,
-    "gpus_per_node": 1024,
-    "tp": 4096,
-    "batch": 65_536,
-    "prompt": 4_194_304,
-    "gen": 4_194_304,
-}
-FLAGS = ("no_p2p", "ignore_memory")
+MAX_CHARACTERS, MAX_FIELDS = 8000, 64
+MAX_VARIANTS, MAX_PINS = 6, 2
 PHASES = ("decode", "prefill")
-_AXES = ("along", "across", "up")
-# of a model that is no catalog's
+# of a model that is not in the catalog
 _NAME = re.compile(r"[\w.+ -]{1,60}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """A scenario and what is looked at; `parse` checks it, so that a `State` from a browser can be believed.
+    """A scenario and what the page shows of it; `parse` checks everything that comes from a browser.
 
     Examples
     --------
@@ -47,31 +37,17 @@ class State:
     (16, {'inter.bandwidth': '100Gb/s'})
     """
 
-    model: str = "70b"
-    """Alias or catalog id; the name of `shape` where there is one."""
+    arguments: Mapping[str, Any] = field(default_factory=lambda: dict(DEFAULTS))
+    """Value of each argument of `Scenario.of`; specs by their names on the page."""
     shape: ModelSpec | None = None
-    """A model that was dropped on the page."""
-    cluster: str = "h100-sxm"
-    nodes: int = 1
-    gpus_per_node: int | None = None
-    """None: the cluster's."""
-    tp: int | None = None
-    """None: every GPU."""
-    batch: int = 1
-    prompt: int = 1024
-    gen: int = 512
-    dtype: str = "bf16"
-    stack: str = "gpt-fast"
-    allreduce: str | None = None
-    """None: the stack's."""
-    no_p2p: bool = False
+    """A model that was uploaded on the page; the argument "model" holds its name."""
     profile: str | None = None
     """None: the cluster's own."""
     ignore_memory: bool = False
-    settings: Mapping[str, str]
+    settings: Mapping[str, str] = field(default_factory=dict)
     """Single figures by name, as typed."""
     variants: tuple[str, ...] = ()
-    """None: those of `predict`."""
+    """Empty: those of `predict`."""
     phase: str = "decode"
     """Of the timeline."""
     along: str = ""
@@ -81,9 +57,9 @@ class State:
     up: str = ""
     """Of the map, upwards."""
     variant: str = "ladder"
-    """Whose gain the map shows and what the tornado is about."""
+    """Whose gain the map and the tornado show."""
     over: str = "standard"
-    """Over which."""
+    """The variant to compare with."""
     pins: tuple[str, ...] = ()
     """Queries to compare with."""
 
@@ -94,52 +70,61 @@ class State:
         Raises
         ------
         UsageError
-            It is too long, a field is unknown or given twice, or a value cannot be.
+            It is too long, a field is unknown or given twice, or a value breaks a rule.
         """
-        pairs = _pairs(query)
-        values: dict[str, Any] = {"settings": {}}
-        for key, text in pairs:
+        arguments, settings, values, pins = dict(DEFAULTS), {}, {}, []
+        seen = set()
+        for key, text in _pairs(query):
             if key == "pin":
-                values["pins"] = (*values.get("pins", ()), text)
+                pins.append(text)
             elif "." in key:
-                values["settings"][key] = _setting(key, text)
-            elif key in values or key not in _FIELDS:
-                raise _unknown(key, twice=key in values)
+                settings[key] = _setting(key, text)
+            elif key in seen:
+                raise UsageError(f"'{key[:40]}' is given twice", hint="give each field once")
+            elif key in _ARGUMENTS:
+                arguments[_ARGUMENTS[key].name] = _argument(_ARGUMENTS[key], text)
+            elif key in _READERS:
+                values[key] = _READERS[key](key, text)
             else:
-                values[key] = _FIELDS[key](key, text)
-        state = cls(**values)
+                raise UnknownNameError("field of a link", key[:40], (*_ARGUMENTS, *_READERS, "pin"))
+            seen.add(key)
+        state = cls(arguments=arguments, settings=settings, pins=tuple(pins), **values)
         state._check(known)
         return state
 
     def query(self) -> str:
-        """The query string, without what is as usual."""
-        pairs = [
-            (field.name, _written(value))
-            for field in fields(self)
-            if field.name not in ("settings", "pins")
-            and (value := getattr(self, field.name)) != (None if field.default is MISSING else field.default)
+        """The query string, defaults omitted."""
+        pairs = [(argument.key, _written(value)) for argument, value in self.changed()]
+        pairs += [
+            (name, _written(value))
+            for name, default in ((each.name, each.default) for each in fields(self))
+            if name in _READERS and (value := getattr(self, name)) != default
         ]
         pairs += [*self.settings.items(), *(("pin", pin) for pin in self.pins)]
         return urlencode(pairs, quote_via=quote, safe=":/,")
 
+    def changed(self) -> list[tuple[Argument, Any]]:
+        """The arguments that are not at their default, with their values."""
+        return [(ARGUMENTS[name], value) for name, value in self.arguments.items() if value != DEFAULTS[name]]
+
     def scenario(self, known: Known) -> Scenario:
-        """What is asked of the simulator.
+        """What to simulate.
 
         Raises
         ------
         LadderSimError
-            It cannot be.
+            The arguments do not fit each other.
         """
-        return Scenario.of(**self._fields(known), overrides=self.settings)
+        return Scenario.of(**self._resolved(known), overrides=self.settings)
 
     def point(self, known: Known, *left_out: str) -> dict[str, Any]:
         """The same as a sweep's point, without some fields."""
-        given = {name: value for name, value in self._fields(known).items() if value is not None}
+        given = {name: value for name, value in self._resolved(known).items() if value is not None}
         settings = {field_of(key)[0]: text for key, text in self.settings.items()}
         return {name: value for name, value in (given | settings).items() if name not in left_out}
 
     def how(self, known: Known) -> dict[str, Any]:
-        """Arguments of `predict` besides scenario and variants."""
+        """Arguments of `predict` other than scenario and variants."""
         profile = None if self.profile is None else known.profiles[self.profile]
         return {"profile": profile, "ignore_memory": self.ignore_memory}
 
@@ -148,89 +133,103 @@ class State:
         return tuple(dict.fromkeys(("standard", *(self.variants or default_variants(scenario)))))
 
     def alone(self) -> "State":
-        """Without what it is compared with."""
+        """The same without the scenarios to compare with."""
         return replace(self, pins=())
 
-    def _fields(self, known: Known) -> dict[str, Any]:
+    def _resolved(self, known: Known) -> dict[str, Any]:
+        """Arguments of `Scenario.of`, names of the page replaced by their specs."""
         return {
-            "model": self.shape or self.model,
-            "cluster": known.clusters[self.cluster],
-            "nodes": self.nodes,
-            "gpus_per_node": self.gpus_per_node,
-            "tp": self.tp,
-            "batch": self.batch,
-            "prompt": self.prompt,
-            "gen": self.gen,
-            "dtype": self.dtype,
-            "stack": known.stacks[self.stack],
-            "allreduce": self.allreduce,
-            "p2p": not self.no_p2p,
+            **self.arguments,
+            "model": self.shape or self.arguments["model"],
+            "cluster": known.clusters[self.arguments["cluster"]],
+            "stack": known.stacks[self.arguments["stack"]],
         }
 
     def _check(self, known: Known) -> None:
-        if self.shape is None and self.model not in model_names():
-            raise UnknownNameError("model", self.model, model_names(), more="or drop a config.json on the page")
+        if self.shape is None and self.arguments["model"] not in model_names():
+            more = "or drop a config.json on the page"
+            raise UnknownNameError("model", self.arguments["model"], model_names(), more=more)
         for kind, name, names in (
-            ("cluster", self.cluster, known.clusters),
-            ("stack", self.stack, known.stacks),
+            ("cluster", self.arguments["cluster"], known.clusters),
+            ("stack", self.arguments["stack"], known.stacks),
             ("profile", self.profile, known.profiles),
             ("phase", self.phase, PHASES),
         ):
             if name is not None and name not in names:
                 raise UnknownNameError(kind, name, names)
-        if len(self.variants) > MOST_VARIANTS:
-            raise UsageError(f"{len(self.variants)} variants are many", hint=f"take at most {MOST_VARIANTS}")
-        if len(self.pins) > MOST_PINS:
-            raise UsageError(f"{len(self.pins)} pinned scenarios are many", hint=f"take at most {MOST_PINS}")
+        if len(self.variants) > MAX_VARIANTS:
+            raise UsageError(
+                f"at most {MAX_VARIANTS} variants can be shown, {len(self.variants)} were given",
+                hint="leave some variants out",
+            )
+        if len(self.pins) > MAX_PINS:
+            raise UsageError(
+                f"at most {MAX_PINS} scenarios can be pinned, {len(self.pins)} were given", hint="unpin one first"
+            )
         figures = [field_of(key)[0] for key in self.settings]
         if len(set(figures)) < len(figures):
             raise UsageError("a figure is set twice, with and without its unit", hint="give it once")
 
 
 def numeric_setting(key: str) -> Axis:
-    """The setting of that name, checked to be a number: text among the settings may name files.
+    """The setting of that name, which must be a number: text among the settings may name files.
 
     Raises
     ------
     UsageError
-        There is none.
+        There is no such setting, or it is not a number.
     """
     name, kind = field_of(key)
     if "." not in name or kind not in (int, float):
-        raise UsageError(f"'{key}' is no figure that a page can set", hint="for example inter.bandwidth=100Gb/s")
+        raise UsageError(
+            f"'{key}' cannot be set on a page: must be a number", hint="for example inter.bandwidth=100Gb/s"
+        )
     return Axis(name=name, values=())
 
 
 def model_text(shape: ModelSpec) -> str:
-    """A model's shape as a query holds it: one JSON object."""
-    usual = {field.name: field.default for field in fields(ModelSpec)}
-    left_out = ("source",)
-    found = {name: getattr(shape, name) for name in usual if name not in left_out}
-    return json.dumps({name: value for name, value in found.items() if value != usual[name]}, separators=(",", ":"))
+    """A model's shape as a link holds it: one JSON object."""
+    return json.dumps(model_fields(shape), separators=(",", ":"))
+
+
+def model_fields(shape: ModelSpec) -> dict[str, Any]:
+    """The fields of a model's shape that are not at their default, without the source."""
+    defaults = {each.name: each.default for each in fields(shape) if each.name != "source"}
+    return {name: value for name, default in defaults.items() if (value := getattr(shape, name)) != default}
 
 
 def _pairs(query: object) -> list[tuple[str, str]]:
-    if not isinstance(query, str) or len(query) > MOST_CHARACTERS:
-        raise UsageError("the link is no text, or too long", hint=f"at most {MOST_CHARACTERS} characters")
+    if not isinstance(query, str) or len(query) > MAX_CHARACTERS:
+        raise UsageError(
+            f"the link is not text, or longer than {MAX_CHARACTERS} characters", hint="copy the page's link again"
+        )
     try:
-        return parse_qsl(query.removeprefix("?"), keep_blank_values=False, max_num_fields=MOST_FIELDS)
+        return parse_qsl(query.removeprefix("?"), keep_blank_values=False, max_num_fields=MAX_FIELDS)
     except ValueError:
-        raise UsageError("the link has too many fields", hint=f"at most {MOST_FIELDS}") from None
+        raise UsageError("the link has too many fields", hint=f"at most {MAX_FIELDS}") from None
+
+
+def _argument(argument: Argument, text: str) -> Any:
+    """An argument's value as a link holds it: names are looked up later, so that none is read as a path."""
+    key = argument.key
+    if argument.kind is bool:
+        # a link names a switch only where it is not as usual
+        return _switch(key, text) != argument.default
+    if argument.kind is not int:
+        return _text(key, text)
+    maximum = argument.maximum
+    if not text.isascii() or not text.isdigit() or len(text) > 9 or not 1 <= int(text) <= maximum:
+        raise UsageError(f"{key} is {text[:40]!r}: must be a whole number from 1 to {maximum}", hint=f"e.g. {key}=8")
+    return int(text)
 
 
 def _text(key: str, text: str) -> str:
     if len(text) > 200 or not text.isprintable():
-        raise UsageError(f"{key} is no name", hint="take one from the list")
+        raise UsageError(f"{key} is not a name of 200 printable characters or fewer", hint="take one from the list")
     return text
 
 
-def _whole(key: str, text: str) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > 9 or not 1 <= int(text) <= WHOLE[key]:
-        raise UsageError(f"{key} is {text[:40]!r}: must be a whole number from 1 to {WHOLE[key]}", hint=f"e.g. {key}=8")
-    return int(text)
-
-
-def _flag(key: str, text: str) -> bool:
+def _switch(key: str, text: str) -> bool:
     if text != "1":
         raise UsageError(f"{key} is {text[:40]!r}: must be 1", hint="leave it out to say no")
     return True
@@ -247,13 +246,13 @@ def _variant(key: str, text: str) -> str:
 def _axis(key: str, text: str) -> str:
     name, kind = field_of(text)
     if kind not in (int, float):
-        raise UsageError(f"{key} is {text[:40]!r}, which is no number", hint="for example inter.bandwidth")
+        raise UsageError(f"{key} is {text[:40]!r}: must be a number", hint="for example inter.bandwidth")
     return name
 
 
 def _setting(key: str, text: str) -> str:
     numeric_setting(key)
-    # a list: the text is one value, no range
+    # a list: the text is one value and not a range
     axis(key, [text])
     return text
 
@@ -264,9 +263,12 @@ def _shape(key: str, text: str) -> ModelSpec:
     except (ValueError, RecursionError):
         raise UsageError("the model in the link is damaged", hint="drop its config.json on the page again") from None
     if not isinstance(table, dict):
-        raise UsageError("the model in the link is no object", hint="drop its config.json on the page again")
+        raise UsageError("the model in the link is not an object", hint="drop its config.json on the page again")
     if not _NAME.fullmatch(str(table.get("name", ""))):
-        raise UsageError("the model in the link has no plain name", hint="letters, digits, dots, dashes and spaces")
+        raise UsageError(
+            "the name of the model in the link has other characters",
+            hint="use letters, digits, dots, dashes and spaces",
+        )
     layers = table.pop("ladder_layers", [])
     ladder = tuple(layers) if isinstance(layers, list) else (layers,)
     return read_table(ModelSpec, table, where="model", ladder_layers=ladder, source="dropped on the page")
@@ -277,22 +279,21 @@ def _written(value: Any) -> str:
         return model_text(value)
     if isinstance(value, tuple):
         return ",".join(value)
-    return "1" if value is True else str(value)
+    # a switch stands in a link only if it is not at its default
+    return "1" if isinstance(value, bool) else str(value)
 
 
-def _unknown(key: str, *, twice: bool) -> UsageError:
-    if twice:
-        return UsageError(f"'{key[:40]}' is given twice", hint="give each field once")
-    return UnknownNameError("field of a link", key[:40], (*_FIELDS, "pin"))
-
-
-# what reads each field of a link
-_FIELDS: Mapping[str, Any] = {
-    **dict.fromkeys(("model", "cluster", "dtype", "stack", "allreduce", "profile", "phase"), _text),
-    **dict.fromkeys(WHOLE, _whole),
-    **dict.fromkeys(FLAGS, _flag),
-    **dict.fromkeys(("variant", "over"), _variant),
-    **dict.fromkeys(_AXES, _axis),
-    "variants": _variants,
+_ARGUMENTS = {argument.key: argument for argument in ARGUMENTS.values()}
+# what reads each other field of a link
+_READERS: Mapping[str, Callable[[str, str], Any]] = {
     "shape": _shape,
+    "profile": _text,
+    "ignore_memory": _switch,
+    "variants": _variants,
+    "phase": _text,
+    "along": _axis,
+    "across": _axis,
+    "up": _axis,
+    "variant": _variant,
+    "over": _variant,
 }

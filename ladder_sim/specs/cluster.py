@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ladder_sim.specs.values import label, real, whole
+from ladder_sim.specs.values import nonempty, real, whole
 
 # FLOP/s and bytes/s; a thousand times what one device reaches
 _MOST_RATE = 1e18
@@ -38,7 +38,7 @@ class GpuSpec:
     """Where the figures come from."""
 
     def __post_init__(self) -> None:
-        where = f"gpu '{label(self.name, 'gpu name')}'"
+        where = f"gpu '{nonempty(self.name, 'gpu name')}'"
         real(self.bf16_flops, f"{where}: bf16_flops", _MOST_RATE)
         real(self.fp8_flops, f"{where}: fp8_flops", _MOST_RATE)
         real(self.hbm_bytes, f"{where}: hbm_bytes", _MOST_BYTES)
@@ -65,8 +65,8 @@ class LinkTier:
     """Where the figures come from."""
 
     def __post_init__(self) -> None:
-        where = f"link '{label(self.name, 'link name')}'"
-        label(self.fabric, f"{where}: fabric")
+        where = f"link '{nonempty(self.name, 'link name')}'"
+        nonempty(self.fabric, f"{where}: fabric")
         real(self.bandwidth_Bps, f"{where}: bandwidth_Bps", _MOST_RATE)
         real(self.latency_s, f"{where}: latency_s", _MOST_SECONDS, zero=True)
 
@@ -99,7 +99,7 @@ class ClusterSpec:
     """Where the figures come from."""
 
     def __post_init__(self) -> None:
-        where = f"cluster '{label(self.name, 'cluster name')}'"
+        where = f"cluster '{nonempty(self.name, 'cluster name')}'"
         whole(self.gpus_per_node, f"{where}: gpus_per_node", 1, MOST_GPUS_PER_NODE)
         real(self.rank_skew, f"{where}: rank_skew", 1.0, zero=True)
         real(self.host_low_latency_share, f"{where}: host_low_latency_share", 1.0)

@@ -11,7 +11,8 @@ from typing import TypedDict
 
 from ladder_sim.errors import SpecError
 from ladder_sim.specs.files import read_text
-from ladder_sim.specs.values import shown, shown_path
+from ladder_sim.specs.values import shown_path
+from ladder_sim.units import quoted
 
 # largest size that is believed, by ModelSpec field: about ten times or more beyond any published model
 MOST: dict[str, int] = {
@@ -171,7 +172,7 @@ def read_config(path: Path) -> dict[str, object]:
         ) from None
     if not isinstance(config, dict):
         raise SpecError(
-            f"{name}: holds {shown(config)}: a config.json must be a JSON object",
+            f"{name}: holds {quoted(config)}: a config.json must be a JSON object",
             hint='give the model\'s config.json, which starts with "{"',
         )
     return config
@@ -236,7 +237,7 @@ class _Reader:
         self.source = source
 
     def error(self, key: str, rule: str, way_out: str) -> SpecError:
-        return SpecError(f"{self.source}: {key} is {shown(self.config.get(key))}: {rule}", hint=way_out)
+        return SpecError(f"{self.source}: {key} is {quoted(self.config.get(key))}: {rule}", hint=way_out)
 
     def model_type(self) -> str:
         model_type = self.config.get("model_type")

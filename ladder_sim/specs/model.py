@@ -6,7 +6,8 @@ from typing import Self
 
 from ladder_sim.errors import SpecError
 from ladder_sim.specs.hf_config import MOST, shape_from_hf
-from ladder_sim.specs.values import flag, label, shown, whole
+from ladder_sim.specs.values import flag, nonempty, whole
+from ladder_sim.units import quoted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,7 @@ class ModelSpec:
     """Where the figures come from."""
 
     def __post_init__(self) -> None:
-        where = f"model {shown(label(self.name, 'model name'))}"
+        where = f"model {quoted(nonempty(self.name, 'model name'))}"
         for field, most in MOST.items():
             whole(getattr(self, field), f"{where}: {field}", 1, most)
         for field in ("gated_mlp", "tied_embeddings", "qkv_bias", "out_bias", "mlp_bias"):
@@ -75,7 +76,7 @@ class ModelSpec:
             )
         if not isinstance(self.ladder_layers, tuple):
             raise SpecError(
-                f"{where}: ladder_layers is {shown(self.ladder_layers)}: must be a tuple",
+                f"{where}: ladder_layers is {quoted(self.ladder_layers)}: must be a tuple",
                 hint="a spec is hashable, so it holds no list",
             )
         for layer in self.ladder_layers:

@@ -1,24 +1,23 @@
-"""One question to the simulator: everything that is fixed before it runs."""
+"""What is simulated: a model on a cluster, with a stack and a workload."""
 
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, cast
+from operator import attrgetter
+from typing import Any, Self, cast
 
 from ladder_sim.errors import PartitionError, UsageError
 from ladder_sim.specs import catalog
+from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.settings import IN_CLUSTER, Parts, override_parts, settings_of
 from ladder_sim.specs.stack import AllReduce, StackSpec
-from ladder_sim.specs.values import flag, label, whole
+from ladder_sim.specs.values import flag, nonempty, whole
 from ladder_sim.specs.workload import DType, Workload
 
-if TYPE_CHECKING:
-    pass
-
 # far beyond any cluster one tensor-parallel group spans
-_MOST_NODES = 100_000
+_MAX_NODES = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,15 +56,15 @@ class Scenario:
     """Figures changed by hand, e.g. "inter.bandwidth_Bps": no fit replaces them."""
 
     def __post_init__(self) -> None:
-        whole(self.nodes, "nodes", 1, _MOST_NODES, hint="number of nodes, e.g. --nodes 2")
-        whole(self.tp, "tp", 1, _MOST_NODES, hint="ranks that share the model, e.g. --tp 8")
-        label(self.variant, "variant")
+        whole(self.nodes, "nodes", 1, _MAX_NODES, hint="number of nodes, e.g. --nodes 2")
+        whole(self.tp, "tp", 1, _MAX_NODES, hint="ranks that share the model, e.g. --tp 8")
+        nonempty(self.variant, "variant")
         flag(self.p2p, "p2p")
         per_node = self.cluster.gpus_per_node
         total = self.nodes * per_node
         if self.tp > total:
             raise UsageError(
-                f"tp {self.tp} needs {self.tp} GPUs: {self.nodes} x {per_node} are there",
+                f"tp {self.tp} needs {self.tp} GPUs: there are {self.nodes} x {per_node}",
                 hint=f"add nodes (--nodes {-(-self.tp // per_node)}), or use --tp {total} or less",
             )
         problem = self.model.partition_problem(self.tp)
@@ -143,26 +142,17 @@ class Scenario:
             parts = parts._replace(stack=dataclasses.replace(parts.stack, allreduce=cast(AllReduce, allreduce)))
         settings = settings_of(overrides or {})
         parts = override_parts(parts, overrides or {})
-        whole(nodes, "nodes", 1, _MOST_NODES, hint="number of nodes, e.g. --nodes 2")
+        whole(nodes, "nodes", 1, _MAX_NODES, hint="number of nodes, e.g. --nodes 2")
         degree = nodes * parts.cluster.gpus_per_node if tp is None else tp
         return cls(**parts._asdict(), nodes=nodes, tp=degree, variant=variant, p2p=p2p, settings=settings)
 
     def fields(self) -> dict[str, Any]:
-        """What it has for each argument of `of`, specs by name; the variant and settings left out."""
-        return {
-            "model": self.model.name,
-            "cluster": self.cluster.name,
-            "nodes": self.nodes,
-            "gpus_per_node": self.cluster.gpus_per_node,
-            "tp": self.tp,
-            "batch": self.workload.batch,
-            "prompt": self.workload.prompt,
-            "gen": self.workload.gen,
-            "dtype": self.workload.dtype,
-            "stack": self.stack.name,
-            "allreduce": self.stack.allreduce,
-            "p2p": self.p2p,
-        }
+        """Return its value for each argument of `of`, specs by name; the variant and settings left out."""
+        return {name: attrgetter(argument.holder)(self) for name, argument in ARGUMENTS.items()}
+
+    def setting(self, name: str) -> Any:
+        """Return its value for a setting, named as by `ladder_sim.specs.settings.find_setting`."""
+        return attrgetter(f"cluster.{name}" if name.partition(".")[0] in IN_CLUSTER else name)(self)
 
     @property
     def ranks_per_node(self) -> int:
@@ -184,61 +174,24 @@ class Scenario:
 
     def warnings(self) -> tuple[str, ...]:
         """Return what the reader of a prediction should know about this scenario, one sentence each."""
-        found = []
+        warnings = []
         context, longest = self.workload.context, self.model.max_positions
         if context > longest:
-            found.append(f"context of {context} tokens: '{self.model.name}' was made for {longest}")
+            warnings.append(f"context of {context} tokens: '{self.model.name}' was made for {longest}")
         window = self.model.sliding_window
         if 0 < window < context:
-            found.append(
+            warnings.append(
                 f"'{self.model.name}' has layers that attend to the last {window} tokens only: "
                 f"attention is costed over the full context of {context}"
             )
         if self.workload.dtype == "fp16":
-            found.append("fp16 uses the bf16 tables: the same bytes and tensor-core rate")
+            warnings.append("fp16 uses the bf16 tables: the same bytes and tensor-core rate")
         kv_heads = self.model.kv_heads
         if self.tp > kv_heads:
             plural = "s" if kv_heads > 1 else ""
-            found.append(
+            warnings.append(
                 f"{kv_heads} KV head{plural} on {self.tp} ranks: each KV head is held by {self.tp // kv_heads} ranks"
             )
         if self.nodes_used < self.nodes:
-            found.append(f"tp {self.tp} uses {self.nodes_used} of {self.nodes} nodes")
-        return tuple(found)
-
-
-def apply_overrides(scenario: "Scenario", overrides: Mapping[str, str]) -> "Scenario":
-    """Return the scenario with some figures changed.
-
-    Parameters
-    ----------
-    scenario
-        Where to start from; it stays as it is.
-    overrides
-        Values by ``section.field``, e.g. ``{"inter.bandwidth": "100Gb/s"}``. A field may be named without its unit;
-        a number without one is in SI base units. The changed spec's ``source`` says what was set.
-
-    Raises
-    ------
-    UnknownNameError
-        If there is no such setting or choice; the nearest is named.
-    UnitError, SpecError
-        If a value cannot be read or cannot be.
-
-    Examples
-    --------
-    >>> from ladder_sim.specs.scenario import Scenario
-    >>> slower = apply_overrides(Scenario.of(nodes=2), {"inter.bandwidth": "100Gb/s"})
-    >>> slower.cluster.inter.bandwidth_Bps
-    12500000000.0
-    """
-    parts = Parts(scenario.model, scenario.cluster, scenario.stack, scenario.workload)
-    settings = scenario.settings | settings_of(overrides)
-    return dataclasses.replace(scenario, **override_parts(parts, overrides)._asdict(), settings=settings)
-
-
-def setting_value(scenario: "Scenario", name: str) -> Any:
-    """What a scenario has for a setting, named as by `find_setting`."""
-    section, _, field = name.partition(".")
-    holder = scenario.cluster if section in IN_CLUSTER else scenario
-    return getattr(getattr(holder, section), field)
+            warnings.append(f"tp {self.tp} uses {self.nodes_used} of {self.nodes} nodes")
+        return tuple(warnings)

@@ -1,7 +1,7 @@
-"""Change single figures of a scenario: ``--set inter.bandwidth=100Gb/s``."""
+"""Settings: single figures of a scenario, changed by name, as in ``--set inter.bandwidth=100Gb/s``."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from ladder_sim.errors import UnknownNameError, UsageError
@@ -27,7 +27,7 @@ IN_CLUSTER = ("gpu", "intra", "inter", "host")
 # fields that say what a spec is, not how it behaves
 _IDENTITY = ("name", "source")
 
-_MORE = "`ladder-sim list settings` shows all"
+_Spec = TypeVar("_Spec", ModelSpec, ClusterSpec, GpuSpec, LinkTier, StackSpec, Workload)
 
 
 class Parts(NamedTuple):
@@ -39,9 +39,32 @@ class Parts(NamedTuple):
     workload: Workload
 
 
-def settings_of(overrides: Mapping[str, str]) -> frozenset[str]:
-    """Return what overrides change, ``section.field`` with units."""
-    return frozenset(_found(key)[0] for key in overrides)
+def settings(assignments: Sequence[str]) -> dict[str, str]:
+    """Split ``KEY=VALUE`` arguments.
+
+    Examples
+    --------
+    >>> settings(["inter.bandwidth=100Gb/s"])
+    {'inter.bandwidth': '100Gb/s'}
+    """
+    values = {}
+    for assignment in assignments:
+        key, equals, value = (part.strip() for part in assignment.partition("="))
+        if not equals or not key or not value:
+            raise UsageError(f"--set '{assignment}' is not KEY=VALUE", hint="for example --set inter.bandwidth=100Gb/s")
+        values[key] = value
+    return values
+
+
+def settable() -> list[str]:
+    """Return every setting, ``section.field``, without units.
+
+    Examples
+    --------
+    >>> [name for name in settable() if name.startswith("inter.")]
+    ['inter.bandwidth', 'inter.fabric', 'inter.latency']
+    """
+    return sorted(f"{section}.{short_name(field)}" for section in _SECTIONS for field in _fields(section))
 
 
 def find_setting(key: str) -> tuple[str, object] | None:
@@ -58,11 +81,32 @@ def find_setting(key: str) -> tuple[str, object] | None:
     return None if field is None else (f"{section}.{field}", fields[field])
 
 
+def settings_of(overrides: Mapping[str, str]) -> frozenset[str]:
+    """Return what overrides change, ``section.field`` with units."""
+    return frozenset(_setting(key)[0] for key in overrides)
+
+
 def override_parts(parts: Parts, overrides: Mapping[str, str]) -> Parts:
-    """Change figures of a scenario's parts; see `apply_overrides`."""
+    """Return a scenario's parts with some figures changed.
+
+    Parameters
+    ----------
+    parts
+        What to change.
+    overrides
+        Values by ``section.field``, e.g. ``{"inter.bandwidth": "100Gb/s"}``. A field may be named without its unit;
+        a number without one is in SI base units. The changed spec's ``source`` says what was set.
+
+    Raises
+    ------
+    UnknownNameError
+        If there is no such setting or choice; the nearest is named.
+    UnitError, SpecError
+        If a value cannot be read or breaks a rule.
+    """
     changes: dict[str, dict[str, object]] = {}
     for key, text in overrides.items():
-        name, kind = _found(key)
+        name, kind = _setting(key)
         section, _, field = name.partition(".")
         # all of one section at once: a spec is checked as a whole
         changes.setdefault(section, {})[field] = read_value(text, field, kind, name=key)
@@ -76,29 +120,15 @@ def override_parts(parts: Parts, overrides: Mapping[str, str]) -> Parts:
     )
 
 
-def settable() -> list[str]:
-    """Return every setting, ``section.field``, without units.
-
-    Examples
-    --------
-    >>> [name for name in settable() if name.startswith("inter.")]
-    ['inter.bandwidth', 'inter.fabric', 'inter.latency']
-    """
-    return sorted(f"{section}.{short_name(field)}" for section in _SECTIONS for field in _fields(section))
+def _setting(key: str) -> tuple[str, object]:
+    setting = find_setting(key)
+    if setting is None:
+        raise UnknownNameError("setting", key, settable(), more="`ladder-sim list settings` shows all")
+    return setting
 
 
 def _fields(section: str) -> dict[str, object]:
     return {name: kind for name, kind in settable_fields(_SECTIONS[section]).items() if name not in _IDENTITY}
-
-
-def _found(key: str) -> tuple[str, object]:
-    found = find_setting(key)
-    if found is None:
-        raise UnknownNameError("setting", key, settable(), more=_MORE)
-    return found
-
-
-_Spec = TypeVar("_Spec", ModelSpec, ClusterSpec, GpuSpec, LinkTier, StackSpec, Workload)
 
 
 def _changed(spec: _Spec, changes: Mapping[str, Any]) -> _Spec:
@@ -109,20 +139,3 @@ def _changed(spec: _Spec, changes: Mapping[str, Any]) -> _Spec:
         note = "set by hand: " + ", ".join(f"{name}={value}" for name, value in changes.items())
         changes = {**changes, "source": f"{source}; {note}" if source else note}
     return dataclasses.replace(spec, **changes)
-
-
-def settings(assignments: list[str]) -> dict[str, str]:
-    """Split ``KEY=VALUE`` arguments.
-
-    Examples
-    --------
-    >>> settings(["inter.bandwidth=100Gb/s"])
-    {'inter.bandwidth': '100Gb/s'}
-    """
-    found = {}
-    for assignment in assignments:
-        key, equals, value = assignment.partition("=")
-        if not equals or not key.strip() or not value.strip():
-            raise UsageError(f"--set '{assignment}' is not KEY=VALUE", hint="for example --set inter.bandwidth=100Gb/s")
-        found[key.strip()] = value.strip()
-    return found

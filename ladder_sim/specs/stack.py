@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from ladder_sim.specs.values import choice, flag, label, real
+from ladder_sim.specs.values import choice, flag, nonempty, real
 
 AttentionKernel = Literal["flash", "math"]
 AllReduce = Literal["nccl", "one-shot", "two-shot", "nvls", "auto"]
@@ -71,7 +71,7 @@ class StackSpec:
     """Where the figures come from."""
 
     def __post_init__(self) -> None:
-        where = f"stack '{label(self.name, 'stack name')}'"
+        where = f"stack '{nonempty(self.name, 'stack name')}'"
         choice(self.attention, f"{where}: attention", get_args(AttentionKernel))
         choice(self.allreduce, "all-reduce", get_args(AllReduce))
         choice(self.prefill_logits, f"{where}: prefill_logits", get_args(PrefillLogits))

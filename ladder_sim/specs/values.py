@@ -1,26 +1,14 @@
-"""Turn text or numbers into the fields of a spec, with the unit that each field's name ends in."""
+"""Check one value, read one value from text, and make a spec from a table of a file."""
 
 import dataclasses
-import reprlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from ladder_sim.errors import SpecError, UnknownNameError
-from ladder_sim.units import parse_quantity, short_name, unit_of
+from ladder_sim.units import parse_quantity, quoted, short_name, unit_of
 
-_SHORT = reprlib.Repr()
-
-
-_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
-
-
-def shown(value: object) -> str:
-    """Write any value in one short line that every terminal can print."""
-    try:
-        return ascii(value) if isinstance(value, str) and len(value) <= 60 else _SHORT.repr(value)
-    except ValueError:  # an integer with more digits than Python prints
-        return "a number of thousands of digits"
+_Spec = TypeVar("_Spec")
 
 
 def shown_path(path: str | Path) -> str:
@@ -29,25 +17,25 @@ def shown_path(path: str | Path) -> str:
     return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
 
 
-def whole(value: object, what: str, least: int, most: int, *, hint: str = "") -> int:
+def whole(value: object, what: str, minimum: int, maximum: int, *, hint: str = "") -> int:
     """Require a whole number within bounds, both included; `what` names it."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
         raise SpecError(
-            f"{what} is {shown(value)}: must be a whole number from {least} to {most}",
+            f"{what} is {quoted(value)}: must be a whole number from {minimum} to {maximum}",
             hint=hint or "give a whole number in that range",
         )
     return value
 
 
-def real(value: object, what: str, most: float, *, zero: bool = False, hint: str = "") -> float:
-    """Require a number above zero (or from zero, with `zero`) and up to `most`."""
+def real(value: object, what: str, maximum: float, *, zero: bool = False, hint: str = "") -> float:
+    """Require a number above zero (or from zero, with `zero`) and up to `maximum`."""
     # NaN fails every comparison, infinity the last
     number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else -1
-    if 0 < number <= most or (zero and number == 0):
+    if 0 < number <= maximum or (zero and number == 0):
         return number
     floor = "from 0" if zero else "above 0"
     raise SpecError(
-        f"{what} is {shown(value)}: must be a number {floor} and up to {most:g}",
+        f"{what} is {quoted(value)}: must be a number {floor} and up to {maximum:g}",
         hint=hint or "give a number in that range, in SI base units",
     )
 
@@ -55,24 +43,24 @@ def real(value: object, what: str, most: float, *, zero: bool = False, hint: str
 def flag(value: object, what: str) -> bool:
     """Require true or false."""
     if not isinstance(value, bool):
-        raise SpecError(f"{what} is {shown(value)}: must be true or false", hint="write true or false")
+        raise SpecError(f"{what} is {quoted(value)}: must be true or false", hint=f"write {what}=true or {what}=false")
     return value
 
 
-def choice(value: object, what: str, known: Iterable[str]) -> str:
-    """Require one of the known names; the nearest is suggested."""
-    names = tuple(known)
+def choice(value: object, what: str, names: Iterable[str]) -> str:
+    """Require one of some names; the nearest is suggested."""
+    names = tuple(names)
     if not isinstance(value, str):
-        raise SpecError(f"{what} is {shown(value)}: must be one of {', '.join(names)}", hint=f"write e.g. {names[0]}")
+        raise SpecError(f"{what} is {quoted(value)}: must be one of {', '.join(names)}", hint=f"write e.g. {names[0]}")
     if value not in names:
         raise UnknownNameError(what, value, names)
     return value
 
 
-def label(value: object, what: str) -> str:
+def nonempty(value: object, what: str) -> str:
     """Require text that is not empty."""
     if not isinstance(value, str) or not value.strip():
-        raise SpecError(f"{what} is {shown(value)}: must be text, not empty", hint=f"give {what} a name")
+        raise SpecError(f"{what} is {quoted(value)}: must be text, not empty", hint=f"give {what} a name")
     return value
 
 
@@ -84,7 +72,7 @@ def settable_fields(spec: type) -> dict[str, object]:
 
 
 def find_field(key: str, names: Mapping[str, object]) -> str | None:
-    """Return the field that `key` names, with or without its unit; None if there is none."""
+    """Return the field that `key` names, with or without its unit; None if there is no such field."""
     if key in names:
         return key
     return next((name for name in names if short_name(name) == key), None)
@@ -109,32 +97,27 @@ def read_value(raw: object, field: str, kind: object, *, name: str) -> object:
     UnitError, SpecError, UnknownNameError
         If the value does not fit the field.
     """
+    if isinstance(raw, str):
+        raw = raw.strip()
     if kind is bool:
-        if isinstance(raw, bool):
-            return raw
-        if isinstance(raw, str) and raw.strip().lower() in ("true", "false"):
-            return raw.strip().lower() == "true"
-        raise SpecError(f"{name} is {shown(raw)}: must be true or false", hint=f"write {name}=true or {name}=false")
+        return flag({"true": True, "false": False}.get(raw.lower(), raw) if isinstance(raw, str) else raw, name)
     if get_origin(kind) is Literal:
-        return choice(raw.strip() if isinstance(raw, str) else raw, name, get_args(kind))
+        return choice(raw, name, get_args(kind))
     if kind is str:
         if not isinstance(raw, str):
-            raise SpecError(f"{name} is {shown(raw)}: must be text", hint="put it in quotes")
-        return raw.strip()
+            raise SpecError(f"{name} is {quoted(raw)}: must be text", hint="put it in quotes")
+        return raw
     if not isinstance(raw, (str, int, float)):
-        raise SpecError(f"{name} is {shown(raw)}: must be a number, or text with a unit", hint=f"write {name}=NUMBER")
+        raise SpecError(f"{name} is {quoted(raw)}: must be a number, or text with a unit", hint=f"write {name}=NUMBER")
     value = parse_quantity(raw, unit_of(field), name=name)
     if kind is not int:
         return value
     if not value.is_integer():
-        raise SpecError(f"{name} is {shown(raw)}: must be a whole number", hint=f"e.g. {name}={round(value)}")
+        raise SpecError(f"{name} is {quoted(raw)}: must be a whole number", hint=f"e.g. {name}={round(value)}")
     return int(value)
 
 
-_Spec = TypeVar("_Spec")
-
-
-def read_table(spec: type[_Spec], table: Mapping[str, object], *, where: str, **known: object) -> _Spec:
+def read_table(spec: type[_Spec], table: Mapping[str, object], *, where: str, **given: object) -> _Spec:
     """Make a spec from a table of a file.
 
     Parameters
@@ -145,17 +128,17 @@ def read_table(spec: type[_Spec], table: Mapping[str, object], *, where: str, **
         Its fields by name, with or without the unit; quantities may be text with a unit.
     where
         File and section; errors begin with it.
-    **known
+    **given
         Fields that the caller has already; the table may not hold them.
 
     Raises
     ------
     UnknownNameError
-        If the table has a key that is no field.
+        If the table has a key that is not a field.
     SpecError
-        If a field is missing or impossible.
+        If a field is missing or breaks a rule.
     """
-    kinds = {name: kind for name, kind in settable_fields(spec).items() if name not in known}
+    kinds = {name: kind for name, kind in settable_fields(spec).items() if name not in given}
     values: dict[str, object] = {}
     for key, raw in table.items():
         field = find_field(key, kinds)
@@ -163,6 +146,6 @@ def read_table(spec: type[_Spec], table: Mapping[str, object], *, where: str, **
             raise UnknownNameError(f"{where} key", key, kinds)
         values[field] = read_value(raw, field, kinds[field], name=f"{where}: {key}")
     for needed in dataclasses.fields(spec):  # type: ignore[arg-type]
-        if needed.default is dataclasses.MISSING and needed.name not in values and needed.name not in known:
+        if needed.default is dataclasses.MISSING and needed.name not in values and needed.name not in given:
             raise SpecError(f"{where}: {needed.name} is missing", hint=f"add {needed.name} = ... to the file")
-    return spec(**known, **values)
+    return spec(**given, **values)

@@ -12,8 +12,9 @@ from ladder_sim.costs.memory import total_bytes
 from ladder_sim.errors import LadderSimError, ProfileError
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.request import SIZES, simulate_requests
+from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.sweeps.axes import FIELDS, Axis
+from ladder_sim.sweeps.axes import Axis
 from ladder_sim.sweeps.grid import Block, Chunk, Columns
 from ladder_sim.sweeps.price import token_price
 from ladder_sim.units import format_bytes
@@ -132,7 +133,7 @@ def _fill(results: dict[str, NDArray[np.float64]], scenario: Scenario, block: Bl
 def _constants(block: Block) -> dict[str, Any]:
     """The scenario's fields, and the settings among the axes."""
     named = {name: value if isinstance(value, str | int | float) else value.name for name, value in block.point.items()}
-    settings = {name: value for name, value in named.items() if name not in FIELDS}
+    settings = {name: value for name, value in named.items() if name not in ARGUMENTS}
     if block.scenario is None:
-        return {**{name: named.get(name) for name in FIELDS}, **settings}
+        return {**{name: named.get(name) for name in ARGUMENTS}, **settings}
     return {**block.scenario.fields(), **settings}

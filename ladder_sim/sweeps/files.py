@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ladder_sim.errors import MissingDependencyError, UsageError
-from ladder_sim.sweeps.axes import FIELDS
+from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.sweeps.evaluate import PROBLEM, Rows
 
 
@@ -260,7 +260,7 @@ def _arrow_fields(constants: Mapping[str, Any]) -> list[tuple[str, Any]]:
     import pyarrow as pa
 
     types = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
-    kinds = {name: FIELDS[name] if FIELDS.get(name) in types else str for name in FIELDS}
+    kinds = {name: argument.kind if argument.kind in (bool, int) else str for name, argument in ARGUMENTS.items()}
     return [(name, types[kinds.get(name, type(value))]) for name, value in constants.items()]
 
 

@@ -14,8 +14,9 @@ from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.graph.variants import DEFAULT_VARIANTS, canonical
 from ladder_sim.prediction import default_variants
 from ladder_sim.simulate.request import SIZES
+from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.sweeps.axes import FIELDS, Axis, axis
+from ladder_sim.sweeps.axes import Axis, axis
 from ladder_sim.sweeps.ranges import expand
 
 # of a sweep that nobody confirmed
@@ -51,8 +52,8 @@ Chunk = tuple[Block, ...]
 class Grid:
     """Every combination of the axes' values.
 
-    What changes the graph comes first: fields of the scenario in the order of `FIELDS`, then settings as given. Batch,
-    prompt and answer follow, and hardware figures as given; the last axis varies fastest.
+    What changes the graph comes first: arguments of the scenario in the order of `ARGUMENTS`, then settings as given.
+    Batch, prompt and answer follow, and hardware figures as given; the last axis varies fastest.
 
     Parameters
     ----------
@@ -73,8 +74,8 @@ class Grid:
         for name in names:
             if names.count(name) > 1:
                 raise UsageError(f"'{name}' is given twice", hint="give each field one range")
-        order = list(FIELDS)
-        found.sort(key=lambda one: order.index(one.name) if one.name in FIELDS else len(order))
+        order = list(ARGUMENTS)
+        found.sort(key=lambda one: order.index(one.name) if one.name in ARGUMENTS else len(order))
         sizes = [name for name in SIZES if f"workload.{name}" not in names]
         # axes over batch, prompt and answer, unless a setting of the same name has the last word
         self.sizes = [one for one in found if one.name in sizes and len(one.values) > 1]
@@ -209,8 +210,8 @@ def _blocks(point: Mapping[str, Any], columns: Columns, count: int) -> Iterator[
 
 def scenario_at(point: Mapping[str, Any]) -> Scenario:
     """The scenario of a point; it gets the nodes that its tensor-parallel group needs if none are named."""
-    fields = {name: value for name, value in point.items() if name in FIELDS}
-    settings = {name: value for name, value in point.items() if name not in FIELDS}
+    fields = {name: value for name, value in point.items() if name in ARGUMENTS}
+    settings = {name: value for name, value in point.items() if name not in ARGUMENTS}
     if "tp" in fields and "nodes" not in fields:
         alone = Scenario.of(**{**fields, "tp": 1}, overrides=settings)
         fields["nodes"] = -(-fields["tp"] // alone.cluster.gpus_per_node)

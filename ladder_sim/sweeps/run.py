@@ -10,7 +10,7 @@ import ladder_sim
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.errors import UsageError
 from ladder_sim.prediction import NO_PROFILE
-from ladder_sim.sweeps.axes import FIELDS
+from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.sweeps.evaluate import PROBLEM, How, evaluate, result_columns
 from ladder_sim.sweeps.executors import Executor, Processes, serial
 from ladder_sim.sweeps.files import FORMATS, PartFile, encode, header, require
@@ -175,7 +175,7 @@ def _told(answers: Iterator[Answer], grid: Grid, first: int, progress: Progress 
 def _names(grid: Grid, how: How) -> list[str]:
     """All columns, in order."""
     settings = [one.name for one in grid.structure if one.setting]
-    return [*FIELDS, *settings, *(one.name for one in grid.figures), *result_columns(how), PROBLEM]
+    return [*ARGUMENTS, *settings, *(one.name for one in grid.figures), *result_columns(how), PROBLEM]
 
 
 def _fingerprint(grid: Grid, how: How, form: str) -> str:

@@ -19,7 +19,8 @@ from ladder_sim.errors import InfeasibleError, UnknownNameError, UsageError
 from ladder_sim.graph.variants import canonical, wiring
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.values import real, shown, shown_path
+from ladder_sim.specs.values import real, shown_path
+from ladder_sim.units import quoted
 
 DEFAULT_DATASET = "ladder-70b"
 REQUIRED = ("model", "cluster", "tp", "variant", "batch", "prompt", "gen")
@@ -218,7 +219,7 @@ def _measurement(line: int, cells: Mapping[str, str]) -> Measurement:
             raise UsageError(f"{column} is empty: must be given on every row", hint=f"fill the column {column}")
     p2p = {"1": True, "0": False}.get(cell["p2p"])
     if p2p is None:
-        raise UsageError(f"p2p is {shown(cell['p2p'])}: must be 1 or 0", hint="0 means NCCL_P2P_DISABLE=1")
+        raise UsageError(f"p2p is {quoted(cell['p2p'])}: must be 1 or 0", hint="0 means NCCL_P2P_DISABLE=1")
     model = cell["model"].lower()
     configuration = Configuration(
         source=cell["source"],
@@ -258,7 +259,7 @@ def _check(configuration: Configuration, variant: str) -> None:
 def _whole(text: str, what: str) -> int:
     # more digits than any count has, and than int() reads
     if not text.isascii() or not text.isdigit() or len(text) > 12:
-        raise UsageError(f"{what} is {shown(text)}: must be a whole number from 1", hint=f"for example {what} 8")
+        raise UsageError(f"{what} is {quoted(text)}: must be a whole number from 1", hint=f"for example {what} 8")
     return int(text)
 
 
@@ -287,6 +288,6 @@ def _number(cell: Mapping[str, str], column: str, most: float) -> float | None:
     try:
         value = float(cell[column])
     except ValueError:
-        raise UsageError(f"{column} is {shown(cell[column])}: must be a number", hint="without unit") from None
+        raise UsageError(f"{column} is {quoted(cell[column])}: must be a number", hint="without unit") from None
     unit = "tokens per second of the whole batch" if column == "tokens_per_s" else "seconds"
     return real(value, column, most, hint=f"give {unit}")

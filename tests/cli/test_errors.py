@@ -163,7 +163,7 @@ def test_size_that_is_no_number(flag: str, value: str) -> None:
 
 
 def test_sizes_that_do_not_go_together() -> None:
-    refused(("predict", "--tp", "16"), 2, "tp 16 needs 16 GPUs", "1 x 8 are there", "--nodes 2")
+    refused(("predict", "--tp", "16"), 2, "tp 16 needs 16 GPUs", "there are 1 x 8", "--nodes 2")
     refused(("predict", "--nodes", "100000"), 2, "tp is 800000", "--tp 8")
     refused(("predict", "--nodes", "2", "--tp", "12", "--model", "176b"), 3, "not divisible by tp 12")
     refused(("predict", "--nodes", "2", "--tp", "14", "--model", "176b"), 2, "fill them evenly", "multiple of 8")
@@ -178,8 +178,8 @@ def test_sizes_that_do_not_go_together() -> None:
         ("inter.bandwidth=5us", ("'5us' has no known unit", "B/s")),
         ("intra.latency=5GB", ("intra.latency: '5GB' has no known unit", "s, ms, us, ns", "5us")),
         ("gpu.hbm=80GHz", ("gpu.hbm: '80GHz' has no known unit", "16 GiB")),
-        ("inter.bandwidth=fast", ("'fast' is no number with a unit",)),
-        ("inter.bandwidth=nan", ("'nan' is no number",)),
+        ("inter.bandwidth=fast", ("'fast' is not a number with a unit",)),
+        ("inter.bandwidth=nan", ("'nan' is not a number",)),
         ("inter.bandwidth=1e999", ("'1e999' must be finite",)),
         ("inter.bandwidth=-1GB/s", ("'-1GB/s' must be finite and not negative",)),
         ("inter.bandwidth=0", ("bandwidth_Bps is 0.0", "above 0")),
@@ -318,9 +318,9 @@ def test_show_of_a_broken_file(tmp_path: Path, content: str, part: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (("--jitter", "abc"), ("--jitter 'abc' is no number", "'measured'")),
-        (("--jitter", ""), ("--jitter '' is no number", "0.05")),
-        (("--jitter", "5%"), ("--jitter '5%' is no number", "0.05")),
+        (("--jitter", "abc"), ("--jitter 'abc' is not a number", "'measured'")),
+        (("--jitter", ""), ("--jitter '' is not a number", "0.05")),
+        (("--jitter", "5%"), ("--jitter '5%' is not a number", "0.05")),
         (("--jitter", "-0.1"), ("jitter -0.1 is not between 0 and 1", "0.05")),
         (("--jitter", "2"), ("jitter 2.0 is not between 0 and 1", "0.05")),
         (("--jitter", "nan"), ("jitter nan is not between 0 and 1", "0.05")),

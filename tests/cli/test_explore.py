@@ -52,7 +52,7 @@ def test_export_writes_a_page_without_addresses(tmp_path: Path) -> None:
         (("--model", "nope"), "unknown model 'nope'"),
         (("--engine", "des"), "--engine is for single predictions"),
         (("--export", "page.pdf"), "the extension says no web page"),
-        (("--set", "inter.fabric=x"), "no figure that a page can set"),
+        (("--set", "inter.fabric=x"), "cannot be set on a page"),
         (("--tp", "7"), "not divisible by tp 7"),
     ],
 )

@@ -47,8 +47,8 @@ def test_no_command_prints_help_and_no_empty_error(command: tuple[str, ...]) -> 
 
 def test_help_names_every_scenario_flag() -> None:
     text = run("predict", "--help").out
-    for name in ScenarioFlags.__dataclass_fields__:
-        assert f"--{name.strip('_').replace('_', '-')} " in text
+    for option in ScenarioFlags.options():
+        assert f"--{option.name.strip('_').replace('_', '-')} " in text
     # what is asked stands before what is printed
     assert text.index("--model") < text.index("--variant") < text.index("--json")
 

@@ -13,23 +13,33 @@ from ladder_sim import predict
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.explorer.allowlist import Known, model_names
 from ladder_sim.explorer.snippets import command_line, python_code
-from ladder_sim.explorer.state import WHOLE, State
+from ladder_sim.explorer.state import State
 from ladder_sim.specs import catalog
+from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS
 
 KNOWN = Known.of()
 FIGURES = ("intra.bandwidth", "inter.latency", "gpu.hbm_bandwidth", "stack.stream_wait")
 
+
+def numbers(name: str) -> st.SearchStrategy[int | None]:
+    values = st.integers(1, ARGUMENTS[name].maximum)
+    return values if DEFAULTS[name] else st.none() | values
+
+
 states = st.builds(
     State,
-    model=st.sampled_from(model_names()),
-    cluster=st.sampled_from(sorted(KNOWN.clusters)),
-    stack=st.sampled_from(sorted(KNOWN.stacks)),
+    arguments=st.fixed_dictionaries(
+        {
+            "model": st.sampled_from(model_names()),
+            "cluster": st.sampled_from(sorted(KNOWN.clusters)),
+            "stack": st.sampled_from(sorted(KNOWN.stacks)),
+            "dtype": st.sampled_from(["bf16", "fp8"]),
+            "allreduce": st.sampled_from([None, "nccl", "auto"]),
+            "p2p": st.booleans(),
+            **{name: numbers(name) for name, argument in ARGUMENTS.items() if argument.kind is int},
+        }
+    ),
     profile=st.sampled_from([None, *KNOWN.profiles]),
-    dtype=st.sampled_from(["bf16", "fp8"]),
-    allreduce=st.sampled_from([None, "nccl", "auto"]),
-    **{name: st.integers(1, most) for name, most in WHOLE.items() if name not in ("gpus_per_node", "tp")},
-    **{name: st.none() | st.integers(1, WHOLE[name]) for name in ("gpus_per_node", "tp")},
-    no_p2p=st.booleans(),
     ignore_memory=st.booleans(),
     settings=st.dictionaries(st.sampled_from(FIGURES), st.floats(1e-6, 1e-3).map(repr)),
     variants=st.sampled_from([(), ("standard", "ladder"), ("hybrid-ladder:16", "desync:4")]),
@@ -45,7 +55,7 @@ def test_a_link_holds_the_whole_state(state: State) -> None:
 
 def test_a_dropped_model_travels_in_the_link() -> None:
     shape = replace(catalog.model("qwen2.5-7b"), name="my model", source="dropped on the page", ladder_layers=(3, 4))
-    state = State(model="my model", shape=shape, settings={})
+    state = State(arguments={**DEFAULTS, "model": "my model"}, shape=shape)
     assert State.parse(state.query(), KNOWN) == state
 
 
@@ -103,13 +113,13 @@ def test_python_code_gives_the_numbers_of_the_page() -> None:
     shape = replace(catalog.model("8b"), name="own", source="")
     for state in (
         State.parse("model=405b&nodes=2&inter.bandwidth=100Gb/s&variants=ladder,desync:4&profile=none", KNOWN),
-        State(model="own", shape=shape, tp=4, no_p2p=True, ignore_memory=True, settings={}),
+        State(arguments={**DEFAULTS, "model": "own", "tp": 4, "p2p": False}, shape=shape, ignore_memory=True),
     ):
         scenario = state.scenario(KNOWN)
         expected = predict(scenario, state.names(scenario), **state.how(KNOWN))
-        found: dict[str, object] = {}
-        exec(python_code(state, KNOWN), found)
-        assert {name: one.request_s for name, one in found["found"].items()} == {  # type: ignore[attr-defined]
+        names: dict[str, object] = {}
+        exec(python_code(state, KNOWN), names)
+        assert {name: one.request_s for name, one in names["predictions"].items()} == {  # type: ignore[attr-defined]
             name: one.request_s for name, one in expected.items()
         }
 

@@ -8,10 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ladder_sim.errors import LadderSimError, PartitionError, SpecError, UnitError, UnknownNameError
-from ladder_sim.specs.scenario import Scenario, apply_overrides
+from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.settings import settable
 
 SCENARIO = Scenario.of(model="70b")
+
+
+def override(overrides: dict[str, str]) -> Scenario:
+    return Scenario.of(model="70b", tp=SCENARIO.tp, overrides=overrides)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +43,7 @@ SCENARIO = Scenario.of(model="70b")
     ],
 )
 def test_sets_one_figure(key: str, text: str, path: str, expected: object) -> None:
-    changed = apply_overrides(SCENARIO, {key: text})
+    changed = override({key: text})
     value: Any = changed
     for step in path.split("."):
         value = getattr(value, step)
@@ -63,19 +67,16 @@ def differences(before: Any, after: Any, path: str = "") -> set[str]:
 
 
 def test_source_says_what_was_set() -> None:
-    tier = apply_overrides(SCENARIO, {"inter.bandwidth": "100Gb/s", "inter.latency": "20us"}).cluster.inter
+    tier = override({"inter.bandwidth": "100Gb/s", "inter.latency": "20us"}).cluster.inter
     assert tier.source.startswith(SCENARIO.cluster.inter.source)
     assert tier.source.endswith("; set by hand: bandwidth_Bps=12500000000.0, latency_s=2e-05")
 
 
 def test_settings_of_one_spec_are_checked_together() -> None:
     """heads 48 alone would leave 48 / 5; with kv_heads it is a valid model."""
-    changed = apply_overrides(SCENARIO, {"model.heads": "40", "model.kv_heads": "40", "workload.batch": "2"})
+    changed = override({"model.heads": "40", "model.kv_heads": "40", "workload.batch": "2"})
     assert (changed.model.heads, changed.model.kv_heads, changed.workload.batch) == (40, 40, 2)
-    assert apply_overrides(SCENARIO, {}) == SCENARIO
-    assert Scenario.of(model="70b", overrides={"inter.latency": "20us"}) == apply_overrides(
-        SCENARIO, {"inter.latency": "20us"}
-    )
+    assert override({}) == SCENARIO
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,7 @@ def test_settings_of_one_spec_are_checked_together() -> None:
 )
 def test_unknown_setting(key: str, near: str) -> None:
     with pytest.raises(UnknownNameError) as caught:
-        apply_overrides(SCENARIO, {key: "1"})
+        override({key: "1"})
     assert caught.value.message == f"unknown setting '{key}'"
     assert caught.value.hint == f"did you mean '{near}'? `ladder-sim list settings` shows all"
     assert caught.value.exit_code == 2
@@ -101,7 +102,7 @@ def test_unknown_setting(key: str, near: str) -> None:
 )
 def test_not_a_setting(key: str) -> None:
     with pytest.raises(UnknownNameError) as caught:
-        apply_overrides(SCENARIO, {key: "1"})
+        override({key: "1"})
     # the way out is one line, not all fifty names
     assert len(caught.value.hint) < 100
 
@@ -128,10 +129,10 @@ def test_not_a_setting(key: str) -> None:
 )
 def test_bad_value(key: str, text: str, kind: type[LadderSimError] | None, message: str) -> None:
     if kind is None:
-        apply_overrides(SCENARIO, {key: text})
+        override({key: text})
         return
     with pytest.raises(kind) as caught:
-        apply_overrides(SCENARIO, {key: text})
+        override({key: text})
     assert message in caught.value.message
     assert caught.value.hint
 
@@ -147,7 +148,7 @@ def test_every_listed_setting_can_be_set_to_itself() -> None:
         spec: Any = getattr(SCENARIO, section, None) or getattr(SCENARIO.cluster, section)
         full = next(f.name for f in dataclasses.fields(spec) if f.name in (field, *(field + s for s in ENDINGS)))
         text = str(getattr(spec, full))
-        assert differences(SCENARIO, apply_overrides(SCENARIO, {name: text})) == set(), name
+        assert differences(SCENARIO, override({name: text})) == set(), name
 
 
 ENDINGS = ("_s", "_Bps", "_bytes", "_flops")
@@ -156,6 +157,6 @@ ENDINGS = ("_s", "_Bps", "_bytes", "_flops")
 @given(st.dictionaries(st.sampled_from(settable()) | st.text(max_size=12), st.text(max_size=12), max_size=3))
 def test_any_setting_is_applied_or_refused(overrides: dict[str, str]) -> None:
     try:
-        apply_overrides(SCENARIO, overrides)
+        override(overrides)
     except LadderSimError as error:
         assert error.hint  # noqa: PT017

@@ -317,7 +317,7 @@ def test_tp_that_does_not_divide(change: dict[str, Any], message: str, hint: str
 def test_too_few_gpus() -> None:
     with pytest.raises(UsageError) as caught:
         Scenario.of(tp=16)
-    assert caught.value.message == "tp 16 needs 16 GPUs: 1 x 8 are there"
+    assert caught.value.message == "tp 16 needs 16 GPUs: there are 1 x 8"
     assert caught.value.hint == "add nodes (--nodes 2), or use --tp 8 or less"
     assert caught.value.exit_code == 2
 

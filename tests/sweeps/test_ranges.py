@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ladder_sim.errors import UnknownNameError, UsageError
-from ladder_sim.sweeps.axes import FIELDS, axis, value_at
+from ladder_sim.specs.arguments import ARGUMENTS
+from ladder_sim.sweeps.axes import axis, value_at
 from ladder_sim.sweeps.grid import Grid, check_size, scenario_at, variant_names
 from ladder_sim.sweeps.ranges import expand
 
@@ -105,7 +106,7 @@ def test_impossible_values_are_refused_before_anything_runs(key: str, given: str
         Grid({key: given})
 
 
-@pytest.mark.parametrize("name", [*FIELDS, "inter.bandwidth_Bps", "cluster.rank_skew", "model.layers"])
+@pytest.mark.parametrize("name", [*ARGUMENTS, "inter.bandwidth_Bps", "cluster.rank_skew", "model.layers"])
 def test_a_field_can_be_read_back_from_the_scenario(name: str) -> None:
     """`value_at` says where a break-even range starts from."""
     value = value_at(scenario_at({"model": "8b"}), name)

@@ -19,7 +19,8 @@ from ladder_sim.costs.lookup import Curve
 from ladder_sim.errors import SpecError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.files import read_text
-from ladder_sim.specs.values import label, real, shown, shown_path, whole
+from ladder_sim.specs.values import nonempty, real, shown_path, whole
+from ladder_sim.units import quoted
 
 SUFFIX = ".toml"
 _KEYS = ("cluster", "nodes", "ranks_per_node", "bytes", "time_us", "source")
@@ -108,11 +109,11 @@ def _parse(text: str, file: str) -> FabricCurve:
         if key not in data:
             raise SpecError(f"{file}: {key} is missing", hint=_HINT)
     return FabricCurve(
-        cluster=catalog.cluster(label(data["cluster"], f"{file}: cluster")).name,
+        cluster=catalog.cluster(nonempty(data["cluster"], f"{file}: cluster")).name,
         nodes=whole(data["nodes"], f"{file}: nodes", 2, _MOST_GPUS),
         ranks_per_node=whole(data["ranks_per_node"], f"{file}: ranks_per_node", 1, _MOST_GPUS),
         curve=_curve(data, file),
-        source=label(data["source"], f"{file}: source"),
+        source=nonempty(data["source"], f"{file}: source"),
     )
 
 
@@ -131,5 +132,5 @@ def _curve(data: Mapping[str, object], file: str) -> Curve:
 
 def _numbers(values: object, what: str, most: float) -> NDArray[np.float64]:
     if not isinstance(values, list) or len(values) < 2:
-        raise SpecError(f"{what} is {shown(values)}: must be a list of two or more numbers", hint=_HINT)
+        raise SpecError(f"{what} is {quoted(values)}: must be a list of two or more numbers", hint=_HINT)
     return np.array([real(value, f"{what}[{at}]", most) for at, value in enumerate(values)], np.float64)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from ladder_sim.errors import UsageError
 from ladder_sim.report.figures.style import TEXT_COLOUR, figure, value_axis, variant_colour
 from ladder_sim.report.labels import field_label, field_text
-from ladder_sim.sweeps.axes import FIELDS
+from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.sweeps.table import SweepTable
 
 if TYPE_CHECKING:
@@ -133,5 +133,5 @@ def _held(table: SweepTable) -> str:
         values = set(table[name].tolist()) - {None}
         if name not in table.varied and len(values) == 1:
             value = values.pop()
-            parts.append(str(value) if FIELDS[name] is not int else f"{name} {value}")
+            parts.append(str(value) if ARGUMENTS[name].kind is not int else f"{name} {value}")
     return ", ".join(parts)
