@@ -1,4 +1,4 @@
-"""What a profile holds and how far it can be trusted, as text."""
+"""`calibrate show`: what a profile holds and how far to trust it."""
 
 import argparse
 import math
@@ -19,12 +19,12 @@ Row = tuple[str, str, str, ErrorStats]
 
 
 def describe(profile: CalibrationProfile, source: Path | None = None) -> str:
-    """Table of interpolation errors on measurements left out of the profile's grids.
+    """Describe a profile, with its interpolation errors on measurements that its grids leave out.
 
     Parameters
     ----------
     profile
-        What to describe.
+        The profile.
     source
         Unpacked package that the profile was imported from: the tables' errors are computed again from it. None:
         the errors stored in the profile.
@@ -58,7 +58,7 @@ def _joined(*parts: str) -> str:
 
 
 def _named(what: str, values: Mapping[str, str]) -> list[str]:
-    """A line, unless there is nothing to tell."""
+    """One line, or none without values."""
     return [f"{what}  {', '.join(f'{name} {value}' for name, value in values.items())}"] if values else []
 
 
@@ -79,7 +79,7 @@ def describe_stack_fit(stack_fit: StackFit) -> list[str]:
 
 
 def _aligned(cells: Sequence[tuple[str, ...]], left: int) -> list[str]:
-    """Columns of text, the first `left` of them aligned to the left."""
+    """Lines with aligned columns, the first `left` of them to the left."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     sides = [str.ljust if number < left else str.rjust for number in range(len(widths))]
     return [
@@ -89,10 +89,10 @@ def _aligned(cells: Sequence[tuple[str, ...]], left: int) -> list[str]:
 
 
 def error_rows(profile: CalibrationProfile, source: Path | None = None) -> Iterator[Row]:
-    """Name, grid points, what it was judged against, and error, of every table and curve."""
-    fresh = _computed(profile, source) if source else {}
+    """Name, grid points, what it was judged against, and error of every table and curve."""
+    computed = _computed(profile, source) if source else {}
     for kind, dtype, name, table in _tables(profile):
-        for against, error in fresh.get((kind, dtype), table.left_out).items():
+        for against, error in computed.get((kind, dtype), table.left_out).items():
             yield name, " x ".join(map(str, table.seconds.shape)), against, error
     for op, algorithms in profile.collectives.items():
         for algorithm, curves in algorithms.items():
@@ -120,7 +120,7 @@ def _computed(profile: CalibrationProfile, source: Path) -> Mapping[tuple[Kind, 
     if system is None:
         raise UsageError(
             f"profile '{profile.name}' was not imported from a package of measurements",
-            hint="leave out --source to see the errors stored in it",
+            hint="leave out --source to see the stored errors",
         )
     measured = read_system(system, source)
     return {

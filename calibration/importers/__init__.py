@@ -1,1 +1,1 @@
-"""Readers of measurements that others published; each makes a profile."""
+"""Readers of published measurements, and of logs of nccl-tests; they make profiles and fabric files."""

@@ -34,25 +34,25 @@ SYSTEMS = {
     "rtx_pro_6000_server": "rtx-pro-6000",
     "gb200": "gb200-nvl72",
 }
-# catalog cluster whose GPU and in-node links a profile was measured on, where it is not called as the profile
+# catalog cluster whose GPU and in-node links a profile was measured on, if its name is not the profile's
 MEASURED_ON = {"a100-sxm": "a100-sxm-hdr"}
-# most points of one table: all tables together stay below 400 KB gzipped
-GRID_POINTS: dict[Kind, int] = {"gemm": 22000, "attention_prefill": 4500, "attention_decode": 5000}
-# ... and most of what was measured, so that enough is left to judge the table on
+# at most so many points per table: all tables together stay below 400 KB gzipped
+MAX_POINTS: dict[Kind, int] = {"gemm": 22000, "attention_prefill": 4500, "attention_decode": 5000}
+# ... and at most this share of what was measured, so that enough is left to judge the table on
 MAX_SHARE = 0.6
-# mean error at which a left-out axis value is good enough: below the spread between engines
+# mean error below which a left-out axis value need not be added: below the spread between engines
 TARGET_ERROR = 0.01
 WIDTHS = (1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
 CONTEXTS = (512.0, 1024.0, 2048.0, 4096.0, 8192.0)
 GROUPS = (1.0, 2.0, 4.0, 8.0, 16.0)
 WIDE_HEADS = (64.0, 128.0, 256.0)
-# what predictions ask for most: batches, widths and contexts that are powers of two, the head widths that models have
+# what predictions look up most often: powers of two as batch, width and context, and models' head widths
 KEEP: dict[Kind, dict[str, tuple[float, ...]]] = {
     "gemm": {"m": tuple(2.0**i for i in range(16)), "n": WIDTHS, "k": WIDTHS},
     "attention_prefill": {"group": GROUPS, "q_len": CONTEXTS, "head_dim": WIDE_HEADS},
     "attention_decode": {"group": GROUPS, "kv_len": CONTEXTS, "head_dim": WIDE_HEADS},
 }
-# measured for few shapes, and lying between kept widths: shows what interpolating over head_dim costs
+# measured for few shapes, between widths that are kept: shows the error of interpolating over head_dim
 JUDGE: dict[Kind, dict[str, tuple[float, ...]]] = {
     "gemm": {},
     "attention_prefill": {"head_dim": (192.0,)},
@@ -66,10 +66,10 @@ DIGITS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements:
-    """What one system's files say, before anything is chosen."""
+    """All measurements in one system's files."""
 
     system: str
-    """The package's name of it."""
+    """The package's name for it."""
     environment: Mapping[str, str]
     """Device and engine versions."""
     figures: Mapping[str, float]
@@ -90,7 +90,7 @@ def read_system(system: str, source: Path | None = None) -> Measurements:
     Parameters
     ----------
     system
-        The package's name of it, one of `SYSTEMS`.
+        The package's name for it, one of `SYSTEMS`.
     source
         Unpacked package, or its folder ``systems``; None: the installed package.
 
@@ -130,7 +130,7 @@ def read_system(system: str, source: Path | None = None) -> Measurements:
         system=system,
         environment={
             "device": reader.device,
-            "engines": ", ".join(one.label for one in tables.get(("gemm", "bf16"), [])),
+            "engines": ", ".join(series.label for series in tables.get(("gemm", "bf16"), [])),
         },
         figures=figures,
         tables=_with_rows(tables),
@@ -155,8 +155,8 @@ def make_profile(measured: Measurements, *, created: str) -> CalibrationProfile:
         (kind, dtype): make_table(kind, dtype, series, reference) for (kind, dtype), series in measured.tables.items()
     }
 
-    def of_kind(kind: Kind) -> dict[str, RatioTable]:
-        return {dtype: table for (its_kind, dtype), table in tables.items() if its_kind == kind}
+    def tables_of(wanted: Kind) -> dict[str, RatioTable]:
+        return {dtype: table for (kind, dtype), table in tables.items() if kind == wanted}
 
     name = SYSTEMS[measured.system]
     return CalibrationProfile(
@@ -174,9 +174,9 @@ def make_profile(measured: Measurements, *, created: str) -> CalibrationProfile:
             ),
         ),
         reference=reference,
-        gemm=of_kind("gemm"),
-        attention_prefill={"flash": of_kind("attention_prefill")},
-        attention_decode={"flash": of_kind("attention_decode")},
+        gemm=tables_of("gemm"),
+        attention_prefill={"flash": tables_of("attention_prefill")},
+        attention_decode={"flash": tables_of("attention_decode")},
         collectives={
             "all_reduce": all_reduce_curves(measured.nccl, measured.custom),
             "all_gather": {"nccl": collective_curves(measured.nccl, "all_gather")},
@@ -186,7 +186,7 @@ def make_profile(measured: Measurements, *, created: str) -> CalibrationProfile:
 
 
 def reference_gpu(measured: Measurements) -> ReferenceGpu:
-    """The GPU as the package's file states it; its kernel floor is the fastest bf16 GEMM measured."""
+    """The GPU as stated in the package's file; its kernel floor is the fastest bf16 GEMM measured."""
     figures = measured.figures
     fastest_s = float(np.nanmin(_merged("gemm", measured.tables["gemm", "bf16"]).seconds))
     return ReferenceGpu(
@@ -198,7 +198,7 @@ def reference_gpu(measured: Measurements) -> ReferenceGpu:
 
 
 def make_table(kind: Kind, dtype: str, series: list[Series], reference: ReferenceGpu) -> RatioTable:
-    """Table of the median over `series`, thinned, with its errors on what was left out."""
+    """Table of the median over `series`, thinned, with its errors on the measurements that were left out."""
     grid = _merged(kind, series)
     seconds = _rounded(grid.seconds)
     roofline_s = _roofline_s(kind, dtype, dict(zip(grid.axes, np.ix_(*grid.axes.values()), strict=True)), reference)
@@ -206,7 +206,7 @@ def make_table(kind: Kind, dtype: str, series: list[Series], reference: Referenc
         grid.axes,
         seconds,
         roofline_s,
-        max_points=min(GRID_POINTS[kind], int(MAX_SHARE * np.isfinite(seconds).sum())),
+        max_points=min(MAX_POINTS[kind], int(MAX_SHARE * np.isfinite(seconds).sum())),
         target=TARGET_ERROR,
         keep=KEEP[kind],
         judge=JUDGE[kind],
@@ -233,18 +233,18 @@ def left_out_errors(
     left = np.isfinite(grid.seconds)
     left[np.ix_(*(np.isin(v, kept) for v, kept in zip(grid.axes.values(), table.axes, strict=True)))] = False
     errors = {"aggregated": ErrorStats.of(predicted_s(table, grid.axes, roofline_s)[left], grid.seconds[left])}
-    for one in distinct(series):
-        on_grid = [np.isin(one.points[:, i], kept) for i, kept in enumerate(table.axes)]
+    for own in distinct(series):
+        on_grid = [np.isin(own.points[:, i], kept) for i, kept in enumerate(table.axes)]
         rows = ~np.logical_and.reduce(on_grid)
-        points = dict(zip(AXES[kind], one.points[rows].T, strict=True))
+        points = dict(zip(AXES[kind], own.points[rows].T, strict=True))
         ratio, _ = table.ratio(**points)
-        errors[one.label] = ErrorStats.of(ratio * _roofline_s(kind, dtype, points, reference), one.seconds[rows])
+        errors[own.label] = ErrorStats.of(ratio * _roofline_s(kind, dtype, points, reference), own.seconds[rows])
     errors["leave-one-out"] = leave_one_out(table)
     return errors
 
 
 class _Reader:
-    """Reads files and keeps account of them."""
+    """Reads files, and records which ones and the device they name."""
 
     def __init__(self, systems: Path) -> None:
         self.systems = systems
@@ -261,7 +261,7 @@ class _Reader:
 
 
 def _with_rows(series: Mapping[Key, list[Series]]) -> dict[Key, list[Series]]:
-    kept = {key: [one for one in many if len(one.seconds)] for key, many in series.items()}
+    kept = {key: [each for each in many if len(each.seconds)] for key, many in series.items()}
     return {key: many for key, many in kept.items() if many}
 
 
@@ -270,7 +270,7 @@ def _merged(kind: Kind, series: list[Series]) -> Grid:
 
 
 def _rounded(seconds: Floats) -> Floats:
-    # through text, so that the decimal that is stored is the number that is judged
+    # through text, so that the errors are those of the decimal number that is stored
     return np.char.mod(f"%.{DIGITS - 1}e", seconds).astype(np.float64)
 
 

@@ -1,8 +1,8 @@
 """Curves of collectives by algorithm, from what engines' own all-reduces measured.
 
-An engine's all-reduce changes algorithm with the message size, and the rows do not say which one ran. It can be told:
-the engines publish their switch points, and above the largest size they serve they call NCCL, where their time meets
-NCCL's.
+An engine's all-reduce changes algorithm with the message size, and the rows do not say which one ran. It can be
+inferred: the engines publish their switch points, and above the largest size they serve they call NCCL and take as
+long as NCCL.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,15 +18,15 @@ Floats = NDArray[np.float64]
 # message bytes -> seconds
 Points = dict[float, float]
 
-# of the worst left-out size: near the repeat noise of small messages
+# error of the worst left-out size: near the repeat noise of small messages
 TARGET_ERROR = 0.03
-# of the sizes kept, so that some remain to be judged on
+# of the sizes that a curve keeps, so that some remain to judge it on
 MAX_SHARE = 0.8
 # an engine's time above this share of NCCL's is NCCL's: the two agree within 7 % where one calls the other
 MEETS_NCCL = 0.93
-# one-shot costs a + b * size, so its cost per further byte never falls; below this share of the slope before it has
+# one-shot costs a + b * size, so its slope never falls; below this share of the slope before, another kernel ran
 SLOPE_FLOOR = 0.7
-# ... judged from sizes where the slope is more than noise
+# ... judged at sizes where the slope is more than noise
 SLOPE_FROM_BYTES = 262144
 # vLLM custom_all_reduce.cuh: two-shot from 512 KB up to 4 ranks and from 256 KB up to 8; never with 2
 TWO_SHOT_FROM_BYTES = {4: 512 * 1024, 8: 256 * 1024}
@@ -44,26 +44,25 @@ def all_reduce_curves(
 ) -> dict[str, dict[int, Curve]]:
     """All-reduce curves by algorithm and ranks.
 
-    ``nccl``; ``custom-<engine>``, an engine's own all-reduce whatever it chooses; ``one-shot``, TensorRT-LLM's up to
-    where it changes; ``two-shot``, vLLM's between its switch and NCCL; ``best-custom``, the fastest engine
-    at each size.
+    ``nccl``; ``one-shot``, TensorRT-LLM's up to the size where it changes; ``two-shot``, vLLM's between its switch and
+    NCCL.
     """
-    found: dict[str, dict[int, Curve]] = {"nccl": collective_curves(nccl, "all_reduce")}
-    for (engine, ranks), many in sorted(custom.items()):
-        found.setdefault(f"custom-{engine}", {})[ranks] = _curve(_without_excluded(many, ranks))
+    curves: dict[str, dict[int, Curve]] = {"nccl": collective_curves(nccl, "all_reduce")}
     for ranks in sorted({ranks for _, ranks in custom}):
         baseline = _median_points(nccl.get(("all_reduce", ranks), []))
-        engines = {engine: _without_excluded(many, ranks) for (engine, count), many in custom.items() if count == ranks}
-        if "trtllm" in engines and (sizes := one_shot_sizes(_median_points(engines["trtllm"]), baseline)):
-            found.setdefault("one-shot", {})[ranks] = _curve(engines["trtllm"], sizes)
-        if "vllm" in engines and (sizes := two_shot_sizes(_median_points(engines["vllm"]), baseline, ranks)):
-            found.setdefault("two-shot", {})[ranks] = _curve(engines["vllm"], sizes)
-        found.setdefault("best-custom", {})[ranks] = _curve([_fastest(engines)])
-    return found
+        one_shot, two_shot = (
+            custom.get(("trtllm", ranks), []),
+            _without_excluded(custom.get(("vllm", ranks), []), ranks),
+        )
+        if sizes := one_shot_sizes(_median_points(one_shot), baseline):
+            curves.setdefault("one-shot", {})[ranks] = _curve(one_shot, sizes)
+        if sizes := two_shot_sizes(_median_points(two_shot), baseline, ranks):
+            curves.setdefault("two-shot", {})[ranks] = _curve(two_shot, sizes)
+    return curves
 
 
 def one_shot_sizes(custom: Points, nccl: Points) -> list[float]:
-    """Message sizes up to which a custom all-reduce behaves like a one-shot kernel; fewer than three count as none."""
+    """Message sizes up to which an engine's all-reduce behaves like a one-shot kernel; empty if fewer than three."""
     sizes: list[float] = []
     slope = 0.0
     for size, seconds in custom.items():
@@ -79,8 +78,8 @@ def one_shot_sizes(custom: Points, nccl: Points) -> list[float]:
 
 
 def two_shot_sizes(custom: Points, nccl: Points, ranks: int) -> list[float]:
-    """Message sizes at which vLLM runs its two-shot kernel; fewer than three count as none."""
-    start = next((size for most, size in TWO_SHOT_FROM_BYTES.items() if 2 < ranks <= most), np.inf)
+    """Message sizes at which vLLM runs its two-shot kernel; empty if fewer than three."""
+    start = next((size for maximum, size in TWO_SHOT_FROM_BYTES.items() if 2 < ranks <= maximum), np.inf)
     sizes: list[float] = []
     for size, seconds in custom.items():
         if size >= start:
@@ -91,17 +90,17 @@ def two_shot_sizes(custom: Points, nccl: Points, ranks: int) -> list[float]:
 
 
 def _curve(series: Sequence[Series], sizes: Sequence[float] | None = None) -> Curve:
-    """Median of the series, at `sizes` only, thinned, with its errors at the sizes left out."""
+    """Median of the series at `sizes`, thinned, with its errors at the sizes left out."""
     points = _median_points(series)
     chosen = np.array([size for size in points if sizes is None or size in sizes])
     seconds = np.array([float(f"{points[size]:.4g}") for size in chosen])
     curve = thin_curve(chosen, seconds, target=TARGET_ERROR, max_share=MAX_SHARE)
     left = ~np.isin(chosen, curve.size_bytes)
     errors = {"aggregated": ErrorStats.of(curve.seconds_at(chosen[left])[0], seconds[left])}
-    for one in distinct(series):
-        rows = np.isin(one.points[:, 0], chosen[left])
+    for own in distinct(series):
+        rows = np.isin(own.points[:, 0], chosen[left])
         if rows.any():
-            errors[one.label] = ErrorStats.of(curve.seconds_at(one.points[rows, 0])[0], one.seconds[rows])
+            errors[own.label] = ErrorStats.of(curve.seconds_at(own.points[rows, 0])[0], own.seconds[rows])
     return Curve(size_bytes=curve.size_bytes, seconds=curve.seconds, left_out=errors)
 
 
@@ -113,16 +112,9 @@ def _median_points(series: Sequence[Series]) -> Points:
     return dict(zip(grid.axes["bytes"][known].tolist(), grid.seconds[known].tolist(), strict=True))
 
 
-def _fastest(engines: Mapping[str, Sequence[Series]]) -> Series:
-    curves = [_median_points(many) for many in engines.values()]
-    shared = sorted(set.intersection(*(set(points) for points in curves)))
-    seconds = np.array([min(points[size] for points in curves) for size in shared])
-    return Series(label="fastest engine", points=np.array(shared)[:, None], seconds=seconds)
-
-
 def _without_excluded(series: Sequence[Series], ranks: int) -> list[Series]:
     kept = []
-    for one in series:
-        rows = np.array([(one.label, ranks, size) not in EXCLUDED for size in one.points[:, 0]], dtype=np.bool_)
-        kept.append(Series(label=one.label, points=one.points[rows], seconds=one.seconds[rows]))
+    for own in series:
+        rows = np.array([(own.label, ranks, size) not in EXCLUDED for size in own.points[:, 0]], dtype=np.bool_)
+        kept.append(Series(label=own.label, points=own.points[rows], seconds=own.seconds[rows]))
     return kept

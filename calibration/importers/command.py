@@ -1,4 +1,4 @@
-"""`calibrate import`: profiles and fabric files from published measurements."""
+"""`calibrate import`: makes profiles and fabric files of published measurements and of nccl-tests logs."""
 
 import argparse
 import datetime
@@ -8,29 +8,34 @@ from typing import Any
 
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import UsageError
+from ladder_sim.specs.values import whole
 
 
 def add_to(commands: Any) -> None:
     """Add `import` and its packages to the command line."""
-    importer = commands.add_parser("import", help="make a profile from published measurements")
+    importer = commands.add_parser(
+        "import", help="make a profile or a fabric file of published measurements or nccl-tests logs"
+    )
     packages = importer.add_subparsers(required=True, metavar="PACKAGE")
     package = packages.add_parser("aiconfigurator", help="the PyPI package aiconfigurator-core")
-    package.add_argument("--system", required=True, help="the package's name of the machine, e.g. h100_sxm")
-    package.add_argument("--source", type=Path, help="folder that holds 'systems'; default: the installed package")
+    package.add_argument("--system", required=True, help="the package's name for the machine, e.g. h100_sxm")
+    package.add_argument("--source", type=Path, help="folder that holds 'systems' (default: the installed package)")
     package.add_argument("--out", type=Path, help="profile to write; default: NAME.json.gz here")
     package.add_argument("--created", help="date to write into the profile; default: today")
     package.set_defaults(run=_import_aiconfigurator)
 
     tests = packages.add_parser("nccl-tests", help="a log of NVIDIA's nccl-tests, or a CSV file (bytes,time_us)")
-    tests.add_argument("file", type=Path, help="what e.g. all_reduce_perf printed")
+    tests.add_argument("file", type=Path, help="output of e.g. all_reduce_perf")
     tests.add_argument("--placement", choices=("in", "out"), default="in", help="in place (default) or out of place")
     tests.add_argument("--out", type=Path, help="file to write; default: named after FILE, here")
     tests.add_argument("--created", help="date to write into the file; default: today")
-    across = tests.add_argument_group("across nodes: a fabric's file, to use with --set inter.fabric=FILE")
+    across = tests.add_argument_group("across nodes: makes a fabric file, for use with --set inter.fabric=FILE")
     across.add_argument("--cluster", help="catalog cluster whose links were measured")
     across.add_argument("--nodes", type=int, help="nodes in the group; default: as the log lists them")
     across.add_argument("--ranks-per-node", type=int, help="GPUs per node; default: as the log lists them")
-    inside = tests.add_argument_group("in one node: a copy of a profile with this curve, to use with --profile FILE")
+    inside = tests.add_argument_group(
+        "in one node: makes a copy of a profile with this curve, for use with --profile FILE"
+    )
     inside.add_argument("--base", help="profile to start from: a shipped one's name, or a file")
     inside.add_argument("--ranks", type=int, help="GPUs in the group; default: as the log lists them")
     inside.add_argument("--algorithm", choices=("nccl", "one-shot", "two-shot"), default="nccl")
@@ -56,30 +61,28 @@ def _import_nccl_tests(options: argparse.Namespace) -> None:
     if (options.base is None) == (options.cluster is None):
         raise UsageError(
             "give either --cluster or --base",
-            hint="--cluster makes a fabric's file of a log across nodes, --base a profile of a log in one node",
+            hint="--cluster makes a fabric file of a log across nodes, --base a profile of a log in one node",
         )
     sweep = nccl_tests.read_sweep(options.file, options.placement)
     created = options.created or datetime.date.today().isoformat()
-    listed = sum(sweep.hosts.values()) or None
+    listed = sum(sweep.hosts.values())
     if options.base is not None:
         out = options.out or Path(f"{options.file.stem}.json.gz")
         name = out.name.removesuffix(".gz").removesuffix(".json")
-        ranks = _count("--ranks", _first(options.ranks, listed), 2)
+        ranks = _given_or_listed(options.ranks, listed, "--ranks", 2)
         base = load_profile(options.base)
-        save_profile(
-            nccl_tests.add_to_profile(
-                base, sweep, name=name, ranks=ranks, algorithm=options.algorithm, created=created
-            ),
-            out,
+        profile = nccl_tests.add_to_profile(
+            base, sweep, name=name, ranks=ranks, algorithm=options.algorithm, created=created
         )
+        save_profile(profile, out)
     else:
         cluster = catalog.cluster(options.cluster).name
         out = options.out or Path(f"{options.file.stem}.toml")
         if out.suffix != ".toml":
-            raise UsageError(f"--out '{out}': a fabric's file must end in .toml", hint="the ending marks it as a file")
-        nodes = _count("--nodes", _first(options.nodes, len(sweep.hosts) or None), 2)
+            raise UsageError(f"--out '{out}': must end in .toml", hint="the ending tells a file from a built-in fabric")
+        nodes = _given_or_listed(options.nodes, len(sweep.hosts), "--nodes", 2)
         # a log of unequal nodes is refused by its number of ranks
-        per_node = _count("--ranks-per-node", _first(options.ranks_per_node, listed and listed // nodes), 1)
+        per_node = _given_or_listed(options.ranks_per_node, listed // nodes, "--ranks-per-node", 1)
         text = nccl_tests.fabric_text(sweep, cluster=cluster, nodes=nodes, ranks_per_node=per_node, created=created)
         try:
             out.write_text(text, encoding="utf-8")
@@ -91,13 +94,9 @@ def _import_nccl_tests(options: argparse.Namespace) -> None:
     print(out)
 
 
-def _first(given: int | None, listed: int | None) -> int | None:
-    return listed if given is None else given
-
-
-def _count(flag: str, value: int | None, least: int) -> int:
-    if value is None:
+def _given_or_listed(given: int | None, listed: int, flag: str, minimum: int) -> int:
+    """The value of a flag, by default what the file lists."""
+    if given is None and not listed:
         raise UsageError(f"{flag} is missing", hint=f"the file does not list its ranks: give {flag}")
-    if value < least:
-        raise UsageError(f"{flag} is {value}: must be {least} or more", hint=f"give the {flag} that was measured")
-    return value
+    value = listed if given is None else given
+    return whole(value, flag, minimum, 1_000_000, hint=f"give the {flag} that was measured")

@@ -1,8 +1,7 @@
-"""Several published measurements of the same grid, made one.
+"""Merges several published measurements of the same grid.
 
-Frameworks and their versions measure the same shapes with different kernels and on different days. Here each version
-is a `Series`: coordinates and times. `merge` lays the series over one grid, drops the points that no other evidence
-supports, and takes the median.
+Frameworks and their versions measure the same shapes with different kernels and on different days. Each version is a
+`Series`: coordinates and times. `merge` puts the series on one grid, drops outliers, and takes the median.
 """
 
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-# a point is doubted when it is twice or half of what its neighbours and the other series say
+# a point is an outlier if its neighbours and the other series differ from it by more than a factor of two
 OUTLIER_LOG = np.log(2.0)
 
 
@@ -41,17 +40,17 @@ class Grid:
 
 
 def distinct(series: Sequence[Series]) -> list[Series]:
-    """Leave out series whose rows copy an earlier one's: a copy is no second opinion."""
+    """Leave out series whose rows copy an earlier one's: a copy is not a second measurement."""
     kept: list[Series] = []
-    for one in series:
-        rows = _sorted_rows(one)
-        if not any(rows.shape == _sorted_rows(other).shape and (rows == _sorted_rows(other)).all() for other in kept):
-            kept.append(one)
+    for candidate in series:
+        rows = _sorted_rows(candidate)
+        if not any(np.array_equal(rows, _sorted_rows(other)) for other in kept):
+            kept.append(candidate)
     return kept
 
 
 def merge(names: Sequence[str], series: Sequence[Series], *, quorum: float = 0.0) -> Grid:
-    """Lay series over one grid and take the median of what is left after outliers.
+    """Put series on one grid and take the median without outliers.
 
     Parameters
     ----------
@@ -65,10 +64,12 @@ def merge(names: Sequence[str], series: Sequence[Series], *, quorum: float = 0.0
     """
     values = [np.unique(np.concatenate([s.points[:, axis] for s in series])) for axis in range(len(names))]
     layers = np.stack([np.log(dense(values, s)) for s in series])
-    doubted = outliers(layers)
-    layers[doubted] = np.nan
+    outlying = outliers(layers)
+    layers[outlying] = np.nan
     layers[:, np.isfinite(layers).sum(axis=0) < quorum * len(series)] = np.nan
-    return Grid(axes=dict(zip(names, values, strict=True)), seconds=np.exp(_median(layers)), dropped=int(doubted.sum()))
+    return Grid(
+        axes=dict(zip(names, values, strict=True)), seconds=np.exp(_median(layers)), dropped=int(outlying.sum())
+    )
 
 
 def dense(values: Sequence[Floats], series: Series) -> Floats:
@@ -88,7 +89,7 @@ def dense(values: Sequence[Floats], series: Series) -> Floats:
 
 
 def outliers(layers: Floats) -> NDArray[np.bool_]:
-    """Points that neither their neighbours nor the other series support.
+    """Find points that neither their neighbours nor the other series support.
 
     Parameters
     ----------
@@ -106,7 +107,7 @@ def outliers(layers: Floats) -> NDArray[np.bool_]:
         others = np.delete(layers, i, axis=0)
         if len(others):
             alone[i] = np.abs(layers[i] - _median(others)) > OUTLIER_LOG
-    seen = np.zeros(layers.shape, dtype=np.bool_)
+    has_neighbours = np.zeros(layers.shape, dtype=np.bool_)
     far = np.ones(layers.shape, dtype=np.bool_)
     for axis in range(1, layers.ndim):
         if layers.shape[axis] < 3:
@@ -119,9 +120,9 @@ def outliers(layers: Floats) -> NDArray[np.bool_]:
         # distance to what lies between the neighbours: a step or a steep rise is no outlier, a spike is
         step = np.abs(layers[at] - np.clip(layers[at], np.minimum(before, after), np.maximum(before, after)))
         known = np.isfinite(step)
-        seen[at] |= known
+        has_neighbours[at] |= known
         far[at] &= ~known | (step > OUTLIER_LOG)
-    return alone & seen & far
+    return alone & has_neighbours & far
 
 
 def _sorted_rows(series: Series) -> Floats:
@@ -130,7 +131,7 @@ def _sorted_rows(series: Series) -> Floats:
 
 
 def _median(layers: Floats) -> Floats:
-    """Median over the first axis, of what is there."""
+    """Median over the first axis, NaNs left out."""
     ordered = np.sort(layers, axis=0)
     # NaNs sort to the end, so the median's places depend on how many are not
     count = np.isfinite(layers).sum(axis=0)

@@ -1,6 +1,6 @@
-"""A user's own collective measurements: what NVIDIA's nccl-tests print, or a CSV file of sizes and times.
+"""A user's own collective measurements: output of NVIDIA's nccl-tests, or a CSV file of sizes and times.
 
-Across nodes they become a fabric's file, which a cluster names (``inter.fabric``); in one node, curves of a profile.
+Across nodes they become a fabric file, which a cluster names (``inter.fabric``); in one node, curves of a profile.
 
 References
 ----------
@@ -29,10 +29,10 @@ Placement = Literal["in", "out"]
 # collectives that a profile holds
 OPS = ("all_reduce", "all_gather", "reduce_scatter")
 CSV_HEADER = ("bytes", "time_us")
-# how far busbw / algbw may be from what op and ranks make it: printed figures are rounded to 0.01 GB/s
+# how far busbw / algbw may be from the ratio for op and ranks: printed figures are rounded to 0.01 GB/s
 BUS_TOLERANCE = 0.1
-# ... so it is judged on rows above this
-LEAST_BANDWIDTH_GBPS = 1.0
+# ... so it is checked on rows above this
+MIN_BANDWIDTH_GBPS = 1.0
 
 # of mpirun --tag-output and srun --label
 _LAUNCHER_PREFIX = re.compile(r"^(?:\[\d+,\d+\]<std\w+>:|\d+: )\s*")
@@ -42,31 +42,31 @@ _RANK = re.compile(r"#\s+Rank\s+\d+ .* on\s+(\S+) device\s+\d+ \[[^\]]*\] (.+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """One collective by message size, as one file says."""
+    """One collective by message size, as in one file."""
 
     file: str
-    """Where it was read."""
+    """File it was read from."""
     op: str
-    """As the file says, e.g. "all_reduce"; empty where it does not."""
+    """As stated in the file, e.g. "all_reduce"; empty if it is not."""
     sizes: tuple[float, ...]
     """Message sizes, bytes, increasing; of the gathered whole for all-gather and reduce-scatter."""
     seconds: tuple[float, ...]
     """Time of each."""
     reduction: str = ""
-    """As the rows say, e.g. "sum", or "none"."""
+    """As in the rows, e.g. "sum", or "none"."""
     bus_factor: float | None = None
     """Busbw / algbw of the fastest row: 2 (n - 1) / n for an all-reduce of n ranks, (n - 1) / n for the others."""
     hosts: Mapping[str, int] = field(default_factory=dict)
-    """Ranks by host, where the file lists them."""
+    """Ranks by host, if the file lists them."""
     device: str = ""
-    """GPU, where the file says."""
+    """GPU, if the file names it."""
     placement: str = ""
     """"in place" or "out of place"; empty for a CSV file."""
     program: str = "nccl-tests"
-    """That measured."""
+    """The program that measured."""
 
     def curve(self) -> Curve:
-        """The sweep as costs read it."""
+        """The sweep as a curve of a profile."""
         return Curve(size_bytes=np.array(self.sizes), seconds=np.array(self.seconds))
 
 
@@ -87,14 +87,14 @@ def read_sweep(path: Path, placement: Placement = "in") -> Sweep:
     Parameters
     ----------
     path
-        The file; a CSV file is told by its ending.
+        The file; a CSV file must end in .csv.
     placement
         Which columns of a log: in place, as inference engines reduce, or out of place.
 
     Raises
     ------
     UsageError
-        If it holds no rows, a time that cannot be, several operations, or sizes that do not increase; names the line.
+        If it holds no rows, an impossible time, several operations, or sizes that do not increase; names the line.
     """
     name = shown_path(path)
     lines = read_text(path, what="a log of nccl-tests").splitlines()
@@ -111,27 +111,29 @@ def read_sweep(path: Path, placement: Placement = "in") -> Sweep:
             device = rank[2].strip()
         elif text.startswith("#"):
             if " redop " in text:
-                # older versions leave the column out where nobody is root
+                # older versions leave the column out if the operation has no root
                 rooted = " root " in text
         elif (row := _log_row(f"{name}:{number}", number, text, placement, rooted=rooted)) is not None:
             rows.append(row)
     if len(ops) > 1:
         raise _mixed(name, ", ".join(sorted(ops)))
     words = {"in": "in place", "out": "out of place"}[placement]
-    found = _sweep(name, rows)
-    return dataclasses.replace(found, op=next(iter(ops), ""), hosts=hosts, device=device, placement=words)
+    sweep = _sweep(name, rows)
+    return dataclasses.replace(sweep, op=next(iter(ops), ""), hosts=hosts, device=device, placement=words)
 
 
 def collective_of(sweep: Sweep, ranks: int) -> str:
-    """Which collective a sweep is, checked against what the file says of it and the ratio of its bandwidths.
+    """Return the collective of a sweep, checked against the file's header and the ratio of its bandwidths.
 
     Raises
     ------
     UsageError
-        If the ranks or the operation contradict the file, or it is an operation that costs do not know.
+        If the ranks or the operation contradict the file, or costs do not know the operation.
     """
     if sweep.op and sweep.op not in OPS:
-        raise UsageError(f"{sweep.file}: {sweep.op} is not used here", hint=f"measure one of {', '.join(OPS)}")
+        raise UsageError(
+            f"{sweep.file}: {sweep.op} is not a collective of a profile", hint=f"measure one of {', '.join(OPS)}"
+        )
     listed = sum(sweep.hosts.values())
     if listed and listed != ranks:
         raise UsageError(f"{sweep.file}: lists {listed} ranks, not {ranks}", hint="give the ranks that were measured")
@@ -152,7 +154,7 @@ def collective_of(sweep: Sweep, ranks: int) -> str:
 
 
 def fabric_text(sweep: Sweep, *, cluster: str, nodes: int, ranks_per_node: int, created: str) -> str:
-    """Return the TOML text of a fabric's file (`ladder_sim.costs.collectives.fabrics`).
+    """Return the TOML text of a fabric file (`ladder_sim.costs.collectives.fabrics`).
 
     Parameters
     ----------
@@ -168,11 +170,11 @@ def fabric_text(sweep: Sweep, *, cluster: str, nodes: int, ranks_per_node: int, 
     Raises
     ------
     UsageError
-        If the sweep is no all-reduce of so many ranks on so many nodes.
+        If the sweep is not an all-reduce of that number of ranks and nodes.
     """
     op = collective_of(sweep, nodes * ranks_per_node)
     if op != "all_reduce":
-        raise UsageError(f"{sweep.file}: {op}: a fabric's file holds an all-reduce", hint="run all_reduce_perf")
+        raise UsageError(f"{sweep.file}: {op}: a fabric file holds an all-reduce", hint="run all_reduce_perf")
     if sweep.hosts and len(sweep.hosts) != nodes:
         raise UsageError(f"{sweep.file}: lists {len(sweep.hosts)} hosts, not {nodes}", hint="correct --nodes")
     return f"""# All-reduce over {nodes} nodes of {ranks_per_node} GPUs, imported {created}.
@@ -193,7 +195,7 @@ def add_to_profile(
     Parameters
     ----------
     base
-        Profile of the machine's GPUs; all else is kept.
+        Profile of the machine's GPUs; everything else is kept.
     sweep
         A collective in one node.
     name
@@ -208,13 +210,13 @@ def add_to_profile(
     Raises
     ------
     UsageError
-        If the sweep is not a collective of so many ranks in one node.
+        If the sweep is not a collective of that number of ranks in one node.
     """
     op = collective_of(sweep, ranks)
     if len(sweep.hosts) > 1:
         raise UsageError(
             f"{sweep.file}: lists {len(sweep.hosts)} hosts: a profile holds collectives in one node",
-            hint="give --nodes, --ranks-per-node and --cluster in the place of --base to make a fabric's file",
+            hint="make a fabric file: give --cluster, --nodes and --ranks-per-node instead of --base",
         )
     curves = {**base.collectives.get(op, {}).get(algorithm, {}), ranks: sweep.curve()}
     algorithms = {**base.collectives.get(op, {}), algorithm: curves}
@@ -242,7 +244,7 @@ def _source(sweep: Sweep) -> str:
 def _log_row(where: str, number: int, text: str, placement: Placement, *, rooted: bool) -> _Row | None:
     """Read ``size count type redop [root] time algbw busbw #wrong`` and the last four again, in place."""
     words = text.split()
-    # every row starts with two whole numbers and two words; all else is the launcher's or NCCL's talk
+    # every row starts with two whole numbers and two words; all else was printed by the launcher or NCCL
     if len(words) < 5 or not (words[0].isdigit() and words[1].isdigit() and words[2].isidentifier()):
         return None
     size, first = float(words[0]), 5 if rooted else 4
@@ -253,7 +255,7 @@ def _log_row(where: str, number: int, text: str, placement: Placement, *, rooted
             hint="is the row cut short, or two in one?",
         )
     if size == 0.0:
-        # the smallest sizes of a sweep are rounded to none; nothing is moved
+        # the smallest sizes of a sweep are rounded down to zero elements
         return None
     time, algbw, busbw = rest[4:7] if placement == "in" and len(rest) == 8 else rest[:3]
     rates = [_number(f"{where}: {label}", word) for label, word in (("algbw", algbw), ("busbw", busbw))]
@@ -278,7 +280,7 @@ def _csv_rows(name: str, lines: list[str]) -> Iterator[_Row]:
             if words != CSV_HEADER:
                 raise UsageError(
                     f"{where}: {quoted(line)}: the columns must be {','.join(CSV_HEADER)}",
-                    hint=f"write {','.join(CSV_HEADER)} into the first line; one file holds one sweep",
+                    hint=f"write {','.join(CSV_HEADER)} into the first line; a file must hold one sweep",
                 )
             header = words
         elif len(words) != len(header):
@@ -286,7 +288,7 @@ def _csv_rows(name: str, lines: list[str]) -> Iterator[_Row]:
         else:
             size = _number(f"{where}: bytes", words[0])
             if size <= 0.0:
-                raise UsageError(f"{where}: bytes is {quoted(words[0])}: must be above 0", hint="leave the row out")
+                raise UsageError(f"{where}: bytes is {quoted(words[0])}: must be above 0", hint="remove the row")
             yield _Row(line=number, op_key=(), size_bytes=size, time_us=_time(where, words[1]))
 
 
@@ -294,7 +296,7 @@ def _sweep(name: str, rows: list[_Row]) -> Sweep:
     if len(rows) < 2:
         raise UsageError(
             f"{name}: {len(rows)} rows of measurements: must be two or more",
-            hint="give what all_reduce_perf of nccl-tests printed, or a CSV file with the columns bytes,time_us",
+            hint="give the output of all_reduce_perf of nccl-tests, or a CSV file with the columns bytes,time_us",
         )
     for before, row in itertools.pairwise(rows):
         if row.op_key != before.op_key:
@@ -302,7 +304,7 @@ def _sweep(name: str, rows: list[_Row]) -> Sweep:
         if row.size_bytes <= before.size_bytes:
             raise UsageError(
                 f"{name}:{row.line}: size {row.size_bytes:.0f} after {before.size_bytes:.0f}: sizes must increase",
-                hint="one file holds one sweep: split a log of several, or leave repeated rows out",
+                hint="a file must hold one sweep: split a log of several, or remove repeated rows",
             )
     fastest = max(rows, key=lambda row: row.algbw_GBps)
     return Sweep(
@@ -311,14 +313,14 @@ def _sweep(name: str, rows: list[_Row]) -> Sweep:
         sizes=tuple(row.size_bytes for row in rows),
         seconds=tuple(row.time_us * 1e-6 for row in rows),
         reduction="".join(rows[0].op_key[1:2]),
-        bus_factor=fastest.bus_factor if fastest.algbw_GBps >= LEAST_BANDWIDTH_GBPS else None,
+        bus_factor=fastest.bus_factor if fastest.algbw_GBps >= MIN_BANDWIDTH_GBPS else None,
     )
 
 
 def _time(where: str, word: str) -> float:
     time_us = _number(f"{where}: time", word)
     if not 0.0 < time_us < 1e9:
-        raise UsageError(f"{where}: time is {word} us: must be above 0", hint="leave the row out, or measure again")
+        raise UsageError(f"{where}: time is {word} us: must be above 0", hint="remove the row, or measure again")
     return time_us
 
 
@@ -329,7 +331,7 @@ def _number(what: str, word: str) -> float:
         raise UsageError(f"{what} is {quoted(word)}: must be a number", hint="is the row cut short?") from None
 
 
-def _mixed(where: str, found: str) -> UsageError:
+def _mixed(where: str, operations: str) -> UsageError:
     return UsageError(
-        f"{where}: several operations ({found})", hint="one file holds one sweep of one operation: split it"
+        f"{where}: several operations ({operations})", hint="a file must hold one sweep of one operation: split it"
     )

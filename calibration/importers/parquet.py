@@ -1,4 +1,4 @@
-"""Rows of the aiconfigurator package's parquet files, as `Series` in SI units.
+"""Reads the aiconfigurator package's parquet files into `Series` in SI units.
 
 The package keeps latencies in milliseconds and collective sizes in elements of two bytes.
 """
@@ -20,7 +20,7 @@ PACKAGE = "aiconfigurator-core"
 VERSION = "0.12.0"
 # bytes of one element of the all-reduced bf16 and half messages
 HALF_BYTES = 2
-# query heads per KV head: Llama-3.1-405B's 16 is the most of any dense model; kernels fall off beyond
+# query heads per KV head: no dense model has more than Llama-3.1-405B's 16, and kernels slow down beyond
 MAX_GROUP = 16
 HEAD_DIMS = (64, 128, 192, 256)
 # ours -> theirs; their fp8 is per-tensor scaled
@@ -77,14 +77,14 @@ def read_columns(path: Path) -> Columns:
     MissingDependencyError
         If pyarrow is not installed.
     UsageError
-        If the file is no parquet file.
+        If the file is not a parquet file.
     """
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
         raise MissingDependencyError(
-            "reading parquet files takes the package pyarrow", hint='pip install "ladder-sim[import]"'
+            "reading parquet files needs the package pyarrow", hint='pip install "ladder-sim[import]"'
         ) from error
     try:
         table = pyarrow.parquet.read_table(path)
@@ -142,7 +142,7 @@ def nccl_series(label: str, columns: Columns, op: str, ranks: int) -> Series:
 def custom_series(label: str, columns: Columns, ranks: int) -> tuple[str, Series]:
     """Engine ("vllm", "trtllm", "sglang") and series over message bytes of its own all-reduce in a CUDA graph.
 
-    The engine is the one the rows name: some files copy another engine's rows.
+    The engine is the one that the rows name: some files hold a copy of another engine's rows.
     """
     rows = columns["num_gpus"] == ranks
     if "backend" in columns:

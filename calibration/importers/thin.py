@@ -2,7 +2,7 @@
 
 Starts from the ends of every axis and adds, one at a time, the value whose points are interpolated worst, until every
 left-out value is interpolated well or the table is full. Values that were measured in few combinations with the other
-axes (48 KV heads without grouping only) are never added, because a table is a full rectangle: they are judged on.
+axes (48 KV heads without grouping only) are never added, because a table is a full rectangle: they serve to judge it.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-# an axis value measured in less than this share of the combinations that the best value has is no grid line
+# an axis value needs this share of the combinations that the best covered value has
 COVERED = 0.25
 
 
@@ -38,13 +38,13 @@ def thin(
     seconds, roofline_s
         Measured (NaN: not) and ideal times on the whole grid, seconds.
     max_points
-        Most grid points to keep.
+        Maximum number of grid points.
     target
-        Mean relative error at which a left-out axis value is good enough.
+        Mean relative error below which a left-out axis value need not be added.
     keep
-        Values to keep in any case, by axis.
+        Values that are always kept, by axis.
     judge
-        Values never to keep, by axis: the table is judged on them.
+        Values that are never kept, by axis: the table is judged on them.
     """
     judged = [np.isin(values, (judge or {}).get(name, ())) for name, values in axes.items()]
     allowed = covered(np.isfinite(seconds), [~mask for mask in judged])
@@ -73,7 +73,7 @@ def subgrid(axes: Mapping[str, Floats], seconds: Floats, roofline_s: Floats, kep
 
 
 def predicted_s(table: RatioTable, axes: Mapping[str, Floats], roofline_s: Floats) -> Floats:
-    """What `table` says on the whole grid, seconds."""
+    """Times that `table` gives on the whole grid, seconds."""
     ratio, _ = table.ratio(**dict(zip(axes, np.ix_(*axes.values()), strict=True)))
     times: Floats = ratio * roofline_s
     return times
@@ -94,15 +94,15 @@ def covered(measured: Mask, candidates: list[Mask]) -> list[Mask]:
 
 def _worst(error: Floats, kept: list[Mask], allowed: list[Mask]) -> tuple[float, int, int] | None:
     """Left-out axis value with the largest mean error, over the points where it alone is off the grid."""
-    found: tuple[float, int, int] | None = None
+    worst: tuple[float, int, int] | None = None
     for axis, (on_grid, candidates) in enumerate(zip(kept, allowed, strict=True)):
         for index in np.flatnonzero(candidates & ~on_grid):
             others = [k if i != axis else np.arange(len(k)) == index for i, k in enumerate(kept)]
             points = error[np.ix_(*others)]
             points = points[np.isfinite(points)]
-            if points.size and (found is None or points.mean() > found[0]):
-                found = (float(points.mean()), axis, int(index))
-    return found
+            if points.size and (worst is None or points.mean() > worst[0]):
+                worst = (float(points.mean()), axis, int(index))
+    return worst
 
 
 def thin_curve(size_bytes: Floats, seconds: Floats, *, target: float, max_share: float) -> Curve:
@@ -119,8 +119,8 @@ def thin_curve(size_bytes: Floats, seconds: Floats, *, target: float, max_share:
 def leave_one_out(table: RatioTable) -> ErrorStats:
     """Error at the table's own points when their axis value is taken out.
 
-    Left-out values were chosen for being easy to interpolate; this is the harder question, what a lookup between grid
-    points may be off by at worst: the gap is twice as wide.
+    Left-out values were chosen because they are easy to interpolate. This is a harder test, and an upper limit for
+    lookups between grid points: the gap is twice as wide.
     """
     predicted, measured = [], []
     for axis, values in enumerate(table.axes):

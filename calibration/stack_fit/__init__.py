@@ -1,7 +1,7 @@
 """Fits the figures of an inference stack that microbenchmarks cannot see to a few of its end-to-end runs.
 
-Robust least squares on the logarithm of the throughput. Runs of one TP degree and batch share an error, so that compute
-misfit does not leak into the all-reduce; each figure has a prior from physics, with the catalog's value as its median.
-The objective has several minima: it is solved from many points, and the solution of least cost is taken. A bootstrap
-says how far each figure is known, and runs left out of the fit how far its intervals are to be trusted.
+Robust least squares on the logarithm of the throughput. Runs of one TP degree and batch share an error, so that errors
+of the compute model do not end up in the all-reduce. Each figure has a prior from physics, with the catalog's value as
+its median. The objective has several minima: it is solved from many starting points, and the solution of lowest cost is
+kept. A bootstrap shows how well each figure is determined; runs left out of the fit show how wide intervals must be.
 """

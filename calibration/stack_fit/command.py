@@ -1,4 +1,4 @@
-"""`calibrate fit-stack`: a stack's figures, fitted to a few of its end-to-end runs."""
+"""`calibrate fit-stack`: fits a stack's figures to a few of its end-to-end runs."""
 
 import argparse
 import sys
@@ -27,6 +27,17 @@ def add_to(commands: Any) -> None:
     fit.add_argument("--created", help="date to write into the profile; default: today")
     fit.set_defaults(run=_fit_stack)
 
+    # hidden from the help; no prefix character, so that it takes whatever follows the old name
+    renamed = commands.add_parser("transfer", add_help=False, prefix_chars="\0")
+    renamed.add_argument("arguments", nargs="*")
+    renamed.set_defaults(run=_renamed)
+
+
+def _renamed(_: argparse.Namespace) -> None:
+    raise UsageError(
+        "`calibrate transfer` is now `calibrate fit-stack`", hint="use the new name: the flags are the same"
+    )
+
 
 def _fit_stack(options: argparse.Namespace) -> None:
     from calibration.show import describe_stack_fit
@@ -52,10 +63,8 @@ def _fit_stack(options: argparse.Namespace) -> None:
     if fit.profile.stack_fit:
         print("\n".join(describe_stack_fit(fit.profile.stack_fit)), file=sys.stderr)
     for name in fit.left_out:
-        print(f"not fitted: {name}, on which none of these runs depends", file=sys.stderr)
+        print(f"not fitted: {name}: none of these runs depends on it", file=sys.stderr)
     errors = np.expm1(fit.log_errors)
-    print(
-        f"fitted runs: throughput errs {np.abs(errors).mean():.1%} on average, {np.abs(errors).max():.1%} at most",
-        file=sys.stderr,
-    )
+    mean, largest = np.abs(errors).mean(), np.abs(errors).max()
+    print(f"error of the fitted runs' throughput: {mean:.1%} on average, {largest:.1%} at most", file=sys.stderr)
     print(options.out)

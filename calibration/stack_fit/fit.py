@@ -1,4 +1,4 @@
-"""The fit: solutions from many starting points, a bootstrap around the best, and runs left out of it."""
+"""The fit: solutions from many starting points, a bootstrap around the best one, and fits without some runs."""
 
 import datetime
 import os
@@ -11,7 +11,7 @@ from multiprocessing import get_context
 import numpy as np
 
 from calibration.stack_fit.problem import PRIORS, Array, Problem
-from calibration.stack_fit.unseen import UnseenRun, nominal_widths, scale, unseen_runs
+from calibration.stack_fit.unseen import nominal_widths, scale, unseen_runs
 from ladder_sim.costs.profile import CalibrationProfile, FittedFigure, IntervalScale, StackFit
 from ladder_sim.costs.profile_file import shipped_profiles
 from ladder_sim.validation.dataset import Measurement
@@ -23,19 +23,15 @@ DRAWS = 48
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
-    """What a fit found, beside the profile."""
+class FitResult:
+    """The fitted profile, and how well it describes the runs."""
 
     profile: CalibrationProfile
     """The base, with the fitted figures."""
     left_out: tuple[str, ...]
-    """Figures that no run depends on: not fitted."""
+    """Figures on which no run depends; they are not fitted."""
     log_errors: Array
     """Predicted over measured throughput, natural logarithm, by run."""
-    near: tuple[UnseenRun, ...]
-    """Every run, predicted by a fit that had not seen its TP degree and batch together."""
-    beyond: tuple[UnseenRun, ...]
-    """The same for its TP degree; empty where there is but one."""
 
 
 def fit_stack(
@@ -50,7 +46,7 @@ def fit_stack(
     seed: int = 0,
     workers: int | None = None,
     created: str | None = None,
-) -> Fit:
+) -> FitResult:
     """Fit `base` to end-to-end runs.
 
     Parameters
@@ -62,9 +58,9 @@ def fit_stack(
     name
         Of the new profile.
     dataset, protocol
-        Where the runs come from, and the rule that chose them; kept in the profile.
+        Where the runs come from, and the rule by which they were chosen; stored in the profile.
     starts
-        Points that the solver starts from.
+        Starting points of the solver.
     draws
         Bootstrap replicates.
     seed
@@ -81,16 +77,18 @@ def fit_stack(
     """
     problem = Problem(tuple(runs), base)
     with ProcessPoolExecutor(workers or os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        best = min(pool.map(problem.solve_from, _starting_points(problem, starts, seed)), key=lambda one: one.cost)
+        solutions = pool.map(problem.solve_from, _starting_points(problem, starts, seed))
+        best = min(solutions, key=lambda solution: solution.cost)
         seeds = np.random.SeedSequence(seed).spawn(draws)
         replicates = np.stack(list(pool.map(problem.replicate, [best.at] * draws, seeds)))
-        near, beyond = (
-            unseen_runs(problem, fold, pool.map(partial(problem.solve_without, best.at, fold), dict.fromkeys(fold)))
-            for fold in (problem.groups, problem.degrees)
+        # every run, predicted by a fit without its TP degree and batch; the same without its TP degree
+        other_batches, other_degrees = (
+            unseen_runs(problem, groups, pool.map(partial(problem.solve_without, best.at, groups), set(groups)))
+            for groups in (problem.groups, problem.degrees)
         )
     figures = problem.named(best.at)
     spread = np.log(problem.values(replicates)).std(axis=0, ddof=1)
-    found = StackFit(
+    unscaled = StackFit(
         stack=problem.scenario.stack.name,
         base=base.tables_of,
         runs=dataset,
@@ -116,23 +114,25 @@ def fit_stack(
         name=name,
         base=base.tables_of if shipped else "",
         created=created or datetime.date.today().isoformat(),
-        stack_fit=found,
+        stack_fit=unscaled,
     )
     nominal = nominal_widths(runs, fitted)
-    scales = {"fitted_scale": scale(near, nominal), "other_scale": scale(beyond or near, nominal)}
-    return Fit(
-        profile=replace(fitted, stack_fit=replace(found, **scales)),
+    scaled = replace(
+        unscaled,
+        fitted_scale=scale(other_batches, nominal),
+        other_scale=scale(other_degrees or other_batches, nominal),
+    )
+    return FitResult(
+        profile=replace(fitted, stack_fit=scaled),
         left_out=problem.left_out,
         log_errors=problem.log_rates(best.at) - problem.measured,
-        near=near,
-        beyond=beyond,
     )
 
 
 def _starting_points(problem: Problem, starts: int, seed: int) -> list[Array]:
-    chance = np.random.default_rng(seed)
+    generator = np.random.default_rng(seed)
     size = len(problem.figures)
-    return [np.zeros(size), *(START_SPREAD * chance.standard_normal(size) for _ in range(starts - 1))]
+    return [np.zeros(size), *(START_SPREAD * generator.standard_normal(size) for _ in range(starts - 1))]
 
 
 def _degrees(runs: Iterable[Measurement]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Runs of a stack, and the figures that they are to determine: the objective of a fit, and its solution."""
+"""The runs of a stack and the figures to be fitted: the objective of the fit, and its solution."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,8 +22,8 @@ Array = NDArray[np.float64]
 
 # figures that are fitted, and the standard deviation of the logarithm that each prior has around the catalog's value.
 # Independent tables of one GPU agree within 15 % (GEMM kernels: a compiled GEMV is another kernel than the table's, a
-# library GEMM the same); launches, waits and skew are known within a factor of two; what goes through host memory hangs
-# on the board; kernels that a stack adds around attention are a count, not a measurement
+# library GEMM the same); launches, waits and skew are known within a factor of two; the path through host memory
+# depends on the board; kernels that a stack adds around attention are a count, not a measurement
 PRIORS: Mapping[str, float] = {
     "stack.gemv_factor": 0.1,
     "stack.gemm_factor": 0.05,
@@ -42,13 +42,13 @@ PRIORS: Mapping[str, float] = {
 }
 # of finite differences, in standard deviations of the priors; large enough to see past the corners of a maximum
 STEP = 0.05
-# in the same unit: a figure that changes no run this far from its prior is not fitted
+# in the same unit: a figure that changes no run this far from its prior's median is not fitted
 REACH = 2.0
-# relative change of a throughput that counts as one
-FELT = 1e-6
-# relative change of the cost, and of the figures, at which a solver stops: far below what runs say about them
+# relative change of a throughput that counts as a change
+MIN_CHANGE = 1e-6
+# relative change of the cost, and of the figures, at which a solver stops: far below what the runs determine
 TOLERANCE = 1e-4
-MOST_EVALUATIONS = 40
+MAX_EVALUATIONS = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,18 +61,18 @@ class Solution:
     """Half the sum of squares."""
 
 
-# what each run belongs to: runs of one part are left out together
-Fold = Sequence[Hashable]
+# the group of each run: runs of a group are left out together
+Groups = Sequence[Hashable]
 
 
 class Problem:
-    """Runs, and the figures that they are to determine.
+    """Runs, and the figures to be fitted to them.
 
     A point is an array of one number per figure: how many standard deviations of its prior it lies above its median.
     """
 
     def __init__(self, runs: tuple[Measurement, ...], base: CalibrationProfile) -> None:
-        # an earlier fit of the base must not show through
+        # an earlier fit of the base must have no effect
         self.runs, self.base = runs, replace(base, stack_fit=None)
         self.scenario = _common_scenario(runs, base)
         self.groups = [(run.configuration.tp, run.configuration.batch) for run in runs]
@@ -81,24 +81,24 @@ class Problem:
         self.defaults = {name: float(stated.figure(name)) for name in PRIORS}
         self.measured = np.log([run.tokens_per_s for run in runs])
         self.figures = tuple(name for name, value in self.defaults.items() if value > 0.0)
-        felt = self._felt()
-        self.left_out = tuple(name for name in PRIORS if name not in self.figures or not felt[name])
-        self.fitted = np.array([felt[name] for name in self.figures])
+        sensitive = self._sensitive()
+        self.left_out = tuple(name for name in PRIORS if name not in self.figures or not sensitive[name])
+        self.fitted = np.array([sensitive[name] for name in self.figures])
         if not self.fitted.any():
-            raise UsageError("no figure that can be fitted changes any of these runs", hint="add runs with TP above 1")
+            raise UsageError("these runs depend on no figure that can be fitted", hint="add runs with TP above 1")
 
     @cached_property
     def _covariance(self) -> Array:
         """Of the runs' errors, shape (runs, runs)."""
-        shared = np.array([[one == other for other in self.groups] for one in self.groups])
-        found: Array = SHARED_LOG_SD**2 * shared + ROW_LOG_SD**2 * np.eye(len(self.groups))
-        return found
+        shared = np.array([[row == column for column in self.groups] for row in self.groups])
+        return SHARED_LOG_SD**2 * shared + ROW_LOG_SD**2 * np.eye(len(self.groups))
 
-    def _felt(self) -> dict[str, bool]:
+    def _sensitive(self) -> dict[str, bool]:
+        """Whether any run depends on a figure."""
         reach = REACH * np.eye(len(self.figures))
         points = np.vstack([np.zeros(len(self.figures)), reach, -reach])
         rates = self._log_rates(points)
-        changed = np.abs(rates[1:] - rates[0]).max(axis=1) > FELT
+        changed = np.abs(rates[1:] - rates[0]).max(axis=1) > MIN_CHANGE
         up, down = np.split(changed, 2)
         return dict(zip(self.figures, up | down, strict=True))
 
@@ -106,8 +106,7 @@ class Problem:
         """Figures in SI units; points and result of shape (..., figures)."""
         median = np.array([self.defaults[name] for name in self.figures])
         spread = np.array([PRIORS[name] for name in self.figures])
-        found: Array = median * np.exp(spread * points)
-        return found
+        return np.asarray(median * np.exp(spread * points))
 
     def named(self, point: Array) -> dict[str, float]:
         """One point's figures by name."""
@@ -115,22 +114,21 @@ class Problem:
 
     def log_rates(self, point: Array) -> Array:
         """Logarithm of every run's throughput at one point."""
-        found: Array = self._log_rates(point[np.newaxis])[0]
-        return found
+        return np.asarray(self._log_rates(point[np.newaxis])[0])
 
     def _log_rates(self, points: Array) -> Array:
         """The same at several points: shape (points, runs)."""
-        # one configuration alone would be priced by numbers: two keep every array an array
+        # a single configuration would be priced with plain numbers: two keep every array an array
         columns = np.vstack([points, points[-1:]])
         values = dict(zip(self.figures, self.values(columns).T, strict=True))
-        found = np.empty((len(columns), len(self.runs)))
+        log_rates = np.empty((len(columns), len(self.runs)))
         for configuration, rows in by_configuration(self.runs).items():
             variants = [self.runs[row].variant for row in rows]
             times = simulate_requests(configuration.scenario(), values, variants, self.base)
             tokens = configuration.batch * configuration.gen
             for row, variant in zip(rows, variants, strict=True):
-                found[:, row] = np.log(tokens / times[variant].request_s)
-        return found[: len(points)]
+                log_rates[:, row] = np.log(tokens / times[variant].request_s)
+        return log_rates[: len(points)]
 
     # solving
 
@@ -138,18 +136,18 @@ class Problem:
         """Solve from one starting point."""
         return self._solve(start, np.arange(len(self.runs)), self.measured, np.zeros(len(self.figures)))
 
-    def solve_without(self, start: Array, fold: Fold, part: Hashable) -> tuple[Hashable, Array]:
-        """A part of a fold, and the solution for the runs outside it."""
-        kept = np.flatnonzero([own != part for own in fold])
-        return part, self._solve(start, kept, self.measured, np.zeros(len(self.figures))).at
+    def solve_without(self, start: Array, groups: Groups, left_out: Hashable) -> tuple[Hashable, Array]:
+        """A group of runs, and the solution for the runs outside it."""
+        kept = np.flatnonzero([group != left_out for group in groups])
+        return left_out, self._solve(start, kept, self.measured, np.zeros(len(self.figures))).at
 
     def replicate(self, best: Array, seed: np.random.SeedSequence) -> Array:
-        """Solve for runs and priors that are drawn anew around the solution: a draw of what the runs leave open."""
-        chance = np.random.default_rng(seed)
-        noise = np.linalg.cholesky(self._covariance) @ chance.standard_normal(len(self.runs))
-        medians = chance.standard_normal(len(self.figures))
-        found = self._solve(best, np.arange(len(self.runs)), self.log_rates(best) + noise, medians).at
-        return np.where(self.fitted, found, medians)
+        """Solve for runs and priors that are drawn around the solution: one draw of a parametric bootstrap."""
+        generator = np.random.default_rng(seed)
+        noise = np.linalg.cholesky(self._covariance) @ generator.standard_normal(len(self.runs))
+        medians = generator.standard_normal(len(self.figures))
+        solved = self._solve(best, np.arange(len(self.runs)), self.log_rates(best) + noise, medians).at
+        return np.where(self.fitted, solved, medians)
 
     def _solve(self, start: Array, rows: NDArray[np.intp], measured: Array, medians: Array) -> Solution:
         free = np.flatnonzero(self.fitted)
@@ -179,7 +177,7 @@ class Problem:
             loss=_robust(len(rows)),
             ftol=TOLERANCE,
             xtol=TOLERANCE,
-            max_nfev=MOST_EVALUATIONS,
+            max_nfev=MAX_EVALUATIONS,
         )
         return Solution(at=whole(solved.x), cost=float(solved.cost))
 
@@ -188,27 +186,28 @@ def _robust(rows: int) -> Callable[[Array], Array]:
     """soft_l1 for the runs, which may hold an outlier; plain squares for the priors."""
 
     def loss(squares: Array) -> Array:
-        found = np.stack([squares, np.ones_like(squares), np.zeros_like(squares)])
+        # value, first and second derivative, as least_squares asks for them
+        rho = np.stack([squares, np.ones_like(squares), np.zeros_like(squares)])
         root = np.sqrt(1.0 + squares[:rows])
-        found[:, :rows] = 2.0 * (root - 1.0), 1.0 / root, -0.5 / root**3
-        return found
+        rho[:, :rows] = 2.0 * (root - 1.0), 1.0 / root, -0.5 / root**3
+        return rho
 
     return loss
 
 
 def by_configuration(runs: Sequence[Measurement]) -> dict[Configuration, list[int]]:
     """Positions of the runs of each configuration."""
-    found: dict[Configuration, list[int]] = {}
+    positions: dict[Configuration, list[int]] = {}
     for row, run in enumerate(runs):
-        found.setdefault(run.configuration, []).append(row)
-    return found
+        positions.setdefault(run.configuration, []).append(row)
+    return positions
 
 
 def _common_scenario(runs: Sequence[Measurement], base: CalibrationProfile) -> Scenario:
-    """What all runs have in common: their stack and their cluster."""
+    """The scenario of the first run, whose stack and cluster all runs share."""
     if len(runs) < 2:
         raise UsageError(
-            f"{len(runs)} runs: must be 2 or more", hint="standard and upper-bound at one batch are a start"
+            f"{len(runs)} runs: must be 2 or more", hint="start with standard and upper-bound at one batch"
         )
     first = runs[0].configuration
     for run in runs:
@@ -216,13 +215,13 @@ def _common_scenario(runs: Sequence[Measurement], base: CalibrationProfile) -> S
             own, other = getattr(run.configuration, field), getattr(first, field)
             if own != other:
                 raise UsageError(
-                    f"line {run.line}: {field} '{own}' beside '{other}': must be one {field}",
+                    f"line {run.line}: {field} '{own}', but '{other}' before: must be one {field}",
                     hint=f"fit one {field} at a time",
                 )
     scenario = first.scenario()
     if scenario.cluster.gpu != catalog.cluster(base.gpu).gpu:
         raise UsageError(
             f"base profile '{base.name}' was measured on another GPU than the runs' {scenario.cluster.gpu.name}",
-            hint="`ladder-sim list profiles` shows those that are shipped",
+            hint="`ladder-sim list profiles` lists the shipped ones",
         )
     return scenario

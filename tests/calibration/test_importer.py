@@ -147,7 +147,7 @@ def test_units_engines_and_figures(profile: CalibrationProfile) -> None:
     nccl = profile.collectives["all_reduce"]["nccl"][8]
     assert nccl.size_bytes[0] == 512
     assert nccl.seconds_at(2**20)[0] == pytest.approx(nccl_seconds(2**20, 8), rel=0.05)
-    assert profile.collectives["all_reduce"]["custom-vllm"][8].seconds[0] < 1e-5
+    assert profile.collectives["all_reduce"]["one-shot"][8].seconds[0] < 1e-5
 
 
 def test_missing_corner_is_a_hole_filled_by_its_neighbours(profile: CalibrationProfile) -> None:
@@ -169,15 +169,7 @@ def test_attention_keeps_its_own_kernel_and_judges_on_the_width_between(profile:
 
 def test_collective_algorithms(profile: CalibrationProfile) -> None:
     curves = profile.collectives["all_reduce"]
-    assert set(curves) == {
-        "nccl",
-        "one-shot",
-        "two-shot",
-        "best-custom",
-        "custom-vllm",
-        "custom-trtllm",
-        "custom-sglang",
-    }
+    assert set(curves) == {"nccl", "one-shot", "two-shot"}
     assert set(curves["two-shot"]) == {4, 8}
     assert curves["two-shot"][4].size_bytes[0] == 2**19
     assert curves["two-shot"][8].size_bytes[0] == 2**18

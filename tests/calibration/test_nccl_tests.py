@@ -135,7 +135,7 @@ def test_missing_and_binary_files(tmp_path: Path) -> None:
         read_sweep(tmp_path / "b.log")
 
 
-def test_collective_is_told_by_header_or_bandwidths(tmp_path: Path) -> None:
+def test_collective_is_known_by_header_or_bandwidths(tmp_path: Path) -> None:
     for op in ("all_reduce", "all_gather", "reduce_scatter"):
         for listed in (True, False):
             sweep = read_sweep(write(tmp_path / "a.log", log(op=op, listed=listed)))
@@ -145,7 +145,7 @@ def test_collective_is_told_by_header_or_bandwidths(tmp_path: Path) -> None:
         collective_of(unnamed, 2)
     with pytest.raises(UsageError, match="lists 16 ranks, not 8"):
         collective_of(read_sweep(write(tmp_path / "a.log", log())), 8)
-    with pytest.raises(UsageError, match="alltoall is not used here"):
+    with pytest.raises(UsageError, match="alltoall is not a collective of a profile"):
         collective_of(Sweep(file="a.log", op="alltoall", sizes=(1.0, 2.0), seconds=(1.0, 2.0)), 2)
 
 
@@ -169,10 +169,10 @@ def test_fabric_from_log_to_prediction(tmp_path: Path, capsys: pytest.CaptureFix
     source, out = write(tmp_path / 'my "log".txt', log()), tmp_path / "mine.toml"
     assert main(["import", "nccl-tests", str(source), "--cluster", "h100-sxm", "--out", str(out)]) == 0
     assert capsys.readouterr().out.strip() == str(out)
-    found = fabric_curve(str(out))
-    assert found is not None
-    assert (found.nodes, found.ranks_per_node, found.cluster) == (2, 8, "h100-sxm")
-    assert found.curve.seconds[0] == pytest.approx(40e-6)
+    fabric = fabric_curve(str(out))
+    assert fabric is not None
+    assert (fabric.nodes, fabric.ranks_per_node, fabric.cluster) == (2, 8, "h100-sxm")
+    assert fabric.curve.seconds[0] == pytest.approx(40e-6)
     assert str(tmp_path) not in out.read_text("utf-8")
     ran = run("predict", "--model", "8b", "--nodes", "2", "--variant", "ladder", "--set", f"inter.fabric={out}")
     assert ran.code == 0, ran.err
@@ -211,9 +211,9 @@ def test_profile_from_log_to_prediction(tmp_path: Path) -> None:
         (("--cluster", "h100-smx"), "did you mean 'h100-sxm'?"),
         (("--base", "h100-smx", "--ranks", "8"), "did you mean 'h100-sxm'?"),
         (("--base", "h100-sxm"), "--ranks is missing"),
-        (("--base", "h100-sxm", "--ranks", "1"), "--ranks is 1: must be 2 or more"),
+        (("--base", "h100-sxm", "--ranks", "1"), "--ranks is 1: must be a whole number from 2"),
         (("--cluster", "h100-sxm"), "--nodes is missing"),
-        (("--cluster", "h100-sxm", "--nodes", "1"), "--nodes is 1: must be 2 or more"),
+        (("--cluster", "h100-sxm", "--nodes", "1"), "--nodes is 1: must be a whole number from 2"),
         (("--cluster", "h100-sxm", "--nodes", "2"), "--ranks-per-node is missing"),
         (("--cluster", "h100-sxm", "--nodes", "2", "--ranks-per-node", "0"), "--ranks-per-node is 0"),
         (("--cluster", "h100-sxm", "--nodes", "2", "--ranks-per-node", "4"), "all_reduce on 8 ranks makes it 1.750"),

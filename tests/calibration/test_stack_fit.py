@@ -46,20 +46,20 @@ def runs_with(
 ) -> list[Measurement]:
     """Runs as they would be measured if the figures were these."""
     variants = ("standard", "ladder", "upper-bound")
-    found = []
+    measurements = []
     for one in configurations:
         columns = {name: [value] * 2 for name, value in figures.items()}
         times = simulate_requests(one.scenario(), columns, variants, base)
-        found += [
+        measurements += [
             Measurement(
-                line=len(found) + number,
+                line=len(measurements) + number,
                 configuration=one,
                 variant=variant,
                 tokens_per_s=one.batch * one.gen / float(times[variant].request_s[0]),
             )
             for number, variant in enumerate(variants)
         ]
-    return found
+    return measurements
 
 
 def fitted(profile: CalibrationProfile) -> StackFit:
@@ -74,34 +74,36 @@ def test_planted_figures_are_recovered(base: CalibrationProfile) -> None:
     fit = fit_stack(
         runs_with(planted, shapes, base), base, name="planted", dataset="planted", starts=2, draws=6, workers=2
     )
-    found = fitted(fit.profile)
+    stack_fit = fitted(fit.profile)
     for name, value in planted.items():
-        figure = found.figures[name]
+        figure = stack_fit.figures[name]
         assert abs(np.log(figure.value / value)) < 2.0 * figure.log_sd + 0.02, name
     assert np.abs(fit.log_errors).max() < 0.02
-    assert found.figures["stack.gemv_factor"].identified
+    assert stack_fit.figures["stack.gemv_factor"].identified
     # without a run that lacks peer-to-peer access nothing is known about the way through host memory
     assert {"host.latency_s", "host.bandwidth_Bps", "host_low_latency_share"} <= set(fit.left_out)
-    assert found.figures["host.latency_s"].value == found.figures["host.latency_s"].default
-    assert not found.figures["host.bandwidth_Bps"].identified
-    assert (found.tps, found.host_tps, found.models, found.rows) == ((2, 8), (), ("llama-3.1-8b",), 12)
+    assert stack_fit.figures["host.latency_s"].value == stack_fit.figures["host.latency_s"].default
+    assert not stack_fit.figures["host.bandwidth_Bps"].identified
+    assert (stack_fit.tps, stack_fit.host_tps, stack_fit.models, stack_fit.rows) == ((2, 8), (), ("llama-3.1-8b",), 12)
 
 
 def test_few_runs_fit_few_figures(base: CalibrationProfile) -> None:
     problem = Problem(tuple(runs_with({}, [configuration(tp=1)], base)[:2]), base)
-    felt = [name for name, one in zip(problem.figures, problem.fitted, strict=True) if one]
-    assert felt
-    # one GPU: nothing is communicated, and nothing waits for the slowest
-    assert not {"stack.collective_launch_s", "stack.stream_wait_s", "rank_skew", "overlap.memory_spare"} & set(felt)
-    # one sequence
-    assert "stack.batched_attention_s" not in felt
-    assert set(felt) | set(problem.left_out) == set(PRIORS)
+    sensitive = [name for name, fitted_here in zip(problem.figures, problem.fitted, strict=True) if fitted_here]
+    assert sensitive
+    # fitted_here GPU: nothing is communicated, and nothing waits for the slowest
+    assert not {"stack.collective_launch_s", "stack.stream_wait_s", "rank_skew", "overlap.memory_spare"} & set(
+        sensitive
+    )
+    # fitted_here sequence
+    assert "stack.batched_attention_s" not in sensitive
+    assert set(sensitive) | set(problem.left_out) == set(PRIORS)
 
 
 def test_runs_that_cannot_be_fitted_together_are_refused(base: CalibrationProfile) -> None:
     one = Measurement(line=7, configuration=configuration(), variant="standard", tokens_per_s=100.0)
     other = dataclasses.replace(one, line=9, configuration=configuration(stack="vllm"))
-    with pytest.raises(UsageError, match="line 9: stack 'vllm' beside 'gpt-fast'"):
+    with pytest.raises(UsageError, match="line 9: stack 'vllm', but 'gpt-fast' before"):
         Problem((one, other), base)
     with pytest.raises(UsageError, match="1 runs: must be 2"):
         Problem((one,), base)
@@ -126,17 +128,17 @@ def test_errors_that_runs_share_cost_less_than_their_own(base: CalibrationProfil
 @pytest.mark.parametrize("protocol", SHIPPED)
 def test_shipped_fits_saw_their_protocols_rows_and_no_others(protocol: str, base: CalibrationProfile) -> None:
     """The figures shipped are where the fit to exactly these rows stops: any other row would move them."""
-    found = fitted(load_profile(SHIPPED[protocol]))
+    stack_fit = fitted(load_profile(SHIPPED[protocol]))
     rows = split(read_dataset().measurements, PROTOCOLS[protocol]).fit
-    assert (found.runs, found.protocol, found.rows) == ("ladder-70b", protocol, len(rows))
+    assert (stack_fit.runs, stack_fit.protocol, stack_fit.rows) == ("ladder-70b", protocol, len(rows))
     problem = Problem(rows, base)
-    assert list(found.figures) == list(problem.figures)
+    assert list(stack_fit.figures) == list(problem.figures)
     at = np.array(
         [np.log(one.value / one.default) / PRIORS[name] if one.value != one.default else 0.0
-         for name, one in found.figures.items()]
+         for name, one in stack_fit.figures.items()]
     )  # fmt: skip
     again = problem.solve_from(at)
-    assert again.cost == pytest.approx(found.cost, rel=0.01)
+    assert again.cost == pytest.approx(stack_fit.cost, rel=0.01)
     np.testing.assert_allclose(again.at[problem.fitted], at[problem.fitted], atol=0.15)
 
 
@@ -199,8 +201,8 @@ def test_what_a_scenario_states_otherwise_stays() -> None:
         assert Hardware.of(own, profile).figure("stack.collective_launch_s") == value
     skewed = Scenario.of(model="70b", overrides={"cluster.rank_skew": "0.02"})
     assert Hardware.of(skewed, profile).rank_skew == 0.02
-    found = Hardware.of(Scenario.of(model="70b"), profile)
-    assert found.figure("stack.collective_launch_s") == fitted(profile).figures["stack.collective_launch_s"].value
+    hardware = Hardware.of(Scenario.of(model="70b"), profile)
+    assert hardware.figure("stack.collective_launch_s") == fitted(profile).figures["stack.collective_launch_s"].value
     other = Scenario.of(model="70b", stack="vllm")
     assert Hardware.of(other, profile).figure("stack.gemv_factor") == 1.0
 
@@ -236,7 +238,7 @@ def test_intervals_widen_beyond_the_runs() -> None:
     assert standard.low == standard.high == 1.0
 
 
-def test_an_unknown_figure_widens_the_intervals_of_what_rests_on_it() -> None:
+def test_an_unknown_figure_widens_the_intervals_that_depend_on_it() -> None:
     """The spread of the draws is what is not known: half of it, less wide intervals."""
     profile = load_profile(SHIPPED["B"])
     full = fitted(profile)
@@ -280,7 +282,7 @@ def test_the_command_fits_a_users_runs(tmp_path: Path) -> None:
     [
         (("--runs", "nowhere.csv", "--out", "a.json"), "cannot be read"),
         (("--runs", "ladder-70b", "--out", "no/such/folder.json"), "no such folder"),
-        (("--runs", "ladder-70b", "--out", "a.json", "--draws", "1"), "--draws is 1: must be 2 or more"),
+        (("--runs", "ladder-70b", "--out", "a.json", "--draws", "1"), "--draws is 1: must be a whole number from 2"),
         (("--runs", "ladder-70b", "--out", "a.json", "--base", "h100"), "did you mean 'h100-sxm'"),
     ],
 )
@@ -288,6 +290,16 @@ def test_what_cannot_be_fitted_is_refused_at_once(arguments: tuple[str, ...], sa
     ran = calibrate("--base", "h100-sxm", *arguments)
     assert (ran.returncode, ran.stdout) == (2, "")
     assert says in ran.stderr
+
+
+def test_the_old_name_says_where_it_went() -> None:
+    old = [sys.executable, "-m", "calibration", "transfer", "--runs", "mine.csv", "-x"]
+    done = subprocess.run(old, capture_output=True, text=True, check=False, cwd=REPO)
+    told = run("calibrate", "transfer", "--runs", "mine.csv")
+    assert done.returncode == told.code == 2
+    assert "`calibrate transfer` is now `calibrate fit-stack`" in done.stderr
+    assert "transfer" not in run("calibrate", "--help").out
+    assert "transfer" not in subprocess.run([*old[:3], "--help"], capture_output=True, text=True, check=False).stdout
 
 
 def calibrate(*arguments: str) -> "subprocess.CompletedProcess[str]":
