@@ -20,6 +20,8 @@ from ladder_sim.simulate.request import Request, simulate_requests
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.units import format_bytes
 
+# name that asks for datasheet figures only
+NO_PROFILE = "none"
 # standard deviations either way that hold 90 % of a normal distribution
 NORMAL_90 = 1.645
 # of throughputs: an error that all runs of one TP degree and batch share, and one of each run. Repeats of the published
@@ -59,8 +61,8 @@ class Widths:
     """Of its speedup over standard."""
 
 
-class PredictionErrors:
-    """Half-widths of a scenario's intervals, computed when the first is asked for.
+class Confidence:
+    """How sure the predictions of a scenario's variants are; each part is computed on first access.
 
     Parameters
     ----------
@@ -68,20 +70,44 @@ class PredictionErrors:
         What was predicted.
     requests
         Its simulated requests by variant, standard among them.
-    profile
-        What their times rest on.
+    costs
+        What their times are based on.
+    memory
+        Of one GPU.
     """
 
-    def __init__(self, scenario: Scenario, requests: Mapping[str, Request], profile: CalibrationProfile | None) -> None:
-        self._scenario, self._requests, self._profile = scenario, requests, profile
+    def __init__(
+        self, scenario: Scenario, requests: Mapping[str, Request], costs: KernelCosts, memory: MemoryUse
+    ) -> None:
+        self.scenario, self._requests, self._costs, self._memory = scenario, requests, costs, memory
 
-    def of(self, variant: str) -> Widths:
-        """Those of one variant."""
-        return self._widths[variant]
+    @property
+    def profile(self) -> str:
+        """Name of the measured profile, or "none"."""
+        return self._costs.profile.name if self._costs.profile else NO_PROFILE
 
     @cached_property
-    def _widths(self) -> Mapping[str, Widths]:
-        return _widths(self._scenario, self._requests, self._profile)
+    def widths(self) -> Mapping[str, Widths]:
+        """Half-widths of each variant's intervals."""
+        return _widths(self.scenario, self._requests, self._costs.profile)
+
+    @cached_property
+    def measured_fraction(self) -> float:
+        """Share of standard's request time that comes from in-range measurements of this GPU and this fabric."""
+        standard = self._requests["standard"]
+        sources_s = standard.breakdown.sources_s.items()
+        return math.fsum(seconds for (source, _), seconds in sources_s if source == "measured") / float(
+            standard.request_s
+        )
+
+    @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        """What the reader should know, one sentence each."""
+        return tuple(_warnings(self.scenario, self._costs, self._memory))
+
+
+def _widths(self) -> Mapping[str, Widths]:
+    return _widths(self._scenario, self._requests, self._profile)
 
 
 def _widths(
@@ -114,8 +140,10 @@ def _by_op(request: Request, standard: Request) -> Widths:
     An error of one kind of op is one error: shared by every layer and by both variants, so that most of it cancels in a
     speedup. Those of different kinds are independent.
     """
-    share = {kind: error / request.seconds for kind, error in request.totals("error_s").items()}
-    base = {kind: error / standard.seconds for kind, error in standard.totals("error_s").items()}
+    share, base = (
+        {kind: error / float(each.request_s) for kind, error in each.breakdown.errors_s.items()}
+        for each in (request, standard)
+    )
     apart = (share.get(kind, 0.0) - base.get(kind, 0.0) for kind in share | base)
     return Widths(rate=math.log1p(math.hypot(*share.values())), speedup=math.log1p(math.hypot(*apart)))
 
@@ -129,8 +157,8 @@ def _by_figure(
 ) -> dict[str, Widths]:
     """Spread over the fit's draws."""
     columns = {name: stack_fit.draws[:, number] for number, name in enumerate(stack_fit.figures) if name in names}
-    found = simulate_requests(scenario, columns, variants, profile)
-    log_s = {name: np.log(times.request_s) for name, times in found.items()}
+    requests = simulate_requests(scenario, columns, variants, profile)
+    log_s = {name: np.log(request.request_s) for name, request in requests.items()}
     return {
         name: Widths(
             rate=NORMAL_90 * float(np.std(values, ddof=1)),
@@ -138,61 +166,6 @@ def _by_figure(
         )
         for name, values in log_s.items()
     }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Provenance:
-    """What the predictions of a scenario rest on."""
-
-    profile: str
-    """Name of the measured profile, or "none"."""
-    measured_fraction: float
-    """Share of standard's request time that comes from in-range measurements of this GPU and this fabric."""
-    warnings: tuple[str, ...]
-    """What the reader should know, one sentence each."""
-
-
-class Evidence:
-    """What the variants of a scenario have in common; each part is worked out when it is first asked for.
-
-    Parameters
-    ----------
-    scenario
-        What was predicted.
-    requests
-        Its simulated requests by variant, standard among them.
-    costs
-        What their times rest on.
-    memory
-        Of one GPU.
-    profile_name
-        Of the measured profile, or what stands for none.
-    """
-
-    def __init__(
-        self,
-        scenario: Scenario,
-        requests: Mapping[str, Request],
-        costs: KernelCosts,
-        memory: MemoryUse,
-        profile_name: str,
-    ) -> None:
-        self.scenario, self._requests, self._costs, self._memory = scenario, requests, costs, memory
-        self._profile_name = profile_name
-        self.errors = PredictionErrors(scenario, requests, costs.profile)
-
-    @cached_property
-    def provenance(self) -> Provenance:
-        """Profile, measured share and warnings."""
-        standard = self._requests["standard"]
-        measured_s = math.fsum(
-            seconds for (source, _), seconds in standard.totals("sources_s").items() if source == "measured"
-        )
-        return Provenance(
-            profile=self._profile_name,
-            measured_fraction=measured_s / standard.seconds,
-            warnings=tuple(_warnings(self.scenario, self._costs, self._memory)),
-        )
 
 
 def _warnings(scenario: Scenario, costs: KernelCosts, memory: MemoryUse) -> list[str]:

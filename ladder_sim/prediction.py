@@ -1,39 +1,34 @@
 """The public function of the package: `predict`, and what it returns."""
 
 import dataclasses
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from ladder_sim.confidence import Evidence, Interval, Provenance
+from ladder_sim.confidence import NO_PROFILE, Confidence, Interval
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.memory import MemoryUse, memory_use
 from ladder_sim.costs.profile import JITTER_KEY, CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.errors import MemoryFitError, UnknownNameError, UsageError
 from ladder_sim.graph.variants import DEFAULT_VARIANTS, canonical, wiring
-from ladder_sim.simulate.breakdown import StepSummary
+from ladder_sim.simulate.breakdown import Breakdown
 from ladder_sim.simulate.passes import ENGINES, Engine
 from ladder_sim.simulate.ranks import Jitter
-from ladder_sim.simulate.request import Request, simulate_variants
+from ladder_sim.simulate.request import Request, simulate_request
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.workload import Workload
 from ladder_sim.units import format_bytes
 
-# beyond this a lognormal spread is no model of anything
+# larger lognormal spreads are not meaningful
 MOST_JITTER = 1.0
-# name that asks for datasheet figures only
-NO_PROFILE = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """One variant of a scenario. Sums are over a whole request; times in seconds.
+    """One variant of a scenario; seconds.
 
-    Times are known at once. What they are made of and how sure they are is worked out when it is asked for, for all
-    variants of the scenario together.
+    Times are computed eagerly, breakdowns and intervals on first access.
     """
 
     variant: str
@@ -55,77 +50,34 @@ class Prediction:
     memory: MemoryUse
     """Of one GPU."""
     request: Request
-    """What was simulated."""
-    evidence: Evidence
-    """What all variants of the scenario rest on."""
+    """What was simulated: forward passes, their ops and timelines."""
+    confidence: Confidence
+    """How sure the predictions of the scenario's variants are, and what they are based on."""
 
     @property
-    def busy_s(self) -> Mapping[str, float]:
-        """Time of all ops by kind, overlapped or not."""
-        return self.request.totals("busy_s")
-
-    @property
-    def limits_s(self) -> Mapping[str, float]:
-        """What the critical path waits for; sums to `request_s`."""
-        limits_s = self.request.totals("critical_s")
-        if self.request.ranked:
-            limits_s["uneven ranks"] = self.request_s - math.fsum(limits_s.values())
-        return limits_s
-
-    @property
-    def comm_s(self) -> float:
-        """Collectives, hidden or not."""
-        return self.request.total("comm_s")
-
-    @property
-    def exposed_comm_s(self) -> float:
-        """Collectives while nothing computes."""
-        return self.request.total("exposed_s")
-
-    @property
-    def slowed_s(self) -> float:
-        """What kernels lose to the collectives beside them."""
-        return self.request.total("slowed_s")
-
-    @property
-    def sources_s(self) -> Mapping[tuple[str, str], float]:
-        """Critical path by (source of the estimate, op kind)."""
-        return self.request.totals("sources_s")
-
-    @property
-    def provenance(self) -> Provenance:
-        """What all variants of the scenario rest on."""
-        return self.evidence.provenance
+    def breakdown(self) -> Breakdown:
+        """What the request's time is made of."""
+        return self.request.breakdown
 
     @property
     def unevenness(self) -> "Unevenness | None":
         """With jitter: how steps spread."""
-        return _unevenness(self.request, self.evidence.scenario.workload.gen - 1)
-
-    @property
-    def prefill(self) -> StepSummary:
-        """The simulated prefill."""
-        return self.request.prefill
-
-    @property
-    def decode(self) -> StepSummary | None:
-        """The simulated decode step at mid-answer context."""
-        return self.request.middle
+        return _unevenness(self.request, self.confidence.scenario.workload.gen - 1)
 
     @property
     def tokens_per_s(self) -> Interval:
         """Throughput: ``batch * gen / request_s``."""
-        return Interval.around(self.rate, self.evidence.errors.of(self.variant).rate)
+        return Interval.around(self.rate, self.confidence.widths[self.variant].rate)
 
     @property
     def speedup(self) -> Interval:
         """Standard's ``request_s`` over this one's."""
-        return Interval.around(self.request_speedup, self.evidence.errors.of(self.variant).speedup)
+        return Interval.around(self.request_speedup, self.confidence.widths[self.variant].speedup)
 
     @property
     def limited_by(self) -> str:
         """What takes the largest share of the critical path."""
-        limits_s = self.limits_s
+        limits_s = self.breakdown.limits_s
         return max(limits_s, key=lambda name: limits_s[name])
 
 
@@ -203,16 +155,15 @@ def predict(
     measured = resolve_profile(scenario, profile)
     costs = KernelCosts(scenario, measured)
     if not isinstance(seed, int) or seed < 0:
-        raise UsageError(f"seed {seed!r} is no whole number from 0 on", hint="any will do, for example 0")
+        raise UsageError(f"seed {seed!r}: must be a whole number, 0 or more", hint="for example 0")
     uneven = Jitter(sigma=_sigma(jitter, measured), seed=seed)
     memory = memory_use(scenario)
     if not memory.fits and not ignore_memory:
         raise _does_not_fit(scenario, memory)
-    requests = simulate_variants(scenario, dict.fromkeys(["standard", *names]), costs, engine, uneven)
-    evidence = Evidence(scenario, requests, costs, memory, measured.name if measured else NO_PROFILE)
-    return {
-        name: _prediction(scenario.workload, requests[name], requests["standard"], memory, evidence) for name in names
-    }
+    simulated = list(dict.fromkeys(["standard", *names]))
+    requests = simulate_request(scenario, simulated, costs, engine=engine, jitter=uneven)
+    confidence = Confidence(scenario, requests, costs, memory)
+    return {name: _prediction(requests[name], requests["standard"], memory, confidence) for name in names}
 
 
 def default_variants(scenario: Scenario) -> tuple[str, ...]:
@@ -245,23 +196,22 @@ def _with_fit(measured: CalibrationProfile, calibrated: CalibrationProfile) -> C
     return dataclasses.replace(measured, stack_fit=calibrated.stack_fit)
 
 
-def _prediction(
-    workload: Workload, request: Request, standard: Request, memory: MemoryUse, evidence: Evidence
-) -> Prediction:
-    seconds, prefill_s, decode_s = request.seconds, request.prefill_s, request.decode_s
+def _prediction(request: Request, standard: Request, memory: MemoryUse, confidence: Confidence) -> Prediction:
+    workload = confidence.scenario.workload
     steps = workload.gen - 1
+    ttft_s, decode_s, request_s = (float(seconds) for seconds in (request.ttft_s, request.decode_s, request.request_s))
     return Prediction(
         variant=request.variant,
-        ttft_s=prefill_s,
+        ttft_s=ttft_s,
         tpot_s=decode_s / steps if steps else None,
-        request_s=seconds,
-        rate=workload.batch * workload.gen / seconds,
-        request_speedup=standard.seconds / seconds,
-        ttft_speedup=standard.prefill_s / prefill_s,
-        tpot_speedup=standard.decode_s / decode_s if steps else None,
+        request_s=request_s,
+        rate=workload.batch * workload.gen / request_s,
+        request_speedup=float(standard.request_s) / request_s,
+        ttft_speedup=float(standard.ttft_s) / ttft_s,
+        tpot_speedup=float(standard.decode_s) / decode_s if steps else None,
         memory=memory,
         request=request,
-        evidence=evidence,
+        confidence=confidence,
     )
 
 

@@ -69,7 +69,6 @@ class KernelCosts:
         self.measured_here = self._here and _same_link(self.hardware.intra, profile)
         self._efficiency = _memory_efficiency(profile)
         self._kernel_error = CALIBRATED_KERNEL_ERROR if self._calibrated(scenario) else KERNEL_ERROR
-        self._known: dict[tuple[str, Shape], Estimate] = {}
 
     def _calibrated(self, scenario: Scenario) -> bool:
         """Whether the kernels of this stack on this GPU were fitted to end-to-end runs."""
@@ -79,28 +78,22 @@ class KernelCosts:
         return self._here and stack_fit.stack == scenario.stack.name and stack_fit.base == self.profile.tables_of
 
     def estimates(self, ops: Sequence[Op]) -> list[Estimate]:
-        """Times of ops, each alone on its GPU; equal shapes are looked up once, tables once for all their shapes."""
-        keys = [(op.kind, op.shape) for op in ops]
-        new = [key for key in dict.fromkeys(keys) if key not in self._known]
-        self._known.update(zip(new, self.estimates_anew(new), strict=True))
-        return [self._known[key] for key in keys]
+        """Times of ops, each alone on its GPU; each table is looked up once.
 
-    def estimates_anew(self, keys: Sequence[tuple[str, Shape]]) -> list[Estimate]:
-        """Times of ops by kind and shape, which may be arrays of one size per configuration.
-
-        Their sources and errors are of no use: they are one configuration's, or the commonest.
+        Shapes may hold arrays of one size per configuration. `source` and `error` are only valid for a single
+        configuration.
         """
         lookups: dict[TableKey, list[int]] = defaultdict(list)
-        found: dict[int, Estimate] = {}
-        for number, (kind, shape) in enumerate(keys):
-            table_key = _table_key(shape)
-            if table_key is None:
-                found[number] = self._untabled(kind, shape)
+        estimates: dict[int, Estimate] = {}
+        for number, op in enumerate(ops):
+            key = _table_key(op.shape)
+            if key is None:
+                estimates[number] = self._untabled(op.kind, op.shape)
             else:
-                lookups[table_key].append(number)
-        for table_key, numbers in lookups.items():
-            found.update(zip(numbers, self._tabled(table_key, [keys[number][1] for number in numbers]), strict=True))
-        return [found[number] for number in range(len(keys))]
+                lookups[key].append(number)
+        for key, numbers in lookups.items():
+            estimates.update(zip(numbers, self._tabled(key, [ops[number].shape for number in numbers]), strict=True))
+        return [estimates[number] for number in range(len(ops))]
 
     def _tabled(self, key: TableKey, shapes: Sequence[Shape]) -> Iterable[Estimate]:
         kind, dtype = key

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from ladder_sim.graph.build import STATE_BYTES, PassInputs, build
 from ladder_sim.graph.ops import Count
-from ladder_sim.graph.sizes import one_token
 from ladder_sim.graph.variants import wiring
 from ladder_sim.specs.scenario import Scenario
 
@@ -44,7 +43,7 @@ class MemoryUse:
 
 def weight_bytes(scenario: Scenario) -> float:
     """Parameters that one rank holds, bytes: those of its graph's ops, replicas included."""
-    return _weight_bytes(PassInputs.of(scenario)._replace(workload=one_token(scenario.workload)))
+    return _weight_bytes(PassInputs.of(scenario).of_one_token())
 
 
 @lru_cache(maxsize=1024)
@@ -87,8 +86,8 @@ def _growing_bytes(
     tokens: Any = batch * prompt
     # the MLP's widest moment: residual, norm, gate/up output and activation are alive together
     mlp_width = (2 if model.gated_mlp else 1) * model.intermediate // tp + model.intermediate // tp
-    # math attention holds its scores before and after the softmax, and keys and values expanded to this rank's heads
-    heads = model.heads // tp if stack.attention == "math" else 0
+    # scores before and after the softmax
+    heads = model.heads // tp if stack.stores_scores else 0
     attention = 2.0 * batch * heads * context * (prompt + model.head_dim) * STATE_BYTES
     widest = 1.0 * tokens * (2 * model.hidden + mlp_width) * STATE_BYTES
     rows = tokens if stack.prefill_logits == "all" else batch

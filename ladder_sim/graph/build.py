@@ -6,6 +6,7 @@ block ends in partial sums (arXiv 1909.08053).
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple, Self
 
 from ladder_sim.graph.ops import (
@@ -47,6 +48,10 @@ class PassInputs(NamedTuple):
         """Those of a scenario."""
         return cls(scenario.model, scenario.workload, scenario.stack, scenario.tp, scenario.variant)
 
+    def of_one_token(self) -> Self:
+        """The same pass over a single token, in both phases: `ladder_sim.graph.sizes` gives its ops any size."""
+        return self._replace(workload=replace(self.workload, batch=1, prompt=1, gen=1))
+
 
 def build(scenario: Scenario | PassInputs, phase: Phase, kv_len: int, *, layers: Wiring | None = None) -> StepGraph:
     """The graph of one rank's forward pass.
@@ -82,7 +87,7 @@ class _Builder:
         self.batch = workload.batch
         self.q_len = workload.prompt if phase == "prefill" else 1
         self.tokens = self.batch * self.q_len
-        self.kv_len = workload.prompt + workload.gen if stack.attention == "math" else kv_len
+        self.kv_len = workload.context if stack.static_cache else kv_len
         self.weight_element_bytes = DTYPE_BYTES[workload.dtype]
         self.heads = model.heads // tp
         self.kv_heads = max(1, model.kv_heads // tp)
@@ -98,7 +103,7 @@ class _Builder:
         self.folded: set[str] = set()
 
     def build(self, plan: Wiring) -> StepGraph:
-        self._embedding(reduces=plan.name != "upper-bound")
+        self._embedding(reduces=plan.reduces)
         for layer in plan.layers:
             for block in layer.blocks:
                 self._block(layer, block)
@@ -255,7 +260,7 @@ class _Builder:
             logits = self._op("lm_head.all_gather", "all_gather", gathered, [logits])
         sampled = float(self.batch) * model.vocab * STATE_BYTES
         token = self._elementwise("sample", "sample", sampled, [logits], -1)
-        if plan.name == "upper-bound" and tp > 1:
+        if not plan.reduces and tp > 1:
             # ranks disagree without all-reduces: rank 0's token is the one that counts
             self._op(
                 "token.broadcast", "broadcast", CollectiveShape(message_bytes=float(self.batch) * TOKEN_BYTES), [token]

@@ -7,9 +7,8 @@ they are. So one graph, of one token, serves every size: each op grows with the 
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from ladder_sim.graph.build import PassInputs
 from ladder_sim.graph.ops import AttentionShape, CollectiveShape, Count, ElementwiseShape, GemmShape, Op, Phase, Shape
-from ladder_sim.specs.workload import Workload
+from ladder_sim.specs.stack import StackSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -26,18 +25,21 @@ class Sizes:
     """Logits of every token, or of each sequence's last."""
 
     @classmethod
-    def of(cls, inputs: PassInputs, phase: Phase, kv_len: int) -> Self:
-        """Those of one pass; as `ladder_sim.graph.build.build`."""
-        workload, static_cache = inputs.workload, inputs.stack.attention == "math"
+    def of(cls, stack: StackSpec, phase: Phase, kv_len: Count, *, batch: Count, prompt: Count, gen: Count) -> Self:
+        """Those of a pass over `kv_len` tokens of context, of requests of these sizes."""
         return cls(
-            batch=workload.batch,
-            q_len=workload.prompt if phase == "prefill" else 1,
-            kv_len=workload.context if static_cache else kv_len,
-            every_logit=inputs.stack.prefill_logits == "all",
+            batch=batch,
+            q_len=prompt if phase == "prefill" else 1,
+            kv_len=prompt + gen if stack.static_cache else kv_len,
+            every_logit=stack.prefill_logits == "all",
         )
 
+    def op(self, op: Op) -> Op:
+        """An op of these sizes, given that of a single token."""
+        return Op(name=op.name, kind=op.kind, shape=self.shape(op), layer=op.layer, weight_bytes=op.weight_bytes)
+
     def shape(self, op: Op) -> Shape:
-        """The shape of an op of these sizes, given the op of a single token (`one_token`)."""
+        """The shape of an op of these sizes, given the op of a single token."""
         shape = op.shape
         if isinstance(shape, AttentionShape):
             sizes: Any = {"batch": self.batch, "q_len": self.q_len, "kv_len": self.kv_len}
@@ -51,8 +53,3 @@ class Sizes:
         if isinstance(shape, ElementwiseShape):
             return ElementwiseShape(moved_bytes=rows * shape.moved_bytes)
         return CollectiveShape(message_bytes=rows * shape.message_bytes)
-
-
-def one_token(workload: Workload) -> Workload:
-    """The workload whose ops `Sizes.shape` takes, in both phases: one sequence of one token."""
-    return replace(workload, batch=1, prompt=1, gen=1)

@@ -56,18 +56,6 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fold:
-    """A period of layers that stands for several equal ones."""
-
-    start: int
-    """Position of its first layer among those kept."""
-    width: int
-    """Layers in it; its twin is the period just before."""
-    repeats: int
-    """Periods it stands for."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Wiring:
     """A variant laid out over a model's layers."""
 
@@ -79,27 +67,27 @@ class Wiring:
     """Outputs joined after the last block, counted backwards from the end."""
     period: int
     """Layers after which the pattern repeats."""
-    folds: tuple[Fold, ...] = ()
-    """Where layers were cut out."""
+
+    @property
+    def reduces(self) -> bool:
+        """Whether any block is all-reduced; without, ranks disagree about the next token."""
+        return any(block.reduces for layer in self.layers for block in layer.blocks)
 
     def condense(self, keep: int) -> "Wiring":
         """The same wiring with every run of identical layers cut down to `keep` periods.
 
-        The second last kept period carries ``repeats`` for all that were cut. Joins count backwards over blocks, so
-        they stay right across a cut.
+        The second last kept period carries ``repeats`` for all that were cut; the period before it is its twin. Joins
+        count backwards over blocks, so they stay right across a cut.
         """
         kept: list[Layer] = []
-        folds: list[Fold] = []
         for start, width, periods in self._runs():
             chosen = range(periods) if periods <= keep else [*range(keep - 1), periods - 1]
             for position, period_index in enumerate(chosen):
                 stands_for = periods - keep + 1 if periods > keep and position == keep - 2 else 1
-                if stands_for > 1:
-                    folds.append(Fold(start=len(kept), width=width, repeats=stands_for))
                 kept += [
                     replace(layer, repeats=stands_for) for layer in self.layers[start + period_index * width :][:width]
                 ]
-        return replace(self, layers=tuple(kept), folds=tuple(folds))
+        return replace(self, layers=tuple(kept))
 
     def _runs(self) -> list[tuple[int, int, int]]:
         """Maximal runs of a repeating pattern as (first layer, layers in the pattern, times it stands there)."""

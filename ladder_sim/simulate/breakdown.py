@@ -1,22 +1,23 @@
-"""What one simulated forward pass was made of."""
+"""What simulated passes were made of."""
 
+import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self, TypeVar
 
 from ladder_sim.costs.estimate import Estimate
 from ladder_sim.des.spans import overlap_s
 from ladder_sim.des.timeline import Timeline
 from ladder_sim.graph.ops import GemmShape, Op
-from ladder_sim.graph.variants import Wiring
-from ladder_sim.simulate.lower import COMM, COMPUTE, Lowered
+from ladder_sim.simulate.lower import COMM, COMPUTE, Schedule
 from ladder_sim.specs.cluster import GpuSpec
+
+_Key = TypeVar("_Key", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpSummary:
+class SimulatedOp:
     """One simulated op."""
 
     op: Op
@@ -31,154 +32,75 @@ class OpSummary:
     """On the critical path."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Simulated:
-    """A pass with some of its identical layers left out, task by task."""
-
-    wiring: Wiring
-    """The layers that are there."""
-    lowered: Lowered
-    """Their tasks."""
-    timeline: Timeline
-    """When they ran."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sums:
-    """Over the ops of every layer; seconds, and meant as in `StepSummary`."""
-
-    busy_s: Mapping[str, float]
-    critical_s: Mapping[str, float]
-    error_s: Mapping[str, float]
-    comm_s: float
-    hidden_s: float
-    slowed_s: float
-    sources_s: Mapping[tuple[str, str], float]
-
-
-class StepSummary:
-    """One forward pass. Sums over ops count every layer, simulated or not; times in seconds.
-
-    All but its length is worked out when it is first asked for.
+def simulated_ops(
+    plan: Schedule, distinct: Sequence[Op], estimates: Sequence[Estimate], timeline: Timeline
+) -> list[SimulatedOp]:
+    """Every op of a simulated pass, in issue order.
 
     Parameters
     ----------
-    seconds
-        Start to end.
-    gpu
-        What its kernels run on.
-    run
-        Simulates it task by task.
+    plan
+        The simulated layers.
+    distinct, estimates
+        Of each of ``plan.distinct``: the op at the size of the pass, and its cost.
+    timeline
+        When its tasks ran: launches, then ops.
     """
+    launches = len(timeline.end_s) - len(plan.ops)
+    span_s = (timeline.end_s - timeline.start_s).tolist()
+    critical, repeats = frozenset(timeline.critical_path()), plan.repeats
+    return [
+        SimulatedOp(
+            op=replace(op, shape=distinct[like].shape),
+            estimate=estimates[like],
+            seconds=span_s[index],
+            repeats=repeats.get(op.layer, 1),
+            critical=index in critical,
+        )
+        for index, (op, like) in enumerate(zip(plan.ops, plan.same_as, strict=True), launches)
+    ]
 
-    def __init__(self, seconds: float, gpu: GpuSpec, run: Callable[[], Simulated]) -> None:
-        self.seconds = seconds
-        self._gpu, self._run = gpu, run
 
-    @cached_property
-    def _simulated(self) -> Simulated:
-        return self._run()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breakdown:
+    """Sums over the ops of a pass, every layer counted, or of several passes; seconds."""
 
-    def __getstate__(self) -> dict[str, Any]:
-        """For pickle: what was simulated, because what simulates it cannot go along."""
-        return {"seconds": self.seconds, "_gpu": self._gpu, "_simulated": self._simulated}
+    busy_s: Mapping[str, float]
+    """Time of all ops by kind, overlapped or not."""
+    limits_s: Mapping[str, float]
+    """What the critical path waits for; sums to the length of the pass."""
+    errors_s: Mapping[str, float]
+    """Error of the critical path by op kind, half-width of the 90 % interval."""
+    sources_s: Mapping[tuple[str, str], float]
+    """Critical path by (source of the estimate, op kind); "measured" here means in range too."""
+    comm_s: float
+    """Collectives, hidden or not."""
+    exposed_comm_s: float
+    """Collectives while nothing computes."""
+    slowed_s: float
+    """What kernels lose to the collectives that run at the same time."""
 
-    @property
-    def lowered(self) -> Lowered:
-        """The simulated layers."""
-        return self._simulated.lowered
-
-    @property
-    def timeline(self) -> Timeline:
-        """Of their tasks."""
-        return self._simulated.timeline
-
-    @cached_property
-    def repeats(self) -> Mapping[int, int]:
-        """Layers that each of them stands for."""
-        return {layer.index: layer.repeats for layer in self._simulated.wiring.layers}
-
-    @cached_property
-    def critical(self) -> frozenset[int]:
-        """Tasks on the critical path."""
-        return frozenset(self.timeline.critical_path())
-
-    @property
-    def busy_s(self) -> Mapping[str, float]:
-        """Time of all ops by kind, overlapped or not."""
-        return self._sums.busy_s
-
-    @property
-    def critical_s(self) -> Mapping[str, float]:
-        """Share of each limit in `seconds`, along the critical path: sums to `seconds`."""
-        return self._sums.critical_s
-
-    @property
-    def error_s(self) -> Mapping[str, float]:
-        """Error of the critical path by op kind, half-width of the 90 % interval."""
-        return self._sums.error_s
-
-    @property
-    def comm_s(self) -> float:
-        """Collectives, hidden or not."""
-        return self._sums.comm_s
-
-    @property
-    def hidden_s(self) -> float:
-        """Collectives while compute runs."""
-        return self._sums.hidden_s
-
-    @property
-    def exposed_s(self) -> float:
-        """Collectives while nothing computes."""
-        return self.comm_s - self.hidden_s
-
-    @property
-    def slowed_s(self) -> float:
-        """What kernels lose to the collectives beside them."""
-        return self._sums.slowed_s
-
-    @property
-    def sources_s(self) -> Mapping[tuple[str, str], float]:
-        """Critical path by (source, op kind); "measured" here means in range too."""
-        return self._sums.sources_s
-
-    @property
-    def ops(self) -> list[OpSummary]:
-        """Every simulated op, in issue order."""
-        span_s = (self.timeline.end_s - self.timeline.start_s).tolist()
-        return [
-            OpSummary(
-                op=op,
-                estimate=estimate,
-                seconds=span_s[index],
-                repeats=self.repeats.get(op.layer, 1),
-                critical=index in self.critical,
-            )
-            for index, (op, estimate) in enumerate(
-                zip(self.lowered.schedule.ops, self.lowered.estimates, strict=True), self.lowered.launches
-            )
-        ]
-
-    @cached_property
-    def _sums(self) -> _Sums:
-        lowered, timeline, repeats, critical = self.lowered, self.timeline, self.repeats, self.critical
+    @classmethod
+    def of(
+        cls, plan: Schedule, distinct: Sequence[Op], estimates: Sequence[Estimate], timeline: Timeline, gpu: GpuSpec
+    ) -> Self:
+        """That of one pass; as `simulated_ops`, on `gpu`."""
+        repeats, critical = plan.repeats, frozenset(timeline.critical_path())
         compute = timeline.busy([COMPUTE])
-        limits = [_limit(op, self._gpu) for op in lowered.schedule.distinct]
+        limits = [_limit(op, gpu) for op in distinct]
         busy_s: dict[str, float] = defaultdict(float)
-        critical_s: dict[str, float] = defaultdict(float)
-        error_s: dict[str, float] = defaultdict(float)
+        limits_s: dict[str, float] = defaultdict(float)
+        errors_s: dict[str, float] = defaultdict(float)
         sources_s: dict[tuple[str, str], float] = defaultdict(float)
         comm_s = hidden_s = slowed_s = 0.0
         ready, start, end = timeline.ready_s.tolist(), timeline.start_s.tolist(), timeline.end_s.tolist()
-        for index, op in enumerate(lowered.schedule.ops[: lowered.launches]):
+        launches = len(end) - len(plan.ops)
+        for index, op in enumerate(plan.ops[:launches]):
             if index in critical:
-                critical_s["launches"] += repeats.get(op.layer, 1) * (end[index] - start[index])
-        for index, (op, estimate, like) in enumerate(
-            zip(lowered.schedule.ops, lowered.estimates, lowered.schedule.same_as, strict=True), lowered.launches
-        ):
+                limits_s["launches"] += repeats.get(op.layer, 1) * (end[index] - start[index])
+        for index, (op, like) in enumerate(zip(plan.ops, plan.same_as, strict=True), launches):
             times, span_s = repeats.get(op.layer, 1), end[index] - start[index]
-            task = timeline.program.tasks[index]
+            task, estimate = timeline.program.tasks[index], estimates[like]
             busy_s[op.kind] += times * span_s
             if task.stream == COMM:
                 comm_s += times * span_s
@@ -186,19 +108,41 @@ class StepSummary:
             else:
                 slowed_s += times * (span_s - float(task.duration_s))
             if index in critical:
-                critical_s[limits[like]] += times * span_s
-                critical_s["waits"] += times * (start[index] - ready[index])
-                error_s[op.kind] += times * estimate.error * span_s
+                limits_s[limits[like]] += times * span_s
+                limits_s["waits"] += times * (start[index] - ready[index])
+                errors_s[op.kind] += times * estimate.error * span_s
                 sources_s[estimate.source, op.kind] += times * span_s
-        return _Sums(
+        return cls(
             busy_s=dict(busy_s),
-            critical_s=dict(critical_s),
-            error_s=dict(error_s),
-            comm_s=comm_s,
-            hidden_s=hidden_s,
-            slowed_s=slowed_s,
+            limits_s=dict(limits_s),
+            errors_s=dict(errors_s),
             sources_s=dict(sources_s),
+            comm_s=comm_s,
+            exposed_comm_s=comm_s - hidden_s,
+            slowed_s=slowed_s,
         )
+
+    @classmethod
+    def total(cls, parts: Sequence[tuple["Breakdown", float]]) -> Self:
+        """The sum of several, each as often as its weight says."""
+        return cls(
+            busy_s=_summed((part.busy_s, times) for part, times in parts),
+            limits_s=_summed((part.limits_s, times) for part, times in parts),
+            errors_s=_summed((part.errors_s, times) for part, times in parts),
+            sources_s=_summed((part.sources_s, times) for part, times in parts),
+            comm_s=math.fsum(part.comm_s * times for part, times in parts),
+            exposed_comm_s=math.fsum(part.exposed_comm_s * times for part, times in parts),
+            slowed_s=math.fsum(part.slowed_s * times for part, times in parts),
+        )
+
+
+def _summed(parts: Iterable[tuple[Mapping[_Key, float], float]]) -> dict[_Key, float]:
+    """Key by key."""
+    sums: dict[_Key, float] = defaultdict(float)
+    for values, times in parts:
+        for key, value in values.items():
+            sums[key] += value * times
+    return dict(sums)
 
 
 def _limit(op: Op, gpu: GpuSpec) -> str:

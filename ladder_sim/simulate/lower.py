@@ -1,21 +1,23 @@
-"""Turns a StepGraph and the costs of its ops into a des.Program: what the stack adds becomes waits and launches.
+"""Puts a graph's ops on streams and, given their costs, makes a des.Program of them.
 
 One rank stands for all: ranks that do the same work at the same speed reach every collective together. A persistently
 slower rank is the one that is simulated, because every collective waits for it; `ranks.py` simulates them all.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple, Self
+from itertools import groupby
+from typing import NamedTuple
 
 from ladder_sim.costs.estimate import Estimate
 from ladder_sim.costs.hardware import Hardware, Number
 from ladder_sim.des.program import Program, Stream, Task
 from ladder_sim.des.shared import Demand, Device
-from ladder_sim.graph.ops import COLLECTIVE_KINDS, Op, Shape, StepGraph
-from ladder_sim.graph.sizes import Sizes
-from ladder_sim.specs.stack import StackSpec
+from ladder_sim.graph.build import PassInputs, build
+from ladder_sim.graph.ops import COLLECTIVE_KINDS, Op, Phase
+from ladder_sim.graph.variants import Layer, Wiring, wiring
 
 COMPUTE, COMM, LAUNCH = range(3)
 STREAMS = (Stream(name="compute"), Stream(name="comm"), Stream(name="launch"))
@@ -33,76 +35,72 @@ class Lead(NamedTuple):
     else -1."""
 
 
+class Period(NamedTuple):
+    """A period of layers that stands for several equal ones."""
+
+    start: int
+    """Position of its first layer in the wiring."""
+    width: int
+    """Layers in it."""
+    left_out: int
+    """Equal periods that are not there."""
+    ops: tuple[int, ...]
+    """Positions of its ops in the schedule."""
+    twins: tuple[int, ...]
+    """Positions of the same ops one period earlier."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Schedule:
-    """A graph's ops in issue order, as far as no cost is needed; made once for many costs."""
+    """What a forward pass runs in which order, some identical layers left out: the same for any size and cost."""
 
+    wiring: Wiring
+    """The layers that are there."""
     ops: tuple[Op, ...]
-    """In issue order."""
+    """Those of one token, in issue order."""
     streams: tuple[int, ...]
     """Of each op."""
     after: tuple[tuple[int, ...], ...]
     """Positions of the ops that each op needs."""
-    after_launch: tuple[tuple[int, ...], ...]
-    """The same as positions of tasks, with the launch tasks before the ops and each op after its own launch."""
     leads: tuple[Lead, ...]
     """Of each op."""
-    eager: bool
-    """Launched one by one instead of as a CUDA graph."""
-    launch_names: tuple[str, ...]
-    """Of the launch tasks."""
-    synchronises: bool
-    """Holds an all-reduce or all-gather, at which every rank waits for the slowest."""
-    serial: bool
-    """Every op starts after the one issued before it has ended."""
     distinct: tuple[Op, ...]
     """One op of each kind and shape."""
     same_as: tuple[int, ...]
     """Position in `distinct` of each op's like."""
+    spans: Mapping[tuple[int, Lead], int]
+    """How often each of the distinct ops comes after which lead, layers left out included."""
+    periods: tuple[Period, ...]
+    """Where layers are left out."""
+    eager: bool
+    """Launched one by one instead of as a CUDA graph."""
+    synchronises: bool
+    """Holds an all-reduce or all-gather, at which every rank waits for the slowest."""
+    serial: bool
+    """Every op starts after the one issued before it has ended."""
 
-    def resized(self, sizes: Sizes) -> Self:
-        """The same ops of other sizes, given those of one token."""
-        shapes = [_one_object(sizes.shape(op)) for op in self.distinct]
-        return replace(
-            self,
-            ops=tuple(replace(op, shape=shapes[like]) for op, like in zip(self.ops, self.same_as, strict=True)),
-            distinct=tuple(replace(op, shape=shape) for op, shape in zip(self.distinct, shapes, strict=True)),
-        )
-
-
-@lru_cache(maxsize=4096)
-def _one_object(shape: Shape) -> Shape:
-    """The same object for equal shapes of all schedules: costs look them up, and need not compare field by field."""
-    return shape
-
-
-class OpTimes(NamedTuple):
-    """How long a schedule's ops take alone, and what comes before them; seconds."""
-
-    durations_s: list[Number]
-    """Of each distinct op."""
-    leads_s: dict[Lead, Number]
-    """Of every lead in the schedule."""
-    launch_s: Number
-    """Of one launch by the CPU; 0 launches nothing."""
+    @property
+    def repeats(self) -> Mapping[int, int]:
+        """Layers that each layer stands for, by its index in the model."""
+        return {layer.index: layer.repeats for layer in self.wiring.layers}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Lowered:
-    """One rank's tasks: first every CPU launch, then every op, each in issue order."""
+@lru_cache(maxsize=1024)
+def schedule(inputs: PassInputs, phase: Phase, keep: int) -> Schedule:
+    """Put the ops of a pass on streams, in issue order.
 
-    program: Program
-    """What the simulator runs."""
-    launches: int
-    """Launch tasks, each of the op in its position; op i is task ``launches + i``."""
-    schedule: Schedule
-    """The ops."""
-    estimates: tuple[Estimate, ...]
-    """Of each op."""
-
-
-def schedule(graph: StepGraph, stack: StackSpec) -> Schedule:
-    """Put the ops of `graph` on streams, in issue order."""
+    Parameters
+    ----------
+    inputs
+        What runs, for one token (`ladder_sim.graph.sizes.one_token`).
+    phase
+        ``"prefill"`` or ``"decode"``.
+    keep
+        Periods left of each run of identical layers.
+    """
+    model, stack = inputs.model, inputs.stack
+    condensed = wiring(inputs.variant, model.layers, model.ladder_layers).condense(keep)
+    graph = build(inputs, phase, 1, layers=condensed)
     ops = tuple(graph.ops())
     position = {op.name: number for number, op in enumerate(ops)}
     streams = tuple(COMM if op.kind in COLLECTIVE_KINDS else COMPUTE for op in ops)
@@ -110,14 +108,33 @@ def schedule(graph: StepGraph, stack: StackSpec) -> Schedule:
     numbers: dict[tuple[str, object], int] = {}
     same_as = tuple(numbers.setdefault((op.kind, op.shape), len(numbers)) for op in ops)
     first = {number: op for op, number in reversed(list(zip(ops, same_as, strict=True)))}
-    eager = not (stack.cuda_graphs if graph.phase == "decode" else stack.prefill_cuda_graphs)
-    launch_names = tuple(f"launch {op.name}" for op in ops) if eager else ("launch graph",)
-    launches = len(launch_names)
-    blocking = [-1] * len(ops)
+    leads = _leads(streams, after, same_as)
+    repeats = {layer.index: layer.repeats for layer in condensed.layers}
+    spans: dict[tuple[int, Lead], int] = defaultdict(int)
+    for op, like, lead in zip(ops, same_as, leads, strict=True):
+        spans[like, lead] += repeats.get(op.layer, 1)
+    return Schedule(
+        wiring=condensed,
+        ops=ops,
+        streams=streams,
+        after=after,
+        leads=leads,
+        distinct=tuple(first[number] for number in range(len(numbers))),
+        same_as=same_as,
+        spans=dict(spans),
+        periods=_periods(condensed.layers, ops),
+        eager=not (stack.cuda_graphs if phase == "decode" else stack.prefill_cuda_graphs),
+        synchronises=any(op.kind in ("all_reduce", "all_gather") for op in ops),
+        serial=all(streams[i] == streams[i - 1] or i - 1 in after[i] for i in range(1, len(ops))),
+    )
+
+
+def _leads(streams: Sequence[int], after: Sequence[tuple[int, ...]], same_as: Sequence[int]) -> tuple[Lead, ...]:
+    blocking = [-1] * len(streams)
     for number, (stream, needed) in enumerate(zip(streams, after, strict=True)):
         if stream == COMPUTE and number and streams[number - 1] == COMM and number - 1 in needed:
             blocking[number - 1] = blocking[number] = number - 1
-    leads = tuple(
+    return tuple(
         Lead(
             stream=stream,
             waits=any(streams[i] != stream for i in needed),
@@ -125,26 +142,30 @@ def schedule(graph: StepGraph, stack: StackSpec) -> Schedule:
         )
         for stream, needed, collective in zip(streams, after, blocking, strict=True)
     )
-    return Schedule(
-        ops=ops,
-        streams=streams,
-        after=after,
-        after_launch=tuple(
-            (*(launches + i for i in needed), *((number,) if number < launches else ()))
-            for number, needed in enumerate(after)
-        ),
-        leads=leads,
-        eager=eager,
-        launch_names=launch_names,
-        synchronises=any(op.kind in ("all_reduce", "all_gather") for op in ops),
-        serial=all(streams[i] == streams[i - 1] or i - 1 in after[i] for i in range(1, len(ops))),
-        distinct=tuple(first[number] for number in range(len(numbers))),
-        same_as=same_as,
-    )
 
 
-def op_times(plan: Schedule, prices: Sequence[Estimate], hardware: Hardware) -> OpTimes:
-    """Times of a schedule's ops.
+def _periods(layers: Sequence[Layer], ops: Sequence[Op]) -> tuple[Period, ...]:
+    ops_of: dict[int, list[int]] = defaultdict(list)
+    for number, op in enumerate(ops):
+        ops_of[op.layer].append(number)
+    periods = []
+    for repeats, run in groupby(range(len(layers)), key=lambda position: layers[position].repeats):
+        if repeats == 1:
+            continue
+        start, *others = run
+        width = 1 + len(others)
+        own, twins = (
+            tuple(number for layer in layers[at : at + width] for number in ops_of[layer.index])
+            for at in (start, start - width)
+        )
+        periods.append(Period(start=start, width=width, left_out=repeats - 1, ops=own, twins=twins))
+    return tuple(periods)
+
+
+def op_times(
+    plan: Schedule, estimates: Sequence[Estimate], hardware: Hardware
+) -> tuple[list[Number], dict[Lead, Number], Number]:
+    """How long a schedule's ops take alone, and what comes before them.
 
     An op that depends on the other stream waits for its event (``stream_wait_s``); only a custom all-reduce whose
     result is needed at once is issued among the kernels. A collective also pays its start-up (``collective_launch_s``).
@@ -153,10 +174,16 @@ def op_times(plan: Schedule, prices: Sequence[Estimate], hardware: Hardware) -> 
     ----------
     plan
         Ops and their order.
-    prices
-        Estimates of ``plan.distinct``.
+    estimates
+        Of ``plan.distinct``.
     hardware
         Launch and wait costs, and the slowest rank's skew.
+
+    Returns
+    -------
+    durations, leads, launch
+        Seconds of each distinct op, of every lead in the schedule, and of one launch by the CPU (0: nothing is
+        launched).
     """
     stack = hardware.stack
     # where nothing makes the ranks meet, the one whose token counts is a typical one
@@ -167,48 +194,41 @@ def op_times(plan: Schedule, prices: Sequence[Estimate], hardware: Hardware) -> 
             continue
         held_s = stack.collective_launch_s if lead.stream == COMM else stack.kernel_gap_s
         if lead.waits:
-            inline = prices[lead.collective].inline if lead.collective >= 0 else 0.0
+            inline = estimates[lead.collective].inline if lead.collective >= 0 else 0.0
             held_s = held_s + stack.stream_wait_s * (1.0 - inline)
         leads_s[lead] = held_s
-    return OpTimes(
-        durations_s=[
-            price.seconds if op.kind in COLLECTIVE_KINDS else price.seconds * slowdown
-            for op, price in zip(plan.distinct, prices, strict=True)
-        ],
-        leads_s=leads_s,
-        launch_s=stack.eager_launch_s if plan.eager else stack.graph_launch_s,
-    )
+    durations_s = [
+        estimate.seconds if op.kind in COLLECTIVE_KINDS else estimate.seconds * slowdown
+        for op, estimate in zip(plan.distinct, estimates, strict=True)
+    ]
+    return durations_s, leads_s, stack.eager_launch_s if plan.eager else stack.graph_launch_s
 
 
-def lower(plan: Schedule, prices: Sequence[Estimate], hardware: Hardware, sms: int) -> Lowered:
-    """One rank's tasks.
+def lower(plan: Schedule, estimates: Sequence[Estimate], hardware: Hardware, sms: int) -> Program:
+    """One rank's tasks: first every CPU launch, then every op, each in issue order.
 
     Without a CUDA graph a CPU thread launches op after op, and an op starts no earlier than its launch ends; with one,
-    there is a single launch.
+    there is a single launch. A launch that takes no time is no task.
 
     Parameters
     ----------
-    plan, prices, hardware
+    plan, estimates, hardware
         As in `op_times`.
     sms
         Of the GPU.
     """
-    times = op_times(plan, prices, hardware)
-    demands = [_demand(price) for price in prices]
-    free = isinstance(times.launch_s, float) and times.launch_s == 0.0
-    tasks = [] if free else [Task(name=name, stream=LAUNCH, duration_s=times.launch_s) for name in plan.launch_names]
+    durations_s, leads_s, launch_s = op_times(plan, estimates, hardware)
+    demands = [_demand(estimate) for estimate in estimates]
+    free = isinstance(launch_s, float) and launch_s == 0.0
+    names = [] if free else [f"launch {op.name}" for op in plan.ops] if plan.eager else ["launch graph"]
+    tasks = [Task(name=name, stream=LAUNCH, duration_s=launch_s) for name in names]
     launches = len(tasks)
-    rows = zip(plan.ops, plan.streams, plan.after if free else plan.after_launch, plan.leads, plan.same_as, strict=True)
-    tasks += [
-        Task(op.name, stream, times.durations_s[like], after, times.leads_s[lead], demands[like])
-        for op, stream, after, lead, like in rows
-    ]
-    return Lowered(
-        program=Program(tasks=tuple(tasks), streams=STREAMS, device=Device(sms=sms)),
-        launches=launches,
-        schedule=plan,
-        estimates=tuple(prices[like] for like in plan.same_as),
-    )
+    rows = zip(plan.ops, plan.streams, plan.after, plan.leads, plan.same_as, strict=True)
+    for number, (op, stream, needed, lead, like) in enumerate(rows):
+        launched = (number,) if number < launches else ()
+        after = (*(launches + i for i in needed), *launched) if launches else needed
+        tasks.append(Task(op.name, stream, durations_s[like], after, leads_s[lead], demands[like]))
+    return Program(tasks=tuple(tasks), streams=STREAMS, device=Device(sms=sms))
 
 
 def _demand(estimate: Estimate) -> Demand:

@@ -70,6 +70,16 @@ class StackSpec:
     source: str = ""
     """Where the figures come from."""
 
+    @property
+    def static_cache(self) -> bool:
+        """Attention reads the whole cache, prompt and answer, at every step."""
+        return self.attention == "math"
+
+    @property
+    def stores_scores(self) -> bool:
+        """Attention writes its scores to memory, and keys and values expanded to every query head."""
+        return self.attention == "math"
+
     def __post_init__(self) -> None:
         where = f"stack '{nonempty(self.name, 'stack name')}'"
         choice(self.attention, f"{where}: attention", get_args(AttentionKernel))
