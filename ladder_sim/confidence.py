@@ -96,18 +96,13 @@ class Confidence:
         """Share of standard's request time that comes from in-range measurements of this GPU and this fabric."""
         standard = self._requests["standard"]
         sources_s = standard.breakdown.sources_s.items()
-        return math.fsum(seconds for (source, _), seconds in sources_s if source == "measured") / float(
-            standard.request_s
-        )
+        measured_s = math.fsum(seconds for (source, _), seconds in sources_s if source == "measured")
+        return measured_s / float(standard.request_s)
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
         """What the reader should know, one sentence each."""
         return tuple(_warnings(self.scenario, self._costs, self._memory))
-
-
-def _widths(self) -> Mapping[str, Widths]:
-    return _widths(self._scenario, self._requests, self._profile)
 
 
 def _widths(

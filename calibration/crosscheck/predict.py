@@ -28,7 +28,7 @@ from ladder_sim.des import engine
 from ladder_sim.des.program import Program, Stream, Task
 from ladder_sim.graph.ops import GemmShape, Phase
 from ladder_sim.simulate.lower import COMM, COMPUTE
-from ladder_sim.simulate.passes import lowered_step
+from ladder_sim.simulate.passes import simulate
 from ladder_sim.simulate.request import decode_contexts
 from ladder_sim.specs.scenario import Scenario
 
@@ -96,11 +96,13 @@ class Calibration:
         )
 
         def pass_s(phase: Phase, kv_len: int) -> float:
-            _, lowered = lowered_step(scenario, phase, kv_len, costs, scenario.model.layers)
-            timeline = engine.run(_resuming(lowered.program, self.resume_s[phase]))
+            _, program = simulate(scenario, phase, kv_len, costs).lowered(scenario.model.layers)
+            timeline = engine.run(_resuming(program, self.resume_s[phase]))
             return float(timeline.end_s.max())
 
-        decode_s = sum(times * pass_s("decode", kv_len) for kv_len, times in decode_contexts(scenario))
+        workload = scenario.workload
+        contexts = decode_contexts(workload.prompt, workload.gen, static_cache=scenario.stack.static_cache)
+        decode_s = sum(times * pass_s("decode", kv_len) for kv_len, times in contexts)
         return Times(pass_s("prefill", scenario.workload.prompt), decode_s)
 
 

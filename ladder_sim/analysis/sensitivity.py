@@ -107,14 +107,15 @@ def sensitivity(
     for number, name in enumerate(varied):
         figures[name][1 + 2 * number] /= 1.0 + step
         figures[name][2 + 2 * number] *= 1.0 + step
-    times = simulate_requests(scenario, figures, tuple(dict.fromkeys(("standard", *names))), used)
-    standard_s = times["standard"].request_s
+    requests = simulate_requests(scenario, figures, tuple(dict.fromkeys(("standard", *names))), used)
+    request_s = {variant: np.asarray(request.request_s) for variant, request in requests.items()}
     found = [
         Sensitivity(
             figure=name,
             value=base[name],
             responses={
-                variant: _response(times[variant].request_s, standard_s, 1 + 2 * number, step) for variant in names
+                variant: _response(np.asarray(times[variant].request_s), standard_s, 1 + 2 * number, step)
+                for variant in names
             },
         )
         for number, name in enumerate(varied)

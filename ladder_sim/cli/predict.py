@@ -41,7 +41,7 @@ def predict(
     scenario = flags.scenario()
     predictions = simulate(scenario, split_names(variant) or None, **flags.how())
     if output.form != "json":
-        for note in next(iter(predictions.values())).provenance.warnings:
+        for note in next(iter(predictions.values())).confidence.warnings:
             print(f"warning: {note}", file=sys.stderr)
     draw(lambda: timeline_figure(scenario, predictions, "decode"), timeline)
     output.give(

@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Self
 
+from ladder_sim.confidence import NO_PROFILE
 from ladder_sim.costs.profile_file import load_profile, shipped_profiles
-from ladder_sim.prediction import NO_PROFILE
 from ladder_sim.specs import catalog
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.stack import StackSpec

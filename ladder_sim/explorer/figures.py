@@ -256,7 +256,10 @@ def _variant(lane: str) -> str:
 
 def _sources(found: Found, phase: str) -> Mapping[tuple[str, str], str]:
     """What the time of each op rests on, by variant and op."""
-    steps = {name: one.prefill if phase == "prefill" else one.decode for name, one in found.predictions.items()}
+    steps = {
+        name: one.request.prefill if phase == "prefill" else one.request.decode
+        for name, one in found.predictions.items()
+    }
     return {(name, one.op.name): one.estimate.source for name, step in steps.items() if step for one in step.ops}
 
 

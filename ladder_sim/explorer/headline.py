@@ -65,9 +65,9 @@ def memory_bar(found: Found) -> list[Any]:
 def evidence(found: Found) -> list[Any]:
     """What the numbers rest on, what to know about them, and how far published runs were missed."""
     standard = found.predictions["standard"]
-    provenance = standard.provenance
+    provenance = standard.confidence
     shares: dict[str, float] = {}
-    for (source, _), seconds in standard.sources_s.items():
+    for (source, _), seconds in standard.breakdown.sources_s.items():
         shares[source] = shares.get(source, 0.0) + seconds / standard.request_s
     shares["stack"] = max(0.0, 1.0 - sum(shares.values()))
     shown = {name: shares[name] for name in _SOURCES if shares.get(name, 0.0) > 0.0005}
@@ -131,14 +131,14 @@ def comparison_table(candidates: Sequence[Candidate]) -> html.Table:
 def _card(one: Prediction, found: Found) -> html.Article:
     standard = one.variant == "standard"
     gain = one.speedup
-    hidden = 1.0 - one.exposed_comm_s / one.comm_s if one.comm_s else 0.0
-    share = one.limits_s[one.limited_by] / one.request_s
+    hidden = 1.0 - one.breakdown.exposed_comm_s / one.breakdown.comm_s if one.breakdown.comm_s else 0.0
+    share = one.breakdown.limits_s[one.limited_by] / one.request_s
     rate = one.tokens_per_s
     lines: Mapping[str, str] = {
         "tok/s": f"{_rate(rate.value)} ({_rate(rate.low)}-{_rate(rate.high)})",
         "TTFT": format_seconds(one.ttft_s),
         "TPOT": "-" if one.tpot_s is None else format_seconds(one.tpot_s),
-        "comm. hidden": f"{hidden:.0%} of {format_seconds(one.comm_s)}" if one.comm_s else "-",
+        "comm. hidden": f"{hidden:.0%} of {format_seconds(one.breakdown.comm_s)}" if one.breakdown.comm_s else "-",
         "limit": f"{one.limited_by.replace('_', '-')} {share:.0%}",
     }
     chosen = one is found.chosen and not standard

@@ -92,8 +92,8 @@ def _data(found: Found, known: Known) -> dict[str, Any]:
             }
             for name, one in found.predictions.items()
         ],
-        "notes": list(found.predictions["standard"].provenance.warnings),
-        "measured": found.predictions["standard"].provenance.measured_fraction,
+        "notes": list(found.predictions["standard"].confidence.warnings),
+        "measured": found.predictions["standard"].confidence.measured_fraction,
     }
 
 

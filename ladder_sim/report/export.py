@@ -76,8 +76,8 @@ def prediction_fields(prediction: Prediction) -> dict[str, Any]:
         "speedup_high": prediction.speedup.high,
         "ttft_speedup": prediction.ttft_speedup,
         "tpot_speedup": prediction.tpot_speedup,
-        "comm_s": prediction.comm_s,
-        "exposed_comm_s": prediction.exposed_comm_s,
+        "comm_s": prediction.breakdown.comm_s,
+        "exposed_comm_s": prediction.breakdown.exposed_comm_s,
         "memory_bytes_per_gpu": prediction.memory.total_bytes,
         "fits": prediction.memory.fits,
         # with jitter only
@@ -87,7 +87,7 @@ def prediction_fields(prediction: Prediction) -> dict[str, Any]:
 
 def prediction_document(scenario: Scenario, predictions: Mapping[str, Prediction]) -> Document:
     """A scenario and its variants; one row per variant, with the scenario on every row."""
-    provenance = next(iter(predictions.values())).provenance
+    provenance = next(iter(predictions.values())).confidence
     given = scenario_fields(scenario)
     variants = {name: prediction_fields(prediction) for name, prediction in predictions.items()}
     content = {

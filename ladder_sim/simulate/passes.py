@@ -11,7 +11,6 @@ A pass in which nothing overlaps takes as long as its ops together, and is simul
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property, reduce
 from math import inf
 from typing import Literal
@@ -132,17 +131,16 @@ class ForwardPass:
         else:
             plan, program, times, self.seconds = self._run()
             if not isinstance(self.seconds, np.ndarray):
-                self.simulated = plan, _timeline(program, times)
+                self.simulated = plan, timeline_of(program, times)
 
     def estimates(self, plan: Schedule) -> list[Estimate]:
         """Of the distinct ops of a schedule of this pass, each alone on its GPU."""
         return [self.prices[op.kind, op.shape] for op in plan.distinct]
 
-    def lowered(self, keep: int, **changes: float) -> tuple[Schedule, Program]:
-        """Its tasks, with `keep` periods of each run of identical layers, and with other figures of the hardware."""
+    def lowered(self, keep: int, hardware: Hardware | None = None) -> tuple[Schedule, Program]:
+        """Its tasks, with `keep` periods of each run of identical layers; on other hardware, if any is given."""
         plan = schedule(self.inputs, self.phase, keep)
-        hardware = replace(self.hardware, **changes) if changes else self.hardware
-        return plan, lower(plan, self.estimates(plan), hardware, self.gpu.sms)
+        return plan, lower(plan, self.estimates(plan), hardware or self.hardware, self.gpu.sms)
 
     def _run(self) -> tuple[Schedule, Program, TaskTimes, Number]:
         """Simulate it with few of its periods, with more, and in the end with all, which is always steady."""
@@ -159,7 +157,7 @@ class ForwardPass:
     def simulated(self) -> tuple[Schedule, Timeline]:
         """The simulated layers, and when their tasks ran."""
         plan, program, times, _ = self._run()
-        return plan, _timeline(program, times)
+        return plan, timeline_of(program, times)
 
     @property
     def timeline(self) -> Timeline:
@@ -204,7 +202,8 @@ def simulate(
     return ForwardPass(inputs, phase, sizes, prices[0], costs.hardware, scenario.cluster.gpu, engine)
 
 
-def _timeline(program: Program, times: TaskTimes) -> Timeline:
+def timeline_of(program: Program, times: TaskTimes) -> Timeline:
+    """Times of a program's tasks in one configuration."""
     ready_s, start_s, end_s = (np.array(column, np.float64) for column in times)
     return Timeline(program=program, ready_s=ready_s, start_s=start_s, end_s=end_s)
 

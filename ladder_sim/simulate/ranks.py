@@ -5,7 +5,7 @@ replicate draws its own times. Like `passes.py` it simulates a few of a run of i
 are equal now, those left out are drawn from the periods that were simulated, of all replicates together.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -68,10 +68,11 @@ def simulate_ranks(step: ForwardPass, ranks: int, jitter: Jitter) -> RankedStep:
         Random spread. At 0 the pass takes ``step.seconds``.
     """
     skew = float(np.max(step.hardware.rank_skew))
-    plan, program = step.lowered(PERIODS, rank_skew=0.0)
+    typical = replace(step.hardware, rank_skew=0.0)
+    plan, program = step.lowered(PERIODS, typical)
     if not any(op.stream == "comm" and op.layer >= 0 for op in plan.ops):
         # ranks that meet at the end only drift apart all along
-        plan, program = step.lowered(step.inputs.model.layers, rank_skew=0.0)
+        plan, program = step.lowered(step.inputs.model.layers, typical)
     lasted_s: list[list[float]] = [[] for _ in plan.periods]
     ends_s, waits_s = [], []
     for replicate in range(REPLICATES if jitter.sigma else 1):

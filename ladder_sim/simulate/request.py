@@ -45,7 +45,7 @@ class Request:
     """Prefill; with jitter the mean over replicates."""
     decode_s: Number
     """Every decode step together; jitter lengthens each as it does the middle one."""
-    passes: Sequence[tuple[ForwardPass, float]] = ()
+    passes: Sequence[tuple[ForwardPass, Number]] = ()
     """Of a single request: prefill and decode steps, and how many steps each stands for."""
     ranked: Sequence[RankedStep] = ()
     """With jitter: the prefill and the middle decode step on all ranks."""
@@ -69,7 +69,7 @@ class Request:
     @cached_property
     def breakdown(self) -> Breakdown:
         """What a single request was made of."""
-        even = Breakdown.total([(step.breakdown, times) for step, times in self.passes])
+        even = Breakdown.total([(step.breakdown, float(times)) for step, times in self.passes])
         if not self.ranked:
             return even
         uneven_s = float(self.request_s) - math.fsum(even.limits_s.values())
@@ -203,7 +203,8 @@ def decode_contexts(prompt: Count, gen: Count, *, static_cache: bool) -> list[tu
     [(1025, 1.0), (1026, 1.0), (1027, 1.0)]
     """
     if static_cache:
-        return [(prompt + 1, 1.0 * (gen - 1))] if np.max(gen) > 1 else []
+        steps: Number = np.subtract(gen, 1, dtype=np.float64) if isinstance(gen, np.ndarray) else float(gen - 1)
+        return [(prompt + 1, steps)] if np.max(gen) > 1 else []
     prompts, gens = np.atleast_1d(prompt), np.atleast_1d(gen)
     count = int(context_counts(prompts[:1], gens[:1])[0])
     if not count:

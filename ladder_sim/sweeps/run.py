@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import ladder_sim
+from ladder_sim.confidence import NO_PROFILE
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.errors import UsageError
-from ladder_sim.prediction import NO_PROFILE
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.sweeps.evaluate import PROBLEM, How, evaluate, result_columns
 from ladder_sim.sweeps.executors import Executor, Processes, serial

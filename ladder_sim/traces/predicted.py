@@ -3,7 +3,7 @@
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.graph.ops import CollectiveShape, Op, Phase
 from ladder_sim.prediction import resolve_profile
-from ladder_sim.simulate.passes import ENGINES, Engine, lowered_step
+from ladder_sim.simulate.passes import ENGINES, Engine, simulate, timeline_of
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.traces.graph import Collective, TraceGraph
 from ladder_sim.traces.replay import from_timeline
@@ -16,10 +16,11 @@ def predicted_step(
     workload = scenario.workload
     context = workload.prompt + (workload.gen // 2 if phase == "decode" else 0)
     costs = KernelCosts(scenario, resolve_profile(scenario, profile))
-    _, lowered = lowered_step(scenario, phase, context, costs, scenario.model.layers)
-    timeline = ENGINES[engine](lowered.program)
-    launches: list[Op | None] = [None] * lowered.launches
-    ops = [*launches, *lowered.schedule.ops]
+    step = simulate(scenario, phase, context, costs)
+    plan, program = step.lowered(scenario.model.layers)
+    launches: list[Op | None] = [None] * (len(program.tasks) - len(plan.ops))
+    ops = [*launches, *map(step.sizes.op, plan.ops)]
+    timeline = timeline_of(program, ENGINES[engine](program))
     return from_timeline(
         timeline, ["launch" if op is None else op.kind for op in ops], [_collective(op, scenario.tp) for op in ops]
     )

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from ladder_sim.confidence import Interval
+from ladder_sim.confidence import NO_PROFILE, Interval
 from ladder_sim.costs.profile import CalibrationProfile, StackFit
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.errors import InfeasibleError, LadderSimError, UsageError
-from ladder_sim.prediction import NO_PROFILE, Prediction, predict
+from ladder_sim.prediction import Prediction, predict
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.validation.dataset import Configuration, Dataset, Measurement
 from ladder_sim.validation.splits import FIT_TPS, PROTOCOLS, tp_group

@@ -8,8 +8,8 @@ import numpy as np
 from ladder_sim.errors import UsageError
 from ladder_sim.prediction import Prediction
 from ladder_sim.report.figures.style import asked, figure
-from ladder_sim.simulate.breakdown import StepSummary
 from ladder_sim.simulate.lower import COMM, COMPUTE
+from ladder_sim.simulate.passes import ForwardPass
 from ladder_sim.specs.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def breakdown_figure(scenario: Scenario, predictions: Mapping[str, Prediction]) 
             {
                 "type": "bar",
                 "y": list(predictions),
-                "x": [found.limits_s.get(name, 0.0) for found in predictions.values()],
+                "x": [found.breakdown.limits_s.get(name, 0.0) for found in predictions.values()],
                 "name": name.replace("_", "-"),
                 "orientation": "h",
                 "marker": {"color": _LIMIT_COLOURS.get(name, OTHER_COLOUR)},
@@ -118,7 +118,7 @@ def timeline_figure(scenario: Scenario, predictions: Mapping[str, Prediction], p
     drawn = figure(f"Two layers of one {phase} step", asked(scenario))
     bars: list[_Bar] = []
     for variant, found in predictions.items():
-        step = found.prefill if phase == "prefill" else found.decode
+        step = found.request.prefill if phase == "prefill" else found.request.decode
         if step is None:
             raise UsageError("one new token needs no decode step", hint="ask for more with --gen")
         bars += [bar._replace(lane=f"{variant}<br>{bar.lane}") for bar in _window(step)]
@@ -146,10 +146,10 @@ def timeline_figure(scenario: Scenario, predictions: Mapping[str, Prediction], p
     )
 
 
-def _window(step: StepSummary) -> Iterator[_Bar]:
+def _window(step: ForwardPass) -> Iterator[_Bar]:
     """Ops of the second and third simulated layer, cut off where the layer after them begins to compute."""
-    timeline, ops = step.timeline, step.lowered.schedule.ops
-    first = step.lowered.launches
+    timeline, ops = step.timeline, step.simulated[0].ops
+    first = len(timeline.end_s) - len(ops)
     kept = sorted({op.layer for op in ops if op.layer >= 0})
     chosen = kept[1 : 1 + _TIMELINE_LAYERS] or kept
     inside = [first + number for number, op in enumerate(ops) if op.layer in chosen and op.stream == "compute"]
@@ -168,4 +168,4 @@ def _window(step: StepSummary) -> Iterator[_Bar]:
 
 
 def _share(found: Prediction, limit: str) -> float:
-    return found.limits_s.get(limit, 0.0) / found.request_s
+    return found.breakdown.limits_s.get(limit, 0.0) / found.request_s

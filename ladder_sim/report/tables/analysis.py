@@ -117,4 +117,4 @@ def comparison_report(found: Sequence[Candidate]) -> RenderableType:
 
 
 def _profile(one: Candidate) -> str:
-    return next(iter(one.predictions.values())).provenance.profile
+    return next(iter(one.predictions.values())).confidence.profile

@@ -12,7 +12,8 @@ from ladder_sim.costs.estimate import Source
 from ladder_sim.graph.ops import AttentionShape, CollectiveShape, GemmShape
 from ladder_sim.prediction import Prediction
 from ladder_sim.report.tables.console import FirstThatFits, table
-from ladder_sim.simulate.breakdown import OpSummary, StepSummary
+from ladder_sim.simulate.breakdown import SimulatedOp
+from ladder_sim.simulate.passes import ForwardPass
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.units import format_bytes, format_seconds
 
@@ -57,7 +58,7 @@ def _title(scenario: Scenario) -> Text:
 def _headline(predictions: Mapping[str, Prediction]) -> FirstThatFits:
     rows = []
     for name, found in predictions.items():
-        hidden = 1.0 - found.exposed_comm_s / found.comm_s if found.comm_s else 0.0
+        hidden = 1.0 - found.breakdown.exposed_comm_s / found.breakdown.comm_s if found.breakdown.comm_s else 0.0
         rows.append(
             (
                 name,
@@ -65,9 +66,9 @@ def _headline(predictions: Mapping[str, Prediction]) -> FirstThatFits:
                 format_seconds(found.tpot_s) if found.tpot_s is not None else "-",
                 _rate(found.tokens_per_s.value),
                 _factor(found.speedup) if name != "standard" else "1",
-                format_seconds(found.comm_s),
+                format_seconds(found.breakdown.comm_s),
                 f"{hidden:.0%}",
-                f"{_spoken(found.limited_by)} {found.limits_s[found.limited_by] / found.request_s:.0%}",
+                f"{_spoken(found.limited_by)} {found.breakdown.limits_s[found.limited_by] / found.request_s:.0%}",
             )
         )
     columns = ("variant", "TTFT", "TPOT", "tok/s", "speedup (90%)", "communication", "hidden", "limited by")
@@ -111,13 +112,13 @@ def _breakdown(predictions: Mapping[str, Prediction]) -> Table:
         {
             name
             for found in predictions.values()
-            for name, seconds in found.limits_s.items()
+            for name, seconds in found.breakdown.limits_s.items()
             if seconds >= SHOWN_SHARE * found.request_s
         },
-        key=lambda name: -max(found.limits_s.get(name, 0.0) for found in predictions.values()),
+        key=lambda name: -max(found.breakdown.limits_s.get(name, 0.0) for found in predictions.values()),
     )
     rows = [
-        (name, *(f"{found.limits_s.get(limit, 0.0) / found.request_s:.1%}" for limit in limits))
+        (name, *(f"{found.breakdown.limits_s.get(limit, 0.0) / found.request_s:.1%}" for limit in limits))
         for name, found in predictions.items()
     ]
     names = tuple(map(_spoken, limits))
@@ -132,7 +133,7 @@ def _evidence(predictions: Mapping[str, Prediction]) -> Group:
     """What the predicted times rest on, by source and op kind."""
     found = next(iter(predictions.values()))
     shares: dict[str, list[tuple[float, str]]] = {}
-    for (source, kind), seconds in found.sources_s.items():
+    for (source, kind), seconds in found.breakdown.sources_s.items():
         shares.setdefault(source, []).append((seconds / found.request_s, _spoken(kind)))
     grid = Table.grid()
     for no_wrap in (True, True, False):
@@ -142,9 +143,9 @@ def _evidence(predictions: Mapping[str, Prediction]) -> Group:
         if kinds:
             parts = ", ".join(f"{kind} {share:.1%}" for share, kind in kinds)
             grid.add_row(f"  {source:<12}", f"{sum(share for share, _ in kinds):>6.1%}  ", parts)
-    waits = found.limits_s.get("waits", 0.0) / found.request_s
+    waits = found.breakdown.limits_s.get("waits", 0.0) / found.request_s
     grid.add_row(f"  {'stack':<12}", f"{waits:>6.1%}  ", "waits and launches")
-    provenance = found.provenance
+    provenance = found.confidence
     head = (
         f"measured share {provenance.measured_fraction:.0%} (of standard's time, profile {provenance.profile}); "
         f"{found.variant} rests on"
@@ -154,10 +155,10 @@ def _evidence(predictions: Mapping[str, Prediction]) -> Group:
 
 def _explanation(prediction: Prediction) -> list[RenderableType]:
     parts: list[RenderableType] = []
-    steps = [("prefill", prediction.prefill), ("one decode step", prediction.decode)]
+    steps = [("prefill", prediction.request.prefill), ("one decode step", prediction.request.decode)]
     for name, step in steps:
         if step is not None:
-            parts += [Text(), _op_table(f"{prediction.variant}: {name}, {format_seconds(step.seconds)}", step)]
+            parts += [Text(), _op_table(f"{prediction.variant}: {name}, {format_seconds(float(step.seconds))}", step)]
     memory = prediction.memory
     parts.append(
         Text(
@@ -169,9 +170,9 @@ def _explanation(prediction: Prediction) -> list[RenderableType]:
     return parts
 
 
-def _op_table(title: str, step: StepSummary) -> FirstThatFits:
+def _op_table(title: str, step: ForwardPass) -> FirstThatFits:
     """Equal ops of all layers on one row, in the order of the last layer, where every join has happened."""
-    rows: dict[tuple[str, str, float], list[OpSummary]] = {}
+    rows: dict[tuple[str, str, float], list[SimulatedOp]] = {}
     for found in reversed(step.ops):
         name = found.op.name.partition(".")[2] if found.op.layer >= 0 else found.op.name
         rows.setdefault((name, shape_text(found), float(found.estimate.seconds)), []).append(found)
@@ -201,7 +202,7 @@ def _op_table(title: str, step: StepSummary) -> FirstThatFits:
     )
 
 
-def shape_text(found: OpSummary) -> str:
+def shape_text(found: SimulatedOp) -> str:
     """An op's size in a few characters."""
     shape = found.op.shape
     if isinstance(shape, GemmShape):
