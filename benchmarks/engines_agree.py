@@ -105,9 +105,9 @@ def difference(scenario: Scenario, variants: Sequence[str] = VARIANTS) -> Differ
         pairs = {
             "ttft_s": (one.ttft_s, other.ttft_s, other.ttft_s),
             "tpot_s": (one.tpot_s or 0.0, other.tpot_s or 0.0, other.tpot_s or 1.0),
-            "comm_s": (one.comm_s, other.comm_s, other.request_s),
-            "exposed_comm_s": (one.exposed_comm_s, other.exposed_comm_s, other.request_s),
-            "slowed_s": (one.slowed_s, other.slowed_s, other.request_s),
+            "comm_s": (one.breakdown.comm_s, other.breakdown.comm_s, other.request_s),
+            "exposed_comm_s": (one.breakdown.exposed_comm_s, other.breakdown.exposed_comm_s, other.request_s),
+            "slowed_s": (one.breakdown.slowed_s, other.breakdown.slowed_s, other.request_s),
         }
         for figure, (value, expected, scale) in pairs.items():
             relative = abs(value - expected) / scale

@@ -78,7 +78,7 @@ def warm_predictions() -> list[Figure]:
 
     def read(found: dict[str, Prediction]) -> None:
         for one in found.values():
-            _ = one.limits_s, one.busy_s, one.exposed_comm_s, one.sources_s, one.provenance
+            _ = one.breakdown, one.confidence.measured_fraction, one.confidence.warnings
 
     def measured(
         name: str, stack: str, bound: float | None = None, *, then: Any = None, engine: Any = "fast"
@@ -136,9 +136,10 @@ def batches() -> list[Figure]:
 
     from ladder_sim import Scenario
     from ladder_sim.costs.profile_file import load_profile
+    from ladder_sim.des.program import Program
     from ladder_sim.graph.variants import DEFAULT_VARIANTS
     from ladder_sim.simulate import passes
-    from ladder_sim.simulate.lower import Lowered, lower
+    from ladder_sim.simulate.lower import lower
     from ladder_sim.simulate.request import simulate_requests
 
     random = np.random.default_rng(0)
@@ -150,10 +151,9 @@ def batches() -> list[Figure]:
     }
     profile = load_profile("h100-sxm")
 
-    def alone(*arguments: Any) -> Lowered:
+    def alone(*arguments: Any) -> Program:
         """A pass whose kernels and collectives do not slow each other."""
-        lowered = lower(*arguments)
-        return dataclasses.replace(lowered, program=dataclasses.replace(lowered.program, device=None))
+        return dataclasses.replace(lower(*arguments), device=None)
 
     found = []
     for stack in ("gpt-fast", "vllm"):
@@ -175,11 +175,11 @@ def events() -> list[Figure]:
     from ladder_sim.costs.kernels import KernelCosts
     from ladder_sim.costs.profile_file import load_profile
     from ladder_sim.des import engine, scan
-    from ladder_sim.simulate.passes import lowered_step
+    from ladder_sim.simulate.passes import simulate
 
     scenario = Scenario.of(model="405b", nodes=2, variant="ladder")
     costs = KernelCosts(scenario, load_profile("h100-sxm"))
-    program = lowered_step(scenario, "decode", 1025, costs, EVERY_LAYER)[1].program
+    _, program = simulate(scenario, "decode", 1025, costs).lowered(EVERY_LAYER)
     alone = dataclasses.replace(program, device=None)
     bare, own = interleaved_rates(lambda: bare_simpy(alone), lambda: own_engine(alone))
     passes = [

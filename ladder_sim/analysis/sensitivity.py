@@ -114,8 +114,7 @@ def sensitivity(
             figure=name,
             value=base[name],
             responses={
-                variant: _response(np.asarray(times[variant].request_s), standard_s, 1 + 2 * number, step)
-                for variant in names
+                variant: _response(request_s[variant], request_s["standard"], 1 + 2 * number, step) for variant in names
             },
         )
         for number, name in enumerate(varied)

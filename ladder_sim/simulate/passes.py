@@ -109,6 +109,8 @@ class ForwardPass:
         They run on it.
     engine
         ``"fast"`` or ``"des"``.
+    keep
+        Periods of each run of identical layers that are simulated at first.
     """
 
     def __init__(
@@ -120,10 +122,11 @@ class ForwardPass:
         hardware: Hardware,
         gpu: GpuSpec,
         engine: Engine = "fast",
+        keep: int = FIRST_PERIODS,
     ) -> None:
         self.inputs, self.phase, self.sizes, self.prices = inputs, phase, sizes, prices
-        self.hardware, self.gpu, self.engine = hardware, gpu, engine
-        plan = schedule(inputs, phase, FIRST_PERIODS)
+        self.hardware, self.gpu, self.engine, self.keep = hardware, gpu, engine, keep
+        plan = schedule(inputs, phase, keep)
         # start to end
         self.seconds: Number
         if plan.serial and engine == "fast":
@@ -144,7 +147,7 @@ class ForwardPass:
 
     def _run(self) -> tuple[Schedule, Program, TaskTimes, Number]:
         """Simulate it with few of its periods, with more, and in the end with all, which is always steady."""
-        keep = FIRST_PERIODS
+        keep = self.keep
         while True:
             plan, program = self.lowered(keep)
             times = ENGINES[self.engine](program)
@@ -181,7 +184,13 @@ class ForwardPass:
 
 
 def simulate(
-    scenario: Scenario, phase: Phase, kv_len: int, costs: CostModel, *, engine: Engine = "fast"
+    scenario: Scenario,
+    phase: Phase,
+    kv_len: int,
+    costs: CostModel,
+    *,
+    engine: Engine = "fast",
+    keep: int = FIRST_PERIODS,
 ) -> ForwardPass:
     """Simulate one forward pass of `scenario`.
 
@@ -193,13 +202,13 @@ def simulate(
         As in `ladder_sim.graph.build.build`.
     costs
         Times of its ops.
-    engine
-        ``"fast"`` or ``"des"``.
+    engine, keep
+        As in `ForwardPass`.
     """
     workload, inputs = scenario.workload, PassInputs.of(scenario).of_one_token()
     sizes = Sizes.of(scenario.stack, phase, kv_len, batch=workload.batch, prompt=workload.prompt, gen=workload.gen)
-    prices = price(costs, [(phase, sizes)], [(phase, schedule(inputs, phase, FIRST_PERIODS))])
-    return ForwardPass(inputs, phase, sizes, prices[0], costs.hardware, scenario.cluster.gpu, engine)
+    prices = price(costs, [(phase, sizes)], [(phase, schedule(inputs, phase, keep))])
+    return ForwardPass(inputs, phase, sizes, prices[0], costs.hardware, scenario.cluster.gpu, engine, keep)
 
 
 def timeline_of(program: Program, times: TaskTimes) -> Timeline:

@@ -202,9 +202,9 @@ def test_a_profiles_overlap_section_changes_what_overlaps_only() -> None:
         for channels in (1.0, 60.0)
     )
     assert few["standard"].request_s == many["standard"].request_s
-    assert few["standard"].slowed_s == many["standard"].slowed_s == pytest.approx(0.0, abs=1e-12)
+    assert few["standard"].breakdown.slowed_s == many["standard"].breakdown.slowed_s == pytest.approx(0.0, abs=1e-12)
     assert few["ladder"].request_s < many["ladder"].request_s
-    assert few["ladder"].slowed_s < many["ladder"].slowed_s
+    assert few["ladder"].breakdown.slowed_s < many["ladder"].breakdown.slowed_s
 
 
 @pytest.mark.parametrize("profile", ["none", "h100-sxm"])

@@ -12,9 +12,9 @@ from ladder_sim.costs.memory import memory_use, total_bytes
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.build import PassInputs, build
 from ladder_sim.graph.ops import Phase
-from ladder_sim.graph.sizes import Sizes, one_token
+from ladder_sim.graph.sizes import Sizes
 from ladder_sim.prediction import resolve_profile
-from ladder_sim.simulate.request import context_counts, contexts, simulate_requests, weighted_contexts
+from ladder_sim.simulate.request import context_counts, decode_contexts, simulate_requests, weighted_contexts
 from ladder_sim.specs import catalog
 from tests.support.scenarios import VARIANTS
 
@@ -31,13 +31,12 @@ def test_every_op_grows_from_one_token(case: tuple[str, int, str], phase: Phase,
     """Sweeps depend on it: a graph of any size has the ops of one token's, and their shapes follow from them."""
     model, tp, dtype = case
     scenario = Scenario.of(model=model, tp=tp, dtype=dtype, stack=stack, variant=variant, batch=3, prompt=50, gen=20)
-    small = build(dataclasses.replace(scenario, workload=one_token(scenario.workload)), phase, 1)
-    grown = build(scenario, phase, 50 if phase == "prefill" else 61)
-    sizes = Sizes.of(PassInputs.of(scenario), phase, 50 if phase == "prefill" else 61)
+    kv_len = 50 if phase == "prefill" else 61
+    small, grown = build(PassInputs.of(scenario).of_one_token(), phase, 1), build(scenario, phase, kv_len)
+    sizes = Sizes.of(scenario.stack, phase, kv_len, batch=3, prompt=50, gen=20)
     assert list(small.edges) == list(grown.edges)
     for op, expected in zip(small.ops(), grown.ops(), strict=True):
-        assert (op.name, op.kind, op.weight_bytes) == (expected.name, expected.kind, expected.weight_bytes)
-        assert sizes.shape(op) == expected.shape
+        assert sizes.op(op) == expected
 
 
 @pytest.mark.parametrize(
@@ -94,4 +93,5 @@ def test_contexts_of_many_requests_are_those_of_each() -> None:
         at, weights = weighted_contexts(prompt[rows], gen[rows], count)
         assert weights.sum(axis=1).tolist() == pytest.approx((gen[rows] - 1).tolist())
         for row, places in zip(rows, at.tolist(), strict=True):
-            assert [place for place, _ in contexts(int(prompt[row]), int(gen[row]))] == sorted(set(places))
+            alone = decode_contexts(int(prompt[row]), int(gen[row]), static_cache=False)
+            assert [place for place, _ in alone] == sorted(set(places))

@@ -1,5 +1,7 @@
 """Residual wirings against the equations of the design."""
 
+from itertools import groupby
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,7 +44,6 @@ def test_layers_hold_their_blocks(case: tuple[str, int]) -> None:
     for layer in plan.layers:
         assert tuple(block.part for block in layer.blocks) == parts
         assert layer.repeats == 1
-    assert plan.folds == ()
 
 
 @pytest.mark.parametrize(
@@ -141,24 +142,23 @@ def test_condensed_layers_stand_for_all(case: tuple[str, int], keep: int) -> Non
     assert sum(layer.repeats for layer in short.layers) == len(full.layers)
     assert short.final_joins == full.final_joins
     # expanding what stands for several gives back every layer's blocks in order
-    folds = {fold.start: fold for fold in short.folds}
-    expanded, position = [], 0
-    while position < len(short.layers):
-        fold = folds.get(position)
-        width, repeats = (fold.width, fold.repeats) if fold else (1, 1)
-        expanded += [layer.blocks for layer in short.layers[position : position + width]] * repeats
-        position += width
+    expanded = []
+    for repeats, period in groupby(short.layers, key=lambda layer: layer.repeats):
+        blocks = [layer.blocks for layer in period]
+        # those that stand for themselves only come in any number
+        expanded += blocks * repeats
     assert expanded == [layer.blocks for layer in full.layers]
 
 
 @given(laid_out(), st.integers(4, 6))
 def test_condensed_layers_have_a_twin(case: tuple[str, int], keep: int) -> None:
     short = wiring(*case).condense(keep)
-    for fold in short.folds:
-        for position in range(fold.start, fold.start + fold.width):
-            layer, twin = short.layers[position], short.layers[position - fold.width]
-            assert (layer.repeats, twin.repeats) == (fold.repeats, 1)
-            assert twin.blocks == layer.blocks
+    for repeats, run in groupby(range(len(short.layers)), key=lambda position: short.layers[position].repeats):
+        positions = list(run) if repeats > 1 else []
+        for position in positions:
+            twin = short.layers[position - len(positions)]
+            assert twin.repeats == 1
+            assert twin.blocks == short.layers[position].blocks
 
 
 @given(laid_out())

@@ -40,7 +40,7 @@ def figures(name: str) -> dict[str, dict[str, float | None]]:
             "tpot_s": one.tpot_s,
             "tokens_per_s": one.tokens_per_s.value,
             "speedup": one.speedup.value,
-            "exposed_comm_s": one.exposed_comm_s,
+            "exposed_comm_s": one.breakdown.exposed_comm_s,
         }
         for variant, one in found.items()
     }

@@ -15,7 +15,6 @@ from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.des import scan
 from ladder_sim.des.program import Program
-from ladder_sim.des.timeline import Timeline
 from ladder_sim.errors import ProfileError, UnknownNameError, UsageError
 from ladder_sim.graph.ops import Op
 from ladder_sim.graph.variants import DEFAULT_VARIANTS
@@ -61,16 +60,16 @@ def test_figures_are_defined_as_in_the_paper(found: dict[str, Prediction]) -> No
 
 def test_breakdowns_add_up(found: dict[str, Prediction]) -> None:
     for one in found.values():
-        assert math.fsum(one.limits_s.values()) == pytest.approx(one.request_s, rel=1e-9)
-        assert 0 <= one.exposed_comm_s <= one.comm_s <= one.request_s
-        assert one.limited_by in one.limits_s
-        estimated_s = one.request_s - one.limits_s["waits"] - one.limits_s["launches"]
-        assert math.fsum(one.sources_s.values()) == pytest.approx(estimated_s, rel=1e-9)
-        assert 0 < one.provenance.measured_fraction < 1
-    assert found["upper-bound"].comm_s < found["ladder"].comm_s
-    assert found["ladder"].exposed_comm_s < found["standard"].exposed_comm_s
+        assert math.fsum(one.breakdown.limits_s.values()) == pytest.approx(one.request_s, rel=1e-9)
+        assert 0 <= one.breakdown.exposed_comm_s <= one.breakdown.comm_s <= one.request_s
+        assert one.limited_by in one.breakdown.limits_s
+        estimated_s = one.request_s - one.breakdown.limits_s["waits"] - one.breakdown.limits_s["launches"]
+        assert math.fsum(one.breakdown.sources_s.values()) == pytest.approx(estimated_s, rel=1e-9)
+        assert 0 < one.confidence.measured_fraction < 1
+    assert found["upper-bound"].breakdown.comm_s < found["ladder"].breakdown.comm_s
+    assert found["ladder"].breakdown.exposed_comm_s < found["standard"].breakdown.exposed_comm_s
     # blocking: nothing is hidden
-    assert found["standard"].exposed_comm_s == pytest.approx(found["standard"].comm_s)
+    assert found["standard"].breakdown.exposed_comm_s == pytest.approx(found["standard"].breakdown.comm_s)
 
 
 def test_intervals_contain_their_value(found: dict[str, Prediction]) -> None:
@@ -88,8 +87,9 @@ def test_intervals_contain_their_value(found: dict[str, Prediction]) -> None:
 def test_a_prediction_can_be_sent_to_another_process(found: dict[str, Prediction]) -> None:
     again = pickle.loads(pickle.dumps(found["ladder"]))
     assert again.speedup == found["ladder"].speedup
-    assert again.limits_s == found["ladder"].limits_s
-    assert again.provenance == found["ladder"].provenance
+    assert again.breakdown.limits_s == found["ladder"].breakdown.limits_s
+    assert again.confidence.warnings == found["ladder"].confidence.warnings
+    assert again.confidence.measured_fraction == found["ladder"].confidence.measured_fraction
 
 
 def test_standard_is_its_own_measure(found: dict[str, Prediction]) -> None:
@@ -103,7 +103,7 @@ def test_one_token_has_no_time_per_further_token() -> None:
     for one in found.values():
         assert one.tpot_s is None
         assert one.tpot_speedup is None
-        assert one.decode is None
+        assert one.request.decode is None
         assert one.request_s == one.ttft_s
         assert one.tokens_per_s.value == pytest.approx(1 / one.ttft_s)
         assert one.speedup.value == one.ttft_speedup
@@ -155,7 +155,7 @@ def test_which_profile_is_used(h100: CalibrationProfile) -> None:
     assert resolve_profile(scenario, h100) is h100
     bare = dataclasses.replace(scenario, cluster=dataclasses.replace(scenario.cluster, profile=""))
     assert resolve_profile(bare, None) is None
-    roofline = predict(scenario, ["standard"], profile="none")["standard"].provenance
+    roofline = predict(scenario, ["standard"], profile="none")["standard"].confidence
     assert (roofline.profile, roofline.measured_fraction) == ("none", 0.0)
     assert any("no measured profile" in warning for warning in roofline.warnings)
 
@@ -165,7 +165,7 @@ def test_which_profile_is_used(h100: CalibrationProfile) -> None:
 
 @given(st.integers(1, 100_000), st.integers(2, 5000), st.sampled_from(catalog.stack_names()))
 def test_contexts_stand_for_every_step(prompt: int, gen: int, stack: str) -> None:
-    contexts = decode_contexts(Scenario.of(model="8b", prompt=prompt, gen=gen, stack=stack))
+    contexts = decode_contexts(prompt, gen, static_cache=catalog.stack(stack).static_cache)
     assert math.fsum(times for _, times in contexts) == pytest.approx(gen - 1)
     assert all(times > 0 for _, times in contexts)
     assert contexts[0][0] == prompt + 1
@@ -177,8 +177,8 @@ def test_contexts_stand_for_every_step(prompt: int, gen: int, stack: str) -> Non
 
 
 def test_one_further_token_is_one_step() -> None:
-    assert decode_contexts(Scenario.of(model="8b", gen=2, stack="vllm")) == [(1025, 1.0)]
-    assert decode_contexts(Scenario.of(model="8b", gen=1, stack="vllm")) == []
+    assert decode_contexts(1024, 2, static_cache=False) == [(1025, 1.0)]
+    assert decode_contexts(1024, 1, static_cache=False) == []
 
 
 @pytest.mark.parametrize("profile", ["h100-sxm", "none"])
@@ -192,7 +192,7 @@ def test_one_further_token_is_one_step() -> None:
     ],
 )
 def test_interpolated_decode_is_every_step(model: str, sizes: dict[str, int], profile: str) -> None:
-    """The claim beside `CONTEXT_NODES`: the mean over 512 steps within 0.1 %."""
+    """The claim of `ladder_sim.simulate.request`: the sum over every step within 0.1 %."""
     spec = dataclasses.replace(catalog.model(model), layers=6)
     for variant in ("standard", "ladder"):
         scenario = Scenario.of(model=spec, stack="vllm", variant=variant, **sizes)
@@ -202,7 +202,8 @@ def test_interpolated_decode_is_every_step(model: str, sizes: dict[str, int], pr
             for step in range(1, scenario.workload.gen)
         )
         interpolated_s = math.fsum(
-            times * simulate(scenario, "decode", kv_len, costs).seconds for kv_len, times in decode_contexts(scenario)
+            times * simulate(scenario, "decode", kv_len, costs).seconds
+            for kv_len, times in decode_contexts(scenario.workload.prompt, scenario.workload.gen, static_cache=False)
         )
         assert interpolated_s == pytest.approx(every_s, rel=1e-3)
 
@@ -266,13 +267,10 @@ def test_ladder_lies_between_standard_and_upper_bound(scenario: Scenario, profil
     )
     scenario = dataclasses.replace(scenario, stack=free)
     costs = FreeAdds(KernelCosts(scenario, resolve_profile(scenario, profile)))
-    requests = {
-        variant: simulate_request(dataclasses.replace(scenario, variant=variant), costs, "fast")
-        for variant in ("standard", "ladder", "hybrid-ladder:1", "upper-bound")
-    }
+    requests = simulate_request(scenario, ("standard", "ladder", "hybrid-ladder:1", "upper-bound"), costs)
     slack = 1 + 1e-9
     upper, ladder, hybrid, standard = (
-        requests[name].seconds for name in ("upper-bound", "ladder", "hybrid-ladder:1", "standard")
+        requests[name].request_s for name in ("upper-bound", "ladder", "hybrid-ladder:1", "standard")
     )
     assert upper <= ladder * slack
     assert ladder <= hybrid * slack
@@ -331,8 +329,8 @@ def test_the_default_question() -> None:
     """405b on two nodes: ladder above standard, below the upper bound."""
     found = predict(Scenario.of(model="405b", nodes=2))
     assert 1 < found["ladder"].speedup.value < found["upper-bound"].speedup.value
-    assert found["standard"].provenance.profile == "h100-sxm-gpt-fast"
-    assert found["standard"].provenance.measured_fraction > 0.3
+    assert found["standard"].confidence.profile == "h100-sxm-gpt-fast"
+    assert found["standard"].confidence.measured_fraction > 0.3
 
 
 @pytest.mark.parametrize("tp", [4, 8])
@@ -359,14 +357,14 @@ def test_only_what_overlaps_is_simulated_at_once(monkeypatch: pytest.MonkeyPatch
     """The speed of a prediction: a pass that is a plain sum is simulated when its breakdown is read, and only once."""
     simulated: list[int] = []
 
-    def counted(program: Program) -> Timeline:
+    def counted(program: Program) -> passes.TaskTimes:
         simulated.append(len(program.tasks))
-        return scan.run(program)
+        return scan.scan(program)
 
     monkeypatch.setitem(passes.ENGINES, "fast", counted)
     found = predict(Scenario.of(model="8b", tp=4))
     assert len(simulated) == 2
     for _ in range(2):
-        assert math.fsum(found["standard"].limits_s.values()) == pytest.approx(found["standard"].request_s)
-        assert found["standard"].exposed_comm_s == found["standard"].comm_s
+        assert math.fsum(found["standard"].breakdown.limits_s.values()) == pytest.approx(found["standard"].request_s)
+        assert found["standard"].breakdown.exposed_comm_s == found["standard"].breakdown.comm_s
     assert len(simulated) == 4

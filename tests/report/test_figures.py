@@ -80,7 +80,7 @@ def test_the_timeline_holds_the_simulated_ops() -> None:
     predictions = predict(scenario, ["standard", "ladder"])
     figure = timeline_figure(scenario, predictions)
     for variant, found in predictions.items():
-        assert found.decode is not None
+        assert found.request.decode is not None
         bars = [
             (lane, base, base + length, op)
             for trace in figure.data
@@ -89,7 +89,7 @@ def test_the_timeline_holds_the_simulated_ops() -> None:
         ]
         gemms = [op for _, _, _, op in bars if op.endswith((".qkv", ".o", ".up", ".down"))]
         assert len(gemms) == 2 * 4
-        seconds = {op.op.name: op.seconds for op in found.decode.ops}
+        seconds = {op.op.name: op.seconds for op in found.request.decode.ops}
         for _, start, end, op in bars:
             assert end - start <= 1e6 * seconds[op] + 1e-9
         compute, comm = ([bar for bar in bars if bar[0].endswith(lane)] for lane in ("compute", "communication"))

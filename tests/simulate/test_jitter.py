@@ -25,14 +25,15 @@ def figures(found: Found) -> dict[str, object]:
     return {
         name: (
             prediction_fields(prediction),
-            dict(prediction.limits_s),
-            dict(prediction.busy_s),
-            dict(prediction.sources_s),
-            prediction.slowed_s,
+            dict(prediction.breakdown.limits_s),
+            dict(prediction.breakdown.busy_s),
+            dict(prediction.breakdown.sources_s),
+            prediction.breakdown.slowed_s,
             prediction.unevenness,
-            prediction.provenance,
-            prediction.prefill.seconds,
-            prediction.decode.seconds if prediction.decode else None,
+            prediction.confidence.warnings,
+            prediction.confidence.measured_fraction,
+            prediction.request.prefill.seconds,
+            prediction.request.decode.seconds if prediction.request.decode else None,
         )
         for name, prediction in found.items()
     }
@@ -56,7 +57,7 @@ def uneven() -> Found:
 def test_no_jitter_is_the_default(small: Scenario, even: Found) -> None:
     assert figures(predict(small, jitter=0, seed=5)) == figures(predict(small))
     assert {prediction.unevenness for prediction in even.values()} == {None}
-    assert all("uneven ranks" not in prediction.limits_s for prediction in even.values())
+    assert all("uneven ranks" not in prediction.breakdown.limits_s for prediction in even.values())
 
 
 def test_same_seed_same_result(small: Scenario) -> None:
@@ -79,13 +80,13 @@ def test_variants_do_not_share_their_luck(small: Scenario) -> None:
 def test_only_times_that_ranks_share_change(even: Found, uneven: Found, name: str) -> None:
     before, after = even[name], uneven[name]
     # waiting is no transfer
-    assert after.comm_s == before.comm_s
-    assert after.exposed_comm_s == before.exposed_comm_s
-    assert after.slowed_s == before.slowed_s
-    assert after.busy_s == before.busy_s
+    assert after.breakdown.comm_s == before.breakdown.comm_s
+    assert after.breakdown.exposed_comm_s == before.breakdown.exposed_comm_s
+    assert after.breakdown.slowed_s == before.breakdown.slowed_s
+    assert after.breakdown.busy_s == before.breakdown.busy_s
     assert after.memory == before.memory
-    assert math.fsum(after.limits_s.values()) == pytest.approx(after.request_s, rel=RTOL)
-    assert after.limits_s["uneven ranks"] == pytest.approx(after.request_s - before.request_s)
+    assert math.fsum(after.breakdown.limits_s.values()) == pytest.approx(after.request_s, rel=RTOL)
+    assert after.breakdown.limits_s["uneven ranks"] == pytest.approx(after.request_s - before.request_s)
 
 
 @pytest.mark.parametrize("name", FOUR)
@@ -121,7 +122,7 @@ def test_jitter_shows_on_405b(even: Found, uneven: Found) -> None:
     assert bound.unevenness is not None
     assert bound.unevenness.waiting_s == 0.0
     # standard stops for others twice a layer, all of it on the critical path
-    assert uneven["standard"].limits_s["uneven ranks"] > uneven["ladder"].limits_s["uneven ranks"]
+    assert uneven["standard"].breakdown.limits_s["uneven ranks"] > uneven["ladder"].breakdown.limits_s["uneven ranks"]
 
 
 def test_skew_is_felt_only_where_ranks_meet() -> None:
@@ -142,7 +143,7 @@ def test_one_token(small: Scenario) -> None:
         assert found.unevenness is not None
         assert found.unevenness.tpot_p50_s is None
         assert found.unevenness.tpot_p95_s is None
-        assert math.fsum(found.limits_s.values()) == pytest.approx(found.request_s, rel=RTOL)
+        assert math.fsum(found.breakdown.limits_s.values()) == pytest.approx(found.request_s, rel=RTOL)
 
 
 @pytest.mark.parametrize("attention", ["flash", "math"])
@@ -153,7 +154,7 @@ def test_growing_context(attention: str) -> None:
     for name in FOUR:
         ratio = found[name].request_s / before[name].request_s
         assert 0.98 < ratio < 1.1
-        assert math.fsum(found[name].limits_s.values()) == pytest.approx(found[name].request_s, rel=RTOL)
+        assert math.fsum(found[name].breakdown.limits_s.values()) == pytest.approx(found[name].request_s, rel=RTOL)
 
 
 def test_engines_give_the_same_with_jitter(small: Scenario) -> None:

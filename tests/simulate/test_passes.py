@@ -12,8 +12,7 @@ from ladder_sim.costs.estimate import CostModel, Estimate
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.graph.ops import Op, Phase
-from ladder_sim.simulate import passes
-from ladder_sim.simulate.passes import StepSummary, simulate
+from ladder_sim.simulate.passes import ForwardPass, simulate
 from ladder_sim.specs import catalog
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
@@ -146,31 +145,27 @@ def test_hidden_and_exposed_communication() -> None:
     costs, scenario = blocks(4.0, 4.0, 3.0), Scenario.of(model=model(), tp=4, stack=stack())
     for variant, exposed_s in (("standard", 18 * 3.0), ("ladder", 3.0), ("upper-bound", 0.0)):
         found = simulate(dataclasses.replace(scenario, variant=variant), "decode", 1025, costs)
-        assert found.comm_s == pytest.approx(0.0 if variant == "upper-bound" else 18 * 3.0)
-        assert found.exposed_s == pytest.approx(exposed_s)
+        assert found.breakdown.comm_s == pytest.approx(0.0 if variant == "upper-bound" else 18 * 3.0)
+        assert found.breakdown.exposed_comm_s == pytest.approx(exposed_s)
     # twice as long as the blocks that cover it: the first 17 are half hidden
     longer = simulate(dataclasses.replace(scenario, variant="ladder"), "decode", 1025, blocks(4.0, 4.0, 8.0))
-    assert longer.hidden_s == pytest.approx(17 * 4.0)
+    assert longer.breakdown.comm_s - longer.breakdown.exposed_comm_s == pytest.approx(17 * 4.0)
 
 
 # the shortcut
 
 
-def assert_same(short: StepSummary, full: StepSummary) -> None:
-    for field in ("seconds", "comm_s", "hidden_s", "exposed_s"):
-        assert getattr(short, field) == pytest.approx(getattr(full, field), rel=RTOL, abs=1e-18), field
-    for field in ("busy_s", "critical_s", "error_s", "sources_s"):
-        assert getattr(short, field) == pytest.approx(getattr(full, field), rel=RTOL, abs=1e-18), field
+def assert_same(short: ForwardPass, full: ForwardPass) -> None:
+    assert short.seconds == pytest.approx(full.seconds, rel=RTOL)
+    for field in ("comm_s", "exposed_comm_s", "busy_s", "limits_s", "errors_s", "sources_s"):
+        ours, theirs = getattr(short.breakdown, field), getattr(full.breakdown, field)
+        assert ours == pytest.approx(theirs, rel=RTOL, abs=1e-18), field
     assert sum(op.repeats for op in short.ops) == sum(op.repeats for op in full.ops)
 
 
-def both_ways(
-    patch: pytest.MonkeyPatch, scenario: Scenario, phase: Phase, costs: CostModel
-) -> tuple[StepSummary, StepSummary]:
+def both_ways(scenario: Scenario, phase: Phase, costs: CostModel) -> tuple[ForwardPass, ForwardPass]:
     short = simulate(scenario, phase, 1500, costs)
-    with patch.context() as inner:
-        inner.setattr(passes, "FIRST_PERIODS", EVERY_LAYER)
-        full = simulate(scenario, phase, 1500, costs)
+    full = simulate(scenario, phase, 1500, costs, keep=EVERY_LAYER)
     assert {op.repeats for op in full.ops} == {1}
     return short, full
 
@@ -188,7 +183,6 @@ def both_ways(
     ],
 )
 def test_condensing_is_exact(
-    monkeypatch: pytest.MonkeyPatch,
     model_name: str,
     stack_name: str,
     tp: int,
@@ -197,7 +191,7 @@ def test_condensing_is_exact(
     phase: Phase,
 ) -> None:
     scenario = Scenario.of(model=model_name, stack=stack_name, nodes=2, tp=tp, batch=batch, variant=variant)
-    short, full = both_ways(monkeypatch, scenario, phase, KernelCosts(scenario, None))
+    short, full = both_ways(scenario, phase, KernelCosts(scenario, None))
     assert_same(short, full)
     assert len(short.ops) < len(full.ops)
 
@@ -214,24 +208,25 @@ def test_condensing_is_exact_for_any_costs(
     scenario = Scenario.of(
         model=model(16 + extra_layers), tp=4, variant=variant, stack=stack(wait_s=wait_s, launch_s=0.25, fused=fused)
     )
-    with pytest.MonkeyPatch.context() as patch:
-        short, full = both_ways(patch, scenario, "decode", NamedCosts(seconds, scenario.stack))
+    short, full = both_ways(scenario, "decode", NamedCosts(seconds, scenario.stack))
     assert short.seconds == pytest.approx(full.seconds, rel=RTOL)
     # between paths of equal length either may be called critical, so only their sums must agree
-    assert math.fsum(short.critical_s.values()) == pytest.approx(short.seconds, rel=RTOL, abs=1e-12)
-    assert math.fsum(full.critical_s.values()) == pytest.approx(full.seconds, rel=RTOL, abs=1e-12)
-    for field in ("comm_s", "hidden_s", "busy_s"):
-        assert getattr(short, field) == pytest.approx(getattr(full, field), rel=RTOL, abs=1e-12), field
+    assert math.fsum(short.breakdown.limits_s.values()) == pytest.approx(short.seconds, rel=RTOL, abs=1e-12)
+    assert math.fsum(full.breakdown.limits_s.values()) == pytest.approx(full.seconds, rel=RTOL, abs=1e-12)
+    for field in ("comm_s", "exposed_comm_s", "busy_s"):
+        ours, theirs = getattr(short.breakdown, field), getattr(full.breakdown, field)
+        assert ours == pytest.approx(theirs, rel=RTOL, abs=1e-12), field
 
 
 @given(st.sets(st.integers(0, 31), min_size=1, max_size=31), TIMES)
 def test_condensing_a_configs_own_ladder_layers(listed: set[int], seconds: dict[str, float]) -> None:
     spec = model(32, ladder_layers=tuple(sorted(listed)))
     scenario = Scenario.of(model=spec, tp=4, variant=f"hybrid-ladder:{len(listed)}", stack=stack(wait_s=0.5))
-    with pytest.MonkeyPatch.context() as patch:
-        short, full = both_ways(patch, scenario, "decode", NamedCosts(seconds, scenario.stack))
-    for field in ("seconds", "comm_s", "hidden_s", "busy_s"):
-        assert getattr(short, field) == pytest.approx(getattr(full, field), rel=RTOL, abs=1e-12), field
+    short, full = both_ways(scenario, "decode", NamedCosts(seconds, scenario.stack))
+    assert short.seconds == pytest.approx(full.seconds, rel=RTOL)
+    for field in ("comm_s", "exposed_comm_s", "busy_s"):
+        ours, theirs = getattr(short.breakdown, field), getattr(full.breakdown, field)
+        assert ours == pytest.approx(theirs, rel=RTOL, abs=1e-12), field
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
@@ -239,17 +234,18 @@ def test_condensing_a_configs_own_ladder_layers(listed: set[int], seconds: dict[
 @pytest.mark.parametrize("stack_name", catalog.stack_names())
 def test_breakdown_adds_up(stack_name: str, variant: str, phase: Phase) -> None:
     scenario = Scenario.of(model="70b", stack=stack_name, variant=variant, batch=4)
-    found = simulate(scenario, phase, 1025, KernelCosts(scenario, None))
-    assert math.fsum(found.critical_s.values()) == pytest.approx(found.seconds, rel=RTOL)
-    assert 0 <= found.hidden_s <= found.comm_s
-    assert found.comm_s == pytest.approx(
-        sum(found.busy_s.get(kind, 0.0) for kind in ("all_reduce", "all_gather", "broadcast"))
+    step = simulate(scenario, phase, 1025, KernelCosts(scenario, None))
+    parts = step.breakdown
+    assert math.fsum(parts.limits_s.values()) == pytest.approx(step.seconds, rel=RTOL)
+    assert 0 <= parts.exposed_comm_s <= parts.comm_s
+    assert parts.comm_s == pytest.approx(
+        sum(parts.busy_s.get(kind, 0.0) for kind in ("all_reduce", "all_gather", "broadcast"))
     )
-    assert max(math.fsum(found.busy_s.values()) - found.comm_s, found.comm_s) <= found.seconds
+    assert max(math.fsum(parts.busy_s.values()) - parts.comm_s, parts.comm_s) <= step.seconds
     # waits and launches rest on no estimate
-    estimated_s = found.seconds - found.critical_s["waits"] - found.critical_s.get("launches", 0.0)
-    assert math.fsum(found.sources_s.values()) == pytest.approx(estimated_s, rel=RTOL)
-    assert {source for source, _ in found.sources_s} == {"roofline"}
+    estimated_s = step.seconds - parts.limits_s["waits"] - parts.limits_s.get("launches", 0.0)
+    assert math.fsum(parts.sources_s.values()) == pytest.approx(estimated_s, rel=RTOL)
+    assert {source for source, _ in parts.sources_s} == {"roofline"}
 
 
 def test_deep_models_cost_no_more_to_simulate() -> None:

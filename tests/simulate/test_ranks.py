@@ -31,7 +31,7 @@ def step(
     variant: str, costs: NamedCosts, tp: int, *, sigma: float = 0.0, seed: int = 0, layers: int = LAYERS
 ) -> RankedStep:
     scenario = Scenario.of(model=model(layers), tp=tp, nodes=2, variant=variant, stack=stack())
-    return simulate_ranks(scenario, "decode", 1025, costs, Jitter(sigma=sigma, seed=seed))
+    return simulate_ranks(simulate(scenario, "decode", 1025, costs), scenario.tp, Jitter(sigma=sigma, seed=seed))
 
 
 def skewed(costs: NamedCosts, skew: float) -> NamedCosts:
@@ -85,7 +85,7 @@ def test_without_jitter_it_is_the_step_of_one_rank(
         )
         costs = KernelCosts(scenario, profile)
         one_s = simulate(scenario, phase, 1280, costs).seconds
-        found = simulate_ranks(scenario, phase, 1280, costs, EVEN)
+        found = simulate_ranks(simulate(scenario, phase, 1280, costs), scenario.tp, EVEN)
         for seconds in (found.mean_s, found.p50_s, found.p95_s):
             assert seconds == pytest.approx(one_s, rel=RTOL), variant
         if overrides:
@@ -144,7 +144,7 @@ def test_an_all_gather_makes_the_upper_bound_meet(monkeypatch: pytest.MonkeyPatc
         scenario = Scenario.of(
             model="8b", tp=8, stack="vllm", variant="upper-bound", overrides={"cluster.rank_skew": skew}
         )
-        found.append(simulate_ranks(scenario, "decode", 1280, KernelCosts(scenario, None), EVEN))
+        found.append(simulate_ranks(simulate(scenario, "decode", 1280, KernelCosts(scenario, None)), scenario.tp, EVEN))
     longer_s = found[1].mean_s - found[0].mean_s
     assert longer_s > 0.4 * found[0].mean_s
     # ranks are spread evenly, and all of them meet once, at the end; what follows the all-gather is short
@@ -189,7 +189,7 @@ def test_waiting_with_real_kernels(tp: int) -> None:
             variance = 0.0
         elif found.op.stream == "compute":
             variance += float(found.estimate.seconds) ** 2
-    ranked = simulate_ranks(scenario, "decode", 1280, costs, Jitter(sigma=sigma))
+    ranked = simulate_ranks(simulate(scenario, "decode", 1280, costs), scenario.tp, Jitter(sigma=sigma))
     assert ranked.waiting_s == pytest.approx(expected_s, rel=0.2)
 
 
@@ -269,10 +269,10 @@ def test_layers_left_out_are_drawn_from_those_simulated(
     spec = dataclasses.replace(Scenario.of(model="70b").model, layers=45)
     scenario = Scenario.of(model=spec, tp=4, variant=variant)
     costs = KernelCosts(scenario, load_profile("h100-sxm"))
-    short = simulate_ranks(scenario, phase, 1280, costs, Jitter(sigma=0.02))
+    short = simulate_ranks(simulate(scenario, phase, 1280, costs), scenario.tp, Jitter(sigma=0.02))
     tasks = len(timelines[-1].program.tasks)
     all_layers(monkeypatch)
-    full = simulate_ranks(scenario, phase, 1280, costs, Jitter(sigma=0.02))
+    full = simulate_ranks(simulate(scenario, phase, 1280, costs), scenario.tp, Jitter(sigma=0.02))
     all_tasks = len(timelines[-1].program.tasks)
     # ranks that never meet drift apart all along: nothing is left out
     assert tasks == all_tasks if variant == "upper-bound" else tasks < all_tasks
@@ -299,9 +299,9 @@ def test_waiting_of_the_layers_left_out(monkeypatch: pytest.MonkeyPatch, variant
     """Where all-reduces are hidden, ranks drift apart by the skew of each block until the fastest is a block ahead."""
     scenario = Scenario.of(model="70b", tp=8, variant=variant, stack=stack_name)
     costs = KernelCosts(scenario, load_profile("h100-sxm"))
-    short = simulate_ranks(scenario, "decode", 1280, costs, EVEN)
+    short = simulate_ranks(simulate(scenario, "decode", 1280, costs), scenario.tp, EVEN)
     all_layers(monkeypatch)
-    full = simulate_ranks(scenario, "decode", 1280, costs, EVEN)
+    full = simulate_ranks(simulate(scenario, "decode", 1280, costs), scenario.tp, EVEN)
     assert short.mean_s == pytest.approx(full.mean_s, rel=RTOL)
     assert short.waiting_s == pytest.approx(full.waiting_s, rel=0.1)
 
@@ -311,5 +311,6 @@ def test_waiting_for_sms_is_no_waiting_for_ranks() -> None:
     scenario = Scenario.of(
         model="405b", nodes=2, variant="ladder", overrides={**NO_SKEW, "stack.collective_launch": "50us"}
     )
-    found = simulate_ranks(scenario, "prefill", 1024, KernelCosts(scenario, load_profile("h100-sxm")), EVEN)
+    costs = KernelCosts(scenario, load_profile("h100-sxm"))
+    found = simulate_ranks(simulate(scenario, "prefill", 1024, costs), scenario.tp, EVEN)
     assert found.waiting_s == pytest.approx(0.0, abs=RTOL * found.mean_s)

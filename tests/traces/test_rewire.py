@@ -11,7 +11,7 @@ from ladder_sim.des import scan
 from ladder_sim.des.shared import NOTHING
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.ops import Phase
-from ladder_sim.simulate.passes import lowered_step
+from ladder_sim.simulate import passes
 from ladder_sim.traces import perfetto
 from ladder_sim.traces.blocks import find_passes
 from ladder_sim.traces.graph import TraceGraph
@@ -34,11 +34,9 @@ ALIKE = {
 def predicted(variant: str, phase: Phase, stack: str) -> TraceGraph:
     """Our own simulation of every layer, with nothing shared: a trace does not say what was."""
     scenario = Scenario.of(model="8b", tp=8, batch=4, stack=stack, variant=variant, overrides=ALIKE)
-    _, lowered = lowered_step(scenario, phase, 1100, KernelCosts(scenario, None), scenario.model.layers)
-    program = replace(
-        lowered.program, device=None, tasks=tuple(task._replace(demand=NOTHING) for task in lowered.program.tasks)
-    )
-    kinds = ["launch"] * lowered.launches + [op.kind for op in lowered.schedule.ops]
+    plan, program = passes.simulate(scenario, phase, 1100, KernelCosts(scenario, None)).lowered(scenario.model.layers)
+    program = replace(program, device=None, tasks=tuple(task._replace(demand=NOTHING) for task in program.tasks))
+    kinds = ["launch"] * (len(program.tasks) - len(plan.ops)) + [op.kind for op in plan.ops]
     return from_timeline(scan.run(program), kinds)
 
 
