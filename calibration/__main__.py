@@ -11,9 +11,8 @@ from calibration.fit import command as fit_command
 from calibration.importers import command as import_command
 from calibration.measure import command as measure_command
 from calibration.stack_fit import command as stack_fit_command
-from ladder_sim.errors import LadderSimError
-from runtime.comm.launch import leave_error
-from runtime.errors import RunError
+from ladder_sim.errors import exit_code
+from runtime.comm.launch import report_error
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,23 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     argv = list(sys.argv[1:] if arguments is None else arguments)
     options = _parser().parse_args(argv, argparse.Namespace(argv=argv))
-    try:
-        # only what starts ranks has an exit code of its own
-        return options.run(options) or 0
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        # the reader of stdout has seen enough; keep the interpreter from failing on it again at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except Exception as error:
-        if options.debug:
-            raise
-        known = isinstance(error, LadderSimError | RunError)
-        text = str(error) if known else f"{type(error).__name__}: {error}\n  hint: a bug; --debug shows where"
-        if not leave_error(text):
-            print(f"error: {text}", file=sys.stderr)
-        return error.exit_code if isinstance(error, LadderSimError | RunError) else 1
+    # only what starts ranks has an exit code of its own
+    return exit_code(lambda: options.run(options), debug=options.debug, report=report_error)
 
 
 def _parser() -> argparse.ArgumentParser:

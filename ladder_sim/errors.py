@@ -1,4 +1,4 @@
-"""Every error a user can meet.
+"""Every error a user can meet, and how a command line ends with one.
 
     LadderSimError            base; says the value, the rule and the way out
     |-- UsageError            2: bad input
@@ -10,14 +10,20 @@
     |   |-- PartitionError    3: the tensor-parallel degree does not divide the model
     |   `-- MemoryFitError    3: the model does not fit the GPU
     |-- MissingDependencyError 4: an optional package or a device is absent
-    `-- DeadlockError         1: a program whose tasks wait for each other
+    |   `-- MissingPackageError 4: a package that an extra of ladder-sim installs
+    |-- DeadlockError         1: a program whose tasks wait for each other
+    `-- RankError             1: a rank of a real run died or hangs
 
-This module imports the standard library only.
+`runtime` and `calibration` use them too. This module imports the standard library only.
 """
 
 import difflib
-from collections.abc import Iterable
+import os
+import sys
+from collections.abc import Callable, Iterable
 from typing import ClassVar
+
+EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 
 class LadderSimError(Exception):
@@ -110,5 +116,76 @@ class MissingDependencyError(LadderSimError):
     exit_code = 4
 
 
+class MissingPackageError(MissingDependencyError):
+    """A package is absent that an extra installs.
+
+    Parameters
+    ----------
+    users
+        What needs it, plural: ``"chat templates"``, ...
+    package
+        Its name.
+    extra
+        Of ladder-sim, which installs it.
+    """
+
+    def __init__(self, users: str, package: str, *, extra: str = "runtime") -> None:
+        super().__init__(f"{users} need the '{package}' package", hint=f"pip install 'ladder-sim[{extra}]'")
+
+
 class DeadlockError(LadderSimError):
     """Tasks of a program wait for each other; the message names the cycle."""
+
+
+class RankError(LadderSimError):
+    """Another rank of a real run died or hangs."""
+
+
+def exit_code(
+    command: Callable[[], int | None], *, debug: bool = False, report: Callable[[str], object] | None = None
+) -> int:
+    """Run a command to its end and turn errors into a message and an exit code.
+
+    Parameters
+    ----------
+    command
+        Returns its own exit code; None: 0.
+    debug
+        Print the traceback of an error before its message.
+    report
+        Where messages go; by default to stderr, after ``error: ``.
+
+    Returns
+    -------
+    int
+        0 done, or the reader of stdout closed the pipe; 130 interrupted; else that of the error, 1 if it is a bug.
+    """
+    show = report or _print_error
+    try:
+        return command() or 0
+    except KeyboardInterrupt:
+        show("interrupted")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        discard_output()
+        return 0
+    except Exception as error:
+        if debug:
+            # imported here: `import ladder_sim` does without it
+            import traceback
+
+            traceback.print_exc()
+        if isinstance(error, LadderSimError):
+            show(str(error))
+            return error.exit_code
+        show(f"{type(error).__name__}: {error}\n  hint: a bug; --debug shows where")
+        return EXIT_FAILURE
+
+
+def discard_output() -> None:
+    """Send stdout nowhere: Python flushes it at exit, which would fail again on a closed pipe or a full disk."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _print_error(message: str) -> None:
+    print(f"error: {message}", file=sys.stderr)

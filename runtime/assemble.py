@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import torch
 
+from ladder_sim.errors import InfeasibleError
 from runtime.checkpoint.weights import Source, fill, random_weights
 from runtime.comm.base import Communicator
 from runtime.config import EngineConfig, ModelConfig
-from runtime.errors import InfeasibleError
 from runtime.generate import Generator
 from runtime.memory import check_fits, free_bytes
 from runtime.model.decoder import Decoder

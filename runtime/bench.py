@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 import torch
 
+from ladder_sim.errors import UsageError
 from runtime.assemble import DTYPES, assemble, device_of
 from runtime.comm.base import Communicator
 from runtime.comm.emulate import EmulatedLink
 from runtime.comm.rendezvous import CommConfig, connect
 from runtime.config import EngineConfig, ModelConfig
 from runtime.environment import environment
-from runtime.errors import InputError
 from runtime.generate import Generator
 from runtime.model import kernels
 from runtime.model.wiring import Wiring, lay_out
@@ -67,9 +67,9 @@ class BenchConfig:
         for name in ("tp", "batch", "prompt", "gen", "warmups", "repeats", "threads"):
             least = 0 if name == "warmups" else 1
             if getattr(self, name) < least:
-                raise InputError(f"{name} is {getattr(self, name)}: must be {least} or more")
+                raise UsageError(f"{name} is {getattr(self, name)}: must be {least} or more")
         if self.dtype != "auto" and self.dtype not in DTYPES:
-            raise InputError(f"unknown dtype '{self.dtype}'", hint=f"known: auto, {', '.join(DTYPES)}")
+            raise UsageError(f"unknown dtype '{self.dtype}'", hint=f"known: auto, {', '.join(DTYPES)}")
 
 
 def bench(
@@ -87,7 +87,7 @@ def bench(
     torch.set_num_threads(config.threads)
     shape = ModelConfig.from_file(config.model)
     if shape.activation not in kernels.ACTIVATIONS:
-        raise InputError(f"unknown hidden_act '{shape.activation}'", hint=f"known: {', '.join(kernels.ACTIVATIONS)}")
+        raise UsageError(f"unknown hidden_act '{shape.activation}'", hint=f"known: {', '.join(kernels.ACTIVATIONS)}")
     wirings = [lay_out(name, shape.layers, shape.ladder_layers) for name in dict.fromkeys(config.variants)]
     comm = connect(links, config.tp)
     device = device_of(comm)
@@ -133,7 +133,7 @@ def _make_folder(flag: str, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"{flag} {folder}: {error.strerror}", hint="give a folder that can be written") from None
+        raise UsageError(f"{flag} {folder}: {error.strerror}", hint="give a folder that can be written") from None
 
 
 class _Sample(NamedTuple):

@@ -1,133 +1,255 @@
-"""Commands that need a checkpoint: `text`, `eval` and `convert`. Imports no torch: the launcher parses too."""
+"""The commands of `python -m runtime` and their options. Imports no torch: the launcher parses them, too.
+
+Each command sets `run`, what a rank does, and `check`, which refuses bad input before any rank is started. Options
+outside of groups are those that `ladder-sim run` has, too, with more meanings.
+"""
 
 import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NoReturn, TypeVar
 
+from ladder_sim.errors import UsageError
 from runtime.checkpoint.convert import convert
-from runtime.errors import InputError
-from runtime.tasks import EvalConfig, TextConfig, prepare_eval, prepare_text
+from runtime.config import EngineConfig, ModelConfig
+from runtime.model.wiring import lay_out
+from runtime.prepare import CompletionConfig, EvaluationConfig, prepare_completion, prepare_evaluation
 
-if TYPE_CHECKING:
-    from runtime.comm.rendezvous import CommConfig
-
-
-def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add them to the parser; each sets `check`, what the launcher can refuse, and `run`, what a rank does."""
-    _add_text(commands)
-    _add_eval(commands)
-    _add_convert(commands)
+_Config = TypeVar("_Config")
 
 
-def write(text: str, save: Path | None = None) -> None:
-    """Print, or write to the file of `--save`."""
-    if save is None:
-        print(text)
-        return
-    try:
-        save.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"--save {save}: {error.strerror}", hint="choose a folder that is there") from None
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The options of one command; raises UsageError."""
+    parser = _Parser(prog="python -m runtime", description="Real tensor-parallel forward passes.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
+    for add in (_add_bench, _add_complete, _add_eval, _add_convert):
+        add(commands)
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        option, command = unknown[0].partition("=")[0], arguments.command
+        raise UsageError(
+            f"{option} is not an option of {command}",
+            hint=f"leave it out; `python -m runtime {command} --help` lists the options",
+        )
+    return arguments
 
 
-def _add_text(commands: Any) -> None:
-    parser = _parser(commands, "text", "Complete prompts with a checkpoint.")
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows defaults other than None and False."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        shows = action.default is not None and action.default is not False
+        return super()._get_help_string(action) if shows else action.help
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises its errors instead of ending the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, hint=f"`{self.prog} --help` lists the options")
+
+
+def _add_bench(commands: Any) -> None:
+    parser = _add_command(commands, "bench", "Measure residual wirings with random weights, taking turns.")
+    parser.set_defaults(check=_check_bench, run=_bench)
+    parser.add_argument("--model", type=Path, required=True, help="config.json of a Llama-family decoder")
+    parser.add_argument(
+        "--variant", dest="variants", type=_names, action="extend", required=True, help="wirings; repeatable, commas"
+    )
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write the JSON to a file instead of stdout")
+    work = parser.add_argument_group("workload")
+    work.add_argument("--batch", type=int, default=1, help="sequences served together")
+    work.add_argument("--prompt", type=_tokens, default=1024, metavar="N", help="tokens of each prompt")
+    work.add_argument("--gen", type=int, default=512, metavar="N", help="new tokens of each sequence")
+    work.add_argument("--warmups", type=int, default=5, metavar="N", help="requests of each variant that do not count")
+    work.add_argument("--repeats", type=int, default=10, metavar="N", help="requests of each variant that count")
+    work.add_argument("--seed", type=int, default=0, help="of weights and prompts")
+
+    engine = parser.add_argument_group("engine")
+    engine.add_argument(
+        "--attention", choices=("flash", "math"), default="flash", help="math: over the whole static cache"
+    )
+    engine.add_argument("--prefill-logits", choices=("all", "last"), default="last", help="positions with logits")
+    engine.add_argument("--sharded-lm-head", action="store_true", help="split the LM head over the vocabulary")
+    engine.add_argument("--sharded-embedding", action="store_true", help="split the embedding over the vocabulary")
+    engine.add_argument("--fused-residual-add", action="store_true", help="add blocking outputs inside the norm")
+    engine.add_argument("--fused-ladder-add", action="store_true", help="the same for ladder's outputs")
+    engine.add_argument("--cuda-graphs", action="store_true", help="replay decode steps (GPUs, math attention)")
+    engine.add_argument("--compile", action="store_true", help="run blocks through torch.compile")
+
+    ranks = _add_ranks(parser, dtype="bf16 on GPUs, fp32 on CPUs", backends=("auto", "nccl", "gloo", "emulate", "none"))
+    ranks.add_argument(
+        "--emulate", dest="table", type=Path, metavar="TABLE", help="all-reduce latencies: CSV or JSON, bytes,seconds"
+    )
+
+    trace = parser.add_argument_group("trace")
+    trace.add_argument(
+        "--trace", type=Path, metavar="DIR", help="profile a few steps of each variant, for `ladder-sim trace`"
+    )
+
+
+def _add_complete(commands: Any) -> None:
+    parser = _add_command(commands, "complete", "Complete prompts with a checkpoint.")
+    parser.set_defaults(check=lambda arguments: prepare_completion(_config(CompletionConfig, arguments)), run=_complete)
     parser.add_argument("--model", type=Path, required=True, help="folder of a checkpoint")
-    parser.add_argument("--prompt", action="append", required=True, help="text to complete; repeatable, one batch")
-    parser.add_argument("--raw", action="store_true", help="leave out the checkpoint's chat template")
-    parser.add_argument("--gen", type=int, help="new tokens at most; 512 or what the context has room for")
-    parser.add_argument("--stop", action="append", default=[], help="string that ends a text; repeatable")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0: the most likely token")
-    parser.add_argument("--top-k", type=int, default=0, help="only so many of the most likely tokens; 0: all")
-    parser.add_argument("--top-p", type=float, default=1.0, help="only the likeliest with this probability together")
-    parser.add_argument("--seed", type=int, default=0, help="of sampling")
     parser.add_argument("--variant", default="auto", help="residual wiring; auto: the checkpoint's")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end instead of the texts")
-    parser.add_argument("--save", type=Path, help="write that JSON object to a file, too")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write that JSON object to a file, too")
+    work = parser.add_argument_group("prompts")
+    work.add_argument(
+        "--prompt",
+        dest="prompts",
+        action="append",
+        required=True,
+        metavar="TEXT",
+        help="text to complete; repeatable, one batch",
+    )
+    work.add_argument("--raw", action="store_true", help="leave out the checkpoint's chat template")
+    work.add_argument(
+        "--gen", type=int, metavar="N", help="new tokens; by default 512, or what the context has room for"
+    )
+    work.add_argument(
+        "--stop", dest="stops", action="append", metavar="TEXT", help="string that ends a text; repeatable"
+    )
+
+    sampling = parser.add_argument_group("sampling")
+    sampling.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0: the most likely token")
+    sampling.add_argument("--top-k", type=int, default=0, metavar="K", help="only the K most likely tokens; 0: all")
+    sampling.add_argument(
+        "--top-p", type=float, default=1.0, metavar="P", help="only the most likely tokens with this total probability"
+    )
+    sampling.add_argument("--seed", type=int, default=0, help="of the draws")
+
     _add_ranks(parser)
-    parser.set_defaults(check=lambda arguments: prepare_text(_text_config(arguments)), run=_text)
 
 
 def _add_eval(commands: Any) -> None:
-    parser = _parser(commands, "eval", "Perplexity of checkpoints on a text file.")
+    parser = _add_command(commands, "eval", "Perplexity of checkpoints on a text file.")
+    parser.set_defaults(check=lambda arguments: prepare_evaluation(_config(EvaluationConfig, arguments)), run=_eval)
     parser.add_argument("models", type=Path, nargs="+", metavar="DIR", help="folders of checkpoints")
-    parser.add_argument("--text", type=Path, required=True, help="text file, UTF-8")
-    parser.add_argument("--variant", action="append", help="residual wiring; repeatable; the checkpoint's by default")
-    parser.add_argument("--context", type=int, help="tokens of a window; 1024 or what the model has")
+    parser.add_argument("--text", type=Path, required=True, metavar="FILE", help="text, UTF-8")
+    parser.add_argument(
+        "--variant",
+        dest="variants",
+        type=_names,
+        action="extend",
+        help="wirings; repeatable, commas; by default the checkpoint's",
+    )
+    parser.add_argument("--context", type=int, metavar="N", help="tokens of a window; 1024 or what the model has")
     parser.add_argument("--json", action="store_true", help="print JSON lines instead of a table")
     _add_ranks(parser)
-    parser.set_defaults(check=lambda arguments: prepare_eval(_eval_config(arguments)), run=_eval)
 
 
 def _add_convert(commands: Any) -> None:
-    parser = _parser(commands, "convert", "Wire a checkpoint's upper layers as ladder.")
+    parser = _add_command(commands, "convert", "Wire a checkpoint's upper layers as ladder.")
+    parser.set_defaults(tp=1, backend="none", run=_convert)
     parser.add_argument("model", type=Path, metavar="DIR", help="folder of a checkpoint")
-    parser.add_argument("--ladder-layers", type=int, required=True, help="how many, from the top of the stack")
-    parser.add_argument("--out", type=Path, required=True, help="new folder")
+    parser.add_argument("--ladder-layers", type=int, required=True, metavar="K", help="how many, from the top")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="new folder")
     parser.add_argument("--link", action="store_true", help="link to the weights instead of copying them")
-    parser.set_defaults(tp=1, run=_convert)
 
 
-def _parser(commands: Any, name: str, purpose: str) -> argparse.ArgumentParser:
-    form = argparse.ArgumentDefaultsHelpFormatter
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=purpose, description=purpose, formatter_class=form)
+def _add_command(commands: Any, name: str, purpose: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=purpose, description=purpose, formatter_class=_Help
+    )
     parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
     return parser
 
 
-def _add_ranks(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--tp", type=int, default=1, help="tensor-parallel degree")
-    parser.add_argument("--dtype", default="auto", help="fp32, bf16 or fp16; auto: the checkpoint's")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads of each rank")
-    parser.add_argument("--backend", choices=("auto", "nccl", "gloo"), default="auto", help="auto: NCCL on GPUs")
-    parser.add_argument(
-        "--gloo-threads", type=int, default=1, help="1: collectives strictly in turn; 2: gloo's default"
+def _add_ranks(
+    parser: argparse.ArgumentParser,
+    *,
+    dtype: str = "the checkpoint's",
+    backends: Sequence[str] = ("auto", "nccl", "gloo"),
+) -> Any:
+    group = parser.add_argument_group("ranks")
+    group.add_argument("--tp", type=int, default=1, metavar="N", help="tensor-parallel degree")
+    group.add_argument("--dtype", default="auto", help=f"fp32, bf16 or fp16; auto: {dtype}")
+    group.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads of each rank")
+    group.add_argument("--backend", default="auto", choices=backends, help="auto: NCCL on GPUs, else gloo")
+    group.add_argument(
+        "--gloo-threads", type=int, default=1, metavar="N", help="1: collectives strictly in turn; 2: gloo's default"
     )
-    parser.add_argument("--timeout", type=float, default=120.0, help="seconds that ranks wait for each other")
-    parser.set_defaults(emulate=None)
-
-
-def _text_config(arguments: argparse.Namespace) -> TextConfig:
-    return TextConfig(
-        model=arguments.model,
-        prompts=tuple(arguments.prompt),
-        variant=arguments.variant,
-        tp=arguments.tp,
-        gen=arguments.gen,
-        stops=tuple(arguments.stop),
-        raw=arguments.raw,
-        dtype=arguments.dtype,
-        threads=arguments.threads,
+    group.add_argument(
+        "--timeout", dest="timeout_s", type=float, default=120.0, metavar="S", help="seconds ranks wait for each other"
     )
+    parser.set_defaults(table=None)
+    return group
 
 
-def _text(arguments: argparse.Namespace) -> None:
+def _names(text: str) -> list[str]:
+    return text.split(",")
+
+
+def _tokens(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of tokens")
+    return int(text)
+
+
+def _config(config: type[_Config], arguments: argparse.Namespace) -> _Config:
+    """A config from the options named like its fields; its own defaults where an option was left out."""
+    names = {field.name for field in fields(config)}  # type: ignore[arg-type]
+    given = {name: value for name, value in vars(arguments).items() if name in names and value is not None}
+    return config(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+
+
+def _check_bench(arguments: argparse.Namespace) -> None:
+    shape = ModelConfig.from_file(arguments.model)
+    shape.check_ranks(arguments.tp)
+    for variant in arguments.variants:
+        lay_out(variant, shape.layers)
+
+
+def _bench(arguments: argparse.Namespace) -> None:
+    if arguments.trace:
+        # the profiler would print to stderr each time that it starts and stops
+        os.environ.update(TORCH_CPP_LOG_LEVEL="ERROR", KINETO_LOG_LEVEL="99")
+    # imported here, as below: the launcher needs no torch
+    from runtime.bench import BenchConfig, bench
+    from runtime.comm.rendezvous import CommConfig
+
+    result = bench(
+        _config(BenchConfig, arguments),
+        _config(EngineConfig, arguments),
+        _config(CommConfig, arguments),
+        trace=arguments.trace,
+    )
+    if _is_first_rank():
+        _write(json.dumps(result, indent=1), arguments.save)
+
+
+def _complete(arguments: argparse.Namespace) -> None:
+    from runtime.comm.rendezvous import CommConfig
     from runtime.complete import complete
     from runtime.sampling import SamplingConfig
 
-    sampling = SamplingConfig(
-        temperature=arguments.temperature, top_k=arguments.top_k, top_p=arguments.top_p, seed=arguments.seed
-    )
-    streams = _first() and not arguments.json and len(arguments.prompt) == 1
+    streams = _is_first_rank() and not arguments.json and len(arguments.prompts) == 1
     result: Any = complete(
-        _text_config(arguments), sampling, _links(arguments), _print_piece if streams else lambda number, piece: None
+        _config(CompletionConfig, arguments),
+        _config(SamplingConfig, arguments),
+        _config(CommConfig, arguments),
+        _print_piece if streams else lambda number, piece: None,
     )
-    if not _first():
+    if not _is_first_rank():
         return
     if arguments.save is not None:
-        write(json.dumps(result, indent=1), arguments.save)
+        _write(json.dumps(result, indent=1), arguments.save)
     if arguments.json:
-        write(json.dumps(result, indent=1))
+        _write(json.dumps(result, indent=1))
         return
+    completions = result["completions"]
     if streams:
         print()
     else:
-        for one in result["completions"]:
-            print(f"> {one['prompt']}\n{one['text']}\n")
-    tokens = sum(len(one["tokens"]) for one in result["completions"])
+        for completion in completions:
+            print(f"> {completion['prompt']}\n{completion['text']}\n")
+    tokens = sum(len(completion["tokens"]) for completion in completions)
     speed = f"{result['tokens_per_s']:.4g} tok/s, TTFT {result['ttft_s'] * 1e3:.3g} ms"
     print(f"[{tokens} tokens, {speed}, {result['run']['variant']}, TP {arguments.tp}]", file=sys.stderr)
 
@@ -136,43 +258,36 @@ def _print_piece(_number: int, piece: str) -> None:
     print(piece, end="", flush=True)
 
 
-def _eval_config(arguments: argparse.Namespace) -> EvalConfig:
-    return EvalConfig(
-        models=tuple(arguments.models),
-        text=arguments.text,
-        variants=tuple(name for given in arguments.variant or ["auto"] for name in given.split(",")),
-        tp=arguments.tp,
-        context=arguments.context,
-        dtype=arguments.dtype,
-        threads=arguments.threads,
-    )
-
-
 def _eval(arguments: argparse.Namespace) -> None:
+    from runtime.comm.rendezvous import CommConfig
     from runtime.evaluate import evaluate
 
+    prints = _is_first_rank()
     width = max(len("model"), *(len(str(folder)) for folder in arguments.models))
     line = f"{{:{width}}}  {{:16}}  {{:>10}}  {{:>10}}  {{:>8}}"
-    if _first() and not arguments.json:
+    if prints and not arguments.json:
         print(line.format("model", "variant", "perplexity", "nats/token", "tokens"))
-    for row in evaluate(_eval_config(arguments), _links(arguments)):
-        figures = (f"{row['perplexity']:.4g}", f"{row['nats_per_token']:.4f}", row["tokens"])
-        if _first():
-            print(
-                json.dumps(row) if arguments.json else line.format(row["model"], row["variant"], *figures), flush=True
-            )
+    for row in evaluate(_config(EvaluationConfig, arguments), _config(CommConfig, arguments)):
+        cells = (f"{row['perplexity']:.4g}", f"{row['nats_per_token']:.4f}", row["tokens"])
+        if prints:
+            print(json.dumps(row) if arguments.json else line.format(row["model"], row["variant"], *cells), flush=True)
 
 
 def _convert(arguments: argparse.Namespace) -> None:
     convert(arguments.model, arguments.out, arguments.ladder_layers, link=arguments.link)
 
 
-def _links(arguments: argparse.Namespace) -> "CommConfig":
-    from runtime.comm.rendezvous import CommConfig
-
-    return CommConfig(backend=arguments.backend, gloo_threads=arguments.gloo_threads, timeout_s=arguments.timeout)
-
-
-def _first() -> bool:
-    """Whether this process is the rank that speaks."""
+def _is_first_rank() -> bool:
+    """Whether this process is the rank that prints."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def _write(text: str, save: Path | None = None) -> None:
+    """Print, or write to the file of `--save`."""
+    if save is None:
+        print(text)
+        return
+    try:
+        save.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--save {save}: {error.strerror}", hint="choose a folder that exists") from None

@@ -4,34 +4,87 @@ Shapes: B batch, T prompt tokens.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
+from typing import Literal
 
 import torch
 
 from runtime.assemble import DTYPES, device_of, enough_memory, load
 from runtime.comm.rendezvous import CommConfig, connect
-from runtime.completion import Completion
 from runtime.config import EngineConfig
 from runtime.generate import Generator
+from runtime.prepare import CompletionConfig, CompletionInput, prepare_completion
 from runtime.sampling import Sampler, SamplingConfig
-from runtime.tasks import TextConfig, TextTask, prepare_text
 
 SCHEMA_VERSION = 1
+# what bytes decode to before their character is whole
+_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 # told the number of a prompt and what has been added to its text
 Show = Callable[[int, str], None]
 
 
-def complete(config: TextConfig, sampling: SamplingConfig, links: CommConfig, show: Show) -> dict[str, object]:
+class Completion:
+    """Grows token by token until it ends.
+
+    Parameters
+    ----------
+    decode
+        From tokens to text.
+    ends
+        Tokens that end it and are no part of it.
+    stops
+        Strings that end it and are no part of it.
+    most
+        Tokens at most.
+    """
+
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], *, ends: Collection[int], stops: Sequence[str], most: int
+    ) -> None:
+        self._decode, self._ends, self._stops, self._most = decode, ends, stops, most
+        # so far, the one that ends it included
+        self.tokens: list[int] = []
+        # what will not change any more
+        self.text = ""
+        # why it has ended; none: it has not
+        self.reason: Literal["end", "stop", "length"] | None = None
+
+    def push(self, token: int) -> str:
+        """Take the next token; returns the text that is now certain."""
+        self.tokens.append(token)
+        ended = token in self._ends
+        text = self._decode(self.tokens[:-1] if ended else self.tokens)
+        found = [at for at in (text.find(stop) for stop in self._stops) if at >= 0]
+        if found:
+            self.reason, text = "stop", text[: min(found)]
+        elif ended:
+            self.reason = "end"
+        elif len(self.tokens) == self._most:
+            self.reason = "length"
+        else:
+            text = self._certain(text)
+        new = text[len(self.text) :]
+        self.text += new
+        return new
+
+    def _certain(self, text: str) -> str:
+        """Without an incomplete character, and without what a stop string may begin with."""
+        text = text.rstrip(_INCOMPLETE)
+        begun = [length for stop in self._stops for length in range(1, len(stop)) if text.endswith(stop[:length])]
+        return text[: len(text) - max(begun, default=0)]
+
+
+def complete(config: CompletionConfig, sampling: SamplingConfig, links: CommConfig, show: Show) -> dict[str, object]:
     """Texts and their speed, the same on every rank; `show` sees the texts grow.
 
     Raises
     ------
-    RunError
-        As `tasks.prepare_text`, `rendezvous.connect` and `assemble.load` do.
+    LadderSimError
+        As `tasks.prepare_completion`, `rendezvous.connect` and `assemble.load` do.
     """
-    task = prepare_text(config)
+    task = prepare_completion(config)
     torch.set_num_threads(config.threads)
     comm = connect(links, config.tp)
     device, checkpoint = device_of(comm), task.checkpoint
@@ -72,7 +125,7 @@ def complete(config: TextConfig, sampling: SamplingConfig, links: CommConfig, sh
     }
 
 
-def _grow(texts: Sequence[Completion], generator: Generator, task: TextTask, show: Show) -> list[float]:
+def _grow(texts: Sequence[Completion], generator: Generator, task: CompletionInput, show: Show) -> list[float]:
     """Run steps until every text has ended; returns when each was done, in seconds."""
     times_s: list[float] = []
     began_s = time.perf_counter()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self, TypeVar
 
-from runtime.errors import InfeasibleError, InputError
+from ladder_sim.errors import InfeasibleError, UsageError
 
 Attention = Literal["flash", "math"]
 
@@ -96,8 +96,8 @@ class ModelConfig:
         file = path / "config.json" if path.is_dir() else path
         try:
             return cls.from_hf(read_object(file, hint="give a model's config.json"))
-        except InputError as error:
-            raise InputError(f"{file}: {error}") from None
+        except UsageError as error:
+            raise UsageError(f"{file}: {error.message}", hint=error.hint) from None
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> Self:
@@ -107,19 +107,19 @@ class ModelConfig:
 
         Raises
         ------
-        InputError
+        UsageError
             If a field is missing or impossible, or the blocks are not Llama's.
         """
         kind = _field(config, "model_type", str, "llama")
         if kind in _UNSUPPORTED:
-            raise InputError(
+            raise UsageError(
                 f"model_type '{kind}' has {_UNSUPPORTED[kind]}, which are not implemented",
                 hint='for timing alone, write "model_type": "llama"',
             )
         hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
         layers, kv_heads = _size(config, "num_hidden_layers"), _size(config, "num_key_value_heads", heads)
         if heads % kv_heads:
-            raise InputError(f"num_key_value_heads is {kv_heads}: must divide num_attention_heads, {heads}")
+            raise UsageError(f"num_key_value_heads is {kv_heads}: must divide num_attention_heads, {heads}")
         attention_bias = _field(config, "attention_bias", bool, kind == "qwen2")
         rope = _rope(config)
         return cls(
@@ -151,11 +151,11 @@ class ModelConfig:
         return min(self.max_positions or math.inf, self.sliding_window or math.inf)
 
     def check_context(self, tokens: int, *, hint: str) -> None:
-        """Raise InputError if so many tokens are more than the longest context."""
+        """Raise UsageError if so many tokens are more than the longest context."""
         if tokens > self.longest_context:
             windowed = self.longest_context == self.sliding_window
             what = "sliding window, beyond which nothing is implemented," if windowed else "longest context"
-            raise InputError(f"{tokens} tokens: the model's {what} is {self.longest_context}", hint=hint)
+            raise UsageError(f"{tokens} tokens: the model's {what} is {self.longest_context}", hint=hint)
 
     def check_ranks(self, tp: int) -> None:
         """Raise InfeasibleError unless `tp` ranks can share this model."""
@@ -196,15 +196,15 @@ class EngineConfig:
 
 
 def read_object(file: Path, *, hint: str) -> dict[str, object]:
-    """A JSON object from a file; raises InputError if there is none."""
+    """A JSON object from a file; raises UsageError if there is none."""
     try:
         value = json.loads(file.read_text("utf-8"))
     except OSError as error:
-        raise InputError(f"{file}: {error.strerror}", hint=hint) from None
+        raise UsageError(f"{file}: {error.strerror}", hint=hint) from None
     except ValueError as error:
-        raise InputError(f"{file}: not valid JSON ({error})", hint=hint) from None
+        raise UsageError(f"{file}: not valid JSON ({error})", hint=hint) from None
     if not isinstance(value, dict):
-        raise InputError(f"{file}: holds no JSON object", hint=hint)
+        raise UsageError(f"{file}: holds no JSON object", hint=hint)
     return value
 
 
@@ -214,7 +214,7 @@ def _field(config: Mapping[str, object], key: str, kind: type[_Value], default: 
     if value is None:
         return default
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise InputError(f"{key} is {value!r}: must be {kind.__name__}")
+        raise UsageError(f"{key} is {value!r}: must be {kind.__name__}")
     return value
 
 
@@ -222,7 +222,7 @@ def _size(config: Mapping[str, object], key: str, default: int = 0) -> int:
     value = _field(config, key, int, default)
     if value < 1:
         missing = config.get(key) is None
-        raise InputError(f"{key} is missing" if missing else f"{key} is {value}: must be 1 or more")
+        raise UsageError(f"{key} is missing" if missing else f"{key} is {value}: must be 1 or more")
     return value
 
 
@@ -231,7 +231,7 @@ def _number(config: Mapping[str, object], key: str, default: float) -> float:
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise InputError(f"{key} is {value!r}: must be a number above 0")
+        raise UsageError(f"{key} is {value!r}: must be a number above 0")
     return float(value)
 
 
@@ -246,7 +246,7 @@ def _rope_scaling(rope: Mapping[str, object]) -> RopeScaling | None:
     if kind == "default":
         return None
     if kind != "llama3":
-        raise InputError(f"rope_type is {kind!r}: only llama3 is implemented")
+        raise UsageError(f"rope_type is {kind!r}: only llama3 is implemented")
     return RopeScaling(
         factor=_number(rope, "factor", 8.0),
         low_freq_factor=_number(rope, "low_freq_factor", 1.0),
@@ -266,5 +266,5 @@ def _ladder_layers(config: Mapping[str, object], layers: int) -> tuple[int, ...]
     value = config.get("ladder_layers", layers)
     chosen = list(range(layers - value, layers)) if isinstance(value, int) and value >= 0 else value
     if not isinstance(chosen, list) or not all(isinstance(i, int) and 0 <= i < layers for i in chosen):
-        raise InputError(f"ladder_layers is {value!r}: must be a count up to {layers} or a list of layers")
+        raise UsageError(f"ladder_layers is {value!r}: must be a count up to {layers} or a list of layers")
     return tuple(sorted(set(chosen)))

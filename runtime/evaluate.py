@@ -19,22 +19,22 @@ from runtime.comm.rendezvous import CommConfig, connect
 from runtime.config import EngineConfig
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import Wiring
-from runtime.tasks import EvalConfig, EvalTask, prepare_eval
+from runtime.prepare import EvaluationConfig, EvaluationInput, prepare_evaluation
 
 # positions whose logits are turned into float32 at once
 _ROWS = 128
 
 
-def evaluate(config: EvalConfig, links: CommConfig) -> Iterator[dict[str, object]]:
+def evaluate(config: EvaluationConfig, links: CommConfig) -> Iterator[dict[str, object]]:
     """Perplexity of every checkpoint under every wiring, one after the other; rank 0's is the one that counts."""
-    tasks = prepare_eval(config)
+    tasks = prepare_evaluation(config)
     torch.set_num_threads(config.threads)
     comm = connect(links, config.tp)
     for task in tasks:
         yield from _evaluate(task, config, comm)
 
 
-def _evaluate(task: EvalTask, config: EvalConfig, comm: Communicator) -> Iterator[dict[str, object]]:
+def _evaluate(task: EvaluationInput, config: EvaluationConfig, comm: Communicator) -> Iterator[dict[str, object]]:
     checkpoint = task.checkpoint
     dtype = checkpoint.dtype if config.dtype == "auto" else config.dtype
     model = load(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from runtime.errors import InputError, MissingDeviceError
+from ladder_sim.errors import MissingDependencyError, UsageError
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import Wiring
 
@@ -46,9 +46,9 @@ class Generator:
         pick: Pick | None = None,
     ) -> None:
         if cuda_graphs and not prompt_BT.is_cuda:
-            raise MissingDeviceError("CUDA graphs need a GPU", hint="leave out --cuda-graphs")
+            raise MissingDependencyError("CUDA graphs need a GPU", hint="leave out --cuda-graphs")
         if cuda_graphs and model.engine.attention != "math":
-            raise InputError(
+            raise UsageError(
                 "CUDA graphs replay fixed shapes, and flash attention's grow with the context",
                 hint="--attention math reads the whole static cache",
             )

@@ -4,9 +4,9 @@ import os
 
 import torch
 
+from ladder_sim.errors import InfeasibleError
 from runtime.comm.base import Alone
 from runtime.config import EngineConfig, ModelConfig
-from runtime.errors import InfeasibleError
 from runtime.model.decoder import Decoder
 
 # share of free memory that may be planned with; the rest is slack of allocators

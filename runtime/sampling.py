@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ladder_sim.errors import UsageError
 from runtime.comm.base import Communicator
-from runtime.errors import InputError
 from runtime.model import kernels
 from runtime.model.wiring import Wiring
 
@@ -26,11 +26,11 @@ class SamplingConfig:
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
-            raise InputError(f"temperature is {self.temperature}: must be 0 or more")
+            raise UsageError(f"temperature is {self.temperature}: must be 0 or more")
         if self.top_k < 0:
-            raise InputError(f"top_k is {self.top_k}: must be 0 or more")
+            raise UsageError(f"top_k is {self.top_k}: must be 0 or more")
         if not 0 < self.top_p <= 1:
-            raise InputError(f"top_p is {self.top_p}: must be above 0 and at most 1")
+            raise UsageError(f"top_p is {self.top_p}: must be above 0 and at most 1")
 
 
 class Sampler:

@@ -22,9 +22,9 @@ import torch.distributed as dist
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, record_function, schedule
 
+from ladder_sim.errors import UsageError
 from runtime.comm.base import Handle
 from runtime.comm.emulate import EmulatedLink
-from runtime.errors import InputError
 
 
 def recorded_steps(
@@ -48,11 +48,11 @@ def recorded_steps(
 
     Raises
     ------
-    InputError
+    UsageError
         There is no warm-up or no step.
     """
     if warmups < 1 or steps < 1:
-        raise InputError(
+        raise UsageError(
             f"{warmups} warm-ups and {steps} steps: must be 1 or more of each",
             hint="the execution trace needs a warm-up, the profile a step",
         )

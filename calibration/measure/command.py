@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 from calibration.fit.samples import Sample, SampleStore
 from calibration.measure.plan import Plan
 from calibration.measure.points import ops_of
-from ladder_sim.errors import UsageError
+from ladder_sim.errors import RankError, UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.model import ModelSpec
-from runtime.errors import RankError
 
 if TYPE_CHECKING:
     from calibration.measure.ranks import Ranks

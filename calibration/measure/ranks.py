@@ -10,7 +10,7 @@ import torch.distributed as dist
 from calibration.fit.samples import Sample
 from calibration.measure.kernels import WeightPool
 from calibration.measure.layouts import Layout, groups, layouts
-from runtime.errors import RunError
+from ladder_sim.errors import LadderSimError
 
 _T = TypeVar("_T")
 
@@ -65,13 +65,13 @@ class Ranks:
 
         Raises
         ------
-        RunError
+        LadderSimError
             Some rank's machine differs from rank 0's.
         """
         first = self.share(dict(machine))
         changed = [name for name in machine if first.get(name) != machine[name]]
         if not self.agree(fine=not changed):
-            raise RunError(
+            raise LadderSimError(
                 f"the ranks run on different machines: {', '.join(changed) or 'others'} differ from rank 0's",
                 hint="a samples file holds one kind of machine: measure each kind on its own",
             )

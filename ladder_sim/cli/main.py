@@ -1,6 +1,5 @@
-"""Entry point: dispatches to the commands and turns errors into messages and exit codes."""
+"""Entry point: dispatches to the commands; every error ends with a message and an exit code."""
 
-import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -15,13 +14,11 @@ from ladder_sim.cli.crosscheck import crosscheck
 from ladder_sim.cli.doctor import doctor
 from ladder_sim.cli.explore import explore
 from ladder_sim.cli.predict import predict
-from ladder_sim.cli.run import run
+from ladder_sim.cli.run import PASSED_ON, run
 from ladder_sim.cli.sweep import sweep
 from ladder_sim.cli.trace import trace
 from ladder_sim.cli.validate import validate
-from ladder_sim.errors import LadderSimError
-
-EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+from ladder_sim.errors import EXIT_USAGE, LadderSimError, UsageError, discard_output, exit_code
 
 app = typer.Typer(
     name="ladder-sim",
@@ -38,7 +35,7 @@ app.command()(sensitivity)
 app.command()(advise)
 app.command()(compare)
 app.command()(explore)
-app.command()(run)
+app.command(context_settings=PASSED_ON)(run)
 app.command()(crosscheck)
 app.add_typer(trace, name="trace")
 app.command()(validate)
@@ -80,59 +77,47 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     flags = ["--debug"] if debug else []
+    return exit_code(lambda: _run([*flags, *(item for item in arguments if item != "--debug")]), debug=debug)
+
+
+def _run(arguments: list[str]) -> int:
     command = typer.main.get_command(app)
     try:
         # not command.main(): that one ends the process when the reader of a pipe has enough
-        with command.make_context(
-            "ladder-sim", [*flags, *(item for item in arguments if item != "--debug")]
-        ) as context:
+        with command.make_context("ladder-sim", arguments) as context:
             command.invoke(context)
         sys.stdout.flush()
     except typer.Exit as ended:
         return ended.exit_code
-    except LadderSimError as error:
-        if debug:
-            raise
-        return _fail(str(error), error.exit_code)
-    except (KeyboardInterrupt, typer.Abort):
-        return _fail("interrupted", EXIT_INTERRUPTED)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
     except BrokenPipeError:
-        # the reader of a pipe has enough
-        _drop_output()
-        return 0
-    except Exception as error:
-        if debug:
+        raise
+    except OSError as error:
+        if error.filename is not None:
             raise
-        if isinstance(error, OSError) and error.filename is None:
-            # without a file's name it is stdout, e.g. on a full disk
-            _drop_output()
-            return _fail(f"cannot write the output: {error.strerror}\n  hint: send it elsewhere", EXIT_FAILURE)
-        if hasattr(error, "format_message"):
-            # click's usage errors: typer brings its own copy of click, so their class depends on its version
-            return _fail_usage(error)
-        return _fail(f"{type(error).__name__}: {error}\n  hint: a bug; --debug shows where", EXIT_FAILURE)
+        # without a file's name it is stdout, e.g. on a full disk
+        discard_output()
+        raise LadderSimError(f"cannot write the output: {error.strerror}", hint="send it elsewhere") from error
+    except Exception as error:
+        # click's usage errors: typer brings its own copy of click, so their class depends on its version
+        if not hasattr(error, "format_message"):
+            raise
+        message = _usage_message(error)
+        if not message:
+            # no command was given, and help has been printed
+            return EXIT_USAGE
+        place = getattr(error, "ctx", None)
+        command_path = place.command_path if place else "ladder-sim COMMAND"
+        raise UsageError(message, hint=f"`{command_path} --help` lists the options") from error
     return 0
 
 
-def _drop_output() -> None:
-    # python must not complain when it flushes at exit
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _fail_usage(error: Any) -> int:
-    message = error.format_message()
-    if not message:
-        # no command was given, and help has been printed
-        return EXIT_USAGE
+def _usage_message(error: Any) -> str:
     option = getattr(error, "param", None)
     if option is not None and hasattr(error.__cause__, "errors"):
         # typer checks values by pydantic, whose message leaves out the value; only numbers can be refused here
-        given = error.__cause__.errors()[0]["input"]
-        message = f"{option.opts[0]} is '{given}': must be a whole number"
-    command = error.ctx.command_path if getattr(error, "ctx", None) else "ladder-sim COMMAND"
-    return _fail(f"{message}\n  hint: `{command} --help` lists the options", EXIT_USAGE)
-
-
-def _fail(message: str, code: int) -> int:
-    print(f"error: {message}", file=sys.stderr)
-    return code
+        value = error.__cause__.errors()[0]["input"]
+        return f"{option.opts[0]} is '{value}': must be a whole number"
+    message: str = error.format_message()
+    return message

@@ -1,19 +1,22 @@
-"""`ladder-sim run`: real forward passes, measured by the runtime package in processes of its own."""
+"""`ladder-sim run`: real forward passes, made by the runtime package in processes of its own.
+
+Resolved here: the model, the stack and their settings. All other options are those of `python -m runtime`.
+"""
 
 import importlib.util
 import json as json_format
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ladder_sim.cli.output import chosen_format, write
-from ladder_sim.errors import MissingDependencyError, UnknownNameError, UsageError
+from ladder_sim.cli.output import PANEL, chosen_format, write
+from ladder_sim.errors import MissingPackageError, UnknownNameError, UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.hf_config import read_config
 from ladder_sim.specs.model import ModelSpec
@@ -35,134 +38,108 @@ _HF_KEYS = {
     "gated_mlp": "gated_mlp",
     "tied_embeddings": "tie_word_embeddings",
 }
-# of a stack, flags of the runtime by the same name
-_SWITCHES = ("sharded_lm_head", "sharded_embedding", "fused_residual_add", "fused_ladder_add")
-_WORK, _TEXT, _HOW, _OUTPUT = "Workload", "Text", "Stack and communication", "Output"
+# fields of a stack that are options of the runtime by the same name
+_ENGINE = (
+    *("attention", "prefill_logits", "sharded_lm_head", "sharded_embedding"),
+    *("fused_residual_add", "fused_ladder_add"),
+)
+# of a command whose unknown options are the runtime's
+PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+Model = Annotated[
+    str, typer.Option(help="Folder of a checkpoint; with --bench also an alias, catalog id or config.json.")
+]
+Variant = Annotated[
+    list[str] | None,
+    typer.Option(help="standard, parallel, ladder, hybrid-ladder:K, desync:N or upper-bound; repeatable, commas."),
+]
+Stack = Annotated[str | None, typer.Option(help="With --bench: gpt-fast, vllm, trtllm or a stack .toml.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="With --bench: KEY=VALUE of model or stack, e.g. model.layers=4.")
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object.", rich_help_panel=PANEL)]
+Save = Annotated[
+    Path | None, typer.Option(help="Write to a file: .json, with --bench also .txt.", rich_help_panel=PANEL)
+]
+
+
+def _show_help(context: typer.Context, wanted: bool) -> None:
+    if not wanted:
+        return
+    # typer prints it; what it returns is empty
+    context.get_help()
+    for given, command in (("--prompt TEXT", "complete"), ("--bench", "bench")):
+        *_, groups = _runtime([command, "--help"], capture=True).split("\n\n", 3)
+        print(f"With {given}, the options of `python -m runtime {command}`:\n\n{groups}")
+    raise typer.Exit
 
 
 def run(
     context: typer.Context,
-    model: Annotated[
-        str, typer.Option(help="Folder of a checkpoint; with --bench also an alias, catalog id or config.json.")
-    ],
+    model: Model,
     bench: Annotated[
         bool, typer.Option("--bench", help="Measure random weights: warm-ups, then repeats in turns.")
     ] = False,
-    variant: Annotated[
-        list[str] | None,
-        typer.Option(help="standard, parallel, ladder, hybrid-ladder:K, desync:N or upper-bound; repeatable, commas."),
-    ] = None,
-    tp: Annotated[int, typer.Option(help="Tensor-parallel degree: processes started, or emulated.")] = 1,
-    batch: Annotated[int, typer.Option(help="Requests served together.", rich_help_panel=_WORK)] = 1,
-    prompt: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Text to complete; repeatable. With --bench: tokens of each prompt, 1024.", rich_help_panel=_WORK
-        ),
-    ] = None,
-    gen: Annotated[
-        int | None, typer.Option(help="New tokens of each request, 512.", rich_help_panel=_WORK, show_default=False)
-    ] = None,
-    dtype: Annotated[
-        str,
-        typer.Option(
-            help="bf16, fp16 or fp32; auto: the checkpoint's, with --bench bf16 on GPUs and fp32 on CPUs.",
-            rich_help_panel=_WORK,
-        ),
-    ] = "auto",
-    warmups: Annotated[int, typer.Option(help="Requests that do not count.", rich_help_panel=_WORK)] = 5,
-    repeats: Annotated[int, typer.Option(help="Requests that count.", rich_help_panel=_WORK)] = 10,
-    seed: Annotated[int, typer.Option(help="Of sampling; with --bench of weights.", rich_help_panel=_WORK)] = 0,
-    temperature: Annotated[float, typer.Option(help="0: the most likely token.", rich_help_panel=_TEXT)] = 0,
-    top_k: Annotated[int, typer.Option(help="Only the K most likely tokens; 0: all.", rich_help_panel=_TEXT)] = 0,
-    top_p: Annotated[
-        float, typer.Option(help="Only the most likely tokens with this probability.", rich_help_panel=_TEXT)
-    ] = 1,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="String that ends a text; repeatable.", rich_help_panel=_TEXT)
-    ] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Leave out the chat template.", rich_help_panel=_TEXT)] = False,
-    stack: Annotated[str, typer.Option(help="gpt-fast, vllm, trtllm or a stack .toml.", rich_help_panel=_HOW)] = (
-        "gpt-fast"
-    ),
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="KEY=VALUE of model or stack, e.g. model.layers=4.", rich_help_panel=_HOW),
-    ] = None,
-    backend: Annotated[str, typer.Option(help="auto, nccl, gloo, emulate or none.", rich_help_panel=_HOW)] = "auto",
-    emulate: Annotated[
-        Path | None,
-        typer.Option(help="All-reduce latencies of the link to emulate: CSV, bytes,seconds.", rich_help_panel=_HOW),
-    ] = None,
-    gloo_threads: Annotated[
-        int, typer.Option(help="1: collectives strictly in turn; 2: gloo's default.", rich_help_panel=_HOW)
-    ] = 1,
-    threads: Annotated[int, typer.Option(help="CPU threads of each rank.", rich_help_panel=_HOW)] = 1,
-    timeout: Annotated[float, typer.Option(help="Seconds that ranks wait for each other.", rich_help_panel=_HOW)] = 120,
-    cuda_graphs: Annotated[
-        bool, typer.Option("--cuda-graphs", help="Replay decode steps (GPUs).", rich_help_panel=_HOW)
+    variant: Variant = None,
+    stack: Stack = None,
+    set_: Settings = None,
+    json: Json = False,
+    save: Save = None,
+    _help: Annotated[
+        bool, typer.Option("--help", "-h", is_eager=True, callback=_show_help, help="Show this message.")
     ] = False,
-    compile_: Annotated[
-        bool, typer.Option("--compile", help="Run blocks through torch.compile.", rich_help_panel=_HOW)
-    ] = False,
-    trace: Annotated[
-        Path | None,
-        typer.Option(help="Profile a few steps of each variant here, for `ladder-sim trace`.", rich_help_panel=_OUTPUT),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object.", rich_help_panel=_OUTPUT)] = False,
-    save: Annotated[
-        Path | None, typer.Option(help="Write to a file instead of stdout: .json or .txt.", rich_help_panel=_OUTPUT)
-    ] = None,
 ) -> None:
     """Run tensor-parallel forward passes for real: complete prompts with a checkpoint, or measure residual wirings."""
-    if not bench:
-        if not prompt:
-            raise UsageError(
-                "run has nothing to do",
-                hint="--prompt TEXT completes it with a checkpoint, --bench measures the model with random weights",
-            )
-        _require_torch()
-        _complete(context)
+    debug = ["--debug"] if context.find_root().params.get("debug") else []
+    options = [*debug, *context.args]
+    if bench:
+        measure(model, variant, stack, set_, json, save, options)
         return
-    _refuse(context, _TEXT_ONLY, "is for texts, without --bench")
-    prompt_tokens = _prompt_tokens(prompt)
+    if not any(option.partition("=")[0] == "--prompt" for option in options):
+        raise UsageError(
+            "nothing to run: give --prompt or --bench",
+            hint="--prompt TEXT completes it with a checkpoint, --bench measures the model with random weights",
+        )
+    for flag, value in (("--stack", stack), ("--set", set_)):
+        if value:
+            raise UsageError(f"{flag} is for measurements, with --bench", hint="leave it out")
+    if len(variant or ()) > 1:
+        raise UsageError("--variant: a text has one wiring", hint="--bench compares several")
+    if save is not None and save.suffix.lower() != ".json":
+        raise UsageError(f"--save '{save}': texts go to stdout, and their JSON to a file", hint="use .json")
+    own = {"model": model, "variant": variant[0] if variant else None, "json": json, "save": save}
+    _require_torch()
+    _runtime(["complete", *_flags(own), *options], capture=False)
+
+
+def measure(
+    model: str,
+    variant: list[str] | None,
+    stack: str | None,
+    set_: list[str] | None,
+    json: bool,
+    save: Path | None,
+    options: Sequence[str],
+) -> None:
+    """Measure random weights and show the result; `options` are the runtime's."""
     form = chosen_format(json=json, csv=False, save=save)
     if form == "csv":
-        raise UsageError(f"--save '{save}': no CSV of measurements", hint="use .json or .txt")
+        raise UsageError(f"--save '{save}': measurements have no CSV", hint="use .json or .txt")
     _require_torch()
-    spec, engine, config = _resolve(model, stack, settings(set_ or []))
-    names = [name for given in variant or _default_variants(spec) for name in given.split(",")]
+    # imported here, as below: `--help` needs no simulator
+    from ladder_sim.prediction import default_variants
+
+    spec, engine, config = _resolve(model, stack or "gpt-fast", settings(set_ or []))
     with tempfile.TemporaryDirectory(prefix="ladder-sim-") as folder:
         file = Path(folder, "config.json")
         file.write_text(json_format.dumps(config), "utf-8")
-        flags: dict[str, object] = {
-            "model": file,
-            "tp": tp,
-            "batch": batch,
-            "prompt": prompt_tokens,
-            "gen": 512 if gen is None else gen,
-            "dtype": dtype,
-            "warmups": warmups,
-            "repeats": repeats,
-            "seed": seed,
-            "backend": backend,
-            "emulate": emulate,
-            "gloo-threads": gloo_threads,
-            "threads": threads,
-            "timeout": timeout,
-            "cuda-graphs": cuda_graphs,
-            "compile": compile_,
-            "trace": trace,
-            "attention": engine.attention,
-            "prefill-logits": engine.prefill_logits,
-            **{name.replace("_", "-"): getattr(engine, name) for name in _SWITCHES},
-        }
-        result = _measure([*_arguments(flags), *(f"--variant={name}" for name in names)])
+        own = {"model": file, **{name: getattr(engine, name) for name in _ENGINE}}
+        variants = [f"--variant={names}" for names in variant or default_variants(Scenario.of(model=spec, tp=1))]
+        result = json_format.loads(_runtime(["bench", *_flags(own), *variants, *options], capture=True))
     result["run"] |= {"model": spec.name, "stack": engine.name}
     if form == "json":
         write(json_format.dumps(result, indent=1) + "\n", save)
         return
-    # imported here: `--help` needs no tables
     from ladder_sim.report.tables import console
 
     report = _report(result)
@@ -172,26 +149,10 @@ def run(
         console.show(report)
 
 
-def _prompt_tokens(prompt: Sequence[str] | None) -> int:
-    """Length of the random prompts that are measured."""
-    given = prompt or ["1024"]
-    if len(given) > 1 or not given[0].isdigit():
-        raise UsageError(f"--prompt '{given[-1]}': with --bench a number of tokens", hint="for example --prompt 1024")
-    return int(given[0])
-
-
 def _require_torch() -> None:
     for package in ("torch", "runtime"):
         if importlib.util.find_spec(package) is None:
-            raise MissingDependencyError(
-                f"real forward passes need the '{package}' package", hint="pip install 'ladder-sim[runtime]'"
-            )
-
-
-def _default_variants(spec: ModelSpec) -> tuple[str, ...]:
-    from ladder_sim.prediction import default_variants
-
-    return default_variants(Scenario.of(model=spec, tp=1))
+            raise MissingPackageError("real forward passes", package)
 
 
 def _resolve(model: str, stack: str, changes: Mapping[str, str]) -> tuple[ModelSpec, StackSpec, dict[str, Any]]:
@@ -201,7 +162,7 @@ def _resolve(model: str, stack: str, changes: Mapping[str, str]) -> tuple[ModelS
         if section not in ("model", "stack"):
             raise UsageError(f"--set {key}: a real run takes its machine as it is", hint="set fields of model or stack")
         if section == "model" and name not in _HF_KEYS:
-            raise UnknownNameError("setting of a real run", key, [f"model.{one}" for one in _HF_KEYS])
+            raise UnknownNameError("setting of a real run", key, [f"model.{field}" for field in _HF_KEYS])
     before = catalog.model(model)
     parts = Parts(before, catalog.cluster("h100-sxm"), catalog.stack(stack), Workload())
     after = override_parts(parts, changes)
@@ -222,12 +183,6 @@ def _raw_config(model: str, spec: ModelSpec) -> dict[str, Any]:
     return raw
 
 
-def _measure(arguments: list[str]) -> dict[str, Any]:
-    output = _runtime("bench", arguments, capture=True)
-    result: dict[str, Any] = json_format.loads(output)
-    return result
-
-
 def _report(result: Mapping[str, Any]) -> Any:
     from rich.console import Group
     from rich.text import Text
@@ -245,78 +200,44 @@ def _report(result: Mapping[str, Any]) -> Any:
     if how["backend"] == "emulate" and "gpu" not in machine:
         # on a CPU the emulated link knows how long it was busy and waited for
         columns += ["communication", "hidden"]
-    rows = [_row(name, found)[: len(columns)] for name, found in result["variants"].items()]
+    rows = [_row(name, medians)[: len(columns)] for name, medians in result["variants"].items()]
     return Group(Text(title), table(columns, rows))
 
 
-def _row(name: str, found: Mapping[str, Any]) -> tuple[str, ...]:
-    comm_s = found.get("comm_s", 0.0)
+def _row(name: str, medians: Mapping[str, Any]) -> tuple[str, ...]:
+    comm_s = medians.get("comm_s", 0.0)
     return (
         name,
-        format_seconds(found["ttft_s"]),
-        format_seconds(found["tpot_s"]) if found["tpot_s"] is not None else "-",
-        f"{found['tokens_per_s']:.4g}",
-        f"{found['speedup']:.2f}" if "speedup" in found else "-",
+        format_seconds(medians["ttft_s"]),
+        format_seconds(medians["tpot_s"]) if medians["tpot_s"] is not None else "-",
+        f"{medians['tokens_per_s']:.4g}",
+        f"{medians['speedup']:.2f}" if "speedup" in medians else "-",
         format_seconds(comm_s),
-        f"{max(0.0, 1 - found['exposed_comm_s'] / comm_s):.0%}" if comm_s else "-",
+        f"{max(0.0, 1 - medians['exposed_comm_s'] / comm_s):.0%}" if comm_s else "-",
     )
 
 
-# options that a benchmark has no use for
-_TEXT_ONLY = ("temperature", "top_k", "top_p", "stop", "raw")
-
-
-_SINGLE = (
-    *("model", "tp", "gen", "dtype", "seed", "temperature", "top_k", "top_p", "raw"),
-    *("backend", "gloo_threads", "threads", "timeout", "json", "save"),
-)
-
-
-# options that travel to the runtime under their own names
-_REPEATED = ("prompt", "stop", "variant")
-
-
-def _complete(context: typer.Context) -> None:
-    """Complete the prompts of a command line; the process writes to this one's stdout."""
-    given = context.params
-    _refuse(context, set(given) - {*_SINGLE, *_REPEATED, "bench"}, "is for measurements, with --bench")
-    if len(given["variant"] or ()) > 1:
-        raise UsageError("--variant: a text has one wiring", hint="--bench compares several")
-    if given["save"] is not None and given["save"].suffix.lower() != ".json":
-        raise UsageError(f"--save '{given['save']}': texts go to stdout, and their JSON to a file", hint="use .json")
-    flags = [*_arguments({name.replace("_", "-"): given[name] for name in _SINGLE})]
-    flags += [f"--{name}={value}" for name in _REPEATED for value in given[name] or ()]
-    _runtime("text", flags, capture=False)
-
-
-def _refuse(context: typer.Context, names: Collection[str], why: str) -> None:
-    """Raise UsageError if one of these options was given."""
-    for parameter in context.command.params:
-        source = context.get_parameter_source(parameter.name or "")
-        if parameter.name in names and source is not None and source.name == "COMMANDLINE":
-            raise UsageError(f"{parameter.opts[0]} {why}", hint="leave it out")
-
-
-def _arguments(flags: Mapping[str, object]) -> Iterator[str]:
-    """Flags of a command line; false and none are left out."""
-    for name, value in flags.items():
+def _flags(values: Mapping[str, object]) -> Iterator[str]:
+    """Options of a command line; those that are False or None are left out."""
+    for name, value in values.items():
+        flag = f"--{name.replace('_', '-')}"
         if value is True:
-            yield f"--{name}"
+            yield flag
         elif value is not None and value is not False:
-            yield f"--{name}={value}"
+            yield f"{flag}={value}"
 
 
-def _runtime(command: str, given: Sequence[str], *, capture: bool) -> str:
+def _runtime(arguments: Sequence[str], *, capture: bool) -> str:
     """Run ``python -m runtime`` to its end; returns what it printed, if that is to be captured."""
     stdout = subprocess.PIPE if capture else None
-    process = subprocess.Popen([sys.executable, "-m", "runtime", command, *given], stdout=stdout, text=True)
+    process = subprocess.Popen([sys.executable, "-m", "runtime", *arguments], stdout=stdout, text=True)
     try:
         output, _ = process.communicate()
     finally:
-        # the runtime ends its ranks when it is asked to end
+        # the runtime ends its ranks when it is terminated
         process.terminate()
         process.wait()
     if process.returncode:
-        # it has said why
+        # it has printed why
         raise typer.Exit(process.returncode)
     return output or ""

@@ -7,6 +7,7 @@ import typer
 
 from ladder_sim.cli.options import ScenarioFlags, with_options
 from ladder_sim.cli.output import write
+from ladder_sim.cli.run import Model, Settings, Stack, Variant, measure
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.specs.scenario import Scenario
 
@@ -49,13 +50,18 @@ Plot = Annotated[Path | None, typer.Option(help="Draw the timeline: .html, .png 
 
 
 @trace.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def capture(context: typer.Context, folder: Annotated[Path, typer.Argument(help="For a folder per variant.")]) -> None:
+def capture(
+    context: typer.Context,
+    folder: Annotated[Path, typer.Argument(help="For a folder per variant.")],
+    model: Model,
+    variant: Variant = None,
+    stack: Stack = None,
+    set_: Settings = None,
+    json: Json = False,
+    save: Save = None,
+) -> None:
     """Measure and record real forward passes; takes the options of `ladder-sim run --bench`."""
-    from ladder_sim.cli.run import run
-
-    runner = typer.Typer()
-    runner.command()(run)
-    typer.main.get_command(runner)(["--bench", f"--trace={folder}", *context.args], standalone_mode=False)
+    measure(model, variant, stack, set_, json, save, [f"--trace={folder}", *context.args])
 
 
 @trace.command("import")

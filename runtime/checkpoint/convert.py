@@ -10,9 +10,9 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from ladder_sim.errors import UsageError
 from runtime.checkpoint.files import CONFIG, INDEX, Checkpoint, weight_files
 from runtime.config import read_object
-from runtime.errors import InputError
 
 # files that go with the weights, where they are there
 _COMPANIONS = (
@@ -41,9 +41,9 @@ def convert(folder: Path, out: Path, ladder_layers: int, *, link: bool = False) 
     """
     layers = Checkpoint.open(folder).shape.layers
     if not 0 <= ladder_layers <= layers:
-        raise InputError(f"--ladder-layers {ladder_layers}: must be 0 to {layers}, the model's layers")
+        raise UsageError(f"--ladder-layers {ladder_layers}: must be 0 to {layers}, the model's layers")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"--out {out}: is there already", hint="give a new folder")
+        raise UsageError(f"--out {out}: is there already", hint="give a new folder")
     try:
         out.mkdir(parents=True, exist_ok=True)
         for file in _files(folder):
@@ -54,7 +54,7 @@ def convert(folder: Path, out: Path, ladder_layers: int, *, link: bool = False) 
         config = hybrid(read_object(folder / CONFIG, hint=""), ladder_layers)
         (out / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
     except OSError as error:
-        raise InputError(f"--out {out}: {error.strerror}", hint="give a folder that can be written") from None
+        raise UsageError(f"--out {out}: {error.strerror}", hint="give a folder that can be written") from None
 
 
 def hybrid(config: dict[str, object], ladder_layers: int) -> dict[str, object]:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from ladder_sim.errors import MissingPackageError, UsageError
 from runtime.checkpoint.tensors import EMBEDDING, LM_HEAD, Shape, tensor_shapes
 from runtime.config import ModelConfig, read_object
-from runtime.errors import InputError, MissingPackageError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,20 +60,20 @@ class Checkpoint:
 
         Raises
         ------
-        InputError
+        UsageError
             If a file is missing or damaged, or a tensor is missing, superfluous, or of another shape or type than the
             config asks for.
         """
         config = read_object(folder / CONFIG, hint="give the folder of a checkpoint: config.json and *.safetensors")
         kind = config.get("model_type")
         if kind not in MODEL_TYPES:
-            raise InputError(f"{folder / CONFIG}: model_type is {kind!r}: must be one of {', '.join(MODEL_TYPES)}")
+            raise UsageError(f"{folder / CONFIG}: model_type is {kind!r}: must be one of {', '.join(MODEL_TYPES)}")
         shape = ModelConfig.from_file(folder)
         tensors = _stored(folder)
         found = list(_misfits(tensor_shapes(shape), tensors))
         if found:
             more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-            raise InputError(
+            raise UsageError(
                 f"{folder}: tensors do not fit its config.json: {'; '.join(found[:_SHOWN])}{more}",
                 hint="are the config and the weights those of one model, and the download complete?",
             )
@@ -94,7 +94,7 @@ def weight_files(folder: Path) -> list[Path]:
 
     Raises
     ------
-    InputError
+    UsageError
         If there are none, or the index names one that is not there.
     """
     return sorted(set(_index(folder).values())) if _sharded(folder) else [folder / WEIGHTS]
@@ -105,7 +105,7 @@ def _sharded(folder: Path) -> bool:
         return False
     if (folder / INDEX).exists():
         return True
-    raise InputError(
+    raise UsageError(
         f"{folder}: neither {WEIGHTS} nor {INDEX}", hint="weights must be safetensors; nothing is downloaded"
     )
 
@@ -115,10 +115,10 @@ def _index(folder: Path) -> dict[str, Path]:
     hint = "download the index again"
     names = read_object(folder / INDEX, hint=hint).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-        raise InputError(f"{folder / INDEX}: weight_map must say the file of every tensor", hint=hint)
+        raise UsageError(f"{folder / INDEX}: weight_map must say the file of every tensor", hint=hint)
     for name in sorted(set(names.values())):
         if Path(name).name != name or not (folder / name).is_file():
-            raise InputError(
+            raise UsageError(
                 f"{folder / INDEX}: names {name!r}, which is not in the folder", hint="is the download complete?"
             )
     return {tensor: folder / name for tensor, name in names.items()}
@@ -132,7 +132,7 @@ def _stored(folder: Path) -> dict[str, Stored]:
     headers = {file: _headers(file) for file in sorted(set(placed.values()))}
     for name, file in placed.items():
         if name not in headers[file]:
-            raise InputError(
+            raise UsageError(
                 f"{folder / INDEX}: {name} is not in {file.name}", hint="are index and files of one model?"
             )
     return {name: headers[file][name] for name, file in placed.items()}
@@ -155,7 +155,7 @@ def _open(file: Path, framework: Literal["np", "pt"]) -> Any:
     try:
         return safe_open(file, framework)
     except (SafetensorError, OSError) as error:
-        raise InputError(f"{file}: {error}", hint="truncated? download it again") from None
+        raise UsageError(f"{file}: {error}", hint="truncated? download it again") from None
 
 
 def _misfits(shapes: Mapping[str, Shape], tensors: Mapping[str, Stored]) -> Iterator[str]:

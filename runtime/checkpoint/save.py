@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ladder_sim.errors import MissingPackageError, UsageError
 from runtime.checkpoint.files import CONFIG, INDEX, WEIGHTS
 from runtime.checkpoint.tensors import tensor_shapes
 from runtime.checkpoint.weights import Piece, pieces
 from runtime.comm.base import Communicator
 from runtime.config import ModelConfig
-from runtime.errors import InputError, MissingPackageError
 from runtime.model.decoder import Decoder
 from runtime.model.shard import Shard
 
@@ -33,13 +33,13 @@ def save(model: Decoder, folder: Path, config: Mapping[str, object], *, file_byt
         Contents of the config.json that goes with the weights, a Hugging Face model's.
     """
     if replace(ModelConfig.from_hf(config), ladder_layers=()) != replace(model.config, ladder_layers=()):
-        raise InputError("the config.json to be saved is not that of the model", hint="give the one it was made from")
+        raise UsageError("the config.json to be saved is not that of the model", hint="give the one it was made from")
     try:
         from safetensors.torch import save_file
     except ImportError:
         raise MissingPackageError("checkpoints", "safetensors") from None
     if (folder / WEIGHTS).exists() or (folder / INDEX).exists():
-        raise InputError(f"{folder}: holds a checkpoint already", hint="save to another folder")
+        raise UsageError(f"{folder}: holds a checkpoint already", hint="save to another folder")
     # nobody writes before everybody has looked
     model.comm.barrier()
     shapes = tensor_shapes(model.config)

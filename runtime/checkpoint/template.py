@@ -6,8 +6,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import NoReturn
 
+from ladder_sim.errors import MissingPackageError, UsageError
 from runtime.config import read_object
-from runtime.errors import InputError, MissingPackageError
 
 # of tokenizer_config.json, by which templates name them
 _TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -40,7 +40,7 @@ def chat_prompt(folder: Path, message: str) -> str | None:
             **{name: _content(config[name]) for name in _TOKENS if config.get(name) is not None},
         )
     except (TemplateError, TypeError, ValueError) as error:
-        raise InputError(f"{folder}: the chat template fails: {error}", hint="--raw leaves it out") from None
+        raise UsageError(f"{folder}: the chat template fails: {error}", hint="--raw leaves it out") from None
 
 
 def _template(folder: Path, config: Mapping[str, object]) -> str | None:

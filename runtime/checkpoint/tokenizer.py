@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from ladder_sim.errors import MissingPackageError, UsageError
 from runtime.checkpoint.files import CONFIG
 from runtime.checkpoint.template import chat_prompt
 from runtime.config import ModelConfig, read_object
-from runtime.errors import InputError, MissingPackageError
 
 if TYPE_CHECKING:
     import tokenizers
@@ -30,7 +30,7 @@ class Text:
 
         Raises
         ------
-        InputError
+        UsageError
             If it is missing or damaged, or has tokens for which the model has no embedding.
         """
         try:
@@ -39,15 +39,15 @@ class Text:
             raise MissingPackageError("prompts", "tokenizers") from None
         file = folder / "tokenizer.json"
         if not file.is_file():
-            raise InputError(f"{file}: no such file", hint="text needs the checkpoint's tokenizer.json")
+            raise UsageError(f"{file}: no such file", hint="text needs the checkpoint's tokenizer.json")
         try:
             tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises nothing narrower
-            raise InputError(f"{file}: {error}", hint="download it again") from None
+            raise UsageError(f"{file}: {error}", hint="download it again") from None
         needed = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         # models may have more, for alignment
         if needed > shape.vocab:
-            raise InputError(
+            raise UsageError(
                 f"{file}: {needed} tokens, but the model's vocabulary has {shape.vocab}",
                 hint="take the tokenizer that belongs to the weights",
             )
@@ -66,7 +66,7 @@ class Text:
         # templates write the special tokens out
         ids = self.encode(prompt) if chat is None else self._tokenizer.encode(chat, add_special_tokens=False).ids
         if not ids:
-            raise InputError(f"prompt {prompt!r}: no tokens", hint="give a prompt that is not empty")
+            raise UsageError(f"prompt {prompt!r}: no tokens", hint="give a prompt that is not empty")
         return ids
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -83,6 +83,6 @@ def _ends(folder: Path) -> frozenset[int]:
             if value is not None:
                 found = value if isinstance(value, list) else [value]
                 if not all(isinstance(token, int) for token in found):
-                    raise InputError(f"{folder / name}: eos_token_id is {value!r}: must be a token or a list of them")
+                    raise UsageError(f"{folder / name}: eos_token_id is {value!r}: must be a token or a list of them")
                 return frozenset(found)
     return frozenset()

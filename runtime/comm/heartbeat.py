@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from torch.distributed.distributed_c10d import Store
 
-from runtime.errors import RankError
+from ladder_sim.errors import RankError
 
 BEAT_S = 0.5
 

@@ -42,13 +42,13 @@ def launch(arguments: Sequence[str], ranks: int, module: str = "runtime") -> int
             _stop(started)
 
 
-def leave_error(message: str) -> bool:
-    """Leave a rank's last words to its launcher; false if it has none."""
+def report_error(message: str) -> None:
+    """Leave a rank's error to its launcher, which shows the one that ended the run; without a launcher, print it."""
     folder = os.environ.get(FOLDER)
     if folder is None:
-        return False
-    Path(folder, f"error-{os.environ['RANK']}").write_text(message, "utf-8")
-    return True
+        print(f"error: {message}", file=sys.stderr)
+    else:
+        Path(folder, f"error-{os.environ['RANK']}").write_text(message, "utf-8")
 
 
 def _start(module: Sequence[str], rank: int, ranks: int, folder: Path) -> "subprocess.Popen[bytes]":

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from ladder_sim.errors import MissingDependencyError
 from runtime.comm.base import Handle
-from runtime.errors import MissingDeviceError
 
 
 class ProcessGroup:
@@ -116,12 +116,12 @@ def gloo_group(store: Store, rank: int, size: int, *, threads: int, timeout_s: f
 def nccl_group(store: Store, rank: int, size: int, *, local_rank: int, timeout_s: float) -> dist.ProcessGroup:
     """A NCCL group with one GPU per rank."""
     if not (torch.cuda.is_available() and dist.is_nccl_available()):
-        raise MissingDeviceError(
+        raise MissingDependencyError(
             "NCCL needs GPUs, and torch finds none",
             hint="--backend gloo runs on CPUs, emulate in one process",
         )
     if local_rank >= torch.cuda.device_count():
-        raise MissingDeviceError(
+        raise MissingDependencyError(
             f"rank {rank} has no GPU: {torch.cuda.device_count()} are there", hint="use a smaller --tp, or more nodes"
         )
     torch.cuda.set_device(local_rank)
@@ -135,5 +135,5 @@ def nccl_group(store: Store, rank: int, size: int, *, local_rank: int, timeout_s
     )
     group = dist.group.WORLD
     if group is None:
-        raise MissingDeviceError("torch.distributed did not start NCCL")
+        raise MissingDependencyError("torch.distributed did not start NCCL")
     return group

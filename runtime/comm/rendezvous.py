@@ -10,13 +10,13 @@ import torch
 from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import Store
 
+from ladder_sim.errors import RankError, UsageError
 from runtime.comm.base import Alone, Communicator
 from runtime.comm.emulate import EmulatedGpuLink, EmulatedLink
 from runtime.comm.heartbeat import Heartbeat
 from runtime.comm.launch import FOLDER
 from runtime.comm.process_group import ProcessGroup, gloo_group, nccl_group
 from runtime.comm.table import LatencyTable
-from runtime.errors import InputError, RankError
 
 BACKENDS = ("auto", "nccl", "gloo", "emulate", "none")
 
@@ -36,9 +36,9 @@ class CommConfig:
 
     def __post_init__(self) -> None:
         if self.gloo_threads < 1:
-            raise InputError(f"gloo_threads is {self.gloo_threads}: must be 1 or more")
+            raise UsageError(f"gloo_threads is {self.gloo_threads}: must be 1 or more")
         if not self.timeout_s > 0:
-            raise InputError(f"timeout is {self.timeout_s}: must be above 0 seconds")
+            raise UsageError(f"timeout is {self.timeout_s}: must be above 0 seconds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +64,9 @@ def connect(config: CommConfig, tp: int) -> Communicator:
 
     Raises
     ------
-    InputError
+    UsageError
         The number of processes is not `tp`, a port is in use, or a table is missing.
-    MissingDeviceError
+    MissingDependencyError
         NCCL without a GPU for each rank.
     RankError
         Another rank did not come in time.
@@ -75,13 +75,13 @@ def connect(config: CommConfig, tp: int) -> Communicator:
     backend = _choose(config, place, tp)
     if backend in ("emulate", "none"):
         if place.size > 1:
-            raise InputError(
+            raise UsageError(
                 f"--backend {backend} stands for all ranks in one process, and {place.size} were started",
                 hint="start one process, without torchrun",
             )
         return _alone(config, backend, tp)
     if place.size != tp:
-        raise InputError(f"--tp {tp}, but {place.size} processes were started", hint="start as many as --tp says")
+        raise UsageError(f"--tp {tp}, but {place.size} processes were started", hint="start as many as --tp says")
     store = _store(config, place)
     parent = os.getppid() if FOLDER in os.environ else None
     heartbeat = Heartbeat(store, place.rank, place.size, parent=parent)
@@ -101,7 +101,7 @@ def connect(config: CommConfig, tp: int) -> Communicator:
 
 def _choose(config: CommConfig, place: Place, tp: int) -> str:
     if config.backend not in BACKENDS:
-        raise InputError(f"unknown backend '{config.backend}'", hint=f"known: {', '.join(BACKENDS)}")
+        raise UsageError(f"unknown backend '{config.backend}'", hint=f"known: {', '.join(BACKENDS)}")
     if config.backend == "emulate" or (config.backend == "auto" and config.table is not None):
         return "emulate"
     if place.size == tp == 1:
@@ -116,7 +116,7 @@ def _alone(config: CommConfig, backend: str, tp: int) -> Communicator:
     if backend == "none":
         return Alone(tp)
     if config.table is None:
-        raise InputError("--backend emulate needs all-reduce latencies", hint="--emulate TABLE.csv: bytes,seconds")
+        raise UsageError("--backend emulate needs all-reduce latencies", hint="--emulate TABLE.csv: bytes,seconds")
     table = LatencyTable.from_file(config.table)
     return EmulatedGpuLink(tp, table) if torch.cuda.is_available() else EmulatedLink(tp, table)
 
@@ -130,7 +130,7 @@ def _store(config: CommConfig, place: Place) -> Store:
         return store
     host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     if not host or not port.isdigit() or port == "0":
-        raise InputError(
+        raise UsageError(
             f"MASTER_ADDR is '{host}' and MASTER_PORT '{port}': ranks cannot meet",
             hint="start them with torchrun --standalone, or on several nodes with --master-addr and --master-port",
         )
@@ -140,7 +140,7 @@ def _store(config: CommConfig, place: Place) -> Store:
         store = TCPStore(host, int(port), place.size, is_master=hosts, timeout=timeout, wait_for_workers=False)
     except RuntimeError as error:
         if hosts:
-            raise InputError(
+            raise UsageError(
                 f"port {port} cannot be opened: {str(error).splitlines()[0]}",
                 hint="is it in use? torchrun --standalone finds a free one, --master-port chooses one",
             ) from None

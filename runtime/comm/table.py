@@ -8,7 +8,7 @@ from bisect import bisect_left
 from pathlib import Path
 from typing import Self
 
-from runtime.errors import InputError
+from ladder_sim.errors import UsageError
 
 _FORM = 'a CSV file with the columns bytes,seconds, or JSON [{"bytes": 1024, "seconds": 1e-5}, ...]'
 
@@ -33,9 +33,9 @@ class LatencyTable:
     def __init__(self, points: list[tuple[float, float]]) -> None:
         ordered = sorted(points)
         if not ordered or not all(0 < size < math.inf and 0 < took < math.inf for size, took in ordered):
-            raise InputError("an all-reduce table needs points, with bytes and seconds above 0", hint=_FORM)
+            raise UsageError("an all-reduce table needs points, with bytes and seconds above 0", hint=_FORM)
         if any(a[0] == b[0] for a, b in itertools.pairwise(ordered)):
-            raise InputError("an all-reduce table names a message size twice", hint="keep one latency per size")
+            raise UsageError("an all-reduce table names a message size twice", hint="keep one latency per size")
         self.points = ordered
         self._sizes = [size for size, _ in ordered]
 
@@ -50,9 +50,9 @@ class LatencyTable:
                 rows = list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
             return cls([(float(row["bytes"]), float(row["seconds"])) for row in rows])
         except OSError as error:
-            raise InputError(f"{path}: {error.strerror}", hint=f"give {_FORM}") from None
+            raise UsageError(f"{path}: {error.strerror}", hint=f"give {_FORM}") from None
         except (ValueError, KeyError, TypeError):
-            raise InputError(f"{path}: no table of all-reduce latencies", hint=f"give {_FORM}") from None
+            raise UsageError(f"{path}: no table of all-reduce latencies", hint=f"give {_FORM}") from None
 
     def seconds(self, size_bytes: float) -> float:
         """Latency of a message."""

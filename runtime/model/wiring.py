@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from runtime.errors import InputError
+from ladder_sim.errors import UsageError
 
 Part = Literal["attn", "mlp", "both"]
 
@@ -65,7 +65,7 @@ def lay_out(variant: str, layers: int, ladder_layers: Collection[int] = ()) -> W
 
     Raises
     ------
-    InputError
+    UsageError
         No such variant, or a number that does not fit the model.
     """
     family, number = _parse(variant, layers)
@@ -101,10 +101,10 @@ def _parse(variant: str, layers: int) -> tuple[str, int]:
     most = {"hybrid-ladder": layers, "desync": 2 * layers}.get(family)
     if most is None:
         if family not in VARIANTS or colon:
-            raise InputError(f"unknown variant '{variant}'", hint=f"known: {', '.join(VARIANTS)}")
+            raise UsageError(f"unknown variant '{variant}'", hint=f"known: {', '.join(VARIANTS)}")
         return family, 0
     if not (number.isascii() and number.isdigit() and len(number) < 10 and 1 <= int(number) <= most):
-        raise InputError(
+        raise UsageError(
             f"variant '{variant}': needs a whole number from 1 to {most}", hint=f"for example '{family}:{min(most, 2)}'"
         )
     return family, int(number)

@@ -22,10 +22,9 @@ from calibration.measure.ops import measure
 from calibration.measure.overlap import Overlap
 from calibration.measure.points import COLLECTIVES, GRID_ROWS, MESSAGES, ops_of
 from calibration.measure.ranks import Ranks
-from ladder_sim.errors import UsageError
+from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.specs import catalog
 from runtime.comm.base import Alone
-from runtime.errors import RunError
 from tests.conftest import REPO
 
 pytestmark = pytest.mark.torch
@@ -140,7 +139,7 @@ def test_ranks_on_different_machines_do_not_measure(monkeypatch: pytest.MonkeyPa
     ranks = Ranks()
     ranks.check_alike({"gpu": "one"})
     monkeypatch.setattr(Ranks, "share", lambda self, value: {**value, "gpu": "another"})
-    with pytest.raises(RunError, match="different machines: gpu differ"):
+    with pytest.raises(LadderSimError, match="different machines: gpu differ"):
         ranks.check_alike({"gpu": "one", "torch": "2"})
 
 

@@ -58,9 +58,11 @@ def test_ladder_sim_imports_only_its_dependencies() -> None:
 
 
 def test_runtime_imports_torch_and_the_standard_library() -> None:
+    """Of this project only the errors, which import nothing else."""
     entries = imports_in("runtime")
     assert _outside(entries, RUNTIME, RUNTIME_LAZY) == []
-    assert [str(entry) for entry in entries if entry.package in PROJECT - {"runtime"}] == []
+    others = [entry for entry in entries if entry.package in PROJECT - {"runtime"}]
+    assert [str(entry) for entry in others if not _within(entry.name, ("ladder_sim.errors",))] == []
 
 
 def test_calibration_without_torch_stays_without_torch() -> None:

@@ -1,6 +1,7 @@
 """Measuring: what a benchmark reports, and how the command line shows it."""
 
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -8,12 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-import typer
 from torch import Tensor
-from typer.testing import CliRunner
 
-from ladder_sim.cli import run as cli
-from ladder_sim.errors import LadderSimError, MissingDependencyError
+from ladder_sim.cli.run import _resolve
+from ladder_sim.errors import InfeasibleError, UsageError
 from runtime.bench import BenchConfig, bench
 from runtime.checkpoint.weights import fill, random_weights
 from runtime.comm.base import Alone, Handle
@@ -21,10 +20,10 @@ from runtime.comm.emulate import EmulatedLink
 from runtime.comm.rendezvous import CommConfig
 from runtime.comm.table import LatencyTable
 from runtime.config import EngineConfig, ModelConfig
-from runtime.errors import InfeasibleError, InputError
 from runtime.model import kernels
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import lay_out
+from tests.support.commands import run
 
 pytestmark = pytest.mark.torch
 
@@ -111,8 +110,8 @@ def test_two_gloo_ranks_by_the_command_line(model: Path, tmp_path: Path) -> None
     file = tmp_path / "found.json"
     arguments = ["--model", str(model), "--bench", "--tp", "2", "--variant", ",".join(VARIANTS), "--gen", str(STEPS)]
     arguments += ["--prompt", "16", "--warmups", "1", "--repeats", "2", "--backend", "gloo", "--save", str(file)]
-    done = _cli(*arguments, "--set", "model.layers=2")
-    assert done.exit_code == 0, done.output
+    ran = run("run", *arguments, "--set", "model.layers=2")
+    assert ran.code == 0, ran.err
     found = json.loads(file.read_text())
     assert tuple(found["variants"]) == VARIANTS
     assert found["shape"]["layers"] == 2
@@ -122,24 +121,30 @@ def test_two_gloo_ranks_by_the_command_line(model: Path, tmp_path: Path) -> None
     assert all(one["tokens_per_s"] > 0 for one in found["variants"].values())
 
 
-def _cli(*arguments: str) -> Any:
-    app = typer.Typer()
-    app.command()(cli.run)
-    return CliRunner().invoke(app, arguments)
-
-
 def test_the_command_line_shows_a_table(model: Path, tmp_path: Path) -> None:
     arguments = ["--model", str(model), "--bench", "--tp", "2", "--emulate", str(link(tmp_path, 1e-3).table)]
-    done = _cli(*arguments, "--prompt", "8", "--gen", "2", "--warmups", "0", "--repeats", "1", "--stack", "vllm")
-    assert done.exit_code == 0, done.output
-    title, _, _, header, *rows = done.output.splitlines()
+    workload = ("--prompt", "8", "--gen", "2", "--warmups", "0", "--repeats", "1")
+    ran = run("run", *arguments, *workload, "--stack", "vllm")
+    assert ran.code == 0, ran.err
+    title, _, _, header, *rows = ran.out.splitlines()
     assert title.startswith("small, TP 2, backend emulate, ")
     assert header.split() == ["variant", "TTFT", "TPOT", "tok/s", "speedup", "communication", "hidden"]
     assert [row.split()[0] for row in rows] == ["standard", "parallel", "ladder", "upper-bound"]
 
 
+def test_help_shows_the_options_of_the_runtime_once() -> None:
+    """`run` types none of them again."""
+    ran = run("run", "--help")
+    assert ran.code == 0
+    own, complete, bench = re.split(r"With --\w+.*, the options of.*:\n", ran.out)
+    assert all(f"--{name} " in own for name in ("model", "variant", "bench", "stack", "set", "json", "save"))
+    assert all(complete.count(f"  --{name} ") == 1 for name in ("prompt", "top-k", "stop", "tp", "timeout"))
+    assert all(bench.count(f"  --{name} ") == 1 for name in ("prompt", "repeats", "emulate", "tp", "timeout", "trace"))
+    assert "--model" not in complete + bench
+
+
 def test_a_catalog_model_travels_as_its_config() -> None:
-    spec, stack, config = cli._resolve("8b", "gpt-fast", {"model.layers": "4", "stack.attention": "flash"})
+    spec, stack, config = _resolve("8b", "gpt-fast", {"model.layers": "4", "stack.attention": "flash"})
     assert (spec.layers, stack.attention) == (4, "flash")
     assert (config["num_hidden_layers"], config["hidden_size"]) == (4, 4096)
 
@@ -155,17 +160,16 @@ def test_a_catalog_model_travels_as_its_config() -> None:
     ],
 )
 def test_what_the_command_line_refuses(arguments: tuple[str, ...], part: str) -> None:
-    done = _cli(*arguments)
-    assert isinstance(done.exception, LadderSimError)
-    assert done.exception.exit_code == 2
-    assert part in str(done.exception)
+    ran = run("run", *arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert part in ran.err
 
 
 def test_without_torch_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    done = _cli("--model", "8b", "--bench")
-    assert isinstance(done.exception, MissingDependencyError)
-    assert "pip install 'ladder-sim[runtime]'" in str(done.exception)
+    ran = run("run", "--model", "8b", "--bench")
+    assert ran.code == 4
+    assert "pip install 'ladder-sim[runtime]'" in ran.err
 
 
 def test_a_link_carries_one_message_after_the_other() -> None:
@@ -191,7 +195,7 @@ def test_latencies_between_and_beyond_a_tables_points(tmp_path: Path) -> None:
 def test_a_table_that_is_none(tmp_path: Path, text: str) -> None:
     file = tmp_path / "table.csv"
     file.write_text(text)
-    with pytest.raises(InputError):
+    with pytest.raises(UsageError):
         LatencyTable.from_file(file)
 
 

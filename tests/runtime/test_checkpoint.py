@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from ladder_sim.errors import UsageError
 from runtime.checkpoint.files import Checkpoint
 from runtime.checkpoint.save import save
 from runtime.comm.base import Alone
 from runtime.config import ModelConfig, read_object
-from runtime.errors import InputError
 from runtime.model.wiring import lay_out
 from tests.conftest import REPO
 from tests.support.checkpoints import FAMILIES, save_checkpoint
@@ -127,9 +127,9 @@ def test_a_checkpoint_is_saved_in_files_of_a_size(saved: Saved, tmp_path: Path) 
     assert len(files) == 4
     assert all(path.stat().st_size < 2.2e5 for path in tmp_path.iterdir())
     assert Checkpoint.open(tmp_path).tensors.keys() == Checkpoint.open(folder).tensors.keys()
-    with pytest.raises(InputError, match="holds a checkpoint already"):
+    with pytest.raises(UsageError, match="holds a checkpoint already"):
         save(model_of(folder, Alone()), tmp_path, read_object(folder / "config.json", hint=""))
-    with pytest.raises(InputError, match="not that of the model"):
+    with pytest.raises(UsageError, match="not that of the model"):
         save(model_of(folder, Alone()), tmp_path, read_object(saved.root / "qwen2" / "config.json", hint=""))
 
 
@@ -230,7 +230,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(broken: Path, damage: str) -> N
     damaged, words = DAMAGES[damage]
     Checkpoint.open(broken)
     damaged(broken)
-    with pytest.raises(InputError, match=words) as raised:
+    with pytest.raises(UsageError, match=words) as raised:
         Checkpoint.open(broken)
     assert str(broken) in str(raised.value)
 
@@ -241,7 +241,7 @@ def test_a_launcher_checks_without_torch(broken: Path) -> None:
     code = """import sys, runtime.__main__ as m
 code = m.main(sys.argv[1:])
 sys.exit(9 if 'torch' in sys.modules else code)"""
-    command = ["text", "--model", str(broken), "--prompt", "x", "--tp", "2"]
+    command = ["complete", "--model", str(broken), "--prompt", "x", "--tp", "2"]
     done = subprocess.run([sys.executable, "-c", code, *command], cwd=REPO, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert f"{DOWN} is [64, 95], must be [64, 96]" in done.stderr

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ladder_sim.errors import InfeasibleError
 from ladder_sim.graph.build import PassInputs, build
 from ladder_sim.graph.ops import AttentionShape, CollectiveShape, GemmShape, StepGraph
 from ladder_sim.specs import catalog
@@ -26,7 +27,6 @@ from ladder_sim.specs.workload import Workload
 from runtime.comm.base import Handle
 from runtime.comm.process_group import ProcessGroup
 from runtime.config import EngineConfig, ModelConfig
-from runtime.errors import InfeasibleError
 from runtime.model import kernels
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import lay_out

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from ladder_sim.errors import InfeasibleError, LadderSimError, MissingDependencyError, UsageError
 from runtime.comm.base import Communicator
 from runtime.comm.rendezvous import CommConfig, connect
 from runtime.config import ModelConfig
-from runtime.errors import InfeasibleError, InputError, MissingDeviceError, RunError
 from runtime.model.wiring import lay_out
 from tests.conftest import REPO
 
@@ -135,17 +135,17 @@ def test_a_port_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
-        with pytest.raises(InputError, match=r"port .* cannot be opened"):
+        with pytest.raises(UsageError, match=r"port .* cannot be opened"):
             connect_as(monkeypatch, 0, 2, taken.getsockname()[1])
 
 
 def test_a_rank_that_never_comes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RunError, match="rank 1 never came"):
+    with pytest.raises(LadderSimError, match="rank 1 never came"):
         connect_as(monkeypatch, 0, 2, _free_port())
 
 
 def test_a_first_rank_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RunError, match="rank 0 does not answer"):
+    with pytest.raises(LadderSimError, match="rank 0 does not answer"):
         connect_as(monkeypatch, 1, 2, _free_port())
 
 
@@ -157,15 +157,15 @@ def _free_port() -> int:
 
 
 def test_as_many_processes_as_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="--tp 2, but 4 processes"):
+    with pytest.raises(UsageError, match="--tp 2, but 4 processes"):
         connect_as(monkeypatch, 0, 4, 1)
-    with pytest.raises(InputError, match="stands for all ranks"):
+    with pytest.raises(UsageError, match="stands for all ranks"):
         connect_as(monkeypatch, 0, 4, 1, backend="emulate")
 
 
 def test_nccl_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(MissingDeviceError, match="finds none"):
+    with pytest.raises(MissingDependencyError, match="finds none"):
         connect_as(monkeypatch, 0, 2, _free_port(), backend="nccl")
 
 
@@ -179,7 +179,7 @@ def test_a_degree_that_does_not_divide(tp: int) -> None:
     "variant", ["laddr", "ladder:2", "hybrid-ladder", "hybrid-ladder:3", "desync:0", "desync:x", ""]
 )
 def test_a_variant_that_is_none(variant: str) -> None:
-    with pytest.raises(InputError, match=repr(variant)):
+    with pytest.raises(UsageError, match=repr(variant)):
         lay_out(variant, 2)
 
 
@@ -199,6 +199,6 @@ def test_a_variant_that_is_none(variant: str) -> None:
 def test_a_config_that_cannot_be_run(tmp_path: Path, change: dict[str, object], part: str) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(CONFIG | change))
-    with pytest.raises(InputError, match=part) as raised:
+    with pytest.raises(UsageError, match=part) as raised:
         ModelConfig.from_file(file)
     assert str(file) in str(raised.value)

@@ -8,23 +8,20 @@ from typing import Any
 
 import pytest
 import torch
-import typer
-from typer.testing import CliRunner
 
-from ladder_sim.cli import run as cli
 from ladder_sim.errors import UsageError
 from runtime.__main__ import main
 from runtime.checkpoint.template import chat_prompt
 from runtime.checkpoint.tokenizer import Text
 from runtime.comm.base import Alone
-from runtime.completion import Completion
-from runtime.errors import InputError
+from runtime.complete import Completion
 from runtime.model.kernels import sample
 from runtime.model.wiring import lay_out
+from runtime.prepare import CompletionConfig, prepare_completion
 from runtime.sampling import Sampler, SamplingConfig
-from runtime.tasks import TextConfig, prepare_text
 from tests.conftest import REPO
 from tests.support.checkpoints import VOCAB, save_checkpoint, tokenizer
+from tests.support.commands import process
 
 pytestmark = pytest.mark.torch
 
@@ -73,7 +70,7 @@ def test_the_command_line_prints_transformers_greedy_text_from_two_ranks(saved: 
 
 def test_a_batch_is_shown_text_by_text(saved: tuple[Path, Any], capsys: pytest.CaptureFixture[str]) -> None:
     folder, reference = saved
-    command = ["text", "--model", str(folder), "--prompt", PROMPT, "--prompt", "An all-reduce adds", "--gen", "6"]
+    command = ["complete", "--model", str(folder), "--prompt", PROMPT, "--prompt", "An all-reduce adds", "--gen", "6"]
     assert main(command) == 0
     first, _, second = capsys.readouterr().out.partition("\n\n")
     assert first == f"> {PROMPT}\n{greedy(reference, 6)}"
@@ -85,7 +82,7 @@ def test_json_says_how_each_text_ended(
 ) -> None:
     folder, reference = saved
     text = greedy(reference, 6)
-    command = ["text", "--model", str(folder), "--prompt", PROMPT, "--json", "--save", str(tmp_path / "found.json")]
+    command = ["complete", "--model", str(folder), "--prompt", PROMPT, "--json", "--save", str(tmp_path / "found.json")]
     assert main([*command, "--gen", "20", "--stop", text[3:5]]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found == json.loads((tmp_path / "found.json").read_text())
@@ -168,7 +165,7 @@ def test_a_seed_repeats_its_draws() -> None:
 
 
 def test_the_chat_template_is_used_where_there_is_one(folder: Path) -> None:
-    shape = prepare_text(TextConfig(model=folder, prompts=("x",))).checkpoint.shape
+    shape = prepare_completion(CompletionConfig(model=folder, prompts=("x",))).checkpoint.shape
     text = Text.open(folder, shape)
     assert chat_prompt(folder, "Hi") is None
     plain = text.encode_prompt("Hi", raw=False)
@@ -182,10 +179,10 @@ def test_the_chat_template_is_used_where_there_is_one(folder: Path) -> None:
     assert text.encode_prompt("Hi", raw=False) == tokenizer().encode("<user>Hi").ids
     assert text.encode_prompt("Hi", raw=True) == plain
     (folder / "chat_template.jinja").write_text("{{ raise_exception('no ' + messages[0].content) }}")
-    with pytest.raises(InputError, match="the chat template fails: no Hi"):
+    with pytest.raises(UsageError, match="the chat template fails: no Hi"):
         text.encode_prompt("Hi", raw=False)
     (folder / "chat_template.jinja").write_text("{{ ''.__class__.__mro__[1].__subclasses__() }}")
-    with pytest.raises(InputError, match="unsafe"):
+    with pytest.raises(UsageError, match="unsafe"):
         text.encode_prompt("Hi", raw=False)
 
 
@@ -199,7 +196,7 @@ def test_the_chat_template_is_used_where_there_is_one(folder: Path) -> None:
 )
 def test_the_tokens_that_end_a_text(folder: Path, file: str, content: dict[str, Any], ends: set[int]) -> None:
     replace(folder / file, content)
-    assert prepare_text(TextConfig(model=folder, prompts=("x",))).text.ends == ends
+    assert prepare_completion(CompletionConfig(model=folder, prompts=("x",))).text.ends == ends
 
 
 def test_a_tokenizer_of_another_model(folder: Path) -> None:
@@ -207,8 +204,8 @@ def test_a_tokenizer_of_another_model(folder: Path) -> None:
     other.add_tokens(["one more"])
     (folder / "tokenizer.json").unlink()
     other.save(str(folder / "tokenizer.json"))
-    with pytest.raises(InputError, match=f"{VOCAB + 1} tokens, but the model's vocabulary has {VOCAB}"):
-        prepare_text(TextConfig(model=folder, prompts=("x",)))
+    with pytest.raises(UsageError, match=f"{VOCAB + 1} tokens, but the model's vocabulary has {VOCAB}"):
+        prepare_completion(CompletionConfig(model=folder, prompts=("x",)))
 
 
 @pytest.mark.parametrize(
@@ -225,23 +222,23 @@ def test_a_tokenizer_of_another_model(folder: Path) -> None:
     ],
 )
 def test_what_is_refused_before_a_rank_starts(folder: Path, changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        prepare_text(TextConfig(**({"model": folder, "prompts": (PROMPT,)} | changes)))
+    with pytest.raises(UsageError, match=words):
+        prepare_completion(CompletionConfig(**({"model": folder, "prompts": (PROMPT,)} | changes)))
 
 
 def test_a_context_beyond_a_sliding_window(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, "mistral")
-    assert prepare_text(TextConfig(model=tmp_path, prompts=("x",))).gen < 256
-    with pytest.raises(InputError, match="sliding window, beyond which nothing is implemented, is 256"):
-        prepare_text(TextConfig(model=tmp_path, prompts=("x",), gen=256))
+    assert prepare_completion(CompletionConfig(model=tmp_path, prompts=("x",))).gen < 256
+    with pytest.raises(UsageError, match="sliding window, beyond which nothing is implemented, is 256"):
+        prepare_completion(CompletionConfig(model=tmp_path, prompts=("x",), gen=256))
 
 
 @pytest.mark.parametrize("content", ["{", '{"version": "1.0"}'])
 def test_a_tokenizer_that_is_damaged(folder: Path, content: str) -> None:
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer.json").write_text(content)
-    with pytest.raises(InputError, match=r"tokenizer\.json"):
-        prepare_text(TextConfig(model=folder, prompts=("x",)))
+    with pytest.raises(UsageError, match=r"tokenizer\.json"):
+        prepare_completion(CompletionConfig(model=folder, prompts=("x",)))
 
 
 @pytest.mark.parametrize(
@@ -249,31 +246,31 @@ def test_a_tokenizer_that_is_damaged(folder: Path, content: str) -> None:
     [({"temperature": -1.0}, "temperature is -1"), ({"top_k": -1}, "top_k is -1"), ({"top_p": 0.0}, "top_p is 0")],
 )
 def test_sampling_that_cannot_be(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(UsageError, match=words):
         SamplingConfig(**changes)
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--prompt", "x", "--repeats", "2"), "--repeats is for measurements"),
-        (("--bench", "--top-k", "2"), "--top-k is for texts"),
-        (("--bench", "--prompt", "x"), "a number of tokens"),
+        (("--prompt", "x", "--repeats", "2"), "--repeats is not an option of complete"),
+        (("--bench", "--top-k", "2"), "--top-k is not an option of bench"),
+        (("--bench", "--prompt", "x"), "'x' is not a number of tokens"),
         (("--prompt", "x", "--variant", "ladder", "--variant", "standard"), "one wiring"),
         (("--prompt", "x", "--save", "x.txt"), "use .json"),
+        (("--prompt", "x", "--stack", "vllm"), "--stack is for measurements"),
         ((), "--prompt TEXT"),
     ],
 )
 def test_options_that_do_not_go_together(arguments: tuple[str, ...], words: str) -> None:
-    app = typer.Typer()
-    app.command()(cli.run)
-    done = CliRunner().invoke(app, ["--model", "8b", *arguments])
-    assert isinstance(done.exception, UsageError)
-    assert words in str(done.exception)
+    ran = process("run", "--model", "8b", *arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert words in ran.err
+    assert "\n  hint: " in ran.err
 
 
 @pytest.mark.parametrize("package", ["safetensors", "tokenizers", "jinja2"])
 def test_a_package_that_is_absent(folder: Path, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
     monkeypatch.setitem(sys.modules, package, None)
-    assert main(["text", "--model", str(folder), "--prompt", "x"]) == 4
+    assert main(["complete", "--model", str(folder), "--prompt", "x"]) == 4

@@ -14,13 +14,13 @@ from torch.profiler import ExecutionTraceObserver
 from typer.testing import CliRunner
 
 from ladder_sim.cli.trace import trace
+from ladder_sim.errors import UsageError
 from ladder_sim.traces.blocks import find_passes
 from ladder_sim.traces.graph import TraceGraph
 from ladder_sim.traces.load import load
 from ladder_sim.traces.replay import replay, simulate
 from ladder_sim.traces.summary import summarise
 from ladder_sim.traces.wirings import choose_step, predict_variants
-from runtime.errors import InputError
 from runtime.trace import recorded_steps
 from tests.conftest import REPO, unavailable
 from tests.support.trace_capture import LAYERS, STEPS
@@ -150,7 +150,7 @@ def test_a_captured_run_is_replayed_and_rewired(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("warmups", "steps"), [(0, 1), (1, 0)])
 def test_a_recording_has_a_warm_up_and_a_step(tmp_path: Path, warmups: int, steps: int) -> None:
-    with pytest.raises(InputError, match=f"{warmups} warm-ups and {steps} steps: must be 1 or more"):
+    with pytest.raises(UsageError, match=f"{warmups} warm-ups and {steps} steps: must be 1 or more"):
         next(recorded_steps(tmp_path, warmups=warmups, steps=steps))
 
 

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from ladder_sim.errors import UsageError
 from runtime.checkpoint.files import DTYPES, Checkpoint
 from runtime.checkpoint.tokenizer import Text
 from runtime.config import ModelConfig
-from runtime.errors import InputError
 from runtime.model.wiring import Wiring, lay_out
 
 # new tokens, and tokens of a window, where nobody says how many
@@ -14,7 +14,7 @@ _GEN, _CONTEXT = 512, 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextConfig:
+class CompletionConfig:
     """What is completed."""
 
     model: Path
@@ -40,13 +40,13 @@ class TextConfig:
         _check_counts(tp=self.tp, gen=1 if self.gen is None else self.gen, threads=self.threads)
         _check_dtype(self.dtype)
         if not self.prompts:
-            raise InputError("no prompt", hint="give one with --prompt")
+            raise UsageError("no prompt", hint="give one with --prompt")
         if not all(self.stops):
-            raise InputError("a stop string is empty: every text would end at once", hint="leave out that --stop")
+            raise UsageError("a stop string is empty: every text would end at once", hint="leave out that --stop")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvalConfig:
+class EvaluationConfig:
     """What is evaluated."""
 
     models: tuple[Path, ...]
@@ -68,11 +68,11 @@ class EvalConfig:
         _check_counts(tp=self.tp, threads=self.threads)
         _check_dtype(self.dtype)
         if self.context is not None and self.context < 2:
-            raise InputError(f"context is {self.context}: must be 2 or more")
+            raise UsageError(f"context is {self.context}: must be 2 or more")
 
 
 @dataclass(frozen=True, slots=True)
-class TextTask:
+class CompletionInput:
     """A text run whose input is good."""
 
     checkpoint: Checkpoint
@@ -88,7 +88,7 @@ class TextTask:
 
 
 @dataclass(frozen=True, slots=True)
-class EvalTask:
+class EvaluationInput:
     """One checkpoint of an evaluation whose input is good."""
 
     folder: Path
@@ -103,12 +103,12 @@ class EvalTask:
     """Tokens of a window at most."""
 
 
-def prepare_text(config: TextConfig) -> TextTask:
+def prepare_completion(config: CompletionConfig) -> CompletionInput:
     """Read what is not weights, and hold all of it against each other.
 
     Raises
     ------
-    InputError
+    UsageError
         If a file is damaged or does not fit the others, or a prompt is longer than the model's context.
     InfeasibleError
         If the ranks do not divide the model.
@@ -124,16 +124,16 @@ def prepare_text(config: TextConfig) -> TextTask:
     shape.check_context(
         longest + gen, hint=f"the longest prompt has {longest}: shorten it, or ask for fewer new tokens (--gen)"
     )
-    return TextTask(checkpoint, text, wiring, prompts, gen)
+    return CompletionInput(checkpoint, text, wiring, prompts, gen)
 
 
-def prepare_eval(config: EvalConfig) -> list[EvalTask]:
+def prepare_evaluation(config: EvaluationConfig) -> list[EvaluationInput]:
     """The same for every checkpoint of an evaluation."""
     try:
         written = config.text.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"no UTF-8 ({error.reason})"
-        raise InputError(f"--text {config.text}: {reason}", hint="give a text file") from None
+        raise UsageError(f"--text {config.text}: {reason}", hint="give a text file") from None
     tasks = []
     for folder in config.models:
         checkpoint = Checkpoint.open(folder)
@@ -143,9 +143,9 @@ def prepare_eval(config: EvalConfig) -> list[EvalTask]:
         shape.check_context(context, hint="choose shorter windows with --context")
         tokens = Text.open(folder, shape).encode(written)
         if len(tokens) < 2:
-            raise InputError(f"--text {config.text}: {len(tokens)} tokens: needs 2 or more")
+            raise UsageError(f"--text {config.text}: {len(tokens)} tokens: needs 2 or more")
         wirings = [_wiring(name, shape) for name in config.variants]
-        tasks.append(EvalTask(folder, checkpoint, wirings, tokens, context))
+        tasks.append(EvaluationInput(folder, checkpoint, wirings, tokens, context))
     return tasks
 
 
@@ -156,9 +156,9 @@ def _wiring(variant: str, shape: ModelConfig) -> Wiring:
 def _check_counts(**counts: int) -> None:
     for name, count in counts.items():
         if count < 1:
-            raise InputError(f"{name} is {count}: must be 1 or more")
+            raise UsageError(f"{name} is {count}: must be 1 or more")
 
 
 def _check_dtype(dtype: str) -> None:
     if dtype not in ("auto", *DTYPES.values()):
-        raise InputError(f"unknown dtype '{dtype}'", hint=f"known: auto, {', '.join(DTYPES.values())}")
+        raise UsageError(f"unknown dtype '{dtype}'", hint=f"known: auto, {', '.join(DTYPES.values())}")
