@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_errors import CONFIG
 from tests.support.commands import SMALL, Ran, process, run
+from tests.support.configs import MISTRAL_7B
 
 FOUR = ["standard", "parallel", "ladder", "upper-bound"]
 TOP = ["schema_version", "scenario", "variants", "provenance", "warnings"]
@@ -222,7 +222,7 @@ def test_explain_shows_sharding_of_other_stacks() -> None:
 def test_config_from_outside_the_catalog(tmp_path: Path) -> None:
     folder = tmp_path / "Mistral-7B-v0.3"
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "config.json").write_text(json.dumps(MISTRAL_7B))
     for path in (folder, folder / "config.json"):
         found = read_json(run("predict", "--model", str(path), "--tp", "4", "--json"))
         assert found["scenario"]["model"] == "Mistral-7B-v0.3"
@@ -233,7 +233,7 @@ def test_config_from_outside_the_catalog(tmp_path: Path) -> None:
 
 def test_ladder_config_selects_its_variant(tmp_path: Path) -> None:
     file = tmp_path / "half.json"
-    file.write_text(json.dumps(CONFIG | {"model_type": "llamaLadder", "ladder_layers": 16}))
+    file.write_text(json.dumps({**MISTRAL_7B, "model_type": "llamaLadder", "ladder_layers": 16}))
     found = read_json(run("predict", "--model", str(file), "--json"))
     assert list(found["variants"]) == ["standard", "parallel", "hybrid-ladder:16", "upper-bound"]
 
@@ -242,7 +242,7 @@ def test_ladder_config_selects_its_variant(tmp_path: Path) -> None:
 def test_names_are_no_markup(tmp_path: Path, name: str) -> None:
     file = tmp_path / name
     file.parent.mkdir(exist_ok=True, parents=True)
-    file.write_text(json.dumps(CONFIG))
+    file.write_text(json.dumps(MISTRAL_7B))
     assert run("predict", "--model", str(file), "--variant", "ladder").out.startswith(f"{file.stem}, TP 8")
 
 

@@ -14,7 +14,7 @@ from ladder_sim.explorer.offline import LATENCY_VALUES, standalone_page
 from ladder_sim.explorer.quantities import REACH
 from ladder_sim.explorer.queries import Answers
 from ladder_sim.units import format_seconds
-from tests.explorer.test_server import LLAMA
+from tests.support.configs import LLAMA_8B
 from tests.support.explorer_browser import Watched, artefacts, chromium, served
 
 pytestmark = pytest.mark.browser
@@ -110,7 +110,11 @@ def test_controls_move_numbers_and_link_by_hand_and_by_key(seen: Watched) -> Non
 def test_a_pasted_config_is_read_and_bad_ones_are_told(seen: Watched) -> None:
     page = seen.open("?model=70b&tp=4")
     page.click("text=or paste it")
-    for pasted, told in (("{", "not valid JSON"), ("x" * 1_100_000, "larger"), (json.dumps(LLAMA), "read: pasted")):
+    for pasted, told in (
+        ("{", "not valid JSON"),
+        ("x" * 1_100_000, "larger"),
+        (json.dumps(LLAMA_8B), "read: pasted"),
+    ):
         page.evaluate("() => document.getElementById('pasted').focus()")
         page.fill("#pasted", pasted)
         page.click("#read")

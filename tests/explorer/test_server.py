@@ -13,6 +13,7 @@ from ladder_sim.cli.main import main
 from ladder_sim.explorer.allowlist import Known
 from ladder_sim.explorer.server import MOST_REQUEST_BYTES, make_app
 from ladder_sim.specs import catalog
+from tests.support.configs import LLAMA_8B
 from tests.support.explorer_client import Page, texts
 
 QUERY = "model=405b&nodes=2&inter.bandwidth=100Gb/s&variants=standard,ladder,hybrid-ladder:40"
@@ -22,16 +23,6 @@ FILES = (
     *("prediction.csv", "prediction.json", "curve.csv", "map.csv", "pareto.csv", "sensitivity.csv"),
     *("decode.perfetto.json", "page.html", "curve.html", "timeline.html"),
 )
-LLAMA = {
-    "model_type": "llama",
-    "num_hidden_layers": 32,
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-}
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +144,7 @@ def _told(response: Any) -> str:
 
 
 def test_a_dropped_config_is_read(page: Page) -> None:
-    encoded = base64.b64encode(json.dumps(LLAMA).encode()).decode()
+    encoded = base64.b64encode(json.dumps(LLAMA_8B).encode()).decode()
     answer = _read(page, f"data:application/json;base64,{encoded}").get_json()["response"]
     shape = json.loads(answer["shape"]["data"])
     assert shape["name"] == "mine"
@@ -170,7 +161,7 @@ def test_a_dropped_config_is_read(page: Page) -> None:
         (None, "{", "not valid JSON"),
         (None, "[" * 100_000, "nested too deeply"),
         (None, "[1]", "must be a JSON object"),
-        (None, json.dumps({**LLAMA, "num_experts": 8}), "mixture-of-experts"),
+        (None, json.dumps({**LLAMA_8B, "num_experts": 8}), "mixture-of-experts"),
         (None, "", "no text"),
     ],
 )

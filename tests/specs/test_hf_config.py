@@ -13,20 +13,8 @@ from ladder_sim.specs import catalog
 from ladder_sim.specs.hf_config import read_config
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
+from tests.support.configs import LLAMA_8B
 
-LLAMA_8B: dict[str, object] = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-}
 SIZES = (
     "hidden_size",
     "num_hidden_layers",
@@ -160,30 +148,13 @@ def refused_without(field: str) -> SpecError:
 
 
 @pytest.mark.parametrize("field", SIZES)
-@pytest.mark.parametrize(
-    "value",
-    [
-        0,
-        -1,
-        math.nan,
-        math.inf,
-        True,
-        False,
-        "4096",
-        32.0,
-        [],
-        [8],
-        {},
-        10**12,
-        pytest.param(10**5000, id="5001 digits"),
-    ],
-)
-def test_impossible_size(field: str, value: object) -> None:
-    error = refused(**{field: value})
-    assert f"{field} is " in error.message
-    assert "must be a whole number from 1 to" in error.message
-    assert field in error.hint
-    assert len(str(error)) < 400
+def test_impossible_size(field: str) -> None:
+    for value in (0, -1, math.nan, math.inf, True, False, "4096", 32.0, [], [8], {}, 10**12, 10**5000):
+        error = refused(**{field: value})
+        assert f"{field} is " in error.message
+        assert "must be a whole number from 1 to" in error.message
+        assert field in error.hint
+        assert len(str(error)) < 400
 
 
 def test_absurd_sizes() -> None:
@@ -192,9 +163,9 @@ def test_absurd_sizes() -> None:
 
 
 @pytest.mark.parametrize("field", FLAGS)
-@pytest.mark.parametrize("value", [0, 1, "true", math.nan, []])
-def test_impossible_flag(field: str, value: object) -> None:
-    assert f"{field} is " in refused(**{field: value}).message
+def test_impossible_flag(field: str) -> None:
+    for value in (0, 1, "true", math.nan, []):
+        assert f"{field} is " in refused(**{field: value}).message
 
 
 def test_heads_that_do_not_divide() -> None:

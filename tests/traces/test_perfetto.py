@@ -15,7 +15,7 @@ from ladder_sim.traces.predicted import predicted_step
 from ladder_sim.traces.replay import simulate, with_times
 from ladder_sim.traces.summary import summarise
 from ladder_sim.traces.whatif import without_launch_gaps
-from tests.cli.test_trace import shown
+from tests.support.commands import run
 from tests.support.perfetto_processor import Processor, processor
 from tests.support.trace_files import COMM, TraceFile, tensor_parallel
 
@@ -107,9 +107,13 @@ def test_a_measured_run_beside_its_replay(reader: Processor, external_data: Path
 def test_ranks_that_diff_puts_side_by_side(reader: Processor, tmp_path: Path) -> None:
     files = [two_ranks(rank).write(tmp_path / f"rank{rank}.json.gz") for rank in range(2)]
     recorded, replayed, both = (tmp_path / f"{name}.json" for name in ("recorded", "replayed", "both"))
-    shown("import", *files, "--save", recorded)
-    shown("replay", *files, "--save-trace", replayed, "--no-launch-gaps")
-    shown("diff", recorded, replayed, "--save-trace", both)
+    for arguments in (
+        ("import", *files, "--save", recorded),
+        ("replay", *files, "--save-trace", replayed, "--no-launch-gaps"),
+        ("diff", recorded, replayed, "--save-trace", both),
+    ):
+        ran = run("trace", *map(str, arguments))
+        assert ran.code == 0, ran.err
     runs = {path.name: load([path]) for path in (recorded, replayed)}
     assert {lane.rank for lane in runs["recorded.json"].lanes} == {0, 1}
     check(reader, runs, both.read_bytes())
