@@ -74,11 +74,11 @@ def import_(
     from ladder_sim.report.tables.console import show
     from ladder_sim.traces import perfetto
     from ladder_sim.traces.load import load
-    from ladder_sim.traces.summary import summarise
+    from ladder_sim.traces.summary import summarize_run
 
     graph = load(files)
     perfetto.write({"recorded": graph}, save)
-    show(tables.info_report(graph, summarise(graph), top=0))
+    show(tables.info_report(graph, summarize_run(graph), top=0))
 
 
 @trace.command()
@@ -93,10 +93,10 @@ def info(
     from ladder_sim.report import export
     from ladder_sim.report.tables import traces as tables
     from ladder_sim.traces.load import load
-    from ladder_sim.traces.summary import summarise
+    from ladder_sim.traces.summary import summarize_run
 
     graph = load(files)
-    summary = summarise(graph)
+    summary = summarize_run(graph)
     _draw({"recorded": graph}, plot, "Recorded run")
     if json:
         write(export.info_document(graph, summary).to_json(), save)
@@ -176,8 +176,9 @@ def predict(
     from ladder_sim.report.tables import traces as tables
     from ladder_sim.traces import perfetto
     from ladder_sim.traces.blocks import find_passes
+    from ladder_sim.traces.iterations import choose_step
     from ladder_sim.traces.load import load
-    from ladder_sim.traces.wirings import DEFAULT_VARIANTS, choose_step, predict_variants
+    from ladder_sim.traces.wirings import DEFAULT_VARIANTS, predict_variants
     from ladder_sim.units import parse_quantity
 
     names = [name for given in variant or DEFAULT_VARIANTS for name in given.split(",")]
@@ -272,9 +273,7 @@ def _changed(
         except ValueError:
             raise UsageError(f"--scale '{given}' is not KIND=FACTOR", hint="for example --scale gemm=0.5") from None
     if price is not None:
-        from ladder_sim.traces.whatif import all_reduce_price
-
-        graph = whatif.price_all_reduces(graph, all_reduce_price(price))
+        graph = whatif.with_all_reduce_times(graph, whatif.all_reduce_seconds(price))
     if no_launch_gaps:
         graph = whatif.without_launch_gaps(graph)
     return whatif.without_communication(graph) if no_communication else graph

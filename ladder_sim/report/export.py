@@ -16,10 +16,9 @@ from ladder_sim.prediction import Prediction
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.traces.graph import TraceGraph
 from ladder_sim.traces.replay import Replay
-from ladder_sim.traces.summary import RankSummary, Summary
+from ladder_sim.traces.summary import RankSummary, RunSummary
 from ladder_sim.traces.wirings import VariantTime
-from ladder_sim.validation.compare import Comparison, ComparisonsByLevel, Quantity, Spread, evidence, summarize
-from ladder_sim.validation.compare import Summary as ValidationSummary
+from ladder_sim.validation.compare import Comparison, ComparisonsByLevel, Quantity, Spread, Summary, evidence, summarize
 from ladder_sim.validation.dataset import Dataset
 from ladder_sim.validation.splits import PROTOCOLS
 
@@ -211,7 +210,7 @@ def _quantity_fields(name: str, quantity: Quantity | None) -> dict[str, Any]:
     }
 
 
-def _summary_fields(summary: ValidationSummary) -> dict[str, Any]:
+def _summary_fields(summary: Summary) -> dict[str, Any]:
     return {
         "variant": summary.variant,
         "p2p": summary.p2p,
@@ -233,7 +232,7 @@ def _spread_fields(name: str, spread: Spread | None) -> dict[str, Any]:
     }
 
 
-def info_document(graph: TraceGraph, summary: Summary) -> Document:
+def info_document(graph: TraceGraph, summary: RunSummary) -> Document:
     """What a trace holds."""
     return _trace_document(
         graph,
@@ -247,11 +246,10 @@ def info_document(graph: TraceGraph, summary: Summary) -> Document:
 
 def replay_document(replay: Replay) -> Document:
     """Replay and recording, step by step."""
-    unexplained = replay.unexplained()[:20]
     return _trace_document(
         replay.graph,
         steps=[{**asdict(step), "error": step.error} for step in replay.steps],
-        unexplained=[{"op": replay.graph.ops[wait.index].name, "seconds": wait.seconds} for wait in unexplained],
+        unexplained=[{"op": wait.op.name, "seconds": wait.seconds} for wait in replay.unexplained()[:20]],
     )
 
 

@@ -1,6 +1,6 @@
-"""Recorded runs: read a profiler's trace, replay it, change it, write it for Perfetto.
+"""Recorded runs as dependency graphs: `graph` holds their types.
 
-`graph` holds the types and imports `ladder_sim.errors` only. `kineto` (in), `chrome` (out, and back in), `whatif` and
-`steps` build on it alone; `replay` and `summary` also on `ladder_sim.des`. Rewiring a trace is
-`ladder_sim.traces.rewire`.
+`load` reads a profiler's files (`kineto`) or our own (`perfetto`, which also writes them). `replay` simulates a graph,
+`summary` sums it up, `whatif` changes its times. `rewire` puts the transformer blocks that `blocks` finds into another
+wiring, and `wirings` compares the results. `predicted` makes a graph of a simulated step.
 """

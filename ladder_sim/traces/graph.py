@@ -1,7 +1,7 @@
 """A run as a dependency graph: what ran where, when, and after what.
 
-Not a `graph.ops.StepGraph`: the ops of that have shapes from which costs follow, and a stream that follows from their
-kind. An op of a trace has neither, but measured times, and runs on any of many streams and CPU threads.
+The ops of a `graph.ops.StepGraph` have shapes, from which their costs follow, and their kind decides the stream. The
+ops of a trace have neither. They have measured times, and run on any number of streams and CPU threads.
 """
 
 import re
@@ -9,30 +9,30 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-# kinds of ops that communicate
+# kinds of collectives
 COLLECTIVES = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv"})
-# what a CPU does to keep a device busy: between its calls, and in them
+# work of a CPU between its calls to a device, and in them
 HOST_KINDS = frozenset({"host", "launch"})
 _LAYER = re.compile(r"layers?[._]?\d+")
-# group of an op that meets no peers; step of an op outside all steps
+# group of an op without peers; step of an op outside all steps
 ALONE = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """A device stream or a CPU thread: its ops run one at a time, in their order."""
+    """A device stream or a CPU thread: it runs its ops one at a time, in order."""
 
     name: str
     """E.g. "stream 7" or "thread 2910249"."""
     rank: int = 0
-    """The process it belongs to."""
+    """Rank of its process."""
     device: bool = True
     """A stream of the GPU; False: a CPU thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
-    """What is recorded of a collective besides its time."""
+    """Recorded properties of a collective other than its time."""
 
     message_bytes: float = 0.0
     """This rank's input; 0: not recorded."""
@@ -52,29 +52,27 @@ class TraceOp:
     """One of COLLECTIVES, "host", "launch", "sync", "memcpy", "memset", or the family of a kernel: "gemm", "norm", ...
     """
     lane: int
-    """Position of its lane."""
+    """Position of its lane in `TraceGraph.lanes`."""
     start_s: float
     """Recorded, seconds from the start of the run."""
     end_s: float
-    """Recorded."""
+    """Recorded, seconds from the start of the run."""
     duration_s: float
-    """What it takes once everything it waits for is there: less than recorded where it spent time waiting."""
+    """Time without waiting: less than recorded if it waited for other ops."""
     after: tuple[int, ...] = ()
-    """Ops that must have ended before, besides the one before it on its lane."""
+    """Ops that must end before it starts, in addition to the one before it on its lane."""
     lead_s: float = 0.0
-    """Its lane is held this long before it starts; 0 in everything a profiler recorded."""
+    """Its lane is blocked this long before it starts; 0 in all recorded runs."""
     group: int = ALONE
     """Ops of one group start together: the ranks of a collective."""
-    origin: str = ""
-    """Operator that launched it, e.g. "aten::mm"."""
     step: int = ALONE
-    """Position of its iteration."""
+    """Position of its iteration in `TraceGraph.steps`."""
     collective: Collective | None = None
-    """Of a collective."""
+    """Set for collectives."""
 
     @property
-    def kin(self) -> str:
-        """Its name without the number of a layer, which some names tell: the same for the same op of every layer."""
+    def name_in_layer(self) -> str:
+        """The name without a layer number, if it has one: the same for the same op of every layer."""
         return _LAYER.sub("layer", self.name)
 
     @property
@@ -85,51 +83,46 @@ class TraceOp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceGraph:
-    """All ranks' ops in issue order: each lane runs its own in the order they stand here."""
+    """All ranks' ops in issue order: each lane runs its own ops in this order."""
 
     ops: tuple[TraceOp, ...]
-    """In order of time."""
+    """Each after the ops it waits for, otherwise in order of time."""
     lanes: tuple[Lane, ...]
-    """What they run on."""
+    """The lanes they run on."""
     steps: tuple[str, ...] = ()
     """Names of the iterations."""
     notes: tuple[str, ...] = ()
-    """What the recording does not say."""
+    """What the trace does not record."""
 
     def queues(self) -> list[list[int]]:
-        """Positions of every lane's ops."""
+        """Positions of the ops of every lane."""
         queues: list[list[int]] = [[] for _ in self.lanes]
         for index, op in enumerate(self.ops):
             queues[op.lane].append(index)
         return queues
 
     def before_on_lane(self) -> dict[int, int]:
-        """The op just before each on its lane."""
+        """Positions of ops, each with the op before it on its lane."""
         return {after: before for queue in self.queues() for before, after in pairwise(queue)}
 
     def communication_lanes(self) -> frozenset[int]:
-        """Device streams, or threads of a CPU backend, that do hardly anything but collectives."""
-        found = set()
+        """Device streams, or threads of a CPU backend, that spend most of their time on collectives."""
+        lanes = set()
         for lane, queue in enumerate(self.queues()):
             work = [self.ops[index] for index in queue if self.ops[index].kind not in HOST_KINDS]
             total_s = sum(op.end_s - op.start_s for op in work)
-            talk_s = sum(op.end_s - op.start_s for op in work if op.communicates)
-            if talk_s > 0.5 * total_s:
-                found.add(lane)
-        return frozenset(found)
+            comm_s = sum(op.end_s - op.start_s for op in work if op.communicates)
+            if comm_s > 0.5 * total_s:
+                lanes.add(lane)
+        return frozenset(lanes)
 
     def of_step(self, step: int) -> "TraceGraph":
-        """One iteration by itself, from time zero."""
+        """One iteration alone, from time zero."""
         return self.keep([index for index, op in enumerate(self.ops) if op.step == step]).with_starts()
 
     def with_starts(self) -> "TraceGraph":
-        """Let each CPU thread that waits for nothing begin when it did: the time until then is its own."""
-        firsts = [queue[0] for queue in self.queues() if queue]
-        late = [
-            op
-            for op in (self.ops[index] for index in firsts)
-            if op.start_s > 0 and not op.after and not self.lanes[op.lane].device
-        ]
+        """Let each CPU thread that waits for nothing begin at its recorded time."""
+        firsts = [self.ops[queue[0]] for queue in self.queues() if queue]
         starts = [
             TraceOp(
                 name="start",
@@ -140,13 +133,14 @@ class TraceGraph:
                 duration_s=op.start_s,
                 step=op.step,
             )
-            for op in late
+            for op in firsts
+            if op.start_s > 0 and not op.after and not self.lanes[op.lane].device
         ]
         moved = (replace(op, after=tuple(before + len(starts) for before in op.after)) for op in self.ops)
         return replace(self, ops=(*starts, *moved))
 
     def keep(self, chosen: Iterable[int]) -> "TraceGraph":
-        """Only the ops at these positions; what depended on another op no longer does."""
+        """Only the ops at these positions. Dependencies on other ops are dropped."""
         kept = sorted(chosen)
         position = {old: new for new, old in enumerate(kept)}
         origin_s = min((self.ops[old].start_s for old in kept), default=0.0)
@@ -164,29 +158,29 @@ class TraceGraph:
         )
 
     def without(self, dropped: Collection[int]) -> "TraceGraph":
-        """Take ops out; what depended on one of them depends on what that one depended on."""
-        heirs: dict[int, tuple[int, ...]] = {}
+        """Remove ops. An op that depended on a removed op inherits its dependencies."""
+        inherited: dict[int, tuple[int, ...]] = {}
 
-        def real(after: Sequence[int]) -> Iterator[int]:
+        def kept(after: Sequence[int]) -> Iterator[int]:
             for before in after:
                 if before in dropped:
-                    yield from heirs[before]
+                    yield from inherited[before]
                 else:
                     yield before
 
         position: dict[int, int] = {}
         ops: list[TraceOp] = []
         for index, op in enumerate(self.ops):
-            after = tuple(dict.fromkeys(real(op.after)))
+            after = tuple(dict.fromkeys(kept(op.after)))
             if index in dropped:
-                heirs[index] = after
+                inherited[index] = after
             else:
                 position[index] = len(ops)
                 ops.append(replace(op, after=after))
         return replace(self, ops=tuple(replace(op, after=tuple(position[before] for before in op.after)) for op in ops))
 
     def arranged(self, order: Sequence[int], changed: Mapping[int, TraceOp]) -> "TraceGraph":
-        """The ops in another order, some replaced; `changed` and their dependencies are in the present numbering."""
+        """The ops in another order, some replaced. `changed` and its dependencies use the present positions."""
         position = {old: new for new, old in enumerate(order)}
         chosen = (changed.get(old, self.ops[old]) for old in order)
         return replace(

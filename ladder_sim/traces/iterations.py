@@ -1,16 +1,17 @@
-"""Finds iterations that nothing marked: what a device runs from some point to the end, over and over."""
+"""Iterations of a trace: those without marks are found by repetition, one is chosen by name."""
 
 from bisect import bisect_right
 from dataclasses import replace
 
+from ladder_sim.errors import UsageError
 from ladder_sim.traces.graph import ALONE, TraceGraph
 
 
 def mark_repetitions(graph: TraceGraph) -> TraceGraph:
-    """Number the iterations of a trace without marks; it stays as it is if the end of it repeats nothing.
+    """Number the iterations of a trace without marks; a trace that does not end in a repetition stays as it is.
 
-    A period has to reach the very end of the trace. So the layers of a single forward pass are none: what follows the
-    last of them, an LM head, breaks the pattern.
+    A repetition must last until the end of the trace. So the layers of a single forward pass are not taken for
+    iterations: the LM head that follows them breaks the pattern.
     """
     queues = [queue for queue, lane in zip(graph.queues(), graph.lanes, strict=True) if lane.device]
     if graph.steps or not queues:
@@ -21,7 +22,7 @@ def mark_repetitions(graph: TraceGraph) -> TraceGraph:
     if not period:
         return graph
     whole = _repeated(names, period) // period
-    # positions of the first op of each iteration, the first of which ends where the second begins
+    # position of the first op of each iteration
     firsts = [queue[len(queue) - period * (whole + 1 - number)] for number in range(whole + 1)]
     starts_s = [_launched_s(graph, first) for first in firsts]
 
@@ -32,15 +33,32 @@ def mark_repetitions(graph: TraceGraph) -> TraceGraph:
     return replace(graph, ops=ops, steps=tuple(f"iteration {number + 1}" for number in range(whole + 1)))
 
 
+def choose_step(graph: TraceGraph, step: str | None) -> TraceGraph:
+    """The iteration of this name; by default the last, or the whole trace if it has no iterations.
+
+    Raises
+    ------
+    UsageError
+        No iteration has this name.
+    """
+    if step is None:
+        return graph.of_step(len(graph.steps) - 1) if graph.steps else graph
+    if step not in graph.steps:
+        raise UsageError(
+            f"no step '{step}' in the trace", hint=f"steps: {', '.join(graph.steps) or 'none; leave --step out'}"
+        )
+    return graph.of_step(graph.steps.index(step))
+
+
 def _launched_s(graph: TraceGraph, index: int) -> float:
-    """When the CPU launched an op; an op of a CPU itself, when it started."""
+    """When the CPU launched an op; for an op of the CPU, its start."""
     op = graph.ops[index]
     launches = [graph.ops[before].start_s for before in op.after if graph.ops[before].kind == "launch"]
     return launches[0] if launches and graph.lanes[op.lane].device else op.start_s
 
 
 def _period(names: list[str]) -> int:
-    """Length of the shortest pattern that the list ends with twice; 0 if there is none.
+    """Length of the shortest pattern that ends the list twice in a row; 0 if there is none.
 
     Examples
     --------
@@ -58,7 +76,7 @@ def _period(names: list[str]) -> int:
 
 
 def _repeated(names: list[str], period: int) -> int:
-    """Names from the end that equal the one a period before."""
+    """Number of names at the end that equal the name one period before."""
     count = 0
     while count + period < len(names) and names[-1 - count] == names[-1 - count - period]:
         count += 1

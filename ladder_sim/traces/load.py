@@ -1,4 +1,4 @@
-"""Reads trace files of any kind that the package knows."""
+"""Reads trace files: torch.profiler's, or those that `ladder-sim trace export` wrote."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,9 +12,9 @@ from ladder_sim.traces.kineto.cuda import cuda_rank
 from ladder_sim.traces.kineto.draft import RankDraft
 from ladder_sim.traces.kineto.execution import ExecutionTrace, read_execution_trace
 from ladder_sim.traces.kineto.ranks import join
-from ladder_sim.traces.kineto.reader import CALL_CATEGORIES, GPU_CATEGORIES, Recorded, read_document, recorded
+from ladder_sim.traces.kineto.reader import CALL_CATEGORIES, GPU_CATEGORIES, KinetoFile, read_document, sort_events
 
-# ends the name of an execution trace
+# the names of execution traces contain this
 _EXECUTION = ".execution.json"
 
 
@@ -24,59 +24,55 @@ def load(paths: Sequence[Path]) -> TraceGraph:
     Parameters
     ----------
     paths
-        One file for each rank, of `torch.profiler`, or a folder of them; or one that `ladder-sim trace export` wrote.
-        Beside ``X.json`` or ``X.json.gz`` may lie ``X.execution.json`` or ``X.execution.json.gz``, of
-        `torch.profiler.ExecutionTraceObserver`.
+        Files of `torch.profiler`, one for each rank, or a folder of them; or one file of `ladder-sim trace export`.
+        The execution trace of ``X.json`` or ``X.json.gz``, by `torch.profiler.ExecutionTraceObserver`, is
+        ``X.execution.json`` or ``X.execution.json.gz`` in the same folder.
 
     Raises
     ------
     UsageError
-        A file cannot be read, or holds nothing that can be replayed.
+        A file cannot be read, or holds nothing to replay.
     """
-    files: list[RankDraft] = []
-    chosen = [file for path in paths for file in _traces(path)]
-    for path in chosen:
-        document = read_document(path)
+    ranks: list[RankDraft] = []
+    files = [file for path in paths for file in _traces(path)]
+    for file in files:
+        document = read_document(file)
         if perfetto.is_own(document):
-            if len(chosen) > 1:
-                raise UsageError(f"trace '{path}' holds all ranks of a run", hint="give it alone")
-            return perfetto.parse(document, path)
-        files.append(_rank(recorded(document, path), path))
-    return mark_repetitions(join(files))
+            if len(files) > 1:
+                raise UsageError(f"trace '{file}' holds all ranks of a run", hint="give this file alone")
+            return perfetto.parse(document, file)
+        ranks.append(_rank(sort_events(document), file))
+    return mark_repetitions(join(ranks))
 
 
 def _traces(path: Path) -> list[Path]:
-    """The files that a path given stands for; execution traces come with the trace that they lie beside."""
+    """The traces of a path: itself, or the files of a folder. Execution traces are read with their trace."""
     if not path.is_dir():
         return [] if _EXECUTION in path.name else [path]
-    found = [file for file in sorted(path.glob("*.json*")) if _EXECUTION not in file.name]
-    if not found:
-        raise UsageError(f"no traces in the folder '{path}'", hint="give one that holds *.json or *.json.gz files")
-    return found
+    files = [file for file in sorted(path.glob("*.json*")) if _EXECUTION not in file.name]
+    if not files:
+        raise UsageError(f"no traces in the folder '{path}'", hint="give a folder with *.json or *.json.gz files")
+    return files
 
 
 def _execution_trace(path: Path) -> ExecutionTrace | None:
     stem = path.name.partition(".json")[0]
     candidates = (path.with_name(f"{stem}{_EXECUTION}{end}") for end in ("", ".gz"))
-    beside = next((candidate for candidate in candidates if candidate.exists()), None)
-    return read_execution_trace(beside) if beside is not None else None
+    return next((read_execution_trace(candidate) for candidate in candidates if candidate.exists()), None)
 
 
-def _rank(found: Recorded, path: Path) -> RankDraft:
-    if any(found.events[name] for name in GPU_CATEGORIES):
-        return cuda_rank(found)
-    if communicates(found):
-        return cpu_rank(found, _execution_trace(path))
-    has = (
-        "calls of the CUDA runtime, but no GPU events"
-        if any(found.events[name] for name in CALL_CATEGORIES)
-        else (
-            "operators, but neither GPU events nor collectives of CPUs"
-            if found.events["cpu_op"]
-            else "nothing that ran"
-        )
-    )
+def _rank(file: KinetoFile, path: Path) -> RankDraft:
+    if any(file.events[name] for name in GPU_CATEGORIES):
+        return cuda_rank(file)
+    if communicates(file):
+        return cpu_rank(file, _execution_trace(path))
+    if any(file.events[name] for name in CALL_CATEGORIES):
+        content = "calls of the CUDA runtime, but no GPU events"
+    elif file.events["cpu_op"]:
+        content = "operators, but neither GPU events nor collectives of CPUs"
+    else:
+        content = "no events of calls, operators or kernels"
     raise UsageError(
-        f"trace '{found.path}' holds {has}",
+        f"trace '{path}' holds {content}",
         hint="record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], or on CPUs with the gloo backend",
     )

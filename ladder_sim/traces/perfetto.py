@@ -1,23 +1,22 @@
-"""Timelines as JSON for Perfetto and chrome://tracing: a process for each rank, a thread for each stream.
+"""Writes graphs as JSON for Perfetto and chrome://tracing, and reads them back.
 
-Arrows show what an op waits for; exposed communication is marked in a track of its own. What a `TraceGraph` holds
-beyond times travels in the events' arguments, or for ops that are not drawn beside them, so that a file read back gives
-the same graph.
+A rank becomes a process, a lane a thread. Arrows show dependencies; exposed communication has a track of its own. The
+events' arguments hold all fields of their ops. Ops that are not drawn are listed apart. So a file that is read back
+gives the same graph.
 """
 
 import gzip
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, asdict, fields
+from dataclasses import asdict, fields
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ladder_sim.des.spans import subtract
 from ladder_sim.errors import UsageError
 from ladder_sim.traces.graph import Collective, Lane, TraceGraph, TraceOp
 from ladder_sim.traces.kineto.reader import Event
-from ladder_sim.traces.summary import spans_of
+from ladder_sim.traces.summary import exposed_spans
 
 SCHEMA_VERSION = 1
 _KEY = "ladder_sim"
@@ -25,12 +24,13 @@ _EXPOSED = "exposed communication"
 # nanoseconds of the format's unit
 _US = 1000
 _CATEGORIES = {"memcpy": "gpu_memcpy", "memset": "gpu_memset"}
+_FIELDS = {item.name: item.default for item in fields(TraceOp)}
 
 
 def to_json(runs: dict[str, TraceGraph]) -> str:
-    """A file for Perfetto: one run, or several side by side, by their names."""
+    """A file for Perfetto with one run, or several next to each other, by name."""
     events: list[dict[str, Any]] = []
-    # every process, thread and arrow has its own: Perfetto takes a thread with its process's number for the main one
+    # numbers are unique: Perfetto takes a thread with the number of its process for the main thread
     numbers = count(1)
     for name, graph in runs.items():
         events += _run(graph, f"{name}: " if len(runs) > 1 else "", numbers)
@@ -60,7 +60,7 @@ def write(runs: dict[str, TraceGraph], path: Path) -> None:
         path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
     except OSError as error:
         raise UsageError(
-            f"'{path}' cannot be written: {error.strerror or error}", hint="choose a folder that is there"
+            f"'{path}' cannot be written: {error.strerror or error}", hint="choose a folder that exists"
         ) from error
 
 
@@ -75,7 +75,7 @@ def parse(document: dict[str, Any], path: Path) -> TraceGraph:
     Raises
     ------
     UsageError
-        The file is of another version, holds several runs, or was changed.
+        The file has another version, holds several runs, or was changed.
     """
     about = document[_KEY]
     try:
@@ -86,11 +86,12 @@ def parse(document: dict[str, Any], path: Path) -> TraceGraph:
             )
         if len(about["runs"]) != 1:
             raise UsageError(
-                f"trace '{path}' holds several runs: {', '.join(about['runs'])}", hint="give the file of one of them"
+                f"trace '{path}' holds several runs: {', '.join(about['runs'])}",
+                hint="export each run to a file of its own",
             )
         drawn = [event.args for event in document["traceEvents"] if type(event) is Event and "op" in event.args]
         rows = sorted([*drawn, *about.get("not_drawn", ())], key=lambda row: row["op"])
-        # ops name those they wait for by number
+        # ops refer to each other by number
         if [row["op"] for row in rows] != list(range(len(rows))):
             raise ValueError("an op is missing")
         return TraceGraph(
@@ -105,27 +106,27 @@ def parse(document: dict[str, Any], path: Path) -> TraceGraph:
         ) from error
 
 
-class _Thread(NamedTuple):
-    """Where an event belongs."""
+class _Track(NamedTuple):
+    """The place of an event."""
 
     pid: int
     """Number of its process."""
     tid: int
-    """Of the thread itself."""
+    """Number of its thread."""
 
 
 def _run(graph: TraceGraph, prefix: str, numbers: Iterator[int]) -> Iterator[dict[str, Any]]:
-    threads: dict[int, _Thread] = {}
+    threads: dict[int, _Track] = {}
     for rank in sorted({lane.rank for lane in graph.lanes}):
         process = next(numbers)
         yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": f"{prefix}rank {rank}"}}
         own = [number for number, lane in enumerate(graph.lanes) if lane.rank == rank]
-        threads |= {number: _Thread(process, next(numbers)) for number in own}
-        exposed = _Thread(process, next(numbers))
+        threads |= {number: _Track(process, next(numbers)) for number in own}
+        exposed = _Track(process, next(numbers))
         for number in own:
             yield _thread_name(threads[number], graph.lanes[number].name)
         yield _thread_name(exposed, _EXPOSED)
-        for start_s, end_s in subtract(*spans_of(graph, rank)):
+        for start_s, end_s in exposed_spans(graph, rank):
             if _ns(start_s) < _ns(end_s):
                 yield _slice(_EXPOSED, "exposed", exposed, (_ns(start_s), _ns(end_s)), {})
     drawn = _drawn(graph)
@@ -137,13 +138,13 @@ def _run(graph: TraceGraph, prefix: str, numbers: Iterator[int]) -> Iterator[dic
 
 
 def _arrows(
-    graph: TraceGraph, drawn: Mapping[int, tuple[int, int]], threads: Mapping[int, _Thread], numbers: Iterator[int]
+    graph: TraceGraph, drawn: Mapping[int, tuple[int, int]], threads: Mapping[int, _Track], numbers: Iterator[int]
 ) -> Iterator[dict[str, Any]]:
-    """What ops wait for on other lanes."""
+    """Dependencies between lanes."""
     for index, (start_ns, _) in drawn.items():
         op = graph.ops[index]
         for before in op.after:
-            # Perfetto would turn an arrow around that ends in a call that blocked, begun before what it waits for
+            # a blocking call may begin before the op it waits for; Perfetto would draw that arrow in reverse
             if graph.ops[before].lane != op.lane and before in drawn and drawn[before][0] <= start_ns:
                 arrow = {"bp": "e", "id": next(numbers), "cat": "dependency", "name": "dependency"}
                 yield {"ph": "s", **arrow, **threads[graph.ops[before].lane]._asdict(), "ts": drawn[before][0] / _US}
@@ -151,10 +152,10 @@ def _arrows(
 
 
 def _drawn(graph: TraceGraph) -> dict[int, tuple[int, int]]:
-    """Start and end of the ops that a viewer shows, in whole nanoseconds.
+    """Start and end of the ops that are drawn, in whole nanoseconds.
 
-    Perfetto counts in these, drops an op that begins before the end of the one ahead of it on its thread, even by less
-    than one, and stacks ops that take no time at all on top of each other.
+    Perfetto counts in whole nanoseconds. It drops an op that begins before the end of the op ahead of it on its thread,
+    even by a fraction of one, and stacks ops that take no time.
     """
     spans: dict[int, tuple[int, int]] = {}
     free_ns = [0] * len(graph.lanes)
@@ -166,7 +167,7 @@ def _drawn(graph: TraceGraph) -> dict[int, tuple[int, int]]:
     return spans
 
 
-def _thread_name(thread: _Thread, name: str) -> dict[str, Any]:
+def _thread_name(thread: _Track, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": "thread_name", **thread._asdict(), "args": {"name": name}}
 
 
@@ -175,7 +176,7 @@ def _ns(seconds: float) -> int:
 
 
 def _slice(
-    name: str, category: str, thread: _Thread, span: tuple[int, int], arguments: dict[str, Any]
+    name: str, category: str, thread: _Track, span: tuple[int, int], arguments: dict[str, Any]
 ) -> dict[str, Any]:
     start_ns, end_ns = span
     return {
@@ -189,21 +190,18 @@ def _slice(
     }
 
 
-_DEFAULTS = {
-    item.name: item.default for item in fields(TraceOp) if item.default is not MISSING and item.name != "collective"
-}
-
-
 def _arguments(index: int, op: TraceOp) -> dict[str, Any]:
-    """Everything about an op, in seconds, so that nothing is lost by rounding to Perfetto's microseconds."""
-    row = {"op": index, **{item.name: getattr(op, item.name) for item in fields(op) if item.name != "collective"}}
-    if op.collective is not None:
-        row["collective"] = asdict(op.collective)
-    return {key: value for key, value in row.items() if key not in _DEFAULTS or value != _DEFAULTS[key]}
+    """All fields of an op that differ from the default; times in seconds, as Perfetto's microseconds are rounded."""
+    row = {
+        "op": index,
+        **{name: getattr(op, name) for name, default in _FIELDS.items() if getattr(op, name) != default},
+    }
+    return row | {"collective": asdict(op.collective)} if op.collective is not None else row
 
 
 def _op(row: Mapping[str, Any]) -> TraceOp:
-    values = {key: value for key, value in row.items() if key != "op"}
+    # earlier versions wrote more fields
+    values = {name: row[name] for name in _FIELDS if name in row}
     values["after"] = tuple(values.get("after", ()))
     if "collective" in values:
         values["collective"] = Collective(**values["collective"])

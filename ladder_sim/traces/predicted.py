@@ -1,4 +1,4 @@
-"""A step that the simulator predicts, as a trace."""
+"""A predicted forward pass as a trace."""
 
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.graph.ops import CollectiveShape, Op, Phase
@@ -12,7 +12,7 @@ from ladder_sim.traces.replay import from_timeline
 def predicted_step(
     scenario: Scenario, phase: Phase, *, profile: str | None = None, engine: Engine = "fast"
 ) -> TraceGraph:
-    """Every layer of one forward pass; a decode step attends to the prompt and half of the new tokens."""
+    """Simulate every layer of one forward pass. A decode step attends to the prompt and half of the new tokens."""
     workload = scenario.workload
     context = workload.prompt + (workload.gen // 2 if phase == "decode" else 0)
     costs = KernelCosts(scenario, resolve_profile(scenario, profile))

@@ -1,13 +1,14 @@
-"""Rewires a recorded forward pass: the kernels that ran, in the order that another residual wiring leaves them.
+"""Rewires a recorded forward pass: the same kernels with the dependencies of another residual wiring.
 
-The blocks' all-reduces leave the compute stream for one of their own, and each block waits for the outputs that its
-wiring joins (`variants.py`) instead of the block's before. A residual add that a wiring does later moves to where that
-is; where an engine fuses adds into norms there is none to move, and the norms stay as they are.
+All-reduces on the compute stream move to a stream of their own. Each block waits for the outputs that its wiring joins
+(`graph/variants.py`) instead of the output of the block before. A residual add that the wiring does later moves there.
+An engine that fuses adds into norms has no adds to move; the norms stay as they are.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import canonical, wiring
@@ -15,7 +16,7 @@ from ladder_sim.traces.blocks import Pass, find_passes
 from ladder_sim.traces.graph import Lane, TraceGraph, TraceOp
 
 REWIRED = ("standard", "parallel", "ladder", "hybrid-ladder:K", "upper-bound")
-# name of the stream for all-reduces that ran among the kernels
+# stream for all-reduces that ran on the compute stream
 COMM_LANE = "all-reduce"
 # a cudaStreamWaitEvent, as in the shipped stacks (`ladder_sim/specs/data/stacks`): a physical default, not calibrated
 STREAM_WAIT_S = 1e-6
@@ -29,11 +30,11 @@ def rewire(graph: TraceGraph, variant: str, *, stream_wait_s: float = STREAM_WAI
     graph
         A run in the standard wiring.
     variant
-        One of `REWIRED`. Parallel leaves out the attention's all-reduces and keeps all kernels, so that it gains no
+        One of `REWIRED`. Parallel drops the attention's all-reduces and keeps all kernels, so it does not gain from
         wider GEMMs.
     stream_wait_s
-        What it costs a stream to wait for another, where the trace does not show it because its all-reduces ran among
-        the kernels.
+        Time that a stream takes to wait for another. Used for all-reduces on the compute stream, where the trace does
+        not show it.
 
     Raises
     ------
@@ -43,12 +44,12 @@ def rewire(graph: TraceGraph, variant: str, *, stream_wait_s: float = STREAM_WAI
     name = canonical(variant)
     if name.startswith("desync"):
         raise UsageError(
-            f"variant '{variant}' adds the residual ahead of its all-reduces, in kernels that no standard trace holds",
-            hint=f"rewire as {', '.join(REWIRED)}",
+            f"variant '{variant}' adds the residual before its all-reduces, in kernels that a standard run lacks",
+            hint=f"choose {', '.join(REWIRED)}",
         )
     rewiring = _Rewiring(graph, stream_wait_s)
-    for found in find_passes(graph):
-        rewiring.rewire(found, name)
+    for forward in find_passes(graph):
+        rewiring.rewire(forward, name)
     return rewiring.result()
 
 
@@ -58,26 +59,28 @@ class _Rewiring:
         self.stream_wait_s = stream_wait_s
         self.lanes = list(graph.lanes)
         self.changed: dict[int, TraceOp] = {}
-        # ops that now come just before this one
+        # ops that move to just before this one
         self.moved: dict[int, list[int]] = {}
         self.dropped: set[int] = set()
-        # lead of ops while they waited for an all-reduce
+        # lead of ops as long as they waited for an all-reduce
         self.waiting_s: dict[int, float] = {}
         self.before = graph.before_on_lane()
         self.followers = Counter(before for op in graph.ops for before in op.after)
-        self.least_lead_s = [min((graph.ops[index].lead_s for index in queue), default=0.0) for queue in graph.queues()]
+        self.smallest_lead_s = [
+            min((graph.ops[index].lead_s for index in queue), default=0.0) for queue in graph.queues()
+        ]
 
-    def rewire(self, found: Pass, variant: str) -> None:
+    def rewire(self, forward: Pass, variant: str) -> None:
         if variant not in ("standard", "upper-bound"):
-            for number, index in enumerate(found.reduces):
-                if self.graph.ops[index].lane == found.lane:
-                    self._free(found, number, index)
+            for number, index in enumerate(forward.reduces):
+                if self.graph.ops[index].lane == forward.lane:
+                    self._free(forward, number, index)
         if variant == "upper-bound":
-            self._drop(found, found.reduces)
+            self._drop(forward, forward.reduces)
         elif variant == "parallel":
-            self._drop(found, found.reduces[::2])
+            self._drop(forward, forward.reduces[::2])
         else:
-            self._join(found, variant)
+            self._join(forward, variant)
 
     def result(self) -> TraceGraph:
         moving = {index for group in self.moved.values() for index in group}
@@ -88,13 +91,10 @@ class _Rewiring:
             for index in (*self.moved.get(position, ()), position)
         ]
         for index, op in enumerate(self.graph.ops):
-            # what read the residual behind an add reads it ahead of that add now
-            stale = {before for before in op.after if before in moving and self.graph.ops[before].lane == op.lane}
-            if stale:
-                known = self._op(index)
-                self.changed[index] = replace(
-                    known, after=tuple(before for before in known.after if before not in stale)
-                )
+            # an op that read the residual after an add that moves now reads it before
+            moved_adds = {before for before in op.after if before in moving and self.graph.ops[before].lane == op.lane}
+            if moved_adds:
+                self._change(index, after=tuple(set(self._op(index).after) - moved_adds))
         rewired = replace(self.graph, lanes=tuple(self.lanes)).arranged(order, self.changed)
         position = {old: new for new, old in enumerate(order)}
         return rewired.without({position[index] for index in self.dropped}) if self.dropped else rewired
@@ -102,46 +102,51 @@ class _Rewiring:
     def _op(self, index: int) -> TraceOp:
         return self.changed.get(index, self.graph.ops[index])
 
-    def _free(self, found: Pass, number: int, index: int) -> None:
-        """Give an all-reduce that ran among the kernels a stream, let it wait for what it followed, and be awaited."""
-        lane = Lane(name=COMM_LANE, rank=found.rank, device=self.lanes[found.lane].device)
+    def _change(self, index: int, **fields: Any) -> None:
+        self.changed[index] = replace(self._op(index), **fields)
+
+    def _free(self, forward: Pass, number: int, index: int) -> None:
+        """Move an all-reduce from the compute stream to its own. Its neighbours become its dependencies."""
+        lane = Lane(name=COMM_LANE, rank=forward.rank, device=self.lanes[forward.lane].device)
         if lane not in self.lanes:
             self.lanes.append(lane)
-        op, wait_s = self.graph.ops[index], self.stream_wait_s
-        before = [self.before[index]] if index in self.before else []
-        self.changed[index] = replace(
-            op, lane=self.lanes.index(lane), after=tuple({*op.after, *before}), lead_s=op.lead_s + wait_s
+        op, before = self._op(index), [self.before[index]] if index in self.before else []
+        self._change(
+            index,
+            lane=self.lanes.index(lane),
+            after=tuple({*op.after, *before}),
+            lead_s=op.lead_s + self.stream_wait_s,
         )
-        for behind in found.segments[number][:1]:
-            following = self.graph.ops[behind]
-            self.changed[behind] = replace(following, after=(*following.after, index), lead_s=following.lead_s + wait_s)
+        for behind in forward.segments[number][:1]:
+            op = self._op(behind)
+            self._change(behind, after=(*op.after, index), lead_s=op.lead_s + self.stream_wait_s)
 
-    def _consumers(self, found: Pass, number: int) -> list[int]:
-        """Ops behind an all-reduce that wait for it."""
-        reduce = found.reduces[number]
-        return [index for index in found.segments[number] if reduce in self._op(index).after]
+    def _consumers(self, forward: Pass, number: int) -> list[int]:
+        """Ops of the next segment that wait for the all-reduce."""
+        reduce = forward.reduces[number]
+        return [index for index in forward.segments[number] if reduce in self._op(index).after]
 
-    def _join(self, found: Pass, variant: str) -> None:
-        """Let each block wait for the outputs it joins; adds that come later move to the end of the pass."""
-        plan = wiring(variant, found.layers)
+    def _join(self, forward: Pass, variant: str) -> None:
+        """Let each block wait for the outputs it joins, and move the adds that it does later."""
+        plan = wiring(variant, forward.layers)
         joins = [block.joins for layer in plan.layers for block in layer.blocks]
         spare: list[int] = []
         for number, joined in enumerate([*joins[1:], plan.final_joins]):
-            # the block behind all-reduce `number`, or the end of the pass
-            outputs = [found.reduces[number + 1 - back] for back in joined]
-            consumers = self._consumers(found, number) or list(found.segments[number][:1])
+            # the block after all-reduce `number`, or the end of the pass
+            outputs = [forward.reduces[number + 1 - back] for back in joined]
+            consumers = self._consumers(forward, number) or list(forward.segments[number][:1])
             added = next((index for index in consumers[:1] if self._op(index).kind == "add"), None)
-            self._release(consumers, found.reduces[number])
+            self._release(consumers, forward.reduces[number])
             if not outputs and added is not None:
                 spare.append(added)
                 continue
             if added is not None and len(outputs) > 1:
-                self._move(found, spare, added, outputs)
+                self._move(forward, spare, added, outputs)
                 outputs = outputs[-1:]
             self._await(consumers[:1], outputs)
 
-    def _move(self, found: Pass, spare: list[int], ahead_of: int, outputs: Sequence[int]) -> None:
-        """Put spare adds in front of an add, each behind its own output."""
+    def _move(self, forward: Pass, spare: list[int], ahead_of: int, outputs: Sequence[int]) -> None:
+        """Move spare adds to just before an add; each waits for an output."""
         for output in outputs[:-1]:
             if spare:
                 index = spare.pop(0)
@@ -154,34 +159,33 @@ class _Rewiring:
                 self._await([ahead_of], (output,))
 
     def _launch(self, index: int) -> list[int]:
-        """The call that enqueues an op and nothing else, and the CPU's time ahead of it."""
+        """The call that enqueues only this op, and the CPU time before it."""
         calls = [call for call in self.graph.ops[index].after if self.graph.ops[call].kind == "launch"]
         alone = [call for call in calls if self.followers[call] == 1]
         ahead = [self.before[call] for call in alone if call in self.before]
         return sorted({*alone, *(gap for gap in ahead if self.graph.ops[gap].kind == "host")})
 
-    def _drop(self, found: Pass, reduces: Sequence[int]) -> None:
-        for number, index in enumerate(found.reduces):
+    def _drop(self, forward: Pass, reduces: Sequence[int]) -> None:
+        for number, index in enumerate(forward.reduces):
             if index in reduces:
                 self.dropped.add(index)
-                for consumer in self._consumers(found, number):
-                    self._quicken(consumer)
+                for consumer in self._consumers(forward, number):
+                    self._shorten_lead(consumer)
 
     def _await(self, consumers: Sequence[int], outputs: Sequence[int]) -> None:
         for consumer in consumers if outputs else ():
             op = self._op(consumer)
-            self.changed[consumer] = replace(
-                op, after=tuple({*op.after, *outputs}), lead_s=max(op.lead_s, self.waiting_s.get(consumer, 0.0))
-            )
+            lead_s = max(op.lead_s, self.waiting_s.get(consumer, 0.0))
+            self._change(consumer, after=tuple({*op.after, *outputs}), lead_s=lead_s)
 
     def _release(self, consumers: Sequence[int], reduce: int) -> None:
         for consumer in consumers:
             op = self._op(consumer)
             self.waiting_s[consumer] = op.lead_s
-            self.changed[consumer] = replace(op, after=tuple(before for before in op.after if before != reduce))
-            self._quicken(consumer)
+            self._change(consumer, after=tuple(before for before in op.after if before != reduce))
+            self._shorten_lead(consumer)
 
-    def _quicken(self, consumer: int) -> None:
-        """An op that waits for no other stream starts like the others of its lane."""
+    def _shorten_lead(self, consumer: int) -> None:
+        """Give an op that no longer waits for another stream the smallest lead of its lane."""
         op = self._op(consumer)
-        self.changed[consumer] = replace(op, lead_s=min(op.lead_s, self.least_lead_s[op.lane]))
+        self._change(consumer, lead_s=min(op.lead_s, self.smallest_lead_s[op.lane]))

@@ -1,4 +1,4 @@
-"""Where the time of a run goes: ops, communication hidden and exposed, the critical path."""
+"""Sums up a run: time of each op, hidden and exposed communication, the critical path."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -8,62 +8,62 @@ from ladder_sim.des.timeline import Timeline
 from ladder_sim.traces.graph import TraceGraph
 from ladder_sim.traces.replay import to_timeline
 
-# what a CPU does around the work
+# kinds that neither compute nor communicate
 _NO_WORK = frozenset({"host", "launch", "sync"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpTotal:
-    """All ops of one kind and name, whatever their layer."""
+    """All ops of one kind and name, in all layers."""
 
     kind: str
     """As in `TraceOp`."""
     name: str
-    """Without the number of a layer."""
+    """The name without a layer number."""
     count: int
-    """How many."""
+    """Number of ops."""
     seconds: float
-    """Start to end, summed over all of them."""
+    """Sum of their times from start to end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSummary:
-    """Communication of one rank."""
+    """Communication and computation of one rank."""
 
     rank: int
-    """Its number."""
+    """Number of the rank."""
     comm_s: float
-    """Time in which any collective runs."""
+    """Time in which a collective runs."""
     exposed_s: float
-    """Of that, while nothing computes."""
+    """The part of `comm_s` in which nothing computes."""
     busy_s: float
-    """Time in which anything computes."""
+    """Time in which something computes."""
 
     @property
     def hidden_s(self) -> float:
-        """Communication while something computes."""
+        """The part of `comm_s` in which something computes."""
         return self.comm_s - self.exposed_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """A run, summed up."""
+class RunSummary:
+    """Totals of a run."""
 
     seconds: float
     """First start to last end."""
     totals: tuple[OpTotal, ...]
-    """Longest first."""
+    """By time, longest first."""
     ranks: tuple[RankSummary, ...]
-    """Communication."""
+    """By rank."""
     critical_s: dict[str, float]
-    """Share of each kind along the critical path, "waiting" for what the graph does not explain."""
+    """Time of each kind on the critical path; "waiting" is time that no op on it explains."""
 
 
-def summarise(graph: TraceGraph) -> Summary:
-    """Sum up a run as recorded (or as simulated, if its times are)."""
+def summarize_run(graph: TraceGraph) -> RunSummary:
+    """Sum up a run at the times of its ops, recorded or simulated."""
     totals: dict[tuple[str, str], list[float]] = defaultdict(list)
     for op in graph.ops:
-        totals[op.kind, op.kin].append(op.end_s - op.start_s)
+        totals[op.kind, op.name_in_layer].append(op.end_s - op.start_s)
     ranks = []
     for rank in sorted({lane.rank for lane in graph.lanes}):
         comm, compute = spans_of(graph, rank)
@@ -74,7 +74,7 @@ def summarise(graph: TraceGraph) -> Summary:
         )
     seconds = max((op.end_s for op in graph.ops), default=0.0) - min((op.start_s for op in graph.ops), default=0.0)
     ordered = sorted(totals.items(), key=lambda item: -sum(item[1]))
-    return Summary(
+    return RunSummary(
         seconds=seconds,
         totals=tuple(
             OpTotal(kind=kind, name=name, count=len(times), seconds=sum(times)) for (kind, name), times in ordered
@@ -92,13 +92,18 @@ def spans_of(graph: TraceGraph, rank: int) -> tuple[Spans, Spans]:
     return comm, compute
 
 
+def exposed_spans(graph: TraceGraph, rank: int) -> Spans:
+    """When a rank communicates and computes nothing."""
+    return subtract(*spans_of(graph, rank))
+
+
 def _critical(graph: TraceGraph, timeline: Timeline, seconds: float) -> dict[str, float]:
     shares: dict[str, float] = defaultdict(float)
-    reached_s: float | None = None
+    # end of the path so far
+    front_s = float("-inf")
     for index in timeline.critical_path():
         op = graph.ops[index]
-        start_s = op.start_s if reached_s is None else max(op.start_s, reached_s)
-        shares[op.kind] += max(0.0, op.end_s - start_s)
-        reached_s = op.end_s if reached_s is None else max(reached_s, op.end_s)
+        shares[op.kind] += max(0.0, op.end_s - max(op.start_s, front_s))
+        front_s = max(op.end_s, front_s)
     shares["waiting"] = max(0.0, seconds - sum(shares.values()))
     return dict(sorted(shares.items(), key=lambda item: -item[1]))

@@ -17,10 +17,11 @@ from ladder_sim.cli.trace import trace
 from ladder_sim.errors import UsageError
 from ladder_sim.traces.blocks import find_passes
 from ladder_sim.traces.graph import TraceGraph
+from ladder_sim.traces.iterations import choose_step
 from ladder_sim.traces.load import load
 from ladder_sim.traces.replay import replay, simulate
-from ladder_sim.traces.summary import summarise
-from ladder_sim.traces.wirings import choose_step, predict_variants
+from ladder_sim.traces.summary import summarize_run
+from ladder_sim.traces.wirings import predict_variants
 from runtime.trace import recorded_steps
 from tests.conftest import REPO, unavailable
 from tests.support.trace_capture import LAYERS, STEPS
@@ -83,7 +84,7 @@ def test_replay_meets_the_recording(captured: Path, name: str) -> None:
 
 
 def test_only_ladder_overlaps(captured: Path) -> None:
-    hidden_s = {name: summarise(read(captured, name)).ranks[0].hidden_s for name in ("standard", "ladder")}
+    hidden_s = {name: summarize_run(read(captured, name)).ranks[0].hidden_s for name in ("standard", "ladder")}
     assert hidden_s["standard"] == 0.0
     assert hidden_s["ladder"] > 0.0
 
@@ -145,7 +146,7 @@ def test_a_captured_run_is_replayed_and_rewired(tmp_path: Path) -> None:
     assert found["ladder"].comm.hidden_s > 0.5 * found["ladder"].comm.comm_s
     assert 1.0 < found["ladder"].speedup <= found["upper-bound"].speedup * (1 + 1e-9)
     # two of four layers hide theirs; standard hides only what other work on the machine puts between issue and wait
-    assert summarise(standard).ranks[0].hidden_s < 0.5 * summarise(hybrid).ranks[0].hidden_s
+    assert summarize_run(standard).ranks[0].hidden_s < 0.5 * summarize_run(hybrid).ranks[0].hidden_s
 
 
 @pytest.mark.parametrize(("warmups", "steps"), [(0, 1), (1, 0)])

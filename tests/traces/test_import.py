@@ -284,17 +284,17 @@ WHOLE = json.dumps(two_streams().document()).encode()
     [
         (gzip.compress(WHOLE)[:-40], "cut off or damaged"),
         (WHOLE[: len(WHOLE) // 2], "cut off"),
-        (b'{"traceEvents": [1, 2,, 3]}', "is no JSON"),
+        (b'{"traceEvents": [1, 2,, 3]}', "is not JSON"),
         (b"", "cut off"),
         (b"{}", "no list 'traceEvents'"),
         (b'{"traceEvents": 3}', "no list 'traceEvents'"),
-        (b"[[[]]]", "nothing that ran"),
+        (b"[[[]]]", "no events of calls"),
         (b'{"traceEvents": [{"ph": "X", "cat": "kernel", "ts": "now", "dur": 1}]}', "unknown schema"),
-        (b'{"traceEvents": []}', "nothing that ran"),
+        (b'{"traceEvents": []}', "no events of calls"),
         (b'{"ladder_sim": {"schema_version": 99}, "traceEvents": []}', "schema version 99"),
         (b'{"ladder_sim": {"schema_version": 1, "runs": ["a"]}, "traceEvents": []}', "changed since"),
         (b'{"ladder_sim": {"schema_version": 1, "runs": ["a", "b"]}, "traceEvents": []}', "several runs: a, b"),
-        (b"\xff\xfe\x00", "is no JSON"),
+        (b"\xff\xfe\x00", "is not JSON"),
     ],
 )
 def test_unreadable_files_say_what_is_wrong(tmp_path: Path, data: bytes, says: str) -> None:

@@ -13,7 +13,7 @@ from ladder_sim.traces.graph import Lane, TraceGraph, TraceOp
 from ladder_sim.traces.load import load
 from ladder_sim.traces.predicted import predicted_step
 from ladder_sim.traces.replay import simulate, with_times
-from ladder_sim.traces.summary import summarise
+from ladder_sim.traces.summary import summarize_run
 from ladder_sim.traces.whatif import without_launch_gaps
 from tests.support.commands import run
 from tests.support.perfetto_processor import Processor, processor
@@ -66,7 +66,7 @@ def check(reader: Processor, runs: dict[str, TraceGraph], file: bytes | None = N
     )
     for process, graph, rank in ranks:
         exposed_ns = [row[4] for row in found if row[:3] == (process, EXPOSED, EXPOSED)]
-        wanted_s = next(one.exposed_s for one in summarise(graph).ranks if one.rank == rank)
+        wanted_s = next(one.exposed_s for one in summarize_run(graph).ranks if one.rank == rank)
         # each end is rounded
         assert sum(exposed_ns) == pytest.approx(wanted_s * 1e9, abs=1 + len(exposed_ns))
     assert Counter(reader.query(ARROWS)) == Counter(

@@ -15,10 +15,11 @@ from ladder_sim.simulate import passes
 from ladder_sim.traces import perfetto
 from ladder_sim.traces.blocks import find_passes
 from ladder_sim.traces.graph import TraceGraph
+from ladder_sim.traces.iterations import choose_step
 from ladder_sim.traces.load import load
 from ladder_sim.traces.replay import from_timeline, simulate
 from ladder_sim.traces.rewire import rewire
-from ladder_sim.traces.wirings import choose_step, predict_variants
+from ladder_sim.traces.wirings import predict_variants
 from tests.support.trace_files import COMM, COMPUTE, KERNEL_US, LAYERS, REDUCE_US, TraceFile, tensor_parallel
 
 US = 1e-6
@@ -155,9 +156,9 @@ def test_no_blocks_no_rewiring(tmp_path: Path) -> None:
         trace.kernel("gemm", 100 * number, 100 * number + 5, 50)
         trace.all_reduce(100 * number + 10, 100 * number + 60, 20)
     graph = load([trace.write(tmp_path / "one.json")])
-    with pytest.raises(UsageError, match="no transformer blocks found: 6 all-reduces"):
+    with pytest.raises(UsageError, match="no transformer blocks found: the trace has 6 all-reduces"):
         rewire(graph, "ladder")
-    with pytest.raises(UsageError, match="residual ahead of its all-reduces, in kernels that no standard"):
+    with pytest.raises(UsageError, match="residual before its all-reduces, in kernels that a standard run lacks"):
         rewire(graph, "desync:2")
     with pytest.raises(UsageError, match="no step 'x'"):
         choose_step(graph, "x")

@@ -10,7 +10,6 @@ from ladder_sim.traces import whatif
 from ladder_sim.traces.graph import TraceGraph
 from ladder_sim.traces.load import load
 from ladder_sim.traces.replay import simulate
-from ladder_sim.traces.whatif import all_reduce_price
 from tests.support.trace_files import COMM, KERNEL_US, LAYERS, REDUCE_US, TraceFile, tensor_parallel
 
 US = 1e-6
@@ -42,14 +41,14 @@ def test_all_reduces_are_priced_by_their_size(graph: TraceGraph) -> None:
         sizes.append(message_bytes)
         return 0.0
 
-    assert seconds(whatif.price_all_reduces(graph, price)) == pytest.approx(
+    assert seconds(whatif.with_all_reduce_times(graph, price)) == pytest.approx(
         seconds(whatif.without_communication(graph))
     )
     assert set(sizes) == {4096 * 2.0}
 
 
 def test_a_slower_interconnect_costs_more() -> None:
-    near, far = (all_reduce_price(Scenario.of(cluster="h100-sxm", nodes=nodes)) for nodes in (1, 2))
+    near, far = (whatif.all_reduce_seconds(Scenario.of(cluster="h100-sxm", nodes=nodes)) for nodes in (1, 2))
     assert 0.0 < near(8192.0) < far(8192.0)
 
 
@@ -66,7 +65,11 @@ def test_launch_gaps_go_and_waits_stay(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("what", "factor", "says"),
-    [("conv", 0.5, "no op has this kind or name"), ("gemm", -1.0, "not a factor"), ("gemm", float("nan"), "not a")],
+    [
+        ("conv", 0.5, "no op has this kind or name"),
+        ("gemm", -1.0, "must be 0 or more"),
+        ("gemm", float("nan"), "must be 0 or more"),
+    ],
 )
 def test_what_cannot_be_scaled(graph: TraceGraph, what: str, factor: float, says: str) -> None:
     with pytest.raises(UsageError, match=says):
@@ -78,8 +81,8 @@ def test_sizes_have_to_be_known(tmp_path: Path) -> None:
     trace.kernel("gemm", 0, 10, 10)
     graph = load([trace.write(tmp_path / "none.json")])
     with pytest.raises(UsageError, match="no all-reduces"):
-        whatif.price_all_reduces(graph, lambda _: 1.0)
+        whatif.with_all_reduce_times(graph, lambda _: 1.0)
     trace.all_reduce(20, 30, 10, elements=0)
     graph = load([trace.write(tmp_path / "unsized.json")])
     with pytest.raises(UsageError, match="no message sizes of all-reduces"):
-        whatif.price_all_reduces(graph, lambda _: 1.0)
+        whatif.with_all_reduce_times(graph, lambda _: 1.0)

@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ladder_sim.des.spans import subtract
 from ladder_sim.report.figures.style import SERIES_COLOURS, TEXT_COLOUR, template
 from ladder_sim.report.tables.traces import short
 from ladder_sim.traces.graph import COLLECTIVES, HOST_KINDS, TraceGraph
-from ladder_sim.traces.summary import spans_of
+from ladder_sim.traces.summary import exposed_spans
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -50,7 +49,7 @@ def trace_figure(runs: Mapping[str, TraceGraph], title: str) -> "go.Figure":
                 bars[_group(op.kind)].append((prefixes[lane.rank] + lane.name, op.start_s, op.end_s, short(op.name)))
         talking = graph.communication_lanes()
         for rank, prefix in prefixes.items():
-            exposed = subtract(*spans_of(graph, rank))
+            exposed = exposed_spans(graph, rank)
             bars[_EXPOSED] += [(f"{prefix}exposed", start_s, end_s, _EXPOSED) for start_s, end_s in exposed]
             own = [number for number, lane in enumerate(graph.lanes) if lane.rank == rank]
             rows += [prefix + graph.lanes[number].name for number in sorted(own, key=talking.__contains__)]

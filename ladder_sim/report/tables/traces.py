@@ -9,7 +9,7 @@ from rich.text import Text
 from ladder_sim.report.tables.console import table
 from ladder_sim.traces.graph import TraceGraph
 from ladder_sim.traces.replay import Replay
-from ladder_sim.traces.summary import Summary, summarise
+from ladder_sim.traces.summary import RunSummary, summarize_run
 from ladder_sim.traces.wirings import VariantTime
 from ladder_sim.units import format_seconds
 
@@ -19,7 +19,7 @@ SHOWN_NAME = 60
 SHOWN_UNEXPLAINED = 5
 
 
-def info_report(graph: TraceGraph, summary: Summary, top: int) -> RenderableType:
+def info_report(graph: TraceGraph, summary: RunSummary, top: int) -> RenderableType:
     """What a trace holds, where its time goes, and what it does not say."""
     parts: list[RenderableType] = [
         Text(
@@ -71,13 +71,12 @@ def replay_report(found: Replay, *, changed: bool = False) -> RenderableType:
     ]
     unexplained = [
         [
-            short(op.name),
-            found.graph.lanes[op.lane].name,
-            format_seconds(op.start_s),
+            short(wait.op.name),
+            found.graph.lanes[wait.op.lane].name,
+            format_seconds(wait.op.start_s),
             format_seconds(wait.seconds),
         ]
         for wait in found.unexplained()[:SHOWN_UNEXPLAINED]
-        for op in [found.graph.ops[wait.index]]
     ]
     columns = ["step", "recorded", "replayed", "change" if changed else "error"]
     parts: list[RenderableType] = [table(columns, rows, title="Replay")]
@@ -110,7 +109,7 @@ def variants_report(recorded: TraceGraph, layers: int, found: Mapping[str, Varia
 
 def diff_report(first: tuple[str, TraceGraph], second: tuple[str, TraceGraph]) -> RenderableType:
     """Two runs side by side, by kind of op."""
-    summaries = [summarise(graph) for _, graph in (first, second)]
+    summaries = [summarize_run(graph) for _, graph in (first, second)]
     kinds: list[dict[str, float]] = []
     for summary in summaries:
         kinds.append(defaultdict(float))

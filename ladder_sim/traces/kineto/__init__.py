@@ -1,5 +1,5 @@
-"""Traces of PyTorch's profiler, read into a `TraceGraph`.
+"""Reads traces of PyTorch's profiler into a `TraceGraph`.
 
-`reader` parses a file, `cuda` (with `waits` and `threads`) or `cpu` (with `execution`) makes ops of its events, `ranks`
-joins the ranks' files.
+`reader` parses a file. `cuda` (with `waits` and `threads`) or `cpu` (with `execution` and `link`) turns its events into
+ops under construction (`draft`). `ranks` joins the files of all ranks.
 """

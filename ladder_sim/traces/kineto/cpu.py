@@ -1,9 +1,9 @@
 """One rank's trace of a run on CPUs: operators of its threads, and collectives of gloo's threads or an emulated link.
 
-``c10d::allreduce_`` only issues; gloo's own ``gloo:all_reduce`` is the collective. That the main thread waits for it is
-not recorded. A blocking call (``async_op`` False) waits at once; an asynchronous one is awaited no later than by the
-first operator that reads its result, which the execution trace tells. An emulated link's messages and waits have spans
-of their own (`link.py`).
+``c10d::allreduce_`` only issues; gloo's own ``gloo:all_reduce`` is the collective. The wait of the main thread is not
+recorded. A blocking call (``async_op`` False) waits at once. The result of an asynchronous call is awaited by the first
+operator that reads it, if not before; the execution trace shows which one that is. Messages and waits of an emulated
+link have spans of their own (`link.py`).
 """
 
 from bisect import bisect_right
@@ -13,38 +13,36 @@ from typing import Any
 
 from ladder_sim.traces.graph import Collective, Lane
 from ladder_sim.traces.kineto import link
-from ladder_sim.traces.kineto.draft import Draft, RankDraft, settle
+from ladder_sim.traces.kineto.draft import Draft, RankDraft, rank_draft
 from ladder_sim.traces.kineto.execution import ExecutionTrace
 from ladder_sim.traces.kineto.kinds import collective_kind, element_bytes, kernel_kind
-from ladder_sim.traces.kineto.reader import Event, Recorded, Steps
+from ladder_sim.traces.kineto.reader import Clock, Event, KinetoFile
 
-_US = 1e-6
 _GLOO = "gloo:"
 _ISSUE = "c10d::"
 _FUNCTION = "Record function id"
 
 
-def communicates(recorded: Recorded) -> bool:
+def communicates(file: KinetoFile) -> bool:
     """Whether a file holds collectives of CPUs."""
-    return any(event.name.startswith((_GLOO, link.PREFIX)) for event in recorded.events["user_annotation"])
+    return any(event.name.startswith((_GLOO, link.PREFIX)) for event in file.events["user_annotation"])
 
 
-def cpu_rank(recorded: Recorded, execution: ExecutionTrace | None) -> RankDraft:
+def cpu_rank(file: KinetoFile, execution: ExecutionTrace | None) -> RankDraft:
     """The ops of one rank's file."""
-    return _Cpu(recorded, execution).read()
+    return _Cpu(file, execution).read()
 
 
 class _Cpu:
-    def __init__(self, recorded: Recorded, execution: ExecutionTrace | None) -> None:
-        self.recorded = recorded
-        numbers = {_number(event) for event in recorded.events["cpu_op"]} - {0}
-        # one of the warm-ups says nothing of the steps
+    def __init__(self, file: KinetoFile, execution: ExecutionTrace | None) -> None:
+        self.file = file
+        numbers = {_number(event) for event in file.events["cpu_op"]} - {0}
+        # one that was taken during the warm-up does not cover the steps
         self.execution = execution if execution is not None and not numbers.isdisjoint(execution.reads) else None
-        marks = recorded.events["user_annotation"]
+        marks = file.events["user_annotation"]
         self.collectives = [event for event in marks if event.name.startswith(_GLOO)]
-        self.spans = [*recorded.events["cpu_op"], *(event for event in marks if event.name.startswith(link.PREFIX))]
-        self.origin_us = min(event.start_us for event in (*self.spans, *self.collectives))
-        self.steps = Steps(recorded, self.origin_us)
+        self.spans = [*file.events["cpu_op"], *(event for event in marks if event.name.startswith(link.PREFIX))]
+        self.clock = Clock(file, [*self.spans, *self.collectives])
         self.notes: list[str] = []
         self.issued = self._by_issue()
         # collectives by gloo's thread, or the link
@@ -56,37 +54,25 @@ class _Cpu:
             threads[event.process, event.thread].append(event)
         drafts: list[Draft] = []
         for (_, thread), events in sorted(threads.items(), key=lambda item: str(item[0])):
-            drafts += _Thread(self, Lane(name=f"thread {thread}", rank=self.recorded.rank, device=False)).read(events)
+            drafts += _Thread(self, Lane(name=f"thread {thread}", rank=self.file.rank, device=False)).read(events)
         for queue in self.queues.values():
             drafts += _with_wake_ups(queue)
-        settle(drafts)
-        return RankDraft(
-            rank=self.recorded.rank,
-            drafts=drafts,
-            origin_s=(self.recorded.clock_us + self.origin_us) * _US,
-            host=str(self.recorded.metadata.get("host_name", "")),
-            world_size=self.recorded.world_size,
-            notes=self.notes,
-            steps=self.steps.names,
-        )
-
-    def seconds(self, time_us: float) -> float:
-        return (time_us - self.origin_us) * _US
+        return rank_draft(self.file, self.clock, drafts, self.notes)
 
     def reads(self, event: Event) -> frozenset[int]:
-        """Storages that an operator reads."""
+        """The storages that an operator reads."""
         if self.execution is None:
             return frozenset()
         return self.execution.reads.get(_number(event), frozenset())
 
     def collective(self, event: Event) -> Draft | None:
-        """What an operator or a span issues, if anything."""
-        found = self.issued.get(_place(event))
-        step = self.steps.at(self.seconds(event.start_us))
+        """The collective that an operator or a span issues, if any."""
+        start_s = self.clock.seconds(event.start_us)
+        step = self.clock.step(start_s)
+        gloo = self.issued.get(_place(event))
         message = link.issued(event.name)
         if message is not None:
-            lane = Lane(name=link.LANE, rank=self.recorded.rank, device=False)
-            start_s = self.seconds(event.start_us)
+            lane = Lane(name=link.LANE, rank=self.file.rank, device=False)
             free_s = self.queues[lane][-1].end_s if self.queues[lane] else start_s
             draft = Draft(
                 name=message.kind,
@@ -97,68 +83,70 @@ class _Cpu:
                 step=step,
                 collective=Collective(message_bytes=message.size_bytes),
             )
-        elif found is not None:
-            draft = self._gloo(found, step)
+        elif gloo is not None:
+            draft = self._gloo(gloo, step)
         else:
             return None
         self.queues[draft.lane].append(draft)
         return draft
 
     def _gloo(self, event: Event, step: int) -> Draft:
-        config = (self.recorded.metadata.get("distributedInfo") or {}).get("pg_config") or [{}]
+        config = (self.file.metadata.get("distributedInfo") or {}).get("pg_config") or [{}]
         return Draft(
             name=event.name,
             kind=collective_kind(event.name) or "all_reduce",
-            lane=Lane(name=f"gloo {event.thread}", rank=self.recorded.rank, device=False),
-            start_s=self.seconds(event.start_us),
-            end_s=self.seconds(event.end_us),
+            lane=Lane(name=f"gloo {event.thread}", rank=self.file.rank, device=False),
+            start_s=self.clock.seconds(event.start_us),
+            end_s=self.clock.seconds(event.end_us),
             step=step,
             collective=Collective(
-                message_bytes=_bytes(event), group=str(config[0].get("pg_name", "")), ranks=self.recorded.world_size
+                message_bytes=_bytes(event), group=str(config[0].get("pg_name", "")), ranks=self.file.world_size
             ),
         )
 
     def _by_issue(self) -> dict[tuple[Any, float], Event]:
-        """Collectives by thread and start of the operator that issued them: the last one numbered before each.
+        """Collectives by thread and start of the operator that issued them: the last operator numbered before each.
 
-        Only an execution trace makes the profiler number what it records. Without, gloo takes them up in their order.
+        The profiler numbers its records only while an execution trace is taken. Without numbers, collectives run in the
+        order in which they were issued.
         """
-        issues = [event for event in self.recorded.events["cpu_op"] if event.name.startswith(_ISSUE)]
+        issues = [event for event in self.file.events["cpu_op"] if event.name.startswith(_ISSUE)]
         collectives = sorted(self.collectives, key=lambda event: event.start_us)
-        found: dict[tuple[Any, float], Event] = {}
+        issued: dict[tuple[Any, float], Event] = {}
         if any(map(_number, issues)):
             issues.sort(key=_number)
             for event in collectives:
                 index = bisect_right(issues, _number(event), key=_number) - 1
                 if index >= 0:
-                    found[_place(issues[index])] = event
+                    issued[_place(issues[index])] = event
         else:
             for event in collectives:
-                # one that was issued ahead of the recording is none of these
+                # a collective that was issued before the recording began has no issue here
                 if issues and issues[0].start_us <= event.start_us:
-                    found[_place(issues.pop(0))] = event
-        if len(found) < len(self.collectives):
-            self.notes.append(f"{len(self.collectives) - len(found)} gloo collectives have no recorded issue, left out")
-        return found
+                    issued[_place(issues.pop(0))] = event
+        missing = len(self.collectives) - len(issued)
+        if missing:
+            self.notes.append(f"{missing} gloo collectives have no recorded issue, left out")
+        return issued
 
 
 class _Thread:
-    """A thread's ops: operators, calls that issue, waits, and the CPU's time between them."""
+    """A thread's ops: operators, calls that issue collectives, waits, and CPU time in between."""
 
     def __init__(self, cpu: _Cpu, lane: Lane) -> None:
         self.cpu, self.lane = cpu, lane
         self.drafts: list[Draft] = []
-        # of the last op
+        # end of the last op
         self.end_s = 0.0
-        # collectives under way, and the storages they write
+        # running collectives, and the storages they write
         self.awaited: list[tuple[Draft, frozenset[int]]] = []
-        # those that the thread waits for now
+        # collectives that the thread now waits for
         self.due: list[Draft] = []
         # messages of an emulated link by their numbers
         self.sent: dict[int, Draft] = {}
 
     def read(self, events: Sequence[Event]) -> list[Draft]:
-        self.end_s = self.cpu.seconds(events[0].start_us)
+        self.end_s = self.cpu.clock.seconds(events[0].start_us)
         outermost = list(_outermost(events))
         for event in outermost:
             self._event(event)
@@ -168,7 +156,7 @@ class _Thread:
         return self.drafts
 
     def _event(self, event: Event) -> None:
-        start_s, end_s = self.cpu.seconds(event.start_us), self.cpu.seconds(event.end_us)
+        start_s, end_s = self.cpu.clock.seconds(event.start_us), self.cpu.clock.seconds(event.end_us)
         reads = self.cpu.reads(event)
         self.due += [draft for draft, storages in self.awaited if storages & reads]
         self.awaited = [(draft, storages) for draft, storages in self.awaited if not storages & reads]
@@ -182,7 +170,6 @@ class _Thread:
             self._issue(event, collective, end_s, reads)
         elif number is None:
             self._put(event.name, kernel_kind(event.name), end_s)
-            self.drafts[-1].origin = event.name
         else:
             self._put("wait", "sync", end_s, after=[self.sent[number]] if number in self.sent else [])
 
@@ -194,7 +181,7 @@ class _Thread:
         if message is not None:
             self.sent[message.number] = collective
         elif _is_blocking(event):
-            # what is left of the call is waiting, or a gloo thread at work on the same core
+            # the rest of the call is waiting, or a gloo thread that works on the same core
             self.due.append(collective)
             return
         elif self.cpu.execution is not None:
@@ -203,8 +190,8 @@ class _Thread:
             self._put(name, "launch", end_s)
 
     def _put(self, name: str, kind: str, end_s: float, after: Sequence[Draft] = ()) -> None:
-        """Append an op from the end of the last one on; one that comes after another waits for it."""
-        step = self.cpu.steps.at(self.end_s)
+        """Append an op that begins at the end of the last; it waits for the ops in `after`."""
+        step = self.cpu.clock.step(self.end_s)
         draft = Draft(
             name=name,
             kind=kind,
@@ -219,7 +206,7 @@ class _Thread:
         self.end_s = end_s
 
     def _note(self, events: Sequence[Event]) -> None:
-        rank, issues = self.cpu.recorded.rank, [event for event in events if event.name.startswith(_ISSUE)]
+        rank, issues = self.cpu.file.rank, [event for event in events if event.name.startswith(_ISSUE)]
         if self.cpu.issued and self.cpu.execution is None and not all(map(_is_blocking, issues)):
             self.cpu.notes.append(
                 f"rank {rank} has asynchronous collectives and no execution trace of its steps: who waits is not known"
@@ -229,7 +216,7 @@ class _Thread:
 
 
 def _outermost(events: Sequence[Event]) -> Iterator[Event]:
-    """Operators that are part of no other; one that issues collectives inside gives way to its parts."""
+    """Operators that are not part of another; an operator that contains issues is replaced by its parts."""
     issues_us = [event.start_us for event in events if event.name.startswith(_ISSUE)]
     end_us = float("-inf")
     for event in events:
@@ -241,17 +228,17 @@ def _outermost(events: Sequence[Event]) -> Iterator[Event]:
 
 
 def _with_wake_ups(queue: list[Draft]) -> Iterator[Draft]:
-    """Collectives of a gloo thread or a link, and the time it took to take each up."""
+    """Collectives of a gloo thread or a link, each with the time until it began."""
     queue.sort(key=lambda draft: draft.start_s)
     end_s = 0.0
     for draft in queue:
-        asked_s = max(end_s, *(before.end_s for before in draft.after))
-        if draft.start_s > asked_s:
+        due_s = max(end_s, *(before.end_s for before in draft.after))
+        if draft.start_s > due_s:
             yield Draft(
                 name="wake up",
                 kind="host",
                 lane=draft.lane,
-                start_s=asked_s,
+                start_s=due_s,
                 end_s=draft.start_s,
                 after=draft.after,
                 waits=True,
@@ -263,12 +250,12 @@ def _with_wake_ups(queue: list[Draft]) -> Iterator[Draft]:
 
 
 def _number(event: Event) -> int:
-    """Of the recorded function, counted from 1; 0 if it has none."""
+    """Number of the recorded function, from 1; 0 if it has none."""
     return int(event.args.get(_FUNCTION, 0))
 
 
 def _place(event: Event) -> tuple[Any, float]:
-    """Thread and start, which tell operators apart."""
+    """Thread and start, which identify an operator."""
     return event.thread, event.start_us
 
 

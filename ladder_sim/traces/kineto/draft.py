@@ -1,4 +1,4 @@
-"""Ops while they are being put together: they refer to each other instead of to positions."""
+"""Ops under construction: they refer to each other, not to positions in a graph."""
 
 import heapq
 from collections import defaultdict
@@ -9,14 +9,15 @@ from typing import NamedTuple
 
 from ladder_sim.errors import DeadlockError
 from ladder_sim.traces.graph import ALONE, Collective, Lane, TraceGraph, TraceOp
+from ladder_sim.traces.kineto.reader import Clock, KinetoFile
 
-# clocks of CPU and GPU differ by about a microsecond: an overlap shorter than this contradicts no dependency
+# the clocks of CPU and GPU differ by about a microsecond: a shorter overlap does not contradict a dependency
 SLACK_S = 2e-6
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Draft:
-    """An op to be; see `TraceOp`."""
+    """An op under construction; see `TraceOp`."""
 
     name: str
     kind: str
@@ -24,45 +25,58 @@ class Draft:
     start_s: float
     end_s: float
     after: "list[Draft]" = field(default_factory=list)
-    """Besides the one before it on its lane."""
+    """Ops it waits for, in addition to the one before it on its lane."""
     waits: bool = False
-    """A CPU thread was blocked in it until `after` had ended."""
-    origin: str = ""
+    """It blocked a CPU thread until `after` had ended."""
     step: int = ALONE
     group: int = ALONE
     collective: Collective | None = None
     ready_s: float = 0.0
-    """From when on it worked rather than waited."""
+    """When it stopped waiting and began to work."""
     duration_s: float = 0.0
-    """From then to its end."""
+    """Time from `ready_s` to its end."""
 
     def can_follow(self, before: "Draft") -> bool:
-        """Whether the recorded times allow that it waited for `before`."""
+        """Whether it can have waited for `before`, by the recorded times."""
         return before.end_s <= (self.end_s if self.waits else self.start_s) + SLACK_S
 
 
 class RankDraft(NamedTuple):
-    """One rank's file, read."""
+    """The ops of one rank's file."""
 
     rank: int
     drafts: list[Draft]
-    """In any order, but each lane's in its own."""
+    """Those of a lane in their order."""
     origin_s: float
-    """Zero of its times on the clock of its machine."""
+    """Zero of their times on the clock of the machine."""
     host: str
-    """Name of its machine."""
+    """Name of the machine."""
     world_size: int
     notes: list[str]
-    """What the file does not say."""
+    """What the file does not record."""
     steps: tuple[str, ...]
-    """Names of its iterations."""
+    """Names of the iterations."""
 
 
-def settle(drafts: Iterable[Draft]) -> None:
-    """Work out when each op began to work, and for how long it did.
+def rank_draft(file: KinetoFile, clock: Clock, drafts: list[Draft], notes: list[str]) -> RankDraft:
+    """One rank's ops, with the times at which each began to work."""
+    _set_work(drafts)
+    return RankDraft(
+        rank=file.rank,
+        drafts=drafts,
+        origin_s=clock.origin_s,
+        host=file.host,
+        world_size=file.world_size,
+        notes=notes,
+        steps=clock.steps,
+    )
 
-    A blocking call works from the end of what it waited for. A device op that started before the one ahead of it on its
-    stream had ended (programmatic dependent launch) counts from that end.
+
+def _set_work(drafts: Iterable[Draft]) -> None:
+    """Set when each op began to work, and for how long it worked.
+
+    A blocking call works from the end of the ops it waited for. A device op that started before the end of the op ahead
+    on its stream (programmatic dependent launch) counts from that end.
     """
     front_s: dict[Lane, float] = {}
     for draft in drafts:
@@ -74,7 +88,7 @@ def settle(drafts: Iterable[Draft]) -> None:
 
 
 def finish(drafts: Sequence[Draft], steps: tuple[str, ...], notes: Iterable[str]) -> TraceGraph:
-    """Number the ops so that each comes after all that it waits for, otherwise in order of time."""
+    """Number the ops: each after the ops it waits for, otherwise in order of time."""
     ordered = _in_order(drafts)
     position = {id(draft): index for index, draft in enumerate(ordered)}
     used = sorted({draft.lane for draft in drafts}, key=lambda lane: (lane.rank, lane.device, lane.name))
@@ -91,7 +105,6 @@ def finish(drafts: Sequence[Draft], steps: tuple[str, ...], notes: Iterable[str]
                 duration_s=draft.duration_s,
                 after=tuple(sorted(position[id(before)] for before in draft.after)),
                 group=draft.group,
-                origin=draft.origin,
                 step=draft.step,
                 collective=draft.collective,
             )
@@ -113,8 +126,8 @@ def _in_order(drafts: Sequence[Draft]) -> list[Draft]:
         before = [*draft.after, *([last[draft.lane]] if draft.lane in last else [])]
         last[draft.lane] = draft
         missing[id(draft)] = len(before)
-        for one in before:
-            followers[id(one)].append(draft)
+        for awaited in before:
+            followers[id(awaited)].append(draft)
         if not before:
             due.append((draft.ready_s, draft.end_s, next(ticket), draft))
     heapq.heapify(due)

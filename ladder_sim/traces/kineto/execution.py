@@ -1,7 +1,7 @@
-"""The execution trace of `torch.profiler.ExecutionTraceObserver`: which op reads which storage, without times.
+"""Reads execution traces of `torch.profiler.ExecutionTraceObserver`: which op reads which storage, without times.
 
-It joins Kineto's trace by the id of the recorded function (``rf_id``). Tensors alias through views, so that ops are
-tied by the storage they read.
+The id of the recorded function (``rf_id``) joins them with Kineto's trace. Ops are tied by storages, not tensors,
+because views of a tensor share its storage.
 """
 
 import json
@@ -16,7 +16,7 @@ _TENSOR_FIELDS = 6
 
 
 class ExecutionTrace:
-    """Storages that each recorded function reads."""
+    """The storages that each recorded function reads."""
 
     def __init__(self, nodes: list[dict[str, Any]]) -> None:
         self.reads: dict[int, frozenset[int]] = {}
@@ -32,7 +32,7 @@ def read_execution_trace(path: Path) -> ExecutionTrace:
     Raises
     ------
     UsageError
-        It cannot be read, or is none.
+        It cannot be read, or is not an execution trace.
     """
     try:
         document = json.loads(read_text(path))
@@ -49,7 +49,7 @@ def read_execution_trace(path: Path) -> ExecutionTrace:
 
 
 def _storages(values: Any) -> list[int]:
-    """Storage ids among an op's arguments, in lists of tensors too."""
+    """Storage ids among an op's arguments, also in lists of tensors."""
     if not isinstance(values, list):
         return []
     if len(values) == _TENSOR_FIELDS and isinstance(values[5], str) and isinstance(values[1], int):

@@ -1,4 +1,4 @@
-"""What a kernel is, told from its name."""
+"""The kind of a kernel or collective, from its name."""
 
 import re
 
@@ -29,7 +29,7 @@ _ELEMENT_BYTES = {
 
 
 def collective_kind(name: str) -> str | None:
-    """Kind of a collective, None for everything else.
+    """Kind of a collective; None for anything else.
 
     Examples
     --------
@@ -41,17 +41,17 @@ def collective_kind(name: str) -> str | None:
 
 
 def kernel_kind(name: str) -> str:
-    """Kind of a kernel or operator; "kernel" if its name says nothing.
+    """Kind of a kernel or operator; "kernel" if the name does not say.
 
     Examples
     --------
     >>> kernel_kind("sm80_xmma_gemm_bf16bf16"), kernel_kind("aten::add"), kernel_kind("elementwise_kernel")
     ('gemm', 'add', 'kernel')
     """
-    found = collective_kind(name)
-    return found or next((kind for pattern, kind in _FAMILIES if pattern.search(name)), "kernel")
+    families = (kind for pattern, kind in _FAMILIES if pattern.search(name))
+    return collective_kind(name) or next(families, "kernel")
 
 
 def element_bytes(dtype: str) -> int:
-    """Size of an element by the name that PyTorch gives its type; 1 for a name that is not known."""
+    """Size of an element by PyTorch's name of its type; 1 for an unknown name."""
     return _ELEMENT_BYTES.get(dtype.lower(), 1)

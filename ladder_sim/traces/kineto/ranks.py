@@ -1,4 +1,4 @@
-"""Puts the files of several ranks together: a collective starts when the last of its ranks is there."""
+"""Joins the files of several ranks: a collective starts when the last of its ranks is ready."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -45,7 +45,7 @@ def join(files: Sequence[RankDraft]) -> TraceGraph:
 
 
 def _matched(files: Sequence[RankDraft]) -> Iterator[list[Draft]]:
-    """The n-th collective of a process group on every rank, as long as they are alike."""
+    """The n-th collectives of a process group on all ranks; one by one if they differ."""
     queues: dict[str, list[list[Draft]]] = defaultdict(list)
     for file in files:
         own: dict[str, list[Draft]] = defaultdict(list)
@@ -64,12 +64,12 @@ def _matched(files: Sequence[RankDraft]) -> Iterator[list[Draft]]:
 
 
 def _together(members: Sequence[Draft]) -> bool:
-    """Whether they ran at the same time: ranks whose recordings began at different collectives are out of step."""
+    """Whether they ran at the same time; they did not if the ranks' recordings began at different collectives."""
     return max(draft.start_s for draft in members) <= min(draft.end_s for draft in members) + SLACK_S
 
 
 def _meet(number: int, members: Sequence[Draft]) -> None:
-    """All start when the last is ready; what each takes from then on is the transfer."""
+    """All start when the last is ready; the time of each from then on is the transfer."""
     start_s = max(draft.start_s for draft in members)
     for draft in members:
         draft.group = number
@@ -79,17 +79,17 @@ def _meet(number: int, members: Sequence[Draft]) -> None:
 def _on_one_clock(files: Sequence[RankDraft]) -> None:
     """Shift every rank's times to the clock of the first.
 
-    Processes of one machine share a clock. Across machines clocks differ, and the ends of the collectives, which leave
-    all ranks together, tell by how much.
+    Processes of one machine share a clock. Clocks of different machines differ. A collective ends on all ranks at the
+    same time, so its recorded ends show the difference.
     """
     first = files[0]
     for file in files[1:]:
         shift_s = file.origin_s - first.origin_s
         if file.host != first.host or not file.host:
             pairs = [(pair[0].end_s, pair[1].end_s) for pair in _matched([first, file]) if len(pair) == 2]
-            apart = [one_s - other_s for one_s, other_s in pairs]
-            if apart and abs(median(apart) - shift_s) > max(apart) - min(apart):
-                shift_s = median(apart)
+            offsets_s = [first_s - own_s for first_s, own_s in pairs]
+            if offsets_s and abs(median(offsets_s) - shift_s) > max(offsets_s) - min(offsets_s):
+                shift_s = median(offsets_s)
         for draft in file.drafts:
             draft.start_s += shift_s
             draft.end_s += shift_s

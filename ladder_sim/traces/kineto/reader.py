@@ -1,8 +1,8 @@
-"""Reads the JSON that PyTorch's profiler writes, plain or gzipped, and keeps the events that say what ran.
+"""Reads the JSON of PyTorch's profiler, plain or gzipped, and keeps the events of calls, operators and kernels.
 
-Each event shrinks to a tuple while the file is parsed, so that one of 100 MB needs a few times its own size. Everything
-else (Python frames, flow arrows, counters) is dropped: an arrow from a launch to its kernel has the launch's
-correlation id, which both of its ends carry.
+Each event shrinks to a tuple while the file is parsed, so that a file of 100 MB needs a few times its size in memory.
+Everything else (Python frames, flow arrows, counters) is dropped. The arrow from a launch to its kernel is not needed:
+both carry the correlation id of the launch.
 """
 
 import gzip
@@ -10,7 +10,7 @@ import json
 import zlib
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,77 +18,80 @@ from typing import Any, NamedTuple
 from ladder_sim.errors import UsageError
 from ladder_sim.traces.graph import ALONE
 
-_US = 1e-6
 GPU_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 CALL_CATEGORIES = frozenset({"cuda_runtime", "cuda_driver"})
 _KEPT = GPU_CATEGORIES | CALL_CATEGORIES | {"cpu_op", "user_annotation", "cuda_sync"}
+_US = 1e-6
+# name of the marks that `torch.profiler.profile.step` leaves
+_MARK = "ProfilerStep"
 _GZIP_MAGIC = b"\x1f\x8b"
 _AGAIN = "record it again, and let the profiler finish writing"
 _KNOWN = "give a file of torch.profiler's export_chrome_trace, or one that `ladder-sim trace export` wrote"
 
 
 class Event(NamedTuple):
-    """Something with a start and an end."""
+    """A stretch of time on a CPU thread or a stream."""
 
     category: str
-    """Kineto's name of what it is: "kernel", "cuda_runtime", "cpu_op", ..."""
+    """Kineto's category: "kernel", "cuda_runtime", "cpu_op", ..."""
     name: str
     """Of the kernel, call or operator."""
     process: Any
-    """Process id; a device's number for what ran on it."""
+    """Process id, or the number of the device that it ran on."""
     thread: Any
-    """Thread id; a stream's number for what ran on a device."""
+    """Thread id, or the number of the stream that it ran on."""
     start_us: float
-    """As recorded, on a clock whose zero is the file's own."""
+    """As recorded, on the clock of the file."""
     end_us: float
-    """Start and duration."""
+    """Start plus duration."""
     args: Mapping[str, Any]
-    """Everything else that is known of it."""
+    """Its other properties."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Recorded:
-    """What one file holds, by category, in order of time."""
+class KinetoFile:
+    """The contents of one file."""
 
-    path: str
-    """Where it was read."""
     metadata: dict[str, Any]
-    """The file's own keys besides its events."""
+    """Its keys other than the events."""
     events: dict[str, list[Event]] = field(default_factory=lambda: defaultdict(list))
-    """By category."""
-    thread_names: dict[tuple[Any, Any], str] = field(default_factory=dict)
-    """By process and thread."""
+    """By category, in order of time."""
 
     @property
     def rank(self) -> int:
-        """Of the process that wrote it; 0 if it says none."""
+        """Rank of the process that wrote it; 0 if not recorded."""
         return int((self.metadata.get("distributedInfo") or {}).get("rank", 0))
 
     @property
     def world_size(self) -> int:
-        """Processes of the run; 1 if it says none."""
+        """Processes of the run; 1 if not recorded."""
         return int((self.metadata.get("distributedInfo") or {}).get("world_size", 1))
 
     @property
+    def host(self) -> str:
+        """Name of the machine; empty if not recorded."""
+        return str(self.metadata.get("host_name", ""))
+
+    @property
     def clock_us(self) -> float:
-        """Zero of the file's clock."""
+        """Zero of the file's clock on the clock of the machine."""
         return float(self.metadata.get("baseTimeNanoseconds", 0)) * 1e-3
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """Parse a trace; ``traceEvents`` holds an `Event` or thread name for each event kept, everything else as it is.
+    """Parse a trace. In ``traceEvents`` each event that is kept becomes an `Event`, each other one None.
 
     Raises
     ------
     UsageError
-        The file cannot be read, is cut off, is no JSON, or has no ``traceEvents``.
+        The file cannot be read, is cut off, is not JSON, or has no ``traceEvents``.
     """
     text = read_text(path)
     try:
         document = json.loads(text, object_hook=_slim)
     except json.JSONDecodeError as error:
         cut_off = text[error.pos :].strip() == "" or error.msg.startswith("Unterminated")
-        what = "ends in the middle: it is cut off" if cut_off else f"is no JSON: {error.msg} at {error.pos}"
+        what = "ends in the middle: it is cut off" if cut_off else f"is not JSON: {error.msg} at {error.pos}"
         raise UsageError(f"trace '{path}' {what}", hint=_AGAIN) from error
     except (RecursionError, TypeError) as error:
         raise UsageError(f"trace '{path}' holds events of an unknown schema: {error}", hint=_KNOWN) from error
@@ -100,19 +103,17 @@ def read_document(path: Path) -> dict[str, Any]:
     return document
 
 
-def recorded(document: dict[str, Any], path: Path) -> Recorded:
-    """Sort the events of a parsed file."""
+def sort_events(document: dict[str, Any]) -> KinetoFile:
+    """Sort the events of a parsed file by category and time."""
     events = document["traceEvents"]
-    found = Recorded(path=str(path), metadata={key: value for key, value in document.items() if key != "traceEvents"})
+    file = KinetoFile(metadata={key: value for key, value in document.items() if key != "traceEvents"})
     for event in events:
         if type(event) is Event:
-            found.events[event.category].append(event)
-        elif type(event) is tuple:
-            found.thread_names[event[0], event[1]] = event[2]
-    for chosen in found.events.values():
+            file.events[event.category].append(event)
+    for category in file.events.values():
         # an outer event before those inside it
-        chosen.sort(key=lambda event: (event.start_us, -event.end_us))
-    return found
+        category.sort(key=lambda event: (event.start_us, -event.end_us))
+    return file
 
 
 def read_text(path: Path) -> str:
@@ -136,43 +137,42 @@ def read_text(path: Path) -> str:
         ) from error
 
 
-def _slim(found: dict[str, Any]) -> Any:
-    """Shrink an event as soon as it is parsed."""
-    phase = found.get("ph")
+def _slim(item: dict[str, Any]) -> Any:
+    """Shrink an event as soon as it is parsed; other objects stay as they are."""
+    phase = item.get("ph")
     if phase is None:
-        return found
-    if phase == "X":
-        category = found.get("cat")
-        if category not in _KEPT or "ts" not in found:
-            return None
-        start_us = found["ts"]
-        return Event(
-            category,
-            found.get("name", ""),
-            found.get("pid"),
-            found.get("tid"),
-            start_us,
-            start_us + found.get("dur", 0),
-            found.get("args") or {},
-        )
-    if phase == "M" and found.get("name") == "thread_name":
-        return (found.get("pid"), found.get("tid"), str((found.get("args") or {}).get("name", "")))
-    return None
+        return item
+    category = item.get("cat")
+    if phase != "X" or category not in _KEPT or "ts" not in item:
+        return None
+    start_us = item["ts"]
+    return Event(
+        category,
+        item.get("name", ""),
+        item.get("pid"),
+        item.get("tid"),
+        start_us,
+        start_us + item.get("dur", 0),
+        item.get("args") or {},
+    )
 
 
-_MARK = "ProfilerStep"
+class Clock:
+    """Seconds since the first event of a file, and the iterations that the profiler marked."""
 
+    def __init__(self, file: KinetoFile, events: Iterable[Event]) -> None:
+        self._origin_us = min(event.start_us for event in events)
+        self.origin_s = (file.clock_us + self._origin_us) * _US
+        marks = [event for event in file.events["user_annotation"] if event.name.startswith(_MARK)]
+        self.steps = tuple(event.name for event in marks)
+        self._starts_s = [self.seconds(event.start_us) for event in marks]
+        self._ends_s = [self.seconds(event.end_us) for event in marks]
 
-class Steps:
-    """Which iteration a moment of the CPU lies in."""
+    def seconds(self, time_us: float) -> float:
+        """A time of the file, in seconds since its first event."""
+        return (time_us - self._origin_us) * _US
 
-    def __init__(self, recorded: Recorded, origin_us: float) -> None:
-        marks = [event for event in recorded.events["user_annotation"] if event.name.startswith(_MARK)]
-        self.names = tuple(event.name for event in marks)
-        self.starts_s = [(event.start_us - origin_us) * 1e-6 for event in marks]
-        self.ends_s = [(event.end_us - origin_us) * 1e-6 for event in marks]
-
-    def at(self, time_s: float) -> int:
-        """Position of the iteration, `ALONE` outside all of them."""
-        index = bisect_right(self.starts_s, time_s) - 1
-        return index if index >= 0 and time_s < self.ends_s[index] else ALONE
+    def step(self, time_s: float) -> int:
+        """Position of the iteration at this time; `ALONE` outside all of them."""
+        index = bisect_right(self._starts_s, time_s) - 1
+        return index if index >= 0 and time_s < self._ends_s[index] else ALONE

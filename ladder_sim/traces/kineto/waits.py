@@ -1,7 +1,7 @@
 """What streams and CPU threads wait for, from the calls that make them wait and the events of category ``cuda_sync``.
 
-Recordings without these events do not say which stream or event a call meant. What can be told from the order of the
-calls is told; a dependency that the recorded times contradict is left out; and the notes count both.
+Traces without these events do not say which stream or event a call refers to. Some waits then follow from the order of
+the calls. Dependencies that the recorded times contradict are left out. The notes count both.
 """
 
 from bisect import bisect_left, bisect_right
@@ -12,7 +12,7 @@ from typing import Any
 
 from ladder_sim.traces.graph import Lane
 from ladder_sim.traces.kineto.draft import SLACK_S, Draft
-from ladder_sim.traces.kineto.reader import Event, Recorded
+from ladder_sim.traces.kineto.reader import Event, KinetoFile
 
 # device and stream
 StreamId = tuple[Any, Any]
@@ -25,7 +25,7 @@ _UNSEEN = "the trace has no cuda_sync events (torch.profiler records them with e
 
 
 def blocks(name: str) -> bool:
-    """Whether a call of this name may hold its CPU thread until a device is done."""
+    """Whether a call of this name may block its CPU thread until a device is done."""
     return name in _WHOLE_DEVICE or name in _ONE_STREAM or name in _ONE_EVENT
 
 
@@ -34,34 +34,34 @@ class Call:
     """A call of a CPU thread."""
 
     event: Event
-    """As recorded."""
+    """The recorded call."""
     enqueued: list[Draft]
-    """What it put on streams."""
+    """The ops that it put on streams."""
     wait: Draft | None = None
-    """Its op, if it may block."""
+    """Its op on the thread, if it may block."""
 
     @property
     def correlation(self) -> Any:
-        """Id that ties it to what it enqueued or waited for."""
+        """Id that it shares with the ops that it enqueued or waited for."""
         return self.event.args.get("correlation")
 
 
 class Waits:
     """Finds what each stream and each blocking call of one rank waits for."""
 
-    def __init__(self, recorded: Recorded, calls: Iterable[Call], streams: Mapping[StreamId, list[Draft]]) -> None:
+    def __init__(self, file: KinetoFile, calls: Iterable[Call], streams: Mapping[StreamId, list[Draft]]) -> None:
         self.calls = sorted(calls, key=lambda call: call.event.start_us)
-        self.syncs = {event.args.get("correlation"): event for event in recorded.events["cuda_sync"]}
+        self.syncs = {event.args.get("correlation"): event for event in file.events["cuda_sync"]}
         self.called_us = {call.correlation: call.event.start_us for call in self.calls}
         self.queues = {stream: _Queue(queue, self.calls) for stream, queue in streams.items()}
-        # NCCL's own: inside it, what follows the kernel is no wait of the user's
-        inside = [event for event in recorded.events["user_annotation"] if event.name.startswith("nccl:")]
-        self.issues_us = [event.start_us for event in inside], [event.end_us for event in inside]
+        # stream waits inside these are NCCL's own, not the user's
+        issues = [event for event in file.events["user_annotation"] if event.name.startswith("nccl:")]
+        self.issues_us = [event.start_us for event in issues], [event.end_us for event in issues]
         self.counts: Counter[str] = Counter()
 
     @property
     def notes(self) -> list[str]:
-        """What could not be told."""
+        """Waits that were inferred or left out, counted."""
         return [f"{number} {what}" for what, number in sorted(self.counts.items())]
 
     def resolve(self) -> None:
@@ -87,7 +87,7 @@ class Waits:
         called_us = call.event.start_us
         if call.event.name in _WHOLE_DEVICE:
             candidates = [queue.last_before(called_us) for queue in self.queues.values()]
-            wait.after += [one for one in candidates if one is not None and wait.can_follow(one)]
+            wait.after += [draft for draft in candidates if draft is not None and wait.can_follow(draft)]
         elif sync is None:
             self._block_unseen(wait, called_us)
         elif call.event.name in _ONE_STREAM:
@@ -100,22 +100,22 @@ class Waits:
                 self._add(wait, self._last(sync, "wait_on_stream", recorded_us))
 
     def _block_unseen(self, wait: Draft, called_us: float) -> None:
-        """It returned when something ended: the latest end inside the call, if there is one."""
+        """Let the call wait for the op with the latest end during it, if any."""
         candidates = [queue.last_before(called_us) for queue in self.queues.values()]
-        possible = [one for one in candidates if one is not None and wait.start_s < one.end_s <= wait.end_s + SLACK_S]
-        if possible:
-            wait.after.append(max(possible, key=lambda one: one.end_s))
+        ended = [op for op in candidates if op is not None and wait.start_s < op.end_s <= wait.end_s + SLACK_S]
+        if ended:
+            wait.after.append(max(ended, key=lambda draft: draft.end_s))
             self.counts[f"blocking calls matched to a stream by their time: {_UNSEEN}"] += 1
 
     def _stream_wait(self, call: Call, sync: Event) -> None:
         recorded_us = self.called_us.get(sync.args.get("wait_on_cuda_event_record_corr_id"))
-        waiting = self.queues.get((sync.args.get("device"), sync.args.get("stream")))
+        queue = self.queues.get((sync.args.get("device"), sync.args.get("stream")))
         if recorded_us is None:
             self.counts["stream waits for an event recorded outside the trace"] += 1
-        elif waiting is not None:
-            held = waiting.next_after(call.event.start_us)
-            if held is not None:
-                self._add(held, self._last(sync, "wait_on_stream", recorded_us))
+        elif queue is not None:
+            waiting = queue.next_after(call.event.start_us)
+            if waiting is not None:
+                self._add(waiting, self._last(sync, "wait_on_stream", recorded_us))
 
     def _last(self, sync: Event, key: str, before_us: float) -> Draft | None:
         queue = self.queues.get((sync.args.get("device"), sync.args.get(key)))
@@ -130,59 +130,59 @@ class Waits:
             self.counts["waits that the recorded times contradict, left out"] += 1
 
     def _inside_graph(self, drafts: Sequence[Draft]) -> None:
-        """Ops of a CUDA graph: one whose stream idled until an op of another stream ended had waited for that."""
+        """Infer waits inside a CUDA graph: an op waited for the op of another stream whose end ended its idling."""
         last: dict[Lane, Draft] = {}
         for draft in sorted(drafts, key=lambda draft: draft.start_s):
             own = last.get(draft.lane)
             idle_from_s = own.end_s if own is not None else float("-inf")
-            others = [one for lane, one in last.items() if lane != draft.lane and draft.can_follow(one)]
-            latest = max(others, key=lambda one: one.end_s, default=None)
+            others = [other for lane, other in last.items() if lane != draft.lane and draft.can_follow(other)]
+            latest = max(others, key=lambda other: other.end_s, default=None)
             if latest is not None and latest.end_s > idle_from_s:
                 draft.after.append(latest)
                 self.counts["waits between streams of a CUDA graph, told from the times of its ops"] += 1
             last[draft.lane] = draft
 
-    # without cuda_sync events
-
     def _infer(self, unseen: Sequence[Call]) -> None:
-        """Tell producer and consumer waits of collectives by the calls around them on the same thread."""
-        wanted = {id(call) for call in unseen}
+        """Without cuda_sync events: infer the waits of collectives from the calls around them on the same thread."""
+        waits = {id(call) for call in unseen}
         threads: dict[tuple[Any, Any], list[Call]] = defaultdict(list)
         for call in self.calls:
-            if call.enqueued or id(call) in wanted:
+            if call.enqueued or id(call) in waits:
                 threads[call.event.process, call.event.thread].append(call)
-        told = internal = 0
+        inferred = internal = 0
         for queue in threads.values():
-            awaited: list[Draft] = []
             # collectives that nothing waits for yet, in order
+            pending: list[Draft] = []
             for position, call in enumerate(queue):
                 if call.enqueued:
-                    awaited += [draft for draft in call.enqueued if draft.collective is not None]
+                    pending += [draft for draft in call.enqueued if draft.collective is not None]
                     continue
-                held = next((later.enqueued[0] for later in queue[position + 1 :] if later.enqueued), None)
+                waiting = next((later.enqueued[0] for later in queue[position + 1 :] if later.enqueued), None)
                 if self._is_internal(call):
                     internal += 1
                     continue
-                if held is None:
+                if waiting is None:
                     continue
-                if held.collective is not None:
-                    before = self._last_elsewhere(queue[:position], held)
+                if waiting.collective is not None:
+                    before = _last_elsewhere(queue[:position], waiting)
                 else:
-                    before = awaited.pop(0) if awaited else None
-                if before is not None and before not in held.after and held.can_follow(before):
-                    held.after.append(before)
-                    told += 1
-        self.counts[f"stream waits told from the order of calls: {_UNSEEN}"] += told
-        self.counts["stream waits that nothing explains, left out"] += len(unseen) - told - internal
+                    before = pending.pop(0) if pending else None
+                if before is not None and before not in waiting.after and waiting.can_follow(before):
+                    waiting.after.append(before)
+                    inferred += 1
+        self.counts[f"stream waits told from the order of calls: {_UNSEEN}"] += inferred
+        self.counts["stream waits that nothing explains, left out"] += len(unseen) - inferred - internal
 
     def _is_internal(self, call: Call) -> bool:
         starts_us, ends_us = self.issues_us
         index = bisect_right(starts_us, call.event.start_us) - 1
         return index >= 0 and call.event.start_us < ends_us[index]
 
-    def _last_elsewhere(self, queue: Sequence[Call], held: Draft) -> Draft | None:
-        enqueued = (call.enqueued[-1] for call in reversed(queue) if call.enqueued)
-        return next((draft for draft in enqueued if draft.lane != held.lane), None)
+
+def _last_elsewhere(queue: Sequence[Call], waiting: Draft) -> Draft | None:
+    """The last op that these calls put on another stream."""
+    enqueued = (call.enqueued[-1] for call in reversed(queue) if call.enqueued)
+    return next((draft for draft in enqueued if draft.lane != waiting.lane), None)
 
 
 class _Queue:
