@@ -68,7 +68,7 @@ def breakeven(
     from ladder_sim.analysis.breakeven import breakeven as search
     from ladder_sim.report.export import breakeven_document
     from ladder_sim.report.figures.analysis import breakeven_figure
-    from ladder_sim.report.figures.style import asked
+    from ladder_sim.report.labels import scenario_label
     from ladder_sim.report.tables.analysis import breakeven_report
     from ladder_sim.sweeps.grid import scenario_at
 
@@ -87,7 +87,7 @@ def breakeven(
     output.give(
         lambda: breakeven_document(result),
         lambda: breakeven_report(result),
-        lambda: breakeven_figure(result, asked(scenario_at(point))),
+        lambda: breakeven_figure(result, scenario_label(scenario_at(point))),
     )
 
 
@@ -135,7 +135,7 @@ def sensitivity(
     from ladder_sim.analysis import sensitivity as analysis
     from ladder_sim.report.export import sensitivity_document
     from ladder_sim.report.figures.analysis import tornado_figure
-    from ladder_sim.report.figures.style import asked
+    from ladder_sim.report.labels import scenario_label
     from ladder_sim.report.tables.analysis import sensitivity_report
     from ladder_sim.sweeps.grid import scenario_at
 
@@ -146,5 +146,5 @@ def sensitivity(
     output.give(
         lambda: sensitivity_document(figures, fraction),
         lambda: sensitivity_report(figures, fraction),
-        lambda: tornado_figure(figures, drawn, fraction, asked(scenario)),
+        lambda: tornado_figure(figures, drawn, fraction, scenario_label(scenario)),
     )

@@ -1,6 +1,5 @@
 """`ladder-sim explore`: the what-if explorer in the browser."""
 
-import gc
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,11 +12,9 @@ from ladder_sim.errors import MissingDependencyError, UsageError
 from ladder_sim.graph.variants import canonical
 
 if TYPE_CHECKING:
-    from ladder_sim.explorer.allowlist import Known
+    from ladder_sim.explorer.allowlist import Allowlist
 
 ANY = "0.0.0.0"
-# new objects that may stand until the garbage collector looks through them
-_COLLECTED_AFTER = 50_000
 _PAGE = "Page"
 
 
@@ -27,10 +24,10 @@ def explore(
     variant: Annotated[
         list[str] | None, typer.Option(help="As in predict; the page starts with them.", rich_help_panel=_PAGE)
     ] = None,
-    port: Annotated[int, typer.Option(help="0 takes any that is free.", rich_help_panel=_PAGE)] = 8050,
+    port: Annotated[int, typer.Option(help="0 picks a free one.", rich_help_panel=_PAGE)] = 8050,
     host: Annotated[
         str,
-        typer.Option(help="Address to listen on; other machines reach 0.0.0.0.", rich_help_panel=_PAGE),
+        typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.", rich_help_panel=_PAGE),
     ] = "127.0.0.1",
     no_open: Annotated[bool, typer.Option("--no-open", help="Only print the address.", rich_help_panel=_PAGE)] = False,
     export: Annotated[
@@ -38,70 +35,67 @@ def explore(
         typer.Option(help="Write a page that needs no server (.html) instead.", rich_help_panel=_PAGE),
     ] = None,
 ) -> None:
-    """Open a page in the browser that shows at once what each variant does as the knobs are turned."""
-    from ladder_sim.explorer.allowlist import Known
+    """Open a page in the browser that shows what each variant does while you move the controls."""
+    from ladder_sim.explorer.allowlist import Allowlist
     from ladder_sim.explorer.offline import standalone_page
-    from ladder_sim.explorer.queries import Answers
+    from ladder_sim.explorer.queries import Queries
 
     # no engine and no jitter: the page answers at once
     flags.point()
-    known = Known.of(cluster=flags.arguments["cluster"], stack=flags.arguments["stack"], profile=flags.profile)
-    query = _query(flags, split_names(variant), known)
+    allowlist = Allowlist.of(cluster=flags.arguments["cluster"], stack=flags.arguments["stack"], profile=flags.profile)
+    query = _query(flags, split_names(variant), allowlist)
     if export is not None:
         if export.suffix.lower() != ".html":
-            raise UsageError(f"--export '{export}': the extension says no web page", hint="name it like page.html")
+            raise UsageError(f"--export '{export}': must end in .html", hint="name it like page.html")
         from ladder_sim.cli.output import write
 
-        write(standalone_page(Answers(known).found(query), known), export, flag="--export")
+        write(standalone_page(Queries(allowlist).answer(query), allowlist), export, flag="--export")
         return
-    _serve(known, query, host=host, port=port, opened=not no_open)
+    _serve(allowlist, query, host=host, port=port, opened=not no_open)
 
 
-def _query(flags: ScenarioFlags, variants: list[str], known: "Known") -> str:
-    """What the page starts with."""
-    from ladder_sim.explorer.allowlist import model_names
+def _query(flags: ScenarioFlags, variants: list[str], allowlist: "Allowlist") -> str:
+    """The query that the page starts with."""
     from ladder_sim.explorer.state import State
     from ladder_sim.specs import catalog
 
     model = flags.arguments["model"]
-    spec = None if model.lower() in model_names() else catalog.model(model)
+    spec = None if model.lower() in allowlist.models else catalog.model(model)
     names = {
         "model": spec.name if spec else model.lower(),
-        "cluster": known.name_of(flags.arguments["cluster"]),
-        "stack": known.name_of(flags.arguments["stack"]),
+        "cluster": allowlist.name_of(flags.arguments["cluster"]),
+        "stack": allowlist.name_of(flags.arguments["stack"]),
     }
     state = State(
         arguments=flags.arguments | names,
         shape=spec,
-        profile=None if flags.profile is None else known.name_of(flags.profile),
+        profile=None if flags.profile is None else allowlist.name_of(flags.profile),
         ignore_memory=flags.ignore_memory,
         settings=flags.settings,
         variants=tuple(map(canonical, variants)),
     )
     # mistakes are reported here, not on the page
-    State.parse(state.query(), known).scenario(known)
+    State.parse(state.query(), allowlist).scenario(allowlist)
     return state.query()
 
 
-def _serve(known: "Known", query: str, *, host: str, port: int, opened: bool) -> None:
-    """Answer until interrupted."""
+def _serve(allowlist: "Allowlist", query: str, *, host: str, port: int, opened: bool) -> None:
+    """Serve the page until interrupted."""
     if find_spec("dash") is None:
         raise MissingDependencyError(
-            "the explorer needs dash, which is absent", hint='pip install "ladder-sim[explorer]", or --export page.html'
+            "the explorer needs dash, which is not installed",
+            hint='pip install "ladder-sim[explorer]", or --export page.html',
         )
-    from ladder_sim.explorer.server import LOOPBACK, make_app, serving
+    from ladder_sim.explorer.server import LOOPBACK, make_app, serve, serving
 
-    server = serving(make_app(known, query, hosts=None if host == ANY else (*LOOPBACK, host)), host, port)
+    server = serving(make_app(allowlist, query, hosts=None if host == ANY else (*LOOPBACK, host)), host, port)
     shown = "127.0.0.1" if host == ANY else host
     address = f"http://{f'[{shown}]' if ':' in shown else shown}:{server.port}/"
     print(f"explorer: {address} (Ctrl-C ends it)", file=sys.stderr, flush=True)
     if host not in LOOPBACK:
-        print("warning: every machine that reaches this address can use it", file=sys.stderr)
+        print("warning: anyone who can reach this address can use it", file=sys.stderr)
     if opened:
         import webbrowser
 
         webbrowser.open(address)
-    # what is loaded by now stays, and answers leave little behind: looking through it all took a quarter of the time
-    gc.freeze()
-    gc.set_threshold(_COLLECTED_AFTER)
-    server.serve_forever()
+    serve(server)

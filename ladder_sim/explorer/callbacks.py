@@ -1,6 +1,6 @@
-"""What the server does when a control is turned.
+"""What the server does when a control moves.
 
-The page's script writes the query from the controls (`scripted`). The headline answers each query at once; the other
+The page's script writes the query from the controls (`clientside`). The headline answers each query at once; the other
 views follow when the controls rest.
 """
 
@@ -18,13 +18,14 @@ from ladder_sim.explorer import headline, style
 from ladder_sim.explorer.controls import control_id
 from ladder_sim.explorer.figures import FIGURES
 from ladder_sim.explorer.markup import markup
-from ladder_sim.explorer.queries import Answers
-from ladder_sim.explorer.scheduler import StaleError, Turns
+from ladder_sim.explorer.queries import Queries
+from ladder_sim.explorer.scheduler import Scheduler, StaleError
 from ladder_sim.explorer.snippets import command_line, python_code
 from ladder_sim.explorer.state import State as PageState
-from ladder_sim.explorer.upload import read_dropped
+from ladder_sim.explorer.upload import read_config
 
-_SETTLED = ("curve", "timeline", "map", "pareto", "tornado")
+# views that are drawn when the controls rest
+_VIEWS = ("curve", "timeline", "map", "pareto", "tornado")
 # figures that are ready to send
 _KEPT = 256
 
@@ -32,24 +33,24 @@ _KEPT = 256
 _Draw = Callable[[str, str, bool], dict[str, Any]]
 
 
-def register(app: Dash, answers: Answers) -> None:
+def register(app: Dash, queries: Queries) -> None:
     """Put all of them on the app."""
 
     @lru_cache(maxsize=_KEPT)
     def draw(name: str, query: str, dark: bool) -> dict[str, Any]:
-        found = answers.found(answers.state(query).alone().query())
-        zoom = {"curve": found.along, "map": f"{found.across} {found.up}", "timeline": found.state.phase}.get(name, "")
-        return style.on_page(FIGURES[name](answers, query), dark=dark, kept=zoom)
+        answer = queries.answer(queries.state(query).alone().query())
+        axes = {"curve": answer.along, "map": f"{answer.across} {answer.up}", "timeline": answer.state.phase}
+        return style.on_page(FIGURES[name](queries, query), dark=dark, zoom_key=axes.get(name, ""))
 
-    turns = Turns()
-    _headline(app, answers, draw, turns)
-    for name in _SETTLED:
-        _figure(app, answers, draw, turns, name)
-    _comparison(app, answers, draw, turns)
-    _dropped(app)
+    scheduler = Scheduler()
+    _headline(app, queries, draw, scheduler)
+    for name in _VIEWS:
+        _view(app, queries, draw, scheduler, name)
+    _comparison(app, queries, draw, scheduler)
+    _upload(app)
 
 
-def _headline(app: Dash, answers: Answers, draw: _Draw, turns: Turns) -> None:
+def _headline(app: Dash, queries: Queries, draw: _Draw, scheduler: Scheduler) -> None:
     @app.callback(
         Output("answer", "data"),
         Output("breakdown", "figure"),
@@ -58,29 +59,29 @@ def _headline(app: Dash, answers: Answers, draw: _Draw, turns: Turns) -> None:
         State("page-load", "data"),
         prevent_initial_call=True,
     )
-    def answer(query: Any, theme: Any, load: Any) -> Any:
-        def found() -> tuple[Any, ...]:
-            state = answers.state(query)
+    def headline_views(query: Any, theme: Any, load: Any) -> Any:
+        def views() -> tuple[Any, ...]:
+            state = queries.state(query)
             own = state.alone().query()
-            one = answers.found(own)
-            views = {
+            answer = queries.answer(own)
+            parts = {
                 "error": None,
-                "summary": headline.summary(one),
-                "cards": headline.cards(one),
-                "memory": headline.memory_bar(one),
-                "evidence": headline.evidence(one),
-                "cli": command_line(state, answers.known),
-                "python": python_code(state, answers.known),
+                "summary": headline.summary(answer),
+                "cards": headline.cards(answer),
+                "memory": headline.memory_bar(answer),
+                "evidence": headline.evidence(answer, queries.published_error(answer.scenario)),
+                "cli": command_line(state, queries.allowlist),
+                "python": python_code(state, queries.allowlist),
             }
-            return _views(views, headline.facts(one)), draw("breakdown", own, theme == "dark")
+            return _page_data(parts, headline.control_values(answer)), draw("breakdown", own, theme == "dark")
 
-        def refused(error: LadderSimError) -> tuple[Any, ...]:
-            return _views({"error": _banner(error)}, _facts(answers, query)), no_update
+        def error_view(error: LadderSimError) -> tuple[Any, ...]:
+            return _page_data({"error": _banner(error)}, _control_values(queries, query)), no_update
 
-        return _told(found, refused, turns.headline(_page(load), query))
+        return _respond(views, error_view, scheduler.headline(_page(load), query))
 
 
-def _figure(app: Dash, answers: Answers, draw: _Draw, turns: Turns, name: str) -> None:
+def _view(app: Dash, queries: Queries, draw: _Draw, scheduler: Scheduler, name: str) -> None:
     @app.callback(
         Output(name, "figure"),
         Input("settled", "data"),
@@ -89,13 +90,15 @@ def _figure(app: Dash, answers: Answers, draw: _Draw, turns: Turns, name: str) -
         prevent_initial_call=True,
     )
     def view(query: Any, theme: Any, load: Any) -> Any:
-        def drawn() -> Any:
-            return draw(name, _answered(answers, query).alone().query(), theme == "dark")
+        dark = theme == "dark"
+        return _respond(
+            lambda: draw(name, _answerable(queries, query).alone().query(), dark),
+            lambda error: style.message(error, dark=dark),
+            scheduler.view(_page(load), query),
+        )
 
-        return _told(drawn, lambda error: style.message(error, dark=theme == "dark"), turns.view(_page(load), query))
 
-
-def _comparison(app: Dash, answers: Answers, draw: _Draw, turns: Turns) -> None:
+def _comparison(app: Dash, queries: Queries, draw: _Draw, scheduler: Scheduler) -> None:
     @app.callback(
         Output("comparing", "hidden"),
         Output("compared", "children"),
@@ -106,25 +109,24 @@ def _comparison(app: Dash, answers: Answers, draw: _Draw, turns: Turns) -> None:
         prevent_initial_call=True,
     )
     def compare(query: Any, theme: Any, load: Any) -> Any:
-        def compared() -> tuple[Any, ...]:
-            state = _answered(answers, query)
+        def comparison() -> tuple[Any, ...]:
+            state = _answerable(queries, query)
             if not state.pins:
                 return True, None, no_update
-            return (
-                False,
-                headline.comparison_table(answers.candidates(state)),
-                draw("comparison", state.query(), theme == "dark"),
-            )
+            table = headline.comparison_table(queries.candidates(state))
+            return False, table, draw("comparison", state.query(), theme == "dark")
 
-        return _told(compared, lambda error: (False, _banner(error), no_update), turns.view(_page(load), query))
+        return _respond(
+            comparison, lambda error: (False, _banner(error), no_update), scheduler.view(_page(load), query)
+        )
 
 
-def _dropped(app: Dash) -> None:
+def _upload(app: Dash) -> None:
     @app.callback(
         Output("shape", "data", allow_duplicate=True),
         # no name of the list: choosing one of them goes back
         Output(control_id("model"), "value", allow_duplicate=True),
-        Output("dropped", "children"),
+        Output("upload-status", "children"),
         Input("upload", "contents"),
         Input("read", "n_clicks"),
         State("upload", "filename"),
@@ -132,58 +134,57 @@ def _dropped(app: Dash) -> None:
         prevent_initial_call=True,
     )
     def read(contents: Any, clicks: Any, file: Any, pasted: Any) -> Any:
-        def shape() -> tuple[Any, ...]:
-            text = pasted if ctx.triggered_id == "read" else None
-            name, found = read_dropped(file, contents, text)
-            return found, None, f"read: {name}"
+        def model() -> tuple[Any, ...]:
+            name, shape = read_config(file, contents, pasted if ctx.triggered_id == "read" else None)
+            return shape, None, f"read: {name}"
 
-        return _told(shape, lambda error: (no_update, no_update, _banner(error)))
+        return _respond(model, lambda error: (no_update, no_update, _banner(error)))
 
 
-def _told(
-    answer: Callable[[], Any],
-    refused: Callable[[LadderSimError], Any],
+def _respond(
+    compute: Callable[[], Any],
+    error_view: Callable[[LadderSimError], Any],
     turn: AbstractContextManager[None] | None = None,
 ) -> Any:
-    """An answer, or what is shown where there is none; the server goes on in any case."""
+    """Compute a response when its turn comes, or show the error; the server goes on in any case."""
     try:
         with turn or nullcontext():
-            return answer()
+            return compute()
     except StaleError:
         raise PreventUpdate from None
     except PreventUpdate:
         raise
     except LadderSimError as error:
-        return refused(error)
+        return error_view(error)
     except Exception:
         traceback.print_exc()
-        return refused(LadderSimError("the simulator failed on this", hint="a bug: the terminal shows where"))
+        return error_view(LadderSimError("the simulator failed", hint="a bug: the terminal shows where"))
 
 
-def _page(load: Any) -> str | None:
-    """The page that asks, by what the server gave it when it was loaded."""
+def _page(load: object) -> str | None:
+    """The page that asks, by the name that the server gave it when it was loaded."""
     return load if isinstance(load, str) else None
 
 
-def _answered(answers: Answers, query: Any) -> PageState:
+def _answerable(queries: Queries, query: object) -> PageState:
     """A query that has an answer; views of any other stay as they are, for the headline says what is wrong."""
     try:
-        state = answers.state(query)
-        answers.found(state.alone().query())
+        state = queries.state(query)
+        queries.answer(state.alone().query())
     except LadderSimError:
         raise PreventUpdate from None
     return state
 
 
-def _views(views: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+def _page_data(views: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """What the script puts on the page: views by the id of their element, and the controls' values."""
-    return {"views": {name: markup(view) for name, view in views.items()}, "facts": facts}
+    return {"views": {name: markup(view) for name, view in views.items()}, "facts": values}
 
 
-def _facts(answers: Answers, query: Any) -> dict[str, Any]:
+def _control_values(queries: Queries, query: object) -> dict[str, Any]:
     """The controls' values of a scenario that has no answer, for example because it does not fit."""
     try:
-        return headline.facts(answers.asked(answers.state(query).alone().query()))
+        return headline.control_values(queries.setup(queries.state(query).alone().query()))
     except LadderSimError:
         return {}
 

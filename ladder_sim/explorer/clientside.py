@@ -1,4 +1,4 @@
-"""What the page's script does when a control is turned (``assets/explorer.js``): these run in the browser."""
+"""What the page's script (``assets/explorer.js``) does in the browser when a control moves."""
 
 from dash import ClientsideFunction, Dash, Input, Output, State
 

@@ -1,4 +1,4 @@
-"""The controls: what the reader turns. Their ids are the names of a link's fields."""
+"""The panel of controls. Their ids are the names of a link's fields."""
 
 import math
 from dataclasses import dataclass
@@ -6,9 +6,9 @@ from typing import Any
 
 from dash import dcc, html
 
-from ladder_sim.explorer import quantities
-from ladder_sim.explorer.allowlist import Known
-from ladder_sim.specs import catalog
+from ladder_sim.explorer.allowlist import Allowlist
+from ladder_sim.explorer.upload import MAX_BYTES
+from ladder_sim.report.labels import field_title
 
 VARIANT_TITLES = {
     "parallel": "parallel",
@@ -19,11 +19,16 @@ VARIANT_TITLES = {
 }
 _ALLREDUCES = ("nccl", "one-shot", "two-shot", "nvls", "auto")
 _DTYPES = ("bf16", "fp16", "fp8")
+# fields that a curve or a map can be drawn over
+AXIS_FIELDS = (
+    *("intra.bandwidth_Bps", "intra.latency_s", "inter.bandwidth_Bps", "inter.latency_s"),
+    *("gpu.hbm_bandwidth_Bps", "gpu.bf16_flops", "tp", "batch", "prompt", "gen", "nodes"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slider:
-    """A number on a logarithmic scale, beside a field that takes any."""
+    """A number on a logarithmic scale, next to a text field that takes any value."""
 
     key: str
     """Name in a link."""
@@ -33,7 +38,7 @@ class Slider:
     high: float
     """Right end."""
     doubling: bool = False
-    """Whole numbers, one step doubles; else steps of 5 %."""
+    """Whole numbers, where one step doubles; else steps of 5 %."""
 
 
 SLIDERS = (
@@ -50,7 +55,7 @@ SLIDERS = (
     Slider(key="gpu.hbm_bandwidth", title="HBM bandwidth", low=1e11, high=4e13),
     Slider(key="gpu.bf16", title="Tensor-core rate", low=2e13, high=2e16),
 )
-SLIDER_KEYS = tuple(one.key for one in SLIDERS)
+SLIDER_KEYS = tuple(slider.key for slider in SLIDERS)
 _SHAPE, _WORK, _HARDWARE = SLIDERS[:3], SLIDERS[3:6], SLIDERS[6:]
 
 
@@ -66,24 +71,23 @@ def control_id(key: str) -> str:
 
 
 def extra(name: str, value: str) -> dict[str, Any]:
-    """An attribute whose name is no Python name, as a component's keyword."""
+    """An attribute with a dash in its name, as a keyword argument."""
     return {name: value}
 
 
-def controls(known: Known) -> html.Aside:
+def controls(allowlist: Allowlist) -> html.Aside:
     """The panel."""
-    models = [*catalog.MODEL_ALIASES, *(name for name in catalog.model_names())]
     return html.Aside(
         [
             _group(
                 "Model",
                 [
-                    _choice("model", "Model", models, "70b"),
+                    _choice("model", "Model", list(allowlist.models), "70b"),
                     dcc.Upload(
                         html.Button("Drop a config.json, or choose one", className="quiet wide"),
                         id="upload",
                         accept=".json,application/json",
-                        max_size=1_000_000,
+                        max_size=MAX_BYTES,
                         multiple=False,
                         className="upload",
                         className_active="upload active",
@@ -98,13 +102,13 @@ def controls(known: Known) -> html.Aside:
                             html.Button("Read", id="read", className="quiet"),
                         ]
                     ),
-                    html.Div(id="dropped", role="status", className="note"),
+                    html.Div(id="upload-status", role="status", className="note"),
                 ],
             ),
             _group(
                 "Cluster",
                 [
-                    _choice("cluster", "Cluster", list(known.clusters), "h100-sxm"),
+                    _choice("cluster", "Cluster", list(allowlist.clusters), "h100-sxm"),
                     *map(_slider, _SHAPE),
                     _flag("no_p2p", "No peer-to-peer (host memory)"),
                 ],
@@ -113,9 +117,9 @@ def controls(known: Known) -> html.Aside:
             _group(
                 "Stack",
                 [
-                    _choice("stack", "Engine", list(known.stacks), "gpt-fast"),
-                    _choice("allreduce", "All-reduce", list(_ALLREDUCES), None, usual="the engine's"),
-                    _choice("profile", "Measured profile", list(known.profiles), None, usual="the cluster's"),
+                    _choice("stack", "Engine", list(allowlist.stacks), "gpt-fast"),
+                    _choice("allreduce", "All-reduce", list(_ALLREDUCES), None, default="the engine's"),
+                    _choice("profile", "Measured profile", list(allowlist.profiles), None, default="the cluster's"),
                 ],
             ),
             _group("Hardware", [*map(_slider, _HARDWARE), _settings()]),
@@ -126,46 +130,47 @@ def controls(known: Known) -> html.Aside:
     )
 
 
-def choices(key: str, names: list[str], value: str | None, *, usual: str = "") -> dcc.Dropdown:
-    """A list; `usual` says what choosing nothing means."""
-    shown = usual or "from a config.json"
-    return dcc.Dropdown(names, value, id=control_id(key), clearable=bool(usual), placeholder=shown, maxHeight=320)
-
-
-def axis_choice(key: str, title: str, usual: str) -> html.Div:
-    """A list of the fields to draw along; `usual` is what choosing nothing means."""
-    options = [{"label": text, "value": name} for name, text in quantities.TITLES.items()]
+def axis_choice(key: str, title: str, default: str) -> html.Div:
+    """A list of the fields to draw along; `default` says what an empty choice means."""
+    options = [{"label": field_title(name), "value": name} for name in AXIS_FIELDS]
     return html.Div(
         [
             html.Label(title, htmlFor=control_id(key)),
-            dcc.Dropdown(options, None, id=control_id(key), clearable=True, placeholder=usual, maxHeight=320),
+            dcc.Dropdown(options, None, id=control_id(key), clearable=True, placeholder=default, maxHeight=320),
         ],
         className="inline",
     )
 
 
-def _choice(key: str, title: str, names: list[str], value: str | None, *, usual: str = "") -> html.Div:
-    return html.Div(
-        [html.Label(title, htmlFor=control_id(key)), choices(key, names, value, usual=usual)], className="row"
+def _choice(key: str, title: str, names: list[str], value: str | None, *, default: str = "") -> html.Div:
+    """A list; `default` says what an empty choice means, where there may be one."""
+    dropdown = dcc.Dropdown(
+        names,
+        value,
+        id=control_id(key),
+        clearable=bool(default),
+        placeholder=default or "from a config.json",
+        maxHeight=320,
     )
+    return html.Div([html.Label(title, htmlFor=control_id(key)), dropdown], className="row")
 
 
-def _slider(one: Slider) -> html.Div:
-    own = control_id(one.key)
-    scale = math.log2 if one.doubling else math.log10
+def _slider(slider: Slider) -> html.Div:
+    own = control_id(slider.key)
+    scale = math.log2 if slider.doubling else math.log10
     return html.Div(
         [
-            html.Label(one.title, htmlFor=own),
+            html.Label(slider.title, htmlFor=own),
             dcc.Input(id=own, type="text", className="exact", autoComplete="off", spellCheck=False, debounce=True),
-            html.Label(f"{one.title}, slider", htmlFor=f"{own}-slider", className="hidden"),
+            html.Label(f"{slider.title}, slider", htmlFor=f"{own}-slider", className="hidden"),
             dcc.Input(
                 id=f"{own}-slider",
                 type="range",
                 className="range",
-                min=scale(one.low),
-                max=scale(one.high),
-                step=1 if one.doubling else 0.02,
-                value=scale(one.low),
+                min=scale(slider.low),
+                max=scale(slider.high),
+                step=1 if slider.doubling else 0.02,
+                value=scale(slider.low),
             ),
         ],
         className="slider",
@@ -180,7 +185,7 @@ def _settings() -> html.Div:
     own = control_id("settings")
     return html.Div(
         [
-            html.Label("Any other figure", htmlFor=own),
+            html.Label("Other figures", htmlFor=own),
             dcc.Input(
                 id=own,
                 type="text",

@@ -8,15 +8,14 @@ from ladder_sim.analysis.sensitivity import STEP
 from ladder_sim.errors import UnknownNameError
 from ladder_sim.explorer.figures import FIGURES
 from ladder_sim.explorer.offline import standalone_page
-from ladder_sim.explorer.queries import Answers
+from ladder_sim.explorer.queries import Queries
 from ladder_sim.graph.ops import Phase
-from ladder_sim.report.export import advice_document, prediction_document, sensitivity_document
+from ladder_sim.report.export import Document, advice_document, prediction_document, sensitivity_document
 from ladder_sim.sweeps.evaluate import How
 from ladder_sim.sweeps.executors import serial
 from ladder_sim.sweeps.grid import Grid
 from ladder_sim.sweeps.run import stream
 from ladder_sim.traces import perfetto
-from ladder_sim.traces.graph import TraceGraph
 from ladder_sim.traces.predicted import predicted_step
 
 _TYPES = {"csv": "text/csv", "json": "application/json", "html": "text/html"}
@@ -29,7 +28,7 @@ class File(NamedTuple):
     content_type: str
 
 
-def download(answers: Answers, name: str, query: str) -> File:
+def download(queries: Queries, name: str, query: str) -> File:
     """A file of the page for a query.
 
     Raises
@@ -39,9 +38,9 @@ def download(answers: Answers, name: str, query: str) -> File:
     """
     figure, _, ending = name.partition(".")
     if name in _FILES:
-        content = _FILES[name](answers, answers.state(query).alone().query())
+        content = _FILES[name](queries, queries.state(query).alone().query())
     elif ending == "html" and figure in FIGURES:
-        content = FIGURES[figure](answers, answers.state(query).query()).to_html(
+        content = FIGURES[figure](queries, queries.state(query).query()).to_html(
             include_plotlyjs=True, div_id="figure", config={"displaylogo": False}
         )
     else:
@@ -49,25 +48,21 @@ def download(answers: Answers, name: str, query: str) -> File:
     return File(content, _TYPES[name.rpartition(".")[2]])
 
 
-def _prediction_csv(answers: Answers, query: str) -> str:
-    found = answers.found(query)
-    return prediction_document(found.scenario, found.predictions).to_csv()
+def _prediction(queries: Queries, query: str) -> Document:
+    answer = queries.answer(query)
+    return prediction_document(answer.scenario, answer.predictions)
 
 
-def _prediction_json(answers: Answers, query: str) -> str:
-    found = answers.found(query)
-    return prediction_document(found.scenario, found.predictions).to_json()
-
-
-def _perfetto(phase: Phase) -> Callable[[Answers, str], str]:
-    def trace(answers: Answers, query: str) -> str:
-        found = answers.found(query)
-        profile = found.state.how(answers.known)["profile"]
-        runs: dict[str, TraceGraph] = {
-            name: predicted_step(replace(found.scenario, variant=name), phase, profile=profile)
-            for name in found.predictions
-        }
-        return perfetto.to_json(runs)
+def _perfetto(phase: Phase) -> Callable[[Queries, str], str]:
+    def trace(queries: Queries, query: str) -> str:
+        answer = queries.answer(query)
+        profile = answer.state.how(queries.allowlist)["profile"]
+        return perfetto.to_json(
+            {
+                name: predicted_step(replace(answer.scenario, variant=name), phase, profile=profile)
+                for name in answer.predictions
+            }
+        )
 
     return trace
 
@@ -76,14 +71,14 @@ def _csv_of(grid: Grid, how: How) -> str:
     return b"".join(piece for piece, _ in stream(grid, how, serial, form="csv")).decode()
 
 
-_FILES: Mapping[str, Callable[[Answers, str], str]] = {
-    "prediction.csv": _prediction_csv,
-    "prediction.json": _prediction_json,
-    "curve.csv": lambda answers, query: _csv_of(*answers.curve_grid(query)),
-    "map.csv": lambda answers, query: _csv_of(*answers.map_grid(query)),
-    "pareto.csv": lambda answers, query: advice_document(answers.advice(query)).to_csv(),
-    "sensitivity.csv": lambda answers, query: sensitivity_document(answers.sensitivity(query), STEP).to_csv(),
+_FILES: Mapping[str, Callable[[Queries, str], str]] = {
+    "prediction.csv": lambda queries, query: _prediction(queries, query).to_csv(),
+    "prediction.json": lambda queries, query: _prediction(queries, query).to_json(),
+    "curve.csv": lambda queries, query: _csv_of(*queries.curve_grid(query)),
+    "map.csv": lambda queries, query: _csv_of(*queries.map_grid(query)),
+    "pareto.csv": lambda queries, query: advice_document(queries.advice(query)).to_csv(),
+    "sensitivity.csv": lambda queries, query: sensitivity_document(queries.sensitivity(query), STEP).to_csv(),
     "decode.perfetto.json": _perfetto("decode"),
     "prefill.perfetto.json": _perfetto("prefill"),
-    "page.html": lambda answers, query: standalone_page(answers.found(query), answers.known),
+    "page.html": lambda queries, query: standalone_page(queries.answer(query), queries.allowlist),
 }

@@ -1,4 +1,4 @@
-"""The top of the page: what each variant does, whether it fits, and what the numbers rest on."""
+"""The top of the page: what each variant does, whether it fits, and the sources of the numbers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,43 +8,39 @@ from dash import html
 from ladder_sim.analysis.compare import Candidate
 from ladder_sim.explorer.controls import SLIDERS, extra
 from ladder_sim.explorer.quantities import field_of
-from ladder_sim.explorer.queries import Asked, Found, validation_error
+from ladder_sim.explorer.queries import Answer, Setup
 from ladder_sim.prediction import Prediction
 from ladder_sim.report.export import scenario_fields
 from ladder_sim.report.figures.style import variant_colour
-from ladder_sim.units import format_bandwidth, format_bytes, format_count, format_seconds
+from ladder_sim.report.labels import field_text, hardware_label, kind_label, stack_label, workload_label
+from ladder_sim.units import format_bandwidth, format_bytes, format_rate, format_seconds
+from ladder_sim.validation.compare import Spread
 
 _MEMORY = {"weights": "#0072B2", "kv_cache": "#E69F00", "activation": "#009E73", "overhead": "#8A939E"}
 _SOURCES = {
     "measured": ("#009E73", "interpolated within measurements of this GPU and this link"),
-    "fitted": ("#0072B2", "continued beyond measurements, or a formula fitted to them"),
-    "transferred": ("#56B4E9", "measured elsewhere, carried over by the ratio of the formulas"),
+    "fitted": ("#0072B2", "extrapolated from measurements, or a formula fitted to them"),
+    "transferred": ("#56B4E9", "measured on other hardware, scaled by the roofline"),
     "roofline": ("#E69F00", "from the datasheet"),
     "stack": ("#8A939E", "waits and launches"),
 }
 
 
-def summary(found: Found) -> str:
-    """What was asked, in a line."""
-    scenario = found.scenario
-    cluster, workload = scenario.cluster, scenario.workload
-    nodes = scenario.nodes_used
-    across = f" + {cluster.inter.fabric}" if nodes > 1 else ""
-    return (
-        f"{scenario.model.name}, TP {scenario.tp} on {nodes} x {scenario.ranks_per_node} {cluster.gpu.name}, "
-        f"{cluster.intra.fabric}{across}; batch {workload.batch}, prompt {workload.prompt}, {workload.gen} new tokens, "
-        f"{workload.dtype}; {scenario.stack.name}, all-reduce {scenario.stack.allreduce}"
-    )
+def summary(answer: Answer) -> str:
+    """What was simulated, in a line."""
+    scenario = answer.scenario
+    labels = hardware_label(scenario), workload_label(scenario), stack_label(scenario)
+    return f"{scenario.model.name}, {'; '.join(labels)}"
 
 
-def cards(found: Found) -> list[html.Article]:
+def cards(answer: Answer) -> list[html.Article]:
     """One for each variant."""
-    return [_card(one, found) for one in found.predictions.values()]
+    return [_card(prediction, answer) for prediction in answer.predictions.values()]
 
 
-def memory_bar(found: Found) -> list[Any]:
+def memory_bar(answer: Answer) -> list[Any]:
     """What one GPU holds."""
-    memory = next(iter(found.predictions.values())).memory
+    memory = next(iter(answer.predictions.values())).memory
     full = max(memory.capacity_bytes, memory.total_bytes)
     parts = {name: float(getattr(memory, f"{name}_bytes")) for name in _MEMORY}
     free = memory.capacity_bytes - memory.total_bytes
@@ -62,24 +58,24 @@ def memory_bar(found: Found) -> list[Any]:
     ]
 
 
-def evidence(found: Found) -> list[Any]:
-    """What the numbers rest on, what to know about them, and how far published runs were missed."""
-    standard = found.predictions["standard"]
+def evidence(answer: Answer, error: Spread | None) -> list[Any]:
+    """Sources of the numbers, warnings, and the error against published runs."""
+    standard = answer.predictions["standard"]
     provenance = standard.confidence
     shares: dict[str, float] = {}
     for (source, _), seconds in standard.breakdown.sources_s.items():
         shares[source] = shares.get(source, 0.0) + seconds / standard.request_s
     shares["stack"] = max(0.0, 1.0 - sum(shares.values()))
-    shown = {name: shares[name] for name in _SOURCES if shares.get(name, 0.0) > 0.0005}
-    error = validation_error(found.scenario.stack.name, p2p=found.scenario.p2p)
+    visible = {name: shares[name] for name in _SOURCES if shares.get(name, 0.0) > 0.0005}
+    stack = answer.scenario.stack.name
     if error is None:
-        judged = f"No published run of {found.scenario.stack.name} to judge by: trust the order more than the digits."
+        accuracy = f"No published run of {stack} to compare with; trust the ranking more than the values."
     else:
-        links = "with" if found.scenario.p2p else "without"
-        judged = (
-            f"Against {error.rows} published 70B runs of {found.scenario.stack.name} {links} peer-to-peer links that "
-            f"no fit had seen, ladder's speedup is missed by {error.mean_error:.1%} on average and "
-            f"{error.max_error:.1%} at most; {error.inside:.0%} lie in the 90 % interval."
+        links = "with" if answer.scenario.p2p else "without"
+        accuracy = (
+            f"Over {error.rows} published 70B runs of {stack} {links} peer-to-peer links that no fit has seen, the "
+            f"error of ladder's speedup is {error.mean_error:.1%} on average and {error.max_error:.1%} at most; "
+            f"{error.inside:.0%} lie in the 90 % interval."
         )
     return [
         html.Div(
@@ -89,33 +85,21 @@ def evidence(found: Found) -> list[Any]:
             ],
             className="barhead",
         ),
-        _bar({name: (share, _SOURCES[name][0]) for name, share in shown.items()}),
-        _legend({name: (_SOURCES[name][0], f"{share:.0%}, {_SOURCES[name][1]}") for name, share in shown.items()}),
-        html.P(judged),
+        _bar({name: (share, _SOURCES[name][0]) for name, share in visible.items()}),
+        _legend({name: (_SOURCES[name][0], f"{share:.0%}, {_SOURCES[name][1]}") for name, share in visible.items()}),
+        html.P(accuracy),
         html.Ul([html.Li(warning) for warning in provenance.warnings], className="warnings"),
     ]
 
 
-def facts(asked: Asked) -> dict[str, Any]:
+def control_values(setup: Setup) -> dict[str, Any]:
     """The scenario's value for each slider: as a number, and as the reader would type it."""
-    values = {one.key: asked.current(field_of(one.key)[0]) for one in SLIDERS}
-    return {key: {"value": value, "text": typed(key, value)} for key, value in values.items()}
-
-
-def typed(key: str, value: float) -> str:
-    """A slider's value as it may be typed.
-
-    Examples
-    --------
-    >>> typed("inter.bandwidth", 5e10), typed("gpu.bf16", 9.89e14), typed("tp", 8.0)
-    ('50.0 GB/s', '989 TFLOP/s', '8')
-    """
-    name, _ = field_of(key)
-    if name.endswith("_Bps"):
-        return format_bandwidth(value)
-    if name.endswith("_s"):
-        return format_seconds(value)
-    return f"{format_count(value)}FLOP/s" if name.endswith("_flops") else str(int(value))
+    values = {}
+    for slider in SLIDERS:
+        field, kind = field_of(slider.key)
+        value = setup.current(field)
+        values[slider.key] = {"value": value, "text": field_text(field, int(value) if kind is int else value)}
+    return values
 
 
 def comparison_table(candidates: Sequence[Candidate]) -> html.Table:
@@ -124,46 +108,33 @@ def comparison_table(candidates: Sequence[Candidate]) -> html.Table:
         html.Tr([html.Th(name, scope="row"), *(html.Td(text) for text in texts)])
         for name, texts in {**_differences(candidates), **_results(candidates)}.items()
     ]
-    head = html.Tr([html.Th(""), *(html.Th(one.name, scope="col") for one in candidates)])
+    head = html.Tr([html.Th(""), *(html.Th(candidate.name, scope="col") for candidate in candidates)])
     return html.Table([html.Thead(head), html.Tbody(rows)], className="compare")
 
 
-def _card(one: Prediction, found: Found) -> html.Article:
-    standard = one.variant == "standard"
-    gain = one.speedup
-    hidden = 1.0 - one.breakdown.exposed_comm_s / one.breakdown.comm_s if one.breakdown.comm_s else 0.0
-    share = one.breakdown.limits_s[one.limited_by] / one.request_s
-    rate = one.tokens_per_s
+def _card(prediction: Prediction, answer: Answer) -> html.Article:
+    standard = prediction.variant == "standard"
+    gain, rate, limit, parts = prediction.speedup, prediction.tokens_per_s, prediction.limited_by, prediction.breakdown
+    hidden = 1.0 - parts.exposed_comm_s / parts.comm_s if parts.comm_s else 0.0
     lines: Mapping[str, str] = {
-        "tok/s": f"{_rate(rate.value)} ({_rate(rate.low)}-{_rate(rate.high)})",
-        "TTFT": format_seconds(one.ttft_s),
-        "TPOT": "-" if one.tpot_s is None else format_seconds(one.tpot_s),
-        "comm. hidden": f"{hidden:.0%} of {format_seconds(one.breakdown.comm_s)}" if one.breakdown.comm_s else "-",
-        "limit": f"{one.limited_by.replace('_', '-')} {share:.0%}",
+        "tok/s": f"{format_rate(rate.value)} ({format_rate(rate.low)}-{format_rate(rate.high)})",
+        "TTFT": format_seconds(prediction.ttft_s),
+        "TPOT": "-" if prediction.tpot_s is None else format_seconds(prediction.tpot_s),
+        "comm. hidden": f"{hidden:.0%} of {format_seconds(parts.comm_s)}" if parts.comm_s else "-",
+        "limit": f"{kind_label(limit)} {parts.limits_s[limit] / prediction.request_s:.0%}",
     }
-    chosen = one is found.chosen and not standard
+    chosen = prediction is answer.chosen and not standard
     return html.Article(
         [
-            html.H3(one.variant),
+            html.H3(prediction.variant),
             html.Div("1.00x" if standard else f"{gain.value:.2f}x", className="gain"),
             html.Div("baseline" if standard else f"90 %: {gain.low:.2f}-{gain.high:.2f}", className="interval"),
             html.Dl([html.Div([html.Dt(name), html.Dd(text)]) for name, text in lines.items()]),
         ],
         className="card chosen" if chosen else "card",
-        style={"--variant": variant_colour(one.variant)},
-        **extra("data-variant", one.variant),
+        style={"--variant": variant_colour(prediction.variant)},
+        **extra("data-variant", prediction.variant),
     )
-
-
-def _rate(rate: float) -> str:
-    """Four digits, zeros at the end included, so that the ends of an interval are told alike.
-
-    Examples
-    --------
-    >>> _rate(35.2), _rate(1234.5)
-    ('35.20', '1234')
-    """
-    return f"{rate:#.4g}".rstrip(".")
 
 
 def _bar(parts: Mapping[str, tuple[float, str]]) -> html.Div:
@@ -187,28 +158,29 @@ def _legend(parts: Mapping[str, tuple[str, str]]) -> html.Ul:
 
 
 def _differences(candidates: Sequence[Candidate]) -> dict[str, list[str]]:
-    every = [scenario_fields(one.scenario) for one in candidates]
-    for fields, one in zip(every, candidates, strict=True):
-        cluster = one.scenario.cluster
+    columns = []
+    for candidate in candidates:
+        cluster = candidate.scenario.cluster
+        column = scenario_fields(candidate.scenario)
         for tier in ("intra", "inter"):
             link = getattr(cluster, tier)
-            fields[f"{tier} bandwidth"] = format_bandwidth(link.bandwidth_Bps)
-            fields[f"{tier} latency"] = format_seconds(link.latency_s)
-        fields["HBM bandwidth"] = format_bandwidth(cluster.gpu.hbm_bandwidth_Bps)
+            column[f"{tier} bandwidth"] = format_bandwidth(link.bandwidth_Bps)
+            column[f"{tier} latency"] = format_seconds(link.latency_s)
+        column["HBM bandwidth"] = format_bandwidth(cluster.gpu.hbm_bandwidth_Bps)
+        columns.append(column)
     return {
-        name.replace("_", " "): [str(fields[name]) for fields in every]
-        for name in every[0]
-        if len({fields[name] for fields in every}) > 1
+        name.replace("_", " "): [str(column[name]) for column in columns]
+        for name in columns[0]
+        if len({column[name] for column in columns}) > 1
     }
 
 
 def _results(candidates: Sequence[Candidate]) -> dict[str, list[str]]:
-    found = {}
+    rows = {}
     for variant in candidates[0].predictions:
-        ones = [one.predictions[variant] for one in candidates]
-        found[f"{variant}: tok/s"] = [_rate(one.rate) for one in ones]
+        predictions = [candidate.predictions[variant] for candidate in candidates]
+        rows[f"{variant}: tok/s"] = [format_rate(prediction.rate) for prediction in predictions]
         if variant != "standard":
-            found[f"{variant}: speedup"] = [
-                f"{one.speedup.value:.2f}x ({one.speedup.low:.2f}-{one.speedup.high:.2f})" for one in ones
-            ]
-    return found
+            speedups = [prediction.speedup for prediction in predictions]
+            rows[f"{variant}: speedup"] = [f"{gain.value:.2f}x ({gain.low:.2f}-{gain.high:.2f})" for gain in speedups]
+    return rows

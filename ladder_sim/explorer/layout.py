@@ -6,14 +6,14 @@ from typing import Any
 
 from dash import dcc, html
 
-from ladder_sim.explorer.allowlist import Known
+from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.controls import axis_choice, control_id, controls, extra
 from ladder_sim.explorer.state import PHASES
 from ladder_sim.explorer.style import EMPTY
 
 _GRAPH: Any = {"displaylogo": False, "displayModeBar": False, "responsive": True}
 _BANDWIDTH, _LATENCY = "busiest link, bandwidth", "busiest link, latency"
-# downloads of the whole page, and what their links say
+# downloads of the whole page, and the text of their links
 _FILES = {
     "prediction.csv": "CSV",
     "prediction.json": "JSON",
@@ -23,8 +23,8 @@ _FILES = {
 }
 
 
-def layout(known: Known, start: str) -> html.Div:
-    """Everything, for one load of the page; `start` is the query of one that was opened without any."""
+def layout(allowlist: Allowlist, start: str) -> html.Div:
+    """Everything, for one load of the page; `start` is the query of a page that was opened without one."""
     return html.Div(
         [
             dcc.Location(id="url", refresh=False),
@@ -38,7 +38,7 @@ def layout(known: Known, start: str) -> html.Div:
             dcc.Store(id="theme", data="light"),
             html.A("Skip to the results", href="#results", className="skip"),
             _header(),
-            html.Div([controls(known), _results()], className="columns"),
+            html.Div([controls(allowlist), _results()], className="columns"),
         ],
         id="page",
     )
@@ -94,7 +94,7 @@ def _results() -> html.Main:
             ),
             html.Div(
                 [
-                    _panel("tornado", "What it hangs on", "sensitivity.csv"),
+                    _panel("tornado", "Sensitivity", "sensitivity.csv"),
                     html.Div([_evidence(), _commands()], className="stack"),
                 ],
                 className="pair",
@@ -126,7 +126,7 @@ def _panel(name: str, title: str, table: str, choices: Sequence[Any] = ()) -> ht
 
 
 def _graph(name: str) -> dcc.Graph:
-    # the element around it decides the height
+    # the surrounding element decides the height
     return dcc.Graph(id=name, figure=EMPTY, config=_GRAPH, responsive=True, style={"height": "100%"})
 
 
@@ -156,14 +156,14 @@ def _comparison() -> html.Section:
 
 def _evidence() -> html.Section:
     return html.Section(
-        [html.Div(html.H2("What the numbers rest on"), className="head"), html.Div(id="evidence")], className="panel"
+        [html.Div(html.H2("Sources of the numbers"), className="head"), html.Div(id="evidence")], className="panel"
     )
 
 
 def _commands() -> html.Section:
     return html.Section(
         [
-            html.Div(html.H2("Take it with you"), className="head"),
+            html.Div(html.H2("Use these numbers elsewhere"), className="head"),
             _code("cli", "Command line"),
             _code("python", "Python"),
             html.Div([_download(file, text) for file, text in _FILES.items()], className="downloads"),
@@ -195,7 +195,7 @@ def _hatching() -> html.Div:
 
 
 def _versus() -> list[html.Div]:
-    """Whose gain the map shows, over what."""
+    """The two variants that the map compares."""
     names = ("ladder", "parallel", "upper-bound")
     return [
         html.Div(

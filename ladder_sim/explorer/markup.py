@@ -1,4 +1,4 @@
-"""Components as the text that they stand for, which a page takes in at once; Dash mounts and watches each of them."""
+"""Components as HTML text, which a page inserts at once, while Dash would mount and watch each of them."""
 
 from collections.abc import Mapping
 from html import escape

@@ -1,7 +1,7 @@
-"""A page that needs no server: answers over a grid, and sliders that read between them.
+"""A page that needs no server: predictions over a grid, and sliders that interpolate between them.
 
-Times are interpolated linearly in logarithms between neighbours; at the scenario itself, which lies on the grid, they
-are those of `predict`.
+Times are interpolated linearly in logarithms between neighbours. The scenario itself lies on the grid; there they are
+those of `predict`.
 """
 
 import html
@@ -12,23 +12,24 @@ from typing import Any
 import numpy as np
 
 from ladder_sim.explorer import quantities
-from ladder_sim.explorer.allowlist import Known
-from ladder_sim.explorer.queries import Found
+from ladder_sim.explorer.allowlist import Allowlist
+from ladder_sim.explorer.queries import Answer
 from ladder_sim.explorer.snippets import command_line
 from ladder_sim.report.figures.style import variant_colour
+from ladder_sim.report.labels import field_title, scenario_label
 from ladder_sim.sweeps.evaluate import How
 from ladder_sim.sweeps.executors import serial
 from ladder_sim.sweeps.grid import Grid
 from ladder_sim.sweeps.run import run
 
-# of each slider; the latency decides what is hidden, and that has kinks
+# values of each slider; latency has most, because hiding it has kinks
 BANDWIDTH_VALUES, LATENCY_VALUES, MEMORY_VALUES = 17, 25, 5
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
-# of a time: far more than a prediction is worth, few enough to keep the file small
+# significant digits of a time: more than the prediction is accurate to, few enough for a small file
 _DIGITS = 6
 
 
-def standalone_page(found: Found, known: Known) -> str:
+def standalone_page(answer: Answer, allowlist: Allowlist) -> str:
     """One HTML document with everything in it.
 
     Raises
@@ -39,11 +40,11 @@ def standalone_page(found: Found, known: Known) -> str:
     from plotly.offline import get_plotlyjs
 
     parts = {
-        "TITLE": html.escape(f"ladder-sim: {found.scenario.model.name}"),
+        "TITLE": html.escape(f"ladder-sim: {answer.scenario.model.name}"),
         "STYLE": _asset("explorer.css") + _asset("pages/page.css"),
         "PLOTLY": get_plotlyjs(),
         # no closing tag may stand in a script
-        "DATA": json.dumps(_data(found, known), separators=(",", ":")).replace("<", "\\u003c"),
+        "DATA": json.dumps(_data(answer, allowlist), separators=(",", ":")).replace("<", "\\u003c"),
         "SCRIPT": _asset("pages/page.js"),
     }
     page = _asset("pages/page.html")
@@ -52,34 +53,34 @@ def standalone_page(found: Found, known: Known) -> str:
     return page
 
 
-def _data(found: Found, known: Known) -> dict[str, Any]:
-    """The grid and its answers; batches outermost, then the sliders in order."""
-    link = quantities.busiest_link(found.scenario)
+def _data(answer: Answer, allowlist: Allowlist) -> dict[str, Any]:
+    """The grid and its predictions; batches outermost, then the sliders in order."""
+    link = quantities.busiest_link(answer.scenario)
     counts = {
         f"{link}.bandwidth_Bps": BANDWIDTH_VALUES,
         f"{link}.latency_s": LATENCY_VALUES,
         "gpu.hbm_bandwidth_Bps": MEMORY_VALUES,
     }
     axes = {
-        name: quantities.values(found.scenario, name, found.profile, count)
+        name: quantities.values(answer.scenario, name, answer.profile, count)
         for name, count in counts.items()
-        if found.current(name) > 0.0
+        if answer.current(name) > 0.0
     }
-    here = found.scenario.workload.batch
+    here = answer.scenario.workload.batch
     batches = sorted({*BATCHES, here})
-    grid = Grid({**found.state.point(known, "batch", *axes), "batch": batches, **axes}, tuple(found.predictions))
-    table = run(grid, How(variants=grid.variants, **found.state.how(known)), serial)
+    grid = Grid({**answer.state.point(allowlist, "batch", *axes), "batch": batches, **axes}, tuple(answer.predictions))
+    table = run(grid, How(variants=grid.variants, **answer.state.how(allowlist)), serial)
     fitting = [batch for batch in batches if table.where(table["batch"] == batch).feasible.any()]
     kept = table.where(np.isin(table["batch"], fitting))
-    workload = found.scenario.workload
+    workload = answer.scenario.workload
     return {
-        "summary": _summary(found),
-        "command": command_line(found.state, known),
+        "summary": scenario_label(answer.scenario, batch=False),
+        "command": command_line(answer.state, allowlist),
         "gen": workload.gen,
         "batches": fitting,
         "batch": here,
         "axes": [
-            {"name": name, "title": quantities.title(name), "values": values, "here": found.current(name)}
+            {"name": name, "title": field_title(name), "values": values, "here": answer.current(name)}
             for name, values in axes.items()
         ],
         "variants": [
@@ -88,22 +89,13 @@ def _data(found: Found, known: Known) -> dict[str, Any]:
                 "colour": variant_colour(name),
                 "ttft_s": _rounded(kept[f"{name}.ttft_s"]),
                 "tpot_s": None if workload.gen == 1 else _rounded(kept[f"{name}.tpot_s"]),
-                "interval": [one.speedup.low, one.speedup.value, one.speedup.high],
+                "interval": [prediction.speedup.low, prediction.speedup.value, prediction.speedup.high],
             }
-            for name, one in found.predictions.items()
+            for name, prediction in answer.predictions.items()
         ],
-        "notes": list(found.predictions["standard"].confidence.warnings),
-        "measured": found.predictions["standard"].confidence.measured_fraction,
+        "notes": list(answer.predictions["standard"].confidence.warnings),
+        "measured": answer.predictions["standard"].confidence.measured_fraction,
     }
-
-
-def _summary(found: Found) -> str:
-    scenario = found.scenario
-    workload = scenario.workload
-    return (
-        f"{scenario.model.name}, TP {scenario.tp} on {scenario.cluster.name}, prompt {workload.prompt}, "
-        f"{workload.gen} new tokens, {workload.dtype}; {scenario.stack.name}"
-    )
 
 
 def _rounded(values: Any) -> list[float]:

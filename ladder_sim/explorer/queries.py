@@ -1,17 +1,18 @@
-"""What the page asks of the simulator, for one state; answers are kept for the views that share them."""
+"""What the page's queries ask of the simulator; results are kept for the views that share them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
-from typing import Any
+from functools import cached_property, lru_cache, partial, wraps
+from typing import Any, TypeVar
 
 from ladder_sim.analysis.advise import CANDIDATES, Advice, advise
 from ladder_sim.analysis.compare import Candidate
 from ladder_sim.analysis.sensitivity import STEP, Sensitivity, sensitivity
+from ladder_sim.confidence import NO_PROFILE
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import UsageError
 from ladder_sim.explorer import quantities
-from ladder_sim.explorer.allowlist import Known
+from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.state import State
 from ladder_sim.prediction import Prediction, predict, resolve_profile
 from ladder_sim.specs.scenario import Scenario
@@ -20,23 +21,25 @@ from ladder_sim.sweeps.executors import serial
 from ladder_sim.sweeps.grid import Grid
 from ladder_sim.sweeps.run import run
 from ladder_sim.sweeps.table import SweepTable
-from ladder_sim.validation.compare import Spread, compare, spread, unseen
+from ladder_sim.validation.compare import Comparison, Spread, compare, spread, unseen
 from ladder_sim.validation.dataset import read_dataset
 
-# answers of each kind
+# results of each kind
 KEPT = 256
-# tensor-parallel degrees of a Pareto front: more are no longer told apart
-MOST_DEGREES = 8
+# tensor-parallel degrees of a Pareto front: more cannot be told apart
+MAX_DEGREES = 8
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What a query asks of the simulator."""
+class Setup:
+    """A query, ready to be simulated."""
 
     state: State
     scenario: Scenario
     profile: CalibrationProfile | None
-    """That predictions rest on."""
+    """That predictions are based on."""
 
     @property
     def along(self) -> str:
@@ -59,7 +62,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found(Asked):
+class Answer(Setup):
     """The same with the predictions."""
 
     predictions: Mapping[str, Prediction]
@@ -71,45 +74,91 @@ class Found(Asked):
         return self.predictions.get(self.state.variant) or list(self.predictions.values())[-1]
 
 
-class Answers:
-    """Answers to queries, for one explorer.
+def _cached(method: "Callable[[Queries, str], _Result]") -> "Callable[[Queries, str], _Result]":
+    """Keep a method's results for the latest `KEPT` queries, in the object itself."""
+
+    @wraps(method)
+    def lookup(self: "Queries", query: str) -> _Result:
+        if method.__name__ not in self._caches:
+            self._caches.setdefault(method.__name__, lru_cache(maxsize=KEPT)(partial(method, self)))
+        result: _Result = self._caches[method.__name__](query)
+        return result
+
+    return lookup
+
+
+class Queries:
+    """Results of queries, for one explorer.
 
     Parameters
     ----------
-    known
+    allowlist
         What queries may name.
     """
 
-    def __init__(self, known: Known) -> None:
-        self.known = known
-        self.asked = _keeping(self._asked)
-        self.found = _keeping(self._found)
-        self.curve = _keeping(self._curve)
-        self.map = _keeping(self._map)
-        self.advice = _keeping(self._advice)
-        self.sensitivity = _keeping(self._sensitivity)
+    def __init__(self, allowlist: Allowlist) -> None:
+        self.allowlist = allowlist
+        # by method
+        self._caches: dict[str, Callable[[str], Any]] = {}
 
     def state(self, query: object) -> State:
         """A query, read and checked."""
-        return State.parse(query, self.known)
+        return State.parse(query, self.allowlist)
 
-    def _asked(self, query: str) -> Asked:
+    @_cached
+    def setup(self, query: str) -> Setup:
+        """The scenario of a query, and the profile for it."""
         state = self.state(query)
-        scenario = state.scenario(self.known)
-        profile = resolve_profile(scenario, state.how(self.known)["profile"])
-        return Asked(state=state, scenario=scenario, profile=profile)
+        scenario = state.scenario(self.allowlist)
+        profile = resolve_profile(scenario, state.how(self.allowlist)["profile"])
+        return Setup(state=state, scenario=scenario, profile=profile)
 
-    def _found(self, query: str) -> Found:
-        asked = self.asked(query)
-        state, scenario = asked.state, asked.scenario
-        predictions = predict(scenario, state.names(scenario), **state.how(self.known))
-        return Found(state=state, scenario=scenario, profile=asked.profile, predictions=predictions)
+    @_cached
+    def answer(self, query: str) -> Answer:
+        """Its predictions."""
+        setup = self.setup(query)
+        state, scenario = setup.state, setup.scenario
+        predictions = predict(scenario, state.names(scenario), **state.how(self.allowlist))
+        return Answer(state=state, scenario=scenario, profile=setup.profile, predictions=predictions)
+
+    @_cached
+    def curve(self, query: str) -> SweepTable:
+        """Every variant along one field."""
+        return run(*self.curve_grid(query), serial)
+
+    @_cached
+    def map(self, query: str) -> SweepTable:
+        """Two variants over two fields; the upward one varies slowest."""
+        grid, how = self.map_grid(query)
+        table, answer = run(grid, how, serial), self.answer(query)
+        if table.varied == (answer.up, answer.across):
+            return table
+        # a sweep puts hardware figures last, a map its upward axis first
+        shape = [len(axis.values) for axis in grid.varied]
+        columns = {name: values.reshape(shape).T.ravel() for name, values in table.columns.items()}
+        return replace(table, columns=columns, varied=(answer.up, answer.across))
+
+    @_cached
+    def advice(self, query: str) -> Advice:
+        """Every degree and batch that fits, and the Pareto front."""
+        answer = self.answer(query)
+        point = answer.state.point(self.allowlist, "tp", "batch")
+        degrees = list(answer.scenario.tp_degrees()[-MAX_DEGREES:])
+        profile = answer.state.how(self.allowlist)["profile"]
+        trained = [name for name in answer.predictions if name != "upper-bound"]
+        return advise({**point, "tp": degrees}, variants=trained or CANDIDATES, profile=profile)
+
+    @_cached
+    def sensitivity(self, query: str) -> list[Sensitivity]:
+        """What each figure does to the chosen variant's request time."""
+        answer = self.answer(query)
+        return sensitivity(answer.scenario, [answer.chosen.variant], profile=answer.profile or NO_PROFILE, step=STEP)
 
     def curve_grid(self, query: str) -> tuple[Grid, How]:
         """The sweep of the curve."""
-        found = self.found(query)
-        values = quantities.values(found.scenario, found.along, found.profile, quantities.CURVE_VALUES)
-        return self._grid(found, tuple(found.predictions), {found.along: values})
+        answer = self.answer(query)
+        values = quantities.values(answer.scenario, answer.along, answer.profile, quantities.CURVE_VALUES)
+        return self._grid(answer, tuple(answer.predictions), {answer.along: values})
 
     def map_grid(self, query: str) -> tuple[Grid, How]:
         """The sweep of the map.
@@ -119,74 +168,50 @@ class Answers:
         UsageError
             Its axes are the same, or one has a single value.
         """
-        found = self.found(query)
-        across, up = found.across, found.up
-        if across == up:
-            raise UsageError("both axes of the map are the same", hint="take another field for one")
+        answer = self.answer(query)
+        if answer.across == answer.up:
+            raise UsageError("both axes of the map are the same", hint="choose another field for one of them")
         axes = {
-            name: quantities.values(found.scenario, name, found.profile, quantities.MAP_VALUES) for name in (up, across)
+            name: quantities.values(answer.scenario, name, answer.profile, quantities.MAP_VALUES)
+            for name in (answer.up, answer.across)
         }
         if min(map(len, axes.values())) < 2:
-            raise UsageError("one axis of the map has one value", hint="take another field, or more GPUs")
-        return self._grid(found, tuple(dict.fromkeys((found.state.variant, found.state.over))), axes)
+            raise UsageError("one axis of the map has one value", hint="choose another field, or more GPUs")
+        return self._grid(answer, tuple(dict.fromkeys((answer.state.variant, answer.state.over))), axes)
 
-    def _grid(self, found: Found, variants: tuple[str, ...], axes: Mapping[str, Any]) -> tuple[Grid, How]:
-        grid = Grid({**found.state.point(self.known, *axes), **axes}, variants)
-        return grid, How(variants=grid.variants, **found.state.how(self.known))
-
-    def _curve(self, query: str) -> SweepTable:
-        return run(*self.curve_grid(query), serial)
-
-    def _map(self, query: str) -> SweepTable:
-        grid, how = self.map_grid(query)
-        table, found = run(grid, how, serial), self.found(query)
-        if table.varied == (found.up, found.across):
-            return table
-        # a sweep puts hardware figures last, a map its upward axis first
-        shape = [len(one.values) for one in grid.varied]
-        turned = {name: values.reshape(shape).T.ravel() for name, values in table.columns.items()}
-        return replace(table, columns=turned, varied=(found.up, found.across))
-
-    def _advice(self, query: str) -> Advice:
-        found = self.found(query)
-        point = found.state.point(self.known, "tp", "batch")
-        degrees = list(found.scenario.tp_degrees()[-MOST_DEGREES:])
-        profile = found.state.how(self.known)["profile"]
-        trained = [name for name in found.predictions if name != "upper-bound"]
-        return advise({**point, "tp": degrees}, variants=trained or CANDIDATES, profile=profile)
-
-    def _sensitivity(self, query: str) -> list[Sensitivity]:
-        found = self.found(query)
-        return sensitivity(found.scenario, [found.chosen.variant], profile=found.profile or "none", step=STEP)
+    def _grid(self, answer: Answer, variants: tuple[str, ...], axes: Mapping[str, Any]) -> tuple[Grid, How]:
+        grid = Grid({**answer.state.point(self.allowlist, *axes), **axes}, variants)
+        return grid, How(variants=grid.variants, **answer.state.how(self.allowlist))
 
     def candidates(self, state: State) -> list[Candidate]:
-        """The pinned scenarios and the one at hand, with the variants that all of them show."""
+        """The pinned scenarios and the current one, with the variants that all of them show."""
         queries = {**dict(zip("AB", state.pins, strict=False)), "now": state.alone().query()}
-        every = {name: self.found(self.state(query).alone().query()) for name, query in queries.items()}
-        shared = [name for name in every["now"].predictions if all(name in one.predictions for one in every.values())]
+        answers = {name: self.answer(self.state(query).alone().query()) for name, query in queries.items()}
+        shared = [
+            name
+            for name in answers["now"].predictions
+            if all(name in answer.predictions for answer in answers.values())
+        ]
         return [
             Candidate(
                 name=name,
-                scenario=one.scenario,
-                predictions={variant: one.predictions[variant] for variant in shared},
+                scenario=answer.scenario,
+                predictions={variant: answer.predictions[variant] for variant in shared},
                 usd_per_gpu_hour=None,
             )
-            for name, one in every.items()
+            for name, answer in answers.items()
         ]
 
+    def published_error(self, scenario: Scenario) -> Spread | None:
+        """Error of ladder's speedup over published runs of the stack that no fit has seen; None: there are none."""
+        return spread(
+            run.speedup
+            for run in self._published_runs
+            if run.measurement.configuration.stack == scenario.stack.name
+            and run.measurement.configuration.p2p == scenario.p2p
+        )
 
-def _keeping(answer: Callable[[str], Any]) -> Any:
-    return lru_cache(maxsize=KEPT)(answer)
-
-
-@cache
-def validation_error(stack: str, *, p2p: bool) -> Spread | None:
-    """Error of ladder's speedup against published runs of a stack that no fit has seen; None: there are none."""
-    rows = [
-        row
-        for row in unseen(compare(read_dataset(), "protocol-b"))
-        if row.measurement.configuration.stack == stack
-        and row.measurement.configuration.p2p == p2p
-        and row.measurement.variant == "ladder"
-    ]
-    return spread(row.speedup for row in rows)
+    @cached_property
+    def _published_runs(self) -> list[Comparison]:
+        runs = unseen(compare(read_dataset(), "protocol-b"))
+        return [run for run in runs if run.measurement.variant == "ladder"]

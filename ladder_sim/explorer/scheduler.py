@@ -1,7 +1,7 @@
-"""Who is answered next.
+"""Schedules requests: one at a time, earliest deadline first.
 
-Answers compute and do nothing else, so two at once would take turns at Python's lock and both be late. One is computed
-at a time, that which is due first; what a page no longer waits for is not computed at all.
+Answering is pure computation, so two at once would take turns at Python's lock and both be late. What a page no longer
+waits for is not computed at all.
 """
 
 import threading
@@ -11,60 +11,61 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-# after which an answer is due
+# deadlines of the two kinds of request
 HEADLINE_S, VIEW_S = 0.1, 0.5
-# whose question is remembered
-_MOST_PAGES = 1000
+# pages whose latest query is remembered
+_MAX_PAGES = 1000
 
 
 class StaleError(Exception):
-    """The page has asked something else since."""
+    """The page has sent another query since."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Waiting:
-    """A question that is not yet answered."""
+class _Request:
+    """A request in the queue."""
 
     page: str | None
     query: object
-    due_s: float
+    deadline_s: float
     """On the monotonic clock."""
-    called: threading.Event = field(default_factory=threading.Event)
+    decided: threading.Event = field(default_factory=threading.Event)
+    """Set when it may start, or is stale."""
     stale: bool = False
 
 
-class Turns:
-    """Hands out turns, one at a time."""
+class Scheduler:
+    """Lets one request run at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._busy = False
-        self._waiting: list[_Waiting] = []
-        # page -> query of its newest headline
-        self._asked: OrderedDict[str, object] = OrderedDict()
+        self._queue: list[_Request] = []
+        # page -> query of its latest headline
+        self._latest: OrderedDict[str, object] = OrderedDict()
 
     @property
-    def waiting(self) -> int:
-        """Questions whose turn has not come."""
-        return len(self._waiting)
+    def queued(self) -> int:
+        """Requests that wait."""
+        return len(self._queue)
 
     @contextmanager
     def headline(self, page: str | None, query: object) -> Iterator[None]:
-        """A turn for a page's headline, whose other views follow this query from now on; None: an unknown page.
+        """Run a page's headline, whose other views follow this query from now on; None: an unknown page.
 
         Raises
         ------
         StaleError
-            The page has asked for another headline before the turn came.
+            The page has sent another query before this one could start.
         """
         if page is not None:
-            self._forget_others(page, query)
-        with self._turn(page, query, HEADLINE_S):
+            self._cancel_others(page, query)
+        with self._run(page, query, HEADLINE_S):
             yield
 
     @contextmanager
     def view(self, page: str | None, query: object) -> Iterator[None]:
-        """A turn for another view of a page.
+        """Run another view of a page.
 
         Raises
         ------
@@ -72,45 +73,45 @@ class Turns:
             The page's headline is about another query by then.
         """
         with self._lock:
-            stale = page is not None and self._asked.get(page, query) != query
+            stale = page is not None and self._latest.get(page, query) != query
         if stale:
             raise StaleError
-        with self._turn(page, query, VIEW_S):
+        with self._run(page, query, VIEW_S):
             yield
 
-    def _forget_others(self, page: str, query: object) -> None:
+    def _cancel_others(self, page: str, query: object) -> None:
         with self._lock:
-            self._asked[page] = query
-            self._asked.move_to_end(page)
-            if len(self._asked) > _MOST_PAGES:
-                self._asked.popitem(last=False)
-            for one in [one for one in self._waiting if one.page == page and one.query != query]:
-                self._waiting.remove(one)
-                one.stale = True
-                one.called.set()
+            self._latest[page] = query
+            self._latest.move_to_end(page)
+            if len(self._latest) > _MAX_PAGES:
+                self._latest.popitem(last=False)
+            for request in [request for request in self._queue if request.page == page and request.query != query]:
+                self._queue.remove(request)
+                request.stale = True
+                request.decided.set()
 
     @contextmanager
-    def _turn(self, page: str | None, query: object, patience_s: float) -> Iterator[None]:
-        own = _Waiting(page=page, query=query, due_s=time.monotonic() + patience_s)
+    def _run(self, page: str | None, query: object, patience_s: float) -> Iterator[None]:
+        request = _Request(page=page, query=query, deadline_s=time.monotonic() + patience_s)
         with self._lock:
             if self._busy:
-                self._waiting.append(own)
+                self._queue.append(request)
             else:
                 self._busy = True
-                own.called.set()
-        own.called.wait()
-        if own.stale:
+                request.decided.set()
+        request.decided.wait()
+        if request.stale:
             raise StaleError
         try:
             yield
         finally:
-            self._pass_on()
+            self._start_next()
 
-    def _pass_on(self) -> None:
+    def _start_next(self) -> None:
         with self._lock:
-            if self._waiting:
-                following = min(self._waiting, key=lambda one: one.due_s)
-                self._waiting.remove(following)
-                following.called.set()
+            if self._queue:
+                following = min(self._queue, key=lambda request: request.deadline_s)
+                self._queue.remove(following)
+                following.decided.set()
             else:
                 self._busy = False

@@ -1,5 +1,6 @@
 """The explorer on a port: the Dash app, its safety headers, and its downloads."""
 
+import gc
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,14 +13,16 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.explorer import callbacks, clientside
-from ladder_sim.explorer.allowlist import Known
+from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.downloads import download
 from ladder_sim.explorer.layout import layout
-from ladder_sim.explorer.queries import Answers
+from ladder_sim.explorer.queries import Queries
 
 # a config.json as a data URL fits twice
-MOST_REQUEST_BYTES = 4_000_000
+MAX_REQUEST_BYTES = 4_000_000
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+# new objects that may pile up before the garbage collector looks through them
+_COLLECT_AFTER = 50_000
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -41,17 +44,17 @@ class Server(Protocol):
     def shutdown(self) -> None: ...
 
 
-def make_app(known: Known, start: str = "", *, hosts: Iterable[str] | None = LOOPBACK) -> Dash:
+def make_app(allowlist: Allowlist, start: str = "", *, hosts: Iterable[str] | None = LOOPBACK) -> Dash:
     """The app.
 
     Parameters
     ----------
-    known
+    allowlist
         What a browser may name.
     start
         Query of a page that is opened without one.
     hosts
-        Names under which it may be asked for, so that another site's name that resolves to this machine gets nothing;
+        Host names that requests may carry, so that another site's name that resolves to this machine gets nothing;
         None: any.
     """
     app = Dash(
@@ -61,15 +64,15 @@ def make_app(known: Known, start: str = "", *, hosts: Iterable[str] | None = LOO
         assets_folder=str(Path(__file__).parent / "assets"),
         serve_locally=True,
     )
-    answers = Answers(known)
-    app.layout = lambda: layout(known, start)
+    queries = Queries(allowlist)
+    app.layout = lambda: layout(allowlist, start)
     clientside.register(app)
-    callbacks.register(app, answers)
+    callbacks.register(app, queries)
     server: Flask = app.server
-    server.config["MAX_CONTENT_LENGTH"] = MOST_REQUEST_BYTES
+    server.config["MAX_CONTENT_LENGTH"] = MAX_REQUEST_BYTES
     _guard(server, None if hosts is None else frozenset(hosts))
     _secure(server, app)
-    server.add_url_rule("/download/<name>", "download", _downloader(answers))
+    server.add_url_rule("/download/<name>", "download", _downloader(queries))
     return app
 
 
@@ -79,19 +82,25 @@ def serving(app: Dash, host: str, port: int) -> Server:
     Raises
     ------
     UsageError
-        The port is taken, or the address is none of this machine's.
+        The port is taken, or this machine does not have the address.
     """
     try:
-        found: Server = make_server(host, port, app.server, threaded=True, request_handler=_Quiet)
+        server: Server = make_server(host, port, app.server, threaded=True, request_handler=_RequestHandler)
     except (OSError, SystemExit) as error:
-        raise UsageError(
-            f"cannot listen on {host}:{port}", hint="take another --port; 0 takes any that is free"
-        ) from error
-    return found
+        raise UsageError(f"cannot listen on {host}:{port}", hint="choose another --port; 0 picks a free one") from error
+    return server
 
 
-class _Quiet(WSGIRequestHandler):
-    """Connections stay open, and requests are not told one by one."""
+def serve(server: Server) -> None:
+    """Answer requests until interrupted."""
+    # everything loaded by now stays: looking through it again and again took a quarter of the time
+    gc.freeze()
+    gc.set_threshold(_COLLECT_AFTER)
+    server.serve_forever()
+
+
+class _RequestHandler(WSGIRequestHandler):
+    """Keeps connections open, and logs no requests."""
 
     protocol_version = "HTTP/1.1"
 
@@ -121,7 +130,7 @@ def _secure(server: Flask, app: Dash) -> None:
     @server.after_request
     def _headers(response: Response) -> Response:
         if not policy:
-            scripts = " ".join(f"'{found}'" if not found.startswith("'") else found for found in app.csp_hashes())
+            scripts = " ".join(f"'{digest}'" if not digest.startswith("'") else digest for digest in app.csp_hashes())
             policy.append(
                 f"default-src 'none'; script-src 'self' {scripts}; style-src 'self' 'unsafe-inline'; "
                 "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; worker-src blob:; "
@@ -132,10 +141,10 @@ def _secure(server: Flask, app: Dash) -> None:
         return response
 
 
-def _downloader(answers: Answers) -> Callable[[str], Response]:
+def _downloader(queries: Queries) -> Callable[[str], Response]:
     def send(name: str) -> Response:
         try:
-            file = download(answers, name, request.query_string.decode("ascii", "replace"))
+            file = download(queries, name, request.query_string.decode("ascii", "replace"))
         except LadderSimError as error:
             return Response(f"{error}\n", status=400, content_type="text/plain; charset=utf-8")
         response = Response(file.content, content_type=f"{file.content_type}; charset=utf-8")

@@ -4,28 +4,28 @@ import json
 import shlex
 from typing import Any
 
-from ladder_sim.explorer.allowlist import Known
+from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.state import State, model_fields
 from ladder_sim.specs.model import ModelSpec
 
 
-def command_line(state: State, known: Known) -> str:
+def command_line(state: State, allowlist: Allowlist) -> str:
     """The command that gives the same numbers in a terminal.
 
     Examples
     --------
-    >>> state = State.parse("model=405b&nodes=2&inter.bandwidth=100Gb/s&variants=ladder", Known.of())
-    >>> command_line(state, Known.of())
+    >>> state = State.parse("model=405b&nodes=2&inter.bandwidth=100Gb/s&variants=ladder", Allowlist.of())
+    >>> command_line(state, Allowlist.of())
     'ladder-sim predict --model 405b --nodes 2 --set inter.bandwidth=100Gb/s --variant standard,ladder'
     """
     words = ["ladder-sim", "predict"]
     for argument, value in state.changed():
         words.append(argument.flag)
         if argument.kind is not bool:
-            typed = known.typed.get(value, str(value))
+            typed = allowlist.paths.get(value, str(value))
             words.append("config.json" if argument.name == "model" and state.shape else typed)
     if state.profile is not None:
-        words += ["--profile", known.typed.get(state.profile, state.profile)]
+        words += ["--profile", allowlist.paths.get(state.profile, state.profile)]
     for key, text in state.settings.items():
         words += ["--set", f"{key}={text}"]
     if state.variants:
@@ -35,9 +35,9 @@ def command_line(state: State, known: Known) -> str:
     return shlex.join(words)
 
 
-def python_code(state: State, known: Known) -> str:
+def python_code(state: State, allowlist: Allowlist) -> str:
     """The code that gives the same numbers in Python."""
-    given = {argument.name: known.typed.get(value, value) for argument, value in state.changed()}
+    given = {argument.name: allowlist.paths.get(value, value) for argument, value in state.changed()}
     if state.shape is not None:
         given["model"] = state.shape
     arguments = [f"{name}={_literal(value)}" for name, value in given.items()]
@@ -47,7 +47,7 @@ def python_code(state: State, known: Known) -> str:
     if state.variants:
         asked.append(json.dumps(list(dict.fromkeys(("standard", *state.variants)))))
     if state.profile is not None:
-        asked.append(f"profile={_literal(known.typed.get(state.profile, state.profile))}")
+        asked.append(f"profile={_literal(allowlist.paths.get(state.profile, state.profile))}")
     if state.ignore_memory:
         asked.append("ignore_memory=True")
     lines = ["from ladder_sim import Scenario, predict"]

@@ -8,7 +8,7 @@ from typing import Any, Self
 from urllib.parse import parse_qsl, quote, urlencode
 
 from ladder_sim.errors import UnknownNameError, UsageError
-from ladder_sim.explorer.allowlist import Known, model_names
+from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.quantities import field_of
 from ladder_sim.graph.variants import canonical
 from ladder_sim.prediction import default_variants
@@ -32,8 +32,8 @@ class State:
 
     Examples
     --------
-    >>> state = State.parse("?model=405b&nodes=2&inter.bandwidth=100Gb/s", Known.of())
-    >>> state.scenario(Known.of()).tp, state.settings
+    >>> state = State.parse("?model=405b&nodes=2&inter.bandwidth=100Gb/s", Allowlist.of())
+    >>> state.scenario(Allowlist.of()).tp, state.settings
     (16, {'inter.bandwidth': '100Gb/s'})
     """
 
@@ -64,7 +64,7 @@ class State:
     """Queries to compare with."""
 
     @classmethod
-    def parse(cls, query: object, known: Known) -> Self:
+    def parse(cls, query: object, allowlist: Allowlist) -> Self:
         """Read a query string.
 
         Raises
@@ -89,7 +89,7 @@ class State:
                 raise UnknownNameError("field of a link", key[:40], (*_ARGUMENTS, *_READERS, "pin"))
             seen.add(key)
         state = cls(arguments=arguments, settings=settings, pins=tuple(pins), **values)
-        state._check(known)
+        state._check(allowlist)
         return state
 
     def query(self) -> str:
@@ -107,7 +107,7 @@ class State:
         """The arguments that are not at their default, with their values."""
         return [(ARGUMENTS[name], value) for name, value in self.arguments.items() if value != DEFAULTS[name]]
 
-    def scenario(self, known: Known) -> Scenario:
+    def scenario(self, allowlist: Allowlist) -> Scenario:
         """What to simulate.
 
         Raises
@@ -115,17 +115,17 @@ class State:
         LadderSimError
             The arguments do not fit each other.
         """
-        return Scenario.of(**self._resolved(known), overrides=self.settings)
+        return Scenario.of(**self._resolved(allowlist), overrides=self.settings)
 
-    def point(self, known: Known, *left_out: str) -> dict[str, Any]:
+    def point(self, allowlist: Allowlist, *left_out: str) -> dict[str, Any]:
         """The same as a sweep's point, without some fields."""
-        given = {name: value for name, value in self._resolved(known).items() if value is not None}
+        given = {name: value for name, value in self._resolved(allowlist).items() if value is not None}
         settings = {field_of(key)[0]: text for key, text in self.settings.items()}
         return {name: value for name, value in (given | settings).items() if name not in left_out}
 
-    def how(self, known: Known) -> dict[str, Any]:
+    def how(self, allowlist: Allowlist) -> dict[str, Any]:
         """Arguments of `predict` other than scenario and variants."""
-        profile = None if self.profile is None else known.profiles[self.profile]
+        profile = None if self.profile is None else allowlist.profiles[self.profile]
         return {"profile": profile, "ignore_memory": self.ignore_memory}
 
     def names(self, scenario: Scenario) -> tuple[str, ...]:
@@ -136,23 +136,23 @@ class State:
         """The same without the scenarios to compare with."""
         return replace(self, pins=())
 
-    def _resolved(self, known: Known) -> dict[str, Any]:
+    def _resolved(self, allowlist: Allowlist) -> dict[str, Any]:
         """Arguments of `Scenario.of`, names of the page replaced by their specs."""
         return {
             **self.arguments,
             "model": self.shape or self.arguments["model"],
-            "cluster": known.clusters[self.arguments["cluster"]],
-            "stack": known.stacks[self.arguments["stack"]],
+            "cluster": allowlist.clusters[self.arguments["cluster"]],
+            "stack": allowlist.stacks[self.arguments["stack"]],
         }
 
-    def _check(self, known: Known) -> None:
-        if self.shape is None and self.arguments["model"] not in model_names():
+    def _check(self, allowlist: Allowlist) -> None:
+        if self.shape is None and self.arguments["model"] not in allowlist.models:
             more = "or drop a config.json on the page"
-            raise UnknownNameError("model", self.arguments["model"], model_names(), more=more)
+            raise UnknownNameError("model", self.arguments["model"], allowlist.models, more=more)
         for kind, name, names in (
-            ("cluster", self.arguments["cluster"], known.clusters),
-            ("stack", self.arguments["stack"], known.stacks),
-            ("profile", self.profile, known.profiles),
+            ("cluster", self.arguments["cluster"], allowlist.clusters),
+            ("stack", self.arguments["stack"], allowlist.stacks),
+            ("profile", self.profile, allowlist.profiles),
             ("phase", self.phase, PHASES),
         ):
             if name is not None and name not in names:

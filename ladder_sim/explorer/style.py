@@ -1,4 +1,4 @@
-"""The figures of `ladder_sim.report` as parts of a page: no title of their own, two colour schemes."""
+"""The figures of `ladder_sim.report` as parts of a page: without a title, in two colour schemes."""
 
 from collections.abc import Mapping
 from html import escape
@@ -10,7 +10,7 @@ from ladder_sim.report.figures.style import GRID_COLOUR, TEXT_COLOUR, VARIANT_CO
 
 # the page's own background shows through
 PAPER = "rgba(0,0,0,0)"
-# a figure that is not there yet
+# before the first answer
 EMPTY: dict[str, Any] = {
     "data": [],
     "layout": {
@@ -20,7 +20,7 @@ EMPTY: dict[str, Any] = {
         "plot_bgcolor": PAPER,
     },
 }
-# of a message: fits on a phone
+# line of a message that fits on a phone
 _LINE_CHARACTERS = 44
 # colour of a light figure -> the same on a dark page
 _DARK = {
@@ -32,7 +32,7 @@ _DARK = {
 }
 
 
-def on_page(figure: Any, *, dark: bool, kept: str = "") -> dict[str, Any]:
+def on_page(figure: Any, *, dark: bool, zoom_key: str = "") -> dict[str, Any]:
     """A figure as a page shows it.
 
     Parameters
@@ -41,20 +41,20 @@ def on_page(figure: Any, *, dark: bool, kept: str = "") -> dict[str, Any]:
         Of `ladder_sim.report.figures`.
     dark
         For the dark scheme.
-    kept
-        What the reader has zoomed into stays while this stays.
+    zoom_key
+        The reader's zoom stays as long as this is the same.
     """
     document: dict[str, Any] = figure.to_plotly_json()
     # plain dictionaries from here on: a figure checks every value that is set
     layout = document["layout"]
     layout |= {
-        # its name in a picture that the reader saves
+        # the title of a picture that the reader saves
         "meta": {"title": layout.pop("title", {}).get("text", "")},
         "margin": {"l": 12, "r": 16, "t": 34, "b": 44},
         "font": {"size": 13},
         "paper_bgcolor": PAPER,
         "plot_bgcolor": PAPER,
-        "uirevision": kept or "kept",
+        "uirevision": zoom_key or "same",
         "legend": {**layout.get("legend", {}), "font": {"size": 12}, "itemwidth": 30},
     }
     layout.pop("height", None)
@@ -69,8 +69,8 @@ def message(error: LadderSimError, *, dark: bool) -> dict[str, Any]:
     """An empty figure that says why it is empty."""
     lines = wrap(f"{error.message}: {error.hint}" if error.hint else error.message, _LINE_CHARACTERS)
     colour = _DARK[VARIANT_COLOURS["standard"]] if dark else VARIANT_COLOURS["standard"]
-    told: dict[str, Any] = {**EMPTY, "layout": {**EMPTY["layout"]}}
-    told["layout"]["annotations"] = [
+    document: dict[str, Any] = {**EMPTY, "layout": {**EMPTY["layout"]}}
+    document["layout"]["annotations"] = [
         {
             "text": "<br>".join(map(escape, lines)),
             "showarrow": False,
@@ -81,7 +81,7 @@ def message(error: LadderSimError, *, dark: bool) -> dict[str, Any]:
             "font": {"size": 14, "color": colour},
         }
     ]
-    return told
+    return document
 
 
 def _recoloured(value: Any) -> Any:

@@ -1,52 +1,50 @@
-"""A config.json that was dropped or pasted on the page: read as data, within bounds."""
+"""A config.json that was uploaded to the page or pasted into it: read as data, within bounds."""
 
 import base64
 import binascii
 import json
 import re
-from typing import Any
 
 from ladder_sim.errors import UsageError
 from ladder_sim.explorer.state import model_text
 from ladder_sim.specs.model import ModelSpec
 
 # a config.json is a few kilobytes
-MOST_BYTES = 1_000_000
-_PASTED = "pasted"
+MAX_BYTES = 1_000_000
 
 
-def read_dropped(file: Any, contents: Any, pasted: Any) -> tuple[str, str]:
+def read_config(file: object, contents: object, pasted: object) -> tuple[str, str]:
     """The model's name, and its shape as a link holds it.
 
     Parameters
     ----------
     file, contents
-        Name and data URL of a dropped file; any JSON, because a browser sent them.
+        Name and data URL of an uploaded file; any JSON, because a browser sent them.
     pasted
-        Text instead of a file; None: a file was dropped.
+        Text instead of a file; None: a file was uploaded.
 
     Raises
     ------
     UsageError
-        It is too large, no JSON object, or no dense decoder.
+        It is too large, not a JSON object, or not a dense decoder.
     """
     if pasted is not None:
-        return _shape(_PASTED, _bounded(pasted))
+        return _shape("pasted", _bounded(pasted, MAX_BYTES))
     if not isinstance(contents, str) or not isinstance(file, str):
-        raise UsageError("nothing was dropped", hint="drop a config.json, or paste its text")
-    _, _, encoded = _bounded(contents, 2 * MOST_BYTES).partition(",")
+        raise UsageError("no file was uploaded", hint="drop a config.json, or paste its text")
+    _, _, encoded = _bounded(contents, 2 * MAX_BYTES).partition(",")
     try:
         text = base64.b64decode(encoded, validate=True).decode("utf-8-sig")
     except (binascii.Error, UnicodeDecodeError):
-        raise UsageError("the file is no text", hint="give the model's config.json, not its weights") from None
-    return _shape(re.sub(r"[^\w.+ -]", "-", file.removesuffix(".json"))[:60] or "config", _bounded(text))
+        raise UsageError("the file is not text", hint="give the model's config.json, not its weights") from None
+    return _shape(re.sub(r"[^\w.+ -]", "-", file.removesuffix(".json"))[:60] or "config", _bounded(text, MAX_BYTES))
 
 
-def _bounded(text: Any, most: int = MOST_BYTES) -> str:
+def _bounded(text: object, maximum: int) -> str:
     if not isinstance(text, str) or not text.strip():
-        raise UsageError("there is no text", hint="paste the model's config.json")
-    if len(text) > most:
-        raise UsageError(f"the file is larger than {MOST_BYTES} bytes", hint="a config.json has a few kilobytes")
+        raise UsageError("the text is empty", hint="paste the model's config.json")
+    if len(text) > maximum:
+        raise UsageError(f"the file is larger than {MAX_BYTES} bytes", hint="a config.json has a few kilobytes")
     return text
 
 

@@ -9,6 +9,37 @@ from numpy.typing import NDArray
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.units import format_quantity, short_name, step_for, unit_of
 
+# what pages call the fields
+_TITLES = {
+    "intra.bandwidth_Bps": "Bandwidth in the node",
+    "intra.latency_s": "Latency in the node",
+    "inter.bandwidth_Bps": "Bandwidth across nodes",
+    "inter.latency_s": "Latency across nodes",
+    "gpu.hbm_bandwidth_Bps": "Memory bandwidth (HBM)",
+    "gpu.bf16_flops": "Tensor-core rate (bf16)",
+    "tp": "Tensor-parallel degree",
+    "batch": "Batch",
+    "prompt": "Prompt tokens",
+    "gen": "New tokens",
+    "nodes": "Nodes",
+    "gpu.kernel_s": "Small kernel, at least",
+    "host.bandwidth_Bps": "Bandwidth through host memory",
+    "host.latency_s": "Latency through host memory",
+    "host_low_latency_share": "Host path at low latency",
+    "stack.collective_launch_s": "Start of a collective",
+    "stack.stream_wait_s": "Wait for the other stream",
+    "stack.eager_launch_s": "Launch of one kernel",
+    "stack.graph_launch_s": "Launch of a CUDA graph",
+    "stack.kernel_gap_s": "Gap before each kernel",
+    "stack.gemv_factor": "GEMM time, one row",
+    "stack.gemm_factor": "GEMM time, several rows",
+    "stack.prompt_factor": "GEMM time, prompt",
+    "stack.attention_factor": "Decode attention time",
+    "stack.small_kernel_factor": "Small-kernel time",
+    "stack.batched_attention_s": "Attention, fixed time",
+    "overlap.collective_slowdown": "Slowdown of collectives",
+    "rank_skew": "Lag of the slowest rank",
+}
 # a logarithmic axis shows values that span more than this factor better
 _LOG_SPAN = 8.0
 
@@ -22,6 +53,17 @@ def field_label(name: str) -> str:
     ('inter.bandwidth', 'gpus per node')
     """
     return name.replace("_", " ") if "." not in name else short_name(name)
+
+
+def field_title(name: str) -> str:
+    """A field's name in words, where it has one.
+
+    Examples
+    --------
+    >>> field_title("inter.latency_s"), field_title("overlap.block_bytes")
+    ('Latency across nodes', 'overlap.block')
+    """
+    return _TITLES.get(name) or field_label(name)
 
 
 def field_text(name: str, value: Any) -> str:

@@ -9,10 +9,10 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext
 
 from ladder_sim import Scenario, predict
-from ladder_sim.explorer.allowlist import Known
+from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.offline import LATENCY_VALUES, standalone_page
 from ladder_sim.explorer.quantities import REACH
-from ladder_sim.explorer.queries import Answers
+from ladder_sim.explorer.queries import Queries
 from ladder_sim.units import format_seconds
 from tests.support.configs import LLAMA_8B
 from tests.support.explorer_browser import Watched, artefacts, chromium, served
@@ -107,10 +107,10 @@ def test_controls_move_numbers_and_link_by_hand_and_by_key(seen: Watched) -> Non
     assert "model=qwen3-32b" in page.url
 
 
-def test_a_pasted_config_is_read_and_bad_ones_are_told(seen: Watched) -> None:
+def test_a_pasted_config_is_read_and_bad_ones_show_their_error(seen: Watched) -> None:
     page = seen.open("?model=70b&tp=4")
     page.click("text=or paste it")
-    for pasted, told in (
+    for pasted, status in (
         ("{", "not valid JSON"),
         ("x" * 1_100_000, "larger"),
         (json.dumps(LLAMA_8B), "read: pasted"),
@@ -118,7 +118,7 @@ def test_a_pasted_config_is_read_and_bad_ones_are_told(seen: Watched) -> None:
         page.evaluate("() => document.getElementById('pasted').focus()")
         page.fill("#pasted", pasted)
         page.click("#read")
-        seen.until_text("#dropped", told)
+        seen.until_text("#upload-status", status)
     seen.until_text("#summary", "pasted, TP 4")
     link = page.url
     gain = seen.gain()
@@ -133,7 +133,7 @@ def test_a_pasted_config_is_read_and_bad_ones_are_told(seen: Watched) -> None:
     assert "shape=" not in page.url
 
 
-def test_a_bad_link_is_told_and_can_be_mended(seen: Watched) -> None:
+def test_a_bad_link_shows_its_error_and_can_be_mended(seen: Watched) -> None:
     seen.page.goto(f"{seen.address}/?model=405b&batch=nonsense")
     seen.page.wait_for_selector("text=batch is 'nonsense'")
     seen.page.fill("#c-batch", "4")
@@ -169,10 +169,10 @@ def test_two_pinned_scenarios_and_a_file_to_keep(seen: Watched) -> None:
 
 
 def test_the_exported_page_needs_no_server(seen: Watched, tmp_path: Path) -> None:
-    known = Known.of()
+    allowlist = Allowlist.of()
     file = tmp_path / "page.html"
-    found = Answers(known).found("model=405b&nodes=2")
-    file.write_text(standalone_page(found, known), encoding="utf-8")
+    found = Queries(allowlist).answer("model=405b&nodes=2")
+    file.write_text(standalone_page(found, allowlist), encoding="utf-8")
     page = seen.page
     page.goto(file.as_uri())
     page.wait_for_selector("#map .js-plotly-plot .hm, #map .hm")

@@ -5,67 +5,67 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from ladder_sim.explorer.scheduler import StaleError, Turns
+from ladder_sim.explorer.scheduler import Scheduler, StaleError
 
 PATIENCE_S = 10.0
 
 
-def _ask(turn: AbstractContextManager[None], name: str, found: list[str]) -> threading.Thread:
+def _ask(turn: AbstractContextManager[None], name: str, order: list[str]) -> threading.Thread:
     """A request on a thread of its own, which notes when its turn comes or that it never will."""
 
     def wait() -> None:
         try:
             with turn:
-                found.append(name)
+                order.append(name)
         except StaleError:
-            found.append(f"{name} stale")
+            order.append(f"{name} stale")
 
     thread = threading.Thread(target=wait)
     thread.start()
     return thread
 
 
-def _until_waiting(turns: Turns, count: int) -> None:
+def _until_waiting(scheduler: Scheduler, count: int) -> None:
     event = threading.Event()
     for _ in range(int(PATIENCE_S / 0.002)):
-        if turns.waiting == count:
+        if scheduler.queued == count:
             return
         event.wait(0.002)
     pytest.fail("nobody waits")
 
 
 def test_headlines_come_before_views_that_asked_a_little_earlier() -> None:
-    turns, found = Turns(), list[str]()
-    with turns.headline("a", 1):
-        threads = [_ask(turns.view("b", 1), "view", found)]
-        _until_waiting(turns, 1)
-        threads.append(_ask(turns.headline("c", 1), "headline", found))
-        _until_waiting(turns, 2)
+    scheduler, order = Scheduler(), list[str]()
+    with scheduler.headline("a", 1):
+        threads = [_ask(scheduler.view("b", 1), "view", order)]
+        _until_waiting(scheduler, 1)
+        threads.append(_ask(scheduler.headline("c", 1), "headline", order))
+        _until_waiting(scheduler, 2)
     for thread in threads:
         thread.join(PATIENCE_S)
-    assert found == ["headline", "view"]
+    assert order == ["headline", "view"]
 
 
 def test_a_newer_headline_drops_what_the_page_waits_for() -> None:
-    turns, found = Turns(), list[str]()
-    with turns.headline("a", 1):
-        dropped = [_ask(turns.view("a", 1), "view", found)]
-        kept = [_ask(turns.view("b", 1), "other page", found)]
-        _until_waiting(turns, 2)
-        kept.append(_ask(turns.headline("a", 2), "newer", found))
+    scheduler, order = Scheduler(), list[str]()
+    with scheduler.headline("a", 1):
+        dropped = [_ask(scheduler.view("a", 1), "view", order)]
+        kept = [_ask(scheduler.view("b", 1), "other page", order)]
+        _until_waiting(scheduler, 2)
+        kept.append(_ask(scheduler.headline("a", 2), "newer", order))
         dropped[0].join(PATIENCE_S)
-        assert found == ["view stale"]
-        _until_waiting(turns, 2)
+        assert order == ["view stale"]
+        _until_waiting(scheduler, 2)
     for thread in kept:
         thread.join(PATIENCE_S)
-    assert sorted(found[1:]) == ["newer", "other page"]
-    with pytest.raises(StaleError), turns.view("a", 1):
+    assert sorted(order[1:]) == ["newer", "other page"]
+    with pytest.raises(StaleError), scheduler.view("a", 1):
         pass
 
 
 def test_the_turn_passes_on_after_an_error() -> None:
-    turns = Turns()
-    with pytest.raises(ZeroDivisionError), turns.headline(None, 1):
+    scheduler = Scheduler()
+    with pytest.raises(ZeroDivisionError), scheduler.headline(None, 1):
         raise ZeroDivisionError
-    with turns.view(None, 2):
+    with scheduler.view(None, 2):
         pass

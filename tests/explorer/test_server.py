@@ -10,8 +10,8 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from ladder_sim.cli.main import main
-from ladder_sim.explorer.allowlist import Known
-from ladder_sim.explorer.server import MOST_REQUEST_BYTES, make_app
+from ladder_sim.explorer.allowlist import Allowlist
+from ladder_sim.explorer.server import MAX_REQUEST_BYTES, make_app
 from ladder_sim.specs import catalog
 from tests.support.configs import LLAMA_8B
 from tests.support.explorer_client import Page, texts
@@ -27,7 +27,7 @@ FILES = (
 
 @pytest.fixture(scope="module")
 def page() -> Page:
-    return Page(make_app(Known.of()).server.test_client())
+    return Page(make_app(Allowlist.of()).server.test_client())
 
 
 def test_numbers_are_those_of_the_command_line(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,7 +86,7 @@ def test_the_current_point_lies_on_the_curve(page: Page) -> None:
         assert ys[nearest] == pytest.approx(y, rel=1e-6), name
 
 
-def test_a_bad_link_is_told_and_the_next_one_answered(page: Page) -> None:
+def test_a_bad_link_shows_its_error_and_the_next_one_works(page: Page) -> None:
     views = page.views("model=nonsense")
     assert "unknown model 'nonsense'" in texts(views["error"])
     assert "cards" not in views
@@ -139,11 +139,11 @@ def _read(page: Page, contents: str | None = None, pasted: str | None = None) ->
     return page.send(payload)
 
 
-def _told(response: Any) -> str:
-    return texts(response.get_json()["response"]["dropped"]["children"])
+def _status(response: Any) -> str:
+    return texts(response.get_json()["response"]["upload-status"]["children"])
 
 
-def test_a_dropped_config_is_read(page: Page) -> None:
+def test_an_uploaded_config_is_read(page: Page) -> None:
     encoded = base64.b64encode(json.dumps(LLAMA_8B).encode()).decode()
     answer = _read(page, f"data:application/json;base64,{encoded}").get_json()["response"]
     shape = json.loads(answer["shape"]["data"])
@@ -153,24 +153,24 @@ def test_a_dropped_config_is_read(page: Page) -> None:
 
 
 @pytest.mark.parametrize(
-    ("contents", "pasted", "told"),
+    ("contents", "pasted", "message"),
     [
-        ("data:;base64,!!!", None, "no text"),
-        ("data:;base64," + base64.b64encode(bytes(range(256))).decode(), None, "no text"),
+        ("data:;base64,!!!", None, "not text"),
+        ("data:;base64," + base64.b64encode(bytes(range(256))).decode(), None, "not text"),
         ("data:;base64," + "A" * 3_000_000, None, "larger"),
         (None, "{", "not valid JSON"),
         (None, "[" * 100_000, "nested too deeply"),
         (None, "[1]", "must be a JSON object"),
         (None, json.dumps({**LLAMA_8B, "num_experts": 8}), "mixture-of-experts"),
-        (None, "", "no text"),
+        (None, "", "the text is empty"),
     ],
 )
-def test_a_bad_config_is_told(page: Page, contents: str | None, pasted: str | None, told: str) -> None:
-    assert told in _told(_read(page, contents, pasted))
+def test_a_bad_config_shows_its_error(page: Page, contents: str | None, pasted: str | None, message: str) -> None:
+    assert message in _status(_read(page, contents, pasted))
 
 
 def test_a_huge_request_is_refused(page: Page) -> None:
-    assert page.send("x" * MOST_REQUEST_BYTES).status_code == 413
+    assert page.send("x" * MAX_REQUEST_BYTES).status_code == 413
 
 
 def test_headers_forbid_what_a_page_of_this_machine_needs_not(page: Page) -> None:

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from ladder_sim import predict
 from ladder_sim.errors import LadderSimError, UsageError
-from ladder_sim.explorer.allowlist import Known, model_names
+from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.snippets import command_line, python_code
 from ladder_sim.explorer.state import State
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS
 
-KNOWN = Known.of()
+ALLOWLIST = Allowlist.of()
 FIGURES = ("intra.bandwidth", "inter.latency", "gpu.hbm_bandwidth", "stack.stream_wait")
 
 
@@ -30,16 +30,16 @@ states = st.builds(
     State,
     arguments=st.fixed_dictionaries(
         {
-            "model": st.sampled_from(model_names()),
-            "cluster": st.sampled_from(sorted(KNOWN.clusters)),
-            "stack": st.sampled_from(sorted(KNOWN.stacks)),
+            "model": st.sampled_from(ALLOWLIST.models),
+            "cluster": st.sampled_from(sorted(ALLOWLIST.clusters)),
+            "stack": st.sampled_from(sorted(ALLOWLIST.stacks)),
             "dtype": st.sampled_from(["bf16", "fp8"]),
             "allreduce": st.sampled_from([None, "nccl", "auto"]),
             "p2p": st.booleans(),
             **{name: numbers(name) for name, argument in ARGUMENTS.items() if argument.kind is int},
         }
     ),
-    profile=st.sampled_from([None, *KNOWN.profiles]),
+    profile=st.sampled_from([None, *ALLOWLIST.profiles]),
     ignore_memory=st.booleans(),
     settings=st.dictionaries(st.sampled_from(FIGURES), st.floats(1e-6, 1e-3).map(repr)),
     variants=st.sampled_from([(), ("standard", "ladder"), ("hybrid-ladder:16", "desync:4")]),
@@ -50,13 +50,13 @@ states = st.builds(
 
 @given(states)
 def test_a_link_holds_the_whole_state(state: State) -> None:
-    assert State.parse("?" + state.query(), KNOWN) == state
+    assert State.parse("?" + state.query(), ALLOWLIST) == state
 
 
 def test_a_dropped_model_travels_in_the_link() -> None:
     shape = replace(catalog.model("qwen2.5-7b"), name="my model", source="dropped on the page", ladder_layers=(3, 4))
     state = State(arguments={**DEFAULTS, "model": "my model"}, shape=shape)
-    assert State.parse(state.query(), KNOWN) == state
+    assert State.parse(state.query(), ALLOWLIST) == state
 
 
 @pytest.mark.parametrize(
@@ -99,26 +99,26 @@ def test_a_dropped_model_travels_in_the_link() -> None:
 )
 def test_a_bad_link_is_refused(query: object) -> None:
     with pytest.raises(UsageError):
-        State.parse(query, KNOWN)
+        State.parse(query, ALLOWLIST)
 
 
 @given(st.text(max_size=200) | st.dictionaries(st.text(max_size=8), st.text(max_size=8)))
 def test_any_text_is_a_state_or_a_usage_error(query: object) -> None:
     """Guards the server: nothing but the project's own errors leaves the reader."""
     with contextlib.suppress(LadderSimError):
-        State.parse(query, KNOWN).scenario(KNOWN)
+        State.parse(query, ALLOWLIST).scenario(ALLOWLIST)
 
 
 def test_python_code_gives_the_numbers_of_the_page() -> None:
     shape = replace(catalog.model("8b"), name="own", source="")
     for state in (
-        State.parse("model=405b&nodes=2&inter.bandwidth=100Gb/s&variants=ladder,desync:4&profile=none", KNOWN),
+        State.parse("model=405b&nodes=2&inter.bandwidth=100Gb/s&variants=ladder,desync:4&profile=none", ALLOWLIST),
         State(arguments={**DEFAULTS, "model": "own", "tp": 4, "p2p": False}, shape=shape, ignore_memory=True),
     ):
-        scenario = state.scenario(KNOWN)
-        expected = predict(scenario, state.names(scenario), **state.how(KNOWN))
+        scenario = state.scenario(ALLOWLIST)
+        expected = predict(scenario, state.names(scenario), **state.how(ALLOWLIST))
         names: dict[str, object] = {}
-        exec(python_code(state, KNOWN), names)
+        exec(python_code(state, ALLOWLIST), names)
         assert {name: one.request_s for name, one in names["predictions"].items()} == {  # type: ignore[attr-defined]
             name: one.request_s for name, one in expected.items()
         }
@@ -129,7 +129,7 @@ def test_files_named_at_the_start_keep_their_path_in_commands(tmp_path: Path) ->
     text = (resources.files("ladder_sim.specs") / "data" / "clusters" / "h100-sxm.toml").read_text("utf-8")
     file = tmp_path / "mine.toml"
     file.write_text(text.replace('name = "h100-sxm"', 'name = "mine"'))
-    known = Known.of(cluster=str(file))
-    name = known.name_of(str(file))
-    assert name in known.clusters
-    assert f"--cluster {file}" in command_line(State.parse(f"cluster={name}", known), known)
+    allowlist = Allowlist.of(cluster=str(file))
+    name = allowlist.name_of(str(file))
+    assert name in allowlist.clusters
+    assert f"--cluster {file}" in command_line(State.parse(f"cluster={name}", allowlist), allowlist)

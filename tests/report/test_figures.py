@@ -84,7 +84,8 @@ def test_the_timeline_holds_the_simulated_ops() -> None:
         bars = [
             (lane, base, base + length, op)
             for trace in figure.data
-            for lane, base, length, op in zip(trace.y, trace.base, trace.x, trace.customdata, strict=True)
+            if trace.name != "exposed"
+            for lane, base, length, (op, _) in zip(trace.y, trace.base, trace.x, trace.customdata, strict=True)
             if lane.startswith(f"{variant}<br>")
         ]
         gemms = [op for _, _, _, op in bars if op.endswith((".qkv", ".o", ".up", ".down"))]

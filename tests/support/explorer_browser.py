@@ -11,7 +11,7 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
 
-from ladder_sim.explorer.allowlist import Known
+from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.server import make_app, serving
 from tests.conftest import unavailable
 
@@ -87,7 +87,7 @@ def chromium() -> Iterator[Browser]:
 @contextmanager
 def served() -> Iterator[str]:
     """An explorer on a free port of this machine."""
-    server = serving(make_app(Known.of()), "127.0.0.1", 0)
+    server = serving(make_app(Allowlist.of()), "127.0.0.1", 0)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

@@ -8,69 +8,75 @@ from ladder_sim.analysis.breakeven import BreakEven
 from ladder_sim.analysis.compare import Candidate
 from ladder_sim.analysis.sensitivity import SEEN, Sensitivity
 from ladder_sim.report.figures.style import (
+    NOW_MARKER,
     SERIES_COLOURS,
     TEXT_COLOUR,
     figure,
     log_axis,
     value_axis,
     variant_colour,
-    work,
 )
-from ladder_sim.report.labels import axis_values, field_label, field_text
+from ladder_sim.report.labels import axis_values, field_label, field_text, field_title, workload_label
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 # of a tornado
-MOST_BARS = 12
-_LOWER, _HIGHER = "#E69F00", "#0072B2"
+MAX_BARS = 12
+_LOWER_COLOUR, _HIGHER_COLOUR = "#E69F00", "#0072B2"
 
 
-def breakeven_figure(found: BreakEven, subtitle: str = "") -> "go.Figure":
+def breakeven_figure(result: BreakEven, subtitle: str = "") -> "go.Figure":
     """The speedup along the field, and where it passes the bound."""
     import plotly.graph_objects as go
 
-    drawn = figure(f"Speedup of {found.variant} over {found.over} by {field_label(found.field)}", subtitle)
-    values, axis = value_axis(found.field, found.values)
+    drawn = figure(f"Speedup of {result.variant} over {result.over} by {field_label(result.field)}", subtitle)
+    values, axis = value_axis(result.field, result.values)
     drawn.add_trace(
         go.Scatter(
             x=values,
-            y=found.speedups,
+            y=result.speedups,
             mode="lines",
-            line={"color": variant_colour(found.variant), "width": 2.5},
-            name=found.variant,
+            line={"color": variant_colour(result.variant), "width": 2.5},
+            name=result.variant,
             showlegend=False,
         )
     )
-    drawn.add_hline(y=found.bound, line={"color": TEXT_COLOUR, "dash": "dot", "width": 1.5})
-    # in the unit of the axis: the largest value decides it
-    _, marked = axis_values(found.field, [*(crossing.value for crossing in found.crossings), found.values[-1]])
-    for crossing, value in zip(found.crossings, marked, strict=False):
+    drawn.add_hline(y=result.bound, line={"color": TEXT_COLOUR, "dash": "dot", "width": 1.5})
+    # in the unit of the axis, which the largest value decides
+    _, places = axis_values(result.field, [*(crossing.value for crossing in result.crossings), result.values[-1]])
+    for crossing, place in zip(result.crossings, places, strict=False):
         drawn.add_trace(
             go.Scatter(
-                x=[value],
-                y=[found.bound],
+                x=[place],
+                y=[result.bound],
                 mode="markers+text",
                 marker={"color": TEXT_COLOUR, "size": 11},
-                text=[field_text(found.field, crossing.value)],
+                text=[field_text(result.field, crossing.value)],
                 textposition="top center" if crossing.rising else "bottom center",
                 showlegend=False,
             )
         )
-    return drawn.update_layout(xaxis=axis, yaxis={"title": {"text": f"speedup over {found.over}"}})
+    return drawn.update_layout(xaxis=axis, yaxis={"title": {"text": f"speedup over {result.over}"}})
 
 
-def tornado_figure(found: Sequence[Sensitivity], variant: str, step: float, subtitle: str = "") -> "go.Figure":
-    """Change of one variant's request time as each figure falls and rises."""
+def tornado_figure(
+    sensitivities: Sequence[Sensitivity], variant: str, step: float, subtitle: str = "", *, compact: bool = False
+) -> "go.Figure":
+    """Change of one variant's request time as each figure falls and rises; `compact` for a part of a page."""
     import plotly.graph_objects as go
 
-    shown_ones = [one for one in found if one.widest(variant) >= SEEN]
-    shown_ones = sorted(shown_ones, key=lambda one: -one.widest(variant))[:MOST_BARS]
-    names = [f"{field_label(one.figure)} ({field_text(one.figure, one.value)})" for one in shown_ones]
-    drawn = figure(f"What the request time of {variant} hangs on", subtitle)
+    visible = [one for one in sensitivities if one.widest(variant) >= SEEN]
+    visible = sorted(visible, key=lambda one: -one.widest(variant))[:MAX_BARS]
+    if compact:
+        # a name above its value leaves room for the bars on a phone
+        names = [f"{field_title(one.figure)}<br>{field_text(one.figure, float(f'{one.value:.3g}'))}" for one in visible]
+    else:
+        names = [f"{field_label(one.figure)} ({field_text(one.figure, one.value)})" for one in visible]
+    drawn = figure(f"Sensitivity of {variant}'s request time", subtitle)
     for name, colour, changes in (
-        (f"figure divided by {1 + step:g}", _LOWER, [one.responses[variant].request_lower for one in shown_ones]),
-        (f"figure times {1 + step:g}", _HIGHER, [one.responses[variant].request_higher for one in shown_ones]),
+        (f"figure divided by {1 + step:g}", _LOWER_COLOUR, [one.responses[variant].request_lower for one in visible]),
+        (f"figure times {1 + step:g}", _HIGHER_COLOUR, [one.responses[variant].request_higher for one in visible]),
     ):
         drawn.add_trace(
             go.Bar(
@@ -81,73 +87,107 @@ def tornado_figure(found: Sequence[Sensitivity], variant: str, step: float, subt
                 marker={"color": colour},
                 text=[f"{change:+.1%}" for change in changes],
                 textposition="outside",
+                textfont={"size": 11} if compact else {},
                 cliponaxis=False,
+                hovertemplate="%{y}<br>request time %{x:+.2f} %<extra>%{fullData.name}</extra>",
             )
         )
-    widest = max((abs(bar) for trace in drawn.data for bar in trace.x), default=1.0)
-    return drawn.update_layout(
+    # room for the numbers at the bars
+    reach = (1.75 if compact else 1.25) * max((abs(bar) for trace in drawn.data for bar in trace.x), default=1.0)
+    drawn.update_layout(
         barmode="overlay",
         bargap=0.3,
         height=190 + 34 * len(names),
         xaxis={
-            "title": {"text": "change of the request time (%)"},
+            "title": {"text": "request time (%)" if compact else "change of the request time (%)"},
             "zeroline": True,
             "zerolinecolor": TEXT_COLOUR,
-            "range": [-1.25 * widest, 1.25 * widest],
+            "range": [-reach, reach],
         },
         yaxis={"autorange": "reversed", "showgrid": False},
     )
+    return drawn.update_layout(xaxis={"nticks": 6}, yaxis={"tickfont": {"size": 11}}) if compact else drawn
 
 
-def pareto_figure(found: Advice, subtitle: str = "") -> "go.Figure":
-    """Time per token against tokens per GPU: every option, and the front."""
+def pareto_figure(
+    advice: Advice, subtitle: str = "", *, compact: bool = False, now: tuple[str, float, float] | None = None
+) -> "go.Figure":
+    """Time per token against tokens per GPU: every option, and the front.
+
+    Parameters
+    ----------
+    advice
+        The options.
+    subtitle
+        What they are for.
+    compact
+        For a part of a page: the front's options are not named.
+    now
+        A scenario to mark: its variant, seconds per token, and tokens per second and GPU.
+    """
     import plotly.graph_objects as go
 
     drawn = figure("Latency against throughput", subtitle)
-    front = found.front
+    front = advice.front
     drawn.add_trace(
         go.Scatter(
-            x=[1e3 * one.tpot_s for one in front],
-            y=[one.tokens_per_gpu for one in front],
-            mode="lines+text",
+            x=[1e3 * option.tpot_s for option in front],
+            y=[option.tokens_per_gpu for option in front],
+            mode="lines" if compact else "lines+text",
             line={"color": TEXT_COLOUR, "width": 1.5, "dash": "dot"},
-            text=[f"TP {one.tp}, batch {one.batch}" for one in front],
+            text=[f"TP {option.tp}, batch {option.batch}" for option in front],
             textposition="top left",
             textfont={"size": 11},
             cliponaxis=False,
             name="Pareto front",
         )
     )
-    for variant in dict.fromkeys(one.variant for one in found.options):
-        members = [one for one in found.options if one.variant == variant]
+    for variant in dict.fromkeys(option.variant for option in advice.options):
+        options = [option for option in advice.options if option.variant == variant]
         drawn.add_trace(
             go.Scatter(
-                x=[1e3 * one.tpot_s for one in members],
-                y=[one.tokens_per_gpu for one in members],
+                x=[1e3 * option.tpot_s for option in options],
+                y=[option.tokens_per_gpu for option in options],
                 mode="markers",
                 marker={"color": variant_colour(variant), "size": 9, "line": {"color": "white", "width": 1}},
                 name=variant,
-                text=[f"TP {one.tp}, batch {one.batch}" for one in members],
+                text=[f"TP {option.tp}, batch {option.batch}" for option in options],
                 hovertemplate="%{text}: %{x:.1f} ms, %{y:.1f} tok/s per GPU<extra></extra>",
             )
         )
+    if now is not None:
+        variant, tpot_s, tokens_per_gpu = now
+        drawn.add_trace(
+            go.Scatter(
+                x=[1e3 * tpot_s],
+                y=[tokens_per_gpu],
+                mode="markers",
+                marker=NOW_MARKER,
+                name=f"now, {variant}",
+                hovertemplate="now: %{x:.1f} ms, %{y:.1f} tok/s per GPU<extra></extra>",
+            )
+        )
     return drawn.update_layout(
-        xaxis=log_axis("time per output token (ms)", [1e3 * one.tpot_s for one in found.options]),
-        yaxis=log_axis("tokens per second and GPU", [one.tokens_per_gpu for one in found.options]),
+        xaxis=log_axis("time per output token (ms)", [1e3 * option.tpot_s for option in advice.options]),
+        yaxis=log_axis("tokens per second and GPU", [option.tokens_per_gpu for option in advice.options]),
     )
 
 
-def comparison_figure(found: Sequence[Candidate]) -> "go.Figure":
-    """Tokens per second of every variant on every candidate, with the 90 % intervals."""
+def comparison_figure(candidates: Sequence[Candidate], *, compact: bool = False) -> "go.Figure":
+    """Tokens per second of every variant on every candidate, with the 90 % intervals.
+
+    A `compact` one is a part of a page, where a table next to it has the speedups.
+    """
     import plotly.graph_objects as go
 
-    scenario = found[0].scenario
+    scenario = candidates[0].scenario
     drawn = figure(
         "Tokens per second, and in the bars the speedup over standard",
-        f"{scenario.model.name}, {work(scenario)}; 90 % intervals",
+        f"{scenario.model.name}, {workload_label(scenario)}; 90 % intervals",
     )
-    for candidate, colour in zip(found, SERIES_COLOURS, strict=False):
-        rates = [one.tokens_per_s for one in candidate.predictions.values()]
+    for candidate, colour in zip(candidates, SERIES_COLOURS, strict=False):
+        rates = [prediction.tokens_per_s for prediction in candidate.predictions.values()]
+        speedups = [f"{prediction.speedup.value:.2f}x" for prediction in candidate.predictions.values()]
         drawn.add_trace(
             go.Bar(
                 x=list(candidate.predictions),
@@ -161,8 +201,9 @@ def comparison_figure(found: Sequence[Candidate]) -> "go.Figure":
                     "arrayminus": [rate.value - rate.low for rate in rates],
                     "thickness": 1.2,
                     "width": 4,
+                    "color": TEXT_COLOUR,
                 },
-                text=[f"{one.speedup.value:.2f}x" for one in candidate.predictions.values()],
+                text=None if compact else speedups,
                 textposition="inside",
                 insidetextanchor="start",
                 hovertemplate="%{x}: %{y:.1f} tok/s<extra></extra>",

@@ -5,9 +5,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ladder_sim.des.spans import subtract, union
 from ladder_sim.errors import UsageError
 from ladder_sim.prediction import Prediction
-from ladder_sim.report.figures.style import asked, figure
+from ladder_sim.report.figures.style import figure
+from ladder_sim.report.labels import kind_label, scenario_label
 from ladder_sim.simulate.lower import COMM, COMPUTE
 from ladder_sim.simulate.passes import ForwardPass
 from ladder_sim.specs.scenario import Scenario
@@ -15,7 +17,7 @@ from ladder_sim.specs.scenario import Scenario
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-# of a request's time; less is not seen
+# of a request's time; less is not visible
 SHOWN_SHARE = 0.002
 _LIMIT_COLOURS = {
     "device memory": "#0072B2",
@@ -39,6 +41,8 @@ _KINDS = {
 }
 _SMALL = ("small kernels", "#009E73")
 _LANES = {COMPUTE: "compute", COMM: "communication"}
+# an all-reduce's colour
+_EXPOSED_COLOUR = "#D55E00"
 _TIMELINE_LAYERS = 2
 
 
@@ -47,33 +51,39 @@ class _Bar(NamedTuple):
 
     kind: tuple[str, str]
     """Name and colour."""
-    lane: str
-    """Its stream."""
+    stream: int
+    """As in `ladder_sim.simulate.lower`."""
     start_us: float
     """From the left edge."""
-    length_us: float
+    end_us: float
     """As far as it is drawn."""
     op: str
     """Its name."""
+    source: str
+    """Of its time."""
 
 
-def breakdown_figure(scenario: Scenario, predictions: Mapping[str, Prediction]) -> "go.Figure":
-    """What the critical path of every variant waits for, stacked."""
-    total_s = max(found.request_s for found in predictions.values())
-    names = [
-        name for name in _LIMIT_COLOURS if any(_share(found, name) > SHOWN_SHARE for found in predictions.values())
+def breakdown_figure(
+    scenario: Scenario, predictions: Mapping[str, Prediction], *, compact: bool = False
+) -> "go.Figure":
+    """What the critical path of every variant waits for, stacked; `compact` for a part of a page."""
+    longest_s = max(prediction.request_s for prediction in predictions.values())
+    limits = [
+        limit
+        for limit in _LIMIT_COLOURS
+        if any(_share(prediction, limit) > SHOWN_SHARE for prediction in predictions.values())
     ]
     bars = []
-    for name in names:
-        shares = [_share(found, name) for found in predictions.values()]
+    for limit in limits:
+        shares = [_share(prediction, limit) for prediction in predictions.values()]
         bars.append(
             {
                 "type": "bar",
                 "y": list(predictions),
-                "x": [found.breakdown.limits_s.get(name, 0.0) for found in predictions.values()],
-                "name": name.replace("_", "-"),
+                "x": [prediction.breakdown.limits_s.get(limit, 0.0) for prediction in predictions.values()],
+                "name": kind_label(limit),
                 "orientation": "h",
-                "marker": {"color": _LIMIT_COLOURS.get(name, OTHER_COLOUR)},
+                "marker": {"color": _LIMIT_COLOURS[limit]},
                 "text": [f"{share:.0%}" if share > 0.05 else "" for share in shares],
                 "textposition": "inside",
                 "insidetextanchor": "middle",
@@ -83,30 +93,36 @@ def breakdown_figure(scenario: Scenario, predictions: Mapping[str, Prediction]) 
             }
         )
     speedups = [
-        {"x": found.request_s, "y": name, "text": f"{found.speedup.value:.2f}x"} for name, found in predictions.items()
+        {"x": prediction.request_s, "y": name, "text": f"{prediction.speedup.value:.2f}x"}
+        for name, prediction in predictions.items()
     ]
     return figure(
         "Where a request's time goes",
-        asked(scenario),
+        scenario_label(scenario),
         data=bars,
         layout={
             "barmode": "stack",
             "bargap": 0.35,
             "height": 140 + 70 * len(predictions),
             "xaxis": {
-                "title": {"text": "seconds per request, with the speedup over standard"},
-                "range": [0, total_s * 1.08],
+                "title": {"text": f"seconds per request{'' if compact else ', with the speedup over standard'}"},
+                # room for the speedups, on a phone too
+                "range": [0, longest_s * (1.2 if compact else 1.08)],
             },
             "yaxis": {"autorange": "reversed"},
             "legend": {"traceorder": "normal"},
             "uniformtext": {"mode": "hide", "minsize": 10},
-            "annotations": [{**one, "showarrow": False, "xanchor": "left", "xshift": 6} for one in speedups],
+            "annotations": [{**speedup, "showarrow": False, "xanchor": "left", "xshift": 6} for speedup in speedups],
         },
     )
 
 
-def timeline_figure(scenario: Scenario, predictions: Mapping[str, Prediction], phase: str = "decode") -> "go.Figure":
+def timeline_figure(
+    scenario: Scenario, predictions: Mapping[str, Prediction], phase: str = "decode", *, compact: bool = False
+) -> "go.Figure":
     """Two layers in the middle of a forward pass: what each stream of a GPU does when, one pair of lanes per variant.
+
+    Hatched is communication while nothing computes. A `compact` figure is a part of a page, which explains that itself.
 
     Raises
     ------
@@ -115,28 +131,50 @@ def timeline_figure(scenario: Scenario, predictions: Mapping[str, Prediction], p
     """
     import plotly.graph_objects as go
 
-    drawn = figure(f"Two layers of one {phase} step", asked(scenario))
-    bars: list[_Bar] = []
-    for variant, found in predictions.items():
-        step = found.request.prefill if phase == "prefill" else found.request.decode
+    drawn = figure(f"Two layers of one {phase} step", scenario_label(scenario))
+    bars: list[tuple[str, _Bar]] = []
+    exposed: list[tuple[str, float, float]] = []
+    for variant, prediction in predictions.items():
+        step = prediction.request.prefill if phase == "prefill" else prediction.request.decode
         if step is None:
             raise UsageError("one new token needs no decode step", hint="ask for more with --gen")
-        bars += [bar._replace(lane=f"{variant}<br>{bar.lane}") for bar in _window(step)]
-    lanes = [f"{variant}<br>{lane}" for variant in predictions for lane in _LANES.values()]
-    for name, colour in sorted({bar.kind for bar in bars}):
-        members = [bar for bar in bars if bar.kind == (name, colour)]
+        window = list(_window(step))
+        bars += [(_lane(variant, bar.stream), bar) for bar in window]
+        computing, communicating = (
+            union((bar.start_us, bar.end_us) for bar in window if bar.stream == stream) for stream in (COMPUTE, COMM)
+        )
+        exposed += [(_lane(variant, COMM), start, end) for start, end in subtract(communicating, computing)]
+    lanes = [_lane(variant, stream) for variant in predictions for stream in _LANES]
+    for name, colour in sorted({bar.kind for _, bar in bars}):
+        members = [(lane, bar) for lane, bar in bars if bar.kind == (name, colour)]
         drawn.add_trace(
             go.Bar(
-                y=[bar.lane for bar in members],
-                base=[bar.start_us for bar in members],
-                x=[bar.length_us for bar in members],
-                customdata=[bar.op for bar in members],
-                hovertemplate="%{customdata}: %{x:.1f} us<extra></extra>",
+                y=[lane for lane, _ in members],
+                base=[bar.start_us for _, bar in members],
+                x=[bar.end_us - bar.start_us for _, bar in members],
+                customdata=[(bar.op, bar.source) for _, bar in members],
+                hovertemplate="<b>%{customdata[0]}</b><br>%{x:.2f} us, %{customdata[1]}<extra></extra>",
                 name=name,
                 orientation="h",
                 marker={"color": colour, "line": {"color": "white", "width": 0.5}},
             )
         )
+    drawn.add_trace(
+        go.Bar(
+            y=[lane for lane, _, _ in exposed],
+            base=[start for _, start, _ in exposed],
+            x=[end - start for _, start, end in exposed],
+            name="exposed",
+            showlegend=not compact,
+            orientation="h",
+            marker={
+                "color": _EXPOSED_COLOUR,
+                "pattern": {"shape": "/", "fgcolor": "white", "size": 6, "solidity": 0.35},
+                "line": {"color": "white", "width": 0.5},
+            },
+            hoverinfo="skip",
+        )
+    )
     return drawn.update_layout(
         barmode="overlay",
         bargap=0.2,
@@ -146,10 +184,15 @@ def timeline_figure(scenario: Scenario, predictions: Mapping[str, Prediction], p
     )
 
 
+def _lane(variant: str, stream: int) -> str:
+    return f"{variant}<br>{_LANES[stream]}"
+
+
 def _window(step: ForwardPass) -> Iterator[_Bar]:
     """Ops of the second and third simulated layer, cut off where the layer after them begins to compute."""
     timeline, ops = step.timeline, step.simulated[0].ops
     first = len(timeline.end_s) - len(ops)
+    sources = {summary.op.name: summary.estimate.source for summary in step.ops}
     kept = sorted({op.layer for op in ops if op.layer >= 0})
     chosen = kept[1 : 1 + _TIMELINE_LAYERS] or kept
     inside = [first + number for number, op in enumerate(ops) if op.layer in chosen and op.stream == "compute"]
@@ -163,9 +206,9 @@ def _window(step: ForwardPass) -> Iterator[_Bar]:
         start = max(float(timeline.start_s[number]), begin) - begin
         end = min(float(timeline.end_s[number]), finish) - begin
         if end > start:
-            lane = _LANES[timeline.program.tasks[number].stream]
-            yield _Bar(_KINDS.get(op.kind, _SMALL), lane, start * 1e6, (end - start) * 1e6, op.name)
+            stream = timeline.program.tasks[number].stream
+            yield _Bar(_KINDS.get(op.kind, _SMALL), stream, start * 1e6, end * 1e6, op.name, sources[op.name])
 
 
-def _share(found: Prediction, limit: str) -> float:
-    return found.breakdown.limits_s.get(limit, 0.0) / found.request_s
+def _share(prediction: Prediction, limit: str) -> float:
+    return prediction.breakdown.limits_s.get(limit, 0.0) / prediction.request_s

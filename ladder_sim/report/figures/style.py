@@ -1,4 +1,4 @@
-"""What all figures share: colours, one template, and where a figure is written."""
+"""What all figures share: colours, a template, axes, and how a figure is saved."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from ladder_sim.errors import MissingDependencyError, UsageError
 from ladder_sim.report.labels import axis_values, field_label, needs_log_axis, with_unit
-from ladder_sim.specs.scenario import Scenario
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-# by variant without its parameter; told apart under the common colour blindnesses: M. Okabe and K. Ito, "Color
-# Universal Design", 2008
+# by variant without its parameter; distinct under the common colour blindnesses: M. Okabe and K. Ito, "Color Universal
+# Design", 2008
 VARIANT_COLOURS = {
     "standard": "#595959",
     "parallel": "#E69F00",
@@ -24,19 +23,38 @@ VARIANT_COLOURS = {
     "desync": "#CC79A7",
     "upper-bound": "#009E73",
 }
-# for what is no variant, from the same source
+# for other series, from the same source
 SERIES_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#595959", "#F0E442")
 GRID_COLOUR, TEXT_COLOUR = "#E5E5E5", "#262626"
+# the scenario at hand, among others
+NOW_MARKER: Mapping[str, Any] = {
+    "color": "#D55E00",
+    "size": 13,
+    "symbol": "diamond",
+    "line": {"color": "white", "width": 1.5},
+}
+# an axis labels each of its values up to this many
+MAX_TICKS = 12
 FILE_TYPES = (".html", ".png", ".svg")
-# of a PNG or SVG whose figure says nothing else
+# of a PNG or SVG whose figure sets no size
 WIDTH_PX, HEIGHT_PX = 960, 560
 # pixels of a PNG per pixel of the layout
-SHARPNESS = 2
+PNG_SCALE = 2
 
 
 def variant_colour(variant: str) -> str:
     """The colour of a variant in every figure."""
     return VARIANT_COLOURS[variant.partition(":")[0]]
+
+
+def figure(
+    title: str, subtitle: str = "", *, data: Sequence[Mapping[str, Any]] = (), layout: Mapping[str, Any] | None = None
+) -> "go.Figure":
+    """A figure with a title; plotly takes twice as long to add traces and layout later."""
+    import plotly.graph_objects as go
+
+    below = f"<br><span style='font-size:13px;color:#595959'>{subtitle}</span>" if subtitle else ""
+    return go.Figure(data, {"template": template(), "title": {"text": f"{title}{below}"}, **(layout or {})})
 
 
 @cache
@@ -76,6 +94,55 @@ def template() -> "go.layout.Template":
             "colorscale": {"sequential": "Cividis", "diverging": "RdBu"},
         }
     )
+
+
+def value_axis(name: str, values: Any, *, title: str = "") -> tuple[Any, dict[str, Any]]:
+    """Values of a field as they are drawn, and the axis for them, by default under the field's label."""
+    unit, drawn = axis_values(name, values)
+    axis: dict[str, Any] = {"title": {"text": with_unit(title or field_label(name), unit)}}
+    if drawn.dtype.kind not in "if":
+        return [str(value) for value in drawn], {**axis, "type": "category"}
+    ticks = sorted(set(drawn.tolist()))
+    if needs_log_axis(drawn):
+        axis["type"] = "log"
+        ticks = ticks if len(ticks) <= MAX_TICKS else round_ticks(ticks[0], ticks[-1])
+    if len(ticks) <= MAX_TICKS:
+        axis |= _ticks_at(ticks)
+    return drawn, axis
+
+
+def log_axis(title: str, values: Sequence[float]) -> dict[str, Any]:
+    """A logarithmic axis with a margin on both sides."""
+    low, high = min(values), max(values)
+    margin = 0.08 * max(log10(high / low), 0.1)
+    return {
+        "title": {"text": title},
+        "type": "log",
+        "range": [log10(low) - margin, log10(high) + margin],
+        **_ticks_at(round_ticks(low, high)),
+    }
+
+
+def round_ticks(low: float, high: float) -> list[float]:
+    """Round numbers from `low` to `high`, in finer steps if there would be fewer than three.
+
+    Examples
+    --------
+    >>> round_ticks(3.0, 80.0)
+    [5.0, 10.0, 20.0, 50.0]
+    """
+    decades = range(floor(log10(low)), ceil(log10(high)) + 1)
+    ticks: list[float] = []
+    for digits in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8), [tenth / 10 for tenth in range(10, 100, 2)]):
+        ticks = [digit * 10.0**decade for decade in decades for digit in digits]
+        ticks = [tick for tick in ticks if low * 0.999 <= tick <= high * 1.001]
+        if len(ticks) > 2:
+            break
+    return ticks
+
+
+def _ticks_at(values: Sequence[float]) -> dict[str, Any]:
+    return {"tickmode": "array", "tickvals": list(values), "ticktext": [f"{value:.4g}" for value in values]}
 
 
 def check_plot_path(path: Path) -> None:
@@ -134,7 +201,7 @@ def _write_image(figure: "go.Figure", path: Path) -> None:
             format=path.suffix.lower()[1:],
             width=layout.width or WIDTH_PX,
             height=layout.height or HEIGHT_PX,
-            scale=SHARPNESS if path.suffix.lower() == ".png" else 1,
+            scale=PNG_SCALE if path.suffix.lower() == ".png" else 1,
         )
     except RuntimeError as error:
         # plotly's own error, whatever kaleido met
@@ -142,79 +209,3 @@ def _write_image(figure: "go.Figure", path: Path) -> None:
             f"--plot '{path}' needs Chrome or Chromium, with which kaleido draws",
             hint="install the package chromium, or run plotly_get_chrome, or write an .html file",
         ) from error
-
-
-# values of an axis that are all named
-MOST_TICKS = 12
-
-
-def figure(
-    title: str, subtitle: str = "", *, data: Sequence[Mapping[str, Any]] = (), layout: Mapping[str, Any] | None = None
-) -> "go.Figure":
-    """A figure with a title, and what is in it from the start: plotly takes twice as long to add the same later."""
-    import plotly.graph_objects as go
-
-    below = f"<br><span style='font-size:13px;color:#595959'>{subtitle}</span>" if subtitle else ""
-    return go.Figure(data, {"template": template(), "title": {"text": f"{title}{below}"}, **(layout or {})})
-
-
-def asked(scenario: Scenario) -> str:
-    """What was asked, for a subtitle."""
-    return (
-        f"{scenario.model.name}, TP {scenario.tp} on {scenario.cluster.name}, {work(scenario)}, {scenario.stack.name}"
-    )
-
-
-def work(scenario: Scenario) -> str:
-    """The part of it that is the workload."""
-    workload = scenario.workload
-    return f"batch {workload.batch}, prompt {workload.prompt}, {workload.gen} new tokens, {workload.dtype}"
-
-
-def value_axis(name: str, values: Any) -> tuple[Any, dict[str, Any]]:
-    """Values of a field as they are drawn, and the axis for them."""
-    unit, drawn = axis_values(name, values)
-    axis: dict[str, Any] = {"title": {"text": with_unit(field_label(name), unit)}}
-    if drawn.dtype.kind not in "if":
-        return [str(value) for value in drawn], {**axis, "type": "category"}
-    ticks = sorted(set(drawn.tolist()))
-    if needs_log_axis(drawn):
-        axis["type"] = "log"
-        ticks = ticks if len(ticks) <= MOST_TICKS else round_ticks(ticks[0], ticks[-1])
-    if len(ticks) <= MOST_TICKS:
-        axis |= _ticks_at(ticks)
-    return drawn, axis
-
-
-def log_axis(title: str, values: Sequence[float]) -> dict[str, Any]:
-    """A logarithmic axis with some room on both sides."""
-    low, high = min(values), max(values)
-    margin = 0.08 * max(log10(high / low), 0.1)
-    return {
-        "title": {"text": title},
-        "type": "log",
-        "range": [log10(low) - margin, log10(high) + margin],
-        **_ticks_at(round_ticks(low, high)),
-    }
-
-
-def round_ticks(low: float, high: float) -> list[float]:
-    """Round numbers from `low` to `high`, at least three where there are so many, finer where the span is short.
-
-    Examples
-    --------
-    >>> round_ticks(3.0, 80.0)
-    [5.0, 10.0, 20.0, 50.0]
-    """
-    decades = range(floor(log10(low)), ceil(log10(high)) + 1)
-    found: list[float] = []
-    for digits in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8), [tenth / 10 for tenth in range(10, 100, 2)]):
-        found = [digit * 10.0**decade for decade in decades for digit in digits]
-        found = [tick for tick in found if low * 0.999 <= tick <= high * 1.001]
-        if len(found) > 2:
-            break
-    return found
-
-
-def _ticks_at(values: Sequence[float]) -> dict[str, Any]:
-    return {"tickmode": "array", "tickvals": list(values), "ticktext": [f"{value:.4g}" for value in values]}
