@@ -9,8 +9,7 @@ from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.graph.ops import Phase
 from ladder_sim.prediction import predict
-from ladder_sim.simulate import passes
-from ladder_sim.simulate.passes import Engine, ForwardPass, simulate
+from ladder_sim.simulate.passes import FIRST_PERIODS, Engine, ForwardPass, simulate
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 
@@ -33,10 +32,11 @@ def step(
     batch: int = 1,
     settings: Mapping[str, str] = GRAPHS,
     engine: Engine = "fast",
+    keep: int = FIRST_PERIODS,
 ) -> ForwardPass:
     scenario = Scenario.of(model=model, stack=stack, tp=8, variant=variant, batch=batch, overrides=settings)
     costs = KernelCosts(scenario, load_profile("h100-sxm"))
-    return simulate(scenario, phase, 1025 if phase == "decode" else 1024, costs, engine=engine)
+    return simulate(scenario, phase, 1025 if phase == "decode" else 1024, costs, engine=engine, keep=keep)
 
 
 def kernels(found: ForwardPass, stream: str) -> int:
@@ -122,14 +122,11 @@ def test_launches_that_cost_nothing_are_a_graph() -> None:
 @pytest.mark.parametrize("launch_us", [1, 3, 4, 5, 8, 20])
 @pytest.mark.parametrize("variant", [*VARIANTS, "hybrid-ladder:14"])
 @pytest.mark.parametrize(("model", "stack"), [("1b", "gpt-fast"), ("3b", "vllm"), ("8b", "gpt-fast"), ("1b", "vllm")])
-def test_condensing_launches_is_exact(
-    monkeypatch: pytest.MonkeyPatch, model: str, stack: str, variant: str, launch_us: int
-) -> None:
+def test_condensing_launches_is_exact(model: str, stack: str, variant: str, launch_us: int) -> None:
     """Also where the CPU gets ahead in some layers and falls behind in others, as in a hybrid."""
     settings = {**EAGER, "stack.eager_launch": f"{launch_us} us"}
     short = step(model=model, stack=stack, variant=variant, settings=settings)
-    monkeypatch.setattr(passes, "FIRST_PERIODS", EVERY_LAYER)
-    full = step(model=model, stack=stack, variant=variant, settings=settings)
+    full = step(model=model, stack=stack, variant=variant, settings=settings, keep=EVERY_LAYER)
     assert {one.repeats for one in full.ops} == {1}
     assert ops(short) == ops(full)
     assert short.seconds == pytest.approx(full.seconds, rel=RTOL)
