@@ -1,4 +1,4 @@
-"""`ladder-sim doctor`: what is installed, which devices are there, and what will not work here and why."""
+"""`ladder-sim doctor`: what is installed, which devices this machine has, and what will not work here and why."""
 
 import importlib.metadata
 import importlib.util
@@ -7,11 +7,10 @@ import platform
 import shutil
 import subprocess
 import sys
-import textwrap
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, astuple, dataclass
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -22,32 +21,31 @@ from ladder_sim.units import format_bytes
 EXIT_MISSING = 4
 # what every installation brings
 BASE = ("numpy", "scipy", "networkx", "simpy", "plotly", "typer", "rich", "pydantic")
-# optional packages, by the extra that brings them
-EXTRAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+
+
+class Extra(NamedTuple):
+    """An optional part of the installation."""
+
+    purpose: str
+    packages: tuple[str, ...]
+
+
+EXTRAS: Mapping[str, Extra] = MappingProxyType(
     {
-        "runtime": ("torch", "safetensors", "tokenizers", "jinja2"),
-        "explorer": ("dash",),
-        "plots": ("kaleido",),
-        "import": ("pyarrow",),
-        "parquet": ("pyarrow",),
-        "dask": ("dask", "distributed"),
+        "runtime": Extra(
+            "running real forward passes, and measuring this machine with them",
+            ("torch", "safetensors", "tokenizers", "jinja2"),
+        ),
+        "explorer": Extra("the what-if explorer in the browser", ("dash",)),
+        "plots": Extra("figures as png and svg (html needs nothing more)", ("kaleido",)),
+        "import": Extra("importing published tables (calibrate import aiconfigurator)", ("pyarrow",)),
+        "parquet": Extra("sweeps written as Parquet", ("pyarrow",)),
+        "dask": Extra("sweeps spread over several machines", ("dask", "distributed")),
     }
 )
-# what an extra is for
-PURPOSES: Mapping[str, str] = MappingProxyType(
-    {
-        "runtime": "running real forward passes, and measuring this machine with them",
-        "explorer": "the what-if explorer in the browser",
-        "plots": "figures as png and svg (html needs nothing more)",
-        "import": "importing published tables (calibrate import aiconfigurator)",
-        "parquet": "sweeps written as Parquet",
-        "dask": "sweeps spread over several machines",
-    }
-)
-_WIDTH = 80
 # how long nvidia-smi, and the import of torch in a process of its own, may take
 _TOOL_SECONDS, _TORCH_SECONDS = 10.0, 60.0
-# asked of torch in a process of its own: importing it here would cost seconds, and its faults would be ours
+# run in a process of its own: importing torch takes seconds and may crash
 _TORCH_PROBE = (
     "import json, torch, torch.distributed as d; cuda = torch.cuda.is_available(); print(json.dumps({"
     "'cuda': torch.version.cuda or '', 'devices': [torch.cuda.get_device_name(i) for i in range("
@@ -56,7 +54,7 @@ _TORCH_PROBE = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Problem:
     """Something that will not work here."""
 
@@ -99,7 +97,7 @@ class Report:
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Show what is installed, which devices are there, and what will not work here and why."""
+    """Show what is installed, which devices this machine has, and what will not work here and why."""
     report = examine()
     if json:
         # imported here, because the flag has its name
@@ -107,28 +105,18 @@ def doctor(
 
         print(dumps(asdict(report) | {"schema_version": 1}, indent=2))
     else:
-        print("\n".join(_lines(report)))
+        _show(report)
     if not report.ready:
         raise typer.Exit(EXIT_MISSING)
 
 
 def examine() -> Report:
     """Look at this installation and this machine."""
-    packages = {name: version(name) for name in (*BASE, *(name for names in EXTRAS.values() for name in names))}
-    profiles, broken = _profiles()
-    torch, torch_problem = _torch() if packages["torch"] else ({}, None)
-    gpus = _nvidia_smi() or tuple(str(name) for name in _items(torch.get("devices")))
-    missing = [name for name in BASE if packages[name] is None]
-    problems = [
-        *(
-            Problem(what="predictions", why=f"{name} is not installed", fix="pip install ladder-sim")
-            for name in missing
-        ),
-        *broken,
-        *_extras(packages),
-        *([torch_problem] if torch_problem else []),
-        *_devices(gpus, packages, torch),
-    ]
+    packages = {name: version(name) for name in (*BASE, *(n for extra in EXTRAS.values() for n in extra.packages))}
+    profiles = _profiles()
+    torch = _torch() if packages["torch"] else {}
+    devices = torch.get("devices")
+    gpus = _nvidia_smi() or tuple(map(str, devices if isinstance(devices, list) else ()))
     return Report(
         python=platform.python_version(),
         platform=f"{platform.system()} {platform.machine()}",
@@ -138,10 +126,39 @@ def examine() -> Report:
         memory_bytes=_memory_bytes(),
         gpus=gpus,
         torch=torch,
-        profiles=profiles,
-        problems=tuple(problems),
-        ready=not missing,
+        profiles={name: gpu if isinstance(gpu, str) else "cannot be read" for name, gpu in profiles.items()},
+        problems=tuple(_problems(packages, profiles, torch, gpus)),
+        ready=all(packages[name] for name in BASE),
     )
+
+
+def _problems(
+    packages: Mapping[str, str | None],
+    profiles: Mapping[str, str | Exception],
+    torch: Mapping[str, object],
+    gpus: tuple[str, ...],
+) -> Iterator[Problem]:
+    for name in BASE:
+        if not packages[name]:
+            yield Problem("predictions", f"{name} is not installed", "pip install ladder-sim")
+    for name, gpu in profiles.items():
+        if isinstance(gpu, Exception):
+            yield Problem(f"profile {name}", str(gpu).splitlines()[0], "pip install --force-reinstall ladder-sim")
+    for extra, (purpose, names) in EXTRAS.items():
+        absent = [name for name in names if not packages[name]]
+        if absent:
+            yield Problem(purpose, f"{' and '.join(absent)} not installed", f"pip install 'ladder-sim[{extra}]'")
+    if packages["torch"] and not torch:
+        way_out = f"see why: {os.path.basename(sys.executable)} -c 'import torch'"
+        yield Problem(EXTRAS["runtime"].purpose, "torch is installed, but does not start", way_out)
+    if not gpus:
+        way_out = "predictions need no GPU: they use the shipped profiles"
+        yield Problem("measuring GPUs", "no NVIDIA GPU is visible here", way_out)
+    elif torch and not torch.get("devices"):
+        why = "torch sees no CUDA device, although the machine has one"
+        yield Problem("measuring GPUs", why, "install a CUDA build of torch (pytorch.org/get-started)")
+    if len(gpus) == 1:
+        yield Problem("measuring all-reduces between GPUs", "there is one GPU here", "use a machine with two or more")
 
 
 def version(package: str) -> str | None:
@@ -155,84 +172,40 @@ def version(package: str) -> str | None:
         return None
 
 
-def _profiles() -> tuple[dict[str, str], list[Problem]]:
-    found: dict[str, str] = {}
-    problems: list[Problem] = []
+def _profiles() -> dict[str, str | Exception]:
+    """Shipped profiles: the GPU cluster that each was measured on, or why it cannot be read."""
     try:
         from ladder_sim.costs.profile_file import load_profile, shipped_profiles
     except ImportError:
         # a base package is missing, and is reported
-        return found, problems
+        return {}
+    profiles: dict[str, str | Exception] = {}
     for name in shipped_profiles():
         try:
-            found[name] = load_profile(name).gpu
+            profiles[name] = load_profile(name).gpu
         except (LadderSimError, ImportError) as error:
-            found[name] = "cannot be read"
-            problems.append(
-                Problem(
-                    what=f"profile {name}",
-                    why=str(error).splitlines()[0],
-                    fix="pip install --force-reinstall ladder-sim",
-                )
-            )
-    return found, problems
-
-
-def _extras(packages: Mapping[str, str | None]) -> Iterable[Problem]:
-    for extra, names in EXTRAS.items():
-        absent = [name for name in names if packages[name] is None]
-        if absent:
-            yield Problem(
-                what=PURPOSES[extra],
-                why=f"{' and '.join(absent)} not installed",
-                fix=f"pip install 'ladder-sim[{extra}]'",
-            )
-
-
-def _devices(
-    gpus: tuple[str, ...], packages: Mapping[str, str | None], torch: Mapping[str, object]
-) -> Iterable[Problem]:
-    if not gpus:
-        yield Problem(
-            what="measuring GPUs",
-            why="no NVIDIA GPU is visible here",
-            fix="predictions need none: they rest on shipped profiles",
-        )
-    elif packages["torch"] and torch and not torch.get("devices"):
-        yield Problem(
-            what="measuring GPUs",
-            why="torch sees no CUDA device, although the machine has one",
-            fix="install a CUDA build of torch (pytorch.org/get-started)",
-        )
-    if len(gpus) == 1:
-        yield Problem(
-            what="measuring all-reduces between GPUs", why="there is one GPU here", fix="use a machine with two or more"
-        )
+            profiles[name] = error
+    return profiles
 
 
 def _nvidia_smi() -> tuple[str, ...]:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return ()
-    said = _output([tool, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"], _TOOL_SECONDS)
-    return tuple(line.strip() for line in (said or "").splitlines() if line.strip())
+    printed = _output([tool, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"], _TOOL_SECONDS)
+    return tuple(line.strip() for line in (printed or "").splitlines() if line.strip())
 
 
-def _torch() -> tuple[dict[str, object], Problem | None]:
+def _torch() -> dict[str, object]:
+    """What torch says of its devices; empty: it does not start."""
     from json import loads
 
-    said = _output([sys.executable, "-c", _TORCH_PROBE], _TORCH_SECONDS)
+    printed = _output([sys.executable, "-c", _TORCH_PROBE], _TORCH_SECONDS)
     try:
-        found = loads((said or "").strip().splitlines()[-1])
+        answer = loads((printed or "").strip().splitlines()[-1])
     except (ValueError, IndexError):
-        found = None
-    if isinstance(found, dict):
-        return found, None
-    return {}, Problem(
-        what=PURPOSES["runtime"],
-        why="torch is installed, but does not start",
-        fix=f"see why: {os.path.basename(sys.executable)} -c 'import torch'",
-    )
+        return {}
+    return answer if isinstance(answer, dict) else {}
 
 
 def _output(command: list[str], seconds: float) -> str | None:
@@ -241,10 +214,6 @@ def _output(command: list[str], seconds: float) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
-
-
-def _items(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
 
 
 def _cores() -> int:
@@ -261,37 +230,31 @@ def _memory_bytes() -> float | None:
         return None
 
 
-def _lines(report: Report) -> Iterable[str]:
-    yield f"ladder-sim {report.ladder_sim} on Python {report.python}, {report.platform}"
-    yield ""
-    yield from _section("installed", (f"{name} {report.packages[name] or 'MISSING'}" for name in BASE))
-    optional = (name for names in EXTRAS.values() for name in names)
-    yield from _section("optional", (f"{name} {report.packages[name] or '-'}" for name in optional))
+def _show(report: Report) -> None:
+    from ladder_sim.report.tables.console import show, table
+
+    versions = {name: found or "MISSING" for name, found in report.packages.items()}
     memory = [] if report.memory_bytes is None else [f"{format_bytes(report.memory_bytes)} memory"]
-    yield from _section("machine", [f"{report.cpu_cores} CPU core{'s'[: report.cpu_cores != 1]}", *memory])
-    yield from _section("GPUs", report.gpus or ["none visible"])
-    if report.torch:
-        backends = [name for name in ("gloo", "nccl") if report.torch.get(name)]
-        cuda = report.torch.get("cuda")
-        yield from _section("torch", [f"CUDA {cuda}" if cuda else "CPU build", *backends])
-    yield from _section("profiles", report.profiles)
-    yield ""
+    rows: dict[str, Iterable[str]] = {
+        "installed": [f"{name} {versions[name]}" for name in BASE],
+        "optional": [f"{name} {versions[name]}" for name in versions if name not in BASE],
+        "machine": [f"{report.cpu_cores} CPU core{'s'[: report.cpu_cores != 1]}", *memory],
+        "GPUs": report.gpus or ["none visible"],
+        "torch": _torch_parts(report.torch),
+        "profiles": report.profiles,
+    }
+    about = f"ladder-sim {report.ladder_sim}"
+    system = f"Python {report.python}, {report.platform}"
+    show(table((about, system), ((name, ", ".join(parts)) for name, parts in rows.items()), left=2))
     if report.ready:
-        yield "works here: predict, list, show, calibrate show, calibrate import nccl-tests"
-    for problem in report.problems:
-        yield from textwrap.wrap(
-            f"not here: {problem.what}: {problem.why}", _WIDTH, subsequent_indent="  ", break_on_hyphens=False
-        )
-        if problem.fix:
-            yield from textwrap.wrap(
-                problem.fix, _WIDTH, initial_indent="  -> ", subsequent_indent="     ", break_on_hyphens=False
-            )
+        print("\nworks here: predict, list, show, calibrate show, calibrate import nccl-tests")
+    if report.problems:
+        print()
+        show(table(("not here", "why", "way out"), map(astuple, report.problems), left=3))
 
 
-def _section(title: str, items: Iterable[str]) -> list[str]:
-    # a name stays beside its version: only the commas between items may break a line
-    text = ", ".join(item.replace(" ", "\0") for item in items)
-    lines = textwrap.wrap(
-        text, _WIDTH, initial_indent=f"{title:<10} ", subsequent_indent=" " * 11, break_on_hyphens=False
-    )
-    return [line.replace("\0", " ") for line in lines]
+def _torch_parts(torch: Mapping[str, object]) -> list[str]:
+    if not torch:
+        return ["-"]
+    backends = [name for name in ("gloo", "nccl") if torch.get(name)]
+    return [f"CUDA {torch['cuda']}" if torch.get("cuda") else "CPU build", *backends]

@@ -3,8 +3,8 @@
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Protocol, Self
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Self
 
 import typer
 
@@ -17,31 +17,45 @@ ENGINES = ("fast", "des")
 _HOW = "Stack and costs"
 
 
-class OptionGroup(Protocol):
-    """Options that several commands share; a command takes them as one parameter, see `with_options`."""
+class OptionGroup:
+    """Options that several commands share; a command takes them as one parameter, see `with_options`.
+
+    Subclasses are dataclasses whose fields are options of typer.
+    """
+
+    __slots__ = ()
 
     @classmethod
     def options(cls) -> list[inspect.Parameter]:
         """The options, as parameters that typer understands."""
-        ...
+        return [option(field.name, field.type, field.default) for field in fields(cls)]  # type: ignore[arg-type]
 
     @classmethod
     def of(cls, **given: Any) -> Self:
-        """What they say; `given` has a value for each."""
-        ...
+        """What the options say; `given` has a value for each."""
+        return cls(**given)
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replace each parameter whose type is an `OptionGroup` by the group's options: typer reads a signature."""
     parameters = inspect.signature(command).parameters
-    groups = {name: item.annotation for name, item in parameters.items() if hasattr(item.annotation, "options")}
-    shared = {name: group.options() for name, group in groups.items()}
-    signature = [option for name, item in parameters.items() for option in shared.get(name, [keyword(item)])]
+    groups = {
+        name: item.annotation
+        for name, item in parameters.items()
+        if isinstance(item.annotation, type) and issubclass(item.annotation, OptionGroup)
+    }
+    options = {name: group.options() for name, group in groups.items()}
+    # by keyword: typer passes every value so
+    signature = [
+        item.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, own in parameters.items()
+        for item in options.get(name, [own])
+    ]
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
         values = {
-            name: group.of(**{option.name: given.pop(option.name) for option in shared[name]})
+            name: group.of(**{item.name: given.pop(item.name) for item in options[name]})
             for name, group in groups.items()
         }
         command(**values, **given)
@@ -51,84 +65,59 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def keyword(item: inspect.Parameter) -> inspect.Parameter:
-    """The same parameter, by keyword only."""
-    return item.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-
-
-def option(name: str, kind: Any, default: Any, *flags: str, help: str, panel: str) -> inspect.Parameter:
+def option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     """An option as a parameter that typer understands."""
-    annotation = Annotated[kind, typer.Option(*flags, help=help, rich_help_panel=panel)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScenarioFlags:
+class ScenarioFlags(OptionGroup):
     """A scenario and how to predict it, as typed."""
 
     arguments: dict[str, Any]
     """Of `Scenario.of`, all of them."""
-    settings: dict[str, str]
-    """Figures to change, by name."""
-    profile: str | None
-    """Measured profile."""
-    engine: str
-    """One of `ENGINES`."""
-    jitter: str
-    """A number, or "measured"."""
-    seed: int
-    """Of the jitter's random numbers."""
-    ignore_memory: bool
-    """Predict even if the model does not fit."""
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="KEY=VALUE for any figure, e.g. inter.bandwidth=100Gb/s.", rich_help_panel=_HOW),
+    ] = None
+    profile: Annotated[
+        str | None,
+        typer.Option(help="Measured profile: name or file; 'none' for the datasheet.", rich_help_panel=_HOW),
+    ] = None
+    engine: Annotated[
+        str, typer.Option(help="fast (vectorised) or des (event by event on simpy).", rich_help_panel=_HOW)
+    ] = "fast"
+    jitter: Annotated[
+        str,
+        typer.Option(
+            help="Random spread of kernel times, e.g. 0.05, or 'measured': simulates every rank.", rich_help_panel=_HOW
+        ),
+    ] = "0"
+    seed: Annotated[int, typer.Option(help="Of the jitter's random numbers.", rich_help_panel=_HOW)] = 0
+    ignore_memory: Annotated[
+        bool, typer.Option("--ignore-memory", help="Predict even if the model does not fit.", rich_help_panel=_HOW)
+    ] = False
 
     @classmethod
     def options(cls) -> list[inspect.Parameter]:
-        """The flags: every argument of a scenario, and what `of` names."""
-        own = list(inspect.signature(cls.of).parameters.values())[:-1]
+        """A flag for each argument of a scenario, and the other fields."""
+        own = [option(field.name, field.type, field.default) for field in fields(cls) if field.name != "arguments"]
         return [*map(_flag, ARGUMENTS.values()), *own]
 
     @classmethod
-    def of(
-        cls,
-        *,
-        set_: Annotated[
-            list[str] | None,
-            typer.Option("--set", help="KEY=VALUE for any figure, e.g. inter.bandwidth=100Gb/s.", rich_help_panel=_HOW),
-        ] = None,
-        profile: Annotated[
-            str | None,
-            typer.Option(help="Measured profile: name or file; 'none' for the datasheet.", rich_help_panel=_HOW),
-        ] = None,
-        engine: Annotated[
-            str, typer.Option(help="fast (vectorised) or des (event by event on simpy).", rich_help_panel=_HOW)
-        ] = "fast",
-        jitter: Annotated[
-            str,
-            typer.Option(
-                help="Random spread of kernel times, e.g. 0.05, or 'measured': simulates every rank.",
-                rich_help_panel=_HOW,
-            ),
-        ] = "0",
-        seed: Annotated[int, typer.Option(help="Of the jitter's random numbers.", rich_help_panel=_HOW)] = 0,
-        ignore_memory: Annotated[
-            bool, typer.Option("--ignore-memory", help="Predict even if the model does not fit.", rich_help_panel=_HOW)
-        ] = False,
-        **arguments: Any,
-    ) -> Self:
+    def of(cls, **given: Any) -> Self:
         """From the values of the flags."""
-        return cls(
-            # a switch says that an argument is not as usual: --no-p2p
-            arguments={
-                name: arguments[argument.key] != argument.default if argument.kind is bool else arguments[name]
-                for name, argument in ARGUMENTS.items()
-            },
-            settings=settings(set_ or []),
-            profile=profile,
-            engine=engine,
-            jitter=jitter,
-            seed=seed,
-            ignore_memory=ignore_memory,
-        )
+        arguments = {name: given.pop(argument.key) for name, argument in ARGUMENTS.items()}
+        for name, argument in ARGUMENTS.items():
+            if argument.kind is bool:
+                # a switch says that an argument is not at its default: --no-p2p
+                arguments[name] = arguments[name] != argument.default
+        return cls(arguments=arguments, **given)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Figures to change, by name."""
+        return settings(self.set_ or [])
 
     def scenario(self) -> Scenario:
         """Resolve names and check everything."""
@@ -161,16 +150,12 @@ class ScenarioFlags:
 
 
 def _flag(argument: Argument) -> inspect.Parameter:
+    decorate = functools.partial(typer.Option, help=argument.help, rich_help_panel=argument.panel)
     if argument.kind is bool:
-        return option(argument.key, bool, False, argument.flag, help=argument.help, panel=argument.panel)
-    kind = int if argument.kind is int else str
-    return option(
-        argument.name,
-        kind | None if argument.default is None else kind,
-        argument.default,
-        help=argument.help,
-        panel=argument.panel,
-    )
+        return option(argument.key, Annotated[bool, decorate(argument.flag)], False)
+    kind: Any = int if argument.kind is int else str
+    optional = kind | None if argument.default is None else kind
+    return option(argument.name, Annotated[optional, decorate()], argument.default)
 
 
 def _jitter(text: str) -> float | str:

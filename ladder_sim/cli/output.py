@@ -1,14 +1,14 @@
 """Shared output options: --json, --csv, --save and --plot."""
 
-import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ladder_sim.cli.options import OptionGroup
 from ladder_sim.errors import UsageError
 
 if TYPE_CHECKING:
@@ -62,36 +62,24 @@ def draw(figure: "Callable[[], go.Figure]", plot: Path | None) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
-    """Output format and files, validated before computing; an `OptionGroup`."""
+class Output(OptionGroup):
+    """Output format and files, validated before computing."""
 
-    form: str
-    """Text, json or csv."""
-    save: Path | None
-    """None: stdout."""
-    plot: Path | None
-    """None: no figure."""
+    json: Annotated[bool, typer.Option("--json", help="One JSON object.", rich_help_panel=PANEL)] = False
+    csv: Annotated[bool, typer.Option("--csv", help="One CSV row per result.", rich_help_panel=PANEL)] = False
+    save: Annotated[
+        Path | None, typer.Option(help="Write to a file instead of stdout: .json, .csv or .txt.", rich_help_panel=PANEL)
+    ] = None
+    plot: Annotated[Path | None, typer.Option(help="Draw it: .html, .png or .svg.", rich_help_panel=PANEL)] = None
 
-    @classmethod
-    def options(cls) -> list[inspect.Parameter]:
-        """The flags."""
-        return list(inspect.signature(cls.of).parameters.values())
+    def __post_init__(self) -> None:
+        check_plot(self.plot)
+        chosen_format(json=self.json, csv=self.csv, save=self.save)
 
-    @classmethod
-    def of(
-        cls,
-        *,
-        json: Annotated[bool, typer.Option("--json", help="One JSON object.", rich_help_panel=PANEL)] = False,
-        csv: Annotated[bool, typer.Option("--csv", help="One CSV row per result.", rich_help_panel=PANEL)] = False,
-        save: Annotated[
-            Path | None,
-            typer.Option(help="Write to a file instead of stdout: .json, .csv or .txt.", rich_help_panel=PANEL),
-        ] = None,
-        plot: Annotated[Path | None, typer.Option(help="Draw it: .html, .png or .svg.", rich_help_panel=PANEL)] = None,
-    ) -> Self:
-        """From the values of the flags."""
-        check_plot(plot)
-        return cls(form=chosen_format(json=json, csv=csv, save=save), save=save, plot=plot)
+    @property
+    def form(self) -> str:
+        """Text, json or csv."""
+        return chosen_format(json=self.json, csv=self.csv, save=self.save)
 
     def give(
         self,

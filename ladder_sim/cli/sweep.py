@@ -4,12 +4,13 @@ import inspect
 import os
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from ladder_sim.cli.options import option, split_names, with_options
+from ladder_sim.cli.options import OptionGroup, option, split_names, with_options
 from ladder_sim.cli.output import check_plot, draw
 from ladder_sim.cli.progress import Progress
 from ladder_sim.errors import InfeasibleError, UsageError
@@ -25,31 +26,33 @@ FEW_POINTS, FEW_CHUNKS = 200_000, 8
 _FIELDS, _RUN, _OUTPUT = "Fields: ranges START:STOP[:xFACTOR|:+STEP][UNIT] or values by comma", "Run", "Output"
 
 
-class Axes(dict[str, str]):
-    """Ranges as typed, by field; an `OptionGroup`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axes(OptionGroup):
+    """Ranges as typed."""
+
+    ranges: dict[str, str]
+    """By field."""
 
     @classmethod
     def options(cls) -> list[inspect.Parameter]:
         """A flag for each argument of a scenario, and --set."""
+        figures = typer.Option(
+            "--set", help="KEY=RANGE for any figure, e.g. inter.bandwidth=50:800:x2Gb/s.", rich_help_panel=_FIELDS
+        )
+        ranges = {
+            name: Annotated[str | None, typer.Option(help=argument.range_help, rich_help_panel=_FIELDS)]
+            for name, argument in ARGUMENTS.items()
+        }
         return [
-            *(
-                option(name, str | None, None, help=argument.range_help or argument.help, panel=_FIELDS)
-                for name, argument in ARGUMENTS.items()
-            ),
-            option(
-                "set_",
-                list[str] | None,
-                None,
-                "--set",
-                help="KEY=RANGE for any figure, e.g. inter.bandwidth=50:800:x2Gb/s.",
-                panel=_FIELDS,
-            ),
+            *(option(name, annotation, None) for name, annotation in ranges.items()),
+            option("set_", Annotated[list[str] | None, figures], None),
         ]
 
     @classmethod
-    def of(cls, *, set_: list[str] | None, **given: Any) -> Self:
+    def of(cls, **given: Any) -> Self:
         """From the values of the flags."""
-        return cls({name: text for name, text in given.items() if text is not None} | settings(set_ or []))
+        changes = settings(given.pop("set_") or [])
+        return cls(ranges={name: text for name, text in given.items() if text is not None} | changes)
 
 
 @with_options
@@ -99,7 +102,7 @@ def sweep(
         raise UsageError("--resume without --save", hint="name the file whose sweep was interrupted")
     check_plot(plot)
     form = "jsonl" if json else "csv" if csv else file_format(save) if save else ""
-    grid = Grid(axes, split_names(variant) or None)
+    grid = Grid(axes.ranges, split_names(variant) or None)
     check_size(grid, confirmed=yes)
     how = how_of(grid, profile, ignore_memory, price)
     executor = _executor(grid.size, grid.chunks, workers, dask)

@@ -5,7 +5,7 @@ argument is an entry here, a parameter of `Scenario.of` and a field of a spec.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import isfunction
 from types import MappingProxyType
 from typing import Any
@@ -19,7 +19,7 @@ from ladder_sim.specs.workload import DType
 _WHERE, _WORK, _HOW = "Model and cluster", "Workload", "Stack and costs"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Argument:
     """One argument of `Scenario.of`."""
 
@@ -27,19 +27,17 @@ class Argument:
     """As `Scenario.of` spells it."""
     kind: Any
     """Type of its values: int, bool or a Literal; or the function of the catalog that looks a name up."""
-    default: Any = None
+    default: Any
     """As in `Scenario.of`; None: decided by the other arguments."""
     holder: str
     """Attribute of a scenario that holds the value, e.g. "workload.batch"."""
     panel: str
     """Group of flags that `--help` lists it in."""
     help: str
-    """One sentence for `--help`."""
-    range_help: str = ""
-    """The same for `ladder-sim sweep`, where it differs."""
-    doubles: bool = False
+    """Of its flag, for `--help`."""
+    doubles: bool = field(default=False, kw_only=True)
     """A range without a step doubles."""
-    maximum: int = 0
+    maximum: int = field(default=0, kw_only=True)
     """Largest whole number that a link of the explorer may hold."""
 
     @property
@@ -51,6 +49,13 @@ class Argument:
     def flag(self) -> str:
         """Its flag, e.g. ``--gpus-per-node``."""
         return f"--{self.key.replace('_', '-')}"
+
+    @property
+    def range_help(self) -> str:
+        """The help of the flag that takes a range of it."""
+        if self.kind is bool:
+            return "true, false or both."
+        return f"{self.help.removesuffix('.')}; ranges double." if self.doubles else self.help
 
     def read(self, raw: Any, *, name: str) -> Any:
         """Read a value; text becomes a spec, a number or a flag. Errors call it `name`.
@@ -68,116 +73,20 @@ class Argument:
         return value
 
 
-ARGUMENTS: Mapping[str, Argument] = MappingProxyType(
-    {
-        argument.name: argument
-        for argument in (
-            Argument(
-                name="model",
-                kind=catalog.model,
-                default="70b",
-                holder="model.name",
-                panel=_WHERE,
-                help="Alias, catalog id or path of a config.json.",
-            ),
-            Argument(
-                name="cluster",
-                kind=catalog.cluster,
-                default="h100-sxm",
-                holder="cluster.name",
-                panel=_WHERE,
-                help="Catalog id or path of a cluster .toml.",
-            ),
-            Argument(
-                name="nodes",
-                kind=int,
-                default=1,
-                holder="nodes",
-                panel=_WHERE,
-                help="Nodes of the tensor-parallel group.",
-                range_help="Nodes; default: as many as --tp needs.",
-                maximum=1024,
-            ),
-            Argument(
-                name="gpus_per_node",
-                kind=int,
-                holder="cluster.gpus_per_node",
-                panel=_WHERE,
-                help="GPUs of one node.",
-                maximum=1024,
-            ),
-            Argument(
-                name="tp",
-                kind=int,
-                holder="tp",
-                panel=_WHERE,
-                help="Tensor-parallel degree; default: every GPU.",
-                range_help="Tensor-parallel degrees; 2:16 doubles.",
-                doubles=True,
-                maximum=4096,
-            ),
-            Argument(
-                name="batch",
-                kind=int,
-                default=1,
-                holder="workload.batch",
-                panel=_WORK,
-                help="Requests served together.",
-                range_help="Requests served together; 1:64 doubles.",
-                doubles=True,
-                maximum=65_536,
-            ),
-            Argument(
-                name="prompt",
-                kind=int,
-                default=1024,
-                holder="workload.prompt",
-                panel=_WORK,
-                help="Tokens of each prompt.",
-                maximum=4_194_304,
-            ),
-            Argument(
-                name="gen",
-                kind=int,
-                default=512,
-                holder="workload.gen",
-                panel=_WORK,
-                help="New tokens of each request.",
-                maximum=4_194_304,
-            ),
-            Argument(
-                name="dtype",
-                kind=DType,
-                default="bf16",
-                holder="workload.dtype",
-                panel=_WORK,
-                help="bf16, fp16 or fp8.",
-            ),
-            Argument(
-                name="stack",
-                kind=catalog.stack,
-                default="gpt-fast",
-                holder="stack.name",
-                panel=_HOW,
-                help="gpt-fast, vllm, trtllm or a stack .toml.",
-            ),
-            Argument(
-                name="allreduce",
-                kind=AllReduce,
-                holder="stack.allreduce",
-                panel=_HOW,
-                help="nccl, one-shot, two-shot, nvls or auto.",
-            ),
-            Argument(
-                name="p2p",
-                kind=bool,
-                default=True,
-                holder="p2p",
-                panel=_HOW,
-                help="GPUs reach each other through host memory.",
-                range_help="GPUs reach each other directly: true, false or both.",
-            ),
-        )
-    }
+# name, type or catalog, default, where a scenario holds it, panel, help
+_TABLE = (
+    Argument("model", catalog.model, "70b", "model.name", _WHERE, "Alias, catalog id or path of a config.json."),
+    Argument("cluster", catalog.cluster, "h100-sxm", "cluster.name", _WHERE, "Catalog id or path of a cluster .toml."),
+    Argument("nodes", int, 1, "nodes", _WHERE, "Nodes of the tensor-parallel group.", maximum=1024),
+    Argument("gpus_per_node", int, None, "cluster.gpus_per_node", _WHERE, "GPUs of one node.", maximum=1024),
+    Argument("tp", int, None, "tp", _WHERE, "Tensor-parallel degree; default: every GPU.", doubles=True, maximum=4096),
+    Argument("batch", int, 1, "workload.batch", _WORK, "Requests served together.", doubles=True, maximum=65_536),
+    Argument("prompt", int, 1024, "workload.prompt", _WORK, "Tokens of each prompt.", maximum=4_194_304),
+    Argument("gen", int, 512, "workload.gen", _WORK, "New tokens of each request.", maximum=4_194_304),
+    Argument("dtype", DType, "bf16", "workload.dtype", _WORK, "bf16, fp16 or fp8."),
+    Argument("stack", catalog.stack, "gpt-fast", "stack.name", _HOW, "gpt-fast, vllm, trtllm or a stack .toml."),
+    Argument("allreduce", AllReduce, None, "stack.allreduce", _HOW, "nccl, one-shot, two-shot, nvls or auto."),
+    Argument("p2p", bool, True, "p2p", _HOW, "GPUs reach each other through host memory."),
 )
-DEFAULTS: Mapping[str, Any] = MappingProxyType({name: argument.default for name, argument in ARGUMENTS.items()})
+ARGUMENTS: Mapping[str, Argument] = MappingProxyType({argument.name: argument for argument in _TABLE})
+DEFAULTS: Mapping[str, Any] = MappingProxyType({argument.name: argument.default for argument in _TABLE})
