@@ -73,6 +73,11 @@ def test_the_check_sees_comments_below(source: str, lines: list[int]) -> None:
     assert list(comments_below(source)) == lines
 
 
+def test_no_test_imports_a_test() -> None:
+    """What several need is in tests/support."""
+    assert [str(entry) for entry in imports_in("tests") if ".test_" in entry.name] == []
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_circles_of_files(package: str) -> None:
     """Imports inside functions and for type checkers count as well."""

@@ -5,6 +5,7 @@ import importlib.util
 import random
 import sys
 from collections.abc import Mapping
+from itertools import product
 from types import ModuleType
 
 import numpy as np
@@ -22,10 +23,11 @@ from ladder_sim.simulate.passes import simulate
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from tests.conftest import REPO
+from tests.support.scenarios import VARIANTS
 
 RTOL = 1e-9
 SAMPLE = 40
-VARIANTS = ("standard", "parallel", "ladder", "hybrid-ladder:8", "desync:3", "upper-bound")
+PHASES: tuple[Phase, ...] = ("prefill", "decode")
 SETTINGS: tuple[dict[str, str], ...] = (
     {},
     {"stack.cuda_graphs": "false"},
@@ -52,8 +54,8 @@ def engines_agree() -> ModuleType:
 def sampled() -> list[tuple[str, Scenario]]:
     """Scenarios of the catalog drawn at random, with other settings and workloads than the defaults."""
     chance = random.Random(20)
-    found: dict[str, Scenario] = {}
-    while len(found) < SAMPLE:
+    scenarios: dict[str, Scenario] = {}
+    while len(scenarios) < SAMPLE:
         names = {
             "model": chance.choice(catalog.model_names()),
             "cluster": chance.choice(catalog.cluster_names()),
@@ -74,10 +76,9 @@ def sampled() -> list[tuple[str, Scenario]]:
             predict(scenario, ["standard"], ignore_memory=True)
         except LadderSimError:
             continue
-        found["-".join((*names.values(), str(nodes), str(batch), f"set{settings}", "p2p" if p2p else "host"))] = (
-            scenario
-        )
-    return list(found.items())
+        name = "-".join((*names.values(), str(nodes), str(batch), f"set{settings}", "p2p" if p2p else "host"))
+        scenarios[name] = scenario
+    return list(scenarios.items())
 
 
 def test_engines_agree_on_a_sample_of_the_catalog(engines_agree: ModuleType) -> None:
@@ -103,9 +104,9 @@ def test_the_sample_holds_contention_and_launches() -> None:
     """What the engines are to agree on does occur."""
     slowed = launched = 0
     for _, scenario in sampled():
-        found = predict(scenario, ["ladder"], ignore_memory=True)["ladder"]
-        slowed += found.breakdown.slowed_s > 0.001 * found.request_s
-        launched += found.breakdown.limits_s.get("launches", 0.0) > 0.05 * found.request_s
+        ladder = predict(scenario, ["ladder"], ignore_memory=True)["ladder"]
+        slowed += ladder.breakdown.slowed_s > 0.001 * ladder.request_s
+        launched += ladder.breakdown.limits_s.get("launches", 0.0) > 0.05 * ladder.request_s
     assert slowed > SAMPLE / 4
     assert launched >= SAMPLE / 10
 
@@ -200,7 +201,7 @@ def alone(
     overrides: Mapping[str, str],
 ) -> list[float]:
     """One prediction per configuration, its figures given as by ``--set``, or in a profile's overlap section."""
-    found = []
+    seconds = []
     for values in zip(*figures.values(), strict=True):
         names = (name if "." in name else f"cluster.{name}" for name in figures)
         own = dict(zip(names, map(float, values), strict=True))
@@ -209,8 +210,8 @@ def alone(
         scenario = Scenario.of(**flags, overrides={**overrides, **own_text})  # type: ignore[arg-type]
         profile = dataclasses.replace(profile, overlap={**profile.overlap, **overlap})
         kv_len = 1025 if phase == "decode" else 1024
-        found.append(simulate(scenario, phase, kv_len, KernelCosts(scenario, profile)).seconds)
-    return found
+        seconds.append(simulate(scenario, phase, kv_len, KernelCosts(scenario, profile)).seconds)
+    return seconds
 
 
 CASES: dict[str, tuple[dict[str, object], dict[str, str]]] = {
@@ -221,22 +222,20 @@ CASES: dict[str, tuple[dict[str, object], dict[str, str]]] = {
 }
 
 
-@pytest.mark.parametrize("figure", Hardware.figures())
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("phase", ["prefill", "decode"])
-def test_varying_one_figure_equals_setting_it(phase: Phase, case: str, figure: str, h100: CalibrationProfile) -> None:
+def test_varying_one_figure_equals_setting_it(case: str, h100: CalibrationProfile) -> None:
     flags, overrides = CASES[case]
     scenario = Scenario.of(**flags, overrides=overrides)  # type: ignore[arg-type]
-    figures = {figure: FACTORS * own_value(scenario, figure)}
-    found = batched(scenario, phase, h100, figures)
-    # a figure that no op of the pass rests on may leave one value
-    found = np.broadcast_to(found, FACTORS.shape)
-    np.testing.assert_allclose(found, alone(flags, phase, h100, figures, overrides), rtol=RTOL)
+    for figure, phase in product(Hardware.figures(), PHASES):
+        figures = {figure: FACTORS * own_value(scenario, figure)}
+        # a figure that no op of the pass depends on may leave one value
+        seconds = np.broadcast_to(batched(scenario, phase, h100, figures), FACTORS.shape)
+        expected_s = alone(flags, phase, h100, figures, overrides)
+        np.testing.assert_allclose(seconds, expected_s, rtol=RTOL, err_msg=f"{figure}, {phase}")
 
 
-@pytest.mark.parametrize("phase", ["prefill", "decode"])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_varying_many_figures_equals_setting_them(variant: str, phase: Phase, h100: CalibrationProfile) -> None:
+def test_varying_many_figures_equals_setting_them(variant: str, h100: CalibrationProfile) -> None:
     flags: dict[str, object] = {"model": "405b", "nodes": 2, "variant": variant}
     scenario = Scenario.of(**flags)  # type: ignore[arg-type]
     chance = np.random.default_rng(4)
@@ -245,9 +244,9 @@ def test_varying_many_figures_equals_setting_them(variant: str, phase: Phase, h1
         *("stack.collective_launch_s", "stack.stream_wait_s", "stack.kernel_gap_s", "gpu.kernel_s"),
     ]
     figures = {name: own_value(scenario, name) * chance.uniform(0.3, 3.0, 8) for name in names}
-    np.testing.assert_allclose(
-        batched(scenario, phase, h100, figures), alone(flags, phase, h100, figures, {}), rtol=RTOL
-    )
+    for phase in PHASES:
+        expected_s = alone(flags, phase, h100, figures, {})
+        np.testing.assert_allclose(batched(scenario, phase, h100, figures), expected_s, rtol=RTOL, err_msg=phase)
 
 
 @pytest.mark.parametrize("variant", ["standard", "ladder"])
@@ -257,16 +256,16 @@ def test_an_algorithm_is_chosen_for_each_configuration(variant: str, h100: Calib
     scenario = Scenario.of(**flags)  # type: ignore[arg-type]
     for figure in ("intra.bandwidth_Bps", "intra.latency_s"):
         figures = {figure: np.geomspace(0.02, 50.0, 9) * own_value(scenario, figure)}
-        found = batched(scenario, "decode", h100, figures)
-        np.testing.assert_allclose(found, alone(flags, "decode", h100, figures, {}), rtol=RTOL)
+        seconds = batched(scenario, "decode", h100, figures)
+        np.testing.assert_allclose(seconds, alone(flags, "decode", h100, figures, {}), rtol=RTOL)
 
 
 @pytest.mark.parametrize("figure", ["intra.bandwidth_Bps", "inter.bandwidth_Bps", "stack.graph_launch_s"])
 def test_there_is_a_time_for_every_configuration(figure: str, h100: CalibrationProfile) -> None:
     """Also where the figure does not matter."""
     scenario = Scenario.of(model="8b", variant="ladder")
-    found = batched(scenario, "prefill", h100, {figure: FACTORS * own_value(scenario, figure)})
-    assert found.shape == FACTORS.shape
+    seconds = batched(scenario, "prefill", h100, {figure: FACTORS * own_value(scenario, figure)})
+    assert seconds.shape == FACTORS.shape
 
 
 def test_batches_hold_the_times_of_predictions(h100: CalibrationProfile) -> None:

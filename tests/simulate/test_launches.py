@@ -2,8 +2,11 @@
 
 import math
 from collections.abc import Mapping
+from itertools import product
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile_file import load_profile
@@ -12,15 +15,16 @@ from ladder_sim.prediction import predict
 from ladder_sim.simulate.passes import FIRST_PERIODS, Engine, ForwardPass, simulate
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
+from tests.support.named_costs import EVERY_LAYER
+from tests.support.scenarios import VARIANTS
 
 RTOL = 1e-9
 EAGER = {"stack.cuda_graphs": "false", "stack.prefill_cuda_graphs": "false"}
 GRAPHS = {"stack.cuda_graphs": "true", "stack.prefill_cuda_graphs": "true"}
-VARIANTS = ("standard", "parallel", "ladder", "hybrid-ladder:8", "desync:2", "upper-bound")
 # of every shipped stack
 LAUNCH_S = 5e-6
-# periods kept: none is left out
-EVERY_LAYER = 10**6
+PHASES: tuple[Phase, ...] = ("prefill", "decode")
+ENGINES: tuple[Engine, ...] = ("fast", "des")
 
 
 def step(
@@ -39,34 +43,30 @@ def step(
     return simulate(scenario, phase, 1025 if phase == "decode" else 1024, costs, engine=engine, keep=keep)
 
 
-def kernels(found: ForwardPass, stream: str) -> int:
-    return sum(one.repeats for one in found.ops if one.op.stream == stream)
-
-
-def ops(found: ForwardPass) -> int:
-    return sum(one.repeats for one in found.ops)
+def ops(of: ForwardPass, *streams: str) -> int:
+    """How many ops a pass issues, on these streams only if any are named."""
+    return sum(timed.repeats for timed in of.ops if not streams or timed.op.stream in streams)
 
 
 # eager
 
 
-@pytest.mark.parametrize("stack", catalog.stack_names())
 @pytest.mark.parametrize(
     ("model", "cluster", "batch"), [("1b", "h100-sxm", 1), ("8b", "a100-sxm-hdr", 16), ("70b", "h200-sxm", 4)]
 )
-def test_eager_is_never_faster_than_a_graph(model: str, cluster: str, batch: int, stack: str) -> None:
-    graph, eager = (
-        predict(
-            Scenario.of(model=model, cluster=cluster, stack=stack, batch=batch, gen=8, overrides=settings), VARIANTS
+def test_eager_is_never_faster_than_a_graph(model: str, cluster: str, batch: int) -> None:
+    for stack in catalog.stack_names():
+        scenario = {"model": model, "cluster": cluster, "stack": stack, "batch": batch, "gen": 8}
+        graph, eager = (
+            predict(Scenario.of(**scenario, overrides=settings), VARIANTS)  # type: ignore[arg-type]
+            for settings in (GRAPHS, EAGER)
         )
-        for settings in (GRAPHS, EAGER)
-    )
-    for variant in VARIANTS:
-        assert eager[variant].ttft_s >= graph[variant].ttft_s * (1 - RTOL), variant
-        assert (eager[variant].tpot_s or 0.0) >= (graph[variant].tpot_s or 0.0) * (1 - RTOL), variant
+        for variant in VARIANTS:
+            assert eager[variant].ttft_s >= graph[variant].ttft_s * (1 - RTOL), (stack, variant)
+            assert (eager[variant].tpot_s or 0.0) >= (graph[variant].tpot_s or 0.0) * (1 - RTOL), (stack, variant)
 
 
-@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("phase", PHASES)
 def test_each_phase_has_its_own_setting(phase: Phase) -> None:
     other, own = (
         ("stack.prefill_cuda_graphs", "stack.cuda_graphs")
@@ -81,17 +81,16 @@ def test_each_phase_has_its_own_setting(phase: Phase) -> None:
     assert len(graph.timeline.end_s) == len(graph.ops)
 
 
-@pytest.mark.parametrize("engine", ["fast", "des"])
 @pytest.mark.parametrize("stack", catalog.stack_names())
-@pytest.mark.parametrize("variant", ["ladder", "upper-bound"])
-def test_a_small_model_is_launch_bound(variant: str, stack: str, engine: Engine) -> None:
+def test_a_small_model_is_launch_bound(stack: str) -> None:
     """Its decode step takes as long as the CPU takes to launch every kernel, and a little for the last of them."""
-    found = step(stack=stack, variant=variant, settings=EAGER, engine=engine)
-    assert found.seconds == pytest.approx(ops(found) * LAUNCH_S, rel=0.05)
-    assert found.seconds >= ops(found) * LAUNCH_S
-    assert max(found.breakdown.limits_s, key=lambda name: found.breakdown.limits_s[name]) == "launches"
-    assert found.breakdown.limits_s["launches"] > 0.9 * found.seconds
-    assert found.seconds > 1.1 * step(stack=stack, variant=variant).seconds
+    for variant, engine in product(("ladder", "upper-bound"), ENGINES):
+        eager = step(stack=stack, variant=variant, settings=EAGER, engine=engine)
+        assert eager.seconds == pytest.approx(ops(eager) * LAUNCH_S, rel=0.05)
+        assert eager.seconds >= ops(eager) * LAUNCH_S
+        assert max(eager.breakdown.limits_s.items(), key=lambda item: item[1])[0] == "launches"
+        assert eager.breakdown.limits_s["launches"] > 0.9 * eager.seconds
+        assert eager.seconds > 1.1 * step(stack=stack, variant=variant).seconds
 
 
 def test_a_launch_bound_step_scales_with_the_launch() -> None:
@@ -100,11 +99,10 @@ def test_a_launch_bound_step_scales_with_the_launch() -> None:
 
 
 def test_predictions_name_launches() -> None:
-    found = predict(Scenario.of(model="1b", stack="vllm", prompt=128, gen=64, overrides=EAGER), ["standard", "ladder"])[
-        "ladder"
-    ]
-    assert found.limited_by == "launches"
-    assert math.fsum(found.breakdown.limits_s.values()) == pytest.approx(found.request_s, rel=RTOL)
+    scenario = Scenario.of(model="1b", stack="vllm", prompt=128, gen=64, overrides=EAGER)
+    ladder = predict(scenario, ["standard", "ladder"])["ladder"]
+    assert ladder.limited_by == "launches"
+    assert math.fsum(ladder.breakdown.limits_s.values()) == pytest.approx(ladder.request_s, rel=RTOL)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -119,36 +117,38 @@ def test_launches_that_cost_nothing_are_a_graph() -> None:
     assert step(settings={**EAGER, "stack.eager_launch": "0"}).seconds == step().seconds
 
 
-@pytest.mark.parametrize("launch_us", [1, 3, 4, 5, 8, 20])
-@pytest.mark.parametrize("variant", [*VARIANTS, "hybrid-ladder:14"])
-@pytest.mark.parametrize(("model", "stack"), [("1b", "gpt-fast"), ("3b", "vllm"), ("8b", "gpt-fast"), ("1b", "vllm")])
-def test_condensing_launches_is_exact(model: str, stack: str, variant: str, launch_us: int) -> None:
+@given(
+    st.floats(1, 20),
+    st.sampled_from([*VARIANTS, "hybrid-ladder:8", "hybrid-ladder:14"]),
+    st.sampled_from([("1b", "gpt-fast"), ("3b", "vllm"), ("8b", "gpt-fast"), ("1b", "vllm")]),
+)
+def test_condensing_launches_is_exact(launch_us: float, variant: str, case: tuple[str, str]) -> None:
     """Also where the CPU gets ahead in some layers and falls behind in others, as in a hybrid."""
+    model, stack = case
     settings = {**EAGER, "stack.eager_launch": f"{launch_us} us"}
     short = step(model=model, stack=stack, variant=variant, settings=settings)
     full = step(model=model, stack=stack, variant=variant, settings=settings, keep=EVERY_LAYER)
-    assert {one.repeats for one in full.ops} == {1}
+    assert {timed.repeats for timed in full.ops} == {1}
     assert ops(short) == ops(full)
     assert short.seconds == pytest.approx(full.seconds, rel=RTOL)
     for field in ("comm_s", "exposed_comm_s", "slowed_s", "busy_s"):
         ours, theirs = getattr(short.breakdown, field), getattr(full.breakdown, field)
         assert ours == pytest.approx(theirs, rel=RTOL, abs=1e-15), field
-    for found in (short, full):
-        assert math.fsum(found.breakdown.limits_s.values()) == pytest.approx(found.seconds, rel=RTOL)
+    for condensed in (short, full):
+        assert math.fsum(condensed.breakdown.limits_s.values()) == pytest.approx(condensed.seconds, rel=RTOL)
 
 
 # graphs, gaps and waits
 
 
-@pytest.mark.parametrize("engine", ["fast", "des"])
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("phase", ["prefill", "decode"])
-def test_a_graphs_launch_is_paid_once(phase: Phase, variant: str, engine: Engine) -> None:
-    without = step(phase, variant=variant, engine=engine)
-    launched = step(phase, variant=variant, engine=engine, settings={**GRAPHS, "stack.graph_launch": "30 us"})
-    assert launched.seconds == pytest.approx(without.seconds + 30e-6, rel=RTOL)
-    assert launched.breakdown.limits_s["launches"] == pytest.approx(30e-6, rel=RTOL)
-    assert without.breakdown.limits_s.get("launches", 0.0) == 0.0
+def test_a_graphs_launch_is_paid_once(variant: str) -> None:
+    for phase, engine in product(PHASES, ENGINES):
+        without = step(phase, variant=variant, engine=engine)
+        launched = step(phase, variant=variant, engine=engine, settings={**GRAPHS, "stack.graph_launch": "30 us"})
+        assert launched.seconds == pytest.approx(without.seconds + 30e-6, rel=RTOL)
+        assert launched.breakdown.limits_s["launches"] == pytest.approx(30e-6, rel=RTOL)
+        assert without.breakdown.limits_s.get("launches", 0.0) == 0.0
 
 
 def test_a_graphs_launch_is_paid_once_per_token() -> None:
@@ -160,35 +160,36 @@ def test_a_graphs_launch_is_paid_once_per_token() -> None:
     assert launched.breakdown.limits_s["launches"] == pytest.approx(17 * 30e-6, rel=1e-6)
 
 
-@pytest.mark.parametrize("phase", ["prefill", "decode"])
-@pytest.mark.parametrize("variant", ["standard", "parallel", "desync:2", "upper-bound"])
-def test_every_kernel_pays_its_gap(variant: str, phase: Phase) -> None:
+def test_every_kernel_pays_its_gap() -> None:
     """Where nothing overlaps, a gap per kernel is the whole difference; collectives have a start-up of their own."""
-    without = step(phase, variant=variant)
-    gapped = step(phase, variant=variant, settings={**GRAPHS, "stack.kernel_gap": "1.5 us"})
-    added_s = kernels(without, "compute") * 1.5e-6
-    assert gapped.seconds == pytest.approx(without.seconds + added_s, rel=RTOL)
-    assert gapped.breakdown.limits_s["waits"] == pytest.approx(without.breakdown.limits_s["waits"] + added_s, rel=RTOL)
+    for variant, phase in product(("standard", "parallel", "desync:2", "upper-bound"), PHASES):
+        without = step(phase, variant=variant)
+        gapped = step(phase, variant=variant, settings={**GRAPHS, "stack.kernel_gap": "1.5 us"})
+        added_s = ops(without, "compute") * 1.5e-6
+        assert gapped.seconds == pytest.approx(without.seconds + added_s, rel=RTOL)
+        assert gapped.breakdown.limits_s["waits"] == pytest.approx(
+            without.breakdown.limits_s["waits"] + added_s, rel=RTOL
+        )
 
 
 @pytest.mark.parametrize(("setting", "crossings_per_layer"), [("stack.stream_wait", 4), ("stack.collective_launch", 2)])
 def test_standard_waits_for_both_streams(setting: str, crossings_per_layer: int) -> None:
     """Two all-reduces per layer: each starts up once, waits for its block and is waited for."""
     layers = catalog.model("70b").layers
-    found = [
-        step(model="70b", stack="gpt-fast", variant="standard", settings={**GRAPHS, setting: f"{wait_us} us"})
+    short_s, long_s = (
+        step(model="70b", stack="gpt-fast", variant="standard", settings={**GRAPHS, setting: f"{wait_us} us"}).seconds
         for wait_us in (1, 4)
-    ]
-    added_s = found[1].seconds - found[0].seconds
+    )
+    added_s = long_s - short_s
     assert added_s == pytest.approx(3e-6 * layers * crossings_per_layer, rel=1e-6)
 
 
 def test_ladder_hides_waits_behind_what_it_overlaps() -> None:
     added_s = {}
     for variant in ("standard", "ladder", "upper-bound"):
-        found = [
-            step("prefill", model="70b", variant=variant, settings={**GRAPHS, "stack.collective_launch": wait})
+        without_s, launched_s = (
+            step("prefill", model="70b", variant=variant, settings={**GRAPHS, "stack.collective_launch": wait}).seconds
             for wait in ("0", "10 us")
-        ]
-        added_s[variant] = found[1].seconds - found[0].seconds
+        )
+        added_s[variant] = launched_s - without_s
     assert added_s["upper-bound"] <= added_s["ladder"] < 0.2 * added_s["standard"]

@@ -2,7 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
 import pytest
@@ -17,9 +18,11 @@ from ladder_sim.simulate import ranks
 from ladder_sim.simulate.passes import simulate
 from ladder_sim.simulate.ranks import Jitter, RankedStep, simulate_ranks
 from ladder_sim.specs.scenario import Scenario
-from tests.simulate.test_passes import EVERY_LAYER, VARIANTS, NamedCosts, blocks, model, stack
+from tests.support.named_costs import EVERY_LAYER, NamedCosts, bare_stack, blocks
+from tests.support.scenarios import VARIANTS, shallow
 
 RTOL = 1e-9
+PHASES: tuple[Phase, ...] = ("prefill", "decode")
 EVEN = Jitter(sigma=0.0)
 NO_SKEW = {"cluster.rank_skew": "0"}
 # expected largest of n independent standard normals: H. L. Harter, Biometrika 48 (1961), 151-165
@@ -30,7 +33,7 @@ LAYERS = 40
 def step(
     variant: str, costs: NamedCosts, tp: int, *, sigma: float = 0.0, seed: int = 0, layers: int = LAYERS
 ) -> RankedStep:
-    scenario = Scenario.of(model=model(layers), tp=tp, nodes=2, variant=variant, stack=stack())
+    scenario = Scenario.of(model=shallow(layers), tp=tp, nodes=2, variant=variant, stack=bare_stack())
     return simulate_ranks(simulate(scenario, "decode", 1025, costs), scenario.tp, Jitter(sigma=sigma, seed=seed))
 
 
@@ -46,50 +49,45 @@ def all_layers(patch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def timelines(monkeypatch: pytest.MonkeyPatch) -> list[Timeline]:
     """Every replicate that is simulated."""
-    seen: list[Timeline] = []
+    simulated: list[Timeline] = []
     real = ranks.run
 
     def recording(program: Program) -> Timeline:
-        seen.append(real(program))
-        return seen[-1]
+        simulated.append(real(program))
+        return simulated[-1]
 
     monkeypatch.setattr(ranks, "run", recording)
-    return seen
+    return simulated
 
 
 def waits_s(timeline: Timeline, tp: int) -> NDArray[np.float64]:
     """What each rank waits at each collective: shape (ranks, collectives)."""
-    found: list[list[float]] = [[] for _ in range(tp)]
+    waits: list[list[float]] = [[] for _ in range(tp)]
     for index, task in enumerate(timeline.program.tasks):
         if task.group != NO_GROUP:
             rank = timeline.program.streams[task.stream].rank
-            found[rank].append(float(timeline.start_s[index] - timeline.ready_s[index] - task.lead_s))
-    return np.array(found)
+            waits[rank].append(float(timeline.start_s[index] - timeline.ready_s[index] - task.lead_s))
+    return np.array(waits)
 
 
 # no jitter
 
 
-@pytest.mark.parametrize("phase", ["prefill", "decode"])
-@pytest.mark.parametrize("overrides", [{}, NO_SKEW], ids=["skew", "no-skew"])
-@pytest.mark.parametrize("stack_name", ["gpt-fast", "vllm"])
-@pytest.mark.parametrize(("model_name", "nodes", "tp"), [("405b", 2, 16), ("70b", 1, 8)])
-def test_without_jitter_it_is_the_step_of_one_rank(
-    model_name: str, nodes: int, tp: int, stack_name: str, overrides: Mapping[str, str], phase: Phase
-) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("model_name", "nodes", "stack_name"), [("405b", 2, "gpt-fast"), ("70b", 1, "vllm")])
+def test_without_jitter_it_is_the_step_of_one_rank(model_name: str, nodes: int, stack_name: str, variant: str) -> None:
     """With persistent skew too: the slowest rank is the one that is simulated otherwise."""
     profile = load_profile("h100-sxm")
-    for variant in VARIANTS:
-        scenario = Scenario.of(
-            model=model_name, nodes=nodes, tp=tp, stack=stack_name, variant=variant, overrides=overrides
-        )
+    for phase, overrides in product(PHASES, ({}, NO_SKEW)):
+        scenario = Scenario.of(model=model_name, nodes=nodes, stack=stack_name, variant=variant, overrides=overrides)
         costs = KernelCosts(scenario, profile)
         one_s = simulate(scenario, phase, 1280, costs).seconds
-        found = simulate_ranks(simulate(scenario, phase, 1280, costs), scenario.tp, EVEN)
-        for seconds in (found.mean_s, found.p50_s, found.p95_s):
-            assert seconds == pytest.approx(one_s, rel=RTOL), variant
+        ranked = simulate_ranks(simulate(scenario, phase, 1280, costs), scenario.tp, EVEN)
+        for seconds in (ranked.mean_s, ranked.p50_s, ranked.p95_s):
+            assert seconds == pytest.approx(one_s, rel=RTOL), (phase, overrides)
         if overrides:
-            assert found.waiting_s == pytest.approx(0.0, abs=RTOL * one_s), variant
+            assert ranked.waiting_s == pytest.approx(0.0, abs=RTOL * one_s), phase
 
 
 def test_one_rank_alone() -> None:
