@@ -51,6 +51,16 @@ def write(text: str, save: Path | None, *, flag: str = "--save") -> None:
     print(f"written: {save}", file=sys.stderr)
 
 
+def show(report: "RenderableType", save: Path | None) -> None:
+    """Print tables, or write them to the file of --save."""
+    from ladder_sim.report.tables import console
+
+    if save is None:
+        console.show(report)
+    else:
+        write(console.to_text(report), save)
+
+
 def draw(figure: "Callable[[], go.Figure]", plot: Path | None) -> None:
     """Make a figure and write it to a file, if there is one."""
     if plot is None:
@@ -92,12 +102,7 @@ class Output(OptionGroup):
         if self.form != "text":
             write(document().to_json() if self.form == "json" else document().to_csv(), self.save)
         else:
-            from ladder_sim.report.tables import console
-
-            if self.save is None:
-                console.show(report())
-            else:
-                write(console.to_text(report()), self.save)
+            show(report(), self.save)
 
 
 def check_plot(plot: Path | None) -> None:

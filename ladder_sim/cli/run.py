@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ladder_sim.cli.output import PANEL, chosen_format, write
+from ladder_sim.cli.output import PANEL, chosen_format, show, write
 from ladder_sim.errors import MissingPackageError, UnknownNameError, UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.hf_config import read_config
@@ -126,7 +126,7 @@ def measure(
     if form == "csv":
         raise UsageError(f"--save '{save}': measurements have no CSV", hint="use .json or .txt")
     _require_torch()
-    # imported here, as below: `--help` needs no simulator
+    # imported here: `--help` needs no simulator
     from ladder_sim.prediction import default_variants
 
     spec, engine, config = _resolve(model, stack or "gpt-fast", settings(set_ or []))
@@ -140,13 +140,7 @@ def measure(
     if form == "json":
         write(json_format.dumps(result, indent=1) + "\n", save)
         return
-    from ladder_sim.report.tables import console
-
-    report = _report(result)
-    if save is not None:
-        write(console.to_text(report), save)
-    else:
-        console.show(report)
+    show(_report(result), save)
 
 
 def _require_torch() -> None:

@@ -1,12 +1,14 @@
 """`ladder-sim trace`: read recorded runs, replay them, rewire them, write them for Perfetto."""
 
+import inspect
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 
-from ladder_sim.cli.options import ScenarioFlags, with_options
-from ladder_sim.cli.output import write
+from ladder_sim.cli.options import ScenarioFlags, split_names, with_options
+from ladder_sim.cli.output import draw, show, write
 from ladder_sim.cli.run import Model, Settings, Stack, Variant, measure
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.specs.scenario import Scenario
@@ -22,37 +24,80 @@ Files = Annotated[
     list[Path],
     typer.Argument(help="Traces of torch.profiler, one for each rank, or their folder; or one exported file."),
 ]
-Scale = Annotated[
-    list[str] | None,
-    typer.Option(help="KIND=FACTOR or NAME=FACTOR, e.g. gemm=0.5 or '*flash*=2'.", rich_help_panel=_WHAT_IF),
-]
-NoCommunication = Annotated[
-    bool, typer.Option("--no-communication", help="Take every collective out.", rich_help_panel=_WHAT_IF)
-]
-NoLaunchGaps = Annotated[
-    bool, typer.Option("--no-launch-gaps", help="Launch at once, as CUDA graphs do.", rich_help_panel=_WHAT_IF)
-]
-Interconnect = Annotated[
-    str | None,
-    typer.Option(help="Price all-reduces on this cluster of the catalog.", rich_help_panel=_WHAT_IF),
-]
-Nodes = Annotated[int, typer.Option(help="Nodes of that cluster.", rich_help_panel=_WHAT_IF)]
-Tp = Annotated[int | None, typer.Option(help="Ranks on it; default: all its GPUs.", rich_help_panel=_WHAT_IF)]
-AllReduce = Annotated[
-    str | None, typer.Option(help="nccl, one-shot, two-shot, nvls or auto.", rich_help_panel=_WHAT_IF)
-]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object.", rich_help_panel=_OUTPUT)]
 Save = Annotated[Path | None, typer.Option(help="Write to a file instead of stdout.", rich_help_panel=_OUTPUT)]
 SaveTrace = Annotated[
-    Path | None, typer.Option(help="Write the simulated run for Perfetto: .json or .json.gz.", rich_help_panel=_OUTPUT)
+    Path | None, typer.Option(help="Write the simulated runs for Perfetto: .json or .json.gz.", rich_help_panel=_OUTPUT)
 ]
 Plot = Annotated[Path | None, typer.Option(help="Draw the timeline: .html, .png or .svg.", rich_help_panel=_OUTPUT)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """Changes to a recorded run; an `OptionGroup`."""
+
+    scales: tuple[tuple[str, float], ...]
+    """Kinds or names of ops, and the factors of their times."""
+    interconnect: Scenario | None
+    """Ranks and links of the all-reduces; None: as recorded."""
+    no_launch_gaps: bool
+    """Launch in no time."""
+
+    @classmethod
+    def options(cls) -> list[inspect.Parameter]:
+        """The flags."""
+        return list(inspect.signature(cls.of).parameters.values())
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        scale: Annotated[
+            list[str] | None,
+            typer.Option(help="KIND=FACTOR or NAME=FACTOR, e.g. gemm=0.5 or '*flash*=2'.", rich_help_panel=_WHAT_IF),
+        ] = None,
+        no_launch_gaps: Annotated[
+            bool,
+            typer.Option("--no-launch-gaps", help="Launch in no time, as CUDA graphs do.", rich_help_panel=_WHAT_IF),
+        ] = False,
+        interconnect: Annotated[
+            str | None,
+            typer.Option(help="Price all-reduces on this cluster of the catalog.", rich_help_panel=_WHAT_IF),
+        ] = None,
+        nodes: Annotated[int, typer.Option(help="Nodes of that cluster.", rich_help_panel=_WHAT_IF)] = 1,
+        tp: Annotated[
+            int | None, typer.Option(help="Ranks on that cluster; default: all its GPUs.", rich_help_panel=_WHAT_IF)
+        ] = None,
+        allreduce: Annotated[
+            str | None, typer.Option(help="nccl, one-shot, two-shot, nvls or auto.", rich_help_panel=_WHAT_IF)
+        ] = None,
+    ) -> Self:
+        """From the values of the flags."""
+        if interconnect is None and (nodes != 1 or tp is not None or allreduce is not None):
+            raise UsageError("--nodes, --tp and --allreduce need --interconnect", hint="for example h100-sxm")
+        return cls(
+            scales=tuple(map(_factor, scale or [])),
+            interconnect=Scenario.of(cluster=interconnect, nodes=nodes, tp=tp, allreduce=allreduce)
+            if interconnect is not None
+            else None,
+            no_launch_gaps=no_launch_gaps,
+        )
+
+    def apply(self, graph: "TraceGraph") -> "TraceGraph":
+        """The graph with all changes; the same object if there are none."""
+        from ladder_sim.traces import whatif
+
+        for what, factor in self.scales:
+            graph = whatif.scale(graph, what, factor)
+        if self.interconnect is not None:
+            graph = whatif.with_all_reduce_times(graph, whatif.all_reduce_seconds(self.interconnect))
+        return whatif.without_launch_gaps(graph) if self.no_launch_gaps else graph
 
 
 @trace.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def capture(
     context: typer.Context,
-    folder: Annotated[Path, typer.Argument(help="For a folder per variant.")],
+    folder: Annotated[Path, typer.Argument(help="Folder for the traces, with a folder for each variant.")],
     model: Model,
     variant: Variant = None,
     stack: Stack = None,
@@ -60,7 +105,7 @@ def capture(
     json: Json = False,
     save: Save = None,
 ) -> None:
-    """Measure and record real forward passes; takes the options of `ladder-sim run --bench`."""
+    """Measure and record real forward passes, with the options of `ladder-sim run --bench`."""
     measure(model, variant, stack, set_, json, save, [f"--trace={folder}", *context.args])
 
 
@@ -69,16 +114,15 @@ def import_(
     files: Files,
     save: Annotated[Path, typer.Option(help="File to write: .json or .json.gz.")],
 ) -> None:
-    """Join the ranks' traces to one graph that the other commands read faster, and Perfetto shows."""
-    from ladder_sim.report.tables import traces as tables
-    from ladder_sim.report.tables.console import show
+    """Join the traces of all ranks into one file, which Perfetto shows and the other commands read faster."""
+    from ladder_sim.report.tables.traces import info_report
     from ladder_sim.traces import perfetto
     from ladder_sim.traces.load import load
     from ladder_sim.traces.summary import summarize_run
 
     graph = load(files)
     perfetto.write({"recorded": graph}, save)
-    show(tables.info_report(graph, summarize_run(graph), top=0))
+    show(info_report(graph, summarize_run(graph), top=0), None)
 
 
 @trace.command()
@@ -89,9 +133,9 @@ def info(
     save: Save = None,
     plot: Plot = None,
 ) -> None:
-    """Show ops by time, communication hidden and exposed, and the critical path."""
-    from ladder_sim.report import export
-    from ladder_sim.report.tables import traces as tables
+    """Show ops by time, hidden and exposed communication, and the critical path."""
+    from ladder_sim.report.export import info_document
+    from ladder_sim.report.tables.traces import info_report
     from ladder_sim.traces.load import load
     from ladder_sim.traces.summary import summarize_run
 
@@ -99,81 +143,76 @@ def info(
     summary = summarize_run(graph)
     _draw({"recorded": graph}, plot, "Recorded run")
     if json:
-        write(export.info_document(graph, summary).to_json(), save)
+        write(info_document(graph, summary).to_json(), save)
     else:
-        _print(tables.info_report(graph, summary, top), save)
+        show(info_report(graph, summary, top), save)
 
 
 @trace.command()
+@with_options
 def replay(
     files: Files,
-    scale: Scale = None,
-    no_communication: NoCommunication = False,
-    no_launch_gaps: NoLaunchGaps = False,
-    interconnect: Interconnect = None,
-    nodes: Nodes = 1,
-    tp: Tp = None,
-    allreduce: AllReduce = None,
+    what_if: WhatIf,
     json: Json = False,
     save: Save = None,
     save_trace: SaveTrace = None,
     plot: Plot = None,
+    no_communication: Annotated[
+        bool, typer.Option("--no-communication", help="Remove every collective.", rich_help_panel=_WHAT_IF)
+    ] = False,
     max_error: Annotated[
-        float | None, typer.Option(help="In percent: exit 1 if any step is further from the recording.", min=0.0)
+        float | None, typer.Option(help="In percent: exit 1 if the error of a step is larger.", min=0.0)
     ] = None,
 ) -> None:
-    """Run the recorded graph through the simulator, changed or as it is."""
-    from ladder_sim.report import export
-    from ladder_sim.report.tables import traces as tables
+    """Run the recorded graph through the simulator, with or without changes."""
+    from ladder_sim.report.export import replay_document
+    from ladder_sim.report.tables.traces import replay_report
     from ladder_sim.traces import perfetto
     from ladder_sim.traces.load import load
     from ladder_sim.traces.replay import replay as run
     from ladder_sim.traces.replay import with_times
+    from ladder_sim.traces.whatif import without_communication
 
     recorded = load(files)
-    price = _scenario(interconnect, nodes, tp, allreduce)
-    found = run(_changed(recorded, scale, no_communication, no_launch_gaps, price))
-    simulated = with_times(found.graph, found.timeline)
+    changed = what_if.apply(recorded)
+    replayed = run(without_communication(changed) if no_communication else changed)
+    simulated = with_times(replayed.graph, replayed.timeline)
     if save_trace is not None:
         perfetto.write({"replayed": simulated}, save_trace)
     _draw({"recorded": recorded, "replayed": simulated}, plot, "Recorded and replayed")
     if json:
-        write(export.replay_document(found).to_json(), save)
+        write(replay_document(replayed).to_json(), save)
     else:
-        _print(tables.replay_report(found, changed=found.graph is not recorded), save)
-    worst = max(found.steps, key=lambda step: abs(step.error))
+        show(replay_report(replayed, changed=replayed.graph is not recorded), save)
+    worst = max(replayed.steps, key=lambda step: abs(step.error))
     if max_error is not None and abs(worst.error) > max_error / 100.0:
         raise LadderSimError(
-            f"replay of {worst.name} is {worst.error:+.2%} from the recording, over --max-error {max_error:g} %",
-            hint="the waits that nothing explains show where",
+            f"the replay of {worst.name} has an error of {worst.error:+.2%}, over --max-error {max_error:g} %",
+            hint="the table of unexplained waits shows where",
         )
 
 
 @trace.command()
+@with_options
 def predict(
     files: Files,
+    what_if: WhatIf,
+    json: Json = False,
+    save: Save = None,
+    save_trace: SaveTrace = None,
+    plot: Plot = None,
     variant: Annotated[
         list[str] | None,
         typer.Option(help="standard, parallel, ladder, hybrid-ladder:K or upper-bound; repeatable, commas allowed."),
     ] = None,
     step: Annotated[str | None, typer.Option(help="Name of the iteration; default: the last.")] = None,
     stream_wait: Annotated[
-        str, typer.Option(help="Cost of waiting for another stream, where all-reduces ran among the kernels.")
+        str, typer.Option(help="Cost of waiting for another stream, for all-reduces on the compute stream.")
     ] = "1us",
-    scale: Scale = None,
-    no_launch_gaps: NoLaunchGaps = False,
-    interconnect: Interconnect = None,
-    nodes: Nodes = 1,
-    tp: Tp = None,
-    allreduce: AllReduce = None,
-    json: Json = False,
-    save: Save = None,
-    save_trace: SaveTrace = None,
-    plot: Plot = None,
 ) -> None:
-    """Rewire a standard tensor-parallel run as ladder, and say what that would give."""
-    from ladder_sim.report import export
-    from ladder_sim.report.tables import traces as tables
+    """Predict the time of a standard tensor-parallel run in other wirings."""
+    from ladder_sim.report.export import variants_document
+    from ladder_sim.report.tables.traces import variants_report
     from ladder_sim.traces import perfetto
     from ladder_sim.traces.blocks import find_passes
     from ladder_sim.traces.iterations import choose_step
@@ -181,20 +220,18 @@ def predict(
     from ladder_sim.traces.wirings import DEFAULT_VARIANTS, predict_variants
     from ladder_sim.units import parse_quantity
 
-    names = [name for given in variant or DEFAULT_VARIANTS for name in given.split(",")]
-    price = _scenario(interconnect, nodes, tp, allreduce)
     wait_s = parse_quantity(stream_wait, "s", name="--stream-wait")
-    chosen = _changed(choose_step(load(files), step), scale, False, no_launch_gaps, price)
-    layers = find_passes(chosen)[0].layers
-    found = predict_variants(chosen, names, stream_wait_s=wait_s)
-    runs = {name: one.graph for name, one in found.items()}
+    recorded = what_if.apply(choose_step(load(files), step))
+    layers = find_passes(recorded)[0].layers
+    times = predict_variants(recorded, split_names(variant) or DEFAULT_VARIANTS, stream_wait_s=wait_s)
+    runs = {name: time.graph for name, time in times.items()}
     if save_trace is not None:
         perfetto.write(runs, save_trace)
     _draw(runs, plot, "The recorded step in other wirings")
     if json:
-        write(export.variants_document(chosen, layers, found).to_json(), save)
+        write(variants_document(recorded, layers, times).to_json(), save)
     else:
-        _print(tables.variants_report(chosen, layers, found), save)
+        show(variants_report(recorded, layers, times), save)
 
 
 @trace.command()
@@ -206,7 +243,7 @@ def export(
     phase: Annotated[str, typer.Option(help="prefill or decode.", rich_help_panel=_OUTPUT)] = "decode",
     plot: Plot = None,
 ) -> None:
-    """Write one predicted forward pass, every layer of it, as a trace."""
+    """Write one predicted forward pass, all its layers, as a trace."""
     import dataclasses
 
     from ladder_sim.graph.variants import canonical
@@ -227,13 +264,15 @@ def export(
 @trace.command()
 def diff(
     first: Annotated[Path, typer.Argument(help="Trace of a run.")],
-    second: Annotated[Path, typer.Argument(help="Trace of another.")],
-    save_trace: Annotated[Path | None, typer.Option(help="Write both into one file for Perfetto.")] = None,
+    second: Annotated[Path, typer.Argument(help="Trace of another run.")],
+    save_trace: Annotated[
+        Path | None, typer.Option(help="Write both into one file for Perfetto.", rich_help_panel=_OUTPUT)
+    ] = None,
     plot: Plot = None,
     save: Save = None,
 ) -> None:
     """Compare two runs, recorded or simulated."""
-    from ladder_sim.report.tables import traces as tables
+    from ladder_sim.report.tables.traces import diff_report
     from ladder_sim.traces import perfetto
     from ladder_sim.traces.load import load
 
@@ -244,55 +283,19 @@ def diff(
     if save_trace is not None:
         perfetto.write(runs, save_trace)
     _draw(runs, plot, "Two runs")
-    one, other = runs.items()
-    _print(tables.diff_report(one, other), save)
+    show(diff_report(*runs.items()), save)
 
 
-def _scenario(interconnect: str | None, nodes: int, tp: int | None, allreduce: str | None) -> Scenario | None:
-    """Where all-reduces are to be priced."""
-    if interconnect is None:
-        if nodes != 1 or tp is not None or allreduce is not None:
-            raise UsageError("--nodes, --tp and --allreduce need --interconnect", hint="for example h100-sxm")
-        return None
-    return Scenario.of(cluster=interconnect, nodes=nodes, tp=tp, allreduce=allreduce)
+def _draw(runs: "dict[str, TraceGraph]", plot: Path | None, title: str) -> None:
+    if plot is not None:
+        from ladder_sim.report.figures.traces import trace_figure
+
+        draw(lambda: trace_figure(runs, title), plot)
 
 
-def _changed(
-    graph: "TraceGraph",
-    scales: list[str] | None,
-    no_communication: bool,
-    no_launch_gaps: bool,
-    price: Scenario | None,
-) -> "TraceGraph":
-    from ladder_sim.traces import whatif
-
-    for given in scales or []:
-        what, _, factor = given.rpartition("=")
-        try:
-            graph = whatif.scale(graph, what, float(factor))
-        except ValueError:
-            raise UsageError(f"--scale '{given}' is not KIND=FACTOR", hint="for example --scale gemm=0.5") from None
-    if price is not None:
-        graph = whatif.with_all_reduce_times(graph, whatif.all_reduce_seconds(price))
-    if no_launch_gaps:
-        graph = whatif.without_launch_gaps(graph)
-    return whatif.without_communication(graph) if no_communication else graph
-
-
-def _draw(runs: "dict[str, TraceGraph]", path: Path | None, title: str) -> None:
-    if path is None:
-        return
-    from ladder_sim.report.figures.style import check_plot_path, save_figure
-    from ladder_sim.report.figures.traces import trace_figure
-
-    check_plot_path(path)
-    save_figure(trace_figure(runs, title), path)
-
-
-def _print(report: Any, save: Path | None) -> None:
-    from ladder_sim.report.tables import console
-
-    if save is not None:
-        write(console.to_text(report), save)
-    else:
-        console.show(report)
+def _factor(text: str) -> tuple[str, float]:
+    what, _, factor = text.rpartition("=")
+    try:
+        return what, float(factor)
+    except ValueError:
+        raise UsageError(f"--scale '{text}' is not KIND=FACTOR", hint="for example --scale gemm=0.5") from None
