@@ -143,8 +143,8 @@ def predict(
     Examples
     --------
     >>> from ladder_sim import Scenario, predict
-    >>> found = predict(Scenario.of(model="405b", nodes=2), ["ladder", "upper-bound"])
-    >>> 1 < found["ladder"].speedup.value < found["upper-bound"].speedup.value
+    >>> predictions = predict(Scenario.of(model="405b", nodes=2), ["ladder", "upper-bound"])
+    >>> 1 < predictions["ladder"].speedup.value < predictions["upper-bound"].speedup.value
     True
     """
     if engine not in ENGINES:
@@ -230,13 +230,13 @@ def _unevenness(request: Request, steps: int) -> Unevenness | None:
 
 def _sigma(jitter: float | Literal["measured"], profile: CalibrationProfile | None) -> float:
     if jitter == "measured":
-        found = profile.overheads.get(JITTER_KEY) if profile else None
-        if found is None:
+        measured = profile.overheads.get(JITTER_KEY) if profile else None
+        if measured is None:
             raise UsageError(
                 f"profile '{profile.name if profile else NO_PROFILE}' holds no measured jitter",
                 hint="give a number, for example 0.05",
             )
-        jitter = found
+        jitter = measured
     if not isinstance(jitter, int | float) or not 0.0 <= jitter <= MOST_JITTER:
         raise UsageError(f"jitter {jitter} is not between 0 and {MOST_JITTER:g}", hint="0.05 spreads kernels by 5 %")
     return float(jitter)

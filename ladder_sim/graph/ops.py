@@ -207,8 +207,8 @@ class StepGraph(_OpGraph):
 
     def op(self, name: str) -> Op:
         """The op called `name`."""
-        found: Op = self.nodes[name]["op"]
-        return found
+        op: Op = self.nodes[name]["op"]
+        return op
 
     def ops(self) -> Iterator[Op]:
         """Every op, in issue order."""

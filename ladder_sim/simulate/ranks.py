@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ladder_sim.des.engine import run
 from ladder_sim.des.program import NO_GROUP, Program, Stream, Task
@@ -28,7 +27,6 @@ LAST = 8
 REPLICATES = 4
 # step times drawn from each replicate
 DRAWS = 100
-Times = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
