@@ -33,16 +33,16 @@ SCENARIOS: dict[str, dict[str, Any]] = {
 
 
 def figures(name: str) -> dict[str, dict[str, float | None]]:
-    found = predict(Scenario.of(**SCENARIOS[name]), VARIANTS)
+    predictions = predict(Scenario.of(**SCENARIOS[name]), VARIANTS)
     return {
         variant: {
-            "ttft_s": one.ttft_s,
-            "tpot_s": one.tpot_s,
-            "tokens_per_s": one.tokens_per_s.value,
-            "speedup": one.speedup.value,
-            "exposed_comm_s": one.breakdown.exposed_comm_s,
+            "ttft_s": prediction.ttft_s,
+            "tpot_s": prediction.tpot_s,
+            "tokens_per_s": prediction.tokens_per_s.value,
+            "speedup": prediction.speedup.value,
+            "exposed_comm_s": prediction.breakdown.exposed_comm_s,
         }
-        for variant, one in found.items()
+        for variant, prediction in predictions.items()
     }
 
 
@@ -53,12 +53,12 @@ def test_golden_holds_every_scenario() -> None:
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_predictions_are_as_they_were(name: str) -> None:
     golden = json.loads(GOLDEN.read_text("utf-8"))[name]
-    found = figures(name)
-    assert list(found) == list(golden)
+    computed = figures(name)
+    assert list(computed) == list(golden)
     for variant, expected in golden.items():
         # without a second token there is no time per further token
         assert {key: value if value is None else pytest.approx(value, rel=RTOL) for key, value in expected.items()} == (
-            found[variant]
+            computed[variant]
         ), f"{variant}: see this file's docstring"
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import pickle
 from collections.abc import Sequence
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -23,14 +24,10 @@ from ladder_sim.simulate import passes
 from ladder_sim.simulate.passes import simulate
 from ladder_sim.simulate.request import decode_contexts, simulate_request
 from ladder_sim.specs import catalog
-from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
+from tests.support.scenarios import VARIANTS, shallow
 
-ALL_VARIANTS = ("standard", "parallel", "ladder", "hybrid-ladder:3", "desync:2", "desync:4", "upper-bound")
-
-
-def tiny(layers: int = 8) -> ModelSpec:
-    return dataclasses.replace(catalog.model("70b"), layers=layers)
+EIGHT_LAYERS = shallow(8, "70b")
 
 
 @pytest.fixture(scope="module")
@@ -39,16 +36,16 @@ def h100() -> CalibrationProfile:
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Prediction]:
-    return predict(Scenario.of(model="70b", batch=4, stack="vllm"), ALL_VARIANTS)
+def predictions() -> dict[str, Prediction]:
+    return predict(Scenario.of(model="70b", batch=4, stack="vllm"), VARIANTS)
 
 
 # definitions
 
 
-def test_figures_are_defined_as_in_the_paper(found: dict[str, Prediction]) -> None:
-    standard = found["standard"]
-    for variant, one in found.items():
+def test_figures_are_defined_as_in_the_paper(predictions: dict[str, Prediction]) -> None:
+    standard = predictions["standard"]
+    for variant, one in predictions.items():
         assert one.variant == variant
         assert one.tpot_s is not None
         assert one.request_s == pytest.approx(one.ttft_s + 511 * one.tpot_s, rel=1e-12)
@@ -58,22 +55,22 @@ def test_figures_are_defined_as_in_the_paper(found: dict[str, Prediction]) -> No
         assert one.tpot_speedup == pytest.approx((standard.tpot_s or 0.0) / one.tpot_s, rel=1e-12)
 
 
-def test_breakdowns_add_up(found: dict[str, Prediction]) -> None:
-    for one in found.values():
+def test_breakdowns_add_up(predictions: dict[str, Prediction]) -> None:
+    for one in predictions.values():
         assert math.fsum(one.breakdown.limits_s.values()) == pytest.approx(one.request_s, rel=1e-9)
         assert 0 <= one.breakdown.exposed_comm_s <= one.breakdown.comm_s <= one.request_s
         assert one.limited_by in one.breakdown.limits_s
         estimated_s = one.request_s - one.breakdown.limits_s["waits"] - one.breakdown.limits_s["launches"]
         assert math.fsum(one.breakdown.sources_s.values()) == pytest.approx(estimated_s, rel=1e-9)
         assert 0 < one.confidence.measured_fraction < 1
-    assert found["upper-bound"].breakdown.comm_s < found["ladder"].breakdown.comm_s
-    assert found["ladder"].breakdown.exposed_comm_s < found["standard"].breakdown.exposed_comm_s
+    assert predictions["upper-bound"].breakdown.comm_s < predictions["ladder"].breakdown.comm_s
+    assert predictions["ladder"].breakdown.exposed_comm_s < predictions["standard"].breakdown.exposed_comm_s
     # blocking: nothing is hidden
-    assert found["standard"].breakdown.exposed_comm_s == pytest.approx(found["standard"].breakdown.comm_s)
+    assert predictions["standard"].breakdown.exposed_comm_s == pytest.approx(predictions["standard"].breakdown.comm_s)
 
 
-def test_intervals_contain_their_value(found: dict[str, Prediction]) -> None:
-    for variant, one in found.items():
+def test_intervals_contain_their_value(predictions: dict[str, Prediction]) -> None:
+    for variant, one in predictions.items():
         for interval in (one.tokens_per_s, one.speedup):
             assert 0 < interval.low <= interval.value <= interval.high
         assert one.tokens_per_s.low < one.tokens_per_s.high
@@ -84,23 +81,23 @@ def test_intervals_contain_their_value(found: dict[str, Prediction]) -> None:
             assert relative < one.tokens_per_s.high / one.tokens_per_s.value
 
 
-def test_a_prediction_can_be_sent_to_another_process(found: dict[str, Prediction]) -> None:
-    again = pickle.loads(pickle.dumps(found["ladder"]))
-    assert again.speedup == found["ladder"].speedup
-    assert again.breakdown.limits_s == found["ladder"].breakdown.limits_s
-    assert again.confidence.warnings == found["ladder"].confidence.warnings
-    assert again.confidence.measured_fraction == found["ladder"].confidence.measured_fraction
+def test_a_prediction_can_be_sent_to_another_process(predictions: dict[str, Prediction]) -> None:
+    again = pickle.loads(pickle.dumps(predictions["ladder"]))
+    assert again.speedup == predictions["ladder"].speedup
+    assert again.breakdown.limits_s == predictions["ladder"].breakdown.limits_s
+    assert again.confidence.warnings == predictions["ladder"].confidence.warnings
+    assert again.confidence.measured_fraction == predictions["ladder"].confidence.measured_fraction
 
 
-def test_standard_is_its_own_measure(found: dict[str, Prediction]) -> None:
-    standard = found["standard"]
+def test_standard_is_its_own_measure(predictions: dict[str, Prediction]) -> None:
+    standard = predictions["standard"]
     assert (standard.speedup.low, standard.speedup.value, standard.speedup.high) == (1.0, 1.0, 1.0)
     assert standard.ttft_speedup == standard.tpot_speedup == 1.0
 
 
 def test_one_token_has_no_time_per_further_token() -> None:
-    found = predict(Scenario.of(model=tiny(), gen=1), profile="none")
-    for one in found.values():
+    predictions = predict(Scenario.of(model=EIGHT_LAYERS, gen=1), profile="none")
+    for one in predictions.values():
         assert one.tpot_s is None
         assert one.tpot_speedup is None
         assert one.request.decode is None
@@ -110,33 +107,33 @@ def test_one_token_has_no_time_per_further_token() -> None:
 
 
 def test_what_is_asked_for_is_returned_in_order() -> None:
-    scenario = Scenario.of(model=tiny())
+    scenario = Scenario.of(model=EIGHT_LAYERS)
     assert tuple(predict(scenario, profile="none")) == DEFAULT_VARIANTS
     names = ["upper-bound", "Ladder", "desync:04", "ladder"]
     assert list(predict(scenario, names, profile="none")) == ["upper-bound", "ladder", "desync:4"]
 
 
 def test_a_variant_predicts_the_same_alone_and_in_company() -> None:
-    scenario = Scenario.of(model=tiny(), batch=8)
+    scenario = Scenario.of(model=EIGHT_LAYERS, batch=8)
     alone = predict(scenario, ["ladder"])["ladder"]
-    assert alone.request_s == predict(scenario, ALL_VARIANTS)["ladder"].request_s
+    assert alone.request_s == predict(scenario, VARIANTS)["ladder"].request_s
     # the scenario's own variant does not matter
     assert alone.request_s == predict(dataclasses.replace(scenario, variant="parallel"), ["ladder"])["ladder"].request_s
 
 
 def test_a_models_own_ladder_layers() -> None:
-    hybrid = dataclasses.replace(tiny(), ladder_layers=(4, 5, 6, 7))
+    hybrid = dataclasses.replace(EIGHT_LAYERS, ladder_layers=(4, 5, 6, 7))
     assert default_variants(Scenario.of(model=hybrid)) == ("standard", "parallel", "hybrid-ladder:4", "upper-bound")
-    scattered = dataclasses.replace(tiny(), ladder_layers=(0, 2, 4, 6))
+    scattered = dataclasses.replace(EIGHT_LAYERS, ladder_layers=(0, 2, 4, 6))
     one = predict(Scenario.of(model=scattered), profile="none")["hybrid-ladder:4"]
     last = predict(Scenario.of(model=hybrid), profile="none")["hybrid-ladder:4"]
     assert one.request_s != last.request_s
-    every = dataclasses.replace(tiny(), ladder_layers=tuple(range(8)))
+    every = dataclasses.replace(EIGHT_LAYERS, ladder_layers=tuple(range(8)))
     assert default_variants(Scenario.of(model=every)) == DEFAULT_VARIANTS
 
 
 def test_errors_of_variants_and_profiles() -> None:
-    scenario = Scenario.of(model=tiny())
+    scenario = Scenario.of(model=EIGHT_LAYERS)
     with pytest.raises(UnknownNameError, match="laddr"):
         predict(scenario, ["laddr"])
     with pytest.raises(UsageError, match="8 layers"):
@@ -147,10 +144,10 @@ def test_errors_of_variants_and_profiles() -> None:
 
 
 def test_which_profile_is_used(h100: CalibrationProfile) -> None:
-    scenario = Scenario.of(model=tiny())
+    scenario = Scenario.of(model=EIGHT_LAYERS)
     assert resolve_profile(scenario, None) is load_profile("h100-sxm-gpt-fast")
     assert resolve_profile(scenario, "h100-sxm") is load_profile("h100-sxm")
-    assert resolve_profile(Scenario.of(model=tiny(), stack="vllm"), None) is load_profile("h100-sxm")
+    assert resolve_profile(Scenario.of(model=EIGHT_LAYERS, stack="vllm"), None) is load_profile("h100-sxm")
     assert resolve_profile(scenario, "none") is None
     assert resolve_profile(scenario, h100) is h100
     bare = dataclasses.replace(scenario, cluster=dataclasses.replace(scenario.cluster, profile=""))
@@ -209,7 +206,7 @@ def test_interpolated_decode_is_every_step(model: str, sizes: dict[str, int], pr
 
 
 def test_static_cache_decode_is_the_same_at_every_step() -> None:
-    scenario = Scenario.of(model=tiny(), stack="gpt-fast")
+    scenario = Scenario.of(model=EIGHT_LAYERS, stack="gpt-fast")
     costs = KernelCosts(scenario, None)
     assert len({simulate(scenario, "decode", kv_len, costs).seconds for kv_len in (1025, 1300, 1535)}) == 1
 
@@ -226,8 +223,10 @@ class FreeAdds:
 
     def estimates(self, ops: Sequence[Op]) -> list[Estimate]:
         return [
-            Estimate(seconds=0.0 if op.kind == "add" else found.seconds, error=found.error, source=found.source)
-            for op, found in zip(ops, self.costs.estimates(ops), strict=True)
+            Estimate(
+                seconds=0.0 if op.kind == "add" else predictions.seconds, error=estimate.error, source=estimate.source
+            )
+            for op, predictions in zip(ops, self.costs.estimates(ops), strict=True)
         ]
 
 
@@ -237,7 +236,7 @@ def scenarios(draw: st.DrawFn, stacks: tuple[str, ...] = catalog.stack_names()) 
     nodes = draw(st.sampled_from([1, 1, 2, 4]))
     tp = 8 * nodes if nodes > 1 else draw(st.sampled_from([2, 4, 8]))
     return Scenario.of(
-        model=tiny(draw(st.integers(1, 12))),
+        model=shallow(draw(st.integers(1, 12)), "70b"),
         nodes=nodes,
         tp=tp,
         batch=draw(st.sampled_from([1, 4, 64])),
@@ -327,10 +326,10 @@ def test_waits_and_launches_never_speed_up(scenario: Scenario, field: str, added
 
 def test_the_default_question() -> None:
     """405b on two nodes: ladder above standard, below the upper bound."""
-    found = predict(Scenario.of(model="405b", nodes=2))
-    assert 1 < found["ladder"].speedup.value < found["upper-bound"].speedup.value
-    assert found["standard"].confidence.profile == "h100-sxm-gpt-fast"
-    assert found["standard"].confidence.measured_fraction > 0.3
+    predictions = predict(Scenario.of(model="405b", nodes=2))
+    assert 1 < predictions["ladder"].speedup.value < predictions["upper-bound"].speedup.value
+    assert predictions["standard"].confidence.profile == "h100-sxm-gpt-fast"
+    assert predictions["standard"].confidence.measured_fraction > 0.3
 
 
 @pytest.mark.parametrize("tp", [4, 8])
@@ -343,14 +342,13 @@ def test_a_strong_baseline_leaves_less_to_gain(tp: int) -> None:
     assert strong.tpot_speedup < weak.tpot_speedup
 
 
-@pytest.mark.parametrize("batch", [1, 4, 64])
-@pytest.mark.parametrize("tp", [2, 4, 8])
-def test_without_peer_to_peer_is_never_faster(tp: int, batch: int) -> None:
-    direct, through_host = (
-        predict(Scenario.of(model="70b", tp=tp, batch=batch, p2p=p2p), ["standard"], ignore_memory=True)["standard"]
-        for p2p in (True, False)
-    )
-    assert through_host.request_s >= direct.request_s
+def test_without_peer_to_peer_is_never_faster() -> None:
+    for tp, batch in product((2, 4, 8), (1, 4, 64)):
+        direct, through_host = (
+            predict(Scenario.of(model="70b", tp=tp, batch=batch, p2p=p2p), ["standard"], ignore_memory=True)["standard"]
+            for p2p in (True, False)
+        )
+        assert through_host.request_s >= direct.request_s, (tp, batch)
 
 
 def test_only_what_overlaps_is_simulated_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,9 +360,11 @@ def test_only_what_overlaps_is_simulated_at_once(monkeypatch: pytest.MonkeyPatch
         return scan.scan(program)
 
     monkeypatch.setitem(passes.ENGINES, "fast", counted)
-    found = predict(Scenario.of(model="8b", tp=4))
+    predictions = predict(Scenario.of(model="8b", tp=4))
     assert len(simulated) == 2
     for _ in range(2):
-        assert math.fsum(found["standard"].breakdown.limits_s.values()) == pytest.approx(found["standard"].request_s)
-        assert found["standard"].breakdown.exposed_comm_s == found["standard"].breakdown.comm_s
+        assert math.fsum(predictions["standard"].breakdown.limits_s.values()) == pytest.approx(
+            predictions["standard"].request_s
+        )
+        assert predictions["standard"].breakdown.exposed_comm_s == predictions["standard"].breakdown.comm_s
     assert len(simulated) == 4
