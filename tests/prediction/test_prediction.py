@@ -223,10 +223,8 @@ class FreeAdds:
 
     def estimates(self, ops: Sequence[Op]) -> list[Estimate]:
         return [
-            Estimate(
-                seconds=0.0 if op.kind == "add" else predictions.seconds, error=estimate.error, source=estimate.source
-            )
-            for op, predictions in zip(ops, self.costs.estimates(ops), strict=True)
+            dataclasses.replace(estimate, seconds=0.0) if op.kind == "add" else estimate
+            for op, estimate in zip(ops, self.costs.estimates(ops), strict=True)
         ]
 
 
