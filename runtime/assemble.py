@@ -1,24 +1,23 @@
-"""Put a rank's decoder together on its device: check that it fits, fill it, give it prompts."""
+"""Make a rank's decoder on its device: check that it fits, fill it, give it prompts."""
 
 import contextlib
 from collections.abc import Iterator
 
 import torch
 
-from ladder_sim.errors import InfeasibleError
 from runtime.checkpoint.weights import Source, fill, random_weights
 from runtime.comm.base import Communicator
 from runtime.config import EngineConfig, ModelConfig
 from runtime.generate import Generator
-from runtime.memory import check_fits, free_bytes
+from runtime.memory import check_fits, enough_memory, free_bytes
 from runtime.model.decoder import Decoder
 
-# by the names of `--dtype`
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# by the names of config.DTYPES
+TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def device_of(comm: Communicator) -> torch.device:
-    """Where a rank computes: gloo's on the CPU, every other on its GPU if it has one."""
+    """Where a rank computes: with gloo on the CPU, else on its GPU if it has one."""
     if comm.name != "gloo" and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
@@ -38,13 +37,7 @@ def assemble(
     cuda_graphs: bool = False,
     compiled: bool = False,
 ) -> Generator:
-    """A generator of random weights and prompts, the same model and prompts on every rank.
-
-    Raises
-    ------
-    InfeasibleError
-        If it does not fit the memory; says what would.
-    """
+    """A generator with random weights and prompts, of the same model and prompts on every rank; raises as `load`."""
     weights = random_weights(seed, device)
     model = load(shape, engine, comm, weights, device=device, dtype=dtype, batch=batch, prompt=prompt, gen=gen)
     if compiled:
@@ -68,12 +61,12 @@ def load(
     prompt: int,
     gen: int,
 ) -> Decoder:
-    """A decoder with the weights of `source`, if what it is to serve fits the memory.
+    """A decoder with the weights of `source`.
 
     Raises
     ------
     InfeasibleError
-        If it does not; says what would.
+        It does not fit the memory with this batch and context; the hint is what would.
     """
     check_fits(
         shape,
@@ -90,17 +83,6 @@ def load(
             model = Decoder(shape, engine, comm, positions=prompt + gen).requires_grad_(False)
         fill(model, source)
         return model
-
-
-@contextlib.contextmanager
-def enough_memory() -> Iterator[None]:
-    """Turn running out of a GPU's memory into InfeasibleError."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise InfeasibleError(
-            f"out of memory: {str(error).splitlines()[0]}", hint="use more ranks, a smaller batch or a shorter context"
-        ) from None
 
 
 @contextlib.contextmanager

@@ -1,8 +1,8 @@
 """Measure every wiring by the protocol of the Ladder Residual paper, and compare them fairly.
 
 A request is a prefill and `gen - 1` decode steps, timed apart; its throughput counts both. Warm-ups come first. All
-variants share one process, one set of weights and one cache, and take turns request by request, each round starting
-with another one, so that a machine's drift meets all alike.
+variants share one process, one set of weights and one cache, and take turns request by request. Each round starts with
+another one, so that a machine's drift affects all equally.
 """
 
 import math
@@ -16,11 +16,11 @@ from typing import NamedTuple
 import torch
 
 from ladder_sim.errors import UsageError
-from runtime.assemble import DTYPES, assemble, device_of
+from runtime.assemble import TORCH_DTYPES, assemble, device_of
 from runtime.comm.base import Communicator
 from runtime.comm.emulate import EmulatedLink
 from runtime.comm.rendezvous import CommConfig, connect
-from runtime.config import EngineConfig, ModelConfig
+from runtime.config import EngineConfig, ModelConfig, check_counts, check_dtype
 from runtime.environment import environment
 from runtime.generate import Generator
 from runtime.model import kernels
@@ -28,18 +28,18 @@ from runtime.model.wiring import Wiring, lay_out
 from runtime.trace import MarkedLink, recorded_steps
 
 SCHEMA_VERSION = 1
-# steps of a trace besides the prefill
+# steps of a trace after the prefill
 TRACED_DECODES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchConfig:
-    """What is measured."""
+    """What `bench` is to do."""
 
     model: Path
     """config.json."""
     variants: tuple[str, ...]
-    """Wirings, taking turns."""
+    """Wirings."""
     tp: int = 1
     """Tensor-parallel degree."""
     batch: int = 1
@@ -49,7 +49,7 @@ class BenchConfig:
     gen: int = 512
     """New tokens of each sequence."""
     dtype: str = "auto"
-    """A key of DTYPES; auto: bf16 on GPUs, fp32 on CPUs."""
+    """One of DTYPES; auto: bf16 on GPUs, fp32 on CPUs."""
     warmups: int = 5
     """Requests of each variant before those that count."""
     repeats: int = 10
@@ -64,12 +64,10 @@ class BenchConfig:
     """Run blocks through torch.compile."""
 
     def __post_init__(self) -> None:
-        for name in ("tp", "batch", "prompt", "gen", "warmups", "repeats", "threads"):
-            least = 0 if name == "warmups" else 1
-            if getattr(self, name) < least:
-                raise UsageError(f"{name} is {getattr(self, name)}: must be {least} or more")
-        if self.dtype != "auto" and self.dtype not in DTYPES:
-            raise UsageError(f"unknown dtype '{self.dtype}'", hint=f"known: auto, {', '.join(DTYPES)}")
+        check_counts(tp=self.tp, batch=self.batch, prompt=self.prompt, gen=self.gen)
+        check_counts(repeats=self.repeats, threads=self.threads)
+        check_counts(minimum=0, warmups=self.warmups)
+        check_dtype(self.dtype)
 
 
 def bench(
@@ -83,7 +81,10 @@ def bench(
     With `trace` PyTorch's profiler records a prefill and a few decode steps of each variant there, in a folder each.
     """
     if trace is not None:
-        _make_folder("--trace", trace)
+        try:
+            trace.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--trace {trace}: {error.strerror}", hint="give a folder that can be written") from None
     torch.set_num_threads(config.threads)
     shape = ModelConfig.from_file(config.model)
     if shape.activation not in kernels.ACTIVATIONS:
@@ -97,7 +98,7 @@ def bench(
         engine,
         comm,
         device=device,
-        dtype=DTYPES[dtype],
+        dtype=TORCH_DTYPES[dtype],
         batch=config.batch,
         prompt=config.prompt,
         gen=config.gen,
@@ -112,7 +113,7 @@ def bench(
     for number in range(config.repeats):
         turn = number % len(wirings)
         rounds.append({wiring.name: _request(generator, wiring) for wiring in wirings[turn:] + wirings[:turn]})
-    samples = {wiring.name: _slowest([found[wiring.name] for found in rounds], comm) for wiring in wirings}
+    samples = {wiring.name: _slowest([turns[wiring.name] for turns in rounds], comm) for wiring in wirings}
 
     header: dict[str, object] = {
         "run": {**asdict(config), "model": str(config.model), "dtype": dtype, "backend": comm.name, **comm.settings()},
@@ -123,17 +124,9 @@ def bench(
     if trace is not None:
         _trace(generator, wirings, trace)
     tokens = config.batch * config.gen
-    variants = {
-        name: _summary(found, samples.get("standard"), tokens, config.gen - 1) for name, found in samples.items()
-    }
+    standard = samples.get("standard")
+    variants = {name: _summary(requests, standard, tokens, config.gen - 1) for name, requests in samples.items()}
     return {"schema_version": SCHEMA_VERSION, **header, "variants": variants}
-
-
-def _make_folder(flag: str, folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{flag} {folder}: {error.strerror}", hint="give a folder that can be written") from None
 
 
 class _Sample(NamedTuple):
@@ -144,7 +137,7 @@ class _Sample(NamedTuple):
     decode_s: float
     """All later ones."""
     comm_s: float
-    """Messages on the emulated link; NaN where there is none."""
+    """Messages on the emulated link; NaN without one."""
     exposed_comm_s: float
     """Computation waiting for that link."""
 
@@ -176,50 +169,49 @@ def _now() -> float:
 
 
 def _slowest(samples: Sequence[_Sample], comm: Communicator) -> list[_Sample]:
-    """A request has taken as long as it took its slowest rank."""
+    """Each request's times on its slowest rank."""
     return [_Sample(*row) for row in comm.slowest(torch.tensor(samples, dtype=torch.float64)).tolist()]
 
 
 def _summary(
     samples: Sequence[_Sample], standard: Sequence[_Sample] | None, tokens: int, steps: int
 ) -> dict[str, object]:
-    """Medians of one variant, and every repeat; the speedup is the median of the rounds', each against its standard."""
-    found: dict[str, object] = {
-        "ttft_s": median(one.prefill_s for one in samples),
-        "tpot_s": median(one.decode_s for one in samples) / steps if steps else None,
-        "request_s": median(one.request_s for one in samples),
-        "tokens_per_s": median(tokens / one.request_s for one in samples),
+    """Medians of one variant, and every repeat; the speedup is the median over rounds, each against its standard."""
+    summary: dict[str, object] = {
+        "ttft_s": median(x.prefill_s for x in samples),
+        "tpot_s": median(x.decode_s for x in samples) / steps if steps else None,
+        "request_s": median(x.request_s for x in samples),
+        "tokens_per_s": median(tokens / x.request_s for x in samples),
     }
     if standard is not None:
-        pairs = list(zip(standard, samples, strict=True))
-        found["speedup"] = median(base.request_s / one.request_s for base, one in pairs)
+        pairs = zip(standard, samples, strict=True)
+        summary["speedup"] = median(base.request_s / x.request_s for base, x in pairs)
     if not math.isnan(samples[0].comm_s):
-        found["comm_s"] = median(one.comm_s for one in samples)
-        found["exposed_comm_s"] = median(one.exposed_comm_s for one in samples)
-    found["repeats"] = [
-        {"ttft_s": one.prefill_s, "decode_s": one.decode_s, "tokens_per_s": tokens / one.request_s} for one in samples
+        summary["comm_s"] = median(x.comm_s for x in samples)
+        summary["exposed_comm_s"] = median(x.exposed_comm_s for x in samples)
+    summary["repeats"] = [
+        {"ttft_s": x.prefill_s, "decode_s": x.decode_s, "tokens_per_s": tokens / x.request_s} for x in samples
     ]
-    return found
+    return summary
 
 
 def _trace(generator: Generator, wirings: Sequence[Wiring], folder: Path) -> None:
-    model = generator.model
-    inner = model.comm
-    if isinstance(inner, EmulatedLink):
-        model.comm = MarkedLink(inner)
+    model, comm = generator.model, generator.model.comm
+    if isinstance(comm, EmulatedLink):
+        model.comm = MarkedLink(comm)
     # decode steps; 0 is the prefill
     steps = range(min(TRACED_DECODES + 1, generator.tokens_BG.shape[1]))
     warmups = steps[:2]
+    # NCCL's waits are seen on the GPU, the emulated link's are marked
+    observe_steps = comm.name == "gloo"
     for wiring in wirings:
-        inner.barrier()
+        comm.barrier()
         place = folder / wiring.name.replace(":", "-")
-        # NCCL's waits are seen on the GPU, the emulated link's are marked
-        gloo = inner.name == "gloo"
-        for number in recorded_steps(place, steps=len(steps), warmups=len(warmups), observe_steps=gloo):
+        for number in recorded_steps(place, steps=len(steps), warmups=len(warmups), observe_steps=observe_steps):
             step = (*warmups, *steps)[number]
             if step:
                 generator.decode(wiring, step)
             else:
                 generator.prefill(wiring)
-    model.comm = inner
-    inner.barrier()
+    model.comm = comm
+    comm.barrier()

@@ -10,10 +10,11 @@ from typing import Literal
 
 import torch
 
-from runtime.assemble import DTYPES, device_of, enough_memory, load
+from runtime.assemble import TORCH_DTYPES, device_of, load
 from runtime.comm.rendezvous import CommConfig, connect
 from runtime.config import EngineConfig
 from runtime.generate import Generator
+from runtime.memory import enough_memory
 from runtime.prepare import CompletionConfig, CompletionInput, prepare_completion
 from runtime.sampling import Sampler, SamplingConfig
 
@@ -96,7 +97,7 @@ def complete(config: CompletionConfig, sampling: SamplingConfig, links: CommConf
         comm,
         checkpoint.source,
         device=device,
-        dtype=DTYPES[dtype],
+        dtype=TORCH_DTYPES[dtype],
         batch=len(rows),
         prompt=len(rows[0]),
         gen=task.gen,

@@ -1,4 +1,4 @@
-"""What is run: a decoder's shape, read from a Hugging Face config.json, and how its forward pass is carried out."""
+"""What is run: the shape of a decoder, from a Hugging Face config.json, and how its forward pass is executed."""
 
 import json
 import math
@@ -10,8 +10,10 @@ from typing import Literal, Self, TypeVar
 from ladder_sim.errors import InfeasibleError, UsageError
 
 Attention = Literal["flash", "math"]
+# names of `--dtype`
+DTYPES = ("fp32", "bf16", "fp16")
 
-# model types whose blocks are not Llama's, and what they have
+# model types whose blocks are not Llama's, and how they differ
 _UNSUPPORTED = {
     "qwen3": "norms of queries and keys",
     "starcoder2": "LayerNorm",
@@ -30,13 +32,13 @@ class RopeScaling:
     """Llama 3.1's stretching of long rotary wavelengths."""
 
     factor: float
-    """By which wavelengths longer than those of the original context are stretched."""
+    """Wavelengths longer than the original context are multiplied by it."""
     low_freq_factor: float
     """Wavelengths above original context / this are stretched in full."""
     high_freq_factor: float
     """Wavelengths below original context / this stay as they are."""
     original_positions: int
-    """Context the model was first trained for, tokens."""
+    """Context of the first training, tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +52,7 @@ class ModelConfig:
     heads: int
     """Query heads."""
     kv_heads: int
-    """key/value heads."""
+    """Key/value heads."""
     head_dim: int
     """Width of one head."""
     intermediate: int
@@ -62,7 +64,7 @@ class ModelConfig:
     rope_theta: float = 10000.0
     """Base of the rotary wavelengths."""
     rope_scaling: RopeScaling | None = None
-    """None: wavelengths as they are."""
+    """None: not stretched."""
     gated_mlp: bool = True
     """Gate and up projections, or one up projection."""
     activation: str = "silu"
@@ -78,13 +80,13 @@ class ModelConfig:
     ladder_layers: tuple[int, ...] = ()
     """Layers that the config itself wires as ladder (`model_type: llamaLadder`)."""
     max_positions: int = 0
-    """Longest context the model was made for, tokens; 0: unknown."""
+    """Longest context of the training, tokens; 0: unknown."""
     sliding_window: int = 0
     """Tokens that some layers attend to; 0: every layer attends to all."""
 
     @property
     def variant(self) -> str:
-        """The wiring that the config itself asks for."""
+        """The wiring in the config itself."""
         count = len(self.ladder_layers)
         if count in (0, self.layers):
             return "ladder" if count else "standard"
@@ -103,12 +105,12 @@ class ModelConfig:
     def from_hf(cls, config: Mapping[str, object]) -> Self:
         """Translate a parsed config.json; defaults are those of Hugging Face's LlamaConfig.
 
-        ``"gated_mlp": false`` asks for an MLP without a gate.
+        ``"gated_mlp": false`` is an MLP without a gate.
 
         Raises
         ------
         UsageError
-            If a field is missing or impossible, or the blocks are not Llama's.
+            A field is missing or impossible, or the blocks are not Llama's.
         """
         kind = _field(config, "model_type", str, "llama")
         if kind in _UNSUPPORTED:
@@ -147,39 +149,36 @@ class ModelConfig:
 
     @property
     def longest_context(self) -> float:
-        """Tokens that every layer can look back over; a context that slides further is not implemented."""
+        """Tokens that every layer attends to; contexts beyond a sliding window are not implemented."""
         return min(self.max_positions or math.inf, self.sliding_window or math.inf)
 
     def check_context(self, tokens: int, *, hint: str) -> None:
-        """Raise UsageError if so many tokens are more than the longest context."""
+        """Raise UsageError if this is longer than the longest context."""
         if tokens > self.longest_context:
             windowed = self.longest_context == self.sliding_window
-            what = "sliding window, beyond which nothing is implemented," if windowed else "longest context"
-            raise UsageError(f"{tokens} tokens: the model's {what} is {self.longest_context}", hint=hint)
+            limit = "sliding window, beyond which nothing is implemented," if windowed else "longest context"
+            raise UsageError(f"{tokens} tokens: the model's {limit} is {self.longest_context}", hint=hint)
 
     def check_ranks(self, tp: int) -> None:
         """Raise InfeasibleError unless `tp` ranks can share this model."""
-        problem = ""
-        if self.heads % tp:
-            problem = f"{self.heads} query heads"
-        elif self.intermediate % tp:
-            problem = f"an MLP of width {self.intermediate}"
-        elif self.kv_heads % tp and tp % self.kv_heads:
-            problem = f"{self.kv_heads} key/value heads"
-        if problem:
-            fitting = [n for n in range(1, self.heads + 1) if self._divides(n)]
+        if part := self._undivided(tp):
+            degrees = [str(degree) for degree in range(1, self.heads + 1) if not self._undivided(degree)]
             raise InfeasibleError(
-                f"{tp} ranks cannot share {problem} evenly", hint=f"degrees that divide: {', '.join(map(str, fitting))}"
+                f"{tp} ranks cannot share {part} evenly", hint=f"degrees that divide: {', '.join(degrees)}"
             )
 
-    def _divides(self, tp: int) -> bool:
-        shared = self.kv_heads % tp == 0 or tp % self.kv_heads == 0
-        return self.heads % tp == 0 and self.intermediate % tp == 0 and shared
+    def _undivided(self, tp: int) -> str:
+        """What `tp` ranks do not divide; empty: they divide all."""
+        if self.heads % tp:
+            return f"{self.heads} query heads"
+        if self.intermediate % tp:
+            return f"an MLP of width {self.intermediate}"
+        return f"{self.kv_heads} key/value heads" if self.kv_heads % tp and tp % self.kv_heads else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """How a forward pass is carried out, as far as it changes which kernels and collectives run."""
+    """How a forward pass is executed: all that changes which kernels and collectives run."""
 
     attention: Attention = "flash"
     """Flash: fused, over the live context; math: separate kernels over the whole static cache, KV heads expanded."""
@@ -195,8 +194,21 @@ class EngineConfig:
     """Logits of every prompt position, or of the last only."""
 
 
+def check_counts(minimum: int = 1, **counts: int) -> None:
+    """Raise UsageError if one of these is below the minimum."""
+    for name, count in counts.items():
+        if count < minimum:
+            raise UsageError(f"{name} is {count}: must be {minimum} or more")
+
+
+def check_dtype(dtype: str) -> None:
+    """Raise UsageError unless it is auto or one of DTYPES."""
+    if dtype not in ("auto", *DTYPES):
+        raise UsageError(f"unknown dtype '{dtype}'", hint=f"known: auto, {', '.join(DTYPES)}")
+
+
 def read_object(file: Path, *, hint: str) -> dict[str, object]:
-    """A JSON object from a file; raises UsageError if there is none."""
+    """The JSON object in a file; raises UsageError."""
     try:
         value = json.loads(file.read_text("utf-8"))
     except OSError as error:
@@ -204,7 +216,7 @@ def read_object(file: Path, *, hint: str) -> dict[str, object]:
     except ValueError as error:
         raise UsageError(f"{file}: not valid JSON ({error})", hint=hint) from None
     if not isinstance(value, dict):
-        raise UsageError(f"{file}: holds no JSON object", hint=hint)
+        raise UsageError(f"{file}: not a JSON object", hint=hint)
     return value
 
 
@@ -236,7 +248,7 @@ def _number(config: Mapping[str, object], key: str, default: float) -> float:
 
 
 def _rope(config: Mapping[str, object]) -> Mapping[str, object]:
-    """Rotary fields, which transformers 5 gathers in `rope_parameters` and older configs spread."""
+    """Rotary fields: in `rope_parameters` since transformers 5, before that in several places."""
     scaling = _field(config, "rope_parameters", dict, _field(config, "rope_scaling", dict, {}))
     return {"rope_theta": config.get("rope_theta"), **scaling}
 
@@ -262,9 +274,9 @@ def _sliding_window(config: Mapping[str, object], *, used: bool) -> int:
 
 
 def _ladder_layers(config: Mapping[str, object], layers: int) -> tuple[int, ...]:
-    """The layers themselves; a count is taken from the top of the stack, next to the LM head."""
+    """The layers by number; a count is of those next to the LM head."""
     value = config.get("ladder_layers", layers)
-    chosen = list(range(layers - value, layers)) if isinstance(value, int) and value >= 0 else value
-    if not isinstance(chosen, list) or not all(isinstance(i, int) and 0 <= i < layers for i in chosen):
+    numbers = list(range(layers - value, layers)) if isinstance(value, int) and value >= 0 else value
+    if not isinstance(numbers, list) or not all(isinstance(i, int) and 0 <= i < layers for i in numbers):
         raise UsageError(f"ladder_layers is {value!r}: must be a count up to {layers} or a list of layers")
-    return tuple(sorted(set(chosen)))
+    return tuple(sorted(set(numbers)))

@@ -13,10 +13,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from runtime.assemble import DTYPES, device_of, enough_memory, load
+from runtime.assemble import TORCH_DTYPES, device_of, load
 from runtime.comm.base import Communicator
 from runtime.comm.rendezvous import CommConfig, connect
 from runtime.config import EngineConfig
+from runtime.memory import enough_memory
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import Wiring
 from runtime.prepare import EvaluationConfig, EvaluationInput, prepare_evaluation
@@ -43,7 +44,7 @@ def _evaluate(task: EvaluationInput, config: EvaluationConfig, comm: Communicato
         comm,
         checkpoint.source,
         device=device_of(comm),
-        dtype=DTYPES[dtype],
+        dtype=TORCH_DTYPES[dtype],
         batch=1,
         prompt=task.context,
         gen=0,

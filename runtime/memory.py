@@ -1,6 +1,8 @@
-"""Whether a run fits the memory of its ranks, before it is tried."""
+"""Whether a run fits the memory of its ranks."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 
 import torch
 
@@ -9,21 +11,8 @@ from runtime.comm.base import Alone
 from runtime.config import EngineConfig, ModelConfig
 from runtime.model.decoder import Decoder
 
-# share of free memory that may be planned with; the rest is slack of allocators
+# share of the free memory; the rest is for what allocators waste
 _USABLE = 0.95
-
-
-def weight_bytes(config: ModelConfig, engine: EngineConfig, tp: int, element_bytes: int) -> int:
-    """Weights of one rank."""
-    with torch.device("meta"):
-        model = Decoder(config, engine, Alone(tp), positions=1)
-    return sum(weight.numel() for weight in model.parameters()) * element_bytes
-
-
-def cache_bytes(config: ModelConfig, tp: int, positions: int, element_bytes: int) -> int:
-    """KV cache of one sequence on one rank."""
-    kv_heads = max(1, config.kv_heads // tp)
-    return 2 * config.layers * kv_heads * config.head_dim * positions * element_bytes
 
 
 def check_fits(
@@ -37,19 +26,22 @@ def check_fits(
     element_bytes: int,
     free_bytes: float,
 ) -> None:
-    """Raise InfeasibleError, saying what would fit, if weights, cache and largest activations exceed `free_bytes`."""
+    """Raise InfeasibleError with what would fit, if weights, cache and largest activations exceed the free memory."""
     usable = free_bytes * _USABLE
-    weights = weight_bytes(config, engine, tp, element_bytes)
-    # an MLP's features, its input and its output; logits
+    with torch.device("meta"):
+        model = Decoder(config, engine, Alone(tp), positions=prompt + gen)
+        cache = model.cache(batch=1)
+    weights = sum(weight.numel() for weight in model.parameters()) * element_bytes
+    # of one sequence: an MLP's features, its input and its output; logits
     widest = prompt * (2 * config.intermediate // tp + 4 * config.hidden)
     logits = config.vocab * (prompt if engine.prefill_logits == "all" else 1)
-    sequence = cache_bytes(config, tp, prompt + gen, element_bytes) + (widest + logits) * element_bytes
+    sequence = (cache.numel() + widest + logits) * element_bytes
     needed = weights + batch * sequence
     if needed <= usable:
         return
-    most = int((usable - weights) // sequence)
-    if most >= 1:
-        hint = f"a batch of {most} fits"
+    largest_batch = int((usable - weights) // sequence)
+    if largest_batch >= 1:
+        hint = f"a batch of {largest_batch} fits"
     else:
         layers = int(config.layers * usable / (weights + sequence))
         hint = f"use more ranks with memory of their own, or a model of about {layers} layers"
@@ -72,3 +64,14 @@ def free_bytes(device: torch.device, ranks_here: int) -> float:
         return float(fields["MemAvailable"].split()[0]) * 1024 / ranks_here
     except (OSError, KeyError):
         return float(pages) * os.sysconf("SC_PAGE_SIZE") / ranks_here
+
+
+@contextlib.contextmanager
+def enough_memory() -> Iterator[None]:
+    """Turn running out of a GPU's memory into InfeasibleError."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise InfeasibleError(
+            f"out of memory: {str(error).splitlines()[0]}", hint="use more ranks, a smaller batch or a shorter context"
+        ) from None

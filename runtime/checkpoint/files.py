@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "llamaLadder")
-# of safetensors, by the names of `--dtype`
-DTYPES = {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}
+# names of config.DTYPES by those of safetensors
+DTYPE_NAMES = {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 
 # tensors that an error names
@@ -82,7 +82,7 @@ class Checkpoint:
     @property
     def dtype(self) -> str:
         """Of the embedding, and as a rule of every matrix: fp32, bf16 or fp16."""
-        return DTYPES[self.tensors[EMBEDDING].dtype]
+        return DTYPE_NAMES[self.tensors[EMBEDDING].dtype]
 
     def source(self, name: str, _shape: Shape) -> Stored:
         """Where a tensor comes from, for `weights.fill`."""
@@ -165,8 +165,8 @@ def _misfits(shapes: Mapping[str, Shape], tensors: Mapping[str, Stored]) -> Iter
             yield f"{name} {list(shape)} is missing"
         elif stored.shape != shape:
             yield f"{name} is {list(stored.shape)}, must be {list(shape)}"
-        elif stored.dtype not in DTYPES:
-            yield f"{name} is {stored.dtype}, must be {', '.join(DTYPES)}"
+        elif stored.dtype not in DTYPE_NAMES:
+            yield f"{name} is {stored.dtype}, must be {', '.join(DTYPE_NAMES)}"
     for name, stored in tensors.items():
         # a tied LM head that is stored all the same, and what transformers 4.31 and older stored of the rotary table
         if name not in shapes and name != LM_HEAD and not name.endswith("rotary_emb.inv_freq"):

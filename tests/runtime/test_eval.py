@@ -91,8 +91,8 @@ def test_one_command_shows_the_original_beside_the_hybrid(
         (("convert", "{new}", "--ladder-layers", "2", "--out", "{new}"), "No such file"),
         (("eval", "{folder}", "--text", "{new}"), "No such file"),
         (("eval", "{folder}", "--text", "{folder}/model.safetensors.index.json", "--context", "513"), "513 tokens"),
-        (("eval", "{folder}", "--text", "{folder}/model-00001-of-00004.safetensors"), "no UTF-8"),
-        (("eval", "{folder}", "--text", "/dev/null"), "1 tokens: needs 2"),
+        (("eval", "{folder}", "--text", "{folder}/model-00001-of-00004.safetensors"), "not UTF-8"),
+        (("eval", "{folder}", "--text", "/dev/null"), "1 tokens: must be 2"),
         (("eval", "{folder}", "--text", "/dev/null", "--context", "1"), "context is 1"),
     ],
 )
