@@ -31,7 +31,7 @@ def chosen_format(*, json: bool, csv: bool, save: Path | None) -> str:
         return "text"
     if save.suffix.lower() not in FORMATS:
         raise UsageError(
-            f"--save '{save}': the extension says no known format",
+            f"--save '{save}': unknown extension '{save.suffix}'",
             hint=f"use {', '.join(FORMATS)}, or add --json or --csv",
         )
     return FORMATS[save.suffix.lower()]

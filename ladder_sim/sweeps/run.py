@@ -136,7 +136,7 @@ def run_to_file(
     Raises
     ------
     UsageError
-        The extension says no known format, the file cannot be written, or what is left is another sweep's.
+        The extension is unknown, the file cannot be written, or what is left is another sweep's.
     MissingDependencyError
         Parquet is wanted and pyarrow is absent.
     """
@@ -153,7 +153,7 @@ def run_to_file(
 def file_format(path: Path) -> str:
     """The format that an extension means."""
     if path.suffix.lower() not in FORMATS:
-        raise UsageError(f"'{path}': the extension says no known format", hint=f"use {', '.join(FORMATS)}")
+        raise UsageError(f"'{path}': unknown extension '{path.suffix}'", hint=f"use {', '.join(FORMATS)}")
     return FORMATS[path.suffix.lower()]
 
 

@@ -181,7 +181,9 @@ def test_the_default_table() -> None:
     assert found["standard"] == 1
     assert 1 < found["ladder"] < found["upper-bound"]
     assert re.search(
-        r"^measured share \d+% \(of standard's time, profile h100-sxm-gpt-fast\); standard rests on$", ran.out, re.M
+        r"^\d+% of standard's time is measured \(profile h100-sxm-gpt-fast\)\. Sources of standard's time:$",
+        ran.out,
+        re.M,
     )
     assert "…" not in ran.out
     shares = [float(found) for found in re.findall(r"^  [a-z]+ +([\d.]+)%  ", ran.out, re.M)]

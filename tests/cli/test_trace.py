@@ -61,7 +61,7 @@ def test_replay_compares_with_the_recording_and_gates(file: Path, tmp_path: Path
 
 def test_predict_answers_what_ladder_would_give(file: Path, tmp_path: Path) -> None:
     text = shown("predict", file, "--no-launch-gaps", "--variant", "standard,ladder")
-    assert f"{LAYERS} layers found" in text
+    assert f"{LAYERS} layers\n" in text
     saved = tmp_path / "variants.json"
     document = json.loads(shown("predict", file, "--no-launch-gaps", "--json", "--save-trace", saved))
     assert list(document["variants"]) == ["standard", "ladder", "upper-bound"]
@@ -85,7 +85,7 @@ def test_export_writes_a_predicted_step_that_predict_reads(tmp_path: Path) -> No
     graph = load([path])
     assert sum(op.kind == "all_reduce" for op in graph.ops) == 64
     assert graph.ops[-1].end_s > 0
-    assert "32 layers found" in shown("predict", path)
+    assert "32 layers\n" in shown("predict", path)
 
 
 def test_diff_puts_two_runs_side_by_side(file: Path, tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_timeline_has_its_streams_in_order_and_marks_iterations(tmp_path: Path
         (("predict", "FILE", "--step", "ProfilerStep#9"), "no step"),
         (("predict", "FILE", "--stream-wait", "fast"), "--stream-wait"),
         (("export", "FILE", "--phase", "training"), "neither prefill nor decode"),
-        (("info", "FILE", "--plot", "timeline.gif"), "no known format"),
+        (("info", "FILE", "--plot", "timeline.gif"), "unknown extension"),
     ],
 )
 def test_errors_say_what_to_do(file: Path, arguments: tuple[str, ...], says: str) -> None:

@@ -191,7 +191,7 @@ def test_a_figure_is_drawn_as_png_and_svg(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_drawn_is_said_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="the extension says no known format"):
+    with pytest.raises(UsageError, match="unknown extension"):
         save_figure(go.Figure(), tmp_path / "figure.gif")
     with pytest.raises(UsageError, match="no folder"):
         save_figure(go.Figure(), tmp_path / "none" / "figure.html")

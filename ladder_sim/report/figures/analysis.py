@@ -66,17 +66,21 @@ def tornado_figure(
     """Change of one variant's request time as each figure falls and rises; `compact` for a part of a page."""
     import plotly.graph_objects as go
 
-    visible = [one for one in sensitivities if one.widest(variant) >= SEEN]
-    visible = sorted(visible, key=lambda one: -one.widest(variant))[:MAX_BARS]
+    visible = [item for item in sensitivities if item.widest(variant) >= SEEN]
+    visible = sorted(visible, key=lambda item: -item.widest(variant))[:MAX_BARS]
     if compact:
         # a name above its value leaves room for the bars on a phone
-        names = [f"{field_title(one.figure)}<br>{field_text(one.figure, float(f'{one.value:.3g}'))}" for one in visible]
+        values = [float(f"{item.value:.3g}") for item in visible]
+        names = [
+            f"{field_title(item.figure)}<br>{field_text(item.figure, value)}"
+            for item, value in zip(visible, values, strict=True)
+        ]
     else:
-        names = [f"{field_label(one.figure)} ({field_text(one.figure, one.value)})" for one in visible]
+        names = [f"{field_label(item.figure)} ({field_text(item.figure, item.value)})" for item in visible]
     drawn = figure(f"Sensitivity of {variant}'s request time", subtitle)
     for name, colour, changes in (
-        (f"figure divided by {1 + step:g}", _LOWER_COLOUR, [one.responses[variant].request_lower for one in visible]),
-        (f"figure times {1 + step:g}", _HIGHER_COLOUR, [one.responses[variant].request_higher for one in visible]),
+        (f"figure divided by {1 + step:g}", _LOWER_COLOUR, [item.responses[variant].request_lower for item in visible]),
+        (f"figure times {1 + step:g}", _HIGHER_COLOUR, [item.responses[variant].request_higher for item in visible]),
     ):
         drawn.add_trace(
             go.Bar(

@@ -1,4 +1,4 @@
-"""A cross-check's predictions beside its measurements: latencies by parity, speedups by link."""
+"""A cross-check's predictions against its measurements: latencies by parity, speedups by link."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any

@@ -151,21 +151,21 @@ def check_plot_path(path: Path) -> None:
     Raises
     ------
     UsageError
-        The extension says no known format, or the folder is missing.
+        The extension is unknown, or the folder is missing.
     MissingDependencyError
-        A PNG or SVG is wanted and kaleido is absent.
+        A PNG or SVG is wanted and kaleido is not installed.
     """
     if path.suffix.lower() not in FILE_TYPES:
         raise UsageError(
-            f"--plot '{path}': the extension says no known format", hint=f"use one of {', '.join(FILE_TYPES)}"
+            f"--plot '{path}': unknown extension '{path.suffix}'", hint=f"use one of {', '.join(FILE_TYPES)}"
         )
     if not path.parent.is_dir():
         raise UsageError(
-            f"--plot '{path}' cannot be written: no folder '{path.parent}'", hint="choose a folder that is there"
+            f"--plot '{path}' cannot be written: no folder '{path.parent}'", hint="choose an existing folder"
         )
     if path.suffix.lower() != ".html" and find_spec("kaleido") is None:
         raise MissingDependencyError(
-            f"--plot '{path}' needs kaleido, which is absent",
+            f"--plot '{path}' needs kaleido, which is not installed",
             hint='pip install "ladder-sim[plots]", or write an .html file',
         )
 
@@ -176,9 +176,9 @@ def save_figure(figure: "go.Figure", path: Path) -> None:
     Raises
     ------
     UsageError
-        The extension says no known format, or the file cannot be written.
+        The extension is unknown, or the file cannot be written.
     MissingDependencyError
-        A PNG or SVG is wanted, and kaleido or the browser it draws with is absent.
+        A PNG or SVG is wanted, and kaleido or the browser it draws with is not installed.
     """
     check_plot_path(path)
     try:
@@ -189,7 +189,7 @@ def save_figure(figure: "go.Figure", path: Path) -> None:
             _write_image(figure, path)
     except OSError as error:
         raise UsageError(
-            f"--plot '{path}' cannot be written: {error.strerror or error}", hint="choose a folder that is there"
+            f"--plot '{path}' cannot be written: {error.strerror or error}", hint="choose an existing folder"
         ) from error
 
 
@@ -204,8 +204,8 @@ def _write_image(figure: "go.Figure", path: Path) -> None:
             scale=PNG_SCALE if path.suffix.lower() == ".png" else 1,
         )
     except RuntimeError as error:
-        # plotly's own error, whatever kaleido met
+        # plotly wraps every error of kaleido's in this one
         raise MissingDependencyError(
-            f"--plot '{path}' needs Chrome or Chromium, with which kaleido draws",
+            f"--plot '{path}' needs Chrome or Chromium, which kaleido draws with",
             hint="install the package chromium, or run plotly_get_chrome, or write an .html file",
         ) from error

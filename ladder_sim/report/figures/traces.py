@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _MS = 1e3
 _COMM, _EXPOSED, _HOST, _SYNC, _SMALL = "communication", "exposed communication", "CPU", "waiting CPU", "other kernels"
-# what is told apart, in the order of the legend
+# kinds of bars, in the order of the legend
 _COLOURS = {
     "gemm": SERIES_COLOURS[0],
     "attention": SERIES_COLOURS[1],
@@ -25,10 +25,10 @@ _COLOURS = {
 }
 # height of a stream, and of title, axis and legend together
 ROW_PX, AROUND_PX = 36, 190
-# bars of a run that a browser still draws at once
-MOST_OPS = 20_000
-# iterations whose names fit beside each other
-MOST_STEPS = 12
+# bars of a run that a browser draws without delay
+MAX_OPS = 20_000
+# iterations whose names fit next to each other
+MAX_STEPS = 12
 
 
 def trace_figure(runs: Mapping[str, TraceGraph], title: str) -> "go.Figure":
@@ -43,19 +43,19 @@ def trace_figure(runs: Mapping[str, TraceGraph], title: str) -> "go.Figure":
             lane.rank: (f"{name}, " if len(runs) > 1 else "") + (f"rank {lane.rank} " if several else "")
             for lane in graph.lanes
         }
-        for op in graph.ops[:MOST_OPS]:
+        for op in graph.ops[:MAX_OPS]:
             if op.end_s > op.start_s:
                 lane = graph.lanes[op.lane]
                 bars[_group(op.kind)].append((prefixes[lane.rank] + lane.name, op.start_s, op.end_s, short(op.name)))
-        talking = graph.communication_lanes()
+        communicating = graph.communication_lanes()
         for rank, prefix in prefixes.items():
             exposed = exposed_spans(graph, rank)
             bars[_EXPOSED] += [(f"{prefix}exposed", start_s, end_s, _EXPOSED) for start_s, end_s in exposed]
             own = [number for number, lane in enumerate(graph.lanes) if lane.rank == rank]
-            rows += [prefix + graph.lanes[number].name for number in sorted(own, key=talking.__contains__)]
+            rows += [prefix + graph.lanes[number].name for number in sorted(own, key=communicating.__contains__)]
             rows.append(f"{prefix}exposed")
-    shown = {row for spans in bars.values() for row, *_ in spans}
-    rows = [row for row in rows if row in shown]
+    drawn_rows = {row for spans in bars.values() for row, *_ in spans}
+    rows = [row for row in rows if row in drawn_rows]
     figure = go.Figure(
         [
             go.Bar(
@@ -88,8 +88,8 @@ def trace_figure(runs: Mapping[str, TraceGraph], title: str) -> "go.Figure":
 
 
 def _mark_steps(figure: "go.Figure", graph: TraceGraph) -> None:
-    """Where iterations begin, if their names have room."""
-    for step, name in enumerate(graph.steps if len(graph.steps) <= MOST_STEPS else ()):
+    """Where iterations begin, if there is room for their names."""
+    for step, name in enumerate(graph.steps if len(graph.steps) <= MAX_STEPS else ()):
         start_s = min((op.start_s for op in graph.ops if op.step == step), default=None)
         if start_s is not None:
             figure.add_vline(

@@ -1,4 +1,4 @@
-"""Predictions beside measurements: parity, and the errors by TP degree, batch and interconnect."""
+"""Predictions against measurements: parity, and the errors by TP degree, batch and interconnect."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,13 +16,13 @@ _PALE_COLOUR = "#BFBFBF"
 _Row = tuple[Comparison, Quantity]
 
 
-def error_figure(data: Dataset, found: ComparisonsByLevel) -> "go.Figure":
+def error_figure(data: Dataset, comparisons: ComparisonsByLevel) -> "go.Figure":
     """Speedups at the strongest level, predicted over measured, and how far apart; hollow: rows seen by the fit."""
     import plotly.graph_objects as go
 
-    level, comparisons = list(found.items())[-1]
-    rows = sorted(((one, one.speedup) for one in comparisons if one.speedup), key=_order)
-    drawn = figure(f"Speedup over standard, predicted and measured: {data.name}", _summary(level, comparisons))
+    level, strongest = list(comparisons.items())[-1]
+    rows = sorted(((row, row.speedup) for row in strongest if row.speedup), key=_order)
+    drawn = figure(f"Speedup over standard, predicted and measured: {data.name}", _summary(level, strongest))
     drawn.update_layout(
         width=_SIZE_PX[0],
         height=_SIZE_PX[1],
@@ -41,7 +41,7 @@ def error_figure(data: Dataset, found: ComparisonsByLevel) -> "go.Figure":
     # drawn first, so that the axis is in this order whatever each variant lacks
     places = list(zip(*map(_place, rows), strict=True))
     drawn.add_trace(go.Scatter(x=places, y=[None] * len(rows), xaxis="x2", yaxis="y2", showlegend=False))
-    for variant in dict.fromkeys(one.measurement.variant for one, _ in rows):
+    for variant in dict.fromkeys(row.measurement.variant for row, _ in rows):
         own = [row for row in rows if row[0].measurement.variant == variant]
         for seen in (False, True):
             members = [row for row in own if row[0].seen == seen]
@@ -54,23 +54,23 @@ def error_figure(data: Dataset, found: ComparisonsByLevel) -> "go.Figure":
 
 
 def _summary(level: str, comparisons: Sequence[Comparison]) -> str:
-    found = spread([one.speedup for one in unseen(comparisons)])
-    if found is None:
+    errors = spread([row.speedup for row in unseen(comparisons)])
+    if errors is None:
         return f"{level}: nothing to compare"
     return (
-        f"{level}: {found.rows} speedups that no fit has seen err {found.mean_error:.1%} on average, "
-        f"{found.max_error:.1%} at most; {found.inside:.0%} lie inside their interval"
+        f"{level}: {errors.rows} speedups that no fit has seen: error {errors.mean_error:.1%} on average, "
+        f"{errors.max_error:.1%} at most; {errors.inside:.0%} lie inside their interval"
     )
 
 
 def _parity(go: Any, name: str, variant: str, rows: Sequence[_Row]) -> Any:
     speedups = [speedup for _, speedup in rows]
     return go.Scatter(
-        x=[one.measured for one in speedups],
-        y=[one.predicted.value for one in speedups],
+        x=[speedup.measured for speedup in speedups],
+        y=[speedup.predicted.value for speedup in speedups],
         error_y={
-            "array": [one.predicted.high - one.predicted.value for one in speedups],
-            "arrayminus": [one.predicted.value - one.predicted.low for one in speedups],
+            "array": [speedup.predicted.high - speedup.predicted.value for speedup in speedups],
+            "arrayminus": [speedup.predicted.value - speedup.predicted.low for speedup in speedups],
             "color": _PALE_COLOUR,
             "thickness": 1.5,
             "width": 0,

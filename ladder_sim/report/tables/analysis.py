@@ -1,4 +1,4 @@
-"""The answers of `ladder_sim.analysis` as tables for people."""
+"""The answers of `ladder_sim.analysis` as tables."""
 
 from collections.abc import Sequence
 
@@ -11,110 +11,112 @@ from ladder_sim.analysis.compare import Candidate
 from ladder_sim.analysis.sensitivity import SEEN, Sensitivity
 from ladder_sim.report.labels import field_label, field_text
 from ladder_sim.report.tables.console import table
-from ladder_sim.units import format_bytes, format_seconds
+from ladder_sim.units import format_bytes, format_rate, format_seconds
 
 
-def breakeven_report(found: BreakEven) -> RenderableType:
-    """Where the speedup passes the bound, and what it is at the ends of the range."""
-    name, (low, high) = field_label(found.field), found.ends
-    asked = f"{found.variant} over {found.over}, speedup {found.bound:.4g}, along {name}"
-    rows = [(field_text(found.field, low[0]), f"{low[1]:.4f}", "lowest value that can run")]
-    for crossing in found.crossings:
+def breakeven_report(result: BreakEven) -> RenderableType:
+    """Where the speedup crosses the bound, and what it is at the ends of the range."""
+    name, (low, high) = field_label(result.field), result.ends
+    head = f"{result.variant} over {result.over}, speedup {result.bound:.4g}, along {name}"
+    rows = [(field_text(result.field, low[0]), f"{low[1]:.4f}", "lowest value that can run")]
+    for crossing in result.crossings:
         direction = "rises above" if crossing.rising else "falls below"
-        rows.append((field_text(found.field, crossing.value), f"{found.bound:.4f}", f"{direction} the bound"))
-    rows.append((field_text(found.field, high[0]), f"{high[1]:.4f}", "highest value that can run"))
-    parts: list[RenderableType] = [Text(asked, "bold"), table((name, "speedup", ""), rows, wrapped=())]
-    if not found.crossings:
-        side = "above" if low[1] > found.bound else "at or below"
-        parts.append(Text(f"no crossing: {side} the bound at every value looked at ({len(found.values)})"))
+        rows.append((field_text(result.field, crossing.value), f"{result.bound:.4f}", f"{direction} the bound"))
+    rows.append((field_text(result.field, high[0]), f"{high[1]:.4f}", "highest value that can run"))
+    parts: list[RenderableType] = [Text(head, "bold"), table((name, "speedup", ""), rows, wrapped=())]
+    if not result.crossings:
+        side = "above" if low[1] > result.bound else "at or below"
+        parts.append(Text(f"no crossing: {side} the bound at all {len(result.values)} values tried"))
     return Group(*parts)
 
 
-def sensitivity_report(found: Sequence[Sensitivity], step: float) -> RenderableType:
+def sensitivity_report(sensitivities: Sequence[Sensitivity], step: float) -> RenderableType:
     """Elasticities of every variant's time and speedup, heaviest first; figures that change nothing are counted."""
-    variants = list(found[0].responses)
-    seen = [one for one in found if max(map(one.widest, variants)) >= SEEN]
+    variants = list(sensitivities[0].responses)
+    visible = [figure for figure in sensitivities if max(map(figure.widest, variants)) >= SEEN]
     gains = [name for name in variants if name != "standard"]
     columns = ("figure", "value", *(f"{name} time" for name in variants), *(f"{name} speedup" for name in gains))
     rows = [
         (
-            field_label(one.figure),
-            field_text(one.figure, one.value),
-            *(f"{one.responses[name].request_elasticity:+.3f}" for name in variants),
-            *(f"{one.responses[name].speedup_elasticity:+.3f}" for name in gains),
+            field_label(figure.figure),
+            field_text(figure.figure, figure.value),
+            *(f"{figure.responses[name].request_elasticity:+.3f}" for name in variants),
+            *(f"{figure.responses[name].speedup_elasticity:+.3f}" for name in gains),
         )
-        for one in seen
+        for figure in visible
     ]
     head = f"elasticity: change of a request's time and of the speedup per change of the figure, each by {step:.0%}"
     return Group(
         Text(head, "bold"),
         table(columns, rows, wrapped=columns[2:]),
-        Text(f"{len(found) - len(seen)} more figures change the request's time by less than {SEEN:.2%}"),
+        Text(f"{len(sensitivities) - len(visible)} more figures change the request's time by less than {SEEN:.2%}"),
     )
 
 
-def advice_report(found: Advice) -> RenderableType:
+def advice_report(advice: Advice) -> RenderableType:
     """The best of each variant, and the Pareto front."""
-    best = found.best
-    head = f"best by {found.objective}: {best.variant}, TP {best.tp}, batch {best.batch}"
-    left = f"left out: {found.unfit} pairs of TP and batch that do not fit, {found.beyond} options beyond a bound"
+    best = advice.best
+    head = f"best by {advice.objective}: {best.variant}, TP {best.tp}, batch {best.batch}"
+    excess = f"{advice.beyond} option{'s exceed' if advice.beyond != 1 else ' exceeds'} --max-tpot or --max-ttft"
     return Group(
         Text(head, "bold"),
-        _options("best of each variant", list(found.best_by_variant.values())),
+        _options("best of each variant", list(advice.best_by_variant.values())),
         Text(),
-        _options("Pareto front of TPOT and tok/s per GPU", found.front),
+        _options("Pareto front of TPOT and tok/s per GPU", advice.front),
         Text(),
-        Text(left),
+        Text(f"left out: {advice.unfit} pairs of TP and batch do not fit, {excess}"),
     )
 
 
 def _options(title: str, options: Sequence[Option]) -> RenderableType:
-    priced = options[0].usd_per_Mtoken is not None
     columns = ("variant", "TP", "batch", "TTFT", "TPOT", "tok/s", "tok/s per GPU", "memory", "$/Mtoken")
     rows = [
         (
-            one.variant,
-            str(one.tp),
-            str(one.batch),
-            format_seconds(one.ttft_s),
-            format_seconds(one.tpot_s),
-            f"{one.tokens_per_s:.4g}",
-            f"{one.tokens_per_gpu:.4g}",
-            format_bytes(one.memory_bytes),
-            "" if one.usd_per_Mtoken is None else f"{one.usd_per_Mtoken:.3g}",
+            option.variant,
+            str(option.tp),
+            str(option.batch),
+            format_seconds(option.ttft_s),
+            format_seconds(option.tpot_s),
+            format_rate(option.tokens_per_s),
+            format_rate(option.tokens_per_gpu),
+            format_bytes(option.memory_bytes),
+            _price(option.usd_per_Mtoken),
         )
-        for one in options
+        for option in options
     ]
-    kept = len(columns) if priced else -1
+    kept = len(columns) if options[0].usd_per_Mtoken is not None else -1
     return table(columns[:kept], [row[:kept] for row in rows], title=title)
 
 
-def comparison_report(found: Sequence[Candidate]) -> RenderableType:
+def _price(usd_per_Mtoken: float | None) -> str:
+    return "" if usd_per_Mtoken is None else f"{usd_per_Mtoken:.3g}"
+
+
+def comparison_report(candidates: Sequence[Candidate]) -> RenderableType:
     """Every variant on every candidate, and how much faster it is than on the first."""
-    first = found[0]
-    priced = any(one.usd_per_gpu_hour is not None for one in found)
+    first = candidates[0]
     columns = ("variant", "on", "TTFT", "TPOT", "tok/s (90%)", f"over {first.name}", "speedup", "$/Mtoken")
     rows = []
     for variant, base in first.predictions.items():
-        for one in found:
-            here = one.predictions[variant]
-            rate, price = here.tokens_per_s, one.token_price(variant)
+        for candidate in candidates:
+            prediction = candidate.predictions[variant]
+            rate = prediction.tokens_per_s
             rows.append(
                 (
-                    variant if one is first else "",
-                    one.name,
-                    format_seconds(here.ttft_s),
-                    "-" if here.tpot_s is None else format_seconds(here.tpot_s),
-                    f"{rate.value:.4g} ({rate.low:.4g}-{rate.high:.4g})",
-                    f"{base.request_s / here.request_s:.2f}x",
-                    f"{here.speedup.value:.2f}",
-                    "" if price is None else f"{price:.3g}",
+                    variant if candidate is first else "",
+                    candidate.name,
+                    format_seconds(prediction.ttft_s),
+                    "-" if prediction.tpot_s is None else format_seconds(prediction.tpot_s),
+                    f"{format_rate(rate.value)} ({format_rate(rate.low)}-{format_rate(rate.high)})",
+                    f"{base.request_s / prediction.request_s:.2f}x",
+                    f"{prediction.speedup.value:.2f}",
+                    _price(candidate.token_price(variant)),
                 )
             )
-    kept = len(columns) if priced else -1
-    where = "; ".join(f"{one.name}: TP {one.scenario.tp}, profile {_profile(one)}" for one in found)
+    kept = len(columns) if any(candidate.usd_per_gpu_hour is not None for candidate in candidates) else -1
+    profiles = [next(iter(candidate.predictions.values())).confidence.profile for candidate in candidates]
+    where = "; ".join(
+        f"{candidate.name}: TP {candidate.scenario.tp}, profile {profile}"
+        for candidate, profile in zip(candidates, profiles, strict=True)
+    )
     return Group(Text(where, "bold"), table(columns[:kept], [row[:kept] for row in rows], left=2, wrapped=()))
-
-
-def _profile(one: Candidate) -> str:
-    return next(iter(one.predictions.values())).confidence.profile

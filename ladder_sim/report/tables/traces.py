@@ -1,4 +1,4 @@
-"""Traces as tables for people."""
+"""Traces as tables."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -20,13 +20,13 @@ SHOWN_UNEXPLAINED = 5
 
 
 def info_report(graph: TraceGraph, summary: RunSummary, top: int) -> RenderableType:
-    """What a trace holds, where its time goes, and what it does not say."""
+    """What a trace holds, where its time goes, and what it lacks."""
     parts: list[RenderableType] = [
         Text(
             f"{len(graph.ops)} ops on {len(graph.lanes)} streams and threads of {len(summary.ranks)} "
             f"rank{'s' if len(summary.ranks) > 1 else ''}, {format_seconds(summary.seconds)}"
         ),
-        Text(f"steps: {', '.join(graph.steps) or 'none marked, and nothing repeats'}\n"),
+        Text(f"steps: {', '.join(graph.steps) or 'none marked, none recognised'}\n"),
     ]
     if top:
         totals = [
@@ -63,46 +63,46 @@ def info_report(graph: TraceGraph, summary: RunSummary, top: int) -> RenderableT
     return Group(*parts, *_notes(graph))
 
 
-def replay_report(found: Replay, *, changed: bool = False) -> RenderableType:
-    """How far the replay, of a graph that was `changed` or not, is from the recording; which ops it cannot explain."""
+def replay_report(replay: Replay, *, changed: bool = False) -> RenderableType:
+    """The replay, of a graph that was `changed` or not, against the recording, and the waits that it leaves out."""
     rows = [
         [step.name, format_seconds(step.recorded_s), format_seconds(step.replayed_s), f"{step.error:+.2%}"]
-        for step in found.steps
+        for step in replay.steps
     ]
     unexplained = [
         [
             short(wait.op.name),
-            found.graph.lanes[wait.op.lane].name,
+            replay.graph.lanes[wait.op.lane].name,
             format_seconds(wait.op.start_s),
             format_seconds(wait.seconds),
         ]
-        for wait in found.unexplained()[:SHOWN_UNEXPLAINED]
+        for wait in replay.unexplained()[:SHOWN_UNEXPLAINED]
     ]
     columns = ["step", "recorded", "replayed", "change" if changed else "error"]
     parts: list[RenderableType] = [table(columns, rows, title="Replay")]
     if unexplained:
-        title = "Longest waits on a device that nothing in the trace explains, left out of the replay"
+        title = "Longest device waits that nothing in the trace explains, left out of the replay"
         parts += [Text(), table(["op", "stream", "at", "waited"], unexplained, left=2, title=title)]
-    return Group(*parts, *_notes(found.graph))
+    return Group(*parts, *_notes(replay.graph))
 
 
-def variants_report(recorded: TraceGraph, layers: int, found: Mapping[str, VariantTime]) -> RenderableType:
-    """A recorded step beside its other wirings."""
+def variants_report(recorded: TraceGraph, layers: int, times: Mapping[str, VariantTime]) -> RenderableType:
+    """A recorded step and its other wirings."""
     rows = [
         [
             name,
-            format_seconds(one.seconds),
-            f"{one.speedup:.2f}x",
-            format_seconds(one.comm.comm_s),
-            format_seconds(one.comm.hidden_s),
-            format_seconds(one.comm.exposed_s),
+            format_seconds(time.seconds),
+            f"{time.speedup:.2f}x",
+            format_seconds(time.comm.comm_s),
+            format_seconds(time.comm.hidden_s),
+            format_seconds(time.comm.exposed_s),
         ]
-        for name, one in found.items()
+        for name, time in times.items()
     ]
     return Group(
-        Text(f"{layers} layers found\n"),
+        Text(f"{layers} layers\n"),
         table(["variant", "step", "speedup", "communicating", "hidden", "exposed"], rows),
-        Text("\nKernels keep their recorded times: what runs side by side does not slow each other down."),
+        Text("\nKernels keep their recorded times; those that overlap are not slowed down."),
         *_notes(recorded),
     )
 
@@ -117,7 +117,7 @@ def diff_report(first: tuple[str, TraceGraph], second: tuple[str, TraceGraph]) -
             kinds[-1][total.kind] += total.seconds
     rows = [
         ["whole run", *_sides(summaries[0].seconds, summaries[1].seconds)],
-        ["exposed communication", *_sides(*(sum(rank.exposed_s for rank in one.ranks) for one in summaries))],
+        ["exposed communication", *_sides(*(sum(rank.exposed_s for rank in summary.ranks) for summary in summaries))],
     ]
     ordered = sorted({*kinds[0], *kinds[1]}, key=lambda kind: -max(kinds[0][kind], kinds[1][kind]))
     rows += [[kind, *_sides(kinds[0][kind], kinds[1][kind])] for kind in ordered]
@@ -129,12 +129,14 @@ def short(name: str) -> str:
     return name if len(name) <= SHOWN_NAME else f"{name[: SHOWN_NAME - 3]}..."
 
 
-def _sides(one_s: float, other_s: float) -> list[str]:
-    change = f"{other_s / one_s - 1.0:+.1%}" if one_s else "-"
-    return [format_seconds(one_s), format_seconds(other_s), change]
+def _sides(first_s: float, second_s: float) -> list[str]:
+    change = f"{second_s / first_s - 1.0:+.1%}" if first_s else "-"
+    return [format_seconds(first_s), format_seconds(second_s), change]
 
 
 def _notes(graph: TraceGraph) -> list[Text]:
     return (
-        [Text("\nNot in the trace, or left out"), *(Text(f"- {note}") for note in graph.notes)] if graph.notes else []
+        [Text("\nMissing from the trace, or left out"), *(Text(f"- {note}") for note in graph.notes)]
+        if graph.notes
+        else []
     )

@@ -32,55 +32,55 @@ LEVEL_COLUMNS = (
 )
 
 
-def validation_report(data: Dataset, found: ComparisonsByLevel) -> RenderableType:
+def validation_report(data: Dataset, comparisons: ComparisonsByLevel) -> RenderableType:
     """Every row at the strongest level, then the summaries of each level."""
-    level, rows = list(found.items())[-1]
+    level, rows = list(comparisons.items())[-1]
     parts: list[RenderableType] = [Text(f"{data.name}: {len(data.measurements)} measured configurations", "bold")]
     for title, members in by_setup(rows).items():
-        noted = any(one.note for one in members)
+        noted = any(member.note for member in members)
         columns = (*ROW_COLUMNS, *SPEEDUP_COLUMNS, *(["note"] if noted else []))
-        body = [row_cells(one)[: len(columns)] for one in members]
+        body = [row_cells(member)[: len(columns)] for member in members]
         parts += [Text(), Text(f"{level} ({evidence(level)}): {title}")]
         parts.append(table(columns, body, wrapped=("predicted (90%)", "note")))
-    for level, rows in found.items():
+    for level, rows in comparisons.items():
         title = f"{level}: absolute errors, share of rows inside the 90 % interval, and its mean half-width"
-        body = [summary_cells(one) for one in summarize(rows)]
+        body = list(map(summary_cells, summarize(rows)))
         parts += [Text(), Text(title), table(SUMMARY_COLUMNS, body, wrapped=SUMMARY_COLUMNS[5:])]
-    title = "rows that no fit behind the predictions has seen: mean and largest absolute error, 90 % intervals"
-    parts += [Text(), Text(title), table(LEVEL_COLUMNS, level_cells(found), wrapped=LEVEL_COLUMNS[2:])]
+    title = "rows that the fit has not seen: mean and largest absolute error, 90 % intervals"
+    parts += [Text(), Text(title), table(LEVEL_COLUMNS, level_cells(comparisons), wrapped=LEVEL_COLUMNS[2:])]
     return Group(*parts)
 
 
-def level_cells(found: ComparisonsByLevel) -> list[tuple[str, ...]]:
+def level_cells(comparisons: ComparisonsByLevel) -> list[tuple[str, ...]]:
     """One row per level over what no fit has seen, by `LEVEL_COLUMNS`."""
     cells = []
-    for level, rows in found.items():
-        judged = unseen(rows)
-        ladder = [one for one in judged if one.measurement.variant == "ladder"]
-        direct = [one.speedup for one in ladder if one.measurement.configuration.p2p]
-        through_host = [one.speedup for one in ladder if not one.measurement.configuration.p2p]
-        others = [one.speedup for one in judged if one.measurement.variant in ("parallel", "upper-bound")]
-        quantities = [*(one.speedup for one in judged), *(one.tokens_per_s for one in judged)]
-        errors = (direct, through_host, others, [one.tokens_per_s for one in judged])
-        cells.append((level, str(len(judged)), *map(_errors, errors), *_coverage(quantities)))
+    for level, rows in comparisons.items():
+        unseen_rows = unseen(rows)
+        ladder = [row for row in unseen_rows if row.measurement.variant == "ladder"]
+        direct = [row.speedup for row in ladder if row.measurement.configuration.p2p]
+        through_host = [row.speedup for row in ladder if not row.measurement.configuration.p2p]
+        others = [row.speedup for row in unseen_rows if row.measurement.variant in ("parallel", "upper-bound")]
+        rates = [row.tokens_per_s for row in unseen_rows]
+        coverage = _coverage([*(row.speedup for row in unseen_rows), *rates])
+        cells.append((level, str(len(unseen_rows)), *map(_errors, (direct, through_host, others, rates)), *coverage))
     return cells
 
 
 def _errors(quantities: Iterable[Quantity | None]) -> str:
-    found = spread(quantities)
-    return f"{found.mean_error:.1%}, {found.max_error:.1%}" if found else "-"
+    errors = spread(quantities)
+    return f"{errors.mean_error:.1%}, {errors.max_error:.1%}" if errors else "-"
 
 
 def _coverage(quantities: Iterable[Quantity | None]) -> tuple[str, str]:
-    found = spread(quantities)
-    return (f"{found.inside:.0%}", f"{found.half_width:.1%}") if found else ("-", "-")
+    errors = spread(quantities)
+    return (f"{errors.inside:.0%}", f"{errors.half_width:.1%}") if errors else ("-", "-")
 
 
 def by_setup(rows: Sequence[Comparison]) -> dict[str, list[Comparison]]:
     """Rows under a title that says what they share."""
     parts: dict[str, list[Comparison]] = {}
-    for one in rows:
-        parts.setdefault(_setup(one.measurement.configuration), []).append(one)
+    for row in rows:
+        parts.setdefault(_setup(row.measurement.configuration), []).append(row)
     return parts
 
 
@@ -93,23 +93,23 @@ def _setup(configuration: Configuration) -> str:
     )
 
 
-def row_cells(one: Comparison) -> tuple[str, ...]:
+def row_cells(comparison: Comparison) -> tuple[str, ...]:
     """One comparison as text: `ROW_COLUMNS`, `SPEEDUP_COLUMNS` and the note."""
-    row, rate, speedup = one.measurement, one.tokens_per_s, one.speedup
+    row, rate, speedup = comparison.measurement, comparison.tokens_per_s, comparison.speedup
     predicted = speedup.predicted if speedup else None
     return (
         row.variant,
         str(row.configuration.tp),
         _on(row.configuration.p2p),
         str(row.configuration.batch),
-        "fit" if one.seen else "test",
+        "fit" if comparison.seen else "test",
         f"{row.tokens_per_s:.1f}",
         f"{rate.predicted.value:.1f}" if rate else "-",
         *_verdict(rate),
         f"{speedup.measured:.3f}" if speedup else "-",
         f"{predicted.value:.3f} ({predicted.low:.3f}-{predicted.high:.3f})" if predicted else "-",
         *_verdict(speedup),
-        one.note,
+        comparison.note,
     )
 
 
@@ -117,10 +117,11 @@ def _verdict(quantity: Quantity | None) -> tuple[str, str]:
     return (f"{quantity.error:+.1%}", "in" if quantity.inside else "out") if quantity else ("-", "-")
 
 
-def summary_cells(one: Summary) -> tuple[str, ...]:
+def summary_cells(summary: Summary) -> tuple[str, ...]:
     """One summary as text, by `SUMMARY_COLUMNS`."""
-    counts = str(one.rows), str(one.unseen)
-    return one.variant, _on(one.p2p), one.tps, *counts, *_spread(one.speedup), *_spread(one.tokens_per_s)
+    counts = str(summary.rows), str(summary.unseen)
+    spreads = *_spread(summary.speedup), *_spread(summary.tokens_per_s)
+    return summary.variant, _on(summary.p2p), summary.tps, *counts, *spreads
 
 
 def _on(p2p: bool) -> str:
