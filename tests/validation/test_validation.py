@@ -371,7 +371,7 @@ def test_a_users_file_goes_the_same_way(tmp_path: Path) -> None:
     [
         (("--level", "transfer"), "unknown level 'transfer'"),
         (("--level", "roofline", "--profile", "h100-sxm"), "exclude each other"),
-        (("--plot", "errors.pdf"), "no known format"),
+        (("--plot", "errors.pdf"), "unknown extension"),
         (("--json", "--csv"), "exclude each other"),
     ],
 )
