@@ -4,17 +4,27 @@ The public interface is what ``__all__`` names::
 
     from ladder_sim import Scenario, predict, sweep
 
-Who may import whom, each layer only what stands to its right::
+The way of a prediction through the package:
 
-    cli > explorer > report > analysis > sweeps > validation > prediction > intervals > requests > ranks > steps
-        > lower > costs, des > graph > specs > units > errors
+``specs``
+    what is asked: model, cluster, stack, workload
+``graph``
+    what one forward pass does, for each residual wiring
+``costs``
+    how long each op takes, and how sure that is
+``des``
+    tasks on streams that share a GPU; knows no transformers
+``simulate``
+    from ops to the seconds of a request
+``prediction``, ``confidence``
+    the answer, its intervals and sources
+``sweeps``, ``analysis``, ``validation``, ``traces``
+    many predictions, questions about them, published measurements, a profiler's traces
+``report``, ``explorer``, ``cli``
+    tables, figures and files; the page in the browser; the commands
 
-(``traces`` stands beside several of them.)
-
-``des`` knows tasks and resources only: it imports neither specs, graph nor costs. No module of this package imports
-``runtime``, ``calibration`` or torch, and a package that is slow to import (scipy, pydantic, plotly) is imported in the
-function that needs it, so that importing this package costs next to nothing. The contracts in ``pyproject.toml`` and
-``tests/project/test_imports.py`` hold every module to this.
+Who may import whom is stated in ``pyproject.toml`` (``[tool.importlinter]``). Packages that are slow to import (scipy,
+pydantic, plotly) are imported in the function that needs them, so that importing this package costs next to nothing.
 """
 
 from importlib import import_module

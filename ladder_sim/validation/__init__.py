@@ -1,5 +1,4 @@
-"""Published measurements beside predictions.
+"""Published measurements compared with predictions.
 
-`dataset` reads them, `splits` says which rows a calibration may see, `compare` predicts each row. May import
-everything below `ladder_sim.sweep`.
+`dataset` reads them, `splits` says which rows a calibration may see, `compare` predicts each row.
 """
