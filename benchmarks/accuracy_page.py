@@ -162,7 +162,7 @@ def _figures() -> str:
         if stack_fit is None:
             continue
         lines = []
-        for (figure, fitted), draws in zip(stack_fit.figures.items(), stack_fit.draws.T, strict=True):
+        for (figure, fitted), draws in zip(stack_fit.figures.items(), np.array(stack_fit.draws).T, strict=True):
             low, high = np.quantile(draws, (0.05, 0.95))
             within = f"{low:.3g} to {high:.3g}"
             verdict = "runs" if fitted.identified else "prior"

@@ -21,7 +21,7 @@ from ladder_sim.specs import catalog
 BOUND = 0.01
 VARIANTS = ("standard", "parallel", "ladder", "hybrid-ladder:8", "desync:2", "upper-bound")
 # larger nodes are cut to eight, as models' heads are
-MOST_GPUS_PER_NODE = 8
+MAX_GPUS_PER_NODE = 8
 NODES = (1, 2, 4)
 
 
@@ -67,7 +67,7 @@ def feasible(batch: int, prompt: int) -> Iterator[tuple[str, Scenario]]:
 
 def fitting(model: str, cluster: str, stack: str, batch: int, prompt: int) -> Scenario | None:
     """One prefill and one decode step of a scenario that fits its memory."""
-    per_node = min(catalog.cluster(cluster).gpus_per_node, MOST_GPUS_PER_NODE)
+    per_node = min(catalog.cluster(cluster).gpus_per_node, MAX_GPUS_PER_NODE)
     for nodes in NODES:
         degrees = [
             tp

@@ -31,7 +31,7 @@ def describe(profile: CalibrationProfile, source: Path | None = None) -> str:
     """
     rows = list(error_rows(profile, source))
     lines = [
-        f"profile {profile.name}, made {profile.created} on {profile.environment.get('device', profile.gpu)}",
+        f"profile {profile.name}, made {profile.created} on {profile.environment.get('device', profile.cluster_name)}",
         *(f"source  {part.what} ({_joined(part.citation, part.licence)})" for part in profile.sources),
         *_named("machine", profile.environment),
         *_named("between kernels", {name: f"{value:.3g}" for name, value in profile.overheads.items()}),

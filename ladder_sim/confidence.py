@@ -151,7 +151,8 @@ def _by_figure(
     names: list[str],
 ) -> dict[str, Widths]:
     """Spread over the fit's draws."""
-    columns = {name: stack_fit.draws[:, number] for number, name in enumerate(stack_fit.figures) if name in names}
+    draws = dict(zip(stack_fit.figures, np.array(stack_fit.draws).T, strict=True))
+    columns = {name: values for name, values in draws.items() if name in names}
     requests = simulate_requests(scenario, columns, variants, profile)
     log_s = {name: np.log(request.request_s) for name, request in requests.items()}
     return {
@@ -170,12 +171,12 @@ def _warnings(scenario: Scenario, costs: KernelCosts, memory: MemoryUse) -> list
         warnings.append("no measured profile: every time is a datasheet roofline")
     elif not costs.measured_here:
         warnings.append(
-            f"profile '{profile.name}' was measured on {profile.gpu}, whose GPU or in-node link has other figures: its "
-            "times are carried over by the ratio of the formulas"
+            f"profile '{profile.name}' was measured on {profile.cluster_name}, whose GPU or in-node link has other "
+            "figures: its times are carried over by the ratio of the formulas"
         )
-    elif not profile.is_of(scenario.cluster.gpu.name):
+    elif not profile.is_of(scenario.cluster.gpu):
         warnings.append(
-            f"profile '{profile.name}' is said to be of {profile.gpu}, but was measured on "
+            f"profile '{profile.name}' is said to be of {profile.cluster_name}, but was measured on "
             f"'{profile.environment['device']}'"
         )
     stack_fit = profile.stack_fit if profile else None

@@ -50,7 +50,7 @@ def _fit(options: argparse.Namespace) -> None:
             f"median errors above {MAX_MEDIAN_ERROR:.0%}: {'; '.join(fitted.refused)}",
             hint="measure longer, or write the profile anyway with --force",
         )
-    fabric = widest_fabric(store, cluster=fitted.profile.gpu, created=created) if options.fabric else ""
+    fabric = widest_fabric(store, cluster=fitted.profile.cluster_name, created=created) if options.fabric else ""
     save_profile(fitted.profile, options.out)
     print(options.out)
     if options.fabric:

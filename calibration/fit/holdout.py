@@ -5,15 +5,15 @@ from collections.abc import Mapping
 import numpy as np
 
 from calibration.fit.samples import Floats, MeasuredOp, Points
-from calibration.fit.tables import COLLECTIVES, KINDS, curve_of, roofline_s, table_of
+from calibration.fit.tables import COLLECTIVES, KINDS, curve_of, ideal_time_s, table_of
 from ladder_sim.costs.lookup import ErrorStats
-from ladder_sim.costs.profile import ReferenceGpu
+from ladder_sim.costs.roofline import Gpu
 
 # every point is held out of one trial, drawn at random
 TRIALS = 5
 
 
-def judge(medians: Mapping[MeasuredOp, Points], reference: ReferenceGpu) -> dict[MeasuredOp, ErrorStats | None]:
+def judge(medians: Mapping[MeasuredOp, Points], reference: Gpu) -> dict[MeasuredOp, ErrorStats | None]:
     """Errors of every op that becomes a table or a curve; the same draws every time.
 
     None for an op with fewer points than trials.
@@ -25,7 +25,7 @@ def judge(medians: Mapping[MeasuredOp, Points], reference: ReferenceGpu) -> dict
     }
 
 
-def _errors(op: MeasuredOp, points: Points, reference: ReferenceGpu) -> ErrorStats:
+def _errors(op: MeasuredOp, points: Points, reference: Gpu) -> ErrorStats:
     """Errors at all points but the ends of a curve, which lie between no others."""
     every = sorted(points)
     drawn = np.random.default_rng(0).permutation(every if len(op.axes) > 1 else every[1:-1]).tolist()
@@ -39,9 +39,9 @@ def _errors(op: MeasuredOp, points: Points, reference: ReferenceGpu) -> ErrorSta
     return ErrorStats.of(looked_up, measured)
 
 
-def _look_up(op: MeasuredOp, points: Points, reference: ReferenceGpu, columns: Mapping[str, Floats]) -> Floats:
+def _look_up(op: MeasuredOp, points: Points, reference: Gpu, columns: Mapping[str, Floats]) -> Floats:
     """Times that a prediction would take from the points."""
     for kind in KINDS:
         if kind == op.op:
-            return table_of(kind, points, reference).ratio(**columns)[0] * roofline_s(kind, columns, reference)
+            return table_of(kind, points, reference).ratio(**columns)[0] * ideal_time_s(kind, columns, reference)
     return curve_of(points).seconds_at(columns["bytes"])[0]

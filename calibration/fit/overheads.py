@@ -9,7 +9,8 @@ from scipy.optimize import least_squares
 
 from calibration.fit.samples import Floats, MeasuredOp, Points, Sample
 from calibration.fit.tables import KINDS
-from ladder_sim.costs.profile import JITTER_KEY, ReferenceGpu
+from ladder_sim.costs.profile import JITTER_KEY
+from ladder_sim.costs.roofline import Gpu
 
 LAUNCHES = ("eager_launch", "graph_launch", "graph_kernel")
 ELEMENTWISE = ("add", "norm")
@@ -23,9 +24,7 @@ START = (3e-6, 1e12)
 FIRST_NOISE, MIN_NOISE = 0.05, 1e-6
 
 
-def overheads(
-    medians: Mapping[MeasuredOp, Points], samples: Sequence[Sample], reference: ReferenceGpu
-) -> dict[str, float]:
+def overheads(medians: Mapping[MeasuredOp, Points], samples: Sequence[Sample], reference: Gpu) -> dict[str, float]:
     """Figures that were measured, by name: of a stack's specs, the jitter, a tiny kernel's time in a CUDA graph.
 
     Parameters

@@ -11,7 +11,8 @@ from calibration.fit.overlap import Slowdown, parameters, slowdowns
 from calibration.fit.samples import MeasuredOp, Points, SampleStore, medians
 from calibration.fit.tables import COLLECTIVES, DTYPE, KINDS, curve_of, table_of
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
-from ladder_sim.costs.profile import CalibrationProfile, ProfileSource, ReferenceGpu
+from ladder_sim.costs.profile import CalibrationProfile, ProfileSource
+from ladder_sim.costs.roofline import Gpu
 from ladder_sim.errors import ProfileError
 from ladder_sim.specs import catalog
 
@@ -56,8 +57,9 @@ def make_profile(store: SampleStore, *, name: str, cluster: str, created: str) -
     ProfileError
         There are no samples of GEMMs.
     """
-    gpu = catalog.cluster(cluster).gpu
-    reference = ReferenceGpu(**{field.name: getattr(gpu, field.name) for field in dataclasses.fields(ReferenceGpu)})
+    measured_on = catalog.cluster(cluster)
+    gpu = measured_on.gpu
+    reference = Gpu.of(gpu)
     points = medians(store.samples)
     if not any(op.op == "gemm" for op in points):
         raise ProfileError(f"samples '{store.path}' hold no GEMM", hint="`calibrate run` measures them")
@@ -67,7 +69,8 @@ def make_profile(store: SampleStore, *, name: str, cluster: str, created: str) -
     device = str(store.environment.get("gpu") or store.environment.get("cpu", ""))
     profile = CalibrationProfile(
         name=name,
-        gpu=str(Path(cluster).resolve()) if cluster.endswith(".toml") else catalog.cluster(cluster).name,
+        cluster=measured_on,
+        cluster_name=str(Path(cluster).resolve()) if cluster.endswith(".toml") else measured_on.name,
         created=created,
         environment={"device": device, **{key: str(value) for key, value in store.environment.items()}},
         sources=(
@@ -85,7 +88,7 @@ def make_profile(store: SampleStore, *, name: str, cluster: str, created: str) -
         f"{op.label}: {stats.median:.0%}" for op, stats in errors.items() if stats.median > MAX_MEDIAN_ERROR
     )
     elsewhere = f"measured on '{device}', while the GPU of '{cluster}' is {gpu.name}"
-    warnings = () if profile.is_of(gpu.name) else (elsewhere,)
+    warnings = () if profile.is_of(gpu) else (elsewhere,)
     return FittedProfile(
         profile=profile,
         errors={op.label: stats for op, stats in errors.items()},
@@ -97,7 +100,7 @@ def make_profile(store: SampleStore, *, name: str, cluster: str, created: str) -
 
 
 def _tables(
-    points: Mapping[MeasuredOp, Points], reference: ReferenceGpu, errors: Mapping[MeasuredOp, ErrorStats]
+    points: Mapping[MeasuredOp, Points], reference: Gpu, errors: Mapping[MeasuredOp, ErrorStats]
 ) -> dict[str, dict[str, RatioTable]]:
     ops = {op.op: op for op in points}
     return {

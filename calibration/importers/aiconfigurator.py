@@ -17,9 +17,10 @@ from calibration.importers.allreduce import all_reduce_curves, collective_curves
 from calibration.importers.grids import Grid, Series, distinct, merge
 from calibration.importers.thin import leave_one_out, predicted_s, thin
 from ladder_sim.costs.lookup import ErrorStats, RatioTable
-from ladder_sim.costs.profile import ELEMENT_BYTES, CalibrationProfile, ProfileSource, ReferenceGpu
-from ladder_sim.costs.roofline import AXES, Kind, grid_roofline_s
+from ladder_sim.costs.profile import CalibrationProfile, ProfileSource
+from ladder_sim.costs.roofline import AXES, ELEMENT_BYTES, Gpu, Kind, roofline_s, table_shape
 from ladder_sim.errors import UnknownNameError, UsageError
+from ladder_sim.specs import catalog
 
 Floats = NDArray[np.float64]
 Key = TypeVar("Key")
@@ -159,9 +160,11 @@ def make_profile(measured: Measurements, *, created: str) -> CalibrationProfile:
         return {dtype: table for (kind, dtype), table in tables.items() if kind == wanted}
 
     name = SYSTEMS[measured.system]
+    cluster = MEASURED_ON.get(name, name)
     return CalibrationProfile(
         name=name,
-        gpu=MEASURED_ON.get(name, name),
+        cluster=catalog.cluster(cluster),
+        cluster_name=cluster,
         created=created,
         environment=measured.environment,
         sources=(
@@ -185,11 +188,11 @@ def make_profile(measured: Measurements, *, created: str) -> CalibrationProfile:
     )
 
 
-def reference_gpu(measured: Measurements) -> ReferenceGpu:
+def reference_gpu(measured: Measurements) -> Gpu:
     """The GPU as stated in the package's file; its kernel floor is the fastest bf16 GEMM measured."""
     figures = measured.figures
     fastest_s = float(np.nanmin(_merged("gemm", measured.tables["gemm", "bf16"]).seconds))
-    return ReferenceGpu(
+    return Gpu(
         bf16_flops=figures["bfloat16_tc_flops"],
         fp8_flops=figures.get("fp8_tc_flops", figures["bfloat16_tc_flops"]),
         hbm_bandwidth_Bps=figures["mem_bw"],
@@ -197,15 +200,15 @@ def reference_gpu(measured: Measurements) -> ReferenceGpu:
     )
 
 
-def make_table(kind: Kind, dtype: str, series: list[Series], reference: ReferenceGpu) -> RatioTable:
+def make_table(kind: Kind, dtype: str, series: list[Series], reference: Gpu) -> RatioTable:
     """Table of the median over `series`, thinned, with its errors on the measurements that were left out."""
     grid = _merged(kind, series)
     seconds = _rounded(grid.seconds)
-    roofline_s = _roofline_s(kind, dtype, dict(zip(grid.axes, np.ix_(*grid.axes.values()), strict=True)), reference)
+    ideal_s = _ideal_s(kind, dtype, grid, reference)
     table = thin(
         grid.axes,
         seconds,
-        roofline_s,
+        ideal_s,
         max_points=min(MAX_POINTS[kind], int(MAX_SHARE * np.isfinite(seconds).sum())),
         target=TARGET_ERROR,
         keep=KEEP[kind],
@@ -218,7 +221,7 @@ def make_table(kind: Kind, dtype: str, series: list[Series], reference: Referenc
 
 
 def left_out_errors(
-    kind: Kind, dtype: str, table: RatioTable, series: list[Series], reference: ReferenceGpu
+    kind: Kind, dtype: str, table: RatioTable, series: list[Series], reference: Gpu
 ) -> dict[str, ErrorStats]:
     """Errors of `table` on the measurements that are not its grid points.
 
@@ -229,16 +232,17 @@ def left_out_errors(
         ``"leave-one-out"``: at grid points, with their axis value taken out of the grid.
     """
     grid = _merged(kind, series)
-    roofline_s = _roofline_s(kind, dtype, dict(zip(grid.axes, np.ix_(*grid.axes.values()), strict=True)), reference)
+    ideal_s = _ideal_s(kind, dtype, grid, reference)
     left = np.isfinite(grid.seconds)
     left[np.ix_(*(np.isin(v, kept) for v, kept in zip(grid.axes.values(), table.axes, strict=True)))] = False
-    errors = {"aggregated": ErrorStats.of(predicted_s(table, grid.axes, roofline_s)[left], grid.seconds[left])}
+    errors = {"aggregated": ErrorStats.of(predicted_s(table, grid.axes, ideal_s)[left], grid.seconds[left])}
     for own in distinct(series):
         on_grid = [np.isin(own.points[:, i], kept) for i, kept in enumerate(table.axes)]
         rows = ~np.logical_and.reduce(on_grid)
         points = dict(zip(AXES[kind], own.points[rows].T, strict=True))
         ratio, _ = table.ratio(**points)
-        errors[own.label] = ErrorStats.of(ratio * _roofline_s(kind, dtype, points, reference), own.seconds[rows])
+        own_ideal_s = roofline_s(table_shape(kind, dtype, points), reference)
+        errors[own.label] = ErrorStats.of(ratio * own_ideal_s, own.seconds[rows])
     errors["leave-one-out"] = leave_one_out(table)
     return errors
 
@@ -274,12 +278,6 @@ def _rounded(seconds: Floats) -> Floats:
     return np.char.mod(f"%.{DIGITS - 1}e", seconds).astype(np.float64)
 
 
-def _roofline_s(kind: Kind, dtype: str, points: Mapping[str, Floats], reference: ReferenceGpu) -> Floats:
-    return grid_roofline_s(
-        kind,
-        points,
-        element_bytes=ELEMENT_BYTES[dtype],
-        flops_per_s=reference.peak_flops(dtype),
-        bandwidth_Bps=reference.hbm_bandwidth_Bps,
-        kernel_s=reference.kernel_s,
-    )
+def _ideal_s(kind: Kind, dtype: str, grid: Grid, reference: Gpu) -> Floats:
+    points = dict(zip(grid.axes, np.ix_(*grid.axes.values()), strict=True))
+    return roofline_s(table_shape(kind, dtype, points), reference)

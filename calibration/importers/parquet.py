@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.importers.grids import Series
-from ladder_sim.costs.roofline import decode_point, prefill_point
+from ladder_sim.costs.roofline import coordinates
 from ladder_sim.errors import MissingDependencyError, UsageError
+from ladder_sim.graph.ops import AttentionShape
 
 PACKAGE = "aiconfigurator-core"
 VERSION = "0.12.0"
@@ -123,13 +124,19 @@ def attention_series(label: str, columns: Columns, kind: str) -> Series:
     if "window_size" in columns:
         # a sliding window is another kernel
         rows &= columns["window_size"] == 0
-    shape = {"batch": columns["batch_size"], "heads": heads, "kv_heads": kv_heads, "head_dim": columns["head_dim"]}
-    shape = {name: column[rows] for name, column in shape.items()}
-    if kind == "attention_prefill":
-        point = prefill_point(**shape, q_len=columns["isl"][rows])
-    else:
-        # `step` tokens are in the cache, and `isl` (one) joins them
-        point = decode_point(**shape, kv_len=(columns["step"] + columns["isl"])[rows])
+    prompt = kind == "attention_prefill"
+    shape = AttentionShape(
+        kernel="flash",
+        batch=columns["batch_size"][rows],
+        q_len=columns["isl"][rows] if prompt else 1,
+        # `step` tokens are in the cache of a decode step, and `isl` (one) joins them
+        kv_len=columns["isl"][rows] if prompt else (columns["step"] + columns["isl"])[rows],
+        heads=heads[rows],
+        kv_heads=kv_heads[rows],
+        head_dim=columns["head_dim"][rows],
+        element_bytes=2,
+    )
+    point = coordinates(shape)
     return Series(label=label, points=np.column_stack(list(point.values())), seconds=columns["latency"][rows] * 1e-3)
 
 

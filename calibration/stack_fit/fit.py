@@ -104,7 +104,7 @@ def fit_stack(
             )
             for (figure, value), log_sd in zip(figures.items(), spread, strict=True)
         },
-        draws=problem.values(replicates),
+        draws=tuple(map(tuple, problem.values(replicates).tolist())),
         fitted_scale=IntervalScale(),
         other_scale=IntervalScale(),
     )

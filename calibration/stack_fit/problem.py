@@ -14,7 +14,6 @@ from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import UsageError
 from ladder_sim.simulate.request import simulate_requests
-from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.validation.dataset import Configuration, Measurement
 
@@ -219,7 +218,7 @@ def _common_scenario(runs: Sequence[Measurement], base: CalibrationProfile) -> S
                     hint=f"fit one {field} at a time",
                 )
     scenario = first.scenario()
-    if scenario.cluster.gpu != catalog.cluster(base.gpu).gpu:
+    if scenario.cluster.gpu != base.cluster.gpu:
         raise UsageError(
             f"base profile '{base.name}' was measured on another GPU than the runs' {scenario.cluster.gpu.name}",
             hint="`ladder-sim list profiles` lists the shipped ones",

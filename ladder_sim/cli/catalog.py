@@ -112,7 +112,7 @@ def _profiles() -> Rows:
     from ladder_sim.costs.profile_file import load_profile, shipped_profiles
 
     profiles = [load_profile(name) for name in shipped_profiles()]
-    rows = [(profile.name, profile.gpu, profile.created, profile.sources[0].citation) for profile in profiles]
+    rows = [(profile.name, profile.cluster_name, profile.created, profile.sources[0].citation) for profile in profiles]
     return ("profile", "measured on", "created", "source"), rows
 
 

@@ -182,7 +182,7 @@ def _profiles() -> dict[str, str | Exception]:
     profiles: dict[str, str | Exception] = {}
     for name in shipped_profiles():
         try:
-            profiles[name] = load_profile(name).gpu
+            profiles[name] = load_profile(name).cluster_name
         except (LadderSimError, ImportError) as error:
             profiles[name] = error
     return profiles

@@ -1,4 +1,4 @@
 """How long each op takes, and how sure that is.
 
-May import `ladder_sim.graph`, `ladder_sim.specs`, `ladder_sim.units` and `ladder_sim.errors` only.
+`profile_file` and `collectives.fabrics` read files and look up the catalog; pricing an op does neither.
 """

@@ -1,4 +1,4 @@
-"""What an op asks of its GPU while it runs: SMs, device memory bandwidth, link bandwidth.
+"""The SMs that an op takes and the memory traffic of a collective: what they share a GPU by.
 
 How tasks with these demands slow each other is the simulator's business (`ladder_sim.des.shared`). The parameters are
 physical defaults, each with its reason; a profile's ``overlap`` section replaces any of them by a measured or fitted
@@ -8,16 +8,14 @@ value.
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ladder_sim.des.shared import Demand, Number, any_true, maximum, minimum
 from ladder_sim.errors import ProfileError
-from ladder_sim.graph.ops import AttentionShape, GemmShape, Shape, varies
+from ladder_sim.graph.ops import AttentionShape, Count, GemmShape, Shape, varies
 
-Number = float | NDArray[np.float64]
 # rows of a GEMM's thread-block tile: 64 up to 64 tokens, 128 above (cuBLAS and CUTLASS tiles on Ampere and Hopper)
 TILE_ROWS = (64, 128)
 # its columns, in order of preference; the choice is the one that fills the last wave best
@@ -51,7 +49,7 @@ class OverlapParameters:
     memory_spare: Number = 0.25
     """Share of SMs that a memory-bound kernel can lose: about three quarters of an H100's saturate its memory."""
     collective_slowdown: Number = 0.33
-    """How much longer a collective takes beside a kernel that saturates the memory: about a third of a ring step is
+    """How much longer a collective takes next to a kernel that saturates the memory: about a third of a ring step is
     access to device memory, whose latency doubles then."""
 
     @classmethod
@@ -72,40 +70,21 @@ class OverlapParameters:
         return cls(**overlap)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SmUse:
-    """How an op uses SMs; the fields of `ladder_sim.des.shared.Demand` that follow from its shape alone."""
-
-    held_sms: Number = 0
-    """Kept for as long as it runs."""
-    tiles: Number = 0
-    """Thread blocks that take an SM each."""
-    spare: Number = 1.0
-    """Share of the SMs it can lose without slowing, where it has no tiles."""
-    slowdown: Number = 0.0
-    """How much longer it takes beside kernels that saturate the memory, where it keeps SMs."""
-
-
-# runs on whatever SMs are free
-ANY_SMS = SmUse()
-
-
-def kernel_sms(shape: Shape, sms: int, parameters: OverlapParameters) -> SmUse:
-    """SMs that a GEMM, an attention or an elementwise op works on, on a GPU with `sms` of them."""
-    if isinstance(shape, GemmShape):
-        if varies(shape.m):
-            tiles = np.where(shape.m > parameters.gemv_rows, _gemm_tiles(np.asarray(shape.m), shape.n, sms), 0)
-            return SmUse(tiles=tiles, spare=parameters.memory_spare)
-        if shape.m > parameters.gemv_rows:
-            return SmUse(tiles=gemm_tiles(shape.m, shape.n, sms))
+def kernel_demand(shape: Shape, sms: int, parameters: OverlapParameters, memory: Number) -> Demand:
+    """What a kernel takes of a GPU with `sms` SMs, given the share of the memory's bandwidth that it uses."""
+    if isinstance(shape, GemmShape) and any_true(shape.m > parameters.gemv_rows):
+        tiles: Number = gemm_tiles(shape.m, shape.n, sms)
+        if not varies(shape.m):
+            return Demand(tiles=tiles, memory=memory)
+        tiles = np.where(shape.m > parameters.gemv_rows, tiles, 0)
+        return Demand(tiles=tiles, spare=parameters.memory_spare, memory=memory)
     if isinstance(shape, AttentionShape) and shape.kernel == "flash" and shape.is_prompt:
-        return SmUse(tiles=shape.batch * shape.heads * -(-shape.q_len // QUERY_TILE))
-    return SmUse(spare=parameters.memory_spare)
+        return Demand(tiles=shape.batch * shape.heads * -(-shape.q_len // QUERY_TILE), memory=memory)
+    return Demand(spare=parameters.memory_spare, memory=memory)
 
 
-@lru_cache(maxsize=4096)
-def gemm_tiles(m: int, n: int, sms: int) -> int:
-    """Thread blocks of a GEMM with `m` rows and `n` columns.
+def gemm_tiles(m: Count, n: int, sms: int) -> Any:
+    """Thread blocks of a GEMM with `m` rows, which may be an array, and `n` columns.
 
     The tile is the one that fills the last wave best; where even the smallest leaves half of the SMs idle, the inner
     dimension is split in powers of two until they are busy.
@@ -115,17 +94,23 @@ def gemm_tiles(m: int, n: int, sms: int) -> int:
     >>> gemm_tiles(64, 14336, 132), gemm_tiles(64, 8192, 132), gemm_tiles(64, 1280, 132)
     (112, 128, 80)
     """
-    return int(_gemm_tiles(np.array([m]), n, sms)[0])
+    rows = -(-m // _where(m <= TILE_ROWS[0], *TILE_ROWS))
+    tiles: Any = 0
+    best: Number = 0.0
+    for columns in TILE_COLUMNS:
+        choice = rows * -(-n // columns)
+        filled = choice / (-(-choice // sms) * sms)
+        tiles, best = _where(filled > best, choice, tiles), maximum(best, filled)
+    while any_true(2 * tiles <= sms):
+        tiles = _where(2 * tiles <= sms, 2 * tiles, tiles)
+    return tiles
 
 
-def _gemm_tiles(m: NDArray[np.int64], n: int, sms: int) -> NDArray[np.int64]:
-    rows = -(-m // np.where(m <= TILE_ROWS[0], *TILE_ROWS))
-    choices = np.stack([rows * -(-n // columns) for columns in TILE_COLUMNS])
-    fills_best = (choices / (-(-choices // sms) * sms)).argmax(axis=0)
-    tiles = choices[fills_best, np.arange(len(m))]
-    splits = 2.0 ** np.floor(np.log2(np.maximum(sms / tiles, 1.0)))
-    split: NDArray[np.int64] = np.where(2 * tiles <= sms, tiles * splits, tiles).astype(np.int64)
-    return split
+def _where(condition: Any, value: Any, other: Any) -> Any:
+    """One of two values, element by element if the condition is an array."""
+    if isinstance(condition, np.ndarray):
+        return np.where(condition, value, other)
+    return value if condition else other
 
 
 def collective_sms(algorithm: str, message_bytes: Number, parameters: OverlapParameters) -> Number:
@@ -133,15 +118,12 @@ def collective_sms(algorithm: str, message_bytes: Number, parameters: OverlapPar
     if algorithm == "nvls":
         return parameters.max_channels
     if algorithm in ("one-shot", "two-shot"):
-        return _blocks(message_bytes, parameters.block_bytes, parameters.max_blocks)
-    return _blocks(message_bytes, parameters.channel_bytes, parameters.max_channels)
+        bytes_each, maximum_sms = parameters.block_bytes, parameters.max_blocks
+    else:
+        bytes_each, maximum_sms = parameters.channel_bytes, parameters.max_channels
+    return minimum(maximum_sms, maximum(1.0, np.ceil(message_bytes / bytes_each)))
 
 
 def collective_traffic_bytes(algorithm: str, message_bytes: Number, parameters: OverlapParameters) -> Number:
     """Device memory traffic of a collective on each GPU."""
     return message_bytes * (parameters.nvls_traffic if algorithm == "nvls" else parameters.ring_traffic)
-
-
-def _blocks(message_bytes: Number, bytes_each: Number, most: Number) -> Number:
-    blocks: Number = np.minimum(most, np.maximum(1.0, np.ceil(message_bytes / bytes_each)))
-    return blocks if isinstance(blocks, np.ndarray) else float(blocks)

@@ -10,36 +10,15 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ladder_sim.costs.contention import OverlapParameters
 from ladder_sim.costs.profile import CalibrationProfile, FittedFigure
+from ladder_sim.costs.roofline import Gpu
+from ladder_sim.des.shared import Number
 from ladder_sim.errors import UnknownNameError, UsageError
-from ladder_sim.specs.cluster import GpuSpec, LinkTier
+from ladder_sim.specs.cluster import LinkTier
 from ladder_sim.specs.scenario import Scenario
-
-Number = float | NDArray[np.float64]
-# what tells cases apart; no figure to vary
-_FIXED = ("fabric", "gemv_rows")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Gpu:
-    """One GPU."""
-
-    bf16_flops: Number
-    """Dense tensor-core peak, FLOP/s."""
-    fp8_flops: Number
-    """The same for fp8."""
-    hbm_bandwidth_Bps: Number
-    """Device memory bandwidth, bytes/s."""
-    kernel_s: Number
-    """Floor of one small kernel, seconds."""
-
-    @classmethod
-    def of(cls, spec: GpuSpec) -> Self:
-        """The figures of a spec."""
-        return cls(**{field.name: getattr(spec, field.name) for field in dataclasses.fields(cls)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -112,7 +91,7 @@ class Hardware:
     overlap: OverlapParameters
     """How collectives and kernels share the GPU."""
     host_low_latency_share: Number
-    """Of the bandwidth through host memory, between two ranks: what NCCL's low-latency protocol reaches."""
+    """Of the bandwidth through host memory, between two ranks: the rate of NCCL's low-latency protocol."""
     rank_skew: Number = 0.0
     """How much longer the slowest rank computes than a typical one, as a fraction."""
     configurations: int = 1
@@ -129,7 +108,7 @@ class Hardware:
         """The figures as the scenario's specs and the profile's measurements state them."""
         stack = {field.name: getattr(scenario.stack, field.name) for field in dataclasses.fields(Stack)}
         for name, value in (profile.overheads if profile else {}).items():
-            # measured where the tables were; what was set by hand stays
+            # measured with the tables; what was set by hand stays
             if name in stack and f"stack.{name}" not in scenario.settings:
                 stack[name] = value
         cluster = scenario.cluster
@@ -179,7 +158,7 @@ class Hardware:
         UnknownNameError
             No such figure.
         UsageError
-            The arrays are of several lengths.
+            The arrays' lengths differ.
         """
         configurations = one_length(figures)
         for key in figures:
@@ -206,30 +185,24 @@ class Hardware:
     @classmethod
     def figures(cls) -> list[str]:
         """Names that `vary` knows."""
-        parts: dict[str, type[Gpu] | type[Link] | type[Stack] | type[OverlapParameters]] = {
-            "gpu": Gpu,
-            "intra": Link,
-            "inter": Link,
-            "host": Link,
-            "stack": Stack,
-            "overlap": OverlapParameters,
-        }
-        names = [
-            f"{section}.{field.name}"
-            for section, part in parts.items()
-            for field in dataclasses.fields(part)
-            if field.name not in _FIXED
-        ]
-        return [*names, "host_low_latency_share", "rank_skew"]
+        names: list[str] = []
+        for section in dataclasses.fields(cls):
+            kind: Any = section.type
+            if dataclasses.is_dataclass(kind):
+                # the other fields tell cases apart
+                names += [f"{section.name}.{field.name}" for field in dataclasses.fields(kind) if field.type == Number]
+            elif kind == Number:
+                names.append(section.name)
+        return names
 
 
 def one_length(columns: Mapping[str, ArrayLike]) -> int:
-    """How many values each of several columns has; 1 where there are none.
+    """How many values each of several columns has; 1 without columns.
 
     Raises
     ------
     UsageError
-        They are of several lengths.
+        Their lengths differ.
     """
     lengths = {np.size(values) for values in columns.values()}
     if len(lengths) > 1:

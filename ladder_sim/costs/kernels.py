@@ -7,40 +7,31 @@ the measured GPU that is the measurement; on another it is the measurement carri
 import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ladder_sim.costs.collectives.network import COLLECTIVE_ERROR, CUSTOM, Network
-from ladder_sim.costs.contention import SmUse, collective_sms, collective_traffic_bytes, kernel_sms
-from ladder_sim.costs.estimate import Estimate, Number, Source
-from ladder_sim.costs.hardware import Gpu, Hardware, Link
+from ladder_sim.costs.contention import collective_sms, collective_traffic_bytes, kernel_demand
+from ladder_sim.costs.estimate import Estimate, Source
+from ladder_sim.costs.hardware import Hardware, Link
 from ladder_sim.costs.lookup import RatioTable
-from ladder_sim.costs.profile import ELEMENT_BYTES, CalibrationProfile
-from ladder_sim.costs.roofline import Kind, decode_point, grid_roofline_s, prefill_point
+from ladder_sim.costs.profile import HBM_EFFICIENCY, CalibrationProfile
+from ladder_sim.costs.roofline import Gpu, Kind, coordinates, roofline_s, table_key, table_shape
+from ladder_sim.des.shared import Demand, Floats, Number, maximum, minimum
 from ladder_sim.graph.ops import AttentionShape, CollectiveKind, CollectiveShape, GemmShape, Op, Shape
-from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 
-# memory-bound H100 kernels reach 2.93 of 3.35 TB/s (GEMM tables of aiconfigurator-core 0.12.0, m <= 16); where a
-# profile has a GEMM table, its own figure is taken
-HBM_EFFICIENCY = 2.93 / 3.35
-# weights of that many rows and columns (0.5 GB in bf16) are streamed from memory: no cache holds them
-STREAMING_GEMM = 16384
 # scores, softmax with mask, values; keys and values are read expanded
 MATH_ATTENTION_KERNELS = 3
 # 90 % interval as a fraction either way. Measured: independent tables of one H100 agree within 15 %. The others are
 # judgement, widening with the distance from a measurement.
 KERNEL_ERROR: Mapping[Source, float] = {"measured": 0.15, "fitted": 0.2, "transferred": 0.3, "roofline": 0.4}
 
-# the same where a fit to end-to-end runs has set the level: what is left is one shape beside another. Nine tenths of
+# the same if a fit to end-to-end runs has set the level: what is left is one shape relative to another. Nine tenths of
 # the bf16 GEMM rows left out of the H100 tables lie within 5 %; the others are judgement
 CALIBRATED_KERNEL_ERROR: Mapping[Source, float] = {**KERNEL_ERROR, "measured": 0.05, "fitted": 0.1, "roofline": 0.1}
-
-# kind of table and dtype
-TableKey = tuple[Kind, str]
 
 
 class KernelCosts:
@@ -59,15 +50,17 @@ class KernelCosts:
     def __init__(
         self, scenario: Scenario, profile: CalibrationProfile | None, hardware: Hardware | None = None
     ) -> None:
-        # figures that the times rest on
+        # figures behind the times
         self.hardware = hardware or Hardware.of(scenario, profile)
         # measured tables
         self.profile = profile
         self._sms = scenario.cluster.gpu.sms
         self._network = Network(scenario, profile, self.hardware) if scenario.tp > 1 else None
         self._table_gpu, self._here = _table_gpu(self.hardware.gpu, profile)
-        self.measured_here = self._here and _same_link(self.hardware.intra, profile)
-        self._efficiency = _memory_efficiency(profile)
+        self.measured_here = (
+            self._here and profile is not None and self.hardware.intra.same_as(Link.of(profile.cluster.intra))
+        )
+        self._efficiency = profile.memory_efficiency if profile else HBM_EFFICIENCY
         self._kernel_error = CALIBRATED_KERNEL_ERROR if self._calibrated(scenario) else KERNEL_ERROR
 
     def _calibrated(self, scenario: Scenario) -> bool:
@@ -83,51 +76,43 @@ class KernelCosts:
         Shapes may hold arrays of one size per configuration. `source` and `error` are only valid for a single
         configuration.
         """
-        lookups: dict[TableKey, list[int]] = defaultdict(list)
+        lookups: dict[tuple[Kind, str], list[int]] = defaultdict(list)
         estimates: dict[int, Estimate] = {}
         for number, op in enumerate(ops):
-            key = _table_key(op.shape)
+            key = table_key(op.shape)
             if key is None:
                 estimates[number] = self._untabled(op.kind, op.shape)
             else:
                 lookups[key].append(number)
         for key, numbers in lookups.items():
-            estimates.update(zip(numbers, self._tabled(key, [ops[number].shape for number in numbers]), strict=True))
+            shapes = [cast(GemmShape | AttentionShape, ops[number].shape) for number in numbers]
+            estimates.update(zip(numbers, self._tabled(*key, shapes), strict=True))
         return [estimates[number] for number in range(len(ops))]
 
-    def _tabled(self, key: TableKey, shapes: Sequence[Shape]) -> Iterable[Estimate]:
-        kind, dtype = key
-        columns = [_point(shape) for shape in shapes]
+    def _tabled(self, kind: Kind, dtype: str, shapes: Sequence[GemmShape | AttentionShape]) -> Iterable[Estimate]:
+        columns = [coordinates(shape) for shape in shapes]
         # one row per shape, so that hardware arrays broadcast along the second axis
         point = {name: _rows([column[name] for column in columns]) for name in columns[0]}
-        table = self._table(key)
+        table = self._table(kind, dtype)
         gpu = self._table_gpu if table is not None else self.hardware.gpu
-        seconds = grid_roofline_s(
-            kind,
-            point,
-            element_bytes=ELEMENT_BYTES[dtype],
-            flops_per_s=cast(Any, gpu.fp8_flops if dtype == "fp8" else gpu.bf16_flops),
-            bandwidth_Bps=cast(Any, gpu.hbm_bandwidth_Bps),
-            kernel_s=cast(Any, gpu.kernel_s),
-        )
+        seconds = roofline_s(table_shape(kind, dtype, point), gpu)
         if table is None:
             return [
                 self._kernel(shape, _plain(row / self._efficiency), "roofline")
                 for shape, row in zip(shapes, seconds, strict=True)
             ]
-        ratio, inside = _ratio(table, point)
+        ratio, in_range = _ratio(table, point)
         sources: list[Source] = [
-            "transferred" if not self._here else "measured" if within else "fitted" for within in inside[:, 0]
+            "transferred" if not self._here else "measured" if measured else "fitted" for measured in in_range[:, 0]
         ]
         return [
             self._kernel(shape, _plain(row), source)
             for shape, row, source in zip(shapes, seconds * ratio, sources, strict=True)
         ]
 
-    def _table(self, key: TableKey) -> RatioTable | None:
+    def _table(self, kind: Kind, dtype: str) -> RatioTable | None:
         if self.profile is None:
             return None
-        kind, dtype = key
         if kind == "gemm":
             return self.profile.gemm.get(dtype)
         kernels = self.profile.attention_prefill if kind == "attention_prefill" else self.profile.attention_decode
@@ -144,7 +129,7 @@ class KernelCosts:
             if not shape.is_prompt:
                 traffic_s = traffic_s * stack.attention_factor
                 floor_s = floor_s + stack.batched_attention_s * _number(np.where(shape.batch > 1, 1.0, 0.0))
-        return self._kernel(shape, floor_s + _larger(traffic_s, shape.flops / gpu.bf16_flops), "roofline")
+        return self._kernel(shape, floor_s + maximum(traffic_s, shape.flops / gpu.bf16_flops), "roofline")
 
     def _kernel(self, shape: Shape, seconds: Number, source: Source) -> Estimate:
         seconds = seconds * self._stack_factor(shape)
@@ -152,8 +137,9 @@ class KernelCosts:
             seconds=seconds,
             error=self._kernel_error[source],
             source=source,
-            sms=kernel_sms(shape, self._sms, self.hardware.overlap),
-            memory=self._memory_share(shape.moved_bytes, seconds),
+            demand=kernel_demand(
+                shape, self._sms, self.hardware.overlap, self._memory_share(shape.moved_bytes, seconds)
+            ),
         )
 
     def _stack_factor(self, shape: Shape) -> Number:
@@ -168,8 +154,7 @@ class KernelCosts:
         if isinstance(shape.m, int) and shape.m == 1:
             return stack.gemv_factor
         gpu = self.hardware.gpu
-        peak = gpu.fp8_flops if shape.weight_element_bytes == 1 else gpu.bf16_flops
-        memory_bound = shape.flops / peak < shape.moved_bytes / gpu.hbm_bandwidth_Bps
+        memory_bound = shape.flops / gpu.peak_flops(shape) < shape.moved_bytes / gpu.hbm_bandwidth_Bps
         if isinstance(memory_bound, bool):
             return stack.gemm_factor if memory_bound else stack.prompt_factor
         several = np.where(memory_bound, stack.gemm_factor, stack.prompt_factor)
@@ -189,32 +174,30 @@ class KernelCosts:
             seconds=seconds,
             error=COLLECTIVE_ERROR[source],
             source=source,
-            algorithm=times.most_common,
             inline=times.choose([float(name in CUSTOM) for name in times.algorithms]),
-            # kernels keep at least one
-            sms=SmUse(
-                held_sms=_number(np.minimum(sms, self._sms - 1)),
+            demand=Demand(
+                # kernels keep at least one
+                held_sms=_number(minimum(sms, self._sms - 1)),
                 # steps across the network wait for it and not for the memory
                 slowdown=_plain(np.atleast_1d(times.node_share)) * self.hardware.overlap.collective_slowdown,
+                memory=self._memory_share(traffic, seconds),
+                link=1.0,
             ),
-            memory=self._memory_share(traffic, seconds),
-            link=1.0,
         )
 
     def _memory_share(self, moved_bytes: Number, seconds: Number) -> Number:
-        wanted = moved_bytes / (self._efficiency * self.hardware.gpu.hbm_bandwidth_Bps) / seconds
-        return _smaller(1.0, wanted)
+        return minimum(1.0, moved_bytes / (self._efficiency * self.hardware.gpu.hbm_bandwidth_Bps) / seconds)
 
 
 def _table_gpu(gpu: Gpu, profile: CalibrationProfile | None) -> tuple[Gpu, bool]:
     """Figures to draw a profile's rooflines with, and whether they are those of the GPU it was measured on.
 
-    A table's ratios belong to the figures in its profile. A catalog may round them otherwise, so another GPU's figures
-    enter relative to the catalog's for the measured one.
+    A table's ratios belong to the figures in its profile. The measured cluster may round them otherwise, so another
+    GPU's figures enter relative to that cluster's.
     """
     if profile is None:
         return gpu, False
-    measured = Gpu.of(catalog.cluster(profile.gpu).gpu)
+    measured = Gpu.of(profile.cluster.gpu)
     relative = {
         field.name: getattr(gpu, field.name) / getattr(measured, field.name) for field in dataclasses.fields(Gpu)
     }
@@ -222,65 +205,18 @@ def _table_gpu(gpu: Gpu, profile: CalibrationProfile | None) -> tuple[Gpu, bool]
     return scaled, all(bool(np.all(ratio == 1.0)) for ratio in relative.values())
 
 
-@lru_cache(maxsize=32)
-def _memory_efficiency(profile: CalibrationProfile | None) -> float:
-    """Share of the memory's bandwidth that a kernel reaches which only streams weights."""
-    table = profile.gemm.get("bf16") if profile else None
-    if table is None:
-        return HBM_EFFICIENCY
-    ratio, _ = table.ratio(m=1.0, n=float(STREAMING_GEMM), k=float(STREAMING_GEMM))
-    return min(1.0, 1.0 / float(ratio))
-
-
-def _same_link(link: Link, profile: CalibrationProfile | None) -> bool:
-    return profile is not None and link.same_as(Link.of(catalog.cluster(profile.gpu).intra))
-
-
-def _table_key(shape: Shape) -> TableKey | None:
-    """The table that holds a shape; None where there can be none."""
-    if isinstance(shape, GemmShape):
-        return "gemm", "fp8" if shape.weight_element_bytes == 1 else "bf16"
-    if isinstance(shape, AttentionShape) and shape.kernel == "flash":
-        return "attention_prefill" if shape.is_prompt else "attention_decode", "bf16"
-    return None
-
-
-def _ratio(table: RatioTable, point: Mapping[str, NDArray[np.float64]]) -> tuple[NDArray[np.float64], Any]:
+def _ratio(table: RatioTable, point: Mapping[str, Floats]) -> tuple[Floats, Any]:
     """A table's ratios, and whether each row's first is in range."""
     if all(values.shape[1] == 1 for values in point.values()):
         return table.ratio(**point)
     return table.factor(**point), table.ratio(**{name: values[:, :1] for name, values in point.items()})[1]
 
 
-def _rows(values: Sequence[ArrayLike]) -> NDArray[np.float64]:
+def _rows(values: Sequence[ArrayLike]) -> Floats:
     """Stack numbers, or arrays of one number per configuration."""
     if not any(np.ndim(value) for value in values):
         return np.array(values, np.float64)[:, np.newaxis]
     return np.stack(np.broadcast_arrays(*(np.asarray(value, np.float64) for value in values)))
-
-
-def _point(shape: Shape) -> Mapping[str, ArrayLike]:
-    """A shape's coordinates in its table."""
-    if isinstance(shape, GemmShape):
-        return {"m": shape.m, "n": shape.n, "k": shape.k}
-    if not isinstance(shape, AttentionShape):
-        raise TypeError(f"{type(shape).__name__} has no table")
-    sizes = {"batch": shape.batch, "heads": shape.heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
-    if shape.is_prompt:
-        return prefill_point(**sizes, q_len=shape.q_len)
-    return decode_point(**sizes, kv_len=shape.kv_len)
-
-
-def _larger(one: Number, other: Number) -> Number:
-    """The larger, element by element where there are arrays; numpy takes ten times as long for two plain numbers."""
-    if isinstance(one, float) and isinstance(other, float):
-        return max(one, other)
-    return _number(np.maximum(one, other))
-
-
-def _smaller(one: Number, other: Number) -> Number:
-    """The smaller, likewise."""
-    return -_larger(-one, -other)
 
 
 def _number(value: Any) -> Number:
@@ -288,6 +224,6 @@ def _number(value: Any) -> Number:
     return value if isinstance(value, np.ndarray) and value.ndim else float(value)
 
 
-def _plain(values: NDArray[np.float64]) -> Number:
+def _plain(values: Floats) -> Number:
     """A number where there is one configuration."""
     return float(values[0]) if values.shape == (1,) else values

@@ -1,33 +1,53 @@
 """Calibration profiles: what was measured on one machine, as costs read it.
 
-A profile is a gzipped JSON file (plain JSON works too) whose form `ladder_sim.costs.profile_file` states. It is the
+A profile is a gzipped JSON file (plain JSON works too), read and written by `ladder_sim.costs.profile_file`. It is the
 contract between whoever measures (an importer, a calibration run) and whoever predicts.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Annotated, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from ladder_sim.costs.collectives.measured import MeasuredCollective, measured_collectives
 from ladder_sim.costs.lookup import Curve, RatioTable
+from ladder_sim.costs.roofline import Gpu
+from ladder_sim.specs.cluster import ClusterSpec, GpuSpec
 
 # a figure is identified where the runs leave at most this share of its prior's spread
 IDENTIFIED = 0.7
+# in `CalibrationProfile.overheads`: spread of the logarithm of a kernel's time
+JITTER_KEY = "jitter_sigma"
+# memory-bound H100 kernels reach 2.93 of 3.35 TB/s (GEMM tables of aiconfigurator-core 0.12.0, m <= 16); where a
+# profile has a GEMM table, its own figure is taken
+HBM_EFFICIENCY = 2.93 / 3.35
+# weights of that many rows and columns (0.5 GB in bf16) are streamed from memory: no cache holds them
+STREAMING_GEMM = 16384.0
+
+
+class _Positive:
+    """Marks a number that must be above 0; pydantic, which reads profile files, asks it for the rule."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        # far outside anything measured, near enough that ratios and their logarithms stay finite
+        return {**handler(source), "gt": 1e-30, "lt": 1e30}
+
+
+Positive = Annotated[float, _Positive()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedFigure:
     """One hardware figure (`ladder_sim.costs.hardware.Hardware.figures`), as fitted."""
 
-    value: float
+    value: Positive
     """SI units."""
-    default: float
+    default: Positive
     """What the catalog stated, and the prior's median; a scenario that states or sets something else keeps its own."""
-    prior_log_sd: float
+    prior_log_sd: Positive
     """Spread of the prior, standard deviation of the logarithm."""
-    log_sd: float
-    """What is left of it."""
+    log_sd: Positive
+    """Spread that the runs leave."""
 
     @property
     def identified(self) -> bool:
@@ -35,7 +55,17 @@ class FittedFigure:
         return self.log_sd <= IDENTIFIED * self.prior_log_sd
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalScale:
+    """By how much nominal 90 % intervals were too narrow (above 1) or too wide for runs that a fit had not seen."""
+
+    rate: Positive = 1.0
+    """Of throughputs."""
+    speedup: Positive = 1.0
+    """Of speedups over standard."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StackFit:
     """A fit to end-to-end runs of one stack on the GPU of one profile."""
 
@@ -59,32 +89,16 @@ class StackFit:
     """Of the fit: half the sum of its squared residuals, in their standard deviations, the priors' included."""
     figures: Mapping[str, FittedFigure]
     """By name."""
-    draws: NDArray[np.float64]
-    """Values of the figures that fit the runs about as well (bootstrap): shape (draws, figures)."""
-    fitted_scale: "IntervalScale"
+    draws: tuple[tuple[Positive, ...], ...]
+    """Sets of values that fit the runs about as well (bootstrap), each in the order of `figures`."""
+    fitted_scale: IntervalScale
     """For the models and degrees of the fit, at batches that it may not have seen."""
-    other_scale: "IntervalScale"
+    other_scale: IntervalScale
     """For other models and degrees."""
 
-    def scale(self, model: str, tp: int) -> "IntervalScale":
+    def scale(self, model: str, tp: int) -> IntervalScale:
         """The scale for intervals of a model at a tensor-parallel degree."""
         return self.fitted_scale if model in self.models and tp in self.tps else self.other_scale
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IntervalScale:
-    """By how much nominal 90 % intervals were too narrow (above 1) or too wide for runs that a fit had not seen."""
-
-    rate: float = 1.0
-    """Of throughputs."""
-    speedup: float = 1.0
-    """Of speedups over standard."""
-
-
-# bytes per element of the dtypes that tables come in
-ELEMENT_BYTES = {"bf16": 2.0, "fp8": 1.0}
-# in `CalibrationProfile.overheads`: spread of the logarithm of a kernel's time
-JITTER_KEY = "jitter_sigma"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,46 +117,31 @@ class ProfileSource:
     """How to find it: a package name and version, a URL, a paper."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReferenceGpu:
-    """The figures of the measured GPU that the tables' rooflines are drawn with."""
-
-    bf16_flops: float
-    """Dense peak, FLOP/s."""
-    fp8_flops: float
-    """Dense peak, FLOP/s; equal to bf16 where the GPU has no fp8."""
-    hbm_bandwidth_Bps: float
-    """Device memory bandwidth, bytes/s."""
-    kernel_s: float
-    """Floor of one small kernel, seconds."""
-
-    def peak_flops(self, dtype: str) -> float:
-        """Peak FLOP/s of ``"bf16"`` or ``"fp8"``."""
-        return self.fp8_flops if dtype == "fp8" else self.bf16_flops
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+# no slots: what follows from the measurements is computed once and kept
+@dataclass(frozen=True, kw_only=True, eq=False)
 class CalibrationProfile:
     """Everything measured on one machine."""
 
     name: str
     """E.g. "h100-sxm"."""
-    gpu: str
-    """Catalog cluster whose GPU and in-node fabric were measured."""
+    cluster: ClusterSpec
+    """Cluster whose GPU and in-node link were measured."""
+    cluster_name: str
+    """Catalog id or TOML file of that cluster, by which a profile's file names it."""
     created: str
     """ISO date."""
     environment: Mapping[str, str]
     """What it was measured under: device, drivers, versions."""
     sources: tuple[ProfileSource, ...]
     """Where the figures come from."""
-    reference: ReferenceGpu
+    reference: Gpu
     """The measured GPU's figures: a table's time on it is roofline(reference) * ratio."""
     gemm: Mapping[str, RatioTable]
     """Dtype -> table over m, n, k."""
     attention_prefill: Mapping[str, Mapping[str, RatioTable]]
-    """Kernel -> dtype -> table over the coordinates of `costs.coordinates.prefill_point`."""
+    """Kernel -> dtype -> table over the axes of `ladder_sim.costs.roofline.AXES`."""
     attention_decode: Mapping[str, Mapping[str, RatioTable]]
-    """Kernel -> dtype -> table over the coordinates of `costs.coordinates.decode_point`."""
+    """The same for one new token per sequence."""
     collectives: Mapping[str, Mapping[str, Mapping[int, Curve]]]
     """Op ("all_reduce", "all_gather", "reduce_scatter") -> algorithm -> ranks of one node -> curve."""
     overlap: Mapping[str, float] = field(default_factory=dict)
@@ -160,7 +159,21 @@ class CalibrationProfile:
         """Name of the profile that the tables were measured for."""
         return self.base or self.name
 
-    def is_of(self, gpu: str) -> bool:
-        """Whether it was measured on a GPU of this name, as far as its environment tells."""
+    def is_of(self, gpu: GpuSpec) -> bool:
+        """Whether the device it was measured on is this GPU, as far as it names one."""
         device = self.environment.get("device")
-        return device is None or gpu.split()[0] in device
+        return device is None or gpu.is_called(device)
+
+    @cached_property
+    def memory_efficiency(self) -> float:
+        """Share of the memory's bandwidth that a kernel reaches which only streams weights."""
+        table = self.gemm.get("bf16")
+        if table is None:
+            return HBM_EFFICIENCY
+        ratio, _ = table.ratio(m=1.0, n=STREAMING_GEMM, k=STREAMING_GEMM)
+        return min(1.0, 1.0 / float(ratio))
+
+    @cached_property
+    def measured_collectives(self) -> Mapping[tuple[str, str], MeasuredCollective]:
+        """By kind and algorithm, the curves of collectives read against their formulas."""
+        return measured_collectives(self.collectives, self.cluster.intra)

@@ -1,6 +1,6 @@
 """Costs of one machine whose ops were timed in place, by kind and shape: nothing is carried over to another.
 
-A CPU that computes eagerly has no roofline to speak of: caches, the interpreter between two kernels and a tensor's
+A CPU that computes eagerly has no useful roofline: caches, the interpreter between two kernels and a tensor's
 strides all count. What an op takes in a real pass, from its start to the next one's, is what it costs.
 """
 
@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ladder_sim.costs.contention import SmUse
 from ladder_sim.costs.estimate import Estimate
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.lookup import Curve
+from ladder_sim.des.shared import Demand
 from ladder_sim.errors import ProfileError
 from ladder_sim.graph.build import STATE_BYTES
 from ladder_sim.graph.ops import CollectiveShape, Op, Shape
@@ -31,10 +31,10 @@ class Beside(NamedTuple):
     """How much longer the collective takes, as a fraction."""
 
 
-# they have nothing in common
+# they share nothing
 APART = Beside(0.0, 0.0)
-# a kernel fills its processor: what is taken from that it loses
-_WHOLE = SmUse(spare=0.0)
+# a kernel fills its processor and its memory: it loses what a collective takes
+_KERNEL = Demand(spare=0.0, memory=1.0)
 
 
 class RecordedCosts:
@@ -43,7 +43,7 @@ class RecordedCosts:
     Parameters
     ----------
     hardware
-        What launches and waits cost beyond the recorded times.
+        Costs of launches and waits beyond the recorded times.
     sms
         What the simulator divides the processor into.
     kernels
@@ -89,10 +89,9 @@ class RecordedCosts:
                 seconds=float(seconds),
                 error=RECORDED_ERROR,
                 source="measured",
-                sms=SmUse(held_sms=beside.core_share * self._sms, slowdown=beside.slowed),
-                link=1.0,
+                demand=Demand(held_sms=beside.core_share * self._sms, slowdown=beside.slowed, link=1.0),
             )
         known = self._kernels.get((op.kind, op.shape))
         if known is None:
             raise ProfileError(f"no recorded {op.kind} has the shape {op.shape}", hint="record a pass that contains it")
-        return Estimate(seconds=known, error=RECORDED_ERROR, source="measured", sms=_WHOLE, memory=1.0)
+        return Estimate(seconds=known, error=RECORDED_ERROR, source="measured", demand=_KERNEL)

@@ -1,176 +1,116 @@
 """The ideal time of one op on one GPU: a kernel's floor plus the slower of arithmetic and memory traffic.
 
-Pure numpy: every argument broadcasts, hardware figures included, so thousands of shapes or thousands of GPUs are
-one call. Measured tables are kept as ratios to these functions (see `ladder_sim.costs.lookup`), so what they leave
-out is in the ratio, as long as the same function is used to make the ratio and to undo it.
+Shapes and hardware figures may be arrays that broadcast, so thousands of shapes or thousands of GPUs are one call.
+Measured tables hold ratios to this time (see `ladder_sim.costs.lookup`): what it leaves out is in the ratio, as long as
+the same function makes the ratio and undoes it.
 """
 
+import dataclasses
 from collections.abc import Mapping
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-Floats = NDArray[np.float64]
-
-
-def gemm_roofline_s(
-    m: ArrayLike,
-    n: ArrayLike,
-    k: ArrayLike,
-    *,
-    weight_bytes_per_element: float | Floats,
-    activation_bytes_per_element: float | Floats,
-    flops_per_s: float | Floats,
-    bandwidth_Bps: float | Floats,
-    kernel_s: float | Floats,
-) -> Floats:
-    """Ideal time of ``(m, k) @ (k, n)``, each matrix read or written once.
-
-    Parameters
-    ----------
-    m, n, k
-        Rows of the activations, columns and rows of the weights.
-    weight_bytes_per_element, activation_bytes_per_element
-        Element sizes, bytes.
-    flops_per_s
-        Peak arithmetic rate, FLOP/s.
-    bandwidth_Bps
-        Peak memory bandwidth, bytes/s.
-    kernel_s
-        Floor of one kernel, seconds.
-
-    Returns
-    -------
-    ndarray
-        Seconds, in the broadcast shape of all arguments.
-
-    Examples
-    --------
-    >>> t = gemm_roofline_s(1, 8192, 8192, weight_bytes_per_element=2, activation_bytes_per_element=2,
-    ...                     flops_per_s=1e15, bandwidth_Bps=1e12, kernel_s=0.0)
-    >>> round(float(t) * 1e6, 1)
-    134.3
-    """
-    m, n, k = (np.asarray(x, dtype=np.float64) for x in (m, n, k))
-    size_bytes = n * k * weight_bytes_per_element + m * (n + k) * activation_bytes_per_element
-    seconds: Floats = kernel_s + np.maximum(2.0 * m * n * k / flops_per_s, size_bytes / bandwidth_Bps)
-    return seconds
-
-
-def attention_roofline_s(
-    batch: ArrayLike,
-    q_len: ArrayLike,
-    kv_len: ArrayLike,
-    heads: ArrayLike,
-    kv_heads: ArrayLike,
-    head_dim: ArrayLike,
-    *,
-    element_bytes: float | Floats,
-    flops_per_s: float | Floats,
-    bandwidth_Bps: float | Floats,
-    kernel_s: float | Floats,
-) -> Floats:
-    """Ideal time of causal attention whose scores never leave the chip (a flash kernel).
-
-    Parameters
-    ----------
-    batch
-        Sequences.
-    q_len, kv_len
-        Query tokens and context tokens of each sequence; the queries are the context's last tokens, so query i
-        attends to ``kv_len - q_len + i + 1`` of them.
-    heads, kv_heads, head_dim
-        Query heads, key/value heads and width of one head.
-    element_bytes
-        Size of one element of q, k, v and the output, bytes.
-    flops_per_s, bandwidth_Bps, kernel_s
-        As in `gemm_roofline_s`.
-
-    Returns
-    -------
-    ndarray
-        Seconds, in the broadcast shape of all arguments.
-
-    Examples
-    --------
-    >>> t = attention_roofline_s(1, 1, 1024, 8, 1, 128, element_bytes=2, flops_per_s=1e15, bandwidth_Bps=1e12,
-    ...                          kernel_s=0.0)
-    >>> round(float(t) * 1e6, 3)
-    0.528
-    """
-    args = (batch, q_len, kv_len, heads, kv_heads, head_dim)
-    batch, q_len, kv_len, heads, kv_heads, head_dim = (np.asarray(x, dtype=np.float64) for x in args)
-    # q k^T and p v are 2 FLOPs per element each; a causal query sees on average (q_len - 1) / 2 tokens fewer
-    flops = 4.0 * batch * heads * head_dim * q_len * (kv_len - (q_len - 1.0) / 2.0)
-    size_bytes = 2.0 * batch * head_dim * (q_len * heads + kv_len * kv_heads) * element_bytes
-    seconds: Floats = kernel_s + np.maximum(flops / flops_per_s, size_bytes / bandwidth_Bps)
-    return seconds
-
+from ladder_sim.des.shared import Floats, Number
+from ladder_sim.graph.ops import AttentionShape, GemmShape, Shape
+from ladder_sim.specs.cluster import GpuSpec
 
 Kind = Literal["gemm", "attention_prefill", "attention_decode"]
-
-
-# group is query heads per KV head
-AXES: dict[Kind, tuple[str, ...]] = {
+# axes of each kind of table; group is query heads per KV head
+AXES: Mapping[Kind, tuple[str, ...]] = {
     "gemm": ("m", "n", "k"),
     "attention_prefill": ("batch_kv_heads", "group", "q_len", "head_dim"),
     "attention_decode": ("batch_kv_heads", "group", "kv_len", "head_dim"),
 }
+# bytes per element of every operand, by the dtypes that tables come in
+ELEMENT_BYTES = {"bf16": 2, "fp8": 1}
 
 
-def prefill_point(
-    *, batch: ArrayLike, heads: ArrayLike, kv_heads: ArrayLike, q_len: ArrayLike, head_dim: ArrayLike
-) -> dict[str, Floats]:
-    """Coordinates of a whole-prompt attention (no earlier context) in an ``attention_prefill`` table."""
-    return {**_head_point(batch, heads, kv_heads), "q_len": _floats(q_len), "head_dim": _floats(head_dim)}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """The figures of one GPU that its kernels' times depend on; numbers, or arrays of one value per configuration."""
+
+    bf16_flops: Number
+    """Dense tensor-core peak, FLOP/s."""
+    fp8_flops: Number
+    """The same for fp8; equal to bf16 where the GPU has no fp8."""
+    hbm_bandwidth_Bps: Number
+    """Device memory bandwidth, bytes/s."""
+    kernel_s: Number
+    """Floor of one small kernel, seconds."""
+
+    @classmethod
+    def of(cls, spec: GpuSpec) -> Self:
+        """The figures of a spec."""
+        return cls(**{field.name: getattr(spec, field.name) for field in dataclasses.fields(cls)})
+
+    def peak_flops(self, shape: Shape) -> Number:
+        """Peak FLOP/s for the dtype of an op's operands."""
+        return self.fp8_flops if dtype_of(shape) == "fp8" else self.bf16_flops
 
 
-def decode_point(
-    *, batch: ArrayLike, heads: ArrayLike, kv_heads: ArrayLike, kv_len: ArrayLike, head_dim: ArrayLike
-) -> dict[str, Floats]:
-    """Coordinates of a one-token attention over `kv_len` tokens, itself included, in an ``attention_decode`` table."""
-    return {**_head_point(batch, heads, kv_heads), "kv_len": _floats(kv_len), "head_dim": _floats(head_dim)}
+def dtype_of(shape: Shape) -> Literal["bf16", "fp8"]:
+    """Which of a GPU's peaks and which table an op's operands belong to."""
+    if isinstance(shape, GemmShape):
+        return "fp8" if shape.weight_element_bytes == 1 else "bf16"
+    return "fp8" if isinstance(shape, AttentionShape) and shape.element_bytes == 1 else "bf16"
 
 
-def grid_roofline_s(
-    kind: Kind,
-    points: Mapping[str, ArrayLike],
-    *,
-    element_bytes: float,
-    flops_per_s: float,
-    bandwidth_Bps: float,
-    kernel_s: float,
-) -> Floats:
-    """Ideal time at a table's coordinates, seconds.
+def roofline_s(shape: Shape, gpu: Gpu) -> Floats:
+    """Ideal time of an op, seconds, in the broadcast shape of its sizes and the GPU's figures.
 
-    Parameters
-    ----------
-    kind
-        Kind of table.
-    points
-        One array per axis of `kind`; they broadcast.
-    element_bytes
-        Size of one element of every operand, bytes.
-    flops_per_s, bandwidth_Bps, kernel_s
-        Peak arithmetic rate (FLOP/s), peak memory bandwidth (bytes/s) and floor of one kernel (seconds).
+    Examples
+    --------
+    >>> gpu = Gpu(bf16_flops=1e15, fp8_flops=2e15, hbm_bandwidth_Bps=1e12, kernel_s=0.0)
+    >>> float(roofline_s(table_shape("gemm", "bf16", {"m": 1, "n": 8192, "k": 8192}), gpu)) * 1e6
+    134.250496
     """
-    gpu = {"flops_per_s": flops_per_s, "bandwidth_Bps": bandwidth_Bps, "kernel_s": kernel_s}
-    columns = [np.asarray(points[name], np.float64) for name in AXES[kind]]
+    seconds: Floats = gpu.kernel_s + np.maximum(
+        shape.flops / gpu.peak_flops(shape), shape.moved_bytes / gpu.hbm_bandwidth_Bps
+    )
+    return seconds
+
+
+def table_key(shape: Shape) -> tuple[Kind, str] | None:
+    """Kind and dtype of the table that holds a shape; None if tables do not hold such ops."""
+    if isinstance(shape, GemmShape):
+        return "gemm", dtype_of(shape)
+    if isinstance(shape, AttentionShape) and shape.kernel == "flash":
+        return "attention_prefill" if shape.is_prompt else "attention_decode", dtype_of(shape)
+    return None
+
+
+def coordinates(shape: GemmShape | AttentionShape) -> dict[str, ArrayLike]:
+    """A shape's coordinates in its table.
+
+    Work and traffic of attention depend on batch x heads alone; a prompt's has no earlier context.
+    """
+    if isinstance(shape, GemmShape):
+        return {"m": shape.m, "n": shape.n, "k": shape.k}
+    length = {"q_len": shape.q_len} if shape.is_prompt else {"kv_len": shape.kv_len}
+    heads = {"batch_kv_heads": shape.batch * shape.kv_heads, "group": shape.heads / shape.kv_heads}
+    return {**heads, **length, "head_dim": shape.head_dim}
+
+
+def table_shape(kind: Kind, dtype: str, point: Mapping[str, ArrayLike]) -> Shape:
+    """The op at a table's coordinates, which may be arrays; every operand is of the table's dtype."""
+    sizes: list[Any] = [np.asarray(point[name], np.float64) for name in AXES[kind]]
+    element_bytes = ELEMENT_BYTES[dtype]
     if kind == "gemm":
-        m, n, k = columns
-        sizes = {"weight_bytes_per_element": element_bytes, "activation_bytes_per_element": element_bytes}
-        return gemm_roofline_s(m, n, k, **sizes, **gpu)
-    pairs, group, length, head_dim = columns
-    # work and traffic depend on batch x heads alone, so one sequence of that many heads stands for them
-    q_len = length if kind == "attention_prefill" else 1.0
-    return attention_roofline_s(1, q_len, length, pairs * group, pairs, head_dim, element_bytes=element_bytes, **gpu)
-
-
-def _head_point(batch: ArrayLike, heads: ArrayLike, kv_heads: ArrayLike) -> dict[str, Floats]:
-    context_heads = _floats(kv_heads)
-    return {"batch_kv_heads": _floats(batch) * context_heads, "group": _floats(heads) / context_heads}
-
-
-def _floats(values: ArrayLike) -> Floats:
-    return np.asarray(values, np.float64)
+        m, n, k = sizes
+        operands = dict.fromkeys(("weight_element_bytes", "input_element_bytes", "output_element_bytes"), element_bytes)
+        return GemmShape(m=m, n=n, k=k, **operands)
+    kv_heads, group, length, head_dim = sizes
+    # one sequence of all the batch's heads stands for the batch
+    return AttentionShape(
+        kernel="flash",
+        batch=1,
+        q_len=length if kind == "attention_prefill" else 1,
+        kv_len=length,
+        heads=kv_heads * group,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        element_bytes=element_bytes,
+    )

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Number = float | NDArray[np.float64]
+Floats = NDArray[np.float64]
+Number = float | Floats
 
 
 def maximum(first: Number, second: Number) -> Number:

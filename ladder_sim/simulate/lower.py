@@ -12,9 +12,9 @@ from itertools import groupby
 from typing import NamedTuple
 
 from ladder_sim.costs.estimate import Estimate
-from ladder_sim.costs.hardware import Hardware, Number
+from ladder_sim.costs.hardware import Hardware
 from ladder_sim.des.program import Program, Stream, Task
-from ladder_sim.des.shared import Demand, Device
+from ladder_sim.des.shared import Device, Number
 from ladder_sim.graph.build import PassInputs, build
 from ladder_sim.graph.ops import COLLECTIVE_KINDS, Op, Phase
 from ladder_sim.graph.variants import Layer, Wiring, wiring
@@ -218,7 +218,7 @@ def lower(plan: Schedule, estimates: Sequence[Estimate], hardware: Hardware, sms
         Of the GPU.
     """
     durations_s, leads_s, launch_s = op_times(plan, estimates, hardware)
-    demands = [_demand(estimate) for estimate in estimates]
+    demands = [estimate.demand for estimate in estimates]
     free = isinstance(launch_s, float) and launch_s == 0.0
     names = [] if free else [f"launch {op.name}" for op in plan.ops] if plan.eager else ["launch graph"]
     tasks = [Task(name=name, stream=LAUNCH, duration_s=launch_s) for name in names]
@@ -229,15 +229,3 @@ def lower(plan: Schedule, estimates: Sequence[Estimate], hardware: Hardware, sms
         after = (*(launches + i for i in needed), *launched) if launches else needed
         tasks.append(Task(op.name, stream, durations_s[like], after, leads_s[lead], demands[like]))
     return Program(tasks=tuple(tasks), streams=STREAMS, device=Device(sms=sms))
-
-
-def _demand(estimate: Estimate) -> Demand:
-    use = estimate.sms
-    return Demand(
-        held_sms=use.held_sms,
-        tiles=use.tiles,
-        spare=use.spare,
-        slowdown=use.slowdown,
-        memory=estimate.memory,
-        link=estimate.link,
-    )

@@ -18,11 +18,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ladder_sim.costs.estimate import CostModel, Estimate, Number
+from ladder_sim.costs.estimate import CostModel, Estimate
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.des import engine, scan
 from ladder_sim.des.program import Program
-from ladder_sim.des.shared import any_true, maximum, minimum
+from ladder_sim.des.shared import Number, any_true, maximum, minimum
 from ladder_sim.des.timeline import Timeline
 from ladder_sim.graph.build import PassInputs
 from ladder_sim.graph.ops import Op, Phase, Shape

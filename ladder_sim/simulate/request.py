@@ -13,10 +13,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ladder_sim.costs.estimate import CostModel, Number
+from ladder_sim.costs.estimate import CostModel
 from ladder_sim.costs.hardware import Hardware, one_length
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
+from ladder_sim.des.shared import Number
 from ladder_sim.graph.build import PassInputs
 from ladder_sim.graph.ops import Count, Phase
 from ladder_sim.graph.sizes import Sizes

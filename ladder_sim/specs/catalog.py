@@ -196,6 +196,11 @@ def _read_cluster(text: str, file: str, name: str) -> ClusterSpec:
         if not isinstance(inner, dict):
             raise SpecError(f"{file}: [{key}] is missing", hint=f"add a table [{key}]; h100-sxm.toml shows the form")
         given = {} if spec is GpuSpec else {"name": key}
+        # files made for earlier versions: a cache size that nothing read, and a switch known by the fabric's name
+        if spec is GpuSpec:
+            inner.pop("l2_bytes", None)
+        else:
+            inner.setdefault("switch", "nvswitch" in str(inner.get("fabric")))
         parts[key] = read_table(spec, inner, where=f"{file}: [{key}]", **given)
     table.setdefault("name", name)
     return read_table(ClusterSpec, table, where=file, **parts)

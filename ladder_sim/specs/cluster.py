@@ -1,17 +1,18 @@
 """GPUs and the links between them."""
 
+import re
 from dataclasses import dataclass
 
-from ladder_sim.specs.values import nonempty, real, whole
+from ladder_sim.specs.values import flag, nonempty, real, whole
 
-# FLOP/s and bytes/s; a thousand times what one device reaches
-_MOST_RATE = 1e18
+# FLOP/s and bytes/s; a thousand times the rate of one device
+MAX_RATE = 1e18
 # memory of one device
-_MOST_BYTES = 1e15
+MAX_BYTES = 1e15
 # latency of one operation
-_MOST_SECONDS = 10.0
+MAX_SECONDS = 10.0
 # far beyond the largest NVLink domain
-MOST_GPUS_PER_NODE = 10_000
+MAX_GPUS_PER_NODE = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +29,6 @@ class GpuSpec:
     """Device memory, bytes."""
     hbm_bandwidth_Bps: float
     """Device memory bandwidth, bytes/s."""
-    l2_bytes: float
-    """Second-level cache, bytes."""
     sms: int
     """Streaming multiprocessors."""
     kernel_s: float
@@ -39,13 +38,20 @@ class GpuSpec:
 
     def __post_init__(self) -> None:
         where = f"gpu '{nonempty(self.name, 'gpu name')}'"
-        real(self.bf16_flops, f"{where}: bf16_flops", _MOST_RATE)
-        real(self.fp8_flops, f"{where}: fp8_flops", _MOST_RATE)
-        real(self.hbm_bytes, f"{where}: hbm_bytes", _MOST_BYTES)
-        real(self.hbm_bandwidth_Bps, f"{where}: hbm_bandwidth_Bps", _MOST_RATE)
-        real(self.l2_bytes, f"{where}: l2_bytes", _MOST_BYTES)
+        real(self.bf16_flops, f"{where}: bf16_flops", MAX_RATE)
+        real(self.fp8_flops, f"{where}: fp8_flops", MAX_RATE)
+        real(self.hbm_bytes, f"{where}: hbm_bytes", MAX_BYTES)
+        real(self.hbm_bandwidth_Bps, f"{where}: hbm_bandwidth_Bps", MAX_RATE)
         whole(self.sms, f"{where}: sms", 1, 100_000)
-        real(self.kernel_s, f"{where}: kernel_s", _MOST_SECONDS, zero=True)
+        real(self.kernel_s, f"{where}: kernel_s", MAX_SECONDS, zero=True)
+
+    def is_called(self, device: str) -> bool:
+        """Whether a driver's name of a device, e.g. "NVIDIA H100 80GB HBM3", holds every word of this GPU's model.
+
+        The words before form factor and memory are the model: "H100" of "H100 SXM5 80GB".
+        """
+        model = re.split(r"[ -](?=SXM|PCIe|\d+ ?GB)", self.name)[0]
+        return set(re.split("[ -]", model)) <= set(re.split("[ -]", device))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,20 +61,23 @@ class LinkTier:
     name: str
     """"intra" (in the node), "inter" (across nodes) or "host" (in the node, through host memory)."""
     fabric: str
-    """What it is, e.g. "nvlink4-nvswitch", "ib-ndr400"; names the measured tables that apply."""
+    """Kind of link, e.g. "nvlink4-nvswitch", "ib-ndr400"; names the measured tables that apply."""
     bandwidth_Bps: float
     """Per GPU and direction, bytes/s."""
     latency_s: float
     """Floor of a small all-reduce over this tier (intra, host: all GPUs of one node; inter: two full nodes), seconds.
     """
+    switch: bool = False
+    """Its switch reduces messages and multicasts (NVLS)."""
     source: str = ""
     """Where the figures come from."""
 
     def __post_init__(self) -> None:
         where = f"link '{nonempty(self.name, 'link name')}'"
         nonempty(self.fabric, f"{where}: fabric")
-        real(self.bandwidth_Bps, f"{where}: bandwidth_Bps", _MOST_RATE)
-        real(self.latency_s, f"{where}: latency_s", _MOST_SECONDS, zero=True)
+        real(self.bandwidth_Bps, f"{where}: bandwidth_Bps", MAX_RATE)
+        real(self.latency_s, f"{where}: latency_s", MAX_SECONDS, zero=True)
+        flag(self.switch, f"{where}: switch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +109,6 @@ class ClusterSpec:
 
     def __post_init__(self) -> None:
         where = f"cluster '{nonempty(self.name, 'cluster name')}'"
-        whole(self.gpus_per_node, f"{where}: gpus_per_node", 1, MOST_GPUS_PER_NODE)
+        whole(self.gpus_per_node, f"{where}: gpus_per_node", 1, MAX_GPUS_PER_NODE)
         real(self.rank_skew, f"{where}: rank_skew", 1.0, zero=True)
         real(self.host_low_latency_share, f"{where}: host_low_latency_share", 1.0)

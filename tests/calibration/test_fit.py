@@ -96,7 +96,7 @@ def test_the_all_reduce_across_nodes_becomes_a_fabric(tmp_path: Path) -> None:
     assert main([*arguments, "--fabric", str(fabric)]) == 0
     written = fabric_curve(str(fabric))
     assert written is not None
-    assert (written.cluster, written.nodes, written.ranks_per_node) == ("h100-sxm", 2, 8)
+    assert (written.cluster.name, written.nodes, written.ranks_per_node) == ("h100-sxm", 2, 8)
     assert written.curve.seconds == pytest.approx(2e-5 + SIZES / 2e11, rel=1e-4)
 
 
@@ -105,7 +105,7 @@ def test_fit_diff_and_export_by_the_command_line(tmp_path: Path, capsys: pytest.
     for name in ("one", "two"):
         out = tmp_path / f"{name}.json.gz"
         assert main(["fit", str(tmp_path / "s.jsonl"), "--cluster", "h100-sxm", "--out", str(out)]) == 0
-    assert load_profile(out).gpu == "h100-sxm"
+    assert load_profile(out).cluster_name == "h100-sxm"
     capsys.readouterr()
     assert main(["diff", str(tmp_path / "one.json.gz"), str(out)]) == 0
     assert "gemm bf16: 36 points" in (shown := capsys.readouterr().out)

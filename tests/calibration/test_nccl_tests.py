@@ -171,7 +171,7 @@ def test_fabric_from_log_to_prediction(tmp_path: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().out.strip() == str(out)
     fabric = fabric_curve(str(out))
     assert fabric is not None
-    assert (fabric.nodes, fabric.ranks_per_node, fabric.cluster) == (2, 8, "h100-sxm")
+    assert (fabric.nodes, fabric.ranks_per_node, fabric.cluster.name) == (2, 8, "h100-sxm")
     assert fabric.curve.seconds[0] == pytest.approx(40e-6)
     assert str(tmp_path) not in out.read_text("utf-8")
     ran = run("predict", "--model", "8b", "--nodes", "2", "--variant", "ladder", "--set", f"inter.fabric={out}")
@@ -189,7 +189,7 @@ def test_profile_from_log_to_prediction(tmp_path: Path) -> None:
     source, out = write(tmp_path / "box.log", log(ranks=8, hosts=1)), tmp_path / "mine.json.gz"
     assert main(["import", "nccl-tests", str(source), "--base", "h100-sxm", "--out", str(out)]) == 0
     profile, base = load_profile(out), load_profile("h100-sxm")
-    assert (profile.name, profile.gpu) == ("mine", "h100-sxm")
+    assert (profile.name, profile.cluster_name) == ("mine", "h100-sxm")
     curve = profile.collectives["all_reduce"]["nccl"][8]
     assert curve.size_bytes.tolist() == SIZES
     assert curve.seconds[0] == pytest.approx(40e-6)

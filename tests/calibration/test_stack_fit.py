@@ -174,7 +174,7 @@ def test_profiles_with_a_fit_survive_their_file(tmp_path: Path, base: Calibratio
     ("change", "says"),
     [
         ({"figures": {"stack.gem_factor": FittedFigure(value=1, default=1, prior_log_sd=1, log_sd=1)}}, "gem_factor"),
-        ({"draws": np.ones((3, 2))}, r"draws\[0\] has 2 entries"),
+        ({"draws": ((1.0, 1.0),) * 3}, r"draws\[0\] has 2 entries"),
     ],
 )
 def test_broken_fits_are_refused(tmp_path: Path, change: dict[str, object], says: str) -> None:
@@ -283,7 +283,7 @@ def test_the_command_fits_a_users_runs(tmp_path: Path) -> None:
         (("--runs", "nowhere.csv", "--out", "a.json"), "cannot be read"),
         (("--runs", "ladder-70b", "--out", "no/such/folder.json"), "no such folder"),
         (("--runs", "ladder-70b", "--out", "a.json", "--draws", "1"), "--draws is 1: must be a whole number from 2"),
-        (("--runs", "ladder-70b", "--out", "a.json", "--base", "h100"), "did you mean 'h100-sxm'"),
+        (("--runs", "ladder-70b", "--out", "a.json", "--base", "h100"), "there are h100-sxm"),
     ],
 )
 def test_what_cannot_be_fitted_is_refused_at_once(arguments: tuple[str, ...], says: str) -> None:

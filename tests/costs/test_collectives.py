@@ -167,8 +167,7 @@ def test_ranks_between_curves_lie_between_their_ratios(ranks: float, message: fl
             2: Curve(size_bytes=sizes, seconds=np.array([8e-6, 4e-3])),
             8: Curve(size_bytes=sizes, seconds=np.array([2e-5, 5e-3])),
         },
-        latency_s=15.6e-6,
-        bandwidth_Bps=450e9,
+        tier=catalog.cluster("h100-sxm").intra,
     )
     low, found, high = (collective.ratio(np.array([message]), n)[0][0] for n in (2, round(ranks), 8))
     assert min(low, high) * (1 - 1e-9) <= found <= max(low, high) * (1 + 1e-9)
@@ -299,7 +298,9 @@ def test_custom_kernels_need_peer_to_peer(allreduce: str) -> None:
 
 def test_nvls_needs_a_switch() -> None:
     cluster = catalog.cluster("h100-sxm")
-    bridged = dataclasses.replace(cluster, intra=dataclasses.replace(cluster.intra, fabric="nvlink4-bridge"))
+    bridged = dataclasses.replace(
+        cluster, intra=dataclasses.replace(cluster.intra, fabric="nvlink4-bridge", switch=False)
+    )
     with pytest.raises(UsageError, match="NVLink switch") as caught:
         network(None, cluster=bridged, allreduce="nvls")
     assert "--allreduce nccl" in caught.value.hint

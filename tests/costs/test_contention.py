@@ -15,7 +15,7 @@ from ladder_sim.costs.contention import (
     collective_sms,
     collective_traffic_bytes,
     gemm_tiles,
-    kernel_sms,
+    kernel_demand,
 )
 from ladder_sim.costs.estimate import Estimate
 from ladder_sim.costs.kernels import KernelCosts
@@ -94,15 +94,15 @@ def test_known_tiles(m: int, n: int, tiles: int) -> None:
 
 def test_few_tokens_stream_weights_with_small_blocks() -> None:
     for m in (1, int(DEFAULTS.gemv_rows)):
-        use = kernel_sms(gemm(m, 8192, 3584), SMS, DEFAULTS)
+        use = kernel_demand(gemm(m, 8192, 3584), SMS, DEFAULTS, 0.5)
         assert (use.tiles, use.spare) == (0, DEFAULTS.memory_spare)
-    more = kernel_sms(gemm(int(DEFAULTS.gemv_rows) + 1, 8192, 3584), SMS, DEFAULTS)
+    more = kernel_demand(gemm(int(DEFAULTS.gemv_rows) + 1, 8192, 3584), SMS, DEFAULTS, 0.5)
     assert more.tiles == 128
 
 
 def test_attention() -> None:
     def use(shape: AttentionShape) -> tuple[int, float]:
-        found = kernel_sms(shape, SMS, DEFAULTS)
+        found = kernel_demand(shape, SMS, DEFAULTS, 0.5)
         return found.tiles, found.spare
 
     # prefill: two sequences, eight heads, eight blocks of 128 queries
@@ -112,7 +112,7 @@ def test_attention() -> None:
 
 
 def test_elementwise() -> None:
-    use = kernel_sms(ElementwiseShape(moved_bytes=1e6), SMS, DEFAULTS)
+    use = kernel_demand(ElementwiseShape(moved_bytes=1e6), SMS, DEFAULTS, 0.5)
     assert (use.tiles, use.held_sms, use.spare) == (0, 0, DEFAULTS.memory_spare)
 
 
@@ -187,12 +187,12 @@ def test_a_profiles_overlap_section_reaches_the_demands() -> None:
         assert changed.seconds == estimate.seconds
         if op.stream == "comm":
             # a message of 64 tokens would take the most channels there are
-            assert (estimate.sms.held_sms, changed.sms.held_sms) == (24, 3)
-            assert (estimate.sms.slowdown, changed.sms.slowdown) == (0.33, 0.5)
-            assert changed.memory == pytest.approx(2 * estimate.memory)
-        elif not estimate.sms.tiles:
-            assert (estimate.sms.spare, changed.sms.spare) == (0.25, 0.125)
-    assert any(estimate.sms.tiles for _, estimate in before.values())
+            assert (estimate.demand.held_sms, changed.demand.held_sms) == (24, 3)
+            assert (estimate.demand.slowdown, changed.demand.slowdown) == (0.33, 0.5)
+            assert changed.demand.memory == pytest.approx(2 * estimate.demand.memory)
+        elif not estimate.demand.tiles:
+            assert (estimate.demand.spare, changed.demand.spare) == (0.25, 0.125)
+    assert any(estimate.demand.tiles for _, estimate in before.values())
 
 
 def test_a_profiles_overlap_section_changes_what_overlaps_only() -> None:
@@ -216,11 +216,11 @@ def test_demands_are_possible(profile: str, phase: Phase, batch: int) -> None:
         costs = KernelCosts(scenario, None if profile == "none" else load_profile(profile))
         ops = list(build(PassInputs.of(scenario), phase, 1025).ops())
         for op, found in zip(ops, costs.estimates(ops), strict=True):
-            assert 0.0 <= found.memory <= 1.0, op.name
-            assert 0.0 <= found.sms.spare <= 1.0
+            assert 0.0 <= found.demand.memory <= 1.0, op.name
+            assert 0.0 <= found.demand.spare <= 1.0
             if op.stream == "comm":
-                assert 1 <= found.sms.held_sms < scenario.cluster.gpu.sms
-                assert found.link == 1.0
+                assert 1 <= found.demand.held_sms < scenario.cluster.gpu.sms
+                assert found.demand.link == 1.0
             else:
-                assert found.sms.held_sms == found.link == 0
+                assert found.demand.held_sms == found.demand.link == 0
             assert np.isfinite(found.seconds)

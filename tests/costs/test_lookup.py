@@ -1,38 +1,34 @@
 """Lookups in measured tables: exact on the grid, honest off it."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
-from ladder_sim.costs.roofline import (
-    AXES,
-    attention_roofline_s,
-    decode_point,
-    gemm_roofline_s,
-    grid_roofline_s,
-    prefill_point,
-)
+from ladder_sim.costs.roofline import AXES, Gpu, Kind, coordinates, roofline_s, table_key, table_shape
+from ladder_sim.graph.ops import AttentionShape
 
-GPU = {"flops_per_s": 1e15, "bandwidth_Bps": 3e12, "kernel_s": 2e-6}
+GPU = Gpu(bf16_flops=1e15, fp8_flops=2e15, hbm_bandwidth_Bps=3e12, kernel_s=2e-6)
 
 
 def gemm_table(seed: int = 0, hole: bool = False) -> RatioTable:
     axes = {"m": [1.0, 8.0, 64.0], "n": [256.0, 4096.0], "k": [512.0, 1024.0, 65536.0]}
     m, n, k = np.ix_(*axes.values())
-    roofline_s = grid_roofline_s("gemm", {"m": m, "n": n, "k": k}, element_bytes=2.0, **GPU)
-    seconds = roofline_s * np.random.default_rng(seed).uniform(1.0, 3.0, roofline_s.shape)
+    ideal_s = roofline_s(table_shape("gemm", "bf16", {"m": m, "n": n, "k": k}), GPU)
+    seconds = ideal_s * np.random.default_rng(seed).uniform(1.0, 3.0, ideal_s.shape)
     if hole:
         seconds[-1, -1, -1] = np.nan
-    return RatioTable.from_seconds(axes, seconds, roofline_s)
+    return RatioTable.from_seconds(axes, seconds, ideal_s)
 
 
 def test_grid_points_give_back_the_measured_seconds() -> None:
     table = gemm_table()
     m, n, k = np.ix_(*table.axes)
     ratio, in_range = table.ratio(m=m, n=n, k=k)
-    seconds = ratio * grid_roofline_s("gemm", {"m": m, "n": n, "k": k}, element_bytes=2.0, **GPU)
+    seconds = ratio * roofline_s(table_shape("gemm", "bf16", {"m": m, "n": n, "k": k}), GPU)
     np.testing.assert_allclose(seconds, table.seconds, rtol=1e-9)
     assert in_range.all()
 
@@ -82,32 +78,34 @@ def test_curve_is_monotone_when_its_measurements_are(b: list[float]) -> None:
 
 @given(bandwidth=st.floats(1e11, 1e13), factor=st.floats(1.0, 10.0))
 def test_more_bandwidth_is_never_slower(bandwidth: float, factor: float) -> None:
-    sizes = {"weight_bytes_per_element": 2.0, "activation_bytes_per_element": 2.0}
+    shape = table_shape("gemm", "bf16", {"m": [1, 64], "n": 8192, "k": 8192})
     slow, fast = (
-        gemm_roofline_s([1, 64], 8192, 8192, **sizes, flops_per_s=1e15, bandwidth_Bps=b, kernel_s=0.0)
-        for b in (bandwidth, bandwidth * factor)
+        roofline_s(shape, dataclasses.replace(GPU, hbm_bandwidth_Bps=each)) for each in (bandwidth, bandwidth * factor)
     )
     assert (fast <= slow).all()
 
 
 def test_hardware_figures_broadcast_too() -> None:
-    seconds = attention_roofline_s(
-        1, 1, 1024, 8, 1, 128, element_bytes=2.0, flops_per_s=1e15, bandwidth_Bps=np.array([1e12, 2e12]), kernel_s=1e-6
-    )
+    gpu = dataclasses.replace(GPU, hbm_bandwidth_Bps=np.array([1e12, 2e12]))
+    seconds = roofline_s(attention("attention_decode"), gpu)
     assert seconds.shape == (2,)
-    assert seconds[0] > seconds[1] > 1e-6
+    assert seconds[0] > seconds[1] > GPU.kernel_s
 
 
 @pytest.mark.parametrize("kind", ["attention_prefill", "attention_decode"])
-def test_coordinates_keep_the_roofline_of_the_whole_shape(kind: str) -> None:
-    shape = {"batch": 4, "heads": 16, "kv_heads": 2, "head_dim": 128}
-    if kind == "attention_prefill":
-        point, q_len = prefill_point(**shape, q_len=512), 512
-    else:
-        point, q_len = decode_point(**shape, kv_len=512), 1
+def test_coordinates_keep_the_roofline_of_the_whole_shape(kind: Kind) -> None:
+    shape = attention(kind)
+    point = coordinates(shape)
+    assert table_key(shape) == (kind, "bf16")
     assert tuple(point) == AXES[kind]
-    whole = attention_roofline_s(4, q_len, 512, 16, 2, 128, element_bytes=2.0, **GPU)
-    np.testing.assert_allclose(grid_roofline_s(kind, point, element_bytes=2.0, **GPU), whole)
+    assert roofline_s(table_shape(kind, "bf16", point), GPU) == roofline_s(shape, GPU)
+
+
+def attention(kind: Kind) -> AttentionShape:
+    q_len = 512 if kind == "attention_prefill" else 1
+    return AttentionShape(
+        kernel="flash", batch=4, q_len=q_len, kv_len=512, heads=16, kv_heads=2, head_dim=128, element_bytes=2
+    )
 
 
 def test_error_statistics() -> None:

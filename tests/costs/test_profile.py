@@ -1,6 +1,7 @@
 """The profile file: what is shipped, the round trip, and every way a file can be wrong."""
 
 import contextlib
+import dataclasses
 import gzip
 import json
 import math
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 from ladder_sim.costs import profile_file
 from ladder_sim.costs.profile_file import load_profile, save_profile, shipped_profiles
-from ladder_sim.costs.roofline import grid_roofline_s
+from ladder_sim.costs.roofline import roofline_s, table_shape
 from ladder_sim.errors import ProfileError
 
 SHIPPED = ("a100-sxm", "b200-sxm", "h100-sxm", "h200-sxm", "l40s-pcie", "rtx-pro-6000")
@@ -78,16 +79,9 @@ def test_h100_gives_the_figures_that_were_measured() -> None:
     # 70B at TP 8 and one token: gate/up, down and output projection (facts of the source, microseconds)
     for n, k, microseconds in ((7168, 8192, 47), (8192, 3584, 23), (8192, 1024, 9)):
         ratio, in_range = profile.gemm["bf16"].ratio(m=1, n=n, k=k)
-        roofline_s = grid_roofline_s(
-            "gemm",
-            {"m": 1, "n": n, "k": k},
-            element_bytes=2.0,
-            flops_per_s=profile.reference.bf16_flops,
-            bandwidth_Bps=profile.reference.hbm_bandwidth_Bps,
-            kernel_s=profile.reference.kernel_s,
-        )
+        ideal_s = roofline_s(table_shape("gemm", "bf16", {"m": 1, "n": n, "k": k}), profile.reference)
         assert in_range
-        assert ratio * roofline_s == pytest.approx(microseconds * 1e-6, rel=0.06)
+        assert ratio * ideal_s == pytest.approx(microseconds * 1e-6, rel=0.06)
     nccl = profile.collectives["all_reduce"]["nccl"]
     for ranks, microseconds in ((2, 144), (4, 176), (8, 200)):
         assert nccl[ranks].seconds_at(32 * 2**20)[0] == pytest.approx(microseconds * 1e-6, rel=0.05)
@@ -118,17 +112,9 @@ def test_grid_points_of_the_shipped_tables_give_back_their_seconds() -> None:
     table = profile.attention_decode["flash"]["bf16"]
     points = dict(zip(table.names, np.ix_(*table.axes), strict=True))
     ratio, in_range = table.ratio(**points)
-    reference = profile.reference
-    roofline_s = grid_roofline_s(
-        "attention_decode",
-        points,
-        element_bytes=2.0,
-        flops_per_s=reference.bf16_flops,
-        bandwidth_Bps=reference.hbm_bandwidth_Bps,
-        kernel_s=reference.kernel_s,
-    )
+    ideal_s = roofline_s(table_shape("attention_decode", "bf16", points), profile.reference)
     measured = np.isfinite(table.seconds)
-    np.testing.assert_allclose((ratio * roofline_s)[measured], table.seconds[measured], rtol=1e-9)
+    np.testing.assert_allclose((ratio * ideal_s)[measured], table.seconds[measured], rtol=1e-9)
     np.testing.assert_array_equal(in_range, measured)
 
 
@@ -233,7 +219,7 @@ def test_gzip_bomb_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["h100-sxn", "", "no/such/file.json", "nul\0byte", "."])
 def test_unknown_names(name: str) -> None:
-    with pytest.raises(ProfileError, match=r"did you mean 'h100-sxm'|shipped profiles: .*h100-sxm"):
+    with pytest.raises(ProfileError, match=r"did you mean 'h100-sxm'|known: .*h100-sxm"):
         load_profile(name)
 
 
@@ -283,3 +269,41 @@ def test_damaged_text(cut: int, flip: int) -> None:
     content = bytearray(json.dumps(small_document()).encode())
     content[cut % len(content)] ^= flip
     load_bytes(bytes(content))
+
+
+# what older files hold
+
+
+def test_a_fit_in_a_file_of_schema_version_1_is_read_by_its_new_names(tmp_path: Path) -> None:
+    folder = Path(profile_file.__file__).parent / "profiles"
+    document = json.loads(gzip.decompress((folder / "h100-sxm-gpt-fast.json.gz").read_bytes()))
+    assert document["schema_version"] == 1
+    fit = load_profile("h100-sxm-gpt-fast").stack_fit
+    assert fit is not None
+    assert dataclasses.asdict(fit.fitted_scale) == document["transfer"]["near"]
+    assert dataclasses.asdict(fit.other_scale) == document["transfer"]["beyond"]
+    save_profile(load_profile("h100-sxm-gpt-fast"), tmp_path / "new.json")
+    written = json.loads((tmp_path / "new.json").read_text())
+    assert (written["schema_version"], set(written["stack_fit"]) & {"near", "beyond"}) == (2, set())
+    assert load_profile(tmp_path / "new.json").stack_fit == fit
+
+
+def test_a_profile_of_an_unknown_cluster_is_refused_when_it_is_read(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match="gpu: unknown cluster 'h100-sxn'"):
+        load_profile(write(tmp_path / "p.json", {**small_document(), "gpu": "h100-sxn"}))
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "same"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100 SXM5 80GB", True),
+        ("NVIDIA A100-SXM4-80GB", "A100 SXM4 80GB", True),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX PRO 6000 Blackwell Server 96GB", True),
+        ("NVIDIA RTX A6000", "RTX PRO 6000 Blackwell Server 96GB", False),
+        ("NVIDIA GB200", "B200 SXM6 180GB", False),
+        ("NVIDIA L40S", "L40 48GB", False),
+    ],
+)
+def test_a_device_is_known_by_every_word_of_its_model(device: str, name: str, same: bool) -> None:
+    gpu = dataclasses.replace(load_profile("h100-sxm").cluster.gpu, name=name)
+    assert gpu.is_called(device) is same

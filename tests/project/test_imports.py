@@ -31,7 +31,10 @@ RUNTIME_LAZY = {"jinja2", "safetensors", "tokenizers", "triton"}
 WITHOUT_TORCH = ("calibration.fit", "calibration.stack_fit", "calibration.importers", "calibration.show")
 FITTING = {"numpy", "scipy", "pydantic"}
 FITTING_LAZY = {"pyarrow"}
-FITTING_INTERNAL = ("calibration", "ladder_sim.costs", "ladder_sim.specs", "ladder_sim.units", "ladder_sim.errors")
+FITTING_INTERNAL = (
+    "calibration",
+    *(f"ladder_sim.{name}" for name in ("costs", "graph", "specs", "units", "errors")),
+)
 STACK_FIT_INTERNAL = (
     *FITTING_INTERNAL,
     *(f"ladder_sim.{name}" for name in ("confidence", "simulate", "prediction", "validation")),

@@ -7,26 +7,26 @@ that ``ladder-sim calibrate import nccl-tests`` writes.
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from importlib import resources
-from importlib.resources.abc import Traversable
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ladder_sim.costs.lookup import Curve
+from ladder_sim.des.shared import Floats
 from ladder_sim.errors import SpecError
 from ladder_sim.specs import catalog
+from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.files import read_text
 from ladder_sim.specs.values import nonempty, real, shown_path, whole
 from ladder_sim.units import quoted
 
 SUFFIX = ".toml"
+_SHIPPED = Path(__file__).parent.parent / "data" / "fabrics"
 _KEYS = ("cluster", "nodes", "ranks_per_node", "bytes", "time_us", "source")
 # a petabyte; a quarter of an hour
-_MOST_BYTES, _MOST_US = 1e15, 1e9
-_MOST_GPUS = 100_000
+MAX_BYTES, MAX_US = 1e15, 1e9
+MAX_GPUS = 100_000
 _HINT = "`ladder-sim calibrate import nccl-tests` writes such files"
 
 
@@ -34,8 +34,8 @@ _HINT = "`ladder-sim calibrate import nccl-tests` writes such files"
 class FabricCurve:
     """One nccl-tests sweep across nodes."""
 
-    cluster: str
-    """Catalog cluster whose tiers were measured."""
+    cluster: ClusterSpec
+    """Cluster whose tiers were measured."""
     nodes: int
     """In the group."""
     ranks_per_node: int
@@ -47,7 +47,7 @@ class FabricCurve:
 
 
 def fabric_curve(fabric: str) -> FabricCurve | None:
-    """The sweep over `fabric`, or None where there is none.
+    """The sweep over `fabric`; None if none is shipped.
 
     Parameters
     ----------
@@ -66,32 +66,18 @@ def fabric_curve(fabric: str) -> FabricCurve | None:
     >>> fabric_curve("ib-ndr400").nodes
     2
     """
-    if fabric.endswith(SUFFIX):
-        path = Path(fabric)
-        try:
-            status = path.stat()
-            changed = (status.st_mtime_ns, status.st_size)
-        except (OSError, ValueError):
-            # the reader says what is wrong with it
-            changed = (0, 0)
-        return _read(path, changed)
-    return _shipped(fabric)
+    path = Path(fabric) if fabric.endswith(SUFFIX) else _SHIPPED / (fabric + SUFFIX)
+    try:
+        status = path.stat()
+    except (OSError, ValueError):
+        # a fabric's name need not have a sweep; a file's reader says what is wrong with it
+        return _read(path, (0, 0)) if fabric.endswith(SUFFIX) else None
+    return _read(path, (status.st_mtime_ns, status.st_size))
 
 
 def shipped_fabrics() -> list[str]:
     """Names of the fabrics whose sweeps come with the package, sorted."""
-    return sorted(file.name.removesuffix(SUFFIX) for file in _folder().iterdir() if file.name.endswith(SUFFIX))
-
-
-def _folder() -> Traversable:
-    return resources.files("ladder_sim.costs").joinpath("data", "fabrics")
-
-
-@cache
-def _shipped(fabric: str) -> FabricCurve | None:
-    if fabric not in shipped_fabrics():
-        return None
-    return _parse(_folder().joinpath(fabric + SUFFIX).read_text(encoding="utf-8"), fabric + SUFFIX)
+    return sorted(file.stem for file in _SHIPPED.glob(f"*{SUFFIX}"))
 
 
 @lru_cache(maxsize=32)
@@ -109,19 +95,19 @@ def _parse(text: str, file: str) -> FabricCurve:
         if key not in data:
             raise SpecError(f"{file}: {key} is missing", hint=_HINT)
     return FabricCurve(
-        cluster=catalog.cluster(nonempty(data["cluster"], f"{file}: cluster")).name,
-        nodes=whole(data["nodes"], f"{file}: nodes", 2, _MOST_GPUS),
-        ranks_per_node=whole(data["ranks_per_node"], f"{file}: ranks_per_node", 1, _MOST_GPUS),
+        cluster=catalog.cluster(nonempty(data["cluster"], f"{file}: cluster")),
+        nodes=whole(data["nodes"], f"{file}: nodes", 2, MAX_GPUS),
+        ranks_per_node=whole(data["ranks_per_node"], f"{file}: ranks_per_node", 1, MAX_GPUS),
         curve=_curve(data, file),
         source=nonempty(data["source"], f"{file}: source"),
     )
 
 
 def _curve(data: Mapping[str, object], file: str) -> Curve:
-    sizes = _numbers(data["bytes"], f"{file}: bytes", _MOST_BYTES)
-    times = _numbers(data["time_us"], f"{file}: time_us", _MOST_US)
+    sizes = _numbers(data["bytes"], f"{file}: bytes", MAX_BYTES)
+    times = _numbers(data["time_us"], f"{file}: time_us", MAX_US)
     if len(sizes) != len(times):
-        raise SpecError(f"{file}: {len(sizes)} bytes but {len(times)} time_us: must be as many", hint=_HINT)
+        raise SpecError(f"{file}: {len(sizes)} bytes but {len(times)} time_us: their numbers must be equal", hint=_HINT)
     if (np.diff(sizes) <= 0).any():
         at = int(np.argmax(np.diff(sizes) <= 0)) + 1
         raise SpecError(
@@ -130,7 +116,7 @@ def _curve(data: Mapping[str, object], file: str) -> Curve:
     return Curve(size_bytes=sizes, seconds=times * 1e-6)
 
 
-def _numbers(values: object, what: str, most: float) -> NDArray[np.float64]:
+def _numbers(values: object, what: str, maximum: float) -> Floats:
     if not isinstance(values, list) or len(values) < 2:
         raise SpecError(f"{what} is {quoted(values)}: must be a list of two or more numbers", hint=_HINT)
-    return np.array([real(value, f"{what}[{at}]", most) for at, value in enumerate(values)], np.float64)
+    return np.array([real(value, f"{what}[{at}]", maximum) for at, value in enumerate(values)], np.float64)

@@ -16,12 +16,11 @@ import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
-Number = float | FloatArray
+from ladder_sim.des.shared import Floats, Number
+
 # (message bytes, ranks, latency_s of a full node, bandwidth_Bps) -> seconds
-Formula = Callable[[FloatArray, float, Number, Number], FloatArray]
+Formula = Callable[[Floats, float, Number, Number], Floats]
 
 # ranks for which a tier's latency floor is stated
 FULL_NODE = 8
@@ -64,42 +63,42 @@ def _bus(ranks: float) -> float:
     return 2.0 * (ranks - 1) / ranks
 
 
-def nccl_s(message: FloatArray, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> FloatArray:
+def nccl_s(message: Floats, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> Floats:
     """NCCL's ring or tree in one node."""
     return _floor(ranks, latency_s) + _bus(ranks) * message / (RING_EFFICIENCY * bandwidth_Bps)
 
 
-def nvls_s(message: FloatArray, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> FloatArray:
+def nvls_s(message: Floats, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> Floats:
     """Reduction in the NVLink switch."""
     return _floor(ranks, latency_s) + nvls_wire_s(message, ranks, bandwidth_Bps)
 
 
-def nvls_wire_s(message: FloatArray, ranks: float, bandwidth_Bps: Number) -> FloatArray:
+def nvls_wire_s(message: Floats, ranks: float, bandwidth_Bps: Number) -> Floats:
     """Reduction in the NVLink switch, without its latency floor."""
     return _bus(ranks) * message / (NVLS_EFFICIENCY * bandwidth_Bps)
 
 
-def one_shot_s(message: FloatArray, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> FloatArray:
+def one_shot_s(message: Floats, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> Floats:
     """Every GPU reads every peer's whole message."""
     floor = ONE_SHOT_FLOOR_FACTOR * latency_s
     return floor + (ranks - 1) * message / (ONE_SHOT_EFFICIENCY * bandwidth_Bps)
 
 
-def two_shot_s(message: FloatArray, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> FloatArray:
+def two_shot_s(message: Floats, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> Floats:
     """Reduce-scatter, then all-gather, by direct peer reads."""
     floor = TWO_SHOT_FLOOR_FACTOR * latency_s
     return floor + _bus(ranks) * message / (ONE_SHOT_EFFICIENCY * bandwidth_Bps)
 
 
-def gather_s(message: FloatArray, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> FloatArray:
+def gather_s(message: Floats, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> Floats:
     """NCCL all-gather of `message` result bytes; a broadcast of `message` bytes takes no longer."""
     floor = GATHER_FLOOR_FACTOR * _floor(ranks, latency_s)
     return floor + (ranks - 1) / ranks * message / (RING_EFFICIENCY * bandwidth_Bps)
 
 
 def host_ring_s(
-    message: FloatArray, ranks: float, latency_s: Number, bandwidth_Bps: Number, low_latency_share: Number
-) -> FloatArray:
+    message: Floats, ranks: float, latency_s: Number, bandwidth_Bps: Number, low_latency_share: Number
+) -> Floats:
     """NCCL's ring through host memory, by the faster of two protocols; each of its 2 (n - 1) steps pays a latency.
 
     Small messages go by the low-latency protocol (LL), at a share of the link's bandwidth that grows with the ranks, as
@@ -108,30 +107,33 @@ def host_ring_s(
     floor = latency_s * (ranks - 1) / (FULL_NODE - 1)
     wire = _bus(ranks) * message / bandwidth_Bps
     share = np.minimum(1.0, low_latency_share * ranks / 2.0)
-    fastest: FloatArray = np.minimum(floor + wire / share, HOST_SIMPLE_FLOOR_FACTOR * floor + wire)
+    fastest: Floats = np.minimum(floor + wire / share, HOST_SIMPLE_FLOOR_FACTOR * floor + wire)
     return fastest
 
 
 def host_gather_s(
-    message: FloatArray, ranks: float, latency_s: Number, bandwidth_Bps: Number, low_latency_share: Number
-) -> FloatArray:
+    message: Floats, ranks: float, latency_s: Number, bandwidth_Bps: Number, low_latency_share: Number
+) -> Floats:
     """NCCL's all-gather through host memory: half the steps and half the traffic of the all-reduce."""
     return 0.5 * host_ring_s(message, ranks, latency_s, bandwidth_Bps, low_latency_share)
 
 
+# of NCCL inside a node, from GPU to GPU
+IN_NODE: Mapping[str, Formula] = {"all_reduce": nccl_s, "all_gather": gather_s}
+# of all-reduces inside a node, by algorithm
 FORMULAS: Mapping[str, Formula] = {"nccl": nccl_s, "one-shot": one_shot_s, "two-shot": two_shot_s, "nvls": nvls_s}
 
 
 def across_nodes_s(
-    message: FloatArray,
-    node_wire_s: FloatArray,
+    message: Floats,
+    node_wire_s: Floats,
     *,
     nodes: int,
     ranks_per_node: int,
     latency_s: Number,
     bandwidth_Bps: Number,
     traffic: float = 2.0,
-) -> FloatArray:
+) -> Floats:
     """Hierarchical collective: reduce-scatter in the node, the rest across nodes on one rail per GPU, all-gather.
 
     Stages follow each other for small messages and overlap in chunks for large ones.
@@ -158,5 +160,5 @@ def across_nodes_s(
     rail = traffic * (nodes - 1) / nodes * message / ranks_per_node / (INTER_EFFICIENCY * bandwidth_Bps)
     chunks = np.maximum(1.0, message / PIPELINE_CHUNK_BYTES)
     piped = (node_wire_s + rail) / chunks + (1.0 - 1.0 / chunks) * np.maximum(node_wire_s, rail)
-    result: FloatArray = floor + piped
+    result: Floats = floor + piped
     return result

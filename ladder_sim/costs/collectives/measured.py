@@ -3,20 +3,22 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ladder_sim.costs.collectives.formulas import FloatArray, Formula
+from ladder_sim.costs.collectives.formulas import FORMULAS, IN_NODE, Formula
 from ladder_sim.costs.lookup import Curve
+from ladder_sim.des.shared import Floats
+from ladder_sim.specs.cluster import LinkTier
 
 # two measured sizes further apart than this do not bracket what lies between: shipped curves are thinned to what
 # interpolation needs, which leaves gaps of up to 64 where a latency floor is flat
 MAX_GAP = 64.0
 
 
-def bracketed(curve: Curve, message: FloatArray) -> NDArray[np.bool_]:
+def bracketed(curve: Curve, message: Floats) -> NDArray[np.bool_]:
     """True where `message` lies between two measured sizes no further than `MAX_GAP` apart."""
     sizes = curve.size_bytes
     right = np.minimum(np.maximum(np.searchsorted(sizes, message, side="left"), 1), len(sizes) - 1)
@@ -25,55 +27,73 @@ def bracketed(curve: Curve, message: FloatArray) -> NDArray[np.bool_]:
     return bracket
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# no slots: the logarithms are computed once and kept
+@dataclass(frozen=True, kw_only=True, eq=False)
 class MeasuredCollective:
-    """One algorithm's curves over rank counts, read against its formula on the hardware that was measured."""
+    """One algorithm's curves over rank counts, read against its formula on the link that was measured."""
 
     formula: Formula
     """Its ideal."""
     curves: Mapping[int, Curve]
     """By ranks."""
-    latency_s: float
-    """Of the measured tier."""
-    bandwidth_Bps: float
-    """Of the measured tier."""
+    tier: LinkTier
+    """The measured link."""
 
-    def ratio(self, message: FloatArray, ranks: int) -> tuple[FloatArray, NDArray[np.bool_]]:
-        """Measured over formula, and whether it rests on a measurement at these ranks and this size.
+    def ratio(self, message: Floats, ranks: int) -> tuple[Floats, NDArray[np.bool_]]:
+        """Measured over formula, and whether these ranks and this size were measured.
 
         Interpolated in log(size), and in log(ranks) between measured rank counts; held beyond the ends.
         """
-        low, high = self._neighbours(ranks)
-        if low == high:
-            return self.factor(message, ranks), bracketed(self.curves[low], message) & (low == ranks)
-        return self.factor(message, ranks), np.zeros(message.shape, bool)
+        measured = ranks in self.curves
+        in_range = bracketed(self.curves[ranks], message) if measured else np.zeros(message.shape, bool)
+        return self.factor(message, ranks), in_range
 
-    def factor(self, message: FloatArray, ranks: int) -> FloatArray:
+    def factor(self, message: Floats, ranks: int) -> Floats:
         """Measured over formula alone."""
-        low, high = self._neighbours(ranks)
-        log_ratio = self._log_ratio(low, message)
-        if low != high:
-            share = math.log(ranks / low) / math.log(high / low)
-            log_ratio = (1.0 - share) * log_ratio + share * self._log_ratio(high, message)
-        found: FloatArray = np.exp(log_ratio)
-        return found
-
-    def _neighbours(self, ranks: int) -> tuple[int, int]:
-        """Measured rank counts on either side."""
         low = max((n for n in self.curves if n <= ranks), default=min(self.curves))
         high = min((n for n in self.curves if n >= ranks), default=max(self.curves))
-        return low, high
+        log_size = np.log(np.maximum(message, 1.0))
+        log_ratio = np.interp(log_size, *self._log_ratios[low])
+        if low != high:
+            share = math.log(ranks / low) / math.log(high / low)
+            log_ratio = (1.0 - share) * log_ratio + share * np.interp(log_size, *self._log_ratios[high])
+        ratio: Floats = np.exp(log_ratio)
+        return ratio
 
-    def _log_ratio(self, ranks: int, message: FloatArray) -> FloatArray:
-        log_sizes, log_ratios = _log_curve(self.curves[ranks], self.formula, ranks, self.latency_s, self.bandwidth_Bps)
-        found: FloatArray = np.interp(np.log(np.maximum(message, 1.0)), log_sizes, log_ratios)
-        return found
+    @cached_property
+    def _log_ratios(self) -> Mapping[int, tuple[Floats, Floats]]:
+        """Of each curve: logarithms of its sizes, and of its times over the formula's."""
+        return {
+            ranks: (
+                np.log(curve.size_bytes),
+                np.log(
+                    curve.seconds / self.formula(curve.size_bytes, ranks, self.tier.latency_s, self.tier.bandwidth_Bps)
+                ),
+            )
+            for ranks, curve in self.curves.items()
+        }
 
 
-@lru_cache(maxsize=256)
-def _log_curve(
-    curve: Curve, formula: Formula, ranks: int, latency_s: float, bandwidth_Bps: float
-) -> tuple[FloatArray, FloatArray]:
-    """A measured curve as logarithms: its sizes, and its times over the formula's."""
-    ideal_s = formula(curve.size_bytes, ranks, latency_s, bandwidth_Bps)
-    return np.log(curve.size_bytes), np.log(curve.seconds / ideal_s)
+def measured_collectives(
+    collectives: Mapping[str, Mapping[str, Mapping[int, Curve]]], tier: LinkTier
+) -> dict[tuple[str, str], MeasuredCollective]:
+    """Curves of a profile (`CalibrationProfile.collectives`) by kind and algorithm, of those that have a formula."""
+    curves = {
+        (kind, algorithm): by_ranks
+        for kind, algorithms in collectives.items()
+        for algorithm, by_ranks in algorithms.items()
+        if by_ranks
+    }
+    if ("all_reduce", "nccl") in curves:
+        # on all GPUs of a switch NCCL itself takes NVLS for large messages
+        by_ranks = curves["all_reduce", "nccl"]
+        curves["all_reduce", "nvls"] = {max(by_ranks): by_ranks[max(by_ranks)]}
+    formulas = {
+        **{(kind, "nccl"): formula for kind, formula in IN_NODE.items()},
+        **{("all_reduce", algorithm): formula for algorithm, formula in FORMULAS.items()},
+    }
+    return {
+        key: MeasuredCollective(formula=formula, curves=curves[key], tier=tier)
+        for key, formula in formulas.items()
+        if key in curves
+    }

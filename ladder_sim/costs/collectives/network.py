@@ -3,34 +3,30 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ladder_sim.costs.collectives.fabrics import FabricCurve, fabric_curve
+from ladder_sim.costs.collectives.fabrics import fabric_curve
 from ladder_sim.costs.collectives.formulas import (
     FORMULAS,
-    FloatArray,
+    IN_NODE,
     Formula,
-    Number,
     across_nodes_s,
-    gather_s,
     host_gather_s,
     host_ring_s,
-    nccl_s,
     nvls_wire_s,
 )
-from ladder_sim.costs.collectives.measured import MeasuredCollective, bracketed
+from ladder_sim.costs.collectives.measured import bracketed
 from ladder_sim.costs.estimate import Source
 from ladder_sim.costs.hardware import Hardware, Link
-from ladder_sim.costs.lookup import Curve
 from ladder_sim.costs.profile import CalibrationProfile
-from ladder_sim.costs.profile_file import load_profile
+from ladder_sim.costs.profile_file import shipped_links
+from ladder_sim.des.shared import Floats, Number
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.ops import CollectiveKind
-from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 
 # 90 % interval as a fraction either way. Measured: nine tenths of the H100 points left out of a curve lie within 8 % of
@@ -41,7 +37,7 @@ COLLECTIVE_ERROR: Mapping[Source, float] = {"measured": 0.08, "fitted": 0.2, "tr
 
 # kernels of the inference engines themselves
 CUSTOM = ("one-shot", "two-shot")
-# the choice where there is none
+# the choice of a single algorithm
 ONLY = np.zeros(1, np.int_)
 
 
@@ -49,17 +45,17 @@ ONLY = np.zeros(1, np.int_)
 class CollectiveTimes:
     """A collective, alone; arrays hold one value per message or per configuration."""
 
-    seconds: FloatArray
+    seconds: Floats
     """Best estimates."""
     in_range: NDArray[np.bool_]
     """Between measurements of this algorithm, these ranks and this link."""
     source: Source
-    """What those out of range rest on."""
+    """Of those out of range."""
     algorithms: tuple[str, ...]
     """What runs, e.g. "nccl"; several where configurations differ."""
     choice: NDArray[np.int_]
     """Which of them, by configuration; one element where there is one."""
-    node_share: float | FloatArray = 1.0
+    node_share: float | Floats = 1.0
     """Of the time, inside the node; the rest waits for the network."""
 
     @property
@@ -72,7 +68,7 @@ class CollectiveTimes:
         if len(of_each) == 1:
             return of_each[0]
         table = np.stack(np.broadcast_arrays(*(np.atleast_1d(value) for value in of_each)))
-        chosen: FloatArray = table[tuple(np.broadcast_arrays(self.choice, np.arange(table.shape[1])))]
+        chosen: Floats = table[tuple(np.broadcast_arrays(self.choice, np.arange(table.shape[1])))]
         return float(chosen[0]) if np.all(chosen == chosen[0]) else chosen
 
 
@@ -87,6 +83,7 @@ class Network:
         self._p2p = scenario.p2p
         self._choice = scenario.stack.allreduce
         self._profile = _measured_links(hardware.intra.fabric, profile)
+        self._measured = self._profile.measured_collectives if self._profile else {}
         self._without_p2p = _without_p2p_source(scenario, profile)
         self._fabric = fabric_curve(self._cluster.inter.fabric) if self._nodes > 1 else None
         self._check()
@@ -94,21 +91,30 @@ class Network:
     @cached_property
     def _measured_here(self) -> bool:
         """Whether the profile's collectives inside a node were measured on links as these."""
-        return self._profile is not None and self._hardware.intra.same_as(
-            Link.of(catalog.cluster(self._profile.gpu).intra)
-        )
+        return self._profile is not None and self._hardware.intra.same_as(Link.of(self._profile.cluster.intra))
 
     @cached_property
     def _fabric_here(self) -> bool:
         """Whether the sweep across nodes was measured on tiers as these."""
         if self._fabric is None:
             return False
-        measured_on = catalog.cluster(self._fabric.cluster)
-        # the curve was found by the fabric's name, or by the path of its file
+        measured_on = self._fabric.cluster
+        # the curve was looked up by the fabric's name, or by the path of its file
         own = dataclasses.replace(self._hardware.inter, fabric=measured_on.inter.fabric)
         return self._hardware.intra.same_as(Link.of(measured_on.intra)) and own.same_as(Link.of(measured_on.inter))
 
-    def times(self, kind: CollectiveKind, message_bytes: FloatArray) -> CollectiveTimes:
+    @cached_property
+    def _fabric_log_ratios(self) -> tuple[Floats, Floats]:
+        """The fabric's measured all-reduces as logarithms: their sizes, and their times over the formula's."""
+        if self._fabric is None:
+            raise ValueError("no sweep over this fabric")
+        measured_on, sizes, ranks = self._fabric.cluster, self._fabric.curve.size_bytes, self._fabric.ranks_per_node
+        stages_s = self._node_wire_s("all_reduce", sizes, Link.of(measured_on.intra), ranks)
+        layout = (self._fabric.nodes, ranks)
+        ideal_s = _two_level_s("all_reduce", sizes, stages_s, Link.of(measured_on.inter), layout)
+        return np.log(sizes), np.log(self._fabric.curve.seconds / ideal_s)
+
+    def times(self, kind: CollectiveKind, message_bytes: Floats) -> CollectiveTimes:
         """Time collectives of one kind.
 
         Parameters
@@ -132,14 +138,11 @@ class Network:
                 f"all-reduce '{self._choice}' needs peer-to-peer access between GPUs, and it is off",
                 hint="use --allreduce nccl, or leave out --no-p2p",
             )
-        if self._choice == "nvls" and not self._has_switch():
+        if self._choice == "nvls" and not self._cluster.intra.switch:
             raise UsageError(
                 f"all-reduce 'nvls' needs an NVLink switch; {self._cluster.name} has {self._cluster.intra.fabric}",
                 hint="use --allreduce nccl",
             )
-
-    def _has_switch(self) -> bool:
-        return "nvswitch" in self._cluster.intra.fabric
 
     def _algorithms(self) -> tuple[str, ...]:
         if self._choice != "auto":
@@ -147,21 +150,21 @@ class Network:
         # custom kernels read their peers' memory
         return ("nccl", *CUSTOM) if self._p2p else ("nccl",)
 
-    def _all_reduce(self, algorithm: str, message: FloatArray) -> CollectiveTimes:
+    def _all_reduce(self, algorithm: str, message: Floats) -> CollectiveTimes:
         if algorithm == "nccl":
             return self._nccl("all_reduce", message)
         return self._in_node("all_reduce", algorithm, FORMULAS[algorithm], message)
 
-    def _nccl(self, kind: str, message: FloatArray) -> CollectiveTimes:
+    def _nccl(self, kind: str, message: Floats) -> CollectiveTimes:
         """NCCL in one node, by the paths that it has there."""
-        formula = _IN_NODE[kind]
+        formula = IN_NODE[kind]
         peer = self._in_node(kind, "nccl", formula, message)
         if self._p2p:
             return peer
         # what goes through host memory or the switch is no faster than what goes directly
         host_s = np.maximum(peer.seconds, self._through_host_s(kind, message, self._ranks))
         host = _unmeasured(host_s, "nccl-host", self._without_p2p)
-        if kind != "all_reduce" or self._ranks == 2 or not self._has_switch():
+        if kind != "all_reduce" or self._ranks == 2 or not self._cluster.intra.switch:
             return host
         # above two ranks NCCL still multicasts through the switch, between two barriers through host memory: a barrier
         # there takes as long as the smallest all-reduce
@@ -169,24 +172,24 @@ class Network:
         switch_s = 2.0 * barrier_s + nvls_wire_s(message, self._ranks, self._hardware.intra.bandwidth_Bps)
         return _fastest([host, _unmeasured(np.maximum(peer.seconds, switch_s), "nvls", self._without_p2p)])
 
-    def _in_node(self, kind: str, algorithm: str, formula: Formula, message: FloatArray) -> CollectiveTimes:
+    def _in_node(self, kind: str, algorithm: str, formula: Formula, message: Floats) -> CollectiveTimes:
         tier = self._hardware.intra
         seconds = _at_tier(formula, message, self._ranks, tier)
-        measured = _measured(self._profile, kind, algorithm)
+        measured = self._measured.get((kind, algorithm))
         if measured is None:
             return _unmeasured(seconds, algorithm)
-        ratio, inside = measured.ratio(message, self._ranks)
+        ratio, in_range = measured.ratio(message, self._ranks)
         here = self._measured_here
         # NCCL does not say from which size on its curve is NVLS, so no point of it is a measurement of NVLS
         return CollectiveTimes(
             seconds=seconds * ratio,
-            in_range=inside & (here and algorithm != "nvls"),
+            in_range=in_range & (here and algorithm != "nvls"),
             source="fitted" if here else "transferred",
             algorithms=(algorithm,),
             choice=ONLY,
         )
 
-    def _across(self, kind: CollectiveKind, message: FloatArray) -> CollectiveTimes:
+    def _across(self, kind: CollectiveKind, message: Floats) -> CollectiveTimes:
         """Across nodes everything is NCCL: custom kernels reach peers of their own node only."""
         seconds = self._hierarchical(kind, message, self._direct_wire_s(kind, message))
         if not self._p2p:
@@ -195,48 +198,57 @@ class Network:
         fabric = self._fabric
         if fabric is None or kind != "all_reduce":
             return self._with_node_share(kind, message, _unmeasured(seconds, "nccl"))
-        log_sizes, log_ratios = _fabric_log_ratios(fabric, self._profile)
         same_layout = (fabric.nodes, fabric.ranks_per_node) == (self._nodes, self._ranks)
-        found = CollectiveTimes(
-            seconds=seconds * np.exp(np.interp(np.log(message), log_sizes, log_ratios)),
+        times = CollectiveTimes(
+            seconds=seconds * np.exp(np.interp(np.log(message), *self._fabric_log_ratios)),
             in_range=bracketed(fabric.curve, message) & (self._fabric_here and same_layout),
             source="fitted" if self._fabric_here else "transferred",
             algorithms=("nccl",),
             choice=ONLY,
         )
-        return self._with_node_share(kind, message, found)
+        return self._with_node_share(kind, message, times)
 
-    def _with_node_share(self, kind: CollectiveKind, message: FloatArray, found: CollectiveTimes) -> CollectiveTimes:
+    def _with_node_share(self, kind: CollectiveKind, message: Floats, times: CollectiveTimes) -> CollectiveTimes:
         """As many of its steps run inside the node as those of a collective of one node's ranks."""
         if self._ranks == 1:
-            return dataclasses.replace(found, node_share=0.0)
-        inside = self._nccl(_stages(kind), message)
-        return dataclasses.replace(found, node_share=np.minimum(1.0, inside.seconds / found.seconds))
+            return dataclasses.replace(times, node_share=0.0)
+        node_s = self._nccl(_stages(kind), message).seconds
+        return dataclasses.replace(times, node_share=np.minimum(1.0, node_s / times.seconds))
 
-    def _hierarchical(self, kind: CollectiveKind, message: FloatArray, node_wire_s: FloatArray) -> FloatArray:
+    def _hierarchical(self, kind: CollectiveKind, message: Floats, node_wire_s: Floats) -> Floats:
         """The two-level formula, given its stages inside the node."""
         layout = (self._nodes, self._ranks)
         return _two_level_s(kind, message, node_wire_s, self._hardware.inter, layout)
 
-    def _direct_wire_s(self, kind: CollectiveKind, message: FloatArray) -> FloatArray:
+    def _direct_wire_s(self, kind: CollectiveKind, message: Floats) -> Floats:
         """Its stages inside the node, from GPU to GPU."""
-        return _node_wire_s(self._profile, _stages(kind), message, self._hardware.intra, self._ranks)
+        return self._node_wire_s(_stages(kind), message, self._hardware.intra, self._ranks)
 
-    def _host_wire_s(self, kind: CollectiveKind, message: FloatArray) -> FloatArray:
+    def _node_wire_s(self, kind: str, message: Floats, tier: Link, ranks: int) -> Floats:
+        """A collective inside the node without its latency floor: its wire time, and what the floor grows by."""
+        if ranks == 1:
+            return np.zeros_like(message)
+        nothing = np.zeros_like(message)
+        formula = IN_NODE[kind]
+        floor_s = _at_tier(formula, nothing, ranks, tier)
+        wire_s = _at_tier(formula, message, ranks, tier) - floor_s
+        measured = self._measured.get((kind, "nccl"))
+        if measured is None:
+            return wire_s
+        ratio, at_floor = measured.factor(message, ranks), measured.factor(nothing, ranks)
+        return wire_s * ratio + floor_s * np.maximum(0.0, ratio - at_floor)
+
+    def _host_wire_s(self, kind: CollectiveKind, message: Floats) -> Floats:
         """The same through host memory, beyond the latency floor too."""
         if self._ranks == 1:
             return np.zeros_like(message)
         stages, nothing = _stages(kind), np.zeros_like(message)
         return self._through_host_s(stages, message, self._ranks) - self._through_host_s(stages, nothing, self._ranks)
 
-    def _through_host_s(self, kind: str, message: FloatArray, ranks: int) -> FloatArray:
+    def _through_host_s(self, kind: str, message: Floats, ranks: int) -> Floats:
         formula = host_ring_s if kind == "all_reduce" else host_gather_s
         tier, share = self._hardware.host, self._hardware.host_low_latency_share
         return formula(message, ranks, tier.latency_s, tier.bandwidth_Bps, share)
-
-
-# formulas of NCCL inside a node, from GPU to GPU
-_IN_NODE: Mapping[str, Formula] = {"all_reduce": nccl_s, "all_gather": gather_s}
 
 
 def _stages(kind: CollectiveKind) -> Literal["all_reduce", "all_gather"]:
@@ -244,43 +256,9 @@ def _stages(kind: CollectiveKind) -> Literal["all_reduce", "all_gather"]:
     return "all_reduce" if kind == "all_reduce" else "all_gather"
 
 
-@lru_cache(maxsize=256)
-def _measured(profile: CalibrationProfile | None, kind: str, algorithm: str) -> MeasuredCollective | None:
-    """A profile's curves of one algorithm, read against its formula."""
-    by_algorithm = profile.collectives.get(kind, {}) if profile else {}
-    curves: Mapping[int, Curve] = by_algorithm.get("nccl" if algorithm == "nvls" else algorithm, {})
-    if not profile or not curves:
-        return None
-    if algorithm == "nvls":
-        # on all GPUs of a switch NCCL itself takes NVLS for large messages
-        curves = {ranks: curve for ranks, curve in curves.items() if ranks == max(curves)}
-    tier = catalog.cluster(profile.gpu).intra
-    formula = _IN_NODE[kind] if algorithm == "nccl" else FORMULAS[algorithm]
-    return MeasuredCollective(
-        formula=formula, curves=curves, latency_s=tier.latency_s, bandwidth_Bps=tier.bandwidth_Bps
-    )
-
-
-def _node_wire_s(
-    profile: CalibrationProfile | None, kind: str, message: FloatArray, tier: Link, ranks: int
-) -> FloatArray:
-    """A collective inside the node without its latency floor: its wire time, and what the floor grows by."""
-    if ranks == 1:
-        return np.zeros_like(message)
-    nothing = np.zeros_like(message)
-    formula = _IN_NODE[kind]
-    floor_s = _at_tier(formula, nothing, ranks, tier)
-    wire_s = _at_tier(formula, message, ranks, tier) - floor_s
-    measured = _measured(profile, kind, "nccl")
-    if measured is None:
-        return wire_s
-    ratio, at_floor = measured.factor(message, ranks), measured.factor(nothing, ranks)
-    return wire_s * ratio + floor_s * np.maximum(0.0, ratio - at_floor)
-
-
 def _two_level_s(
-    kind: CollectiveKind, message: FloatArray, node_wire_s: FloatArray, inter: Link, layout: tuple[int, int]
-) -> FloatArray:
+    kind: CollectiveKind, message: Floats, node_wire_s: Floats, inter: Link, layout: tuple[int, int]
+) -> Floats:
     nodes, ranks = layout
     return across_nodes_s(
         message,
@@ -293,51 +271,35 @@ def _two_level_s(
     )
 
 
-@lru_cache(maxsize=64)
-def _fabric_log_ratios(fabric: FabricCurve, profile: CalibrationProfile | None) -> tuple[FloatArray, FloatArray]:
-    """A fabric's measured all-reduces as logarithms: their sizes, and their times over the formula's."""
-    measured_on, sizes = catalog.cluster(fabric.cluster), fabric.curve.size_bytes
-    stages_s = _node_wire_s(profile, "all_reduce", sizes, Link.of(measured_on.intra), fabric.ranks_per_node)
-    layout = (fabric.nodes, fabric.ranks_per_node)
-    ideal_s = _two_level_s("all_reduce", sizes, stages_s, Link.of(measured_on.inter), layout)
-    return np.log(sizes), np.log(fabric.curve.seconds / ideal_s)
-
-
 def _measured_links(fabric: str, profile: CalibrationProfile | None) -> CalibrationProfile | None:
     """The profile whose collectives were measured on `fabric`: the scenario's own, else a shipped one.
 
     How far a link stays behind its formula says nothing about another kind of link.
     """
-    if profile is None or catalog.cluster(profile.gpu).intra.fabric == fabric:
-        return profile
-    for name in catalog.cluster_names():
-        cluster = catalog.cluster(name)
-        if cluster.intra.fabric == fabric and cluster.profile and load_profile(cluster.profile).gpu == name:
-            return load_profile(cluster.profile)
-    return None
+    return profile if profile is None or profile.cluster.intra.fabric == fabric else shipped_links(fabric)
 
 
 def _without_p2p_source(scenario: Scenario, profile: CalibrationProfile | None) -> Source:
-    """What collectives rest on where GPUs of a node do not reach each other: a fit to as many ranks, or nothing."""
+    """Source of collectives without peer-to-peer access: a fit to runs of as many ranks, or the formula alone."""
     stack_fit = profile.stack_fit if profile else None
     fitted = stack_fit is not None and stack_fit.stack == scenario.stack.name and scenario.tp in stack_fit.host_tps
     return "fitted" if fitted else "roofline"
 
 
-def _unmeasured(seconds: FloatArray, algorithm: str, source: Source = "roofline") -> CollectiveTimes:
+def _unmeasured(seconds: Floats, algorithm: str, source: Source = "roofline") -> CollectiveTimes:
     nowhere = np.zeros(seconds.shape, bool)
     return CollectiveTimes(seconds=seconds, in_range=nowhere, source=source, algorithms=(algorithm,), choice=ONLY)
 
 
 def _fastest(candidates: Sequence[CollectiveTimes]) -> CollectiveTimes:
-    """The fastest for each configuration; what it rests on is what the one does that is fastest overall."""
+    """The fastest for each configuration, with the source of the one that is fastest overall."""
     if len(candidates) == 1:
         return candidates[0]
-    best = min(candidates, key=lambda found: float(found.seconds.sum()))
-    table = np.stack(np.broadcast_arrays(*(found.seconds for found in candidates)))
-    names = tuple(found.most_common for found in candidates)
+    best = min(candidates, key=lambda times: float(times.seconds.sum()))
+    table = np.stack(np.broadcast_arrays(*(times.seconds for times in candidates)))
+    names = tuple(times.most_common for times in candidates)
     return dataclasses.replace(best, seconds=table.min(axis=0), algorithms=names, choice=table.argmin(axis=0))
 
 
-def _at_tier(formula: Formula, message: FloatArray, ranks: int, tier: Link) -> FloatArray:
+def _at_tier(formula: Formula, message: Floats, ranks: int, tier: Link) -> Floats:
     return formula(message, ranks, tier.latency_s, tier.bandwidth_Bps)
