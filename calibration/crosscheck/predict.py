@@ -23,7 +23,7 @@ from calibration.crosscheck.observations import (
 )
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.lookup import Curve
-from ladder_sim.costs.recorded import Beside, OpKey, RecordedCosts
+from ladder_sim.costs.recorded import OpKey, Overlap, RecordedCosts
 from ladder_sim.des import engine
 from ladder_sim.des.program import Program, Stream, Task
 from ladder_sim.graph.ops import GemmShape, Phase
@@ -48,7 +48,7 @@ class Calibration:
     """Seconds by message bytes of every kind of collective, by link."""
     resume_s: Mapping[Phase, float]
     """From the end of a message to the computation that waited for it: to wake up, and caches that have gone cold."""
-    beside: Mapping[float, Beside]
+    beside: Mapping[float, Overlap]
     """What messages of a real link and a computation cost each other, by message bytes."""
 
     @classmethod
@@ -92,7 +92,7 @@ class Calibration:
             self.kernels,
             self.links[run.link],
             element_bytes=ELEMENT_BYTES,
-            beside=self.beside,
+            overlaps=self.beside,
         )
 
         def pass_s(phase: Phase, kv_len: int) -> float:
@@ -140,13 +140,13 @@ def _kernels(found: Observations) -> dict[OpKey, float]:
     return known
 
 
-def _beside(found: Observations, alone: Curve) -> Iterator[tuple[float, Beside]]:
+def _beside(found: Observations, alone: Curve) -> Iterator[tuple[float, Overlap]]:
     for phase in found.beside:
         message_s, lost_s = (median(column) for column in zip(*found.beside[phase], strict=True))
         size_bytes = message_bytes(all_reduces(found.scenario, phase)[0])
         alone_s, _ = alone.seconds_at(size_bytes)
         slowed = max(0.0, message_s / float(alone_s) - 1.0)
-        yield size_bytes, Beside(core_share=float(np.clip(lost_s / message_s, LEAST_SHARE, 1.0)), slowed=slowed)
+        yield size_bytes, Overlap(core_share=float(np.clip(lost_s / message_s, LEAST_SHARE, 1.0)), slowed=slowed)
 
 
 def _curves(found: Observations, link: str) -> dict[str, Curve]:

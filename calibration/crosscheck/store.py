@@ -11,7 +11,7 @@ import numpy as np
 
 from calibration.crosscheck.predict import Calibration
 from ladder_sim.costs.lookup import Curve
-from ladder_sim.costs.recorded import Beside
+from ladder_sim.costs.recorded import Overlap
 from ladder_sim.errors import ProfileError
 from ladder_sim.graph.ops import Shape
 from ladder_sim.specs.scenario import Scenario
@@ -94,5 +94,5 @@ def _from_json(found: Mapping[str, Any], scenario: Scenario) -> Calibration:
             for name, curves in found["links"].items()
         },
         resume_s=found["resume_s"],
-        beside={one["bytes"]: Beside(one["core_share"], one["slowed"]) for one in found["beside"]},
+        beside={one["bytes"]: Overlap(one["core_share"], one["slowed"]) for one in found["beside"]},
     )

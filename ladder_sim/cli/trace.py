@@ -1,13 +1,12 @@
 """`ladder-sim trace`: read recorded runs, replay them, rewire them, write them for Perfetto."""
 
-import inspect
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ladder_sim.cli.options import ScenarioFlags, split_names, with_options
+from ladder_sim.cli.options import OptionGroup, ScenarioFlags, split_names, with_options
 from ladder_sim.cli.output import draw, show, write
 from ladder_sim.cli.run import Model, Settings, Stack, Variant, measure
 from ladder_sim.errors import LadderSimError, UsageError
@@ -33,64 +32,44 @@ Plot = Annotated[Path | None, typer.Option(help="Draw the timeline: .html, .png 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIf:
-    """Changes to a recorded run; an `OptionGroup`."""
+class WhatIf(OptionGroup):
+    """Changes to a recorded run."""
 
-    scales: tuple[tuple[str, float], ...]
-    """Kinds or names of ops, and the factors of their times."""
-    interconnect: Scenario | None
-    """Ranks and links of the all-reduces; None: as recorded."""
-    no_launch_gaps: bool
-    """Launch in no time."""
+    scale: Annotated[
+        list[str] | None,
+        typer.Option(help="KIND=FACTOR or NAME=FACTOR, e.g. gemm=0.5 or '*flash*=2'.", rich_help_panel=_WHAT_IF),
+    ] = None
+    no_launch_gaps: Annotated[
+        bool, typer.Option("--no-launch-gaps", help="Launch in no time, as CUDA graphs do.", rich_help_panel=_WHAT_IF)
+    ] = False
+    interconnect: Annotated[
+        str | None, typer.Option(help="Price all-reduces on this cluster of the catalog.", rich_help_panel=_WHAT_IF)
+    ] = None
+    nodes: Annotated[int, typer.Option(help="Nodes of that cluster.", rich_help_panel=_WHAT_IF)] = 1
+    tp: Annotated[
+        int | None, typer.Option(help="Ranks on that cluster; default: all its GPUs.", rich_help_panel=_WHAT_IF)
+    ] = None
+    allreduce: Annotated[
+        str | None, typer.Option(help="nccl, one-shot, two-shot, nvls or auto.", rich_help_panel=_WHAT_IF)
+    ] = None
 
-    @classmethod
-    def options(cls) -> list[inspect.Parameter]:
-        """The flags."""
-        return list(inspect.signature(cls.of).parameters.values())
-
-    @classmethod
-    def of(
-        cls,
-        *,
-        scale: Annotated[
-            list[str] | None,
-            typer.Option(help="KIND=FACTOR or NAME=FACTOR, e.g. gemm=0.5 or '*flash*=2'.", rich_help_panel=_WHAT_IF),
-        ] = None,
-        no_launch_gaps: Annotated[
-            bool,
-            typer.Option("--no-launch-gaps", help="Launch in no time, as CUDA graphs do.", rich_help_panel=_WHAT_IF),
-        ] = False,
-        interconnect: Annotated[
-            str | None,
-            typer.Option(help="Price all-reduces on this cluster of the catalog.", rich_help_panel=_WHAT_IF),
-        ] = None,
-        nodes: Annotated[int, typer.Option(help="Nodes of that cluster.", rich_help_panel=_WHAT_IF)] = 1,
-        tp: Annotated[
-            int | None, typer.Option(help="Ranks on that cluster; default: all its GPUs.", rich_help_panel=_WHAT_IF)
-        ] = None,
-        allreduce: Annotated[
-            str | None, typer.Option(help="nccl, one-shot, two-shot, nvls or auto.", rich_help_panel=_WHAT_IF)
-        ] = None,
-    ) -> Self:
-        """From the values of the flags."""
-        if interconnect is None and (nodes != 1 or tp is not None or allreduce is not None):
+    def __post_init__(self) -> None:
+        if self.interconnect is None and (self.nodes != 1 or self.tp is not None or self.allreduce is not None):
             raise UsageError("--nodes, --tp and --allreduce need --interconnect", hint="for example h100-sxm")
-        return cls(
-            scales=tuple(map(_factor, scale or [])),
-            interconnect=Scenario.of(cluster=interconnect, nodes=nodes, tp=tp, allreduce=allreduce)
-            if interconnect is not None
-            else None,
-            no_launch_gaps=no_launch_gaps,
-        )
 
     def apply(self, graph: "TraceGraph") -> "TraceGraph":
         """The graph with all changes; the same object if there are none."""
         from ladder_sim.traces import whatif
 
-        for what, factor in self.scales:
-            graph = whatif.scale(graph, what, factor)
+        for text in self.scale or []:
+            what, _, factor = text.rpartition("=")
+            try:
+                graph = whatif.scale(graph, what, float(factor))
+            except ValueError:
+                raise UsageError(f"--scale '{text}' is not KIND=FACTOR", hint="for example --scale gemm=0.5") from None
         if self.interconnect is not None:
-            graph = whatif.with_all_reduce_times(graph, whatif.all_reduce_seconds(self.interconnect))
+            scenario = Scenario.of(cluster=self.interconnect, nodes=self.nodes, tp=self.tp, allreduce=self.allreduce)
+            graph = whatif.with_all_reduce_times(graph, whatif.all_reduce_seconds(scenario))
         return whatif.without_launch_gaps(graph) if self.no_launch_gaps else graph
 
 
@@ -291,11 +270,3 @@ def _draw(runs: "dict[str, TraceGraph]", plot: Path | None, title: str) -> None:
         from ladder_sim.report.figures.traces import trace_figure
 
         draw(lambda: trace_figure(runs, title), plot)
-
-
-def _factor(text: str) -> tuple[str, float]:
-    what, _, factor = text.rpartition("=")
-    try:
-        return what, float(factor)
-    except ValueError:
-        raise UsageError(f"--scale '{text}' is not KIND=FACTOR", hint="for example --scale gemm=0.5") from None

@@ -1,7 +1,7 @@
-"""Costs of one machine whose ops were timed in place, by kind and shape: nothing is carried over to another.
+"""Costs of one machine whose ops were timed in a real pass, by kind and shape. They hold for that machine only.
 
-A CPU that computes eagerly has no useful roofline: caches, the interpreter between two kernels and a tensor's
-strides all count. What an op takes in a real pass, from its start to the next one's, is what it costs.
+The roofline does not describe a CPU that computes eagerly: caches, the interpreter between two kernels and the strides
+of a tensor all count. So the cost of an op is its time in a real pass, from its start to the start of the next op.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,47 +18,47 @@ from ladder_sim.graph.ops import CollectiveShape, Op, Shape
 
 # kind and shape of an op
 OpKey = tuple[str, Shape]
-# 90 % interval: medians of two launches of the same program differ by as much on a shared machine
+# half-width of the 90 % interval: medians of two runs of the same program differ by as much on a shared machine
 RECORDED_ERROR = 0.1
 
 
-class Beside(NamedTuple):
-    """A collective and a kernel that run at the same time on one processor."""
+class Overlap(NamedTuple):
+    """How a collective and a kernel that run at the same time on one processor slow each other down."""
 
     core_share: float
-    """Of the processor: what the kernel loses to the collective."""
+    """Share of the processor that the kernel loses to the collective."""
     slowed: float
     """How much longer the collective takes, as a fraction."""
 
 
-# they share nothing
-APART = Beside(0.0, 0.0)
-# a kernel fills its processor and its memory: it loses what a collective takes
+# they do not affect each other
+APART = Overlap(0.0, 0.0)
+# a kernel uses the whole processor and all memory bandwidth
 _KERNEL = Demand(spare=0.0, memory=1.0)
 
 
 class RecordedCosts:
-    """Times of ops as they were recorded.
+    """Recorded times of ops.
 
     Parameters
     ----------
     hardware
-        Costs of launches and waits beyond the recorded times.
+        Costs of launches and waits, which the recorded times do not contain.
     sms
-        What the simulator divides the processor into.
+        Number of parts into which the simulator divides the processor.
     kernels
-        Seconds of every kernel.
+        Time of every kernel, seconds.
     collectives
-        Seconds by message bytes of every kind of collective.
+        Time of every kind of collective by message bytes, seconds.
     element_bytes
-        Size of one element of the activations, bytes; a graph counts 2.
-    beside
-        By message bytes, what all-reduces and kernels cost each other; nothing if their size is not there.
+        Size of an element of the activations, bytes; a graph assumes 2.
+    overlaps
+        By message bytes, how all-reduces and kernels slow each other down; not at all for other sizes.
 
     Raises
     ------
     ProfileError
-        From `estimates`: an op was not recorded.
+        From `estimates`: the op was not recorded.
     """
 
     def __init__(
@@ -69,14 +69,14 @@ class RecordedCosts:
         collectives: Mapping[str, Curve],
         *,
         element_bytes: float,
-        beside: Mapping[float, Beside] = MappingProxyType({}),
+        overlaps: Mapping[float, Overlap] = MappingProxyType({}),
     ) -> None:
         self.hardware, self._sms = hardware, sms
         self._kernels, self._collectives = kernels, collectives
-        self._scale, self._beside = element_bytes / STATE_BYTES, beside
+        self._scale, self._overlaps = element_bytes / STATE_BYTES, overlaps
 
     def estimates(self, ops: Sequence[Op]) -> list[Estimate]:
-        """Times of ops, each alone on its processor."""
+        """Estimates of ops, each alone on its processor."""
         return [self._estimate(op) for op in ops]
 
     def _estimate(self, op: Op) -> Estimate:
@@ -84,12 +84,12 @@ class RecordedCosts:
             # token ids are integers whatever the activations are
             size_bytes = op.shape.message_bytes * (1.0 if op.kind == "broadcast" else self._scale)
             seconds, _ = self._collectives[op.kind].seconds_at(size_bytes)
-            beside = self._beside.get(size_bytes, APART)
+            overlap = self._overlaps.get(size_bytes, APART)
             return Estimate(
                 seconds=float(seconds),
                 error=RECORDED_ERROR,
                 source="measured",
-                demand=Demand(held_sms=beside.core_share * self._sms, slowdown=beside.slowed, link=1.0),
+                demand=Demand(held_sms=overlap.core_share * self._sms, slowdown=overlap.slowed, link=1.0),
             )
         known = self._kernels.get((op.kind, op.shape))
         if known is None:

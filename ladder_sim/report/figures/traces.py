@@ -1,4 +1,4 @@
-"""A run as a picture: a row for each stream, a bar for each op."""
+"""A run as a figure: a row for each stream, a bar for each op."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ _COLOURS = {
     _SYNC: SERIES_COLOURS[7],
 }
 # height of a stream, and of title, axis and legend together
-ROW_PX, AROUND_PX = 36, 190
+ROW_PX, MARGIN_PX = 36, 190
 # bars of a run that a browser draws without delay
 MAX_OPS = 20_000
 # iterations whose names fit next to each other
@@ -32,7 +32,7 @@ MAX_STEPS = 12
 
 
 def trace_figure(runs: Mapping[str, TraceGraph], title: str) -> "go.Figure":
-    """Timelines of one run or several, one below the other."""
+    """Timelines of one run, or of several below each other."""
     import plotly.graph_objects as go
 
     bars: dict[str, list[tuple[str, float, float, str]]] = {kind: [] for kind in _COLOURS}
@@ -76,7 +76,7 @@ def trace_figure(runs: Mapping[str, TraceGraph], title: str) -> "go.Figure":
         title=title,
         barmode="overlay",
         bargap=0.25,
-        height=AROUND_PX + ROW_PX * len(rows),
+        height=MARGIN_PX + ROW_PX * len(rows),
         xaxis_title="time (ms)",
         yaxis={"categoryorder": "array", "categoryarray": rows[::-1]},
         legend={"yref": "container", "y": 0.0, "yanchor": "bottom"},
@@ -88,7 +88,7 @@ def trace_figure(runs: Mapping[str, TraceGraph], title: str) -> "go.Figure":
 
 
 def _mark_steps(figure: "go.Figure", graph: TraceGraph) -> None:
-    """Where iterations begin, if there is room for their names."""
+    """Mark where iterations begin, if there is room for their names."""
     for step, name in enumerate(graph.steps if len(graph.steps) <= MAX_STEPS else ()):
         start_s = min((op.start_s for op in graph.ops if op.step == step), default=None)
         if start_s is not None:

@@ -20,69 +20,44 @@ SHOWN_UNEXPLAINED = 5
 
 
 def info_report(graph: TraceGraph, summary: RunSummary, top: int) -> RenderableType:
-    """What a trace holds, where its time goes, and what it lacks."""
+    """What a trace holds, where its time goes, and what it does not record."""
+    ranks = f"{len(summary.ranks)} rank{'s' if len(summary.ranks) > 1 else ''}"
+    lanes = f"{len(graph.ops)} ops on {len(graph.lanes)} streams and threads of {ranks}"
     parts: list[RenderableType] = [
-        Text(
-            f"{len(graph.ops)} ops on {len(graph.lanes)} streams and threads of {len(summary.ranks)} "
-            f"rank{'s' if len(summary.ranks) > 1 else ''}, {format_seconds(summary.seconds)}"
-        ),
+        Text(f"{lanes}, {format_seconds(summary.seconds)}"),
         Text(f"steps: {', '.join(graph.steps) or 'none marked, none recognised'}\n"),
     ]
     if top:
         totals = [
-            [
-                total.kind,
-                short(total.name),
-                str(total.count),
-                format_seconds(total.seconds),
-                format_seconds(total.seconds / total.count),
-            ]
+            [total.kind, short(total.name), str(total.count), *_times(total.seconds, total.seconds / total.count)]
             for total in summary.totals[:top]
         ]
         parts += [table(["kind", "op", "count", "time", "mean"], totals, left=2, title="Ops by time"), Text()]
-    parts += [
-        table(
-            ["rank", "computing", "communicating", "hidden", "exposed"],
-            [
-                [str(rank.rank), *map(format_seconds, (rank.busy_s, rank.comm_s, rank.hidden_s, rank.exposed_s))]
-                for rank in summary.ranks
-            ],
-            title="Communication",
-        ),
-        Text(),
-        table(
-            ["kind", "time", "share"],
-            [
-                [kind, format_seconds(seconds), f"{seconds / summary.seconds:.1%}"]
-                for kind, seconds in summary.critical_s.items()
-                if seconds >= 0.0005 * summary.seconds
-            ],
-            title="Critical path",
-        ),
+    ranks_rows = [
+        [str(rank.rank), *_times(rank.busy_s, rank.comm_s, rank.hidden_s, rank.exposed_s)] for rank in summary.ranks
     ]
-    return Group(*parts, *_notes(graph))
+    critical = [
+        [kind, *_times(seconds), f"{seconds / summary.seconds:.1%}"]
+        for kind, seconds in summary.critical_s.items()
+        if seconds >= 0.0005 * summary.seconds
+    ]
+    columns = ["rank", "computing", "communicating", "hidden", "exposed"]
+    parts += [table(columns, ranks_rows, title="Communication"), Text()]
+    return Group(*parts, table(["kind", "time", "share"], critical, title="Critical path"), *_notes(graph))
 
 
 def replay_report(replay: Replay, *, changed: bool = False) -> RenderableType:
-    """The replay, of a graph that was `changed` or not, against the recording, and the waits that it leaves out."""
-    rows = [
-        [step.name, format_seconds(step.recorded_s), format_seconds(step.replayed_s), f"{step.error:+.2%}"]
-        for step in replay.steps
-    ]
-    unexplained = [
-        [
-            short(wait.op.name),
-            replay.graph.lanes[wait.op.lane].name,
-            format_seconds(wait.op.start_s),
-            format_seconds(wait.seconds),
-        ]
+    """The error of the replay, or the effect of a change to the graph; the longest waits that it leaves out."""
+    steps = [[step.name, *_times(step.recorded_s, step.replayed_s), f"{step.error:+.2%}"] for step in replay.steps]
+    waits = [
+        [short(wait.op.name), replay.graph.lanes[wait.op.lane].name, *_times(wait.op.start_s, wait.seconds)]
         for wait in replay.unexplained()[:SHOWN_UNEXPLAINED]
     ]
     columns = ["step", "recorded", "replayed", "change" if changed else "error"]
-    parts: list[RenderableType] = [table(columns, rows, title="Replay")]
-    if unexplained:
+    parts: list[RenderableType] = [table(columns, steps, title="Replay")]
+    if waits:
         title = "Longest device waits that nothing in the trace explains, left out of the replay"
-        parts += [Text(), table(["op", "stream", "at", "waited"], unexplained, left=2, title=title)]
+        parts += [Text(), table(["op", "stream", "at", "waited"], waits, left=2, title=title)]
     return Group(*parts, *_notes(replay.graph))
 
 
@@ -91,11 +66,9 @@ def variants_report(recorded: TraceGraph, layers: int, times: Mapping[str, Varia
     rows = [
         [
             name,
-            format_seconds(time.seconds),
+            *_times(time.seconds),
             f"{time.speedup:.2f}x",
-            format_seconds(time.comm.comm_s),
-            format_seconds(time.comm.hidden_s),
-            format_seconds(time.comm.exposed_s),
+            *_times(time.comm.comm_s, time.comm.hidden_s, time.comm.exposed_s),
         ]
         for name, time in times.items()
     ]
@@ -108,19 +81,20 @@ def variants_report(recorded: TraceGraph, layers: int, times: Mapping[str, Varia
 
 
 def diff_report(first: tuple[str, TraceGraph], second: tuple[str, TraceGraph]) -> RenderableType:
-    """Two runs side by side, by kind of op."""
+    """Two runs by kind of op."""
     summaries = [summarize_run(graph) for _, graph in (first, second)]
     kinds: list[dict[str, float]] = []
     for summary in summaries:
         kinds.append(defaultdict(float))
         for total in summary.totals:
             kinds[-1][total.kind] += total.seconds
+    exposed_s = [sum(rank.exposed_s for rank in summary.ranks) for summary in summaries]
     rows = [
-        ["whole run", *_sides(summaries[0].seconds, summaries[1].seconds)],
-        ["exposed communication", *_sides(*(sum(rank.exposed_s for rank in summary.ranks) for summary in summaries))],
+        ["whole run", *_compared(summaries[0].seconds, summaries[1].seconds)],
+        ["exposed communication", *_compared(*exposed_s)],
     ]
     ordered = sorted({*kinds[0], *kinds[1]}, key=lambda kind: -max(kinds[0][kind], kinds[1][kind]))
-    rows += [[kind, *_sides(kinds[0][kind], kinds[1][kind])] for kind in ordered]
+    rows += [[kind, *_compared(kinds[0][kind], kinds[1][kind])] for kind in ordered]
     return table(["", first[0], second[0], "change"], rows)
 
 
@@ -129,14 +103,15 @@ def short(name: str) -> str:
     return name if len(name) <= SHOWN_NAME else f"{name[: SHOWN_NAME - 3]}..."
 
 
-def _sides(first_s: float, second_s: float) -> list[str]:
-    change = f"{second_s / first_s - 1.0:+.1%}" if first_s else "-"
-    return [format_seconds(first_s), format_seconds(second_s), change]
+def _times(*seconds: float) -> list[str]:
+    return [format_seconds(value) for value in seconds]
+
+
+def _compared(first_s: float, second_s: float) -> list[str]:
+    return [*_times(first_s, second_s), f"{second_s / first_s - 1.0:+.1%}" if first_s else "-"]
 
 
 def _notes(graph: TraceGraph) -> list[Text]:
-    return (
-        [Text("\nMissing from the trace, or left out"), *(Text(f"- {note}") for note in graph.notes)]
-        if graph.notes
-        else []
-    )
+    if not graph.notes:
+        return []
+    return [Text("\nMissing from the trace, or left out"), *(Text(f"- {note}") for note in graph.notes)]
