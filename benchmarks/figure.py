@@ -1,4 +1,4 @@
-"""A measurement beside what is promised, and how it is taken and shown."""
+"""A measurement and its target, and how they are measured and printed."""
 
 import json
 import statistics
@@ -18,9 +18,9 @@ class Figure:
     value: float
     """Median, or peak for memory."""
     target: float | None
-    """Most that is promised, or least where more is better; None: for comparison."""
+    """Upper limit, or lower limit where more is better; None: for comparison only."""
     unit: str
-    """Of both."""
+    """Of value and target."""
     more_is_better: bool = False
 
     @property
@@ -31,8 +31,8 @@ class Figure:
         return "met" if met else "MISSED"
 
 
-def rate(name: str, per_s: float, least: float | None = None) -> Figure:
-    return Figure(name=name, value=per_s, target=least, unit="/s", more_is_better=True)
+def rate(name: str, per_s: float, minimum: float | None = None) -> Figure:
+    return Figure(name=name, value=per_s, target=minimum, unit="/s", more_is_better=True)
 
 
 def median_s(call: Callable[[], object], runs: int) -> float:
@@ -50,13 +50,16 @@ def quietly(command: list[str]) -> None:
         sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
 
 
-def as_json(found: Sequence[Figure]) -> str:
-    return json.dumps([{**asdict(figure), "verdict": figure.verdict} for figure in found], indent=1)
+def as_json(figures: Sequence[Figure]) -> str:
+    return json.dumps([{**asdict(figure), "verdict": figure.verdict} for figure in figures], indent=1)
 
 
-def as_table(found: Sequence[Figure]) -> list[str]:
+def as_table(figures: Sequence[Figure]) -> list[str]:
     """Lines of a Markdown table."""
-    rows = [f"| {one.name} | {shown(one.value)} {one.unit} | {target(one)} | {one.verdict} |" for one in found]
+    rows = [
+        f"| {figure.name} | {shown(figure.value)} {figure.unit} | {target(figure)} | {figure.verdict} |"
+        for figure in figures
+    ]
     return ["| what | measured | target | |", "|---|---|---|---|", *rows]
 
 

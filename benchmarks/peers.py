@@ -1,13 +1,13 @@
-"""Predictions per second beside other simulators, in one run: Llama 3.1 70B, TP 8, one H100 node, batch 1 to 64.
+"""Predictions per second, compared with other simulators in one run: Llama 3.1 70B, TP 8, one H100 node, batch 1 to 64.
 
-Each peer is installed from the package index into an environment of its own, unless the folder has it already, and is
-asked through its own Python interface for prefill and decode, in a process that runs on one core::
+Each peer is installed from the package index into an environment of its own, unless the folder has it already. Its own
+Python interface is called for prefill and decode, in a process that runs on one core::
 
     python benchmarks/peers.py [--folder FOLDER] [--json]
 
-All sweep the same requests: every batch from 1 to 64 with prompts of 8 to 4096 tokens, 512 new tokens each. What is
-asked is the same; what is answered is not. llm-analysis and GenZ are rooflines, aiconfigurator interpolates measured
-tables, and none of them simulates streams, overlap or variants. ladder-sim's rate counts four variants as one.
+All sweep the same requests: every batch from 1 to 64 with prompts of 8 to 4096 tokens, 512 new tokens each. The
+answers differ: llm-analysis and GenZ are rooflines, aiconfigurator interpolates measured tables, and none of them
+simulates streams, overlap or variants. ladder-sim's rate counts four variants as one.
 """
 
 import argparse
@@ -35,7 +35,7 @@ logging.disable(logging.WARNING)
 one(1, 1024)
 if sys.argv[1] == "warm":
     points = [(batch, prompt) for batch in range(1, 65) for prompt in range(8, 4097, 8)]
-    # whoever does not get through all of them in time answers some of each size
+    # a slow simulator answers some of each size in the time it has
     random.Random(0).shuffle(points)
     count, start = 0, time.perf_counter()
     while time.perf_counter() - start < {seconds}:
@@ -113,13 +113,13 @@ _HARDWARE = '"batch": 16, "intra.bandwidth": "50:900:+5GB/s", "intra.latency": "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """A simulator and how it is asked."""
+    """A simulator and how it is called."""
 
     name: str
     requirement: str
     """For pip; empty: this project, from its own environment."""
     setup: str
-    """Defines `one(batch, prompt)`, and `sweep(points, until)`, which returns how many points it answered."""
+    """Defines `one(batch, prompt)`, and `sweep(points, until)`, which returns the number of points answered."""
 
 
 def _swept(axes: str, variants: Sequence[str] | None = None) -> str:
@@ -175,13 +175,13 @@ class Measured:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Predictions per second beside other simulators.")
+    parser = argparse.ArgumentParser(description="Predictions per second, compared with other simulators.")
     parser.add_argument("--folder", type=Path, help="keep the peers' environments here; by default a temporary folder")
     parser.add_argument("--json", action="store_true", help="print one JSON array instead of a table")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        found = measure_all(arguments.folder or Path(temporary))
-    print(json.dumps([asdict(one) for one in found], indent=1) if arguments.json else "\n".join(section(found)))
+        speeds = measure_all(arguments.folder or Path(temporary))
+    print(json.dumps([asdict(speed) for speed in speeds], indent=1) if arguments.json else "\n".join(section(speeds)))
     return 0
 
 
@@ -190,45 +190,49 @@ def measure_all(folder: Path) -> list[Measured]:
     return [measure(peer, interpreter(peer, folder)) for peer in PEERS]
 
 
-def section(found: Sequence[Measured]) -> list[str]:
+def section(speeds: Sequence[Measured]) -> list[str]:
     """Lines of a Markdown table, and what follows from it."""
-    if not found:
+    if not speeds:
         return [
             "Not measured in this run: `python benchmarks/peers.py --folder FOLDER` installs the other simulators, and",
             "`--peers FOLDER` takes them into this page.",
         ]
     rows = [
-        f"| {one.name} | {one.cold_s:.2f} s | {one.per_s:,.{0 if one.per_s >= 100 else 1}f} "
-        f"| {one.peak_bytes / 1e6:.0f} MB |"
-        for one in found
+        f"| {speed.name} | {speed.cold_s:.2f} s | {speed.per_s:,.{0 if speed.per_s >= 100 else 1}f} "
+        f"| {speed.peak_bytes / 1e6:.0f} MB |"
+        for speed in speeds
     ]
-    four, alone = (next(one for one in found if one.name == peer.name) for peer in (SWEPT, SWEPT_STANDARD))
+    four, alone = (next(speed for speed in speeds if speed.name == peer.name) for peer in (SWEPT, SWEPT_STANDARD))
     ratios = [
-        f"| {one.name} | {_times(four, one)} | {_times(alone, one)} |" for one in found if one.name.startswith(NEAREST)
+        f"| {speed.name} | {_times(four, speed)} | {_times(alone, speed)} |"
+        for speed in speeds
+        if speed.name.startswith(NEAREST)
     ]
     return [
         "| simulator | fresh process | predictions/s, warm | memory |",
         "|---|---|---|---|",
         *rows,
         "",
-        "Llama 3.1 70B at TP 8 on H100s, every batch from 1 to 64 with prompts of 8 to 4096 tokens and 512 new ones,",
-        "each simulator in one process on one core. llm-analysis and GenZ are rooflines; aiconfigurator interpolates",
-        "measured tables of kernels and all-reduces. None of them simulates streams, overlap or residual wirings, and",
-        "none varies hardware within a call; ladder-sim's rates count four variants as one.",
+        "Llama 3.1 70B at TP 8 on H100s: every batch from 1 to 64, prompts of 8 to 4096 tokens, 512 new tokens;",
+        "each simulator in one process on one core. llm-analysis and GenZ are rooflines; aiconfigurator",
+        "interpolates measured tables of kernels and all-reduces. None of them simulates streams, overlap or",
+        "residual wirings, and none varies hardware within a call. ladder-sim's rates count four variants as",
+        "one.",
         "",
-        "How many times ahead ladder-sim's sweep is in points per second over the same requests; aimed at were 50:",
+        "Points per second of ladder-sim's sweep over those of each tool, for the same requests; the goal was 50x:",
         "",
-        "| over | with four variants a point | with standard alone, all that the others know |",
+        "| over | with four variants a point | with standard alone, the only wiring that the others model |",
         "|---|---|---|",
         *ratios,
         "",
-        "50 times its compiled engine is not reached: its point is a sum over one graph's ops; one here is priced and",
-        "simulated in several decode contexts, of four wirings, one of them on two streams, in numpy.",
+        "We do not reach 50x its compiled engine: one of its points is a sum over the ops of one graph. One of",
+        "ours is priced and simulated in numpy, in several decode contexts, for four wirings, one of them on",
+        "two streams.",
     ]
 
 
-def _times(one: Measured, other: Measured) -> str:
-    ratio = one.per_s / other.per_s
+def _times(ours: Measured, theirs: Measured) -> str:
+    ratio = ours.per_s / theirs.per_s
     return f"{ratio:,.{0 if ratio >= 100 else 1}f}"
 
 

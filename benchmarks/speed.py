@@ -1,12 +1,12 @@
-"""How fast the simulator answers, beside what it promises, as a table or as docs/performance.md.
+"""How fast the simulator answers, compared with its targets, as a table or as docs/performance.md.
 
 Cold figures are medians over fresh processes, so they include the start of the interpreter. Timings depend on the
-machine and on what else it does, so a figure beyond its target is marked, not failed::
+machine and on its load, so a figure that misses its target is marked and does not fail::
 
     python benchmarks/speed.py [--json]
     python benchmarks/speed.py --page docs/performance.md [--peers FOLDER]
 
-The page holds the figures of ``sweeps.py`` too, and with the environments that ``peers.py --folder FOLDER`` has made
+The page also holds the figures of ``sweeps.py`` and, with the environments that ``peers.py --folder FOLDER`` has made,
 those of other simulators.
 """
 
@@ -20,6 +20,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -43,20 +44,19 @@ EVERY_LAYER = 10**6
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Measure speed and memory beside their targets.")
+    parser = argparse.ArgumentParser(description="Measure speed and memory, and compare them with their targets.")
     parser.add_argument("--json", action="store_true", help="print one JSON array instead of a table")
     parser.add_argument("--page", type=Path, help="write the figures, and those of sweeps, as a Markdown page")
     parser.add_argument("--peers", type=Path, help="for the page: folder of the environments of other simulators")
     arguments = parser.parse_args()
-    found = cold_figures()
-    # in processes of their own: a child's peak memory counts from what its parent had at the fork, so this one imports
-    # the package last
+    figures = cold_figures()
+    # a child's peak memory counts from what its parent had at the fork, so this process imports the package last
     swept = sweeps.measure() if arguments.page else []
     others = peers.measure_all(arguments.peers) if arguments.page and arguments.peers else []
-    found += [*warm_predictions(), *growth(), *batches(), *events()]
+    figures += [*warm_predictions(), *growth(), *batches(), *events()]
     if arguments.page:
-        arguments.page.write_text(page(found, swept, others), encoding="utf-8")
-    print(as_json([*found, *swept]) if arguments.json else "\n".join(as_table([*found, *swept])))
+        arguments.page.write_text(page(figures, swept, others), encoding="utf-8")
+    print(as_json([*figures, *swept]) if arguments.json else "\n".join(as_table([*figures, *swept])))
     return 0
 
 
@@ -76,9 +76,13 @@ def warm_predictions() -> list[Figure]:
     from ladder_sim import Scenario, predict
     from ladder_sim.prediction import Prediction
 
-    def read(found: dict[str, Prediction]) -> None:
-        for one in found.values():
-            _ = one.breakdown, one.confidence.measured_fraction, one.confidence.warnings
+    def read(predictions: dict[str, Prediction]) -> None:
+        for prediction in predictions.values():
+            _ = prediction.breakdown, prediction.confidence.measured_fraction, prediction.confidence.warnings
+
+    def intervals(predictions: dict[str, Prediction]) -> None:
+        for prediction in predictions.values():
+            _ = prediction.speedup
 
     def measured(
         name: str, stack: str, bound: float | None = None, *, then: Any = None, engine: Any = "fast"
@@ -91,9 +95,9 @@ def warm_predictions() -> list[Figure]:
         left = iter(each)
 
         def answer() -> None:
-            found = predict(next(left), engine=engine)
+            predictions = predict(next(left), engine=engine)
             if then:
-                then(found)
+                then(predictions)
 
         answer()
         return Figure(name=name, value=1e3 * median_s(answer, WARM_RUNS), target=bound, unit="ms")
@@ -101,9 +105,7 @@ def warm_predictions() -> list[Figure]:
     return [
         measured("predict() of four variants, warm, 405b on two nodes, gpt-fast", "gpt-fast", 2),
         measured("the same, and every breakdown read", "gpt-fast", then=read),
-        measured(
-            "the same, and every interval", "gpt-fast", then=lambda found: [one.speedup for one in found.values()]
-        ),
+        measured("the same, and every interval", "gpt-fast", then=intervals),
         measured("predict() of the same, vllm", "vllm"),
         measured("predict() of the same, gpt-fast, engine des", "gpt-fast", 200, engine="des"),
     ]
@@ -113,14 +115,14 @@ def growth() -> list[Figure]:
     """What more layers, ranks and decode steps cost a prediction."""
     from ladder_sim import Scenario, predict
 
-    def ratio(name: str, most: float | None, few: dict[str, Any], many: dict[str, Any]) -> Figure:
-        # in turns, so that a busy machine slows both alike
+    def ratio(name: str, maximum: float | None, few: dict[str, Any], many: dict[str, Any]) -> Figure:
+        # in turns, so that load on the machine slows both equally
         pair = [
             Scenario.of(**{"cluster": "gb200-nvl72", "model": "405b", "stack": "vllm", **more}) for more in (few, many)
         ]
-        runs = [[median_s(lambda: predict(one, ignore_memory=True), 1) for one in pair] for _ in range(WARM_RUNS)]  # noqa: B023
+        runs = [[median_s(partial(predict, each, ignore_memory=True), 1) for each in pair] for _ in range(WARM_RUNS)]
         few_s, many_s = (statistics.median(column) for column in zip(*runs[1:], strict=True))
-        return Figure(name=name, value=many_s / few_s, target=most, unit="")
+        return Figure(name=name, value=many_s / few_s, target=maximum, unit="")
 
     layers = ({"tp": 8, "overrides": {"model.layers": str(count)}} for count in (126, 1260))
     return [
@@ -155,7 +157,7 @@ def batches() -> list[Figure]:
         """A pass whose kernels and collectives do not slow each other."""
         return dataclasses.replace(lower(*arguments), device=None)
 
-    found = []
+    rates = []
     for stack in ("gpt-fast", "vllm"):
         scenario = Scenario.of(model="70b", tp=8, stack=stack)
 
@@ -163,14 +165,14 @@ def batches() -> list[Figure]:
             return CONFIGURATIONS / median_s(lambda: simulate_requests(scenario, figures, DEFAULT_VARIANTS, profile), 7)  # noqa: B023
 
         name = f"requests in a batch of {CONFIGURATIONS:,} kinds of hardware, 70B TP 8, {stack}, one process"
-        found.append(rate(name, per_s(), 50_000))
+        rates.append(rate(name, per_s(), 50_000))
         with mock.patch.object(passes, "lower", alone):
-            found.append(rate("the same, nothing shared", per_s(), 100_000))
-    return found
+            rates.append(rate("the same, nothing shared", per_s(), 100_000))
+    return rates
 
 
 def events() -> list[Figure]:
-    """Event rate of the simpy engine beside a bare simpy program of the same events: every layer of 405B's ladder."""
+    """Event rate of the simpy engine and of a bare simpy program of the same events: every layer of 405B's ladder."""
     from ladder_sim import Scenario
     from ladder_sim.costs.kernels import KernelCosts
     from ladder_sim.costs.profile_file import load_profile
@@ -256,12 +258,12 @@ def timed(environment: "simpy.Environment") -> tuple[int, float]:
 
 
 def interleaved_rates(*calls: Callable[[], tuple[int, float]]) -> list[float]:
-    """Median rate of each call, taken in turns so that a busy machine slows all alike."""
+    """Median rate of each call, taken in turns so that load on the machine slows all equally."""
     rates = [[count / seconds for count, seconds in (call() for call in calls)] for _ in range(WARM_RUNS)]
     return [statistics.median(column) for column in zip(*rates, strict=True)]
 
 
-def page(found: Sequence[Figure], swept: Sequence[Figure], others: Sequence[peers.Measured]) -> str:
+def page(figures: Sequence[Figure], swept: Sequence[Figure], others: Sequence[peers.Measured]) -> str:
     versions = (
         f"Python {platform.python_version()}, {os.cpu_count()} cores, {platform.machine()}, {time.strftime('%Y-%m-%d')}"
     )
@@ -272,25 +274,26 @@ def page(found: Sequence[Figure], swept: Sequence[Figure], others: Sequence[peer
             "",
             f"Written by `python benchmarks/speed.py --page docs/performance.md{with_peers}` ({versions}).",
             f"Medians: cold figures over {COLD_RUNS} fresh processes, warm ones over {WARM_RUNS} calls. The machine is",
-            "shared, so figures vary by some ten percent from run to run; what is compared is taken in turns.",
+            "shared, so figures vary by about ten percent from run to run; those to be compared are measured in turns.",
             "",
-            *as_table(found),
+            *as_table(figures),
             "",
-            "A warm prediction is of another bandwidth each time; only graphs and tables are kept from call to call.",
-            "Breakdowns and intervals are worked out when they are read. A batch varies in-node bandwidth and latency,",
-            "memory bandwidth and tensor-core peak at random; kernels and collectives share the GPU in it, if not said",
-            "otherwise. Both engines give the same times: `python benchmarks/engines_agree.py` runs every model,",
-            "cluster, stack and variant of the catalog through both and prints the worst difference.",
+            "Each warm prediction has another bandwidth; only graphs and tables are kept from call to call.",
+            "Breakdowns and intervals are computed when they are read. A batch varies in-node bandwidth and",
+            "latency, memory bandwidth and tensor-core peak at random; kernels and collectives share the GPU unless",
+            'the row says "nothing shared". Both engines give the same times: `python benchmarks/engines_agree.py`',
+            "runs every model, cluster, stack and variant of the catalog through both and prints the largest",
+            "difference.",
             "",
             "## Sweeps",
             "",
             *as_table(swept),
             "",
-            "Every sweep starts from nothing, runs on two worker processes and writes CSV; times include the start of",
-            "all three. A point is a request (prefill and decode over context) of four variants, with kernels and",
-            "collectives sharing the GPU.",
+            "Every sweep starts in a fresh process, uses two worker processes and writes CSV; times include the",
+            "start of all three. A point is one request (prefill and decode over context) of four variants, with",
+            "kernels and collectives sharing the GPU.",
             "",
-            "## Beside other simulators",
+            "## Compared with other simulators",
             "",
             *peers.section(others),
             "",

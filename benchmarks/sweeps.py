@@ -1,4 +1,4 @@
-"""How fast sweeps are, beside what they promise.
+"""How fast sweeps are, compared with their targets.
 
     python benchmarks/sweeps.py [--json]
 
@@ -40,11 +40,11 @@ run_to_file(grid, how_of(grid, None, True), Processes(2), Path({path!r}))
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Measure sweeps beside their targets.")
+    parser = argparse.ArgumentParser(description="Measure sweeps and compare them with their targets.")
     parser.add_argument("--json", action="store_true", help="print one JSON array instead of a table")
     arguments = parser.parse_args()
-    found = measure()
-    print(as_json(found) if arguments.json else "\n".join(as_table(found)))
+    figures = measure()
+    print(as_json(figures) if arguments.json else "\n".join(as_table(figures)))
     return 0
 
 
