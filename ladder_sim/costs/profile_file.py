@@ -329,10 +329,10 @@ def load_profile(name_or_path: str | os.PathLike[str]) -> CalibrationProfile:
     """
     path = _find(os.fspath(name_or_path))
     try:
-        status = path.stat()
-        return _load(path if path.is_absolute() else path.resolve(), status.st_mtime_ns, status.st_size)
-    except (OSError, RuntimeError) as error:
-        raise ProfileError(f"profile '{path}' cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        status = os.stat(path)
+        return _load(os.path.abspath(path), status.st_mtime_ns, status.st_size)
+    except OSError as error:
+        raise ProfileError(f"profile '{path}' cannot be read: {error.strerror or error}") from error
 
 
 def shipped_links(fabric: str) -> CalibrationProfile | None:
@@ -363,23 +363,24 @@ def save_profile(profile: CalibrationProfile, path: str | os.PathLike[str]) -> N
         raise ProfileError(f"profile '{target}' cannot be written: {error.strerror or error}") from error
 
 
-def _find(text: str) -> Path:
-    if _SHIPPED_NAME.fullmatch(text) and (shipped := _SHIPPED / (text + SUFFIX)).is_file():
+def _find(text: str) -> str:
+    shipped = f"{_SHIPPED}/{text}{SUFFIX}"
+    if _SHIPPED_NAME.fullmatch(text) and os.path.isfile(shipped):
         return shipped
-    if not text or "\0" in text or not Path(text).is_file():
+    if not os.path.isfile(text):
         hint = UnknownNameError("profile", text, shipped_profiles()).hint
         raise ProfileError(f"no shipped profile and no file is called {text!r}", hint=hint)
-    return Path(text)
+    return text
 
 
 @lru_cache(maxsize=32)
-def _load(path: Path, mtime_ns: int, size_bytes: int) -> CalibrationProfile:
+def _load(path: str, mtime_ns: int, size_bytes: int) -> CalibrationProfile:
     """Read the file as it was at `mtime_ns`: a file that is rewritten is read again."""
     return decode(_unpacked(path), origin=f"profile '{path}'")
 
 
-def _unpacked(path: Path) -> bytes:
-    with path.open("rb") as file:
+def _unpacked(path: str) -> bytes:
+    with open(path, "rb") as file:
         zipped = file.read(2) == b"\x1f\x8b"
         file.seek(0)
         if not zipped:

@@ -178,7 +178,7 @@ def test_fabric_from_log_to_prediction(tmp_path: Path, capsys: pytest.CaptureFix
     assert ran.code == 0, ran.err
     overrides = {"inter.fabric": str(out)}
     mine, shipped = (
-        predict(Scenario.of(model="70b", nodes=2, overrides=changes), ["standard"])["standard"].comm_s
+        predict(Scenario.of(model="70b", nodes=2, overrides=changes), ["standard"])["standard"].breakdown.comm_s
         for changes in (overrides, {})
     )
     # 40 us and 200 GB/s: faster than the log of the shipped fabric for every message of this request
