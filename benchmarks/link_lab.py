@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ladder_sim.errors import MissingDependencyError
 
 DEVICE = "link0"
-# of the store where the ranks meet; nothing else runs in the namespaces
+# of the store through which the ranks connect; nothing else runs in the namespaces
 PORT = "29511"
 _ADDRESSES = ("10.83.17.1", "10.83.17.2")
 # a window that does not collapse while the ranks compute

@@ -1,6 +1,6 @@
 """The closed loop: measure one machine, predict from it, run the same there, compare.
 
-`bed` runs and times passes, by `stopwatch` (kernels in place), `links` (collectives alone) and `beside` (both at once);
-`measured` has them take turns and yields `observations`, from which `predicted` calibrates and predicts, `compared`
-judges, and `stored` keeps the calibration for another time.
+`testbed` runs and times passes with `timers`. `measure` lets calibration and predicted runs take turns and returns
+`observations`. `predict` calibrates on them and predicts every run, `compare` judges the errors, `run` does it all, and
+`store` keeps results on disk. `testbed`, `timers`, `measure` and `run` need torch.
 """

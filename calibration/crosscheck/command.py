@@ -1,84 +1,175 @@
-"""The command line of a cross-check: ``python -m calibration crosscheck``; under torchrun it is one of the ranks."""
+"""`crosscheck`: predict every wiring from measurements of this machine, run them all, and compare."""
 
 import argparse
+import importlib.util
 import json
+import math
 import os
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
-from ladder_sim.errors import UsageError
+from ladder_sim.errors import MissingPackageError, UsageError
+from ladder_sim.specs.files import write_text
 from ladder_sim.specs.settings import settings
+from ladder_sim.specs.values import whole
 
-# of standard's time that messages take on the emulated links
-SHARES = (0.2, 0.3, 0.4, 0.5)
+VARIANTS = ("standard", "parallel", "ladder", "hybrid-ladder:4", "desync:4", "upper-bound")
+# emulated links: parts of standard's time that messages take
+SHARES = ("0.2", "0.3", "0.4", "0.5")
+# as `run.BOUNDS` names them; that module needs torch
+BACKENDS = ("emulate", "gloo")
 
 
 def add_to(commands: Any) -> None:
-    """Add the command to a parser's."""
-    check = commands.add_parser("crosscheck", help="predict from measurements of this machine, and run the same on it")
-    check.add_argument("--model", required=True, help="catalog name, or a config.json or its folder")
-    check.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of model or stack; repeatable")
-    check.add_argument("--stack", default="gpt-fast", help="whose habits the passes have (default %(default)s)")
-    check.add_argument("--tp", type=int, default=2, help="tensor-parallel degree (default %(default)s)")
-    check.add_argument("--batch", type=int, default=1, help="requests served together (default %(default)s)")
-    check.add_argument("--prompt", type=int, default=32, help="tokens of each prompt (default %(default)s)")
-    check.add_argument("--gen", type=int, default=8, help="new tokens of each request (default %(default)s)")
-    check.add_argument("--variant", action="append", required=True, help="residual wiring; repeatable")
-    check.add_argument("--backend", choices=("emulate", "gloo"), default="emulate", help="emulate: in one process")
-    check.add_argument("--share", action="append", type=float, help="emulated: messages' part of standard's time")
-    check.add_argument("--rounds", type=int, default=15, help="requests of each variant (default %(default)s)")
-    check.add_argument("--threads", type=int, default=1, help="CPU threads of each rank (default %(default)s)")
-    check.add_argument("--calibration", type=Path, help="result whose calibration is used instead of a new one")
-    check.add_argument("--timeout", type=float, default=120.0, help="seconds that ranks wait for each other")
-    check.add_argument("--out", type=Path, help="write the JSON to a file instead of stdout")
+    """Add `crosscheck` to the command line."""
+    check = commands.add_parser(
+        "crosscheck",
+        prog="ladder-sim crosscheck",
+        help="predict from measurements of this machine, and run the same on it",
+        description="Measure this machine, predict every wiring from it, run them all, and compare. "
+        "Under torchrun this process is one of the ranks.",
+    )
+    check.add_argument("--model", help="alias, catalog id, or path of a config.json or its folder")
+    check.add_argument(
+        "--variant",
+        type=_words,
+        action="extend",
+        help=f"wirings, separated by commas (default {','.join(VARIANTS)})",
+    )
+    check.add_argument("--tp", type=int, default=8, help="tensor-parallel degree (default %(default)s)")
+    work = check.add_argument_group("workload")
+    work.add_argument("--batch", type=int, default=1, help="requests served together (default %(default)s)")
+    work.add_argument("--prompt", type=int, default=32, help="tokens of each prompt (default %(default)s)")
+    work.add_argument("--gen", type=int, default=8, help="new tokens of each request (default %(default)s)")
+    how = check.add_argument_group("stack and communication")
+    how.add_argument("--stack", default="gpt-fast", help="gpt-fast, vllm, trtllm or a .toml (default %(default)s)")
+    how.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="of model or stack, e.g. model.layers=8"
+    )
+    how.add_argument(
+        "--backend",
+        choices=BACKENDS,
+        default=BACKENDS[0],
+        help="emulate: one process and emulated links; gloo: CPU ranks (default %(default)s)",
+    )
+    how.add_argument(
+        "--share",
+        type=_words,
+        action="extend",
+        help=f"emulated links: parts of standard's time that messages take (default {','.join(SHARES)})",
+    )
+    how.add_argument("--threads", type=int, default=1, help="CPU threads of each rank (default %(default)s)")
+    how.add_argument("--timeout", type=float, default=120.0, help="seconds that ranks wait (default %(default)s)")
+    how.add_argument("--rounds", type=int, default=15, help="requests of each wiring and link (default %(default)s)")
+    how.add_argument("--calibration", type=Path, metavar="FILE", help="use the calibration of an earlier result's JSON")
+    output = check.add_argument_group("output")
+    output.add_argument("--from", dest="earlier", type=Path, metavar="FILE", help="show an earlier result's JSON")
+    output.add_argument("--json", action="store_true", help="one JSON object")
+    output.add_argument("--save", type=Path, metavar="FILE", help="write to a .json or .txt file instead of stdout")
+    output.add_argument("--html", type=Path, metavar="FILE", help="write a page with plots as well")
+    output.add_argument("--gate", action="store_true", help="exit with 1 if an error exceeds its bound")
+    # in which rank 0 leaves the result for the process that started the ranks
+    output.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     check.set_defaults(run=_run)
 
 
+def _words(text: str) -> list[str]:
+    return text.split(",")
+
+
 def _run(options: argparse.Namespace) -> int:
-    # imported here: they need torch
-    from calibration.crosscheck.measure import Plan
+    as_json = _is_json(options)
+    for flag, file in (("--html", options.html), ("--save", options.save)):
+        if file is not None and not file.parent.is_dir():
+            raise UsageError(f"{flag} '{file}': there is no such folder", hint="choose a folder that exists")
+    if (options.model is None) == (options.earlier is None):
+        raise UsageError(
+            "give either --model or --from", hint="--model 1b measures, --from FILE shows an earlier result"
+        )
+    from calibration.crosscheck.store import read_result
+
+    result = read_result(options.earlier) if options.earlier else _measured(options)
+    if isinstance(result, int):
+        return result
+    if options.result:
+        write_text(options.result, json.dumps(result))
+        return 0
+    return _show(result, options, as_json=as_json)
+
+
+def _is_json(options: argparse.Namespace) -> bool:
+    """Whether the output is JSON: by flag, else by the ending of the file."""
+    if options.json or options.save is None:
+        return bool(options.json)
+    if options.save.suffix.lower() not in (".json", ".txt"):
+        raise UsageError(f"--save '{options.save}': must end in .json or .txt", hint="or add --json")
+    return options.save.suffix.lower() == ".json"
+
+
+def _measured(options: argparse.Namespace) -> dict[str, Any] | int:
+    """The result; an exit code if ranks failed, or if this is a rank that has nothing to show."""
+    if importlib.util.find_spec("torch") is None:
+        raise MissingPackageError("real forward passes", "torch")
+    import torch
+
+    from calibration.crosscheck.measure import Experiment
     from calibration.crosscheck.run import cross_check, own_scenario
     from runtime.comm.launch import launch
     from runtime.comm.rendezvous import CommConfig, Place
 
-    for flag, value, least in (
-        ("--tp", options.tp, 2),
-        ("--rounds", options.rounds, 2),
-        ("--threads", options.threads, 1),
-    ):
-        if value < least:
-            raise UsageError(f"{flag} is {value}: must be {least} or more")
-    if options.out is not None and not options.out.parent.is_dir():
-        raise UsageError(f"--out '{options.out}': there is no such folder", hint="choose one that is there")
-    shares = tuple(options.share or SHARES)
-    for share in shares:
-        if not 0.0 < share < 1.0:
-            raise UsageError(
-                f"--share is {share}: must lie between 0 and 1", hint="0.4: messages take 40 % of the time"
-            )
-    scenario = own_scenario(
-        options.model,
-        options.stack,
-        tp=options.tp,
-        batch=options.batch,
-        prompt=options.prompt,
-        gen=options.gen,
-        overrides=settings(options.set),
-    )
-    plan = Plan(
-        scenario=scenario,
-        variants=tuple(options.variant),
-        shares=shares,
-        rounds=options.rounds,
-        threads=options.threads,
+    experiment = Experiment(
+        scenario=own_scenario(
+            options.model,
+            options.stack,
+            tp=whole(options.tp, "--tp", 2, 1024),
+            batch=options.batch,
+            prompt=options.prompt,
+            gen=options.gen,
+            overrides=settings(options.set),
+        ),
+        variants=tuple(options.variant or VARIANTS),
+        shares=tuple(_share(text) for text in options.share or SHARES),
+        rounds=whole(options.rounds, "--rounds", 2, 100_000),
+        threads=whole(options.threads, "--threads", 1, 1024),
     )
     if options.backend == "gloo" and "RANK" not in os.environ:
-        return launch(options.argv, options.tp, "calibration")
-    found = cross_check(plan, CommConfig(backend=options.backend, timeout_s=options.timeout), options.calibration)
-    if Place.from_environment().rank == 0:
-        text = json.dumps(found, indent=1) + "\n"
-        if options.out is None:
-            print(text, end="")
-        else:
-            options.out.write_text(text, encoding="utf-8")
-    return 0
+        with tempfile.TemporaryDirectory(prefix="ladder-sim-") as folder:
+            file = Path(folder, "result.json")
+            code = launch([*options.argv, f"--result={file}"], options.tp, "calibration")
+            return code or json.loads(file.read_text("utf-8"))
+    torch.set_num_threads(options.threads)
+    links = CommConfig(backend=options.backend, timeout_s=options.timeout)
+    result = cross_check(experiment, links, options.calibration)
+    return result if Place.from_environment().rank == 0 else 0
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = math.nan
+    if not 0.0 < share < 1.0:
+        raise UsageError(f"--share '{text}': must be between 0 and 1", hint="0.4: messages take 40 % of the time")
+    return share
+
+
+def _show(result: dict[str, Any], options: argparse.Namespace, *, as_json: bool) -> int:
+    """Write the result as asked; return the exit code."""
+    from ladder_sim.report.pages import crosscheck_page
+    from ladder_sim.report.tables import console
+    from ladder_sim.report.tables.crosscheck import crosscheck_report
+
+    if options.html:
+        write_text(options.html, crosscheck_page(result))
+        print(f"written: {options.html}", file=sys.stderr)
+    text = json.dumps(result, indent=1) + "\n" if as_json else None
+    if options.save:
+        write_text(options.save, text or console.to_text(crosscheck_report(result)))
+        print(f"written: {options.save}", file=sys.stderr)
+    elif text:
+        print(text, end="")
+    else:
+        console.show(crosscheck_report(result))
+    return int(options.gate and any(row["beyond"] for row in result["rows"]))

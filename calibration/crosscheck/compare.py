@@ -1,4 +1,4 @@
-"""Predictions beside measurements, with intervals of the measured medians by bootstrap."""
+"""Compares predictions with measurements; intervals of the measured medians are by bootstrap."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Largest errors that pass."""
+    """Largest errors allowed."""
 
     latency: float
-    """Of prefill and decode, every variant."""
+    """Of prefill and decode of every variant."""
     speedup: float
     """Of ladder's speedup."""
 
@@ -31,7 +31,7 @@ class Row:
     """One quantity of one run."""
 
     link: str
-    """What it ran on."""
+    """Name of the interconnect."""
     variant: str
     """Residual wiring."""
     quantity: str
@@ -41,11 +41,11 @@ class Row:
     measured: float
     """Median over the rounds."""
     low: float
-    """95 % interval of that median."""
+    """Lower end of the 95 % interval of that median."""
     high: float
     """Its upper end."""
     bound: float | None
-    """Largest error that passes; None: not judged, or the calibration has seen it."""
+    """Largest error allowed; None: not judged, or calibrated on."""
 
     @property
     def error(self) -> float:
@@ -53,39 +53,39 @@ class Row:
         return self.predicted / self.measured - 1.0
 
     @property
-    def beyond(self) -> bool:
+    def exceeds_bound(self) -> bool:
         """Whether the error exceeds its bound for every value in the measured interval."""
         if self.bound is None:
             return False
         return not (self.predicted / self.high - 1.0 <= self.bound and self.predicted / self.low - 1.0 >= -self.bound)
 
 
-def compare(found: Observations, calibration: Calibration, variants: Sequence[str], bounds: Bounds) -> list[Row]:
-    """Every quantity of every run; a speedup is paired, round by round."""
+def compare(observed: Observations, calibration: Calibration, variants: Sequence[str], bounds: Bounds) -> list[Row]:
+    """Compare every quantity of every run; speedups are over standard of the same round."""
     return [
         row
-        for link in found.seen
+        for link in observed.links
         for variant in variants
-        if Run(link, variant) in found.requests
-        for row in _rows(Run(link, variant), found, calibration, bounds)
+        if Run(link, variant) in observed.requests
+        for row in _rows(Run(link, variant), observed, calibration, bounds)
     ]
 
 
-def _rows(run: Run, found: Observations, calibration: Calibration, bounds: Bounds) -> Iterator[Row]:
-    measured, predicted = np.array(found.requests[run]), calibration.predict(run)
+def _rows(run: Run, observed: Observations, calibration: Calibration, bounds: Bounds) -> Iterator[Row]:
+    measured, predicted = np.array(observed.requests[run]), calibration.predict(run)
     samples = {"prefill": measured[:, 0], "decode": measured[:, 1], "request": measured.sum(axis=1)}
     values = {"prefill": predicted.prefill_s, "decode": predicted.decode_s, "request": sum(predicted)}
-    seen = found.seen[run.link] and run.variant == "standard"
-    judged = {} if seen else {"prefill": bounds.latency, "decode": bounds.latency}
     standard = Run(run.link, "standard")
-    if standard in found.requests and run != standard:
-        samples["speedup"] = np.array(found.requests[standard]).sum(axis=1) / samples["request"]
+    calibrated_on = run == standard and run.link == observed.calibration_link
+    judged = {} if calibrated_on else {"prefill": bounds.latency, "decode": bounds.latency}
+    if standard in observed.requests and run != standard:
+        samples["speedup"] = np.array(observed.requests[standard]).sum(axis=1) / samples["request"]
         values["speedup"] = sum(calibration.predict(standard)) / sum(predicted)
         if run.variant == "ladder":
             judged["speedup"] = bounds.speedup
     for quantity, sample in samples.items():
         if values[quantity] == 0.0:
-            # of one new token there is no decode
+            # a single new token has no decode
             continue
         low, high = bootstrap(sample)
         yield Row(
@@ -101,7 +101,7 @@ def _rows(run: Run, found: Observations, calibration: Calibration, bounds: Bound
 
 
 def bootstrap(sample: Floats) -> tuple[float, float]:
-    """95 % interval of a sample's median; the same for the same sample."""
+    """95 % interval of a sample's median; deterministic."""
     chosen = np.random.default_rng(0).integers(len(sample), size=(DRAWS, len(sample)))
     low, high = np.quantile(np.median(np.asarray(sample)[chosen], axis=1), INTERVAL)
     return float(low), float(high)

@@ -1,4 +1,4 @@
-"""What a cross-check has measured: for calibration, and to compare predictions with."""
+"""What a cross-check measures: to calibrate on, and to compare predictions with."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ from ladder_sim.graph.build import STATE_BYTES, build
 from ladder_sim.graph.ops import CollectiveShape, Op, Phase
 from ladder_sim.specs.scenario import Scenario
 
-# of float32 activations, which CPUs compute with
+# of the float32 activations that CPUs compute with
 ELEMENT_BYTES = 4.0
 PHASES: tuple[Phase, Phase] = ("prefill", "decode")
 
@@ -27,7 +27,7 @@ class Times(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What a request ran on."""
+    """A variant on a link."""
 
     link: str
     """Name of the interconnect."""
@@ -37,30 +37,32 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observations:
-    """Times in the order they were taken, one for each round; seconds."""
+    """Seconds of everything that was measured, in order, usually one value per round."""
 
     scenario: Scenario
     """What ran."""
-    tables: Mapping[str, Curve]
-    """Links that are emulated: an all-reduce's seconds by message bytes."""
-    seen: Mapping[str, bool]
-    """Links by name, and whether standard on them is calibrated on."""
+    links: tuple[str, ...]
+    """Names of the interconnects."""
+    calibration_link: str
+    """The one whose requests of standard are calibrated on."""
+    emulated: Mapping[str, Curve]
+    """Emulated links: seconds of an all-reduce by message bytes."""
     requests: dict[Run, list[Times]] = field(default_factory=lambda: defaultdict(list))
-    """By what ran."""
-    alone: list[Times] = field(default_factory=list)
-    """Upper bound without any link."""
+    """Requests of every variant on every link."""
+    compute_only: list[Times] = field(default_factory=list)
+    """Requests without communication."""
     kernels: Mapping[Phase, dict[OpKey, list[float]]] = field(
         default_factory=lambda: {phase: defaultdict(list) for phase in PHASES}
     )
-    """Kernels of such requests, in place."""
+    """Kernels of requests without communication, timed in their place."""
     wide_gemm: dict[Phase, list[float]] = field(default_factory=lambda: defaultdict(list))
     """Time of parallel's QKV and gate/up GEMM over that of the two apart."""
     collectives: dict[tuple[str, float], list[float]] = field(default_factory=lambda: defaultdict(list))
-    """Real ones, by kind and message bytes."""
-    beside: dict[Phase, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
-    """Seconds of a real all-reduce beside a pass, and what the pass lost to it."""
+    """On a real link, by kind and message bytes."""
+    overlaps: dict[Phase, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
+    """On a real link: seconds of an all-reduce during a pass, and how much longer the pass takes."""
     load: list[float] = field(default_factory=list)
-    """Processes that wanted to run, each round."""
+    """Load average of the machine after each round."""
 
     def request(self, run: Run) -> Times:
         """Median request of a run."""
@@ -73,18 +75,18 @@ def steps(scenario: Scenario, phase: Phase) -> range:
 
 
 def ops_of(scenario: Scenario, variant: str, phase: Phase, step: int | None = None) -> Iterable[Op]:
-    """Ops of a pass; by default of the prefill or of the first decode step."""
+    """Ops of a pass; by default of the prefill or the first decode step."""
     number = step if step is not None else int(phase == "decode")
     return build(replace(scenario, variant=variant), phase, scenario.workload.prompt + number).ops()
 
 
 def all_reduces(scenario: Scenario, phase: Phase) -> list[Op]:
-    """Of a pass of standard: all of the same size."""
+    """All-reduces of a pass of standard; all have the same size."""
     return [op for op in ops_of(scenario, "standard", phase) if op.kind == "all_reduce"]
 
 
 def message_bytes(op: Op) -> float:
-    """What a collective carries on a CPU: a graph counts activations of 2 bytes, and token ids as they are."""
+    """Bytes of a collective on a CPU; a graph counts 2 bytes per activation, and token ids as they are."""
     if not isinstance(op.shape, CollectiveShape):
-        raise TypeError(f"{op.name} is no collective")
+        raise TypeError(f"{op.name} is not a collective")
     return op.shape.message_bytes * (1.0 if op.kind == "broadcast" else ELEMENT_BYTES / STATE_BYTES)

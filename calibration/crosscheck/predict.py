@@ -1,7 +1,7 @@
-"""From a cross-check's calibrating observations to the simulator's prediction of every run.
+"""Calibrates the simulator on observations, and predicts every run.
 
-Calibrated on the kernels of the upper bound, one GEMM of parallel's, collectives alone, and standard on one link, which
-says what a computation loses by waiting. Everything else is predicted.
+Calibrated on: kernels of the upper bound, one GEMM of parallel, collectives alone and during a pass, and standard on
+one link, which shows what a computation loses by waiting. Everything else is predicted.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,59 +32,59 @@ from ladder_sim.simulate.passes import simulate
 from ladder_sim.simulate.request import decode_contexts
 from ladder_sim.specs.scenario import Scenario
 
-# of a core that a message takes: the simulator lets only what takes some of a processor be slowed there
-LEAST_SHARE = 1e-3
+# of a core that a message takes: the simulator slows a message only if it takes some of the processor
+MIN_CORE_SHARE = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What predictions rest on."""
+    """What predictions are based on."""
 
     scenario: Scenario
     """What runs."""
     kernels: Mapping[OpKey, float]
     """Seconds of every kernel."""
     links: Mapping[str, Mapping[str, Curve]]
-    """Seconds by message bytes of every kind of collective, by link."""
+    """By link and kind of collective: seconds by message bytes."""
     resume_s: Mapping[Phase, float]
-    """From the end of a message to the computation that waited for it: to wake up, and caches that have gone cold."""
-    beside: Mapping[float, Overlap]
-    """What messages of a real link and a computation cost each other, by message bytes."""
+    """From the end of a message until the computation that waited for it resumes, late and with cold caches."""
+    overlaps: Mapping[float, Overlap]
+    """How much messages of a real link and a computation slow each other, by message bytes."""
 
     @classmethod
-    def of(cls, found: Observations) -> "Calibration":
-        """Calibrate on what may be calibrated on."""
-        unhindered = cls(
-            scenario=found.scenario,
-            kernels=_kernels(found),
-            links={name: _curves(found, name) for name in found.seen},
+    def of(cls, observed: Observations) -> "Calibration":
+        """Calibrate on all observations but the runs that are predicted."""
+        without_waits = cls(
+            scenario=observed.scenario,
+            kernels=_kernels(observed),
+            links={name: _curves(observed, name) for name in observed.links},
             resume_s=dict.fromkeys(PHASES, 0.0),
-            beside={},
+            overlaps={},
         )
-        run = Run(next(name for name, seen in found.seen.items() if seen), "standard")
-        predicted, measured = unhindered.predict(run), found.request(run)
-        resume_s, quicker_s = {}, {}
-        for phase, before_s, after_s in zip(PHASES, predicted, measured, strict=True):
-            messages = all_reduces(found.scenario, phase)
-            each_s = (after_s - before_s) / len(messages) / max(1, len(steps(found.scenario, phase)))
+        run = Run(observed.calibration_link, "standard")
+        predicted, measured = without_waits.predict(run), observed.request(run)
+        resume_s, faster_s = {}, {}
+        for phase, predicted_s, measured_s in zip(PHASES, predicted, measured, strict=True):
+            messages = all_reduces(observed.scenario, phase)
+            each_s = (measured_s - predicted_s) / len(messages) / max(1, len(steps(observed.scenario, phase)))
             resume_s[phase] = max(0.0, each_s)
-            quicker_s[message_bytes(messages[-1])] = min(0.0, each_s)
-        if run.link in found.tables:
-            return replace(unhindered, resume_s=resume_s)
-        # ranks that come from a computation may find a real link quicker than ranks that do nothing else
-        curves = unhindered.links[run.link]
+            faster_s[message_bytes(messages[-1])] = min(0.0, each_s)
+        if run.link in observed.emulated:
+            return replace(without_waits, resume_s=resume_s)
+        # a real link can be faster for ranks that come from a computation than for ranks that do nothing else
+        curves = without_waits.links[run.link]
         alone = curves["all_reduce"]
-        seconds = alone.seconds + np.array([quicker_s.get(size, 0.0) for size in alone.size_bytes.tolist()])
-        quicker = replace(alone, seconds=seconds)
+        seconds = alone.seconds + np.array([faster_s.get(size, 0.0) for size in alone.size_bytes.tolist()])
+        all_reduce = replace(alone, seconds=seconds)
         return replace(
-            unhindered,
+            without_waits,
             resume_s=resume_s,
-            links={run.link: {**curves, "all_reduce": quicker}},
-            beside=dict(_beside(found, quicker)),
+            links={run.link: {**curves, "all_reduce": all_reduce}},
+            overlaps=dict(_overlaps(observed, all_reduce)),
         )
 
     def predict(self, run: Run) -> Times:
-        """One request."""
+        """Predict one request."""
         scenario = replace(self.scenario, variant=run.variant)
         costs = RecordedCosts(
             Hardware.stated(scenario),
@@ -92,7 +92,7 @@ class Calibration:
             self.kernels,
             self.links[run.link],
             element_bytes=ELEMENT_BYTES,
-            overlaps=self.beside,
+            overlaps=self.overlaps,
         )
 
         def pass_s(phase: Phase, kv_len: int) -> float:
@@ -107,7 +107,7 @@ class Calibration:
 
 
 def _resuming(program: Program, resume_s: float) -> Program:
-    """The same program, but kernels go on a little after the end of a message they waited for; the link does not."""
+    """The same program, but kernels resume `resume_s` after the end of a message they waited for; the link does not."""
     tasks = list(program.tasks)
     resumed: dict[int, int] = {}
     for number, task in enumerate(program.tasks):
@@ -120,44 +120,50 @@ def _resuming(program: Program, resume_s: float) -> Program:
     return replace(program, tasks=tuple(tasks), streams=(*program.streams, Stream(name="resume")))
 
 
-def _kernels(found: Observations) -> dict[OpKey, float]:
-    """Medians of every kernel, levelled so that a whole pass takes what it takes when nobody looks at its kernels."""
+def _kernels(observed: Observations) -> dict[OpKey, float]:
+    """Medians of every kernel, scaled so that they add up to a pass whose kernels are not timed."""
     known: dict[OpKey, float] = {}
-    for phase, alone_s in zip(PHASES, zip(*found.alone, strict=True), strict=True):
-        if not found.kernels[phase]:
-            # of one new token there is no decode
+    for phase, phase_s in zip(PHASES, zip(*observed.compute_only, strict=True), strict=True):
+        if not observed.kernels[phase]:
+            # a single new token has no decode
             continue
-        medians = {key: median(seconds) for key, seconds in found.kernels[phase].items()}
-        passes = [ops_of(found.scenario, "upper-bound", phase, step) for step in steps(found.scenario, phase)]
+        medians = {key: median(seconds) for key, seconds in observed.kernels[phase].items()}
+        passes = [ops_of(observed.scenario, "upper-bound", phase, step) for step in steps(observed.scenario, phase)]
         total_s = sum(medians[op.kind, op.shape] for ops in passes for op in ops if op.stream == "compute")
         for key, seconds in medians.items():
-            known.setdefault(key, seconds * median(alone_s) / total_s if total_s else seconds)
-        for op in ops_of(found.scenario, "parallel", phase):
+            known.setdefault(key, seconds * median(phase_s) / total_s if total_s else seconds)
+        parallel = {op.name: op for op in ops_of(observed.scenario, "parallel", phase)}
+        # the GEMMs that one of parallel replaces
+        replaced = [
+            op
+            for op in ops_of(observed.scenario, "standard", phase)
+            if isinstance(op.shape, GemmShape) and op.name not in parallel
+        ]
+        for op in parallel.values():
             if isinstance(op.shape, GemmShape) and (op.kind, op.shape) not in known:
-                others = [one for one in ops_of(found.scenario, "standard", phase) if one.layer == op.layer]
-                apart_s = sum(known[one.kind, one.shape] for one in others if one.name.endswith((".qkv", ".up")))
-                known[op.kind, op.shape] = apart_s * median(found.wide_gemm[phase])
+                apart_s = sum(known[each.kind, each.shape] for each in replaced if each.layer == op.layer)
+                known[op.kind, op.shape] = apart_s * median(observed.wide_gemm[phase])
     return known
 
 
-def _beside(found: Observations, alone: Curve) -> Iterator[tuple[float, Overlap]]:
-    for phase in found.beside:
-        message_s, lost_s = (median(column) for column in zip(*found.beside[phase], strict=True))
-        size_bytes = message_bytes(all_reduces(found.scenario, phase)[0])
-        alone_s, _ = alone.seconds_at(size_bytes)
+def _overlaps(observed: Observations, all_reduce: Curve) -> Iterator[tuple[float, Overlap]]:
+    for phase, times in observed.overlaps.items():
+        message_s, lost_s = (median(column) for column in zip(*times, strict=True))
+        size_bytes = message_bytes(all_reduces(observed.scenario, phase)[0])
+        alone_s, _ = all_reduce.seconds_at(size_bytes)
         slowed = max(0.0, message_s / float(alone_s) - 1.0)
-        yield size_bytes, Overlap(core_share=float(np.clip(lost_s / message_s, LEAST_SHARE, 1.0)), slowed=slowed)
+        yield size_bytes, Overlap(core_share=float(np.clip(lost_s / message_s, MIN_CORE_SHARE, 1.0)), slowed=slowed)
 
 
-def _curves(found: Observations, link: str) -> dict[str, Curve]:
-    table = found.tables.get(link)
-    if table is not None:
+def _curves(observed: Observations, link: str) -> dict[str, Curve]:
+    all_reduce = observed.emulated.get(link)
+    if all_reduce is not None:
         # as the runtime emulates them
-        half = Curve(size_bytes=table.size_bytes, seconds=0.5 * table.seconds)
-        return {"all_reduce": table, "all_gather": half, "broadcast": half}
+        half = replace(all_reduce, seconds=0.5 * all_reduce.seconds)
+        return {"all_reduce": all_reduce, "all_gather": half, "broadcast": half}
     curves = {}
-    for kind in {kind for kind, _ in found.collectives}:
-        points = sorted((size, median(took)) for (name, size), took in found.collectives.items() if name == kind)
+    for kind in {kind for kind, _ in observed.collectives}:
+        points = sorted((size, median(times)) for (name, size), times in observed.collectives.items() if name == kind)
         sizes, seconds = np.array(points).T
         curves[kind] = Curve(size_bytes=sizes, seconds=seconds)
     return curves

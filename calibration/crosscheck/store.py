@@ -1,4 +1,4 @@
-"""A calibration as JSON, so that a later cross-check of the same runs on the same machine need not measure it again."""
+"""Results on disk: read again to be shown, or to use their calibration for the same runs on the same machine."""
 
 import dataclasses
 import json
@@ -12,17 +12,35 @@ import numpy as np
 from calibration.crosscheck.predict import Calibration
 from ladder_sim.costs.lookup import Curve
 from ladder_sim.costs.recorded import Overlap
-from ladder_sim.errors import ProfileError
+from ladder_sim.errors import ProfileError, UsageError
 from ladder_sim.graph.ops import Shape
 from ladder_sim.specs.scenario import Scenario
 
+SCHEMA_VERSION = 2
 _SHAPES = {shape.__name__: shape for shape in get_args(Shape)}
-# of an environment: what times depend on
+# the entries of an environment that times depend on
 _MACHINE = ("cpu", "cpu_cores", "gpu", "driver", "torch", "nccl")
 
 
-def to_json(calibration: Calibration) -> dict[str, Any]:
-    """Everything but the scenario."""
+def read_result(file: Path) -> dict[str, Any]:
+    """Read an earlier result.
+
+    Raises
+    ------
+    UsageError
+        The file cannot be read, or is not a result.
+    """
+    try:
+        result = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--from '{file}' cannot be read: {error}", hint="give a file that --json wrote") from error
+    if not isinstance(result, dict) or result.get("schema_version") != SCHEMA_VERSION or "rows" not in result:
+        raise UsageError(f"--from '{file}' is not a result of a cross-check", hint="give a file that --json wrote")
+    return result
+
+
+def calibration_fields(calibration: Calibration) -> dict[str, Any]:
+    """A calibration as JSON, without its scenario."""
     return {
         "kernels": [
             {"kind": kind, "shape": type(shape).__name__, **dataclasses.asdict(shape), "seconds": seconds}
@@ -33,12 +51,12 @@ def to_json(calibration: Calibration) -> dict[str, Any]:
             for name, curves in calibration.links.items()
         },
         "resume_s": dict(calibration.resume_s),
-        "beside": [{"bytes": size, **taken._asdict()} for size, taken in calibration.beside.items()],
+        "beside": [{"bytes": size, **slowdown._asdict()} for size, slowdown in calibration.overlaps.items()],
     }
 
 
 def reuse(file: Path, scenario: Scenario, run: Mapping[str, Any], machine: Mapping[str, Any]) -> Calibration:
-    """The calibration of an earlier result.
+    """Take the calibration of an earlier result.
 
     Parameters
     ----------
@@ -46,53 +64,55 @@ def reuse(file: Path, scenario: Scenario, run: Mapping[str, Any], machine: Mappi
         The result.
     scenario
         What runs.
-    run, machine
-        The same in the form of a result; `run` without what does not change costs.
+    run
+        The same in the form of a result, as far as costs depend on it.
+    machine
+        Environment of this machine, in the form of a result.
 
     Raises
     ------
     ProfileError
-        It is no result, of other runs, or of another machine.
+        The file is not a result, or one of other runs or another machine.
     """
     try:
         result = json.loads(file.read_text("utf-8"))
-        earlier = {name: (result["run"][name], value) for name, value in run.items()}
-        earlier |= {name: (result["environment"].get(name), machine.get(name)) for name in _MACHINE}
-        different = [f"{name} {was} instead of {now}" for name, (was, now) in earlier.items() if was != now]
+        values = {name: (result["run"][name], value) for name, value in run.items()}
+        values |= {name: (result["environment"].get(name), machine.get(name)) for name in _MACHINE}
+        different = [f"{name} {earlier} instead of {now}" for name, (earlier, now) in values.items() if earlier != now]
         if different:
             raise ProfileError(
-                f"calibration '{file}' is of something else: {', '.join(different)}",
-                hint="leave out --calibration, and it is measured anew",
+                f"calibration '{file}' is of other runs or another machine: {', '.join(different)}",
+                hint="leave out --calibration to measure again",
             )
-        return _from_json(result["calibration"], scenario)
+        return _calibration(result["calibration"], scenario)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ProfileError(f"'{file}' holds no calibration: {error!r}", hint="give what --json wrote") from None
+        raise ProfileError(f"'{file}' holds no calibration: {error!r}", hint="give a file that --json wrote") from None
 
 
-def _from_json(found: Mapping[str, Any], scenario: Scenario) -> Calibration:
-    kernels = {}
-    curves = [curve for link in found["links"].values() for curve in link.values()]
-    positive = [kernel["seconds"] for kernel in found["kernels"]]
+def _calibration(fields: Mapping[str, Any], scenario: Scenario) -> Calibration:
+    curves = [curve for link in fields["links"].values() for curve in link.values()]
+    positive = [kernel["seconds"] for kernel in fields["kernels"]]
     positive += [value for curve in curves for key in ("bytes", "seconds") for value in curve[key]]
-    shares = [one[key] for one in found["beside"] for key in ("core_share", "slowed")]
+    shares = [overlap[key] for overlap in fields["beside"] for key in ("core_share", "slowed")]
     if not all(0.0 < value < math.inf for value in positive):
         raise ValueError("sizes and seconds must be above 0 and finite")
-    if not all(0.0 <= value < math.inf for value in (*found["resume_s"].values(), *shares)):
+    if not all(0.0 <= value < math.inf for value in (*fields["resume_s"].values(), *shares)):
         raise ValueError("waits and shares must be 0 or more and finite")
-    for kernel in found["kernels"]:
-        fields = dict(kernel)
-        kind, shape, seconds = fields.pop("kind"), _SHAPES[fields.pop("shape")], float(fields.pop("seconds"))
-        kernels[kind, shape(**fields)] = seconds
+    kernels = {}
+    for kernel in fields["kernels"]:
+        sizes = dict(kernel)
+        kind, shape, seconds = sizes.pop("kind"), _SHAPES[sizes.pop("shape")], float(sizes.pop("seconds"))
+        kernels[kind, shape(**sizes)] = seconds
     return Calibration(
         scenario=scenario,
         kernels=kernels,
         links={
             name: {
                 kind: Curve(size_bytes=np.array(points["bytes"]), seconds=np.array(points["seconds"]))
-                for kind, points in curves.items()
+                for kind, points in link.items()
             }
-            for name, curves in found["links"].items()
+            for name, link in fields["links"].items()
         },
-        resume_s=found["resume_s"],
-        beside={one["bytes"]: Overlap(one["core_share"], one["slowed"]) for one in found["beside"]},
+        resume_s=fields["resume_s"],
+        overlaps={overlap["bytes"]: Overlap(overlap["core_share"], overlap["slowed"]) for overlap in fields["beside"]},
     )

@@ -17,6 +17,7 @@ from ladder_sim.costs.lookup import RatioTable
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import ProfileError
+from ladder_sim.specs.files import write_text
 
 
 def add_to(commands: Any) -> None:
@@ -54,10 +55,7 @@ def _fit(options: argparse.Namespace) -> None:
     save_profile(fitted.profile, options.out)
     print(options.out)
     if options.fabric:
-        try:
-            options.fabric.write_text(fabric, "utf-8")
-        except OSError as error:
-            raise ProfileError(f"'{options.fabric}' cannot be written: {error.strerror}") from error
+        write_text(options.fabric, fabric)
         print(options.fabric)
 
 

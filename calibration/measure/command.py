@@ -1,6 +1,7 @@
 """`calibrate run`: measures ops on this machine into a samples file, on every rank under torchrun."""
 
 import argparse
+import importlib.util
 import math
 import sys
 import time
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from calibration.fit.samples import Sample, SampleStore
 from calibration.measure.plan import Plan
 from calibration.measure.points import ops_of
-from ladder_sim.errors import RankError, UsageError
+from ladder_sim.errors import MissingPackageError, RankError, UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.model import ModelSpec
 
@@ -70,6 +71,8 @@ def _run(options: argparse.Namespace) -> None:
         raise UsageError(f"--most {options.most:g}: must be above 0", hint="for example --most 4096")
     models, degrees = [catalog.model(name) for name in options.model], options.tp or [1]
     skipped = undivided(models, degrees)
+    if importlib.util.find_spec("torch") is None:
+        raise MissingPackageError("measurements", "torch")
     # imported here: `fit`, `show` and the others need no torch
     import torch
 

@@ -12,7 +12,7 @@ from calibration.measure.clock import clock_of, timed
 from calibration.measure.collectives import collective
 from calibration.measure.kernels import KERNELS, kernel
 from calibration.measure.launches import launch
-from calibration.measure.overlap import Overlap
+from calibration.measure.overlap import OverlapMeasurement
 from calibration.measure.plan import WARM_UPS
 from calibration.measure.ranks import Ranks
 
@@ -58,7 +58,7 @@ def measure(op: Sample, repeats: int, ranks: Ranks) -> list[Sample]:
 
 def _prepare(op: Sample, ranks: Ranks) -> Repeat:
     if BESIDE in op.op:
-        return _overlapped(op, Overlap(op, ranks))
+        return _overlapped(op, OverlapMeasurement(op, ranks))
     if op.op in KERNELS:
         run, clock = kernel(op, ranks.weights), clock_of(ranks.device)
         # its result needs memory as well
@@ -68,7 +68,7 @@ def _prepare(op: Sample, ranks: Ranks) -> Repeat:
     return lambda: {op.op: Timing(seconds())}
 
 
-def _overlapped(op: Sample, overlap: Overlap) -> Repeat:
+def _overlapped(op: Sample, overlap: OverlapMeasurement) -> Repeat:
     name, _, message = op.op.partition(BESIDE)
 
     def repeat() -> Mapping[str, Timing]:

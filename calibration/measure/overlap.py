@@ -28,7 +28,7 @@ class OverlapTimes(NamedTuple):
     message_alone_s: float
 
 
-class Overlap:
+class OverlapMeasurement:
     """A kernel and an all-reduce, ready to run at the same time.
 
     Parameters

@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 import typer
 
+from ladder_sim.cli.options import PASSED_ON
 from ladder_sim.errors import MissingDependencyError
 
-# the calibration package's own parser reads the arguments, --help among them
-PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 COMMANDS = {
     "run": "Measure ops on this machine; under torchrun: `-m calibration run` on every rank.",
     "fit": "Make a profile of the samples that `calibrate run` took.",
@@ -24,21 +23,24 @@ COMMANDS = {
 calibrate = typer.Typer(help="Make, read and compare measured profiles.", no_args_is_help=True)
 
 
-def passing_on(command: str) -> Callable[[typer.Context], None]:
-    """Make a command that runs ``python -m calibration COMMAND`` with its own arguments."""
+def pass_on(context: typer.Context, command: str) -> None:
+    """Run ``python -m calibration COMMAND`` with the context's arguments, and exit with its code."""
+    if importlib.util.find_spec("calibration") is None:
+        raise MissingDependencyError(
+            "the 'calibration' package is not installed", hint="pip install ladder-sim, which contains it"
+        )
+    debug = ["--debug"] if context.find_root().params["debug"] else []
+    raise typer.Exit(subprocess.call([sys.executable, "-m", "calibration", *debug, command, *context.args]))
 
+
+def _passing_on(command: str) -> Callable[[typer.Context], None]:
     def run(context: typer.Context) -> None:
-        if importlib.util.find_spec("calibration") is None:
-            raise MissingDependencyError(
-                "the 'calibration' package is not installed", hint="pip install ladder-sim, which contains it"
-            )
-        debug = ["--debug"] if context.find_root().params["debug"] else []
-        raise typer.Exit(subprocess.call([sys.executable, "-m", "calibration", *debug, command, *context.args]))
+        pass_on(context, command)
 
     return run
 
 
 for _name, _help in COMMANDS.items():
-    calibrate.command(_name, help=_help, context_settings=PASSED_ON)(passing_on(_name))
-# the name of `fit-stack` in earlier versions, which says so
-calibrate.command("transfer", hidden=True, context_settings=PASSED_ON)(passing_on("transfer"))
+    calibrate.command(_name, help=_help, context_settings=PASSED_ON)(_passing_on(_name))
+# the former name of `fit-stack`, which only says so
+calibrate.command("transfer", hidden=True, context_settings=PASSED_ON)(_passing_on("transfer"))

@@ -13,8 +13,9 @@ from ladder_sim.cli.catalog import list_, show
 from ladder_sim.cli.crosscheck import crosscheck
 from ladder_sim.cli.doctor import doctor
 from ladder_sim.cli.explore import explore
+from ladder_sim.cli.options import PASSED_ON
 from ladder_sim.cli.predict import predict
-from ladder_sim.cli.run import PASSED_ON, run
+from ladder_sim.cli.run import run
 from ladder_sim.cli.sweep import sweep
 from ladder_sim.cli.trace import trace
 from ladder_sim.cli.validate import validate
@@ -36,7 +37,7 @@ app.command()(advise)
 app.command()(compare)
 app.command()(explore)
 app.command(context_settings=PASSED_ON)(run)
-app.command()(crosscheck)
+app.command(context_settings=PASSED_ON)(crosscheck)
 app.add_typer(trace, name="trace")
 app.command()(validate)
 app.command("list")(list_)

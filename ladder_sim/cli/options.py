@@ -14,6 +14,8 @@ from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.settings import settings
 
 ENGINES = ("fast", "des")
+# context of a command whose arguments, --help among them, are read by the package that it runs
+PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 _HOW = "Stack and costs"
 
 

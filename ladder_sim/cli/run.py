@@ -43,8 +43,6 @@ _ENGINE = (
     *("attention", "prefill_logits", "sharded_lm_head", "sharded_embedding"),
     *("fused_residual_add", "fused_ladder_add"),
 )
-# of a command whose unknown options are the runtime's
-PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 Model = Annotated[
     str, typer.Option(help="Folder of a checkpoint; with --bench also an alias, catalog id or config.json.")

@@ -1,17 +1,17 @@
-"""Answers as HTML pages of their own."""
+"""Results as HTML pages."""
 
 from html import escape
 
 from ladder_sim.report.figures.crosscheck import error_figure
-from ladder_sim.report.tables.crosscheck import COLUMNS, Result, cells_of, rests_on, title, verdict
+from ladder_sim.report.tables.crosscheck import COLUMNS, Result, calibrated_on, rows_of, title, verdict
 
 
 def crosscheck_page(result: Result) -> str:
-    """A page that needs no network."""
+    """The page of a cross-check; it needs no network."""
     plot = error_figure(result).to_html(full_html=False, include_plotlyjs=True, div_id="errors")
     head = "".join(f"<th>{escape(column)}</th>" for column in COLUMNS)
     body = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>\n" for cells in cells_of(result)
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>\n" for cells in rows_of(result)
     )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Cross-check</title><style>'
@@ -21,5 +21,5 @@ def crosscheck_page(result: Result) -> str:
         "</style></head><body>\n<h1>Predicted and measured on one machine</h1>\n"
         f"<p>{escape(title(result)).replace(chr(10), '<br>')}</p>\n<p><b>{escape(verdict(result))}</b></p>\n"
         f"{plot}\n<table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table>\n"
-        f"<p>{escape(rests_on(result))}</p>\n</body></html>\n"
+        f"<p>{escape(calibrated_on(result))}</p>\n</body></html>\n"
     )

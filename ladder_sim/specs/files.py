@@ -1,8 +1,8 @@
-"""Reading one small text file."""
+"""Reading and writing small text files."""
 
 from pathlib import Path
 
-from ladder_sim.errors import SpecError
+from ladder_sim.errors import SpecError, UsageError
 from ladder_sim.specs.values import shown_path
 
 # a config.json is a few kilobytes
@@ -46,3 +46,19 @@ def read_text(path: Path, *, what: str) -> str:
             f"{name}: not UTF-8 text (byte {error.start}): a binary file?", hint=f"give {what}, not the weights"
         ) from None
     return text
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a UTF-8 file.
+
+    Raises
+    ------
+    UsageError
+        If it cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"'{shown_path(path)}' cannot be written: {error.strerror or error}", hint="choose a folder that exists"
+        ) from error

@@ -1,5 +1,6 @@
 """The closed loop at small size, and what is made of its result."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -9,19 +10,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer
-from typer.testing import CliRunner
+import torch
 
+from calibration.__main__ import main
 from calibration.crosscheck.compare import Row, bootstrap
-from calibration.crosscheck.measure import Plan
+from calibration.crosscheck.measure import Experiment
 from calibration.crosscheck.observations import PHASES, Observations, Run, Times, message_bytes, ops_of, steps
 from calibration.crosscheck.predict import Calibration
 from calibration.crosscheck.run import cross_check, own_scenario
-from calibration.crosscheck.timers import BesideTime
-from ladder_sim.cli import crosscheck as cli
+from calibration.crosscheck.timers import OverlapTime
 from ladder_sim.costs.lookup import Curve
-from ladder_sim.errors import ProfileError, UsageError
+from ladder_sim.errors import ProfileError
 from runtime.comm.rendezvous import CommConfig
+from tests.conftest import REPO
+from tests.support.commands import process
 
 pytestmark = pytest.mark.torch
 
@@ -29,62 +31,74 @@ VARIANTS = ("standard", "parallel", "ladder", "desync:2", "upper-bound")
 SMALL = {"model.layers": "4", "model.vocab": "512"}
 
 
-def plan() -> Plan:
+def experiment() -> Experiment:
     scenario = own_scenario("1b", "gpt-fast", tp=8, batch=1, prompt=16, gen=4, overrides=SMALL)
-    return Plan(scenario=scenario, variants=VARIANTS, shares=(0.4,), rounds=9, threads=1)
+    return Experiment(scenario=scenario, variants=VARIANTS, shares=(0.4,), rounds=9, threads=1)
 
 
 @pytest.fixture(scope="module")
 def result() -> Any:
-    return json.loads(json.dumps(cross_check(plan(), CommConfig(backend="emulate"))))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    measured = cross_check(experiment(), CommConfig(backend="emulate"))
+    torch.set_num_threads(threads)
+    return json.loads(json.dumps(measured))
 
 
-def test_ladders_speedup_is_predicted_as_it_is_measured(result: Any) -> None:
-    """Bounds are those of a machine that others use too; `benchmarks/crosscheck.py` holds the project's own."""
+def test_every_variant_is_predicted_and_measured(result: Any) -> None:
+    """`benchmarks/crosscheck.py` judges the errors, on a quiet machine."""
     rows = {(row["link"], row["variant"], row["quantity"]): row for row in result["rows"]}
     assert {variant for link, variant, _ in rows if link == "40%"} == set(VARIANTS)
-    ladder = rows["40%", "ladder", "speedup"]
-    assert ladder["predicted"] > 1.2
-    assert ladder["high"] > 1.1
-    assert ladder["predicted"] / ladder["high"] - 1 < 0.15
-    assert ladder["predicted"] / ladder["low"] - 1 > -0.15
-    # what has been calibrated on is not judged
+    assert rows["40%", "ladder", "speedup"]["predicted"] > 1.0
+    for row in rows.values():
+        assert 0 < row["low"] <= row["measured"] <= row["high"]
+        assert row["predicted"] > 0
+    # what is calibrated on is not judged
     assert rows["calibration", "standard", "prefill"]["bound"] is None
     assert rows["40%", "standard", "prefill"]["bound"] == 0.1
 
 
-def test_it_is_shown_as_a_table_and_as_a_page(result: Any, tmp_path: Path) -> None:
-    file, page = tmp_path / "found.json", tmp_path / "found.html"
+def test_it_is_shown_as_a_table_as_json_and_as_a_page(
+    result: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, page, saved = tmp_path / "result.json", tmp_path / "page.html", tmp_path / "saved.txt"
     file.write_text(json.dumps(result))
-    done = _cli("--from", str(file), "--html", str(page))
-    assert done.exit_code == 0, done.output
-    assert "ladder-1b: 4 layers, hidden 1536, TP 8" in done.output
-    assert done.output.count("ladder ") >= 3
-    assert "ladder's speedup errs" in done.output
+    assert main(["crosscheck", "--from", str(file), "--html", str(page)]) == 0
+    shown = capsys.readouterr().out
+    assert "ladder-1b: 4 layers, hidden 1536, TP 8" in shown
+    assert shown.count("ladder ") >= 3
+    assert "Error of ladder's speedup: " in shown
+    assert main(["crosscheck", "--from", str(file), "--save", str(saved)]) == 0
+    assert saved.read_text() == shown
+    assert main(["crosscheck", "--from", str(file), "--json"]) == 0
+    assert capsys.readouterr().out == json.dumps(result, indent=1) + "\n"
+    again = tmp_path / "again.json"
+    assert main(["crosscheck", "--from", str(file), "--save", str(again)]) == 0
+    assert json.loads(again.read_text()) == result
     text = page.read_text()
     assert text.startswith("<!doctype html>")
     assert "desync:2" in text
     assert 'src="http' not in text
 
 
-def test_the_gate_fails_where_an_interval_lies_beyond_its_bound(result: Any, tmp_path: Path) -> None:
-    file = tmp_path / "found.json"
+def test_the_gate_fails_if_an_error_exceeds_its_bound(result: Any, tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
     for beyond, code in ((False, 0), (True, 1)):
         rows = [{**row, "beyond": False} for row in result["rows"]]
         rows[-1]["beyond"] = beyond
         file.write_text(json.dumps({**result, "rows": rows}))
-        assert _cli("--from", str(file), "--gate").exit_code == code
+        assert main(["crosscheck", "--from", str(file), "--gate"]) == code
 
 
 @pytest.mark.parametrize(
-    ("predicted", "beyond"), [(1.0, False), (1.15, False), (1.25, True), (0.86, False), (0.75, True)]
+    ("predicted", "exceeds"), [(1.0, False), (1.15, False), (1.25, True), (0.86, False), (0.75, True)]
 )
-def test_only_an_error_that_noise_does_not_explain_is_beyond(predicted: float, beyond: bool) -> None:
+def test_only_an_error_that_noise_does_not_explain_exceeds_its_bound(predicted: float, exceeds: bool) -> None:
     row = Row(
         link="x", variant="ladder", quantity="decode", predicted=predicted, measured=1.0, low=0.95, high=1.05, bound=0.1
     )
-    assert row.beyond is beyond
-    assert not replace(row, bound=None).beyond
+    assert row.exceeds_bound is exceeds
+    assert not replace(row, bound=None).exceeds_bound
 
 
 def test_the_bootstrap_holds_the_median() -> None:
@@ -98,7 +112,7 @@ def planted(*, kernel_s: float = 1e-3, message_s: float = 0.5e-3, resume_s: floa
     """A machine on which every kernel and every message takes the same."""
     scenario = own_scenario("1b", "gpt-fast", tp=8, batch=1, prompt=16, gen=3, overrides=SMALL)
     curve = Curve(size_bytes=np.array([1.0, 1e9]), seconds=np.array([message_s, message_s * 1.000001]))
-    found = Observations(scenario=scenario, tables={"slow": curve}, seen={"slow": True})
+    observed = Observations(scenario=scenario, links=("slow",), calibration_link="slow", emulated={"slow": curve})
     passes_s = []
     for phase in ("prefill", "decode"):
         seconds = 0.0
@@ -106,16 +120,16 @@ def planted(*, kernel_s: float = 1e-3, message_s: float = 0.5e-3, resume_s: floa
             for variant in ("upper-bound", "standard", "ladder"):
                 for op in ops_of(scenario, variant, phase, step):
                     if op.stream == "compute":
-                        found.kernels[phase].setdefault((op.kind, op.shape), []).append(kernel_s)
+                        observed.kernels[phase].setdefault((op.kind, op.shape), []).append(kernel_s)
             kernels = sum(op.stream == "compute" for op in ops_of(scenario, "upper-bound", phase, step))
             seconds += kernels * kernel_s
-        found.wide_gemm[phase].append(1.0)
+        observed.wide_gemm[phase].append(1.0)
         passes_s.append(seconds)
-    found.alone.append(Times(*passes_s))
+    observed.compute_only.append(Times(*passes_s))
     # 8 messages in each of 1 and 2 passes
     waited = [8 * count * (message_s + resume_s) for count in (1, 2)]
-    found.requests[Run("slow", "standard")].append(Times(*(a + w for a, w in zip(passes_s, waited, strict=True))))
-    return found
+    observed.requests[Run("slow", "standard")].append(Times(*(a + w for a, w in zip(passes_s, waited, strict=True))))
+    return observed
 
 
 def test_what_a_wait_costs_is_found_and_does_not_slow_the_link() -> None:
@@ -130,32 +144,32 @@ def test_what_a_wait_costs_is_found_and_does_not_slow_the_link() -> None:
     )
 
 
-def test_a_message_and_the_computation_beside_it_slow_each_other() -> None:
-    """Alone a message takes 5 ms, beside kernels 7.5 ms, and they lose 40 % of their core to it."""
-    found = replace(planted(message_s=5e-3), tables={}, seen={"gloo": True})
+def test_a_message_and_a_computation_at_the_same_time_slow_each_other() -> None:
+    """Alone a message takes 5 ms, during kernels 7.5 ms, and they lose 40 % of their core to it."""
+    observed = replace(planted(message_s=5e-3), emulated={}, links=("gloo",), calibration_link="gloo")
     for (kind, size), seconds in {("all_reduce", 6144): 5e-3, ("all_reduce", 98304): 5e-3}.items():
-        found.collectives[kind, float(size)].append(seconds)
-    found.collectives["broadcast", 8.0].append(1e-9)
+        observed.collectives[kind, float(size)].append(seconds)
+    observed.collectives["broadcast", 8.0].append(1e-9)
     for phase in PHASES:
-        found.beside[phase].append(BesideTime(message_s=7.5e-3, lost_s=3e-3))
-    found.requests[Run("gloo", "standard")] = found.requests.pop(Run("slow", "standard"))
-    apart = Calibration.of(replace(found, beside={phase: [BesideTime(5e-3, 0.0)] for phase in PHASES}))
-    together = Calibration.of(found)
-    assert [round(one.slowed, 3) for one in together.beside.values()] == [0.5, 0.5]
-    assert [round(one.core_share, 3) for one in together.beside.values()] == [0.4, 0.4]
+        observed.overlaps[phase].append(OverlapTime(message_s=7.5e-3, lost_s=3e-3))
+    observed.requests[Run("gloo", "standard")] = observed.requests.pop(Run("slow", "standard"))
+    apart = Calibration.of(replace(observed, overlaps={phase: [OverlapTime(5e-3, 0.0)] for phase in PHASES}))
+    together = Calibration.of(observed)
+    assert [round(overlap.slowed, 3) for overlap in together.overlaps.values()] == [0.5, 0.5]
+    assert [round(overlap.core_share, 3) for overlap in together.overlaps.values()] == [0.4, 0.4]
     standard, ladder = Run("gloo", "standard"), Run("gloo", "ladder")
     assert together.predict(standard) == pytest.approx(apart.predict(standard), rel=1e-3)
     # ladder's blocks of 4 and 5 kernels of 1 ms hide their messages of 5 ms; slowed, 8 of 7.5 ms follow each other
-    kernels_s = 1e-3 * sum(op.stream == "compute" for op in ops_of(found.scenario, "ladder", "prefill"))
+    kernels_s = 1e-3 * sum(op.stream == "compute" for op in ops_of(observed.scenario, "ladder", "prefill"))
     assert apart.predict(ladder).prefill_s == pytest.approx(kernels_s, abs=6e-3)
     assert together.predict(ladder).prefill_s == pytest.approx(kernels_s + 8 * 3e-3, abs=8e-3)
 
 
 def test_an_answer_of_one_token_has_no_decode() -> None:
     scenario = own_scenario("1b", "gpt-fast", tp=8, batch=1, prompt=16, gen=1, overrides=SMALL)
-    short = Plan(scenario=scenario, variants=("ladder",), shares=(0.4,), rounds=2, threads=1)
+    short = Experiment(scenario=scenario, variants=("ladder",), shares=(0.4,), rounds=2, threads=1)
     rows = cross_check(short, CommConfig(backend="emulate"))["rows"]
-    # standard runs whether it is asked for or not
+    # standard always runs
     assert {(row["variant"], row["quantity"]) for row in rows if row["link"] == "40%"} == {
         ("standard", "prefill"),
         ("standard", "request"),
@@ -167,17 +181,19 @@ def test_an_answer_of_one_token_has_no_decode() -> None:
 
 def test_ranks_that_refuse_keep_their_exit_code() -> None:
     command = [sys.executable, "-m", "calibration", "crosscheck", "--backend=gloo", "--variant=ladder", "--model=1b"]
-    for flags, told in ((["--tp=1"], "--tp is 1"), (["--set=model.layers=x"], "layers"), (["--tp=3"], "tp 3")):
+    for flags, part in ((["--tp=1"], "--tp is 1"), (["--set=model.layers=x"], "layers"), (["--tp=3"], "tp 3")):
         done = subprocess.run([*command, *flags], capture_output=True, text=True, check=False)
         assert done.returncode in (2, 3)
         assert done.stderr.startswith("error: ")
-        assert told in done.stderr
+        assert part in done.stderr
 
 
 def test_a_calibration_can_be_used_again(result: Any, tmp_path: Path) -> None:
     file = tmp_path / "earlier.json"
     file.write_text(json.dumps(result))
-    again = cross_check(replace(plan(), variants=("standard", "ladder"), rounds=2), CommConfig(backend="emulate"), file)
+    again = cross_check(
+        replace(experiment(), variants=("standard", "ladder"), rounds=2), CommConfig(backend="emulate"), file
+    )
     assert again["calibration"] == result["calibration"]
     predicted = {(row["link"], row["variant"], row["quantity"]): row["predicted"] for row in result["rows"]}
     assert len(again["rows"]) == 7
@@ -188,20 +204,20 @@ def test_a_calibration_can_be_used_again(result: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "part"),
     [
-        ({"run": {"tp": 4}}, "something else: tp 4 instead of 8"),
-        ({"environment": {"cpu": "abacus"}}, "something else: cpu abacus"),
+        ({"run": {"tp": 4}}, "another machine: tp 4 instead of 8"),
+        ({"environment": {"cpu": "abacus"}}, "another machine: cpu abacus"),
         ({"calibration": {"kernels": [{"kind": "gemm"}]}}, "holds no calibration"),
         ({"calibration": {"resume_s": {"prefill": float("nan"), "decode": 0.0}}}, "0 or more and finite"),
         ({"calibration": {"links": {"40%": {"all_reduce": {"bytes": [1.0], "seconds": [-1.0]}}}}}, "above 0"),
     ],
 )
-def test_a_calibration_of_something_else_is_refused(
+def test_a_calibration_of_other_runs_or_another_machine_is_refused(
     result: Any, tmp_path: Path, change: dict[str, Any], part: str
 ) -> None:
     file = tmp_path / "earlier.json"
     file.write_text(json.dumps({**result, **{key: {**result[key], **value} for key, value in change.items()}}))
     with pytest.raises(ProfileError, match=part):
-        cross_check(plan(), CommConfig(backend="emulate"), file)
+        cross_check(experiment(), CommConfig(backend="emulate"), file)
 
 
 def test_an_op_that_was_not_recorded_is_named() -> None:
@@ -223,16 +239,40 @@ def test_a_message_is_counted_in_the_bytes_of_the_machine() -> None:
         ((), "either --model or --from"),
         (("--from", "nothing.json"), "cannot be read"),
         (("--from", __file__), "cannot be read"),
-        (("--model", "1b", "--save", "x.csv"), "no CSV"),
+        (("--model", "1b", "--save", "x.csv"), "must end in .json or .txt"),
+        (("--model", "1b", "--save", "nowhere/x.json"), "no such folder"),
+        (("--model", "1b", "--share", "0.2,1.5"), "--share '1.5': must be between 0 and 1"),
+        (("--model", "1b", "--rounds", "1"), "--rounds is 1"),
     ],
 )
-def test_what_the_command_line_refuses(arguments: tuple[str, ...], part: str) -> None:
-    done = _cli(*arguments)
-    assert isinstance(done.exception, UsageError)
-    assert part in str(done.exception)
+def test_what_the_command_line_refuses(
+    arguments: tuple[str, ...], part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["crosscheck", *arguments]) == 2
+    assert part in capsys.readouterr().err
 
 
-def _cli(*arguments: str) -> Any:
-    app = typer.Typer()
-    app.command()(cli.crosscheck)
-    return CliRunner().invoke(app, arguments)
+def test_an_earlier_result_is_shown_without_torch(
+    result: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "result.json"
+    file.write_text(json.dumps(result))
+    code = "import sys; sys.modules['torch'] = None; from calibration.__main__ import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "crosscheck", "--from", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPO)
+    assert done.returncode == 0, done.stderr
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "torch" else find(name, *rest))
+    assert main(["crosscheck", "--model", "1b"]) == 4
+    assert "pip install 'ladder-sim[runtime]'" in capsys.readouterr().err
+
+
+def test_the_simulators_command_line_passes_everything_on(tmp_path: Path) -> None:
+    flags = ("--set=model.layers=2", "--set=model.vocab=512", "--tp=2", "--prompt=8", "--gen=2", "--rounds=2")
+    out, page = tmp_path / "result.json", tmp_path / "page.html"
+    output = (f"--save={out}", f"--html={page}", "--variant=standard,ladder", "--variant=upper-bound")
+    ran = process("crosscheck", "--model=1b", "--backend=gloo", *flags, *output)
+    assert ran.code == 0, ran.err
+    assert {row["variant"] for row in json.loads(out.read_text())["rows"]} == {"standard", "ladder", "upper-bound"}
+    assert page.exists()
+    assert "usage: ladder-sim crosscheck" in process("crosscheck", "--help").out

