@@ -4,16 +4,16 @@ from dash import ClientsideFunction, Dash, Input, Output, State
 
 from ladder_sim.explorer.controls import SLIDER_KEYS, control_id
 
-# figures that can be saved as a picture
-DRAWN = ("breakdown", "curve", "timeline", "map", "pareto", "tornado")
-CHOICES = (
+TEXTS_TO_COPY = ("link", "cli", "python")
+# that can be saved as a picture
+FIGURES = ("breakdown", "curve", "timeline", "map", "pareto", "tornado")
+# in the order of the script's arguments
+CONTROLS = (
+    *SLIDER_KEYS,
     *("model", "cluster", "dtype", "stack", "allreduce", "profile"),
     *("along", "across", "up", "variant", "over", "phase"),
+    *("no_p2p", "ignore_memory", "variants", "settings", "layers", "every"),
 )
-LISTS = ("no_p2p", "ignore_memory", "variants")
-TEXTS = ("settings", "layers", "every")
-# in the order of the script's arguments
-CONTROLS = (*SLIDER_KEYS, *CHOICES, *LISTS, *TEXTS)
 
 
 def register(app: Dash) -> None:
@@ -69,22 +69,15 @@ def register(app: Dash) -> None:
     app.clientside_callback(
         _script("theme"), Output("theme", "data"), Output("theme-switch", "children"), Input("theme-switch", "n_clicks")
     )
-    for name in ("link", "cli", "python"):
-        app.clientside_callback(
-            _script("copy"),
-            Output(f"copy-{name}", "title"),
-            Input(f"copy-{name}", "n_clicks"),
-            State(f"copy-{name}", "id"),
-            prevent_initial_call=True,
-        )
-    for name in DRAWN:
-        app.clientside_callback(
-            _script("png"),
-            Output(f"png-{name}", "title"),
-            Input(f"png-{name}", "n_clicks"),
-            State(f"png-{name}", "id"),
-            prevent_initial_call=True,
-        )
+    for action, names in (("copy", TEXTS_TO_COPY), ("png", FIGURES)):
+        for button in (f"{action}-{name}" for name in names):
+            app.clientside_callback(
+                _script(action),
+                Output(button, "title"),
+                Input(button, "n_clicks"),
+                State(button, "id"),
+                prevent_initial_call=True,
+            )
 
 
 def _script(name: str) -> ClientsideFunction:

@@ -2,23 +2,17 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from dash import dcc, html
 
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.upload import MAX_BYTES
+from ladder_sim.graph.variants import VARIANTS
 from ladder_sim.report.labels import field_title
+from ladder_sim.specs.stack import AllReduce
+from ladder_sim.specs.workload import DType
 
-VARIANT_TITLES = {
-    "parallel": "parallel",
-    "ladder": "ladder",
-    "hybrid-ladder": "hybrid-ladder",
-    "desync": "desync",
-    "upper-bound": "upper bound",
-}
-_ALLREDUCES = ("nccl", "one-shot", "two-shot", "nvls", "auto")
-_DTYPES = ("bf16", "fp16", "fp8")
 # fields that a curve or a map can be drawn over
 AXIS_FIELDS = (
     *("intra.bandwidth_Bps", "intra.latency_s", "inter.bandwidth_Bps", "inter.latency_s"),
@@ -113,12 +107,12 @@ def controls(allowlist: Allowlist) -> html.Aside:
                     _flag("no_p2p", "No peer-to-peer (host memory)"),
                 ],
             ),
-            _group("Workload", [*map(_slider, _WORK), _choice("dtype", "Precision", list(_DTYPES), "bf16")]),
+            _group("Workload", [*map(_slider, _WORK), _choice("dtype", "Precision", list(get_args(DType)), "bf16")]),
             _group(
                 "Stack",
                 [
                     _choice("stack", "Engine", list(allowlist.stacks), "gpt-fast"),
-                    _choice("allreduce", "All-reduce", list(_ALLREDUCES), None, default="the engine's"),
+                    _choice("allreduce", "All-reduce", list(get_args(AllReduce)), None, default="the engine's"),
                     _choice("profile", "Measured profile", list(allowlist.profiles), None, default="the cluster's"),
                 ],
             ),
@@ -130,16 +124,16 @@ def controls(allowlist: Allowlist) -> html.Aside:
     )
 
 
+def labelled(key: str, title: str, control: Any, style: str) -> html.Div:
+    """A control under its title."""
+    return html.Div([html.Label(title, htmlFor=control_id(key)), control], className=style)
+
+
 def axis_choice(key: str, title: str, default: str) -> html.Div:
     """A list of the fields to draw along; `default` says what an empty choice means."""
     options = [{"label": field_title(name), "value": name} for name in AXIS_FIELDS]
-    return html.Div(
-        [
-            html.Label(title, htmlFor=control_id(key)),
-            dcc.Dropdown(options, None, id=control_id(key), clearable=True, placeholder=default, maxHeight=320),
-        ],
-        className="inline",
-    )
+    dropdown = dcc.Dropdown(options, None, id=control_id(key), clearable=True, placeholder=default, maxHeight=320)
+    return labelled(key, title, dropdown, "inline")
 
 
 def _choice(key: str, title: str, names: list[str], value: str | None, *, default: str = "") -> html.Div:
@@ -152,7 +146,7 @@ def _choice(key: str, title: str, names: list[str], value: str | None, *, defaul
         placeholder=default or "from a config.json",
         maxHeight=320,
     )
-    return html.Div([html.Label(title, htmlFor=control_id(key)), dropdown], className="row")
+    return labelled(key, title, dropdown, "row")
 
 
 def _slider(slider: Slider) -> html.Div:
@@ -202,15 +196,10 @@ def _settings() -> html.Div:
 
 def _variants() -> html.Div:
     def amount(key: str, title: str, value: int) -> html.Div:
-        return html.Div(
-            [
-                html.Label(title, htmlFor=control_id(key)),
-                dcc.Input(id=control_id(key), type="number", min=1, step=1, value=value, debounce=True),
-            ],
-            className="amount",
-        )
+        field = dcc.Input(id=control_id(key), type="number", min=1, step=1, value=value, debounce=True)
+        return labelled(key, title, field, "amount")
 
-    options = [{"label": text, "value": name} for name, text in VARIANT_TITLES.items()]
+    options = [name.partition(":")[0] for name in VARIANTS if name != "standard"]
     return html.Div(
         [
             dcc.Checklist(options, ["parallel", "ladder", "upper-bound"], id=control_id("variants"), className="flag"),

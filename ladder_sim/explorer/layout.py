@@ -7,7 +7,7 @@ from typing import Any
 from dash import dcc, html
 
 from ladder_sim.explorer.allowlist import Allowlist
-from ladder_sim.explorer.controls import axis_choice, control_id, controls, extra
+from ladder_sim.explorer.controls import axis_choice, control_id, controls, extra, labelled
 from ladder_sim.explorer.state import PHASES
 from ladder_sim.explorer.style import EMPTY
 
@@ -68,36 +68,25 @@ def _results() -> html.Main:
             html.Div(id="cards", className="cards"),
             html.Section(id="memory", className="panel"),
             _comparison(),
-            html.Div(
-                [
-                    _panel("breakdown", "Where the time goes", "prediction.csv"),
-                    _panel("curve", "Speedup over standard", "curve.csv", [axis_choice("along", "along", _LATENCY)]),
-                ],
-                className="pair",
+            _pair(
+                _view("breakdown", "Where the time goes", "prediction.csv"),
+                _view("curve", "Speedup over standard", "curve.csv", axis_choice("along", "along", _LATENCY)),
             ),
-            _panel("timeline", "Two layers, lane by lane", "", [_phase(), _hatching()]),
-            html.Div(
-                [
-                    _panel(
-                        "map",
-                        "Where it pays",
-                        "map.csv",
-                        [
-                            axis_choice("across", "across", _BANDWIDTH),
-                            axis_choice("up", "up", _LATENCY),
-                            *_versus(),
-                        ],
-                    ),
-                    _panel("pareto", "Latency or throughput", "pareto.csv"),
-                ],
-                className="pair",
+            _view("timeline", "Two layers, lane by lane", "", _phase(), _hatching()),
+            _pair(
+                _view(
+                    "map",
+                    "Where it pays",
+                    "map.csv",
+                    axis_choice("across", "across", _BANDWIDTH),
+                    axis_choice("up", "up", _LATENCY),
+                    *_compared_variants(),
+                ),
+                _view("pareto", "Latency or throughput", "pareto.csv"),
             ),
-            html.Div(
-                [
-                    _panel("tornado", "Sensitivity", "sensitivity.csv"),
-                    html.Div([_evidence(), _commands()], className="stack"),
-                ],
-                className="pair",
+            _pair(
+                _view("tornado", "Sensitivity", "sensitivity.csv"),
+                html.Div([_section("Sources of the numbers", html.Div(id="evidence")), _export()], className="stack"),
             ),
         ],
         id="results",
@@ -105,24 +94,22 @@ def _results() -> html.Main:
     )
 
 
-def _panel(name: str, title: str, table: str, choices: Sequence[Any] = ()) -> html.Section:
-    links: list[Any] = [html.Button("PNG", id=f"png-{name}", className="link")]
+def _pair(*sections: html.Section | html.Div) -> html.Div:
+    return html.Div(list(sections), className="pair")
+
+
+def _section(title: str, *content: Any, links: Sequence[Any] = (), **attributes: Any) -> html.Section:
+    head = [html.H2(title), html.Div(list(links), className="links")] if links else html.H2(title)
+    return html.Section([html.Div(head, className="head"), *content], className="panel", **attributes)
+
+
+def _view(name: str, title: str, table: str, *choices: Any) -> html.Section:
+    """A figure with its choices and downloads; `table` is the file with its numbers, if there is one."""
+    links: list[Any] = [html.Button("PNG", id=f"png-{name}", className="link"), _download(f"{name}.html", "HTML")]
     if table:
         links.insert(0, _download(table, "CSV"))
-    links.append(_download(f"{name}.html", "HTML"))
-    return html.Section(
-        [
-            html.Div([html.H2(title), html.Div(links, className="links")], className="head"),
-            html.Div(list(choices), className="choices") if choices else None,
-            html.Div(
-                _graph(name),
-                className=f"graph {name}",
-                role="img",
-                **extra("aria-label", title),
-            ),
-        ],
-        className="panel",
-    )
+    graph = html.Div(_graph(name), className=f"graph {name}", role="img", **extra("aria-label", title))
+    return _section(title, html.Div(list(choices), className="choices") if choices else None, graph, links=links)
 
 
 def _graph(name: str) -> dcc.Graph:
@@ -131,44 +118,22 @@ def _graph(name: str) -> dcc.Graph:
 
 
 def _comparison() -> html.Section:
-    return html.Section(
-        [
-            html.Div(
-                [
-                    html.H2("Pinned scenarios"),
-                    html.Div([html.Button("Unpin", id="unpin", className="link")], className="links"),
-                ],
-                className="head",
-            ),
-            html.Div(
-                [
-                    html.Div(id="compared", className="scroll"),
-                    html.Div(_graph("comparison"), className="graph comparison"),
-                ],
-                className="pair bare",
-            ),
-        ],
-        id="comparing",
-        className="panel",
-        hidden=True,
+    views = [
+        html.Div(id="compared", className="scroll"),
+        html.Div(_graph("comparison"), className="graph comparison"),
+    ]
+    unpin = html.Button("Unpin", id="unpin", className="link")
+    return _section(
+        "Pinned scenarios", html.Div(views, className="pair bare"), links=[unpin], id="comparing", hidden=True
     )
 
 
-def _evidence() -> html.Section:
-    return html.Section(
-        [html.Div(html.H2("Sources of the numbers"), className="head"), html.Div(id="evidence")], className="panel"
-    )
-
-
-def _commands() -> html.Section:
-    return html.Section(
-        [
-            html.Div(html.H2("Use these numbers elsewhere"), className="head"),
-            _code("cli", "Command line"),
-            _code("python", "Python"),
-            html.Div([_download(file, text) for file, text in _FILES.items()], className="downloads"),
-        ],
-        className="panel",
+def _export() -> html.Section:
+    return _section(
+        "Export",
+        _code("cli", "Command line"),
+        _code("python", "Python"),
+        html.Div([_download(file, text) for file, text in _FILES.items()], className="downloads"),
     )
 
 
@@ -194,16 +159,10 @@ def _hatching() -> html.Div:
     return html.Div([html.Span(className="hatched"), "exposed: nothing computes meanwhile"], className="inline")
 
 
-def _versus() -> list[html.Div]:
+def _compared_variants() -> list[html.Div]:
     """The two variants that the map compares."""
     names = ("ladder", "parallel", "upper-bound")
     return [
-        html.Div(
-            [
-                html.Label(title, htmlFor=control_id(key)),
-                dcc.Dropdown(list(options), options[0], id=control_id(key), clearable=False),
-            ],
-            className="inline",
-        )
+        labelled(key, title, dcc.Dropdown(list(options), options[0], id=control_id(key), clearable=False), "inline")
         for key, title, options in (("variant", "of", names), ("over", "over", ("standard", "parallel")))
     ]

@@ -3,13 +3,13 @@
 import gc
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 from dash import Dash
 from flask import Flask, Response, request
 from werkzeug.exceptions import HTTPException
-from werkzeug.serving import WSGIRequestHandler, make_server
+from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.explorer import callbacks, clientside
@@ -31,17 +31,6 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
 }
-
-
-class Server(Protocol):
-    """What `serving` returns."""
-
-    @property
-    def port(self) -> int: ...
-
-    def serve_forever(self) -> None: ...
-
-    def shutdown(self) -> None: ...
 
 
 def make_app(allowlist: Allowlist, start: str = "", *, hosts: Iterable[str] | None = LOOPBACK) -> Dash:
@@ -76,7 +65,7 @@ def make_app(allowlist: Allowlist, start: str = "", *, hosts: Iterable[str] | No
     return app
 
 
-def serving(app: Dash, host: str, port: int) -> Server:
+def serving(app: Dash, host: str, port: int) -> BaseWSGIServer:
     """A server that is bound to its port; ``serve_forever`` answers, each request on a thread of its own.
 
     Raises
@@ -85,13 +74,12 @@ def serving(app: Dash, host: str, port: int) -> Server:
         The port is taken, or this machine does not have the address.
     """
     try:
-        server: Server = make_server(host, port, app.server, threaded=True, request_handler=_RequestHandler)
+        return make_server(host, port, app.server, threaded=True, request_handler=_RequestHandler)
     except (OSError, SystemExit) as error:
         raise UsageError(f"cannot listen on {host}:{port}", hint="choose another --port; 0 picks a free one") from error
-    return server
 
 
-def serve(server: Server) -> None:
+def serve(server: BaseWSGIServer) -> None:
     """Answer requests until interrupted."""
     # everything loaded by now stays: looking through it again and again took a quarter of the time
     gc.freeze()

@@ -5,7 +5,7 @@ import io
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ladder_sim.analysis.advise import Advice
@@ -200,14 +200,12 @@ def _comparison_fields(comparison: Comparison) -> dict[str, Any]:
 
 
 def _quantity_fields(name: str, quantity: Quantity | None) -> dict[str, Any]:
-    return {
-        f"{name}_measured": quantity.measured if quantity else None,
-        f"{name}_predicted": quantity.predicted.value if quantity else None,
-        f"{name}_low": quantity.predicted.low if quantity else None,
-        f"{name}_high": quantity.predicted.high if quantity else None,
-        f"{name}_error": quantity.error if quantity else None,
-        f"{name}_inside": quantity.inside if quantity else None,
-    }
+    keys = [f"{name}_{part}" for part in ("measured", "predicted", "low", "high", "error", "inside")]
+    if quantity is None:
+        return dict.fromkeys(keys)
+    predicted = quantity.predicted
+    values = (quantity.measured, predicted.value, predicted.low, predicted.high, quantity.error, quantity.inside)
+    return dict(zip(keys, values, strict=True))
 
 
 def _summary_fields(summary: Summary) -> dict[str, Any]:
@@ -223,13 +221,8 @@ def _summary_fields(summary: Summary) -> dict[str, Any]:
 
 
 def _spread_fields(name: str, spread: Spread | None) -> dict[str, Any]:
-    return {
-        f"{name}_rows": spread.rows if spread else 0,
-        f"{name}_mean_error": spread.mean_error if spread else None,
-        f"{name}_max_error": spread.max_error if spread else None,
-        f"{name}_inside": spread.inside if spread else None,
-        f"{name}_half_width": spread.half_width if spread else None,
-    }
+    values = asdict(spread) if spread else {"rows": 0, **dict.fromkeys([field.name for field in fields(Spread)][1:])}
+    return {f"{name}_{part}": value for part, value in values.items()}
 
 
 def info_document(graph: TraceGraph, summary: RunSummary) -> Document:
