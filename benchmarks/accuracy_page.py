@@ -1,4 +1,4 @@
-"""Writes docs/accuracy.md: what is predicted how well, and where it fails.
+"""Writes docs/accuracy.md: errors and intervals of predictions against published measurements.
 
 python benchmarks/accuracy_page.py [FILE.md]
 """
@@ -36,80 +36,81 @@ from ladder_sim.validation.compare import (
 from ladder_sim.validation.dataset import COLUMNS, DEFAULT_DATASET, DEFAULTS, MOST_DISAGREEMENT, Dataset, read_dataset
 from ladder_sim.validation.splits import PROTOCOLS, split
 
-# errors that are named
+# how many of the largest errors the page explains
 _LARGEST = 3
 
-_STANDING = """\
-The model's structure was developed with all of these rows in sight: the splits test parameters, not structure. That a
-further wave of tiles takes as long as the first, that NVLS holds as many SMs as the widest ring, that a GEMM of more
-than eight rows works on tiles, that a collective is slower beside busy memory, and how NCCL reduces without
-peer-to-peer access (by two protocols through host memory, or in the switch between two barriers) was decided by the
-cost of the fits to rows at TP 2 and 4, with all others in sight. No row called a test row has entered a fit, a prior or
-a constant. The catalog's values of `collective_launch_s` (2.5 us), `kernel_s` of the H100 (2.5 us) and `rank_skew`
-(2 %), which are also the medians of priors, come from a feasibility study's fit to rows at TP 2 and 4.
+_METHOD = """\
+The model's structure was developed with all of these rows in view: the splits test parameters, not structure. Five
+choices were made by the cost of fits to rows at TP 2 and 4, with all other rows in view: a further wave of tiles
+takes as long as the first; NVLS holds as many SMs as the widest ring; a GEMM of more than eight rows works on
+tiles; a collective is slower while memory is busy; NCCL without peer-to-peer access reduces by two protocols
+through host memory, or in the switch between two barriers. No test row has entered a fit, a prior or a constant.
+The catalog's values of `collective_launch_s` (2.5 us), `kernel_s` of the H100 (2.5 us) and `rank_skew` (2 %) are
+also the medians of priors; they come from a feasibility study's fit to rows at TP 2 and 4.
 
-The intervals at levels `roofline` and `microbench` come from judged errors of single ops. Those of the fitted levels
-come from a bootstrap of the fit, the error that single ops keep beside it, and the noise of the runs, scaled so that
-nine tenths of the runs that a fit had not seen lay inside (split conformal, runs of one TP degree and batch left out
-together; of one TP degree for other degrees and models). Where too few such runs exist nothing is scaled."""
+Intervals at levels `roofline` and `microbench` come from judged errors of single ops. Those of the fitted levels
+combine a bootstrap of the fit, the remaining error of single ops, and the noise of the runs. Their sum is scaled so
+that nine tenths of the runs that a fit had not seen lie inside (split conformal; runs of one TP degree and batch
+are left out together, and runs of one TP degree for other degrees and models). Nothing is scaled where too few such
+runs exist."""
 
 _Judge = Callable[[Comparison], Quantity | None]
 
 
 def _speedup(*variants: str, tps: Sequence[int] = (), p2p: bool | None = None) -> _Judge:
-    def judge(one: Comparison) -> Quantity | None:
-        configuration = one.measurement.configuration
+    def judge(row: Comparison) -> Quantity | None:
+        configuration = row.measurement.configuration
         wanted = (not tps or configuration.tp in tps) and p2p in (None, configuration.p2p)
-        return one.speedup if wanted and one.measurement.variant in variants else None
+        return row.speedup if wanted and row.measurement.variant in variants else None
 
     return judge
 
 
-# bounds that this project set itself, as (level, rows, quantity, which are judged, mean, max)
+# targets of this project: level, rows, quantity, which are judged, mean and maximum of the absolute error
 _TARGETS: tuple[tuple[Level, str, str, _Judge, float, float], ...] = (
     ("microbench", "P2P on", "ladder speedup", _speedup("ladder", p2p=True), 0.08, 0.15),
     ("protocol-a", "test rows", "ladder speedup", _speedup("ladder"), 0.04, 0.10),
     ("protocol-a", "test rows", "parallel and upper-bound speedup", _speedup("parallel", "upper-bound"), 0.03, 0.08),
     ("protocol-b", "TP 8, P2P on", "ladder speedup", _speedup("ladder", tps=(8,), p2p=True), 0.025, 0.06),
     ("protocol-b", "TP 8, P2P off", "ladder speedup", _speedup("ladder", tps=(8,), p2p=False), 0.05, 0.10),
-    ("protocol-b", "test rows", "tok/s", lambda one: one.tokens_per_s, 0.05, 0.12),
+    ("protocol-b", "test rows", "tok/s", lambda row: row.tokens_per_s, 0.05, 0.12),
 )
-# of the 90 % intervals of test rows, throughputs and speedups together
-_LEAST_INSIDE, _MOST_HALF_WIDTH = 0.85, 0.08
+# of the 90 % intervals of test rows, throughputs and speedups together: share inside, mean half-width
+_MIN_INSIDE, _MAX_HALF_WIDTH = 0.85, 0.08
 
-# what the three largest errors are suspected to come from, by (variant, TP, P2P, batch)
+# suspected causes of the largest errors, by (variant, TP, P2P, batch)
 _HOST_AT_8 = (
-    "The latency of a ring step through host memory is fitted at TP 2 and 4. On eight GPUs the measured all-reduces of "
-    "16 and 64 KB are about a third slower than it makes them: a ring of eight crosses the board's sockets, one of "
-    "four need not. No row that may be fitted shows that."
+    "The latency of a ring step through host memory is fitted at TP 2 and 4. On eight GPUs all-reduces of 16 and 64 KB "
+    "are measured about a third slower than predicted: a ring of eight crosses the board's sockets, one of four need "
+    "not. No row that may be fitted shows this."
 )
 _CAUSES = {("ladder", 8, False, 4): _HOST_AT_8, ("ladder", 8, False, 16): _HOST_AT_8}
 _CAUSES |= {
-    ("parallel", 8, False, batch): "The same: half as many of those collectives lie on parallel's path."
+    ("parallel", 8, False, batch): "The same; half as many of these collectives are on parallel's path."
     for batch in (4, 16, 64)
 }
 _CAUSES[("upper-bound", 8, True, 4)] = (
-    "The fixed time of decode attention for several sequences was fitted at TP 2 and 4; on eight GPUs it seems "
-    "smaller, so that compute takes too large and communication too small a part."
+    "The fixed time of decode attention for several sequences was fitted at TP 2 and 4. On eight GPUs it seems to be "
+    "smaller, so the predicted share of compute is too large and that of communication too small."
 )
 
 
 def to_page() -> str:
     """The whole page as Markdown."""
     data = read_dataset(DEFAULT_DATASET)
-    found: ComparisonsByLevel = {level: compare(data, level) for level in LEVELS}
-    levels = "".join(f"- `{level}`: {evidence(level)}.\n" for level in found)
+    compared: ComparisonsByLevel = {level: compare(data, level) for level in LEVELS}
+    levels = "".join(f"- `{level}`: {evidence(level)}.\n" for level in compared)
     head = (
         f"# Accuracy\n\nWritten by `python benchmarks/accuracy_page.py` from the data set {data.name}: "
         f"{len(data.measurements)} measured configurations.\n\n{levels}"
     )
-    parts = [head, _reached(found), f"{_STANDING}\n", _targets(found), _figures(), _protocols(data)]
-    for level, rows in found.items():
+    parts = [head, _unseen_rows(compared), f"{_METHOD}\n", _targets(compared), _figures(), _protocols(data)]
+    for level, rows in compared.items():
         title = f"## {level}: errors by variant, interconnect and TP\n\n"
         parts.append(title + _coverage(rows) + _table(SUMMARY_COLUMNS, map(summary_cells, summarize(rows))))
-    last = list(found)[-1]
-    parts.append(_largest(found[last], last))
-    for level, rows in found.items():
+    last = list(compared)[-1]
+    parts.append(_largest(compared[last], last))
+    for level, rows in compared.items():
         for title, members in by_setup(rows).items():
             body = _table((*ROW_COLUMNS, *SPEEDUP_COLUMNS, "note"), map(row_cells, members))
             parts.append(f"## {level}: every row\n\n{title}\n\n{body}")
@@ -118,39 +119,40 @@ def to_page() -> str:
 
 def _coverage(rows: Sequence[Comparison]) -> str:
     text = "Absolute errors; share of rows inside the 90 % interval, and the interval's mean half-width."
-    inside = [one.speedup.inside for one in rows if one.speedup]
+    inside = [row.speedup.inside for row in rows if row.speedup]
     if inside:
-        text += f"\nOf all {len(inside)} speedups {sum(inside) / len(inside):.0%} lie inside their interval."
+        text += f"\n{sum(inside) / len(inside):.0%} of all {len(inside)} speedups lie inside their interval."
     return f"{text}\n\n"
 
 
-def _reached(found: ComparisonsByLevel) -> str:
+def _unseen_rows(compared: ComparisonsByLevel) -> str:
     return (
-        "## What is predicted how well\n\nRows that no fit behind the predictions has seen: mean and largest absolute "
-        "error, and the 90 % intervals of\nthroughputs and speedups together.\n\n"
-        + _table(LEVEL_COLUMNS, level_cells(found))
-        + "\n![Speedups, predicted and measured](accuracy.png)\n\nThe picture: `--plot docs/accuracy.png`.\n"
+        "## Accuracy on unseen rows\n\nRows that no fit behind the predictions has seen: mean and largest absolute "
+        "error. Throughputs and speedups\ntogether: share inside the 90 % interval, and its mean half-width.\n\n"
+        + _table(LEVEL_COLUMNS, level_cells(compared))
+        + "\n![Speedups, predicted and measured](accuracy.png)\n\n"
+        "The figure is written by `ladder-sim validate --plot docs/accuracy.png`.\n"
     )
 
 
-def _targets(found: ComparisonsByLevel) -> str:
+def _targets(compared: ComparisonsByLevel) -> str:
     lines = []
-    for level, rows, quantity, judge, mean, most in _TARGETS:
-        reached = spread(map(judge, unseen(found.get(level, ()))))
-        if reached:
-            met = "met" if reached.mean_error <= mean and reached.max_error <= most else "missed"
-            figures = (f"{reached.mean_error:.1%}", f"{reached.max_error:.1%}")
-            lines.append((level, rows, quantity, f"{mean:.1%}, {most:.0%}", ", ".join(figures), met))
+    for level, rows, quantity, judge, mean, maximum in _TARGETS:
+        errors = spread(map(judge, unseen(compared.get(level, ()))))
+        if errors:
+            met = "yes" if errors.mean_error <= mean and errors.max_error <= maximum else "no"
+            measured = f"{errors.mean_error:.1%}, {errors.max_error:.1%}"
+            lines.append((level, rows, quantity, f"{mean:.1%}, {maximum:.0%}", measured, met))
     for level in ("protocol-a", "protocol-b"):
-        judged = unseen(found.get(level, ()))
-        reached = spread([*(one.speedup for one in judged), *(one.tokens_per_s for one in judged)])
-        if reached:
-            met = "met" if reached.inside >= _LEAST_INSIDE and reached.half_width <= _MOST_HALF_WIDTH else "missed"
-            bound = f"{_LEAST_INSIDE:.0%} inside, {_MOST_HALF_WIDTH:.0%} wide"
-            figures = (f"{reached.inside:.0%}", f"{reached.half_width:.1%}")
-            lines.append((level, "test rows", "90 % intervals, half-width", bound, ", ".join(figures), met))
-    return "## Targets\n\nMean, largest absolute error.\n\n" + _table(
-        ("level", "rows", "quantity", "at most", "reached", ""), lines
+        judged = unseen(compared.get(level, ()))
+        errors = spread([*(row.speedup for row in judged), *(row.tokens_per_s for row in judged)])
+        if errors:
+            met = "yes" if errors.inside >= _MIN_INSIDE and errors.half_width <= _MAX_HALF_WIDTH else "no"
+            target = f"at least {_MIN_INSIDE:.0%}, at most {_MAX_HALF_WIDTH:.0%}"
+            measured = f"{errors.inside:.0%}, {errors.half_width:.1%}"
+            lines.append((level, "test rows", "share inside 90 % intervals, half-width", target, measured, met))
+    return "## Targets\n\nUpper limits of the mean and of the largest absolute error.\n\n" + _table(
+        ("level", "rows", "quantity", "target", "measured", "met"), lines
     )
 
 
@@ -168,8 +170,8 @@ def _figures() -> str:
             verdict = "runs" if fitted.identified else "prior"
             lines.append((f"`{figure}`", f"{fitted.default:.3g}", f"{fitted.value:.3g}", within, verdict))
         parts.append(
-            f"Profile `{name}` ({level}, {stack_fit.rows} runs; half the sum of squares {stack_fit.cost:.1f}). Where "
-            "the runs leave more\nthan 70 % of a prior's spread, the figure is known from its prior.\n\n"
+            f"Profile `{name}` ({level}, {stack_fit.rows} runs; half the sum of squares {stack_fit.cost:.1f}). If the "
+            "runs leave more\nthan 70 % of a prior's spread, the figure is known from its prior.\n\n"
             + _table(("figure", "catalog", "fitted", "90 % interval", "known from"), lines)
         )
     return "\n".join(parts)
@@ -182,21 +184,21 @@ def _protocols(data: Dataset) -> str:
         given = f"{', '.join(protocol.variants)} at TP {' and '.join(map(str, protocol.tps))}"
         rows.append((name, given, str(len(parts.fit)), str(len(parts.test))))
     return (
-        "## What a calibration may see\n\nThe rules stand as data in `ladder_sim/validation/splits.py`; a fit is given "
-        "the rows in the third\ncolumn and no others (`ladder-sim calibrate fit-stack --protocol B`).\n\n"
+        "## What a calibration may see\n\nThe rules are data in `ladder_sim/validation/splits.py`. A fit gets the rows "
+        "in the third\ncolumn and no others (`ladder-sim calibrate fit-stack --protocol B`).\n\n"
         + _table(("protocol", "may be fitted", "rows", "test rows"), rows)
     )
 
 
 def _largest(rows: Sequence[Comparison], level: str) -> str:
-    compared = [(abs(one.speedup.error), one) for one in unseen(rows) if one.speedup]
+    errors = [(abs(row.speedup.error), row) for row in unseen(rows) if row.speedup]
     parts = []
-    for _, one in sorted(compared, key=lambda pair: -pair[0])[:_LARGEST]:
-        variant, tp, p2p, batch, *_ = row_cells(one)
-        configuration = one.measurement.configuration
+    for _, row in sorted(errors, key=lambda pair: -pair[0])[:_LARGEST]:
+        variant, tp, p2p, batch, *_ = row_cells(row)
+        configuration = row.measurement.configuration
         key = (variant, configuration.tp, configuration.p2p, configuration.batch)
-        cause = f"Suspected cause: {_CAUSES.get(key, 'none yet.')}"
-        measured, predicted, error = row_cells(one)[len(ROW_COLUMNS) :][:3]
+        cause = f"Suspected cause: {_CAUSES.get(key, 'not known.')}"
+        measured, predicted, error = row_cells(row)[len(ROW_COLUMNS) :][:3]
         where = f"{variant}, TP {tp}, P2P {p2p}, batch {batch}"
         parts.append(f"1. {where}: {error} ({predicted} predicted, {measured} measured). {cause}".rstrip() + "\n")
     head = f"## Largest errors of the speedup ({level}, unseen rows)\n\n"
@@ -207,23 +209,23 @@ def _largest(rows: Sequence[Comparison], level: str) -> str:
 def _form() -> str:
     defaults = ", ".join(f"{name} ({value})" if value else name for name, value in DEFAULTS.items())
     return (
-        "## Your own runs\n\n`ladder-sim validate my_runs.csv` puts them through the same comparison:\n\n```\n"
+        "## Your own runs\n\n`ladder-sim validate my_runs.csv` makes the same comparison for your own runs:\n\n```\n"
         "model,cluster,tp,variant,batch,prompt,gen,tokens_per_s\n"
         "70b,h100-sxm,8,standard,4,1024,512,258.6\n"
         "70b,h100-sxm,8,ladder,4,1024,512,331.5\n```\n\n"
         f"Columns, in any order: {', '.join(COLUMNS)}.\n\n"
-        "- `tokens_per_s` is of the whole batch: batch * gen / request time, prefill included. `request_s` may stand "
-        f"in its\n  place; where a row has both, they must agree within {MOST_DISAGREEMENT:.0%}.\n"
-        f"- These may be left out or empty: {defaults}.\n"
+        "- `tokens_per_s` is of the whole batch: batch * gen / request time, prefill included. `request_s` may "
+        f"replace\n  it; if a row has both, they must agree within {MOST_DISAGREEMENT:.0%}.\n"
+        f"- Optional columns and their defaults: {defaults}.\n"
         "- Models, clusters and stacks are catalog names or files. `p2p` 0 means that GPUs of a node reach each other "
         "through\n  host memory.\n"
-        "- A speedup is over the `standard` row that differs in nothing but the variant.\n"
-        "- Lines that start with `#` are comments. The file is UTF-8, and a cell holds no line break.\n\n"
-        "`--max-error 8` makes the command exit with 1 when the mean absolute error of ladder's speedup over the rows "
-        "with P2P\non that no fit has seen exceeds 8 %, at the last level shown.\n\n"
+        "- A speedup compares a row with the `standard` row that differs only in the variant.\n"
+        "- Lines that start with `#` are comments. The file is UTF-8; cells hold no line breaks.\n\n"
+        "With `--max-error 8` the command exits with 1 if the mean absolute error of ladder's speedup exceeds 8 % at "
+        "the last level\nshown, over the rows with P2P on that no fit has seen.\n\n"
         "`ladder-sim calibrate fit-stack --runs my_runs.csv --base h100-sxm --out mine.json.gz` fits a stack's figures "
-        "to runs of\nyour own, `ladder-sim validate my_runs.csv --profile mine.json.gz` compares them with it, and "
-        "`--profile mine.json.gz`\npredicts from it everywhere.\n"
+        "to your own\nruns. `ladder-sim validate my_runs.csv --profile mine.json.gz` compares the runs with that fit. Every "
+        "command predicts\nfrom it with `--profile mine.json.gz`.\n"
     )
 
 
