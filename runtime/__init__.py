@@ -1,6 +1,20 @@
 """Real tensor-parallel forward passes of every residual wiring, in PyTorch.
 
-Imports torch and the standard library only (safetensors, tokenizers, jinja2 and triton inside functions); never
-`ladder_sim` or `calibration`. What comes in are files: a Hugging Face config.json or checkpoint, a table of all-reduce
-latencies. What goes out are files too: JSON of a benchmark, JSON lines of a recording, a checkpoint.
+    model/        the decoder: wiring, residual, layers, kernels, shard, autograd
+    comm/         the ranks: launch, rendezvous, process_group, emulate, table, heartbeat
+    checkpoint/   Hugging Face's files: files, tensors, weights, save, convert, tokenizer, template
+    config        shape of a model, engine options
+    commands      options of `python -m runtime`, and its four commands:
+        bench     every wiring measured, with trace for PyTorch's profiler
+        complete  texts, with sampling
+        evaluate  perplexity
+        convert   (in checkpoint/)
+    prepare       input of complete and evaluate, checked before a rank starts
+    assemble      a rank's decoder on its device, after memory has checked that it fits
+    generate      prefill and decode steps of one batch
+    environment   machine and versions, for results
+
+Imports torch and the standard library (safetensors, tokenizers and jinja2 inside functions), and of this project only
+`ladder_sim.errors`. It reads and writes files: a config.json or a checkpoint, a table of all-reduce latencies; results
+as JSON, traces, a checkpoint.
 """

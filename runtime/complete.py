@@ -1,4 +1,4 @@
-"""Complete prompts with a checkpoint's model: one batch, until every text has ended.
+"""Complete prompts with a checkpoint: one batch, until every text has ended.
 
 Shapes: B batch, T prompt tokens.
 """
@@ -19,50 +19,50 @@ from runtime.prepare import CompletionConfig, CompletionInput, prepare_completio
 from runtime.sampling import Sampler, SamplingConfig
 
 SCHEMA_VERSION = 1
-# what bytes decode to before their character is whole
+# what the bytes of an incomplete character decode to
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
-# told the number of a prompt and what has been added to its text
+# called with the number of a prompt and what was added to its text
 Show = Callable[[int, str], None]
 
 
 class Completion:
-    """Grows token by token until it ends.
+    """A text that grows token by token until it ends.
 
     Parameters
     ----------
     decode
         From tokens to text.
     ends
-        Tokens that end it and are no part of it.
+        Tokens that end it and are not part of it.
     stops
-        Strings that end it and are no part of it.
-    most
-        Tokens at most.
+        Strings that end it and are not part of it.
+    maximum
+        Number of tokens after which it ends.
     """
 
     def __init__(
-        self, decode: Callable[[Sequence[int]], str], *, ends: Collection[int], stops: Sequence[str], most: int
+        self, decode: Callable[[Sequence[int]], str], *, ends: Collection[int], stops: Sequence[str], maximum: int
     ) -> None:
-        self._decode, self._ends, self._stops, self._most = decode, ends, stops, most
-        # so far, the one that ends it included
+        self._decode, self._ends, self._stops, self._maximum = decode, ends, stops, maximum
+        # so far, including the one that ends it
         self.tokens: list[int] = []
-        # what will not change any more
+        # the part that will not change any more
         self.text = ""
-        # why it has ended; none: it has not
+        # why it ended; None: it grows
         self.reason: Literal["end", "stop", "length"] | None = None
 
     def push(self, token: int) -> str:
-        """Take the next token; returns the text that is now certain."""
+        """Append a token; returns the text that is now certain."""
         self.tokens.append(token)
         ended = token in self._ends
         text = self._decode(self.tokens[:-1] if ended else self.tokens)
-        found = [at for at in (text.find(stop) for stop in self._stops) if at >= 0]
-        if found:
-            self.reason, text = "stop", text[: min(found)]
+        stops_at = [at for at in (text.find(stop) for stop in self._stops) if at >= 0]
+        if stops_at:
+            self.reason, text = "stop", text[: min(stops_at)]
         elif ended:
             self.reason = "end"
-        elif len(self.tokens) == self._most:
+        elif len(self.tokens) == self._maximum:
             self.reason = "length"
         else:
             text = self._certain(text)
@@ -71,19 +71,19 @@ class Completion:
         return new
 
     def _certain(self, text: str) -> str:
-        """Without an incomplete character, and without what a stop string may begin with."""
+        """All but an incomplete character, and all but what may be the beginning of a stop string."""
         text = text.rstrip(_INCOMPLETE)
         begun = [length for stop in self._stops for length in range(1, len(stop)) if text.endswith(stop[:length])]
         return text[: len(text) - max(begun, default=0)]
 
 
 def complete(config: CompletionConfig, sampling: SamplingConfig, links: CommConfig, show: Show) -> dict[str, object]:
-    """Texts and their speed, the same on every rank; `show` sees the texts grow.
+    """Texts and their speed, the same on every rank; `show` is called as the texts grow.
 
     Raises
     ------
     LadderSimError
-        As `tasks.prepare_completion`, `rendezvous.connect` and `assemble.load` do.
+        As `prepare_completion`, `connect` and `load`.
     """
     task = prepare_completion(config)
     torch.set_num_threads(config.threads)
@@ -109,7 +109,7 @@ def complete(config: CompletionConfig, sampling: SamplingConfig, links: CommConf
         pad_B=torch.tensor(pads, device=device) if any(pads) else None,
         pick=Sampler(sampling, comm),
     )
-    texts = [Completion(task.text.decode, ends=task.text.ends, stops=config.stops, most=task.gen) for _ in rows]
+    texts = [Completion(task.text.decode, ends=task.text.ends, stops=config.stops, maximum=task.gen) for _ in rows]
     with enough_memory():
         times_s = _grow(texts, generator, task, show)
     how: dict[str, object] = {**asdict(config), **asdict(sampling), "model": str(config.model)}
@@ -127,9 +127,9 @@ def complete(config: CompletionConfig, sampling: SamplingConfig, links: CommConf
 
 
 def _grow(texts: Sequence[Completion], generator: Generator, task: CompletionInput, show: Show) -> list[float]:
-    """Run steps until every text has ended; returns when each was done, in seconds."""
+    """Run steps until every text has ended; returns when each step ended, in seconds from the start."""
     times_s: list[float] = []
-    began_s = time.perf_counter()
+    start_s = time.perf_counter()
     while not all(text.reason for text in texts):
         step = len(times_s)
         if step == 0:
@@ -140,12 +140,12 @@ def _grow(texts: Sequence[Completion], generator: Generator, task: CompletionInp
         for number, token in enumerate(generator.tokens_BG[:, step].tolist()):
             if texts[number].reason is None:
                 show(number, texts[number].push(token))
-        times_s.append(time.perf_counter() - began_s)
+        times_s.append(time.perf_counter() - start_s)
     return times_s
 
 
 def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
-    """Prompts of one length, and how much padding each begins with; any token will do, as nothing sees it."""
+    """Prompts of equal length, and how much padding each begins with; padding is token 0, which nothing attends to."""
     longest = max(map(len, prompts))
     pads = [longest - len(prompt) for prompt in prompts]
     return [[0] * pad + list(prompt) for pad, prompt in zip(pads, prompts, strict=True)], pads

@@ -1,4 +1,4 @@
-"""What a measurement rests on besides the code: machine, versions, threads."""
+"""What a measurement depends on next to the code: machine, versions, threads."""
 
 import os
 import platform
@@ -9,8 +9,8 @@ import torch
 
 
 def environment() -> dict[str, object]:
-    """The fingerprint that every result carries."""
-    found: dict[str, object] = {
+    """The fingerprint in every result."""
+    facts: dict[str, object] = {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "ladder_sim": version("ladder-sim"),
@@ -20,12 +20,12 @@ def environment() -> dict[str, object]:
         "torch_threads": torch.get_num_threads(),
     }
     if torch.cuda.is_available():
-        found["gpu"] = torch.cuda.get_device_name()
-        found["gpus"] = torch.cuda.device_count()
-        found["cuda"] = torch.version.cuda
-        found["driver"] = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]
-        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    return found
+        facts["gpu"] = torch.cuda.get_device_name()
+        facts["gpus"] = torch.cuda.device_count()
+        facts["cuda"] = torch.version.cuda
+        facts["driver"] = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]
+        facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return facts
 
 
 def _cpu_name() -> str:

@@ -1,4 +1,4 @@
-"""Perplexity of a checkpoint on a text, wired as it is or otherwise: what rewiring costs without retraining.
+"""Perplexity of a checkpoint on a text under any wiring: what rewiring costs without retraining.
 
 The text's tokens are cut into windows that overlap by one token, so that every token but the first is predicted once,
 from the tokens before it in its window.
@@ -22,12 +22,12 @@ from runtime.model.decoder import Decoder
 from runtime.model.wiring import Wiring
 from runtime.prepare import EvaluationConfig, EvaluationInput, prepare_evaluation
 
-# positions whose logits are turned into float32 at once
+# positions whose logits are converted to float32 at once
 _ROWS = 128
 
 
 def evaluate(config: EvaluationConfig, links: CommConfig) -> Iterator[dict[str, object]]:
-    """Perplexity of every checkpoint under every wiring, one after the other; rank 0's is the one that counts."""
+    """Perplexity of every checkpoint under every wiring, in turn; rank 0's counts."""
     tasks = prepare_evaluation(config)
     torch.set_num_threads(config.threads)
     comm = connect(links, config.tp)
@@ -50,7 +50,7 @@ def _evaluate(task: EvaluationInput, config: EvaluationConfig, comm: Communicato
         gen=0,
     )
     for wiring in task.wirings:
-        began_s = time.perf_counter()
+        start_s = time.perf_counter()
         nats = nats_per_token(model, wiring, task.tokens, task.context)
         yield {
             "model": str(task.folder),
@@ -61,7 +61,7 @@ def _evaluate(task: EvaluationInput, config: EvaluationConfig, comm: Communicato
             "context": task.context,
             "nats_per_token": nats,
             "perplexity": math.exp(nats),
-            "seconds": time.perf_counter() - began_s,
+            "seconds": time.perf_counter() - start_s,
         }
 
 

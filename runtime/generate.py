@@ -12,7 +12,7 @@ from ladder_sim.errors import MissingDependencyError, UsageError
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import Wiring
 
-# from logits and the wiring they come from to each sequence's next token, the same on every rank
+# from logits and their wiring to each sequence's next token, the same on every rank
 Pick = Callable[[Tensor, Wiring], Tensor]
 
 
@@ -24,13 +24,13 @@ class Generator:
     model
         The rank's shard.
     prompt_BT
-        Prompts, padded on the left where they differ in length.
+        Prompts, padded on the left if they differ in length.
     gen
         New tokens of each sequence; prefill yields the first.
     cuda_graphs
-        Replay each decode step as one CUDA graph. Its shapes must not depend on the context: math attention only.
+        Replay each decode step as one CUDA graph. Its shapes must not depend on the context: needs math attention.
     pad_B
-        Positions of padding before each prompt; None: there is none.
+        Positions of padding before each prompt; None: no padding.
     pick
         How the next tokens are chosen: greedily by default.
     """
@@ -65,7 +65,7 @@ class Generator:
 
     @torch.inference_mode()
     def prefill(self, wiring: Wiring) -> None:
-        """Run every prompt token and yield the first new one."""
+        """Run the prompts and write the first new token of each."""
         logits_BTV = self.model(self.prompt_BT, wiring, cache=self._cache, pad_B=self._pad_B)
         self._token_B1[:, 0] = self._pick(logits_BTV, wiring)
         self._position_1.fill_(self._prompt)
@@ -73,7 +73,7 @@ class Generator:
 
     @torch.inference_mode()
     def decode(self, wiring: Wiring, step: int) -> None:
-        """Yield new token `step`, counted from 0, prefill's."""
+        """Write new token `step`; prefill's is 0."""
         if self._graphs is None:
             self._decode(wiring, self._prompt + step)
         else:
@@ -95,7 +95,7 @@ class Generator:
         self._position_1 += 1
 
     def _capture(self, wiring: Wiring) -> Callable[[], None]:
-        """Record one decode step; the runs that warm it up leave token and position as they were."""
+        """Record one decode step; the runs that warm it up do not change token and position."""
         token_B1, position_1 = self._token_B1.clone(), self._position_1.clone()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())

@@ -18,9 +18,9 @@ class SamplingConfig:
     temperature: float = 0.0
     """Logits are divided by it; 0: the most likely token."""
     top_k: int = 0
-    """Only so many of the most likely tokens; 0: all."""
+    """Number of most likely tokens to draw from; 0: all."""
     top_p: float = 1.0
-    """Only the most likely tokens that together have this probability."""
+    """Draw from the most likely tokens with this total probability."""
     seed: int = 0
     """Of the draws."""
 
@@ -34,11 +34,11 @@ class SamplingConfig:
 
 
 class Sampler:
-    """Rank 0 chooses and tells the others, so that all stop at the same token whatever their rounding."""
+    """Rank 0 chooses and broadcasts, so that all ranks stop at the same token despite different rounding."""
 
     def __init__(self, config: SamplingConfig, comm: Communicator) -> None:
         self._config, self._comm = config, comm
-        # of the CPU: a GPU draws other numbers
+        # on the CPU: a GPU draws other numbers
         self._numbers = torch.Generator().manual_seed(config.seed)
 
     def __call__(self, logits_BTV: Tensor, _wiring: Wiring) -> Tensor:

@@ -30,26 +30,26 @@ from runtime.comm.emulate import EmulatedLink
 def recorded_steps(
     folder: str | Path, *, steps: int = 3, warmups: int = 1, observe_steps: bool = False
 ) -> Iterator[int]:
-    """Count through `warmups` and `steps`; what each number's turn runs is profiled, a step by itself.
+    """Count through `warmups` and `steps`; the body of each iteration is profiled as one step.
 
     Writes ``rankN.json.gz`` and an execution trace, ``rankN.execution.json.gz``, into `folder`.
 
     Parameters
     ----------
     folder
-        For the files of all ranks; made if it is not there.
+        For the files of all ranks; created if needed.
     steps
         Recorded: ``ProfilerStep#W`` and so on, where ``W`` is `warmups`.
     warmups
-        Turns before them, which the profiler sees and forgets; 1 or more. The execution trace is of these.
+        Steps before them, which are not recorded; 1 or more. The execution trace is of these.
     observe_steps
-        Take the execution trace of the steps too, although every operator takes some 25 us longer for it: only that
-        tells who reads the result of an asynchronous gloo collective.
+        Take the execution trace of the recorded steps too. It shows which operator reads the result of an asynchronous
+        gloo collective, and makes each operator about 25 us slower.
 
     Raises
     ------
     UsageError
-        There is no warm-up or no step.
+        `warmups` or `steps` is less than 1.
     """
     if warmups < 1 or steps < 1:
         raise UsageError(
@@ -80,14 +80,14 @@ def recorded_steps(
                     profiler.add_metadata_json("distributedInfo", json.dumps({"rank": rank, "world_size": ranks}))
                 yield number
                 if number == (warmups + steps if observe_steps else warmups) - 1:
-                    # finishes the file; the observer could compress it, and would print that it does
+                    # finishes the file, which is compressed here: the observer would print that it does
                     observer.unregister_callback()
                     target = folder / f"rank{rank}.execution.json.gz"
                     with plain.open("rb") as source, gzip.open(target, "wb") as packed:
                         shutil.copyfileobj(source, packed)
                 profiler.step()
         finally:
-            # where the caller left the loop early
+            # if the caller left the loop early
             observer.unregister_callback()
 
 
@@ -99,10 +99,10 @@ def _place() -> tuple[int, int]:
 
 
 class MarkedLink(EmulatedLink):
-    """An emulated link whose messages leave spans in a profiler's trace, as no operator carries them.
+    """An emulated link whose messages are spans in a profiler's trace: no operator stands for them.
 
-    ``link:all_reduce 3, 6144 bytes, 740.0 us`` says that message 3 was issued there, and how long after the start of
-    that span it ends; ``link:wait 3`` is the computation waiting for it.
+    ``link:all_reduce 3, 6144 bytes, 740.0 us``: message 3 is issued there and ends so long after the start of the span.
+    ``link:wait 3``: the computation waits for it.
     """
 
     def __init__(self, link: EmulatedLink) -> None:
@@ -112,8 +112,8 @@ class MarkedLink(EmulatedLink):
     def send(self, kind: str, size_bytes: int) -> Handle:
         handle = super().send(kind, size_bytes)
         self._sent += 1
-        about = f"link:{kind} {self._sent}, {size_bytes} bytes"
-        handle.observe(lambda end_s: _mark(f"{about}, {1e6 * (end_s - time.perf_counter()):.1f} us"))
+        label = f"link:{kind} {self._sent}, {size_bytes} bytes"
+        handle.observe(lambda end_s: _mark(f"{label}, {1e6 * (end_s - time.perf_counter()):.1f} us"))
         return _MarkedHandle(handle, self._sent)
 
 

@@ -1,4 +1,4 @@
-"""Rewire a pretrained model: the config of a hybrid, whose upper layers are ladder, beside the same weights.
+"""Rewire a pretrained model: the same weights with the config of a hybrid, whose upper layers are ladder.
 
 References
 ----------
@@ -14,7 +14,7 @@ from ladder_sim.errors import UsageError
 from runtime.checkpoint.files import CONFIG, INDEX, Checkpoint, weight_files
 from runtime.config import read_object
 
-# files that go with the weights, where they are there
+# files that are copied with the weights, if they exist
 _COMPANIONS = (
     INDEX,
     "generation_config.json",
@@ -33,17 +33,17 @@ def convert(folder: Path, out: Path, ladder_layers: int, *, link: bool = False) 
     folder
         The checkpoint.
     out
-        Where the hybrid goes: a folder that is not there yet, or an empty one.
+        Folder to write: a new or an empty one.
     ladder_layers
-        How many layers are wired as ladder, counted from the top of the stack.
+        Number of layers wired as ladder, from the top of the stack.
     link
-        Leave the weights where they are and link to them; else they are copied.
+        Link to the weights instead of copying them.
     """
     layers = Checkpoint.open(folder).shape.layers
     if not 0 <= ladder_layers <= layers:
         raise UsageError(f"--ladder-layers {ladder_layers}: must be 0 to {layers}, the model's layers")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"--out {out}: is there already", hint="give a new folder")
+        raise UsageError(f"--out {out}: exists already", hint="give a new folder")
     try:
         out.mkdir(parents=True, exist_ok=True)
         for file in _files(folder):
@@ -58,7 +58,7 @@ def convert(folder: Path, out: Path, ladder_layers: int, *, link: bool = False) 
 
 
 def hybrid(config: dict[str, object], ladder_layers: int) -> dict[str, object]:
-    """A config.json with so many layers from the top wired as ladder; what its model type implied is spelled out."""
+    """A config.json with this number of upper layers wired as ladder; defaults of its model type are written out."""
     implied: dict[str, object] = {}
     if config["model_type"] == "qwen2":
         implied = {"attention_bias": True, "attention_out_bias": False, "use_sliding_window": False}

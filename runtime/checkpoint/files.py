@@ -1,7 +1,7 @@
-"""Checkpoints in Hugging Face's layout: a config.json beside model.safetensors, or beside shards and their index.
+"""Checkpoints in Hugging Face's layout: config.json with model.safetensors, or with shards and their index.
 
-Opening one reads headers only and holds them against the config, so that a checkpoint that does not fit is refused
-before memory is allocated, by a launcher without torch. Tensors are memory-mapped: a rank touches its own slices.
+Opening one reads headers only and compares them with the config, without torch, so that a launcher refuses a damaged
+checkpoint before memory is allocated. Tensors are memory-mapped: a rank reads its own slices.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,13 +21,13 @@ MODEL_TYPES = ("llama", "mistral", "qwen2", "llamaLadder")
 DTYPE_NAMES = {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 
-# tensors that an error names
+# number of tensors in an error
 _SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """A tensor in a file, read where it is indexed."""
+    """A tensor in a file; indexing reads a part of it."""
 
     file: Path
     """Safetensors."""
@@ -39,7 +39,7 @@ class Stored:
     """Of the full tensor."""
 
     def __getitem__(self, where: tuple[slice, ...], /) -> "Tensor":
-        """A view of the mapped file, which stays mapped as long as the view lives."""
+        """A view of the mapped file, which stays mapped while the view exists."""
         with _open(self.file, "pt") as tensors:
             part: Tensor = tensors.get_slice(self.name)[where]
         return part
@@ -61,8 +61,8 @@ class Checkpoint:
         Raises
         ------
         UsageError
-            If a file is missing or damaged, or a tensor is missing, superfluous, or of another shape or type than the
-            config asks for.
+            A file is missing or damaged, or a tensor is missing, superfluous, or has another shape or type than the
+            config.
         """
         config = read_object(folder / CONFIG, hint="give the folder of a checkpoint: config.json and *.safetensors")
         kind = config.get("model_type")
@@ -70,32 +70,32 @@ class Checkpoint:
             raise UsageError(f"{folder / CONFIG}: model_type is {kind!r}: must be one of {', '.join(MODEL_TYPES)}")
         shape = ModelConfig.from_file(folder)
         tensors = _stored(folder)
-        found = list(_misfits(tensor_shapes(shape), tensors))
-        if found:
-            more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        misfits = list(_misfits(tensor_shapes(shape), tensors))
+        if misfits:
+            more = f" and {len(misfits) - _SHOWN} more" if len(misfits) > _SHOWN else ""
             raise UsageError(
-                f"{folder}: tensors do not fit its config.json: {'; '.join(found[:_SHOWN])}{more}",
-                hint="are the config and the weights those of one model, and the download complete?",
+                f"{folder}: tensors do not fit its config.json: {'; '.join(misfits[:_SHOWN])}{more}",
+                hint="are config and weights of one model, and is the download complete?",
             )
         return cls(shape=shape, tensors=tensors)
 
     @property
     def dtype(self) -> str:
-        """Of the embedding, and as a rule of every matrix: fp32, bf16 or fp16."""
+        """Of the embedding, and usually of every matrix: fp32, bf16 or fp16."""
         return DTYPE_NAMES[self.tensors[EMBEDDING].dtype]
 
     def source(self, name: str, _shape: Shape) -> Stored:
-        """Where a tensor comes from, for `weights.fill`."""
+        """The tensor of a name; a `weights.Source`."""
         return self.tensors[name]
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Files with tensors: one, or those that the index names.
+    """Files with tensors: one, or those in the index.
 
     Raises
     ------
     UsageError
-        If there are none, or the index names one that is not there.
+        There is none, or one in the index does not exist.
     """
     return sorted(set(_index(folder).values())) if _sharded(folder) else [folder / WEIGHTS]
 
@@ -115,7 +115,7 @@ def _index(folder: Path) -> dict[str, Path]:
     hint = "download the index again"
     names = read_object(folder / INDEX, hint=hint).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-        raise UsageError(f"{folder / INDEX}: weight_map must say the file of every tensor", hint=hint)
+        raise UsageError(f"{folder / INDEX}: weight_map must give the file of every tensor", hint=hint)
     for name in sorted(set(names.values())):
         if Path(name).name != name or not (folder / name).is_file():
             raise UsageError(
@@ -125,7 +125,7 @@ def _index(folder: Path) -> dict[str, Path]:
 
 
 def _stored(folder: Path) -> dict[str, Stored]:
-    """Every tensor that the one file has, or that the index names."""
+    """Every tensor of the one file, or of the index."""
     if not _sharded(folder):
         return _headers(folder / WEIGHTS)
     placed = _index(folder)
@@ -168,6 +168,6 @@ def _misfits(shapes: Mapping[str, Shape], tensors: Mapping[str, Stored]) -> Iter
         elif stored.dtype not in DTYPE_NAMES:
             yield f"{name} is {stored.dtype}, must be {', '.join(DTYPE_NAMES)}"
     for name, stored in tensors.items():
-        # a tied LM head that is stored all the same, and what transformers 4.31 and older stored of the rotary table
+        # a tied LM head may be stored as well; transformers 4.31 and older stored the rotary frequencies
         if name not in shapes and name != LM_HEAD and not name.endswith("rotary_emb.inv_freq"):
             yield f"{name} {list(stored.shape)} is not part of the model"

@@ -1,4 +1,4 @@
-"""Write a decoder whose slices lie on the ranks as a checkpoint that any tensor-parallel degree can read."""
+"""Save a sharded decoder as a checkpoint that every tensor-parallel degree can read."""
 
 import json
 import math
@@ -21,16 +21,16 @@ from runtime.model.shard import Shard
 
 @torch.no_grad()
 def save(model: Decoder, folder: Path, config: Mapping[str, object], *, file_bytes: float = 5e9) -> None:
-    """Gather tensor by tensor and have rank 0 write files of up to `file_bytes`; every rank has to call it.
+    """Gather tensor by tensor; rank 0 writes files of up to `file_bytes`. Every rank has to call it.
 
     Parameters
     ----------
     model
         This rank's shard.
     folder
-        Made if it is not there; must not hold a checkpoint.
+        Created if needed; must not hold a checkpoint.
     config
-        Contents of the config.json that goes with the weights, a Hugging Face model's.
+        Contents of the Hugging Face config.json for these weights.
     """
     if replace(ModelConfig.from_hf(config), ladder_layers=()) != replace(model.config, ladder_layers=()):
         raise UsageError("the config.json to be saved is not that of the model", hint="give the one it was made from")
@@ -40,7 +40,7 @@ def save(model: Decoder, folder: Path, config: Mapping[str, object], *, file_byt
         raise MissingPackageError("checkpoints", "safetensors") from None
     if (folder / WEIGHTS).exists() or (folder / INDEX).exists():
         raise UsageError(f"{folder}: holds a checkpoint already", hint="save to another folder")
-    # nobody writes before everybody has looked
+    # rank 0 writes only after every rank has looked
     model.comm.barrier()
     shapes = tensor_shapes(model.config)
     every = {piece.name: piece for piece in pieces(model)}
@@ -101,6 +101,6 @@ def _gather(piece: Piece, shape: tuple[int, ...], model: Decoder) -> Tensor:
 
 
 def _parts(part: Tensor, comm: Communicator) -> Tensor:
-    """Every rank's part, stacked; as bytes, which every backend gathers."""
+    """Every rank's part, stacked; gathered as bytes, which every backend supports."""
     gathered = comm.all_gather(part.contiguous().flatten().view(torch.uint8))
     return gathered.view(part.dtype).view(comm.size, *part.shape)

@@ -1,4 +1,4 @@
-"""Chat templates: the Jinja of a checkpoint, which turns a message into the prompt its model was trained on."""
+"""Chat templates: the Jinja of a checkpoint that turns a message into the prompt format of its model."""
 
 import json
 from collections.abc import Mapping
@@ -9,14 +9,14 @@ from typing import NoReturn
 from ladder_sim.errors import MissingPackageError, UsageError
 from runtime.config import read_object
 
-# of tokenizer_config.json, by which templates name them
+# names in tokenizer_config.json and in templates
 _TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 def chat_prompt(folder: Path, message: str) -> str | None:
-    """The prompt for a user's first message; none if the checkpoint has no template.
+    """The prompt for a user's first message; None if the checkpoint has no template.
 
-    A template comes with the weights and is no more to be trusted than they are: it runs in Jinja's sandbox.
+    A template is code from whoever made the checkpoint: it runs in Jinja's sandbox.
     """
     file = folder / "tokenizer_config.json"
     config = read_object(file, hint="download it again") if file.exists() else {}
@@ -44,27 +44,26 @@ def chat_prompt(folder: Path, message: str) -> str | None:
 
 
 def _template(folder: Path, config: Mapping[str, object]) -> str | None:
-    """Source of the default template, of a file of its own or in the tokenizer's config."""
+    """Source of the default template, in its own file or in the tokenizer's config."""
     file = folder / "chat_template.jinja"
     if file.exists():
         return file.read_text("utf-8")
     template = config.get("chat_template")
     if isinstance(template, list):
-        named = {one["name"]: one["template"] for one in template}
-        template = named.get("default")
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
     return template if isinstance(template, str) else None
 
 
 def _content(token: object) -> object:
-    """A special token, which may be written with how it is matched."""
+    """A special token: its text, or an object that holds it."""
     return token.get("content") if isinstance(token, dict) else token
 
 
 def _tojson(value: object, indent: int | None = None) -> str:
-    """As Hugging Face's, without escapes for HTML."""
+    """Like Hugging Face's, without escapes for HTML."""
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
 def _refuse(message: str) -> NoReturn:
-    """What templates call for conversations they do not allow."""
+    """Called by templates that refuse a conversation."""
     raise ValueError(message)

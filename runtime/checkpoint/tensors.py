@@ -8,7 +8,7 @@ Shape = tuple[int, ...]
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:
-    """Every tensor of a whole model; a tied LM head is none of its own."""
+    """Every tensor of a whole model, without a tied LM head."""
     hidden = config.hidden
     shapes: dict[str, Shape] = {EMBEDDING: (config.vocab, hidden), LAST_NORM: (hidden,)}
     if not config.tied_embeddings:

@@ -1,4 +1,4 @@
-"""Fill a rank's decoder: from full tensors by their Hugging Face names, one at a time, to the slices it holds."""
+"""Fill a rank's decoder with its slices of full tensors, which are read one at a time by Hugging Face's names."""
 
 import functools
 import hashlib
@@ -14,30 +14,30 @@ from runtime.model.decoder import Decoder
 from runtime.model.layers import Layer
 from runtime.model.shard import Shard
 
-# of a full tensor that are read at once: of a mapped file no more is in memory
+# part of a full tensor that is read at once; no more of a mapped file is in memory
 _CHUNK_BYTES = 16 * 2**20
 
 
 class Sliceable(Protocol):
-    """A full tensor that need not be in memory."""
+    """A full tensor, possibly on disk."""
 
     def __getitem__(self, where: tuple[slice, ...], /) -> Tensor:
         """A part of it."""
 
 
-# the full tensor of a name, which has this shape
+# from a name and a shape to the full tensor
 Source = Callable[[str, tuple[int, ...]], Sliceable]
 
 
 class Piece(NamedTuple):
-    """What a rank holds of one full tensor."""
+    """A rank's part of one full tensor."""
 
     name: str
     """Of the full tensor."""
     part: Tensor
     """View of a parameter; rows beyond the vocabulary are padding."""
     features: Callable[[Shard], slice] | None = None
-    """What the rank with a shard holds along `dim`; none: everything."""
+    """What the rank with a shard holds along `dim`; None: everything."""
     dim: int = 0
     """Dimension that is split."""
     share: bool = False
@@ -50,7 +50,7 @@ class Piece(NamedTuple):
 
 
 def random_weights(seed: int, device: torch.device | str = "cpu") -> Source:
-    """Random tensors, each from a generator of its own: every tensor-parallel degree slices the same model.
+    """Random tensors, each from its own generator, so that every tensor-parallel degree slices the same model.
 
     Matrices are scaled by the number of their inputs, so that activations keep their size. A GPU draws other numbers.
     """
@@ -81,7 +81,7 @@ def fill(model: Decoder, source: Source) -> None:
 
 
 def _copy(part: Tensor, full: Sliceable, place: tuple[slice, ...], step: int) -> None:
-    """Copy so many rows at a time."""
+    """Copy `step` rows at a time."""
     rows, *columns = place
     first = rows.start or 0
     count = len(part) if rows.stop is None else rows.stop - first
@@ -92,7 +92,7 @@ def _copy(part: Tensor, full: Sliceable, place: tuple[slice, ...], step: int) ->
 
 
 def pieces(model: Decoder) -> Iterator[Piece]:
-    """Everything a rank holds; a tied LM head that is split otherwise than the embedding is a second piece of it."""
+    """Everything a rank holds; a tied LM head split differently from the embedding is a second piece of it."""
     vocab, tied = model.config.vocab, model.config.tied_embeddings
     yield Piece(EMBEDDING, model.embedding_VD, lambda shard: shard.vocabulary(shard.embedding_rows, vocab))
     for index, layer in enumerate(model.layers):

@@ -1,1 +1,1 @@
-"""Communicators: what sums partial sums over the ranks."""
+"""Communication between the ranks: starting them, collectives, emulated links."""

@@ -1,4 +1,4 @@
-"""The protocol that the model talks to, and its smallest implementation."""
+"""The communicator's interface, and its smallest implementation."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -10,10 +10,10 @@ class Handle(Protocol):
     """A collective under way."""
 
     def wait(self) -> None:
-        """Hold whoever reads the tensor next until the collective is done: the CPU, or the current CUDA stream."""
+        """Block what reads the tensor next until the collective is done: the CPU, or the current CUDA stream."""
 
     def observe(self, sink: Callable[[float], None]) -> None:
-        """Have `sink` told when the collective ended, in `time.perf_counter` seconds; never, if nobody can know."""
+        """Call `sink` with the end of the collective in `time.perf_counter` seconds; never, if it cannot be seen."""
 
 
 class Communicator(Protocol):
@@ -22,31 +22,31 @@ class Communicator(Protocol):
     name: str
     """Of the backend."""
     rank: int
-    """This one."""
+    """Of this process."""
     size: int
-    """Ranks that share the model."""
+    """Number of ranks."""
 
     def all_reduce(self, x: Tensor) -> Handle:
         """Start summing `x` over the ranks, in place."""
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """Every rank's `x` side by side along the last dimension."""
+        """Every rank's `x`, concatenated along the last dimension."""
 
     def broadcast(self, x: Tensor) -> None:
-        """Overwrite `x` by rank 0's."""
+        """Overwrite `x` with rank 0's."""
 
     def slowest(self, seconds: Tensor) -> Tensor:
-        """The largest of every rank's value, element by element; after the measurement, not part of it."""
+        """The maximum over the ranks, element by element; called after a measurement, not in it."""
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait for every rank."""
 
     def settings(self) -> dict[str, object]:
-        """What a result has to say about how ranks communicated."""
+        """What a result reports of the communication."""
 
 
 class Alone:
-    """One rank that has the whole model, or that pays nothing for what it does not have."""
+    """A single rank, with the whole model or with one shard and free communication."""
 
     name = "none"
     rank = 0
@@ -61,13 +61,13 @@ class Alone:
         return x.repeat(*[1] * (x.dim() - 1), self.size)
 
     def broadcast(self, x: Tensor) -> None:
-        """Rank 0 it is."""
+        """No-op: this is rank 0."""
 
     def slowest(self, seconds: Tensor) -> Tensor:
         return seconds
 
     def barrier(self) -> None:
-        """Nobody else is there."""
+        """No-op: single rank."""
 
     def settings(self) -> dict[str, object]:
         return {}
@@ -75,11 +75,11 @@ class Alone:
 
 class _Done:
     def wait(self) -> None:
-        """It is done."""
+        """No-op."""
 
     def observe(self, sink: Callable[[float], None]) -> None:
-        """It never ran."""
+        """No-op: no collective ran."""
 
 
-# a collective that nobody has to wait for
+# of a collective that did not have to run
 DONE: Handle = _Done()

@@ -1,7 +1,7 @@
-"""One process stands for one rank: all-reduces change nothing and take the time that a table says.
+"""One process runs one rank: all-reduces change nothing and take the time of a table.
 
-The sums are missing, so tokens are meaningless; shapes, kernels and the order of everything are those of a real rank.
-A gather or a broadcast is charged half an all-reduce, the traffic and the steps that a ring has for them.
+Without the sums tokens are meaningless; shapes, kernels and their order are those of a real rank. A gather or a
+broadcast takes half an all-reduce: in a ring it has half the traffic and half the steps.
 """
 
 import time
@@ -13,7 +13,7 @@ from torch import Tensor
 from runtime.comm.base import Alone, Handle
 from runtime.comm.table import LatencyTable
 
-# the last part of a wait, which time.sleep would overshoot
+# end of a wait, spent spinning: time.sleep would overshoot
 _SPIN_S = 300e-6
 
 
@@ -24,7 +24,7 @@ class _Emulated(Alone):
 
     def __init__(self, size: int, table: LatencyTable) -> None:
         super().__init__(size)
-        # seconds of an all-reduce by its message
+        # time of an all-reduce by message size
         self.table = table
 
     def all_reduce(self, x: Tensor) -> Handle:
@@ -42,7 +42,7 @@ class _Emulated(Alone):
         return {"table": self.table.points}
 
     def send(self, kind: str, size_bytes: int) -> Handle:
-        """Put a collective's message behind those that are under way."""
+        """Queue a collective's message behind those under way."""
         raise NotImplementedError
 
     def _seconds(self, kind: str, size_bytes: int) -> float:
@@ -50,11 +50,11 @@ class _Emulated(Alone):
 
 
 class EmulatedLink(_Emulated):
-    """CPU: deadlines on a serial virtual link, without a thread that would take the core from the computation."""
+    """CPU: deadlines on a serial virtual link; no thread takes the core from the computation."""
 
     def __init__(self, size: int, table: LatencyTable) -> None:
         super().__init__(size, table)
-        # when the link has carried all that was given to it, perf_counter seconds
+        # when the link has carried all messages so far, perf_counter seconds
         self._free_s = 0.0
         # time that messages took on the link so far
         self.busy_s = 0.0
@@ -85,7 +85,7 @@ class _Deadline:
 
 
 class EmulatedGpuLink(_Emulated):
-    """GPU: a side stream that sleeps, ordered against the computation by events, so that CUDA graphs can hold it."""
+    """GPU: a side stream that sleeps, ordered against the computation by events, so that CUDA graphs can capture it."""
 
     def __init__(self, size: int, table: LatencyTable) -> None:
         super().__init__(size, table)

@@ -1,8 +1,7 @@
 """Find out which rank died or hangs, when a collective fails.
 
-Each rank writes to the store, twice a second, how many beats it has lived and how many collectives it has issued. When
-a collective fails, the rank whose beats have stopped is the one that died or was stopped; if all live, it is the one
-that is behind the others.
+Each rank writes twice a second to the common store how many beats it has made and how many collectives it has issued.
+When a collective fails, the rank whose beats stopped died or was stopped; if all beat, the one behind the others hangs.
 """
 
 import os
@@ -25,9 +24,9 @@ class Heartbeat:
     store
         Shared by all ranks.
     rank, size
-        This one, of how many.
+        Of this process, and number of ranks.
     parent
-        Process to live no longer than; None: nobody's child.
+        Process whose end ends this one, too; None: none.
     """
 
     def __init__(self, store: Store, rank: int, size: int, *, parent: int | None = None) -> None:
@@ -39,7 +38,7 @@ class Heartbeat:
         threading.Thread(target=self._run, daemon=True, name="heartbeat").start()
 
     def count(self, issued: Callable[[], int]) -> None:
-        """Say from now on how many collectives were issued."""
+        """Report this number of issued collectives from now on."""
         self._issued = issued
 
     def blame(self, error: RuntimeError) -> RankError:
@@ -51,18 +50,18 @@ class Heartbeat:
             time.sleep(3 * BEAT_S)
             now = self._read()
         except RuntimeError:
-            return RankError(f"rank 0, where the ranks meet, is gone: rank {self._rank} waited in vain")
+            return RankError(f"rank 0, where the ranks meet, is gone (noticed by rank {self._rank})")
         absent = [rank for rank in range(self._size) if rank not in now]
-        # a rank that saw the failure too may have ended by now
+        # a rank that saw the failure, too, may have ended by now
         silent = [rank for rank in now if now[rank][0] == before.get(rank, (-1,))[0] and not now[rank][2]]
         behind = [rank for rank in now if now[rank][1] < max(entry[1] for entry in now.values())]
-        for ranks, what in ((absent, "never came"), (silent, "died or was stopped"), (behind, "hangs")):
+        for ranks, fate in ((absent, "never came"), (silent, "died or was stopped"), (behind, "hangs")):
             if ranks:
                 plural = "s" if len(ranks) > 1 else ""
                 named = ", ".join(map(str, ranks))
                 return RankError(
-                    f"rank{plural} {named} {what}: rank {self._rank} waited in vain",
-                    hint=f"see what ended or holds rank{plural} {named}; --timeout says how long the others wait",
+                    f"rank{plural} {named} {fate} (noticed by rank {self._rank})",
+                    hint=f"find what ended or blocks rank{plural} {named}; --timeout sets how long the others wait",
                 )
         return RankError(f"communication between the ranks failed: {error}")
 
@@ -74,7 +73,7 @@ class Heartbeat:
             try:
                 self._beat()
             except RuntimeError:
-                # the store went with its host; the next collective fails and says so
+                # the store is gone with its host; the next collective fails and reports it
                 return
 
     def _beat(self) -> None:
@@ -83,9 +82,9 @@ class Heartbeat:
 
     def _read(self) -> dict[int, tuple[int, int, int]]:
         """Beats, issued collectives and whether it saw a failure, of every rank that came."""
-        found = {}
+        ranks = {}
         for rank in range(self._size):
             if self._store.check([f"alive/{rank}"]):
                 beats, issued, failed = map(int, self._store.get(f"alive/{rank}").split())
-                found[rank] = (beats, issued, failed)
-        return found
+                ranks[rank] = (beats, issued, failed)
+        return ranks

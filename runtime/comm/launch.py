@@ -1,6 +1,6 @@
-"""Start a run's ranks on this machine, watch them, and leave none behind. Imports no torch: the ranks do.
+"""Start the ranks of a run on this machine, watch them, and leave none behind. Imports no torch: the ranks do.
 
-Ranks meet through a file, so that no port can be in use. For several nodes, start torchrun on each.
+Ranks meet through a file, not a port that may be in use. On several nodes, start torchrun on each.
 """
 
 import os
@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-# environment variable: where the ranks of one launch meet and leave their errors
+# environment variable: folder in which the ranks of one launch meet and leave their errors
 FOLDER = "LADDER_RUNTIME_FOLDER"
 _POLL_S = 0.05
 
 
 def launch(arguments: Sequence[str], ranks: int, module: str = "runtime") -> int:
-    """Run ``python -m MODULE ARGUMENTS`` as so many ranks; return the exit code of the first to fail, or 0.
+    """Run ``python -m MODULE ARGUMENTS`` on every rank; returns the exit code of the first that failed, or 0.
 
     Rank 0 writes to this process's stdout and stderr; of the others only errors are shown.
     """
@@ -35,7 +35,7 @@ def launch(arguments: Sequence[str], ranks: int, module: str = "runtime") -> int
                 if failed:
                     break
                 time.sleep(_POLL_S)
-            # of ranks that fail together, one that was killed is the cause
+            # if several failed, one that was killed is the cause
             codes = sorted((process.poll() or 0, rank) for rank, process in enumerate(started) if process.poll())
             return _report(*codes[0], folder) if codes else 0
         finally:
@@ -64,10 +64,10 @@ def _start(module: Sequence[str], rank: int, ranks: int, folder: Path) -> "subpr
 
 
 def _report(code: int, rank: int, folder: Path) -> int:
-    """Say why a rank failed: its last words, or what it wrote to stderr and how it ended."""
-    words = folder / f"error-{rank}"
-    if words.exists():
-        print(f"error: {words.read_text('utf-8')}", file=sys.stderr)
+    """Print why a rank failed: its error, or what it wrote to stderr and how it ended."""
+    error = folder / f"error-{rank}"
+    if error.exists():
+        print(f"error: {error.read_text('utf-8')}", file=sys.stderr)
         return code
     sys.stderr.write((folder / f"stderr-{rank}").read_text("utf-8", errors="replace"))
     if code > 0:
@@ -81,7 +81,7 @@ def _report(code: int, rank: int, folder: Path) -> int:
 
 def _stop(started: "Sequence[subprocess.Popen[bytes]]") -> None:
     for process in started:
-        # a rank has nothing to save, and a stopped one would not hear anything milder
+        # a rank has nothing to save, and a stopped one handles no other signal
         process.kill()
         process.wait()
 

@@ -1,4 +1,4 @@
-"""Ranks in processes of their own: NCCL between GPUs, gloo between CPUs."""
+"""Collectives between processes: NCCL between GPUs, gloo between CPUs."""
 
 import os
 import time
@@ -20,13 +20,13 @@ class ProcessGroup:
     Parameters
     ----------
     name
-        The backend's.
+        Of the backend.
     group
         The ranks.
     on_failure
-        Turns an error of the backend, for example of a rank that died, into the one to raise.
+        From an error of the backend, for example that a rank died, to the one to raise.
     settings
-        What a result has to say about it.
+        What a result reports of it.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class ProcessGroup:
     def slowest(self, seconds: Tensor) -> Tensor:
         largest = dist.AllreduceOptions()
         largest.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
-        found = seconds.to("cuda" if self.name == "nccl" else "cpu", copy=True)
-        self._start(lambda: self._group.allreduce([found], largest)).wait()
-        return found.cpu()
+        maximum = seconds.to("cuda" if self.name == "nccl" else "cpu", copy=True)
+        self._start(lambda: self._group.allreduce([maximum], largest)).wait()
+        return maximum.cpu()
 
     def barrier(self) -> None:
         self.issued += 1
@@ -88,16 +88,16 @@ class _Work:
             raise self._on_failure(error) from error
 
     def observe(self, sink: Callable[[float], None]) -> None:
-        # NCCL's futures are done once the collective is issued
+        # NCCL's futures are done as soon as the collective is issued
         if self._on_cpu:
             self._work.get_future().add_done_callback(lambda _: sink(time.perf_counter()))
 
 
 def gloo_group(store: Store, rank: int, size: int, *, threads: int, timeout_s: float) -> dist.ProcessGroup:
-    """A gloo group with so many communication threads.
+    """A gloo group with this number of communication threads.
 
-    One thread runs collectives strictly one after the other, as one NCCL stream does; gloo's own default, two, runs two
-    at once, so that their latencies overlap. As for torch's own groups, GLOO_SOCKET_IFNAME names the interfaces.
+    One thread runs collectives strictly in turn, as one NCCL stream does; with gloo's default, two, the latencies of
+    two collectives overlap. As for torch's own groups, GLOO_SOCKET_IFNAME names the interfaces.
     """
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     named = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")
@@ -118,11 +118,11 @@ def nccl_group(store: Store, rank: int, size: int, *, local_rank: int, timeout_s
     if not (torch.cuda.is_available() and dist.is_nccl_available()):
         raise MissingDependencyError(
             "NCCL needs GPUs, and torch finds none",
-            hint="--backend gloo runs on CPUs, emulate in one process",
+            hint="--backend gloo runs on CPUs, --backend emulate in one process",
         )
     if local_rank >= torch.cuda.device_count():
         raise MissingDependencyError(
-            f"rank {rank} has no GPU: {torch.cuda.device_count()} are there", hint="use a smaller --tp, or more nodes"
+            f"rank {rank} has no GPU: there are {torch.cuda.device_count()}", hint="use a smaller --tp, or more nodes"
         )
     torch.cuda.set_device(local_rank)
     dist.init_process_group(

@@ -1,4 +1,4 @@
-"""From a backend's name to a communicator between this process and the other ranks."""
+"""Connect this process to the other ranks: from a backend's name to a communicator."""
 
 import os
 from dataclasses import dataclass
@@ -30,9 +30,9 @@ class CommConfig:
     table: Path | None = None
     """All-reduce latencies to emulate."""
     gloo_threads: int = 1
-    """1: collectives strictly one after the other; 2: gloo's own default, two at once."""
+    """1: collectives strictly in turn; 2: gloo's default, two at once."""
     timeout_s: float = 120.0
-    """How long a rank waits for the others."""
+    """Limit of waiting for other ranks."""
 
     def __post_init__(self) -> None:
         if self.gloo_threads < 1:
@@ -43,24 +43,24 @@ class CommConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One process among the ranks, as torchrun and launch.py say it."""
+    """One process among the ranks, as torchrun and `launch` set it in the environment."""
 
     rank: int
-    """Of all."""
+    """Over all nodes."""
     size: int
-    """Ranks of all nodes."""
+    """Number of ranks on all nodes."""
     local_rank: int
     """On this node."""
 
     @classmethod
     def from_environment(cls) -> Self:
-        """The only rank, if the environment says nothing."""
+        """A single rank, if the environment has none."""
         rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         return cls(rank=rank, size=size, local_rank=int(os.environ.get("LOCAL_RANK", rank)))
 
 
 def connect(config: CommConfig, tp: int) -> Communicator:
-    """Meet the other ranks.
+    """A communicator, once all ranks have connected.
 
     Raises
     ------
@@ -69,7 +69,7 @@ def connect(config: CommConfig, tp: int) -> Communicator:
     MissingDependencyError
         NCCL without a GPU for each rank.
     RankError
-        Another rank did not come in time.
+        Another rank did not connect in time.
     """
     place = Place.from_environment()
     backend = _choose(config, place, tp)
@@ -81,7 +81,7 @@ def connect(config: CommConfig, tp: int) -> Communicator:
             )
         return _alone(config, backend, tp)
     if place.size != tp:
-        raise UsageError(f"--tp {tp}, but {place.size} processes were started", hint="start as many as --tp says")
+        raise UsageError(f"--tp {tp}, but {place.size} processes were started", hint="start one for each rank")
     store = _store(config, place)
     parent = os.getppid() if FOLDER in os.environ else None
     heartbeat = Heartbeat(store, place.rank, place.size, parent=parent)
@@ -105,7 +105,7 @@ def _choose(config: CommConfig, place: Place, tp: int) -> str:
     if config.backend == "emulate" or (config.backend == "auto" and config.table is not None):
         return "emulate"
     if place.size == tp == 1:
-        # nobody to communicate with
+        # nothing to communicate
         return "none"
     if config.backend != "auto":
         return config.backend
@@ -131,10 +131,10 @@ def _store(config: CommConfig, place: Place) -> Store:
     host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     if not host or not port.isdigit() or port == "0":
         raise UsageError(
-            f"MASTER_ADDR is '{host}' and MASTER_PORT '{port}': ranks cannot meet",
+            f"MASTER_ADDR is '{host}' and MASTER_PORT '{port}': the ranks cannot connect",
             hint="start them with torchrun --standalone, or on several nodes with --master-addr and --master-port",
         )
-    # torchrun's agent may hold the store itself
+    # torchrun's agent may host the store itself
     hosts = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     try:
         store = TCPStore(host, int(port), place.size, is_master=hosts, timeout=timeout, wait_for_workers=False)

@@ -1,4 +1,4 @@
-"""How long an all-reduce takes, by message size: the table that an emulated interconnect follows."""
+"""The latency of an all-reduce by message size, for an emulated interconnect."""
 
 import csv
 import itertools
@@ -14,9 +14,9 @@ _FORM = 'a CSV file with the columns bytes,seconds, or JSON [{"bytes": 1024, "se
 
 
 class LatencyTable:
-    """Latencies of an all-reduce, linear between points in the logarithms of size and time.
+    """Latencies of an all-reduce, interpolated linearly in the logarithms of size and time.
 
-    Below the smallest message its latency holds; above the largest its bandwidth does.
+    Smaller messages take as long as the smallest, larger ones have the bandwidth of the largest.
 
     Parameters
     ----------
@@ -32,10 +32,10 @@ class LatencyTable:
 
     def __init__(self, points: list[tuple[float, float]]) -> None:
         ordered = sorted(points)
-        if not ordered or not all(0 < size < math.inf and 0 < took < math.inf for size, took in ordered):
+        if not ordered or not all(0 < size < math.inf and 0 < seconds < math.inf for size, seconds in ordered):
             raise UsageError("an all-reduce table needs points, with bytes and seconds above 0", hint=_FORM)
         if any(a[0] == b[0] for a, b in itertools.pairwise(ordered)):
-            raise UsageError("an all-reduce table names a message size twice", hint="keep one latency per size")
+            raise UsageError("an all-reduce table has a message size twice", hint="keep one latency per size")
         self.points = ordered
         self._sizes = [size for size, _ in ordered]
 
@@ -52,7 +52,7 @@ class LatencyTable:
         except OSError as error:
             raise UsageError(f"{path}: {error.strerror}", hint=f"give {_FORM}") from None
         except (ValueError, KeyError, TypeError):
-            raise UsageError(f"{path}: no table of all-reduce latencies", hint=f"give {_FORM}") from None
+            raise UsageError(f"{path}: not a table of all-reduce latencies", hint=f"give {_FORM}") from None
 
     def seconds(self, size_bytes: float) -> float:
         """Latency of a message."""

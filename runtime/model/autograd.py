@@ -1,8 +1,8 @@
 """Collectives under autograd: the conjugate functions of Megatron-LM (arXiv 1909.08053, section 3).
 
-Around the column-parallel and row-parallel halves of a block, one all-reduces going forward and the other going back.
-They define gradients for wirings in which the ranks' residual streams are equal: all but desync and the upper bound.
-A key/value head that several ranks hold gets the gradient of each rank's own query heads; their sum is the head's.
+Around the column-parallel and row-parallel halves of a block, one all-reduces forward and the other backward. They
+define gradients for wirings in which the ranks' residual streams are equal: all but desync and the upper bound. On each
+rank a key/value head that several ranks hold gets the gradient of that rank's query heads; the head's is their sum.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from runtime.comm.base import Communicator, Handle
 
 
 def reduced(partial: Tensor, reduction: Handle) -> Tensor:
-    """Wait for an all-reduce (in place) of `partial`; going back, the gradient passes as it is."""
+    """Wait for an all-reduce (in place) of `partial`; backward, the gradient is unchanged."""
     if not (torch.is_grad_enabled() and partial.requires_grad):
         reduction.wait()
         return partial
@@ -23,7 +23,7 @@ def reduced(partial: Tensor, reduction: Handle) -> Tensor:
 
 
 def shared(x: Tensor, comm: Communicator) -> Tensor:
-    """Pass `x` to this rank's columns; going back, the ranks' gradients are summed."""
+    """Pass `x` to this rank's columns; backward, the ranks' gradients are summed."""
     if comm.size == 1 or not (torch.is_grad_enabled() and x.requires_grad):
         return x
     result: Tensor = _Shared.apply(x, comm)  # type: ignore[no-untyped-call]
@@ -31,7 +31,7 @@ def shared(x: Tensor, comm: Communicator) -> Tensor:
 
 
 def gathered(shard: Tensor, comm: Communicator) -> Tensor:
-    """Every rank's logits side by side; going back, each rank takes its own columns."""
+    """Every rank's logits, concatenated; backward, each rank takes its own columns."""
     result: Tensor = _Gathered.apply(shard, comm)  # type: ignore[no-untyped-call]
     return result
 

@@ -24,16 +24,16 @@ class Decoder(nn.Module):
     Parameters
     ----------
     config, engine
-        Shape, and how the pass is carried out.
+        Shape, and how the pass is executed.
     comm
-        The ranks that share the model; may be exchanged between passes.
+        The ranks that share the model; may be replaced between passes.
     positions
         Longest context of any pass, tokens.
 
     Raises
     ------
     InfeasibleError
-        If the ranks do not divide the model.
+        The ranks do not divide the model.
     """
 
     rope_2SK: Tensor
@@ -69,20 +69,20 @@ class Decoder(nn.Module):
         context: int | None = None,
         pad_B: Tensor | None = None,
     ) -> Tensor:
-        """Logits, B x T x V, or of the last position alone where `engine.prefill_logits` says so.
+        """Logits, B x T x V, or of the last position only, by `engine.prefill_logits`.
 
         Parameters
         ----------
         tokens_BT
             New tokens.
         wiring
-            How the blocks are strung together.
+            Which outputs each block reads.
         cache
-            Keys and values so far; the new ones are written to it. None: the new tokens are all there is.
+            Keys and values so far; the new ones are written to it. None: the new tokens attend to each other only.
         position_T
             Positions of the new tokens, from 0 by default.
         context
-            Tokens so far, the new ones included; `T` by default.
+            Tokens so far, including the new ones; `T` by default.
         pad_B
             Positions of padding before each sequence; None: all begin at 0.
         """
@@ -97,7 +97,7 @@ class Decoder(nn.Module):
         return self._logits(stream.read(self.norm))
 
     def next_token(self, logits_BTV: Tensor, wiring: Wiring) -> Tensor:
-        """Each sequence's most likely next token, B; rank 0's, where the wiring leaves the ranks apart."""
+        """Each sequence's most likely next token, B; rank 0's, if the wiring never reduces."""
         token_B = kernels.greedy(logits_BTV)
         if not wiring.reduces and self.comm.size > 1:
             self.comm.broadcast(token_B)
@@ -113,7 +113,7 @@ class Decoder(nn.Module):
 
     def _logits(self, n_BTD: Tensor) -> Tensor:
         if self.engine.prefill_logits == "last":
-            # contiguous, so that it is one GEMM over the batch and not one per sequence
+            # contiguous: one GEMM over the batch, not one per sequence
             n_BTD = n_BTD[:, -1:].contiguous()
         if not self.engine.sharded_lm_head or self.comm.size == 1:
             return kernels.lm_head(n_BTD, self.lm_head_VD)

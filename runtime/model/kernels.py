@@ -1,7 +1,7 @@
-"""Everything that a forward pass computes, as one function per kernel an inference engine would launch.
+"""Everything that a forward pass computes: one function per kernel of an inference engine.
 
-Nothing outside this file does arithmetic on activations, so that an observer of these calls sees the whole pass. Kinds
-are those of the simulator's ops.
+No other file does arithmetic on activations, so that an observer of these calls sees the whole pass. Kinds are those of
+the simulator's ops.
 
 Shapes: B batch, T new tokens, S cached positions, D hidden, H query heads, G key/value heads, K head width, N output
 features, F input features, I MLP width, V vocabulary.
@@ -26,7 +26,7 @@ Observer = Callable[[str, Callable[..., Any], tuple[Any, ...]], Any]
 
 _observer: Observer | None = None
 
-# of the MLP, by Hugging Face's names
+# of the MLP, with Hugging Face's names
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
         "silu": nn.functional.silu,
@@ -40,7 +40,7 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
 
 @contextlib.contextmanager
 def observed(observer: Observer) -> Iterator[None]:
-    """Hand every kernel call to `observer` for a while."""
+    """Pass every kernel call to `observer`."""
     global _observer
     before, _observer = _observer, observer
     try:
@@ -81,7 +81,7 @@ def norm(x_BTD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
 
 @_kernel("norm")
 def add_norm(x_BTD: Tensor, y_BTD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The sum and its RMSNorm; on a GPU one kernel."""
+    """The sum and its RMSNorm, one kernel on a GPU."""
     run = _compiled_add_norm() if x_BTD.is_cuda else _add_norm
     return run(x_BTD, y_BTD, weight_D, eps)
 
@@ -132,7 +132,7 @@ def rope(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Rotate queries and keys by position and write keys and values to the cache.
 
-    A sequence that begins behind `pad_B` positions of padding is rotated as if it began at 0.
+    A sequence after `pad_B` positions of padding is rotated as if it began at 0.
 
     Returns
     -------
@@ -194,12 +194,12 @@ def math_attention(
 
 
 def _seen(position_T: Tensor, context: int, pad_B: Tensor | None) -> Tensor:
-    """Positions that each new token attends to, T x S; behind padding, B x 1 x T x S."""
+    """Positions that each new token attends to, T x S; with padding, B x 1 x T x S."""
     at_S, position_T1 = torch.arange(context, device=position_T.device), position_T.unsqueeze(-1)
     seen_TS = at_S <= position_T1
     if pad_B is None:
         return seen_TS
-    # padding sees itself: attention to nothing would be NaN, and spread from the cache
+    # padding attends to itself: attention to nothing would be NaN and spread through the cache
     return seen_TS & (at_S >= pad_B.view(-1, 1, 1, 1)) | (at_S == position_T1)
 
 
@@ -223,7 +223,7 @@ def greedy(logits_BTV: Tensor) -> Tensor:
 def sample(logits_BTV: Tensor, chance_B: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
     """A token after each sequence's last position, B, drawn by a uniform number from 0 to 1.
 
-    It is one of the `top_k` most likely, 0 meaning all, and of the fewest of these that have probability `top_p`.
+    It is one of the `top_k` most likely (0: all), and of the fewest of these with total probability `top_p`.
     """
     score_BV, token_BV = (logits_BTV[:, -1].float() / temperature).sort(dim=-1, descending=True, stable=True)
     score_BV = score_BV[:, : top_k or None]
@@ -232,6 +232,6 @@ def sample(logits_BTV: Tensor, chance_B: Tensor, temperature: float, top_k: int,
     likely_BV = likely_BV * (below_BV - likely_BV < top_p)
     below_BV = likely_BV.cumsum(dim=-1)
     drawn_B1 = torch.searchsorted(below_BV, chance_B.unsqueeze(-1) * below_BV[:, -1:], right=True)
-    # rounding must not draw beyond the last that is left
+    # rounding must not draw a token that was dropped
     last_B1 = (likely_BV > 0).sum(dim=-1, keepdim=True) - 1
     return token_BV.gather(-1, drawn_B1.minimum(last_B1)).squeeze(-1)

@@ -23,13 +23,13 @@ class Step:
     position_T: Tensor
     """Of the new tokens."""
     context: int
-    """Positions that a fused attention reads, the new ones included."""
+    """Positions that a fused attention reads, including the new ones."""
     pad_B: Tensor | None = None
     """Positions of padding before each sequence."""
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm of the residual stream, alone or of a sum that it returns too."""
+    """Root-mean-square norm of the residual stream, or of a sum that is returned with it."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -45,12 +45,12 @@ class RMSNorm(nn.Module):
 
 
 class Linear(nn.Module):
-    """A linear layer of which a call may use some rows only."""
+    """A linear layer; a call may use some of its rows only."""
 
     def __init__(self, features: int, inputs: int, *, bias: bool) -> None:
         super().__init__()
         self.weight_NF = nn.Parameter(torch.empty(features, inputs))
-        # zeros: of rows stacked in one matrix only some may have biases
+        # zeros: only some of the rows stacked in one matrix may have biases
         self.bias_N = nn.Parameter(torch.zeros(features)) if bias else None
 
     def forward(self, x_BTF: Tensor, rows: slice = slice(None)) -> Tensor:
@@ -59,10 +59,10 @@ class Linear(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and MLP; their input projections lie in one matrix, so that `parallel` runs them as one GEMM.
+    """Attention and MLP; their input projections are one matrix, so that `parallel` runs them as one GEMM.
 
     `forward` returns partial sums: the output is their sum over the ranks. The cache is this layer's keys and values;
-    without one the new tokens see each other only.
+    without one the new tokens attend to each other only.
     """
 
     def __init__(self, config: ModelConfig, shard: Shard, engine: EngineConfig) -> None:
@@ -78,7 +78,7 @@ class Layer(nn.Module):
         self.down = Linear(config.hidden, shard.intermediate, bias=config.mlp_bias)
 
     def norm(self, part: Part) -> RMSNorm:
-        """The norm before a block; attention and MLP side by side read attention's."""
+        """The norm before a block; "both" reads attention's."""
         return self.mlp_norm if part == "mlp" else self.attn_norm
 
     def forward(self, part: Part, n_BTD: Tensor, step: Step, cache_2BGSK: Tensor | None) -> Tensor:

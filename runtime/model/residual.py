@@ -1,4 +1,4 @@
-"""The residual stream of one forward pass: what has been added to it, and outputs that are still under way.
+"""The residual stream of one forward pass, with the outputs that are not yet added to it.
 
 Shapes: B batch, T tokens, D hidden.
 """
@@ -18,21 +18,21 @@ from runtime.model.wiring import BlockPlan
 
 @dataclass(frozen=True, slots=True)
 class _Output:
-    """A block's output on its way into the residual."""
+    """A block's output that is not yet in the residual."""
 
     y_BTD: Tensor
     """Partial or reduced sums."""
     reduction: Handle | None
     """All-reduce to wait for."""
     replaces: bool
-    """It is the new residual and not added to it."""
+    """It becomes the residual instead of being added."""
 
     def wait(self) -> Tensor:
         return self.y_BTD if self.reduction is None else reduced(self.y_BTD, self.reduction)
 
 
 class ResidualStream:
-    """Carries out a wiring's plans.
+    """Executes a wiring's block plans.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class ResidualStream:
         self._pending: deque[_Output] = deque()
 
     def read(self, norm: RMSNorm, leave: int = 0) -> Tensor:
-        """Bring outputs in, oldest first, until `leave` are under way; return the normalised stream."""
+        """Add pending outputs, oldest first, until `leave` are left; return the normalised stream."""
         deferred = len(self._pending) > 1
         fuses = self._engine.fused_ladder_add if deferred else self._engine.fused_residual_add
         while len(self._pending) > leave:

@@ -1,8 +1,8 @@
-"""Which part of every weight a rank holds: Megatron's split, apart from the model and from where weights come from.
+"""Which part of every weight a rank holds: Megatron's split.
 
 Query, key, value, gate and up projections are split by output features (whole heads), output and down projections by
-input features, so that a block needs one sum over the ranks. Where there are more ranks than key/value heads, several
-ranks hold the same head.
+input features, so that a block needs one sum over the ranks. With more ranks than key/value heads, several ranks hold
+the same head.
 """
 
 from dataclasses import dataclass
@@ -16,25 +16,25 @@ class Shard:
     """One rank's part of a model."""
 
     rank: int
-    """Which of the ranks."""
+    """Of this shard."""
     ranks: int
     """Tensor-parallel degree."""
     heads: int
     """Query heads on this rank."""
     kv_heads: int
-    """key/value heads on this rank."""
+    """Key/value heads on this rank."""
     kv_first: int
-    """The first of them, counted over the model."""
+    """Number of the first of them in the model."""
     intermediate: int
     """Width of the MLP on this rank."""
     embedding_rows: int
-    """Rows of the embedding on this rank; of a split vocabulary the last rank's may be padding."""
+    """Rows of the embedding on this rank; the last of a split vocabulary may be padding."""
     lm_head_rows: int
     """The same for the LM head."""
 
     @classmethod
     def of(cls, config: ModelConfig, engine: EngineConfig, rank: int, ranks: int) -> Self:
-        """Split `config` over `ranks`; raises InfeasibleError if it cannot be."""
+        """Split `config` over `ranks`; raises InfeasibleError if they do not divide it."""
         config.check_ranks(ranks)
         part = -(-config.vocab // ranks)
         return cls(
@@ -62,6 +62,6 @@ class Shard:
         return slice(self.rank * self.intermediate, (self.rank + 1) * self.intermediate)
 
     def vocabulary(self, rows: int, vocab: int) -> slice:
-        """Tokens whose embedding or LM head this rank holds in `rows` rows; less where the rest is padding."""
+        """Tokens whose embedding or LM head this rank holds in `rows` rows, without padding."""
         first = 0 if rows == vocab else min(self.rank * rows, vocab)
         return slice(first, min(first + rows, vocab))

@@ -1,8 +1,8 @@
-"""Residual wirings: all that tells one variant from another.
+"""Residual wirings: the whole difference between variants.
 
-A wiring is a list of blocks in issue order. A block first brings earlier outputs into the residual stream, all but the
-newest `leaves`, then reads it; its own output is then summed over the ranks, or not. Nothing else differs between
-variants: the decoder (model.py) has one loop, and the residual stream (residual.py) carries these plans out.
+A wiring is a list of blocks in issue order. Before a block reads the residual stream, earlier outputs are added to it,
+all but the newest `leaves`; its own output is then summed over the ranks, or not. The decoder has one loop for all
+variants, and the residual stream executes these plans.
 
 References
 ----------
@@ -27,13 +27,13 @@ class BlockPlan:
     layer: int
     """Decoder layer it belongs to."""
     part: Part
-    """What it computes; "both": attention and MLP side by side, of one norm."""
+    """What it computes; "both": attention and MLP in parallel, from one norm."""
     leaves: int = 0
     """Newest outputs that it does not wait for: 0 blocking, 1 ladder."""
     reduces: bool = True
     """Its output is summed over the ranks."""
     carries: bool = False
-    """The sum carries residual / ranks along and is the new residual (desync)."""
+    """The sum includes residual / ranks and becomes the residual (desync)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class Wiring:
 
     @property
     def reduces(self) -> bool:
-        """Whether ranks ever agree; without, rank 0's token counts."""
+        """Whether the ranks ever agree; if not, rank 0's token counts."""
         return any(block.reduces for block in self.blocks)
 
 
@@ -61,12 +61,12 @@ def lay_out(variant: str, layers: int, ladder_layers: Collection[int] = ()) -> W
     layers
         Decoder layers of the model.
     ladder_layers
-        Layers that the model's config wires as ladder: ``hybrid-ladder:K`` with K of them means these, not the last K.
+        Layers that the model's config wires as ladder. If they are K, ``hybrid-ladder:K`` is these, not the last K.
 
     Raises
     ------
     UsageError
-        No such variant, or a number that does not fit the model.
+        Unknown variant, or a number that does not fit the model.
     """
     family, number = _parse(variant, layers)
     name = f"{family}:{number}" if number else family
@@ -96,15 +96,16 @@ def lay_out(variant: str, layers: int, ladder_layers: Collection[int] = ()) -> W
 
 
 def _parse(variant: str, layers: int) -> tuple[str, int]:
-    """Family and number of a variant; 0 where there is none."""
+    """Family and number of a variant; 0: no number."""
     family, colon, number = variant.strip().lower().partition(":")
-    most = {"hybrid-ladder": layers, "desync": 2 * layers}.get(family)
-    if most is None:
+    maximum = {"hybrid-ladder": layers, "desync": 2 * layers}.get(family)
+    if maximum is None:
         if family not in VARIANTS or colon:
             raise UsageError(f"unknown variant '{variant}'", hint=f"known: {', '.join(VARIANTS)}")
         return family, 0
-    if not (number.isascii() and number.isdigit() and len(number) < 10 and 1 <= int(number) <= most):
+    if not (number.isascii() and number.isdigit() and len(number) < 10 and 1 <= int(number) <= maximum):
         raise UsageError(
-            f"variant '{variant}': needs a whole number from 1 to {most}", hint=f"for example '{family}:{min(most, 2)}'"
+            f"variant '{variant}': needs a whole number from 1 to {maximum}",
+            hint=f"for example '{family}:{min(maximum, 2)}'",
         )
     return family, int(number)

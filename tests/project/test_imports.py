@@ -25,7 +25,7 @@ SIMULATOR_LAZY = {"dash", "pyarrow", "dask", "distributed", "kaleido"}
 EXPLORER = {"dash", "flask", "werkzeug"}
 
 RUNTIME = {"torch"}
-RUNTIME_LAZY = {"jinja2", "safetensors", "tokenizers", "triton"}
+RUNTIME_LAZY = {"jinja2", "safetensors", "tokenizers"}
 
 # calibration: what fits, imports and shows profiles runs without torch and sees only the cost side of ladder_sim.
 WITHOUT_TORCH = ("calibration.fit", "calibration.stack_fit", "calibration.importers", "calibration.show")

@@ -206,7 +206,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: _change_json(f, INDEX, lambda j: j["weight_map"].update({DOWN: "../model.safetensors"})),
         r"names '../model.safetensors', which is not in the folder",
     ),
-    "index without a map": (lambda f: (f / INDEX).write_text("{}"), "weight_map must say"),
+    "index without a map": (lambda f: (f / INDEX).write_text("{}"), "weight_map must give"),
     "index that is no JSON": (lambda f: (f / INDEX).write_text("{"), "not valid JSON"),
     "nothing but a config": (lambda f: (f / INDEX).unlink(), "neither model.safetensors nor"),
     "no config": (lambda f: (f / "config.json").unlink(), "config.json: No such file"),

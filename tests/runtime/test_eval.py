@@ -87,7 +87,7 @@ def test_one_command_shows_the_original_beside_the_hybrid(
     ("arguments", "words"),
     [
         (("convert", "{folder}", "--ladder-layers", "5", "--out", "{new}"), "--ladder-layers 5: must be 0 to 4"),
-        (("convert", "{folder}", "--ladder-layers", "2", "--out", "{folder}"), "is there already"),
+        (("convert", "{folder}", "--ladder-layers", "2", "--out", "{folder}"), "exists already"),
         (("convert", "{new}", "--ladder-layers", "2", "--out", "{new}"), "No such file"),
         (("eval", "{folder}", "--text", "{new}"), "No such file"),
         (("eval", "{folder}", "--text", "{folder}/model.safetensors.index.json", "--context", "513"), "513 tokens"),

@@ -96,7 +96,7 @@ WORDS = dict(enumerate(["", "He", "llo", " wor", "ld", "!", "ST", "OP"]))
 
 
 def completion(**changes: Any) -> Completion:
-    settings: dict[str, Any] = {"ends": {0}, "stops": (), "most": 9} | changes
+    settings: dict[str, Any] = {"ends": {0}, "stops": (), "maximum": 9} | changes
     return Completion(lambda tokens: "".join(WORDS[token] for token in tokens), **settings)
 
 
@@ -104,7 +104,7 @@ def completion(**changes: Any) -> Completion:
     ("changes", "tokens", "pieces", "reason"),
     [
         ({}, [1, 2, 0], ["He", "llo", ""], "end"),
-        ({"most": 2}, [1, 2], ["He", "llo"], "length"),
+        ({"maximum": 2}, [1, 2], ["He", "llo"], "length"),
         ({"stops": ("STOP",)}, [1, 6, 7], ["He", "", ""], "stop"),
         # a stop string that only began is shown after all
         ({"stops": ("STOP",)}, [1, 6, 5], ["He", "", "ST!"], None),
@@ -126,7 +126,7 @@ def test_what_ends_a_text(changes: dict[str, Any], tokens: list[int], pieces: li
 
 def test_half_a_character_waits_for_its_other_bytes() -> None:
     made = tokenizer()
-    one = Completion(made.decode, ends=(), stops=(), most=9)
+    one = Completion(made.decode, ends=(), stops=(), maximum=9)
     tokens = made.encode("é!", add_special_tokens=False).ids
     assert len(tokens) == 3
     assert [one.push(token) for token in tokens] == ["", "é", "!"]
