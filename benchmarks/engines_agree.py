@@ -17,7 +17,7 @@ from ladder_sim import Scenario, predict
 from ladder_sim.errors import LadderSimError
 from ladder_sim.specs import catalog
 
-# relative; both compute the same, so what is found is rounding
+# relative; both compute the same, so differences are rounding
 BOUND = 0.01
 VARIANTS = ("standard", "parallel", "ladder", "hybrid-ladder:8", "desync:2", "upper-bound")
 # larger nodes are cut to eight, as models' heads are
@@ -40,18 +40,18 @@ def main() -> int:
     parser.add_argument("--prompt", type=int, default=1024, help="tokens of each prompt")
     arguments = parser.parse_args()
     began_s = time.perf_counter()
-    worst, named, count = Difference(0.0, ""), "", 0
+    worst, worst_scenario, count = Difference(0.0, ""), "", 0
     for name, scenario in feasible(arguments.batch, arguments.prompt):
         count += 1
-        found = difference(scenario)
-        if found.relative >= worst.relative:
-            worst, named = found, name
+        largest = difference(scenario)
+        if largest.relative >= worst.relative:
+            worst, worst_scenario = largest, name
     if not count:
         print("no scenario of the catalog is feasible")
         return 1
     took_s = time.perf_counter() - began_s
     print(f"{count} scenarios x {len(VARIANTS)} variants in {took_s:.0f} s")
-    print(f"worst relative difference {worst.relative:.1e} (bound {BOUND:g}): {named}, {worst.where}")
+    print(f"worst relative difference {worst.relative:.1e} (bound {BOUND:g}): {worst_scenario}, {worst.where}")
     return 0 if worst.relative <= BOUND else 1
 
 
@@ -101,14 +101,14 @@ def difference(scenario: Scenario, variants: Sequence[str] = VARIANTS) -> Differ
     des = predict(scenario, variants, engine="des")
     worst = Difference(0.0, "nothing differs")
     for variant in variants:
-        one, other = fast[variant], des[variant]
+        vectorised, by_event = fast[variant], des[variant]
         pairs = {
-            "ttft_s": (one.ttft_s, other.ttft_s, other.ttft_s),
-            "tpot_s": (one.tpot_s or 0.0, other.tpot_s or 0.0, other.tpot_s or 1.0),
-            "comm_s": (one.breakdown.comm_s, other.breakdown.comm_s, other.request_s),
-            "exposed_comm_s": (one.breakdown.exposed_comm_s, other.breakdown.exposed_comm_s, other.request_s),
-            "slowed_s": (one.breakdown.slowed_s, other.breakdown.slowed_s, other.request_s),
+            "ttft_s": (vectorised.ttft_s, by_event.ttft_s, by_event.ttft_s),
+            "tpot_s": (vectorised.tpot_s or 0.0, by_event.tpot_s or 0.0, by_event.tpot_s or 1.0),
         }
+        for name in ("comm_s", "exposed_comm_s", "slowed_s"):
+            sums = (getattr(prediction.breakdown, name) for prediction in (vectorised, by_event))
+            pairs[name] = (*sums, by_event.request_s)
         for figure, (value, expected, scale) in pairs.items():
             relative = abs(value - expected) / scale
             if relative > worst.relative:

@@ -61,11 +61,11 @@ class OverlapParameters:
         ProfileError
             The profile names a parameter that does not exist.
         """
-        known = {field.name for field in dataclasses.fields(cls)}
-        unknown = sorted(set(overlap) - known)
+        names = {field.name for field in dataclasses.fields(cls)}
+        unknown = sorted(set(overlap) - names)
         if unknown:
             raise ProfileError(
-                f"overlap parameter '{unknown[0]}' is unknown", hint=f"known: {', '.join(sorted(known))}"
+                f"overlap parameter '{unknown[0]}' is unknown", hint=f"known: {', '.join(sorted(names))}"
             )
         return cls(**overlap)
 

@@ -1,4 +1,4 @@
-"""The cost model: measured where there are tables, the roofline where there are none, the same formula for both.
+"""The cost model: measured times if a profile has a table, else the roofline; one formula for both.
 
 Every kernel's time is ``roofline(this GPU) * ratio``, with the ratio measured / roofline from the profile's tables. On
 the measured GPU that is the measurement; on another it is the measurement carried over by the roofline ratio.
@@ -220,10 +220,10 @@ def _rows(values: Sequence[ArrayLike]) -> Floats:
 
 
 def _number(value: Any) -> Number:
-    """A plain number where it is one: numpy's own scalars are slow to compute with."""
+    """A plain number instead of a numpy scalar, which is slow to compute with."""
     return value if isinstance(value, np.ndarray) and value.ndim else float(value)
 
 
 def _plain(values: Floats) -> Number:
-    """A number where there is one configuration."""
+    """A plain number instead of an array of one configuration."""
     return float(values[0]) if values.shape == (1,) else values

@@ -237,7 +237,7 @@ class _Grid:
         # of a cell's corners from its lowest
         self.offsets = np.array([sum(corner) for corner in itertools.product(*upward)])[:, np.newaxis]
         self.log_ratio = table.log_ratio.ravel()
-        # 1 where there is a measurement
+        # 1 at measured points
         self.measured = np.isfinite(table.seconds).astype(np.float64).ravel()
 
     def place(self, points: Floats) -> _Place:

@@ -5,14 +5,12 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ladder_sim.des.shared import Floats
 from ladder_sim.graph.build import STATE_BYTES, PassInputs, build
 from ladder_sim.graph.ops import Count
 from ladder_sim.graph.variants import wiring
 from ladder_sim.specs.scenario import Scenario
-
-Amounts = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +66,7 @@ def memory_use(scenario: Scenario) -> MemoryUse:
     )
 
 
-def total_bytes(scenario: Scenario, batch: Count, prompt: Count, gen: Count) -> float | Amounts:
+def total_bytes(scenario: Scenario, batch: Count, prompt: Count, gen: Count) -> float | Floats:
     """Memory of one GPU for requests of other sizes than the scenario's, which may be arrays of one length."""
     kv_cache_bytes, activation_bytes = _growing_bytes(scenario, batch, prompt, gen)
     return weight_bytes(scenario) + kv_cache_bytes + activation_bytes + scenario.stack.memory_overhead_bytes
@@ -76,7 +74,7 @@ def total_bytes(scenario: Scenario, batch: Count, prompt: Count, gen: Count) -> 
 
 def _growing_bytes(
     scenario: Scenario, batch: Count, prompt: Count, gen: Count
-) -> tuple[float | Amounts, float | Amounts]:
+) -> tuple[float | Floats, float | Floats]:
     """KV cache and activations: what grows with the requests."""
     model, stack, tp = scenario.model, scenario.stack, scenario.tp
     kv_heads = max(1, model.kv_heads // tp)
@@ -94,5 +92,5 @@ def _growing_bytes(
     logits = 1.0 * rows * model.vocab * STATE_BYTES
     residual = 1.0 * tokens * model.hidden * STATE_BYTES
     # logits are made when the layers' activations are gone, but the residual is still there
-    activations: Amounts = np.maximum(np.maximum(widest, attention + 2.0 * residual), logits + residual)
+    activations: Floats = np.maximum(np.maximum(widest, attention + 2.0 * residual), logits + residual)
     return kv_bytes, activations

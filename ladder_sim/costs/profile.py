@@ -14,12 +14,12 @@ from ladder_sim.costs.lookup import Curve, RatioTable
 from ladder_sim.costs.roofline import Gpu
 from ladder_sim.specs.cluster import ClusterSpec, GpuSpec
 
-# a figure is identified where the runs leave at most this share of its prior's spread
+# a figure is identified if the runs leave at most this share of its prior's spread
 IDENTIFIED = 0.7
 # in `CalibrationProfile.overheads`: spread of the logarithm of a kernel's time
 JITTER_KEY = "jitter_sigma"
-# memory-bound H100 kernels reach 2.93 of 3.35 TB/s (GEMM tables of aiconfigurator-core 0.12.0, m <= 16); where a
-# profile has a GEMM table, its own figure is taken
+# memory-bound H100 kernels use 2.93 of 3.35 TB/s (GEMM tables of aiconfigurator-core 0.12.0, m <= 16); a
+# profile with a GEMM table has a figure of its own
 HBM_EFFICIENCY = 2.93 / 3.35
 # weights of that many rows and columns (0.5 GB in bf16) are streamed from memory: no cache holds them
 STREAMING_GEMM = 16384.0
@@ -166,7 +166,7 @@ class CalibrationProfile:
 
     @cached_property
     def memory_efficiency(self) -> float:
-        """Share of the memory's bandwidth that a kernel reaches which only streams weights."""
+        """Share of the memory's bandwidth that a kernel uses that only streams weights."""
         table = self.gemm.get("bf16")
         if table is None:
             return HBM_EFFICIENCY

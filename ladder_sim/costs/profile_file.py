@@ -1,4 +1,4 @@
-"""Profile files: which entries they hold, and how they are read, written and found."""
+"""Profile files: their entries, reading, writing, and those that come with the package."""
 
 import dataclasses
 import gzip

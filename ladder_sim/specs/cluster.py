@@ -100,7 +100,7 @@ class ClusterSpec:
     """How much longer the slowest of the GPUs computes than a typical one, as a fraction. 2 to 3 % were needed to
     explain the published 70B rows of arXiv 2501.06589 at TP 2 and 4."""
     host_low_latency_share: float = 0.125
-    """Of the host tier's bandwidth: what NCCL's low-latency protocol (LL) reaches between two ranks. LL sends a flag
+    """Of the host tier's bandwidth: the rate of NCCL's low-latency protocol (LL) between two ranks. LL sends a flag
     with every 4 bytes, which halves the rate, and its 8-byte stores keep a PCIe link a quarter busy: a default."""
     profile: str = ""
     """Shipped profile that was measured on this GPU; empty: none."""

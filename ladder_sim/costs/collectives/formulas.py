@@ -31,11 +31,11 @@ LATENCY_EXPONENT = 0.67
 RING_EFFICIENCY = 0.82
 # busbw 452 GB/s above 16 MB on 8 H100s: the switch reduces, so that busbw is not bound by the link rate
 NVLS_EFFICIENCY = 452.0 / 450.0
-# H100 TensorRT-LLM: 3.2 us at 8 ranks where NCCL takes 15.6; reads of all peers' buffers reach 300 GB/s
+# H100 TensorRT-LLM: 3.2 us at 8 ranks where NCCL takes 15.6; reads of all peers' buffers run at 300 GB/s
 ONE_SHOT_FLOOR_FACTOR, ONE_SHOT_EFFICIENCY = 3.2 / 15.6, 300.0 / 450.0
 # H100 vLLM at 8 ranks
 TWO_SHOT_FLOOR_FACTOR = 4.9 / 15.6
-# H100 NCCL all-gather and reduce-scatter at 8 ranks beside its all-reduce
+# H100 NCCL all-gather and reduce-scatter at 8 ranks relative to its all-reduce
 GATHER_FLOOR_FACTOR = 10.1 / 15.6
 # a ring step over PCIe costs 5.7 us by NCCL's Simple protocol where LL costs 1.0 (NCCL, src/graph/tuning.cc, hwLat)
 HOST_SIMPLE_FLOOR_FACTOR = 5.7
@@ -50,7 +50,7 @@ INTER_EFFICIENCY = 0.95
 
 
 def _floor(ranks: float, latency_s: Number) -> Number:
-    """Latency floor of a group, given that of a full node; beyond one, every doubling adds as much as from 4 to 8."""
+    """Latency floor of a group, given a full node's; beyond, every doubling adds as much as from 4 to 8."""
     if ranks > FULL_NODE:
         growth = 1.0 + math.log2(ranks / FULL_NODE) * (1.0 - 0.5**LATENCY_EXPONENT)
     else:

@@ -1,4 +1,4 @@
-"""The collectives of one scenario: which algorithm runs, how long it takes, and how far that is measured."""
+"""The collectives of one scenario: which algorithm runs, how long it takes, and which times are measured."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -33,8 +33,6 @@ from ladder_sim.specs.scenario import Scenario
 # it. Fitted: so do nine tenths of EFA, NDR and H20 nccl-tests rows within 20 % of the two-node formula. The other two
 # are judgement: no measurement of that link stands behind them.
 COLLECTIVE_ERROR: Mapping[Source, float] = {"measured": 0.08, "fitted": 0.2, "transferred": 0.3, "roofline": 0.4}
-
-
 # kernels of the inference engines themselves
 CUSTOM = ("one-shot", "two-shot")
 # the choice of a single algorithm
@@ -52,9 +50,9 @@ class CollectiveTimes:
     source: Source
     """Of those out of range."""
     algorithms: tuple[str, ...]
-    """What runs, e.g. "nccl"; several where configurations differ."""
+    """What runs, e.g. "nccl"; several if configurations differ."""
     choice: NDArray[np.int_]
-    """Which of them, by configuration; one element where there is one."""
+    """Index of what runs, by configuration; a single element if it is the same for all."""
     node_share: float | Floats = 1.0
     """Of the time, inside the node; the rest waits for the network."""
 
@@ -64,7 +62,7 @@ class CollectiveTimes:
         return self.algorithms[int(np.bincount(self.choice).argmax()) if len(self.algorithms) > 1 else 0]
 
     def choose(self, of_each: Sequence[Number]) -> Number:
-        """A value that depends on the algorithm, given each one's: a number where all configurations agree."""
+        """A value that depends on the algorithm, given each one's: a number if all configurations agree."""
         if len(of_each) == 1:
             return of_each[0]
         table = np.stack(np.broadcast_arrays(*(np.atleast_1d(value) for value in of_each)))
@@ -190,7 +188,7 @@ class Network:
         )
 
     def _across(self, kind: CollectiveKind, message: Floats) -> CollectiveTimes:
-        """Across nodes everything is NCCL: custom kernels reach peers of their own node only."""
+        """Across nodes everything is NCCL: custom kernels access peers of their own node only."""
         seconds = self._hierarchical(kind, message, self._direct_wire_s(kind, message))
         if not self._p2p:
             host_s = self._hierarchical(kind, message, self._host_wire_s(kind, message))
