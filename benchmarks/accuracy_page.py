@@ -224,8 +224,8 @@ def _form() -> str:
         "With `--max-error 8` the command exits with 1 if the mean absolute error of ladder's speedup exceeds 8 % at "
         "the last level\nshown, over the rows with P2P on that no fit has seen.\n\n"
         "`ladder-sim calibrate fit-stack --runs my_runs.csv --base h100-sxm --out mine.json.gz` fits a stack's figures "
-        "to your own\nruns. `ladder-sim validate my_runs.csv --profile mine.json.gz` compares the runs with that fit. Every "
-        "command predicts\nfrom it with `--profile mine.json.gz`.\n"
+        "to your own\nruns. `ladder-sim validate my_runs.csv --profile mine.json.gz` compares them with that fit. "
+        "Every command predicts\nfrom it with `--profile mine.json.gz`.\n"
     )
 
 

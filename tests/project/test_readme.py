@@ -16,10 +16,9 @@ SHOWN = "ladder-sim predict --model 405b --nodes 2"
 def commands() -> list[str]:
     """Every `ladder-sim` line of the README, without comments, pipes and files that only a user has."""
     lines = [line.strip().split("#")[0].split("|")[0].strip() for line in README.splitlines()]
-    found = {line for line in lines if line.startswith("ladder-sim ") and "path/to" not in line}
+    shown = {line for line in lines if line.startswith("ladder-sim ") and "path/to" not in line}
     # a server runs until it is stopped: tests/cli/test_explore.py
-    found = {line for line in found if not line.startswith("ladder-sim explore")}
-    return sorted(found)
+    return sorted(line for line in shown if not line.startswith("ladder-sim explore"))
 
 
 def test_the_readme_has_commands() -> None:
@@ -27,7 +26,9 @@ def test_the_readme_has_commands() -> None:
     assert len(commands()) >= 10
 
 
-@pytest.mark.parametrize("command", commands())
+@pytest.mark.parametrize(
+    "command", [pytest.param(each, marks=pytest.mark.slow) if "--jitter" in each else each for each in commands()]
+)
 def test_commands_work(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # some write files
     monkeypatch.chdir(tmp_path)
