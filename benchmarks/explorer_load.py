@@ -29,12 +29,12 @@ _ADDRESS = "explorer: http://127.0.0.1:"
 _SCENARIOS = ("model=405b&nodes=2", "model=70b", "model=70b&stack=vllm", "model=8b&tp=4", "model=qwen3-32b&batch=16")
 _SLIDERS = (("intra.bandwidth", 200, "GB/s"), ("intra.latency", 10, "us"), ("gpu.hbm_bandwidth", 3, "TB/s"))
 
-# what was asked for, and milliseconds until it was there
+# what was requested, and milliseconds until the answer
 Spent = tuple[str, float]
 
 
 class Reader:
-    """One page: asks by the callbacks that the server has told it."""
+    """One page: sends requests by the server's list of callbacks."""
 
     def __init__(self, port: int, seed: int) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
@@ -54,15 +54,17 @@ class Reader:
 
     def ask(self, about: str, query: str) -> float:
         """Milliseconds until the answer is there."""
-        found = next(one for one in self._callbacks if about in one["output"] and not one["clientside_function"])
-        parts = [name.partition("@")[0].split(".") for name in found["output"].strip(".").split("...")]
+        callback = next(
+            entry for entry in self._callbacks if about in entry["output"] and not entry["clientside_function"]
+        )
+        parts = [name.partition("@")[0].split(".") for name in callback["output"].strip(".").split("...")]
         outputs = [{"id": owner, "property": name} for owner, name in parts]
         values = {"query": query, "settled": query, "theme": "light", "page-load": self._page}
         body = {
-            "output": found["output"],
-            "outputs": outputs if found["output"].startswith("..") else outputs[0],
-            "inputs": [{**one, "value": values[one["id"]]} for one in found["inputs"]],
-            "state": [{**one, "value": values[one["id"]]} for one in found["state"]],
+            "output": callback["output"],
+            "outputs": outputs if callback["output"].startswith("..") else outputs[0],
+            "inputs": [{**item, "value": values[item["id"]]} for item in callback["inputs"]],
+            "state": [{**item, "value": values[item["id"]]} for item in callback["state"]],
             "changedPropIds": ["query.data"],
         }
         begin = time.perf_counter()
@@ -72,7 +74,7 @@ class Reader:
         response = self._connection.getresponse()
         answer = response.read()
         spent_ms = 1e3 * (time.perf_counter() - begin)
-        # on the page, what is wrong with a query is an answer too
+        # the page shows an error of the query as an answer
         if response.status != 200 or (about == HEADLINE and b'"error":""' not in answer):
             raise RuntimeError(f"{about}: {response.status} {answer[:200]!r}")
         return spent_ms
@@ -98,9 +100,9 @@ def percentile(spent: list[float], share: float) -> float:
     return sorted(spent)[int(share * (len(spent) - 1))]
 
 
-def told(spent: list[float]) -> str:
-    found = "  ".join(f"p{100 * share:.0f} {percentile(spent, share):5.0f} ms" for share in (0.5, 0.9, 0.99))
-    return f"{len(spent):6d} answers  {found}  most {max(spent):5.0f} ms"
+def summary(spent: list[float]) -> str:
+    percentiles = "  ".join(f"p{100 * share:.0f} {percentile(spent, share):5.0f} ms" for share in (0.5, 0.9, 0.99))
+    return f"{len(spent):6d} answers  {percentiles}  max {max(spent):5.0f} ms"
 
 
 def main() -> int:
@@ -110,7 +112,7 @@ def main() -> int:
     given = options.parse_args()
     with serving() as port:
         late = measure_alone(port) + measure_crowd(port, given.readers, given.seconds)
-    print("".join(f"MISSED: {one}\n" for one in late), end="")
+    print("".join(f"MISSED: {miss}\n" for miss in late), end="")
     return int(bool(late))
 
 
@@ -144,7 +146,7 @@ def measure_alone(port: int) -> list[str]:
             spent.append(alone.ask(about, query))
         # the first one loads what the others share
         spent = spent[1:]
-        print(f"  {view:12s}{told(spent)}")
+        print(f"  {view:12s}{summary(spent)}")
         if percentile(spent, 0.5) > BOUNDS_MS.get(view, BOUNDS_MS["map"]):
             late.append(f"{view} of one reader, {percentile(spent, 0.5):.0f} ms")
     return late
@@ -154,11 +156,11 @@ def measure_crowd(port: int, readers: int, seconds: float) -> list[str]:
     """All of them at once; which bounds are missed."""
     until = time.monotonic() + seconds
     with ThreadPoolExecutor(readers) as pool:
-        found = pool.map(lambda seed: Reader(port, seed).drag(until), range(readers))
-        spent = [one for readers_own in found for one in readers_own]
+        runs = pool.map(lambda seed: Reader(port, seed).drag(until), range(readers))
+        spent = [request for run in runs for request in run]
     print(f"{readers} readers for {seconds:.0f} s, {len(spent)} requests, no errors:")
     for view in (HEADLINE, *VIEWS):
-        print(f"  {view:12s}{told([ms for name, ms in spent if name == view])}")
+        print(f"  {view:12s}{summary([ms for name, ms in spent if name == view])}")
     crowded = percentile([ms for name, ms in spent if name == HEADLINE], 0.95)
     return [f"headline of {readers} readers, {crowded:.0f} ms"] if crowded > CROWDED_MS else []
 

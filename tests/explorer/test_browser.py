@@ -24,22 +24,22 @@ GAIN = "document.querySelector('.card[data-variant=ladder] .gain').textContent"
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    with served() as found:
-        yield found
+    with served() as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with chromium() as found:
-        yield found
+    with chromium() as started:
+        yield started
 
 
 @pytest.fixture(scope="module")
 def context(browser: Browser) -> Iterator[BrowserContext]:
     # one cache for all tests
-    found = browser.new_context(color_scheme="light", permissions=["clipboard-read", "clipboard-write"])
-    yield found
-    found.close()
+    opened = browser.new_context(color_scheme="light", permissions=["clipboard-read", "clipboard-write"])
+    yield opened
+    opened.close()
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +59,10 @@ def seen(context: BrowserContext, address: str, pictures: Path) -> Iterator[Watc
 
 def test_a_laptop_sees_the_numbers_of_the_command_line(seen: Watched) -> None:
     page = seen.open("?model=405b&nodes=2")
-    for name, one in predict(Scenario.of(model="405b", nodes=2)).items():
+    for name, prediction in predict(Scenario.of(model="405b", nodes=2)).items():
         shown = page.inner_text(f".card[data-variant='{name}']")
-        assert f"{one.tokens_per_s.value:.4g}" in shown
-        assert name == "standard" or f"{one.speedup.value:.2f}x" in shown
+        assert f"{prediction.tokens_per_s.value:.4g}" in shown
+        assert name == "standard" or f"{prediction.speedup.value:.2f}x" in shown
     assert page.inner_text("#cli") == "ladder-sim predict --model 405b --nodes 2"
     seen.drawn()
     seen.screenshot("laptop")
@@ -171,12 +171,12 @@ def test_two_pinned_scenarios_and_a_file_to_keep(seen: Watched) -> None:
 def test_the_exported_page_needs_no_server(seen: Watched, tmp_path: Path) -> None:
     allowlist = Allowlist.of()
     file = tmp_path / "page.html"
-    found = Queries(allowlist).answer("model=405b&nodes=2")
-    file.write_text(standalone_page(found, allowlist), encoding="utf-8")
+    answer = Queries(allowlist).answer("model=405b&nodes=2")
+    file.write_text(standalone_page(answer, allowlist), encoding="utf-8")
     page = seen.page
     page.goto(file.as_uri())
     page.wait_for_selector("#map .js-plotly-plot .hm, #map .hm")
-    assert seen.gain() == f"{found.predictions['ladder'].speedup.value:.2f}x"
+    assert seen.gain() == f"{answer.predictions['ladder'].speedup.value:.2f}x"
     # a value of the grid is exact: twice the batch is the next one
     page.focus("#batch")
     page.keyboard.press("ArrowRight")

@@ -43,9 +43,9 @@ def test_numbers_are_those_of_the_command_line(page: Page, capsys: pytest.Captur
 
 def test_the_sweep_of_the_curve_is_the_command_lines(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
     query = "model=8b&tp=4&along=batch"
-    found = page.client.get(f"/download/curve.csv?{query}").text
+    downloaded = page.client.get(f"/download/curve.csv?{query}").text
     assert main(["sweep", "--model", "8b", "--tp", "4", "--nodes", "1", "--batch", "1:256", "--csv"]) == 0
-    ours, theirs = ([line.split(",") for line in text.splitlines()] for text in (found, capsys.readouterr().out))
+    ours, theirs = ([line.split(",") for line in text.splitlines()] for text in (downloaded, capsys.readouterr().out))
     column = "ladder.speedup"
     assert [row[ours[0].index(column)] for row in ours[1:]] == [row[theirs[0].index(column)] for row in theirs[1:]]
 
@@ -96,9 +96,9 @@ def test_a_bad_link_shows_its_error_and_the_next_one_works(page: Page) -> None:
 
 def test_text_of_a_link_stays_text(page: Page) -> None:
     """Guards against scripts in a link: the page takes its views in as HTML."""
-    told = page.views("model=<img src=x onerror=alert(1)>")["error"]
-    assert "<img" not in told
-    assert "&lt;img src=x" in told
+    error = page.views("model=<img src=x onerror=alert(1)>")["error"]
+    assert "<img" not in error
+    assert "&lt;img src=x" in error
 
 
 @pytest.mark.parametrize("query", ["model=405b", "model=nonsense"])
@@ -133,9 +133,9 @@ def test_pinned_scenarios_stand_side_by_side(page: Page) -> None:
 def _read(page: Page, contents: str | None = None, pasted: str | None = None) -> Any:
     trigger: dict[str, Any] = {"read": 1} if contents is None else {"upload": contents}
     payload = page.payload("shape.data", trigger, {"upload": contents, "pasted": pasted})
-    for one in payload["state"]:
-        if one["property"] == "filename":
-            one["value"] = "mine.json"
+    for item in payload["state"]:
+        if item["property"] == "filename":
+            item["value"] = "mine.json"
     return page.send(payload)
 
 

@@ -70,17 +70,17 @@ def test_the_breakdown_sums_to_the_request() -> None:
     scenario = Scenario.of(model="405b", nodes=2)
     predictions = predict(scenario)
     figure = breakdown_figure(scenario, predictions)
-    for index, found in enumerate(predictions.values()):
-        assert sum(trace.x[index] for trace in figure.data) == pytest.approx(found.request_s, rel=0.01)
+    for index, prediction in enumerate(predictions.values()):
+        assert sum(trace.x[index] for trace in figure.data) == pytest.approx(prediction.request_s, rel=0.01)
 
 
 def test_the_timeline_holds_the_simulated_ops() -> None:
-    """Lanes of every variant; ladder's all-reduces run beside compute, standard's do not."""
+    """Lanes of every variant; ladder's all-reduces overlap compute, standard's do not."""
     scenario = Scenario.of(model="405b", nodes=2)
     predictions = predict(scenario, ["standard", "ladder"])
     figure = timeline_figure(scenario, predictions)
-    for variant, found in predictions.items():
-        assert found.request.decode is not None
+    for variant, prediction in predictions.items():
+        assert prediction.request.decode is not None
         bars = [
             (lane, base, base + length, op)
             for trace in figure.data
@@ -90,48 +90,48 @@ def test_the_timeline_holds_the_simulated_ops() -> None:
         ]
         gemms = [op for _, _, _, op in bars if op.endswith((".qkv", ".o", ".up", ".down"))]
         assert len(gemms) == 2 * 4
-        seconds = {op.op.name: op.seconds for op in found.request.decode.ops}
+        seconds = {op.op.name: op.seconds for op in prediction.request.decode.ops}
         for _, start, end, op in bars:
             assert end - start <= 1e6 * seconds[op] + 1e-9
         compute, comm = ([bar for bar in bars if bar[0].endswith(lane)] for lane in ("compute", "communication"))
-        beside = [min(end, stop) - max(start, begin) for _, start, end, _ in comm for _, begin, stop, _ in compute]
-        assert (max(beside) > 1.0) is (variant == "ladder")
+        overlaps = [min(end, stop) - max(start, begin) for _, start, end, _ in comm for _, begin, stop, _ in compute]
+        assert (max(overlaps) > 1.0) is (variant == "ladder")
     with pytest.raises(UsageError, match="one new token"):
         timeline_figure(scenario, predict(Scenario.of(model="8b", gen=1)))
 
 
 def test_breakeven_marks_its_crossings_in_the_axis_unit() -> None:
-    found = breakeven({"model": "405b", "nodes": 2}, "inter.latency", "1:40us", gain=0.1)
-    line, *marks = breakeven_figure(found).data
-    assert np.array_equal(line.y, found.speedups)
+    result = breakeven({"model": "405b", "nodes": 2}, "inter.latency", "1:40us", gain=0.1)
+    line, *marks = breakeven_figure(result).data
+    assert np.array_equal(line.y, result.speedups)
     assert line.x[-1] == pytest.approx(40.0)
-    assert [mark.x[0] for mark in marks] == pytest.approx([one.value * 1e6 for one in found.crossings])
+    assert [mark.x[0] for mark in marks] == pytest.approx([crossing.value * 1e6 for crossing in result.crossings])
     assert marks
 
 
 def test_the_tornado_shows_both_changes_heaviest_first() -> None:
-    found = sensitivity(Scenario.of(model="405b", nodes=2), ["ladder"])
-    lower, higher = tornado_figure(found, "ladder", 0.1).data
-    widest = [max(abs(one), abs(other)) for one, other in zip(lower.x, higher.x, strict=True)]
+    sensitivities = sensitivity(Scenario.of(model="405b", nodes=2), ["ladder"])
+    lower, higher = tornado_figure(sensitivities, "ladder", 0.1).data
+    widest = [max(abs(low), abs(high)) for low, high in zip(lower.x, higher.x, strict=True)]
     assert widest == sorted(widest, reverse=True)
-    heaviest = max(found, key=lambda one: one.widest("ladder")).responses["ladder"]
+    heaviest = max(sensitivities, key=lambda item: item.widest("ladder")).responses["ladder"]
     assert (lower.x[0], higher.x[0]) == (100 * heaviest.request_lower, 100 * heaviest.request_higher)
 
 
 def test_pareto_holds_every_option_and_the_front() -> None:
-    found = advise({"model": "70b"}, "tpot")
-    front, *variants = pareto_figure(found).data
-    assert list(front.x) == [1e3 * one.tpot_s for one in found.front]
-    assert sum(len(trace.x) for trace in variants) == len(found.options)
+    advice = advise({"model": "70b"}, "tpot")
+    front, *variants = pareto_figure(advice).data
+    assert list(front.x) == [1e3 * option.tpot_s for option in advice.front]
+    assert sum(len(trace.x) for trace in variants) == len(advice.options)
     assert {trace.name: trace.marker.color for trace in variants} == {
         name: VARIANT_COLOURS[name] for name in ("standard", "parallel", "ladder")
     }
 
 
 def test_the_comparison_holds_rates_and_intervals() -> None:
-    found = compare({"model": "70b"}, ["h100-sxm", "h200-sxm"])
-    for trace, candidate in zip(comparison_figure(found).data, found, strict=True):
-        rates = [one.tokens_per_s for one in candidate.predictions.values()]
+    candidates = compare({"model": "70b"}, ["h100-sxm", "h200-sxm"])
+    for trace, candidate in zip(comparison_figure(candidates).data, candidates, strict=True):
+        rates = [prediction.tokens_per_s for prediction in candidate.predictions.values()]
         assert list(trace.y) == [rate.value for rate in rates]
         assert [y + more for y, more in zip(trace.y, trace.error_y.array, strict=True)] == pytest.approx(
             [rate.high for rate in rates]

@@ -31,7 +31,7 @@ def scenario() -> Scenario:
 
 
 @pytest.fixture(scope="module")
-def found(scenario: Scenario) -> dict[str, Prediction]:
+def predictions(scenario: Scenario) -> dict[str, Prediction]:
     return predict(scenario, VARIANTS)
 
 
@@ -49,20 +49,20 @@ def shown(report: RenderableType, width: int, monkeypatch: pytest.MonkeyPatch, *
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 112, 160])
 @pytest.mark.parametrize("explain", [False, True])
 def test_nothing_is_cut_or_overflows(
-    scenario: Scenario, found: dict[str, Prediction], width: int, explain: bool, monkeypatch: pytest.MonkeyPatch
+    scenario: Scenario, predictions: dict[str, Prediction], width: int, explain: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Regression: at 80 columns times and speedups ended in an ellipsis."""
-    text = ESCAPE.sub("", shown(prediction_report(scenario, found, explain=explain), width, monkeypatch))
+    text = ESCAPE.sub("", shown(prediction_report(scenario, predictions, explain=explain), width, monkeypatch))
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= width
 
 
 @pytest.mark.parametrize("width", [80, 112])
 def test_figures_stay_in_one_piece(
-    scenario: Scenario, found: dict[str, Prediction], width: int, monkeypatch: pytest.MonkeyPatch
+    scenario: Scenario, predictions: dict[str, Prediction], width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = shown(prediction_report(scenario, found), width, monkeypatch)
-    for name, prediction in found.items():
+    text = shown(prediction_report(scenario, predictions), width, monkeypatch)
+    for name, prediction in predictions.items():
         row = next(line for line in text.splitlines() if line.startswith(name))
         assert f"{prediction.tokens_per_s.value:#.4g}" in row
         assert f"{prediction.speedup.value:.2f}" in row or name == "standard"
@@ -70,8 +70,8 @@ def test_figures_stay_in_one_piece(
     assert ("limited by" in text) == (width > 100)
 
 
-def test_a_file_holds_plain_lines_that_are_not_broken(scenario: Scenario, found: dict[str, Prediction]) -> None:
-    text = to_text(prediction_report(scenario, found, explain=True))
+def test_a_file_holds_plain_lines_that_are_not_broken(scenario: Scenario, predictions: dict[str, Prediction]) -> None:
+    text = to_text(prediction_report(scenario, predictions, explain=True))
     assert "\x1b" not in text
     assert all(line == line.rstrip() for line in text.splitlines())
     assert len(re.findall(r"^hybrid-ladder:100 ", text, re.M)) == 2
@@ -79,15 +79,15 @@ def test_a_file_holds_plain_lines_that_are_not_broken(scenario: Scenario, found:
 
 
 def test_a_terminal_is_bold_unless_no_color_is_set(
-    scenario: Scenario, found: dict[str, Prediction], monkeypatch: pytest.MonkeyPatch
+    scenario: Scenario, predictions: dict[str, Prediction], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report = prediction_report(scenario, found)
+    report = prediction_report(scenario, predictions)
     assert "\x1b[1m" in shown(report, 112, monkeypatch, TERM="xterm-256color", TTY_COMPATIBLE="1")
     assert "\x1b" not in shown(report, 112, monkeypatch, NO_COLOR="1", TTY_COMPATIBLE="1")
 
 
 def test_text_columns_take_several_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Regression: a long source left no room for the names beside it."""
+    """Regression: a long source left no room for the names next to it."""
     rows = [("name-of-it", "word " * 40, "12.3 ms")]
     text = ESCAPE.sub("", shown(table(("what", "source", "time"), rows, left=2), 60, monkeypatch))
     assert text.count("word") == 40
@@ -108,8 +108,8 @@ def test_lists_fit_a_narrow_screen(name: str, monkeypatch: pytest.MonkeyPatch) -
     assert len(run("list", name).out.splitlines()) == len(rows) + 1
 
 
-def test_exports_end_in_one_newline(scenario: Scenario, found: dict[str, Prediction]) -> None:
-    document = prediction_document(scenario, found)
+def test_exports_end_in_one_newline(scenario: Scenario, predictions: dict[str, Prediction]) -> None:
+    document = prediction_document(scenario, predictions)
     for text in (document.to_json(), document.to_csv()):
         assert text.endswith("\n")
         assert not text.endswith("\n\n")

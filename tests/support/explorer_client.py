@@ -13,23 +13,25 @@ class Page:
     def __init__(self, client: Client) -> None:
         self.client = client
         self._callbacks = [
-            one for one in client.get("/_dash-dependencies").json or [] if not one["clientside_function"]
+            entry for entry in client.get("/_dash-dependencies").json or [] if not entry["clientside_function"]
         ]
 
     def payload(self, output: str, inputs: dict[str, Any], state: dict[str, Any] | None = None) -> dict[str, Any]:
         """What the page sends when the first of some inputs changes."""
-        found = next(one for one in self._callbacks if output in one["output"])
-        names = found["output"].strip(".").split("...")
+        callback = next(entry for entry in self._callbacks if output in entry["output"])
+        names = callback["output"].strip(".").split("...")
         outputs = [
             {"id": name.rpartition(".")[0], "property": name.rpartition(".")[2].partition("@")[0]} for name in names
         ]
         values = {**inputs, **(state or {})}
         return {
-            "output": found["output"],
-            "outputs": outputs if found["output"].startswith("..") else outputs[0],
-            "inputs": [{**one, "value": values.get(one["id"])} for one in found["inputs"]],
-            "state": [{**one, "value": values.get(one["id"])} for one in found["state"]],
-            "changedPropIds": [f"{one['id']}.{one['property']}" for one in found["inputs"] if one["id"] in inputs][:1],
+            "output": callback["output"],
+            "outputs": outputs if callback["output"].startswith("..") else outputs[0],
+            "inputs": [{**item, "value": values.get(item["id"])} for item in callback["inputs"]],
+            "state": [{**item, "value": values.get(item["id"])} for item in callback["state"]],
+            "changedPropIds": [
+                f"{item['id']}.{item['property']}" for item in callback["inputs"] if item["id"] in inputs
+            ][:1],
         }
 
     def send(self, payload: Any) -> TestResponse:
@@ -38,8 +40,8 @@ class Page:
 
     def views(self, query: object) -> dict[str, str]:
         """The headline's views for a query: HTML by element."""
-        found: dict[str, str] = self.ask("answer.data", query)["answer"]["data"]["views"]
-        return found
+        views: dict[str, str] = self.ask("answer.data", query)["answer"]["data"]["views"]
+        return views
 
     def ask(self, output: str, query: object, **more: Any) -> dict[str, Any]:
         """What the page gets for a query."""

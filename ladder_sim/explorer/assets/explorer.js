@@ -2,8 +2,8 @@
 (function () {
   "use strict";
 
-  const USUAL = { cluster: "h100-sxm", dtype: "bf16", stack: "gpt-fast", variant: "ladder", over: "standard", phase: "decode" };
-  const USUAL_VARIANTS = ["parallel", "ladder", "upper-bound"];
+  const DEFAULTS = { cluster: "h100-sxm", dtype: "bf16", stack: "gpt-fast", variant: "ladder", over: "standard", phase: "decode" };
+  const DEFAULT_VARIANTS = ["parallel", "ladder", "upper-bound"];
   const DOUBLING = ["nodes", "gpus_per_node", "tp", "batch", "prompt", "gen"];
   const SPACING_MS = 60;
   const PATIENCE_MS = 1500;
@@ -15,10 +15,10 @@
   const idOf = (key) => "c-" + key.replaceAll(".", "-");
 
   const page = {
-    untouched: null, // the query as it was opened, until a control is turned
-    shape: null, // a dropped model, as a query holds it
+    opened: null, // the query as it was opened, until a control moves
+    shape: null, // an uploaded model, as a query holds it
     placed: {}, // where the server's answer has put each slider
-    told: {}, // what the server's answer has written beside it
+    texts: {}, // what the server's answer has written next to it
     send: null, // the query that waits to be sent
     sentAt: 0,
     unanswered: false,
@@ -53,17 +53,17 @@
 
   function variantsOf(values) {
     const chosen = values.variants || [];
-    if (chosen.length === USUAL_VARIANTS.length && USUAL_VARIANTS.every((name) => chosen.includes(name))) return "";
+    if (chosen.length === DEFAULT_VARIANTS.length && DEFAULT_VARIANTS.every((name) => chosen.includes(name))) return "";
     const amount = { "hybrid-ladder": values.layers, desync: values.every };
     const names = chosen.map((name) => (name in amount ? `${name}:${amount[name] ?? ""}` : name));
     return ["standard", ...names].join(",");
   }
 
   function queryOf(values, pins) {
-    const found = new URLSearchParams();
+    const query = new URLSearchParams();
     const put = (key, value) => {
-      if (value !== null && value !== undefined && String(value).trim() && String(value) !== USUAL[key]) {
-        found.append(key, String(value).trim());
+      if (value !== null && value !== undefined && String(value).trim() && String(value) !== DEFAULTS[key]) {
+        query.append(key, String(value).trim());
       }
     };
     put("model", page.shape ? JSON.parse(page.shape).name : values.model);
@@ -74,11 +74,11 @@
     }
     for (const part of String(values.settings || "").split(",")) {
       const [key, ...rest] = part.split("=");
-      if (key.trim()) found.append(key.trim(), rest.join("=").trim());
+      if (key.trim()) query.append(key.trim(), rest.join("=").trim());
     }
     put("variants", variantsOf(values));
-    (pins || []).forEach((pin) => found.append("pin", pin));
-    return found.toString();
+    (pins || []).forEach((pin) => query.append("pin", pin));
+    return query.toString();
   }
 
   function spread(search, start) {
@@ -88,9 +88,9 @@
     const known = context().outputs_list.map((output) => keyOf(output.id));
     for (const [key, value] of given) if (key.includes(".") && !known.includes(key)) settings.push(`${key}=${value}`);
     const variants = given.get("variants");
-    const named = variants ? variants.split(",") : USUAL_VARIANTS;
-    const amount = (family, usual) => Number((named.find((name) => name.startsWith(`${family}:`)) || `:${usual}`).split(":")[1]);
-    page.untouched = query;
+    const named = variants ? variants.split(",") : DEFAULT_VARIANTS;
+    const amount = (family, value) => Number((named.find((name) => name.startsWith(`${family}:`)) || `:${value}`).split(":")[1]);
+    page.opened = query;
     page.shape = given.get("shape");
     const values = {
       model: page.shape ? null : given.get("model") || "70b",
@@ -103,7 +103,7 @@
       pins: given.getAll("pin"),
       shape: page.shape,
     };
-    return known.map((key) => (key in values ? values[key] : given.get(key) ?? USUAL[key] ?? (DOUBLING.includes(key) || key.includes(".") ? "" : null)));
+    return known.map((key) => (key in values ? values[key] : given.get(key) ?? DEFAULTS[key] ?? (DOUBLING.includes(key) || key.includes(".") ? "" : null)));
   }
 
   function gather() {
@@ -113,15 +113,15 @@
     const { pins, shape } = values;
     delete values.pins;
     delete values.shape;
-    const turned = (context().triggered || []).map((one) => one.prop_id.split(".")[0]);
-    if (page.untouched !== null) {
+    const changed = (context().triggered || []).map((input) => input.prop_id.split(".")[0]);
+    if (page.opened !== null) {
       // as it was opened, mistakes included: the server says what is wrong with it
-      const query = page.untouched;
-      page.untouched = null;
+      const query = page.opened;
+      page.opened = null;
       return later(query);
     }
-    if (turned.includes("shape")) page.shape = shape;
-    else if (turned.includes(idOf("model")) && values.model) page.shape = null;
+    if (changed.includes("shape")) page.shape = shape;
+    else if (changed.includes(idOf("model")) && values.model) page.shape = null;
     const query = queryOf(values, pins);
     window.history.replaceState(null, "", `?${query}`);
     return later(query);
@@ -183,8 +183,8 @@
       const fact = answer.facts[key];
       if (!fact) return skip();
       if (output.property === "placeholder") {
-        if (page.told[key] === fact.text) return skip();
-        page.told[key] = fact.text;
+        if (page.texts[key] === fact.text) return skip();
+        page.texts[key] = fact.text;
         return fact.text;
       }
       const slider = document.getElementById(output.id);
@@ -259,22 +259,22 @@
     return skip();
   }
 
-  /* A slider speaks at most once per SPACING_MS, and when it rests: each time Dash looks through the whole page. */
-  let spoke = 0;
-  let lastWord = 0;
+  /* A slider reports at most once per SPACING_MS, and when it rests: each time Dash looks through the whole page. */
+  let sentAt = 0;
+  let pending = 0;
   document.addEventListener(
     "input",
     (event) => {
       const slider = event.target;
       if (slider.type !== "range") return;
-      clearTimeout(lastWord);
-      const wait = spoke + SPACING_MS - performance.now();
+      clearTimeout(pending);
+      const wait = sentAt + SPACING_MS - performance.now();
       if (wait <= 0) {
-        spoke = performance.now();
+        sentAt = performance.now();
         return;
       }
       event.stopPropagation();
-      lastWord = setTimeout(() => slider.dispatchEvent(new Event("input", { bubbles: true })), wait);
+      pending = setTimeout(() => slider.dispatchEvent(new Event("input", { bubbles: true })), wait);
     },
     true,
   );

@@ -64,11 +64,11 @@
 
   /* 1, 2, 5, 10, ... between two numbers. */
   function roundTicks(low, high) {
-    const found = [];
+    const ticks = [];
     for (let decade = Math.floor(Math.log10(low)); decade <= Math.log10(high); decade += 1) {
-      for (const digit of [1, 2, 5]) found.push(digit * 10 ** decade);
+      for (const digit of [1, 2, 5]) ticks.push(digit * 10 ** decade);
     }
-    return found.filter((tick) => tick >= low * 0.999 && tick <= high * 1.001);
+    return ticks.filter((tick) => tick >= low * 0.999 && tick <= high * 1.001);
   }
 
   function layout(more) {
@@ -158,8 +158,8 @@
     }));
     const now = valueAt(axis, place.at[number]) / scale;
     const ticks = (low, high) => {
-      const found = roundTicks(low, high);
-      return { type: "log", tickmode: "array", tickvals: found, ticktext: found.map((tick) => String(Number(tick.toPrecision(3)))) };
+      const ticks = roundTicks(low, high);
+      return { type: "log", tickmode: "array", tickvals: ticks, ticktext: ticks.map((tick) => String(Number(tick.toPrecision(3)))) };
     };
     const speedups = lines.flatMap((one) => one.y);
     const highest = Math.max(1, ...speedups);
@@ -212,7 +212,7 @@
     });
   }
 
-  function slider(id, title, max, step, position, told) {
+  function slider(id, title, max, step, position, text) {
     const row = document.createElement("div");
     row.className = "slider";
     const label = document.createElement("label");
@@ -223,15 +223,15 @@
     Object.assign(input, { id, type: "range", min: 0, max, step });
     input.className = "range";
     input.value = position();
-    const tell = () => (value.textContent = told());
+    const update = () => (value.textContent = text());
     input.addEventListener("input", () => {
       if (id === "batch") place.batch = Number(input.value);
       else place.at[Number(id.replace("axis-", ""))] = Number(input.value);
-      tell();
+      update();
       draw();
     });
     row.append(label, value, input);
-    tell();
+    update();
     return row;
   }
 
