@@ -61,13 +61,15 @@ class OverlapParameters:
         ProfileError
             The profile names a parameter that does not exist.
         """
-        names = {field.name for field in dataclasses.fields(cls)}
-        unknown = sorted(set(overlap) - names)
+        unknown = sorted(set(overlap) - _OVERLAP_NAMES)
         if unknown:
             raise ProfileError(
-                f"overlap parameter '{unknown[0]}' is unknown", hint=f"known: {', '.join(sorted(names))}"
+                f"overlap parameter '{unknown[0]}' is unknown", hint=f"known: {', '.join(sorted(_OVERLAP_NAMES))}"
             )
         return cls(**overlap)
+
+
+_OVERLAP_NAMES = {field.name for field in dataclasses.fields(OverlapParameters)}
 
 
 def kernel_demand(shape: Shape, sms: int, parameters: OverlapParameters, memory: Number) -> Demand:

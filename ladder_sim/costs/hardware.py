@@ -35,7 +35,7 @@ class Link:
     @classmethod
     def of(cls, spec: LinkTier) -> Self:
         """The figures of a spec."""
-        return cls(**{field.name: getattr(spec, field.name) for field in dataclasses.fields(cls)})
+        return cls(fabric=spec.fabric, bandwidth_Bps=spec.bandwidth_Bps, latency_s=spec.latency_s)
 
     def same_as(self, other: "Link") -> bool:
         """Equal in every figure; an array that varies equals no single figure."""
@@ -74,6 +74,9 @@ class Stack:
     """Fixed time that decode attention of several sequences takes beyond one sequence's, seconds."""
 
 
+_STACK_FIGURES = tuple(field.name for field in dataclasses.fields(Stack))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Hardware:
     """Everything of a scenario that prices an op, apart from the op itself."""
@@ -106,7 +109,7 @@ class Hardware:
     @classmethod
     def stated(cls, scenario: Scenario, profile: CalibrationProfile | None = None) -> Self:
         """The figures as the scenario's specs and the profile's measurements state them."""
-        stack = {field.name: getattr(scenario.stack, field.name) for field in dataclasses.fields(Stack)}
+        stack = {name: getattr(scenario.stack, name) for name in _STACK_FIGURES}
         for name, value in (profile.overheads if profile else {}).items():
             # measured with the tables; what was set by hand stays
             if name in stack and f"stack.{name}" not in scenario.settings:

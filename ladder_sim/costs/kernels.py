@@ -4,7 +4,6 @@ Every kernel's time is ``roofline(this GPU) * ratio``, with the ratio measured /
 the measured GPU that is the measurement; on another it is the measurement carried over by the roofline ratio.
 """
 
-import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
@@ -18,7 +17,7 @@ from ladder_sim.costs.estimate import Estimate, Source
 from ladder_sim.costs.hardware import Hardware, Link
 from ladder_sim.costs.lookup import RatioTable
 from ladder_sim.costs.profile import HBM_EFFICIENCY, CalibrationProfile
-from ladder_sim.costs.roofline import Gpu, Kind, coordinates, roofline_s, table_key, table_shape
+from ladder_sim.costs.roofline import GPU_FIGURES, Gpu, Kind, coordinates, roofline_s, table_key, table_shape
 from ladder_sim.des.shared import Demand, Floats, Number, maximum, minimum
 from ladder_sim.graph.ops import AttentionShape, CollectiveKind, CollectiveShape, GemmShape, Op, Shape
 from ladder_sim.specs.scenario import Scenario
@@ -197,10 +196,7 @@ def _table_gpu(gpu: Gpu, profile: CalibrationProfile | None) -> tuple[Gpu, bool]
     """
     if profile is None:
         return gpu, False
-    measured = Gpu.of(profile.cluster.gpu)
-    relative = {
-        field.name: getattr(gpu, field.name) / getattr(measured, field.name) for field in dataclasses.fields(Gpu)
-    }
+    relative = {name: getattr(gpu, name) / getattr(profile.cluster.gpu, name) for name in GPU_FIGURES}
     scaled = Gpu(**{name: getattr(profile.reference, name) * ratio for name, ratio in relative.items()})
     return scaled, all(bool(np.all(ratio == 1.0)) for ratio in relative.values())
 
