@@ -117,17 +117,7 @@ class MissingDependencyError(LadderSimError):
 
 
 class MissingPackageError(MissingDependencyError):
-    """A package is absent that an extra installs.
-
-    Parameters
-    ----------
-    users
-        What needs it, plural: ``"chat templates"``, ...
-    package
-        Its name.
-    extra
-        Of ladder-sim, which installs it.
-    """
+    """A package of an extra of ladder-sim is absent; `users`, in the plural, need it."""
 
     def __init__(self, users: str, package: str, *, extra: str = "runtime") -> None:
         super().__init__(f"{users} need the '{package}' package", hint=f"pip install 'ladder-sim[{extra}]'")
@@ -144,21 +134,21 @@ class RankError(LadderSimError):
 def exit_code(
     command: Callable[[], int | None], *, debug: bool = False, report: Callable[[str], object] | None = None
 ) -> int:
-    """Run a command to its end and turn errors into a message and an exit code.
+    """Run a command to its end; errors become a message and an exit code.
 
     Parameters
     ----------
     command
         Returns its own exit code; None: 0.
     debug
-        Print the traceback of an error before its message.
+        Print the traceback of an error, too.
     report
         Where messages go; by default to stderr, after ``error: ``.
 
     Returns
     -------
     int
-        0 done, or the reader of stdout closed the pipe; 130 interrupted; else that of the error, 1 if it is a bug.
+        0, also if the reader of stdout closed the pipe; 130 if interrupted; else the error's, 1 for a bug.
     """
     show = report or _print_error
     try:

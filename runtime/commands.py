@@ -56,101 +56,81 @@ class _Parser(argparse.ArgumentParser):
 def _add_bench(commands: Any) -> None:
     parser = _add_command(commands, "bench", "Measure residual wirings with random weights, taking turns.")
     parser.set_defaults(check=_check_bench, run=_bench)
-    parser.add_argument("--model", type=Path, required=True, help="config.json of a Llama-family decoder")
-    parser.add_argument(
-        "--variant", dest="variants", type=_names, action="extend", required=True, help="wirings; repeatable, commas"
-    )
-    parser.add_argument("--save", type=Path, metavar="FILE", help="write the JSON to a file instead of stdout")
-    work = parser.add_argument_group("workload")
-    work.add_argument("--batch", type=int, default=1, help="sequences served together")
-    work.add_argument("--prompt", type=_tokens, default=1024, metavar="N", help="tokens of each prompt")
-    work.add_argument("--gen", type=int, default=512, metavar="N", help="new tokens of each sequence")
-    work.add_argument("--warmups", type=int, default=5, metavar="N", help="requests of each variant that do not count")
-    work.add_argument("--repeats", type=int, default=10, metavar="N", help="requests of each variant that count")
-    work.add_argument("--seed", type=int, default=0, help="of weights and prompts")
+    add = parser.add_argument
+    add("--model", type=Path, required=True, help="config.json of a Llama-family decoder")
+    add("--variant", dest="variants", type=_names, action="extend", required=True, help="wirings; repeatable, commas")
+    add("--save", type=Path, metavar="FILE", help="write the JSON to a file instead of stdout")
 
-    engine = parser.add_argument_group("engine")
-    engine.add_argument(
-        "--attention", choices=("flash", "math"), default="flash", help="math: over the whole static cache"
-    )
-    engine.add_argument("--prefill-logits", choices=("all", "last"), default="last", help="positions with logits")
-    engine.add_argument("--sharded-lm-head", action="store_true", help="split the LM head over the vocabulary")
-    engine.add_argument("--sharded-embedding", action="store_true", help="split the embedding over the vocabulary")
-    engine.add_argument("--fused-residual-add", action="store_true", help="add blocking outputs inside the norm")
-    engine.add_argument("--fused-ladder-add", action="store_true", help="the same for ladder's outputs")
-    engine.add_argument("--cuda-graphs", action="store_true", help="replay decode steps (GPUs, math attention)")
-    engine.add_argument("--compile", action="store_true", help="run blocks through torch.compile")
+    add = parser.add_argument_group("workload").add_argument
+    add("--batch", type=int, default=1, metavar="N", help="sequences served together")
+    add("--prompt", type=_tokens, default=1024, metavar="N", help="tokens of each prompt")
+    add("--gen", type=int, default=512, metavar="N", help="new tokens of each sequence")
+    add("--warmups", type=int, default=5, metavar="N", help="requests of each variant that do not count")
+    add("--repeats", type=int, default=10, metavar="N", help="requests of each variant that count")
+    add("--seed", type=int, default=0, metavar="N", help="of weights and prompts")
+    add("--trace", type=Path, metavar="DIR", help="profile a few steps of each variant, for `ladder-sim trace`")
 
-    ranks = _add_ranks(parser, dtype="bf16 on GPUs, fp32 on CPUs", backends=("auto", "nccl", "gloo", "emulate", "none"))
-    ranks.add_argument(
-        "--emulate", dest="table", type=Path, metavar="TABLE", help="all-reduce latencies: CSV or JSON, bytes,seconds"
-    )
+    add = parser.add_argument_group("engine").add_argument
+    add("--attention", choices=("flash", "math"), default="flash", help="math: over the whole static cache")
+    add("--prefill-logits", choices=("all", "last"), default="last", help="positions with logits")
+    add("--sharded-lm-head", action="store_true", help="split the LM head over the vocabulary")
+    add("--sharded-embedding", action="store_true", help="split the embedding over the vocabulary")
+    add("--fused-residual-add", action="store_true", help="add blocking outputs inside the norm")
+    add("--fused-ladder-add", action="store_true", help="the same for ladder's outputs")
+    add("--cuda-graphs", action="store_true", help="replay decode steps (GPUs, math attention)")
+    add("--compile", action="store_true", help="run blocks through torch.compile")
 
-    trace = parser.add_argument_group("trace")
-    trace.add_argument(
-        "--trace", type=Path, metavar="DIR", help="profile a few steps of each variant, for `ladder-sim trace`"
-    )
+    add = _add_ranks(parser, dtype="bf16 on GPUs, fp32 on CPUs", backends=("auto", "nccl", "gloo", "emulate", "none"))
+    add("--emulate", dest="table", type=Path, metavar="TABLE", help="all-reduce latencies: CSV or JSON, bytes,seconds")
 
 
 def _add_complete(commands: Any) -> None:
     parser = _add_command(commands, "complete", "Complete prompts with a checkpoint.")
     parser.set_defaults(check=lambda arguments: prepare_completion(_config(CompletionConfig, arguments)), run=_complete)
-    parser.add_argument("--model", type=Path, required=True, help="folder of a checkpoint")
-    parser.add_argument("--variant", default="auto", help="residual wiring; auto: the checkpoint's")
-    parser.add_argument("--json", action="store_true", help="print one JSON object at the end instead of the texts")
-    parser.add_argument("--save", type=Path, metavar="FILE", help="write that JSON object to a file, too")
-    work = parser.add_argument_group("prompts")
-    work.add_argument(
-        "--prompt",
-        dest="prompts",
-        action="append",
-        required=True,
-        metavar="TEXT",
-        help="text to complete; repeatable, one batch",
-    )
-    work.add_argument("--raw", action="store_true", help="leave out the checkpoint's chat template")
-    work.add_argument(
-        "--gen", type=int, metavar="N", help="new tokens; by default 512, or what the context has room for"
-    )
-    work.add_argument(
-        "--stop", dest="stops", action="append", metavar="TEXT", help="string that ends a text; repeatable"
-    )
+    add = parser.add_argument
+    add("--model", type=Path, required=True, help="folder of a checkpoint")
+    add("--variant", default="auto", help="residual wiring; auto: the checkpoint's")
+    add("--json", action="store_true", help="print one JSON object at the end instead of the texts")
+    add("--save", type=Path, metavar="FILE", help="write that JSON object to a file, too")
 
-    sampling = parser.add_argument_group("sampling")
-    sampling.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0: the most likely token")
-    sampling.add_argument("--top-k", type=int, default=0, metavar="K", help="only the K most likely tokens; 0: all")
-    sampling.add_argument(
-        "--top-p", type=float, default=1.0, metavar="P", help="only the most likely tokens with this total probability"
-    )
-    sampling.add_argument("--seed", type=int, default=0, help="of the draws")
-
+    add = parser.add_argument_group("texts").add_argument
+    add("--prompt", dest="prompts", action="append", required=True, metavar="TEXT", help="to complete; repeatable")
+    add("--raw", action="store_true", help="leave out the checkpoint's chat template")
+    add("--gen", type=int, metavar="N", help="new tokens; by default 512, or what the context has room for")
+    add("--stop", dest="stops", action="append", metavar="TEXT", help="string that ends a text; repeatable")
+    add("--temperature", type=float, default=0.0, metavar="X", help="0: the most likely token")
+    add("--top-k", type=int, default=0, metavar="K", help="only the K most likely tokens; 0: all")
+    add("--top-p", type=float, default=1.0, metavar="P", help="only the most likely tokens with this total probability")
+    add("--seed", type=int, default=0, metavar="N", help="of sampling")
     _add_ranks(parser)
 
 
 def _add_eval(commands: Any) -> None:
     parser = _add_command(commands, "eval", "Perplexity of checkpoints on a text file.")
     parser.set_defaults(check=lambda arguments: prepare_evaluation(_config(EvaluationConfig, arguments)), run=_eval)
-    parser.add_argument("models", type=Path, nargs="+", metavar="DIR", help="folders of checkpoints")
-    parser.add_argument("--text", type=Path, required=True, metavar="FILE", help="text, UTF-8")
-    parser.add_argument(
+    add = parser.add_argument
+    add("models", type=Path, nargs="+", metavar="DIR", help="folders of checkpoints")
+    add("--text", type=Path, required=True, metavar="FILE", help="text, UTF-8")
+    add(
         "--variant",
         dest="variants",
         type=_names,
         action="extend",
-        help="wirings; repeatable, commas; by default the checkpoint's",
+        help="by default the checkpoint's; repeatable, commas",
     )
-    parser.add_argument("--context", type=int, metavar="N", help="tokens of a window; 1024 or what the model has")
-    parser.add_argument("--json", action="store_true", help="print JSON lines instead of a table")
+    add("--context", type=int, metavar="N", help="tokens of a window; by default 1024, or what the model has")
+    add("--json", action="store_true", help="print JSON lines instead of a table")
     _add_ranks(parser)
 
 
 def _add_convert(commands: Any) -> None:
     parser = _add_command(commands, "convert", "Wire a checkpoint's upper layers as ladder.")
     parser.set_defaults(tp=1, backend="none", run=_convert)
-    parser.add_argument("model", type=Path, metavar="DIR", help="folder of a checkpoint")
-    parser.add_argument("--ladder-layers", type=int, required=True, metavar="K", help="how many, from the top")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="new folder")
-    parser.add_argument("--link", action="store_true", help="link to the weights instead of copying them")
+    add = parser.add_argument
+    add("model", type=Path, metavar="DIR", help="folder of a checkpoint")
+    add("--ladder-layers", type=int, required=True, metavar="K", help="number of layers, from the top of the stack")
+    add("--out", type=Path, required=True, metavar="DIR", help="new folder")
+    add("--link", action="store_true", help="link to the weights instead of copying them")
 
 
 def _add_command(commands: Any, name: str, purpose: str) -> argparse.ArgumentParser:
@@ -167,19 +147,16 @@ def _add_ranks(
     dtype: str = "the checkpoint's",
     backends: Sequence[str] = ("auto", "nccl", "gloo"),
 ) -> Any:
-    group = parser.add_argument_group("ranks")
-    group.add_argument("--tp", type=int, default=1, metavar="N", help="tensor-parallel degree")
-    group.add_argument("--dtype", default="auto", help=f"fp32, bf16 or fp16; auto: {dtype}")
-    group.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads of each rank")
-    group.add_argument("--backend", default="auto", choices=backends, help="auto: NCCL on GPUs, else gloo")
-    group.add_argument(
-        "--gloo-threads", type=int, default=1, metavar="N", help="1: collectives strictly in turn; 2: gloo's default"
-    )
-    group.add_argument(
-        "--timeout", dest="timeout_s", type=float, default=120.0, metavar="S", help="seconds ranks wait for each other"
-    )
+    """Add what all commands with ranks share; returns the group's `add_argument`."""
     parser.set_defaults(table=None)
-    return group
+    add = parser.add_argument_group("ranks").add_argument
+    add("--tp", type=int, default=1, metavar="N", help="tensor-parallel degree")
+    add("--dtype", default="auto", help=f"fp32, bf16 or fp16; auto: {dtype}")
+    add("--threads", type=int, default=1, metavar="N", help="CPU threads of each rank")
+    add("--backend", default="auto", choices=backends, help="auto: NCCL on GPUs, else gloo")
+    add("--gloo-threads", type=int, default=1, metavar="N", help="1: collectives strictly in turn; 2: gloo's default")
+    add("--timeout", dest="timeout_s", type=float, default=120.0, metavar="S", help="limit of waiting for other ranks")
+    return add
 
 
 def _names(text: str) -> list[str]:
