@@ -33,7 +33,7 @@ from ladder_sim.validation.compare import (
     summarize,
     unseen,
 )
-from ladder_sim.validation.dataset import COLUMNS, DEFAULT_DATASET, DEFAULTS, MOST_DISAGREEMENT, Dataset, read_dataset
+from ladder_sim.validation.dataset import COLUMNS, DEFAULT_DATASET, DEFAULTS, MAX_DISAGREEMENT, Dataset, read_dataset
 from ladder_sim.validation.splits import PROTOCOLS, split
 
 # how many of the largest errors the page explains
@@ -215,7 +215,7 @@ def _form() -> str:
         "70b,h100-sxm,8,ladder,4,1024,512,331.5\n```\n\n"
         f"Columns, in any order: {', '.join(COLUMNS)}.\n\n"
         "- `tokens_per_s` is of the whole batch: batch * gen / request time, prefill included. `request_s` may "
-        f"replace\n  it; if a row has both, they must agree within {MOST_DISAGREEMENT:.0%}.\n"
+        f"replace\n  it; if a row has both, they must agree within {MAX_DISAGREEMENT:.0%}.\n"
         f"- Optional columns and their defaults: {defaults}.\n"
         "- Models, clusters and stacks are catalog names or files. `p2p` 0 means that GPUs of a node reach each other "
         "through\n  host memory.\n"

@@ -8,10 +8,9 @@ import functools
 import json
 import tomllib
 from importlib import resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from ladder_sim.errors import SpecError, UnknownNameError
 from ladder_sim.specs.cluster import ClusterSpec, GpuSpec, LinkTier
@@ -22,6 +21,7 @@ from ladder_sim.specs.stack import StackSpec
 from ladder_sim.specs.values import read_table, shown_path
 
 _Folder = Literal["models", "clusters", "stacks"]
+_FOLDERS = resources.files("ladder_sim.specs") / "data"
 
 # short names of catalog models
 MODEL_ALIASES = MappingProxyType(
@@ -53,23 +53,27 @@ def model(name_or_path: str) -> ModelSpec:
     UnknownNameError
         If there is no such model; the nearest is named.
     SpecError
-        If the file cannot be read or is no dense decoder.
+        If the file cannot be read or is not a dense decoder.
 
     Examples
     --------
     >>> model("405b").layers
     126
     """
-    key = name_or_path.strip().lower()
-    known = MODEL_ALIASES.get(key, key)
-    if known in model_names():
-        return _shipped_model(known)
-    path = _path(name_or_path, ".json", directory=True)
-    if path is None:
-        raise _unknown("model", name_or_path, (*MODEL_ALIASES, *model_names()))
+    name = model_id(name_or_path)
+    if name in model_names():
+        spec: ModelSpec = _shipped("models", name)
+        return spec
+    path = _path(name_or_path, "model", ".json", (*MODEL_ALIASES, *model_names()))
     # every download is called config.json: its directory says which model it is
     file = path.parent if path.name == "config.json" else path
     return ModelSpec.from_hf(read_config(path), name=_stem(file), source=shown_path(path))
+
+
+def model_id(name: str) -> str:
+    """Return the catalog id that an alias stands for; another name in lower case."""
+    key = name.strip().lower()
+    return MODEL_ALIASES.get(key, key)
 
 
 def cluster(name_or_path: str) -> ClusterSpec:
@@ -80,20 +84,18 @@ def cluster(name_or_path: str) -> ClusterSpec:
     UnknownNameError
         If there is no such cluster, or the file has an unknown key; the nearest is named.
     SpecError, UnitError
-        If the file cannot be read or a figure cannot be.
+        If the file cannot be read or a figure breaks a rule.
 
     Examples
     --------
     >>> cluster("h100-sxm").gpus_per_node
     8
     """
-    key = name_or_path.strip().lower()
-    if key in cluster_names():
-        return _shipped_cluster(key)
-    path = _path(name_or_path, ".toml")
-    if path is None:
-        raise _unknown("cluster", name_or_path, cluster_names())
-    return _beside(path, _read_cluster(read_text(path, what="a cluster's TOML file"), shown_path(path), _stem(path)))
+    name = name_or_path.strip().lower()
+    if name in cluster_names():
+        spec: ClusterSpec = _shipped("clusters", name)
+        return spec
+    return _cluster_file(_path(name_or_path, "cluster", ".toml", cluster_names()))
 
 
 def stack(name_or_path: str) -> StackSpec:
@@ -104,24 +106,22 @@ def stack(name_or_path: str) -> StackSpec:
     UnknownNameError
         If there is no such stack, or the file has an unknown key; the nearest is named.
     SpecError, UnitError
-        If the file cannot be read or a figure cannot be.
+        If the file cannot be read or a figure breaks a rule.
 
     Examples
     --------
     >>> stack("gpt-fast").attention
     'math'
     """
-    key = name_or_path.strip().lower()
-    if key in stack_names():
-        return _shipped_stack(key)
-    path = _path(name_or_path, ".toml")
-    if path is None:
-        raise _unknown("stack", name_or_path, stack_names())
-    return _read_stack(read_text(path, what="a stack's TOML file"), shown_path(path), _stem(path))
+    name = name_or_path.strip().lower()
+    if name in stack_names():
+        spec: StackSpec = _shipped("stacks", name)
+        return spec
+    return _stack_file(_path(name_or_path, "stack", ".toml", stack_names()))
 
 
 def cluster_or_stack(file: str) -> ClusterSpec | StackSpec:
-    """Return what a TOML file holds: a cluster has a table ``[gpu]``, a stack has none.
+    """Return what a TOML file holds: a cluster has a table ``[gpu]``, a stack does not.
 
     Raises
     ------
@@ -129,10 +129,8 @@ def cluster_or_stack(file: str) -> ClusterSpec | StackSpec:
         As `cluster` and `stack` do.
     """
     path = Path(file)
-    text, name = read_text(path, what="a cluster's or stack's TOML file"), shown_path(path)
-    if "gpu" in _parse_toml(text, name):
-        return _beside(path, _read_cluster(text, name, _stem(path)))
-    return _read_stack(text, name, _stem(path))
+    table = _parse_toml(read_text(path, what="a cluster's or stack's TOML file"), shown_path(path))
+    return _cluster_file(path) if "gpu" in table else _stack_file(path)
 
 
 def model_names() -> tuple[str, ...]:
@@ -152,40 +150,45 @@ def stack_names() -> tuple[str, ...]:
 
 def model_sources(name: str) -> dict[str, str]:
     """Return where each figure of a built-in model comes from, by config.json field."""
-    key = name.strip().lower()
-    found = MODEL_ALIASES.get(key, key)
-    if found not in model_names():
+    key = model_id(name)
+    if key not in model_names():
         raise _unknown("model", name, (*MODEL_ALIASES, *model_names()))
-    sources: dict[str, str] = json.loads(_data("models", found).read_text("utf-8"))["_sources"]
+    sources: dict[str, str] = json.loads(_data("models", key))["_sources"]
     return sources
 
 
 @functools.cache
-def _shipped_model(name: str) -> ModelSpec:
-    config = json.loads(_data("models", name).read_text("utf-8"))
-    source = "; ".join(dict.fromkeys(config["_sources"].values()))
-    return ModelSpec.from_hf(config, name=name, source=source)
-
-
-@functools.cache
-def _shipped_cluster(name: str) -> ClusterSpec:
-    return _read_cluster(_data("clusters", name).read_text("utf-8"), f"{name}.toml", name)
-
-
-@functools.cache
-def _shipped_stack(name: str) -> StackSpec:
-    return _read_stack(_data("stacks", name).read_text("utf-8"), f"{name}.toml", name)
+def _shipped(folder: _Folder, name: str) -> Any:
+    """A built-in spec; kept, because every scenario names three."""
+    text = _data(folder, name)
+    if folder == "models":
+        config = json.loads(text)
+        return ModelSpec.from_hf(config, name=name, source="; ".join(dict.fromkeys(config["_sources"].values())))
+    read = _read_cluster if folder == "clusters" else _read_stack
+    return read(text, f"{name}.toml", name)
 
 
 @functools.cache
 def _ids(folder: _Folder) -> tuple[str, ...]:
-    files = (resources.files("ladder_sim.specs") / "data" / folder).iterdir()
+    files = (_FOLDERS / folder).iterdir()
     return tuple(sorted(file.name.rpartition(".")[0] for file in files if file.name.endswith((".json", ".toml"))))
 
 
-def _data(folder: _Folder, name: str) -> Traversable:
-    ending = ".json" if folder == "models" else ".toml"
-    return resources.files("ladder_sim.specs") / "data" / folder / f"{name}{ending}"
+def _data(folder: _Folder, name: str) -> str:
+    return (_FOLDERS / folder / f"{name}.{'json' if folder == 'models' else 'toml'}").read_text("utf-8")
+
+
+def _cluster_file(path: Path) -> ClusterSpec:
+    spec = _read_cluster(read_text(path, what="a cluster's TOML file"), shown_path(path), _stem(path))
+    if not spec.inter.fabric.endswith(".toml") or Path(spec.inter.fabric).is_absolute():
+        return spec
+    # a fabric that names the file of a measured curve is relative to the cluster's file
+    fabric = str(path.parent / spec.inter.fabric)
+    return dataclasses.replace(spec, inter=dataclasses.replace(spec.inter, fabric=fabric))
+
+
+def _stack_file(path: Path) -> StackSpec:
+    return _read_stack(read_text(path, what="a stack's TOML file"), shown_path(path), _stem(path))
 
 
 def _read_cluster(text: str, file: str, name: str) -> ClusterSpec:
@@ -206,14 +209,6 @@ def _read_cluster(text: str, file: str, name: str) -> ClusterSpec:
     return read_table(ClusterSpec, table, where=file, **parts)
 
 
-def _beside(file: Path, spec: ClusterSpec) -> ClusterSpec:
-    """Take a fabric that names a measured curve's file relative to the cluster's file, as links in files are read."""
-    if not spec.inter.fabric.endswith(".toml") or Path(spec.inter.fabric).is_absolute():
-        return spec
-    fabric = str(file.parent / spec.inter.fabric)
-    return dataclasses.replace(spec, inter=dataclasses.replace(spec.inter, fabric=fabric))
-
-
 def _read_stack(text: str, file: str, name: str) -> StackSpec:
     table = _parse_toml(text, file)
     table.setdefault("name", name)
@@ -231,20 +226,22 @@ def _parse_toml(text: str, file: str) -> dict[str, object]:
         ) from None
 
 
-def _path(text: str, ending: str, *, directory: bool = False) -> Path | None:
-    """Return the path that `text` looks like; None if it looks like a name."""
+def _path(text: str, kind: str, ending: str, names: tuple[str, ...]) -> Path:
+    """Return the path that `text` looks like; an unknown name if it looks like none."""
     path = Path(text)
     if text.lower().endswith(ending) or len(path.parts) > 1 or path.is_absolute():
         return path
     try:
-        return path if text.strip() and (path.is_file() or (directory and path.is_dir())) else None
+        if text.strip() and (path.is_file() or (ending == ".json" and path.is_dir())):
+            return path
     except (OSError, ValueError):
-        return None
+        pass
+    raise _unknown(kind, text, names)
+
+
+def _unknown(kind: str, name: str, names: tuple[str, ...]) -> UnknownNameError:
+    return UnknownNameError(kind, name, names, more=f"`ladder-sim list {kind}s` shows all")
 
 
 def _stem(path: Path) -> str:
     return shown_path(path.stem if path.suffix in (".json", ".toml") else path.resolve().name or "config")
-
-
-def _unknown(kind: str, name: str, known: tuple[str, ...]) -> UnknownNameError:
-    return UnknownNameError(kind, name, known, more=f"`ladder-sim list {kind}s` shows all")

@@ -11,13 +11,15 @@ that may be left out or empty: source, nodes (1), p2p (1), stack (gpt-fast), dty
 
 import csv
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from ladder_sim.errors import InfeasibleError, UnknownNameError, UsageError
 from ladder_sim.graph.variants import canonical, wiring
 from ladder_sim.specs import catalog
+from ladder_sim.specs.arguments import ARGUMENTS, Argument
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.values import real, shown_path
 from ladder_sim.units import quoted
@@ -28,10 +30,9 @@ DEFAULTS = {"source": "", "nodes": "1", "p2p": "1", "stack": "gpt-fast", "dtype"
 TIMES = ("tokens_per_s", "request_s")
 COLUMNS = (*REQUIRED, *DEFAULTS, *TIMES)
 # between tokens_per_s and request_s of one row: more than rounding of published figures explains
-MOST_DISAGREEMENT = 0.01
-_MOST_TOKENS_PER_S = 1e12
+MAX_DISAGREEMENT = 0.01
 # beyond any machine and any request
-_MOST_SECONDS = 1e9
+_MAX_TOKENS_PER_S, _MAX_SECONDS = 1e12, 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,18 +72,11 @@ class Configuration:
         PartitionError
             If the tensor-parallel degree does not divide the model.
         """
-        return Scenario.of(
-            model=self.model,
-            cluster=self.cluster,
-            nodes=self.nodes,
-            tp=self.tp,
-            batch=self.batch,
-            prompt=self.prompt,
-            gen=self.gen,
-            dtype=self.dtype,
-            stack=self.stack,
-            p2p=self.p2p,
-        )
+        return Scenario.of(**{name: getattr(self, name) for name in _ARGUMENTS})
+
+
+# columns that are arguments of a scenario
+_ARGUMENTS = tuple(field.name for field in fields(Configuration) if field.name in ARGUMENTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +143,7 @@ def read_dataset(name_or_path: str = DEFAULT_DATASET) -> Dataset:
 
 def _parse(content: bytes, name: str) -> Dataset:
     seen: dict[tuple[Configuration, str], int] = {}
-    found = []
+    measurements = []
     for line, cells in _rows(content, name):
         try:
             row = _measurement(line, cells)
@@ -162,10 +156,10 @@ def _parse(content: bytes, name: str) -> Dataset:
                 f"{row.configuration.tp}, batch {row.configuration.batch})",
                 hint="keep one of them, or their mean; runs of different origin differ in the column source",
             )
-        found.append(row)
-    if not found:
-        raise UsageError(f"{name}: no measurement in it", hint=f"columns: {', '.join(COLUMNS)}; then a row per run")
-    return Dataset(name=name, measurements=tuple(found))
+        measurements.append(row)
+    if not measurements:
+        raise UsageError(f"{name}: holds no measurement", hint=f"columns: {', '.join(COLUMNS)}; then a row per run")
+    return Dataset(name=name, measurements=tuple(measurements))
 
 
 def _rows(content: bytes, name: str) -> Iterator[tuple[int, Mapping[str, str]]]:
@@ -217,24 +211,8 @@ def _measurement(line: int, cells: Mapping[str, str]) -> Measurement:
     for column in REQUIRED:
         if column not in cell:
             raise UsageError(f"{column} is empty: must be given on every row", hint=f"fill the column {column}")
-    p2p = {"1": True, "0": False}.get(cell["p2p"])
-    if p2p is None:
-        raise UsageError(f"p2p is {quoted(cell['p2p'])}: must be 1 or 0", hint="0 means NCCL_P2P_DISABLE=1")
-    model = cell["model"].lower()
-    configuration = Configuration(
-        source=cell["source"],
-        # one name per model, whatever alias a row uses: equal rows are recognised
-        model=_name(cell["model"], catalog.MODEL_ALIASES.get(model, model), catalog.model_names()),
-        cluster=_name(cell["cluster"], cell["cluster"].lower(), catalog.cluster_names()),
-        nodes=_whole(cell["nodes"], "nodes"),
-        tp=_whole(cell["tp"], "tp"),
-        p2p=p2p,
-        stack=_name(cell["stack"], cell["stack"].lower(), catalog.stack_names()),
-        dtype=cell["dtype"],
-        batch=_whole(cell["batch"], "batch"),
-        prompt=_whole(cell["prompt"], "prompt"),
-        gen=_whole(cell["gen"], "gen"),
-    )
+    arguments = {name: _value(ARGUMENTS[name], cell[name]) for name in _ARGUMENTS}
+    configuration = Configuration(source=cell["source"], **arguments)
     variant = canonical(cell["variant"])
     _check(configuration, variant)
     return Measurement(
@@ -242,12 +220,24 @@ def _measurement(line: int, cells: Mapping[str, str]) -> Measurement:
     )
 
 
-def _name(written: str, known: str, names: tuple[str, ...]) -> str:
-    return known if known in names else written
+def _value(argument: Argument, text: str) -> Any:
+    name = argument.name
+    if argument.kind is bool:
+        if text not in ("0", "1"):
+            raise UsageError(f"{name} is {quoted(text)}: must be 1 or 0", hint=f"0 is the flag {argument.flag}")
+        return text == "1"
+    if argument.kind is int:
+        # more digits than any count has, and than int() reads
+        if not text.isascii() or not text.isdigit() or len(text) > 12:
+            raise UsageError(f"{name} is {quoted(text)}: must be a whole number from 1", hint=f"for example {name} 8")
+        return int(text)
+    # one name per model, whatever alias a row uses: equal rows are recognised
+    name = catalog.model_id(text)
+    return name if name in (*catalog.model_names(), *catalog.cluster_names(), *catalog.stack_names()) else text
 
 
 def _check(configuration: Configuration, variant: str) -> None:
-    """Refuse what cannot be a scenario; that one cannot run is the comparison's to say."""
+    """Refuse what breaks a rule; a scenario that cannot run is reported by the comparison."""
     model = catalog.model(configuration.model)
     wiring(variant, model.layers, model.ladder_layers)
     try:
@@ -256,16 +246,9 @@ def _check(configuration: Configuration, variant: str) -> None:
         return
 
 
-def _whole(text: str, what: str) -> int:
-    # more digits than any count has, and than int() reads
-    if not text.isascii() or not text.isdigit() or len(text) > 12:
-        raise UsageError(f"{what} is {quoted(text)}: must be a whole number from 1", hint=f"for example {what} 8")
-    return int(text)
-
-
 def _tokens_per_s(cell: Mapping[str, str], configuration: Configuration) -> float:
-    rate = _number(cell, "tokens_per_s", _MOST_TOKENS_PER_S)
-    request_s = _number(cell, "request_s", _MOST_SECONDS)
+    rate = _number(cell, "tokens_per_s", _MAX_TOKENS_PER_S)
+    request_s = _number(cell, "request_s", _MAX_SECONDS)
     tokens = configuration.batch * configuration.gen
     if request_s is None:
         if rate is None:
@@ -273,16 +256,16 @@ def _tokens_per_s(cell: Mapping[str, str], configuration: Configuration) -> floa
         return rate
     if rate is None:
         return tokens / request_s
-    if abs(rate * request_s / tokens - 1.0) > MOST_DISAGREEMENT:
+    if abs(rate * request_s / tokens - 1.0) > MAX_DISAGREEMENT:
         raise UsageError(
             f"tokens_per_s is {rate:g} and request_s {request_s:g}, which makes {tokens / request_s:g} tokens/s: "
-            f"must agree within {MOST_DISAGREEMENT:.0%}",
+            f"must agree within {MAX_DISAGREEMENT:.0%}",
             hint="tokens_per_s is batch * gen / request_s, of the whole batch; leave one of them empty",
         )
     return rate
 
 
-def _number(cell: Mapping[str, str], column: str, most: float) -> float | None:
+def _number(cell: Mapping[str, str], column: str, maximum: float) -> float | None:
     if column not in cell:
         return None
     try:
@@ -290,4 +273,4 @@ def _number(cell: Mapping[str, str], column: str, most: float) -> float | None:
     except ValueError:
         raise UsageError(f"{column} is {quoted(cell[column])}: must be a number", hint="without unit") from None
     unit = "tokens per second of the whole batch" if column == "tokens_per_s" else "seconds"
-    return real(value, column, most, hint=f"give {unit}")
+    return real(value, column, maximum, hint=f"give {unit}")
