@@ -55,6 +55,16 @@ class Rows:
     problem: str
     """Why there are none; empty if there are."""
 
+    @property
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """Everything that varies, and the results."""
+        return {**self.sizes, **self.figures, **self.results}
+
+    @property
+    def missing(self) -> set[str]:
+        """Results that no row has."""
+        return {name for name, values in self.results.items() if np.isnan(values[0])}
+
     def __len__(self) -> int:
         return len(next(iter(self.results.values())))
 
