@@ -28,8 +28,8 @@ from ladder_sim.validation.compare import (
     Level,
     Quantity,
     compare,
+    error_stats,
     evidence,
-    spread,
     summarize,
     unseen,
 )
@@ -138,14 +138,14 @@ def _unseen_rows(compared: ComparisonsByLevel) -> str:
 def _targets(compared: ComparisonsByLevel) -> str:
     lines = []
     for level, rows, quantity, judge, mean, maximum in _TARGETS:
-        errors = spread(map(judge, unseen(compared.get(level, ()))))
+        errors = error_stats(map(judge, unseen(compared.get(level, ()))))
         if errors:
             met = "yes" if errors.mean_error <= mean and errors.max_error <= maximum else "no"
             measured = f"{errors.mean_error:.1%}, {errors.max_error:.1%}"
             lines.append((level, rows, quantity, f"{mean:.1%}, {maximum:.0%}", measured, met))
     for level in ("protocol-a", "protocol-b"):
         judged = unseen(compared.get(level, ()))
-        errors = spread([*(row.speedup for row in judged), *(row.tokens_per_s for row in judged)])
+        errors = error_stats([*(row.speedup for row in judged), *(row.tokens_per_s for row in judged)])
         if errors:
             met = "yes" if errors.inside >= _MIN_INSIDE and errors.half_width <= _MAX_HALF_WIDTH else "no"
             target = f"at least {_MIN_INSIDE:.0%}, at most {_MAX_HALF_WIDTH:.0%}"

@@ -1,1 +1,1 @@
-"""Answers that take many predictions: where a gain ends, what it hangs on, what to run, and which machine."""
+"""Answers that take many predictions: break-even values, sensitivities, what to run, and which machine."""

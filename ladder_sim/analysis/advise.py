@@ -17,7 +17,7 @@ from ladder_sim.units import format_seconds
 
 Objective = Literal["tpot", "ttft", "tokens_per_s", "tokens_per_gpu"]
 BATCHES = "1:256"
-# variants that a model can be trained as; the upper bound is none
+# variants that a model can be trained as; the upper bound is not one
 CANDIDATES = ("standard", "parallel", "ladder")
 
 
@@ -34,7 +34,7 @@ class Option:
     ttft_s: float
     """Time to first token."""
     tpot_s: float
-    """Time per further token; TTFT where there is none."""
+    """Time per further token; TTFT if there is one token only."""
     tokens_per_s: float
     """Of the whole batch."""
     memory_bytes: float
@@ -48,7 +48,7 @@ class Option:
         return self.tokens_per_s / self.tp
 
 
-# least is best
+# the smallest is the best
 _RANKS: Mapping[Objective, Callable[[Option], float]] = {
     "tpot": lambda option: option.tpot_s,
     "ttft": lambda option: option.ttft_s,
@@ -59,31 +59,31 @@ _RANKS: Mapping[Objective, Callable[[Option], float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """The options, and those worth a choice."""
+    """The options, and the best trade-offs among them."""
 
     objective: Objective
-    """What was asked for."""
+    """What is optimised."""
     options: tuple[Option, ...]
-    """Everything that fits and keeps the bounds, best first."""
+    """Everything that fits the memory and the limits, best first."""
     front: tuple[Option, ...]
-    """Those that no other beats in both time per token and tokens per GPU, fastest first."""
+    """The Pareto front of time per token and tokens per GPU, fastest first."""
     unfit: int
-    """Combinations of degree and batch that do not fit the memory."""
+    """Combinations of degree and batch that cannot run."""
     beyond: int
-    """Options that break a bound."""
+    """Options that exceed a limit."""
 
     @property
     def best(self) -> Option:
-        """The first of all."""
+        """The best option."""
         return self.options[0]
 
     @property
     def best_by_variant(self) -> dict[str, Option]:
         """The best of each variant, best first."""
-        found: dict[str, Option] = {}
+        best: dict[str, Option] = {}
         for option in self.options:
-            found.setdefault(option.variant, option)
-        return found
+            best.setdefault(option.variant, option)
+        return best
 
 
 def advise(
@@ -102,14 +102,14 @@ def advise(
     Parameters
     ----------
     point
-        Everything else, as for `ladder_sim.sweeps.run.sweep`. ``"nodes"`` is how many there are at most; ``"tp"`` and
+        Everything else, as for `ladder_sim.sweeps.run.sweep`. ``"nodes"`` is the largest number of nodes; ``"tp"`` and
         ``"batch"`` restrict the search, by default to every degree and to 1, 2, 4 .. 256.
     objective
         ``"tpot"`` and ``"ttft"`` are best small, ``"tokens_per_s"`` and ``"tokens_per_gpu"`` large.
     variants
         Residual wirings to choose from.
     max_tpot_s, max_ttft_s
-        Bounds to keep.
+        Limits to keep.
     usd_per_gpu_hour
         Price of one GPU.
     profile
@@ -122,12 +122,12 @@ def advise(
     UnknownNameError
         There is no such objective.
     InfeasibleError
-        Nothing fits and keeps the bounds.
+        Nothing fits the memory and the limits.
 
     Examples
     --------
-    >>> found = advise({"model": "70b"}, "tpot")
-    >>> found.best.variant, found.best.tp, found.best.batch
+    >>> best = advise({"model": "70b"}, "tpot").best
+    >>> best.variant, best.tp, best.batch
     ('ladder', 8, 1)
     """
     if objective not in _RANKS:
@@ -143,7 +143,7 @@ def advise(
     ]
     options = [option for option in fitting if option.tpot_s <= max_tpot_s and option.ttft_s <= max_ttft_s]
     if not options:
-        raise _nothing(table, fitting)
+        raise _infeasible(table, fitting)
     options.sort(key=_RANKS[objective])
     return Advice(
         objective=objective,
@@ -155,9 +155,9 @@ def advise(
 
 
 def pareto_front(options: Sequence[Option]) -> tuple[Option, ...]:
-    """Options that no other beats in time per token without losing tokens per GPU, fastest first."""
+    """Options that no other beats in both time per token and tokens per GPU, fastest first."""
     front: list[Option] = []
-    for option in sorted(options, key=lambda one: (one.tpot_s, -one.tokens_per_gpu)):
+    for option in sorted(options, key=lambda option: (option.tpot_s, -option.tokens_per_gpu)):
         if not front or option.tokens_per_gpu > front[-1].tokens_per_gpu:
             front.append(option)
     return tuple(front)
@@ -180,13 +180,13 @@ def _option(table: SweepTable, row: int, variant: str, price: float | None) -> O
     )
 
 
-def _nothing(table: SweepTable, fitting: Sequence[Option]) -> InfeasibleError:
+def _infeasible(table: SweepTable, fitting: Sequence[Option]) -> InfeasibleError:
     if not fitting:
         return InfeasibleError(
             f"no degree and batch can run: {table['infeasible'][-1]}", hint="add nodes, or take a smaller --batch"
         )
     tpot_s, ttft_s = min(option.tpot_s for option in fitting), min(option.ttft_s for option in fitting)
     return InfeasibleError(
-        "nothing that fits keeps the bounds",
+        "every option exceeds --max-tpot or --max-ttft",
         hint=f"the shortest TPOT is {format_seconds(tpot_s)}, the shortest TTFT {format_seconds(ttft_s)}",
     )

@@ -1,7 +1,7 @@
-"""From which value of a field on a variant gains more or less than some bound.
+"""The value of a field at which a variant's gain crosses a bound.
 
-A coarse scan over the range finds the brackets, all of them in one vectorised pass where the field is a hardware
-figure, and a root finder closes in on each. What lies between two scanned values is not seen.
+A coarse scan over the range finds the brackets, in one vectorised pass if the field is a hardware figure, and a root
+finder closes in on each. Two crossings between neighbouring scan points are missed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from ladder_sim.sweeps.run import run
 
 # values of the coarse scan
 SCANNED = 65
-# a range that is not given goes from the scenario's value divided by this to that multiplied by it
+# the default range goes from the scenario's value divided by this to that multiplied by it
 REACH = 16
 # of a crossing, relative to its value
 PRECISION = 1e-6
@@ -31,10 +31,10 @@ PRECISION = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossing:
-    """Where the speedup passes the bound."""
+    """Where the speedup crosses the bound."""
 
     value: float
-    """Of the field; of a whole number the first one beyond."""
+    """Of the field; for integer fields the first value past the bound."""
     rising: bool
     """The speedup grows with the field."""
 
@@ -48,9 +48,9 @@ class BreakEven:
     variant: str
     """Whose gain it is."""
     over: str
-    """Over which it gains."""
+    """The variant to compare with."""
     bound: float
-    """Speedup that is looked for."""
+    """Speedup to search for."""
     values: NDArray[np.float64]
     """Scanned, ascending."""
     speedups: NDArray[np.float64]
@@ -80,7 +80,7 @@ def breakeven(
     profile: str | None = None,
     ignore_memory: bool = False,
 ) -> BreakEven:
-    """Find where a variant's gain passes a bound.
+    """Find where a variant's gain crosses a bound.
 
     Parameters
     ----------
@@ -93,21 +93,21 @@ def breakeven(
     variant, over
         The speedup is of the first over the second.
     gain
-        0.05 looks for a speedup of 1.05.
+        0.05 searches for a speedup of 1.05.
     profile, ignore_memory
         As in `predict`.
 
     Raises
     ------
     UsageError
-        The field is no number, or the range is no range.
+        The field is not a number, or the range is malformed.
     InfeasibleError
         Nothing in the range can run.
 
     Examples
     --------
-    >>> found = breakeven({"model": "405b", "nodes": 2}, "inter.bandwidth", "5:200GB/s", over="parallel")
-    >>> len(found.values), found.bound
+    >>> result = breakeven({"model": "405b", "nodes": 2}, "inter.bandwidth", "5:200GB/s", over="parallel")
+    >>> len(result.values), result.bound
     (65, 1.0)
     """
     values = _scanned(point, field, given)
@@ -147,10 +147,10 @@ class _Speedup:
 
     def at(self, values: Sequence[float]) -> NDArray[np.float64]:
         """Speedups at these values; NaN where one of both variants cannot run."""
-        found = run(Grid({**self._fixed, self._field: values}, self._how.variants), self._how, serial)
-        self.problem = next(filter(None, found["infeasible"]), "")
+        table = run(Grid({**self._fixed, self._field: values}, self._how.variants), self._how, serial)
+        self.problem = next(filter(None, table["infeasible"]), "")
         variant, over = self._how.variants
-        ratio: NDArray[np.float64] = found[f"{variant}.tokens_per_s"] / found[f"{over}.tokens_per_s"]
+        ratio: NDArray[np.float64] = table[f"{variant}.tokens_per_s"] / table[f"{over}.tokens_per_s"]
         return ratio
 
 
@@ -168,7 +168,7 @@ def _close_in(speedup: _Speedup, bound: float, bracket: tuple[float, float], *, 
             left, right = (middle, right) if (excess(middle) > 0) == above else (left, middle)
         return right
     if excess(left) * excess(right) > 0:
-        # alone a value is rounded otherwise than in the scan
+        # a single value may be rounded otherwise than in the scan
         return min(bracket, key=lambda value: abs(excess(value)))
     from scipy.optimize import brentq
 
@@ -190,12 +190,12 @@ def _ends(point: Mapping[str, Any], field: str, given: str | None) -> tuple[str,
     """The field's name, and the ends of its range."""
     name, kind = resolve(field)
     if kind not in (int, float):
-        raise UsageError(f"{field} is no number", hint="break-even is looked for along a number, e.g. inter.bandwidth")
+        raise UsageError(f"{field} is not a number", hint="break-even needs a field with numbers, e.g. inter.bandwidth")
     if given is not None:
         low, *_, high = axis(field, expand(given, name=field, factor=2)).values * 2
     else:
         now = value_at(scenario_at(point), name)
         low, high = (max(1, now // REACH), now * REACH) if kind is int else (now / REACH, now * REACH)
     if not low < high:
-        raise UsageError(f"{field}: no range from {low:g} to {high:g}", hint=f"write {field}=START:STOP")
+        raise UsageError(f"{field}: the range from {low:g} to {high:g} is empty", hint=f"write {field}=START:STOP")
     return name, low, high

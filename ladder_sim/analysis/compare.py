@@ -1,4 +1,4 @@
-"""The same question to several clusters or stacks."""
+"""One scenario on several clusters, or under several stacks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,19 +15,19 @@ from ladder_sim.sweeps.price import check_price, token_price
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One cluster or stack, and what it gives."""
+    """One cluster or stack, and its predictions."""
 
     name: str
-    """As it was named."""
+    """As typed."""
     scenario: Scenario
-    """On it."""
+    """With this cluster or stack."""
     predictions: Mapping[str, Prediction]
     """By variant."""
     usd_per_gpu_hour: float | None
     """None: no price was given."""
 
     def token_price(self, variant: str) -> float | None:
-        """US dollars for a million new tokens; None where no price was given."""
+        """US dollars for a million new tokens; None without a price."""
         if self.usd_per_gpu_hour is None:
             return None
         return token_price(self.usd_per_gpu_hour, self.scenario.tp, self.predictions[variant].tokens_per_s.value)
@@ -60,7 +60,7 @@ def compare(
     UsageError
         There are fewer than two names, or prices do not match them.
     UnknownNameError
-        A name is that of no cluster and no stack.
+        A name is neither a cluster nor a stack.
 
     Examples
     --------
@@ -69,7 +69,7 @@ def compare(
     True
     """
     if len(names) < 2:
-        raise UsageError(f"'{' '.join(names)}' is nothing to compare", hint="name two clusters or two stacks")
+        raise UsageError("need at least two clusters or stacks to compare", hint="name two clusters or two stacks")
     prices: list[float | None] = [check_price(price) for price in usd_per_gpu_hour]
     if len(prices) not in (0, 1, len(names)):
         raise UsageError(f"{len(prices)} prices for {len(names)} names", hint="give one price, or one for each")
@@ -80,12 +80,12 @@ def compare(
             f"{', '.join(f'{name} is a {kind}' for name, kind in kinds.items())}",
             hint="compare clusters with clusters, stacks with stacks",
         )
-    found = []
+    candidates = []
     for name, price in zip(names, of_each, strict=True):
         scenario = scenario_at({**point, kinds[name]: name})
         predictions = predict(scenario, variants, profile=profile, ignore_memory=ignore_memory)
-        found.append(Candidate(name=name, scenario=scenario, predictions=predictions, usd_per_gpu_hour=price))
-    return found
+        candidates.append(Candidate(name=name, scenario=scenario, predictions=predictions, usd_per_gpu_hour=price))
+    return candidates
 
 
 def kind_of(name: str) -> str:

@@ -1,9 +1,8 @@
-"""What a prediction hangs on: how latency and gain answer to each hardware figure and each cost."""
+"""Sensitivity: how latency and speedup change with each hardware figure and each cost."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,17 +15,16 @@ from ladder_sim.prediction import default_variants, resolve_profile
 from ladder_sim.simulate.request import simulate_requests
 from ladder_sim.specs.scenario import Scenario
 
-if TYPE_CHECKING:
-    pass
-
 # a figure is multiplied and divided by one plus this
 STEP = 0.1
-MOST_STEP = 1.0
+MAX_STEP = 1.0
+# smallest change of the request time that is shown; less rounds to 0.0 %
+MIN_CHANGE = 5e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """How one variant answers to one figure; changes are fractions."""
+    """How one variant changes with one figure; changes are fractions."""
 
     request_elasticity: float
     """Relative change of the request's time per relative change of the figure."""
@@ -44,7 +42,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sensitivity:
-    """One figure and what hangs on it."""
+    """One figure, and how the variants change with it."""
 
     figure: str
     """As `Hardware.vary` calls it."""
@@ -71,7 +69,7 @@ def sensitivity(
     Parameters
     ----------
     scenario
-        Where to stand.
+        What to change.
     variants
         Residual wirings; by default those of `predict`.
     profile
@@ -82,7 +80,7 @@ def sensitivity(
     Returns
     -------
     list of Sensitivity
-        Heaviest first; figures that are zero are left out.
+        Largest change first; figures that are zero are left out.
 
     Raises
     ------
@@ -91,12 +89,14 @@ def sensitivity(
 
     Examples
     --------
-    >>> found = {one.figure: one for one in sensitivity(Scenario.of(model="405b", nodes=2), ["ladder"])}
-    >>> found["gpu.hbm_bandwidth_Bps"].responses["ladder"].request_elasticity < 0
+    >>> figures = {each.figure: each for each in sensitivity(Scenario.of(model="405b", nodes=2), ["ladder"])}
+    >>> figures["gpu.hbm_bandwidth_Bps"].responses["ladder"].request_elasticity < 0
     True
     """
-    if not 0.0 < step <= MOST_STEP:
-        raise UsageError(f"step {step:g} is not between 0 and {MOST_STEP:g}", hint="0.1 changes each figure by 10 %")
+    if not 0.0 < step <= MAX_STEP:
+        raise UsageError(
+            f"step {step:g} must be above 0 and at most {MAX_STEP:g}", hint="0.1 changes each figure by 10 %"
+        )
     names = tuple(dict.fromkeys(canonical(name) for name in variants or default_variants(scenario)))
     used = resolve_profile(scenario, profile)
     hardware = Hardware.of(scenario, used)
@@ -109,7 +109,7 @@ def sensitivity(
         figures[name][2 + 2 * number] *= 1.0 + step
     requests = simulate_requests(scenario, figures, tuple(dict.fromkeys(("standard", *names))), used)
     request_s = {variant: np.asarray(request.request_s) for variant, request in requests.items()}
-    found = [
+    sensitivities = [
         Sensitivity(
             figure=name,
             value=base[name],
@@ -119,7 +119,7 @@ def sensitivity(
         )
         for number, name in enumerate(varied)
     ]
-    return sorted(found, key=lambda one: -max(map(one.widest, names)))
+    return sorted(sensitivities, key=lambda each: -max(map(each.widest, names)))
 
 
 def _response(request_s: NDArray[np.float64], standard_s: NDArray[np.float64], at: int, step: float) -> Response:
@@ -135,7 +135,3 @@ def _response(request_s: NDArray[np.float64], standard_s: NDArray[np.float64], a
         speedup_lower=float(gain[0]) - 1.0,
         speedup_higher=float(gain[1]) - 1.0,
     )
-
-
-# change of the request time; less rounds to 0.0 %
-SEEN = 5e-4

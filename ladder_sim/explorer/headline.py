@@ -7,14 +7,14 @@ from dash import html
 
 from ladder_sim.analysis.compare import Candidate
 from ladder_sim.explorer.controls import SLIDERS, extra
-from ladder_sim.explorer.quantities import field_of
 from ladder_sim.explorer.queries import Answer, Setup
 from ladder_sim.prediction import Prediction
 from ladder_sim.report.export import scenario_fields
 from ladder_sim.report.figures.style import variant_colour
 from ladder_sim.report.labels import field_text, hardware_label, kind_label, stack_label, workload_label
+from ladder_sim.sweeps.axes import resolve
 from ladder_sim.units import format_bandwidth, format_bytes, format_rate, format_seconds
-from ladder_sim.validation.compare import Spread
+from ladder_sim.validation.compare import ErrorStats
 
 _MEMORY = {"weights": "#0072B2", "kv_cache": "#E69F00", "activation": "#009E73", "overhead": "#8A939E"}
 _SOURCES = {
@@ -58,7 +58,7 @@ def memory_bar(answer: Answer) -> list[Any]:
     ]
 
 
-def evidence(answer: Answer, error: Spread | None) -> list[Any]:
+def evidence(answer: Answer, error: ErrorStats | None) -> list[Any]:
     """Sources of the numbers, warnings, and the error against published runs."""
     standard = answer.predictions["standard"]
     provenance = standard.confidence
@@ -96,7 +96,7 @@ def control_values(setup: Setup) -> dict[str, Any]:
     """The scenario's value for each slider: as a number, and as the reader would type it."""
     values = {}
     for slider in SLIDERS:
-        field, kind = field_of(slider.key)
+        field, kind = resolve(slider.key)
         value = setup.current(field)
         values[slider.key] = {"value": value, "text": field_text(field, int(value) if kind is int else value)}
     return values

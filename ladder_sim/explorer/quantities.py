@@ -1,6 +1,5 @@
 """The fields that a page can draw along, and the values that it scans."""
 
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import UsageError
 from ladder_sim.report.labels import field_title
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.sweeps.axes import Axis, resolve, value_at
+from ladder_sim.sweeps.axes import Axis, value_at
 
 # a figure goes from the scenario's value divided by this to that multiplied by it
 REACH = 16.0
@@ -22,18 +21,6 @@ _DOUBLED = {
     "prompt": (128, 32_768),
     "gen": (16, 4096),
 }
-
-
-@lru_cache(maxsize=1024)
-def field_of(key: str) -> tuple[str, Any]:
-    """`ladder_sim.sweeps.axes.resolve`, which looks through every setting, and a page asks for the same few.
-
-    Raises
-    ------
-    UnknownNameError
-        There is no such field.
-    """
-    return resolve(key)
 
 
 def busiest_link(scenario: Scenario) -> str:

@@ -21,7 +21,7 @@ from ladder_sim.sweeps.executors import serial
 from ladder_sim.sweeps.grid import Grid
 from ladder_sim.sweeps.run import run
 from ladder_sim.sweeps.table import SweepTable
-from ladder_sim.validation.compare import Comparison, Spread, compare, spread, unseen
+from ladder_sim.validation.compare import Comparison, ErrorStats, compare, error_stats, unseen
 from ladder_sim.validation.dataset import read_dataset
 
 # results of each kind
@@ -202,9 +202,9 @@ class Queries:
             for name, answer in answers.items()
         ]
 
-    def published_error(self, scenario: Scenario) -> Spread | None:
+    def published_error(self, scenario: Scenario) -> ErrorStats | None:
         """Error of ladder's speedup over published runs of the stack that no fit has seen; None: there are none."""
-        return spread(
+        return error_stats(
             run.speedup
             for run in self._published_runs
             if run.measurement.configuration.stack == scenario.stack.name

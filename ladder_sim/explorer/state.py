@@ -9,14 +9,13 @@ from urllib.parse import parse_qsl, quote, urlencode
 
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.explorer.allowlist import Allowlist
-from ladder_sim.explorer.quantities import field_of
 from ladder_sim.graph.variants import canonical
 from ladder_sim.prediction import default_variants
 from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS, Argument
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.values import read_table
-from ladder_sim.sweeps.axes import Axis, axis
+from ladder_sim.sweeps.axes import Axis, axis, resolve
 
 # of a query
 MAX_CHARACTERS, MAX_FIELDS = 8000, 64
@@ -120,7 +119,7 @@ class State:
     def point(self, allowlist: Allowlist, *left_out: str) -> dict[str, Any]:
         """The same as a sweep's point, without some fields."""
         given = {name: value for name, value in self._resolved(allowlist).items() if value is not None}
-        settings = {field_of(key)[0]: text for key, text in self.settings.items()}
+        settings = {resolve(key)[0]: text for key, text in self.settings.items()}
         return {name: value for name, value in (given | settings).items() if name not in left_out}
 
     def how(self, allowlist: Allowlist) -> dict[str, Any]:
@@ -166,7 +165,7 @@ class State:
             raise UsageError(
                 f"at most {MAX_PINS} scenarios can be pinned, {len(self.pins)} were given", hint="unpin one first"
             )
-        figures = [field_of(key)[0] for key in self.settings]
+        figures = [resolve(key)[0] for key in self.settings]
         if len(set(figures)) < len(figures):
             raise UsageError("a figure is set twice, with and without its unit", hint="give it once")
 
@@ -179,7 +178,7 @@ def numeric_setting(key: str) -> Axis:
     UsageError
         There is no such setting, or it is not a number.
     """
-    name, kind = field_of(key)
+    name, kind = resolve(key)
     if "." not in name or kind not in (int, float):
         raise UsageError(
             f"'{key}' cannot be set on a page: must be a number", hint="for example inter.bandwidth=100Gb/s"
@@ -244,7 +243,7 @@ def _variant(key: str, text: str) -> str:
 
 
 def _axis(key: str, text: str) -> str:
-    name, kind = field_of(text)
+    name, kind = resolve(text)
     if kind not in (int, float):
         raise UsageError(f"{key} is {text[:40]!r}: must be a number", hint="for example inter.bandwidth")
     return name

@@ -18,7 +18,15 @@ from ladder_sim.traces.graph import TraceGraph
 from ladder_sim.traces.replay import Replay
 from ladder_sim.traces.summary import RankSummary, RunSummary
 from ladder_sim.traces.wirings import VariantTime
-from ladder_sim.validation.compare import Comparison, ComparisonsByLevel, Quantity, Spread, Summary, evidence, summarize
+from ladder_sim.validation.compare import (
+    Comparison,
+    ComparisonsByLevel,
+    ErrorStats,
+    GroupSummary,
+    Quantity,
+    evidence,
+    summarize,
+)
 from ladder_sim.validation.dataset import Dataset
 from ladder_sim.validation.splits import PROTOCOLS
 
@@ -208,7 +216,7 @@ def _quantity_fields(name: str, quantity: Quantity | None) -> dict[str, Any]:
     return dict(zip(keys, values, strict=True))
 
 
-def _summary_fields(summary: Summary) -> dict[str, Any]:
+def _summary_fields(summary: GroupSummary) -> dict[str, Any]:
     return {
         "variant": summary.variant,
         "p2p": summary.p2p,
@@ -220,8 +228,10 @@ def _summary_fields(summary: Summary) -> dict[str, Any]:
     }
 
 
-def _spread_fields(name: str, spread: Spread | None) -> dict[str, Any]:
-    values = asdict(spread) if spread else {"rows": 0, **dict.fromkeys([field.name for field in fields(Spread)][1:])}
+def _spread_fields(name: str, spread: ErrorStats | None) -> dict[str, Any]:
+    values = (
+        asdict(spread) if spread else {"rows": 0, **dict.fromkeys([field.name for field in fields(ErrorStats)][1:])}
+    )
     return {f"{name}_{part}": value for part, value in values.items()}
 
 

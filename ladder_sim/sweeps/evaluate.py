@@ -1,4 +1,4 @@
-"""Answers the points of one chunk."""
+"""Predicts the points of one chunk."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,34 +15,34 @@ from ladder_sim.simulate.request import SIZES, simulate_requests
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.sweeps.axes import Axis
-from ladder_sim.sweeps.grid import Block, Chunk, Columns
+from ladder_sim.sweeps.grid import Chunk, Columns, SweepBlock
 from ladder_sim.sweeps.price import token_price
 from ladder_sim.units import format_bytes
 
 METRICS = ("ttft_s", "tpot_s", "tokens_per_s", "speedup")
 # of every variant, in columns such as "ladder.speedup"; the last where GPUs have a price
 PRICE = "usd_per_Mtoken"
-# columns of every point; the second says why there are no figures
+# columns of every point; the second says why a point has no figures
 MEMORY, PROBLEM = "memory_bytes_per_gpu", "infeasible"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How:
-    """What all points of a sweep have in common besides its axes."""
+    """What all points of a sweep share, other than its axes."""
 
     variants: tuple[str, ...]
     """Residual wirings."""
     profile: str | None = None
     """Measured profile, as `prediction.predict` takes it."""
     ignore_memory: bool = False
-    """Answer even where the model does not fit."""
+    """Predict even if the model does not fit."""
     usd_per_gpu_hour: float | None = None
     """Price of a GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rows:
-    """Points of one block that all have the same figures, or none for the same reason, by column."""
+    """Points of one block that have the same columns filled, or the same problem."""
 
     constants: Mapping[str, Any]
     """The same in every row, apart from sizes that vary."""
@@ -51,9 +51,9 @@ class Rows:
     figures: Columns
     """Hardware figures that vary, by axis."""
     results: Mapping[str, NDArray[np.float64]]
-    """NaN where there is none."""
+    """NaN where a point has no result."""
     problem: str
-    """Why there are none; empty if there are."""
+    """Why there are no results; empty if there are."""
 
     @property
     def columns(self) -> dict[str, NDArray[Any]]:
@@ -70,24 +70,24 @@ class Rows:
 
 
 def result_columns(how: How) -> list[str]:
-    """Names of what a sweep finds out, the reason of a point without figures left out."""
+    """Names of the columns that a sweep computes, other than `PROBLEM`."""
     metrics = METRICS if how.usd_per_gpu_hour is None else (*METRICS, PRICE)
     return [MEMORY, *(f"{variant}.{metric}" for variant in how.variants for metric in metrics)]
 
 
 def evaluate(chunk: Chunk, how: How) -> list[Rows]:
-    """Answer every point of a chunk; one that cannot run becomes a row with the reason."""
-    return [rows for block in chunk for rows in _answer(block, how)]
+    """Predict every point of a chunk; one that cannot run becomes a row with the reason."""
+    return [rows for block in chunk for rows in _predict(block, how)]
 
 
-def _answer(block: Block, how: How) -> Iterator[Rows]:
+def _predict(block: SweepBlock, how: How) -> Iterator[Rows]:
     results = {name: np.full(block.count, np.nan) for name in result_columns(how)}
     problems = [block.problem] * block.count
     if block.scenario is not None:
         try:
             problems = _fill(results, block.scenario, block, how)
         except ProfileError:
-            # no fault of the point
+            # not the fault of the point
             raise
         except LadderSimError as error:
             problems = [error.message] * block.count
@@ -104,7 +104,7 @@ def _answer(block: Block, how: How) -> Iterator[Rows]:
 
 
 def _same_figures(problems: Sequence[str], gen: NDArray[np.int64] | None) -> Iterator[slice]:
-    """Runs of points that have the same figures: none for one reason, all, or all but a time per further token."""
+    """Runs of points with the same columns filled: none for one reason, all, or all but the time per further token."""
     single = [False] * len(problems) if gen is None else (gen == 1).tolist()
     start = 0
     for _, run in itertools.groupby(zip(problems, single, strict=True)):
@@ -113,8 +113,8 @@ def _same_figures(problems: Sequence[str], gen: NDArray[np.int64] | None) -> Ite
         start = end
 
 
-def _fill(results: dict[str, NDArray[np.float64]], scenario: Scenario, block: Block, how: How) -> list[str]:
-    """Put a block's times into `results`; returns why there are none, point by point."""
+def _fill(results: dict[str, NDArray[np.float64]], scenario: Scenario, block: SweepBlock, how: How) -> list[str]:
+    """Put a block's times into `results`; returns why there are no times, point by point."""
     batch, prompt, gen = (block.columns.get(name, getattr(scenario.workload, name)) for name in SIZES)
     memory_bytes = np.broadcast_to(total_bytes(scenario, batch, prompt, gen), block.count)
     capacity_bytes = scenario.cluster.gpu.hbm_bytes
@@ -126,12 +126,12 @@ def _fill(results: dict[str, NDArray[np.float64]], scenario: Scenario, block: Bl
         times = simulate_requests(scenario, varied, tuple(dict.fromkeys(("standard", *how.variants))), profile)
         batches, gens = (np.broadcast_to(values, block.count)[fits] for values in (batch, gen))
         for variant in how.variants:
-            found = times[variant]
-            results[f"{variant}.ttft_s"][fits] = found.ttft_s
-            results[f"{variant}.tpot_s"][fits] = np.where(gens > 1, found.decode_s / np.maximum(gens - 1, 1), np.nan)
-            tokens_per_s = batches * gens / found.request_s
+            request = times[variant]
+            results[f"{variant}.ttft_s"][fits] = request.ttft_s
+            results[f"{variant}.tpot_s"][fits] = np.where(gens > 1, request.decode_s / np.maximum(gens - 1, 1), np.nan)
+            tokens_per_s = batches * gens / request.request_s
             results[f"{variant}.tokens_per_s"][fits] = tokens_per_s
-            results[f"{variant}.speedup"][fits] = times["standard"].request_s / found.request_s
+            results[f"{variant}.speedup"][fits] = times["standard"].request_s / request.request_s
             if how.usd_per_gpu_hour is not None:
                 results[f"{variant}.{PRICE}"][fits] = token_price(how.usd_per_gpu_hour, scenario.tp, tokens_per_s)
     return [
@@ -140,7 +140,7 @@ def _fill(results: dict[str, NDArray[np.float64]], scenario: Scenario, block: Bl
     ]
 
 
-def _constants(block: Block) -> dict[str, Any]:
+def _constants(block: SweepBlock) -> dict[str, Any]:
     """The scenario's fields, and the settings among the axes."""
     named = {name: value if isinstance(value, str | int | float) else value.name for name, value in block.point.items()}
     settings = {name: value for name, value in named.items() if name not in ARGUMENTS}

@@ -1,4 +1,4 @@
-"""Runs chunks one after the other, on processes of this machine, or on a Dask cluster; answers come in order."""
+"""Runs chunks one after the other, on processes of this machine, or on a Dask cluster; results come in order."""
 
 import itertools
 import multiprocessing
@@ -56,7 +56,7 @@ class Processes:
             yield from _in_order(lambda task: pool.submit(function, task), tasks, self.workers * AHEAD)
         except BrokenProcessPool as error:
             raise LadderSimError(
-                "a worker process died, maybe for lack of memory", hint="--resume goes on; use fewer --workers"
+                "a worker process died, possibly out of memory", hint="--resume goes on; use fewer --workers"
             ) from error
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
@@ -96,7 +96,7 @@ class Dask:
             import distributed
         except ImportError:
             raise MissingDependencyError(
-                "--dask needs dask and distributed, which are absent", hint='pip install "ladder-sim[dask]"'
+                "--dask needs dask and distributed, which are not installed", hint='pip install "ladder-sim[dask]"'
             ) from None
         try:
             connect: Any = distributed.Client

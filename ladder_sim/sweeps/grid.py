@@ -1,4 +1,4 @@
-"""The points of a sweep, in order, cut into chunks that can be answered one by one."""
+"""The points of a sweep, in order, cut into chunks that can be predicted one by one."""
 
 import itertools
 import math
@@ -19,11 +19,11 @@ from ladder_sim.specs.scenario import Scenario
 from ladder_sim.sweeps.axes import Axis, axis
 from ladder_sim.sweeps.ranges import expand
 
-# of a sweep that nobody confirmed
-MOST_POINTS = 50_000_000
-# most points of a chunk: an array operation has a price of its own, which they share; more gain nothing
+# of a sweep without --yes
+MAX_POINTS = 50_000_000
+# points of a chunk at most: amortises numpy's per-call overhead; larger chunks are no faster
 CHUNK_POINTS = 32768
-# most blocks of a chunk, so that progress shows where every point needs its own graph
+# blocks of a chunk at most, so that progress shows where every point needs its own graph
 CHUNK_BLOCKS = 32
 
 # values of what varies, by axis
@@ -31,22 +31,22 @@ Columns = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Block:
+class SweepBlock:
     """Points that differ in sizes and hardware figures only: one graph, priced many times."""
 
     point: Mapping[str, Any]
     """Their common values by axis."""
     scenario: Scenario | None
-    """Of one of them; None: there can be none."""
+    """Of one of them; None: they cannot run."""
     problem: str
-    """Why not."""
+    """Why they cannot run."""
     columns: Columns
     """What varies, by axis: sizes first."""
     count: int
     """Points."""
 
 
-Chunk = tuple[Block, ...]
+Chunk = tuple[SweepBlock, ...]
 
 
 class Grid:
@@ -69,28 +69,28 @@ class Grid:
     """
 
     def __init__(self, axes: Mapping[str, Any], variants: Sequence[str] | None = None) -> None:
-        found = [axis(key, given) for key, given in axes.items()]
-        names = [one.name for one in found]
+        order = list(ARGUMENTS)
+        every = [axis(key, given) for key, given in axes.items()]
+        every.sort(key=lambda each: order.index(each.name) if each.name in ARGUMENTS else len(order))
+        names = [each.name for each in every]
         for name in names:
             if names.count(name) > 1:
                 raise UsageError(f"'{name}' is given twice", hint="give each field one range")
-        order = list(ARGUMENTS)
-        found.sort(key=lambda one: order.index(one.name) if one.name in ARGUMENTS else len(order))
         sizes = [name for name in SIZES if f"workload.{name}" not in names]
-        # axes over batch, prompt and answer, unless a setting of the same name has the last word
-        self.sizes = [one for one in found if one.name in sizes and len(one.values) > 1]
+        # axes over batch, prompt and answer, unless a setting of the same name overrides them
+        self.sizes = [each for each in every if each.name in sizes and len(each.values) > 1]
         # axes over hardware figures
-        self.figures = [one for one in found if one.figure and len(one.values) > 1]
+        self.figures = [each for each in every if each.figure and len(each.values) > 1]
         # axes that may change the graph, and all of one value
-        self.structure = [one for one in found if one not in (*self.sizes, *self.figures)]
-        self._values = {one.name: np.asarray(one.values, np.float64) for one in self.figures}
-        self._values |= {one.name: np.asarray(one.values, np.int64) for one in self.sizes}
+        self.structure = [each for each in every if each not in (*self.sizes, *self.figures)]
+        self._values = {each.name: np.asarray(each.values, np.float64) for each in self.figures}
+        self._values |= {each.name: np.asarray(each.values, np.int64) for each in self.sizes}
         self.variants = variant_names(variants) if variants else self._default_variants()
         self._check_figures()
 
     @property
     def axes(self) -> list[Axis]:
-        """All of them, the slowest first."""
+        """All axes, the slowest first."""
         return [*self.structure, *self._columns]
 
     @property
@@ -99,22 +99,22 @@ class Grid:
 
     @property
     def varied(self) -> list[Axis]:
-        """Those with several values."""
-        return [one for one in self.axes if len(one.values) > 1]
+        """The axes with several values."""
+        return [each for each in self.axes if len(each.values) > 1]
 
     @property
     def size(self) -> int:
-        """Points."""
-        return math.prod(len(one.values) for one in self.axes)
+        """Number of points."""
+        return math.prod(len(each.values) for each in self.axes)
 
     @cached_property
     def _width(self) -> int:
         """Points of a block that is not cut."""
-        return math.prod(len(one.values) for one in self._columns)
+        return math.prod(len(each.values) for each in self._columns)
 
     @property
     def chunks(self) -> int:
-        """How many there are."""
+        """Number of chunks."""
         return -(-self._blocks // self._per_chunk) * self._cuts
 
     @property
@@ -145,34 +145,34 @@ class Grid:
         )
 
     def points(self, number: int) -> int:
-        """How many a chunk holds."""
+        """Number of points of a chunk."""
         group, cut = divmod(number, self._cuts)
         width = (cut + 1) * self._width // self._cuts - cut * self._width // self._cuts
         return width * min(self._per_chunk, self._blocks - group * self._per_chunk)
 
     def _structure_values(self, index: int) -> dict[str, Any]:
         values = {}
-        for one in reversed(self.structure):
-            index, position = divmod(index, len(one.values))
-            values[one.name] = one.values[position]
-        return {one.name: values[one.name] for one in self.structure}
+        for each in reversed(self.structure):
+            index, position = divmod(index, len(each.values))
+            values[each.name] = each.values[position]
+        return {each.name: values[each.name] for each in self.structure}
 
     def _column_values(self, index: NDArray[np.int_]) -> Columns:
         values = {}
-        for one in reversed(self._columns):
-            index, position = np.divmod(index, len(one.values))
-            values[one.name] = self._values[one.name][position]
-        return {one.name: values[one.name] for one in self._columns}
+        for each in reversed(self._columns):
+            index, position = np.divmod(index, len(each.values))
+            values[each.name] = self._values[each.name][position]
+        return {each.name: values[each.name] for each in self._columns}
 
     def _default_variants(self) -> tuple[str, ...]:
-        """The usual four, or what the only model's own config is wired as."""
-        models = next((one.values for one in self.structure if one.name == "model"), ())
+        """The usual four, or the wiring in the config of the only model."""
+        models = next((each.values for each in self.structure if each.name == "model"), ())
         return default_variants(Scenario.of(model=models[0], tp=1)) if len(models) == 1 else DEFAULT_VARIANTS
 
     def _check_figures(self) -> None:
-        """Arrays do not pass through the specs, so their ends do here: every rule is a range."""
-        for one, end in itertools.product(self.figures, (min, max)):
-            Scenario.of(overrides={one.name: end(one.values)})
+        """Check the ends of each array by the specs' rules, all of which are ranges."""
+        for each, end in itertools.product(self.figures, (min, max)):
+            Scenario.of(overrides={each.name: end(each.values)})
 
 
 def variant_names(given: Sequence[str]) -> tuple[str, ...]:
@@ -186,12 +186,15 @@ def variant_names(given: Sequence[str]) -> tuple[str, ...]:
     names = []
     for text in given:
         family, _, parameter = text.partition(":")
-        names += [f"{family}:{one}" for one in expand(parameter, name=family, factor=2)] if ":" in parameter else [text]
+        if ":" in parameter:
+            names += [f"{family}:{value}" for value in expand(parameter, name=family, factor=2)]
+        else:
+            names.append(text)
     return tuple(dict.fromkeys(canonical(name) for name in names))
 
 
-def _blocks(point: Mapping[str, Any], columns: Columns, count: int) -> Iterator[Block]:
-    """The points of some columns, as one block where all of them can be, or none."""
+def _blocks(point: Mapping[str, Any], columns: Columns, count: int) -> Iterator[SweepBlock]:
+    """The points of some columns, as one block if all of them can run, or none."""
     sizes = {name: values for name, values in columns.items() if name in SIZES}
     scenarios, problems = [], []
     # rules for sizes are ranges: what holds for the smallest and the largest of each holds for all between
@@ -205,11 +208,11 @@ def _blocks(point: Mapping[str, Any], columns: Columns, count: int) -> Iterator[
             yield from _blocks(point, {name: values[row : row + 1] for name, values in columns.items()}, 1)
         return
     scenario, problem = (None, problems[0]) if problems else (scenarios[0], "")
-    yield Block(point=point, scenario=scenario, problem=problem, columns=columns, count=count)
+    yield SweepBlock(point=point, scenario=scenario, problem=problem, columns=columns, count=count)
 
 
 def scenario_at(point: Mapping[str, Any]) -> Scenario:
-    """The scenario of a point; it gets the nodes that its tensor-parallel group needs if none are named."""
+    """The scenario of a point; without "nodes" it gets those that its tensor-parallel group needs."""
     fields = {name: value for name, value in point.items() if name in ARGUMENTS}
     settings = {name: value for name, value in point.items() if name not in ARGUMENTS}
     if "tp" in fields and "nodes" not in fields:
@@ -219,13 +222,16 @@ def scenario_at(point: Mapping[str, Any]) -> Scenario:
 
 
 def check_size(grid: Grid, *, confirmed: bool) -> None:
-    """Refuse a grid that was hardly meant.
+    """Refuse a grid of more than `MAX_POINTS` points, unless it is confirmed.
 
     Raises
     ------
     UsageError
-        It has more than `MOST_POINTS` points.
+        It is too large.
     """
-    if grid.size > MOST_POINTS and not confirmed:
-        factors = " x ".join(str(len(one.values)) for one in grid.varied)
-        raise UsageError(f"{grid.size:,} points ({factors}) are many", hint="--yes runs them, or take larger steps")
+    if grid.size > MAX_POINTS and not confirmed:
+        factors = " x ".join(str(len(each.values)) for each in grid.varied)
+        raise UsageError(
+            f"{grid.size:,} points ({factors}) is more than {MAX_POINTS:,}",
+            hint="pass --yes to run them, or take larger steps",
+        )

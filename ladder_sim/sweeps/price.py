@@ -1,4 +1,4 @@
-"""What tokens cost where a GPU has a price per hour."""
+"""The price of tokens from the price of GPUs."""
 
 from typing import TypeVar
 
@@ -23,13 +23,15 @@ def token_price(usd_per_gpu_hour: float, gpus: int, tokens_per_s: Rate) -> Rate:
 
 
 def check_price(usd_per_gpu_hour: float) -> float:
-    """Refuse what is no price.
+    """Require a price above 0 and below a million.
 
     Raises
     ------
     UsageError
-        It is not above zero and finite.
+        It is out of range.
     """
     if not 0.0 < usd_per_gpu_hour < 1e6:
-        raise UsageError(f"price {usd_per_gpu_hour:g} is none", hint="US dollars per GPU and hour, e.g. 2.5")
+        raise UsageError(
+            f"price {usd_per_gpu_hour:g}: must be above 0 and below 1e6", hint="US dollars per GPU and hour, e.g. 2.5"
+        )
     return usd_per_gpu_hour

@@ -1,13 +1,13 @@
-"""Ranges as they are typed: ``START:STOP[:xFACTOR|:+STEP][UNIT]``, or values separated by commas."""
+"""Ranges as typed: ``START:STOP[:xFACTOR|:+STEP][UNIT]``, or values separated by commas."""
 
 import re
 from decimal import Decimal
 
 from ladder_sim.errors import UsageError
 
-# of one range; more is a typing error
-MOST_VALUES = 2_000_000
-# number; no quantity comes near
+# values of one range; more is a typing error
+MAX_VALUES = 2_000_000
+# far above any quantity
 _LARGEST = Decimal("1e30")
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _RANGE = re.compile(rf"\s*({_NUMBER}):({_NUMBER})(?::([x+])({_NUMBER}))?\s*([^\d\s:.,+-][^:,]*)?", re.ASCII)
@@ -26,7 +26,7 @@ def expand(text: str, *, name: str, factor: int | None = None) -> list[str]:
     name
         What the range is for; errors begin with it.
     factor
-        Step of a range that names none; None: it must name one.
+        Step of a range without one; None: a range must have a step.
 
     Raises
     ------
@@ -64,22 +64,22 @@ def split(text: str, *, name: str) -> list[str]:
 
 
 def _shared_unit(pieces: list[str]) -> str:
-    """The unit behind the last number where no other has one."""
+    """The unit of the last number, if no other number has a unit."""
     number, steps = _PLAIN.fullmatch(pieces[-1]), _RANGE.fullmatch(pieces[-1])
     unit = number[2] if number else steps[5] if steps else None
     return unit or "" if all(re.fullmatch(_NUMBER, piece) for piece in pieces[:-1]) else ""
 
 
 def _steps(piece: str, name: str, factor: int | None) -> list[str]:
-    found = _RANGE.fullmatch(piece)
-    if found is None:
-        raise UsageError(f"{name}: '{piece}' is no range", hint=_FORM)
-    sign, unit = found[3] or "x", found[5] or ""
-    if found[3] is None and factor is None:
-        raise UsageError(f"{name}: '{piece}' names no step", hint=f"write {piece}:x2 or {piece}:+1")
-    start, stop, step = (Decimal(number or 0) for number in (found[1], found[2], found[4] or factor))
+    match = _RANGE.fullmatch(piece)
+    if match is None:
+        raise UsageError(f"{name}: '{piece}' is not a range", hint=_FORM)
+    sign, unit = match[3] or "x", match[5] or ""
+    if match[3] is None and factor is None:
+        raise UsageError(f"{name}: '{piece}' has no step", hint=f"write {piece}:x2 or {piece}:+1")
+    start, stop, step = (Decimal(number or 0) for number in (match[1], match[2], match[4] or factor))
     if stop > _LARGEST:
-        raise UsageError(f"{name}: '{piece}' ends beyond every quantity", hint=_FORM)
+        raise UsageError(f"{name}: '{piece}' must end at 1e30 or below", hint=_FORM)
     if start > stop:
         raise UsageError(f"{name}: '{piece}' runs backwards", hint="put the smaller end first")
     if step <= (1 if sign == "x" else 0) or (sign == "x" and start <= 0):
@@ -87,7 +87,7 @@ def _steps(piece: str, name: str, factor: int | None) -> list[str]:
             f"{name}: '{piece}' does not advance", hint="a factor is above 1 and starts above 0; a step is above 0"
         )
     count = (stop - start) / step if sign == "+" else (stop / start).ln() / step.ln()
-    if count > MOST_VALUES:
+    if count > MAX_VALUES:
         raise UsageError(f"{name}: '{piece}' has {count:.2g} values", hint="take a larger step")
     values = []
     at = start

@@ -18,7 +18,7 @@ from ladder_sim.sweeps.grid import CHUNK_BLOCKS, CHUNK_POINTS, Chunk, Grid
 from ladder_sim.sweeps.price import check_price
 from ladder_sim.sweeps.table import SweepTable, collect
 
-# called with the points answered so far
+# called with the points done so far
 Progress = Callable[[int], None]
 Answer = TypeVar("Answer")
 
@@ -60,8 +60,8 @@ def sweep(
 
     Examples
     --------
-    >>> found = sweep({"model": "8b", "tp": 4, "intra.bandwidth": "25:400:x4GB/s"}, ["ladder"])
-    >>> found.varied, len(found)
+    >>> table = sweep({"model": "8b", "tp": 4, "intra.bandwidth": "25:400:x4GB/s"}, ["ladder"])
+    >>> table.varied, len(table)
     (('intra.bandwidth_Bps',), 3)
     """
     grid = Grid(axes, variants)
@@ -70,14 +70,14 @@ def sweep(
 
 
 def how_of(grid: Grid, profile: str | None, ignore_memory: bool, usd_per_gpu_hour: float | None = None) -> How:
-    """What all points of a grid have in common besides its axes.
+    """What all points of a grid share, other than its axes.
 
     Raises
     ------
     ProfileError
         There is no such profile, or it cannot be read.
     UsageError
-        The price is none.
+        The price is not above 0.
     """
     if usd_per_gpu_hour is not None:
         check_price(usd_per_gpu_hour)
@@ -87,10 +87,10 @@ def how_of(grid: Grid, profile: str | None, ignore_memory: bool, usd_per_gpu_hou
 
 
 def run(grid: Grid, how: How, executor: Executor, progress: Progress | None = None) -> SweepTable:
-    """Answer every point of a grid and keep the answers."""
+    """Predict every point of a grid and keep the results."""
     chunks = map(grid.chunk, range(grid.chunks))
     answers = executor(partial(evaluate, how=how), chunks)
-    return collect(_told(answers, grid, 0, progress), tuple(one.name for one in grid.varied), how.variants)
+    return collect(_reporting(answers, grid, 0, progress), tuple(axis.name for axis in grid.varied), how.variants)
 
 
 def stream(
@@ -98,7 +98,7 @@ def stream(
 ) -> Iterator[tuple[bytes, int]]:
     """The file that `run_to_file` would write, piece by piece, each with how many of its points have figures."""
     yield header(form, _names(grid, how)), 0
-    yield from _told(
+    yield from _reporting(
         executor(partial(_encoded, how=how, form=form), map(grid.chunk, range(grid.chunks))), grid, 0, progress
     )
 
@@ -113,14 +113,14 @@ def run_to_file(
     resume: bool = False,
     progress: Progress | None = None,
 ) -> int:
-    """Answer every point of a grid, and write each chunk as it comes.
+    """Predict every point of a grid, and write each chunk as it comes.
 
     Parameters
     ----------
     grid, how, executor
         As in `run`.
     path
-        File; it appears when the sweep is over.
+        File; it appears when the sweep is complete.
     form
         ``"csv"``, ``"jsonl"`` or ``"parquet"``; by default what the extension says.
     resume
@@ -136,9 +136,9 @@ def run_to_file(
     Raises
     ------
     UsageError
-        The extension is unknown, the file cannot be written, or what is left is another sweep's.
+        The extension is unknown, the file cannot be written, or what was left is from another sweep.
     MissingDependencyError
-        Parquet is wanted and pyarrow is absent.
+        Parquet needs pyarrow.
     """
     form = form or file_format(path)
     require(form)
@@ -147,7 +147,7 @@ def run_to_file(
     done = file.done() if resume else []
     chunks = map(grid.chunk, range(len(done), grid.chunks))
     answers = executor(partial(_encoded, how=how, form=form), chunks)
-    return sum(done) + sum(_told(file.write(answers, len(done)), grid, len(done), progress))
+    return sum(done) + sum(_reporting(file.write(answers, len(done)), grid, len(done), progress))
 
 
 def file_format(path: Path) -> str:
@@ -162,8 +162,8 @@ def _encoded(chunk: Chunk, how: How, form: str) -> tuple[bytes, int]:
     return encode(form, parts), sum(len(rows) for rows in parts if not rows.problem)
 
 
-def _told(answers: Iterator[Answer], grid: Grid, first: int, progress: Progress | None) -> Iterator[Answer]:
-    """Pass answers of the chunks from `first` on, and say how many points they make."""
+def _reporting(answers: Iterator[Answer], grid: Grid, first: int, progress: Progress | None) -> Iterator[Answer]:
+    """Pass on the results of the chunks from `first` on, and report how many points are done."""
     points = sum(map(grid.points, range(first)))
     for number, answer in enumerate(answers, first):
         points += grid.points(number)
@@ -174,18 +174,18 @@ def _told(answers: Iterator[Answer], grid: Grid, first: int, progress: Progress 
 
 def _names(grid: Grid, how: How) -> list[str]:
     """All columns, in order."""
-    settings = [one.name for one in grid.structure if one.setting]
-    return [*ARGUMENTS, *settings, *(one.name for one in grid.figures), *result_columns(how), PROBLEM]
+    settings = [axis.name for axis in grid.structure if axis.setting]
+    return [*ARGUMENTS, *settings, *(axis.name for axis in grid.figures), *result_columns(how), PROBLEM]
 
 
 def _fingerprint(grid: Grid, how: How, form: str) -> str:
     """Equal for sweeps that give equal files."""
     profile = Path(how.profile) if how.profile else None
-    what = (
+    parts = (
         ladder_sim.__version__,
         (CHUNK_POINTS, CHUNK_BLOCKS),
         grid.axes,
         (how, form),
         profile.read_bytes() if profile and profile.is_file() else None,
     )
-    return hashlib.sha256(repr(what).encode()).hexdigest()
+    return hashlib.sha256(repr(parts).encode()).hexdigest()

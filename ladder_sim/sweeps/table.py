@@ -1,4 +1,4 @@
-"""A sweep's answers in memory, by column."""
+"""A sweep's results in memory, by column."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ class SweepTable:
     Examples
     --------
     >>> from ladder_sim.sweeps.run import sweep
-    >>> found = sweep({"model": "8b", "tp": "1:4"}, ["ladder"])
-    >>> [int(tp) for tp in found["tp"]], bool(found["ladder.speedup"][2] > 1)
+    >>> table = sweep({"model": "8b", "tp": "1:4"}, ["ladder"])
+    >>> [int(tp) for tp in table["tp"]], bool(table["ladder.speedup"][2] > 1)
     ([1, 2, 4], True)
     """
 
@@ -41,8 +41,8 @@ class SweepTable:
     @property
     def feasible(self) -> NDArray[np.bool_]:
         """Rows that have figures."""
-        found: NDArray[np.bool_] = self[PROBLEM] == ""
-        return found
+        feasible: NDArray[np.bool_] = self[PROBLEM] == ""
+        return feasible
 
     def where(self, rows: NDArray[np.bool_]) -> "SweepTable":
         """The rows that a mask keeps."""
@@ -51,19 +51,15 @@ class SweepTable:
 
 
 def collect(parts: Iterable[Sequence[Rows]], varied: tuple[str, ...], variants: tuple[str, ...]) -> SweepTable:
-    """One table from the answers of all chunks, in their order."""
-    rows = [one for part in parts for one in part]
-    lengths = [len(one) for one in rows]
+    """One table from the rows of all chunks, in their order."""
+    rows = [block for part in parts for block in part]
+    lengths = [len(block) for block in rows]
     columns: dict[str, NDArray[Any]] = {
-        name: np.repeat(_column([one.constants[name] for one in rows]), lengths) for name in rows[0].constants
+        name: np.repeat(_column([block.constants[name] for block in rows]), lengths) for name in rows[0].constants
     }
-    for name in rows[0].sizes:
-        columns[name] = np.concatenate([one.sizes[name] for one in rows])
-    for name in rows[0].figures:
-        columns[name] = np.concatenate([one.figures[name] for one in rows])
-    for name in rows[0].results:
-        columns[name] = np.concatenate([one.results[name] for one in rows])
-    columns[PROBLEM] = np.repeat(np.array([one.problem for one in rows], object), lengths)
+    varying = [block.columns for block in rows]
+    columns |= {name: np.concatenate([block[name] for block in varying]) for name in varying[0]}
+    columns[PROBLEM] = np.repeat(np.array([block.problem for block in rows], object), lengths)
     return SweepTable(columns=columns, varied=varied, variants=variants)
 
 

@@ -87,7 +87,7 @@ def evidence(level: Level) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
+class ErrorStats:
     """How far predictions of one quantity lie from the measurements; fractions."""
 
     rows: int
@@ -103,7 +103,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+class GroupSummary:
     """The spreads of one variant in one part of a data set."""
 
     variant: str
@@ -116,9 +116,9 @@ class Summary:
     """Measured."""
     unseen: int
     """Of these, by the fit behind the predictions."""
-    speedup: Spread | None
+    speedup: ErrorStats | None
     """None where nothing was compared."""
-    tokens_per_s: Spread | None
+    tokens_per_s: ErrorStats | None
     """None where nothing was compared."""
 
 
@@ -220,7 +220,7 @@ def _profile(scenario: Scenario, level: Level) -> CalibrationProfile | None:
     return fitted
 
 
-def summarize(comparisons: Iterable[Comparison]) -> tuple[Summary, ...]:
+def summarize(comparisons: Iterable[Comparison]) -> tuple[GroupSummary, ...]:
     """Errors and coverage by variant, interconnect and group of tensor-parallel degrees, and over all degrees."""
     parts: dict[tuple[str, bool, str], list[Comparison]] = {}
     for one in comparisons:
@@ -229,14 +229,14 @@ def summarize(comparisons: Iterable[Comparison]) -> tuple[Summary, ...]:
             parts.setdefault((row.variant, row.configuration.p2p, tps), []).append(one)
     variants = list(dict.fromkeys(variant for variant, _, _ in parts))
     return tuple(
-        Summary(
+        GroupSummary(
             variant=variant,
             p2p=p2p,
             tps=tps,
             rows=len(members),
             unseen=len(unseen(members)),
-            speedup=spread([one.speedup for one in members]),
-            tokens_per_s=spread([one.tokens_per_s for one in members]),
+            speedup=error_stats([one.speedup for one in members]),
+            tokens_per_s=error_stats([one.tokens_per_s for one in members]),
         )
         for (variant, p2p, tps), members in sorted(
             parts.items(), key=lambda part: (variants.index(part[0][0]), not part[0][1], _order(part[0][2]))
@@ -250,13 +250,13 @@ def _order(tps: str) -> float:
     return int(tps) if tps.isdigit() else max(FIT_TPS)
 
 
-def spread(quantities: Iterable[Quantity | None]) -> Spread | None:
+def error_stats(quantities: Iterable[Quantity | None]) -> ErrorStats | None:
     """How far quantities lie from what was measured; None where there are none."""
     found = [one for one in quantities if one is not None]
     if not found:
         return None
     errors = [abs(one.error) for one in found]
-    return Spread(
+    return ErrorStats(
         rows=len(found),
         mean_error=math.fsum(errors) / len(found),
         max_error=max(errors),

@@ -30,7 +30,7 @@ def test_a_price_gives_what_tokens_cost() -> None:
     for row in rows:
         expected = 2.5 * int(row["tp"]) / 3600 / float(row["ladder.tokens_per_s"]) * 1e6
         assert float(row["ladder.usd_per_Mtoken"]) == pytest.approx(expected)
-    assert "price -1 is none" in run(*SWEEP, "--price", "-1").err
+    assert "price -1: must be above 0" in run(*SWEEP, "--price", "-1").err
 
 
 def test_a_long_table_says_what_it_leaves_out() -> None:
@@ -70,10 +70,10 @@ def test_a_sweep_of_nothing_that_runs_is_infeasible(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("--batch", "4:1"), "batch: '4:1' runs backwards"),
-        (("--prompt", "1:8"), "prompt: '1:8' names no step"),
+        (("--prompt", "1:8"), "prompt: '1:8' has no step"),
         (("--set", "inter.bandwith=1:2:x2"), "unknown field 'inter.bandwith'"),
         (("--variant", "lader"), "unknown variant 'lader'"),
-        (("--batch", "1:100000:+1", "--prompt", "1:1000:+1"), "100,000,000 points (100000 x 1000) are many"),
+        (("--batch", "1:100000:+1", "--prompt", "1:1000:+1"), "100,000,000 points (100000 x 1000) is more than"),
         (("--save", "x.xlsx"), "unknown extension"),
         (("--resume",), "--resume without --save"),
         (("--json", "--csv"), "--json and --csv exclude each other"),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from ladder_sim.analysis.advise import Advice
 from ladder_sim.analysis.breakeven import BreakEven
 from ladder_sim.analysis.compare import Candidate
-from ladder_sim.analysis.sensitivity import SEEN, Sensitivity
+from ladder_sim.analysis.sensitivity import MIN_CHANGE, Sensitivity
 from ladder_sim.report.figures.style import (
     NOW_MARKER,
     SERIES_COLOURS,
@@ -66,7 +66,7 @@ def tornado_figure(
     """Change of one variant's request time as each figure falls and rises; `compact` for a part of a page."""
     import plotly.graph_objects as go
 
-    visible = [item for item in sensitivities if item.widest(variant) >= SEEN]
+    visible = [item for item in sensitivities if item.widest(variant) >= MIN_CHANGE]
     visible = sorted(visible, key=lambda item: -item.widest(variant))[:MAX_BARS]
     if compact:
         # a name above its value leaves room for the bars on a phone

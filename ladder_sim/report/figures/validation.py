@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ladder_sim.report.figures.style import TEXT_COLOUR, figure, variant_colour
-from ladder_sim.validation.compare import Comparison, ComparisonsByLevel, Quantity, spread, unseen
+from ladder_sim.validation.compare import Comparison, ComparisonsByLevel, Quantity, error_stats, unseen
 from ladder_sim.validation.dataset import Dataset
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def error_figure(data: Dataset, comparisons: ComparisonsByLevel) -> "go.Figure":
 
 
 def _summary(level: str, comparisons: Sequence[Comparison]) -> str:
-    errors = spread([row.speedup for row in unseen(comparisons)])
+    errors = error_stats([row.speedup for row in unseen(comparisons)])
     if errors is None:
         return f"{level}: nothing to compare"
     return (

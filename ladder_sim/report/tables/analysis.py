@@ -8,7 +8,7 @@ from rich.text import Text
 from ladder_sim.analysis.advise import Advice, Option
 from ladder_sim.analysis.breakeven import BreakEven
 from ladder_sim.analysis.compare import Candidate
-from ladder_sim.analysis.sensitivity import SEEN, Sensitivity
+from ladder_sim.analysis.sensitivity import MIN_CHANGE, Sensitivity
 from ladder_sim.report.labels import field_label, field_text
 from ladder_sim.report.tables.console import table
 from ladder_sim.units import format_bytes, format_rate, format_seconds
@@ -33,7 +33,7 @@ def breakeven_report(result: BreakEven) -> RenderableType:
 def sensitivity_report(sensitivities: Sequence[Sensitivity], step: float) -> RenderableType:
     """Elasticities of every variant's time and speedup, heaviest first; figures that change nothing are counted."""
     variants = list(sensitivities[0].responses)
-    visible = [figure for figure in sensitivities if max(map(figure.widest, variants)) >= SEEN]
+    visible = [figure for figure in sensitivities if max(map(figure.widest, variants)) >= MIN_CHANGE]
     gains = [name for name in variants if name != "standard"]
     columns = ("figure", "value", *(f"{name} time" for name in variants), *(f"{name} speedup" for name in gains))
     rows = [
@@ -49,7 +49,9 @@ def sensitivity_report(sensitivities: Sequence[Sensitivity], step: float) -> Ren
     return Group(
         Text(head, "bold"),
         table(columns, rows, wrapped=columns[2:]),
-        Text(f"{len(sensitivities) - len(visible)} more figures change the request's time by less than {SEEN:.2%}"),
+        Text(
+            f"{len(sensitivities) - len(visible)} more figures change the request's time by less than {MIN_CHANGE:.2%}"
+        ),
     )
 
 

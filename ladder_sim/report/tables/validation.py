@@ -9,11 +9,11 @@ from ladder_sim.report.tables.console import table
 from ladder_sim.validation.compare import (
     Comparison,
     ComparisonsByLevel,
+    ErrorStats,
+    GroupSummary,
     Quantity,
-    Spread,
-    Summary,
+    error_stats,
     evidence,
-    spread,
     summarize,
     unseen,
 )
@@ -67,12 +67,12 @@ def level_cells(comparisons: ComparisonsByLevel) -> list[tuple[str, ...]]:
 
 
 def _errors(quantities: Iterable[Quantity | None]) -> str:
-    errors = spread(quantities)
+    errors = error_stats(quantities)
     return f"{errors.mean_error:.1%}, {errors.max_error:.1%}" if errors else "-"
 
 
 def _coverage(quantities: Iterable[Quantity | None]) -> tuple[str, str]:
-    errors = spread(quantities)
+    errors = error_stats(quantities)
     return (f"{errors.inside:.0%}", f"{errors.half_width:.1%}") if errors else ("-", "-")
 
 
@@ -117,7 +117,7 @@ def _verdict(quantity: Quantity | None) -> tuple[str, str]:
     return (f"{quantity.error:+.1%}", "in" if quantity.inside else "out") if quantity else ("-", "-")
 
 
-def summary_cells(summary: Summary) -> tuple[str, ...]:
+def summary_cells(summary: GroupSummary) -> tuple[str, ...]:
     """One summary as text, by `SUMMARY_COLUMNS`."""
     counts = str(summary.rows), str(summary.unseen)
     spreads = *_spread(summary.speedup), *_spread(summary.tokens_per_s)
@@ -128,7 +128,7 @@ def _on(p2p: bool) -> str:
     return "on" if p2p else "off"
 
 
-def _spread(spread: Spread | None) -> tuple[str, ...]:
+def _spread(spread: ErrorStats | None) -> tuple[str, ...]:
     if spread is None:
         return ("-",) * 4
     return f"{spread.mean_error:.1%}", f"{spread.max_error:.1%}", f"{spread.inside:.0%}", f"{spread.half_width:.1%}"
