@@ -124,7 +124,7 @@ def test_sensitivity_covers_every_figure_that_is_not_zero() -> None:
     figures = [one.figure for one in sensitivity(scenario)]
     assert set(figures) >= {name for name in Hardware.figures() if name.partition(".")[0] in ("gpu", "intra")}
     assert not zero & set(figures) or hardware.stack.graph_launch_s
-    with pytest.raises(UsageError, match="step 2: must be above 0"):
+    with pytest.raises(UsageError, match="step 2 must be above 0"):
         sensitivity(scenario, step=2.0)
 
 

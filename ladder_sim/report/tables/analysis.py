@@ -34,6 +34,7 @@ def sensitivity_report(sensitivities: Sequence[Sensitivity], step: float) -> Ren
     """Elasticities of every variant's time and speedup, heaviest first; figures that change nothing are counted."""
     variants = list(sensitivities[0].responses)
     visible = [figure for figure in sensitivities if max(map(figure.widest, variants)) >= MIN_CHANGE]
+    hidden = len(sensitivities) - len(visible)
     gains = [name for name in variants if name != "standard"]
     columns = ("figure", "value", *(f"{name} time" for name in variants), *(f"{name} speedup" for name in gains))
     rows = [
@@ -49,9 +50,7 @@ def sensitivity_report(sensitivities: Sequence[Sensitivity], step: float) -> Ren
     return Group(
         Text(head, "bold"),
         table(columns, rows, wrapped=columns[2:]),
-        Text(
-            f"{len(sensitivities) - len(visible)} more figures change the request's time by less than {MIN_CHANGE:.2%}"
-        ),
+        Text(f"{hidden} more figures change the request's time by less than {MIN_CHANGE:.2%}"),
     )
 
 
