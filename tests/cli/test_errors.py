@@ -212,8 +212,8 @@ def test_allreduce_that_needs_peer_to_peer(algorithm: str) -> None:
 
 
 def shipped_profile() -> dict[str, Any]:
-    found = REPO / "ladder_sim" / "costs" / "profiles" / "h100-sxm.json.gz"
-    document: dict[str, Any] = json.loads(gzip.decompress(found.read_bytes()))
+    shipped = REPO / "ladder_sim" / "costs" / "profiles" / "h100-sxm.json.gz"
+    document: dict[str, Any] = json.loads(gzip.decompress(shipped.read_bytes()))
     return document
 
 

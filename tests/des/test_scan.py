@@ -30,7 +30,7 @@ def assert_same_times(program: Program) -> None:
 
 
 @settings(max_examples=300)
-@given(programs(most_units=20))
+@given(programs(maximum_units=20))
 def test_same_times_where_nothing_is_shared(program: Program) -> None:
     assert_same_times(program)
 
@@ -126,7 +126,7 @@ def redrawn(program: Program, data: st.DataObject) -> Program:
 
 
 @settings(max_examples=100)
-@given(sharing_programs(most_tasks=10), st.integers(1, 5), st.data())
+@given(sharing_programs(maximum_tasks=10), st.integers(1, 5), st.data())
 def test_many_configurations_are_each_as_alone(program: Program, others: int, data: st.DataObject) -> None:
     configurations = [program, *(redrawn(program, data) for _ in range(others))]
     expected = one_by_one(configurations)
@@ -135,7 +135,7 @@ def test_many_configurations_are_each_as_alone(program: Program, others: int, da
     np.testing.assert_allclose(found, expected, rtol=RTOL, atol=RTOL * expected.max())
 
 
-@given(programs(most_units=10), st.integers(1, 5), st.data())
+@given(programs(maximum_units=10), st.integers(1, 5), st.data())
 def test_many_configurations_on_several_ranks(program: Program, others: int, data: st.DataObject) -> None:
     configurations = [program, *(redrawn(program, data) for _ in range(others))]
     if not program.tasks:

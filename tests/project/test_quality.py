@@ -28,15 +28,15 @@ SCRATCH_PATH = re.compile(r"(?<![\w.~/:-])/(?:var/)?tmp/[\w.-]+")
 
 
 def _tool(name: str) -> str:
-    """Path of a tool installed beside the running interpreter."""
-    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
-    if found is None:
+    """Path of a tool installed next to the running interpreter."""
+    path = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+    if path is None:
         unavailable(f"{name} (pip install 'ladder-sim[test]')")
-    return found
+    return path
 
 
 @pytest.mark.parametrize("command", CHECKS.values(), ids=list(CHECKS))
-def test_tool_is_content(command: list[str]) -> None:
+def test_tool_finds_nothing(command: list[str]) -> None:
     done = subprocess.run([_tool(command[0]), *command[1:]], cwd=REPO, capture_output=True, text=True)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
 
@@ -52,7 +52,7 @@ def _tracked_files() -> list[Path]:
 
 def test_no_absolute_home_or_work_paths() -> None:
     """A path of one machine in a committed file breaks on every other."""
-    found = []
+    paths = []
     for path in _tracked_files():
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
@@ -60,13 +60,13 @@ def test_no_absolute_home_or_work_paths() -> None:
             continue
         name = path.relative_to(REPO)
         if name.parts[0] != "tests":
-            found += [
+            paths += [
                 f"{name}:{number}: {line.strip()}" for number, line in enumerate(lines, 1) if SCRATCH_PATH.search(line)
             ]
-        found += [
+        paths += [
             f"{name}:{number}: {line.strip()}" for number, line in enumerate(lines, 1) if MACHINE_PATH.search(line)
         ]
-    assert found == []
+    assert paths == []
 
 
 @pytest.mark.parametrize(

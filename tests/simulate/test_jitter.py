@@ -1,4 +1,4 @@
-"""Predictions with jitter: spread and waiting beside times that stay what they were."""
+"""Predictions with jitter: spread and waiting change, other times do not."""
 
 import dataclasses
 import math
@@ -14,13 +14,15 @@ from ladder_sim.report.export import prediction_fields
 from ladder_sim.simulate.passes import Engine
 from ladder_sim.specs.scenario import Scenario
 
+pytestmark = pytest.mark.slow
+
 RTOL = 1e-9
 SIGMA = 0.05
 FOUR = ("standard", "parallel", "ladder", "upper-bound")
-Found = Mapping[str, Prediction]
+Predictions = Mapping[str, Prediction]
 
 
-def figures(found: Found) -> dict[str, object]:
+def figures(predictions: Predictions) -> dict[str, object]:
     """Everything but the timelines."""
     return {
         name: (
@@ -35,7 +37,7 @@ def figures(found: Found) -> dict[str, object]:
             prediction.request.prefill.seconds,
             prediction.request.decode.seconds if prediction.request.decode else None,
         )
-        for name, prediction in found.items()
+        for name, prediction in predictions.items()
     }
 
 
@@ -45,16 +47,16 @@ def small() -> Scenario:
 
 
 @pytest.fixture(scope="module")
-def even() -> Found:
+def even() -> Predictions:
     return predict(Scenario.of(model="405b", nodes=2))
 
 
 @pytest.fixture(scope="module")
-def uneven() -> Found:
+def uneven() -> Predictions:
     return predict(Scenario.of(model="405b", nodes=2), jitter=SIGMA)
 
 
-def test_no_jitter_is_the_default(small: Scenario, even: Found) -> None:
+def test_no_jitter_is_the_default(small: Scenario, even: Predictions) -> None:
     assert figures(predict(small, jitter=0, seed=5)) == figures(predict(small))
     assert {prediction.unevenness for prediction in even.values()} == {None}
     assert all("uneven ranks" not in prediction.breakdown.limits_s for prediction in even.values())
@@ -77,7 +79,7 @@ def test_variants_do_not_share_their_luck(small: Scenario) -> None:
 
 
 @pytest.mark.parametrize("name", FOUR)
-def test_only_times_that_ranks_share_change(even: Found, uneven: Found, name: str) -> None:
+def test_only_times_that_ranks_share_change(even: Predictions, uneven: Predictions, name: str) -> None:
     before, after = even[name], uneven[name]
     # waiting is no transfer
     assert after.breakdown.comm_s == before.breakdown.comm_s
@@ -90,27 +92,27 @@ def test_only_times_that_ranks_share_change(even: Found, uneven: Found, name: st
 
 
 @pytest.mark.parametrize("name", FOUR)
-def test_figures_agree_with_each_other(uneven: Found, name: str) -> None:
-    found, standard = uneven[name], uneven["standard"]
-    assert found.tpot_s is not None
+def test_figures_agree_with_each_other(uneven: Predictions, name: str) -> None:
+    prediction, standard = uneven[name], uneven["standard"]
+    assert prediction.tpot_s is not None
     assert standard.tpot_s is not None
-    assert found.request_s == pytest.approx(found.ttft_s + 511 * found.tpot_s, rel=RTOL)
-    assert found.speedup.value == pytest.approx(standard.request_s / found.request_s, rel=RTOL)
-    assert found.ttft_speedup == pytest.approx(standard.ttft_s / found.ttft_s, rel=RTOL)
-    assert found.tpot_speedup == pytest.approx(standard.tpot_s / found.tpot_s, rel=RTOL)
-    assert found.tokens_per_s.value == pytest.approx(512 / found.request_s, rel=RTOL)
-    spread = found.unevenness
+    assert prediction.request_s == pytest.approx(prediction.ttft_s + 511 * prediction.tpot_s, rel=RTOL)
+    assert prediction.speedup.value == pytest.approx(standard.request_s / prediction.request_s, rel=RTOL)
+    assert prediction.ttft_speedup == pytest.approx(standard.ttft_s / prediction.ttft_s, rel=RTOL)
+    assert prediction.tpot_speedup == pytest.approx(standard.tpot_s / prediction.tpot_s, rel=RTOL)
+    assert prediction.tokens_per_s.value == pytest.approx(512 / prediction.request_s, rel=RTOL)
+    spread = prediction.unevenness
     assert spread is not None
     assert spread.tpot_p50_s is not None
     assert spread.tpot_p95_s is not None
     assert spread.ttft_p50_s <= spread.ttft_p95_s
     assert spread.tpot_p50_s <= spread.tpot_p95_s
-    assert spread.ttft_p50_s == pytest.approx(found.ttft_s, rel=0.02)
-    assert spread.tpot_p50_s == pytest.approx(found.tpot_s, rel=0.02)
-    assert 0.0 <= spread.waiting_s < 0.2 * found.request_s
+    assert spread.ttft_p50_s == pytest.approx(prediction.ttft_s, rel=0.02)
+    assert spread.tpot_p50_s == pytest.approx(prediction.tpot_s, rel=0.02)
+    assert 0.0 <= spread.waiting_s < 0.2 * prediction.request_s
 
 
-def test_jitter_shows_on_405b(even: Found, uneven: Found) -> None:
+def test_jitter_shows_on_405b(even: Predictions, uneven: Predictions) -> None:
     """Ranks that meet wait for the slowest; those of the upper bound meet nowhere."""
     for name in ("standard", "parallel", "ladder"):
         assert uneven[name].request_s > 1.01 * even[name].request_s
@@ -125,44 +127,46 @@ def test_jitter_shows_on_405b(even: Found, uneven: Found) -> None:
     assert uneven["standard"].breakdown.limits_s["uneven ranks"] > uneven["ladder"].breakdown.limits_s["uneven ranks"]
 
 
-def test_skew_is_felt_only_where_ranks_meet() -> None:
-    found = {}
+def test_skew_matters_only_where_ranks_meet() -> None:
+    by_skew = {}
     for skew in ("0", "0.2"):
         scenario = Scenario.of(model="8b", tp=4, overrides={"cluster.rank_skew": skew})
-        found[skew] = predict(scenario, ["standard", "upper-bound"], jitter=SIGMA)
-    assert found["0.2"]["upper-bound"].request_s == found["0"]["upper-bound"].request_s
-    assert found["0.2"]["standard"].request_s > 1.1 * found["0"]["standard"].request_s
+        by_skew[skew] = predict(scenario, ["standard", "upper-bound"], jitter=SIGMA)
+    assert by_skew["0.2"]["upper-bound"].request_s == by_skew["0"]["upper-bound"].request_s
+    assert by_skew["0.2"]["standard"].request_s > 1.1 * by_skew["0"]["standard"].request_s
 
 
 def test_one_token(small: Scenario) -> None:
     scenario = dataclasses.replace(small, workload=dataclasses.replace(small.workload, gen=1))
-    for found in predict(scenario, jitter=SIGMA).values():
-        assert found.tpot_s is None
-        assert found.tpot_speedup is None
-        assert found.request_s == found.ttft_s
-        assert found.unevenness is not None
-        assert found.unevenness.tpot_p50_s is None
-        assert found.unevenness.tpot_p95_s is None
-        assert math.fsum(found.breakdown.limits_s.values()) == pytest.approx(found.request_s, rel=RTOL)
+    for prediction in predict(scenario, jitter=SIGMA).values():
+        assert prediction.tpot_s is None
+        assert prediction.tpot_speedup is None
+        assert prediction.request_s == prediction.ttft_s
+        assert prediction.unevenness is not None
+        assert prediction.unevenness.tpot_p50_s is None
+        assert prediction.unevenness.tpot_p95_s is None
+        assert math.fsum(prediction.breakdown.limits_s.values()) == pytest.approx(prediction.request_s, rel=RTOL)
 
 
 @pytest.mark.parametrize("attention", ["flash", "math"])
 def test_growing_context(attention: str) -> None:
     """Jitter lengthens every decode step as it does the middle one."""
     scenario = Scenario.of(model="8b", tp=4, gen=2048, overrides={"stack.attention": attention})
-    found, before = predict(scenario, jitter=SIGMA), predict(scenario)
+    jittered, before = predict(scenario, jitter=SIGMA), predict(scenario)
     for name in FOUR:
-        ratio = found[name].request_s / before[name].request_s
+        ratio = jittered[name].request_s / before[name].request_s
         assert 0.98 < ratio < 1.1
-        assert math.fsum(found[name].breakdown.limits_s.values()) == pytest.approx(found[name].request_s, rel=RTOL)
+        assert math.fsum(jittered[name].breakdown.limits_s.values()) == pytest.approx(
+            jittered[name].request_s, rel=RTOL
+        )
 
 
 def test_engines_give_the_same_with_jitter(small: Scenario) -> None:
     engines: tuple[Engine, ...] = ("fast", "des")
-    found, reference = (predict(small, jitter=SIGMA, engine=engine) for engine in engines)
+    predictions, reference = (predict(small, jitter=SIGMA, engine=engine) for engine in engines)
     for name in FOUR:
-        assert found[name].request_s == pytest.approx(reference[name].request_s, rel=RTOL)
-        assert found[name].unevenness == reference[name].unevenness
+        assert predictions[name].request_s == pytest.approx(reference[name].request_s, rel=RTOL)
+        assert predictions[name].unevenness == reference[name].unevenness
 
 
 def test_jitter_as_measured(small: Scenario) -> None:
@@ -174,8 +178,8 @@ def test_jitter_as_measured(small: Scenario) -> None:
     with pytest.raises(UsageError, match="profile 'none' holds no measured jitter"):
         predict(small, profile="none", jitter="measured")
     measured = dataclasses.replace(profile, overheads={**profile.overheads, JITTER_KEY: 0.03})
-    found = predict(small, ["ladder"], profile=measured, jitter="measured")
-    assert figures(found) == figures(predict(small, ["ladder"], profile=measured, jitter=0.03))
+    jittered = predict(small, ["ladder"], profile=measured, jitter="measured")
+    assert figures(jittered) == figures(predict(small, ["ladder"], profile=measured, jitter=0.03))
 
 
 @pytest.mark.parametrize("jitter", [-0.1, -1e-12, 1.0001, 2, math.nan, math.inf, -math.inf])

@@ -92,9 +92,9 @@ def test_without_jitter_it_is_the_step_of_one_rank(model_name: str, nodes: int, 
 
 def test_one_rank_alone() -> None:
     """No collectives, no waiting, and nobody slower."""
-    found = step("ladder", skewed(blocks(4.0, 4.0, 1.0), 0.5), 1)
-    assert found.mean_s == pytest.approx(2 * LAYERS * 4.0)
-    assert found.waiting_s == 0.0
+    ranked = step("ladder", skewed(blocks(4.0, 4.0, 1.0), 0.5), 1)
+    assert ranked.mean_s == pytest.approx(2 * LAYERS * 4.0)
+    assert ranked.waiting_s == 0.0
 
 
 # persistent skew
@@ -103,14 +103,14 @@ def test_one_rank_alone() -> None:
 @pytest.mark.parametrize("tp", [2, 4, 16])
 def test_the_fastest_rank_waits_and_the_slowest_does_not(tp: int, timelines: list[Timeline]) -> None:
     skew, block_s, all_reduce_s = 0.1, 4.0, 1.0
-    found = step("standard", skewed(blocks(block_s, block_s, all_reduce_s), skew), tp)
-    assert found.mean_s == pytest.approx(2 * LAYERS * (block_s * (1 + skew) + all_reduce_s), rel=RTOL)
+    ranked = step("standard", skewed(blocks(block_s, block_s, all_reduce_s), skew), tp)
+    assert ranked.mean_s == pytest.approx(2 * LAYERS * (block_s * (1 + skew) + all_reduce_s), rel=RTOL)
     (timeline,) = timelines
     # ranks are spread evenly between typical and slowest
     expected_s = skew * block_s * np.linspace(1.0, 0.0, tp)
     found_s = waits_s(timeline, tp)
     assert found_s == pytest.approx(np.broadcast_to(expected_s[:, np.newaxis], found_s.shape), abs=1e-9)
-    assert found.waiting_s == pytest.approx(2 * LAYERS * skew * block_s / 2, rel=RTOL)
+    assert ranked.waiting_s == pytest.approx(2 * LAYERS * skew * block_s / 2, rel=RTOL)
 
 
 def test_all_ranks_leave_a_collective_together(timelines: list[Timeline]) -> None:
@@ -137,16 +137,18 @@ def test_ranks_that_never_meet_do_not_slow_each_other(sigma: float) -> None:
 
 def test_an_all_gather_makes_the_upper_bound_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     all_layers(monkeypatch)
-    found = []
+    ranked = []
     for skew in ("0", "0.5"):
         scenario = Scenario.of(
             model="8b", tp=8, stack="vllm", variant="upper-bound", overrides={"cluster.rank_skew": skew}
         )
-        found.append(simulate_ranks(simulate(scenario, "decode", 1280, KernelCosts(scenario, None)), scenario.tp, EVEN))
-    longer_s = found[1].mean_s - found[0].mean_s
-    assert longer_s > 0.4 * found[0].mean_s
+        ranked.append(
+            simulate_ranks(simulate(scenario, "decode", 1280, KernelCosts(scenario, None)), scenario.tp, EVEN)
+        )
+    longer_s = ranked[1].mean_s - ranked[0].mean_s
+    assert longer_s > 0.4 * ranked[0].mean_s
     # ranks are spread evenly, and all of them meet once, at the end; what follows the all-gather is short
-    assert found[1].waiting_s == pytest.approx(longer_s / 2, rel=0.02)
+    assert ranked[1].waiting_s == pytest.approx(longer_s / 2, rel=0.02)
 
 
 # jitter
@@ -165,12 +167,12 @@ def test_waiting_grows_with_ranks_as_order_statistics_say(
     block_s = math.fsum(1.0 + n for n in range(len(kernels)))
     waiting = {}
     for tp, largest in MAX_OF_NORMALS.items():
-        found = step("standard", costs, tp, sigma=sigma)
+        ranked = step("standard", costs, tp, sigma=sigma)
         # only the attention takes time, so only its collective is waited for
-        waiting[tp] = found.waiting_s / LAYERS / block_sigma_s
+        waiting[tp] = ranked.waiting_s / LAYERS / block_sigma_s
         assert waiting[tp] == pytest.approx(largest, rel=0.1), tp
         # the step is longer by just that
-        assert found.mean_s / LAYERS - block_s - 1.0 == pytest.approx(largest * block_sigma_s, rel=0.15), tp
+        assert ranked.mean_s / LAYERS - block_s - 1.0 == pytest.approx(largest * block_sigma_s, rel=0.15), tp
     assert waiting[4] / waiting[2] == pytest.approx(1.0294 / 0.5642, rel=0.15)
     assert waiting[8] / waiting[4] == pytest.approx(1.4236 / 1.0294, rel=0.15)
 
@@ -181,12 +183,12 @@ def test_waiting_with_real_kernels(tp: int) -> None:
     costs = KernelCosts(scenario, load_profile("h100-sxm"))
     sigma = 0.03
     expected_s, variance = 0.0, 0.0
-    for found in simulate(scenario, "decode", 1280, costs).ops:
-        if found.op.kind == "all_reduce":
-            expected_s += found.repeats * sigma * math.sqrt(variance) * MAX_OF_NORMALS[tp]
+    for timed in simulate(scenario, "decode", 1280, costs).ops:
+        if timed.op.kind == "all_reduce":
+            expected_s += timed.repeats * sigma * math.sqrt(variance) * MAX_OF_NORMALS[tp]
             variance = 0.0
-        elif found.op.stream == "compute":
-            variance += float(found.estimate.seconds) ** 2
+        elif timed.op.stream == "compute":
+            variance += float(timed.estimate.seconds) ** 2
     ranked = simulate_ranks(simulate(scenario, "decode", 1280, costs), scenario.tp, Jitter(sigma=sigma))
     assert ranked.waiting_s == pytest.approx(expected_s, rel=0.2)
 
@@ -194,19 +196,19 @@ def test_waiting_with_real_kernels(tp: int) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_waiting_is_never_negative_and_quantiles_are_in_order(variant: str) -> None:
     for tp in (2, 8):
-        found = step(variant, skewed(blocks(4.0, 5.0, 3.0), 0.05), tp, sigma=0.2)
-        assert found.waiting_s >= 0.0
-        assert 0.0 < found.p50_s <= found.p95_s
-        assert found.p50_s == pytest.approx(found.mean_s, rel=0.05)
+        ranked = step(variant, skewed(blocks(4.0, 5.0, 3.0), 0.05), tp, sigma=0.2)
+        assert ranked.waiting_s >= 0.0
+        assert 0.0 < ranked.p50_s <= ranked.p95_s
+        assert ranked.p50_s == pytest.approx(ranked.mean_s, rel=0.05)
 
 
 def test_jitter_makes_no_kernel_slower_on_average(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lognormal of mean 1: without anyone to wait for, steps take as long as without."""
     all_layers(monkeypatch)
     costs = blocks(4.0, 4.0, 1.0)
-    found = [step("upper-bound", costs, 2, sigma=0.5, seed=seed, layers=200).mean_s for seed in range(4)]
+    means_s = [step("upper-bound", costs, 2, sigma=0.5, seed=seed, layers=200).mean_s for seed in range(4)]
     # 0.53 relative deviation of a kernel, over 12800 of them: half a per cent
-    assert float(np.mean(found)) == pytest.approx(400 * 4.0, rel=0.02)
+    assert float(np.mean(means_s)) == pytest.approx(400 * 4.0, rel=0.02)
 
 
 def test_jitter_lengthens_steps_the_more_the_larger_it_is() -> None:
@@ -310,5 +312,5 @@ def test_waiting_for_sms_is_no_waiting_for_ranks() -> None:
         model="405b", nodes=2, variant="ladder", overrides={**NO_SKEW, "stack.collective_launch": "50us"}
     )
     costs = KernelCosts(scenario, load_profile("h100-sxm"))
-    found = simulate_ranks(simulate(scenario, "prefill", 1024, costs), scenario.tp, EVEN)
-    assert found.waiting_s == pytest.approx(0.0, abs=RTOL * found.mean_s)
+    ranked = simulate_ranks(simulate(scenario, "prefill", 1024, costs), scenario.tp, EVEN)
+    assert ranked.waiting_s == pytest.approx(0.0, abs=RTOL * ranked.mean_s)

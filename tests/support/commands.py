@@ -14,7 +14,7 @@ from tests.conftest import REPO
 
 
 class Ran(NamedTuple):
-    """What a command left behind."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -50,5 +50,5 @@ def process(*arguments: str, shell: str = "", **environment: str) -> Ran:
 
 
 def heed_interrupts() -> None:
-    """For a child's `preexec_fn`: a suite in a shell's background inherits that interrupts are ignored."""
+    """For a child's `preexec_fn`: in a shell's background a suite, and so its children, ignores interrupts."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,6 +1,6 @@
 """Commands that the documentation shows with their output: after a line ``$ ladder-sim ...`` of an indented block.
 
-``python -m tests.support.shown`` writes the outputs of today into the pages.
+``python -m tests.support.shown`` writes the current outputs into the pages.
 """
 
 import re
@@ -22,7 +22,7 @@ def blocks(page: str) -> list[tuple[str, str]]:
 
 
 def output(command: str) -> str:
-    """What a command prints today, indented as a page shows it."""
+    """Current output of a command, indented as a page shows it."""
     ran = run(*shlex.split(command)[1:])
     assert ran.code == 0, ran.err
     lines = [*ran.out.splitlines(), *ran.err.splitlines()]
@@ -30,9 +30,9 @@ def output(command: str) -> str:
 
 
 def refresh(page: Path) -> None:
-    """Write today's outputs into a page."""
+    """Write the current outputs into a page."""
     text = page.read_text("utf-8")
-    page.write_text(_BLOCK.sub(lambda found: f"    $ {found[1]}\n{output(found[1])}", text), "utf-8")
+    page.write_text(_BLOCK.sub(lambda block: f"    $ {block[1]}\n{output(block[1])}", text), "utf-8")
 
 
 if __name__ == "__main__":

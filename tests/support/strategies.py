@@ -32,7 +32,7 @@ EMBEDDING = -1
 
 
 @st.composite
-def programs(draw: st.DrawFn, *, most_units: int = 14) -> Program:
+def programs(draw: st.DrawFn, *, maximum_units: int = 14) -> Program:
     """Random programs that cannot deadlock: dependencies point backwards, collectives are issued in one order.
 
     Every rank has some compute streams and a stream for collectives; a collective has a member on every rank.
@@ -42,7 +42,7 @@ def programs(draw: st.DrawFn, *, most_units: int = 14) -> Program:
     streams = [Stream(name=f"compute{n}", rank=rank) for rank in range(ranks) for n in range(compute)]
     streams += [Stream(name="comm", rank=rank) for rank in range(ranks)]
     tasks: list[Task] = []
-    for unit in range(draw(st.integers(0, most_units))):
+    for unit in range(draw(st.integers(0, maximum_units))):
         issued = len(tasks)
         earlier = st.sets(st.integers(0, issued - 1), max_size=3) if issued else st.just(set())
         if draw(st.booleans()):
@@ -64,7 +64,7 @@ def programs(draw: st.DrawFn, *, most_units: int = 14) -> Program:
 
 
 @st.composite
-def sharing_programs(draw: st.DrawFn, *, most_tasks: int = 14, host: bool = False) -> Program:
+def sharing_programs(draw: st.DrawFn, *, maximum_tasks: int = 14, host: bool = False) -> Program:
     """Random programs of one rank whose kernels and collectives share the GPU; every dependency points backwards.
 
     There may be CPU launches before them. With `host`, tasks of the launching stream also stand between them and wait
@@ -72,7 +72,7 @@ def sharing_programs(draw: st.DrawFn, *, most_tasks: int = 14, host: bool = Fals
     """
     kernels, collectives = draw(st.permutations([0, 1]))
     streams = (Stream(name="first"), Stream(name="second"), Stream(name="launch"))
-    count = draw(st.integers(1, most_tasks))
+    count = draw(st.integers(1, maximum_tasks))
     launches = count if draw(st.booleans()) else 0
     tasks = [Task(name=f"launch{n}", stream=2, duration_s=draw(SECONDS)) for n in range(launches)]
     kinds = {kernels: KERNELS, collectives: COLLECTIVES, 2: st.just(NOTHING)}
