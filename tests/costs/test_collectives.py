@@ -40,8 +40,8 @@ def scenario(**fields: object) -> Scenario:
 
 
 def network(profile: CalibrationProfile | None, **fields: object) -> Network:
-    found = scenario(**fields)
-    return Network(found, profile, Hardware.of(found))
+    own = scenario(**fields)
+    return Network(own, profile, Hardware.of(own))
 
 
 def times(
@@ -123,25 +123,25 @@ def cases(profile: CalibrationProfile) -> list[tuple[str, int, Curve]]:
 
 def test_measured_all_reduces_are_reproduced(h100: CalibrationProfile) -> None:
     for algorithm, ranks, curve in cases(h100):
-        found = times(curve.size_bytes, h100, tp=ranks, allreduce=algorithm)
-        np.testing.assert_allclose(found.seconds, curve.seconds, rtol=1e-9)
-        assert found.in_range.all(), (algorithm, ranks)
-        assert found.most_common == algorithm
+        result = times(curve.size_bytes, h100, tp=ranks, allreduce=algorithm)
+        np.testing.assert_allclose(result.seconds, curve.seconds, rtol=1e-9)
+        assert result.in_range.all(), (algorithm, ranks)
+        assert result.most_common == algorithm
 
 
 def test_measured_gathers_are_reproduced(h100: CalibrationProfile) -> None:
     for ranks, curve in h100.collectives["all_gather"]["nccl"].items():
-        found = times(curve.size_bytes, h100, kind="all_gather", tp=ranks)
-        np.testing.assert_allclose(found.seconds, curve.seconds, rtol=1e-9)
-        assert found.in_range.all()
+        result = times(curve.size_bytes, h100, kind="all_gather", tp=ranks)
+        np.testing.assert_allclose(result.seconds, curve.seconds, rtol=1e-9)
+        assert result.in_range.all()
 
 
 def test_outside_the_measurements_is_said(h100: CalibrationProfile) -> None:
     curve = h100.collectives["all_reduce"]["nccl"][8]
     beyond = np.array([curve.size_bytes[0] / 2, curve.size_bytes[-1] * 2])
-    found = times(beyond, h100, tp=8)
-    assert not found.in_range.any()
-    assert found.source == "fitted"
+    result = times(beyond, h100, tp=8)
+    assert not result.in_range.any()
+    assert result.source == "fitted"
     # another link: carried over, not measured
     slower = times(curve.size_bytes, h100, tp=8, overrides={"intra.bandwidth": "225 GB/s"})
     assert not slower.in_range.any()
@@ -169,17 +169,17 @@ def test_ranks_between_curves_lie_between_their_ratios(ranks: float, message: fl
         },
         tier=catalog.cluster("h100-sxm").intra,
     )
-    low, found, high = (collective.ratio(np.array([message]), n)[0][0] for n in (2, round(ranks), 8))
-    assert min(low, high) * (1 - 1e-9) <= found <= max(low, high) * (1 + 1e-9)
+    low, between, high = (collective.ratio(np.array([message]), n)[0][0] for n in (2, round(ranks), 8))
+    assert min(low, high) * (1 - 1e-9) <= between <= max(low, high) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("tp", [2, 4, 8])
 @pytest.mark.parametrize("allreduce", ["nccl", "one-shot", "two-shot", "nvls", "auto"])
 def test_larger_messages_take_no_less(h100: CalibrationProfile, allreduce: str, tp: int) -> None:
     """Measurements wiggle by a few percent where protocols change."""
-    found = one_by_one(SIZES, h100, tp=tp, allreduce=allreduce)
-    assert (found[1:] >= 0.93 * found[:-1]).all()
-    assert (found[4:] >= 0.96 * found[:-4]).all()
+    seconds = one_by_one(SIZES, h100, tp=tp, allreduce=allreduce)
+    assert (seconds[1:] >= 0.93 * seconds[:-1]).all()
+    assert (seconds[4:] >= 0.96 * seconds[:-4]).all()
 
 
 # two nodes
@@ -188,11 +188,11 @@ def test_larger_messages_take_no_less(h100: CalibrationProfile, allreduce: str, 
 def test_two_nodes_reproduce_the_fabrics_log(h100: CalibrationProfile) -> None:
     fabric = fabric_curve("ib-ndr400")
     assert fabric is not None
-    found = times(fabric.curve.size_bytes, h100, nodes=2)
-    np.testing.assert_allclose(found.seconds, fabric.curve.seconds, rtol=1e-9)
-    assert found.seconds[0] == pytest.approx(40e-6, rel=0.02)
+    result = times(fabric.curve.size_bytes, h100, nodes=2)
+    np.testing.assert_allclose(result.seconds, fabric.curve.seconds, rtol=1e-9)
+    assert result.seconds[0] == pytest.approx(40e-6, rel=0.02)
     # where the log is congested nothing was kept, so nothing between 16 KB and 256 MB is a measurement
-    assert found.in_range.tolist() == [True] * 5 + [False] + [True] * 4
+    assert result.in_range.tolist() == [True] * 5 + [False] + [True] * 4
     assert not times(np.array([2.0**20]), h100, nodes=2).in_range.any()
 
 
@@ -231,8 +231,8 @@ def test_two_node_formula_against_other_fabrics(external_data: Path, h100: Calib
 
 def test_two_node_formula_of_large_messages_on_ndr(external_data: Path, h100: CalibrationProfile) -> None:
     sizes, measured_s = nccl_tests(external_data, "h100_2x8_ib_large")
-    found = times(sizes, h100, **unlisted_fabric("40 us")).seconds
-    assert np.abs(found / measured_s - 1).max() <= 0.08
+    predicted_s = times(sizes, h100, **unlisted_fabric("40 us")).seconds
+    assert np.abs(predicted_s / measured_s - 1).max() <= 0.08
 
 
 @pytest.mark.parametrize(("gpus_per_node", "source"), [(2, "dgx_h100_2x2_ndr"), (4, "dgx_h100_2x4_ndr")])
@@ -242,8 +242,8 @@ def test_smaller_nodes_have_a_lower_floor(
     """The log of two full nodes, carried over to half and quarter nodes."""
     sizes, measured_s = nccl_tests(external_data, source)
     small = sizes <= 8192
-    found = times(sizes[small], h100, nodes=2, gpus_per_node=gpus_per_node).seconds
-    assert np.median(np.abs(found / measured_s[small] - 1)) <= 0.15
+    predicted_s = times(sizes[small], h100, nodes=2, gpus_per_node=gpus_per_node).seconds
+    assert np.median(np.abs(predicted_s / measured_s[small] - 1)) <= 0.15
 
 
 @pytest.mark.parametrize("measured", [True, False])

@@ -92,6 +92,11 @@ def test_known_tiles(m: int, n: int, tiles: int) -> None:
     assert gemm_tiles(m, n, SMS) == tiles
 
 
+@given(st.lists(SIZES, min_size=1, max_size=8), SIZES, st.integers(1, 200))
+def test_tiles_of_many_sizes_are_those_of_each(rows: list[int], n: int, sms: int) -> None:
+    assert gemm_tiles(np.array(rows), n, sms).tolist() == [gemm_tiles(m, n, sms) for m in rows]
+
+
 def test_few_tokens_stream_weights_with_small_blocks() -> None:
     for m in (1, int(DEFAULTS.gemv_rows)):
         use = kernel_demand(gemm(m, 8192, 3584), SMS, DEFAULTS, 0.5)
@@ -102,8 +107,8 @@ def test_few_tokens_stream_weights_with_small_blocks() -> None:
 
 def test_attention() -> None:
     def use(shape: AttentionShape) -> tuple[int, float]:
-        found = kernel_demand(shape, SMS, DEFAULTS, 0.5)
-        return found.tiles, found.spare
+        demand = kernel_demand(shape, SMS, DEFAULTS, 0.5)
+        return demand.tiles, demand.spare
 
     # prefill: two sequences, eight heads, eight blocks of 128 queries
     assert use(attention(1024)) == (128, 1.0)
@@ -151,8 +156,8 @@ def test_the_switch_spares_the_memory() -> None:
 
 def test_parameters_of_a_profile_replace_defaults() -> None:
     assert OverlapParameters.of({}) == DEFAULTS
-    found = OverlapParameters.of({"max_channels": 8.0, "memory_spare": 0.1})
-    assert found == dataclasses.replace(DEFAULTS, max_channels=8.0, memory_spare=0.1)
+    parameters = OverlapParameters.of({"max_channels": 8.0, "memory_spare": 0.1})
+    assert parameters == dataclasses.replace(DEFAULTS, max_channels=8.0, memory_spare=0.1)
 
 
 @pytest.mark.parametrize("name", ["channels", "max_channel", "", "MAX_CHANNELS"])
@@ -215,12 +220,12 @@ def test_demands_are_possible(profile: str, phase: Phase, batch: int) -> None:
         scenario = Scenario.of(model=model, stack=stack, batch=batch)
         costs = KernelCosts(scenario, None if profile == "none" else load_profile(profile))
         ops = list(build(PassInputs.of(scenario), phase, 1025).ops())
-        for op, found in zip(ops, costs.estimates(ops), strict=True):
-            assert 0.0 <= found.demand.memory <= 1.0, op.name
-            assert 0.0 <= found.demand.spare <= 1.0
+        for op, estimate in zip(ops, costs.estimates(ops), strict=True):
+            assert 0.0 <= estimate.demand.memory <= 1.0, op.name
+            assert 0.0 <= estimate.demand.spare <= 1.0
             if op.stream == "comm":
-                assert 1 <= found.demand.held_sms < scenario.cluster.gpu.sms
-                assert found.demand.link == 1.0
+                assert 1 <= estimate.demand.held_sms < scenario.cluster.gpu.sms
+                assert estimate.demand.link == 1.0
             else:
-                assert found.demand.held_sms == found.demand.link == 0
-            assert np.isfinite(found.seconds)
+                assert estimate.demand.held_sms == estimate.demand.link == 0
+            assert np.isfinite(estimate.seconds)

@@ -40,9 +40,9 @@ def test_70b_does_not_fit_one_gpu() -> None:
 
 
 def test_ignoring_memory_predicts_all_the_same() -> None:
-    found = predict(Scenario.of(model="70b", tp=1), ["standard", "ladder"], profile="none", ignore_memory=True)
-    assert not found["ladder"].memory.fits
-    assert found["ladder"].request_s > 0
+    predictions = predict(Scenario.of(model="70b", tp=1), ["standard", "ladder"], profile="none", ignore_memory=True)
+    assert not predictions["ladder"].memory.fits
+    assert predictions["ladder"].request_s > 0
 
 
 def test_405b_needs_two_nodes() -> None:
