@@ -7,7 +7,7 @@ The public interface is what ``__all__`` names::
 The way of a prediction through the package:
 
 ``specs``
-    what is asked: model, cluster, stack, workload
+    a scenario: model, cluster, stack, workload
 ``graph``
     what one forward pass does, for each residual wiring
 ``costs``

@@ -23,9 +23,9 @@ def test_it_listens_on_this_machine_and_starts_with_the_scenario() -> None:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=REPO, preexec_fn=heed_interrupts) as server:
         try:
             assert server.stderr is not None
-            found = re.search(r"http://127\.0\.0\.1:\d+/", server.stderr.readline())
-            assert found is not None
-            with urllib.request.urlopen(found[0] + "_dash-layout", timeout=20) as answer:
+            address = re.search(r"http://127\.0\.0\.1:\d+/", server.stderr.readline())
+            assert address is not None
+            with urllib.request.urlopen(address[0] + "_dash-layout", timeout=20) as answer:
                 page = json.load(answer)
             start = next(one for one in page["props"]["children"] if one["props"].get("id") == "start")
             assert start["props"]["data"] == "model=405b&nodes=2&variants=ladder&inter.bandwidth=100Gb/s"
@@ -47,7 +47,7 @@ def test_export_writes_a_page_without_addresses(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("--model", "nope"), "unknown model 'nope'"),
         (("--engine", "des"), "--engine is for single predictions"),
@@ -56,10 +56,10 @@ def test_export_writes_a_page_without_addresses(tmp_path: Path) -> None:
         (("--tp", "7"), "not divisible by tp 7"),
     ],
 )
-def test_mistakes_are_told_before_a_page_opens(arguments: tuple[str, ...], told: str) -> None:
+def test_mistakes_are_reported_before_a_page_opens(arguments: tuple[str, ...], message: str) -> None:
     ran = run("explore", "--no-open", *arguments)
     assert ran.code in (2, 3)
-    assert told in ran.err
+    assert message in ran.err
 
 
 def test_without_dash_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The command line as a whole: help, exit codes, interruption, pipes, bugs, and the commands beside `predict`."""
+"""The command line as a whole: help, exit codes, interruption, pipes, bugs, and the commands other than `predict`."""
 
 import importlib.util
 import os
@@ -48,7 +48,7 @@ def test_help_names_every_scenario_flag() -> None:
     text = run("predict", "--help").out
     for option in ScenarioFlags.options():
         assert f"--{option.name.strip('_').replace('_', '-')} " in text
-    # what is asked stands before what is printed
+    # options of the scenario stand before those of the output
     assert text.index("--model") < text.index("--variant") < text.index("--json")
 
 
@@ -109,10 +109,10 @@ def test_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_interrupt_from_the_keyboard(tmp_path: Path) -> None:
-    reached = tmp_path / "reached"
+    started = tmp_path / "started"
     code = (
         "import pathlib, sys, time, ladder_sim.prediction as p\n"
-        f"def slow(*_, **__): pathlib.Path({str(reached)!r}).touch(); time.sleep(30)\n"
+        f"def slow(*_, **__): pathlib.Path({str(started)!r}).touch(); time.sleep(30)\n"
         "p.predict = slow\n"
         "from ladder_sim.cli.main import main\n"
         "sys.exit(main(['predict', '--model', '8b']))"
@@ -121,7 +121,7 @@ def test_interrupt_from_the_keyboard(tmp_path: Path) -> None:
         [sys.executable, "-c", code], cwd=REPO, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts
     ) as child:
         for _ in range(300):
-            if reached.exists():
+            if started.exists():
                 break
             time.sleep(0.05)
         os.kill(child.pid, signal.SIGINT)
@@ -206,7 +206,7 @@ def test_calibrate_errors(arguments: tuple[str, ...], code: int, parts: tuple[st
 
 
 def test_calibrate_passes_debug_on() -> None:
-    """Regression: --debug was taken out of the arguments and never reached the calibration."""
+    """Regression: --debug was taken out of the arguments and not passed on to the calibration."""
     assert "Traceback" in process("calibrate", "show", "h100-smx", "--debug").err
 
 

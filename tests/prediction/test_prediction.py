@@ -106,7 +106,7 @@ def test_one_token_has_no_time_per_further_token() -> None:
         assert one.speedup.value == one.ttft_speedup
 
 
-def test_what_is_asked_for_is_returned_in_order() -> None:
+def test_variants_are_returned_in_the_order_given() -> None:
     scenario = Scenario.of(model=EIGHT_LAYERS)
     assert tuple(predict(scenario, profile="none")) == DEFAULT_VARIANTS
     names = ["upper-bound", "Ladder", "desync:04", "ladder"]

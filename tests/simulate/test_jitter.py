@@ -72,10 +72,10 @@ def test_same_seed_same_result(small: Scenario) -> None:
 
 
 def test_variants_do_not_share_their_luck(small: Scenario) -> None:
-    """A variant's times do not depend on which others are asked for."""
+    """A variant's times do not depend on the other variants of the call."""
     alone = predict(small, ["ladder"], jitter=SIGMA)["ladder"]
-    beside = predict(small, FOUR, jitter=SIGMA)["ladder"]
-    assert prediction_fields(alone) == prediction_fields(beside)
+    together = predict(small, FOUR, jitter=SIGMA)["ladder"]
+    assert prediction_fields(alone) == prediction_fields(together)
 
 
 @pytest.mark.parametrize("name", FOUR)
