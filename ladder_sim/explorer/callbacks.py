@@ -59,8 +59,8 @@ def _headline(app: Dash, queries: Queries, draw: _Draw, scheduler: Scheduler) ->
         State("page-load", "data"),
         prevent_initial_call=True,
     )
-    def headline_views(query: Any, theme: Any, load: Any) -> Any:
-        def views() -> tuple[Any, ...]:
+    def headline_views(query: object, theme: object, load: object) -> object:
+        def views() -> tuple[object, ...]:
             state = queries.state(query)
             own = state.alone().query()
             answer = queries.answer(own)
@@ -75,7 +75,7 @@ def _headline(app: Dash, queries: Queries, draw: _Draw, scheduler: Scheduler) ->
             }
             return _page_data(parts, headline.control_values(answer)), draw("breakdown", own, theme == "dark")
 
-        def error_view(error: LadderSimError) -> tuple[Any, ...]:
+        def error_view(error: LadderSimError) -> tuple[object, ...]:
             return _page_data({"error": _banner(error)}, _control_values(queries, query)), no_update
 
         return _respond(views, error_view, scheduler.headline(_page(load), query))
@@ -89,7 +89,7 @@ def _view(app: Dash, queries: Queries, draw: _Draw, scheduler: Scheduler, name: 
         State("page-load", "data"),
         prevent_initial_call=True,
     )
-    def view(query: Any, theme: Any, load: Any) -> Any:
+    def view(query: object, theme: object, load: object) -> object:
         dark = theme == "dark"
         return _respond(
             lambda: draw(name, _answerable(queries, query).alone().query(), dark),
@@ -108,8 +108,8 @@ def _comparison(app: Dash, queries: Queries, draw: _Draw, scheduler: Scheduler) 
         State("page-load", "data"),
         prevent_initial_call=True,
     )
-    def compare(query: Any, theme: Any, load: Any) -> Any:
-        def comparison() -> tuple[Any, ...]:
+    def compare(query: object, theme: object, load: object) -> object:
+        def comparison() -> tuple[object, ...]:
             state = _answerable(queries, query)
             if not state.pins:
                 return True, None, no_update
@@ -133,8 +133,8 @@ def _upload(app: Dash) -> None:
         State("pasted", "value"),
         prevent_initial_call=True,
     )
-    def read(contents: Any, clicks: Any, file: Any, pasted: Any) -> Any:
-        def model() -> tuple[Any, ...]:
+    def read(contents: object, clicks: object, file: object, pasted: object) -> object:
+        def model() -> tuple[object, ...]:
             name, shape = read_config(file, contents, pasted if ctx.triggered_id == "read" else None)
             return shape, None, f"read: {name}"
 
@@ -142,10 +142,10 @@ def _upload(app: Dash) -> None:
 
 
 def _respond(
-    compute: Callable[[], Any],
-    error_view: Callable[[LadderSimError], Any],
+    compute: Callable[[], object],
+    error_view: Callable[[LadderSimError], object],
     turn: AbstractContextManager[None] | None = None,
-) -> Any:
+) -> object:
     """Compute a response when its turn comes, or show the error; the server goes on in any case."""
     try:
         with turn or nullcontext():
@@ -176,12 +176,12 @@ def _answerable(queries: Queries, query: object) -> PageState:
     return state
 
 
-def _page_data(views: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def _page_data(views: Mapping[str, object], values: headline.ControlValues) -> dict[str, object]:
     """What the script puts on the page: views by the id of their element, and the controls' values."""
     return {"views": {name: markup(view) for name, view in views.items()}, "facts": values}
 
 
-def _control_values(queries: Queries, query: object) -> dict[str, Any]:
+def _control_values(queries: Queries, query: object) -> headline.ControlValues:
     """The controls' values of a scenario that has no answer, for example because it does not fit."""
     try:
         return headline.control_values(queries.setup(queries.state(query).alone().query()))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from dash import dcc, html
+from dash.development.base_component import Component
 
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.upload import MAX_BYTES
@@ -12,6 +13,7 @@ from ladder_sim.graph.variants import VARIANTS
 from ladder_sim.report.labels import field_title
 from ladder_sim.specs.stack import AllReduce
 from ladder_sim.specs.workload import DType
+from ladder_sim.units import short_name
 
 # fields that a curve or a map can be drawn over
 AXIS_FIELDS = (
@@ -24,8 +26,8 @@ AXIS_FIELDS = (
 class Slider:
     """A number on a logarithmic scale, next to a text field that takes any value."""
 
-    key: str
-    """Name in a link."""
+    field: str
+    """As sweeps name it, with its unit."""
     title: str
     low: float
     """Left end, SI units."""
@@ -34,20 +36,25 @@ class Slider:
     doubling: bool = False
     """Whole numbers, where one step doubles; else steps of 5 %."""
 
+    @property
+    def key(self) -> str:
+        """Name in a link."""
+        return short_name(self.field)
+
 
 SLIDERS = (
-    Slider(key="nodes", title="Nodes", low=1, high=16, doubling=True),
-    Slider(key="gpus_per_node", title="GPUs per node", low=1, high=128, doubling=True),
-    Slider(key="tp", title="TP degree", low=1, high=128, doubling=True),
-    Slider(key="batch", title="Batch", low=1, high=1024, doubling=True),
-    Slider(key="prompt", title="Prompt tokens", low=16, high=131_072, doubling=True),
-    Slider(key="gen", title="New tokens", low=1, high=16_384, doubling=True),
-    Slider(key="intra.bandwidth", title="In-node bandwidth", low=1e9, high=4e12),
-    Slider(key="intra.latency", title="In-node latency", low=1e-6, high=1e-3),
-    Slider(key="inter.bandwidth", title="Across-node bandwidth", low=1e9, high=1e12),
-    Slider(key="inter.latency", title="Across-node latency", low=1e-6, high=1e-3),
-    Slider(key="gpu.hbm_bandwidth", title="HBM bandwidth", low=1e11, high=4e13),
-    Slider(key="gpu.bf16", title="Tensor-core rate", low=2e13, high=2e16),
+    Slider(field="nodes", title="Nodes", low=1, high=16, doubling=True),
+    Slider(field="gpus_per_node", title="GPUs per node", low=1, high=128, doubling=True),
+    Slider(field="tp", title="TP degree", low=1, high=128, doubling=True),
+    Slider(field="batch", title="Batch", low=1, high=1024, doubling=True),
+    Slider(field="prompt", title="Prompt tokens", low=16, high=131_072, doubling=True),
+    Slider(field="gen", title="New tokens", low=1, high=16_384, doubling=True),
+    Slider(field="intra.bandwidth_Bps", title="In-node bandwidth", low=1e9, high=4e12),
+    Slider(field="intra.latency_s", title="In-node latency", low=1e-6, high=1e-3),
+    Slider(field="inter.bandwidth_Bps", title="Across-node bandwidth", low=1e9, high=1e12),
+    Slider(field="inter.latency_s", title="Across-node latency", low=1e-6, high=1e-3),
+    Slider(field="gpu.hbm_bandwidth_Bps", title="HBM bandwidth", low=1e11, high=4e13),
+    Slider(field="gpu.bf16_flops", title="Tensor-core rate", low=2e13, high=2e16),
 )
 SLIDER_KEYS = tuple(slider.key for slider in SLIDERS)
 _SHAPE, _WORK, _HARDWARE = SLIDERS[:3], SLIDERS[3:6], SLIDERS[6:]
@@ -124,7 +131,7 @@ def controls(allowlist: Allowlist) -> html.Aside:
     )
 
 
-def labelled(key: str, title: str, control: Any, style: str) -> html.Div:
+def labelled(key: str, title: str, control: Component, style: str) -> html.Div:
     """A control under its title."""
     return html.Div([html.Label(title, htmlFor=control_id(key)), control], className=style)
 
@@ -208,5 +215,5 @@ def _variants() -> html.Div:
     )
 
 
-def _group(title: str, children: list[Any]) -> html.Details:
+def _group(title: str, children: list[Component]) -> html.Details:
     return html.Details([html.Summary(title), html.Div(children, className="group")], open=True, className="section")

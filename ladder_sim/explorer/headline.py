@@ -1,9 +1,9 @@
 """The top of the page: what each variant does, whether it fits, and the sources of the numbers."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from dash import html
+from dash.development.base_component import Component
 
 from ladder_sim.analysis.compare import Candidate
 from ladder_sim.explorer.controls import SLIDERS, extra
@@ -12,7 +12,6 @@ from ladder_sim.prediction import Prediction
 from ladder_sim.report.export import scenario_fields
 from ladder_sim.report.figures.style import variant_colour
 from ladder_sim.report.labels import field_text, hardware_label, kind_label, stack_label, workload_label
-from ladder_sim.sweeps.axes import resolve
 from ladder_sim.units import format_bandwidth, format_bytes, format_rate, format_seconds
 from ladder_sim.validation.compare import ErrorStats
 
@@ -24,6 +23,9 @@ _SOURCES = {
     "roofline": ("#E69F00", "from the datasheet"),
     "stack": ("#8A939E", "waits and launches"),
 }
+
+# by slider: its value, and the same as the reader would type it
+ControlValues = dict[str, dict[str, float | str]]
 
 
 def summary(answer: Answer) -> str:
@@ -38,7 +40,7 @@ def cards(answer: Answer) -> list[html.Article]:
     return [_card(prediction, answer) for prediction in answer.predictions.values()]
 
 
-def memory_bar(answer: Answer) -> list[Any]:
+def memory_bar(answer: Answer) -> list[Component]:
     """What one GPU holds."""
     memory = next(iter(answer.predictions.values())).memory
     full = max(memory.capacity_bytes, memory.total_bytes)
@@ -58,7 +60,7 @@ def memory_bar(answer: Answer) -> list[Any]:
     ]
 
 
-def evidence(answer: Answer, error: ErrorStats | None) -> list[Any]:
+def evidence(answer: Answer, error: ErrorStats | None) -> list[Component]:
     """Sources of the numbers, warnings, and the error against published runs."""
     standard = answer.predictions["standard"]
     provenance = standard.confidence
@@ -92,13 +94,13 @@ def evidence(answer: Answer, error: ErrorStats | None) -> list[Any]:
     ]
 
 
-def control_values(setup: Setup) -> dict[str, Any]:
+def control_values(setup: Setup) -> ControlValues:
     """The scenario's value for each slider: as a number, and as the reader would type it."""
-    values = {}
+    values: ControlValues = {}
     for slider in SLIDERS:
-        field, kind = resolve(slider.key)
-        value = setup.current(field)
-        values[slider.key] = {"value": value, "text": field_text(field, int(value) if kind is int else value)}
+        value = setup.current(slider.field)
+        text = field_text(slider.field, int(value) if slider.doubling else value)
+        values[slider.key] = {"value": value, "text": text}
     return values
 
 

@@ -5,13 +5,14 @@ from secrets import token_hex
 from typing import Any
 
 from dash import dcc, html
+from dash.development.base_component import Component
 
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.controls import axis_choice, control_id, controls, extra, labelled
 from ladder_sim.explorer.state import PHASES
 from ladder_sim.explorer.style import EMPTY
 
-_GRAPH: Any = {"displaylogo": False, "displayModeBar": False, "responsive": True}
+_GRAPH: dcc.Graph.Config = {"displaylogo": False, "displayModeBar": False, "responsive": True}
 _BANDWIDTH, _LATENCY = "busiest link, bandwidth", "busiest link, latency"
 # downloads of the whole page, and the text of their links
 _FILES = {
@@ -94,18 +95,20 @@ def _results() -> html.Main:
     )
 
 
-def _pair(*sections: html.Section | html.Div) -> html.Div:
+def _pair(*sections: Component) -> html.Div:
     return html.Div(list(sections), className="pair")
 
 
-def _section(title: str, *content: Any, links: Sequence[Any] = (), **attributes: Any) -> html.Section:
+def _section(
+    title: str, *content: Component | None, links: Sequence[Component] = (), **attributes: Any
+) -> html.Section:
     head = [html.H2(title), html.Div(list(links), className="links")] if links else html.H2(title)
     return html.Section([html.Div(head, className="head"), *content], className="panel", **attributes)
 
 
-def _view(name: str, title: str, table: str, *choices: Any) -> html.Section:
+def _view(name: str, title: str, table: str, *choices: Component) -> html.Section:
     """A figure with its choices and downloads; `table` is the file with its numbers, if there is one."""
-    links: list[Any] = [html.Button("PNG", id=f"png-{name}", className="link"), _download(f"{name}.html", "HTML")]
+    links: list[Component] = [html.Button("PNG", id=f"png-{name}", className="link"), _download(f"{name}.html", "HTML")]
     if table:
         links.insert(0, _download(table, "CSV"))
     graph = html.Div(_graph(name), className=f"graph {name}", role="img", **extra("aria-label", title))

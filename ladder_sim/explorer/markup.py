@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping
 from html import escape
-from typing import Any
 
 from dash.development.base_component import Component
 
 _NAMES = {"className": "class", "htmlFor": "for", "tabIndex": "tabindex"}
 
 
-def markup(component: Any) -> str:
+def markup(component: object) -> str:
     """HTML of a component, a text, or a list of both; text in it stays text.
 
     Examples
@@ -30,7 +29,7 @@ def markup(component: Any) -> str:
     return f"<{tag}{written}>{inner}</{tag}>"
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if isinstance(value, Mapping):
         return "; ".join(f"{name}: {part}" for name, part in value.items())
     return str(value)

@@ -10,6 +10,7 @@ from importlib import resources
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ladder_sim.explorer import quantities
 from ladder_sim.explorer.allowlist import Allowlist
@@ -98,7 +99,7 @@ def _data(answer: Answer, allowlist: Allowlist) -> dict[str, Any]:
     }
 
 
-def _rounded(values: Any) -> list[float]:
+def _rounded(values: NDArray[np.float64]) -> list[float]:
     return [float(f"{value:.{_DIGITS}g}") for value in values.tolist()]
 
 

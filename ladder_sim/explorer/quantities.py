@@ -1,7 +1,5 @@
 """The fields that a page can draw along, and the values that it scans."""
 
-from typing import Any
-
 import numpy as np
 
 from ladder_sim.costs.hardware import Hardware
@@ -35,29 +33,29 @@ def current(scenario: Scenario, name: str, profile: CalibrationProfile | None) -
     return float(used)
 
 
-def values(scenario: Scenario, name: str, profile: CalibrationProfile | None, count: int) -> list[Any]:
-    """Values of a field to look at, ascending.
+def values(scenario: Scenario, name: str, profile: CalibrationProfile | None, count: int) -> list[float] | list[int]:
+    """Values of a field to scan, ascending.
 
     Raises
     ------
     UsageError
-        The field is zero, so that no factor leads from it.
+        The field is 0, which has no multiples.
     """
     if name == "tp":
         return list(scenario.tp_degrees())
     if name in _DOUBLED:
         low, high = _DOUBLED[name]
         here = int(value_at(scenario, name))
-        # the value at hand lies within
-        found = [low]
-        while found[-1] < max(high, here):
-            found.append(found[-1] * 2)
-        return found
+        doubled = [low]
+        # beyond the scenario's own value
+        while doubled[-1] < max(high, here):
+            doubled.append(doubled[-1] * 2)
+        return doubled
     middle = current(scenario, name, profile)
     if middle <= 0.0:
-        raise UsageError(f"{field_title(name)} is 0 here", hint="take another field, or set it to a number above 0")
+        raise UsageError(f"{field_title(name)} is 0 here", hint="choose another field, or set it to a number above 0")
     if isinstance(value_at(scenario, name), int):
         spread = np.geomspace(max(middle / REACH, 1.0), middle * REACH, 9)
         return [int(value) for value in np.unique(np.round(spread))]
-    found_reals: list[Any] = np.geomspace(middle / REACH, middle * REACH, count).tolist()
-    return found_reals
+    reals: list[float] = np.geomspace(middle / REACH, middle * REACH, count).tolist()
+    return reals

@@ -179,7 +179,9 @@ class Queries:
             raise UsageError("one axis of the map has one value", hint="choose another field, or more GPUs")
         return self._grid(answer, tuple(dict.fromkeys((answer.state.variant, answer.state.over))), axes)
 
-    def _grid(self, answer: Answer, variants: tuple[str, ...], axes: Mapping[str, Any]) -> tuple[Grid, How]:
+    def _grid(
+        self, answer: Answer, variants: tuple[str, ...], axes: Mapping[str, list[float] | list[int]]
+    ) -> tuple[Grid, How]:
         grid = Grid({**answer.state.point(self.allowlist, *axes), **axes}, variants)
         return grid, How(variants=grid.variants, **answer.state.how(self.allowlist))
 

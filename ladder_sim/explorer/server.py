@@ -3,7 +3,6 @@
 import gc
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from dash import Dash
@@ -92,7 +91,7 @@ class _RequestHandler(WSGIRequestHandler):
 
     protocol_version = "HTTP/1.1"
 
-    def log_request(self, code: Any = "-", size: Any = "-") -> None:
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
         pass
 
 

@@ -3,10 +3,13 @@
 from collections.abc import Mapping
 from html import escape
 from textwrap import wrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ladder_sim.errors import LadderSimError
 from ladder_sim.report.figures.style import GRID_COLOUR, TEXT_COLOUR, VARIANT_COLOURS
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 # the page's own background shows through
 PAPER = "rgba(0,0,0,0)"
@@ -32,7 +35,7 @@ _DARK = {
 }
 
 
-def on_page(figure: Any, *, dark: bool, zoom_key: str = "") -> dict[str, Any]:
+def on_page(figure: "go.Figure", *, dark: bool, zoom_key: str = "") -> dict[str, Any]:
     """A figure as a page shows it.
 
     Parameters

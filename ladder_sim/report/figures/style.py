@@ -1,7 +1,6 @@
 """What all figures share: colours, a template, axes, and how a figure is saved."""
 
 from collections.abc import Mapping, Sequence
-from functools import cache
 from importlib.util import find_spec
 from math import ceil, floor, log10
 from pathlib import Path
@@ -33,6 +32,39 @@ NOW_MARKER: Mapping[str, Any] = {
     "symbol": "diamond",
     "line": {"color": "white", "width": 1.5},
 }
+# the style of every figure
+_AXIS = {
+    "gridcolor": GRID_COLOUR,
+    "linecolor": TEXT_COLOUR,
+    "zeroline": False,
+    "ticks": "outside",
+    "ticklen": 4,
+    "automargin": True,
+    "title": {"standoff": 12, "font": {"size": 15}},
+}
+TEMPLATE: Mapping[str, Any] = {
+    "layout": {
+        "font": {"family": "Helvetica, Arial, sans-serif", "size": 14, "color": TEXT_COLOUR},
+        "colorway": SERIES_COLOURS,
+        "paper_bgcolor": "white",
+        "plot_bgcolor": "white",
+        "title": {
+            "font": {"size": 17},
+            "x": 0.0,
+            "xref": "paper",
+            "y": 1.0,
+            "yref": "container",
+            "yanchor": "top",
+            "pad": {"t": 20},
+        },
+        "margin": {"l": 70, "r": 30, "t": 98, "b": 60},
+        "xaxis": _AXIS,
+        "yaxis": _AXIS,
+        "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0.0, "title": {"text": ""}},
+        "hoverlabel": {"font": {"size": 13}},
+        "colorscale": {"sequential": "Cividis", "diverging": "RdBu"},
+    }
+}
 # an axis labels each of its values up to this many
 MAX_TICKS = 12
 FILE_TYPES = (".html", ".png", ".svg")
@@ -54,46 +86,7 @@ def figure(
     import plotly.graph_objects as go
 
     below = f"<br><span style='font-size:13px;color:#595959'>{subtitle}</span>" if subtitle else ""
-    return go.Figure(data, {"template": template(), "title": {"text": f"{title}{below}"}, **(layout or {})})
-
-
-@cache
-def template() -> "go.layout.Template":
-    """The style of every figure."""
-    import plotly.graph_objects as go
-
-    axis = {
-        "gridcolor": GRID_COLOUR,
-        "linecolor": TEXT_COLOUR,
-        "zeroline": False,
-        "ticks": "outside",
-        "ticklen": 4,
-        "automargin": True,
-        "title": {"standoff": 12, "font": {"size": 15}},
-    }
-    return go.layout.Template(
-        layout={
-            "font": {"family": "Helvetica, Arial, sans-serif", "size": 14, "color": TEXT_COLOUR},
-            "colorway": SERIES_COLOURS,
-            "paper_bgcolor": "white",
-            "plot_bgcolor": "white",
-            "title": {
-                "font": {"size": 17},
-                "x": 0.0,
-                "xref": "paper",
-                "y": 1.0,
-                "yref": "container",
-                "yanchor": "top",
-                "pad": {"t": 20},
-            },
-            "margin": {"l": 70, "r": 30, "t": 98, "b": 60},
-            "xaxis": axis,
-            "yaxis": axis,
-            "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0.0, "title": {"text": ""}},
-            "hoverlabel": {"font": {"size": 13}},
-            "colorscale": {"sequential": "Cividis", "diverging": "RdBu"},
-        }
-    )
+    return go.Figure(data, {"template": TEMPLATE, "title": {"text": f"{title}{below}"}, **(layout or {})})
 
 
 def value_axis(name: str, values: Any, *, title: str = "") -> tuple[Any, dict[str, Any]]:

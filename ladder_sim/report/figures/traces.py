@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ladder_sim.report.figures.style import SERIES_COLOURS, TEXT_COLOUR, template
+from ladder_sim.report.figures.style import SERIES_COLOURS, TEMPLATE, TEXT_COLOUR
 from ladder_sim.report.tables.traces import short
 from ladder_sim.traces.graph import COLLECTIVES, HOST_KINDS, TraceGraph
 from ladder_sim.traces.summary import exposed_spans
@@ -72,7 +72,7 @@ def trace_figure(runs: Mapping[str, TraceGraph], title: str) -> "go.Figure":
         ]
     )
     figure.update_layout(
-        template=template(),
+        template=TEMPLATE,
         title=title,
         barmode="overlay",
         bargap=0.25,
