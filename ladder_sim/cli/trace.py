@@ -149,16 +149,14 @@ def replay(
     from ladder_sim.traces import perfetto
     from ladder_sim.traces.load import load
     from ladder_sim.traces.replay import replay as run
-    from ladder_sim.traces.replay import with_times
     from ladder_sim.traces.whatif import without_communication
 
     recorded = load(files)
     changed = what_if.apply(recorded)
     replayed = run(without_communication(changed) if no_communication else changed)
-    simulated = with_times(replayed.graph, replayed.timeline)
     if save_trace is not None:
-        perfetto.write({"replayed": simulated}, save_trace)
-    _draw({"recorded": recorded, "replayed": simulated}, plot, "Recorded and replayed")
+        perfetto.write({"replayed": replayed.simulated}, save_trace)
+    _draw({"recorded": recorded, "replayed": replayed.simulated}, plot, "Recorded and replayed")
     if json:
         write(replay_document(replayed).to_json(), save)
     else:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ladder_sim.des.shared import Demand, Device
 
@@ -50,9 +50,7 @@ class SharedGpu:
         task.finish = finish
         self._running.append(task)
         self._share()
-        done: Any = task.alarm
-        event: simpy.Event = done
-        return event
+        return cast("simpy.Event", task.alarm)
 
     def hold(self, demand: Demand) -> Running:
         """Hold SMs without working: a collective that waits for its peers."""

@@ -10,7 +10,7 @@ from ladder_sim.traces.iterations import mark_repetitions
 from ladder_sim.traces.kineto.cpu import communicates, cpu_rank
 from ladder_sim.traces.kineto.cuda import cuda_rank
 from ladder_sim.traces.kineto.draft import RankDraft
-from ladder_sim.traces.kineto.execution import ExecutionTrace, read_execution_trace
+from ladder_sim.traces.kineto.execution import read_execution_trace
 from ladder_sim.traces.kineto.ranks import join
 from ladder_sim.traces.kineto.reader import CALL_CATEGORIES, GPU_CATEGORIES, KinetoFile, read_document, sort_events
 
@@ -55,17 +55,18 @@ def _traces(path: Path) -> list[Path]:
     return files
 
 
-def _execution_trace(path: Path) -> ExecutionTrace | None:
+def _reads(path: Path) -> dict[int, frozenset[int]]:
+    """Contents of the execution trace of a trace; empty if there is none."""
     stem = path.name.partition(".json")[0]
     candidates = (path.with_name(f"{stem}{_EXECUTION}{end}") for end in ("", ".gz"))
-    return next((read_execution_trace(candidate) for candidate in candidates if candidate.exists()), None)
+    return next((read_execution_trace(candidate) for candidate in candidates if candidate.exists()), {})
 
 
 def _rank(file: KinetoFile, path: Path) -> RankDraft:
     if any(file.events[name] for name in GPU_CATEGORIES):
         return cuda_rank(file)
     if communicates(file):
-        return cpu_rank(file, _execution_trace(path))
+        return cpu_rank(file, _reads(path))
     if any(file.events[name] for name in CALL_CATEGORIES):
         content = "calls of the CUDA runtime, but no GPU events"
     elif file.events["cpu_op"]:

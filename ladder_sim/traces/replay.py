@@ -44,9 +44,9 @@ class Replay:
     """A simulated trace."""
 
     graph: TraceGraph
-    """The recorded run."""
-    timeline: Timeline
-    """Its simulated times."""
+    """The run as recorded."""
+    simulated: TraceGraph
+    """The run as simulated."""
     steps: tuple[StepError, ...]
     """Error of every iteration."""
 
@@ -141,14 +141,13 @@ def from_timeline(
 
 def replay(graph: TraceGraph) -> Replay:
     """Simulate a trace and compare its iterations with the recording."""
-    timeline = simulate(graph)
-    simulated = with_times(graph, timeline)
+    simulated = with_times(graph, simulate(graph))
     members: dict[int, list[int]] = {}
     for index, op in enumerate(graph.ops):
         members.setdefault(op.step if graph.steps else 0, []).append(index)
     return Replay(
         graph=graph,
-        timeline=timeline,
+        simulated=simulated,
         steps=tuple(
             StepError(
                 name=name,

@@ -16,8 +16,6 @@ DEFAULT_VARIANTS = ("standard", "ladder", "upper-bound")
 class VariantTime:
     """A recorded step in one wiring."""
 
-    variant: str
-    """Canonical name."""
     seconds: float
     """From the first launch to the last end on a device."""
     speedup: float
@@ -37,7 +35,6 @@ def predict_variants(
     for variant in dict.fromkeys(map(canonical, variants)):
         seconds, graph = _simulated(rewire(step, variant, stream_wait_s=stream_wait_s))
         times[variant] = VariantTime(
-            variant=variant,
             seconds=seconds,
             speedup=baseline_s / seconds,
             comm=summarize_run(graph).ranks[0],

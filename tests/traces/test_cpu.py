@@ -142,8 +142,8 @@ def test_a_captured_run_is_replayed_and_rewired(tmp_path: Path) -> None:
         assert len(graph.steps) == 1 + 3
         assert all(abs(step.error) < 0.03 for step in replay(graph).steps)
         assert sum(op.kind == "all_reduce" for op in graph.ops) == 8 * 4
-    found = predict_variants(choose_step(standard, None), ["ladder", "upper-bound"])
-    assert found["ladder"].comm.hidden_s > 0.5 * found["ladder"].comm.comm_s
+    found = predict_variants(choose_step(standard, None), ["standard", "ladder", "upper-bound"])
+    assert found["ladder"].comm.hidden_s > found["standard"].comm.hidden_s
     assert 1.0 < found["ladder"].speedup <= found["upper-bound"].speedup * (1 + 1e-9)
     # two of four layers hide theirs; standard hides only what other work on the machine puts between issue and wait
     assert summarize_run(standard).ranks[0].hidden_s < 0.5 * summarize_run(hybrid).ranks[0].hidden_s

@@ -23,6 +23,14 @@ _COLOURS = {
     _HOST: "#B5B5B5",
     _SYNC: SERIES_COLOURS[7],
 }
+_GROUPS = {
+    "gemm": "gemm",
+    "lm_head": "gemm",
+    "attention": "attention",
+    "sync": _SYNC,
+    **dict.fromkeys(COLLECTIVES, _COMM),
+    **dict.fromkeys(HOST_KINDS, _HOST),
+}
 # height of a stream, and of title, axis and legend together
 ROW_PX, MARGIN_PX = 36, 190
 # bars of a run that a browser draws without delay
@@ -46,7 +54,9 @@ def trace_figure(runs: Mapping[str, TraceGraph], title: str) -> "go.Figure":
         for op in graph.ops[:MAX_OPS]:
             if op.end_s > op.start_s:
                 lane = graph.lanes[op.lane]
-                bars[_group(op.kind)].append((prefixes[lane.rank] + lane.name, op.start_s, op.end_s, short(op.name)))
+                bars[_GROUPS.get(op.kind, _SMALL)].append(
+                    (prefixes[lane.rank] + lane.name, op.start_s, op.end_s, short(op.name))
+                )
         communicating = graph.communication_lanes()
         for rank, prefix in prefixes.items():
             exposed = exposed_spans(graph, rank)
@@ -98,13 +108,3 @@ def _mark_steps(figure: "go.Figure", graph: TraceGraph) -> None:
                 annotation={"text": name, "font": {"size": 11}, "yref": "paper", "y": 1.0, "yanchor": "bottom"},
                 annotation_position="top right",
             )
-
-
-def _group(kind: str) -> str:
-    if kind in COLLECTIVES:
-        return _COMM
-    if kind in HOST_KINDS:
-        return _HOST
-    if kind == "sync":
-        return _SYNC
-    return {"lm_head": "gemm"}.get(kind, kind) if kind in ("gemm", "lm_head", "attention") else _SMALL

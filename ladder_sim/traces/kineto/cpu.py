@@ -8,13 +8,12 @@ link have spans of their own (`link.py`).
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ladder_sim.traces.graph import Collective, Lane
 from ladder_sim.traces.kineto import link
 from ladder_sim.traces.kineto.draft import Draft, RankDraft, rank_draft
-from ladder_sim.traces.kineto.execution import ExecutionTrace
 from ladder_sim.traces.kineto.kinds import collective_kind, element_bytes, kernel_kind
 from ladder_sim.traces.kineto.reader import Clock, Event, KinetoFile
 
@@ -28,17 +27,17 @@ def communicates(file: KinetoFile) -> bool:
     return any(event.name.startswith((_GLOO, link.PREFIX)) for event in file.events["user_annotation"])
 
 
-def cpu_rank(file: KinetoFile, execution: ExecutionTrace | None) -> RankDraft:
-    """The ops of one rank's file."""
-    return _Cpu(file, execution).read()
+def cpu_rank(file: KinetoFile, reads: Mapping[int, frozenset[int]]) -> RankDraft:
+    """The ops of one rank's file; `reads` is its execution trace (`execution.py`), if there is one."""
+    return _Cpu(file, reads).read()
 
 
 class _Cpu:
-    def __init__(self, file: KinetoFile, execution: ExecutionTrace | None) -> None:
+    def __init__(self, file: KinetoFile, reads: Mapping[int, frozenset[int]]) -> None:
         self.file = file
         numbers = {_number(event) for event in file.events["cpu_op"]} - {0}
-        # one that was taken during the warm-up does not cover the steps
-        self.execution = execution if execution is not None and not numbers.isdisjoint(execution.reads) else None
+        # an execution trace of the warm-up does not cover the steps
+        self.storages_read = {} if numbers.isdisjoint(reads) else reads
         marks = file.events["user_annotation"]
         self.collectives = [event for event in marks if event.name.startswith(_GLOO)]
         self.spans = [*file.events["cpu_op"], *(event for event in marks if event.name.startswith(link.PREFIX))]
@@ -61,9 +60,7 @@ class _Cpu:
 
     def reads(self, event: Event) -> frozenset[int]:
         """The storages that an operator reads."""
-        if self.execution is None:
-            return frozenset()
-        return self.execution.reads.get(_number(event), frozenset())
+        return self.storages_read.get(_number(event), frozenset())
 
     def collective(self, event: Event) -> Draft | None:
         """The collective that an operator or a span issues, if any."""
@@ -184,7 +181,7 @@ class _Thread:
             # the rest of the call is waiting, or a gloo thread that works on the same core
             self.due.append(collective)
             return
-        elif self.cpu.execution is not None:
+        elif self.cpu.storages_read:
             self.awaited.append((collective, reads))
         if self.end_s < end_s:
             self._put(name, "launch", end_s)
@@ -207,7 +204,7 @@ class _Thread:
 
     def _note(self, events: Sequence[Event]) -> None:
         rank, issues = self.cpu.file.rank, [event for event in events if event.name.startswith(_ISSUE)]
-        if self.cpu.issued and self.cpu.execution is None and not all(map(_is_blocking, issues)):
+        if self.cpu.issued and not self.cpu.storages_read and not all(map(_is_blocking, issues)):
             self.cpu.notes.append(
                 f"rank {rank} has asynchronous collectives and no execution trace of its steps: who waits is not known"
             )

@@ -15,19 +15,8 @@ from ladder_sim.traces.kineto.reader import read_text
 _TENSOR_FIELDS = 6
 
 
-class ExecutionTrace:
-    """The storages that each recorded function reads."""
-
-    def __init__(self, nodes: list[dict[str, Any]]) -> None:
-        self.reads: dict[int, frozenset[int]] = {}
-        for node in nodes:
-            ids = [item["value"] for item in node.get("attrs", []) if item.get("name") == "rf_id"]
-            if ids:
-                self.reads[int(ids[0])] = frozenset(_storages(node.get("inputs", {}).get("values", [])))
-
-
-def read_execution_trace(path: Path) -> ExecutionTrace:
-    """Parse a file of `ExecutionTraceObserver`.
+def read_execution_trace(path: Path) -> dict[int, frozenset[int]]:
+    """The storages that each recorded function reads, by the number of the function.
 
     Raises
     ------
@@ -45,7 +34,12 @@ def read_execution_trace(path: Path) -> ExecutionTrace:
             f"execution trace '{path}' has no list 'nodes': unknown schema",
             hint="give a file of torch.profiler.ExecutionTraceObserver (schema 1.1.1-chakra)",
         )
-    return ExecutionTrace(document["nodes"])
+    reads = {}
+    for node in document["nodes"]:
+        ids = [item["value"] for item in node.get("attrs", []) if item.get("name") == "rf_id"]
+        if ids:
+            reads[int(ids[0])] = frozenset(_storages(node.get("inputs", {}).get("values", [])))
+    return reads
 
 
 def _storages(values: Any) -> list[int]:

@@ -93,11 +93,7 @@ class Waits:
         elif call.event.name in _ONE_STREAM:
             self._add(wait, self._last(sync, "stream", called_us))
         else:
-            recorded_us = self.called_us.get(sync.args.get("wait_on_cuda_event_record_corr_id"))
-            if recorded_us is None:
-                self.counts["waits of a CPU thread for an event recorded outside the trace"] += 1
-            else:
-                self._add(wait, self._last(sync, "wait_on_stream", recorded_us))
+            self._event_wait(wait, sync, "waits of a CPU thread")
 
     def _block_unseen(self, wait: Draft, called_us: float) -> None:
         """Let the call wait for the op with the latest end during it, if any."""
@@ -108,14 +104,15 @@ class Waits:
             self.counts[f"blocking calls matched to a stream by their time: {_UNSEEN}"] += 1
 
     def _stream_wait(self, call: Call, sync: Event) -> None:
-        recorded_us = self.called_us.get(sync.args.get("wait_on_cuda_event_record_corr_id"))
         queue = self.queues.get((sync.args.get("device"), sync.args.get("stream")))
+        self._event_wait(queue.next_after(call.event.start_us) if queue is not None else None, sync, "stream waits")
+
+    def _event_wait(self, waiting: Draft | None, sync: Event, what: str) -> None:
+        recorded_us = self.called_us.get(sync.args.get("wait_on_cuda_event_record_corr_id"))
         if recorded_us is None:
-            self.counts["stream waits for an event recorded outside the trace"] += 1
-        elif queue is not None:
-            waiting = queue.next_after(call.event.start_us)
-            if waiting is not None:
-                self._add(waiting, self._last(sync, "wait_on_stream", recorded_us))
+            self.counts[f"{what} for an event recorded outside the trace"] += 1
+        elif waiting is not None:
+            self._add(waiting, self._last(sync, "wait_on_stream", recorded_us))
 
     def _last(self, sync: Event, key: str, before_us: float) -> Draft | None:
         queue = self.queues.get((sync.args.get("device"), sync.args.get(key)))
