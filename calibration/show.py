@@ -6,12 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from calibration.fit.tables import tables_in
 from ladder_sim.confidence import NORMAL_90
-from ladder_sim.costs.lookup import ErrorStats, RatioTable
+from ladder_sim.costs.lookup import ErrorStats
 from ladder_sim.costs.profile import CalibrationProfile, StackFit
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.costs.roofline import Kind
 from ladder_sim.errors import UsageError
+from ladder_sim.report.tables.console import table, to_text
 
 HEADINGS = ("table", "points", "judged against", "rows", "median", "p90", "max")
 FIGURE_HEADINGS = ("figure", "catalog", "fitted", "within", "prior within", "known from")
@@ -78,39 +80,23 @@ def describe_stack_fit(stack_fit: StackFit) -> list[str]:
     return [*lines, *_aligned(cells, left=1)]
 
 
-def _aligned(cells: Sequence[tuple[str, ...]], left: int) -> list[str]:
-    """Lines with aligned columns, the first `left` of them to the left."""
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    sides = [str.ljust if number < left else str.rjust for number in range(len(widths))]
-    return [
-        "  ".join(side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True)).rstrip()
-        for row in cells
-    ]
+def _aligned(cells: Sequence[Sequence[str]], left: int) -> list[str]:
+    """Lines with aligned columns, the first `left` of them to the left; the first row holds the headings."""
+    return to_text(table(cells[0], cells[1:], left=left)).splitlines()
 
 
 def error_rows(profile: CalibrationProfile, source: Path | None = None) -> Iterator[Row]:
     """Name, grid points, what it was judged against, and error of every table and curve."""
     computed = _computed(profile, source) if source else {}
-    for kind, dtype, name, table in _tables(profile):
-        for against, error in computed.get((kind, dtype), table.left_out).items():
-            yield name, " x ".join(map(str, table.seconds.shape)), against, error
+    for kind, dtype, name, ratios in tables_in(profile):
+        for against, error in computed.get((kind, dtype), ratios.left_out).items():
+            yield name, " x ".join(map(str, ratios.seconds.shape)), against, error
     for op, algorithms in profile.collectives.items():
         for algorithm, curves in algorithms.items():
             for ranks, curve in curves.items():
                 for against, error in curve.left_out.items():
                     if against in ("aggregated", "held out"):
                         yield f"{op} {algorithm}, {ranks} GPUs", str(len(curve.seconds)), against, error
-
-
-def _tables(profile: CalibrationProfile) -> Iterator[tuple[Kind, str, str, RatioTable]]:
-    for dtype, table in profile.gemm.items():
-        yield "gemm", dtype, f"GEMM {dtype}", table
-    for kernel, tables in profile.attention_prefill.items():
-        for dtype, table in tables.items():
-            yield "attention_prefill", dtype, f"prefill attention {kernel} {dtype}", table
-    for kernel, tables in profile.attention_decode.items():
-        for dtype, table in tables.items():
-            yield "attention_decode", dtype, f"decode attention {kernel} {dtype}", table
 
 
 def _computed(profile: CalibrationProfile, source: Path) -> Mapping[tuple[Kind, str], Mapping[str, ErrorStats]]:
@@ -124,8 +110,8 @@ def _computed(profile: CalibrationProfile, source: Path) -> Mapping[tuple[Kind, 
         )
     measured = read_system(system, source)
     return {
-        (kind, dtype): left_out_errors(kind, dtype, table, measured.tables[kind, dtype], profile.reference)
-        for kind, dtype, _, table in _tables(profile)
+        (kind, dtype): left_out_errors(kind, dtype, ratios, measured.tables[kind, dtype], profile.reference)
+        for kind, dtype, _, ratios in tables_in(profile)
         if (kind, dtype) in measured.tables
     }
 

@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from ladder_sim.errors import MissingPackageError, UsageError
+from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.files import write_text
 from ladder_sim.specs.settings import settings
 from ladder_sim.specs.values import whole
 
 VARIANTS = ("standard", "parallel", "ladder", "hybrid-ladder:4", "desync:4", "upper-bound")
+# small enough for a CPU
+WORKLOAD = {"batch": 1, "prompt": 32, "gen": 8}
 # emulated links: parts of standard's time that messages take
 SHARES = ("0.2", "0.3", "0.4", "0.5")
-# as `run.BOUNDS` names them; that module needs torch
+# those of `run.BOUNDS`; that module needs torch
 BACKENDS = ("emulate", "gloo")
 
 
@@ -31,7 +34,7 @@ def add_to(commands: Any) -> None:
         description="Measure this machine, predict every wiring from it, run them all, and compare. "
         "Under torchrun this process is one of the ranks.",
     )
-    check.add_argument("--model", help="alias, catalog id, or path of a config.json or its folder")
+    check.add_argument("--model", help=ARGUMENTS["model"].help)
     check.add_argument(
         "--variant",
         type=_words,
@@ -40,11 +43,10 @@ def add_to(commands: Any) -> None:
     )
     check.add_argument("--tp", type=int, default=8, help="tensor-parallel degree (default %(default)s)")
     work = check.add_argument_group("workload")
-    work.add_argument("--batch", type=int, default=1, help="requests served together (default %(default)s)")
-    work.add_argument("--prompt", type=int, default=32, help="tokens of each prompt (default %(default)s)")
-    work.add_argument("--gen", type=int, default=8, help="new tokens of each request (default %(default)s)")
+    for name, default in WORKLOAD.items():
+        work.add_argument(f"--{name}", type=int, default=default, help=f"{ARGUMENTS[name].help} Default: {default}.")
     how = check.add_argument_group("stack and communication")
-    how.add_argument("--stack", default="gpt-fast", help="gpt-fast, vllm, trtllm or a .toml (default %(default)s)")
+    how.add_argument("--stack", default="gpt-fast", help=f"{ARGUMENTS['stack'].help} Default: %(default)s.")
     how.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="of model or stack, e.g. model.layers=8"
     )
@@ -124,10 +126,8 @@ def _measured(options: argparse.Namespace) -> dict[str, Any] | int:
             options.model,
             options.stack,
             tp=whole(options.tp, "--tp", 2, 1024),
-            batch=options.batch,
-            prompt=options.prompt,
-            gen=options.gen,
             overrides=settings(options.set),
+            **{name: getattr(options, name) for name in WORKLOAD},
         ),
         variants=tuple(options.variant or VARIANTS),
         shares=tuple(_share(text) for text in options.share or SHARES),

@@ -94,7 +94,10 @@ def measure(experiment: Experiment, comm: Communicator, known: Mapping[str, Curv
 
 
 def _calibrating(observed: Observations, testbed: Testbed, links: Mapping[str, Communicator]) -> list[Task]:
-    tasks: list[Task] = [*REPEATS * [partial(_compute_only, observed, testbed)], partial(_kernels, observed, testbed)]
+    def compute_only() -> None:
+        observed.compute_only.append(testbed.compute_only())
+
+    tasks: list[Task] = [*REPEATS * [compute_only], partial(_kernels, observed, testbed)]
     link = links.get(CALIBRATION_LINK)
     if link is None:
         return [*tasks, partial(_collectives, observed, testbed)]
@@ -103,10 +106,6 @@ def _calibrating(observed: Observations, testbed: Testbed, links: Mapping[str, C
 
 def _request(observed: Observations, testbed: Testbed, run: Run, comm: Communicator) -> None:
     observed.requests[run].append(testbed.request(run.variant, comm))
-
-
-def _compute_only(observed: Observations, testbed: Testbed) -> None:
-    observed.compute_only.append(testbed.compute_only())
 
 
 def _kernels(observed: Observations, testbed: Testbed) -> None:

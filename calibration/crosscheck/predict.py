@@ -34,6 +34,8 @@ from ladder_sim.specs.scenario import Scenario
 
 # of a core that a message takes: the simulator slows a message only if it takes some of the processor
 MIN_CORE_SHARE = 1e-3
+# of its time alone that a message takes after a computation, whatever noise makes of the difference
+MIN_MESSAGE_SHARE = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +77,7 @@ class Calibration:
         curves = without_waits.links[run.link]
         alone = curves["all_reduce"]
         seconds = alone.seconds + np.array([faster_s.get(size, 0.0) for size in alone.size_bytes.tolist()])
-        all_reduce = replace(alone, seconds=seconds)
+        all_reduce = replace(alone, seconds=np.maximum(seconds, MIN_MESSAGE_SHARE * alone.seconds))
         return replace(
             without_waits,
             resume_s=resume_s,

@@ -13,7 +13,7 @@ import numpy as np
 from calibration.fit.fabric import widest_fabric
 from calibration.fit.profile import MAX_MEDIAN_ERROR, FittedProfile, make_profile
 from calibration.fit.samples import SampleStore
-from ladder_sim.costs.lookup import RatioTable
+from calibration.fit.tables import tables_in
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import ProfileError
@@ -28,7 +28,7 @@ def add_to(commands: Any) -> None:
     fit.add_argument("--out", type=Path, required=True, help="profile to write")
     fit.add_argument("--fabric", type=Path, help="also write the all-reduce across nodes, for use as inter.fabric")
     fit.add_argument("--force", action="store_true", help="write the profile even if its errors are too large")
-    fit.add_argument("--created", help="date to write into the profile; default: today")
+    fit.add_argument("--created", default=datetime.date.today().isoformat(), help="date to write (default: today)")
     fit.set_defaults(run=_fit)
 
     diff = commands.add_parser("diff", help="compare the times of two profiles where both were measured")
@@ -42,7 +42,7 @@ def add_to(commands: Any) -> None:
 
 
 def _fit(options: argparse.Namespace) -> None:
-    store, created = SampleStore(options.samples), options.created or datetime.date.today().isoformat()
+    store, created = SampleStore(options.samples), options.created
     name = options.out.name.removesuffix(".gz").removesuffix(".json")
     fitted = make_profile(store, name=name, cluster=options.cluster, created=created)
     print("\n".join(_described(fitted)), file=sys.stderr)
@@ -99,20 +99,13 @@ def _export(options: argparse.Namespace) -> None:
 
 def measurements(profile: CalibrationProfile) -> Iterator[tuple[tuple[str, str], float]]:
     """Every measured point of a profile: (table, coordinates), seconds."""
-    for dtype, table in profile.gemm.items():
-        yield from _points(f"gemm {dtype}", table)
-    for name, kernels in (("prefill", profile.attention_prefill), ("decode", profile.attention_decode)):
-        for kernel, tables in kernels.items():
-            for dtype, table in tables.items():
-                yield from _points(f"{name} attention {kernel} {dtype}", table)
+    for _, _, name, table in tables_in(profile):
+        for index in np.argwhere(np.isfinite(table.seconds)):
+            at = zip(table.names, table.axes, index, strict=True)
+            point = ";".join(f"{axis}={values[i]:g}" for axis, values, i in at)
+            yield (name, point), float(table.seconds[tuple(index)])
     for op, algorithms in profile.collectives.items():
         for algorithm, curves in algorithms.items():
             for ranks, curve in curves.items():
                 for size, seconds in zip(curve.size_bytes, curve.seconds, strict=True):
                     yield (f"{op} {algorithm} {ranks}", f"bytes={size:g}"), float(seconds)
-
-
-def _points(name: str, table: RatioTable) -> Iterator[tuple[tuple[str, str], float]]:
-    for index in np.argwhere(np.isfinite(table.seconds)):
-        at = ";".join(f"{axis}={values[i]:g}" for axis, values, i in zip(table.names, table.axes, index, strict=True))
-        yield (name, at), float(table.seconds[tuple(index)])

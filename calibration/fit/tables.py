@@ -1,12 +1,13 @@
 """Tables and curves of measured points, as profiles hold them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import get_args
 
 import numpy as np
 
 from calibration.fit.samples import Floats, Points
 from ladder_sim.costs.lookup import Curve, RatioTable
+from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.roofline import AXES, Gpu, Kind, roofline_s, table_shape
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -24,6 +25,18 @@ def table_of(kind: Kind, points: Points, reference: Gpu) -> RatioTable:
     named = dict(zip(AXES[kind], axes, strict=True))
     ideal_s = ideal_time_s(kind, dict(zip(named, np.ix_(*axes), strict=True)), reference)
     return RatioTable.from_seconds(named, seconds, ideal_s)
+
+
+def tables_in(profile: CalibrationProfile) -> Iterator[tuple[Kind, str, str, RatioTable]]:
+    """Kind, dtype, name and table of every table of a profile."""
+    for dtype, table in profile.gemm.items():
+        yield "gemm", dtype, f"gemm {dtype}", table
+    for kernel, tables in profile.attention_prefill.items():
+        for dtype, table in tables.items():
+            yield "attention_prefill", dtype, f"prefill attention {kernel} {dtype}", table
+    for kernel, tables in profile.attention_decode.items():
+        for dtype, table in tables.items():
+            yield "attention_decode", dtype, f"decode attention {kernel} {dtype}", table
 
 
 def curve_of(points: Points) -> Curve:

@@ -22,14 +22,14 @@ def add_to(commands: Any) -> None:
     package.add_argument("--system", required=True, help="the package's name for the machine, e.g. h100_sxm")
     package.add_argument("--source", type=Path, help="folder that holds 'systems' (default: the installed package)")
     package.add_argument("--out", type=Path, help="profile to write; default: NAME.json.gz here")
-    package.add_argument("--created", help="date to write into the profile; default: today")
+    package.add_argument("--created", default=datetime.date.today().isoformat(), help="date to write (default: today)")
     package.set_defaults(run=_import_aiconfigurator)
 
     tests = packages.add_parser("nccl-tests", help="a log of NVIDIA's nccl-tests, or a CSV file (bytes,time_us)")
     tests.add_argument("file", type=Path, help="output of e.g. all_reduce_perf")
     tests.add_argument("--placement", choices=("in", "out"), default="in", help="in place (default) or out of place")
     tests.add_argument("--out", type=Path, help="file to write; default: named after FILE, here")
-    tests.add_argument("--created", help="date to write into the file; default: today")
+    tests.add_argument("--created", default=datetime.date.today().isoformat(), help="date to write (default: today)")
     across = tests.add_argument_group("across nodes: makes a fabric file, for use with --set inter.fabric=FILE")
     across.add_argument("--cluster", help="catalog cluster whose links were measured")
     across.add_argument("--nodes", type=int, help="nodes in the group; default: as the log lists them")
@@ -48,7 +48,7 @@ def _import_aiconfigurator(options: argparse.Namespace) -> None:
 
     measured = read_system(options.system, options.source)
     print(f"read {len(measured.files)} files of {options.system}", file=sys.stderr)
-    profile = make_profile(measured, created=options.created or datetime.date.today().isoformat())
+    profile = make_profile(measured, created=options.created)
     out = options.out or Path(f"{profile.name}.json.gz")
     save_profile(profile, out)
     print(f"wrote {out.stat().st_size / 1000:.0f} KB", file=sys.stderr)
@@ -65,7 +65,7 @@ def _import_nccl_tests(options: argparse.Namespace) -> None:
             hint="--cluster makes a fabric file of a log across nodes, --base a profile of a log in one node",
         )
     sweep = nccl_tests.read_sweep(options.file, options.placement)
-    created = options.created or datetime.date.today().isoformat()
+    created = options.created
     listed = sum(sweep.hosts.values())
     if options.base is not None:
         out = options.out or Path(f"{options.file.stem}.json.gz")

@@ -1,6 +1,7 @@
 """`calibrate fit-stack`: fits a stack's figures to a few of its end-to-end runs."""
 
 import argparse
+import datetime
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ def add_to(commands: Any) -> None:
     fit.add_argument("--protocol", choices=PROTOCOLS, help="rows that may be fitted (docs/accuracy.md); default: all")
     fit.add_argument("--draws", type=int, default=DRAWS, help="bootstrap replicates (default %(default)s)")
     fit.add_argument("--seed", type=int, default=0, help="of starting points and replicates (default %(default)s)")
-    fit.add_argument("--created", help="date to write into the profile; default: today")
+    fit.add_argument("--created", default=datetime.date.today().isoformat(), help="date to write (default: today)")
     fit.set_defaults(run=_fit_stack)
 
     # hidden from the help; no prefix character, so that it takes whatever follows the old name

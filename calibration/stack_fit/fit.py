@@ -1,6 +1,5 @@
 """The fit: solutions from many starting points, a bootstrap around the best one, and fits without some runs."""
 
-import datetime
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -45,7 +44,7 @@ def fit_stack(
     draws: int = DRAWS,
     seed: int = 0,
     workers: int | None = None,
-    created: str | None = None,
+    created: str,
 ) -> FitResult:
     """Fit `base` to end-to-end runs.
 
@@ -68,7 +67,7 @@ def fit_stack(
     workers
         Processes; by default one per CPU.
     created
-        ISO date; by default today.
+        ISO date.
 
     Raises
     ------
@@ -113,7 +112,7 @@ def fit_stack(
         base,
         name=name,
         base=base.tables_of if shipped else "",
-        created=created or datetime.date.today().isoformat(),
+        created=created,
         stack_fit=unscaled,
     )
     nominal = nominal_widths(runs, fitted)

@@ -165,6 +165,19 @@ def test_a_message_and_a_computation_at_the_same_time_slow_each_other() -> None:
     assert together.predict(ladder).prefill_s == pytest.approx(kernels_s + 8 * 3e-3, abs=8e-3)
 
 
+def test_a_message_takes_time_however_noisy_the_machine() -> None:
+    """Regression: a standard that noise made faster than its kernels gave messages a negative time."""
+    observed = replace(planted(message_s=5e-3), emulated={}, links=("gloo",), calibration_link="gloo")
+    for size in (6144.0, 98304.0):
+        observed.collectives["all_reduce", size].append(5e-3)
+    observed.collectives["broadcast", 8.0].append(1e-9)
+    for phase in PHASES:
+        observed.overlaps[phase].append(OverlapTime(5e-3, 0.0))
+    observed.requests[Run("gloo", "standard")].append(Times(1e-3, 1e-3))
+    calibration = Calibration.of(observed)
+    assert calibration.links["gloo"]["all_reduce"].seconds.tolist() == pytest.approx([5e-5, 5e-5])
+
+
 def test_an_answer_of_one_token_has_no_decode() -> None:
     scenario = own_scenario("1b", "gpt-fast", tp=8, batch=1, prompt=16, gen=1, overrides=SMALL)
     short = Experiment(scenario=scenario, variants=("ladder",), shares=(0.4,), rounds=2, threads=1)

@@ -249,7 +249,7 @@ def test_command_line(package: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     stored = capsys.readouterr().out
     assert main(["show", str(out), "--source", str(package)]) == 0
     computed = capsys.readouterr().out
-    assert "GEMM bf16" in stored
+    assert "gemm bf16" in stored
     assert [line for line in stored.splitlines() if "%" in line] == [
         line for line in computed.splitlines() if "%" in line
     ]

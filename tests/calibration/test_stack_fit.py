@@ -72,7 +72,14 @@ def test_planted_figures_are_recovered(base: CalibrationProfile) -> None:
     planted = {"stack.gemv_factor": 0.85, "stack.collective_launch_s": 4e-6, "stack.attention_factor": 1.2}
     shapes = [configuration(tp=tp, batch=batch) for tp in (2, 8) for batch in (1, 8)]
     fit = fit_stack(
-        runs_with(planted, shapes, base), base, name="planted", dataset="planted", starts=2, draws=6, workers=2
+        runs_with(planted, shapes, base),
+        base,
+        name="planted",
+        dataset="planted",
+        created="2026-01-01",
+        starts=2,
+        draws=6,
+        workers=2,
     )
     stack_fit = fitted(fit.profile)
     for name, value in planted.items():

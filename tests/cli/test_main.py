@@ -185,7 +185,7 @@ def test_calibrate_show() -> None:
     ran = process("calibrate", "show", "h100-sxm")
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.startswith("profile h100-sxm, made ")
-    assert re.search(r"^GEMM bf16 .* \d+\.\d %", ran.out, re.M)
+    assert re.search(r"^gemm bf16 .* \d+\.\d %", ran.out, re.M)
 
 
 @pytest.mark.slow
