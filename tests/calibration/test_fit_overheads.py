@@ -81,7 +81,7 @@ def test_predictions_warn_of_a_profile_that_was_measured_elsewhere(tmp_path: Pat
     scenario = Scenario.of(model="8b", tp=8)
     for device, warned in (("NVIDIA H100 80GB HBM3", False), ("AMD EPYC", True)):
         elsewhere = replace(profile, environment={"device": device})
-        warnings = predict(scenario, ["standard"], profile=elsewhere)["standard"].provenance.warnings
+        warnings = predict(scenario, ["standard"], profile=elsewhere)["standard"].confidence.warnings
         assert any(f"measured on '{device}'" in warning for warning in warnings) is warned
 
 
@@ -130,7 +130,7 @@ def test_a_profile_of_a_cluster_of_ones_own_is_at_home_there_and_warns_elsewhere
     def warned(cluster: str) -> bool:
         scenario = Scenario.of(model="8b", tp=8, cluster=cluster)
         prediction = predict(scenario, ["standard"], profile=load_profile(out))["standard"]
-        return any("was measured on" in warning for warning in prediction.provenance.warnings)
+        return any("was measured on" in warning for warning in prediction.confidence.warnings)
 
     assert not warned(str(own))
     assert warned("a100-sxm-hdr")

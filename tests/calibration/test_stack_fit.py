@@ -220,7 +220,7 @@ def test_another_gpu_takes_over_its_stacks_figures_and_says_so() -> None:
     assert profile is not None
     assert profile.gemm is load_profile("a100-sxm").gemm
     assert fitted(profile) is fitted(load_profile(SHIPPED["B"]))
-    warnings = predict(scenario, ["ladder"])["ladder"].provenance.warnings
+    warnings = predict(scenario, ["ladder"])["ladder"].confidence.warnings
     assert any("stack 'gpt-fast' was fitted to runs on h100-sxm" in warning for warning in warnings)
     # an interval is no narrower than where the fit was made
     here = predict(Scenario.of(model="8b", tp=4), ["ladder"])["ladder"]

@@ -37,7 +37,7 @@ FITTING_INTERNAL = (
 )
 STACK_FIT_INTERNAL = (
     *FITTING_INTERNAL,
-    *(f"ladder_sim.{name}" for name in ("confidence", "simulate", "prediction", "validation")),
+    *(f"ladder_sim.{name}" for name in ("confidence", "simulate", "prediction", "validation", "report")),
 )
 
 
