@@ -55,7 +55,7 @@ _TORCH_PROBE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class Limitation:
     """Something that will not work here."""
 
     what: str
@@ -68,7 +68,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What was found."""
+    """State of the installation and of the machine."""
 
     python: str
     """Version."""
@@ -88,7 +88,7 @@ class Report:
     """What torch says of CUDA and its communication backends; empty: torch is not installed or does not start."""
     profiles: Mapping[str, str]
     """Shipped profile -> GPU cluster it was measured on, or what is wrong with it."""
-    problems: tuple[Problem, ...]
+    problems: tuple[Limitation, ...]
     """What will not work here."""
     ready: bool
     """Whether predictions work."""
@@ -137,28 +137,30 @@ def _problems(
     profiles: Mapping[str, str | Exception],
     torch: Mapping[str, object],
     gpus: tuple[str, ...],
-) -> Iterator[Problem]:
+) -> Iterator[Limitation]:
     for name in BASE:
         if not packages[name]:
-            yield Problem("predictions", f"{name} is not installed", "pip install ladder-sim")
+            yield Limitation("predictions", f"{name} is not installed", "pip install ladder-sim")
     for name, gpu in profiles.items():
         if isinstance(gpu, Exception):
-            yield Problem(f"profile {name}", str(gpu).splitlines()[0], "pip install --force-reinstall ladder-sim")
+            yield Limitation(f"profile {name}", str(gpu).splitlines()[0], "pip install --force-reinstall ladder-sim")
     for extra, (purpose, names) in EXTRAS.items():
         absent = [name for name in names if not packages[name]]
         if absent:
-            yield Problem(purpose, f"{' and '.join(absent)} not installed", f"pip install 'ladder-sim[{extra}]'")
+            yield Limitation(purpose, f"{' and '.join(absent)} not installed", f"pip install 'ladder-sim[{extra}]'")
     if packages["torch"] and not torch:
         way_out = f"see why: {os.path.basename(sys.executable)} -c 'import torch'"
-        yield Problem(EXTRAS["runtime"].purpose, "torch is installed, but does not start", way_out)
+        yield Limitation(EXTRAS["runtime"].purpose, "torch is installed, but does not start", way_out)
     if not gpus:
         way_out = "predictions need no GPU: they use the shipped profiles"
-        yield Problem("measuring GPUs", "no NVIDIA GPU is visible here", way_out)
+        yield Limitation("measuring GPUs", "no NVIDIA GPU is visible here", way_out)
     elif torch and not torch.get("devices"):
         why = "torch sees no CUDA device, although the machine has one"
-        yield Problem("measuring GPUs", why, "install a CUDA build of torch (pytorch.org/get-started)")
+        yield Limitation("measuring GPUs", why, "install a CUDA build of torch (pytorch.org/get-started)")
     if len(gpus) == 1:
-        yield Problem("measuring all-reduces between GPUs", "there is one GPU here", "use a machine with two or more")
+        yield Limitation(
+            "measuring all-reduces between GPUs", "there is one GPU here", "use a machine with two or more"
+        )
 
 
 def version(package: str) -> str | None:
@@ -168,7 +170,7 @@ def version(package: str) -> str | None:
             return None
         return importlib.metadata.version(package)
     except (ImportError, ValueError):
-        # ImportError holds PackageNotFoundError: a folder of that name is no installed package
+        # ImportError holds PackageNotFoundError: a folder of that name is not an installed package
         return None
 
 
@@ -233,7 +235,7 @@ def _memory_bytes() -> float | None:
 def _show(report: Report) -> None:
     from ladder_sim.report.tables.console import show, table
 
-    versions = {name: found or "MISSING" for name, found in report.packages.items()}
+    versions = {name: number or "MISSING" for name, number in report.packages.items()}
     memory = [] if report.memory_bytes is None else [f"{format_bytes(report.memory_bytes)} memory"]
     rows: dict[str, Iterable[str]] = {
         "installed": [f"{name} {versions[name]}" for name in BASE],

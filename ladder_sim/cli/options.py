@@ -145,8 +145,8 @@ class ScenarioFlags(OptionGroup):
         UsageError
             The flags ask for another engine or for jitter, which need one simulation per prediction.
         """
-        for name, usual in (("engine", "fast"), ("jitter", "0"), ("seed", 0)):
-            if getattr(self, name) != usual:
+        for name, default in (("engine", "fast"), ("jitter", "0"), ("seed", 0)):
+            if getattr(self, name) != default:
                 raise UsageError(f"--{name} is for single predictions", hint="leave it out, or use predict")
         return {name: value for name, value in self.arguments.items() if value is not None} | self.settings
 

@@ -37,7 +37,7 @@ class Progress:
         """Say that `points` are answered by now."""
         now_s = time.monotonic()
         if self._first is None:
-            # a resumed run did not compute what it found, and workers take their time to start
+            # a resumed run did not compute its first points, and workers need time to start
             self._first, self._started_s = points, now_s
         if not self._on_terminal or now_s - self._shown_s < _EVERY_S:
             return

@@ -43,13 +43,13 @@ def python_code(state: State, allowlist: Allowlist) -> str:
     arguments = [f"{name}={_literal(value)}" for name, value in given.items()]
     if state.settings:
         arguments.append(f"overrides={json.dumps(dict(state.settings))}")
-    asked = ["scenario"]
+    inputs = ["scenario"]
     if state.variants:
-        asked.append(json.dumps(list(dict.fromkeys(("standard", *state.variants)))))
+        inputs.append(json.dumps(list(dict.fromkeys(("standard", *state.variants)))))
     if state.profile is not None:
-        asked.append(f"profile={_literal(allowlist.paths.get(state.profile, state.profile))}")
+        inputs.append(f"profile={_literal(allowlist.paths.get(state.profile, state.profile))}")
     if state.ignore_memory:
-        asked.append("ignore_memory=True")
+        inputs.append("ignore_memory=True")
     lines = ["from ladder_sim import Scenario, predict"]
     if state.shape is not None:
         lines.append("from ladder_sim.specs.model import ModelSpec")
@@ -57,7 +57,7 @@ def python_code(state: State, allowlist: Allowlist) -> str:
     lines += [
         "",
         f"scenario = Scenario.of({', '.join(arguments)})",
-        f"predictions = predict({', '.join(asked)})",
+        f"predictions = predict({', '.join(inputs)})",
         f'print(predictions["{shown}"].speedup)',
     ]
     return "\n".join(lines)

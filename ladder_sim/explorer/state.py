@@ -212,7 +212,7 @@ def _argument(argument: Argument, text: str) -> Any:
     """An argument's value as a link holds it: names are looked up later, so that none is read as a path."""
     key = argument.key
     if argument.kind is bool:
-        # a link names a switch only where it is not as usual
+        # a link names a switch only if it is not at its default
         return _switch(key, text) != argument.default
     if argument.kind is not int:
         return _text(key, text)

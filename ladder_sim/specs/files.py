@@ -6,7 +6,7 @@ from ladder_sim.errors import SpecError, UsageError
 from ladder_sim.specs.values import shown_path
 
 # a config.json is a few kilobytes
-_MOST_FILE_BYTES = 10_000_000
+_MAX_FILE_BYTES = 10_000_000
 
 
 def read_text(path: Path, *, what: str) -> str:
@@ -19,14 +19,14 @@ def read_text(path: Path, *, what: str) -> str:
     """
     name = shown_path(path)
     try:
-        if path.stat().st_size > _MOST_FILE_BYTES:
+        if path.stat().st_size > _MAX_FILE_BYTES:
             raise SpecError(
-                f"{name}: {path.stat().st_size} bytes: must be at most {_MOST_FILE_BYTES}",
+                f"{name}: {path.stat().st_size} bytes: must be at most {_MAX_FILE_BYTES}",
                 hint=f"give {what}, not the weights or another large file",
             )
         with path.open("rb") as file:
             # bounded as well, for files that do not know their size
-            raw = file.read(_MOST_FILE_BYTES + 1)
+            raw = file.read(_MAX_FILE_BYTES + 1)
     except FileNotFoundError:
         raise SpecError(
             f"{name}: no such file",
@@ -37,8 +37,8 @@ def read_text(path: Path, *, what: str) -> str:
         raise SpecError(
             f"{name}: cannot be read ({reason})", hint=f"give the path of {what} that you may read"
         ) from None
-    if len(raw) > _MOST_FILE_BYTES:
-        raise SpecError(f"{name}: over {_MOST_FILE_BYTES} bytes", hint=f"give {what}")
+    if len(raw) > _MAX_FILE_BYTES:
+        raise SpecError(f"{name}: over {_MAX_FILE_BYTES} bytes", hint=f"give {what}")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -7,15 +7,15 @@ MistralConfig, Qwen2Config, Qwen3Config, GemmaConfig, Starcoder2Config, Nemotron
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypedDict
+from typing import Any
 
 from ladder_sim.errors import SpecError
 from ladder_sim.specs.files import read_text
 from ladder_sim.specs.values import shown_path
 from ladder_sim.units import quoted
 
-# largest size that is believed, by ModelSpec field: about ten times or more beyond any published model
-MOST: dict[str, int] = {
+# largest accepted size, by ModelSpec field: ten times that of any published model, or more
+MAXIMA: dict[str, int] = {
     "layers": 10_000,
     "hidden": 1_000_000,
     "heads": 100_000,
@@ -58,7 +58,7 @@ _WINDOW_OFF_BY_DEFAULT = ("qwen2", "qwen3")
 _ATTENTION_LAYERS = ("full_attention", "sliding_attention")
 
 
-# fields that say the model is no plain dense decoder: what they stand for, and the way out
+# fields of models that are not plain dense decoders: what they stand for, and the way out
 _REFUSED: dict[str, tuple[str, str]] = {
     key: (kind, way_out)
     for kind, way_out, keys in (
@@ -118,26 +118,6 @@ _REFUSED: dict[str, tuple[str, str]] = {
 }
 
 
-class HfShape(TypedDict):
-    """The ModelSpec fields that a config.json decides."""
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    vocab: int
-    max_positions: int
-    gated_mlp: bool
-    tied_embeddings: bool
-    qkv_bias: bool
-    out_bias: bool
-    mlp_bias: bool
-    sliding_window: int
-    ladder_layers: tuple[int, ...]
-
-
 def read_config(path: Path) -> dict[str, object]:
     """Read a config.json, or the one in a directory.
 
@@ -154,7 +134,7 @@ def read_config(path: Path) -> dict[str, object]:
     Raises
     ------
     SpecError
-        If there is no such file, it cannot be read, or it holds no JSON object; the file is named.
+        If there is no such file, it cannot be read, or it is not a JSON object; the file is named.
     """
     file = path / "config.json" if _is_directory(path) else path
     text = read_text(file, what="a config.json")
@@ -185,14 +165,14 @@ def _is_directory(path: Path) -> bool:
         return False
 
 
-def shape_from_hf(config: Mapping[str, object], *, source: str) -> HfShape:
-    """Translate a parsed config.json into ModelSpec fields; see `ModelSpec.from_hf`."""
+def shape_from_hf(config: Mapping[str, object], *, source: str) -> dict[str, Any]:
+    """Translate a parsed config.json into the fields of ModelSpec that it decides; see `ModelSpec.from_hf`."""
     reader = _Reader(config, shown_path(source))
     model_type = reader.model_type()
     reader.refuse_other_architectures()
-    sizes = {field: reader.size(key, MOST[field]) for field, key in _FIELDS.items()}
+    sizes = {field: reader.size(key, MAXIMA[field]) for field, key in _FIELDS.items()}
     heads, hidden = sizes["heads"], sizes["hidden"]
-    kv_heads = reader.size("num_key_value_heads", MOST["kv_heads"], default=heads)
+    kv_heads = reader.size("num_key_value_heads", MAXIMA["kv_heads"], default=heads)
     if heads % kv_heads:
         raise reader.error(
             "num_key_value_heads",
@@ -210,15 +190,10 @@ def shape_from_hf(config: Mapping[str, object], *, source: str) -> HfShape:
     # covers the output as well
     qkv_only = reader.flag("use_qkv_bias", default=model_type == "qwen2")
     attention_bias = reader.flag("attention_bias", default=everywhere or qkv_only)
-    return HfShape(
-        layers=sizes["layers"],
-        hidden=hidden,
-        heads=heads,
+    return dict(
+        **sizes,
         kv_heads=kv_heads,
-        head_dim=reader.size("head_dim", MOST["head_dim"], default=hidden // heads),
-        intermediate=sizes["intermediate"],
-        vocab=sizes["vocab"],
-        max_positions=sizes["max_positions"],
+        head_dim=reader.size("head_dim", MAXIMA["head_dim"], default=hidden // heads),
         gated_mlp=reader.flag("gated_mlp", default=model_type not in _UNGATED),
         tied_embeddings=reader.flag("tie_word_embeddings", default=model_type in _TIED_BY_DEFAULT),
         qkv_bias=attention_bias,
@@ -276,7 +251,7 @@ class _Reader:
                 'if its blocks are those of Llama, write "model_type": "llama"',
             )
 
-    def size(self, key: str, most: int, *, default: int | None = None) -> int:
+    def size(self, key: str, maximum: int, *, default: int | None = None) -> int:
         value = self.config.get(key)
         if value is None:
             if default is not None:
@@ -285,8 +260,8 @@ class _Reader:
                 f"{self.source}: {key} is missing: a dense decoder's config.json must have it",
                 hint=f'add "{key}" to the file; supported types are {", ".join(_LLAMA_FAMILY)}',
             )
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-            raise self.error(key, f"must be a whole number from 1 to {most}", f"correct {key} in the file")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
+            raise self.error(key, f"must be a whole number from 1 to {maximum}", f"correct {key} in the file")
         return value
 
     def flag(self, key: str, *, default: bool) -> bool:
@@ -306,7 +281,7 @@ class _Reader:
             used = self.flag("use_sliding_window", default=used)
         window = self.config.get("sliding_window")
         # read in any case, so that a damaged file does not pass
-        tokens = 0 if window in (None, 0) else self.size("sliding_window", MOST["max_positions"])
+        tokens = 0 if window in (None, 0) else self.size("sliding_window", MAXIMA["max_positions"])
         return tokens if used else 0
 
     def ladder_layers(self, layers: int, *, ladder: bool) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from ladder_sim.errors import SpecError
-from ladder_sim.specs.hf_config import MOST, shape_from_hf
+from ladder_sim.specs.hf_config import MAXIMA, shape_from_hf
 from ladder_sim.specs.values import flag, nonempty, whole
 from ladder_sim.units import quoted
 
@@ -17,7 +17,7 @@ class ModelSpec:
     Raises
     ------
     SpecError
-        If a size is not a whole number in its range, or the query heads are no multiple of the key/value heads.
+        If a size is not a whole number in its range, or the query heads are not a multiple of the key/value heads.
 
     Examples
     --------
@@ -63,11 +63,11 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         where = f"model {quoted(nonempty(self.name, 'model name'))}"
-        for field, most in MOST.items():
-            whole(getattr(self, field), f"{where}: {field}", 1, most)
+        for field, maximum in MAXIMA.items():
+            whole(getattr(self, field), f"{where}: {field}", 1, maximum)
         for field in ("gated_mlp", "tied_embeddings", "qkv_bias", "out_bias", "mlp_bias"):
             flag(getattr(self, field), f"{where}: {field}")
-        whole(self.sliding_window, f"{where}: sliding_window", 0, MOST["max_positions"])
+        whole(self.sliding_window, f"{where}: sliding_window", 0, MAXIMA["max_positions"])
         if self.heads % self.kv_heads:
             raise SpecError(
                 f"{where}: heads is {self.heads} and kv_heads is {self.kv_heads}: "
@@ -100,7 +100,7 @@ class ModelSpec:
         Raises
         ------
         SpecError
-            If a field is missing or impossible, or the model is no dense decoder.
+            If a field is missing or breaks a rule, or the model is not a dense decoder.
         """
         return cls(name=name, source=source, **shape_from_hf(config, source=source))
 
@@ -144,6 +144,6 @@ class ModelSpec:
             return f"kv_heads is {self.kv_heads}: neither divisible by tp {tp} nor a divisor of it"
         return ""
 
-    def tp_degrees(self, most: int) -> tuple[int, ...]:
-        """Return the tensor-parallel degrees up to `most` that divide this model."""
-        return tuple(tp for tp in range(1, min(most, self.heads) + 1) if not self.partition_problem(tp))
+    def tp_degrees(self, maximum: int) -> tuple[int, ...]:
+        """Return the tensor-parallel degrees up to `maximum` that divide this model."""
+        return tuple(tp for tp in range(1, min(maximum, self.heads) + 1) if not self.partition_problem(tp))

@@ -10,11 +10,11 @@ AllReduce = Literal["nccl", "one-shot", "two-shot", "nvls", "auto"]
 PrefillLogits = Literal["all", "last"]
 
 # cost of one launch or wait
-_MOST_SECONDS = 10.0
+_MAX_SECONDS = 10.0
 # of a measured time
-_MOST_FACTOR = 1000.0
+_MAX_FACTOR = 1000.0
 # memory of one device
-_MOST_BYTES = 1e15
+_MAX_BYTES = 1e15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class StackSpec:
     batched_attention_s: float = 0.0
     """Fixed time that decode attention of several sequences takes beyond one sequence's, seconds."""
     profile: str = ""
-    """Shipped profile in which its figures are fitted to end-to-end runs; empty: there is none."""
+    """Shipped profile in which its figures are fitted to end-to-end runs; empty: no such profile."""
     source: str = ""
     """Where the figures come from."""
 
@@ -102,7 +102,7 @@ class StackSpec:
             "kernel_gap_s",
             "batched_attention_s",
         ):
-            real(getattr(self, name), f"{where}: {name}", _MOST_SECONDS, zero=True)
+            real(getattr(self, name), f"{where}: {name}", _MAX_SECONDS, zero=True)
         for name in ("gemv_factor", "gemm_factor", "prompt_factor", "attention_factor", "small_kernel_factor"):
-            real(getattr(self, name), f"{where}: {name}", _MOST_FACTOR)
-        real(self.memory_overhead_bytes, f"{where}: memory_overhead_bytes", _MOST_BYTES, zero=True)
+            real(getattr(self, name), f"{where}: {name}", _MAX_FACTOR)
+        real(self.memory_overhead_bytes, f"{where}: memory_overhead_bytes", _MAX_BYTES, zero=True)

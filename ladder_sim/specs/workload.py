@@ -1,4 +1,4 @@
-"""What is asked of the model."""
+"""The requests to serve."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,9 +11,9 @@ DType = Literal["bf16", "fp16", "fp8"]
 # bytes per weight and activation element
 DTYPE_BYTES: dict[str, int] = {"bf16": 2, "fp16": 2, "fp8": 1}
 
-_MOST_BATCH = 1_000_000
+_MAX_BATCH = 1_000_000
 # sizes beyond any served batch or published context, in requests and tokens
-_MOST_CONTEXT = 100_000_000
+_MAX_CONTEXT = 100_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +30,13 @@ class Workload:
     """Of weights and activations."""
 
     def __post_init__(self) -> None:
-        whole(self.batch, "batch", 1, _MOST_BATCH, hint="requests served together, e.g. --batch 1")
-        whole(self.prompt, "prompt", 1, _MOST_CONTEXT, hint="tokens of each prompt, e.g. --prompt 1024")
-        whole(self.gen, "gen", 1, _MOST_CONTEXT, hint="new tokens of each request, e.g. --gen 512")
+        whole(self.batch, "batch", 1, _MAX_BATCH, hint="requests served together, e.g. --batch 1")
+        whole(self.prompt, "prompt", 1, _MAX_CONTEXT, hint="tokens of each prompt, e.g. --prompt 1024")
+        whole(self.gen, "gen", 1, _MAX_CONTEXT, hint="new tokens of each request, e.g. --gen 512")
         choice(self.dtype, "dtype", DTYPE_BYTES)
-        if self.context > _MOST_CONTEXT:
+        if self.context > _MAX_CONTEXT:
             raise SpecError(
-                f"prompt {self.prompt} + gen {self.gen} is {self.context} tokens: must be at most {_MOST_CONTEXT}",
+                f"prompt {self.prompt} + gen {self.gen} is {self.context} tokens: must be at most {_MAX_CONTEXT}",
                 hint="use a shorter prompt or answer, e.g. --prompt 1024 --gen 512",
             )
 
@@ -44,8 +44,3 @@ class Workload:
     def context(self) -> int:
         """Tokens of one request once it is answered: prompt and answer."""
         return self.prompt + self.gen
-
-    @property
-    def dtype_bytes(self) -> int:
-        """Bytes of one weight or activation element."""
-        return DTYPE_BYTES[self.dtype]

@@ -1,4 +1,4 @@
-"""Each measurement beside its prediction, and how far apart they are."""
+"""Each measurement compared with its prediction."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ LEVELS: MappingProxyType[Level, str] = MappingProxyType(
 )
 # a profile that the caller names
 OWN_PROFILE: Level = "profile"
-# shipped profiles of the levels that rest on a fit
+# shipped profiles of the levels with a fit
 FITTED_PROFILES: MappingProxyType[Level, str] = MappingProxyType(
     {"protocol-a": "h100-sxm-gpt-fast-a", "protocol-b": "h100-sxm-gpt-fast"}
 )
@@ -38,7 +38,7 @@ ALL_TPS = "all"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity:
-    """A measured figure beside its prediction."""
+    """A measured figure and its prediction."""
 
     measured: float
     """As published."""
@@ -63,7 +63,7 @@ class Quantity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One measurement beside its prediction."""
+    """One measurement and its prediction."""
 
     measurement: Measurement
     """What was measured."""
@@ -72,9 +72,9 @@ class Comparison:
     speedup: Quantity | None
     """Over standard of the same configuration; None for standard itself, and where either is missing."""
     seen: bool = False
-    """By the fit that the prediction rests on."""
+    """Whether the fit behind the prediction has used the measurement."""
     note: str = ""
-    """Why something is missing, or is to be read with care."""
+    """Why something is missing, or a caveat."""
 
 
 # comparisons of one data set by level of evidence, the strongest last
@@ -88,7 +88,7 @@ def evidence(level: Level) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorStats:
-    """How far predictions of one quantity lie from the measurements; fractions."""
+    """Errors of one quantity's predictions, as fractions."""
 
     rows: int
     """Compared."""
@@ -137,12 +137,12 @@ def compare(data: Dataset, level: Level, profile: CalibrationProfile | None = No
     groups: dict[Configuration, list[Measurement]] = {}
     for row in data.measurements:
         groups.setdefault(row.configuration, []).append(row)
-    found = {
-        (one.measurement.configuration, one.measurement.variant): one
+    compared = {
+        (row.measurement.configuration, row.measurement.variant): row
         for configuration, group in groups.items()
-        for one in _compare_group(data, group, _predictions(configuration, group, level, profile))
+        for row in _compare_group(data, group, _predictions(configuration, group, level, profile))
     }
-    return tuple(found[row.configuration, row.variant] for row in data.measurements)
+    return tuple(compared[row.configuration, row.variant] for row in data.measurements)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,18 +152,18 @@ class _Predicted:
     variants: Mapping[str, Prediction]
     """By name; none where the note says why."""
     stack_fit: StackFit | None = None
-    """The fit that they rest on."""
+    """The fit behind them."""
     note: str = ""
-    """What is to be known about them."""
+    """A caveat, or why there are no predictions."""
 
 
 def _compare_group(data: Dataset, rows: Sequence[Measurement], predicted: _Predicted) -> list[Comparison]:
     standard = next((row for row in rows if row.variant == "standard"), None)
-    found = []
+    compared = []
     for row in rows:
         prediction = predicted.variants.get(row.variant)
         if prediction is None:
-            found.append(Comparison(measurement=row, tokens_per_s=None, speedup=None, note=predicted.note))
+            compared.append(Comparison(measurement=row, tokens_per_s=None, speedup=None, note=predicted.note))
             continue
         speedup, why = None, predicted.note
         if standard is None:
@@ -172,8 +172,8 @@ def _compare_group(data: Dataset, rows: Sequence[Measurement], predicted: _Predi
             speedup = Quantity(measured=row.tokens_per_s / standard.tokens_per_s, predicted=prediction.speedup)
         rate = Quantity(measured=row.tokens_per_s, predicted=prediction.tokens_per_s)
         seen = _seen(data, row, predicted.stack_fit)
-        found.append(Comparison(measurement=row, tokens_per_s=rate, speedup=speedup, seen=seen, note=why))
-    return found
+        compared.append(Comparison(measurement=row, tokens_per_s=rate, speedup=speedup, seen=seen, note=why))
+    return compared
 
 
 def _seen(data: Dataset, row: Measurement, stack_fit: StackFit | None) -> bool:
@@ -190,12 +190,12 @@ def _predictions(
         profile = own if level == OWN_PROFILE else _profile(scenario, level)
     except (InfeasibleError, _NoEvidenceError) as error:
         return _Predicted(variants={}, note=f"not predicted: {error.message}")
-    # it has been measured, so it did fit, whatever the memory model thinks
+    # it has been measured, so it did fit, whatever the memory model says
     variants = [row.variant for row in rows]
-    found = predict(scenario, variants, profile=profile or NO_PROFILE, ignore_memory=True)
-    fits = next(iter(found.values())).memory.fits
+    predictions = predict(scenario, variants, profile=profile or NO_PROFILE, ignore_memory=True)
+    fits = next(iter(predictions.values())).memory.fits
     return _Predicted(
-        variants=found,
+        variants=predictions,
         stack_fit=profile.stack_fit if profile else None,
         note="" if fits else "the memory model says that this does not fit",
     )
@@ -251,33 +251,33 @@ def _order(tps: str) -> float:
 
 
 def error_stats(quantities: Iterable[Quantity | None]) -> ErrorStats | None:
-    """How far quantities lie from what was measured; None where there are none."""
-    found = [one for one in quantities if one is not None]
-    if not found:
+    """Errors and coverage of some quantities; None without quantities."""
+    given = [quantity for quantity in quantities if quantity is not None]
+    if not given:
         return None
-    errors = [abs(one.error) for one in found]
+    errors = [abs(quantity.error) for quantity in given]
     return ErrorStats(
-        rows=len(found),
-        mean_error=math.fsum(errors) / len(found),
+        rows=len(given),
+        mean_error=math.fsum(errors) / len(given),
         max_error=max(errors),
-        inside=sum(one.inside for one in found) / len(found),
-        half_width=math.fsum(one.half_width for one in found) / len(found),
+        inside=sum(quantity.inside for quantity in given) / len(given),
+        half_width=math.fsum(quantity.half_width for quantity in given) / len(given),
     )
 
 
 def unseen(comparisons: Iterable[Comparison]) -> tuple[Comparison, ...]:
-    """Those that no fit behind the predictions has seen: what they are judged by."""
-    return tuple(one for one in comparisons if not one.seen)
+    """Those that no fit behind the predictions has used."""
+    return tuple(row for row in comparisons if not row.seen)
 
 
-def gate(comparisons: Iterable[Comparison], most: float) -> None:
-    """Refuse predictions of ladder's speedup that miss by more than `most` on average, over unseen rows with P2P on.
+def gate(comparisons: Iterable[Comparison], maximum: float) -> None:
+    """Refuse predictions of ladder's speedup whose mean error exceeds `maximum`, over unseen rows with P2P on.
 
     Parameters
     ----------
     comparisons
         Of one level.
-    most
+    maximum
         Largest mean absolute error, as a fraction.
 
     Raises
@@ -292,7 +292,7 @@ def gate(comparisons: Iterable[Comparison], most: float) -> None:
     ]
     if not rows:
         raise UsageError(
-            "--max-error: no ladder row with P2P on that no fit has seen",
+            "--max-error: no ladder row with P2P on that no fit has used",
             hint="leave --max-error out for this data set",
         )
     for one in rows:
@@ -303,9 +303,9 @@ def gate(comparisons: Iterable[Comparison], most: float) -> None:
                 hint="leave the row out, or add what it lacks",
             )
     mean = math.fsum(abs(one.speedup.error) for one in rows if one.speedup) / len(rows)
-    if mean > most:
+    if mean > maximum:
         raise LadderSimError(
             f"mean absolute error of ladder's speedup over {len(rows)} unseen rows with P2P on is {mean:.2%}: must be "
-            f"at most {most:.2%}",
+            f"at most {maximum:.2%}",
             hint="the table shows which rows miss",
         )
