@@ -30,12 +30,12 @@ from runtime.config import EngineConfig, ModelConfig
 from runtime.model import kernels
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import lay_out
+from tests.support.scenarios import VARIANTS
 
 pytestmark = pytest.mark.torch
 
 # enough for the first, the last, a hybrid's boundary and more than a period of desync:3
 LAYERS = 4
-VARIANTS = ("standard", "parallel", "ladder", "hybrid-ladder:2", "desync:3", "upper-bound")
 SHIPPED = catalog.stack_names()
 WORKLOAD = Workload(batch=2, prompt=24, gen=8)
 Entry = tuple[object, ...]

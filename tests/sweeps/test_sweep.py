@@ -12,8 +12,7 @@ from ladder_sim.sweeps.executors import Processes, serial
 from ladder_sim.sweeps.grid import Grid
 from ladder_sim.sweeps.run import how_of, run, sweep
 from ladder_sim.sweeps.table import SweepTable
-
-VARIANTS = ("standard", "ladder", "hybrid-ladder:16", "upper-bound")
+from tests.support.scenarios import VARIANTS
 
 
 def _same(found: SweepTable, other: SweepTable) -> bool:
