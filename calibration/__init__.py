@@ -1,4 +1,4 @@
-"""From measurements to calibration profiles, and back: predictions beside measurements.
+"""From measurements to calibration profiles, and back: predictions compared with measurements.
 
 `measure` takes samples of ops, `fit` makes profiles of samples, `stack_fit` fits a stack's figures to end-to-end runs,
 `crosscheck` measures passes, predicts them and compares. `measure` and `crosscheck` need torch and `runtime`; all of it
