@@ -80,6 +80,10 @@ class Prediction:
         limits_s = self.breakdown.limits_s
         return max(limits_s, key=lambda name: limits_s[name])
 
+    def limit_share(self, limit: str) -> float:
+        """Share of the request's time that the critical path waits for one limit."""
+        return self.breakdown.limits_s.get(limit, 0.0) / self.request_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unevenness:

@@ -44,20 +44,12 @@ def memory_bar(answer: Answer) -> list[Component]:
     """What one GPU holds."""
     memory = next(iter(answer.predictions.values())).memory
     full = max(memory.capacity_bytes, memory.total_bytes)
-    parts = {name: float(getattr(memory, f"{name}_bytes")) for name in _MEMORY}
+    sizes = {name: float(getattr(memory, f"{name}_bytes")) for name in _MEMORY}
     free = memory.capacity_bytes - memory.total_bytes
     left = f"{format_bytes(free)} free" if free >= 0 else f"{format_bytes(-free)} too much"
-    return [
-        html.Div(
-            [
-                html.Strong("Memory of one GPU"),
-                html.Span(f"{format_bytes(memory.total_bytes)} of {format_bytes(memory.capacity_bytes)}, {left}"),
-            ],
-            className="barhead",
-        ),
-        _bar({name.replace("_", " "): (size / full, _MEMORY[name]) for name, size in parts.items()}),
-        _legend({name.replace("_", " "): (_MEMORY[name], format_bytes(size)) for name, size in parts.items()}),
-    ]
+    total = f"{format_bytes(memory.total_bytes)} of {format_bytes(memory.capacity_bytes)}, {left}"
+    parts = {name.replace("_", " "): (size / full, _MEMORY[name], format_bytes(size)) for name, size in sizes.items()}
+    return [_heading("Memory of one GPU", total), *_shares(parts)]
 
 
 def evidence(answer: Answer, error: ErrorStats | None) -> list[Component]:
@@ -68,7 +60,11 @@ def evidence(answer: Answer, error: ErrorStats | None) -> list[Component]:
     for (source, _), seconds in standard.breakdown.sources_s.items():
         shares[source] = shares.get(source, 0.0) + seconds / standard.request_s
     shares["stack"] = max(0.0, 1.0 - sum(shares.values()))
-    visible = {name: shares[name] for name in _SOURCES if shares.get(name, 0.0) > 0.0005}
+    sources = {
+        name: (shares[name], colour, f"{shares[name]:.0%}, {text}")
+        for name, (colour, text) in _SOURCES.items()
+        if shares.get(name, 0.0) > 0.0005
+    }
     stack = answer.scenario.stack.name
     if error is None:
         accuracy = f"No published run of {stack} to compare with; trust the ranking more than the values."
@@ -80,15 +76,8 @@ def evidence(answer: Answer, error: ErrorStats | None) -> list[Component]:
             f"{error.inside:.0%} lie in the 90 % interval."
         )
     return [
-        html.Div(
-            [
-                html.Strong(f"{provenance.measured_fraction:.0%} of standard's time is measured"),
-                html.Span(f"profile {provenance.profile}"),
-            ],
-            className="barhead",
-        ),
-        _bar({name: (share, _SOURCES[name][0]) for name, share in visible.items()}),
-        _legend({name: (_SOURCES[name][0], f"{share:.0%}, {_SOURCES[name][1]}") for name, share in visible.items()}),
+        _heading(f"{provenance.measured_fraction:.0%} of standard's time is measured", f"profile {provenance.profile}"),
+        *_shares(sources),
         html.P(accuracy),
         html.Ul([html.Li(warning) for warning in provenance.warnings], className="warnings"),
     ]
@@ -117,13 +106,12 @@ def comparison_table(candidates: Sequence[Candidate]) -> html.Table:
 def _card(prediction: Prediction, answer: Answer) -> html.Article:
     standard = prediction.variant == "standard"
     gain, rate, limit, parts = prediction.speedup, prediction.tokens_per_s, prediction.limited_by, prediction.breakdown
-    hidden = 1.0 - parts.exposed_comm_s / parts.comm_s if parts.comm_s else 0.0
     lines: Mapping[str, str] = {
         "tok/s": f"{format_rate(rate.value)} ({format_rate(rate.low)}-{format_rate(rate.high)})",
         "TTFT": format_seconds(prediction.ttft_s),
         "TPOT": "-" if prediction.tpot_s is None else format_seconds(prediction.tpot_s),
-        "comm. hidden": f"{hidden:.0%} of {format_seconds(parts.comm_s)}" if parts.comm_s else "-",
-        "limit": f"{kind_label(limit)} {parts.limits_s[limit] / prediction.request_s:.0%}",
+        "comm. hidden": f"{parts.hidden_share:.0%} of {format_seconds(parts.comm_s)}" if parts.comm_s else "-",
+        "limit": f"{kind_label(limit)} {prediction.limit_share(limit):.0%}",
     }
     chosen = prediction is answer.chosen and not standard
     return html.Article(
@@ -139,24 +127,24 @@ def _card(prediction: Prediction, answer: Answer) -> html.Article:
     )
 
 
-def _bar(parts: Mapping[str, tuple[float, str]]) -> html.Div:
-    text = ", ".join(f"{name} {share:.0%}" for name, (share, _) in parts.items())
-    return html.Div(
-        [html.Span(style={"width": f"{100 * share:.2f}%", "background": colour}) for share, colour in parts.values()],
-        className="bar",
-        role="img",
-        **extra("aria-label", text),
-    )
+def _shares(parts: Mapping[str, tuple[float, str, str]]) -> list[Component]:
+    """A bar of shares, and its legend: share, colour and text by name."""
+    label = ", ".join(f"{name} {share:.0%}" for name, (share, _, _) in parts.items())
+    bar = [
+        html.Span(style={"width": f"{100 * share:.2f}%", "background": colour}) for share, colour, _ in parts.values()
+    ]
+    legend = [
+        html.Li([html.Span(className="dot", style={"background": colour}), html.B(name), f" {text}"])
+        for name, (_, colour, text) in parts.items()
+    ]
+    return [
+        html.Div(bar, className="bar", role="img", **extra("aria-label", label)),
+        html.Ul(legend, className="legend"),
+    ]
 
 
-def _legend(parts: Mapping[str, tuple[str, str]]) -> html.Ul:
-    return html.Ul(
-        [
-            html.Li([html.Span(className="dot", style={"background": colour}), html.B(name), f" {text}"])
-            for name, (colour, text) in parts.items()
-        ],
-        className="legend",
-    )
+def _heading(title: str, text: str) -> html.Div:
+    return html.Div([html.Strong(title), html.Span(text)], className="barhead")
 
 
 def _differences(candidates: Sequence[Candidate]) -> dict[str, list[str]]:

@@ -80,6 +80,11 @@ class Breakdown:
     slowed_s: float
     """What kernels lose to the collectives that run at the same time."""
 
+    @property
+    def hidden_share(self) -> float:
+        """Share of the collectives' time that overlaps computation."""
+        return 1.0 - self.exposed_comm_s / self.comm_s if self.comm_s else 0.0
+
     @classmethod
     def of(
         cls, plan: Schedule, distinct: Sequence[Op], estimates: Sequence[Estimate], timeline: Timeline, gpu: GpuSpec

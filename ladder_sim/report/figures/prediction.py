@@ -29,7 +29,6 @@ _LIMIT_COLOURS = {
     "waits": "#F0E442",
     "launches": "#E69F00",
 }
-OTHER_COLOUR = "#595959"
 # name and colour of an op's kind; all others are small kernels
 _KINDS = {
     "gemm": ("GEMM", "#0072B2"),
@@ -41,8 +40,6 @@ _KINDS = {
 }
 _SMALL = ("small kernels", "#009E73")
 _LANES = {COMPUTE: "compute", COMM: "communication"}
-# an all-reduce's colour
-_EXPOSED_COLOUR = "#D55E00"
 _TIMELINE_LAYERS = 2
 
 
@@ -71,11 +68,11 @@ def breakdown_figure(
     limits = [
         limit
         for limit in _LIMIT_COLOURS
-        if any(_share(prediction, limit) > SHOWN_SHARE for prediction in predictions.values())
+        if any(prediction.limit_share(limit) > SHOWN_SHARE for prediction in predictions.values())
     ]
     bars = []
     for limit in limits:
-        shares = [_share(prediction, limit) for prediction in predictions.values()]
+        shares = [prediction.limit_share(limit) for prediction in predictions.values()]
         bars.append(
             {
                 "type": "bar",
@@ -168,7 +165,7 @@ def timeline_figure(
             showlegend=not compact,
             orientation="h",
             marker={
-                "color": _EXPOSED_COLOUR,
+                "color": _KINDS["all_reduce"][1],
                 "pattern": {"shape": "/", "fgcolor": "white", "size": 6, "solidity": 0.35},
                 "line": {"color": "white", "width": 0.5},
             },
@@ -208,7 +205,3 @@ def _window(step: ForwardPass) -> Iterator[_Bar]:
         if end > start:
             stream = timeline.program.tasks[number].stream
             yield _Bar(_KINDS.get(op.kind, _SMALL), stream, start * 1e6, end * 1e6, op.name, sources[op.name])
-
-
-def _share(prediction: Prediction, limit: str) -> float:
-    return prediction.breakdown.limits_s.get(limit, 0.0) / prediction.request_s

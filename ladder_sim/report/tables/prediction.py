@@ -45,7 +45,6 @@ def _headline(predictions: Mapping[str, Prediction]) -> FirstThatFits:
     rows = []
     for name, prediction in predictions.items():
         breakdown, gain, limit = prediction.breakdown, prediction.speedup, prediction.limited_by
-        hidden = 1.0 - breakdown.exposed_comm_s / breakdown.comm_s if breakdown.comm_s else 0.0
         rows.append(
             (
                 name,
@@ -54,8 +53,8 @@ def _headline(predictions: Mapping[str, Prediction]) -> FirstThatFits:
                 format_rate(prediction.tokens_per_s.value),
                 f"{gain.value:.2f} ({gain.low:.2f}-{gain.high:.2f})" if name != "standard" else "1",
                 format_seconds(breakdown.comm_s),
-                f"{hidden:.0%}",
-                f"{kind_label(limit)} {breakdown.limits_s[limit] / prediction.request_s:.0%}",
+                f"{breakdown.hidden_share:.0%}",
+                f"{kind_label(limit)} {prediction.limit_share(limit):.0%}",
             )
         )
     columns = ("variant", "TTFT", "TPOT", "tok/s", "speedup (90%)", "communication", "hidden", "limited by")
@@ -82,13 +81,13 @@ def _breakdown(predictions: Mapping[str, Prediction]) -> Table:
         {
             limit
             for prediction in predictions.values()
-            for limit, seconds in prediction.breakdown.limits_s.items()
-            if seconds >= SHOWN_SHARE * prediction.request_s
+            for limit in prediction.breakdown.limits_s
+            if prediction.limit_share(limit) >= SHOWN_SHARE
         },
         key=lambda limit: -max(prediction.breakdown.limits_s.get(limit, 0.0) for prediction in predictions.values()),
     )
     rows = [
-        (name, *(f"{prediction.breakdown.limits_s.get(limit, 0.0) / prediction.request_s:.1%}" for limit in limits))
+        (name, *(f"{prediction.limit_share(limit):.1%}" for limit in limits))
         for name, prediction in predictions.items()
     ]
     names = tuple(map(kind_label, limits))
@@ -109,8 +108,7 @@ def _sources(predictions: Mapping[str, Prediction]) -> Group:
         if kinds:
             parts = ", ".join(f"{kind} {share:.1%}" for share, kind in kinds)
             grid.add_row(f"  {source:<12}", f"{sum(share for share, _ in kinds):>6.1%}  ", parts)
-    waits = prediction.breakdown.limits_s.get("waits", 0.0) / prediction.request_s
-    grid.add_row(f"  {'stack':<12}", f"{waits:>6.1%}  ", "waits and launches")
+    grid.add_row(f"  {'stack':<12}", f"{prediction.limit_share('waits'):>6.1%}  ", "waits and launches")
     confidence = prediction.confidence
     head = (
         f"{confidence.measured_fraction:.0%} of standard's time is measured (profile {confidence.profile}). "
