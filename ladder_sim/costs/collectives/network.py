@@ -80,9 +80,12 @@ class Network:
         self._nodes = scenario.nodes_used
         self._p2p = scenario.p2p
         self._choice = scenario.stack.allreduce
-        self._profile = _measured_links(hardware.intra.fabric, profile)
-        self._measured = self._profile.measured_collectives if self._profile else {}
         self._without_p2p = _without_p2p_source(scenario, profile)
+        if profile is not None and profile.cluster.intra.fabric != hardware.intra.fabric:
+            # how far a link stays behind its formula says nothing about another kind of link
+            profile = shipped_links(hardware.intra.fabric)
+        self._profile = profile
+        self._measured = profile.measured_collectives if profile else {}
         self._fabric = fabric_curve(self._cluster.inter.fabric) if self._nodes > 1 else None
         self._check()
 
@@ -107,9 +110,14 @@ class Network:
         if self._fabric is None:
             raise ValueError("no sweep over this fabric")
         measured_on, sizes, ranks = self._fabric.cluster, self._fabric.curve.size_bytes, self._fabric.ranks_per_node
-        stages_s = self._node_wire_s("all_reduce", sizes, Link.of(measured_on.intra), ranks)
-        layout = (self._fabric.nodes, ranks)
-        ideal_s = _two_level_s("all_reduce", sizes, stages_s, Link.of(measured_on.inter), layout)
+        ideal_s = across_nodes_s(
+            sizes,
+            self._node_wire_s("all_reduce", sizes, Link.of(measured_on.intra), ranks),
+            nodes=self._fabric.nodes,
+            ranks_per_node=ranks,
+            latency_s=measured_on.inter.latency_s,
+            bandwidth_Bps=measured_on.inter.bandwidth_Bps,
+        )
         return np.log(sizes), np.log(self._fabric.curve.seconds / ideal_s)
 
     def times(self, kind: CollectiveKind, message_bytes: Floats) -> CollectiveTimes:
@@ -160,13 +168,13 @@ class Network:
         if self._p2p:
             return peer
         # what goes through host memory or the switch is no faster than what goes directly
-        host_s = np.maximum(peer.seconds, self._through_host_s(kind, message, self._ranks))
+        host_s = np.maximum(peer.seconds, self._through_host_s(kind, message))
         host = _unmeasured(host_s, "nccl-host", self._without_p2p)
         if kind != "all_reduce" or self._ranks == 2 or not self._cluster.intra.switch:
             return host
         # above two ranks NCCL still multicasts through the switch, between two barriers through host memory: a barrier
         # there takes as long as the smallest all-reduce
-        barrier_s = self._through_host_s(kind, np.zeros_like(message), self._ranks)
+        barrier_s = self._through_host_s(kind, np.zeros_like(message))
         switch_s = 2.0 * barrier_s + nvls_wire_s(message, self._ranks, self._hardware.intra.bandwidth_Bps)
         return _fastest([host, _unmeasured(np.maximum(peer.seconds, switch_s), "nvls", self._without_p2p)])
 
@@ -189,7 +197,8 @@ class Network:
 
     def _across(self, kind: CollectiveKind, message: Floats) -> CollectiveTimes:
         """Across nodes everything is NCCL: custom kernels access peers of their own node only."""
-        seconds = self._hierarchical(kind, message, self._direct_wire_s(kind, message))
+        node_wire_s = self._node_wire_s(_stages(kind), message, self._hardware.intra, self._ranks)
+        seconds = self._hierarchical(kind, message, node_wire_s)
         if not self._p2p:
             host_s = self._hierarchical(kind, message, self._host_wire_s(kind, message))
             return self._with_node_share(kind, message, _unmeasured(np.maximum(seconds, host_s), "nccl-host"))
@@ -207,7 +216,7 @@ class Network:
         return self._with_node_share(kind, message, times)
 
     def _with_node_share(self, kind: CollectiveKind, message: Floats, times: CollectiveTimes) -> CollectiveTimes:
-        """As many of its steps run inside the node as those of a collective of one node's ranks."""
+        """The share of its steps inside the node: those of a collective over one node's ranks."""
         if self._ranks == 1:
             return dataclasses.replace(times, node_share=0.0)
         node_s = self._nccl(_stages(kind), message).seconds
@@ -215,15 +224,18 @@ class Network:
 
     def _hierarchical(self, kind: CollectiveKind, message: Floats, node_wire_s: Floats) -> Floats:
         """The two-level formula, given its stages inside the node."""
-        layout = (self._nodes, self._ranks)
-        return _two_level_s(kind, message, node_wire_s, self._hardware.inter, layout)
-
-    def _direct_wire_s(self, kind: CollectiveKind, message: Floats) -> Floats:
-        """Its stages inside the node, from GPU to GPU."""
-        return self._node_wire_s(_stages(kind), message, self._hardware.intra, self._ranks)
+        return across_nodes_s(
+            message,
+            node_wire_s,
+            nodes=self._nodes,
+            ranks_per_node=self._ranks,
+            latency_s=self._hardware.inter.latency_s,
+            bandwidth_Bps=self._hardware.inter.bandwidth_Bps,
+            traffic=2.0 if kind == "all_reduce" else 1.0,
+        )
 
     def _node_wire_s(self, kind: str, message: Floats, tier: Link, ranks: int) -> Floats:
-        """A collective inside the node without its latency floor: its wire time, and what the floor grows by."""
+        """A collective from GPU to GPU inside the node without its latency floor, but with the floor's growth."""
         if ranks == 1:
             return np.zeros_like(message)
         nothing = np.zeros_like(message)
@@ -237,44 +249,21 @@ class Network:
         return wire_s * ratio + floor_s * np.maximum(0.0, ratio - at_floor)
 
     def _host_wire_s(self, kind: CollectiveKind, message: Floats) -> Floats:
-        """The same through host memory, beyond the latency floor too."""
+        """The same through host memory."""
         if self._ranks == 1:
             return np.zeros_like(message)
-        stages, nothing = _stages(kind), np.zeros_like(message)
-        return self._through_host_s(stages, message, self._ranks) - self._through_host_s(stages, nothing, self._ranks)
+        stages = _stages(kind)
+        return self._through_host_s(stages, message) - self._through_host_s(stages, np.zeros_like(message))
 
-    def _through_host_s(self, kind: str, message: Floats, ranks: int) -> Floats:
+    def _through_host_s(self, kind: str, message: Floats) -> Floats:
         formula = host_ring_s if kind == "all_reduce" else host_gather_s
         tier, share = self._hardware.host, self._hardware.host_low_latency_share
-        return formula(message, ranks, tier.latency_s, tier.bandwidth_Bps, share)
+        return formula(message, self._ranks, tier.latency_s, tier.bandwidth_Bps, share)
 
 
 def _stages(kind: CollectiveKind) -> Literal["all_reduce", "all_gather"]:
     """What a collective across nodes does inside each: a broadcast is counted as an all-gather."""
     return "all_reduce" if kind == "all_reduce" else "all_gather"
-
-
-def _two_level_s(
-    kind: CollectiveKind, message: Floats, node_wire_s: Floats, inter: Link, layout: tuple[int, int]
-) -> Floats:
-    nodes, ranks = layout
-    return across_nodes_s(
-        message,
-        node_wire_s,
-        nodes=nodes,
-        ranks_per_node=ranks,
-        latency_s=inter.latency_s,
-        bandwidth_Bps=inter.bandwidth_Bps,
-        traffic=2.0 if kind == "all_reduce" else 1.0,
-    )
-
-
-def _measured_links(fabric: str, profile: CalibrationProfile | None) -> CalibrationProfile | None:
-    """The profile whose collectives were measured on `fabric`: the scenario's own, else a shipped one.
-
-    How far a link stays behind its formula says nothing about another kind of link.
-    """
-    return profile if profile is None or profile.cluster.intra.fabric == fabric else shipped_links(fabric)
 
 
 def _without_p2p_source(scenario: Scenario, profile: CalibrationProfile | None) -> Source:
