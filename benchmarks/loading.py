@@ -1,8 +1,8 @@
-"""Peak memory and time of loading a checkpoint, beside the weights that the rank keeps.
+"""Peak memory and time of loading a checkpoint, compared with the weights that the rank keeps.
 
-Writes a checkpoint of random weights, loads one rank's part of it in a fresh process for each tensor-parallel degree,
-and compares the process's peak of resident memory, mapped pages of the file included, with what it held before it began
-to load, torch and all that torch loads on first use. Exits 1 if any peak is above 1.2 times the rank's own weights::
+Writes a checkpoint of random weights and loads one rank's part of it in a fresh process for each tensor-parallel
+degree. The peak is resident memory, including mapped pages of the file, less what the process held before, with torch
+and all that it loads on first use. Exits 1 if a peak is above 1.2 times the rank's own weights::
 
     python benchmarks/loading.py [--layers 12] [--hidden 1024]
 """
@@ -40,11 +40,11 @@ def main() -> int:
         print(f"{'TP':>2}  {'weights':>9}  {'peak':>9}  {'ratio':>5}  {'seconds':>7}")
         for tp in DEGREES:
             command = [sys.executable, __file__, "--load", name, str(tp)]
-            found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
-            ratio = found["peak_bytes"] / found["weight_bytes"]
+            result = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+            ratio = result["peak_bytes"] / result["weight_bytes"]
             worst = max(worst, ratio)
-            sizes = f"{found['weight_bytes'] / 1e6:6.0f} MB  {found['peak_bytes'] / 1e6:6.0f} MB"
-            print(f"{tp:2}  {sizes}  {ratio:5.2f}  {found['seconds']:7.2f}")
+            sizes = f"{result['weight_bytes'] / 1e6:6.0f} MB  {result['peak_bytes'] / 1e6:6.0f} MB"
+            print(f"{tp:2}  {sizes}  {ratio:5.2f}  {result['seconds']:7.2f}")
     print(f"worst ratio {worst:.2f} (bound {BOUND:g})")
     return 0 if worst <= BOUND else 1
 
@@ -73,22 +73,22 @@ def write(folder: Path, layers: int, hidden: int) -> None:
 
 
 def loaded(root: Path, tp: int) -> dict[str, float]:
-    """Load the first rank's part in this process, after a tiny model has had torch load what it needs."""
+    """Load the first rank's part in this process, after a tiny model, for which torch loads what it needs."""
     part(root / "tiny", tp)
     before = memory_bytes("VmRSS")
     # the peak counts from here
     Path("/proc/self/clear_refs").write_text("5")
-    began_s = time.perf_counter()
+    start_s = time.perf_counter()
     model = part(root / "real", tp)
     return {
         "weight_bytes": sum(weight.nbytes for weight in model.parameters()),
         "peak_bytes": memory_bytes("VmHWM") - before,
-        "seconds": time.perf_counter() - began_s,
+        "seconds": time.perf_counter() - start_s,
     }
 
 
 def part(folder: Path, tp: int) -> "Decoder":
-    """What the first of so many ranks holds of a checkpoint."""
+    """The first rank's part of a checkpoint."""
     import torch
 
     from runtime.assemble import load

@@ -1,8 +1,8 @@
-"""What `ladder-sim trace predict` makes of a standard run, beside the ladder run that it predicts, on CPUs.
+"""`ladder-sim trace predict` of a standard run, compared with real ladder runs, on CPUs.
 
 The runtime decodes in both wirings, in turns step by step, under the profiler. Every standard step is rewired as ladder
-and compared with the ladder step that came next, so that what else the machine does meets both alike. Exits with 1 if
-the whole interval of a case's median error lies beyond the bound::
+and compared with the next ladder step, so that other load affects both equally. Exits with 1 if the whole interval of a
+case's median error is beyond the bound::
 
     python benchmarks/trace_rewire.py [--pairs 30]
 """
@@ -31,7 +31,7 @@ RESAMPLES = 2000
 TURNS = ("standard", "ladder")
 HEAD_DIM = 128
 PROMPT = 32
-# every message takes so long, short enough for the runtime to spin: a core that slept starts cold, and ahead of others
+# one latency for all messages, short enough for the runtime to spin: a core that slept starts cold
 LINK = "bytes,seconds\n1,280e-6\n1e9,280.0003e-6\n"
 
 
@@ -45,7 +45,7 @@ class Case:
     tp: int
     """Tensor-parallel degree."""
     processes: int
-    """That stand for these ranks."""
+    """That run these ranks."""
     hidden: int
     """Width of the model."""
     layers: int
@@ -84,7 +84,7 @@ def main() -> int:
 
 
 def compare(case: Case, pairs: int) -> bool:
-    """Measure a case and print its row; whether its error may lie within the bound."""
+    """Measure a case and print its row; returns whether its error may be within the bound."""
     with tempfile.TemporaryDirectory() as name:
         run(case, pairs, Path(name))
         graph = load([Path(name, "trace")])
@@ -123,7 +123,7 @@ def run(case: Case, pairs: int, folder: Path) -> None:
 
 
 def record(case: Case, pairs: int) -> None:
-    """Be one rank, in the folder that holds the case's files."""
+    """Be one rank, in the folder with the case's files."""
     import torch
 
     from runtime.assemble import assemble

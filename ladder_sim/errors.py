@@ -2,9 +2,9 @@
 
     LadderSimError            base; says the value, the rule and the way out
     |-- UsageError            2: bad input
-    |   |-- UnknownNameError  2: a name no catalog holds; the nearest ones are named
+    |   |-- UnknownNameError  2: a name in no catalog; the nearest ones are named
     |   |-- UnitError         2: a quantity without a readable number or unit
-    |   |-- SpecError         2: a model, cluster, stack or workload that cannot be
+    |   |-- SpecError         2: an impossible model, cluster, stack or workload
     |   `-- ProfileError      2: a calibration profile that cannot be read or trusted
     |-- InfeasibleError       3: well-formed, but cannot run
     |   |-- PartitionError    3: the tensor-parallel degree does not divide the model
@@ -32,7 +32,7 @@ class LadderSimError(Exception):
     Parameters
     ----------
     message
-        What was given and which rule it breaks.
+        The value and the rule it breaks.
     hint
         The way out, in one line; may be empty.
     """
@@ -55,14 +55,14 @@ class UsageError(LadderSimError):
 
 
 class UnknownNameError(UsageError):
-    """A name that no catalog holds.
+    """A name that is in no catalog.
 
     Parameters
     ----------
     kind
-        What was looked for, singular: ``"model"``, ``"cluster"``, ...
+        Of the name, singular: ``"model"``, ``"cluster"``, ...
     name
-        What was given.
+        The unknown name.
     known
         Every valid name; the nearest becomes the hint.
     more
@@ -72,7 +72,7 @@ class UnknownNameError(UsageError):
     def __init__(self, kind: str, name: str, known: Iterable[str], *, more: str = "") -> None:
         names = sorted(set(known))
         near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
-        longer = [one for one in names if name and one.startswith(name.lower())]
+        longer = [known_name for known_name in names if name and known_name.startswith(name.lower())]
         if 1 < len(longer) <= 6:
             parts = [f"there are {', '.join(longer)}" + (";" if more else ""), more]
         elif near:
@@ -89,7 +89,7 @@ class UnitError(UsageError):
 
 
 class SpecError(UsageError):
-    """A model, cluster, stack or workload that cannot be."""
+    """An impossible model, cluster, stack or workload."""
 
 
 class ProfileError(UsageError):

@@ -58,12 +58,12 @@ def link(folder: Path, seconds: float) -> CommConfig:
 
 def test_every_variant_on_an_emulated_link(model: Path, tmp_path: Path) -> None:
     config = BenchConfig(model=model, variants=VARIANTS, tp=4, warmups=1, repeats=2, **REQUEST)
-    found: Any = json.loads(json.dumps(bench(config, EngineConfig(), link(tmp_path, 1e-3))))
-    assert tuple(found["variants"]) == VARIANTS
-    assert found["run"]["backend"] == "emulate"
-    assert found["environment"]["torch_threads"] == 1
+    result: Any = json.loads(json.dumps(bench(config, EngineConfig(), link(tmp_path, 1e-3))))
+    assert tuple(result["variants"]) == VARIANTS
+    assert result["run"]["backend"] == "emulate"
+    assert result["environment"]["torch_threads"] == 1
     reductions = {"standard": 8, "parallel": 4, "ladder": 8, "hybrid-ladder:2": 8, "desync:2": 4, "upper-bound": 0.5}
-    for name, measured in found["variants"].items():
+    for name, measured in result["variants"].items():
         assert len(measured["repeats"]) == 2
         assert measured["request_s"] == pytest.approx(measured["ttft_s"] + measured["tpot_s"] * (STEPS - 1))
         # the upper bound broadcasts its token, for half an all-reduce
@@ -107,18 +107,18 @@ def test_ladder_computes_under_its_messages_and_standard_does_not(model: Path, v
 
 
 def test_two_gloo_ranks_by_the_command_line(model: Path, tmp_path: Path) -> None:
-    file = tmp_path / "found.json"
+    file = tmp_path / "result.json"
     arguments = ["--model", str(model), "--bench", "--tp", "2", "--variant", ",".join(VARIANTS), "--gen", str(STEPS)]
     arguments += ["--prompt", "16", "--warmups", "1", "--repeats", "2", "--backend", "gloo", "--save", str(file)]
     ran = run("run", *arguments, "--set", "model.layers=2")
     assert ran.code == 0, ran.err
-    found = json.loads(file.read_text())
-    assert tuple(found["variants"]) == VARIANTS
-    assert found["shape"]["layers"] == 2
-    assert found["run"]["backend"] == "gloo"
-    assert found["run"]["gloo_threads"] == 1
-    assert found["engine"]["attention"] == "math"
-    assert all(one["tokens_per_s"] > 0 for one in found["variants"].values())
+    result = json.loads(file.read_text())
+    assert tuple(result["variants"]) == VARIANTS
+    assert result["shape"]["layers"] == 2
+    assert result["run"]["backend"] == "gloo"
+    assert result["run"]["gloo_threads"] == 1
+    assert result["engine"]["attention"] == "math"
+    assert all(measured["tokens_per_s"] > 0 for measured in result["variants"].values())
 
 
 def test_the_command_line_shows_a_table(model: Path, tmp_path: Path) -> None:

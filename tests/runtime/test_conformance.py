@@ -4,11 +4,12 @@ Shards of 70B and 405B run on meta tensors in a fake process group, so that no m
 Sizes come from what reaches PyTorch's dispatcher, not from what the model says of itself.
 """
 
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from importlib import resources
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ladder_sim.errors import InfeasibleError
 from ladder_sim.graph.build import PassInputs, build
-from ladder_sim.graph.ops import AttentionShape, CollectiveShape, GemmShape, StepGraph
+from ladder_sim.graph.ops import AttentionShape, CollectiveShape, GemmShape, Phase, StepGraph
 from ladder_sim.specs import catalog
 from ladder_sim.specs.stack import StackSpec
 from ladder_sim.specs.workload import Workload
@@ -129,7 +130,7 @@ def _moved_bytes(kind: str, args: tuple[Any, ...], result: Any) -> int:
 
 
 class WatchedGroup(ProcessGroup):
-    """The fake group, telling where the model waits."""
+    """The fake group, which notes where the model waits."""
 
     def __init__(self, group: dist.ProcessGroup, watched: Watched) -> None:
         super().__init__("fake", group)
@@ -146,7 +147,7 @@ class WatchedGroup(ProcessGroup):
                 inner.wait()
 
             def observe(self, sink: Callable[[float], None]) -> None:
-                """Nobody asks."""
+                """Not used."""
 
         return Noted()
 
@@ -183,7 +184,7 @@ def simulated(graph: StepGraph) -> tuple[list[Entry], dict[int, int]]:
     entries: list[Entry] = []
     names = list(graph)
     waits = {}
-    for number, op in enumerate(one for one in graph.ops() if one.kind == "all_reduce"):
+    for number, op in enumerate(op for op in graph.ops() if op.kind == "all_reduce"):
         waits[number] = min(names.index(reader) for reader in graph.successors(op.name))
     for op in graph.ops():
         match op.shape:
@@ -238,21 +239,18 @@ def config_of(name: str) -> ModelConfig:
     return ModelConfig.from_hf(json.loads((MODELS / f"{name}.json").read_text()))
 
 
-@pytest.mark.parametrize("phase", ["prefill", "decode"])
 @pytest.mark.parametrize(("model", "stack"), CASES)
-def test_the_runtime_runs_what_the_simulator_costs(
-    model: str, stack: str, phase: Literal["prefill", "decode"], fake_group: dist.ProcessGroup
-) -> None:
+def test_the_runtime_runs_what_the_simulator_costs(model: str, stack: str, fake_group: dist.ProcessGroup) -> None:
     spec = replace(catalog.model(model), layers=LAYERS)
     config = replace(config_of(spec.name), layers=LAYERS)
-    chosen = stacks()[stack]
-    kv_len = WORKLOAD.prompt if phase == "prefill" else WORKLOAD.prompt + 3
-    for variant in VARIANTS:
-        watched = run_pass(config, engine_of(chosen), variant, fake_group, phase)
-        inputs = PassInputs(model=spec, workload=WORKLOAD, stack=chosen, tp=fake_group.size(), variant=variant)
+    options = stacks()[stack]
+    phases: list[tuple[Phase, int]] = [("prefill", WORKLOAD.prompt), ("decode", WORKLOAD.prompt + 3)]
+    for variant, (phase, kv_len) in itertools.product(VARIANTS, phases):
+        watched = run_pass(config, engine_of(options), variant, fake_group, phase)
+        inputs = PassInputs(model=spec, workload=WORKLOAD, stack=options, tp=fake_group.size(), variant=variant)
         entries, waits = simulated(build(inputs, phase, kv_len))
-        assert watched.entries == entries, variant
-        assert watched.waits == waits, variant
+        assert watched.entries == entries, (variant, phase)
+        assert watched.waits == waits, (variant, phase)
 
 
 @pytest.mark.parametrize("name", sorted({*catalog.model_names()} - {"qwen3-32b"}))

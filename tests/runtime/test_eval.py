@@ -44,9 +44,9 @@ def test_perplexity_is_that_of_transformers(
         for first in range(0, len(ids) - 1, window - 1):
             part = torch.tensor([ids[first : first + window]])
             nats += float(reference(part, labels=part).loss) * (part.shape[1] - 1)
-    (found,) = evaluated(capsys, folder, "--text", page, "--context", window)
-    assert found["perplexity"] == pytest.approx(math.exp(nats / (len(ids) - 1)), rel=1e-4)
-    assert (found["tokens"], found["variant"]) == (len(ids), "standard")
+    (row,) = evaluated(capsys, folder, "--text", page, "--context", window)
+    assert row["perplexity"] == pytest.approx(math.exp(nats / (len(ids) - 1)), rel=1e-4)
+    assert (row["tokens"], row["variant"]) == (len(ids), "standard")
 
 
 @pytest.mark.parametrize("link", [False, True])
@@ -70,7 +70,7 @@ def test_a_hybrid_has_the_same_weights(saved: tuple[Path, Any], tmp_path: Path, 
 def test_one_command_shows_the_original_beside_the_hybrid(
     saved: tuple[Path, Any], page: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """And two ranks find what one finds."""
+    """And two ranks print what one prints."""
     folder, out = saved[0], tmp_path / "hybrid"
     assert main(["convert", str(folder), "--ladder-layers", "2", "--out", str(out)]) == 0
     assert main(["eval", str(folder), str(out), "--text", str(page), "--tp", "2", "--backend", "gloo"]) == 0
@@ -103,5 +103,5 @@ def test_what_is_refused(
     arguments: tuple[str, ...],
     words: str,
 ) -> None:
-    assert main([one.format(folder=saved[0], new=tmp_path / "new") for one in arguments]) == 2
+    assert main([argument.format(folder=saved[0], new=tmp_path / "new") for argument in arguments]) == 2
     assert words in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Ranks that die, hang or never come: the others stop, say which one, and leave no process behind."""
+"""Ranks that die, hang or never come: the others stop, name that rank, and leave no process behind."""
 
 import json
 import os
@@ -58,10 +58,6 @@ def running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-def thread_names(pid: int) -> set[str]:
-    return {Path(task, "comm").read_text().strip() for task in Path(f"/proc/{pid}/task").iterdir()}
 
 
 def wait_for_work(launcher: int, ranks: int) -> list[int]:

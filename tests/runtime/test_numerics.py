@@ -47,7 +47,7 @@ def full_weights(config: ModelConfig) -> dict[str, Tensor]:
 def expected(model: str, variant: str, ranks: int) -> list[Tensor]:
     config = MODELS[model]
     weights = {name: weight.double() for name, weight in full_weights(config).items()}
-    return [found.float() for found in reference_logits(config, weights, tokens_of(config), variant, ranks)]
+    return [logits.float() for logits in reference_logits(config, weights, tokens_of(config), variant, ranks)]
 
 
 @pytest.mark.parametrize("size", DEGREES)
@@ -55,9 +55,9 @@ def expected(model: str, variant: str, ranks: int) -> list[Tensor]:
 def test_logits_are_the_equations(worlds: dict[int, World], case: Case, size: int) -> None:
     """Of every rank; with and without a cache. Ranks that never meet differ, each as its own residual says."""
     for rank, reference in enumerate(expected(case.model, case.variant, size)):
-        for how, found in worlds[size].logits[rank][case].items():
+        for how, logits in worlds[size].logits[rank][case].items():
             torch.testing.assert_close(
-                found, reference, rtol=1e-5, atol=1e-5, msg=lambda text, how=how: f"{how}: {text}"
+                logits, reference, rtol=1e-5, atol=1e-5, msg=lambda text, how=how: f"{how}: {text}"
             )
 
 
@@ -72,16 +72,16 @@ def test_the_degree_does_not_change_the_model(worlds: dict[int, World], variant:
 
 @pytest.mark.parametrize("variant", ["desync:2", "desync:3", "upper-bound"])
 def test_one_rank_has_nothing_to_leave_out(worlds: dict[int, World], variant: str) -> None:
-    found = worlds[1].logits[0]
-    standard = found[Case("grouped", "flash", "standard")]["cached"]
-    assert torch.equal(found[Case("grouped", "flash", variant)]["cached"], standard)
+    logits = worlds[1].logits[0]
+    standard = logits[Case("grouped", "flash", "standard")]["cached"]
+    assert torch.equal(logits[Case("grouped", "flash", variant)]["cached"], standard)
 
 
 def test_the_variants_are_different_models(worlds: dict[int, World]) -> None:
     """Guards the tests above: wirings that did the same would pass them."""
-    found = [worlds[2].logits[0][Case("grouped", "flash", variant)]["cached"] for variant in VARIANTS]
-    for i, one in enumerate(found):
-        assert all((one - other).abs().max() > 1e-2 for other in found[:i])
+    logits = [worlds[2].logits[0][Case("grouped", "flash", variant)]["cached"] for variant in VARIANTS]
+    for i, one_BTV in enumerate(logits):
+        assert all((one_BTV - other_BTV).abs().max() > 1e-2 for other_BTV in logits[:i])
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -96,9 +96,9 @@ def test_gradients_are_the_equations(worlds: dict[int, World], variant: str, eng
         comm.rank = rank
         cut = Decoder(GROUPED, ENGINES[engine], comm, positions=1)
         fill(cut, lambda name, shape: grads[name].float().reshape(shape))
-        found = worlds[size].gradients[rank][variant, engine]
+        gradients = worlds[size].gradients[rank][variant, engine]
         for name, gradient in cut.named_parameters():
-            torch.testing.assert_close(found[name], gradient.detach(), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(gradients[name], gradient.detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_math_attention_masks_the_rest_of_the_cache() -> None:

@@ -50,10 +50,10 @@ def replace(file: Path, content: object) -> None:
 def greedy(model: Any, tokens: int) -> str:
     """Transformers' text."""
     ids = torch.tensor([tokenizer().encode(PROMPT).ids])
-    found = model.generate(
+    result = model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False, pad_token_id=0
     )
-    text: str = tokenizer().decode(found[0, ids.shape[1] :].tolist())
+    text: str = tokenizer().decode(result[0, ids.shape[1] :].tolist())
     return text
 
 
@@ -82,14 +82,23 @@ def test_json_says_how_each_text_ended(
 ) -> None:
     folder, reference = saved
     text = greedy(reference, 6)
-    command = ["complete", "--model", str(folder), "--prompt", PROMPT, "--json", "--save", str(tmp_path / "found.json")]
+    command = [
+        "complete",
+        "--model",
+        str(folder),
+        "--prompt",
+        PROMPT,
+        "--json",
+        "--save",
+        str(tmp_path / "out.json"),
+    ]
     assert main([*command, "--gen", "20", "--stop", text[3:5]]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found == json.loads((tmp_path / "found.json").read_text())
-    (one,) = found["completions"]
-    assert (one["text"], one["end"]) == (text[: text.index(text[3:5])], "stop")
-    assert found["tokens_per_s"] > 0
-    assert found["run"]["dtype"] == "fp32"
+    result = json.loads(capsys.readouterr().out)
+    assert result == json.loads((tmp_path / "out.json").read_text())
+    (completion,) = result["completions"]
+    assert (completion["text"], completion["end"]) == (text[: text.index(text[3:5])], "stop")
+    assert result["tokens_per_s"] > 0
+    assert result["run"]["dtype"] == "fp32"
 
 
 WORDS = dict(enumerate(["", "He", "llo", " wor", "ld", "!", "ST", "OP"]))
@@ -115,21 +124,21 @@ def completion(**changes: Any) -> Completion:
     ],
 )
 def test_what_ends_a_text(changes: dict[str, Any], tokens: list[int], pieces: list[str], reason: str | None) -> None:
-    one, shown = completion(**changes), []
+    text, shown = completion(**changes), []
     for token in tokens:
-        shown.append(one.push(token))
-        if one.reason:
+        shown.append(text.push(token))
+        if text.reason:
             break
-    assert (shown, one.reason) == (pieces, reason)
-    assert one.text == "".join(pieces)
+    assert (shown, text.reason) == (pieces, reason)
+    assert text.text == "".join(pieces)
 
 
 def test_half_a_character_waits_for_its_other_bytes() -> None:
     made = tokenizer()
-    one = Completion(made.decode, ends=(), stops=(), maximum=9)
+    text = Completion(made.decode, ends=(), stops=(), maximum=9)
     tokens = made.encode("é!", add_special_tokens=False).ids
     assert len(tokens) == 3
-    assert [one.push(token) for token in tokens] == ["", "é", "!"]
+    assert [text.push(token) for token in tokens] == ["", "é", "!"]
 
 
 def test_sampling_keeps_the_most_likely_and_their_odds() -> None:

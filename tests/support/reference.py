@@ -94,7 +94,7 @@ class _Equations:
             if every is not None and ((i + 1) % every == 0 or i == blocks - 1):
                 x = [sum(outputs) + sum(x) / self.ranks] * self.ranks
             else:
-                x = [one + output for one, output in zip(x, outputs, strict=True)]
+                x = [own + output for own, output in zip(x, outputs, strict=True)]
         return x
 
     def norm(self, x: Tensor, name: str) -> Tensor:

@@ -1,23 +1,21 @@
-"""Real gloo ranks for tests: what each one computes, and how they are started.
+"""What each of several ranks computes for tests of the decoder.
 
 One world per tensor-parallel degree runs every case, because starting a process takes longer than all of them.
 """
 
-import multiprocessing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from runtime.checkpoint.weights import fill, random_weights
-from runtime.comm.base import Alone, Communicator
-from runtime.comm.process_group import ProcessGroup, gloo_group
+from runtime.comm.base import Communicator
 from runtime.config import EngineConfig, ModelConfig, RopeScaling
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import lay_out
+from tests.support.ranks import on_ranks
 
 # at TP 4 each KV head is held by two ranks; no degree divides the vocabulary
 GROUPED = ModelConfig(
@@ -126,24 +124,5 @@ def compute(comm: Communicator) -> dict[str, Any]:
 
 def run_world(size: int, folder: Path) -> World:
     """Compute everything with `size` ranks."""
-    if size == 1:
-        found = [compute(Alone())]
-    else:
-        # one process imports torch, the ranks fork from it
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["tests.support.world"])
-        ranks = [context.Process(target=_rank, args=(rank, size, folder)) for rank in range(size)]
-        for process in ranks:
-            process.start()
-        for process in ranks:
-            process.join(60)
-            process.kill()
-        found = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(size)]
-    return World([one["logits"] for one in found], [one["gradients"] for one in found])
-
-
-def _rank(rank: int, size: int, folder: Path) -> None:
-    store = dist.FileStore(str(folder / "store"), size)
-    comm = ProcessGroup("gloo", gloo_group(store, rank, size, threads=1, timeout_s=60))
-    torch.save(compute(comm), folder / f"{rank}.pt")
-    comm.barrier()
+    results = on_ranks(size, folder, compute)
+    return World([result["logits"] for result in results], [result["gradients"] for result in results])

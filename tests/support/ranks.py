@@ -1,0 +1,35 @@
+"""Real gloo ranks for tests. Its own module, so that a rank's process imports little."""
+
+import multiprocessing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from runtime.comm.base import Alone
+from runtime.comm.process_group import ProcessGroup, gloo_group
+
+
+def on_ranks(size: int, folder: Path, compute: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """What ``compute(comm, *arguments)`` returns on every rank; `compute` is a function of a module."""
+    if size == 1:
+        return [compute(Alone(), *arguments)]
+    # one process imports torch, the ranks fork from it
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([compute.__module__])
+    ranks = [context.Process(target=_rank, args=(rank, size, folder, compute, arguments)) for rank in range(size)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(60)
+        process.kill()
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(size)]
+
+
+def _rank(rank: int, size: int, folder: Path, compute: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    store = dist.FileStore(str(folder / "store"), size)
+    comm = ProcessGroup("gloo", gloo_group(store, rank, size, threads=1, timeout_s=60))
+    torch.save(compute(comm, *arguments), folder / f"{rank}.pt")
+    comm.barrier()
