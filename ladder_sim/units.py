@@ -215,35 +215,17 @@ def format_quantity(value: float, unit: Unit) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Write a time with three significant digits.
-
-    Examples
-    --------
-    >>> format_seconds(0.0123), format_seconds(5e-6), format_seconds(0.9999)
-    ('12.3 ms', '5.00 us', '1.00 s')
-    """
+    """Write a time with three significant digits, e.g. ``12.3 ms``."""
     return format_quantity(seconds, "s")
 
 
 def format_bytes(size_bytes: float) -> str:
-    """Write a size in decimal units with three significant digits.
-
-    Examples
-    --------
-    >>> format_bytes(50.7e9), format_bytes(16384)
-    ('50.7 GB', '16.4 kB')
-    """
+    """Write a size in decimal units with three significant digits, e.g. ``50.7 GB``."""
     return format_quantity(size_bytes, "bytes")
 
 
 def format_bandwidth(bandwidth_Bps: float) -> str:
-    """Write a bandwidth in bytes per second with three significant digits.
-
-    Examples
-    --------
-    >>> format_bandwidth(450e9), format_bandwidth(3.35e12)
-    ('450 GB/s', '3.35 TB/s')
-    """
+    """Write a bandwidth in bytes per second with three significant digits, e.g. ``3.35 TB/s``."""
     return format_quantity(bandwidth_Bps, "Bps")
 
 

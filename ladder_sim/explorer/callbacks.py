@@ -26,6 +26,8 @@ from ladder_sim.explorer.upload import read_config
 
 # views that are drawn when the controls rest
 _VIEWS = ("curve", "timeline", "map", "pareto", "tornado")
+# inputs of every view, after its query
+_SHARED = (Input("theme", "data"), State("page-load", "data"))
 # figures that are ready to send
 _KEPT = 256
 
@@ -55,8 +57,7 @@ def _headline(app: Dash, queries: Queries, draw: _Draw, scheduler: Scheduler) ->
         Output("answer", "data"),
         Output("breakdown", "figure"),
         Input("query", "data"),
-        Input("theme", "data"),
-        State("page-load", "data"),
+        *_SHARED,
         prevent_initial_call=True,
     )
     def headline_views(query: object, theme: object, load: object) -> object:
@@ -82,13 +83,7 @@ def _headline(app: Dash, queries: Queries, draw: _Draw, scheduler: Scheduler) ->
 
 
 def _view(app: Dash, queries: Queries, draw: _Draw, scheduler: Scheduler, name: str) -> None:
-    @app.callback(
-        Output(name, "figure"),
-        Input("settled", "data"),
-        Input("theme", "data"),
-        State("page-load", "data"),
-        prevent_initial_call=True,
-    )
+    @app.callback(Output(name, "figure"), Input("settled", "data"), *_SHARED, prevent_initial_call=True)
     def view(query: object, theme: object, load: object) -> object:
         dark = theme == "dark"
         return _respond(
@@ -104,8 +99,7 @@ def _comparison(app: Dash, queries: Queries, draw: _Draw, scheduler: Scheduler) 
         Output("compared", "children"),
         Output("comparison", "figure"),
         Input("settled", "data"),
-        Input("theme", "data"),
-        State("page-load", "data"),
+        *_SHARED,
         prevent_initial_call=True,
     )
     def compare(query: object, theme: object, load: object) -> object:

@@ -253,12 +253,12 @@
 
   element("summary").textContent = data.summary;
   element("command").textContent = data.command;
-  const rests = document.createElement("p");
-  rests.textContent = `${Math.round(100 * data.measured)}% of standard's time is measured at the start; between grid values times are interpolated in logarithms.`;
+  const measured = document.createElement("p");
+  measured.textContent = `${Math.round(100 * data.measured)}% of standard's time is measured at the start; between grid values times are interpolated in logarithms.`;
   const notes = document.createElement("ul");
   notes.className = "warnings";
   for (const note of data.notes) notes.append(Object.assign(document.createElement("li"), { textContent: note }));
-  element("evidence").append(rests, notes);
+  element("evidence").append(measured, notes);
   element("reset").addEventListener("click", start);
   element("theme").addEventListener("click", () => {
     document.documentElement.dataset.theme = dark() ? "light" : "dark";
