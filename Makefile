@@ -13,13 +13,20 @@ PYTEST_ARGS ?=
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
 
-.PHONY: predict check test verify verify-exact verify-measured system-deps clean
+.PHONY: predict check check-units check-style test verify verify-exact verify-measured system-deps clean
 
 predict: $(VENV)/.base-installed
 	@$(BIN)/ladder-sim predict --model 405b --nodes 2
 
+# Both at once: mypy takes one core, tests the other.
 check: $(VENV)/.test-installed
-	$(BIN)/python -m pytest -m "not slow and not torch and not browser and not root" $(PYTEST_ARGS) tests ladder_sim
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync check-style check-units
+
+check-units: $(VENV)/.test-installed
+	$(BIN)/python -m pytest -m "not slow and not torch and not browser and not root and not quality" $(PYTEST_ARGS) tests ladder_sim
+
+check-style: $(VENV)/.test-installed
+	$(BIN)/python -m pytest -m quality tests/project
 
 test: $(VENV)/.test-installed
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

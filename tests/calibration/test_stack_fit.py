@@ -67,6 +67,7 @@ def fitted(profile: CalibrationProfile) -> StackFit:
     return profile.stack_fit
 
 
+@pytest.mark.slow
 def test_planted_figures_are_recovered(base: CalibrationProfile) -> None:
     """Known figures, other than the priors' medians, come back within their own intervals."""
     planted = {"stack.gemv_factor": 0.85, "stack.collective_launch_s": 4e-6, "stack.attention_factor": 1.2}
@@ -265,6 +266,7 @@ def test_conformal_by_hand() -> None:
     assert IDENTIFIED < 1.0
 
 
+@pytest.mark.slow
 def test_the_command_fits_a_users_runs(tmp_path: Path) -> None:
     """End to end: fit, then compare with the same runs, then predict from the new profile."""
     runs = tmp_path / "runs.csv"
@@ -284,6 +286,7 @@ def test_the_command_fits_a_users_runs(tmp_path: Path) -> None:
     assert "profile mine" in run("predict", "--model", "8b", "--profile", str(out)).out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -169,6 +169,7 @@ def test_a_closed_pipe_is_no_error(command: tuple[str, ...], reader: str) -> Non
     assert len(ran.out.splitlines()) == (reader == "| head -1")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
 def test_a_full_disk_is_no_bug() -> None:
     ran = process("list", "settings", shell="> /dev/full")
@@ -181,6 +182,7 @@ def test_output_is_ascii() -> None:
         assert run(*command).out.isascii()
 
 
+@pytest.mark.slow
 def test_calibrate_show() -> None:
     ran = process("calibrate", "show", "h100-sxm")
     assert (ran.code, ran.err) == (0, "")
@@ -205,6 +207,7 @@ def test_calibrate_errors(arguments: tuple[str, ...], code: int, parts: tuple[st
     assert all(part in ran.err for part in parts)
 
 
+@pytest.mark.slow
 def test_calibrate_passes_debug_on() -> None:
     """Regression: --debug was taken out of the arguments and not passed on to the calibration."""
     assert "Traceback" in process("calibrate", "show", "h100-smx", "--debug").err

@@ -250,6 +250,7 @@ def _paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path, *(p for key, inner in items for p in _paths(inner, (*path, key)))]
 
 
+@pytest.mark.slow
 @given(where=st.sampled_from(_paths(small_document())[1:]), value=JSON)
 def test_any_entry_replaced_by_anything(where: tuple[Any, ...], value: Any) -> None:
     document = small_document()

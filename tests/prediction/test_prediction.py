@@ -178,6 +178,7 @@ def test_one_further_token_is_one_step() -> None:
     assert decode_contexts(1024, 1, static_cache=False) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", ["h100-sxm", "none"])
 @pytest.mark.parametrize(
     ("model", "sizes"),

@@ -26,9 +26,8 @@ def test_the_readme_has_commands() -> None:
     assert len(commands()) >= 10
 
 
-@pytest.mark.parametrize(
-    "command", [pytest.param(each, marks=pytest.mark.slow) if "--jitter" in each else each for each in commands()]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("command", commands())
 def test_commands_work(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # some write files
     monkeypatch.chdir(tmp_path)

@@ -81,6 +81,7 @@ def sampled() -> list[tuple[str, Scenario]]:
     return list(scenarios.items())
 
 
+@pytest.mark.slow
 def test_engines_agree_on_a_sample_of_the_catalog(engines_agree: ModuleType) -> None:
     for name, scenario in sampled():
         fast, des = (predict(scenario, VARIANTS, ignore_memory=True, engine=engine) for engine in ("fast", "des"))

@@ -211,6 +211,7 @@ def test_jitter_makes_no_kernel_slower_on_average(monkeypatch: pytest.MonkeyPatc
     assert float(np.mean(means_s)) == pytest.approx(400 * 4.0, rel=0.02)
 
 
+@pytest.mark.slow
 def test_jitter_lengthens_steps_the_more_the_larger_it_is() -> None:
     costs = blocks(4.0, 5.0, 3.0)
     for variant in ("standard", "parallel", "ladder"):
@@ -261,6 +262,7 @@ def test_kernels_get_random_times_and_collectives_do_not(timelines: list[Timelin
 # layers left out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["standard", "parallel", "ladder", "hybrid-ladder:3", "desync:2", "upper-bound"])
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_layers_left_out_are_drawn_from_those_simulated(
@@ -283,6 +285,7 @@ def test_layers_left_out_are_drawn_from_those_simulated(
         assert short.waiting_s == pytest.approx(full.waiting_s, rel=0.15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_deep_models_draw_what_they_leave_out(monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
     costs = blocks(4.0, 5.0, 3.0)

@@ -68,6 +68,7 @@ def test_models_whose_heads_are_set_apart() -> None:
     assert not any(catalog.model(name).sliding_window for name in catalog.model_names())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", CLUSTERS)
 def test_every_model_and_stack_predicts_or_is_refused_with_a_reason(cluster: str) -> None:
     predicted = 0
