@@ -108,7 +108,7 @@ class Confidence:
 def _widths(
     scenario: Scenario, requests: Mapping[str, Request], profile: CalibrationProfile | None
 ) -> Mapping[str, Widths]:
-    stack_fit = profile.stack_fit if profile else None
+    stack_fit = profile.fit_of(scenario.stack.name) if profile else None
     fitted = Hardware.stated(scenario, profile).fitted(scenario, profile)
     by_op = {name: _by_op(request, requests["standard"]) for name, request in requests.items()}
     if stack_fit is None or not fitted:
@@ -179,8 +179,8 @@ def _warnings(scenario: Scenario, costs: KernelCosts, memory: MemoryUse) -> list
             f"profile '{profile.name}' is said to be of {profile.cluster_name}, but was measured on "
             f"'{profile.environment['device']}'"
         )
-    stack_fit = profile.stack_fit if profile else None
-    if profile and stack_fit and stack_fit.stack == scenario.stack.name and stack_fit.base != profile.tables_of:
+    stack_fit = profile.fit_of(scenario.stack.name) if profile else None
+    if profile and stack_fit and stack_fit.base != profile.tables_of:
         warnings.append(
             f"stack '{stack_fit.stack}' was fitted to runs on {stack_fit.base}; its figures are taken over unchanged"
         )

@@ -131,8 +131,8 @@ class Hardware:
 
         What was set by hand, and what another cluster states otherwise, stays.
         """
-        stack_fit = profile.stack_fit if profile else None
-        if stack_fit is None or stack_fit.stack != scenario.stack.name:
+        stack_fit = profile.fit_of(scenario.stack.name) if profile else None
+        if stack_fit is None:
             return {}
         by_hand = {name.removeprefix("cluster.") for name in scenario.settings}
         return {

@@ -64,10 +64,10 @@ class KernelCosts:
 
     def _calibrated(self, scenario: Scenario) -> bool:
         """Whether the kernels of this stack on this GPU were fitted to end-to-end runs."""
-        stack_fit = self.profile.stack_fit if self.profile else None
-        if stack_fit is None or self.profile is None:
+        if self.profile is None or not self._here:
             return False
-        return self._here and stack_fit.stack == scenario.stack.name and stack_fit.base == self.profile.tables_of
+        stack_fit = self.profile.fit_of(scenario.stack.name)
+        return stack_fit is not None and stack_fit.base == self.profile.tables_of
 
     def estimates(self, ops: Sequence[Op]) -> list[Estimate]:
         """Times of ops, each alone on its GPU; each table is looked up once.

@@ -159,6 +159,10 @@ class CalibrationProfile:
         """Name of the profile that the tables were measured for."""
         return self.base or self.name
 
+    def fit_of(self, stack: str) -> StackFit | None:
+        """The fit to runs of a stack; None if this profile has none."""
+        return self.stack_fit if self.stack_fit and self.stack_fit.stack == stack else None
+
     def is_of(self, gpu: GpuSpec) -> bool:
         """Whether the device it was measured on is this GPU, as far as it names one."""
         device = self.environment.get("device")

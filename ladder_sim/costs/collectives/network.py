@@ -268,9 +268,8 @@ def _stages(kind: CollectiveKind) -> Literal["all_reduce", "all_gather"]:
 
 def _without_p2p_source(scenario: Scenario, profile: CalibrationProfile | None) -> Source:
     """Source of collectives without peer-to-peer access: a fit to runs of as many ranks, or the formula alone."""
-    stack_fit = profile.stack_fit if profile else None
-    fitted = stack_fit is not None and stack_fit.stack == scenario.stack.name and scenario.tp in stack_fit.host_tps
-    return "fitted" if fitted else "roofline"
+    stack_fit = profile.fit_of(scenario.stack.name) if profile else None
+    return "fitted" if stack_fit and scenario.tp in stack_fit.host_tps else "roofline"
 
 
 def _unmeasured(seconds: Floats, algorithm: str, source: Source = "roofline") -> CollectiveTimes:
