@@ -82,7 +82,8 @@ def _words(text: str) -> list[str]:
 
 
 def _run(options: argparse.Namespace) -> int:
-    as_json = _is_json(options)
+    if options.save and not options.json and options.save.suffix.lower() not in (".json", ".txt"):
+        raise UsageError(f"--save '{options.save}': must end in .json or .txt", hint="or add --json")
     for flag, file in (("--html", options.html), ("--save", options.save)):
         if file is not None and not file.parent.is_dir():
             raise UsageError(f"{flag} '{file}': there is no such folder", hint="choose a folder that exists")
@@ -98,16 +99,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.result:
         write_text(options.result, json.dumps(result))
         return 0
-    return _show(result, options, as_json=as_json)
-
-
-def _is_json(options: argparse.Namespace) -> bool:
-    """Whether the output is JSON: by flag, else by the ending of the file."""
-    if options.json or options.save is None:
-        return bool(options.json)
-    if options.save.suffix.lower() not in (".json", ".txt"):
-        raise UsageError(f"--save '{options.save}': must end in .json or .txt", hint="or add --json")
-    return options.save.suffix.lower() == ".json"
+    return _show(result, options)
 
 
 def _measured(options: argparse.Namespace) -> dict[str, Any] | int:
@@ -155,8 +147,8 @@ def _share(text: str) -> float:
     return share
 
 
-def _show(result: dict[str, Any], options: argparse.Namespace, *, as_json: bool) -> int:
-    """Write the result as asked; return the exit code."""
+def _show(result: dict[str, Any], options: argparse.Namespace) -> int:
+    """Write the result in the chosen format; return the exit code."""
     from ladder_sim.report.pages import crosscheck_page
     from ladder_sim.report.tables import console
     from ladder_sim.report.tables.crosscheck import crosscheck_report
@@ -164,12 +156,16 @@ def _show(result: dict[str, Any], options: argparse.Namespace, *, as_json: bool)
     if options.html:
         write_text(options.html, crosscheck_page(result))
         print(f"written: {options.html}", file=sys.stderr)
-    text = json.dumps(result, indent=1) + "\n" if as_json else None
-    if options.save:
-        write_text(options.save, text or console.to_text(crosscheck_report(result)))
-        print(f"written: {options.save}", file=sys.stderr)
-    elif text:
-        print(text, end="")
+    if options.json or (options.save and options.save.suffix.lower() == ".json"):
+        text = json.dumps(result, indent=1) + "\n"
+    elif options.save:
+        text = console.to_text(crosscheck_report(result))
     else:
+        text = ""
         console.show(crosscheck_report(result))
+    if options.save:
+        write_text(options.save, text)
+        print(f"written: {options.save}", file=sys.stderr)
+    else:
+        print(text, end="")
     return int(options.gate and any(row["beyond"] for row in result["rows"]))
