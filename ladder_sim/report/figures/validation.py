@@ -47,8 +47,9 @@ def error_figure(data: Dataset, comparisons: ComparisonsByLevel) -> "go.Figure":
             members = [row for row in own if row[0].seen == seen]
             if members:
                 name = f"{variant}, seen by the fit" if seen else variant
-                drawn.add_trace(_parity(go, name, variant, members))
-                drawn.add_trace(_errors(go, name, variant, members))
+                markers = _markers(name, variant, members)
+                drawn.add_trace(go.Scatter(**markers, **_parity(members)))
+                drawn.add_trace(go.Scatter(**markers, **_errors(members)))
     drawn.add_shape(type="line", x0=0.0, x1=1.0, y0=0.0, y1=0.0, line=line, xref="x2 domain", yref="y2")
     return drawn
 
@@ -63,45 +64,43 @@ def _summary(level: str, comparisons: Sequence[Comparison]) -> str:
     )
 
 
-def _parity(go: Any, name: str, variant: str, rows: Sequence[_Row]) -> Any:
+def _markers(name: str, variant: str, rows: Sequence[_Row]) -> dict[str, Any]:
+    """What both traces of some rows share."""
+    symbol = "circle-open" if rows[0][0].seen else "circle"
+    return {
+        "mode": "markers",
+        "name": name,
+        "legendgroup": name,
+        "marker": {"color": variant_colour(variant), "symbol": symbol, "size": 9, "line": {"width": 1.5}},
+    }
+
+
+def _parity(rows: Sequence[_Row]) -> dict[str, Any]:
     speedups = [speedup for _, speedup in rows]
-    return go.Scatter(
-        x=[speedup.measured for speedup in speedups],
-        y=[speedup.predicted.value for speedup in speedups],
-        error_y={
+    return {
+        "x": [speedup.measured for speedup in speedups],
+        "y": [speedup.predicted.value for speedup in speedups],
+        "error_y": {
             "array": [speedup.predicted.high - speedup.predicted.value for speedup in speedups],
             "arrayminus": [speedup.predicted.value - speedup.predicted.low for speedup in speedups],
             "color": _PALE_COLOUR,
             "thickness": 1.5,
             "width": 0,
         },
-        mode="markers",
-        name=name,
-        legendgroup=name,
-        marker=_marker(variant, rows),
-        text=[", batch ".join(_place(row)).replace("<br>", ", ") for row in rows],
-        hovertemplate="%{text}<br>measured %{x:.3f}, predicted %{y:.3f}<extra>" + name + "</extra>",
-    )
+        "text": [", batch ".join(_place(row)).replace("<br>", ", ") for row in rows],
+        "hovertemplate": "%{text}<br>measured %{x:.3f}, predicted %{y:.3f}<extra>%{fullData.name}</extra>",
+    }
 
 
-def _errors(go: Any, name: str, variant: str, rows: Sequence[_Row]) -> Any:
-    return go.Scatter(
-        x=list(zip(*map(_place, rows), strict=True)),
-        y=[100.0 * speedup.error for _, speedup in rows],
-        mode="markers",
-        name=name,
-        legendgroup=name,
-        showlegend=False,
-        marker=_marker(variant, rows),
-        xaxis="x2",
-        yaxis="y2",
-        hovertemplate="%{x}: %{y:+.1f} %<extra>" + name + "</extra>",
-    )
-
-
-def _marker(variant: str, rows: Sequence[_Row]) -> dict[str, Any]:
-    symbol = "circle-open" if rows[0][0].seen else "circle"
-    return {"color": variant_colour(variant), "symbol": symbol, "size": 9, "line": {"width": 1.5}}
+def _errors(rows: Sequence[_Row]) -> dict[str, Any]:
+    return {
+        "x": list(zip(*map(_place, rows), strict=True)),
+        "y": [100.0 * speedup.error for _, speedup in rows],
+        "showlegend": False,
+        "xaxis": "x2",
+        "yaxis": "y2",
+        "hovertemplate": "%{x}: %{y:+.1f} %<extra>%{fullData.name}</extra>",
+    }
 
 
 def _place(row: _Row) -> tuple[str, str]:
