@@ -7,11 +7,10 @@ Ladder Residual, arXiv 2501.06589, section 4: the upper half of Llama-3.1-8B rew
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 from ladder_sim.errors import UsageError
-from runtime.checkpoint.files import CONFIG, INDEX, Checkpoint, weight_files
+from runtime.checkpoint.files import CONFIG, INDEX, Checkpoint
 from runtime.config import read_object
 
 # files that are copied with the weights, if they exist
@@ -39,14 +38,16 @@ def convert(folder: Path, out: Path, ladder_layers: int, *, link: bool = False) 
     link
         Link to the weights instead of copying them.
     """
-    layers = Checkpoint.open(folder).shape.layers
+    checkpoint = Checkpoint.open(folder)
+    layers = checkpoint.shape.layers
     if not 0 <= ladder_layers <= layers:
         raise UsageError(f"--ladder-layers {ladder_layers}: must be 0 to {layers}, the model's layers")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"--out {out}: exists already", hint="give a new folder")
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for file in _files(folder):
+        companions = (folder / name for name in _COMPANIONS if (folder / name).exists())
+        for file in (*{stored.file for stored in checkpoint.tensors.values()}, *companions):
             if link and file.suffix == ".safetensors":
                 (out / file.name).symlink_to(file.resolve())
             else:
@@ -64,8 +65,3 @@ def hybrid(config: dict[str, object], ladder_layers: int) -> dict[str, object]:
         implied = {"attention_bias": True, "attention_out_bias": False, "use_sliding_window": False}
     kept = {key: value for key, value in config.items() if key != "architectures"}
     return {**implied, **kept, "model_type": "llamaLadder", "ladder_layers": ladder_layers}
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    yield from weight_files(folder)
-    yield from (folder / name for name in _COMPANIONS if (folder / name).exists())

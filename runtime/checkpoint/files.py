@@ -89,25 +89,22 @@ class Checkpoint:
         return self.tensors[name]
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """Files with tensors: one, or those in the index.
-
-    Raises
-    ------
-    UsageError
-        There is none, or one in the index does not exist.
-    """
-    return sorted(set(_index(folder).values())) if _sharded(folder) else [folder / WEIGHTS]
-
-
-def _sharded(folder: Path) -> bool:
+def _stored(folder: Path) -> dict[str, Stored]:
+    """Every tensor of the one file, or of the index."""
     if (folder / WEIGHTS).exists():
-        return False
-    if (folder / INDEX).exists():
-        return True
-    raise UsageError(
-        f"{folder}: neither {WEIGHTS} nor {INDEX}", hint="weights must be safetensors; nothing is downloaded"
-    )
+        return _headers(folder / WEIGHTS)
+    if not (folder / INDEX).exists():
+        raise UsageError(
+            f"{folder}: neither {WEIGHTS} nor {INDEX}", hint="weights must be safetensors; nothing is downloaded"
+        )
+    files = _index(folder)
+    headers = {file: _headers(file) for file in sorted(set(files.values()))}
+    for name, file in files.items():
+        if name not in headers[file]:
+            raise UsageError(
+                f"{folder / INDEX}: {name} is not in {file.name}", hint="are index and files of one model?"
+            )
+    return {name: headers[file][name] for name, file in files.items()}
 
 
 def _index(folder: Path) -> dict[str, Path]:
@@ -122,20 +119,6 @@ def _index(folder: Path) -> dict[str, Path]:
                 f"{folder / INDEX}: names {name!r}, which is not in the folder", hint="is the download complete?"
             )
     return {tensor: folder / name for tensor, name in names.items()}
-
-
-def _stored(folder: Path) -> dict[str, Stored]:
-    """Every tensor of the one file, or of the index."""
-    if not _sharded(folder):
-        return _headers(folder / WEIGHTS)
-    placed = _index(folder)
-    headers = {file: _headers(file) for file in sorted(set(placed.values()))}
-    for name, file in placed.items():
-        if name not in headers[file]:
-            raise UsageError(
-                f"{folder / INDEX}: {name} is not in {file.name}", hint="are index and files of one model?"
-            )
-    return {name: headers[file][name] for name, file in placed.items()}
 
 
 def _headers(file: Path) -> dict[str, Stored]:

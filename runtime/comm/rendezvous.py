@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
@@ -41,22 +41,21 @@ class CommConfig:
             raise UsageError(f"timeout is {self.timeout_s}: must be above 0 seconds")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """One process among the ranks, as torchrun and `launch` set it in the environment."""
+class Place(NamedTuple):
+    """One process among the ranks of all nodes, as torchrun and `launch` set it in the environment."""
 
     rank: int
-    """Over all nodes."""
+    """Of this process."""
     size: int
-    """Number of ranks on all nodes."""
+    """Number of ranks."""
     local_rank: int
-    """On this node."""
+    """Rank on this node."""
 
     @classmethod
     def from_environment(cls) -> Self:
         """A single rank, if the environment has none."""
         rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-        return cls(rank=rank, size=size, local_rank=int(os.environ.get("LOCAL_RANK", rank)))
+        return cls(rank, size, int(os.environ.get("LOCAL_RANK", rank)))
 
 
 def connect(config: CommConfig, tp: int) -> Communicator:
