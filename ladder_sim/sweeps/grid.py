@@ -4,7 +4,6 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -83,72 +82,46 @@ class Grid:
         self.figures = [each for each in every if each.figure and len(each.values) > 1]
         # axes that may change the graph, and all of one value
         self.structure = [each for each in every if each not in (*self.sizes, *self.figures)]
+        self._columns = [*self.sizes, *self.figures]
+        # all axes, the slowest first
+        self.axes = [*self.structure, *self._columns]
+        # points, in all and of a block that is not cut
+        self.size = math.prod(len(each.values) for each in self.axes)
+        self._width = math.prod(len(each.values) for each in self._columns)
+        self._blocks = self.size // self._width
+        # pieces that a block is cut into, blocks of a chunk, and chunks
+        self._cuts = -(-self._width // CHUNK_POINTS)
+        self._per_chunk = max(1, min(CHUNK_BLOCKS, CHUNK_POINTS // self._width))
+        self.chunks = -(-self._blocks // self._per_chunk) * self._cuts
         self._values = {each.name: np.asarray(each.values, np.float64) for each in self.figures}
         self._values |= {each.name: np.asarray(each.values, np.int64) for each in self.sizes}
         self.variants = variant_names(variants) if variants else self._default_variants()
         self._check_figures()
 
     @property
-    def axes(self) -> list[Axis]:
-        """All axes, the slowest first."""
-        return [*self.structure, *self._columns]
-
-    @property
-    def _columns(self) -> list[Axis]:
-        return [*self.sizes, *self.figures]
-
-    @property
     def varied(self) -> list[Axis]:
         """The axes with several values."""
         return [each for each in self.axes if len(each.values) > 1]
 
-    @property
-    def size(self) -> int:
-        """Number of points."""
-        return math.prod(len(each.values) for each in self.axes)
-
-    @cached_property
-    def _width(self) -> int:
-        """Points of a block that is not cut."""
-        return math.prod(len(each.values) for each in self._columns)
-
-    @property
-    def chunks(self) -> int:
-        """Number of chunks."""
-        return -(-self._blocks // self._per_chunk) * self._cuts
-
-    @property
-    def _blocks(self) -> int:
-        return self.size // self._width
-
-    @property
-    def _cuts(self) -> int:
-        """Pieces that a block is cut into."""
-        return -(-self._width // CHUNK_POINTS)
-
-    @property
-    def _per_chunk(self) -> int:
-        """Blocks of a chunk."""
-        return max(1, min(CHUNK_BLOCKS, CHUNK_POINTS // self._width))
-
     def chunk(self, number: int) -> Chunk:
         """The points of one chunk."""
-        group, cut = divmod(number, self._cuts)
-        first = cut * self._width // self._cuts
-        last = (cut + 1) * self._width // self._cuts
-        columns = self._column_values(np.arange(first, last))
-        start = group * self._per_chunk
-        return tuple(
-            block
-            for index in range(start, min(start + self._per_chunk, self._blocks))
-            for block in _blocks(self._structure_values(index), columns, last - first)
-        )
+        blocks, rows = self._ranges(number)
+        columns = self._column_values(np.arange(rows.start, rows.stop))
+        return tuple(block for index in blocks for block in _blocks(self._structure_values(index), columns, len(rows)))
 
     def points(self, number: int) -> int:
         """Number of points of a chunk."""
+        blocks, rows = self._ranges(number)
+        return len(blocks) * len(rows)
+
+    def _ranges(self, number: int) -> tuple[range, range]:
+        """The blocks of a chunk, and the points of each."""
         group, cut = divmod(number, self._cuts)
-        width = (cut + 1) * self._width // self._cuts - cut * self._width // self._cuts
-        return width * min(self._per_chunk, self._blocks - group * self._per_chunk)
+        start = group * self._per_chunk
+        return (
+            range(start, min(start + self._per_chunk, self._blocks)),
+            range(cut * self._width // self._cuts, (cut + 1) * self._width // self._cuts),
+        )
 
     def _structure_values(self, index: int) -> dict[str, Any]:
         values = {}

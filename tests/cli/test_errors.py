@@ -265,7 +265,7 @@ def test_save_where_nothing_can_be_saved(tmp_path: Path) -> None:
     refused((*SMALL, "--save", str(missing)), 2, f"'{missing}' cannot be written", "No such file", "folder")
     refused((*SMALL, "--json", "--save", str(tmp_path)), 2, f"'{tmp_path}'", "directory")
     for name in ("x.foo", "x", "x.json.bak"):
-        refused((*SMALL, "--save", str(tmp_path / name)), 2, name, "known format", ".json, .csv, .txt")
+        refused((*SMALL, "--save", str(tmp_path / name)), 2, name, "unknown extension", ".json, .csv, .txt")
     assert list(tmp_path.iterdir()) == []
 
 
