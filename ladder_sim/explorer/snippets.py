@@ -19,11 +19,13 @@ def command_line(state: State, allowlist: Allowlist) -> str:
     'ladder-sim predict --model 405b --nodes 2 --set inter.bandwidth=100Gb/s --variant standard,ladder'
     """
     words = ["ladder-sim", "predict"]
+    if state.shape is not None:
+        words += ["--model", "config.json"]
     for argument, value in state.changed():
-        words.append(argument.flag)
-        if argument.kind is not bool:
-            typed = allowlist.paths.get(value, str(value))
-            words.append("config.json" if argument.name == "model" and state.shape else typed)
+        if argument.kind is bool:
+            words.append(argument.flag)
+        elif argument.name != "model" or state.shape is None:
+            words += [argument.flag, allowlist.paths.get(value, str(value))]
     if state.profile is not None:
         words += ["--profile", allowlist.paths.get(state.profile, state.profile)]
     for key, text in state.settings.items():
