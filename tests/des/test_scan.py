@@ -22,10 +22,10 @@ PAIR = (Stream(name="compute"), Stream(name="comm"))
 
 
 def assert_same_times(program: Program) -> None:
-    found, expected = scan.run(program), engine.run(program)
+    actual, expected = scan.run(program), engine.run(program)
     for field in ("ready_s", "start_s", "end_s"):
         np.testing.assert_allclose(
-            getattr(found, field), getattr(expected, field), rtol=RTOL, atol=RTOL * expected.makespan_s, err_msg=field
+            getattr(actual, field), getattr(expected, field), rtol=RTOL, atol=RTOL * expected.makespan_s, err_msg=field
         )
 
 
@@ -58,7 +58,7 @@ def test_same_times_where_kernels_and_collectives_share_a_gpu(program: Program) 
 def test_several_collectives_in_a_row(
     kernels: list[tuple[Demand, float]], collectives: list[tuple[Demand, float, float]]
 ) -> None:
-    """They queue beside kernels that depend on none of them."""
+    """They queue while kernels run that depend on none of them."""
     tasks = [
         Task(name=f"kernel{n}", stream=0, duration_s=duration_s, demand=demand)
         for n, (demand, duration_s) in enumerate(kernels)
@@ -130,9 +130,9 @@ def redrawn(program: Program, data: st.DataObject) -> Program:
 def test_many_configurations_are_each_as_alone(program: Program, others: int, data: st.DataObject) -> None:
     configurations = [program, *(redrawn(program, data) for _ in range(others))]
     expected = one_by_one(configurations)
-    found = all_at_once(configurations)
-    assert found.shape == (3, len(program.tasks), others + 1)
-    np.testing.assert_allclose(found, expected, rtol=RTOL, atol=RTOL * expected.max())
+    actual = all_at_once(configurations)
+    assert actual.shape == (3, len(program.tasks), others + 1)
+    np.testing.assert_allclose(actual, expected, rtol=RTOL, atol=RTOL * expected.max())
 
 
 @given(programs(maximum_units=10), st.integers(1, 5), st.data())
@@ -150,7 +150,7 @@ def test_thousands_of_configurations() -> None:
     tasks = (
         Task(name="a", stream=0, duration_s=1.0),
         Task(name="reduce", stream=1, duration_s=durations_s, after=(0,), demand=Demand(held_sms=8)),
-        Task(name="beside", stream=0, duration_s=2.0, after=(0,)),
+        Task(name="kernel", stream=0, duration_s=2.0, after=(0,)),
         Task(name="b", stream=0, duration_s=1.0, after=(1,)),
     )
     times = scanned(Program(tasks=tasks, streams=PAIR, device=DEVICE))
@@ -225,8 +225,8 @@ def test_what_it_cannot_follow_it_refuses(tasks: tuple[Task, ...]) -> None:
 THREE = (*PAIR, Stream(name="launch"))
 FOLLOWED_OR_REFUSED = {
     "kernels on two streams, no collective": (kernel(0), kernel(1)),
-    "kernels and collectives on one stream, nothing beside them": (kernel(0), collective(0), kernel(0)),
-    "a stream that asks for nothing beside a collective that waits for nothing": (
+    "kernels and collectives on one stream, nothing else": (kernel(0), collective(0), kernel(0)),
+    "a stream that uses nothing and a collective that waits for nothing": (
         Task(name="host", stream=2, duration_s=10.0),
         collective(1),
         Task(name="after", stream=2, duration_s=1.0, after=(1,)),

@@ -136,7 +136,7 @@ def tensor_parallel(*, stream: int = COMM, layers: int = LAYERS) -> TraceFile:
         called, now = called + 6, now + KERNEL_US
 
     trace.event("cpu_op", "aten::add", 0, 1, MAIN)
-    # the launches are held up so that the device has everything queued
+    # the kernels start late, so that everything is launched before
     run("embedding")
     for block in range(2 * layers):
         if block:

@@ -213,9 +213,9 @@ def test_steps_are_found_by_their_marks_and_by_repetition(saved: Saved) -> None:
     marked = saved(trace)
     assert marked.steps == ("ProfilerStep#0", "ProfilerStep#1", "ProfilerStep#2")
     trace.events = [event for event in trace.events if event["cat"] != "user_annotation"]
-    found = saved(trace)
-    assert found.steps == ("iteration 1", "iteration 2", "iteration 3")
-    lengths = [[round(step.recorded_s / US) for step in replay(graph).steps] for graph in (marked, found)]
+    unmarked = saved(trace)
+    assert unmarked.steps == ("iteration 1", "iteration 2", "iteration 3")
+    lengths = [[round(step.recorded_s / US) for step in replay(graph).steps] for graph in (marked, unmarked)]
     assert lengths == [[355] * 3] * 2
 
 

@@ -39,8 +39,8 @@ EXPOSED = "exposed communication"
 
 @pytest.fixture(scope="module")
 def reader() -> Iterator[Processor]:
-    with processor() as found:
-        yield found
+    with processor() as started:
+        yield started
 
 
 def check(reader: Processor, runs: dict[str, TraceGraph], file: bytes | None = None) -> None:
@@ -57,16 +57,16 @@ def check(reader: Processor, runs: dict[str, TraceGraph], file: bytes | None = N
         for process, graph, rank in ranks
         for thread in (*(lane.name for lane in graph.lanes if lane.rank == rank), EXPOSED)
     ]
-    found = reader.query(SLICES)
-    assert Counter(row for row in found if row[1] != EXPOSED) == Counter(
+    slices = reader.query(SLICES)
+    assert Counter(row for row in slices if row[1] != EXPOSED) == Counter(
         (process, graph.lanes[op.lane].name, op.name, *span, 0)
         for process, graph, rank in ranks
         for op in graph.ops
         if graph.lanes[op.lane].rank == rank and (span := drawn(op))
     )
     for process, graph, rank in ranks:
-        exposed_ns = [row[4] for row in found if row[:3] == (process, EXPOSED, EXPOSED)]
-        wanted_s = next(one.exposed_s for one in summarize_run(graph).ranks if one.rank == rank)
+        exposed_ns = [row[4] for row in slices if row[:3] == (process, EXPOSED, EXPOSED)]
+        wanted_s = next(summary.exposed_s for summary in summarize_run(graph).ranks if summary.rank == rank)
         # each end is rounded
         assert sum(exposed_ns) == pytest.approx(wanted_s * 1e9, abs=1 + len(exposed_ns))
     assert Counter(reader.query(ARROWS)) == Counter(
