@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from calibration.fit.fabric import widest_fabric
 from calibration.fit.profile import MAX_MEDIAN_ERROR, FittedProfile, make_profile
-from calibration.fit.samples import SampleStore
-from calibration.fit.tables import tables_in
+from calibration.fit.samples import SampleStore, medians
+from calibration.fit.tables import curve_of, tables_in
+from calibration.importers.nccl_tests import Sweep, fabric_text
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import ProfileError
@@ -51,12 +51,34 @@ def _fit(options: argparse.Namespace) -> None:
             f"median errors above {MAX_MEDIAN_ERROR:.0%}: {'; '.join(fitted.refused)}",
             hint="measure longer, or write the profile anyway with --force",
         )
-    fabric = widest_fabric(store, cluster=fitted.profile.cluster_name, created=created) if options.fabric else ""
+    fabric = _fabric(store, fitted.profile.cluster_name, created) if options.fabric else ""
     save_profile(fitted.profile, options.out)
     print(options.out)
     if options.fabric:
         write_text(options.fabric, fabric)
         print(options.fabric)
+
+
+def _fabric(store: SampleStore, cluster: str, created: str) -> str:
+    """Fabric file of the all-reduce over the most nodes and ranks; a profile holds collectives in one node only."""
+    points = medians(store.samples)
+    across = [op for op in points if op.op == "all_reduce" and op.nodes > 1]
+    if not across:
+        raise ProfileError(
+            f"samples '{store.path}' hold no all-reduce across nodes", hint="run `calibrate run` on several nodes"
+        )
+    widest = max(across, key=lambda op: (op.nodes, op.ranks))
+    curve = curve_of(points[widest])
+    sweep = Sweep(
+        file=store.path.name,
+        op="all_reduce",
+        sizes=tuple(curve.size_bytes.tolist()),
+        seconds=tuple(curve.seconds.tolist()),
+        program="calibrate run",
+        device=str(store.environment.get("gpu", "")),
+    )
+    per_node = widest.ranks // widest.nodes
+    return fabric_text(sweep, cluster=cluster, nodes=widest.nodes, ranks_per_node=per_node, created=created)
 
 
 def _described(fitted: FittedProfile) -> Iterator[str]:
