@@ -49,7 +49,7 @@ def explore(
             raise UsageError(f"--export '{export}': must end in .html", hint="name it like page.html")
         from ladder_sim.cli.output import write
 
-        write(standalone_page(Queries(allowlist).answer(query), allowlist), export, flag="--export")
+        write(standalone_page(Queries(allowlist).answer(query), allowlist), export)
         return
     _serve(allowlist, query, host=host, port=port, opened=not no_open)
 

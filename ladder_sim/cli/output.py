@@ -10,6 +10,7 @@ import typer
 
 from ladder_sim.cli.options import OptionGroup
 from ladder_sim.errors import UsageError
+from ladder_sim.specs.files import write_text
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -37,17 +38,12 @@ def chosen_format(*, json: bool, csv: bool, save: Path | None) -> str:
     return FORMATS[save.suffix.lower()]
 
 
-def write(text: str, save: Path | None, *, flag: str = "--save") -> None:
-    """Print `text`, or write it to the file that `flag` named."""
+def write(text: str, save: Path | None) -> None:
+    """Print `text`, or write it to a file."""
     if save is None:
         sys.stdout.write(text)
         return
-    try:
-        save.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"{flag} '{save}' cannot be written: {error.strerror or error}", hint="choose a folder that exists"
-        ) from error
+    write_text(save, text)
     print(f"written: {save}", file=sys.stderr)
 
 

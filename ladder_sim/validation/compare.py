@@ -223,10 +223,10 @@ def _profile(scenario: Scenario, level: Level) -> CalibrationProfile | None:
 def summarize(comparisons: Iterable[Comparison]) -> tuple[GroupSummary, ...]:
     """Errors and coverage by variant, interconnect and group of tensor-parallel degrees, and over all degrees."""
     parts: dict[tuple[str, bool, str], list[Comparison]] = {}
-    for one in comparisons:
-        row = one.measurement
+    for comparison in comparisons:
+        row = comparison.measurement
         for tps in (tp_group(row.configuration.tp), ALL_TPS):
-            parts.setdefault((row.variant, row.configuration.p2p, tps), []).append(one)
+            parts.setdefault((row.variant, row.configuration.p2p, tps), []).append(comparison)
     variants = list(dict.fromkeys(variant for variant, _, _ in parts))
     return tuple(
         GroupSummary(
@@ -235,8 +235,8 @@ def summarize(comparisons: Iterable[Comparison]) -> tuple[GroupSummary, ...]:
             tps=tps,
             rows=len(members),
             unseen=len(unseen(members)),
-            speedup=error_stats([one.speedup for one in members]),
-            tokens_per_s=error_stats([one.tokens_per_s for one in members]),
+            speedup=error_stats([member.speedup for member in members]),
+            tokens_per_s=error_stats([member.tokens_per_s for member in members]),
         )
         for (variant, p2p, tps), members in sorted(
             parts.items(), key=lambda part: (variants.index(part[0][0]), not part[0][1], _order(part[0][2]))
@@ -288,21 +288,21 @@ def gate(comparisons: Iterable[Comparison], maximum: float) -> None:
         There is no such row.
     """
     rows = [
-        one for one in unseen(comparisons) if one.measurement.variant == "ladder" and one.measurement.configuration.p2p
+        row for row in unseen(comparisons) if row.measurement.variant == "ladder" and row.measurement.configuration.p2p
     ]
     if not rows:
         raise UsageError(
             "--max-error: no ladder row with P2P on that no fit has used",
             hint="leave --max-error out for this data set",
         )
-    for one in rows:
-        if one.speedup is None:
+    for row in rows:
+        if row.speedup is None:
             # a row that cannot be predicted must not make the mean better
             raise LadderSimError(
-                f"--max-error: line {one.measurement.line} has no speedup to compare: {one.note}",
+                f"--max-error: line {row.measurement.line} has no speedup to compare: {row.note}",
                 hint="leave the row out, or add what it lacks",
             )
-    mean = math.fsum(abs(one.speedup.error) for one in rows if one.speedup) / len(rows)
+    mean = math.fsum(abs(row.speedup.error) for row in rows if row.speedup) / len(rows)
     if mean > maximum:
         raise LadderSimError(
             f"mean absolute error of ladder's speedup over {len(rows)} unseen rows with P2P on is {mean:.2%}: must be "
