@@ -89,10 +89,7 @@ def capture(
 
 
 @trace.command("import")
-def import_(
-    files: Files,
-    save: Annotated[Path, typer.Option(help="File to write: .json or .json.gz.")],
-) -> None:
+def import_(files: Files, save: Annotated[Path, typer.Option(help="File to write: .json or .json.gz.")]) -> None:
     """Join the traces of all ranks into one file, which Perfetto shows and the other commands read faster."""
     from ladder_sim.report.tables.traces import info_report
     from ladder_sim.traces import perfetto

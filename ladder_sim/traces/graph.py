@@ -184,6 +184,5 @@ class TraceGraph:
         position = {old: new for new, old in enumerate(order)}
         chosen = (changed.get(old, self.ops[old]) for old in order)
         return replace(
-            self,
-            ops=tuple(replace(op, after=tuple(sorted(position[before] for before in op.after))) for op in chosen),
+            self, ops=tuple(replace(op, after=tuple(sorted(position[before] for before in op.after))) for op in chosen)
         )

@@ -175,19 +175,10 @@ def _ns(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-def _slice(
-    name: str, category: str, thread: _Track, span: tuple[int, int], arguments: dict[str, Any]
-) -> dict[str, Any]:
+def _slice(name: str, category: str, track: _Track, span: tuple[int, int], arguments: dict[str, Any]) -> dict[str, Any]:
     start_ns, end_ns = span
-    return {
-        "ph": "X",
-        "cat": category,
-        "name": name,
-        **thread._asdict(),
-        "ts": start_ns / _US,
-        "dur": (end_ns - start_ns) / _US,
-        "args": arguments,
-    }
+    times = {"ts": start_ns / _US, "dur": (end_ns - start_ns) / _US}
+    return {"ph": "X", "cat": category, "name": name, **track._asdict(), **times, "args": arguments}
 
 
 def _arguments(index: int, op: TraceOp) -> dict[str, Any]:

@@ -150,9 +150,7 @@ def replay(graph: TraceGraph) -> Replay:
         simulated=simulated,
         steps=tuple(
             StepError(
-                name=name,
-                recorded_s=elapsed_s(graph, members[step]),
-                replayed_s=elapsed_s(simulated, members[step]),
+                name=name, recorded_s=elapsed_s(graph, members[step]), replayed_s=elapsed_s(simulated, members[step])
             )
             for step, name in enumerate(graph.steps or ("trace",))
             if step in members

@@ -112,10 +112,7 @@ class _Rewiring:
             self.lanes.append(lane)
         op, before = self._op(index), [self.before[index]] if index in self.before else []
         self._change(
-            index,
-            lane=self.lanes.index(lane),
-            after=tuple({*op.after, *before}),
-            lead_s=op.lead_s + self.stream_wait_s,
+            index, lane=self.lanes.index(lane), after=tuple({*op.after, *before}), lead_s=op.lead_s + self.stream_wait_s
         )
         for behind in forward.segments[number][:1]:
             op = self._op(behind)

@@ -4,7 +4,6 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from ladder_sim.des.spans import Spans, length_s, subtract, union
-from ladder_sim.des.timeline import Timeline
 from ladder_sim.traces.graph import TraceGraph
 from ladder_sim.traces.replay import to_timeline
 
@@ -80,7 +79,7 @@ def summarize_run(graph: TraceGraph) -> RunSummary:
             OpTotal(kind=kind, name=name, count=len(times), seconds=sum(times)) for (kind, name), times in ordered
         ),
         ranks=tuple(ranks),
-        critical_s=_critical(graph, to_timeline(graph), seconds),
+        critical_s=_critical(graph, seconds),
     )
 
 
@@ -97,11 +96,11 @@ def exposed_spans(graph: TraceGraph, rank: int) -> Spans:
     return subtract(*spans_of(graph, rank))
 
 
-def _critical(graph: TraceGraph, timeline: Timeline, seconds: float) -> dict[str, float]:
+def _critical(graph: TraceGraph, seconds: float) -> dict[str, float]:
     shares: dict[str, float] = defaultdict(float)
     # end of the path so far
     front_s = float("-inf")
-    for index in timeline.critical_path():
+    for index in to_timeline(graph).critical_path():
         op = graph.ops[index]
         shares[op.kind] += max(0.0, op.end_s - max(op.start_s, front_s))
         front_s = max(op.end_s, front_s)
