@@ -152,7 +152,9 @@ def _resolve(model: str, stack: str, changes: Mapping[str, str]) -> tuple[ModelS
     for key in changes:
         section, _, name = key.partition(".")
         if section not in ("model", "stack"):
-            raise UsageError(f"--set {key}: a real run takes its machine as it is", hint="set fields of model or stack")
+            raise UsageError(
+                f"--set {key}: a real run uses this machine's hardware", hint="set fields of model or stack"
+            )
         if section == "model" and name not in _HF_KEYS:
             raise UnknownNameError("setting of a real run", key, [f"model.{field}" for field in _HF_KEYS])
     before = catalog.model(model)
