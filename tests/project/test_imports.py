@@ -1,7 +1,7 @@
 """What may be imported where, and what an import costs.
 
-import-linter holds the layers inside the project (``test_quality.py``); here are the third-party packages and the one
-boundary import-linter cannot word: which modules of ``calibration`` may reach for which packages.
+import-linter checks the layers inside the project (``test_quality.py``). Here are the third-party packages and the one
+boundary that import-linter cannot express: which modules of ``calibration`` may import which packages.
 """
 
 import subprocess
@@ -17,11 +17,11 @@ pytestmark = pytest.mark.quality
 
 PROJECT = {"ladder_sim", "runtime", "calibration"}
 
-# Everywhere in ladder_sim: the base dependencies (click is typer's own ground floor).
+# Everywhere in ladder_sim: the base dependencies (typer is built on click).
 # Inside functions only: the optional extras.
 SIMULATOR = {"numpy", "scipy", "networkx", "simpy", "plotly", "typer", "click", "rich", "pydantic"}
-# The explorer's: dash, and the server below it.
 SIMULATOR_LAZY = {"dash", "pyarrow", "dask", "distributed", "kaleido"}
+# Anywhere in the explorer: dash and its server.
 EXPLORER = {"dash", "flask", "werkzeug"}
 
 RUNTIME = {"torch"}
@@ -80,7 +80,7 @@ def test_calibration_without_torch_stays_without_torch() -> None:
 
 
 def test_the_check_sees_through_the_usual_disguises() -> None:
-    """Guards the checks above: a reader of syntax trees that finds nothing would pass them all."""
+    """Guards the checks above: a reader of syntax trees that sees no import would pass them all."""
     source = """
 import os
 if True:

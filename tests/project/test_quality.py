@@ -1,4 +1,4 @@
-"""The tools that hold the code to its style run with the tests, and the tree is fit to publish."""
+"""Style, types and import contracts are checked with the tests; committed files hold no path of one machine."""
 
 import re
 import shutil
@@ -19,11 +19,11 @@ CHECKS = {
     "import contracts": ["lint-imports", "--no-logo"],
 }
 
-# A home or work folder of one machine: an absolute path whose first folder holds people's files. A path inside a URL,
-# or one that merely ends so, does not count.
+# A home or work folder of one machine: an absolute path whose first folder holds people's files. Paths inside URLs and
+# relative paths do not count.
 MACHINE_PATH = re.compile(r"(?<![\w.~/:-])/(?:home|root|work|workspace|Users|mnt)(?:/[\w.-]+|(?=[\s\"'`,;:)]|$))")
 
-# A scratch folder in code, which two users of one machine would share; tests may name one in what they feed in.
+# A scratch folder in code, which two users of one machine would share; tests may use one as input.
 SCRATCH_PATH = re.compile(r"(?<![\w.~/:-])/(?:var/)?tmp/[\w.-]+")
 
 
@@ -42,7 +42,7 @@ def test_tool_finds_nothing(command: list[str]) -> None:
 
 
 def _tracked_files() -> list[Path]:
-    """Files that git tracks or would add; in an unpacked archive there is no such list."""
+    """Files that git tracks or would add; unavailable in an unpacked archive."""
     if shutil.which("git") is None or not (REPO / ".git").exists():
         unavailable("a git checkout")
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
