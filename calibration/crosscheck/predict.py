@@ -155,7 +155,7 @@ def _overlaps(observed: Observations, all_reduce: Curve) -> Iterator[tuple[float
         size_bytes = message_bytes(all_reduces(observed.scenario, phase)[0])
         alone_s, _ = all_reduce.seconds_at(size_bytes)
         slowed = max(0.0, message_s / float(alone_s) - 1.0)
-        yield size_bytes, Overlap(core_share=float(np.clip(lost_s / message_s, MIN_CORE_SHARE, 1.0)), slowdown=slowed)
+        yield size_bytes, Overlap(core_share=float(np.clip(lost_s / message_s, MIN_CORE_SHARE, 1.0)), slowed=slowed)
 
 
 def _curves(observed: Observations, link: str) -> dict[str, Curve]:

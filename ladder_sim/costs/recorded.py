@@ -27,7 +27,7 @@ class Overlap(NamedTuple):
 
     core_share: float
     """Share of the processor that the kernel loses to the collective."""
-    slowdown: float
+    slowed: float
     """How much longer the collective takes, as a fraction."""
 
 
@@ -89,7 +89,7 @@ class RecordedCosts:
                 seconds=float(seconds),
                 error=RECORDED_ERROR,
                 source="measured",
-                demand=Demand(held_sms=overlap.core_share * self._sms, slowdown=overlap.slowdown, link=1.0),
+                demand=Demand(held_sms=overlap.core_share * self._sms, slowdown=overlap.slowed, link=1.0),
             )
         known = self._kernels.get((op.kind, op.shape))
         if known is None:

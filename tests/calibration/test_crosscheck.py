@@ -155,7 +155,7 @@ def test_a_message_and_a_computation_at_the_same_time_slow_each_other() -> None:
     observed.requests[Run("gloo", "standard")] = observed.requests.pop(Run("slow", "standard"))
     apart = Calibration.of(replace(observed, overlaps={phase: [OverlapTime(5e-3, 0.0)] for phase in PHASES}))
     together = Calibration.of(observed)
-    assert [round(overlap.slowdown, 3) for overlap in together.overlaps.values()] == [0.5, 0.5]
+    assert [round(overlap.slowed, 3) for overlap in together.overlaps.values()] == [0.5, 0.5]
     assert [round(overlap.core_share, 3) for overlap in together.overlaps.values()] == [0.4, 0.4]
     standard, ladder = Run("gloo", "standard"), Run("gloo", "ladder")
     assert together.predict(standard) == pytest.approx(apart.predict(standard), rel=1e-3)
