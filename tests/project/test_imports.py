@@ -18,8 +18,8 @@ pytestmark = pytest.mark.quality
 PROJECT = {"ladder_sim", "runtime", "calibration"}
 
 # Everywhere in ladder_sim: the base dependencies (typer is built on click).
-# Inside functions only: the optional extras.
 SIMULATOR = {"numpy", "scipy", "networkx", "simpy", "plotly", "typer", "click", "rich", "pydantic"}
+# Inside functions only: the optional extras.
 SIMULATOR_LAZY = {"dash", "pyarrow", "dask", "distributed", "kaleido"}
 # Anywhere in the explorer: dash and its server.
 EXPLORER = {"dash", "flask", "werkzeug"}
