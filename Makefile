@@ -1,5 +1,5 @@
 # make predict       the answer of the README, from the base install
-# make check         the daily loop, under 90 s: quick tests, types, style; no torch, no browser
+# make check         the daily loop, under 90 s on two cores: quick tests, types, style; no torch, no browser
 # make test          the whole test suite, under ten minutes
 # make verify        longer proofs: verify-exact, then verify-measured
 # make verify-exact  both engines agree, accuracy gates; their results do not depend on other work on the machine
@@ -13,20 +13,23 @@ PYTEST_ARGS ?=
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
 
-.PHONY: predict check check-units check-style test verify verify-exact verify-measured system-deps clean
+.PHONY: predict check check-simulator check-rest test verify verify-exact verify-measured system-deps clean
 
 predict: $(VENV)/.base-installed
 	@$(BIN)/ladder-sim predict --model 405b --nodes 2
 
-# Both at once: mypy takes one core, tests the other.
+# Two halves at once, one on each core.
+SIMULATOR_TESTS := $(addprefix tests/,costs des graph prediction simulate specs)
+QUICK := -m "not slow and not torch and not browser and not root"
+
 check: $(VENV)/.test-installed
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync check-style check-units
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync check-simulator check-rest
 
-check-units: $(VENV)/.test-installed
-	$(BIN)/python -m pytest -m "not slow and not torch and not browser and not root and not quality" $(PYTEST_ARGS) tests ladder_sim
+check-simulator: $(VENV)/.test-installed
+	$(BIN)/python -m pytest $(QUICK) $(SIMULATOR_TESTS)
 
-check-style: $(VENV)/.test-installed
-	$(BIN)/python -m pytest -m quality tests/project
+check-rest: $(VENV)/.test-installed
+	$(BIN)/python -m pytest $(QUICK) $(addprefix --ignore=,$(SIMULATOR_TESTS)) tests ladder_sim
 
 test: $(VENV)/.test-installed
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
