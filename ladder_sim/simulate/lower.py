@@ -54,6 +54,12 @@ class Period(NamedTuple):
 class Schedule:
     """What a forward pass runs in which order, some identical layers left out: the same for any size and cost."""
 
+    inputs: PassInputs
+    """What runs, for one token."""
+    phase: Phase
+    """Of the pass."""
+    keep: int
+    """Periods left of each run of identical layers."""
     wiring: Wiring
     """The layers that are there."""
     ops: tuple[Op, ...]
@@ -66,6 +72,8 @@ class Schedule:
     """Of each op."""
     distinct: tuple[Op, ...]
     """One op of each kind and shape."""
+    keys: tuple[str, ...]
+    """Kind and shape of each of them, as text, which remembers its hash."""
     same_as: tuple[int, ...]
     """Position in `distinct` of each op's like."""
     spans: Mapping[tuple[int, Lead], int]
@@ -105,8 +113,8 @@ def schedule(inputs: PassInputs, phase: Phase, keep: int) -> Schedule:
     position = {op.name: number for number, op in enumerate(ops)}
     streams = tuple(COMM if op.kind in COLLECTIVE_KINDS else COMPUTE for op in ops)
     after = tuple(tuple(position[name] for name in graph.predecessors(op.name)) for op in ops)
-    numbers: dict[tuple[str, object], int] = {}
-    same_as = tuple(numbers.setdefault((op.kind, op.shape), len(numbers)) for op in ops)
+    numbers: dict[str, int] = {}
+    same_as = tuple(numbers.setdefault(f"{op.kind} {op.shape}", len(numbers)) for op in ops)
     first = {number: op for op, number in reversed(list(zip(ops, same_as, strict=True)))}
     leads = _leads(streams, after, same_as)
     repeats = {layer.index: layer.repeats for layer in condensed.layers}
@@ -114,12 +122,16 @@ def schedule(inputs: PassInputs, phase: Phase, keep: int) -> Schedule:
     for op, like, lead in zip(ops, same_as, leads, strict=True):
         spans[like, lead] += repeats.get(op.layer, 1)
     return Schedule(
+        inputs=inputs,
+        phase=phase,
+        keep=keep,
         wiring=condensed,
         ops=ops,
         streams=streams,
         after=after,
         leads=leads,
         distinct=tuple(first[number] for number in range(len(numbers))),
+        keys=tuple(numbers),
         same_as=same_as,
         spans=dict(spans),
         periods=_periods(condensed.layers, ops),

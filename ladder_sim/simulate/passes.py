@@ -25,7 +25,7 @@ from ladder_sim.des.program import Program
 from ladder_sim.des.shared import Number, any_true, maximum, minimum
 from ladder_sim.des.timeline import Timeline
 from ladder_sim.graph.build import PassInputs
-from ladder_sim.graph.ops import Op, Phase, Shape
+from ladder_sim.graph.ops import Op, Phase
 from ladder_sim.graph.sizes import Sizes
 from ladder_sim.simulate.breakdown import Breakdown, SimulatedOp, simulated_ops
 from ladder_sim.simulate.lower import Schedule, lower, op_times, schedule
@@ -49,13 +49,11 @@ ENGINES: Mapping[Engine, Callable[[Program], TaskTimes]] = {"fast": scan.scan, "
 FIRST_PERIODS = 3
 # relative difference under which two periods count as equal: rounding of sums, not a model error
 STEADY = 1e-9
-# what ops cost, by kind and shape of the same op of one token
-Prices = Mapping[tuple[str, Shape], Estimate]
+# what ops cost, by `Schedule.keys`
+Prices = Mapping[str, Estimate]
 
 
-def price(
-    costs: CostModel, passes: Sequence[tuple[Phase, Sizes]], schedules: Iterable[tuple[Phase, Schedule]]
-) -> list[Prices]:
+def price(costs: CostModel, passes: Sequence[tuple[Phase, Sizes]], schedules: Iterable[Schedule]) -> list[Prices]:
     """Price the ops of passes, equal ones once and all in one call, so that each table is looked up once.
 
     Parameters
@@ -65,17 +63,17 @@ def price(
     passes
         Phase and sizes of each. Passes of one phase differ in context only, which changes nothing but attention.
     schedules
-        Whose ops may run in a phase.
+        Whose ops may run in the passes of their phase.
 
     Returns
     -------
     list
         Of each pass.
     """
-    ops: dict[Phase, dict[tuple[str, Shape], Op]] = {phase: {} for phase, _ in passes}
-    for phase, plan in schedules:
-        ops[phase].update({(op.kind, op.shape): op for op in plan.distinct})
-    keys: list[tuple[int, tuple[str, Shape]]] = []
+    ops: dict[Phase, dict[str, Op]] = {phase: {} for phase, _ in passes}
+    for plan in schedules:
+        ops[plan.phase].update(zip(plan.keys, plan.distinct, strict=True))
+    keys: list[tuple[int, str]] = []
     sized: list[Op] = []
     first: dict[Phase, int] = {}
     for number, (phase, sizes) in enumerate(passes):
@@ -84,7 +82,7 @@ def price(
             if number == start or op.kind == "attention":
                 keys.append((number, key))
                 sized.append(sizes.op(op))
-    prices: list[dict[tuple[str, Shape], Estimate]] = [{} for _ in passes]
+    prices: list[dict[str, Estimate]] = [{} for _ in passes]
     for (number, key), estimate in zip(keys, costs.estimates(sized), strict=True):
         prices[number][key] = estimate
     return [{**prices[first[phase]], **own} for (phase, _), own in zip(passes, prices, strict=True)]
@@ -97,10 +95,8 @@ class ForwardPass:
 
     Parameters
     ----------
-    inputs
-        What runs, for one token.
-    phase
-        ``"prefill"`` or ``"decode"``.
+    plan
+        What it runs, some of its layers left out.
     sizes, prices
         Of its ops.
     hardware
@@ -109,24 +105,13 @@ class ForwardPass:
         They run on it.
     engine
         ``"fast"`` or ``"des"``.
-    keep
-        Periods of each run of identical layers that are simulated at first.
     """
 
     def __init__(
-        self,
-        inputs: PassInputs,
-        phase: Phase,
-        sizes: Sizes,
-        prices: Prices,
-        hardware: Hardware,
-        gpu: GpuSpec,
-        engine: Engine = "fast",
-        keep: int = FIRST_PERIODS,
+        self, plan: Schedule, sizes: Sizes, prices: Prices, hardware: Hardware, gpu: GpuSpec, engine: Engine = "fast"
     ) -> None:
-        self.inputs, self.phase, self.sizes, self.prices = inputs, phase, sizes, prices
-        self.hardware, self.gpu, self.engine, self.keep = hardware, gpu, engine, keep
-        plan = schedule(inputs, phase, keep)
+        self.plan, self.sizes, self.prices = plan, sizes, prices
+        self.hardware, self.gpu, self.engine = hardware, gpu, engine
         # start to end
         self.seconds: Number
         if plan.serial and engine == "fast":
@@ -138,23 +123,25 @@ class ForwardPass:
 
     def estimates(self, plan: Schedule) -> list[Estimate]:
         """Of the distinct ops of a schedule of this pass, each alone on its GPU."""
-        return [self.prices[op.kind, op.shape] for op in plan.distinct]
+        return [self.prices[key] for key in plan.keys]
 
     def lowered(self, keep: int, hardware: Hardware | None = None) -> tuple[Schedule, Program]:
         """Its tasks, with `keep` periods of each run of identical layers; on other hardware, if any is given."""
-        plan = schedule(self.inputs, self.phase, keep)
-        return plan, lower(plan, self.estimates(plan), hardware or self.hardware, self.gpu.sms)
+        plan = schedule(self.plan.inputs, self.plan.phase, keep)
+        return plan, self._lower(plan, hardware or self.hardware)
+
+    def _lower(self, plan: Schedule, hardware: Hardware) -> Program:
+        return lower(plan, self.estimates(plan), hardware, self.gpu.sms)
 
     def _run(self) -> tuple[Schedule, Program, TaskTimes, Number]:
         """Simulate it with few of its periods, with more, and in the end with all, which is always steady."""
-        keep = self.keep
+        plan, program = self.plan, self._lower(self.plan, self.hardware)
         while True:
-            plan, program = self.lowered(keep)
             times = ENGINES[self.engine](program)
             makespan_s, added_s, steady = _added(plan, program, times)
             if np.all(steady):
                 return plan, program, times, makespan_s + added_s
-            keep *= 4
+            plan, program = self.lowered(4 * plan.keep)
 
     @cached_property
     def simulated(self) -> tuple[Schedule, Timeline]:
@@ -202,13 +189,16 @@ def simulate(
         As in `ladder_sim.graph.build.build`.
     costs
         Times of its ops.
-    engine, keep
-        As in `ForwardPass`.
+    engine
+        ``"fast"`` or ``"des"``.
+    keep
+        Periods of each run of identical layers that are simulated at first.
     """
-    workload, inputs = scenario.workload, PassInputs.of(scenario).of_one_token()
+    workload = scenario.workload
+    plan = schedule(PassInputs.of(scenario).of_one_token(), phase, keep)
     sizes = Sizes.of(scenario.stack, phase, kv_len, batch=workload.batch, prompt=workload.prompt, gen=workload.gen)
-    prices = price(costs, [(phase, sizes)], [(phase, schedule(inputs, phase, keep))])
-    return ForwardPass(inputs, phase, sizes, prices[0], costs.hardware, scenario.cluster.gpu, engine, keep)
+    (prices,) = price(costs, [(phase, sizes)], [plan])
+    return ForwardPass(plan, sizes, prices, costs.hardware, scenario.cluster.gpu, engine)
 
 
 def timeline_of(program: Program, times: TaskTimes) -> Timeline:

@@ -70,7 +70,7 @@ def simulate_ranks(step: ForwardPass, ranks: int, jitter: Jitter) -> RankedStep:
     plan, program = step.lowered(PERIODS, typical)
     if not any(op.stream == "comm" and op.layer >= 0 for op in plan.ops):
         # ranks that meet at the end only drift apart all along
-        plan, program = step.lowered(step.inputs.model.layers, typical)
+        plan, program = step.lowered(step.plan.inputs.model.layers, typical)
     lasted_s: list[list[float]] = [[] for _ in plan.periods]
     ends_s, waits_s = [], []
     for replicate in range(REPLICATES if jitter.sigma else 1):

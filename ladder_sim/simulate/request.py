@@ -114,13 +114,17 @@ def simulate_request(
         for kv_len, times in decode_contexts(prompt, gen, static_cache=stack.static_cache)
     ]
     passes = [(phase, Sizes.of(stack, phase, kv_len, **plain)) for phase, kv_len, _ in steps]
-    inputs = {name: PassInputs.of(replace(scenario, variant=name)).of_one_token() for name in variants}
-    schedules = [(phase, schedule(each, phase, FIRST_PERIODS)) for each in inputs.values() for phase in dict(passes)]
-    prices = price(costs, passes, schedules)
+    one_token = PassInputs.of(scenario).of_one_token()
+    schedules = {
+        (name, phase): schedule(one_token._replace(variant=name), phase, FIRST_PERIODS)
+        for name in variants
+        for phase in dict(passes)
+    }
+    prices = price(costs, passes, schedules.values())
     requests = {}
-    for name, each in inputs.items():
+    for name in variants:
         simulated = [
-            (ForwardPass(each, phase, size, known, costs.hardware, scenario.cluster.gpu, engine), times)
+            (ForwardPass(schedules[name, phase], size, known, costs.hardware, scenario.cluster.gpu, engine), times)
             for (phase, size), known, (_, _, times) in zip(passes, prices, steps, strict=True)
         ]
         requests[name] = _request(name, simulated, scenario.tp, jitter)
