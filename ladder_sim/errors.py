@@ -18,7 +18,9 @@
 """
 
 import difflib
+import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterable
 from typing import ClassVar
@@ -117,10 +119,21 @@ class MissingDependencyError(LadderSimError):
 
 
 class MissingPackageError(MissingDependencyError):
-    """A package of an extra of ladder-sim is absent; `users`, in the plural, need it."""
+    """A package of an extra of ladder-sim is absent.
 
-    def __init__(self, users: str, package: str, *, extra: str = "runtime") -> None:
-        super().__init__(f"{users} need the '{package}' package", hint=f"pip install 'ladder-sim[{extra}]'")
+    Parameters
+    ----------
+    need
+        What needs which package: "the explorer needs dash".
+    extra
+        The extra that installs the package.
+    otherwise
+        What to do without the package; may be empty.
+    """
+
+    def __init__(self, need: str, *, extra: str = "runtime", otherwise: str = "") -> None:
+        hint = install_command(extra) + (f", or {otherwise}" if otherwise else "")
+        super().__init__(f"{need}, which is not installed", hint=hint)
 
 
 class DeadlockError(LadderSimError):
@@ -129,6 +142,39 @@ class DeadlockError(LadderSimError):
 
 class RankError(LadderSimError):
     """Another rank of a real run died or hangs."""
+
+
+def install_command(extra: str = "") -> str:
+    """The command that installs this copy of ladder-sim again, with an extra.
+
+    It names where the copy came from, never a package of the index: ladder-sim is not there, and its name is free.
+    """
+    # imported here: an error is rare, and these take 60 ms
+    import shutil
+    from importlib import metadata
+    from pathlib import Path
+    from urllib.request import url2pathname
+
+    here, python = Path.cwd(), Path(sys.executable)
+    pip = "pip install"
+    # the first pip in PATH may belong to another environment
+    if Path(shutil.which("pip") or "").parent != python.parent:
+        typed = python.relative_to(here) if python.is_relative_to(here) else python
+        pip = f"{shlex.quote(str(typed))} -m pip install"
+    # how pip came by it: packaging.python.org/en/latest/specifications/direct-url
+    records = (copy.read_text("direct_url.json") for copy in metadata.distributions(name="ladder-sim"))
+    origin = json.loads(next(filter(None, records), "{}"))
+    url, extras = origin.get("url", ""), f"[{extra}]" if extra else ""
+    if "dir_info" in origin:
+        pip += " -e" if origin["dir_info"].get("editable") else ""
+        folder = url2pathname(url.removeprefix("file://"))
+        source = ("." if Path(folder) == here else folder) + extras
+    elif url:
+        commit = origin.get("vcs_info")
+        source = f"ladder-sim{extras} @ " + (f"{commit['vcs']}+{url}@{commit['commit_id']}" if commit else url)
+    else:
+        source = f".{extras}"
+    return f"{pip} {shlex.quote(source)}"
 
 
 def exit_code(

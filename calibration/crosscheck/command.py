@@ -105,7 +105,7 @@ def _run(options: argparse.Namespace) -> int:
 def _measured(options: argparse.Namespace) -> dict[str, Any] | int:
     """The result; an exit code if ranks failed, or if this is a rank that has nothing to show."""
     if importlib.util.find_spec("torch") is None:
-        raise MissingPackageError("real forward passes", "torch")
+        raise MissingPackageError("real forward passes need torch")
     import torch
 
     from calibration.crosscheck.measure import Experiment

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from calibration.importers.grids import Series
 from ladder_sim.costs.roofline import coordinates
-from ladder_sim.errors import MissingDependencyError, UsageError
+from ladder_sim.errors import MissingDependencyError, MissingPackageError, UsageError
 from ladder_sim.graph.ops import AttentionShape
 
 PACKAGE = "aiconfigurator-core"
@@ -75,7 +75,7 @@ def read_columns(path: Path) -> Columns:
 
     Raises
     ------
-    MissingDependencyError
+    MissingPackageError
         If pyarrow is not installed.
     UsageError
         If the file is not a parquet file.
@@ -84,9 +84,7 @@ def read_columns(path: Path) -> Columns:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise MissingDependencyError(
-            "reading parquet files needs the package pyarrow", hint='pip install "ladder-sim[import]"'
-        ) from error
+        raise MissingPackageError("reading parquet files needs pyarrow", extra="import") from error
     try:
         table = pyarrow.parquet.read_table(path)
     except (pyarrow.ArrowException, OSError) as error:

@@ -72,7 +72,7 @@ def _run(options: argparse.Namespace) -> None:
     models, degrees = [catalog.model(name) for name in options.model], options.tp or [1]
     skipped = undivided(models, degrees)
     if importlib.util.find_spec("torch") is None:
-        raise MissingPackageError("measurements", "torch")
+        raise MissingPackageError("measurements need torch")
     # imported here: `fit`, `show` and the others need no torch
     import torch
 

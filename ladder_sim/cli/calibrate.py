@@ -8,7 +8,7 @@ from collections.abc import Callable
 import typer
 
 from ladder_sim.cli.options import PASSED_ON
-from ladder_sim.errors import MissingDependencyError
+from ladder_sim.errors import MissingDependencyError, install_command
 
 COMMANDS = {
     "run": "Measure ops on this machine; under torchrun: `-m calibration run` on every rank.",
@@ -26,9 +26,7 @@ calibrate = typer.Typer(help="Make, read and compare measured profiles.", no_arg
 def pass_on(context: typer.Context, command: str) -> None:
     """Run ``python -m calibration COMMAND`` with the context's arguments, and exit with its code."""
     if importlib.util.find_spec("calibration") is None:
-        raise MissingDependencyError(
-            "the 'calibration' package is not installed", hint="pip install ladder-sim, which contains it"
-        )
+        raise MissingDependencyError("the package 'calibration' of ladder-sim is missing", hint=install_command())
     debug = ["--debug"] if context.find_root().params["debug"] else []
     raise typer.Exit(subprocess.call([sys.executable, "-m", "calibration", *debug, command, *context.args]))
 

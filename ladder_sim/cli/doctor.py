@@ -15,7 +15,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from ladder_sim import __version__
-from ladder_sim.errors import LadderSimError
+from ladder_sim.errors import LadderSimError, install_command
 from ladder_sim.units import format_bytes
 
 EXIT_MISSING = 4
@@ -140,14 +140,14 @@ def _problems(
 ) -> Iterator[Limitation]:
     for name in BASE:
         if not packages[name]:
-            yield Limitation("predictions", f"{name} is not installed", "pip install ladder-sim")
+            yield Limitation("predictions", f"{name} is not installed", install_command())
     for name, gpu in profiles.items():
         if isinstance(gpu, Exception):
-            yield Limitation(f"profile {name}", str(gpu).splitlines()[0], "pip install --force-reinstall ladder-sim")
+            yield Limitation(f"profile {name}", str(gpu).splitlines()[0], f"{install_command()} --force-reinstall")
     for extra, (purpose, names) in EXTRAS.items():
         absent = [name for name in names if not packages[name]]
         if absent:
-            yield Limitation(purpose, f"{' and '.join(absent)} not installed", f"pip install 'ladder-sim[{extra}]'")
+            yield Limitation(purpose, f"{' and '.join(absent)} not installed", install_command(extra))
     if packages["torch"] and not torch:
         way_out = f"see why: {os.path.basename(sys.executable)} -c 'import torch'"
         yield Limitation(EXTRAS["runtime"].purpose, "torch is installed, but does not start", way_out)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ladder_sim.cli.options import ScenarioFlags, split_names, with_options
-from ladder_sim.errors import MissingDependencyError, UsageError
+from ladder_sim.errors import MissingPackageError, UsageError
 from ladder_sim.graph.variants import canonical
 
 if TYPE_CHECKING:
@@ -82,10 +82,7 @@ def _query(flags: ScenarioFlags, variants: list[str], allowlist: "Allowlist") ->
 def _serve(allowlist: "Allowlist", query: str, *, host: str, port: int, opened: bool) -> None:
     """Serve the page until interrupted."""
     if find_spec("dash") is None:
-        raise MissingDependencyError(
-            "the explorer needs dash, which is not installed",
-            hint='pip install "ladder-sim[explorer]", or --export page.html',
-        )
+        raise MissingPackageError("the explorer needs dash", extra="explorer", otherwise="--export page.html")
     from ladder_sim.explorer.server import LOOPBACK, make_app, serve, serving
 
     server = serving(make_app(allowlist, query, hosts=None if host == ANY else (*LOOPBACK, host)), host, port)

@@ -144,7 +144,7 @@ def measure(
 def _require_torch() -> None:
     for package in ("torch", "runtime"):
         if importlib.util.find_spec(package) is None:
-            raise MissingPackageError("real forward passes", package)
+            raise MissingPackageError(f"real forward passes need {package}")
 
 
 def _resolve(model: str, stack: str, changes: Mapping[str, str]) -> tuple[ModelSpec, StackSpec, dict[str, Any]]:

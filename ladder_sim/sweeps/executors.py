@@ -12,7 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait
 from typing import Any, Protocol, TypeVar
 
-from ladder_sim.errors import LadderSimError, MissingDependencyError, UsageError
+from ladder_sim.errors import LadderSimError, MissingPackageError, UsageError
 
 # chunks in flight per worker: enough that none waits for the slowest
 AHEAD = 3
@@ -85,7 +85,7 @@ class Dask:
 
     Raises
     ------
-    MissingDependencyError
+    MissingPackageError
         distributed is not installed.
     UsageError
         No scheduler answers there.
@@ -95,9 +95,7 @@ class Dask:
         try:
             import distributed
         except ImportError:
-            raise MissingDependencyError(
-                "--dask needs dask and distributed, which are not installed", hint='pip install "ladder-sim[dask]"'
-            ) from None
+            raise MissingPackageError("--dask needs distributed", extra="dask") from None
         try:
             connect: Any = distributed.Client
             self._client = connect(address, timeout=CONNECT_S, set_as_default=False)

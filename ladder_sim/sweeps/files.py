@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ladder_sim.errors import MissingDependencyError, UsageError
+from ladder_sim.errors import MissingPackageError, UsageError
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.sweeps.evaluate import PROBLEM, Rows
 
@@ -32,16 +32,15 @@ def require(form: str) -> None:
 
     Raises
     ------
-    MissingDependencyError
+    MissingPackageError
         Parquet needs pyarrow.
     """
     if form == "parquet":
         try:
             import pyarrow.parquet  # noqa: F401
         except ImportError:
-            raise MissingDependencyError(
-                "a .parquet file needs pyarrow, which is not installed",
-                hint='pip install "ladder-sim[parquet]", or write .csv or .jsonl',
+            raise MissingPackageError(
+                "a .parquet file needs pyarrow", extra="parquet", otherwise="write .csv or .jsonl"
             ) from None
 
 

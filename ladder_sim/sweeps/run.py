@@ -137,7 +137,7 @@ def run_to_file(
     ------
     UsageError
         The extension is unknown, the file cannot be written, or what was left is from another sweep.
-    MissingDependencyError
+    MissingPackageError
         Parquet needs pyarrow.
     """
     form = form or file_format(path)

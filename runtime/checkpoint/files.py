@@ -134,7 +134,7 @@ def _open(file: Path, framework: Literal["np", "pt"]) -> Any:
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError:
-        raise MissingPackageError("checkpoints", "safetensors") from None
+        raise MissingPackageError("checkpoints need safetensors") from None
     try:
         return safe_open(file, framework)
     except (SafetensorError, OSError) as error:

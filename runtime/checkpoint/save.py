@@ -37,7 +37,7 @@ def save(model: Decoder, folder: Path, config: Mapping[str, object], *, file_byt
     try:
         from safetensors.torch import save_file
     except ImportError:
-        raise MissingPackageError("checkpoints", "safetensors") from None
+        raise MissingPackageError("checkpoints need safetensors") from None
     if (folder / WEIGHTS).exists() or (folder / INDEX).exists():
         raise UsageError(f"{folder}: holds a checkpoint already", hint="save to another folder")
     # rank 0 writes only after every rank has looked

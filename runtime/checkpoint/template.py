@@ -27,7 +27,7 @@ def chat_prompt(folder: Path, message: str) -> str | None:
         from jinja2 import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
     except ImportError:
-        raise MissingPackageError("chat templates", "jinja2") from None
+        raise MissingPackageError("chat templates need jinja2") from None
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )

@@ -36,7 +36,7 @@ class Text:
         try:
             from tokenizers import Tokenizer
         except ImportError:
-            raise MissingPackageError("prompts", "tokenizers") from None
+            raise MissingPackageError("prompts need tokenizers") from None
         file = folder / "tokenizer.json"
         if not file.is_file():
             raise UsageError(f"{file}: no such file", hint="text needs the checkpoint's tokenizer.json")

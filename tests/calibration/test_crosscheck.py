@@ -20,7 +20,7 @@ from calibration.crosscheck.predict import Calibration
 from calibration.crosscheck.run import cross_check, own_scenario
 from calibration.crosscheck.timers import OverlapTime
 from ladder_sim.costs.lookup import Curve
-from ladder_sim.errors import ProfileError
+from ladder_sim.errors import ProfileError, install_command
 from runtime.comm.rendezvous import CommConfig
 from tests.conftest import REPO
 from tests.support.commands import process
@@ -277,7 +277,7 @@ def test_an_earlier_result_is_shown_without_torch(
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "torch" else find(name, *rest))
     assert main(["crosscheck", "--model", "1b"]) == 4
-    assert "pip install 'ladder-sim[runtime]'" in capsys.readouterr().err
+    assert f"hint: {install_command('runtime')}" in capsys.readouterr().err
 
 
 def test_the_simulators_command_line_passes_everything_on(tmp_path: Path) -> None:

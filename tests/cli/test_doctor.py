@@ -5,13 +5,15 @@ import re
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
+from types import SimpleNamespace
 from typing import NoReturn
 
 import pytest
 
 from ladder_sim.cli import doctor
 from ladder_sim.costs.profile_file import shipped_profiles
-from ladder_sim.errors import ProfileError
+from ladder_sim.errors import ProfileError, install_command
 from tests.conftest import REPO
 from tests.support.commands import process, run
 
@@ -58,7 +60,38 @@ def test_missing_extras_come_with_their_pip_line(monkeypatch: pytest.MonkeyPatch
     ran = run("doctor")
     assert ran.code == 0
     for extra in doctor.EXTRAS:
-        assert f"pip install 'ladder-sim[{extra}]'" in ran.out
+        assert install_command(extra) in ran.out
+
+
+HERE = Path.cwd().as_uri()
+
+
+@pytest.mark.parametrize(
+    ("origin", "command"),
+    [
+        ({"url": HERE, "dir_info": {"editable": True}}, "pip install -e '.[explorer]'"),
+        ({"url": HERE, "dir_info": {}}, "pip install '.[explorer]'"),
+        ({"url": "file:///opt/my%20copy", "dir_info": {}}, "pip install '/opt/my copy[explorer]'"),
+        (
+            {"url": "https://example.org/l.git", "vcs_info": {"vcs": "git", "commit_id": "1a2b"}},
+            "pip install 'ladder-sim[explorer] @ git+https://example.org/l.git@1a2b'",
+        ),
+        (
+            {"url": "file:///opt/ladder_sim-1-py3-none-any.whl", "archive_info": {}},
+            "pip install 'ladder-sim[explorer] @ file:///opt/ladder_sim-1-py3-none-any.whl'",
+        ),
+        ({}, "pip install '.[explorer]'"),
+    ],
+)
+def test_an_extra_is_installed_from_where_this_copy_came(
+    origin: dict[str, object], command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = SimpleNamespace(read_text=lambda _: json.dumps(origin) if origin else None)
+    monkeypatch.setattr("importlib.metadata.distributions", lambda **_: [copy])
+    monkeypatch.setattr("shutil.which", lambda _: str(Path(sys.executable).with_name("pip")))
+    assert install_command("explorer") == command
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    assert install_command("explorer").endswith(f"{Path(sys.executable).name} -m {command}")
 
 
 def test_a_missing_base_package_exits_4(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +100,7 @@ def test_a_missing_base_package_exits_4(monkeypatch: pytest.MonkeyPatch) -> None
     ran = run("doctor")
     assert ran.code == 4
     assert "simpy MISSING" in ran.out
-    assert re.search("predictions +simpy is not installed +pip install ladder-sim", ran.out)
+    assert re.search(f"predictions +simpy is not installed +{re.escape(install_command())}", ran.out)
     assert "works here" not in ran.out
 
 

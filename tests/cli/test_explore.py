@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ladder_sim.errors import install_command
 from tests.conftest import REPO
 from tests.support.commands import heed_interrupts, run
 
@@ -66,4 +67,4 @@ def test_without_dash_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("ladder_sim.cli.explore.find_spec", lambda name: None if name == "dash" else find_spec(name))
     ran = run("explore", "--no-open")
     assert ran.code == 4
-    assert 'pip install "ladder-sim[explorer]"' in ran.err
+    assert f"hint: {install_command('explorer')}, or --export page.html" in ran.err

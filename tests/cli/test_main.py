@@ -14,6 +14,7 @@ import pytest
 from calibration.__main__ import main as calibration_main
 from ladder_sim import __version__
 from ladder_sim.cli.options import ScenarioFlags
+from ladder_sim.errors import install_command
 from ladder_sim.specs import catalog
 from ladder_sim.specs.settings import settable
 from tests.conftest import REPO
@@ -227,8 +228,20 @@ def test_calibrate_import_without_the_package(
     assert "not installed" in printed.err
 
 
+def test_calibrate_run_without_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "torch" else find(name, *rest))
+    assert calibration_main(["run", "--samples", str(tmp_path / "s.jsonl"), "--model", "8b"]) == 4
+    assert capsys.readouterr() == (
+        "",
+        f"error: measurements need torch, which is not installed\n  hint: {install_command('runtime')}\n",
+    )
+
+
 def test_calibrate_without_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda *_: None)
     ran = run("calibrate", "show", "h100-sxm")
     assert ran.code == 4
-    assert "hint: pip install" in ran.err
+    assert f"hint: {install_command()}\n" in ran.err

@@ -31,7 +31,7 @@ def _tool(name: str) -> str:
     """Path of a tool installed next to the running interpreter."""
     path = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
     if path is None:
-        unavailable(f"{name} (pip install 'ladder-sim[test]')")
+        unavailable(name)
     return path
 
 
@@ -67,6 +67,13 @@ def test_no_absolute_home_or_work_paths() -> None:
             f"{name}:{number}: {line.strip()}" for number, line in enumerate(lines, 1) if MACHINE_PATH.search(line)
         ]
     assert paths == []
+
+
+def test_nothing_says_to_install_a_package_of_the_index() -> None:
+    """ladder-sim is not on the index: hints come from `install_command`, docs say ``pip install '.[extra]'``."""
+    named = re.compile(r"pip install (?:-\S+ )*[\"']?ladder-sim(?!\S* @)")
+    shipped = [path for path in _tracked_files() if path.suffix in {".py", ".md", ".toml", ".yml", ".html", ".js"}]
+    assert [path for path in shipped if named.search(path.read_text("utf-8"))] == []
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from ladder_sim.analysis.advise import advise
 from ladder_sim.analysis.breakeven import breakeven
 from ladder_sim.analysis.compare import compare
 from ladder_sim.analysis.sensitivity import sensitivity
-from ladder_sim.errors import MissingDependencyError, UsageError
+from ladder_sim.errors import MissingDependencyError, UsageError, install_command
 from ladder_sim.graph.variants import VARIANTS
 from ladder_sim.report.figures import style
 from ladder_sim.report.figures.analysis import breakeven_figure, comparison_figure, pareto_figure, tornado_figure
@@ -175,7 +175,7 @@ def _browser() -> None:
     from shutil import which
 
     if find_spec("kaleido") is None:
-        unavailable("kaleido (pip install 'ladder-sim[plots]')")
+        unavailable("kaleido")
     if not any(map(which, ("chromium", "google-chrome", "chrome"))):
         unavailable("chromium")
 
@@ -198,7 +198,7 @@ def test_what_cannot_be_drawn_is_said_before(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(style, "find_spec", lambda _: None)
     with pytest.raises(MissingDependencyError, match="needs kaleido") as caught:
         save_figure(go.Figure(), tmp_path / "figure.png")
-    assert 'pip install "ladder-sim[plots]"' in caught.value.hint
+    assert caught.value.hint == f"{install_command('plots')}, or write an .html file"
     assert caught.value.exit_code == 4
 
 

@@ -27,7 +27,7 @@ AXES = {"model": "8b", "tp": "8", "model.layers": "1:160:+1"}
 @pytest.fixture(scope="module", autouse=True)
 def _needs_distributed() -> None:
     if find_spec("distributed") is None:
-        unavailable("distributed (pip install 'ladder-sim[dask]')")
+        unavailable("distributed")
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from math import ceil, floor, log10
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ladder_sim.errors import MissingDependencyError, UsageError
+from ladder_sim.errors import MissingDependencyError, MissingPackageError, UsageError
 from ladder_sim.report.labels import axis_values, field_label, needs_log_axis, with_unit
 
 if TYPE_CHECKING:
@@ -157,10 +157,7 @@ def check_plot_path(path: Path) -> None:
             f"--plot '{path}' cannot be written: no folder '{path.parent}'", hint="choose an existing folder"
         )
     if path.suffix.lower() != ".html" and find_spec("kaleido") is None:
-        raise MissingDependencyError(
-            f"--plot '{path}' needs kaleido, which is not installed",
-            hint='pip install "ladder-sim[plots]", or write an .html file',
-        )
+        raise MissingPackageError(f"--plot '{path}' needs kaleido", extra="plots", otherwise="write an .html file")
 
 
 def save_figure(figure: "go.Figure", path: Path) -> None:
