@@ -4,6 +4,7 @@
 # make verify        longer proofs: verify-exact, then verify-measured
 # make verify-exact  both engines agree, accuracy gates; their results do not depend on other work on the machine
 # make verify-measured  predictions against real runs, and speed: needs a quiet machine for twenty minutes
+# make browser       sees to a Chromium for the tests; make test does it first
 # make system-deps   installs Debian packages that some tests need; needs root if one is missing
 
 PYTHON ?= python3
@@ -11,12 +12,14 @@ VENV ?= .venv
 PYTEST_ARGS ?=
 
 BIN := $(VENV)/bin
-PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
+# not quiet: the first install downloads for minutes, and pip shows how far it is
+PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
 
-.PHONY: predict check check-simulator check-rest test verify verify-exact verify-measured system-deps clean
+.PHONY: predict check check-simulator check-rest test verify verify-exact verify-measured browser system-deps clean
 
 predict: $(VENV)/.base-installed
 	@$(BIN)/ladder-sim predict --model 405b --nodes 2
+	@echo "To go on: source $(BIN)/activate; ladder-sim --help" >&2
 
 # Two halves at once, one on each core.
 SIMULATOR_TESTS := $(addprefix tests/,costs des graph prediction simulate specs)
@@ -31,7 +34,8 @@ check-simulator: $(VENV)/.test-installed
 check-rest: $(VENV)/.test-installed
 	$(BIN)/python -m pytest $(QUICK) $(addprefix --ignore=,$(SIMULATOR_TESTS)) tests ladder_sim
 
-test: $(VENV)/.test-installed
+# With arguments the choice of tests is the caller's.
+test: $(VENV)/.test-installed $(if $(PYTEST_ARGS),,browser)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 verify: verify-exact verify-measured
@@ -56,16 +60,27 @@ verify-measured: $(VENV)/.test-installed
 # A stamp is remade when what it installed from has changed. setuptools comes first and builds without isolation, so
 # that the build backend is the pinned one too.
 $(VENV)/.base-installed: pyproject.toml constraints.txt
+	@echo "Installing ladder-sim and its base packages into $(VENV): 300 MB, about a minute"
 	$(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) setuptools wheel
 	$(PIP_INSTALL) --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/.test-installed: $(VENV)/.base-installed
+	@echo "Installing the test extra into $(VENV): with torch several GB, some minutes the first time"
 	$(PIP_INSTALL) --no-build-isolation --editable '.[test]'
 	@touch $@
 
-DEBIAN_PACKAGES := chromium chromium-driver iproute2
+# As root Debian's; otherwise the one that is there; otherwise playwright's own.
+browser: $(VENV)/.test-installed
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then $(MAKE) --no-print-directory system-deps; fi
+	@$(BIN)/python -m tests.support.browser 2>/dev/null || $(BIN)/python -m playwright install chromium || { \
+		echo "The tests need Chromium, and playwright could not download one. Either run: sudo make system-deps" >&2; \
+		echo "Or leave these tests out: make test PYTEST_ARGS='-m \"not browser\"'" >&2; \
+		exit 1; \
+	}
+
+DEBIAN_PACKAGES := chromium iproute2
 
 system-deps:
 	@missing=""; \

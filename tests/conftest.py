@@ -2,14 +2,16 @@
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import TypeVar
 
 import pytest
 from hypothesis import settings
 
 REPO = Path(__file__).resolve().parents[1]
+# recorded samples of what others measured; README.md there names their sources
+DATA = REPO / "tests" / "data"
 
 # Examples are the same in every run, and a slow machine is no failure.
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
@@ -27,20 +29,35 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if left_out and _TORCH_FILE.search(collection_path.read_text("utf-8")) else None
 
 
-def unavailable(what: str) -> NoReturn:
-    """Skip for something this machine lacks; under ``CI=true`` nothing may be lacking, so fail."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(f"{what} is missing, and CI=true allows no such skip")
-    pytest.skip(f"{what} is missing")
+# how the reason of a skip begins: nothing else may be skipped
+NEEDS_ROOT = "needs root"
 
 
-@pytest.fixture(scope="session")
-def external_data() -> Path:
-    """Folder of external test data, which ``LADDER_TEST_DATA`` names."""
-    folder = os.environ.get("LADDER_TEST_DATA", "")
-    if not folder or not Path(folder).is_dir():
-        unavailable("test data (variable LADDER_TEST_DATA)")
-    return Path(folder)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("root") and os.geteuid() != 0:
+        pytest.skip(NEEDS_ROOT)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Make a failure of every other skip: `make test` installs what tests need."""
+    return _no_skip((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """The same for a file that skips itself."""
+    return _no_skip((yield))
+
+
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+
+
+def _no_skip(report: Report) -> Report:
+    reason = report.longrepr[2].removeprefix("Skipped: ") if isinstance(report.longrepr, tuple) else NEEDS_ROOT
+    if report.skipped and not reason.startswith(NEEDS_ROOT):
+        report.outcome, report.longrepr = "failed", f"skipped for '{reason}': only '{NEEDS_ROOT}' is allowed"
+    return report
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import functools
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +20,7 @@ from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.errors import UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
+from tests.conftest import DATA
 
 ALL_FORMULAS = {**FORMULAS, "gather": gather_s, "host": functools.partial(host_ring_s, low_latency_share=0.125)}
 LATENCY = st.floats(1e-7, 1e-3)
@@ -196,9 +196,9 @@ def test_two_nodes_reproduce_the_fabrics_log(h100: CalibrationProfile) -> None:
     assert not times(np.array([2.0**20]), h100, nodes=2).in_range.any()
 
 
-def nccl_tests(folder: Path, *sources: str, smallest: float = 1024) -> tuple[np.ndarray, np.ndarray]:
+def nccl_tests(*sources: str, smallest: float = 1024) -> tuple[np.ndarray, np.ndarray]:
     """Sizes and seconds of public nccl-tests logs."""
-    with (folder / "allreduce_nccl_tests.csv").open(encoding="utf-8") as file:
+    with (DATA / "allreduce_nccl_tests.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
     chosen = [row for row in rows if row["source"] in sources and float(row["bytes"]) >= smallest]
     return np.array([float(row["bytes"]) for row in chosen]), np.array([float(row["time_us"]) * 1e-6 for row in chosen])
@@ -215,11 +215,11 @@ def unlisted_fabric(latency: str) -> dict[str, object]:
     }
 
 
-def test_two_node_formula_against_other_fabrics(external_data: Path, h100: CalibrationProfile) -> None:
+def test_two_node_formula_against_other_fabrics(h100: CalibrationProfile) -> None:
     """EFA (its own floor) and an H20 pair on NDR, neither of which the formula's factors were read off alone."""
     errors = []
     for latency, sources in (("77 us", ("aws_p5_efa", "aws_p5_efa_inplace")), ("40 us", ("h20_2x8_issue1244",))):
-        sizes, measured_s = nccl_tests(external_data, *sources)
+        sizes, measured_s = nccl_tests(*sources)
         errors.append(np.abs(times(sizes, h100, **unlisted_fabric(latency)).seconds / measured_s - 1))
     efa, h20 = errors
     assert len(efa) == 50
@@ -229,18 +229,16 @@ def test_two_node_formula_against_other_fabrics(external_data: Path, h100: Calib
     assert np.median(np.concatenate(errors)) <= 0.15
 
 
-def test_two_node_formula_of_large_messages_on_ndr(external_data: Path, h100: CalibrationProfile) -> None:
-    sizes, measured_s = nccl_tests(external_data, "h100_2x8_ib_large")
+def test_two_node_formula_of_large_messages_on_ndr(h100: CalibrationProfile) -> None:
+    sizes, measured_s = nccl_tests("h100_2x8_ib_large")
     predicted_s = times(sizes, h100, **unlisted_fabric("40 us")).seconds
     assert np.abs(predicted_s / measured_s - 1).max() <= 0.08
 
 
 @pytest.mark.parametrize(("gpus_per_node", "source"), [(2, "dgx_h100_2x2_ndr"), (4, "dgx_h100_2x4_ndr")])
-def test_smaller_nodes_have_a_lower_floor(
-    external_data: Path, h100: CalibrationProfile, gpus_per_node: int, source: str
-) -> None:
+def test_smaller_nodes_have_a_lower_floor(h100: CalibrationProfile, gpus_per_node: int, source: str) -> None:
     """The log of two full nodes, carried over to half and quarter nodes."""
-    sizes, measured_s = nccl_tests(external_data, source)
+    sizes, measured_s = nccl_tests(source)
     small = sizes <= 8192
     predicted_s = times(sizes[small], h100, nodes=2, gpus_per_node=gpus_per_node).seconds
     assert np.median(np.abs(predicted_s / measured_s[small] - 1)) <= 0.15

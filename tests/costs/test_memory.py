@@ -1,8 +1,6 @@
 """Memory per GPU: what fits, what does not, and what the error says."""
 
-import csv
 import dataclasses
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,17 +12,16 @@ from ladder_sim.graph.build import build
 from ladder_sim.prediction import predict, smallest_fitting_tp
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.validation.dataset import read_dataset
 
 GB = 1e9
 
 
 @pytest.mark.parametrize("stack", catalog.stack_names())
-def test_every_published_70b_row_fits(external_data: Path, stack: str) -> None:
+def test_every_published_70b_row_fits(stack: str) -> None:
     """All of them ran on 80 GB GPUs."""
-    with (external_data / "ladder_70b_throughput.csv").open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
-    assert len(rows) == 70
-    for tp, batch in sorted({(int(row["tp"]), int(row["batch"])) for row in rows}):
+    configurations = {row.configuration for row in read_dataset().measurements}
+    for tp, batch in sorted({(configuration.tp, configuration.batch) for configuration in configurations}):
         used = memory_use(Scenario.of(model="70b", tp=tp, batch=batch, dtype="fp16", stack=stack))
         assert used.fits, (tp, batch, used)
 

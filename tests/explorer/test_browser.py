@@ -14,8 +14,9 @@ from ladder_sim.explorer.offline import LATENCY_VALUES, standalone_page
 from ladder_sim.explorer.quantities import REACH
 from ladder_sim.explorer.queries import Queries
 from ladder_sim.units import format_seconds
+from tests.support.browser import chromium
 from tests.support.configs import LLAMA_8B
-from tests.support.explorer_browser import Watched, artefacts, chromium, served
+from tests.support.explorer_browser import Watched, artefacts, served
 
 pytestmark = pytest.mark.browser
 

@@ -1,14 +1,16 @@
 """Style, types and import contracts are checked with the tests; committed files hold no path of one machine."""
 
+import gzip
 import re
 import shutil
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPO, unavailable
+from tests.conftest import DATA, REPO
 
 pytestmark = pytest.mark.quality
 
@@ -30,8 +32,7 @@ SCRATCH_PATH = re.compile(r"(?<![\w.~/:-])/(?:var/)?tmp/[\w.-]+")
 def _tool(name: str) -> str:
     """Path of a tool installed next to the running interpreter."""
     path = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
-    if path is None:
-        unavailable(name)
+    assert path, f"{name} is not installed: make test installs it"
     return path
 
 
@@ -42,9 +43,15 @@ def test_tool_finds_nothing(command: list[str]) -> None:
 
 
 def _tracked_files() -> list[Path]:
-    """Files that git tracks or would add; unavailable in an unpacked archive."""
-    if shutil.which("git") is None or not (REPO / ".git").exists():
-        unavailable("a git checkout")
+    """Files that git tracks or would add; in an unpacked archive, all files."""
+    if not (REPO / ".git").exists():
+        generated = [line.rstrip("/") for line in (REPO / ".gitignore").read_text("utf-8").splitlines()]
+        return [
+            path
+            for path in REPO.rglob("*")
+            if path.is_file()
+            and not any(fnmatch(part, name) for part in path.relative_to(REPO).parts for name in generated)
+        ]
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=True)
     return [path for name in done.stdout.split("\0") if name and (path := REPO / name).is_file()]
@@ -54,8 +61,9 @@ def test_no_absolute_home_or_work_paths() -> None:
     """A path of one machine in a committed file breaks on every other."""
     paths = []
     for path in _tracked_files():
+        packed = path.read_bytes()
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            lines = (gzip.decompress(packed) if path.suffix == ".gz" else packed).decode().splitlines()
         except UnicodeDecodeError:
             continue
         name = path.relative_to(REPO)
@@ -67,6 +75,16 @@ def test_no_absolute_home_or_work_paths() -> None:
             f"{name}:{number}: {line.strip()}" for number, line in enumerate(lines, 1) if MACHINE_PATH.search(line)
         ]
     assert paths == []
+
+
+def test_recorded_samples_are_small_and_have_a_source() -> None:
+    files = [path for path in DATA.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= 2e6
+    index = (DATA / "README.md").read_text("utf-8")
+    rows = re.findall(r"^\| `([^`]+)` .*\| (.+) \|$", index, re.MULTILINE)
+    listed = {path for pattern, source in rows if source for path in DATA.glob(pattern)}
+    unlisted = {path.name for path in set(files) - listed}
+    assert unlisted <= {"README.md", "LICENSE"}
 
 
 def test_nothing_says_to_install_a_package_of_the_index() -> None:

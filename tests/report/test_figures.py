@@ -21,7 +21,7 @@ from ladder_sim.report.figures.prediction import breakdown_figure, timeline_figu
 from ladder_sim.report.figures.style import VARIANT_COLOURS, save_figure, variant_colour
 from ladder_sim.report.figures.sweep import speedup_lines, speedup_map, sweep_figure
 from ladder_sim.sweeps.run import sweep
-from tests.conftest import unavailable
+from tests.support.browser import browser_path
 
 SMALL = {"model": "8b", "tp": 4}
 
@@ -169,20 +169,10 @@ def test_every_figure_is_a_page_that_needs_no_network(name: str, tmp_path: Path)
     assert page.read_text(encoding="utf-8") == first
 
 
-@pytest.fixture(scope="module")
-def _browser() -> None:
-    from importlib.util import find_spec
-    from shutil import which
-
-    if find_spec("kaleido") is None:
-        unavailable("kaleido")
-    if not any(map(which, ("chromium", "google-chrome", "chrome"))):
-        unavailable("chromium")
-
-
 @pytest.mark.browser
-@pytest.mark.usefixtures("_browser")
-def test_a_figure_is_drawn_as_png_and_svg(tmp_path: Path) -> None:
+def test_a_figure_is_drawn_as_png_and_svg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # kaleido looks there first
+    monkeypatch.setenv("BROWSER_PATH", browser_path())
     figure = _figures()["tornado"]()
     for form, start in (("png", b"\x89PNG"), ("svg", b"<svg")):
         save_figure(figure, tmp_path / f"figure.{form}")

@@ -1,10 +1,8 @@
 """The catalog, the rules of the specs, and the scenario that joins them."""
 
-import csv
 import dataclasses
 import json
 import math
-import os
 import tomllib
 from importlib import resources
 from pathlib import Path
@@ -17,6 +15,7 @@ from ladder_sim.specs import catalog
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.workload import Workload
+from ladder_sim.validation.dataset import read_dataset
 
 DATA = resources.files("ladder_sim.specs") / "data"
 
@@ -343,12 +342,7 @@ def test_warnings() -> None:
 
 def test_published_70b_rows_are_scenarios_that_fit() -> None:
     """Weights, replicated embedding and head, KV cache and overhead of every published row leave room on 80 GB."""
-    folder = os.environ.get("LADDER_TEST_DATA")
-    file = Path(folder or "") / "ladder_70b_throughput.csv"
-    if not folder or not file.exists():
-        pytest.skip("LADDER_TEST_DATA is not set")
-    with file.open(encoding="utf-8") as lines:
-        rows = {(int(r["tp"]), int(r["batch"])) for r in csv.DictReader(line for line in lines if line[0] != "#")}
+    rows = {(row.configuration.tp, row.configuration.batch) for row in read_dataset().measurements}
     assert (2, 4) in rows
     for tp, batch in rows | {(1, 1)}:
         scenario = Scenario.of(model="70b", tp=tp, batch=batch, dtype="fp16")

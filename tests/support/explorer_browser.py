@@ -2,23 +2,17 @@
 
 import json
 import os
-import shutil
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
+from playwright.sync_api import ConsoleMessage, Page, Request
 
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.server import make_app, serving
-from tests.conftest import unavailable
 
-FLAGS = (
-    *("--no-sandbox", "--disable-gpu", "--disable-background-networking"),
-    *("--disable-component-update", "--disable-sync"),
-)
 PATIENCE_MS = 15_000
 
 
@@ -70,18 +64,6 @@ class Watched:
     def _said(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):
             self.complaints.append(message.text)
-
-
-@contextmanager
-def chromium() -> Iterator[Browser]:
-    """Debian's browser."""
-    path = shutil.which("chromium")
-    if path is None:
-        unavailable("chromium")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
-        yield browser
-        browser.close()
 
 
 @contextmanager

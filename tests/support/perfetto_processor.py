@@ -19,7 +19,7 @@ from perfetto.trace_processor.platform import PlatformDelegate
 from perfetto.trace_processor.protos import ProtoFactory
 from playwright.sync_api import Page
 
-from tests.support.explorer_browser import chromium
+from tests.support.browser import chromium
 
 # a MessageChannel carries the protocol's bytes; they come to the page and leave it as base64
 START = """() => {

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,17 +16,11 @@ from ladder_sim.sweeps import executors
 from ladder_sim.sweeps.executors import Dask, serial
 from ladder_sim.sweeps.grid import Grid
 from ladder_sim.sweeps.run import how_of, run_to_file
-from tests.conftest import REPO, unavailable
+from tests.conftest import REPO
 from tests.support.commands import run
 
 # five chunks of a graph per point
 AXES = {"model": "8b", "tp": "8", "model.layers": "1:160:+1"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _needs_distributed() -> None:
-    if find_spec("distributed") is None:
-        unavailable("distributed")
 
 
 @pytest.fixture

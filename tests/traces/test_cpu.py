@@ -1,7 +1,6 @@
 """Traces of CPU ranks, recorded here and now: code of its own on gloo, and the runtime on an emulated link."""
 
 import gzip
-import importlib.util
 import json
 import socket
 import subprocess
@@ -23,7 +22,7 @@ from ladder_sim.traces.replay import replay, simulate
 from ladder_sim.traces.summary import summarize_run
 from ladder_sim.traces.wirings import predict_variants
 from runtime.trace import recorded_steps
-from tests.conftest import REPO, unavailable
+from tests.conftest import REPO
 from tests.support.trace_capture import LAYERS, STEPS
 
 pytestmark = pytest.mark.torch
@@ -42,8 +41,6 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def captured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if importlib.util.find_spec("torch") is None:
-        unavailable("torch")
     folder = tmp_path_factory.mktemp("captured")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -119,8 +116,6 @@ def test_a_standard_run_is_rewired(captured: Path) -> None:
 
 def test_a_captured_run_is_replayed_and_rewired(tmp_path: Path) -> None:
     """The whole way on one machine: measure and record the runtime, then ask the standard trace what ladder gives."""
-    if importlib.util.find_spec("torch") is None:
-        unavailable("torch")
     (tmp_path / "config.json").write_text(json.dumps(SMALL))
     (tmp_path / "link.csv").write_text("bytes,seconds\n1,250e-6\n1e9,250.001e-6\n")
     options = f"--model {tmp_path}/config.json --tp 4 --emulate {tmp_path}/link.csv --variant standard,hybrid-ladder:2"

@@ -17,6 +17,7 @@ from ladder_sim.traces.graph import TraceGraph
 from ladder_sim.traces.kineto.reader import read_document
 from ladder_sim.traces.load import load
 from ladder_sim.traces.replay import from_timeline, simulate, with_times
+from tests.conftest import DATA
 from tests.support.strategies import programs, sharing_programs
 from tests.support.trace_files import COMPUTE, tensor_parallel
 
@@ -141,7 +142,7 @@ def test_a_file_without_one_of_its_ops_is_refused(tmp_path: Path) -> None:
         load([path])
 
 
-def test_a_real_trace_comes_back(external_data: Path, tmp_path: Path) -> None:
-    graph = load([external_data / "traces" / "nccl_ddp.json.gz"])
+def test_a_real_trace_comes_back(tmp_path: Path) -> None:
+    graph = load([DATA / "traces" / "nccl_ddp.json.gz"])
     assert reread(graph, tmp_path / "real.json.gz") == graph
     assert reread(replace(graph, notes=()), tmp_path / "real.json") == replace(graph, notes=())

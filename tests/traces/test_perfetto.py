@@ -15,6 +15,7 @@ from ladder_sim.traces.predicted import predicted_step
 from ladder_sim.traces.replay import simulate, with_times
 from ladder_sim.traces.summary import summarize_run
 from ladder_sim.traces.whatif import without_launch_gaps
+from tests.conftest import DATA
 from tests.support.commands import run
 from tests.support.perfetto_processor import Processor, processor
 from tests.support.trace_files import COMM, TraceFile, tensor_parallel
@@ -96,9 +97,9 @@ def test_a_predicted_step(reader: Processor, stack: str) -> None:
     check(reader, {"predicted": predicted_step(scenario, "decode", profile="h100-sxm")})
 
 
-def test_a_measured_run_beside_its_replay(reader: Processor, external_data: Path) -> None:
+def test_a_measured_run_beside_its_replay(reader: Processor) -> None:
     """Real times are no whole nanoseconds, and without launch gaps hundreds of ops take no time."""
-    graph = load([external_data / "traces" / "nccl_ddp.json.gz"])
+    graph = load([DATA / "traces" / "nccl_ddp.json.gz"])
     faster = without_launch_gaps(graph)
     check(reader, {"recorded": graph})
     check(reader, {"recorded": graph, "replayed": with_times(faster, simulate(faster))})

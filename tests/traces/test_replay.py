@@ -11,6 +11,7 @@ from ladder_sim.traces.graph import TraceGraph
 from ladder_sim.traces.load import load
 from ladder_sim.traces.replay import replay, simulate, to_program
 from ladder_sim.traces.summary import summarize_run
+from tests.conftest import DATA
 from tests.support.trace_files import TraceFile, tensor_parallel
 
 REAL = ("cuda_event_sync", "cuda_event_sync_multi_stream", "alexnet", "nccl_ddp")
@@ -18,13 +19,13 @@ BOUND = 0.05
 
 
 @cache
-def real(folder: Path, name: str) -> TraceGraph:
-    return load([folder / "traces" / f"{name}.json.gz"])
+def real(name: str) -> TraceGraph:
+    return load([DATA / "traces" / f"{name}.json.gz"])
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_each_step_is_replayed_within_the_bound_without_idle_time_of_devices(external_data: Path, name: str) -> None:
-    graph = real(external_data, name)
+def test_each_step_is_replayed_within_the_bound_without_idle_time_of_devices(name: str) -> None:
+    graph = real(name)
     steps = replay(graph).steps
     assert steps
     for step in steps:
@@ -37,9 +38,9 @@ def test_each_step_is_replayed_within_the_bound_without_idle_time_of_devices(ext
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_without_its_launches_the_device_runs_at_once(external_data: Path, name: str) -> None:
+def test_without_its_launches_the_device_runs_at_once(name: str) -> None:
     """The replay is not a playback of start times: cut from the CPU, a device has nothing to wait for."""
-    graph = real(external_data, name)
+    graph = real(name)
     launches = {index for index, op in enumerate(graph.ops) if op.kind in ("launch", "host", "sync")}
     cut = replace(
         graph,
@@ -56,9 +57,9 @@ def test_without_its_launches_the_device_runs_at_once(external_data: Path, name:
     assert device_s <= busy_s + 1e-9
 
 
-def test_deleting_the_waits_of_collectives_changes_the_replay(external_data: Path) -> None:
+def test_deleting_the_waits_of_collectives_changes_the_replay() -> None:
     """Ten times slower collectives delay what waits for them, unless nothing does."""
-    graph = real(external_data, "nccl_ddp")
+    graph = real("nccl_ddp")
     slow = replace(
         graph, ops=tuple(replace(op, duration_s=10 * op.duration_s) if op.communicates else op for op in graph.ops)
     )
@@ -68,9 +69,9 @@ def test_deleting_the_waits_of_collectives_changes_the_replay(external_data: Pat
     assert simulate(slow).end_s[last] > simulate(free).end_s[last] + 0.01
 
 
-def test_a_slower_backward_pass_delays_the_main_thread(external_data: Path) -> None:
+def test_a_slower_backward_pass_delays_the_main_thread() -> None:
     """Autograd's thread and the main thread take turns: time added to one is not absorbed by the other's idling."""
-    graph = real(external_data, "nccl_ddp")
+    graph = real("nccl_ddp")
     lanes = {lane.name: number for number, lane in enumerate(graph.lanes)}
     backward = lanes["thread 2919752"]
     host_s = sum(op.duration_s for op in graph.ops if op.lane == backward)
@@ -81,15 +82,15 @@ def test_a_slower_backward_pass_delays_the_main_thread(external_data: Path) -> N
     assert simulate(slower).makespan_s - simulate(graph).makespan_s == pytest.approx(host_s, rel=0.02)
 
 
-def test_the_missing_rank_of_the_real_run_is_reported(external_data: Path) -> None:
-    notes = real(external_data, "nccl_ddp").notes
+def test_the_missing_rank_of_the_real_run_is_reported() -> None:
+    notes = real("nccl_ddp").notes
     assert any(note.startswith("no trace of rank 1 of 2: 21 collectives") for note in notes)
     assert any("42 stream waits told from the order of calls" in note for note in notes)
     assert not any("nothing explains" in note for note in notes)
 
 
-def test_both_engines_replay_alike(external_data: Path) -> None:
-    graph = real(external_data, "alexnet")
+def test_both_engines_replay_alike() -> None:
+    graph = real("alexnet")
     assert simulate(graph).end_s == pytest.approx(engine.run(to_program(graph)).end_s, rel=1e-12)
 
 

@@ -17,7 +17,7 @@ from ladder_sim.report.figures.validation import error_figure
 from ladder_sim.validation.compare import ALL_TPS, Comparison, Quantity, compare, gate, summarize
 from ladder_sim.validation.dataset import Configuration, Measurement, read_dataset
 from ladder_sim.validation.splits import PROTOCOLS, split
-from tests.conftest import REPO
+from tests.conftest import DATA, REPO
 from tests.support.commands import Ran, run
 
 HEADER = "model,cluster,tp,variant,batch,prompt,gen,tokens_per_s"
@@ -59,8 +59,8 @@ def refusal(path: str) -> str:
     return f"{caught.value.message}\n{caught.value.hint}"
 
 
-def test_shipped_rows_are_the_published_ones(external_data: Path) -> None:
-    lines = (external_data / "ladder_70b_throughput.csv").read_text(encoding="utf-8").splitlines()
+def test_shipped_rows_are_the_published_ones() -> None:
+    lines = (DATA / "ladder_70b_throughput.csv").read_text(encoding="utf-8").splitlines()
     published = list(csv.DictReader(line for line in lines if not line.startswith("#")))
     rows = read_dataset().measurements
     assert len(rows) == len(published) == 70
