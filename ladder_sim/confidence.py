@@ -179,6 +179,11 @@ def _warnings(scenario: Scenario, costs: KernelCosts, memory: MemoryUse) -> list
             f"profile '{profile.name}' is said to be of {profile.cluster_name}, but was measured on "
             f"'{profile.environment['device']}'"
         )
+    if profile and costs.links_profile and costs.links_profile.tables_of != profile.tables_of:
+        warnings.append(
+            f"collectives on {scenario.cluster.intra.fabric} are carried over from {costs.links_profile.cluster_name}, "
+            "another GPU: none was measured on this one"
+        )
     stack_fit = profile.fit_of(scenario.stack.name) if profile else None
     if profile and stack_fit and stack_fit.base != profile.tables_of:
         warnings.append(

@@ -17,7 +17,7 @@ from ladder_sim.costs.profile import CalibrationProfile, FittedFigure
 from ladder_sim.costs.roofline import Gpu
 from ladder_sim.des.shared import Number
 from ladder_sim.errors import UnknownNameError, UsageError
-from ladder_sim.specs.cluster import LinkTier
+from ladder_sim.specs.cluster import ClusterSpec, LinkTier
 from ladder_sim.specs.scenario import Scenario
 
 
@@ -140,6 +140,10 @@ class Hardware:
             for name, figure in stack_fit.figures.items()
             if name not in by_hand and self.figure(name) == figure.default
         }
+
+    def same_node(self, cluster: ClusterSpec) -> bool:
+        """Whether GPU and in-node link are a cluster's; what was measured on another's is carried over."""
+        return self.gpu.same_as(Gpu.of(cluster.gpu)) and self.intra.same_as(Link.of(cluster.intra))
 
     def figure(self, name: str) -> Number:
         """One figure by its name."""

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from ladder_sim.costs.collectives.network import COLLECTIVE_ERROR, CUSTOM, Network
 from ladder_sim.costs.contention import collective_sms, collective_traffic_bytes, kernel_demand
 from ladder_sim.costs.estimate import Estimate, Source
-from ladder_sim.costs.hardware import Hardware, Link
+from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.lookup import RatioTable
 from ladder_sim.costs.profile import HBM_EFFICIENCY, CalibrationProfile
 from ladder_sim.costs.roofline import GPU_FIGURES, Gpu, Kind, coordinates, roofline_s, table_key, table_shape
@@ -55,10 +55,11 @@ class KernelCosts:
         self.profile = profile
         self._sms = scenario.cluster.gpu.sms
         self._network = Network(scenario, profile, self.hardware) if scenario.tp > 1 else None
-        self._table_gpu, self._here = _table_gpu(self.hardware.gpu, profile)
-        self.measured_here = (
-            self._here and profile is not None and self.hardware.intra.same_as(Link.of(profile.cluster.intra))
-        )
+        self._table_gpu = _table_gpu(self.hardware.gpu, profile)
+        self._here = profile is not None and self.hardware.gpu.same_as(Gpu.of(profile.cluster.gpu))
+        self.measured_here = profile is not None and self.hardware.same_node(profile.cluster)
+        # measured collectives inside a node; None: there are no collectives, or only formulas
+        self.links_profile = self._network.profile if self._network else None
         self._efficiency = profile.memory_efficiency if profile else HBM_EFFICIENCY
         self._kernel_error = CALIBRATED_KERNEL_ERROR if self._calibrated(scenario) else KERNEL_ERROR
 
@@ -188,17 +189,16 @@ class KernelCosts:
         return minimum(1.0, moved_bytes / (self._efficiency * self.hardware.gpu.hbm_bandwidth_Bps) / seconds)
 
 
-def _table_gpu(gpu: Gpu, profile: CalibrationProfile | None) -> tuple[Gpu, bool]:
-    """Figures to draw a profile's rooflines with, and whether they are those of the GPU it was measured on.
+def _table_gpu(gpu: Gpu, profile: CalibrationProfile | None) -> Gpu:
+    """Figures to draw a profile's rooflines with.
 
     A table's ratios belong to the figures in its profile. The measured cluster may round them otherwise, so another
     GPU's figures enter relative to that cluster's.
     """
     if profile is None:
-        return gpu, False
+        return gpu
     relative = {name: getattr(gpu, name) / getattr(profile.cluster.gpu, name) for name in GPU_FIGURES}
-    scaled = Gpu(**{name: getattr(profile.reference, name) * ratio for name, ratio in relative.items()})
-    return scaled, all(bool(np.all(ratio == 1.0)) for ratio in relative.values())
+    return Gpu(**{name: getattr(profile.reference, name) * ratio for name, ratio in relative.items()})
 
 
 def _ratio(table: RatioTable, point: Mapping[str, Floats]) -> tuple[Floats, Any]:

@@ -46,6 +46,10 @@ class Gpu:
         """The figures of a spec."""
         return cls(**{name: getattr(spec, name) for name in GPU_FIGURES})
 
+    def same_as(self, other: "Gpu") -> bool:
+        """Equal in every figure; an array that varies equals no single figure."""
+        return all(bool(np.all(getattr(self, name) == getattr(other, name))) for name in GPU_FIGURES)
+
     def peak_flops(self, shape: Shape) -> Number:
         """Peak FLOP/s for the dtype of an op's operands."""
         return self.fp8_flops if dtype_of(shape) == "fp8" else self.bf16_flops

@@ -204,6 +204,7 @@ def _read_cluster(text: str, file: str, name: str) -> ClusterSpec:
             inner.pop("l2_bytes", None)
         else:
             inner.setdefault("switch", "nvswitch" in str(inner.get("fabric")))
+            inner.setdefault("full_nvlink", inner["switch"])
         parts[key] = read_table(spec, inner, where=f"{file}: [{key}]", **given)
     table.setdefault("name", name)
     return read_table(ClusterSpec, table, where=file, **parts)

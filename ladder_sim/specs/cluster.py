@@ -69,6 +69,8 @@ class LinkTier:
     """
     switch: bool = False
     """Its switch reduces messages and multicasts (NVLS)."""
+    full_nvlink: bool = False
+    """NVLink joins every two GPUs of a node. In a file the default is that of `switch`."""
     source: str = ""
     """Where the figures come from."""
 
@@ -78,6 +80,7 @@ class LinkTier:
         real(self.bandwidth_Bps, f"{where}: bandwidth_Bps", MAX_RATE)
         real(self.latency_s, f"{where}: latency_s", MAX_SECONDS, zero=True)
         flag(self.switch, f"{where}: switch")
+        flag(self.full_nvlink, f"{where}: full_nvlink")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

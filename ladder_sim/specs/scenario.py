@@ -164,6 +164,12 @@ class Scenario:
         """Nodes that hold ranks of the tensor-parallel group."""
         return -(-self.tp // self.cluster.gpus_per_node)
 
+    @property
+    def custom_allreduce(self) -> bool:
+        """Whether all-reduce ``auto`` may take the engine's own kernels: they read the memory of peers in the node."""
+        linked = self.cluster.intra.full_nvlink or self.tp <= self.stack.custom_allreduce_without_nvlink
+        return self.p2p and linked and self.nodes_used == 1
+
     def tp_degrees(self) -> tuple[int, ...]:
         """Return the tensor-parallel degrees that divide the model and fit these nodes, ascending."""
         total = self.nodes * self.cluster.gpus_per_node
@@ -191,6 +197,11 @@ class Scenario:
             plural = "s" if kv_heads > 1 else ""
             warnings.append(
                 f"{kv_heads} KV head{plural} on {self.tp} ranks: each KV head is held by {self.tp // kv_heads} ranks"
+            )
+        if self.stack.allreduce == "auto" and self.p2p and self.nodes_used == 1 < self.tp and not self.custom_allreduce:
+            warnings.append(
+                f"stack '{self.stack.name}' does not use its own all-reduce on {self.tp} GPUs that NVLink does not "
+                f"fully connect ({self.cluster.intra.fabric}): NCCL's is predicted"
             )
         if self.nodes_used < self.nodes:
             warnings.append(f"tp {self.tp} uses {self.nodes_used} of {self.nodes} nodes")

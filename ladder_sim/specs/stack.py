@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from ladder_sim.specs.values import choice, flag, nonempty, real
+from ladder_sim.specs.values import choice, flag, nonempty, real, whole
 
 AttentionKernel = Literal["flash", "math"]
 AllReduce = Literal["nccl", "one-shot", "two-shot", "nvls", "auto"]
@@ -13,6 +13,8 @@ PrefillLogits = Literal["all", "last"]
 _MAX_SECONDS = 10.0
 # of a measured time
 _MAX_FACTOR = 1000.0
+# far beyond any tensor-parallel group
+_MAX_RANKS = 100_000
 # memory of one device
 _MAX_BYTES = 1e15
 
@@ -65,6 +67,8 @@ class StackSpec:
     """Floor of a small kernel, as a multiple of the GPU's."""
     batched_attention_s: float = 0.0
     """Fixed time that decode attention of several sequences takes beyond one sequence's, seconds."""
+    custom_allreduce_without_nvlink: int = 0
+    """Largest group on which all-reduce ``auto`` takes the engine's own kernels where NVLink does not join all GPUs."""
     profile: str = ""
     """Shipped profile in which its figures are fitted to end-to-end runs; empty: no such profile."""
     source: str = ""
@@ -105,4 +109,5 @@ class StackSpec:
             real(getattr(self, name), f"{where}: {name}", _MAX_SECONDS, zero=True)
         for name in ("gemv_factor", "gemm_factor", "prompt_factor", "attention_factor", "small_kernel_factor"):
             real(getattr(self, name), f"{where}: {name}", _MAX_FACTOR)
+        whole(self.custom_allreduce_without_nvlink, f"{where}: custom_allreduce_without_nvlink", 0, _MAX_RANKS)
         real(self.memory_overhead_bytes, f"{where}: memory_overhead_bytes", _MAX_BYTES, zero=True)

@@ -304,6 +304,47 @@ def test_nvls_needs_a_switch() -> None:
     assert "--allreduce nccl" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("stack", "tp", "algorithms"),
+    [("vllm", 8, 1), ("vllm", 4, 1), ("vllm", 2, 3), ("trtllm", 2, 1), ("gpt-fast", 2, 1)],
+)
+@pytest.mark.parametrize("cluster", ["h100-pcie", "l40s-pcie", "rtx-pro-6000"])
+def test_custom_kernels_need_nvlink(cluster: str, stack: str, tp: int, algorithms: int) -> None:
+    """vLLM takes its own on two GPUs without NVLink, TensorRT-LLM and gpt-fast on none."""
+    chosen = times(SIZES, None, cluster=cluster, stack=stack, allreduce="auto", tp=tp)
+    assert len(chosen.algorithms) == algorithms
+    linked = scenario(cluster=cluster, stack=stack, allreduce="auto", tp=tp, overrides={"intra.full_nvlink": "true"})
+    assert len(Network(linked, None, Hardware.of(linked)).times("all_reduce", SIZES).algorithms) == 3
+    warned = any(
+        "does not use its own all-reduce" in text
+        for text in scenario(cluster=cluster, stack=stack, allreduce="auto", tp=tp).warnings()
+    )
+    assert warned == (algorithms == 1)
+    assert not any("its own all-reduce" in text for text in linked.warnings())
+
+
+def test_every_nvlink_cluster_is_fully_connected() -> None:
+    for name in catalog.cluster_names():
+        intra = catalog.cluster(name).intra
+        assert intra.full_nvlink == intra.fabric.startswith("nvlink"), name
+
+
+def test_another_cards_all_reduce_is_transferred() -> None:
+    """The H100 PCIe has the link of the RTX PRO 6000, figure by figure, and was never measured."""
+    own, other = (
+        times(SIZES, load_profile(profile), cluster=cluster, stack="vllm")
+        for cluster, profile in (("rtx-pro-6000", "rtx-pro-6000"), ("h100-pcie", "h100-sxm"))
+    )
+    assert own.in_range.any()
+    assert not other.in_range.any()
+    assert other.source == "transferred"
+    # the sweep over InfiniBand was made on H100s, whose figures a B200 does not have
+    like_h100 = {"intra.fabric": "nvlink4-nvswitch", "intra.bandwidth": "450GB/s", "intra.latency": "15.6us"}
+    blackwell = {"cluster": "b200-sxm", "nodes": 2, "overrides": {**like_h100, "inter.latency": "40us"}}
+    assert times(SIZES, load_profile("h100-sxm"), nodes=2).in_range.any()
+    assert times(SIZES, load_profile("h100-sxm"), **blackwell).source == "transferred"
+
+
 def test_nvls_is_never_called_measured(h100: CalibrationProfile) -> None:
     assert not times(SIZES, h100, tp=8, allreduce="nvls").in_range.any()
 

@@ -80,29 +80,31 @@ class Network:
         self._nodes = scenario.nodes_used
         self._p2p = scenario.p2p
         self._choice = scenario.stack.allreduce
+        self._custom = scenario.custom_allreduce
         self._without_p2p = _without_p2p_source(scenario, profile)
         if profile is not None and profile.cluster.intra.fabric != hardware.intra.fabric:
             # how far a link stays behind its formula says nothing about another kind of link
             profile = shipped_links(hardware.intra.fabric)
-        self._profile = profile
+        # what was measured on links as these; None: the formulas alone
+        self.profile = profile
         self._measured = profile.measured_collectives if profile else {}
         self._fabric = fabric_curve(self._cluster.inter.fabric) if self._nodes > 1 else None
         self._check()
 
     @cached_property
     def _measured_here(self) -> bool:
-        """Whether the profile's collectives inside a node were measured on links as these."""
-        return self._profile is not None and self._hardware.intra.same_as(Link.of(self._profile.cluster.intra))
+        """Whether the profile's collectives inside a node were measured on GPUs and links as these."""
+        return self.profile is not None and self._hardware.same_node(self.profile.cluster)
 
     @cached_property
     def _fabric_here(self) -> bool:
-        """Whether the sweep across nodes was measured on tiers as these."""
+        """Whether the sweep across nodes was measured on GPUs and tiers as these."""
         if self._fabric is None:
             return False
         measured_on = self._fabric.cluster
         # the curve was looked up by the fabric's name, or by the path of its file
         own = dataclasses.replace(self._hardware.inter, fabric=measured_on.inter.fabric)
-        return self._hardware.intra.same_as(Link.of(measured_on.intra)) and own.same_as(Link.of(measured_on.inter))
+        return self._hardware.same_node(measured_on) and own.same_as(Link.of(measured_on.inter))
 
     @cached_property
     def _fabric_log_ratios(self) -> tuple[Floats, Floats]:
@@ -153,8 +155,7 @@ class Network:
     def _algorithms(self) -> tuple[str, ...]:
         if self._choice != "auto":
             return (self._choice,)
-        # custom kernels read their peers' memory
-        return ("nccl", *CUSTOM) if self._p2p else ("nccl",)
+        return ("nccl", *CUSTOM) if self._custom else ("nccl",)
 
     def _all_reduce(self, algorithm: str, message: Floats) -> CollectiveTimes:
         if algorithm == "nccl":
