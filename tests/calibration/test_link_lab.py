@@ -10,6 +10,7 @@ import pytest
 from benchmarks.link_lab import Laboratory, laboratory
 from ladder_sim.errors import MissingDependencyError
 from tests.conftest import NEEDS_ROOT
+from tests.support.waiting import HANG_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
@@ -24,7 +25,7 @@ def test_the_loop_closes_over_a_real_link_and_leaves_nothing_behind(tmp_path: Pa
         with laboratory("200mbit") as lab:
             _is_slow(lab)
             lab.run(
-                "calibration", ["crosscheck", *MODEL, "--variant=standard,ladder,upper-bound", *work], timeout_s=120
+                "calibration", ["crosscheck", *MODEL, "--variant=standard,ladder,upper-bound", *work], timeout_s=HANG_S
             )
     except MissingDependencyError as error:
         if "cannot be set up" not in error.message:

@@ -14,6 +14,7 @@ import pytest
 from ladder_sim.errors import install_command
 from tests.conftest import REPO
 from tests.support.commands import heed_interrupts, run
+from tests.support.waiting import HANG_S
 
 FLAGS = ("--model", "405b", "--nodes", "2", "--set", "inter.bandwidth=100Gb/s", "--variant", "ladder")
 
@@ -26,14 +27,14 @@ def test_it_listens_on_this_machine_and_starts_with_the_scenario() -> None:
             assert server.stderr is not None
             address = re.search(r"http://127\.0\.0\.1:\d+/", server.stderr.readline())
             assert address is not None
-            with urllib.request.urlopen(address[0] + "_dash-layout", timeout=20) as answer:
+            with urllib.request.urlopen(address[0] + "_dash-layout", timeout=HANG_S) as answer:
                 page = json.load(answer)
             start = next(one for one in page["props"]["children"] if one["props"].get("id") == "start")
             assert start["props"]["data"] == "model=405b&nodes=2&variants=ladder&inter.bandwidth=100Gb/s"
         finally:
             server.send_signal(signal.SIGINT)
             try:
-                assert server.wait(timeout=20) == 0
+                assert server.wait(timeout=HANG_S) == 0
             finally:
                 server.kill()
 

@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from ladder_sim.specs import catalog
 from ladder_sim.specs.settings import settable
 from tests.conftest import REPO
 from tests.support.commands import SMALL, heed_interrupts, process, run
+from tests.support.waiting import HANG_S, until
 
 COMMANDS = [(), ("predict",), ("list",), ("show",), ("calibrate",)]
 
@@ -113,7 +113,7 @@ def test_interrupt_from_the_keyboard(tmp_path: Path) -> None:
     started = tmp_path / "started"
     code = (
         "import pathlib, sys, time, ladder_sim.prediction as p\n"
-        f"def slow(*_, **__): pathlib.Path({str(started)!r}).touch(); time.sleep(30)\n"
+        f"def slow(*_, **__): pathlib.Path({str(started)!r}).touch(); time.sleep({HANG_S})\n"
         "p.predict = slow\n"
         "from ladder_sim.cli.main import main\n"
         "sys.exit(main(['predict', '--model', '8b']))"
@@ -121,12 +121,9 @@ def test_interrupt_from_the_keyboard(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", code], cwd=REPO, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts
     ) as child:
-        for _ in range(300):
-            if started.exists():
-                break
-            time.sleep(0.05)
+        until(started.exists)
         os.kill(child.pid, signal.SIGINT)
-        _, err = child.communicate(timeout=20)
+        _, err = child.communicate(timeout=HANG_S)
     assert child.returncode == 130
     assert err == "error: interrupted\n"
 

@@ -6,8 +6,7 @@ from contextlib import AbstractContextManager
 import pytest
 
 from ladder_sim.explorer.scheduler import Scheduler, StaleError
-
-PATIENCE_S = 10.0
+from tests.support.waiting import HANG_S, until
 
 
 def _ask(turn: AbstractContextManager[None], name: str, order: list[str]) -> threading.Thread:
@@ -26,12 +25,7 @@ def _ask(turn: AbstractContextManager[None], name: str, order: list[str]) -> thr
 
 
 def _until_waiting(scheduler: Scheduler, count: int) -> None:
-    event = threading.Event()
-    for _ in range(int(PATIENCE_S / 0.002)):
-        if scheduler.queued == count:
-            return
-        event.wait(0.002)
-    pytest.fail("nobody waits")
+    until(lambda: scheduler.queued == count)
 
 
 def test_headlines_come_before_views_that_asked_a_little_earlier() -> None:
@@ -42,7 +36,7 @@ def test_headlines_come_before_views_that_asked_a_little_earlier() -> None:
         threads.append(_ask(scheduler.headline("c", 1), "headline", order))
         _until_waiting(scheduler, 2)
     for thread in threads:
-        thread.join(PATIENCE_S)
+        thread.join(HANG_S)
     assert order == ["headline", "view"]
 
 
@@ -53,11 +47,11 @@ def test_a_newer_headline_drops_what_the_page_waits_for() -> None:
         kept = [_ask(scheduler.view("b", 1), "other page", order)]
         _until_waiting(scheduler, 2)
         kept.append(_ask(scheduler.headline("a", 2), "newer", order))
-        dropped[0].join(PATIENCE_S)
+        dropped[0].join(HANG_S)
         assert order == ["view stale"]
         _until_waiting(scheduler, 2)
     for thread in kept:
-        thread.join(PATIENCE_S)
+        thread.join(HANG_S)
     assert sorted(order[1:]) == ["newer", "other page"]
     with pytest.raises(StaleError), scheduler.view("a", 1):
         pass

@@ -13,6 +13,7 @@ import pytest
 
 import ladder_sim
 from tests.conftest import REPO
+from tests.support.waiting import HANG_S
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +28,7 @@ DATA += ["costs/profiles/*.json.gz"]
 def _run(command: list[str | Path], cwd: Path) -> "subprocess.CompletedProcess[str]":
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(
-        [str(word) for word in command], cwd=cwd, env=env, capture_output=True, text=True, timeout=300
+        [str(word) for word in command], cwd=cwd, env=env, capture_output=True, text=True, timeout=HANG_S
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done
@@ -101,6 +102,6 @@ def test_installed_package_runs_as_a_module(installed: Path, tmp_path: Path) -> 
 
 def test_console_script_returns_the_exit_code(installed: Path, tmp_path: Path) -> None:
     command = [str(installed / "ladder-sim"), "predict", "--model", "no-such-model"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr

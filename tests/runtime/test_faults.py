@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from runtime.comm.rendezvous import CommConfig, connect
 from runtime.config import ModelConfig
 from runtime.model.wiring import lay_out
 from tests.conftest import REPO
+from tests.support.waiting import HANG_S, until
 
 pytestmark = pytest.mark.torch
 
@@ -62,16 +62,15 @@ def running(pid: int) -> bool:
 
 def wait_for_work(launcher: int, ranks: int) -> list[int]:
     """The ranks' processes, once they are connected and busy: each then has a thread for its heartbeat and for gloo."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+
+    def working() -> list[int]:
         pids = ranks_of(launcher)
         names = [
             {Path(task, "comm").read_text().strip() for task in Path(f"/proc/{pid}/task").iterdir()} for pid in pids
         ]
-        if len(pids) == ranks and all(any("gloo" in name for name in tasks) for tasks in names):
-            return pids
-        time.sleep(0.1)
-    raise AssertionError("the ranks never met")
+        return pids if len(pids) == ranks and all(any("gloo" in name for name in tasks) for tasks in names) else []
+
+    return until(working)
 
 
 @pytest.mark.parametrize(
@@ -79,10 +78,11 @@ def wait_for_work(launcher: int, ranks: int) -> list[int]:
     [(signal.SIGKILL, "rank 1 was ended by SIGKILL"), (signal.SIGSTOP, "rank 1 died or was stopped")],
 )
 def test_a_rank_that_dies_or_hangs_ends_the_run(model: Path, fault: signal.Signals, words: str) -> None:
-    launcher = start(model, "--tp", "2", "--backend", "gloo", "--repeats", "100000", "--timeout", "3")
+    # the ranks have as long to meet, and the test of a stopped rank waits for it
+    launcher = start(model, "--tp", "2", "--backend", "gloo", "--repeats", "1000000", "--timeout", "15")
     pids = wait_for_work(launcher.pid, 2)
     os.kill(pids[1], fault)
-    _, errors = launcher.communicate(timeout=30)
+    _, errors = launcher.communicate(timeout=HANG_S)
     assert launcher.returncode == 1
     assert words in errors
     assert "Traceback" not in errors
@@ -90,14 +90,11 @@ def test_a_rank_that_dies_or_hangs_ends_the_run(model: Path, fault: signal.Signa
 
 
 def test_ranks_end_with_their_launcher(model: Path) -> None:
-    launcher = start(model, "--tp", "2", "--backend", "gloo", "--repeats", "100000")
+    launcher = start(model, "--tp", "2", "--backend", "gloo", "--repeats", "1000000")
     pids = wait_for_work(launcher.pid, 2)
     launcher.kill()
-    launcher.communicate(timeout=30)
-    deadline = time.monotonic() + 10
-    while any(map(running, pids)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not any(map(running, pids))
+    launcher.communicate(timeout=HANG_S)
+    until(lambda: not any(map(running, pids)))
 
 
 @pytest.mark.parametrize(
@@ -110,7 +107,7 @@ def test_ranks_end_with_their_launcher(model: Path) -> None:
 )
 def test_what_a_launch_refuses(model: Path, arguments: tuple[str, ...], code: int, part: str) -> None:
     launcher = start(model, *arguments, CUDA_VISIBLE_DEVICES="")
-    out, errors = launcher.communicate(timeout=60)
+    out, errors = launcher.communicate(timeout=HANG_S)
     assert (launcher.returncode, out) == (code, "")
     assert part in errors
     assert errors.count("error:") == 1

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from ladder_sim.cli.main import main
 from tests.conftest import REPO
+from tests.support.waiting import HANG_S
 
 
 class Ran(NamedTuple):
@@ -42,7 +43,7 @@ def process(*arguments: str, shell: str = "", **environment: str) -> Ran:
         command,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
         check=False,
         env={**os.environ, "PYTHONPATH": str(REPO), **environment},
     )

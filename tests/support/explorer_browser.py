@@ -12,8 +12,7 @@ from playwright.sync_api import ConsoleMessage, Page, Request
 
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.server import make_app, serving
-
-PATIENCE_MS = 15_000
+from tests.support.waiting import HANG_S
 
 
 class Watched:
@@ -23,7 +22,7 @@ class Watched:
         self.page, self.address, self._artefacts = page, address, artefacts
         self.requests: list[str] = []
         self.complaints: list[str] = []
-        page.set_default_timeout(PATIENCE_MS)
+        page.set_default_timeout(HANG_S * 1000)
         page.on("request", self._asked)
         page.on("console", self._said)
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
@@ -41,9 +40,9 @@ class Watched:
 
     def until(self, condition: str) -> None:
         """Wait until an expression holds; Playwright's own way evaluates text in the page, which its headers forbid."""
-        deadline = time.monotonic() + PATIENCE_MS / 1000
+        end_s = time.monotonic() + HANG_S
         while not self.page.evaluate(condition):
-            assert time.monotonic() < deadline, f"not within {PATIENCE_MS / 1000} s: {condition}"
+            assert time.monotonic() < end_s, f"never: {condition}"
             self.page.wait_for_timeout(30)
 
     def until_text(self, selector: str, text: str) -> None:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from runtime.comm.base import Alone
 from runtime.comm.process_group import ProcessGroup, gloo_group
+from tests.support.waiting import HANG_S
 
 
 def on_ranks(size: int, folder: Path, compute: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -23,13 +24,13 @@ def on_ranks(size: int, folder: Path, compute: Callable[..., Any], *arguments: A
     for process in ranks:
         process.start()
     for process in ranks:
-        process.join(60)
+        process.join(HANG_S)
         process.kill()
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(size)]
 
 
 def _rank(rank: int, size: int, folder: Path, compute: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     store = dist.FileStore(str(folder / "store"), size)
-    comm = ProcessGroup("gloo", gloo_group(store, rank, size, threads=1, timeout_s=60))
+    comm = ProcessGroup("gloo", gloo_group(store, rank, size, threads=1, timeout_s=HANG_S))
     torch.save(compute(comm, *arguments), folder / f"{rank}.pt")
     comm.barrier()

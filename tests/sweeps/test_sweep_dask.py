@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from ladder_sim.sweeps.grid import Grid
 from ladder_sim.sweeps.run import how_of, run_to_file
 from tests.conftest import REPO
 from tests.support.commands import run
+from tests.support.waiting import HANG_S, until
 
 # five chunks of a graph per point
 AXES = {"model": "8b", "tp": "8", "model.layers": "1:160:+1"}
@@ -26,7 +26,7 @@ AXES = {"model": "8b", "tp": "8", "model.layers": "1:160:+1"}
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[tuple[str, list["subprocess.Popen[bytes]"]]]:
     """A scheduler and two workers, each a process of its own."""
-    environment = {**os.environ, "PYTHONPATH": str(REPO), "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "5s"}
+    environment = {**os.environ, "PYTHONPATH": str(REPO), "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": f"{HANG_S}s"}
     where = tmp_path / "scheduler.json"
 
     def start(module: str, *options: str) -> "subprocess.Popen[bytes]":
@@ -45,25 +45,24 @@ def cluster(tmp_path: Path) -> Iterator[tuple[str, list["subprocess.Popen[bytes]
 
 
 def _address(where: Path) -> str:
-    end_s = time.monotonic() + 30
-    while time.monotonic() < end_s:
-        if where.exists() and where.stat().st_size:
-            return str(json.loads(where.read_text())["address"])
-        time.sleep(0.05)
-    raise AssertionError("the scheduler did not start")
+    until(lambda: where.exists() and where.stat().st_size)
+    return str(json.loads(where.read_text())["address"])
 
 
 def _wait_for_workers(address: str, count: int) -> None:
     from distributed import Client
 
     with Client(address, set_as_default=False) as client:
-        client.wait_for_workers(count, timeout=30)
+        client.wait_for_workers(count, timeout=HANG_S)
 
 
 @pytest.mark.slow
-def test_a_lost_worker_changes_nothing(cluster: tuple[str, list["subprocess.Popen[bytes]"]], tmp_path: Path) -> None:
+def test_a_lost_worker_changes_nothing(
+    cluster: tuple[str, list["subprocess.Popen[bytes]"]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One of two workers is killed while it computes: every point is there once, in order, with the same figures."""
     address, workers = cluster
+    monkeypatch.setattr(executors, "CONNECT_S", HANG_S)
     grid = Grid(AXES, ["ladder"])
     how = how_of(grid, None, ignore_memory=False)
     executor = Dask(address)
@@ -82,8 +81,11 @@ def test_a_lost_worker_changes_nothing(cluster: tuple[str, list["subprocess.Pope
 
 
 @pytest.mark.slow
-def test_the_command_runs_on_a_cluster(cluster: tuple[str, list["subprocess.Popen[bytes]"]]) -> None:
+def test_the_command_runs_on_a_cluster(
+    cluster: tuple[str, list["subprocess.Popen[bytes]"]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     address, _ = cluster
+    monkeypatch.setattr(executors, "CONNECT_S", HANG_S)
     flags = ("sweep", "--model", "8b", "--tp", "2:8", "--batch", "1:64", "--csv")
     on_cluster, here = run(*flags, "--dask", address), run(*flags)
     assert on_cluster.code == here.code == 0, on_cluster.err
