@@ -12,7 +12,7 @@ from typing import Any
 
 from ladder_sim.errors import MissingPackageError, UsageError
 from ladder_sim.specs.arguments import ARGUMENTS
-from ladder_sim.specs.files import write_text
+from ladder_sim.specs.files import write_file
 from ladder_sim.specs.settings import settings
 from ladder_sim.specs.values import whole
 
@@ -97,7 +97,7 @@ def _run(options: argparse.Namespace) -> int:
     if isinstance(result, int):
         return result
     if options.result:
-        write_text(options.result, json.dumps(result))
+        write_file(options.result, json.dumps(result))
         return 0
     return _show(result, options)
 
@@ -154,7 +154,7 @@ def _show(result: dict[str, Any], options: argparse.Namespace) -> int:
     from ladder_sim.report.tables.crosscheck import crosscheck_report
 
     if options.html:
-        write_text(options.html, crosscheck_page(result))
+        write_file(options.html, crosscheck_page(result))
         print(f"written: {options.html}", file=sys.stderr)
     if options.json or (options.save and options.save.suffix.lower() == ".json"):
         text = json.dumps(result, indent=1) + "\n"
@@ -164,7 +164,7 @@ def _show(result: dict[str, Any], options: argparse.Namespace) -> int:
         text = ""
         console.show(crosscheck_report(result))
     if options.save:
-        write_text(options.save, text)
+        write_file(options.save, text)
         print(f"written: {options.save}", file=sys.stderr)
     else:
         print(text, end="")

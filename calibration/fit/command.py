@@ -17,7 +17,7 @@ from calibration.importers.nccl_tests import Sweep, fabric_text
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import ProfileError
-from ladder_sim.specs.files import write_text
+from ladder_sim.specs.files import write_file
 
 
 def add_to(commands: Any) -> None:
@@ -55,7 +55,7 @@ def _fit(options: argparse.Namespace) -> None:
     save_profile(fitted.profile, options.out)
     print(options.out)
     if options.fabric:
-        write_text(options.fabric, fabric)
+        write_file(options.fabric, fabric)
         print(options.fabric)
 
 

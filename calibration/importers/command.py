@@ -8,7 +8,7 @@ from typing import Any
 
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import UsageError
-from ladder_sim.specs.files import write_text
+from ladder_sim.specs.files import write_file
 from ladder_sim.specs.values import whole
 
 
@@ -85,7 +85,7 @@ def _import_nccl_tests(options: argparse.Namespace) -> None:
         # a log of unequal nodes is refused by its number of ranks
         per_node = _given_or_listed(options.ranks_per_node, listed // nodes, "--ranks-per-node", 1)
         text = nccl_tests.fabric_text(sweep, cluster=cluster, nodes=nodes, ranks_per_node=per_node, created=created)
-        write_text(out, text)
+        write_file(out, text)
     print(f"{len(sweep.sizes)} sizes, {sweep.sizes[0]:.0f} to {sweep.sizes[-1]:.0f} bytes", file=sys.stderr)
     print(out)
 

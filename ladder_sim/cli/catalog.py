@@ -36,7 +36,7 @@ def show(name: Annotated[str, typer.Argument(help="A model, cluster or stack: ca
     """Show every figure of a model, cluster or stack, and its source."""
     spec = _find(name)
     figures = dict(_flat(spec))
-    sources = catalog.model_sources(spec.name) if spec.name in catalog.model_names() else {}
+    sources = catalog.model_config(spec.name)["_sources"] if spec.name in catalog.model_names() else {}
     width = max(map(len, figures))
     for figure, value in figures.items():
         origin = f"  [{sources[figure]}]" if figure in sources else ""

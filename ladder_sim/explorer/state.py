@@ -95,9 +95,9 @@ class State:
         """The query string, defaults omitted."""
         pairs = [(argument.key, _written(value)) for argument, value in self.changed()]
         pairs += [
-            (name, _written(value))
-            for name, default in ((each.name, each.default) for each in fields(self))
-            if name in _READERS and (value := getattr(self, name)) != default
+            (each.name, _written(value))
+            for each in fields(self)
+            if each.name in _READERS and (value := getattr(self, each.name)) != each.default
         ]
         pairs += [*self.settings.items(), *(("pin", pin) for pin in self.pins)]
         return urlencode(pairs, quote_via=quote, safe=":/,")
@@ -145,26 +145,19 @@ class State:
         }
 
     def _check(self, allowlist: Allowlist) -> None:
-        if self.shape is None and self.arguments["model"] not in allowlist.models:
-            more = "or drop a config.json on the page"
-            raise UnknownNameError("model", self.arguments["model"], allowlist.models, more=more)
         for kind, name, names in (
+            ("model", None if self.shape else self.arguments["model"], allowlist.models),
             ("cluster", self.arguments["cluster"], allowlist.clusters),
             ("stack", self.arguments["stack"], allowlist.stacks),
             ("profile", self.profile, allowlist.profiles),
             ("phase", self.phase, PHASES),
         ):
             if name is not None and name not in names:
-                raise UnknownNameError(kind, name, names)
-        if len(self.variants) > MAX_VARIANTS:
-            raise UsageError(
-                f"at most {MAX_VARIANTS} variants can be shown, {len(self.variants)} were given",
-                hint="leave some variants out",
-            )
-        if len(self.pins) > MAX_PINS:
-            raise UsageError(
-                f"at most {MAX_PINS} scenarios can be pinned, {len(self.pins)} were given", hint="unpin one first"
-            )
+                more = "or drop a config.json on the page" if kind == "model" else ""
+                raise UnknownNameError(kind, name, names, more=more)
+        for what, given, maximum in (("variants", self.variants, MAX_VARIANTS), ("pins", self.pins, MAX_PINS)):
+            if len(given) > maximum:
+                raise UsageError(f"{len(given)} {what}: must be at most {maximum}", hint="leave some out")
         figures = [resolve(key)[0] for key in self.settings]
         if len(set(figures)) < len(figures):
             raise UsageError("a figure is set twice, with and without its unit", hint="give it once")
@@ -260,9 +253,9 @@ def _shape(key: str, text: str) -> ModelSpec:
     try:
         table = json.loads(text)
     except (ValueError, RecursionError):
-        raise UsageError("the model in the link is damaged", hint="drop its config.json on the page again") from None
+        table = None
     if not isinstance(table, dict):
-        raise UsageError("the model in the link is not an object", hint="drop its config.json on the page again")
+        raise UsageError("the model in the link is damaged", hint="drop its config.json on the page again")
     if not _NAME.fullmatch(str(table.get("name", ""))):
         raise UsageError(
             "the name of the model in the link has other characters",

@@ -20,7 +20,6 @@ from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.stack import StackSpec
 from ladder_sim.specs.values import read_table, shown_path
 
-_Folder = Literal["models", "clusters", "stacks"]
 _FOLDERS = resources.files("ladder_sim.specs") / "data"
 
 # short names of catalog models
@@ -91,11 +90,8 @@ def cluster(name_or_path: str) -> ClusterSpec:
     >>> cluster("h100-sxm").gpus_per_node
     8
     """
-    name = name_or_path.strip().lower()
-    if name in cluster_names():
-        spec: ClusterSpec = _shipped("clusters", name)
-        return spec
-    return _cluster_file(_path(name_or_path, "cluster", ".toml", cluster_names()))
+    spec: ClusterSpec = _named("cluster", name_or_path)
+    return spec
 
 
 def stack(name_or_path: str) -> StackSpec:
@@ -113,11 +109,8 @@ def stack(name_or_path: str) -> StackSpec:
     >>> stack("gpt-fast").attention
     'math'
     """
-    name = name_or_path.strip().lower()
-    if name in stack_names():
-        spec: StackSpec = _shipped("stacks", name)
-        return spec
-    return _stack_file(_path(name_or_path, "stack", ".toml", stack_names()))
+    spec: StackSpec = _named("stack", name_or_path)
+    return spec
 
 
 def cluster_or_stack(file: str) -> ClusterSpec | StackSpec:
@@ -148,17 +141,32 @@ def stack_names() -> tuple[str, ...]:
     return _ids("stacks")
 
 
-def model_sources(name: str) -> dict[str, str]:
-    """Return where each figure of a built-in model comes from, by config.json field."""
-    key = model_id(name)
-    if key not in model_names():
-        raise _unknown("model", name, (*MODEL_ALIASES, *model_names()))
-    sources: dict[str, str] = json.loads(_data("models", key))["_sources"]
-    return sources
+def model_config(name_or_path: str) -> dict[str, Any]:
+    """Return a model's config.json, which holds more than its spec: norms, rotary wavelengths, activation, sources.
+
+    Raises
+    ------
+    UnknownNameError, SpecError
+        As `model` does.
+    """
+    name = model_id(name_or_path)
+    if name in model_names():
+        config: dict[str, Any] = json.loads(_data("models", name))
+        return config
+    return read_config(_path(name_or_path, "model", ".json", (*MODEL_ALIASES, *model_names())))
+
+
+def _named(kind: Literal["cluster", "stack"], name_or_path: str) -> Any:
+    """A built-in cluster or stack, or that of a file."""
+    name, folder = name_or_path.strip().lower(), f"{kind}s"
+    if name in _ids(folder):
+        return _shipped(folder, name)
+    path = _path(name_or_path, kind, ".toml", _ids(folder))
+    return _cluster_file(path) if kind == "cluster" else _stack_file(path)
 
 
 @functools.cache
-def _shipped(folder: _Folder, name: str) -> Any:
+def _shipped(folder: str, name: str) -> Any:
     """A built-in spec; kept, because every scenario names three."""
     text = _data(folder, name)
     if folder == "models":
@@ -169,12 +177,12 @@ def _shipped(folder: _Folder, name: str) -> Any:
 
 
 @functools.cache
-def _ids(folder: _Folder) -> tuple[str, ...]:
+def _ids(folder: str) -> tuple[str, ...]:
     files = (_FOLDERS / folder).iterdir()
     return tuple(sorted(file.name.rpartition(".")[0] for file in files if file.name.endswith((".json", ".toml"))))
 
 
-def _data(folder: _Folder, name: str) -> str:
+def _data(folder: str, name: str) -> str:
     return (_FOLDERS / folder / f"{name}.{'json' if folder == 'models' else 'toml'}").read_text("utf-8")
 
 

@@ -31,7 +31,6 @@ class How:
     """What all points of a sweep share, other than its axes."""
 
     variants: tuple[str, ...]
-    """Residual wirings."""
     profile: str | None = None
     """Measured profile, as `prediction.predict` takes it."""
     ignore_memory: bool = False

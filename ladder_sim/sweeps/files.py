@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +36,11 @@ def require(form: str) -> None:
     MissingDependencyError
         Parquet needs pyarrow.
     """
-    if form == "parquet":
-        try:
-            import pyarrow.parquet  # noqa: F401
-        except ImportError:
-            raise MissingDependencyError(
-                "a .parquet file needs pyarrow, which is not installed",
-                hint='pip install "ladder-sim[parquet]", or write .csv or .jsonl',
-            ) from None
+    if form == "parquet" and find_spec("pyarrow") is None:
+        raise MissingDependencyError(
+            "a .parquet file needs pyarrow, which is not installed",
+            hint='pip install "ladder-sim[parquet]", or write .csv or .jsonl',
+        )
 
 
 def header(form: str, names: Sequence[str]) -> bytes:
@@ -140,7 +138,6 @@ class PartFile:
     form: str
     """A value of `FORMATS`."""
     fingerprint: str
-    """Of the sweep."""
     start: bytes
     """What precedes the first row."""
 

@@ -42,7 +42,6 @@ class SweepBlock:
     columns: Columns
     """What varies, by axis: sizes first."""
     count: int
-    """Points."""
 
 
 Chunk = tuple[SweepBlock, ...]

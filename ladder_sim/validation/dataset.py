@@ -37,30 +37,20 @@ _MAX_TOKENS_PER_S, _MAX_SECONDS = 1e12, 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """What was run, but for the variant: rows that share it are compared with each other."""
+    """What was run, but for the variant, as in `Scenario.of`; rows that share it are compared with each other."""
 
     source: str
     """Who measured it."""
     model: str
-    """Catalog id or file."""
     cluster: str
-    """Catalog id or file."""
     nodes: int
-    """Nodes of the tensor-parallel group."""
     tp: int
-    """Tensor-parallel degree."""
     p2p: bool
-    """GPUs of a node reach each other directly."""
     stack: str
-    """Catalog id or file."""
     dtype: str
-    """Of weights and activations."""
     batch: int
-    """Requests served together."""
     prompt: int
-    """Tokens of each prompt."""
     gen: int
-    """New tokens of each request."""
 
     def scenario(self) -> Scenario:
         """Resolve names and check everything.
