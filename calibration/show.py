@@ -2,7 +2,7 @@
 
 import argparse
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +17,20 @@ from ladder_sim.report.tables.console import table, to_text
 
 HEADINGS = ("table", "points", "judged against", "rows", "median", "p90", "max")
 FIGURE_HEADINGS = ("figure", "catalog", "fitted", "within", "prior within", "known from")
-Row = tuple[str, str, str, ErrorStats]
 
 
 def describe(profile: CalibrationProfile, source: Path | None = None) -> str:
     """Describe a profile, with its interpolation errors on measurements that its grids leave out.
 
-    Parameters
-    ----------
-    profile
-        The profile.
-    source
-        Unpacked package that the profile was imported from: the tables' errors are computed again from it. None:
-        the errors stored in the profile.
+    The tables' errors are computed again from `source`, the unpacked package that the profile was imported from; None:
+    those stored in the profile.
     """
-    rows = list(error_rows(profile, source))
     lines = [
         f"profile {profile.name}, made {profile.created} on {profile.environment.get('device', profile.cluster_name)}",
-        *(f"source  {part.what} ({_joined(part.citation, part.licence)})" for part in profile.sources),
+        *(
+            f"source  {part.what} ({'; '.join(filter(None, (part.citation, part.licence)))})"
+            for part in profile.sources
+        ),
         *_named("machine", profile.environment),
         *_named("between kernels", {name: f"{value:.3g}" for name, value in profile.overheads.items()}),
         *_named("overlap", {name: f"{value:.3g}" for name, value in profile.overlap.items()}),
@@ -45,18 +41,14 @@ def describe(profile: CalibrationProfile, source: Path | None = None) -> str:
         "        held out: points looked up in a table made of the others",
         "",
     ]
-    cells: list[tuple[str, ...]] = [HEADINGS]
-    for name, points, against, error in rows:
-        figures = (f"{100 * value:.1f} %" for value in (error.median, error.p90, error.max))
-        cells.append((name, points, against, str(error.rows), *figures))
-    lines += _aligned(cells, left=3)
+    cells: list[tuple[str, ...]] = []
+    for name, points, against, error in _errors(profile, source):
+        errors = (f"{100 * value:.1f} %" for value in (error.median, error.p90, error.max))
+        cells.append((name, points, against, str(error.rows), *errors))
+    lines += to_text(table(HEADINGS, cells, left=3)).splitlines()
     if profile.stack_fit:
         lines += ["", *describe_stack_fit(profile.stack_fit)]
     return "\n".join(lines)
-
-
-def _joined(*parts: str) -> str:
-    return "; ".join(part for part in parts if part)
 
 
 def _named(what: str, values: Mapping[str, str]) -> list[str]:
@@ -72,20 +64,15 @@ def describe_stack_fit(stack_fit: StackFit) -> list[str]:
         f"{', '.join(map(str, stack_fit.tps))}",
         "",
     ]
-    cells: list[tuple[str, ...]] = [FIGURE_HEADINGS]
+    cells: list[tuple[str, ...]] = []
     for name, figure in stack_fit.figures.items():
         verdict = "runs" if figure.identified else "prior"
         spread = (f"{100 * math.expm1(NORMAL_90 * sd):.0f} %" for sd in (figure.log_sd, figure.prior_log_sd))
         cells.append((name, *(f"{value:.3g}" for value in (figure.default, figure.value)), *spread, verdict))
-    return [*lines, *_aligned(cells, left=1)]
+    return [*lines, *to_text(table(FIGURE_HEADINGS, cells)).splitlines()]
 
 
-def _aligned(cells: Sequence[Sequence[str]], left: int) -> list[str]:
-    """Lines with aligned columns, the first `left` of them to the left; the first row holds the headings."""
-    return to_text(table(cells[0], cells[1:], left=left)).splitlines()
-
-
-def error_rows(profile: CalibrationProfile, source: Path | None = None) -> Iterator[Row]:
+def _errors(profile: CalibrationProfile, source: Path | None) -> Iterator[tuple[str, str, str, ErrorStats]]:
     """Name, grid points, what it was judged against, and error of every table and curve."""
     computed = _computed(profile, source) if source else {}
     for kind, dtype, name, ratios in tables_in(profile):

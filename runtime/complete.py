@@ -78,13 +78,7 @@ class Completion:
 
 
 def complete(config: CompletionConfig, sampling: SamplingConfig, links: CommConfig, show: Show) -> dict[str, object]:
-    """Texts and their speed, the same on every rank; `show` is called as the texts grow.
-
-    Raises
-    ------
-    LadderSimError
-        As `prepare_completion`, `connect` and `load`.
-    """
+    """Texts and their speed, the same on every rank; `show` is called as the texts grow."""
     task = prepare_completion(config)
     torch.set_num_threads(config.threads)
     comm = connect(links, config.tp)

@@ -106,7 +106,7 @@ class Calibration:
         workload = scenario.workload
         contexts = decode_contexts(workload.prompt, workload.gen, static_cache=scenario.stack.static_cache)
         decode_s = sum(times * pass_s("decode", kv_len) for kv_len, times in contexts)
-        return Times(pass_s("prefill", scenario.workload.prompt), decode_s)
+        return Times(pass_s("prefill", workload.prompt), decode_s)
 
 
 def _resuming(program: Program, resume_s: float) -> Program:

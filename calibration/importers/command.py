@@ -80,7 +80,10 @@ def _import_nccl_tests(options: argparse.Namespace) -> None:
         cluster = catalog.cluster(options.cluster).name
         out = options.out or Path(f"{options.file.stem}.toml")
         if out.suffix != ".toml":
-            raise UsageError(f"--out '{out}': must end in .toml", hint="the ending tells a file from a built-in fabric")
+            raise UsageError(
+                f"--out '{out}': must end in .toml",
+                hint="fabric files end in .toml, built-in ones are named without it",
+            )
         nodes = _given_or_listed(options.nodes, len(sweep.hosts), "--nodes", 2)
         # a log of unequal nodes is refused by its number of ranks
         per_node = _given_or_listed(options.ranks_per_node, listed // nodes, "--ranks-per-node", 1)

@@ -154,23 +154,10 @@ def collective_of(sweep: Sweep, ranks: int) -> str:
 
 
 def fabric_text(sweep: Sweep, *, cluster: str, nodes: int, ranks_per_node: int, created: str) -> str:
-    """Return the TOML text of a fabric file (`ladder_sim.costs.collectives.fabrics`).
+    """Return the TOML text of a fabric file (`ladder_sim.costs.collectives.fabrics`) of an all-reduce across nodes.
 
-    Parameters
-    ----------
-    sweep
-        An all-reduce across nodes.
-    cluster
-        Catalog cluster whose links were measured.
-    nodes, ranks_per_node
-        Of the group.
-    created
-        ISO date of the import.
-
-    Raises
-    ------
-    UsageError
-        If the sweep is not an all-reduce of that number of ranks and nodes.
+    `cluster` is the catalog cluster whose links were measured, `created` the ISO date of the import. Raises UsageError
+    if the sweep is not an all-reduce of that number of ranks and nodes.
     """
     op = collective_of(sweep, nodes * ranks_per_node)
     if op != "all_reduce":
@@ -190,27 +177,10 @@ time_us = [{", ".join(f"{seconds * 1e6:.6g}" for seconds in sweep.seconds)}]
 def add_to_profile(
     base: CalibrationProfile, sweep: Sweep, *, name: str, ranks: int, algorithm: str, created: str
 ) -> CalibrationProfile:
-    """Return a copy of `base` in which the sweep takes the place of one curve.
+    """Return a copy of `base` in which a sweep in one node takes the place of one curve.
 
-    Parameters
-    ----------
-    base
-        Profile of the machine's GPUs; everything else is kept.
-    sweep
-        A collective in one node.
-    name
-        Of the new profile.
-    ranks
-        GPUs in the group.
-    algorithm
-        What was measured: ``"nccl"``, ``"one-shot"``, ``"two-shot"``.
-    created
-        ISO date of the import.
-
-    Raises
-    ------
-    UsageError
-        If the sweep is not a collective of that number of ranks in one node.
+    `algorithm` is what was measured: ``"nccl"``, ``"one-shot"`` or ``"two-shot"``; `created` is the ISO date of the
+    import. Raises UsageError if the sweep is not a collective of that number of ranks in one node.
     """
     op = collective_of(sweep, ranks)
     if len(sweep.hosts) > 1:

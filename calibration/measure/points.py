@@ -39,12 +39,7 @@ class Shard(NamedTuple):
 
 
 def ops_of(
-    models: Sequence[ModelSpec],
-    degrees: Sequence[int],
-    world: Layout,
-    *,
-    cuda: bool = False,
-    largest: float = math.inf,
+    models: Sequence[ModelSpec], degrees: Sequence[int], world: Layout, *, cuda: bool = False, largest: float = math.inf
 ) -> list[Sample]:
     """List every op to measure, without its time, in the order of the first round.
 

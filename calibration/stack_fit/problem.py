@@ -129,8 +129,6 @@ class Problem:
                 log_rates[:, row] = np.log(tokens / times[variant].request_s)
         return log_rates[: len(points)]
 
-    # solving
-
     def solve_from(self, start: Array) -> Solution:
         """Solve from one starting point."""
         return self._solve(start, np.arange(len(self.runs)), self.measured, np.zeros(len(self.figures)))
@@ -185,7 +183,7 @@ def _robust(rows: int) -> Callable[[Array], Array]:
     """soft_l1 for the runs, which may hold an outlier; plain squares for the priors."""
 
     def loss(squares: Array) -> Array:
-        # value, first and second derivative, as least_squares asks for them
+        # value, first and second derivative, as least_squares needs them
         rho = np.stack([squares, np.ones_like(squares), np.zeros_like(squares)])
         root = np.sqrt(1.0 + squares[:rows])
         rho[:, :rows] = 2.0 * (root - 1.0), 1.0 / root, -0.5 / root**3
