@@ -31,9 +31,9 @@ def describe(profile: CalibrationProfile, source: Path | None = None) -> str:
             f"source  {part.what} ({'; '.join(filter(None, (part.citation, part.licence)))})"
             for part in profile.sources
         ),
-        *_named("machine", profile.environment),
-        *_named("between kernels", {name: f"{value:.3g}" for name, value in profile.overheads.items()}),
-        *_named("overlap", {name: f"{value:.3g}" for name, value in profile.overlap.items()}),
+        *_line("machine", profile.environment),
+        *_line("between kernels", {name: f"{value:.3g}" for name, value in profile.overheads.items()}),
+        *_line("overlap", {name: f"{value:.3g}" for name, value in profile.overlap.items()}),
         "errors  |looked up / measured - 1| on measurements that are not in the profile; "
         + ("computed now from the source (collectives: as stored)" if source else "as stored"),
         "        aggregated: the median over engines (versions, for collectives), which the tables hold; an engine's",
@@ -51,7 +51,7 @@ def describe(profile: CalibrationProfile, source: Path | None = None) -> str:
     return "\n".join(lines)
 
 
-def _named(what: str, values: Mapping[str, str]) -> list[str]:
+def _line(what: str, values: Mapping[str, str]) -> list[str]:
     """One line, or none without values."""
     return [f"{what}  {', '.join(f'{name} {value}' for name, value in values.items())}"] if values else []
 
@@ -74,7 +74,7 @@ def describe_stack_fit(stack_fit: StackFit) -> list[str]:
 
 def _errors(profile: CalibrationProfile, source: Path | None) -> Iterator[tuple[str, str, str, ErrorStats]]:
     """Name, grid points, what it was judged against, and error of every table and curve."""
-    computed = _computed(profile, source) if source else {}
+    computed = _errors_from(profile, source) if source else {}
     for kind, dtype, name, ratios in tables_in(profile):
         for against, error in computed.get((kind, dtype), ratios.left_out).items():
             yield name, " x ".join(map(str, ratios.seconds.shape)), against, error
@@ -86,7 +86,7 @@ def _errors(profile: CalibrationProfile, source: Path | None) -> Iterator[tuple[
                         yield f"{op} {algorithm}, {ranks} GPUs", str(len(curve.seconds)), against, error
 
 
-def _computed(profile: CalibrationProfile, source: Path) -> Mapping[tuple[Kind, str], Mapping[str, ErrorStats]]:
+def _errors_from(profile: CalibrationProfile, source: Path) -> Mapping[tuple[Kind, str], Mapping[str, ErrorStats]]:
     from calibration.importers.aiconfigurator import SYSTEMS, left_out_errors, read_system
 
     system = next((system for system, name in SYSTEMS.items() if name == profile.name), None)

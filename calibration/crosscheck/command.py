@@ -82,7 +82,7 @@ def _run(options: argparse.Namespace) -> int:
         )
     from calibration.crosscheck.store import read_result
 
-    result = read_result(options.earlier) if options.earlier else _measured(options)
+    result = read_result(options.earlier) if options.earlier else _measure(options)
     if isinstance(result, int):
         return result
     if options.result:
@@ -91,7 +91,7 @@ def _run(options: argparse.Namespace) -> int:
     return _show(result, options)
 
 
-def _measured(options: argparse.Namespace) -> dict[str, Any] | int:
+def _measure(options: argparse.Namespace) -> dict[str, Any] | int:
     """The result; an exit code if ranks failed, or if this is a rank that has nothing to show."""
     if importlib.util.find_spec("torch") is None:
         raise MissingPackageError("real forward passes", "torch")

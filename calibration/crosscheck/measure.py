@@ -69,7 +69,7 @@ def measure(experiment: Experiment, comm: Communicator, known: Mapping[str, Curv
     runs = [Run(link, variant) for link in links for variant in experiment.variants if link != CALIBRATION_LINK]
     tasks: list[Task] = [partial(_request, observed, testbed, run, links[run.link]) for run in runs]
     if known is None:
-        tasks += _calibrating(observed, testbed, links)
+        tasks += _calibration_tasks(observed, testbed, links)
     # warm up
     for variant in experiment.variants:
         testbed.request(variant, next(iter(links.values())))
@@ -87,7 +87,7 @@ def measure(experiment: Experiment, comm: Communicator, known: Mapping[str, Curv
     return observed
 
 
-def _calibrating(observed: Observations, testbed: Testbed, links: Mapping[str, Communicator]) -> list[Task]:
+def _calibration_tasks(observed: Observations, testbed: Testbed, links: Mapping[str, Communicator]) -> list[Task]:
     def compute_only() -> None:
         observed.compute_only.append(testbed.compute_only())
 

@@ -127,9 +127,9 @@ def read_system(system: str, source: Path | None = None) -> Measurements:
             "engines": ", ".join(series.label for series in tables.get(("gemm", "bf16"), [])),
         },
         figures=figures,
-        tables=_with_rows(tables),
-        nccl=_with_rows(nccl),
-        custom=_with_rows(custom),
+        tables=_nonempty(tables),
+        nccl=_nonempty(nccl),
+        custom=_nonempty(custom),
         files=tuple(reader.files),
     )
 
@@ -172,7 +172,7 @@ def make_profile(measured: Measurements, *, created: str) -> CalibrationProfile:
 def reference_gpu(measured: Measurements) -> Gpu:
     """The GPU as stated in the package's file; its kernel floor is the fastest bf16 GEMM measured."""
     figures = measured.figures
-    fastest_s = float(np.nanmin(_merged("gemm", measured.tables["gemm", "bf16"]).seconds))
+    fastest_s = float(np.nanmin(_merge("gemm", measured.tables["gemm", "bf16"]).seconds))
     return Gpu(
         bf16_flops=figures["bfloat16_tc_flops"],
         fp8_flops=figures.get("fp8_tc_flops", figures["bfloat16_tc_flops"]),
@@ -183,8 +183,8 @@ def reference_gpu(measured: Measurements) -> Gpu:
 
 def make_table(kind: Kind, dtype: str, series: list[Series], reference: Gpu) -> RatioTable:
     """Table of the median over `series`, thinned, with its errors on the measurements that were left out."""
-    grid = _merged(kind, series)
-    seconds = _rounded(grid.seconds)
+    grid = _merge(kind, series)
+    seconds = _round(grid.seconds)
     ideal_s = _ideal_s(kind, dtype, grid, reference)
     table = thin(
         grid.axes,
@@ -209,7 +209,7 @@ def left_out_errors(
         ``"aggregated"``: against the median over the series; each series by its label: against its own rows;
         ``"leave-one-out"``: at grid points, with their axis value taken out of the grid.
     """
-    grid = _merged(kind, series)
+    grid = _merge(kind, series)
     ideal_s = _ideal_s(kind, dtype, grid, reference)
     left = np.isfinite(grid.seconds)
     left[np.ix_(*(np.isin(v, kept) for v, kept in zip(grid.axes.values(), table.axes, strict=True)))] = False
@@ -242,16 +242,16 @@ class _Reader:
             yield label, columns
 
 
-def _with_rows(series: Mapping[Key, list[Series]]) -> dict[Key, list[Series]]:
+def _nonempty(series: Mapping[Key, list[Series]]) -> dict[Key, list[Series]]:
     kept = {key: [each for each in many if len(each.seconds)] for key, many in series.items()}
     return {key: many for key, many in kept.items() if many}
 
 
-def _merged(kind: Kind, series: list[Series]) -> Grid:
+def _merge(kind: Kind, series: list[Series]) -> Grid:
     return merge(AXES[kind], distinct(series), quorum=QUORUM)
 
 
-def _rounded(seconds: Floats) -> Floats:
+def _round(seconds: Floats) -> Floats:
     # through text, so that the errors are those of the decimal number that is stored
     return np.char.mod(f"%.{DIGITS - 1}e", seconds).astype(np.float64)
 

@@ -61,7 +61,7 @@ def ops_of(
         *_launches(cuda=cuda),
         *_collectives(world),
         *(op for shard in shards for op in _overlaps(shard, world)),
-        *_gemms(_around([gemm for shard in shards for gemm in shard.gemms]), GRID_ROWS),
+        *_gemms(_grid_around([gemm for shard in shards for gemm in shard.gemms]), GRID_ROWS),
     ]
     return list({op.key: op for op in every if _size(op) <= largest}.values())
 
@@ -80,7 +80,7 @@ def _gemms(weights: Sequence[tuple[int, int]], rows: Sequence[int]) -> Iterator[
             yield _op("gemm", m=m, n=n, k=k)
 
 
-def _around(weights: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def _grid_around(weights: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Powers of two that span the weights' rows and columns, up to twice the elements of the largest weight."""
     if not weights:
         return []
