@@ -9,7 +9,7 @@ from dash.development.base_component import Component
 
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.upload import MAX_BYTES
-from ladder_sim.graph.variants import VARIANTS
+from ladder_sim.graph.variants import DEFAULT_VARIANTS, VARIANTS
 from ladder_sim.report.labels import field_title
 from ladder_sim.specs.arguments import DEFAULTS
 from ladder_sim.specs.stack import AllReduce
@@ -58,6 +58,8 @@ SLIDERS = (
     Slider(field="gpu.bf16_flops", title="Tensor-core rate", low=2e13, high=2e16),
 )
 SLIDER_KEYS = tuple(slider.key for slider in SLIDERS)
+# parameters of the variants that have one
+AMOUNTS = {"hybrid-ladder": 16, "desync": 4}
 _SHAPE, _WORK, _HARDWARE = SLIDERS[:3], SLIDERS[3:6], SLIDERS[6:]
 
 
@@ -203,15 +205,18 @@ def _settings() -> html.Div:
 
 
 def _variants() -> html.Div:
-    def amount(key: str, title: str, value: int) -> html.Div:
-        field = dcc.Input(id=control_id(key), type="number", min=1, step=1, value=value, debounce=True)
+    def amount(key: str, title: str, family: str) -> html.Div:
+        field = dcc.Input(id=control_id(key), type="number", min=1, step=1, value=AMOUNTS[family], debounce=True)
         return labelled(key, title, field, "amount")
 
     options = [name.partition(":")[0] for name in VARIANTS if name != "standard"]
     return html.Div(
         [
-            dcc.Checklist(options, ["parallel", "ladder", "upper-bound"], id=control_id("variants"), className="flag"),
-            html.Div([amount("layers", "Ladder layers", 16), amount("every", "Desync every", 4)], className="amounts"),
+            dcc.Checklist(options, list(DEFAULT_VARIANTS[1:]), id=control_id("variants"), className="flag"),
+            html.Div(
+                [amount("layers", "Ladder layers", "hybrid-ladder"), amount("every", "Desync every", "desync")],
+                className="amounts",
+            ),
         ]
     )
 

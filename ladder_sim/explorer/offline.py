@@ -42,7 +42,7 @@ def standalone_page(answer: Answer, allowlist: Allowlist) -> str:
 
     parts = {
         "TITLE": html.escape(f"ladder-sim: {answer.scenario.model.name}"),
-        "STYLE": _asset("explorer.css") + _asset("pages/page.css"),
+        "STYLE": _asset("assets/explorer.css") + _asset("pages/page.css"),
         "PLOTLY": get_plotlyjs(),
         # no closing tag may stand in a script
         "DATA": json.dumps(_data(answer, allowlist), separators=(",", ":")).replace("<", "\\u003c"),
@@ -104,5 +104,4 @@ def _rounded(values: NDArray[np.float64]) -> list[float]:
 
 
 def _asset(name: str) -> str:
-    folder = "assets" if "/" not in name else ""
-    return (resources.files("ladder_sim.explorer") / folder / name).read_text("utf-8")
+    return (resources.files("ladder_sim.explorer") / name).read_text("utf-8")

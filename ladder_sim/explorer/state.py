@@ -15,7 +15,7 @@ from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS, Argument
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.values import read_table
-from ladder_sim.sweeps.axes import Axis, axis, resolve
+from ladder_sim.sweeps.axes import axis, resolve
 
 # of a query
 MAX_CHARACTERS, MAX_FIELDS = 8000, 64
@@ -163,22 +163,6 @@ class State:
             raise UsageError("a figure is set twice, with and without its unit", hint="give it once")
 
 
-def numeric_setting(key: str) -> Axis:
-    """The setting of that name, which must be a number: text among the settings may name files.
-
-    Raises
-    ------
-    UsageError
-        There is no such setting, or it is not a number.
-    """
-    name, kind = resolve(key)
-    if "." not in name or kind not in (int, float):
-        raise UsageError(
-            f"'{key}' cannot be set on a page: must be a number", hint="for example inter.bandwidth=100Gb/s"
-        )
-    return Axis(name=name, values=())
-
-
 def model_text(shape: ModelSpec) -> str:
     """A model's shape as a link holds it: one JSON object."""
     return json.dumps(model_fields(shape), separators=(",", ":"))
@@ -243,7 +227,12 @@ def _axis(key: str, text: str) -> str:
 
 
 def _setting(key: str, text: str) -> str:
-    numeric_setting(key)
+    name, kind = resolve(key)
+    # text among the settings may name files
+    if "." not in name or kind not in (int, float):
+        raise UsageError(
+            f"'{key}' cannot be set on a page: must be a number", hint="for example inter.bandwidth=100Gb/s"
+        )
     # a list: the text is one value and not a range
     axis(key, [text])
     return text

@@ -6,6 +6,7 @@ Data lies under ``data/``: one file per id, every figure with its source.
 import dataclasses
 import functools
 import json
+import os
 import tomllib
 from importlib import resources
 from pathlib import Path
@@ -36,12 +37,7 @@ MODEL_ALIASES = MappingProxyType(
 )
 
 # tables of a cluster file
-_TABLES: dict[str, type[GpuSpec] | type[LinkTier]] = {
-    "gpu": GpuSpec,
-    "intra": LinkTier,
-    "inter": LinkTier,
-    "host": LinkTier,
-}
+_TABLES: dict[str, type] = {"gpu": GpuSpec, "intra": LinkTier, "inter": LinkTier, "host": LinkTier}
 
 
 def model(name_or_path: str) -> ModelSpec:
@@ -239,11 +235,9 @@ def _path(text: str, kind: str, ending: str, names: tuple[str, ...]) -> Path:
     path = Path(text)
     if text.lower().endswith(ending) or len(path.parts) > 1 or path.is_absolute():
         return path
-    try:
-        if text.strip() and (path.is_file() or (ending == ".json" and path.is_dir())):
-            return path
-    except (OSError, ValueError):
-        pass
+    # not by methods of Path, which fail for names that no file can have
+    if text.strip() and (os.path.isfile(path) or (ending == ".json" and os.path.isdir(path))):
+        return path
     raise _unknown(kind, text, names)
 
 

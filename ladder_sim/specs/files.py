@@ -19,13 +19,7 @@ def read_text(path: Path, *, what: str) -> str:
     """
     name = shown_path(path)
     try:
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise SpecError(
-                f"{name}: {path.stat().st_size} bytes: must be at most {_MAX_FILE_BYTES}",
-                hint=f"give {what}, not the weights or another large file",
-            )
         with path.open("rb") as file:
-            # bounded as well, for files that do not know their size
             raw = file.read(_MAX_FILE_BYTES + 1)
     except FileNotFoundError:
         raise SpecError(
@@ -38,7 +32,10 @@ def read_text(path: Path, *, what: str) -> str:
             f"{name}: cannot be read ({reason})", hint=f"give the path of {what} that you may read"
         ) from None
     if len(raw) > _MAX_FILE_BYTES:
-        raise SpecError(f"{name}: over {_MAX_FILE_BYTES} bytes", hint=f"give {what}")
+        raise SpecError(
+            f"{name}: must be at most {_MAX_FILE_BYTES} bytes",
+            hint=f"give {what}, not the weights or another large file",
+        )
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

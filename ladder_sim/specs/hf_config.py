@@ -5,6 +5,7 @@ MistralConfig, Qwen2Config, Qwen3Config, GemmaConfig, Starcoder2Config, Nemotron
 """
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,7 @@ def read_config(path: Path) -> dict[str, object]:
     SpecError
         If there is no such file, it cannot be read, or it is not a JSON object; the file is named.
     """
-    file = path / "config.json" if _is_directory(path) else path
+    file = path / "config.json" if os.path.isdir(path) else path
     text = read_text(file, what="a config.json")
     name = shown_path(file)
     try:
@@ -143,13 +144,6 @@ def read_config(path: Path) -> dict[str, object]:
             hint='give the model\'s config.json, which starts with "{"',
         )
     return config
-
-
-def _is_directory(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):
-        return False
 
 
 def shape_from_hf(config: Mapping[str, object], *, source: str) -> dict[str, Any]:

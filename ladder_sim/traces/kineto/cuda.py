@@ -18,12 +18,9 @@ from ladder_sim.traces.kineto.threads import hand_over
 from ladder_sim.traces.kineto.waits import Call, Waits, blocks
 
 
-def cuda_rank(file: KinetoFile) -> RankDraft:
-    """The ops of one rank's file."""
-    return _Cuda(file).read()
+class CudaReader:
+    """Finds the ops of one rank's file."""
 
-
-class _Cuda:
     def __init__(self, file: KinetoFile) -> None:
         self.file = file
         self.on_device = [event for name in GPU_CATEGORIES for event in file.events[name]]
@@ -37,6 +34,7 @@ class _Cuda:
         self.calls: list[Call] = []
 
     def read(self) -> RankDraft:
+        """All ops, with their dependencies."""
         streams = self._device_ops()
         threads: dict[Any, list[Event]] = defaultdict(list)
         for name in CALL_CATEGORIES:
