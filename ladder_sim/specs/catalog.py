@@ -11,7 +11,7 @@ import tomllib
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from ladder_sim.errors import SpecError, UnknownNameError
 from ladder_sim.specs.cluster import ClusterSpec, GpuSpec, LinkTier
@@ -95,10 +95,8 @@ def stack(name_or_path: str) -> StackSpec:
 
     Raises
     ------
-    UnknownNameError
-        If there is no such stack, or the file has an unknown key; the nearest is named.
-    SpecError, UnitError
-        If the file cannot be read or a figure breaks a rule.
+    UnknownNameError, SpecError, UnitError
+        As `cluster` does.
 
     Examples
     --------
@@ -115,11 +113,10 @@ def cluster_or_stack(file: str) -> ClusterSpec | StackSpec:
     Raises
     ------
     UnknownNameError, SpecError, UnitError
-        As `cluster` and `stack` do.
+        As `cluster` does.
     """
-    path = Path(file)
-    table = _parse_toml(read_text(path, what="a cluster's or stack's TOML file"), shown_path(path))
-    return _cluster_file(path) if "gpu" in table else _stack_file(path)
+    spec: ClusterSpec | StackSpec = _from_file(Path(file), "cluster or stack")
+    return spec
 
 
 def model_names() -> tuple[str, ...]:
@@ -152,13 +149,12 @@ def model_config(name_or_path: str) -> dict[str, Any]:
     return read_config(_path(name_or_path, "model", ".json", (*MODEL_ALIASES, *model_names())))
 
 
-def _named(kind: Literal["cluster", "stack"], name_or_path: str) -> Any:
+def _named(kind: str, name_or_path: str) -> Any:
     """A built-in cluster or stack, or that of a file."""
     name, folder = name_or_path.strip().lower(), f"{kind}s"
     if name in _ids(folder):
         return _shipped(folder, name)
-    path = _path(name_or_path, kind, ".toml", _ids(folder))
-    return _cluster_file(path) if kind == "cluster" else _stack_file(path)
+    return _from_file(_path(name_or_path, kind, ".toml", _ids(folder)), kind)
 
 
 @functools.cache
@@ -169,7 +165,7 @@ def _shipped(folder: str, name: str) -> Any:
         config = json.loads(text)
         return ModelSpec.from_hf(config, name=name, source="; ".join(dict.fromkeys(config["_sources"].values())))
     read = _read_cluster if folder == "clusters" else _read_stack
-    return read(text, f"{name}.toml", name)
+    return read(_parse_toml(text, f"{name}.toml"), f"{name}.toml", name)
 
 
 @functools.cache
@@ -182,8 +178,12 @@ def _data(folder: str, name: str) -> str:
     return (_FOLDERS / folder / f"{name}.{'json' if folder == 'models' else 'toml'}").read_text("utf-8")
 
 
-def _cluster_file(path: Path) -> ClusterSpec:
-    spec = _read_cluster(read_text(path, what="a cluster's TOML file"), shown_path(path), _stem(path))
+def _from_file(path: Path, kind: str) -> Any:
+    file = shown_path(path)
+    table = _parse_toml(read_text(path, what=f"the TOML file of a {kind}"), file)
+    if kind == "stack" or (kind != "cluster" and "gpu" not in table):
+        return _read_stack(table, file, _stem(path))
+    spec = _read_cluster(table, file, _stem(path))
     if not spec.inter.fabric.endswith(".toml") or Path(spec.inter.fabric).is_absolute():
         return spec
     # a fabric that names the file of a measured curve is relative to the cluster's file
@@ -191,12 +191,7 @@ def _cluster_file(path: Path) -> ClusterSpec:
     return dataclasses.replace(spec, inter=dataclasses.replace(spec.inter, fabric=fabric))
 
 
-def _stack_file(path: Path) -> StackSpec:
-    return _read_stack(read_text(path, what="a stack's TOML file"), shown_path(path), _stem(path))
-
-
-def _read_cluster(text: str, file: str, name: str) -> ClusterSpec:
-    table = _parse_toml(text, file)
+def _read_cluster(table: dict[str, Any], file: str, name: str) -> ClusterSpec:
     parts: dict[str, object] = {}
     for key, spec in _TABLES.items():
         inner = table.pop(key, None)
@@ -213,8 +208,7 @@ def _read_cluster(text: str, file: str, name: str) -> ClusterSpec:
     return read_table(ClusterSpec, table, where=file, **parts)
 
 
-def _read_stack(text: str, file: str, name: str) -> StackSpec:
-    table = _parse_toml(text, file)
+def _read_stack(table: dict[str, Any], file: str, name: str) -> StackSpec:
     table.setdefault("name", name)
     return read_table(StackSpec, table, where=file)
 

@@ -108,7 +108,6 @@ class GroupSummary:
     variant: str
     """Canonical name."""
     p2p: bool
-    """GPUs of a node reach each other directly."""
     tps: str
     """Tensor-parallel degrees: "2 and 4", "8", ..., or `ALL_TPS`."""
     rows: int
@@ -118,7 +117,6 @@ class GroupSummary:
     speedup: ErrorStats | None
     """None where nothing was compared."""
     tokens_per_s: ErrorStats | None
-    """None where nothing was compared."""
 
 
 def compare(data: Dataset, level: Level, profile: CalibrationProfile | None = None) -> tuple[Comparison, ...]:

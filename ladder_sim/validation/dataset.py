@@ -57,10 +57,8 @@ class Configuration:
 
         Raises
         ------
-        UsageError
-            If a name is unknown or a value breaks a rule.
-        PartitionError
-            If the tensor-parallel degree does not divide the model.
+        UsageError, PartitionError
+            As `Scenario.of` does.
         """
         return Scenario.of(**{name: getattr(self, name) for name in _ARGUMENTS})
 
