@@ -1,4 +1,9 @@
-"""Every answer as JSON and CSV: plain values, SI units in keys."""
+"""Every answer as JSON and CSV: plain values, SI units in keys.
+
+The answers' modules are imported for their types only: a prediction needs none of the others.
+"""
+
+from __future__ import annotations
 
 import csv
 import io
@@ -6,29 +11,21 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ladder_sim.analysis.advise import Advice
-from ladder_sim.analysis.breakeven import BreakEven
-from ladder_sim.analysis.compare import Candidate
-from ladder_sim.analysis.sensitivity import Sensitivity
-from ladder_sim.prediction import Prediction
-from ladder_sim.specs.scenario import Scenario
-from ladder_sim.traces.graph import TraceGraph
-from ladder_sim.traces.replay import Replay
-from ladder_sim.traces.summary import RankSummary, RunSummary
-from ladder_sim.traces.wirings import VariantTime
-from ladder_sim.validation.compare import (
-    Comparison,
-    ComparisonsByLevel,
-    ErrorStats,
-    GroupSummary,
-    Quantity,
-    evidence,
-    summarize,
-)
-from ladder_sim.validation.dataset import Dataset
-from ladder_sim.validation.splits import PROTOCOLS
+if TYPE_CHECKING:
+    from ladder_sim.analysis.advise import Advice
+    from ladder_sim.analysis.breakeven import BreakEven
+    from ladder_sim.analysis.compare import Candidate
+    from ladder_sim.analysis.sensitivity import Sensitivity
+    from ladder_sim.prediction import Prediction
+    from ladder_sim.specs.scenario import Scenario
+    from ladder_sim.traces.graph import TraceGraph
+    from ladder_sim.traces.replay import Replay
+    from ladder_sim.traces.summary import RankSummary, RunSummary
+    from ladder_sim.traces.wirings import VariantTime
+    from ladder_sim.validation.compare import Comparison, ComparisonsByLevel, ErrorStats, GroupSummary, Quantity
+    from ladder_sim.validation.dataset import Dataset
 
 SCHEMA_VERSION = 1
 
@@ -162,6 +159,9 @@ def comparison_document(candidates: Sequence[Candidate]) -> Document:
 
 def validation_document(data: Dataset, comparisons: ComparisonsByLevel) -> Document:
     """Every run and the summaries by level; errors, shares and half-widths are fractions."""
+    from ladder_sim.validation.compare import evidence, summarize
+    from ladder_sim.validation.splits import PROTOCOLS
+
     rows = {level: list(map(_comparison_fields, members)) for level, members in comparisons.items()}
     content = {
         "dataset": data.name,
@@ -229,9 +229,9 @@ def _summary_fields(summary: GroupSummary) -> dict[str, Any]:
 
 
 def _spread_fields(name: str, spread: ErrorStats | None) -> dict[str, Any]:
-    values = (
-        asdict(spread) if spread else {"rows": 0, **dict.fromkeys([field.name for field in fields(ErrorStats)][1:])}
-    )
+    from ladder_sim.validation.compare import ErrorStats
+
+    values = asdict(spread) if spread else {"rows": 0, **dict.fromkeys([f.name for f in fields(ErrorStats)][1:])}
     return {f"{name}_{part}": value for part, value in values.items()}
 
 
