@@ -65,10 +65,10 @@ def _flat(spec: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
         if dataclasses.is_dataclass(value):
             yield from _flat(value, f"{prefix}{field.name}.")
         elif value not in ("", ()):
-            yield f"{prefix}{field.name}", _shown(field.name, value)
+            yield f"{prefix}{field.name}", _figure_text(field.name, value)
 
 
-def _shown(name: str, value: object) -> str:
+def _figure_text(name: str, value: object) -> str:
     unit = unit_of(name)
     return format_quantity(value, unit) if isinstance(value, float) and unit != "count" else str(value)
 

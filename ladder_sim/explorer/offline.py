@@ -88,8 +88,8 @@ def _data(answer: Answer, allowlist: Allowlist) -> dict[str, Any]:
             {
                 "name": name,
                 "colour": variant_colour(name),
-                "ttft_s": _rounded(kept[f"{name}.ttft_s"]),
-                "tpot_s": None if workload.gen == 1 else _rounded(kept[f"{name}.tpot_s"]),
+                "ttft_s": _round(kept[f"{name}.ttft_s"]),
+                "tpot_s": None if workload.gen == 1 else _round(kept[f"{name}.tpot_s"]),
                 "interval": [prediction.speedup.low, prediction.speedup.value, prediction.speedup.high],
             }
             for name, prediction in answer.predictions.items()
@@ -99,7 +99,7 @@ def _data(answer: Answer, allowlist: Allowlist) -> dict[str, Any]:
     }
 
 
-def _rounded(values: NDArray[np.float64]) -> list[float]:
+def _round(values: NDArray[np.float64]) -> list[float]:
     return [float(f"{value:.{_DIGITS}g}") for value in values.tolist()]
 
 

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, Self
 from urllib.parse import parse_qsl, quote, urlencode
 
@@ -91,15 +91,15 @@ class State:
         state._check(allowlist)
         return state
 
-    def query(self) -> str:
-        """The query string, defaults omitted."""
-        pairs = [(argument.key, _written(value)) for argument, value in self.changed()]
+    def query(self, *, pins: bool = True) -> str:
+        """The query string, defaults omitted; `pins`: with the scenarios to compare with."""
+        pairs = [(argument.key, _field_text(value)) for argument, value in self.changed()]
         pairs += [
-            (each.name, _written(value))
+            (each.name, _field_text(value))
             for each in fields(self)
             if each.name in _READERS and (value := getattr(self, each.name)) != each.default
         ]
-        pairs += [*self.settings.items(), *(("pin", pin) for pin in self.pins)]
+        pairs += [*self.settings.items(), *(("pin", pin) for pin in self.pins if pins)]
         return urlencode(pairs, quote_via=quote, safe=":/,")
 
     def changed(self) -> list[tuple[Argument, Any]]:
@@ -130,10 +130,6 @@ class State:
     def names(self, scenario: Scenario) -> tuple[str, ...]:
         """Variants to show; standard is always the first."""
         return tuple(dict.fromkeys(("standard", *(self.variants or default_variants(scenario)))))
-
-    def alone(self) -> "State":
-        """The same without the scenarios to compare with."""
-        return replace(self, pins=())
 
     def _resolved(self, allowlist: Allowlist) -> dict[str, Any]:
         """Arguments of `Scenario.of`, names of the page replaced by their specs."""
@@ -255,7 +251,7 @@ def _shape(key: str, text: str) -> ModelSpec:
     return read_table(ModelSpec, table, where="model", ladder_layers=ladder, source="dropped on the page")
 
 
-def _written(value: Any) -> str:
+def _field_text(value: Any) -> str:
     if isinstance(value, ModelSpec):
         return model_text(value)
     if isinstance(value, tuple):

@@ -103,7 +103,7 @@ def prediction_document(scenario: Scenario, predictions: Mapping[str, Prediction
     return Document(content=content, rows=[{**given, "variant": name, **figures} for name, figures in variants.items()])
 
 
-def _listed(head: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Document:
+def _rows_document(head: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Document:
     """A document whose JSON object holds the rows of the CSV as well."""
     return Document(content={**head, "rows": rows}, rows=rows)
 
@@ -118,7 +118,7 @@ def breakeven_document(result: BreakEven) -> Document:
         "crossings": [asdict(crossing) for crossing in result.crossings],
     }
     scan = zip(result.values.tolist(), result.speedups.tolist(), strict=True)
-    return _listed(head, [{result.field: value, "speedup": speedup} for value, speedup in scan])
+    return _rows_document(head, [{result.field: value, "speedup": speedup} for value, speedup in scan])
 
 
 def sensitivity_document(sensitivities: Sequence[Sensitivity], step: float) -> Document:
@@ -128,7 +128,7 @@ def sensitivity_document(sensitivities: Sequence[Sensitivity], step: float) -> D
         for figure in sensitivities
         for variant, response in figure.responses.items()
     ]
-    return _listed({"step": step}, rows)
+    return _rows_document({"step": step}, rows)
 
 
 def advice_document(advice: Advice) -> Document:
@@ -138,7 +138,7 @@ def advice_document(advice: Advice) -> Document:
         {**asdict(option), "tokens_per_s_per_gpu": option.tokens_per_gpu, "on_front": option in front}
         for option in advice.options
     ]
-    return _listed({"objective": advice.objective, "unfit": advice.unfit, "beyond": advice.beyond}, rows)
+    return _rows_document({"objective": advice.objective, "unfit": advice.unfit, "beyond": advice.beyond}, rows)
 
 
 def comparison_document(candidates: Sequence[Candidate]) -> Document:
@@ -154,7 +154,7 @@ def comparison_document(candidates: Sequence[Candidate]) -> Document:
         for candidate in candidates
         for variant, prediction in candidate.predictions.items()
     ]
-    return _listed({"compared": [candidate.name for candidate in candidates]}, rows)
+    return _rows_document({"compared": [candidate.name for candidate in candidates]}, rows)
 
 
 def validation_document(data: Dataset, comparisons: ComparisonsByLevel) -> Document:

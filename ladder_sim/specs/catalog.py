@@ -86,7 +86,7 @@ def cluster(name_or_path: str) -> ClusterSpec:
     >>> cluster("h100-sxm").gpus_per_node
     8
     """
-    spec: ClusterSpec = _named("cluster", name_or_path)
+    spec: ClusterSpec = _find("cluster", name_or_path)
     return spec
 
 
@@ -103,7 +103,7 @@ def stack(name_or_path: str) -> StackSpec:
     >>> stack("gpt-fast").attention
     'math'
     """
-    spec: StackSpec = _named("stack", name_or_path)
+    spec: StackSpec = _find("stack", name_or_path)
     return spec
 
 
@@ -149,7 +149,7 @@ def model_config(name_or_path: str) -> dict[str, Any]:
     return read_config(_path(name_or_path, "model", ".json", (*MODEL_ALIASES, *model_names())))
 
 
-def _named(kind: str, name_or_path: str) -> Any:
+def _find(kind: str, name_or_path: str) -> Any:
     """A built-in cluster or stack, or that of a file."""
     name, folder = name_or_path.strip().lower(), f"{kind}s"
     if name in _ids(folder):

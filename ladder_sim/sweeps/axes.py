@@ -22,11 +22,6 @@ class Axis:
     values: tuple[Any, ...]
     """Specs, numbers, flags or names; in SI units."""
 
-    @property
-    def setting(self) -> bool:
-        """Whether it is a setting and not an argument."""
-        return self.name not in ARGUMENTS
-
 
 def axis(key: str, given: Any) -> Axis:
     """Read the values of one field.

@@ -167,14 +167,14 @@ def _compare_group(
         if standard is not None and row is not standard:
             speedup = Quantity(measured=row.tokens_per_s / standard.tokens_per_s, predicted=prediction.speedup)
         rate = Quantity(measured=row.tokens_per_s, predicted=prediction.tokens_per_s)
-        seen = _seen(data, row, profile.stack_fit if profile else None)
+        seen = _used_by_fit(data, row, profile.stack_fit if profile else None)
         compared.append(
             Comparison(measurement=row, tokens_per_s=rate, speedup=speedup, seen=seen, note="; ".join(notes))
         )
     return compared
 
 
-def _seen(data: Dataset, row: Measurement, stack_fit: StackFit | None) -> bool:
+def _used_by_fit(data: Dataset, row: Measurement, stack_fit: StackFit | None) -> bool:
     if stack_fit is None or stack_fit.runs != data.name:
         return False
     return not stack_fit.protocol or PROTOCOLS[stack_fit.protocol].fits(row)

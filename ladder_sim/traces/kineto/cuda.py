@@ -49,7 +49,7 @@ class CudaReader:
         waits.resolve()
         hand_over(host, self.file, self.clock)
         drafts = [draft for queue in (*host, *streams.values()) for draft in queue]
-        return rank_draft(self.file, self.clock, drafts, [*waits.notes, *_unlaunched(streams)])
+        return rank_draft(self.file, self.clock, drafts, [*waits.notes, *_launch_notes(streams)])
 
     def _device_ops(self) -> dict[Any, list[Draft]]:
         """The ops of every stream, in the order in which they ran."""
@@ -126,7 +126,7 @@ class CudaReader:
         return min(max(first.start_s, start_s), end_s)
 
 
-def _unlaunched(streams: Mapping[Any, Sequence[Draft]]) -> Iterator[str]:
+def _launch_notes(streams: Mapping[Any, Sequence[Draft]]) -> Iterator[str]:
     """Notes on ops without a launch."""
     missing = Counter(
         draft.lane.name
