@@ -2,7 +2,7 @@
 
 import argparse
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +17,23 @@ from ladder_sim.report.tables.console import table, to_text
 
 HEADINGS = ("table", "points", "judged against", "rows", "median", "p90", "max")
 FIGURE_HEADINGS = ("figure", "catalog", "fitted", "within", "prior within", "known from")
-Row = tuple[str, str, str, ErrorStats]
 
 
 def describe(profile: CalibrationProfile, source: Path | None = None) -> str:
     """Describe a profile, with its interpolation errors on measurements that its grids leave out.
 
-    Parameters
-    ----------
-    profile
-        The profile.
-    source
-        Unpacked package that the profile was imported from: the tables' errors are computed again from it. None:
-        the errors stored in the profile.
+    The tables' errors are computed again from `source`, the unpacked package that the profile was imported from; None:
+    those stored in the profile.
     """
-    rows = list(error_rows(profile, source))
     lines = [
         f"profile {profile.name}, made {profile.created} on {profile.environment.get('device', profile.cluster_name)}",
-        *(f"source  {part.what} ({_joined(part.citation, part.licence)})" for part in profile.sources),
-        *_named("machine", profile.environment),
-        *_named("between kernels", {name: f"{value:.3g}" for name, value in profile.overheads.items()}),
-        *_named("overlap", {name: f"{value:.3g}" for name, value in profile.overlap.items()}),
+        *(
+            f"source  {part.what} ({'; '.join(filter(None, (part.citation, part.licence)))})"
+            for part in profile.sources
+        ),
+        *_line("machine", profile.environment),
+        *_line("between kernels", {name: f"{value:.3g}" for name, value in profile.overheads.items()}),
+        *_line("overlap", {name: f"{value:.3g}" for name, value in profile.overlap.items()}),
         "errors  |looked up / measured - 1| on measurements that are not in the profile; "
         + ("computed now from the source (collectives: as stored)" if source else "as stored"),
         "        aggregated: the median over engines (versions, for collectives), which the tables hold; an engine's",
@@ -45,21 +41,17 @@ def describe(profile: CalibrationProfile, source: Path | None = None) -> str:
         "        held out: points looked up in a table made of the others",
         "",
     ]
-    cells: list[tuple[str, ...]] = [HEADINGS]
-    for name, points, against, error in rows:
-        figures = (f"{100 * value:.1f} %" for value in (error.median, error.p90, error.max))
-        cells.append((name, points, against, str(error.rows), *figures))
-    lines += _aligned(cells, left=3)
+    cells: list[tuple[str, ...]] = []
+    for name, points, against, error in _errors(profile, source):
+        errors = (f"{100 * value:.1f} %" for value in (error.median, error.p90, error.max))
+        cells.append((name, points, against, str(error.rows), *errors))
+    lines += to_text(table(HEADINGS, cells, left=3)).splitlines()
     if profile.stack_fit:
         lines += ["", *describe_stack_fit(profile.stack_fit)]
     return "\n".join(lines)
 
 
-def _joined(*parts: str) -> str:
-    return "; ".join(part for part in parts if part)
-
-
-def _named(what: str, values: Mapping[str, str]) -> list[str]:
+def _line(what: str, values: Mapping[str, str]) -> list[str]:
     """One line, or none without values."""
     return [f"{what}  {', '.join(f'{name} {value}' for name, value in values.items())}"] if values else []
 
@@ -72,22 +64,17 @@ def describe_stack_fit(stack_fit: StackFit) -> list[str]:
         f"{', '.join(map(str, stack_fit.tps))}",
         "",
     ]
-    cells: list[tuple[str, ...]] = [FIGURE_HEADINGS]
+    cells: list[tuple[str, ...]] = []
     for name, figure in stack_fit.figures.items():
         verdict = "runs" if figure.identified else "prior"
         spread = (f"{100 * math.expm1(NORMAL_90 * sd):.0f} %" for sd in (figure.log_sd, figure.prior_log_sd))
         cells.append((name, *(f"{value:.3g}" for value in (figure.default, figure.value)), *spread, verdict))
-    return [*lines, *_aligned(cells, left=1)]
+    return [*lines, *to_text(table(FIGURE_HEADINGS, cells)).splitlines()]
 
 
-def _aligned(cells: Sequence[Sequence[str]], left: int) -> list[str]:
-    """Lines with aligned columns, the first `left` of them to the left; the first row holds the headings."""
-    return to_text(table(cells[0], cells[1:], left=left)).splitlines()
-
-
-def error_rows(profile: CalibrationProfile, source: Path | None = None) -> Iterator[Row]:
+def _errors(profile: CalibrationProfile, source: Path | None) -> Iterator[tuple[str, str, str, ErrorStats]]:
     """Name, grid points, what it was judged against, and error of every table and curve."""
-    computed = _computed(profile, source) if source else {}
+    computed = _errors_from(profile, source) if source else {}
     for kind, dtype, name, ratios in tables_in(profile):
         for against, error in computed.get((kind, dtype), ratios.left_out).items():
             yield name, " x ".join(map(str, ratios.seconds.shape)), against, error
@@ -99,7 +86,7 @@ def error_rows(profile: CalibrationProfile, source: Path | None = None) -> Itera
                         yield f"{op} {algorithm}, {ranks} GPUs", str(len(curve.seconds)), against, error
 
 
-def _computed(profile: CalibrationProfile, source: Path) -> Mapping[tuple[Kind, str], Mapping[str, ErrorStats]]:
+def _errors_from(profile: CalibrationProfile, source: Path) -> Mapping[tuple[Kind, str], Mapping[str, ErrorStats]]:
     from calibration.importers.aiconfigurator import SYSTEMS, left_out_errors, read_system
 
     system = next((system for system, name in SYSTEMS.items() if name == profile.name), None)

@@ -1,6 +1,6 @@
 """90 % intervals of predictions, from what is known about their errors.
 
-Three parts, added in quadrature: single ops, by what their times rest on; figures of a fit, by the values that explain
+Three parts, added in quadrature: single ops, by the source of their times; figures of a fit, by the values that explain
 its runs about as well; and what runs differ by that are alike. Where a stack has been fitted to end-to-end runs, the
 sum is scaled by what it took to hold runs that a fit had not seen (`ladder_sim.costs.profile.StackFit`).
 """
@@ -25,7 +25,7 @@ NO_PROFILE = "none"
 # standard deviations either way that hold 90 % of a normal distribution
 NORMAL_90 = 1.645
 # of throughputs: an error that all runs of one TP degree and batch share, and one of each run. Repeats of the published
-# 70B runs differ by about 0.8 % in a ratio of two; the shared 2 % is the feasibility study's for kernels beside tables
+# 70B runs differ by about 0.8 % in a ratio of two; the shared 2 % is the feasibility study's for kernels against tables
 SHARED_LOG_SD, ROW_LOG_SD = 0.02, 0.007
 
 

@@ -171,7 +171,7 @@ def predict(
 
 
 def default_variants(scenario: Scenario) -> tuple[str, ...]:
-    """Variants compared when none is named: the usual four, or what the model's own config is wired as beside them."""
+    """Variants compared by default: the usual four, with the model's own hybrid in place of ladder if it has one."""
     ladder_layers = len(scenario.model.ladder_layers)
     if 0 < ladder_layers < scenario.model.layers:
         return tuple(f"hybrid-ladder:{ladder_layers}" if name == "ladder" else name for name in DEFAULT_VARIANTS)

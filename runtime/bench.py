@@ -70,12 +70,7 @@ class BenchConfig:
         check_dtype(self.dtype)
 
 
-def bench(
-    config: BenchConfig,
-    engine: EngineConfig,
-    links: CommConfig,
-    trace: Path | None = None,
-) -> dict[str, object]:
+def bench(config: BenchConfig, engine: EngineConfig, links: CommConfig, trace: Path | None = None) -> dict[str, object]:
     """Measure; the result is what docs/runtime.md describes, and the same on every rank.
 
     With `trace` PyTorch's profiler records a prefill and a few decode steps of each variant there, in a folder each.

@@ -111,13 +111,7 @@ def _add_eval(commands: Any) -> None:
     add = parser.add_argument
     add("models", type=Path, nargs="+", metavar="DIR", help="folders of checkpoints")
     add("--text", type=Path, required=True, metavar="FILE", help="text, UTF-8")
-    add(
-        "--variant",
-        dest="variants",
-        type=_names,
-        action="extend",
-        help="by default the checkpoint's; repeatable, commas",
-    )
+    add("--variant", dest="variants", type=_names, action="extend", help="default: checkpoint's; repeatable, commas")
     add("--context", type=int, metavar="N", help="tokens of a window; by default 1024, or what the model has")
     add("--json", action="store_true", help="print JSON lines instead of a table")
     _add_ranks(parser)
@@ -211,7 +205,7 @@ def _complete(arguments: argparse.Namespace) -> None:
         _config(CompletionConfig, arguments),
         _config(SamplingConfig, arguments),
         _config(CommConfig, arguments),
-        _print_piece if streams else lambda number, piece: None,
+        lambda _, piece: print(piece, end="", flush=True) if streams else None,
     )
     if not _is_first_rank():
         return
@@ -229,10 +223,6 @@ def _complete(arguments: argparse.Namespace) -> None:
     tokens = sum(len(completion["tokens"]) for completion in completions)
     speed = f"{result['tokens_per_s']:.4g} tok/s, TTFT {result['ttft_s'] * 1e3:.3g} ms"
     print(f"[{tokens} tokens, {speed}, {result['run']['variant']}, TP {arguments.tp}]", file=sys.stderr)
-
-
-def _print_piece(_number: int, piece: str) -> None:
-    print(piece, end="", flush=True)
 
 
 def _eval(arguments: argparse.Namespace) -> None:

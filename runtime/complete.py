@@ -65,12 +65,12 @@ class Completion:
         elif len(self.tokens) == self._maximum:
             self.reason = "length"
         else:
-            text = self._certain(text)
+            text = self._certain_part(text)
         new = text[len(self.text) :]
         self.text += new
         return new
 
-    def _certain(self, text: str) -> str:
+    def _certain_part(self, text: str) -> str:
         """All but an incomplete character, and all but what may be the beginning of a stop string."""
         text = text.rstrip(_INCOMPLETE)
         begun = [length for stop in self._stops for length in range(1, len(stop)) if text.endswith(stop[:length])]
@@ -78,13 +78,7 @@ class Completion:
 
 
 def complete(config: CompletionConfig, sampling: SamplingConfig, links: CommConfig, show: Show) -> dict[str, object]:
-    """Texts and their speed, the same on every rank; `show` is called as the texts grow.
-
-    Raises
-    ------
-    LadderSimError
-        As `prepare_completion`, `connect` and `load`.
-    """
+    """Texts and their speed, the same on every rank; `show` is called as the texts grow."""
     task = prepare_completion(config)
     torch.set_num_threads(config.threads)
     comm = connect(links, config.tp)

@@ -161,13 +161,13 @@ class ModelConfig:
 
     def check_ranks(self, tp: int) -> None:
         """Raise InfeasibleError unless `tp` ranks can share this model."""
-        if part := self._undivided(tp):
-            degrees = [str(degree) for degree in range(1, self.heads + 1) if not self._undivided(degree)]
+        if part := self._indivisible_part(tp):
+            degrees = [str(degree) for degree in range(1, self.heads + 1) if not self._indivisible_part(degree)]
             raise InfeasibleError(
                 f"{tp} ranks cannot share {part} evenly", hint=f"degrees that divide: {', '.join(degrees)}"
             )
 
-    def _undivided(self, tp: int) -> str:
+    def _indivisible_part(self, tp: int) -> str:
         """What `tp` ranks do not divide; empty: they divide all."""
         if self.heads % tp:
             return f"{self.heads} query heads"

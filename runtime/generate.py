@@ -84,12 +84,7 @@ class Generator:
 
     def _decode(self, wiring: Wiring, context: int) -> None:
         logits_B1V = self.model(
-            self._token_B1,
-            wiring,
-            cache=self._cache,
-            position_T=self._position_1,
-            context=context,
-            pad_B=self._pad_B,
+            self._token_B1, wiring, cache=self._cache, position_T=self._position_1, context=context, pad_B=self._pad_B
         )
         self._token_B1[:, 0] = self._pick(logits_B1V, wiring)
         self._position_1 += 1

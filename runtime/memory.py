@@ -1,7 +1,6 @@
 """Whether a run fits the memory of its ranks."""
 
 import contextlib
-import os
 from collections.abc import Iterator
 
 import torch
@@ -57,13 +56,9 @@ def free_bytes(device: torch.device, ranks_here: int) -> float:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return float(free)
-    pages = os.sysconf("SC_AVPHYS_PAGES")
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            fields = dict(line.split(":") for line in lines)
-        return float(fields["MemAvailable"].split()[0]) * 1024 / ranks_here
-    except (OSError, KeyError):
-        return float(pages) * os.sysconf("SC_PAGE_SIZE") / ranks_here
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        fields = dict(line.split(":") for line in lines)
+    return float(fields["MemAvailable"].split()[0]) * 1024 / ranks_here
 
 
 @contextlib.contextmanager

@@ -121,7 +121,7 @@ def prepare_completion(config: CompletionConfig) -> CompletionInput:
     prompts = [text.encode_prompt(prompt, raw=config.raw) for prompt in config.prompts]
     longest = max(map(len, prompts))
     gen = config.gen or max(1, int(min(_GEN, shape.longest_context - longest)))
-    hint = f"the longest prompt has {longest}: shorten it, or ask for fewer new tokens (--gen)"
+    hint = f"the longest prompt has {longest}: shorten it, or give a smaller --gen"
     shape.check_context(longest + gen, hint=hint)
     return CompletionInput(checkpoint, text, wiring, prompts, gen)
 

@@ -10,7 +10,6 @@ For code of your own::
 
 import gzip
 import json
-import os
 import shutil
 import tempfile
 import time
@@ -25,6 +24,7 @@ from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, re
 from ladder_sim.errors import UsageError
 from runtime.comm.base import Handle
 from runtime.comm.emulate import EmulatedLink
+from runtime.comm.rendezvous import Place
 
 
 def recorded_steps(
@@ -56,7 +56,7 @@ def recorded_steps(
             f"{warmups} warm-ups and {steps} steps: must be 1 or more of each",
             hint="the execution trace needs a warm-up, the profile a step",
         )
-    rank, ranks = _place()
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else Place.from_environment()[:2]
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     cuda = torch.cuda.is_available()
@@ -89,13 +89,6 @@ def recorded_steps(
         finally:
             # if the caller left the loop early
             observer.unregister_callback()
-
-
-def _place() -> tuple[int, int]:
-    """Rank and number of ranks."""
-    if dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 class MarkedLink(EmulatedLink):

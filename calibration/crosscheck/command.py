@@ -12,7 +12,7 @@ from typing import Any
 
 from ladder_sim.errors import MissingPackageError, UsageError
 from ladder_sim.specs.arguments import ARGUMENTS
-from ladder_sim.specs.files import write_text
+from ladder_sim.specs.files import write_file
 from ladder_sim.specs.settings import settings
 from ladder_sim.specs.values import whole
 
@@ -34,46 +34,35 @@ def add_to(commands: Any) -> None:
         description="Measure this machine, predict every wiring from it, run them all, and compare. "
         "Under torchrun this process is one of the ranks.",
     )
-    check.add_argument("--model", help=ARGUMENTS["model"].help)
-    check.add_argument(
-        "--variant",
-        type=_words,
-        action="extend",
-        help=f"wirings, separated by commas (default {','.join(VARIANTS)})",
-    )
-    check.add_argument("--tp", type=int, default=8, help="tensor-parallel degree (default %(default)s)")
-    work = check.add_argument_group("workload")
+    add = check.add_argument
+    add("--model", help=ARGUMENTS["model"].help)
+    add("--variant", type=_words, action="extend", help=f"wirings, separated by commas (default {','.join(VARIANTS)})")
+    add("--tp", type=int, default=8, help="tensor-parallel degree (default %(default)s)")
+    add = check.add_argument_group("workload").add_argument
     for name, default in WORKLOAD.items():
-        work.add_argument(f"--{name}", type=int, default=default, help=f"{ARGUMENTS[name].help} Default: {default}.")
-    how = check.add_argument_group("stack and communication")
-    how.add_argument("--stack", default="gpt-fast", help=f"{ARGUMENTS['stack'].help} Default: %(default)s.")
-    how.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="of model or stack, e.g. model.layers=8"
-    )
-    how.add_argument(
-        "--backend",
-        choices=BACKENDS,
-        default=BACKENDS[0],
-        help="emulate: one process and emulated links; gloo: CPU ranks (default %(default)s)",
-    )
-    how.add_argument(
+        add(f"--{name}", type=int, default=default, help=f"{ARGUMENTS[name].help} Default: {default}.")
+    add = check.add_argument_group("stack and communication").add_argument
+    add("--stack", default="gpt-fast", help=f"{ARGUMENTS['stack'].help} Default: %(default)s.")
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help="of model or stack, e.g. model.layers=8")
+    add("--backend", choices=BACKENDS, default="emulate", help="emulate (default): emulated links; gloo: CPU ranks")
+    add(
         "--share",
         type=_words,
         action="extend",
         help=f"emulated links: parts of standard's time that messages take (default {','.join(SHARES)})",
     )
-    how.add_argument("--threads", type=int, default=1, help="CPU threads of each rank (default %(default)s)")
-    how.add_argument("--timeout", type=float, default=120.0, help="seconds that ranks wait (default %(default)s)")
-    how.add_argument("--rounds", type=int, default=15, help="requests of each wiring and link (default %(default)s)")
-    how.add_argument("--calibration", type=Path, metavar="FILE", help="use the calibration of an earlier result's JSON")
-    output = check.add_argument_group("output")
-    output.add_argument("--from", dest="earlier", type=Path, metavar="FILE", help="show an earlier result's JSON")
-    output.add_argument("--json", action="store_true", help="one JSON object")
-    output.add_argument("--save", type=Path, metavar="FILE", help="write to a .json or .txt file instead of stdout")
-    output.add_argument("--html", type=Path, metavar="FILE", help="write a page with plots as well")
-    output.add_argument("--gate", action="store_true", help="exit with 1 if an error exceeds its bound")
+    add("--threads", type=int, default=1, help="CPU threads of each rank (default %(default)s)")
+    add("--timeout", type=float, default=120.0, help="seconds that ranks wait (default %(default)s)")
+    add("--rounds", type=int, default=15, help="requests of each wiring and link (default %(default)s)")
+    add("--calibration", type=Path, metavar="FILE", help="use the calibration of an earlier result's JSON")
+    add = check.add_argument_group("output").add_argument
+    add("--from", dest="earlier", type=Path, metavar="FILE", help="show an earlier result's JSON")
+    add("--json", action="store_true", help="one JSON object")
+    add("--save", type=Path, metavar="FILE", help="write to a .json or .txt file instead of stdout")
+    add("--html", type=Path, metavar="FILE", help="write a page with plots as well")
+    add("--gate", action="store_true", help="exit with 1 if an error exceeds its bound")
     # in which rank 0 leaves the result for the process that started the ranks
-    output.add_argument("--result", type=Path, help=argparse.SUPPRESS)
+    add("--result", type=Path, help=argparse.SUPPRESS)
     check.set_defaults(run=_run)
 
 
@@ -93,16 +82,16 @@ def _run(options: argparse.Namespace) -> int:
         )
     from calibration.crosscheck.store import read_result
 
-    result = read_result(options.earlier) if options.earlier else _measured(options)
+    result = read_result(options.earlier) if options.earlier else _measure(options)
     if isinstance(result, int):
         return result
     if options.result:
-        write_text(options.result, json.dumps(result))
+        write_file(options.result, json.dumps(result))
         return 0
     return _show(result, options)
 
 
-def _measured(options: argparse.Namespace) -> dict[str, Any] | int:
+def _measure(options: argparse.Namespace) -> dict[str, Any] | int:
     """The result; an exit code if ranks failed, or if this is a rank that has nothing to show."""
     if importlib.util.find_spec("torch") is None:
         raise MissingPackageError("real forward passes need torch")
@@ -154,7 +143,7 @@ def _show(result: dict[str, Any], options: argparse.Namespace) -> int:
     from ladder_sim.report.tables.crosscheck import crosscheck_report
 
     if options.html:
-        write_text(options.html, crosscheck_page(result))
+        write_file(options.html, crosscheck_page(result))
         print(f"written: {options.html}", file=sys.stderr)
     if options.json or (options.save and options.save.suffix.lower() == ".json"):
         text = json.dumps(result, indent=1) + "\n"
@@ -164,7 +153,7 @@ def _show(result: dict[str, Any], options: argparse.Namespace) -> int:
         text = ""
         console.show(crosscheck_report(result))
     if options.save:
-        write_text(options.save, text)
+        write_file(options.save, text)
         print(f"written: {options.save}", file=sys.stderr)
     else:
         print(text, end="")

@@ -51,14 +51,8 @@ class Experiment:
 def measure(experiment: Experiment, comm: Communicator, known: Mapping[str, Curve] | None = None) -> Observations:
     """Run every variant on every link, and what predictions are calibrated on, in turns.
 
-    Parameters
-    ----------
-    experiment
-        What to measure.
-    comm
-        Real ranks; for a single rank, links are emulated.
-    known
-        All-reduce of every link, if an earlier calibration is used and only the predicted runs are measured.
+    Links are emulated for a single rank. With `known`, the all-reduce of every link in an earlier calibration, only the
+    predicted runs are measured.
     """
     testbed = Testbed(experiment.scenario, comm)
     emulated: Mapping[str, Curve] = {}
@@ -75,7 +69,7 @@ def measure(experiment: Experiment, comm: Communicator, known: Mapping[str, Curv
     runs = [Run(link, variant) for link in links for variant in experiment.variants if link != CALIBRATION_LINK]
     tasks: list[Task] = [partial(_request, observed, testbed, run, links[run.link]) for run in runs]
     if known is None:
-        tasks += _calibrating(observed, testbed, links)
+        tasks += _calibration_tasks(observed, testbed, links)
     # warm up
     for variant in experiment.variants:
         testbed.request(variant, next(iter(links.values())))
@@ -93,7 +87,7 @@ def measure(experiment: Experiment, comm: Communicator, known: Mapping[str, Curv
     return observed
 
 
-def _calibrating(observed: Observations, testbed: Testbed, links: Mapping[str, Communicator]) -> list[Task]:
+def _calibration_tasks(observed: Observations, testbed: Testbed, links: Mapping[str, Communicator]) -> list[Task]:
     def compute_only() -> None:
         observed.compute_only.append(testbed.compute_only())
 
@@ -139,10 +133,7 @@ def _emulated_links(testbed: Testbed, shares: Sequence[float]) -> dict[str, Curv
     testbed.compute_only()
     times = [testbed.compute_only() for _ in range(ESTIMATES)]
     prefill_s, decode_s = (median(column) for column in zip(*times, strict=True))
-    pass_s: dict[Phase, float] = {
-        "prefill": prefill_s,
-        "decode": decode_s / max(1, testbed.scenario.workload.gen - 1),
-    }
+    pass_s: dict[Phase, float] = {"prefill": prefill_s, "decode": decode_s / max(1, testbed.scenario.workload.gen - 1)}
     named = {CALIBRATION_LINK: CALIBRATION_SHARE, **{f"{share:.0%}": share for share in shares}}
     return {name: _all_reduce(testbed.scenario, pass_s, share) for name, share in named.items()}
 

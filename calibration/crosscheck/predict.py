@@ -100,16 +100,16 @@ class Calibration:
         def pass_s(phase: Phase, kv_len: int) -> float:
             # the vectorised engine cannot share a processor as recorded costs do
             _, program = simulate(scenario, phase, kv_len, costs, engine="des").lowered(scenario.model.layers)
-            timeline = engine.run(_resuming(program, self.resume_s[phase]))
+            timeline = engine.run(_with_resume_time(program, self.resume_s[phase]))
             return float(timeline.end_s.max())
 
         workload = scenario.workload
         contexts = decode_contexts(workload.prompt, workload.gen, static_cache=scenario.stack.static_cache)
         decode_s = sum(times * pass_s("decode", kv_len) for kv_len, times in contexts)
-        return Times(pass_s("prefill", scenario.workload.prompt), decode_s)
+        return Times(pass_s("prefill", workload.prompt), decode_s)
 
 
-def _resuming(program: Program, resume_s: float) -> Program:
+def _with_resume_time(program: Program, resume_s: float) -> Program:
     """The same program, but kernels resume `resume_s` after the end of a message they waited for; the link does not."""
     tasks = list(program.tasks)
     resumed: dict[int, int] = {}

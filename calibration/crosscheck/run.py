@@ -52,21 +52,9 @@ def own_scenario(
 
 
 def cross_check(experiment: Experiment, links: CommConfig, earlier: Path | None = None) -> dict[str, Any]:
-    """Measure, predict and compare.
+    """Measure, predict and compare; returns the result as JSON, the same on every rank.
 
-    Parameters
-    ----------
-    experiment
-        What to measure.
-    links
-        How ranks communicate.
-    earlier
-        Result whose calibration is used instead of a new one.
-
-    Returns
-    -------
-    dict
-        The result as JSON, the same on every rank.
+    The calibration of an `earlier` result is used instead of a new one.
     """
     # speedups are over standard, and a real link is calibrated on it
     variants = tuple(dict.fromkeys(("standard", *map(canonical, experiment.variants))))

@@ -23,13 +23,7 @@ _MACHINE = ("cpu", "cpu_cores", "gpu", "driver", "torch", "nccl")
 
 
 def read_result(file: Path) -> dict[str, Any]:
-    """Read an earlier result.
-
-    Raises
-    ------
-    UsageError
-        The file cannot be read, or is not a result.
-    """
+    """Read an earlier result; raises UsageError if the file is not one."""
     try:
         result = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
@@ -58,21 +52,8 @@ def calibration_fields(calibration: Calibration) -> dict[str, Any]:
 def reuse(file: Path, scenario: Scenario, run: Mapping[str, Any], machine: Mapping[str, Any]) -> Calibration:
     """Take the calibration of an earlier result.
 
-    Parameters
-    ----------
-    file
-        The result.
-    scenario
-        What runs.
-    run
-        The same in the form of a result, as far as costs depend on it.
-    machine
-        Environment of this machine, in the form of a result.
-
-    Raises
-    ------
-    ProfileError
-        The file is not a result, or one of other runs or another machine.
+    `run` and `machine` are what runs, as far as costs depend on it, and this machine's environment, both in the form of
+    a result. Raises ProfileError if the file is not a result, or is one of other runs or another machine.
     """
     try:
         result = json.loads(file.read_text("utf-8"))

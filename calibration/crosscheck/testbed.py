@@ -11,7 +11,8 @@ from typing import TypeVar
 import torch
 
 from calibration.crosscheck.observations import PHASES, Times
-from calibration.crosscheck.timers import KernelTime, OverlapTime, message, time_kernels, time_overlap
+from calibration.crosscheck.timers import OverlapTime, message, time_kernels, time_overlap
+from ladder_sim.costs.recorded import OpKey
 from ladder_sim.graph.build import build
 from ladder_sim.graph.ops import Phase, StepGraph
 from ladder_sim.specs.model import ModelSpec
@@ -32,15 +33,7 @@ _Config = TypeVar("_Config", EngineConfig, ModelConfig)
 
 
 class Testbed:
-    """One rank's shard, with its prompt and its cache.
-
-    Parameters
-    ----------
-    scenario
-        Model, workload, stack and tensor-parallel degree.
-    comm
-        The ranks.
-    """
+    """One rank's shard of a scenario's model, with its prompt and its cache; `comm` connects the ranks."""
 
     # not a test, whatever its name suggests to pytest
     __test__ = False
@@ -77,7 +70,7 @@ class Testbed:
         """Time one request without communication."""
         return self.request("upper-bound", Alone(self.comm.size))
 
-    def kernels(self, *, fused: bool) -> Mapping[Phase, list[KernelTime]]:
+    def kernels(self, *, fused: bool) -> Mapping[Phase, list[tuple[OpKey, float]]]:
         """Time every kernel of a request without communication, its residual adds fused into norms or not.
 
         Wirings differ in whether adds can be fused.

@@ -55,17 +55,8 @@ def time_collective(comm: Communicator, kind: str, size_bytes: float) -> float:
     return float(comm.slowest(own).item())
 
 
-class KernelTime(NamedTuple):
-    """One kernel of a pass."""
-
-    key: OpKey
-    """Kind and shape."""
-    seconds: float
-    """From its start to the next kernel's."""
-
-
-def time_kernels(run: Callable[[], None], graph: StepGraph) -> list[KernelTime]:
-    """Time the kernels of one pass; their times add up to the whole pass.
+def time_kernels(run: Callable[[], None], graph: StepGraph) -> list[tuple[OpKey, float]]:
+    """Seconds from the start of each kernel of one pass to the next kernel's; they add up to the whole pass.
 
     Parameters
     ----------
@@ -97,8 +88,7 @@ def time_kernels(run: Callable[[], None], graph: StepGraph) -> list[KernelTime]:
     # the time before the first kernel counts as its own
     edges_s = [start_s, *starts_s[1:], end_s]
     return [
-        KernelTime((op.kind, op.shape), next_s - begin_s)
-        for op, (begin_s, next_s) in zip(ops, pairwise(edges_s), strict=True)
+        ((op.kind, op.shape), next_s - begin_s) for op, (begin_s, next_s) in zip(ops, pairwise(edges_s), strict=True)
     ]
 
 

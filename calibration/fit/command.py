@@ -17,7 +17,7 @@ from calibration.importers.nccl_tests import Sweep, fabric_text
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import ProfileError
-from ladder_sim.specs.files import write_text
+from ladder_sim.specs.files import write_file
 
 
 def add_to(commands: Any) -> None:
@@ -45,7 +45,7 @@ def _fit(options: argparse.Namespace) -> None:
     store, created = SampleStore(options.samples), options.created
     name = options.out.name.removesuffix(".gz").removesuffix(".json")
     fitted = make_profile(store, name=name, cluster=options.cluster, created=created)
-    print("\n".join(_described(fitted)), file=sys.stderr)
+    print("\n".join(_report(fitted)), file=sys.stderr)
     if fitted.refused and not options.force:
         raise ProfileError(
             f"median errors above {MAX_MEDIAN_ERROR:.0%}: {'; '.join(fitted.refused)}",
@@ -55,7 +55,7 @@ def _fit(options: argparse.Namespace) -> None:
     save_profile(fitted.profile, options.out)
     print(options.out)
     if options.fabric:
-        write_text(options.fabric, fabric)
+        write_file(options.fabric, fabric)
         print(options.fabric)
 
 
@@ -81,7 +81,7 @@ def _fabric(store: SampleStore, cluster: str, created: str) -> str:
     return fabric_text(sweep, cluster=cluster, nodes=widest.nodes, ranks_per_node=per_node, created=created)
 
 
-def _described(fitted: FittedProfile) -> Iterator[str]:
+def _report(fitted: FittedProfile) -> Iterator[str]:
     """What was fitted and how well, line by line."""
     for label, stats in fitted.errors.items():
         yield f"{label}: {stats.rows} points held out, error {stats.median:.1%} median, {stats.max:.1%} at most"

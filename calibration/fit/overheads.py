@@ -25,15 +25,7 @@ FIRST_NOISE, MIN_NOISE = 0.05, 1e-6
 
 
 def overheads(medians: Mapping[MeasuredOp, Points], samples: Sequence[Sample], reference: Gpu) -> dict[str, float]:
-    """Figures that were measured, by name: of a stack's specs, the jitter, a tiny kernel's time in a CUDA graph.
-
-    Parameters
-    ----------
-    medians, samples
-        What was measured.
-    reference
-        The measured GPU.
-    """
+    """Figures that were measured, by name: of a stack's specs, the jitter, a tiny kernel's time in a CUDA graph."""
     points = {op.op: at for op, at in medians.items() if not op.ranks}
     figures = {f"{op}_s": points[op][()] for op in LAUNCHES if op in points}
     queued = points.get("queued_kernel", {})

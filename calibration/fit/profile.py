@@ -39,23 +39,9 @@ class FittedProfile:
 
 
 def make_profile(store: SampleStore, *, name: str, cluster: str, created: str) -> FittedProfile:
-    """Fit samples of the GPUs and in-node links of a cluster.
+    """Fit samples of the GPU and the in-node links of `cluster`, a catalog id or the path of a TOML file.
 
-    Parameters
-    ----------
-    store
-        The samples.
-    name
-        Of the profile.
-    cluster
-        Catalog id, or path of a TOML file, whose GPU and in-node links were measured.
-    created
-        ISO date.
-
-    Raises
-    ------
-    ProfileError
-        There are no samples of GEMMs.
+    `created` is an ISO date. Raises ProfileError if there are no samples of GEMMs.
     """
     measured_on = catalog.cluster(cluster)
     gpu = measured_on.gpu

@@ -97,7 +97,7 @@ class SampleStore:
 
     def _begin(self, header: Mapping[str, Any]) -> None:
         """Write the header if the file is empty or holds only its beginning, because its writer was killed."""
-        content = self._content() if os.path.exists(self.path) else b""
+        content = self._content() if self.path.exists() else b""
         if len(content) < len(line := _line(header)) and line.startswith(content):
             if content:
                 self._truncate(0)

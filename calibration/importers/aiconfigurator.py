@@ -4,17 +4,17 @@ The package holds, per GPU system, times of GEMMs and attention in three engines
 collectives. A table here is the median over the newest version of each engine; a curve the median over all versions.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from calibration.importers import parquet
 from calibration.importers.allreduce import all_reduce_curves, collective_curves
-from calibration.importers.grids import Grid, Series, distinct, merge
+from calibration.importers.grids import Floats, Grid, Series, distinct, merge
 from calibration.importers.thin import leave_one_out, predicted_s, thin
 from ladder_sim.costs.lookup import ErrorStats, RatioTable
 from ladder_sim.costs.profile import CalibrationProfile, ProfileSource
@@ -22,7 +22,6 @@ from ladder_sim.costs.roofline import AXES, ELEMENT_BYTES, Gpu, Kind, roofline_s
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.specs import catalog
 
-Floats = NDArray[np.float64]
 Key = TypeVar("Key")
 
 # the package's system -> profile
@@ -43,22 +42,16 @@ MAX_POINTS: dict[Kind, int] = {"gemm": 22000, "attention_prefill": 4500, "attent
 MAX_SHARE = 0.6
 # mean error below which a left-out axis value need not be added: below the spread between engines
 TARGET_ERROR = 0.01
-WIDTHS = (1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
-CONTEXTS = (512.0, 1024.0, 2048.0, 4096.0, 8192.0)
-GROUPS = (1.0, 2.0, 4.0, 8.0, 16.0)
-WIDE_HEADS = (64.0, 128.0, 256.0)
-# what predictions look up most often: powers of two as batch, width and context, and models' head widths
-KEEP: dict[Kind, dict[str, tuple[float, ...]]] = {
-    "gemm": {"m": tuple(2.0**i for i in range(16)), "n": WIDTHS, "k": WIDTHS},
-    "attention_prefill": {"group": GROUPS, "q_len": CONTEXTS, "head_dim": WIDE_HEADS},
-    "attention_decode": {"group": GROUPS, "kv_len": CONTEXTS, "head_dim": WIDE_HEADS},
+# what predictions look up most often, by axis: powers of two as batch, width and context, and models' head widths
+KEEP = {
+    "m": tuple(2.0**i for i in range(16)),
+    **dict.fromkeys(("n", "k"), (1024.0, 2048.0, 4096.0, 8192.0, 16384.0)),
+    **dict.fromkeys(("q_len", "kv_len"), (512.0, 1024.0, 2048.0, 4096.0, 8192.0)),
+    "group": (1.0, 2.0, 4.0, 8.0, 16.0),
+    "head_dim": (64.0, 128.0, 256.0),
 }
 # measured for few shapes, between widths that are kept: shows the error of interpolating over head_dim
-JUDGE: dict[Kind, dict[str, tuple[float, ...]]] = {
-    "gemm": {},
-    "attention_prefill": {"head_dim": (192.0,)},
-    "attention_decode": {"head_dim": (192.0,)},
-}
+JUDGE = {"head_dim": (192.0,)}
 # share of the engines that must have measured a point of a table
 QUORUM = 0.5
 # significant digits of a stored time: a tenth of the repeat noise
@@ -134,31 +127,19 @@ def read_system(system: str, source: Path | None = None) -> Measurements:
             "engines": ", ".join(series.label for series in tables.get(("gemm", "bf16"), [])),
         },
         figures=figures,
-        tables=_with_rows(tables),
-        nccl=_with_rows(nccl),
-        custom=_with_rows(custom),
+        tables=_nonempty(tables),
+        nccl=_nonempty(nccl),
+        custom=_nonempty(custom),
         files=tuple(reader.files),
     )
 
 
 def make_profile(measured: Measurements, *, created: str) -> CalibrationProfile:
-    """Aggregate, thin and judge a system's measurements.
-
-    Parameters
-    ----------
-    measured
-        From `read_system`.
-    created
-        ISO date to write into the profile.
-    """
+    """Aggregate, thin and judge a system's measurements; `created` is the ISO date to write into the profile."""
     reference = reference_gpu(measured)
-    tables = {
-        (kind, dtype): make_table(kind, dtype, series, reference) for (kind, dtype), series in measured.tables.items()
-    }
-
-    def tables_of(wanted: Kind) -> dict[str, RatioTable]:
-        return {dtype: table for (kind, dtype), table in tables.items() if kind == wanted}
-
+    tables: dict[Kind, dict[str, RatioTable]] = defaultdict(dict)
+    for (kind, dtype), series in measured.tables.items():
+        tables[kind][dtype] = make_table(kind, dtype, series, reference)
     name = SYSTEMS[measured.system]
     cluster = MEASURED_ON.get(name, name)
     return CalibrationProfile(
@@ -177,9 +158,9 @@ def make_profile(measured: Measurements, *, created: str) -> CalibrationProfile:
             ),
         ),
         reference=reference,
-        gemm=tables_of("gemm"),
-        attention_prefill={"flash": tables_of("attention_prefill")},
-        attention_decode={"flash": tables_of("attention_decode")},
+        gemm=tables["gemm"],
+        attention_prefill={"flash": tables["attention_prefill"]},
+        attention_decode={"flash": tables["attention_decode"]},
         collectives={
             "all_reduce": all_reduce_curves(measured.nccl, measured.custom),
             "all_gather": {"nccl": collective_curves(measured.nccl, "all_gather")},
@@ -191,7 +172,7 @@ def make_profile(measured: Measurements, *, created: str) -> CalibrationProfile:
 def reference_gpu(measured: Measurements) -> Gpu:
     """The GPU as stated in the package's file; its kernel floor is the fastest bf16 GEMM measured."""
     figures = measured.figures
-    fastest_s = float(np.nanmin(_merged("gemm", measured.tables["gemm", "bf16"]).seconds))
+    fastest_s = float(np.nanmin(_merge("gemm", measured.tables["gemm", "bf16"]).seconds))
     return Gpu(
         bf16_flops=figures["bfloat16_tc_flops"],
         fp8_flops=figures.get("fp8_tc_flops", figures["bfloat16_tc_flops"]),
@@ -202,8 +183,8 @@ def reference_gpu(measured: Measurements) -> Gpu:
 
 def make_table(kind: Kind, dtype: str, series: list[Series], reference: Gpu) -> RatioTable:
     """Table of the median over `series`, thinned, with its errors on the measurements that were left out."""
-    grid = _merged(kind, series)
-    seconds = _rounded(grid.seconds)
+    grid = _merge(kind, series)
+    seconds = _round(grid.seconds)
     ideal_s = _ideal_s(kind, dtype, grid, reference)
     table = thin(
         grid.axes,
@@ -211,13 +192,10 @@ def make_table(kind: Kind, dtype: str, series: list[Series], reference: Gpu) -> 
         ideal_s,
         max_points=min(MAX_POINTS[kind], int(MAX_SHARE * np.isfinite(seconds).sum())),
         target=TARGET_ERROR,
-        keep=KEEP[kind],
-        judge=JUDGE[kind],
+        keep=KEEP,
+        judge=JUDGE,
     )
-    errors = left_out_errors(kind, dtype, table, series, reference)
-    return RatioTable(
-        names=table.names, axes=table.axes, seconds=table.seconds, log_ratio=table.log_ratio, left_out=errors
-    )
+    return replace(table, left_out=left_out_errors(kind, dtype, table, series, reference))
 
 
 def left_out_errors(
@@ -231,7 +209,7 @@ def left_out_errors(
         ``"aggregated"``: against the median over the series; each series by its label: against its own rows;
         ``"leave-one-out"``: at grid points, with their axis value taken out of the grid.
     """
-    grid = _merged(kind, series)
+    grid = _merge(kind, series)
     ideal_s = _ideal_s(kind, dtype, grid, reference)
     left = np.isfinite(grid.seconds)
     left[np.ix_(*(np.isin(v, kept) for v, kept in zip(grid.axes.values(), table.axes, strict=True)))] = False
@@ -264,16 +242,16 @@ class _Reader:
             yield label, columns
 
 
-def _with_rows(series: Mapping[Key, list[Series]]) -> dict[Key, list[Series]]:
+def _nonempty(series: Mapping[Key, list[Series]]) -> dict[Key, list[Series]]:
     kept = {key: [each for each in many if len(each.seconds)] for key, many in series.items()}
     return {key: many for key, many in kept.items() if many}
 
 
-def _merged(kind: Kind, series: list[Series]) -> Grid:
+def _merge(kind: Kind, series: list[Series]) -> Grid:
     return merge(AXES[kind], distinct(series), quorum=QUORUM)
 
 
-def _rounded(seconds: Floats) -> Floats:
+def _round(seconds: Floats) -> Floats:
     # through text, so that the errors are those of the decimal number that is stored
     return np.char.mod(f"%.{DIGITS - 1}e", seconds).astype(np.float64)
 

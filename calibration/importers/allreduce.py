@@ -8,13 +8,11 @@ long as NCCL.
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from calibration.importers.grids import Series, distinct, merge
 from calibration.importers.thin import thin_curve
 from ladder_sim.costs.lookup import Curve, ErrorStats
 
-Floats = NDArray[np.float64]
 # message bytes -> seconds
 Points = dict[float, float]
 
@@ -50,10 +48,8 @@ def all_reduce_curves(
     curves: dict[str, dict[int, Curve]] = {"nccl": collective_curves(nccl, "all_reduce")}
     for ranks in sorted({ranks for _, ranks in custom}):
         baseline = _median_points(nccl.get(("all_reduce", ranks), []))
-        one_shot, two_shot = (
-            custom.get(("trtllm", ranks), []),
-            _without_excluded(custom.get(("vllm", ranks), []), ranks),
-        )
+        one_shot = custom.get(("trtllm", ranks), [])
+        two_shot = _without_excluded(custom.get(("vllm", ranks), []), ranks)
         if sizes := one_shot_sizes(_median_points(one_shot), baseline):
             curves.setdefault("one-shot", {})[ranks] = _curve(one_shot, sizes)
         if sizes := two_shot_sizes(_median_points(two_shot), baseline, ranks):

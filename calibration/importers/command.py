@@ -8,7 +8,7 @@ from typing import Any
 
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import UsageError
-from ladder_sim.specs.files import write_text
+from ladder_sim.specs.files import write_file
 from ladder_sim.specs.values import whole
 
 
@@ -70,7 +70,7 @@ def _import_nccl_tests(options: argparse.Namespace) -> None:
     if options.base is not None:
         out = options.out or Path(f"{options.file.stem}.json.gz")
         name = out.name.removesuffix(".gz").removesuffix(".json")
-        ranks = _given_or_listed(options.ranks, listed, "--ranks", 2)
+        ranks = _flag_or_log(options.ranks, listed, "--ranks", 2)
         base = load_profile(options.base)
         profile = nccl_tests.add_to_profile(
             base, sweep, name=name, ranks=ranks, algorithm=options.algorithm, created=created
@@ -80,17 +80,20 @@ def _import_nccl_tests(options: argparse.Namespace) -> None:
         cluster = catalog.cluster(options.cluster).name
         out = options.out or Path(f"{options.file.stem}.toml")
         if out.suffix != ".toml":
-            raise UsageError(f"--out '{out}': must end in .toml", hint="the ending tells a file from a built-in fabric")
-        nodes = _given_or_listed(options.nodes, len(sweep.hosts), "--nodes", 2)
+            raise UsageError(
+                f"--out '{out}': must end in .toml",
+                hint="fabric files end in .toml, built-in ones are named without it",
+            )
+        nodes = _flag_or_log(options.nodes, len(sweep.hosts), "--nodes", 2)
         # a log of unequal nodes is refused by its number of ranks
-        per_node = _given_or_listed(options.ranks_per_node, listed // nodes, "--ranks-per-node", 1)
+        per_node = _flag_or_log(options.ranks_per_node, listed // nodes, "--ranks-per-node", 1)
         text = nccl_tests.fabric_text(sweep, cluster=cluster, nodes=nodes, ranks_per_node=per_node, created=created)
-        write_text(out, text)
+        write_file(out, text)
     print(f"{len(sweep.sizes)} sizes, {sweep.sizes[0]:.0f} to {sweep.sizes[-1]:.0f} bytes", file=sys.stderr)
     print(out)
 
 
-def _given_or_listed(given: int | None, listed: int, flag: str, minimum: int) -> int:
+def _flag_or_log(given: int | None, listed: int, flag: str, minimum: int) -> int:
     """The value of a flag, by default what the file lists."""
     if given is None and not listed:
         raise UsageError(f"{flag} is missing", hint=f"the file does not list its ranks: give {flag}")

@@ -35,8 +35,6 @@ class Grid:
     """Name and increasing values of each axis."""
     seconds: Floats
     """Median time, NaN where nothing was measured."""
-    dropped: int
-    """Points of single series left out as outliers."""
 
 
 def distinct(series: Sequence[Series]) -> list[Series]:
@@ -64,12 +62,9 @@ def merge(names: Sequence[str], series: Sequence[Series], *, quorum: float = 0.0
     """
     values = [np.unique(np.concatenate([s.points[:, axis] for s in series])) for axis in range(len(names))]
     layers = np.stack([np.log(dense(values, s)) for s in series])
-    outlying = outliers(layers)
-    layers[outlying] = np.nan
+    layers[outliers(layers)] = np.nan
     layers[:, np.isfinite(layers).sum(axis=0) < quorum * len(series)] = np.nan
-    return Grid(
-        axes=dict(zip(names, values, strict=True)), seconds=np.exp(_median(layers)), dropped=int(outlying.sum())
-    )
+    return Grid(axes=dict(zip(names, values, strict=True)), seconds=np.exp(_median(layers)))
 
 
 def dense(values: Sequence[Floats], series: Series) -> Floats:

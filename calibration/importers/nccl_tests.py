@@ -116,7 +116,7 @@ def read_sweep(path: Path, placement: Placement = "in") -> Sweep:
         elif (row := _log_row(f"{name}:{number}", number, text, placement, rooted=rooted)) is not None:
             rows.append(row)
     if len(ops) > 1:
-        raise _mixed(name, ", ".join(sorted(ops)))
+        raise _mixed_error(name, ", ".join(sorted(ops)))
     words = {"in": "in place", "out": "out of place"}[placement]
     sweep = _sweep(name, rows)
     return dataclasses.replace(sweep, op=next(iter(ops), ""), hosts=hosts, device=device, placement=words)
@@ -154,23 +154,10 @@ def collective_of(sweep: Sweep, ranks: int) -> str:
 
 
 def fabric_text(sweep: Sweep, *, cluster: str, nodes: int, ranks_per_node: int, created: str) -> str:
-    """Return the TOML text of a fabric file (`ladder_sim.costs.collectives.fabrics`).
+    """Return the TOML text of a fabric file (`ladder_sim.costs.collectives.fabrics`) of an all-reduce across nodes.
 
-    Parameters
-    ----------
-    sweep
-        An all-reduce across nodes.
-    cluster
-        Catalog cluster whose links were measured.
-    nodes, ranks_per_node
-        Of the group.
-    created
-        ISO date of the import.
-
-    Raises
-    ------
-    UsageError
-        If the sweep is not an all-reduce of that number of ranks and nodes.
+    `cluster` is the catalog cluster whose links were measured, `created` the ISO date of the import. Raises UsageError
+    if the sweep is not an all-reduce of that number of ranks and nodes.
     """
     op = collective_of(sweep, nodes * ranks_per_node)
     if op != "all_reduce":
@@ -190,27 +177,10 @@ time_us = [{", ".join(f"{seconds * 1e6:.6g}" for seconds in sweep.seconds)}]
 def add_to_profile(
     base: CalibrationProfile, sweep: Sweep, *, name: str, ranks: int, algorithm: str, created: str
 ) -> CalibrationProfile:
-    """Return a copy of `base` in which the sweep takes the place of one curve.
+    """Return a copy of `base` in which a sweep in one node takes the place of one curve.
 
-    Parameters
-    ----------
-    base
-        Profile of the machine's GPUs; everything else is kept.
-    sweep
-        A collective in one node.
-    name
-        Of the new profile.
-    ranks
-        GPUs in the group.
-    algorithm
-        What was measured: ``"nccl"``, ``"one-shot"``, ``"two-shot"``.
-    created
-        ISO date of the import.
-
-    Raises
-    ------
-    UsageError
-        If the sweep is not a collective of that number of ranks in one node.
+    `algorithm` is what was measured: ``"nccl"``, ``"one-shot"`` or ``"two-shot"``; `created` is the ISO date of the
+    import. Raises UsageError if the sweep is not a collective of that number of ranks in one node.
     """
     op = collective_of(sweep, ranks)
     if len(sweep.hosts) > 1:
@@ -270,26 +240,23 @@ def _log_row(where: str, number: int, text: str, placement: Placement, *, rooted
 
 
 def _csv_rows(name: str, lines: list[str]) -> Iterator[_Row]:
-    header: tuple[str, ...] | None = None
-    for number, line in enumerate(lines, 1):
-        if not line.strip() or line.startswith("#"):
-            continue
+    filled = ((number, line) for number, line in enumerate(lines, 1) if line.strip() and not line.startswith("#"))
+    for row, (number, line) in enumerate(filled):
         words = tuple(word.strip() for word in line.split(","))
         where = f"{name}:{number}"
-        if header is None:
+        if row == 0:
             if words != CSV_HEADER:
                 raise UsageError(
                     f"{where}: {quoted(line)}: the columns must be {','.join(CSV_HEADER)}",
                     hint=f"write {','.join(CSV_HEADER)} into the first line; a file must hold one sweep",
                 )
-            header = words
-        elif len(words) != len(header):
+            continue
+        if len(words) != len(CSV_HEADER):
             raise UsageError(f"{where}: {quoted(line)}: must be two numbers", hint="bytes, then microseconds")
-        else:
-            size = _number(f"{where}: bytes", words[0])
-            if size <= 0.0:
-                raise UsageError(f"{where}: bytes is {quoted(words[0])}: must be above 0", hint="remove the row")
-            yield _Row(line=number, op_key=(), size_bytes=size, time_us=_time(where, words[1]))
+        size = _number(f"{where}: bytes", words[0])
+        if size <= 0.0:
+            raise UsageError(f"{where}: bytes is {quoted(words[0])}: must be above 0", hint="remove the row")
+        yield _Row(line=number, op_key=(), size_bytes=size, time_us=_time(where, words[1]))
 
 
 def _sweep(name: str, rows: list[_Row]) -> Sweep:
@@ -300,7 +267,7 @@ def _sweep(name: str, rows: list[_Row]) -> Sweep:
         )
     for before, row in itertools.pairwise(rows):
         if row.op_key != before.op_key:
-            raise _mixed(f"{name}:{row.line}", f"{' '.join(row.op_key)} after {' '.join(before.op_key)}")
+            raise _mixed_error(f"{name}:{row.line}", f"{' '.join(row.op_key)} after {' '.join(before.op_key)}")
         if row.size_bytes <= before.size_bytes:
             raise UsageError(
                 f"{name}:{row.line}: size {row.size_bytes:.0f} after {before.size_bytes:.0f}: sizes must increase",
@@ -331,7 +298,7 @@ def _number(what: str, word: str) -> float:
         raise UsageError(f"{what} is {quoted(word)}: must be a number", hint="is the row cut short?") from None
 
 
-def _mixed(where: str, operations: str) -> UsageError:
+def _mixed_error(where: str, operations: str) -> UsageError:
     return UsageError(
         f"{where}: several operations ({operations})", hint="a file must hold one sweep of one operation: split it"
     )

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from calibration.importers.grids import Floats
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
 
-Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 # an axis value needs this share of the combinations that the best covered value has

@@ -2,12 +2,20 @@
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 # about a millisecond: enough for Python to queue what is timed
 HOLD_CYCLES = 2_000_000
+
+
+class Timing(NamedTuple):
+    """One repeat of an op."""
+
+    seconds: float
+    alone_s: float | None = None
+    """Without the op that ran at the same time."""
 
 
 class Clock(Protocol):

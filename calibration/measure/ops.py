@@ -2,28 +2,18 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from calibration.fit.samples import BESIDE, Sample
-from calibration.measure.clock import clock_of, timed
+from calibration.measure.clock import Timing, clock_of, timed
 from calibration.measure.collectives import collective
 from calibration.measure.kernels import KERNELS, kernel
 from calibration.measure.launches import launch
 from calibration.measure.overlap import OverlapMeasurement
 from calibration.measure.plan import WARM_UPS
 from calibration.measure.ranks import Ranks
-
-
-class Timing(NamedTuple):
-    """One repeat."""
-
-    seconds: float
-    alone_s: float | None = None
-    """Without the op that ran at the same time."""
-
 
 # measures once: timings by name of the op
 Repeat = Callable[[], Mapping[str, Timing]]
@@ -58,7 +48,7 @@ def measure(op: Sample, repeats: int, ranks: Ranks) -> list[Sample]:
 
 def _prepare(op: Sample, ranks: Ranks) -> Repeat:
     if BESIDE in op.op:
-        return _overlapped(op, OverlapMeasurement(op, ranks))
+        return OverlapMeasurement(op, ranks).measure
     if op.op in KERNELS:
         run, clock = kernel(op, ranks.weights), clock_of(ranks.device)
         # its result needs memory as well
@@ -66,19 +56,6 @@ def _prepare(op: Sample, ranks: Ranks) -> Repeat:
         return lambda: {op.op: Timing(timed(run, clock))}
     seconds = collective(op, ranks) if "ranks" in op.point else launch(op, ranks.device)
     return lambda: {op.op: Timing(seconds())}
-
-
-def _overlapped(op: Sample, overlap: OverlapMeasurement) -> Repeat:
-    name, _, message = op.op.partition(BESIDE)
-
-    def repeat() -> Mapping[str, Timing]:
-        times = overlap.measure()
-        return {
-            op.op: Timing(times.kernel_s, times.kernel_alone_s),
-            f"{message}{BESIDE}{name}": Timing(times.message_s, times.message_alone_s),
-        }
-
-    return repeat
 
 
 def _sample(op: Sample, name: str, timings: list[Timing]) -> Sample:

@@ -3,12 +3,12 @@
 import math
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from calibration.fit.samples import BESIDE, Sample
-from calibration.measure.clock import clock_of, timed
+from calibration.measure.clock import Timing, clock_of, timed
 from calibration.measure.collectives import DTYPE
 from calibration.measure.kernels import kernel
 from calibration.measure.ranks import Ranks
@@ -17,15 +17,6 @@ from calibration.measure.ranks import Ranks
 MAX_KERNELS = 1000
 # kernels run for this multiple of the message's time alone, and for `GROWTH` times longer whenever they end too soon
 MARGIN, GROWTH = 2.0, 4.0
-
-
-class OverlapTimes(NamedTuple):
-    """Seconds of a kernel and a message, at the same time and alone."""
-
-    kernel_s: float
-    kernel_alone_s: float
-    message_s: float
-    message_alone_s: float
 
 
 class OverlapMeasurement:
@@ -40,7 +31,8 @@ class OverlapMeasurement:
     """
 
     def __init__(self, op: Sample, ranks: Ranks) -> None:
-        name, _, _ = op.op.partition(BESIDE)
+        name, _, message = op.op.partition(BESIDE)
+        self._kernel_name, self._message_name = op.op, f"{message}{BESIDE}{name}"
         self._run = kernel(Sample(op=name, point=op.point, seconds=None), ranks.weights)
         self._ranks, self._group, self._clock = ranks, ranks.group(op), clock_of(ranks.device)
         self._margin = MARGIN
@@ -49,8 +41,8 @@ class OverlapMeasurement:
         # the kernel's result needs memory as well: if there is too little, fail here and not during a message
         self._run()
 
-    def measure(self) -> OverlapTimes:
-        """Run the message alone, kernels alone, and enough kernels during the message to outlast it.
+    def measure(self) -> dict[str, Timing]:
+        """Run the message alone, kernels alone, and enough kernels during the message to outlast it; times by op.
 
         How many are enough is found once, up to `MAX_KERNELS`: later repeats start from there.
         """
@@ -65,7 +57,10 @@ class OverlapMeasurement:
             self._margin *= GROWTH
         # later kernels ran after the message's end
         count = max(1, sum(end_s <= message_s for end_s in ends_s))
-        return OverlapTimes(ends_s[count - 1] / count, self._kernels_s(count) / count, message_s, message_alone_s)
+        return {
+            self._kernel_name: Timing(ends_s[count - 1] / count, self._kernels_s(count) / count),
+            self._message_name: Timing(message_s, message_alone_s),
+        }
 
     def _overlapped(self, kernels: int) -> tuple[list[float], float]:
         """When each kernel and the message end, in seconds from the message's issue."""

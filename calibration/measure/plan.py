@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from calibration.fit.samples import BESIDE, COORDINATES, Sample
 
@@ -18,13 +18,6 @@ CHAIN = 6
 # runs of a kernel and a message at the same time for one repeat, roughly: each alone as well, and more kernels than the
 # message lasts
 OVERLAP_RUNS = 6
-
-
-class Choice(NamedTuple):
-    """The op to measure next."""
-
-    op: Sample
-    repeats: int
 
 
 class Plan:
@@ -63,25 +56,15 @@ class Plan:
         """Ops without a sample."""
         return sum(not self._counts[key] for key in self._ops)
 
-    def next(self, left_s: float) -> Choice | None:
-        """Choose an op without a sample, else the one whose median is least certain.
+    def next(self, left_s: float) -> tuple[Sample, int] | None:
+        """Choose an op without a sample, else the one whose median is least certain, and how often to repeat it.
 
-        Parameters
-        ----------
-        left_s
-            Time left, seconds.
-
-        Returns
-        -------
-        Choice or None
-            None if no op would end in time.
+        None if no op would end within `left_s`.
         """
-        choices = [Choice(op, self._repeats(op)) for op in self._ops.values()]
+        choices = [(op, self._repeats(op)) for op in self._ops.values()]
         # one run more than warm-ups and repeats: the first allocates and shows whether the op fits in memory
-        fitting = [
-            choice for choice in choices if (1 + WARM_UPS + choice.repeats) * self._expected_s(choice.op) < left_s
-        ]
-        return max(fitting, key=lambda choice: self._uncertainty(choice.op), default=None)
+        fitting = [(op, repeats) for op, repeats in choices if (1 + WARM_UPS + repeats) * self._expected_s(op) < left_s]
+        return max(fitting, key=lambda choice: self._uncertainty(choice[0]), default=None)
 
     def _uncertainty(self, op: Sample) -> float:
         count = self._counts[op.key]

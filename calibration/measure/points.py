@@ -39,12 +39,7 @@ class Shard(NamedTuple):
 
 
 def ops_of(
-    models: Sequence[ModelSpec],
-    degrees: Sequence[int],
-    world: Layout,
-    *,
-    cuda: bool = False,
-    largest: float = math.inf,
+    models: Sequence[ModelSpec], degrees: Sequence[int], world: Layout, *, cuda: bool = False, largest: float = math.inf
 ) -> list[Sample]:
     """List every op to measure, without its time, in the order of the first round.
 
@@ -66,7 +61,7 @@ def ops_of(
         *_launches(cuda=cuda),
         *_collectives(world),
         *(op for shard in shards for op in _overlaps(shard, world)),
-        *_gemms(_around([gemm for shard in shards for gemm in shard.gemms]), GRID_ROWS),
+        *_gemms(_grid_around([gemm for shard in shards for gemm in shard.gemms]), GRID_ROWS),
     ]
     return list({op.key: op for op in every if _size(op) <= largest}.values())
 
@@ -85,7 +80,7 @@ def _gemms(weights: Sequence[tuple[int, int]], rows: Sequence[int]) -> Iterator[
             yield _op("gemm", m=m, n=n, k=k)
 
 
-def _around(weights: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def _grid_around(weights: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Powers of two that span the weights' rows and columns, up to twice the elements of the largest weight."""
     if not weights:
         return []

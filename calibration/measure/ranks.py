@@ -61,13 +61,7 @@ class Ranks:
         return bool(self._vote.item())
 
     def check_alike(self, machine: Mapping[str, Any]) -> None:
-        """Require that all ranks are on machines of the same kind.
-
-        Raises
-        ------
-        LadderSimError
-            Some rank's machine differs from rank 0's.
-        """
+        """Raise LadderSimError if some rank's machine differs from rank 0's."""
         first = self.share(dict(machine))
         changed = [name for name in machine if first.get(name) != machine[name]]
         if not self.agree(fine=not changed):

@@ -108,18 +108,10 @@ def fit_stack(
         other_scale=IntervalScale(),
     )
     shipped = base.tables_of in shipped_profiles()
-    fitted = replace(
-        base,
-        name=name,
-        base=base.tables_of if shipped else "",
-        created=created,
-        stack_fit=unscaled,
-    )
+    fitted = replace(base, name=name, base=base.tables_of if shipped else "", created=created, stack_fit=unscaled)
     nominal = nominal_widths(runs, fitted)
     scaled = replace(
-        unscaled,
-        fitted_scale=scale(other_batches, nominal),
-        other_scale=scale(other_degrees or other_batches, nominal),
+        unscaled, fitted_scale=scale(other_batches, nominal), other_scale=scale(other_degrees or other_batches, nominal)
     )
     return FitResult(
         profile=replace(fitted, stack_fit=scaled),

@@ -80,7 +80,7 @@ class Problem:
         self.defaults = {name: float(stated.figure(name)) for name in PRIORS}
         self.measured = np.log([run.tokens_per_s for run in runs])
         self.figures = tuple(name for name, value in self.defaults.items() if value > 0.0)
-        sensitive = self._sensitive()
+        sensitive = self._affects_runs()
         self.left_out = tuple(name for name in PRIORS if name not in self.figures or not sensitive[name])
         self.fitted = np.array([sensitive[name] for name in self.figures])
         if not self.fitted.any():
@@ -92,7 +92,7 @@ class Problem:
         shared = np.array([[row == column for column in self.groups] for row in self.groups])
         return SHARED_LOG_SD**2 * shared + ROW_LOG_SD**2 * np.eye(len(self.groups))
 
-    def _sensitive(self) -> dict[str, bool]:
+    def _affects_runs(self) -> dict[str, bool]:
         """Whether any run depends on a figure."""
         reach = REACH * np.eye(len(self.figures))
         points = np.vstack([np.zeros(len(self.figures)), reach, -reach])
@@ -128,8 +128,6 @@ class Problem:
             for row, variant in zip(rows, variants, strict=True):
                 log_rates[:, row] = np.log(tokens / times[variant].request_s)
         return log_rates[: len(points)]
-
-    # solving
 
     def solve_from(self, start: Array) -> Solution:
         """Solve from one starting point."""
@@ -173,7 +171,7 @@ class Problem:
             lambda point: residuals(point[np.newaxis])[0],
             start[free],
             jac=jacobian,
-            loss=_robust(len(rows)),
+            loss=_robust_loss(len(rows)),
             ftol=TOLERANCE,
             xtol=TOLERANCE,
             max_nfev=MAX_EVALUATIONS,
@@ -181,11 +179,11 @@ class Problem:
         return Solution(at=whole(solved.x), cost=float(solved.cost))
 
 
-def _robust(rows: int) -> Callable[[Array], Array]:
+def _robust_loss(rows: int) -> Callable[[Array], Array]:
     """soft_l1 for the runs, which may hold an outlier; plain squares for the priors."""
 
     def loss(squares: Array) -> Array:
-        # value, first and second derivative, as least_squares asks for them
+        # value, first and second derivative, as least_squares needs them
         rho = np.stack([squares, np.ones_like(squares), np.zeros_like(squares)])
         root = np.sqrt(1.0 + squares[:rows])
         rho[:, :rows] = 2.0 * (root - 1.0), 1.0 / root, -0.5 / root**3

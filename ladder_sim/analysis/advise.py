@@ -8,7 +8,7 @@ import numpy as np
 
 from ladder_sim.errors import InfeasibleError, UnknownNameError
 from ladder_sim.sweeps.evaluate import MEMORY
-from ladder_sim.sweeps.executors import Executor, serial
+from ladder_sim.sweeps.executors import serial
 from ladder_sim.sweeps.grid import Grid, scenario_at
 from ladder_sim.sweeps.price import check_price, token_price
 from ladder_sim.sweeps.run import how_of, run
@@ -26,13 +26,11 @@ class Option:
     """One way to run the model."""
 
     variant: str
-    """Residual wiring."""
     tp: int
     """Tensor-parallel degree: GPUs in use."""
     batch: int
     """Requests served together."""
     ttft_s: float
-    """Time to first token."""
     tpot_s: float
     """Time per further token; TTFT if there is one token only."""
     tokens_per_s: float
@@ -62,7 +60,6 @@ class Advice:
     """The options, and the best trade-offs among them."""
 
     objective: Objective
-    """What is optimised."""
     options: tuple[Option, ...]
     """Everything that fits the memory and the limits, best first."""
     front: tuple[Option, ...]
@@ -95,7 +92,6 @@ def advise(
     max_ttft_s: float = np.inf,
     usd_per_gpu_hour: float | None = None,
     profile: str | None = None,
-    executor: Executor = serial,
 ) -> Advice:
     """Search degrees, batches and variants for the best that fits the memory.
 
@@ -114,8 +110,6 @@ def advise(
         Price of one GPU.
     profile
         As in `predict`.
-    executor
-        Where to run.
 
     Raises
     ------
@@ -137,7 +131,7 @@ def advise(
     widest = scenario_at({**fixed, "nodes": point.get("nodes", 1), "tp": 1})
     axes = {**fixed, "tp": point.get("tp", widest.tp_degrees()), "batch": point.get("batch", BATCHES)}
     grid = Grid(axes, variants)
-    table = run(grid, how_of(grid, profile, ignore_memory=False), executor)
+    table = run(grid, how_of(grid, profile, ignore_memory=False), serial)
     fitting = [
         _option(table, int(row), variant, price) for row in np.flatnonzero(table.feasible) for variant in grid.variants
     ]

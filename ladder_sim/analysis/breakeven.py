@@ -110,7 +110,7 @@ def breakeven(
     >>> len(result.values), result.bound
     (65, 1.0)
     """
-    values = _scanned(point, field, given)
+    values = _scan_values(point, field, given)
     how = How(variants=(canonical(variant), canonical(over)), profile=profile, ignore_memory=ignore_memory)
     speedup = _Speedup(point, values.name, how)
     scanned = speedup.at(values.values)
@@ -176,7 +176,7 @@ def _close_in(speedup: _Speedup, bound: float, bracket: tuple[float, float], *, 
     return root
 
 
-def _scanned(point: Mapping[str, Any], field: str, given: str | None) -> Axis:
+def _scan_values(point: Mapping[str, Any], field: str, given: str | None) -> Axis:
     """Values between the ends of a range: evenly spaced by factor, or by step from zero on."""
     name, low, high = _ends(point, field, given)
     spaced = np.geomspace(low, high, SCANNED) if low > 0 else np.linspace(low, high, SCANNED)

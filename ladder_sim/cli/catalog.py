@@ -36,7 +36,7 @@ def show(name: Annotated[str, typer.Argument(help="A model, cluster or stack: ca
     """Show every figure of a model, cluster or stack, and its source."""
     spec = _find(name)
     figures = dict(_flat(spec))
-    sources = catalog.model_sources(spec.name) if spec.name in catalog.model_names() else {}
+    sources = catalog.model_config(spec.name)["_sources"] if spec.name in catalog.model_names() else {}
     width = max(map(len, figures))
     for figure, value in figures.items():
         origin = f"  [{sources[figure]}]" if figure in sources else ""
@@ -65,10 +65,10 @@ def _flat(spec: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
         if dataclasses.is_dataclass(value):
             yield from _flat(value, f"{prefix}{field.name}.")
         elif value not in ("", ()):
-            yield f"{prefix}{field.name}", _shown(field.name, value)
+            yield f"{prefix}{field.name}", _figure_text(field.name, value)
 
 
-def _shown(name: str, value: object) -> str:
+def _figure_text(name: str, value: object) -> str:
     unit = unit_of(name)
     return format_quantity(value, unit) if isinstance(value, float) and unit != "count" else str(value)
 

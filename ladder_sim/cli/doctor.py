@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import importlib.util
+import json as json_format
 import os
 import platform
 import shutil
@@ -59,9 +60,7 @@ class Limitation:
     """Something that will not work here."""
 
     what: str
-    """What the user cannot do."""
     why: str
-    """The reason."""
     fix: str
     """What to do about it; may be empty."""
 
@@ -71,11 +70,8 @@ class Report:
     """State of the installation and of the machine."""
 
     python: str
-    """Version."""
     platform: str
-    """System and machine."""
     ladder_sim: str
-    """Version."""
     packages: Mapping[str, str | None]
     """Version of every base and optional package; None: not installed."""
     cpu_cores: int
@@ -100,10 +96,7 @@ def doctor(
     """Show what is installed, which devices this machine has, and what will not work here and why."""
     report = examine()
     if json:
-        # imported here, because the flag has its name
-        from json import dumps
-
-        print(dumps(asdict(report) | {"schema_version": 1}, indent=2))
+        print(json_format.dumps(asdict(report) | {"schema_version": 1}, indent=2))
     else:
         _show(report)
     if not report.ready:
@@ -200,11 +193,9 @@ def _nvidia_smi() -> tuple[str, ...]:
 
 def _torch() -> dict[str, object]:
     """What torch says of its devices; empty: it does not start."""
-    from json import loads
-
     printed = _output([sys.executable, "-c", _TORCH_PROBE], _TORCH_SECONDS)
     try:
-        answer = loads((printed or "").strip().splitlines()[-1])
+        answer = json_format.loads((printed or "").strip().splitlines()[-1])
     except (ValueError, IndexError):
         return {}
     return answer if isinstance(answer, dict) else {}

@@ -10,7 +10,7 @@ import typer
 
 from ladder_sim.cli.options import OptionGroup
 from ladder_sim.errors import UsageError
-from ladder_sim.specs.files import write_text
+from ladder_sim.specs.files import write_file
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -43,7 +43,7 @@ def write(text: str, save: Path | None) -> None:
     if save is None:
         sys.stdout.write(text)
         return
-    write_text(save, text)
+    write_file(save, text)
     print(f"written: {save}", file=sys.stderr)
 
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +17,6 @@ import typer
 from ladder_sim.cli.output import PANEL, chosen_format, show, write
 from ladder_sim.errors import MissingPackageError, UnknownNameError, UsageError
 from ladder_sim.specs import catalog
-from ladder_sim.specs.hf_config import read_config
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.settings import Parts, override_parts, settings
@@ -161,20 +159,10 @@ def _resolve(model: str, stack: str, changes: Mapping[str, str]) -> tuple[ModelS
     parts = Parts(before, catalog.cluster("h100-sxm"), catalog.stack(stack), Workload())
     after = override_parts(parts, changes)
     changed = {name: getattr(after.model, name) for name in _HF_KEYS}
-    config = _raw_config(model, before) | {
+    config = catalog.model_config(model) | {
         _HF_KEYS[name]: value for name, value in changed.items() if value != getattr(before, name)
     }
     return after.model, after.stack, config
-
-
-def _raw_config(model: str, spec: ModelSpec) -> dict[str, Any]:
-    """The config.json behind a model, with what a ModelSpec leaves out: norms, rotary wavelengths, activation."""
-    key = model.strip().lower()
-    if catalog.MODEL_ALIASES.get(key, key) not in catalog.model_names():
-        return read_config(Path(model))
-    shipped = resources.files("ladder_sim.specs") / "data" / "models" / f"{spec.name}.json"
-    raw: dict[str, Any] = json_format.loads(shipped.read_text("utf-8"))
-    return raw
 
 
 def _report(result: Mapping[str, Any]) -> Any:

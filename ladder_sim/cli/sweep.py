@@ -39,14 +39,11 @@ class Axes(OptionGroup):
         figures = typer.Option(
             "--set", help="KEY=RANGE for any figure, e.g. inter.bandwidth=50:800:x2Gb/s.", rich_help_panel=_FIELDS
         )
-        ranges = {
-            name: Annotated[str | None, typer.Option(help=argument.range_help, rich_help_panel=_FIELDS)]
+        ranges = [
+            option(name, Annotated[str | None, typer.Option(help=argument.range_help, rich_help_panel=_FIELDS)], None)
             for name, argument in ARGUMENTS.items()
-        }
-        return [
-            *(option(name, annotation, None) for name, annotation in ranges.items()),
-            option("set_", Annotated[list[str] | None, figures], None),
         ]
+        return [*ranges, option("set_", Annotated[list[str] | None, figures], None)]
 
     @classmethod
     def of(cls, **given: Any) -> Self:

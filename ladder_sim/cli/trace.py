@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
 
@@ -220,17 +220,16 @@ def export(
     """Write one predicted forward pass, all its layers, as a trace."""
     import dataclasses
 
+    from ladder_sim.graph.ops import Phase
     from ladder_sim.graph.variants import canonical
+    from ladder_sim.specs.values import choice
     from ladder_sim.traces import perfetto
     from ladder_sim.traces.predicted import predicted_step
 
-    if phase not in ("prefill", "decode"):
-        raise UsageError(f"--phase '{phase}' is neither prefill nor decode", hint="choose one of them")
+    checked = cast(Phase, choice(phase, "phase", get_args(Phase)))
     scenario = dataclasses.replace(flags.scenario(), variant=canonical(variant))
     how = flags.how()
-    graph = predicted_step(
-        scenario, "prefill" if phase == "prefill" else "decode", **{name: how[name] for name in ("profile", "engine")}
-    )
+    graph = predicted_step(scenario, checked, profile=how["profile"], engine=how["engine"])
     perfetto.write({f"{scenario.model.name} {scenario.variant}": graph}, output)
     _draw({scenario.variant: graph}, plot, f"{scenario.model.name}, {scenario.variant}, {phase}")
 

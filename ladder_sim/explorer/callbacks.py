@@ -40,7 +40,7 @@ def register(app: Dash, queries: Queries) -> None:
 
     @lru_cache(maxsize=_KEPT)
     def draw(name: str, query: str, dark: bool) -> dict[str, Any]:
-        answer = queries.answer(queries.state(query).alone().query())
+        answer = queries.answer(queries.state(query).query(pins=False))
         axes = {"curve": answer.along, "map": f"{answer.across} {answer.up}", "timeline": answer.state.phase}
         return style.on_page(FIGURES[name](queries, query), dark=dark, zoom_key=axes.get(name, ""))
 
@@ -63,7 +63,7 @@ def _headline(app: Dash, queries: Queries, draw: _Draw, scheduler: Scheduler) ->
     def headline_views(query: object, theme: object, load: object) -> object:
         def views() -> tuple[object, ...]:
             state = queries.state(query)
-            own = state.alone().query()
+            own = state.query(pins=False)
             answer = queries.answer(own)
             parts = {
                 "error": None,
@@ -87,7 +87,7 @@ def _view(app: Dash, queries: Queries, draw: _Draw, scheduler: Scheduler, name: 
     def view(query: object, theme: object, load: object) -> object:
         dark = theme == "dark"
         return _respond(
-            lambda: draw(name, _answerable(queries, query).alone().query(), dark),
+            lambda: draw(name, _answerable(queries, query).query(pins=False), dark),
             lambda error: style.message(error, dark=dark),
             scheduler.view(_page(load), query),
         )
@@ -164,7 +164,7 @@ def _answerable(queries: Queries, query: object) -> PageState:
     """A query that has an answer; views of any other stay as they are, for the headline says what is wrong."""
     try:
         state = queries.state(query)
-        queries.answer(state.alone().query())
+        queries.answer(state.query(pins=False))
     except LadderSimError:
         raise PreventUpdate from None
     return state
@@ -178,7 +178,7 @@ def _page_data(views: Mapping[str, object], values: headline.ControlValues) -> d
 def _control_values(queries: Queries, query: object) -> headline.ControlValues:
     """The controls' values of a scenario that has no answer, for example because it does not fit."""
     try:
-        return headline.control_values(queries.setup(queries.state(query).alone().query()))
+        return headline.control_values(queries.setup(queries.state(query).query(pins=False)))
     except LadderSimError:
         return {}
 

@@ -26,6 +26,7 @@ def register(app: Dash) -> None:
         Output("shape", "data"),
         Input("url", "search"),
         State("start", "data"),
+        State("defaults", "data"),
     )
     app.clientside_callback(
         _script("gather"),

@@ -9,8 +9,9 @@ from dash.development.base_component import Component
 
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.upload import MAX_BYTES
-from ladder_sim.graph.variants import VARIANTS
+from ladder_sim.graph.variants import DEFAULT_VARIANTS, VARIANTS
 from ladder_sim.report.labels import field_title
+from ladder_sim.specs.arguments import DEFAULTS
 from ladder_sim.specs.stack import AllReduce
 from ladder_sim.specs.workload import DType
 from ladder_sim.units import short_name
@@ -57,6 +58,8 @@ SLIDERS = (
     Slider(field="gpu.bf16_flops", title="Tensor-core rate", low=2e13, high=2e16),
 )
 SLIDER_KEYS = tuple(slider.key for slider in SLIDERS)
+# parameters of the variants that have one
+AMOUNTS = {"hybrid-ladder": 16, "desync": 4}
 _SHAPE, _WORK, _HARDWARE = SLIDERS[:3], SLIDERS[3:6], SLIDERS[6:]
 
 
@@ -83,7 +86,7 @@ def controls(allowlist: Allowlist) -> html.Aside:
             _group(
                 "Model",
                 [
-                    _choice("model", "Model", list(allowlist.models), "70b"),
+                    _choice("model", "Model", list(allowlist.models)),
                     dcc.Upload(
                         html.Button("Drop a config.json, or choose one", className="quiet wide"),
                         id="upload",
@@ -109,18 +112,18 @@ def controls(allowlist: Allowlist) -> html.Aside:
             _group(
                 "Cluster",
                 [
-                    _choice("cluster", "Cluster", list(allowlist.clusters), "h100-sxm"),
+                    _choice("cluster", "Cluster", list(allowlist.clusters)),
                     *map(_slider, _SHAPE),
                     _flag("no_p2p", "No peer-to-peer (host memory)"),
                 ],
             ),
-            _group("Workload", [*map(_slider, _WORK), _choice("dtype", "Precision", list(get_args(DType)), "bf16")]),
+            _group("Workload", [*map(_slider, _WORK), _choice("dtype", "Precision", list(get_args(DType)))]),
             _group(
                 "Stack",
                 [
-                    _choice("stack", "Engine", list(allowlist.stacks), "gpt-fast"),
-                    _choice("allreduce", "All-reduce", list(get_args(AllReduce)), None, default="the engine's"),
-                    _choice("profile", "Measured profile", list(allowlist.profiles), None, default="the cluster's"),
+                    _choice("stack", "Engine", list(allowlist.stacks)),
+                    _choice("allreduce", "All-reduce", list(get_args(AllReduce)), default="the engine's"),
+                    _choice("profile", "Measured profile", list(allowlist.profiles), default="the cluster's"),
                 ],
             ),
             _group("Hardware", [*map(_slider, _HARDWARE), _settings()]),
@@ -143,11 +146,11 @@ def axis_choice(key: str, title: str, default: str) -> html.Div:
     return labelled(key, title, dropdown, "inline")
 
 
-def _choice(key: str, title: str, names: list[str], value: str | None, *, default: str = "") -> html.Div:
+def _choice(key: str, title: str, names: list[str], *, default: str = "") -> html.Div:
     """A list; `default` says what an empty choice means, where there may be one."""
     dropdown = dcc.Dropdown(
         names,
-        value,
+        DEFAULTS.get(key),
         id=control_id(key),
         clearable=bool(default),
         placeholder=default or "from a config.json",
@@ -202,15 +205,18 @@ def _settings() -> html.Div:
 
 
 def _variants() -> html.Div:
-    def amount(key: str, title: str, value: int) -> html.Div:
-        field = dcc.Input(id=control_id(key), type="number", min=1, step=1, value=value, debounce=True)
+    def amount(key: str, title: str, family: str) -> html.Div:
+        field = dcc.Input(id=control_id(key), type="number", min=1, step=1, value=AMOUNTS[family], debounce=True)
         return labelled(key, title, field, "amount")
 
     options = [name.partition(":")[0] for name in VARIANTS if name != "standard"]
     return html.Div(
         [
-            dcc.Checklist(options, ["parallel", "ladder", "upper-bound"], id=control_id("variants"), className="flag"),
-            html.Div([amount("layers", "Ladder layers", 16), amount("every", "Desync every", 4)], className="amounts"),
+            dcc.Checklist(options, list(DEFAULT_VARIANTS[1:]), id=control_id("variants"), className="flag"),
+            html.Div(
+                [amount("layers", "Ladder layers", "hybrid-ladder"), amount("every", "Desync every", "desync")],
+                className="amounts",
+            ),
         ]
     )
 

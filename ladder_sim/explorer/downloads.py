@@ -38,7 +38,7 @@ def download(queries: Queries, name: str, query: str) -> File:
     """
     figure, _, ending = name.partition(".")
     if name in _FILES:
-        content = _FILES[name](queries, queries.state(query).alone().query())
+        content = _FILES[name](queries, queries.state(query).query(pins=False))
     elif ending == "html" and figure in FIGURES:
         content = FIGURES[figure](queries, queries.state(query).query()).to_html(
             include_plotlyjs=True, div_id="figure", config={"displaylogo": False}

@@ -8,9 +8,11 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from ladder_sim.explorer.allowlist import Allowlist
-from ladder_sim.explorer.controls import axis_choice, control_id, controls, extra, labelled
-from ladder_sim.explorer.state import PHASES
+from ladder_sim.explorer.controls import AMOUNTS, SLIDERS, axis_choice, control_id, controls, extra, labelled
+from ladder_sim.explorer.state import PHASES, State
 from ladder_sim.explorer.style import EMPTY
+from ladder_sim.graph.variants import DEFAULT_VARIANTS
+from ladder_sim.specs.arguments import DEFAULTS
 
 _GRAPH: dcc.Graph.Config = {"displaylogo": False, "displayModeBar": False, "responsive": True}
 _BANDWIDTH, _LATENCY = "busiest link, bandwidth", "busiest link, latency"
@@ -30,6 +32,7 @@ def layout(allowlist: Allowlist, start: str) -> html.Div:
         [
             dcc.Location(id="url", refresh=False),
             dcc.Store(id="start", data=start),
+            dcc.Store(id="defaults", data=_defaults()),
             dcc.Store(id="page-load", data=token_hex(8)),
             dcc.Store(id="query"),
             dcc.Store(id="settled"),
@@ -43,6 +46,20 @@ def layout(allowlist: Allowlist, start: str) -> html.Div:
         ],
         id="page",
     )
+
+
+def _defaults() -> dict[str, Any]:
+    """What a link leaves out, and the sliders whose steps double."""
+    state = State()
+    return {
+        **{name: DEFAULTS[name] for name in ("model", "cluster", "dtype", "stack")},
+        "variant": state.variant,
+        "over": state.over,
+        "phase": state.phase,
+        "variants": DEFAULT_VARIANTS[1:],
+        "amounts": AMOUNTS,
+        "doubling": [slider.key for slider in SLIDERS if slider.doubling],
+    }
 
 
 def _header() -> html.Header:

@@ -42,7 +42,7 @@ def standalone_page(answer: Answer, allowlist: Allowlist) -> str:
 
     parts = {
         "TITLE": html.escape(f"ladder-sim: {answer.scenario.model.name}"),
-        "STYLE": _asset("explorer.css") + _asset("pages/page.css"),
+        "STYLE": _asset("assets/explorer.css") + _asset("pages/page.css"),
         "PLOTLY": get_plotlyjs(),
         # no closing tag may stand in a script
         "DATA": json.dumps(_data(answer, allowlist), separators=(",", ":")).replace("<", "\\u003c"),
@@ -88,8 +88,8 @@ def _data(answer: Answer, allowlist: Allowlist) -> dict[str, Any]:
             {
                 "name": name,
                 "colour": variant_colour(name),
-                "ttft_s": _rounded(kept[f"{name}.ttft_s"]),
-                "tpot_s": None if workload.gen == 1 else _rounded(kept[f"{name}.tpot_s"]),
+                "ttft_s": _round(kept[f"{name}.ttft_s"]),
+                "tpot_s": None if workload.gen == 1 else _round(kept[f"{name}.tpot_s"]),
                 "interval": [prediction.speedup.low, prediction.speedup.value, prediction.speedup.high],
             }
             for name, prediction in answer.predictions.items()
@@ -99,10 +99,9 @@ def _data(answer: Answer, allowlist: Allowlist) -> dict[str, Any]:
     }
 
 
-def _rounded(values: NDArray[np.float64]) -> list[float]:
+def _round(values: NDArray[np.float64]) -> list[float]:
     return [float(f"{value:.{_DIGITS}g}") for value in values.tolist()]
 
 
 def _asset(name: str) -> str:
-    folder = "assets" if "/" not in name else ""
-    return (resources.files("ladder_sim.explorer") / folder / name).read_text("utf-8")
+    return (resources.files("ladder_sim.explorer") / name).read_text("utf-8")

@@ -7,7 +7,7 @@ from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import UsageError
 from ladder_sim.report.labels import field_title
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.sweeps.axes import Axis, value_at
+from ladder_sim.sweeps.axes import figure_of, value_at
 
 # a figure goes from the scenario's value divided by this to that multiplied by it
 REACH = 16.0
@@ -28,7 +28,7 @@ def busiest_link(scenario: Scenario) -> str:
 
 def current(scenario: Scenario, name: str, profile: CalibrationProfile | None) -> float:
     """A field's value as the simulator uses it: a fit may have replaced what the specs state."""
-    figure = Axis(name=name, values=()).figure
+    figure = figure_of(name)
     used = Hardware.of(scenario, profile).figure(figure) if figure else value_at(scenario, name)
     return float(used)
 

@@ -187,8 +187,8 @@ class Queries:
 
     def candidates(self, state: State) -> list[Candidate]:
         """The pinned scenarios and the current one, with the variants that all of them show."""
-        queries = {**dict(zip("AB", state.pins, strict=False)), "now": state.alone().query()}
-        answers = {name: self.answer(self.state(query).alone().query()) for name, query in queries.items()}
+        queries = {**dict(zip("AB", state.pins, strict=False)), "now": state.query(pins=False)}
+        answers = {name: self.answer(self.state(query).query(pins=False)) for name, query in queries.items()}
         shared = [
             name
             for name in answers["now"].predictions

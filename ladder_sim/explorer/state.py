@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, Self
 from urllib.parse import parse_qsl, quote, urlencode
 
@@ -15,7 +15,7 @@ from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS, Argument
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.values import read_table
-from ladder_sim.sweeps.axes import Axis, axis, resolve
+from ladder_sim.sweeps.axes import axis, resolve
 
 # of a query
 MAX_CHARACTERS, MAX_FIELDS = 8000, 64
@@ -91,15 +91,15 @@ class State:
         state._check(allowlist)
         return state
 
-    def query(self) -> str:
-        """The query string, defaults omitted."""
-        pairs = [(argument.key, _written(value)) for argument, value in self.changed()]
+    def query(self, *, pins: bool = True) -> str:
+        """The query string, defaults omitted; `pins`: with the scenarios to compare with."""
+        pairs = [(argument.key, _field_text(value)) for argument, value in self.changed()]
         pairs += [
-            (name, _written(value))
-            for name, default in ((each.name, each.default) for each in fields(self))
-            if name in _READERS and (value := getattr(self, name)) != default
+            (each.name, _field_text(value))
+            for each in fields(self)
+            if each.name in _READERS and (value := getattr(self, each.name)) != each.default
         ]
-        pairs += [*self.settings.items(), *(("pin", pin) for pin in self.pins)]
+        pairs += [*self.settings.items(), *(("pin", pin) for pin in self.pins if pins)]
         return urlencode(pairs, quote_via=quote, safe=":/,")
 
     def changed(self) -> list[tuple[Argument, Any]]:
@@ -131,10 +131,6 @@ class State:
         """Variants to show; standard is always the first."""
         return tuple(dict.fromkeys(("standard", *(self.variants or default_variants(scenario)))))
 
-    def alone(self) -> "State":
-        """The same without the scenarios to compare with."""
-        return replace(self, pins=())
-
     def _resolved(self, allowlist: Allowlist) -> dict[str, Any]:
         """Arguments of `Scenario.of`, names of the page replaced by their specs."""
         return {
@@ -145,45 +141,22 @@ class State:
         }
 
     def _check(self, allowlist: Allowlist) -> None:
-        if self.shape is None and self.arguments["model"] not in allowlist.models:
-            more = "or drop a config.json on the page"
-            raise UnknownNameError("model", self.arguments["model"], allowlist.models, more=more)
         for kind, name, names in (
+            ("model", None if self.shape else self.arguments["model"], allowlist.models),
             ("cluster", self.arguments["cluster"], allowlist.clusters),
             ("stack", self.arguments["stack"], allowlist.stacks),
             ("profile", self.profile, allowlist.profiles),
             ("phase", self.phase, PHASES),
         ):
             if name is not None and name not in names:
-                raise UnknownNameError(kind, name, names)
-        if len(self.variants) > MAX_VARIANTS:
-            raise UsageError(
-                f"at most {MAX_VARIANTS} variants can be shown, {len(self.variants)} were given",
-                hint="leave some variants out",
-            )
-        if len(self.pins) > MAX_PINS:
-            raise UsageError(
-                f"at most {MAX_PINS} scenarios can be pinned, {len(self.pins)} were given", hint="unpin one first"
-            )
+                more = "or drop a config.json on the page" if kind == "model" else ""
+                raise UnknownNameError(kind, name, names, more=more)
+        for what, given, maximum in (("variants", self.variants, MAX_VARIANTS), ("pins", self.pins, MAX_PINS)):
+            if len(given) > maximum:
+                raise UsageError(f"{len(given)} {what}: must be at most {maximum}", hint="leave some out")
         figures = [resolve(key)[0] for key in self.settings]
         if len(set(figures)) < len(figures):
             raise UsageError("a figure is set twice, with and without its unit", hint="give it once")
-
-
-def numeric_setting(key: str) -> Axis:
-    """The setting of that name, which must be a number: text among the settings may name files.
-
-    Raises
-    ------
-    UsageError
-        There is no such setting, or it is not a number.
-    """
-    name, kind = resolve(key)
-    if "." not in name or kind not in (int, float):
-        raise UsageError(
-            f"'{key}' cannot be set on a page: must be a number", hint="for example inter.bandwidth=100Gb/s"
-        )
-    return Axis(name=name, values=())
 
 
 def model_text(shape: ModelSpec) -> str:
@@ -250,7 +223,12 @@ def _axis(key: str, text: str) -> str:
 
 
 def _setting(key: str, text: str) -> str:
-    numeric_setting(key)
+    name, kind = resolve(key)
+    # text among the settings may name files
+    if "." not in name or kind not in (int, float):
+        raise UsageError(
+            f"'{key}' cannot be set on a page: must be a number", hint="for example inter.bandwidth=100Gb/s"
+        )
     # a list: the text is one value and not a range
     axis(key, [text])
     return text
@@ -260,9 +238,9 @@ def _shape(key: str, text: str) -> ModelSpec:
     try:
         table = json.loads(text)
     except (ValueError, RecursionError):
-        raise UsageError("the model in the link is damaged", hint="drop its config.json on the page again") from None
+        table = None
     if not isinstance(table, dict):
-        raise UsageError("the model in the link is not an object", hint="drop its config.json on the page again")
+        raise UsageError("the model in the link is damaged", hint="drop its config.json on the page again")
     if not _NAME.fullmatch(str(table.get("name", ""))):
         raise UsageError(
             "the name of the model in the link has other characters",
@@ -273,7 +251,7 @@ def _shape(key: str, text: str) -> ModelSpec:
     return read_table(ModelSpec, table, where="model", ladder_layers=ladder, source="dropped on the page")
 
 
-def _written(value: Any) -> str:
+def _field_text(value: Any) -> str:
     if isinstance(value, ModelSpec):
         return model_text(value)
     if isinstance(value, tuple):

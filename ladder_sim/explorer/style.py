@@ -65,7 +65,7 @@ def on_page(figure: "go.Figure", *, dark: bool, zoom_key: str = "") -> dict[str,
         axis = layout.setdefault(name, {})
         axis["title"] = {"standoff": 8, "font": {"size": 13}, **axis.get("title", {})}
         axis.setdefault("tickfont", {"size": 12})
-    return _recoloured(document) if dark else document
+    return _recolour(document) if dark else document
 
 
 def message(error: LadderSimError, *, dark: bool) -> dict[str, Any]:
@@ -87,9 +87,9 @@ def message(error: LadderSimError, *, dark: bool) -> dict[str, Any]:
     return document
 
 
-def _recoloured(value: Any) -> Any:
+def _recolour(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _recoloured(item) for key, item in value.items()}
+        return {key: _recolour(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_recoloured(item) for item in value]
+        return [_recolour(item) for item in value]
     return _DARK.get(value, value) if isinstance(value, str) else value

@@ -29,18 +29,20 @@ def read_config(file: object, contents: object, pasted: object) -> tuple[str, st
         It is too large, not a JSON object, or not a dense decoder.
     """
     if pasted is not None:
-        return _shape("pasted", _bounded(pasted, MAX_BYTES))
+        return _shape("pasted", _check_length(pasted, MAX_BYTES))
     if not isinstance(contents, str) or not isinstance(file, str):
         raise UsageError("no file was uploaded", hint="drop a config.json, or paste its text")
-    _, _, encoded = _bounded(contents, 2 * MAX_BYTES).partition(",")
+    _, _, encoded = _check_length(contents, 2 * MAX_BYTES).partition(",")
     try:
         text = base64.b64decode(encoded, validate=True).decode("utf-8-sig")
     except (binascii.Error, UnicodeDecodeError):
         raise UsageError("the file is not text", hint="give the model's config.json, not its weights") from None
-    return _shape(re.sub(r"[^\w.+ -]", "-", file.removesuffix(".json"))[:60] or "config", _bounded(text, MAX_BYTES))
+    return _shape(
+        re.sub(r"[^\w.+ -]", "-", file.removesuffix(".json"))[:60] or "config", _check_length(text, MAX_BYTES)
+    )
 
 
-def _bounded(text: object, maximum: int) -> str:
+def _check_length(text: object, maximum: int) -> str:
     if not isinstance(text, str) or not text.strip():
         raise UsageError("the text is empty", hint="paste the model's config.json")
     if len(text) > maximum:

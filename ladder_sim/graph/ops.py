@@ -131,7 +131,7 @@ class ElementwiseShape:
 
     @property
     def flops(self) -> float:
-        """None that count beside the traffic."""
+        """Negligible next to the traffic."""
         return 0.0
 
 
@@ -144,7 +144,7 @@ class CollectiveShape:
 
     @property
     def flops(self) -> float:
-        """None that count beside the transfer."""
+        """Negligible next to the transfer."""
         return 0.0
 
     @property

@@ -1,4 +1,9 @@
-"""Every answer as JSON and CSV: plain values, SI units in keys."""
+"""Every answer as JSON and CSV: plain values, SI units in keys.
+
+The answers' modules are imported for their types only: a prediction needs none of the others.
+"""
+
+from __future__ import annotations
 
 import csv
 import io
@@ -6,29 +11,21 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ladder_sim.analysis.advise import Advice
-from ladder_sim.analysis.breakeven import BreakEven
-from ladder_sim.analysis.compare import Candidate
-from ladder_sim.analysis.sensitivity import Sensitivity
-from ladder_sim.prediction import Prediction
-from ladder_sim.specs.scenario import Scenario
-from ladder_sim.traces.graph import TraceGraph
-from ladder_sim.traces.replay import Replay
-from ladder_sim.traces.summary import RankSummary, RunSummary
-from ladder_sim.traces.wirings import VariantTime
-from ladder_sim.validation.compare import (
-    Comparison,
-    ComparisonsByLevel,
-    ErrorStats,
-    GroupSummary,
-    Quantity,
-    evidence,
-    summarize,
-)
-from ladder_sim.validation.dataset import Dataset
-from ladder_sim.validation.splits import PROTOCOLS
+if TYPE_CHECKING:
+    from ladder_sim.analysis.advise import Advice
+    from ladder_sim.analysis.breakeven import BreakEven
+    from ladder_sim.analysis.compare import Candidate
+    from ladder_sim.analysis.sensitivity import Sensitivity
+    from ladder_sim.prediction import Prediction
+    from ladder_sim.specs.scenario import Scenario
+    from ladder_sim.traces.graph import TraceGraph
+    from ladder_sim.traces.replay import Replay
+    from ladder_sim.traces.summary import RankSummary, RunSummary
+    from ladder_sim.traces.wirings import VariantTime
+    from ladder_sim.validation.compare import Comparison, ComparisonsByLevel, ErrorStats, GroupSummary, Quantity
+    from ladder_sim.validation.dataset import Dataset
 
 SCHEMA_VERSION = 1
 
@@ -106,7 +103,7 @@ def prediction_document(scenario: Scenario, predictions: Mapping[str, Prediction
     return Document(content=content, rows=[{**given, "variant": name, **figures} for name, figures in variants.items()])
 
 
-def _listed(head: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Document:
+def _rows_document(head: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Document:
     """A document whose JSON object holds the rows of the CSV as well."""
     return Document(content={**head, "rows": rows}, rows=rows)
 
@@ -121,7 +118,7 @@ def breakeven_document(result: BreakEven) -> Document:
         "crossings": [asdict(crossing) for crossing in result.crossings],
     }
     scan = zip(result.values.tolist(), result.speedups.tolist(), strict=True)
-    return _listed(head, [{result.field: value, "speedup": speedup} for value, speedup in scan])
+    return _rows_document(head, [{result.field: value, "speedup": speedup} for value, speedup in scan])
 
 
 def sensitivity_document(sensitivities: Sequence[Sensitivity], step: float) -> Document:
@@ -131,7 +128,7 @@ def sensitivity_document(sensitivities: Sequence[Sensitivity], step: float) -> D
         for figure in sensitivities
         for variant, response in figure.responses.items()
     ]
-    return _listed({"step": step}, rows)
+    return _rows_document({"step": step}, rows)
 
 
 def advice_document(advice: Advice) -> Document:
@@ -141,7 +138,7 @@ def advice_document(advice: Advice) -> Document:
         {**asdict(option), "tokens_per_s_per_gpu": option.tokens_per_gpu, "on_front": option in front}
         for option in advice.options
     ]
-    return _listed({"objective": advice.objective, "unfit": advice.unfit, "beyond": advice.beyond}, rows)
+    return _rows_document({"objective": advice.objective, "unfit": advice.unfit, "beyond": advice.beyond}, rows)
 
 
 def comparison_document(candidates: Sequence[Candidate]) -> Document:
@@ -157,11 +154,14 @@ def comparison_document(candidates: Sequence[Candidate]) -> Document:
         for candidate in candidates
         for variant, prediction in candidate.predictions.items()
     ]
-    return _listed({"compared": [candidate.name for candidate in candidates]}, rows)
+    return _rows_document({"compared": [candidate.name for candidate in candidates]}, rows)
 
 
 def validation_document(data: Dataset, comparisons: ComparisonsByLevel) -> Document:
     """Every run and the summaries by level; errors, shares and half-widths are fractions."""
+    from ladder_sim.validation.compare import evidence, summarize
+    from ladder_sim.validation.splits import PROTOCOLS
+
     rows = {level: list(map(_comparison_fields, members)) for level, members in comparisons.items()}
     content = {
         "dataset": data.name,
@@ -229,9 +229,9 @@ def _summary_fields(summary: GroupSummary) -> dict[str, Any]:
 
 
 def _spread_fields(name: str, spread: ErrorStats | None) -> dict[str, Any]:
-    values = (
-        asdict(spread) if spread else {"rows": 0, **dict.fromkeys([field.name for field in fields(ErrorStats)][1:])}
-    )
+    from ladder_sim.validation.compare import ErrorStats
+
+    values = asdict(spread) if spread else {"rows": 0, **dict.fromkeys([f.name for f in fields(ErrorStats)][1:])}
     return {f"{name}_{part}": value for part, value in values.items()}
 
 

@@ -6,11 +6,12 @@ Data lies under ``data/``: one file per id, every figure with its source.
 import dataclasses
 import functools
 import json
+import os
 import tomllib
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from ladder_sim.errors import SpecError, UnknownNameError
 from ladder_sim.specs.cluster import ClusterSpec, GpuSpec, LinkTier
@@ -20,7 +21,6 @@ from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.stack import StackSpec
 from ladder_sim.specs.values import read_table, shown_path
 
-_Folder = Literal["models", "clusters", "stacks"]
 _FOLDERS = resources.files("ladder_sim.specs") / "data"
 
 # short names of catalog models
@@ -37,12 +37,7 @@ MODEL_ALIASES = MappingProxyType(
 )
 
 # tables of a cluster file
-_TABLES: dict[str, type[GpuSpec] | type[LinkTier]] = {
-    "gpu": GpuSpec,
-    "intra": LinkTier,
-    "inter": LinkTier,
-    "host": LinkTier,
-}
+_TABLES: dict[str, type] = {"gpu": GpuSpec, "intra": LinkTier, "inter": LinkTier, "host": LinkTier}
 
 
 def model(name_or_path: str) -> ModelSpec:
@@ -91,11 +86,8 @@ def cluster(name_or_path: str) -> ClusterSpec:
     >>> cluster("h100-sxm").gpus_per_node
     8
     """
-    name = name_or_path.strip().lower()
-    if name in cluster_names():
-        spec: ClusterSpec = _shipped("clusters", name)
-        return spec
-    return _cluster_file(_path(name_or_path, "cluster", ".toml", cluster_names()))
+    spec: ClusterSpec = _find("cluster", name_or_path)
+    return spec
 
 
 def stack(name_or_path: str) -> StackSpec:
@@ -103,21 +95,16 @@ def stack(name_or_path: str) -> StackSpec:
 
     Raises
     ------
-    UnknownNameError
-        If there is no such stack, or the file has an unknown key; the nearest is named.
-    SpecError, UnitError
-        If the file cannot be read or a figure breaks a rule.
+    UnknownNameError, SpecError, UnitError
+        As `cluster` does.
 
     Examples
     --------
     >>> stack("gpt-fast").attention
     'math'
     """
-    name = name_or_path.strip().lower()
-    if name in stack_names():
-        spec: StackSpec = _shipped("stacks", name)
-        return spec
-    return _stack_file(_path(name_or_path, "stack", ".toml", stack_names()))
+    spec: StackSpec = _find("stack", name_or_path)
+    return spec
 
 
 def cluster_or_stack(file: str) -> ClusterSpec | StackSpec:
@@ -126,11 +113,10 @@ def cluster_or_stack(file: str) -> ClusterSpec | StackSpec:
     Raises
     ------
     UnknownNameError, SpecError, UnitError
-        As `cluster` and `stack` do.
+        As `cluster` does.
     """
-    path = Path(file)
-    table = _parse_toml(read_text(path, what="a cluster's or stack's TOML file"), shown_path(path))
-    return _cluster_file(path) if "gpu" in table else _stack_file(path)
+    spec: ClusterSpec | StackSpec = _from_file(Path(file), "cluster or stack")
+    return spec
 
 
 def model_names() -> tuple[str, ...]:
@@ -148,38 +134,56 @@ def stack_names() -> tuple[str, ...]:
     return _ids("stacks")
 
 
-def model_sources(name: str) -> dict[str, str]:
-    """Return where each figure of a built-in model comes from, by config.json field."""
-    key = model_id(name)
-    if key not in model_names():
-        raise _unknown("model", name, (*MODEL_ALIASES, *model_names()))
-    sources: dict[str, str] = json.loads(_data("models", key))["_sources"]
-    return sources
+def model_config(name_or_path: str) -> dict[str, Any]:
+    """Return a model's config.json, which holds more than its spec: norms, rotary wavelengths, activation, sources.
+
+    Raises
+    ------
+    UnknownNameError, SpecError
+        As `model` does.
+    """
+    name = model_id(name_or_path)
+    if name in model_names():
+        config: dict[str, Any] = json.loads(_data("models", name))
+        return config
+    return read_config(_path(name_or_path, "model", ".json", (*MODEL_ALIASES, *model_names())))
+
+
+def _find(kind: str, name_or_path: str) -> Any:
+    """A built-in cluster or stack, or that of a file."""
+    name, folder = name_or_path.strip().lower(), f"{kind}s"
+    if name in _ids(folder):
+        return _shipped(folder, name)
+    return _from_file(_path(name_or_path, kind, ".toml", _ids(folder)), kind)
 
 
 @functools.cache
-def _shipped(folder: _Folder, name: str) -> Any:
+def _shipped(folder: str, name: str) -> Any:
     """A built-in spec; kept, because every scenario names three."""
     text = _data(folder, name)
     if folder == "models":
         config = json.loads(text)
         return ModelSpec.from_hf(config, name=name, source="; ".join(dict.fromkeys(config["_sources"].values())))
     read = _read_cluster if folder == "clusters" else _read_stack
-    return read(text, f"{name}.toml", name)
+    return read(_parse_toml(text, f"{name}.toml"), f"{name}.toml", name)
 
 
 @functools.cache
-def _ids(folder: _Folder) -> tuple[str, ...]:
+def _ids(folder: str) -> tuple[str, ...]:
     files = (_FOLDERS / folder).iterdir()
     return tuple(sorted(file.name.rpartition(".")[0] for file in files if file.name.endswith((".json", ".toml"))))
 
 
-def _data(folder: _Folder, name: str) -> str:
+def _data(folder: str, name: str) -> str:
     return (_FOLDERS / folder / f"{name}.{'json' if folder == 'models' else 'toml'}").read_text("utf-8")
 
 
-def _cluster_file(path: Path) -> ClusterSpec:
-    spec = _read_cluster(read_text(path, what="a cluster's TOML file"), shown_path(path), _stem(path))
+def _from_file(path: Path, kind: str) -> Any:
+    file = shown_path(path)
+    table = _parse_toml(read_text(path, what=f"the TOML file of a {kind}"), file)
+    if kind == "stack" or (kind != "cluster" and "gpu" not in table):
+        return _read_stack(table, file, _stem(path))
+    spec = _read_cluster(table, file, _stem(path))
     if not spec.inter.fabric.endswith(".toml") or Path(spec.inter.fabric).is_absolute():
         return spec
     # a fabric that names the file of a measured curve is relative to the cluster's file
@@ -187,12 +191,7 @@ def _cluster_file(path: Path) -> ClusterSpec:
     return dataclasses.replace(spec, inter=dataclasses.replace(spec.inter, fabric=fabric))
 
 
-def _stack_file(path: Path) -> StackSpec:
-    return _read_stack(read_text(path, what="a stack's TOML file"), shown_path(path), _stem(path))
-
-
-def _read_cluster(text: str, file: str, name: str) -> ClusterSpec:
-    table = _parse_toml(text, file)
+def _read_cluster(table: dict[str, Any], file: str, name: str) -> ClusterSpec:
     parts: dict[str, object] = {}
     for key, spec in _TABLES.items():
         inner = table.pop(key, None)
@@ -210,8 +209,7 @@ def _read_cluster(text: str, file: str, name: str) -> ClusterSpec:
     return read_table(ClusterSpec, table, where=file, **parts)
 
 
-def _read_stack(text: str, file: str, name: str) -> StackSpec:
-    table = _parse_toml(text, file)
+def _read_stack(table: dict[str, Any], file: str, name: str) -> StackSpec:
     table.setdefault("name", name)
     return read_table(StackSpec, table, where=file)
 
@@ -232,11 +230,9 @@ def _path(text: str, kind: str, ending: str, names: tuple[str, ...]) -> Path:
     path = Path(text)
     if text.lower().endswith(ending) or len(path.parts) > 1 or path.is_absolute():
         return path
-    try:
-        if text.strip() and (path.is_file() or (ending == ".json" and path.is_dir())):
-            return path
-    except (OSError, ValueError):
-        pass
+    # not by methods of Path, which fail for names that no file can have
+    if text.strip() and (os.path.isfile(path) or (ending == ".json" and os.path.isdir(path))):
+        return path
     raise _unknown(kind, text, names)
 
 

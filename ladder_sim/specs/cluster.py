@@ -26,9 +26,7 @@ class GpuSpec:
     fp8_flops: float
     """Dense tensor-core peak, FLOP/s; equal to bf16 where the GPU has no fp8."""
     hbm_bytes: float
-    """Device memory, bytes."""
     hbm_bandwidth_Bps: float
-    """Device memory bandwidth, bytes/s."""
     sms: int
     """Streaming multiprocessors."""
     kernel_s: float
@@ -90,7 +88,6 @@ class ClusterSpec:
     name: str
     """Catalog id."""
     gpu: GpuSpec
-    """Every GPU."""
     intra: LinkTier
     """Between the GPUs of a node."""
     inter: LinkTier
@@ -98,7 +95,6 @@ class ClusterSpec:
     host: LinkTier
     """Between the GPUs of a node when peer-to-peer is off: through pinned host memory."""
     gpus_per_node: int
-    """GPUs in one node."""
     rank_skew: float = 0.02
     """How much longer the slowest of the GPUs computes than a typical one, as a fraction. 2 to 3 % were needed to
     explain the published 70B rows of arXiv 2501.06589 at TP 2 and 4."""

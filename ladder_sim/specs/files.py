@@ -19,13 +19,7 @@ def read_text(path: Path, *, what: str) -> str:
     """
     name = shown_path(path)
     try:
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise SpecError(
-                f"{name}: {path.stat().st_size} bytes: must be at most {_MAX_FILE_BYTES}",
-                hint=f"give {what}, not the weights or another large file",
-            )
         with path.open("rb") as file:
-            # bounded as well, for files that do not know their size
             raw = file.read(_MAX_FILE_BYTES + 1)
     except FileNotFoundError:
         raise SpecError(
@@ -38,18 +32,20 @@ def read_text(path: Path, *, what: str) -> str:
             f"{name}: cannot be read ({reason})", hint=f"give the path of {what} that you may read"
         ) from None
     if len(raw) > _MAX_FILE_BYTES:
-        raise SpecError(f"{name}: over {_MAX_FILE_BYTES} bytes", hint=f"give {what}")
+        raise SpecError(
+            f"{name}: must be at most {_MAX_FILE_BYTES} bytes",
+            hint=f"give {what}, not the weights or another large file",
+        )
     try:
-        text = raw.decode("utf-8-sig")
+        return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise SpecError(
             f"{name}: not UTF-8 text (byte {error.start}): a binary file?", hint=f"give {what}, not the weights"
         ) from None
-    return text
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 file.
+def write_file(path: Path, content: str | bytes) -> None:
+    """Write a file, text as UTF-8.
 
     Raises
     ------
@@ -57,7 +53,7 @@ def write_text(path: Path, text: str) -> None:
         If it cannot be written.
     """
     try:
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise UsageError(
             f"'{shown_path(path)}' cannot be written: {error.strerror or error}", hint="choose a folder that exists"

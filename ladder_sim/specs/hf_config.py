@@ -5,6 +5,7 @@ MistralConfig, Qwen2Config, Qwen3Config, GemmaConfig, Starcoder2Config, Nemotron
 """
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -58,64 +59,51 @@ _WINDOW_OFF_BY_DEFAULT = ("qwen2", "qwen3")
 _ATTENTION_LAYERS = ("full_attention", "sliding_attention")
 
 
-# fields of models that are not plain dense decoders: what they stand for, and the way out
-_REFUSED: dict[str, tuple[str, str]] = {
-    key: (kind, way_out)
-    for kind, way_out, keys in (
+_EQUAL_LAYERS = "take a model in which every layer is attention and an MLP"
+_SIDE_BY_SIDE = "attention and MLP side by side in one block"
+_ONLY_PARALLEL = 'give its sizes as "model_type": "llama" and choose --variant parallel, the only wiring it has'
+# models that are not plain dense decoders: what they are, the fields that say so, and the way out
+_REFUSED = (
+    (
+        "mixture-of-experts models",
+        ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
+        "only dense decoders can be simulated; take a dense model of similar active size",
+    ),
+    (
+        "multi-head latent attention",
+        ("kv_lora_rank", "q_lora_rank"),
+        "take a model with multi-head or grouped-query attention",
+    ),
+    (
+        "encoder-decoder models",
+        ("is_encoder_decoder", "encoder_layers", "num_decoder_layers"),
+        "take a decoder-only model",
+    ),
+    (
+        "state-space and recurrent layers",
         (
-            "mixture-of-experts models",
-            "only dense decoders can be simulated; take a dense model of similar active size",
-            ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
+            *("state_size", "ssm_cfg", "ssm_state_size", "mamba_d_state", "mamba_d_conv", "layers_block_type"),
+            *("attn_layer_period", "linear_num_key_heads", "hybrid_override_pattern", "lru_width"),
         ),
-        (
-            "multi-head latent attention",
-            "take a model with multi-head or grouped-query attention",
-            ("kv_lora_rank", "q_lora_rank"),
-        ),
-        (
-            "encoder-decoder models",
-            "take a decoder-only model",
-            ("is_encoder_decoder", "encoder_layers", "num_decoder_layers"),
-        ),
-        (
-            "state-space and recurrent layers",
-            "take a model in which every layer is attention and an MLP",
-            (
-                "state_size",
-                "ssm_cfg",
-                "ssm_state_size",
-                "mamba_d_state",
-                "mamba_d_conv",
-                "layers_block_type",
-                "attn_layer_period",
-                "linear_num_key_heads",
-                "hybrid_override_pattern",
-                "lru_width",
-            ),
-        ),
-        (
-            "layers of different shapes",
-            "take a model in which every layer has the same attention and MLP",
-            ("block_configs", "per_layer_config"),
-        ),
-        (
-            "attention and MLP side by side in one block",
-            'give its sizes as "model_type": "llama" and choose --variant parallel, the only wiring it has',
-            ("parallel_attn", "use_parallel_residual"),
-        ),
-        (
-            "quantized weights",
-            "take the config of the unquantized model and choose the precision with --dtype (fp8 for 8 bits)",
-            ("quantization_config",),
-        ),
-        (
-            "multimodal models",
-            "save the object under 'text_config' as a config.json of its own and give that file",
-            ("text_config", "llm_config", "vision_config", "audio_config"),
-        ),
-    )
-    for key in keys
-}
+        _EQUAL_LAYERS,
+    ),
+    (
+        "layers of different shapes",
+        ("block_configs", "per_layer_config"),
+        "take a model in which every layer has the same attention and MLP",
+    ),
+    (_SIDE_BY_SIDE, ("parallel_attn", "use_parallel_residual"), _ONLY_PARALLEL),
+    (
+        "quantized weights",
+        ("quantization_config",),
+        "take the config of the unquantized model and choose the precision with --dtype (fp8 for 8 bits)",
+    ),
+    (
+        "multimodal models",
+        ("text_config", "llm_config", "vision_config", "audio_config"),
+        "save the object under 'text_config' as a config.json of its own and give that file",
+    ),
+)
 
 
 def read_config(path: Path) -> dict[str, object]:
@@ -136,7 +124,7 @@ def read_config(path: Path) -> dict[str, object]:
     SpecError
         If there is no such file, it cannot be read, or it is not a JSON object; the file is named.
     """
-    file = path / "config.json" if _is_directory(path) else path
+    file = path / "config.json" if os.path.isdir(path) else path
     text = read_text(file, what="a config.json")
     name = shown_path(file)
     try:
@@ -156,13 +144,6 @@ def read_config(path: Path) -> dict[str, object]:
             hint='give the model\'s config.json, which starts with "{"',
         )
     return config
-
-
-def _is_directory(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):
-        return False
 
 
 def shape_from_hf(config: Mapping[str, object], *, source: str) -> dict[str, Any]:
@@ -223,25 +204,16 @@ class _Reader:
         return model_type
 
     def refuse_other_architectures(self) -> None:
-        for key, (kind, way_out) in _REFUSED.items():
-            # 0, false and empty objects are how dense configs say "none"
-            if self.config.get(key):
-                raise self.error(key, f"{kind} are not supported", way_out)
-        layer_types = self.config.get("layer_types")
-        if layer_types is not None and not (
-            isinstance(layer_types, list) and all(kind in _ATTENTION_LAYERS for kind in layer_types)
-        ):
-            raise self.error(
-                "layer_types",
-                f"must be a list of {' and '.join(_ATTENTION_LAYERS)}",
-                "take a model in which every layer is attention and an MLP",
-            )
+        for kind, keys, way_out in _REFUSED:
+            for key in keys:
+                # 0, false and empty objects are how dense configs say "none"
+                if self.config.get(key):
+                    raise self.error(key, f"{kind} are not supported", way_out)
+        layers = self.config.get("layer_types")
+        if layers is not None and not (isinstance(layers, list) and all(kind in _ATTENTION_LAYERS for kind in layers)):
+            raise self.error("layer_types", f"must be a list of {' and '.join(_ATTENTION_LAYERS)}", _EQUAL_LAYERS)
         if self.model_type() in _PARALLEL:
-            raise self.error(
-                "model_type",
-                "attention and MLP side by side in one block are not supported",
-                'give its sizes as "model_type": "llama" and choose --variant parallel, the only wiring it has',
-            )
+            raise self.error("model_type", f"{_SIDE_BY_SIDE} are not supported", _ONLY_PARALLEL)
         known = (*_LLAMA_FAMILY, *_LAYER_NORM)
         if self.model_type() not in known and self.config.get("rms_norm_eps") is None:
             # RMSNorm marks the Llama family; BERT, OPT and others share the field names but not the blocks

@@ -1,6 +1,6 @@
 """How an inference engine runs the graph of a forward pass."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 from ladder_sim.specs.values import choice, flag, nonempty, real, whole
@@ -89,25 +89,13 @@ class StackSpec:
         choice(self.attention, f"{where}: attention", get_args(AttentionKernel))
         choice(self.allreduce, "all-reduce", get_args(AllReduce))
         choice(self.prefill_logits, f"{where}: prefill_logits", get_args(PrefillLogits))
-        for name in (
-            "fused_residual_add",
-            "fused_ladder_add",
-            "cuda_graphs",
-            "prefill_cuda_graphs",
-            "sharded_lm_head",
-            "sharded_embedding",
-        ):
-            flag(getattr(self, name), f"{where}: {name}")
-        for name in (
-            "collective_launch_s",
-            "stream_wait_s",
-            "eager_launch_s",
-            "graph_launch_s",
-            "kernel_gap_s",
-            "batched_attention_s",
-        ):
-            real(getattr(self, name), f"{where}: {name}", _MAX_SECONDS, zero=True)
-        for name in ("gemv_factor", "gemm_factor", "prompt_factor", "attention_factor", "small_kernel_factor"):
-            real(getattr(self, name), f"{where}: {name}", _MAX_FACTOR)
+        for field in fields(self):
+            value, what = getattr(self, field.name), f"{where}: {field.name}"
+            if field.type is bool:
+                flag(value, what)
+            elif field.name.endswith("_s"):
+                real(value, what, _MAX_SECONDS, zero=True)
+            elif field.name.endswith("_factor"):
+                real(value, what, _MAX_FACTOR)
         whole(self.custom_allreduce_without_nvlink, f"{where}: custom_allreduce_without_nvlink", 0, _MAX_RANKS)
         real(self.memory_overhead_bytes, f"{where}: memory_overhead_bytes", _MAX_BYTES, zero=True)

@@ -22,17 +22,6 @@ class Axis:
     values: tuple[Any, ...]
     """Specs, numbers, flags or names; in SI units."""
 
-    @property
-    def setting(self) -> bool:
-        """Whether it is a setting and not an argument."""
-        return self.name not in ARGUMENTS
-
-    @property
-    def figure(self) -> str:
-        """The hardware figure of that name (`Hardware.vary`); empty if there is no such figure."""
-        name = self.name.removeprefix("cluster.")
-        return name if self.setting and name in Hardware.figures() else ""
-
 
 def axis(key: str, given: Any) -> Axis:
     """Read the values of one field.
@@ -89,6 +78,12 @@ def resolve(key: str) -> tuple[str, Any]:
         more = "`ladder-sim list settings` shows all settings"
         raise UnknownNameError("field", key, (*ARGUMENTS, *settable()), more=more)
     return setting
+
+
+def figure_of(name: str) -> str:
+    """The hardware figure (`Hardware.vary`) of a setting's name; empty if there is no such figure."""
+    figure = name.removeprefix("cluster.")
+    return figure if name not in ARGUMENTS and figure in Hardware.figures() else ""
 
 
 def value_at(scenario: Scenario, name: str) -> Any:

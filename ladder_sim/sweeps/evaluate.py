@@ -14,7 +14,7 @@ from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.request import SIZES, simulate_requests
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.sweeps.axes import Axis
+from ladder_sim.sweeps.axes import figure_of
 from ladder_sim.sweeps.grid import Chunk, Columns, SweepBlock
 from ladder_sim.sweeps.price import token_price
 from ladder_sim.units import format_bytes
@@ -31,7 +31,6 @@ class How:
     """What all points of a sweep share, other than its axes."""
 
     variants: tuple[str, ...]
-    """Residual wirings."""
     profile: str | None = None
     """Measured profile, as `prediction.predict` takes it."""
     ignore_memory: bool = False
@@ -121,7 +120,7 @@ def _fill(results: dict[str, NDArray[np.float64]], scenario: Scenario, block: Sw
     results[MEMORY][:] = memory_bytes
     fits = np.full(block.count, how.ignore_memory) | (memory_bytes <= capacity_bytes)
     if fits.any():
-        varied = {Axis(name=name, values=()).figure or name: values[fits] for name, values in block.columns.items()}
+        varied = {figure_of(name) or name: values[fits] for name, values in block.columns.items()}
         profile = resolve_profile(scenario, how.profile)
         times = simulate_requests(scenario, varied, tuple(dict.fromkeys(("standard", *how.variants))), profile)
         batches, gens = (np.broadcast_to(values, block.count)[fits] for values in (batch, gen))

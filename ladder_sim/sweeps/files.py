@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +36,8 @@ def require(form: str) -> None:
     MissingPackageError
         Parquet needs pyarrow.
     """
-    if form == "parquet":
-        try:
-            import pyarrow.parquet  # noqa: F401
-        except ImportError:
-            raise MissingPackageError(
-                "a .parquet file needs pyarrow", extra="parquet", otherwise="write .csv or .jsonl"
-            ) from None
+    if form == "parquet" and find_spec("pyarrow") is None:
+        raise MissingPackageError("a .parquet file needs pyarrow", extra="parquet", otherwise="write .csv or .jsonl")
 
 
 def header(form: str, names: Sequence[str]) -> bytes:
@@ -53,17 +49,20 @@ def encode(form: str, parts: Sequence[Rows]) -> bytes:
     """Rows as the file holds them; for Parquet, a self-contained Arrow stream."""
     if form == "parquet":
         return _arrow(parts)
-    line = _csv_line if form == "csv" else _json_line
-    return "".join(line(rows) for rows in parts).encode()
+    return "".join(_lines(form, rows) for rows in parts).encode()
 
 
-def _csv_line(rows: Rows) -> str:
-    return _filled(",".join(_cells(rows, _csv_cell).values()), rows)
-
-
-def _json_line(rows: Rows) -> str:
-    members = [f"{json.dumps(name)}: {cell}" for name, cell in _cells(rows, json.dumps).items()]
-    return _filled("{" + ", ".join(members) + "}", rows)
+def _lines(form: str, rows: Rows) -> str:
+    """One line per row, by a single format operation: ten times as fast as one per number."""
+    if form == "csv":
+        template = ",".join(_cells(rows, _csv_cell).values())
+    else:
+        cells = _cells(rows, json.dumps).items()
+        template = "{" + ", ".join(f"{json.dumps(name)}: {cell}" for name, cell in cells) + "}"
+    missing = rows.missing
+    varying = [values.tolist() for name, values in rows.columns.items() if name not in missing]
+    numbers = itertools.chain.from_iterable(zip(*varying, strict=True))
+    return f"{template}\n" * len(rows) % tuple(numbers)
 
 
 def _cells(rows: Rows, written: Callable[[Any], str]) -> dict[str, str]:
@@ -77,14 +76,6 @@ def _cells(rows: Rows, written: Callable[[Any], str]) -> dict[str, str]:
         **{name: written(None) for name in rows.missing},
         PROBLEM: written(rows.problem).replace("%", "%%"),
     }
-
-
-def _filled(template: str, rows: Rows) -> str:
-    """One line per row, by a single format operation: ten times as fast as one per number."""
-    missing = rows.missing
-    varying = [values.tolist() for name, values in rows.columns.items() if name not in missing]
-    numbers = itertools.chain.from_iterable(zip(*varying, strict=True))
-    return f"{template}\n" * len(rows) % tuple(numbers)
 
 
 def _csv_cell(value: Any) -> str:
@@ -139,7 +130,6 @@ class PartFile:
     form: str
     """A value of `FORMATS`."""
     fingerprint: str
-    """Of the sweep."""
     start: bytes
     """What precedes the first row."""
 

@@ -15,7 +15,7 @@ from ladder_sim.prediction import default_variants
 from ladder_sim.simulate.request import SIZES
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.sweeps.axes import Axis, axis
+from ladder_sim.sweeps.axes import Axis, axis, figure_of
 from ladder_sim.sweeps.ranges import expand
 
 # of a sweep without --yes
@@ -42,7 +42,6 @@ class SweepBlock:
     columns: Columns
     """What varies, by axis: sizes first."""
     count: int
-    """Points."""
 
 
 Chunk = tuple[SweepBlock, ...]
@@ -79,7 +78,7 @@ class Grid:
         # axes over batch, prompt and answer, unless a setting of the same name overrides them
         self.sizes = [each for each in every if each.name in sizes and len(each.values) > 1]
         # axes over hardware figures
-        self.figures = [each for each in every if each.figure and len(each.values) > 1]
+        self.figures = [each for each in every if figure_of(each.name) and len(each.values) > 1]
         # axes that may change the graph, and all of one value
         self.structure = [each for each in every if each not in (*self.sizes, *self.figures)]
         self._columns = [*self.sizes, *self.figures]
@@ -93,7 +92,8 @@ class Grid:
         self._cuts = -(-self._width // CHUNK_POINTS)
         self._per_chunk = max(1, min(CHUNK_BLOCKS, CHUNK_POINTS // self._width))
         self.chunks = -(-self._blocks // self._per_chunk) * self._cuts
-        self._values = {each.name: np.asarray(each.values, np.float64) for each in self.figures}
+        # of the columns, as arrays
+        self._values: dict[str, Any] = {each.name: np.asarray(each.values, np.float64) for each in self.figures}
         self._values |= {each.name: np.asarray(each.values, np.int64) for each in self.sizes}
         self.variants = variant_names(variants) if variants else self._default_variants()
         self._check_figures()
@@ -106,8 +106,10 @@ class Grid:
     def chunk(self, number: int) -> Chunk:
         """The points of one chunk."""
         blocks, rows = self._ranges(number)
-        columns = self._column_values(np.arange(rows.start, rows.stop))
-        return tuple(block for index in blocks for block in _blocks(self._structure_values(index), columns, len(rows)))
+        columns = self._at(self._columns, np.arange(rows.start, rows.stop))
+        return tuple(
+            block for index in blocks for block in _blocks(self._at(self.structure, index), columns, len(rows))
+        )
 
     def points(self, number: int) -> int:
         """Number of points of a chunk."""
@@ -123,19 +125,13 @@ class Grid:
             range(cut * self._width // self._cuts, (cut + 1) * self._width // self._cuts),
         )
 
-    def _structure_values(self, index: int) -> dict[str, Any]:
+    def _at(self, axes: Sequence[Axis], index: Any) -> dict[str, Any]:
+        """Values of some axes at one of their combinations, or at an array of them; the last axis varies fastest."""
         values = {}
-        for each in reversed(self.structure):
+        for each in reversed(axes):
             index, position = divmod(index, len(each.values))
-            values[each.name] = each.values[position]
-        return {each.name: values[each.name] for each in self.structure}
-
-    def _column_values(self, index: NDArray[np.int_]) -> Columns:
-        values = {}
-        for each in reversed(self._columns):
-            index, position = np.divmod(index, len(each.values))
-            values[each.name] = self._values[each.name][position]
-        return {each.name: values[each.name] for each in self._columns}
+            values[each.name] = self._values.get(each.name, each.values)[position]
+        return {each.name: values[each.name] for each in axes}
 
     def _default_variants(self) -> tuple[str, ...]:
         """The usual four, or the wiring in the config of the only model."""

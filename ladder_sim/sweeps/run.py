@@ -99,7 +99,7 @@ def stream(
     """The file that `run_to_file` would write, piece by piece, each with how many of its points have figures."""
     yield header(form, _names(grid, how)), 0
     yield from _reporting(
-        executor(partial(_encoded, how=how, form=form), map(grid.chunk, range(grid.chunks))), grid, 0, progress
+        executor(partial(_encode_chunk, how=how, form=form), map(grid.chunk, range(grid.chunks))), grid, 0, progress
     )
 
 
@@ -146,7 +146,7 @@ def run_to_file(
     file = PartFile(path=path, form=form, fingerprint=fingerprint, start=header(form, _names(grid, how)))
     done = file.done() if resume else []
     chunks = map(grid.chunk, range(len(done), grid.chunks))
-    answers = executor(partial(_encoded, how=how, form=form), chunks)
+    answers = executor(partial(_encode_chunk, how=how, form=form), chunks)
     return sum(done) + sum(_reporting(file.write(answers, len(done)), grid, len(done), progress))
 
 
@@ -157,7 +157,7 @@ def file_format(path: Path) -> str:
     return FORMATS[path.suffix.lower()]
 
 
-def _encoded(chunk: Chunk, how: How, form: str) -> tuple[bytes, int]:
+def _encode_chunk(chunk: Chunk, how: How, form: str) -> tuple[bytes, int]:
     parts = evaluate(chunk, how)
     return encode(form, parts), sum(len(rows) for rows in parts if not rows.problem)
 
@@ -174,7 +174,7 @@ def _reporting(answers: Iterator[Answer], grid: Grid, first: int, progress: Prog
 
 def _names(grid: Grid, how: How) -> list[str]:
     """All columns, in order."""
-    settings = [axis.name for axis in grid.structure if axis.setting]
+    settings = [axis.name for axis in grid.structure if axis.name not in ARGUMENTS]
     return [*ARGUMENTS, *settings, *(axis.name for axis in grid.figures), *result_columns(how), PROBLEM]
 
 

@@ -21,7 +21,6 @@ class Pass:
     """One forward pass of one rank. Block i ends with all-reduce i."""
 
     rank: int
-    """The rank."""
     lane: int
     """The lane that computes."""
     reduces: tuple[int, ...]

@@ -88,7 +88,6 @@ class TraceGraph:
     ops: tuple[TraceOp, ...]
     """Each after the ops it waits for, otherwise in order of time."""
     lanes: tuple[Lane, ...]
-    """The lanes they run on."""
     steps: tuple[str, ...] = ()
     """Names of the iterations."""
     notes: tuple[str, ...] = ()

@@ -7,8 +7,8 @@ from ladder_sim.errors import UsageError
 from ladder_sim.traces import perfetto
 from ladder_sim.traces.graph import TraceGraph
 from ladder_sim.traces.iterations import mark_repetitions
-from ladder_sim.traces.kineto.cpu import communicates, cpu_rank
-from ladder_sim.traces.kineto.cuda import cuda_rank
+from ladder_sim.traces.kineto.cpu import CpuReader, communicates
+from ladder_sim.traces.kineto.cuda import CudaReader
 from ladder_sim.traces.kineto.draft import RankDraft
 from ladder_sim.traces.kineto.execution import read_execution_trace
 from ladder_sim.traces.kineto.ranks import join
@@ -64,9 +64,9 @@ def _reads(path: Path) -> dict[int, frozenset[int]]:
 
 def _rank(file: KinetoFile, path: Path) -> RankDraft:
     if any(file.events[name] for name in GPU_CATEGORIES):
-        return cuda_rank(file)
+        return CudaReader(file).read()
     if communicates(file):
-        return cpu_rank(file, _reads(path))
+        return CpuReader(file, _reads(path)).read()
     if any(file.events[name] for name in CALL_CATEGORIES):
         content = "calls of the CUDA runtime, but no GPU events"
     elif file.events["cpu_op"]:

@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ladder_sim.errors import UsageError
+from ladder_sim.specs.files import write_file
 from ladder_sim.traces.graph import Collective, Lane, TraceGraph, TraceOp
 from ladder_sim.traces.kineto.reader import Event
 from ladder_sim.traces.summary import exposed_spans
@@ -25,6 +26,8 @@ _EXPOSED = "exposed communication"
 _US = 1000
 _CATEGORIES = {"memcpy": "gpu_memcpy", "memset": "gpu_memset"}
 _FIELDS = {item.name: item.default for item in fields(TraceOp)}
+# an event's place: numbers of its process and its thread, "pid" and "tid"
+_Track = dict[str, int]
 
 
 def to_json(runs: dict[str, TraceGraph]) -> str:
@@ -56,12 +59,7 @@ def write(runs: dict[str, TraceGraph], path: Path) -> None:
         It cannot be written.
     """
     data = to_json(runs).encode()
-    try:
-        path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
-    except OSError as error:
-        raise UsageError(
-            f"'{path}' cannot be written: {error.strerror or error}", hint="choose a folder that exists"
-        ) from error
+    write_file(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 
 
 def is_own(document: dict[str, Any]) -> bool:
@@ -106,23 +104,14 @@ def parse(document: dict[str, Any], path: Path) -> TraceGraph:
         ) from error
 
 
-class _Track(NamedTuple):
-    """The place of an event."""
-
-    pid: int
-    """Number of its process."""
-    tid: int
-    """Number of its thread."""
-
-
 def _run(graph: TraceGraph, prefix: str, numbers: Iterator[int]) -> Iterator[dict[str, Any]]:
     threads: dict[int, _Track] = {}
     for rank in sorted({lane.rank for lane in graph.lanes}):
         process = next(numbers)
         yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": f"{prefix}rank {rank}"}}
         own = [number for number, lane in enumerate(graph.lanes) if lane.rank == rank]
-        threads |= {number: _Track(process, next(numbers)) for number in own}
-        exposed = _Track(process, next(numbers))
+        threads |= {number: {"pid": process, "tid": next(numbers)} for number in own}
+        exposed = {"pid": process, "tid": next(numbers)}
         for number in own:
             yield _thread_name(threads[number], graph.lanes[number].name)
         yield _thread_name(exposed, _EXPOSED)
@@ -147,8 +136,8 @@ def _arrows(
             # a blocking call may begin before the op it waits for; Perfetto would draw that arrow in reverse
             if graph.ops[before].lane != op.lane and before in drawn and drawn[before][0] <= start_ns:
                 arrow = {"bp": "e", "id": next(numbers), "cat": "dependency", "name": "dependency"}
-                yield {"ph": "s", **arrow, **threads[graph.ops[before].lane]._asdict(), "ts": drawn[before][0] / _US}
-                yield {"ph": "f", **arrow, **threads[op.lane]._asdict(), "ts": start_ns / _US}
+                yield {"ph": "s", **arrow, **threads[graph.ops[before].lane], "ts": drawn[before][0] / _US}
+                yield {"ph": "f", **arrow, **threads[op.lane], "ts": start_ns / _US}
 
 
 def _drawn(graph: TraceGraph) -> dict[int, tuple[int, int]]:
@@ -168,7 +157,7 @@ def _drawn(graph: TraceGraph) -> dict[int, tuple[int, int]]:
 
 
 def _thread_name(thread: _Track, name: str) -> dict[str, Any]:
-    return {"ph": "M", "name": "thread_name", **thread._asdict(), "args": {"name": name}}
+    return {"ph": "M", "name": "thread_name", **thread, "args": {"name": name}}
 
 
 def _ns(seconds: float) -> int:
@@ -178,7 +167,7 @@ def _ns(seconds: float) -> int:
 def _slice(name: str, category: str, track: _Track, span: tuple[int, int], arguments: dict[str, Any]) -> dict[str, Any]:
     start_ns, end_ns = span
     times = {"ts": start_ns / _US, "dur": (end_ns - start_ns) / _US}
-    return {"ph": "X", "cat": category, "name": name, **track._asdict(), **times, "args": arguments}
+    return {"ph": "X", "cat": category, "name": name, **track, **times, "args": arguments}
 
 
 def _arguments(index: int, op: TraceOp) -> dict[str, Any]:

@@ -19,9 +19,7 @@ class StepError:
     name: str
     """Of the iteration; "trace" if none is marked."""
     recorded_s: float
-    """Length in the trace."""
     replayed_s: float
-    """Length in the simulation."""
 
     @property
     def error(self) -> float:
@@ -34,7 +32,6 @@ class UnexplainedWait:
     """A device op that started later than its dependencies allow."""
 
     op: TraceOp
-    """The op."""
     seconds: float
     """Time from the end of its last dependency to its start."""
 

@@ -20,7 +20,6 @@ class OpTotal:
     name: str
     """The name without a layer number."""
     count: int
-    """Number of ops."""
     seconds: float
     """Sum of their times from start to end."""
 
@@ -30,7 +29,6 @@ class RankSummary:
     """Communication and computation of one rank."""
 
     rank: int
-    """Number of the rank."""
     comm_s: float
     """Time in which a collective runs."""
     exposed_s: float
@@ -53,7 +51,6 @@ class RunSummary:
     totals: tuple[OpTotal, ...]
     """By time, longest first."""
     ranks: tuple[RankSummary, ...]
-    """By rank."""
     critical_s: dict[str, float]
     """Time of each kind on the critical path; "waiting" is time that no op on it explains."""
 

@@ -10,7 +10,7 @@ from ladder_sim.confidence import NO_PROFILE, Interval
 from ladder_sim.costs.profile import CalibrationProfile, StackFit
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.errors import InfeasibleError, LadderSimError, UsageError
-from ladder_sim.prediction import Prediction, predict
+from ladder_sim.prediction import predict
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.validation.dataset import Configuration, Dataset, Measurement
 from ladder_sim.validation.splits import FIT_TPS, PROTOCOLS, tp_group
@@ -66,7 +66,6 @@ class Comparison:
     """One measurement and its prediction."""
 
     measurement: Measurement
-    """What was measured."""
     tokens_per_s: Quantity | None
     """Of the whole batch; None where it cannot be predicted."""
     speedup: Quantity | None
@@ -109,7 +108,6 @@ class GroupSummary:
     variant: str
     """Canonical name."""
     p2p: bool
-    """GPUs of a node reach each other directly."""
     tps: str
     """Tensor-parallel degrees: "2 and 4", "8", ..., or `ALL_TPS`."""
     rows: int
@@ -119,7 +117,6 @@ class GroupSummary:
     speedup: ErrorStats | None
     """None where nothing was compared."""
     tokens_per_s: ErrorStats | None
-    """None where nothing was compared."""
 
 
 def compare(data: Dataset, level: Level, profile: CalibrationProfile | None = None) -> tuple[Comparison, ...]:
@@ -139,66 +136,48 @@ def compare(data: Dataset, level: Level, profile: CalibrationProfile | None = No
         groups.setdefault(row.configuration, []).append(row)
     compared = {
         (row.measurement.configuration, row.measurement.variant): row
-        for configuration, group in groups.items()
-        for row in _compare_group(data, group, _predictions(configuration, group, level, profile))
+        for group in groups.values()
+        for row in _compare_group(data, group, level, profile)
     }
     return tuple(compared[row.configuration, row.variant] for row in data.measurements)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Predicted:
-    """Predictions of one configuration."""
-
-    variants: Mapping[str, Prediction]
-    """By name; none where the note says why."""
-    stack_fit: StackFit | None = None
-    """The fit behind them."""
-    note: str = ""
-    """A caveat, or why there are no predictions."""
-
-
-def _compare_group(data: Dataset, rows: Sequence[Measurement], predicted: _Predicted) -> list[Comparison]:
-    standard = next((row for row in rows if row.variant == "standard"), None)
-    compared = []
-    for row in rows:
-        prediction = predicted.variants.get(row.variant)
-        if prediction is None:
-            compared.append(Comparison(measurement=row, tokens_per_s=None, speedup=None, note=predicted.note))
-            continue
-        speedup, why = None, predicted.note
-        if standard is None:
-            why = "; ".join(filter(None, (why, "no speedup: no standard row of this configuration")))
-        elif row is not standard:
-            speedup = Quantity(measured=row.tokens_per_s / standard.tokens_per_s, predicted=prediction.speedup)
-        rate = Quantity(measured=row.tokens_per_s, predicted=prediction.tokens_per_s)
-        seen = _seen(data, row, predicted.stack_fit)
-        compared.append(Comparison(measurement=row, tokens_per_s=rate, speedup=speedup, seen=seen, note=why))
-    return compared
-
-
-def _seen(data: Dataset, row: Measurement, stack_fit: StackFit | None) -> bool:
-    if stack_fit is None or stack_fit.runs != data.name:
-        return False
-    return not stack_fit.protocol or PROTOCOLS[stack_fit.protocol].fits(row)
-
-
-def _predictions(
-    configuration: Configuration, rows: Sequence[Measurement], level: Level, own: CalibrationProfile | None
-) -> _Predicted:
+def _compare_group(
+    data: Dataset, rows: Sequence[Measurement], level: Level, own: CalibrationProfile | None
+) -> list[Comparison]:
+    """Compare the variants of one configuration."""
     try:
-        scenario = configuration.scenario()
+        scenario = rows[0].configuration.scenario()
         profile = own if level == OWN_PROFILE else _profile(scenario, level)
     except (InfeasibleError, _NoEvidenceError) as error:
-        return _Predicted(variants={}, note=f"not predicted: {error.message}")
+        note = f"not predicted: {error.message}"
+        return [Comparison(measurement=row, tokens_per_s=None, speedup=None, note=note) for row in rows]
     # it has been measured, so it did fit, whatever the memory model says
     variants = [row.variant for row in rows]
     predictions = predict(scenario, variants, profile=profile or NO_PROFILE, ignore_memory=True)
     fits = next(iter(predictions.values())).memory.fits
-    return _Predicted(
-        variants=predictions,
-        stack_fit=profile.stack_fit if profile else None,
-        note="" if fits else "the memory model says that this does not fit",
-    )
+    standard = next((row for row in rows if row.variant == "standard"), None)
+    notes = [
+        *([] if fits else ["the memory model says that this does not fit"]),
+        *([] if standard else ["no speedup: no standard row of this configuration"]),
+    ]
+    compared = []
+    for row in rows:
+        prediction, speedup = predictions[row.variant], None
+        if standard is not None and row is not standard:
+            speedup = Quantity(measured=row.tokens_per_s / standard.tokens_per_s, predicted=prediction.speedup)
+        rate = Quantity(measured=row.tokens_per_s, predicted=prediction.tokens_per_s)
+        seen = _used_by_fit(data, row, profile.stack_fit if profile else None)
+        compared.append(
+            Comparison(measurement=row, tokens_per_s=rate, speedup=speedup, seen=seen, note="; ".join(notes))
+        )
+    return compared
+
+
+def _used_by_fit(data: Dataset, row: Measurement, stack_fit: StackFit | None) -> bool:
+    if stack_fit is None or stack_fit.runs != data.name:
+        return False
+    return not stack_fit.protocol or PROTOCOLS[stack_fit.protocol].fits(row)
 
 
 class _NoEvidenceError(LadderSimError):

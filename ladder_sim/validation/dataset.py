@@ -37,40 +37,28 @@ _MAX_TOKENS_PER_S, _MAX_SECONDS = 1e12, 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """What was run, but for the variant: rows that share it are compared with each other."""
+    """What was run, but for the variant, as in `Scenario.of`; rows that share it are compared with each other."""
 
     source: str
     """Who measured it."""
     model: str
-    """Catalog id or file."""
     cluster: str
-    """Catalog id or file."""
     nodes: int
-    """Nodes of the tensor-parallel group."""
     tp: int
-    """Tensor-parallel degree."""
     p2p: bool
-    """GPUs of a node reach each other directly."""
     stack: str
-    """Catalog id or file."""
     dtype: str
-    """Of weights and activations."""
     batch: int
-    """Requests served together."""
     prompt: int
-    """Tokens of each prompt."""
     gen: int
-    """New tokens of each request."""
 
     def scenario(self) -> Scenario:
         """Resolve names and check everything.
 
         Raises
         ------
-        UsageError
-            If a name is unknown or a value breaks a rule.
-        PartitionError
-            If the tensor-parallel degree does not divide the model.
+        UsageError, PartitionError
+            As `Scenario.of` does.
         """
         return Scenario.of(**{name: getattr(self, name) for name in _ARGUMENTS})
 

@@ -13,8 +13,6 @@ FIT_TPS = (2, 4)
 class Protocol:
     """A rule that parts measurements into those for fitting and those for testing."""
 
-    name: str
-    """"A", "B"."""
     variants: tuple[str, ...]
     """Of the rows that may be fitted."""
     tps: tuple[int, ...]
@@ -26,11 +24,8 @@ class Protocol:
 
 
 PROTOCOLS = {
-    protocol.name: protocol
-    for protocol in (
-        Protocol(name="A", variants=("standard", "upper-bound"), tps=FIT_TPS),
-        Protocol(name="B", variants=("standard", "upper-bound", "ladder"), tps=FIT_TPS),
-    )
+    "A": Protocol(variants=("standard", "upper-bound"), tps=FIT_TPS),
+    "B": Protocol(variants=("standard", "upper-bound", "ladder"), tps=FIT_TPS),
 }
 
 

@@ -25,18 +25,9 @@ _COMPANIONS = (
 
 
 def convert(folder: Path, out: Path, ladder_layers: int, *, link: bool = False) -> None:
-    """Write the hybrid of a checkpoint.
+    """Write the hybrid of the checkpoint in `folder` to `out`, a new or an empty folder.
 
-    Parameters
-    ----------
-    folder
-        The checkpoint.
-    out
-        Folder to write: a new or an empty one.
-    ladder_layers
-        Number of layers wired as ladder, from the top of the stack.
-    link
-        Link to the weights instead of copying them.
+    The uppermost `ladder_layers` layers are wired as ladder. With `link`, weights are linked to instead of copied.
     """
     checkpoint = Checkpoint.open(folder)
     layers = checkpoint.shape.layers

@@ -69,7 +69,7 @@ class Checkpoint:
         if kind not in MODEL_TYPES:
             raise UsageError(f"{folder / CONFIG}: model_type is {kind!r}: must be one of {', '.join(MODEL_TYPES)}")
         shape = ModelConfig.from_file(folder)
-        tensors = _stored(folder)
+        tensors = _read_headers(folder)
         misfits = list(_misfits(tensor_shapes(shape), tensors))
         if misfits:
             more = f" and {len(misfits) - _SHOWN} more" if len(misfits) > _SHOWN else ""
@@ -89,16 +89,16 @@ class Checkpoint:
         return self.tensors[name]
 
 
-def _stored(folder: Path) -> dict[str, Stored]:
+def _read_headers(folder: Path) -> dict[str, Stored]:
     """Every tensor of the one file, or of the index."""
     if (folder / WEIGHTS).exists():
-        return _headers(folder / WEIGHTS)
+        return _file_headers(folder / WEIGHTS)
     if not (folder / INDEX).exists():
         raise UsageError(
             f"{folder}: neither {WEIGHTS} nor {INDEX}", hint="weights must be safetensors; nothing is downloaded"
         )
     files = _index(folder)
-    headers = {file: _headers(file) for file in sorted(set(files.values()))}
+    headers = {file: _file_headers(file) for file in sorted(set(files.values()))}
     for name, file in files.items():
         if name not in headers[file]:
             raise UsageError(
@@ -121,7 +121,7 @@ def _index(folder: Path) -> dict[str, Path]:
     return {tensor: folder / name for tensor, name in names.items()}
 
 
-def _headers(file: Path) -> dict[str, Stored]:
+def _file_headers(file: Path) -> dict[str, Stored]:
     with _open(file, "np") as tensors:
         headers = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
         return {

@@ -23,14 +23,7 @@ from runtime.model.shard import Shard
 def save(model: Decoder, folder: Path, config: Mapping[str, object], *, file_bytes: float = 5e9) -> None:
     """Gather tensor by tensor; rank 0 writes files of up to `file_bytes`. Every rank has to call it.
 
-    Parameters
-    ----------
-    model
-        This rank's shard.
-    folder
-        Created if needed; must not hold a checkpoint.
-    config
-        Contents of the Hugging Face config.json for these weights.
+    `folder` is created if needed and must not hold a checkpoint; `config` is the Hugging Face config.json of the model.
     """
     if replace(ModelConfig.from_hf(config), ladder_layers=()) != replace(model.config, ladder_layers=()):
         raise UsageError("the config.json to be saved is not that of the model", hint="give the one it was made from")

@@ -22,7 +22,7 @@ class Text:
     def __init__(self, folder: Path, tokenizer: "tokenizers.Tokenizer") -> None:
         self._folder, self._tokenizer = folder, tokenizer
         # tokens that end a text
-        self.ends = _ends(folder)
+        self.ends = _end_tokens(folder)
 
     @classmethod
     def open(cls, folder: Path, shape: ModelConfig) -> Self:
@@ -76,7 +76,7 @@ class Text:
         return text
 
 
-def _ends(folder: Path) -> frozenset[int]:
+def _end_tokens(folder: Path) -> frozenset[int]:
     """`eos_token_id` in generation_config.json, else in config.json: one token, several or none."""
     for name in ("generation_config.json", CONFIG):
         if (folder / name).exists():

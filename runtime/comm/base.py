@@ -73,7 +73,7 @@ class Alone:
         return {}
 
 
-class _Done:
+class _NoCollective:
     def wait(self) -> None:
         """No-op."""
 
@@ -82,4 +82,4 @@ class _Done:
 
 
 # of a collective that did not have to run
-DONE: Handle = _Done()
+DONE: Handle = _NoCollective()

@@ -17,7 +17,7 @@ from runtime.comm.table import LatencyTable
 _SPIN_S = 300e-6
 
 
-class _Emulated(Alone):
+class _Link(Alone):
     """What links on both devices have in common."""
 
     name = "emulate"
@@ -49,7 +49,7 @@ class _Emulated(Alone):
         return self.table.seconds(size_bytes) * (1 if kind == "all_reduce" else 0.5)
 
 
-class EmulatedLink(_Emulated):
+class EmulatedLink(_Link):
     """CPU: deadlines on a serial virtual link; no thread takes the core from the computation."""
 
     def __init__(self, size: int, table: LatencyTable) -> None:
@@ -84,7 +84,7 @@ class _Deadline:
         sink(self._end_s)
 
 
-class EmulatedGpuLink(_Emulated):
+class EmulatedGpuLink(_Link):
     """GPU: a side stream that sleeps, ordered against the computation by events, so that CUDA graphs can capture it."""
 
     def __init__(self, size: int, table: LatencyTable) -> None:

@@ -18,7 +18,7 @@ def reduced(partial: Tensor, reduction: Handle) -> Tensor:
     if not (torch.is_grad_enabled() and partial.requires_grad):
         reduction.wait()
         return partial
-    result: Tensor = _Reduced.apply(partial, reduction)  # type: ignore[no-untyped-call]
+    result: Tensor = _Reduce.apply(partial, reduction)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -26,17 +26,17 @@ def shared(x: Tensor, comm: Communicator) -> Tensor:
     """Pass `x` to this rank's columns; backward, the ranks' gradients are summed."""
     if comm.size == 1 or not (torch.is_grad_enabled() and x.requires_grad):
         return x
-    result: Tensor = _Shared.apply(x, comm)  # type: ignore[no-untyped-call]
+    result: Tensor = _Share.apply(x, comm)  # type: ignore[no-untyped-call]
     return result
 
 
 def gathered(shard: Tensor, comm: Communicator) -> Tensor:
     """Every rank's logits, concatenated; backward, each rank takes its own columns."""
-    result: Tensor = _Gathered.apply(shard, comm)  # type: ignore[no-untyped-call]
+    result: Tensor = _Gather.apply(shard, comm)  # type: ignore[no-untyped-call]
     return result
 
 
-class _Reduced(torch.autograd.Function):
+class _Reduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, partial: Tensor, reduction: Handle) -> Tensor:
         reduction.wait()
@@ -47,7 +47,7 @@ class _Reduced(torch.autograd.Function):
         return grads[0], None
 
 
-class _Shared(torch.autograd.Function):
+class _Share(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, comm: Communicator) -> Tensor:
         ctx.comm = comm
@@ -60,7 +60,7 @@ class _Shared(torch.autograd.Function):
         return grad, None
 
 
-class _Gathered(torch.autograd.Function):
+class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, shard: Tensor, comm: Communicator) -> Tensor:
         ctx.rank, ctx.width = comm.rank, shard.shape[-1]

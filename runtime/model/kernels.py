@@ -145,7 +145,7 @@ def rope(
         turn_2TK = table_2SK[:, position_T]
     else:
         turn_2TK = table_2SK[:, (position_T - pad_B.view(-1, 1, 1)).clamp(min=0)]
-    q_BHTK, k_BGTK = _rotated(q_BHTK, *turn_2TK), _rotated(k_BGTK, *turn_2TK)
+    q_BHTK, k_BGTK = _rotate(q_BHTK, *turn_2TK), _rotate(k_BGTK, *turn_2TK)
     if cache_2BGSK is None:
         return q_BHTK, k_BGTK, v_BGTK
     cache_2BGSK[0].index_copy_(2, position_T, k_BGTK)
@@ -153,7 +153,7 @@ def rope(
     return q_BHTK, cache_2BGSK[0], cache_2BGSK[1]
 
 
-def _rotated(x_BHTK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
+def _rotate(x_BHTK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
     half = x_BHTK.shape[-1] // 2
     x = x_BHTK.float()
     turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
@@ -168,7 +168,7 @@ def flash_attention(
     tokens = q_BHTK.shape[2]
     mask_TS = None
     if 1 < tokens < context or pad_B is not None:
-        mask_TS = _seen(position_T, context, pad_B)
+        mask_TS = _causal_mask(position_T, context, pad_B)
     out_BHTK = nn.functional.scaled_dot_product_attention(
         q_BHTK,
         k_BGSK[:, :, :context],
@@ -187,13 +187,13 @@ def math_attention(
     """Causal attention over every position of the cache, masked, KV heads expanded; returns B, T, H * K."""
     shares = q_BHTK.shape[1] // k_BGSK.shape[1]
     k_BHSK, v_BHSK = k_BGSK.repeat_interleave(shares, dim=1), v_BGSK.repeat_interleave(shares, dim=1)
-    seen_TS = _seen(position_T, k_BHSK.shape[2], pad_B)
+    mask_TS = _causal_mask(position_T, k_BHSK.shape[2], pad_B)
     scores_BHTS = q_BHTK @ k_BHSK.transpose(2, 3) / math.sqrt(q_BHTK.shape[-1])
-    weights_BHTS = scores_BHTS.masked_fill(~seen_TS, -math.inf).softmax(dim=-1)
+    weights_BHTS = scores_BHTS.masked_fill(~mask_TS, -math.inf).softmax(dim=-1)
     return (weights_BHTS @ v_BHSK).transpose(1, 2).flatten(2)
 
 
-def _seen(position_T: Tensor, context: int, pad_B: Tensor | None) -> Tensor:
+def _causal_mask(position_T: Tensor, context: int, pad_B: Tensor | None) -> Tensor:
     """Positions that each new token attends to, T x S; with padding, B x 1 x T x S."""
     at_S, position_T1 = torch.arange(context, device=position_T.device), position_T.unsqueeze(-1)
     seen_TS = at_S <= position_T1

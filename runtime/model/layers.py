@@ -92,13 +92,7 @@ class Layer(nn.Module):
 
     def _attend(self, qkv_BTN: Tensor, step: Step, cache_2BGSK: Tensor | None) -> Tensor:
         q_BHTK, k_BGSK, v_BGSK = kernels.rope(
-            qkv_BTN,
-            step.table_2SK,
-            step.position_T,
-            self.shard.heads,
-            self.shard.kv_heads,
-            cache_2BGSK,
-            step.pad_B,
+            qkv_BTN, step.table_2SK, step.position_T, self.shard.heads, self.shard.kv_heads, cache_2BGSK, step.pad_B
         )
         if self.engine.attention == "math":
             out_BTF = kernels.math_attention(q_BHTK, k_BGSK, v_BGSK, step.position_T, step.pad_B)

@@ -284,7 +284,7 @@ def test_save_where_nothing_can_be_saved(tmp_path: Path) -> None:
         (("list", "gpus"), ("unknown list 'gpus'", "clusters, models, profiles, settings, stacks, variants")),
         (("show", "h100-smx"), ("unknown model, cluster or stack 'h100-smx'", "did you mean 'h100-sxm'?")),
         (("show", "nothing-like-it"), ("'nothing-like-it'", "`ladder-sim list` shows all")),
-        (("show", "absent.toml"), ("absent.toml: no such file", "cluster's or stack's")),
+        (("show", "absent.toml"), ("absent.toml: no such file", "the TOML file of a cluster or stack")),
         (("show", "absent.json"), ("absent.json: no such file", "config.json")),
     ],
 )

@@ -129,7 +129,7 @@ def test_a_timeline_has_its_streams_in_order_and_marks_iterations(tmp_path: Path
         (("replay", "FILE", "--tp", "4"), "need --interconnect"),
         (("predict", "FILE", "--step", "ProfilerStep#9"), "no step"),
         (("predict", "FILE", "--stream-wait", "fast"), "--stream-wait"),
-        (("export", "FILE", "--phase", "training"), "neither prefill nor decode"),
+        (("export", "FILE", "--phase", "training"), "unknown phase"),
         (("info", "FILE", "--plot", "timeline.gif"), "unknown extension"),
     ],
 )

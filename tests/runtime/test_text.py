@@ -221,7 +221,7 @@ def test_a_tokenizer_of_another_model(folder: Path) -> None:
     ("changes", "words"),
     [
         ({"prompts": ("word " * 600,)}, "the model's longest context is 512"),
-        ({"gen": 511}, "ask for fewer new tokens"),
+        ({"gen": 511}, "give a smaller --gen"),
         ({"variant": "laddr"}, "unknown variant"),
         ({"gen": 0}, "gen is 0"),
         ({"dtype": "fp8"}, "unknown dtype"),

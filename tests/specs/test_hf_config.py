@@ -527,7 +527,7 @@ def test_large_file_is_not_read(tmp_path: Path) -> None:
 
 
 def test_endless_file_is_cut() -> None:
-    with pytest.raises(SpecError, match="over 10000000 bytes"):
+    with pytest.raises(SpecError, match="must be at most 10000000 bytes"):
         read_config(Path("/dev/zero"))
 
 

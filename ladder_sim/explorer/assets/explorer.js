@@ -2,9 +2,6 @@
 (function () {
   "use strict";
 
-  const DEFAULTS = { cluster: "h100-sxm", dtype: "bf16", stack: "gpt-fast", variant: "ladder", over: "standard", phase: "decode" };
-  const DEFAULT_VARIANTS = ["parallel", "ladder", "upper-bound"];
-  const DOUBLING = ["nodes", "gpus_per_node", "tp", "batch", "prompt", "gen"];
   const SPACING_MS = 60;
   const PATIENCE_MS = 1500;
   const REST_MS = 120;
@@ -15,6 +12,7 @@
   const idOf = (key) => "c-" + key.replaceAll(".", "-");
 
   const page = {
+    defaults: {}, // what a query leaves out
     opened: null, // the query as it was opened, until a control moves
     shape: null, // an uploaded model, as a query holds it
     placed: {}, // where the server's answer has put each slider
@@ -53,7 +51,8 @@
 
   function variantsOf(values) {
     const chosen = values.variants || [];
-    if (chosen.length === DEFAULT_VARIANTS.length && DEFAULT_VARIANTS.every((name) => chosen.includes(name))) return "";
+    const usual = page.defaults.variants;
+    if (chosen.length === usual.length && usual.every((name) => chosen.includes(name))) return "";
     const amount = { "hybrid-ladder": values.layers, desync: values.every };
     const names = chosen.map((name) => (name in amount ? `${name}:${amount[name] ?? ""}` : name));
     return ["standard", ...names].join(",");
@@ -62,7 +61,7 @@
   function queryOf(values, pins) {
     const query = new URLSearchParams();
     const put = (key, value) => {
-      if (value !== null && value !== undefined && String(value).trim() && String(value) !== DEFAULTS[key]) {
+      if (value !== null && value !== undefined && String(value).trim() && (key === "model" || String(value) !== page.defaults[key])) {
         query.append(key, String(value).trim());
       }
     };
@@ -81,29 +80,31 @@
     return query.toString();
   }
 
-  function spread(search, start) {
+  function spread(search, start, defaults) {
+    page.defaults = defaults;
     const query = (search || "").replace(/^\?/, "") || start || "";
     const given = new URLSearchParams(query);
     const settings = [];
     const known = context().outputs_list.map((output) => keyOf(output.id));
     for (const [key, value] of given) if (key.includes(".") && !known.includes(key)) settings.push(`${key}=${value}`);
     const variants = given.get("variants");
-    const named = variants ? variants.split(",") : DEFAULT_VARIANTS;
-    const amount = (family, value) => Number((named.find((name) => name.startsWith(`${family}:`)) || `:${value}`).split(":")[1]);
+    const named = variants ? variants.split(",") : defaults.variants;
+    const amount = (family) =>
+      Number((named.find((name) => name.startsWith(`${family}:`)) || `:${defaults.amounts[family]}`).split(":")[1]);
     page.opened = query;
     page.shape = given.get("shape");
     const values = {
-      model: page.shape ? null : given.get("model") || "70b",
+      model: page.shape ? null : given.get("model") || defaults.model,
       variants: named.map((name) => name.split(":")[0]).filter((name) => name !== "standard"),
-      layers: amount("hybrid-ladder", 16),
-      every: amount("desync", 4),
+      layers: amount("hybrid-ladder"),
+      every: amount("desync"),
       settings: settings.join(", "),
       no_p2p: given.get("no_p2p") ? ["1"] : [],
       ignore_memory: given.get("ignore_memory") ? ["1"] : [],
       pins: given.getAll("pin"),
       shape: page.shape,
     };
-    return known.map((key) => (key in values ? values[key] : given.get(key) ?? DEFAULTS[key] ?? (DOUBLING.includes(key) || key.includes(".") ? "" : null)));
+    return known.map((key) => (key in values ? values[key] : given.get(key) ?? defaults[key] ?? (defaults.doubling.includes(key) || key.includes(".") ? "" : null)));
   }
 
   function gather() {
@@ -152,7 +153,7 @@
   }
 
   function typed(key, position) {
-    if (DOUBLING.includes(key)) return String(2 ** position);
+    if (page.defaults.doubling.includes(key)) return String(2 ** position);
     const value = Number((10 ** position).toPrecision(2));
     const units = key.endsWith("bandwidth")
       ? [[1e12, "TB/s"], [1e9, "GB/s"], [1e6, "MB/s"]]
@@ -190,7 +191,7 @@
       const slider = document.getElementById(output.id);
       // never under the reader's hand
       if (slider === document.activeElement) return skip();
-      const exact = DOUBLING.includes(key) ? Math.round(Math.log2(fact.value)) : Math.round(Math.log10(fact.value) * 50) / 50;
+      const exact = page.defaults.doubling.includes(key) ? Math.round(Math.log2(fact.value)) : Math.round(Math.log10(fact.value) * 50) / 50;
       const position = Math.min(Number(slider.max), Math.max(Number(slider.min), exact));
       if (page.placed[key] === position) return skip();
       page.placed[key] = position;

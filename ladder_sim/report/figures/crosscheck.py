@@ -8,7 +8,6 @@ from ladder_sim.report.figures.style import TEXT_COLOUR, figure, log_axis, varia
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-_SIZE_PX = 1240, 620
 _SYMBOLS = {"prefill": "circle", "decode": "diamond"}
 
 
@@ -24,8 +23,8 @@ def error_figure(result: Mapping[str, Any]) -> "go.Figure":
         "circles: prefill, diamonds: decode; whiskers: 95 % intervals of measured medians",
     )
     drawn.update_layout(
-        width=_SIZE_PX[0],
-        height=_SIZE_PX[1],
+        width=1240,
+        height=620,
         barmode="group",
         xaxis={**log_axis("measured latency, ms", values_ms), "domain": [0.0, 0.42]},
         yaxis=log_axis("predicted latency, ms", values_ms),

@@ -55,7 +55,6 @@ class _Bar(NamedTuple):
     end_us: float
     """As far as it is drawn."""
     op: str
-    """Its name."""
     source: str
     """Of its time."""
 

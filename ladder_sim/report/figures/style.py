@@ -165,10 +165,8 @@ def save_figure(figure: "go.Figure", path: Path) -> None:
 
     Raises
     ------
-    UsageError
-        The extension is unknown, or the file cannot be written.
-    MissingDependencyError
-        A PNG or SVG is wanted, and kaleido or the browser it draws with is not installed.
+    UsageError, MissingDependencyError
+        As `check_plot_path` does; or the file cannot be written, or kaleido finds no browser to draw with.
     """
     check_plot_path(path)
     try:

@@ -32,8 +32,8 @@ _NUMBERED_CELLS = 200
 _NOW_RING = {"color": "#56B4E9", "size": 38, "symbol": "circle-open", "line": {"width": 3}}
 
 
-def sweep_figure(table: SweepTable, variant: str = "ladder", over: str = "standard") -> "go.Figure":
-    """The figure that suits a sweep: lines along one field, a map of one variant's speedup over two fields.
+def sweep_figure(table: SweepTable, over: str = "standard") -> "go.Figure":
+    """The figure that suits a sweep: lines along one field, a map of ladder's speedup over two fields.
 
     Raises
     ------
@@ -43,7 +43,7 @@ def sweep_figure(table: SweepTable, variant: str = "ladder", over: str = "standa
     if len(table.varied) == 1:
         return speedup_lines(table)
     if len(table.varied) == 2:
-        return speedup_map(table, variant, over)
+        return speedup_map(table, over=over)
     names = ", ".join(map(field_label, table.varied)) or "none"
     raise UsageError(
         f"{len(table.varied)} fields vary ({names}): a figure shows one or two",

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ladder_sim.report.figures.style import SERIES_COLOURS, TEMPLATE, TEXT_COLOUR
+from ladder_sim.report.figures.style import SERIES_COLOURS, TEXT_COLOUR, figure
 from ladder_sim.report.tables.traces import short
 from ladder_sim.traces.graph import COLLECTIVES, HOST_KINDS, TraceGraph
 from ladder_sim.traces.summary import exposed_spans
@@ -66,8 +66,9 @@ def trace_figure(runs: Mapping[str, TraceGraph], title: str) -> "go.Figure":
             rows.append(f"{prefix}exposed")
     drawn_rows = {row for spans in bars.values() for row, *_ in spans}
     rows = [row for row in rows if row in drawn_rows]
-    figure = go.Figure(
-        [
+    drawn = figure(
+        title,
+        data=[
             go.Bar(
                 name=kind,
                 orientation="h",
@@ -79,11 +80,9 @@ def trace_figure(runs: Mapping[str, TraceGraph], title: str) -> "go.Figure":
             )
             for kind, spans in bars.items()
             if spans
-        ]
+        ],
     )
-    figure.update_layout(
-        template=TEMPLATE,
-        title=title,
+    drawn.update_layout(
         barmode="overlay",
         bargap=0.25,
         height=MARGIN_PX + ROW_PX * len(rows),
@@ -93,16 +92,16 @@ def trace_figure(runs: Mapping[str, TraceGraph], title: str) -> "go.Figure":
         margin={"b": 110, "t": 60},
     )
     if len(runs) == 1:
-        _mark_steps(figure, *runs.values())
-    return figure
+        _mark_steps(drawn, *runs.values())
+    return drawn
 
 
-def _mark_steps(figure: "go.Figure", graph: TraceGraph) -> None:
+def _mark_steps(drawn: "go.Figure", graph: TraceGraph) -> None:
     """Mark where iterations begin, if there is room for their names."""
     for step, name in enumerate(graph.steps if len(graph.steps) <= MAX_STEPS else ()):
         start_s = min((op.start_s for op in graph.ops if op.step == step), default=None)
         if start_s is not None:
-            figure.add_vline(
+            drawn.add_vline(
                 start_s * _MS,
                 line={"color": TEXT_COLOUR, "width": 1, "dash": "dot"},
                 annotation={"text": name, "font": {"size": 11}, "yref": "paper", "y": 1.0, "yanchor": "bottom"},

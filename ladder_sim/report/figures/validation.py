@@ -10,7 +10,6 @@ from ladder_sim.validation.dataset import Dataset
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-_SIZE_PX = 1240, 640
 # of the intervals
 _PALE_COLOUR = "#BFBFBF"
 _Row = tuple[Comparison, Quantity]
@@ -24,8 +23,8 @@ def error_figure(data: Dataset, comparisons: ComparisonsByLevel) -> "go.Figure":
     rows = sorted(((row, row.speedup) for row in strongest if row.speedup), key=_order)
     drawn = figure(f"Speedup over standard, predicted and measured: {data.name}", _summary(level, strongest))
     drawn.update_layout(
-        width=_SIZE_PX[0],
-        height=_SIZE_PX[1],
+        width=1240,
+        height=640,
         xaxis={"domain": [0.0, 0.4], "title": {"text": "measured speedup"}},
         yaxis={"title": {"text": "predicted speedup, 90 % interval"}},
         xaxis2={"domain": [0.49, 1.0], "anchor": "y2", "type": "multicategory", "title": {"text": "batch"}},

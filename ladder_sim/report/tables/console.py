@@ -13,14 +13,14 @@ PLAIN_WIDTH = 240
 
 def to_text(renderable: RenderableType) -> str:
     """Plain text without colour, for files."""
-    return _written(renderable, PLAIN_WIDTH, color=False)
+    return _render(renderable, PLAIN_WIDTH, color=False)
 
 
 def show(renderable: RenderableType) -> None:
     """Print to stdout: as wide as the terminal, or `PLAIN_WIDTH` off one."""
     width = None if sys.stdout.isatty() else PLAIN_WIDTH
     # written by us: rich ends the process with an error when the reader of a pipe has enough
-    sys.stdout.write(_written(renderable, width, color=not os.environ.get("NO_COLOR")))
+    sys.stdout.write(_render(renderable, width, color=not os.environ.get("NO_COLOR")))
 
 
 def table(
@@ -60,7 +60,7 @@ class FirstThatFits:
         yield (fitting or self.tables[-1:])[0]
 
 
-def _written(renderable: RenderableType, width: int | None, *, color: bool) -> str:
+def _render(renderable: RenderableType, width: int | None, *, color: bool) -> str:
     # names and paths of the user are no markup
     console = Console(width=width, color_system="auto" if color else None, markup=False, emoji=False, highlight=False)
     with console.capture() as written:

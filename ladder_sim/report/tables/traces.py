@@ -90,11 +90,11 @@ def diff_report(first: tuple[str, TraceGraph], second: tuple[str, TraceGraph]) -
             kinds[-1][total.kind] += total.seconds
     exposed_s = [sum(rank.exposed_s for rank in summary.ranks) for summary in summaries]
     rows = [
-        ["whole run", *_compared(summaries[0].seconds, summaries[1].seconds)],
-        ["exposed communication", *_compared(*exposed_s)],
+        ["whole run", *_change(summaries[0].seconds, summaries[1].seconds)],
+        ["exposed communication", *_change(*exposed_s)],
     ]
     ordered = sorted({*kinds[0], *kinds[1]}, key=lambda kind: -max(kinds[0][kind], kinds[1][kind]))
-    rows += [[kind, *_compared(kinds[0][kind], kinds[1][kind])] for kind in ordered]
+    rows += [[kind, *_change(kinds[0][kind], kinds[1][kind])] for kind in ordered]
     return table(["", first[0], second[0], "change"], rows)
 
 
@@ -107,7 +107,7 @@ def _times(*seconds: float) -> list[str]:
     return [format_seconds(value) for value in seconds]
 
 
-def _compared(first_s: float, second_s: float) -> list[str]:
+def _change(first_s: float, second_s: float) -> list[str]:
     return [*_times(first_s, second_s), f"{second_s / first_s - 1.0:+.1%}" if first_s else "-"]
 
 

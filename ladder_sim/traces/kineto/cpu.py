@@ -27,12 +27,9 @@ def communicates(file: KinetoFile) -> bool:
     return any(event.name.startswith((_GLOO, link.PREFIX)) for event in file.events["user_annotation"])
 
 
-def cpu_rank(file: KinetoFile, reads: Mapping[int, frozenset[int]]) -> RankDraft:
-    """The ops of one rank's file; `reads` is its execution trace (`execution.py`), if there is one."""
-    return _Cpu(file, reads).read()
+class CpuReader:
+    """Finds the ops of one rank's file; `reads` is its execution trace (`execution.py`), if there is one."""
 
-
-class _Cpu:
     def __init__(self, file: KinetoFile, reads: Mapping[int, frozenset[int]]) -> None:
         self.file = file
         numbers = {_number(event) for event in file.events["cpu_op"]} - {0}
@@ -48,6 +45,7 @@ class _Cpu:
         self.queues: dict[Lane, list[Draft]] = defaultdict(list)
 
     def read(self) -> RankDraft:
+        """All ops, with their dependencies."""
         threads: dict[Any, list[Event]] = defaultdict(list)
         for event in sorted(self.spans, key=lambda event: (event.start_us, -event.end_us)):
             threads[event.process, event.thread].append(event)
@@ -130,7 +128,7 @@ class _Cpu:
 class _Thread:
     """A thread's ops: operators, calls that issue collectives, waits, and CPU time in between."""
 
-    def __init__(self, cpu: _Cpu, lane: Lane) -> None:
+    def __init__(self, cpu: CpuReader, lane: Lane) -> None:
         self.cpu, self.lane = cpu, lane
         self.drafts: list[Draft] = []
         # end of the last op

@@ -18,12 +18,9 @@ from ladder_sim.traces.kineto.threads import hand_over
 from ladder_sim.traces.kineto.waits import Call, Waits, blocks
 
 
-def cuda_rank(file: KinetoFile) -> RankDraft:
-    """The ops of one rank's file."""
-    return _Cuda(file).read()
+class CudaReader:
+    """Finds the ops of one rank's file."""
 
-
-class _Cuda:
     def __init__(self, file: KinetoFile) -> None:
         self.file = file
         self.on_device = [event for name in GPU_CATEGORIES for event in file.events[name]]
@@ -37,6 +34,7 @@ class _Cuda:
         self.calls: list[Call] = []
 
     def read(self) -> RankDraft:
+        """All ops, with their dependencies."""
         streams = self._device_ops()
         threads: dict[Any, list[Event]] = defaultdict(list)
         for name in CALL_CATEGORIES:
@@ -51,7 +49,7 @@ class _Cuda:
         waits.resolve()
         hand_over(host, self.file, self.clock)
         drafts = [draft for queue in (*host, *streams.values()) for draft in queue]
-        return rank_draft(self.file, self.clock, drafts, [*waits.notes, *_unlaunched(streams)])
+        return rank_draft(self.file, self.clock, drafts, [*waits.notes, *_launch_notes(streams)])
 
     def _device_ops(self) -> dict[Any, list[Draft]]:
         """The ops of every stream, in the order in which they ran."""
@@ -128,7 +126,7 @@ class _Cuda:
         return min(max(first.start_s, start_s), end_s)
 
 
-def _unlaunched(streams: Mapping[Any, Sequence[Draft]]) -> Iterator[str]:
+def _launch_notes(streams: Mapping[Any, Sequence[Draft]]) -> Iterator[str]:
     """Notes on ops without a launch."""
     missing = Counter(
         draft.lane.name

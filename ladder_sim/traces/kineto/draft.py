@@ -55,7 +55,6 @@ class RankDraft(NamedTuple):
     notes: list[str]
     """What the file does not record."""
     steps: tuple[str, ...]
-    """Names of the iterations."""
 
 
 def rank_draft(file: KinetoFile, clock: Clock, drafts: list[Draft], notes: list[str]) -> RankDraft:

@@ -20,9 +20,7 @@ class Message(NamedTuple):
     number: int
     """In order of issue."""
     kind: str
-    """Kind of the collective."""
     size_bytes: float
-    """Size."""
     seconds: float
     """Time from issue to end."""
 

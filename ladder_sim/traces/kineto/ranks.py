@@ -33,7 +33,7 @@ def join(files: Sequence[RankDraft]) -> TraceGraph:
             f"{collectives} collectives keep the time recorded on the others, waits for peers included"
         )
     alone = 0
-    for number, members in enumerate(_matched(files)):
+    for number, members in enumerate(_match(files)):
         if len(members) > 1 and _together(members):
             _meet(number, members)
         else:
@@ -44,7 +44,7 @@ def join(files: Sequence[RankDraft]) -> TraceGraph:
     return finish([draft for file in files for draft in file.drafts], steps, notes).with_starts()
 
 
-def _matched(files: Sequence[RankDraft]) -> Iterator[list[Draft]]:
+def _match(files: Sequence[RankDraft]) -> Iterator[list[Draft]]:
     """The n-th collectives of a process group on all ranks; one by one if they differ."""
     queues: dict[str, list[list[Draft]]] = defaultdict(list)
     for file in files:
@@ -86,7 +86,7 @@ def _on_one_clock(files: Sequence[RankDraft]) -> None:
     for file in files[1:]:
         shift_s = file.origin_s - first.origin_s
         if file.host != first.host or not file.host:
-            pairs = [(pair[0].end_s, pair[1].end_s) for pair in _matched([first, file]) if len(pair) == 2]
+            pairs = [(pair[0].end_s, pair[1].end_s) for pair in _match([first, file]) if len(pair) == 2]
             offsets_s = [first_s - own_s for first_s, own_s in pairs]
             if offsets_s and abs(median(offsets_s) - shift_s) > max(offsets_s) - min(offsets_s):
                 shift_s = median(offsets_s)

@@ -25,7 +25,9 @@ def hand_over(threads: Sequence[list[Draft]], file: KinetoFile, clock: Clock) ->
     busy = _busy(file, clock)
     for queue in threads:
         spans = busy.get(queue[0].lane.name, [])
-        for draft in [draft for draft in queue if draft.kind == "host" and _seconds(draft) >= MIN_SILENCE_S]:
+        for draft in [
+            draft for draft in queue if draft.kind == "host" and draft.end_s - draft.start_s >= MIN_SILENCE_S
+        ]:
             silent_s, until_s = _longest_silence(spans, draft.start_s, draft.end_s)
             for other in threads:
                 burst = _burst(other, silent_s, until_s) if other is not queue else []
@@ -40,7 +42,8 @@ def hand_over(threads: Sequence[list[Draft]], file: KinetoFile, clock: Clock) ->
 
 def _burst(queue: list[Draft], start_s: float, end_s: float) -> list[Draft]:
     """The ops of a thread in between, if they take most of the time."""
-    inside = queue[bisect_left(queue, start_s, key=_start) : bisect_left(queue, end_s, key=_start)]
+    first, stop = (bisect_left(queue, time_s, key=lambda draft: draft.start_s) for time_s in (start_s, end_s))
+    inside = queue[first:stop]
     while inside and inside[-1].end_s > end_s:
         inside.pop()
     return inside if inside and inside[-1].end_s - inside[0].start_s >= MIN_COVERED * (end_s - start_s) else []
@@ -54,14 +57,6 @@ def _let_wait(queue: list[Draft], first: Draft, before: Draft) -> None:
         at += 1
     queue[at - 1].waits = True
     queue[at - 1].after.append(before)
-
-
-def _start(draft: Draft) -> float:
-    return draft.start_s
-
-
-def _seconds(draft: Draft) -> float:
-    return draft.end_s - draft.start_s
 
 
 def _longest_silence(spans: Spans, start_s: float, end_s: float) -> Span:

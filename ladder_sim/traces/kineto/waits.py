@@ -34,7 +34,6 @@ class Call:
     """A call of a CPU thread."""
 
     event: Event
-    """The recorded call."""
     enqueued: list[Draft]
     """The ops that it put on streams."""
     wait: Draft | None = None
