@@ -95,6 +95,15 @@ def test_installed_command_lists_and_predicts(installed: Path, tmp_path: Path) -
     assert answer["provenance"]["measured_fraction"] > 0
 
 
+def test_what_the_readme_goes_on_with_works_in_the_base_install(installed: Path, tmp_path: Path) -> None:
+    set_up = (REPO / "README.md").read_text("utf-8").split("## Set-up")[1].split("##")[0]
+    assert ".venv/bin/activate" in set_up
+    commands = [line.split("#")[0].split() for line in set_up.splitlines() if line.startswith("    ladder-sim ")]
+    assert commands
+    for name, *arguments in commands:
+        assert "speedup" in _run([installed / name, *arguments], tmp_path).stdout
+
+
 def test_installed_package_runs_as_a_module(installed: Path, tmp_path: Path) -> None:
     shown = _run([installed / "python", "-m", "ladder_sim", "--version"], tmp_path).stdout
     assert ladder_sim.__version__ in shown

@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -172,14 +171,28 @@ def test_without_torch_the_command_says_what_to_install(monkeypatch: pytest.Monk
     assert f"hint: {install_command('runtime')}" in ran.err
 
 
-def test_a_link_carries_one_message_after_the_other() -> None:
+class Clock:
+    """A microsecond passes with every look at it."""
+
+    now_s = 0.0
+
+    def perf_counter(self) -> float:
+        self.now_s += 1e-6
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def test_a_link_carries_one_message_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("runtime.comm.emulate.time", clock)
     emulated = EmulatedLink(2, LatencyTable([(1, 0.01), (1e9, 0.01 * 1.000001)]))
-    start_s = time.perf_counter()
     first, second = emulated.all_reduce(torch.zeros(1)), emulated.all_reduce(torch.zeros(1))
     first.wait()
-    assert time.perf_counter() - start_s >= 0.01
+    assert clock.now_s == pytest.approx(0.01, abs=1e-5)
     second.wait()
-    assert time.perf_counter() - start_s >= 0.02
+    assert clock.now_s == pytest.approx(0.02, abs=1e-5)
 
 
 def test_latencies_between_and_beyond_a_tables_points(tmp_path: Path) -> None:
