@@ -62,7 +62,7 @@ def settable() -> list[str]:
     Examples
     --------
     >>> [name for name in settable() if name.startswith("inter.")]
-    ['inter.bandwidth', 'inter.fabric', 'inter.latency', 'inter.switch']
+    ['inter.bandwidth', 'inter.fabric', 'inter.full_nvlink', 'inter.latency', 'inter.switch']
     """
     return sorted(f"{section}.{short_name(field)}" for section in _SECTIONS for field in _fields(section))
 
