@@ -12,6 +12,7 @@ from calibration.importers import command as import_command
 from calibration.measure import command as measure_command
 from calibration.stack_fit import command as stack_fit_command
 from ladder_sim.errors import exit_code
+from ladder_sim.processes import end_with_parent
 from runtime.comm.launch import report_error
 
 
@@ -39,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()

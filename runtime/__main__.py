@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from ladder_sim.errors import LadderSimError, discard_output, exit_code
+from ladder_sim.processes import end_with_parent
 from runtime.comm.launch import launch, report_error
 from runtime.commands import parse
 
@@ -36,6 +37,7 @@ def _emulates(arguments: argparse.Namespace) -> bool:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from ladder_sim.errors import UsageError
+from ladder_sim.files import write_file
 from runtime.checkpoint.convert import convert
 from runtime.config import EngineConfig, ModelConfig
 from runtime.model.wiring import lay_out
@@ -254,7 +255,4 @@ def _write(text: str, save: Path | None = None) -> None:
     if save is None:
         print(text)
         return
-    try:
-        save.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"--save {save}: {error.strerror}", hint="choose a folder that exists") from None
+    write_file(save, text + "\n")

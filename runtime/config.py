@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, Self, TypeVar
 
 from ladder_sim.errors import InfeasibleError, UsageError
+from ladder_sim.files import read_text
 
 Attention = Literal["flash", "math"]
 # names of `--dtype`
@@ -97,7 +98,7 @@ class ModelConfig:
         """Read a config.json, or the one in a directory."""
         file = path / "config.json" if path.is_dir() else path
         try:
-            return cls.from_hf(read_object(file, hint="give a model's config.json"))
+            return cls.from_hf(read_object(file, what="a model's config.json"))
         except UsageError as error:
             raise UsageError(f"{file}: {error.message}", hint=error.hint) from None
 
@@ -207,16 +208,14 @@ def check_dtype(dtype: str) -> None:
         raise UsageError(f"unknown dtype '{dtype}'", hint=f"known: auto, {', '.join(DTYPES)}")
 
 
-def read_object(file: Path, *, hint: str) -> dict[str, object]:
-    """The JSON object in a file; raises UsageError."""
+def read_object(file: Path, *, what: str) -> dict[str, object]:
+    """The JSON object in a file, which should be `what`; raises UsageError."""
     try:
-        value = json.loads(file.read_text("utf-8"))
-    except OSError as error:
-        raise UsageError(f"{file}: {error.strerror}", hint=hint) from None
-    except ValueError as error:
-        raise UsageError(f"{file}: not valid JSON ({error})", hint=hint) from None
+        value = json.loads(read_text(file, what=what, error=UsageError))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{file}: not valid JSON ({error})", hint=f"give {what}") from None
     if not isinstance(value, dict):
-        raise UsageError(f"{file}: not a JSON object", hint=hint)
+        raise UsageError(f"{file}: not a JSON object", hint=f"give {what}")
     return value
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ladder_sim.errors import UsageError
+from ladder_sim.files import read_text
 from runtime.checkpoint.files import Checkpoint
 from runtime.checkpoint.tokenizer import Text
 from runtime.config import ModelConfig, check_counts, check_dtype
@@ -11,6 +12,8 @@ from runtime.model.wiring import Wiring, lay_out
 
 # by default, unless the model's context is shorter: new tokens of `complete`, tokens of a window of `eval`
 _GEN, _CONTEXT = 512, 1024
+# of a text to evaluate
+_TEXT_BYTES = 2**28
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,11 +131,7 @@ def prepare_completion(config: CompletionConfig) -> CompletionInput:
 
 def prepare_evaluation(config: EvaluationConfig) -> list[EvaluationInput]:
     """The same for each checkpoint of an evaluation."""
-    try:
-        content = config.text.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"not UTF-8 ({error.reason})"
-        raise UsageError(f"--text {config.text}: {reason}", hint="give a text file") from None
+    content = read_text(config.text, what="a text file", limit_bytes=_TEXT_BYTES, error=UsageError)
     tasks = []
     for folder in config.models:
         checkpoint = Checkpoint.open(folder)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ladder_sim.errors import MissingPackageError, UsageError
+from ladder_sim.files import write_file
 from ladder_sim.specs.arguments import ARGUMENTS
-from ladder_sim.specs.files import write_file
 from ladder_sim.specs.settings import settings
 from ladder_sim.specs.values import whole
 

@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NoReturn, get_args
 
 import numpy as np
 
@@ -13,24 +13,32 @@ from calibration.crosscheck.predict import Calibration
 from ladder_sim.costs.lookup import Curve
 from ladder_sim.costs.recorded import Overlap
 from ladder_sim.errors import ProfileError, UsageError
+from ladder_sim.files import read_text
 from ladder_sim.graph.ops import Shape
 from ladder_sim.specs.scenario import Scenario
 
 SCHEMA_VERSION = 2
 _SHAPES = {shape.__name__: shape for shape in get_args(Shape)}
+_WHAT = "a result that `crosscheck --json` wrote"
 # the entries of an environment that times depend on
 _MACHINE = ("cpu", "cpu_cores", "gpu", "driver", "torch", "nccl")
 
 
 def read_result(file: Path) -> dict[str, Any]:
     """Read an earlier result; raises UsageError if the file is not one."""
+    text = read_text(file, what=_WHAT, error=UsageError)
     try:
-        result = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--from '{file}' cannot be read: {error}", hint="give a file that --json wrote") from error
+        result = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"--from '{file}' cannot be read: {error}", hint=f"give {_WHAT}") from error
     if not isinstance(result, dict) or result.get("schema_version") != SCHEMA_VERSION or "rows" not in result:
         raise UsageError(f"--from '{file}' is not a result of a cross-check", hint="give a file that --json wrote")
     return result
+
+
+def _refuse(name: str) -> NoReturn:
+    """Called for NaN and infinity, which JSON does not have."""
+    raise ValueError(f"it holds {name}")
 
 
 def calibration_fields(calibration: Calibration) -> dict[str, Any]:
@@ -55,8 +63,9 @@ def reuse(file: Path, scenario: Scenario, run: Mapping[str, Any], machine: Mappi
     `run` and `machine` are what runs, as far as costs depend on it, and this machine's environment, both in the form of
     a result. Raises ProfileError if the file is not a result, or is one of other runs or another machine.
     """
+    text = read_text(file, what=_WHAT, error=ProfileError)
     try:
-        result = json.loads(file.read_text("utf-8"))
+        result = json.loads(text)
         values = {name: (result["run"][name], value) for name, value in run.items()}
         values |= {name: (result["environment"].get(name), machine.get(name)) for name in _MACHINE}
         different = [f"{name} {earlier} instead of {now}" for name, (earlier, now) in values.items() if earlier != now]
@@ -66,7 +75,7 @@ def reuse(file: Path, scenario: Scenario, run: Mapping[str, Any], machine: Mappi
                 hint="leave out --calibration to measure again",
             )
         return _calibration(result["calibration"], scenario)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ProfileError(f"'{file}' holds no calibration: {error!r}", hint="give a file that --json wrote") from None
 
 

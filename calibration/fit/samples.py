@@ -8,7 +8,8 @@ import json
 import math
 import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,8 +19,11 @@ from numpy.typing import NDArray
 
 from ladder_sim.costs.roofline import AXES
 from ladder_sim.errors import ProfileError
+from ladder_sim.files import append, locked, read_bytes
 
 SCHEMA_VERSION = 2
+# weeks of measuring
+_LIMIT_BYTES = 2**28
 # in the name of an op that was timed while another ran, e.g. "gemm_beside_all_reduce"
 BESIDE = "_beside_"
 # of a point, by op
@@ -79,6 +83,10 @@ class SampleStore:
         self.path = path
         # bytes of an incomplete last line
         self.dropped = 0
+        with nullcontext() if environment is None else self._writable():
+            self._open(environment)
+
+    def _open(self, environment: Mapping[str, Any] | None) -> None:
         if environment is not None:
             self._begin({"schema_version": SCHEMA_VERSION, "environment": dict(environment)})
         whole, _, rest = self._content().rpartition(b"\n")
@@ -88,44 +96,32 @@ class SampleStore:
         # only now: a file that is not a samples file stays as it is
         self.dropped = len(rest)
         if rest and environment is not None:
-            self._truncate(len(whole) + 1)
+            os.truncate(self.path, len(whole) + 1)
 
     def append(self, sample: Sample) -> None:
         """Write a sample, so that it survives whatever comes next."""
-        self._append(asdict(sample))
+        with self._writable():
+            append(self.path, _line(asdict(sample)))
         self.samples.append(sample)
 
     def _begin(self, header: Mapping[str, Any]) -> None:
         """Write the header if the file is empty or holds only its beginning, because its writer was killed."""
         content = self._content() if self.path.exists() else b""
         if len(content) < len(line := _line(header)) and line.startswith(content):
-            if content:
-                self._truncate(0)
-            self._append(header)
+            os.truncate(self.path, 0)
+            append(self.path, line)
 
-    def _append(self, line: Mapping[str, Any]) -> None:
+    @contextmanager
+    def _writable(self) -> Iterator[None]:
+        """Nobody else writes the file for as long as this does."""
         try:
-            with self.path.open("ab") as file:
-                file.write(_line(line))
-                file.flush()
-                os.fsync(file.fileno())
+            with locked(self.path, wait=True):
+                yield
         except OSError as error:
-            raise self._unwritable(error) from error
-
-    def _truncate(self, size_bytes: int) -> None:
-        try:
-            os.truncate(self.path, size_bytes)
-        except OSError as error:
-            raise self._unwritable(error) from error
-
-    def _unwritable(self, error: OSError) -> ProfileError:
-        return ProfileError(f"samples '{self.path}' cannot be written: {error.strerror}")
+            raise ProfileError(f"samples '{self.path}' cannot be written: {error.strerror}") from error
 
     def _content(self) -> bytes:
-        try:
-            return self.path.read_bytes()
-        except OSError as error:
-            raise ProfileError(f"samples '{self.path}' cannot be read: {error.strerror}") from error
+        return read_bytes(self.path, what="a samples file", limit_bytes=_LIMIT_BYTES, error=ProfileError)
 
     def _header(self, line: bytes, environment: Mapping[str, Any] | None) -> dict[str, Any]:
         try:

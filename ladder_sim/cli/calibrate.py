@@ -1,12 +1,11 @@
 """`ladder-sim calibrate`: passes its arguments on to the calibration package, which runs in a process of its own."""
 
 import importlib.util
-import subprocess
-import sys
 from collections.abc import Callable
 
 import typer
 
+from ladder_sim import processes
 from ladder_sim.cli.options import PASSED_ON
 from ladder_sim.errors import MissingDependencyError, install_command
 
@@ -28,7 +27,8 @@ def pass_on(context: typer.Context, command: str) -> None:
     if importlib.util.find_spec("calibration") is None:
         raise MissingDependencyError("the package 'calibration' of ladder-sim is missing", hint=install_command())
     debug = ["--debug"] if context.find_root().params["debug"] else []
-    raise typer.Exit(subprocess.call([sys.executable, "-m", "calibration", *debug, command, *context.args]))
+    code, _ = processes.run(["calibration", *debug, command, *context.args])
+    raise typer.Exit(code)
 
 
 def _passing_on(command: str) -> Callable[[typer.Context], None]:

@@ -5,8 +5,6 @@ Resolved here: the model, the stack and their settings. All other options are th
 
 import importlib.util
 import json as json_format
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ladder_sim import processes
 from ladder_sim.cli.output import PANEL, chosen_format, show, write
 from ladder_sim.errors import MissingPackageError, UnknownNameError, UsageError
 from ladder_sim.specs import catalog
@@ -211,15 +210,8 @@ def _flags(values: Mapping[str, object]) -> Iterator[str]:
 
 def _runtime(arguments: Sequence[str], *, capture: bool) -> str:
     """Run ``python -m runtime`` to its end; returns what it printed, if that is to be captured."""
-    stdout = subprocess.PIPE if capture else None
-    process = subprocess.Popen([sys.executable, "-m", "runtime", *arguments], stdout=stdout, text=True)
-    try:
-        output, _ = process.communicate()
-    finally:
-        # the runtime ends its ranks when it is terminated
-        process.terminate()
-        process.wait()
-    if process.returncode:
+    code, output = processes.run(["runtime", *arguments], capture=capture)
+    if code:
         # it has printed why
-        raise typer.Exit(process.returncode)
-    return output or ""
+        raise typer.Exit(code)
+    return output

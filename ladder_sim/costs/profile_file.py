@@ -5,7 +5,6 @@ import gzip
 import json
 import os
 import re
-import zlib
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -20,6 +19,7 @@ from ladder_sim.costs.profile import CalibrationProfile, Positive, ProfileSource
 from ladder_sim.costs.roofline import AXES, Gpu, Kind, roofline_s, table_shape
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import LadderSimError, ProfileError, UnknownNameError
+from ladder_sim.files import read_bytes, write_file
 from ladder_sim.specs import catalog
 
 SCHEMA_VERSION = 2
@@ -356,11 +356,9 @@ def save_profile(profile: CalibrationProfile, path: str | os.PathLike[str]) -> N
     """
     document = encode(profile)
     target = Path(path)
-    try:
-        # no time stamp and no file name inside, so that equal profiles are equal files
-        target.write_bytes(document if target.suffix == ".json" else gzip.compress(document, 9, mtime=0))
-    except OSError as error:
-        raise ProfileError(f"profile '{target}' cannot be written: {error.strerror or error}") from error
+    # no time stamp and no file name inside, so that equal profiles are equal files
+    content = document if target.suffix == ".json" else gzip.compress(document, 9, mtime=0)
+    write_file(target, content, error=ProfileError)
 
 
 def _find(text: str) -> str:
@@ -376,22 +374,5 @@ def _find(text: str) -> str:
 @lru_cache(maxsize=32)
 def _load(path: str, mtime_ns: int, size_bytes: int) -> CalibrationProfile:
     """Read the file as it was at `mtime_ns`: a file that is rewritten is read again."""
-    return decode(_unpacked(path), origin=f"profile '{path}'")
-
-
-def _unpacked(path: str) -> bytes:
-    with open(path, "rb") as file:
-        zipped = file.read(2) == b"\x1f\x8b"
-        file.seek(0)
-        if not zipped:
-            document = file.read(MAX_DOCUMENT_BYTES + 1)
-        else:
-            try:
-                with gzip.GzipFile(fileobj=file) as stream:
-                    document = stream.read(MAX_DOCUMENT_BYTES + 1)
-            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-                hint = "copy or create it again; it is cut short or damaged"
-                raise ProfileError(f"profile '{path}' is not a whole gzip file: {error}", hint=hint) from error
-    if len(document) > MAX_DOCUMENT_BYTES:
-        raise ProfileError(f"profile '{path}' unpacks to more than {MAX_DOCUMENT_BYTES // 2**20} MiB")
-    return document
+    document = read_bytes(Path(path), what="a profile", limit_bytes=MAX_DOCUMENT_BYTES, unpack=True, error=ProfileError)
+    return decode(document, origin=f"profile '{path}'")

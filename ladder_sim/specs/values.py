@@ -2,19 +2,12 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from ladder_sim.errors import SpecError, UnknownNameError
 from ladder_sim.units import parse_quantity, quoted, short_name, unit_of
 
 _Spec = TypeVar("_Spec")
-
-
-def shown_path(path: str | Path) -> str:
-    """Write a path in full, with escapes for what a terminal cannot print."""
-    text = str(path)
-    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
 
 
 def whole(value: object, what: str, minimum: int, maximum: int, *, hint: str = "") -> int:

@@ -1,15 +1,18 @@
 """A whole sweep: into memory, or into a file."""
 
+import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import ladder_sim
 from ladder_sim.confidence import NO_PROFILE
-from ladder_sim.costs.profile_file import load_profile
+from ladder_sim.costs.profile_file import MAX_DOCUMENT_BYTES, load_profile
 from ladder_sim.errors import UsageError
+from ladder_sim.files import read_bytes
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.sweeps.evaluate import PROBLEM, How, evaluate, result_columns
 from ladder_sim.sweeps.executors import Executor, Processes, serial
@@ -144,10 +147,11 @@ def run_to_file(
     require(form)
     fingerprint = _fingerprint(grid, how, form)
     file = PartFile(path=path, form=form, fingerprint=fingerprint, start=header(form, _names(grid, how)))
-    done = file.done() if resume else []
-    chunks = map(grid.chunk, range(len(done), grid.chunks))
-    answers = executor(partial(_encode_chunk, how=how, form=form), chunks)
-    return sum(done) + sum(_reporting(file.write(answers, len(done)), grid, len(done), progress))
+    with file.locked():
+        done = file.done() if resume else []
+        chunks = map(grid.chunk, range(len(done), grid.chunks))
+        answers = executor(partial(_encode_chunk, how=how, form=form), chunks)
+        return sum(done) + sum(_reporting(file.write(answers, len(done)), grid, len(done), progress))
 
 
 def file_format(path: Path) -> str:
@@ -179,13 +183,23 @@ def _names(grid: Grid, how: How) -> list[str]:
 
 
 def _fingerprint(grid: Grid, how: How, form: str) -> str:
-    """Equal for sweeps that give equal files."""
-    profile = Path(how.profile) if how.profile else None
-    parts = (
-        ladder_sim.__version__,
-        (CHUNK_POINTS, CHUNK_BLOCKS),
-        grid.axes,
-        (how, form),
-        profile.read_bytes() if profile and profile.is_file() else None,
-    )
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
+    """Equal for sweeps that give equal files: what they vary, and the contents of the files that this names."""
+    parts = (ladder_sim.__version__, (CHUNK_POINTS, CHUNK_BLOCKS), grid.axes, (how, form))
+    names = sorted(name for name in set(_texts(parts)) if os.path.isfile(name))
+    contents = [
+        read_bytes(Path(name), what="an input of the sweep", limit_bytes=MAX_DOCUMENT_BYTES, error=UsageError)
+        for name in names
+    ]
+    return hashlib.sha256(repr((parts, names, contents)).encode()).hexdigest()
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in a value, at any depth: some name a fabric or a profile."""
+    if isinstance(value, str):
+        yield value
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from _texts(getattr(value, field.name))
+    elif isinstance(value, Iterable):
+        for item in value:
+            yield from _texts(item)

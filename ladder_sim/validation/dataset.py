@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from ladder_sim.errors import InfeasibleError, UnknownNameError, UsageError
+from ladder_sim.files import read_bytes, shown_path
 from ladder_sim.graph.variants import canonical, wiring
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS, Argument
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.values import real, shown_path
+from ladder_sim.specs.values import real
 from ladder_sim.units import quoted
 
 DEFAULT_DATASET = "ladder-70b"
@@ -118,15 +119,8 @@ def read_dataset(name_or_path: str = DEFAULT_DATASET) -> Dataset:
     path = Path(name_or_path)
     if path.suffix.lower() != ".csv" and len(path.parts) < 2 and not path.exists():
         raise UnknownNameError("data set", name_or_path, dataset_names(), more="a file's name ends in .csv")
-    try:
-        content = path.read_bytes()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(
-            f"data set '{shown_path(path)}' cannot be read: {reason}",
-            hint=f"name a CSV file, or one that comes with the package: {', '.join(dataset_names())}",
-        ) from error
-    return _parse(content, shown_path(path))
+    what = f"a CSV file, or the name of one that comes with the package: {', '.join(dataset_names())}"
+    return _parse(read_bytes(path, what=what, error=UsageError), shown_path(path))
 
 
 def _parse(content: bytes, name: str) -> Dataset:

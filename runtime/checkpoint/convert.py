@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 from ladder_sim.errors import UsageError
+from ladder_sim.files import write_file
 from runtime.checkpoint.files import CONFIG, INDEX, Checkpoint
 from runtime.config import read_object
 
@@ -43,8 +44,8 @@ def convert(folder: Path, out: Path, ladder_layers: int, *, link: bool = False) 
                 (out / file.name).symlink_to(file.resolve())
             else:
                 shutil.copyfile(file, out / file.name)
-        config = hybrid(read_object(folder / CONFIG, hint=""), ladder_layers)
-        (out / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+        config = hybrid(read_object(folder / CONFIG, what="a checkpoint's config.json"), ladder_layers)
+        write_file(out / CONFIG, json.dumps(config, indent=2) + "\n")
     except OSError as error:
         raise UsageError(f"--out {out}: {error.strerror}", hint="give a folder that can be written") from None
 

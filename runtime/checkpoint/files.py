@@ -64,7 +64,7 @@ class Checkpoint:
             A file is missing or damaged, or a tensor is missing, superfluous, or has another shape or type than the
             config.
         """
-        config = read_object(folder / CONFIG, hint="give the folder of a checkpoint: config.json and *.safetensors")
+        config = read_object(folder / CONFIG, what="the folder of a checkpoint: config.json and *.safetensors")
         kind = config.get("model_type")
         if kind not in MODEL_TYPES:
             raise UsageError(f"{folder / CONFIG}: model_type is {kind!r}: must be one of {', '.join(MODEL_TYPES)}")
@@ -110,7 +110,7 @@ def _read_headers(folder: Path) -> dict[str, Stored]:
 def _index(folder: Path) -> dict[str, Path]:
     """File of every tensor."""
     hint = "download the index again"
-    names = read_object(folder / INDEX, hint=hint).get("weight_map")
+    names = read_object(folder / INDEX, what="the index of a checkpoint").get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise UsageError(f"{folder / INDEX}: weight_map must give the file of every tensor", hint=hint)
     for name in sorted(set(names.values())):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ladder_sim.errors import MissingPackageError, UsageError
+from ladder_sim.files import write_file
 from runtime.checkpoint.files import CONFIG, INDEX, WEIGHTS
 from runtime.checkpoint.tensors import tensor_shapes
 from runtime.checkpoint.weights import Piece, pieces
@@ -60,7 +61,7 @@ def save(model: Decoder, folder: Path, config: Mapping[str, object], *, file_byt
 
 
 def _write(file: Path, content: Mapping[str, object]) -> None:
-    file.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+    write_file(file, json.dumps(content, indent=2) + "\n")
 
 
 def _files(size: Mapping[str, int], file_bytes: float) -> dict[str, list[str]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ladder_sim.errors import MissingPackageError, UsageError
+from ladder_sim.files import read_text
 from runtime.config import read_object
 
 # names in tokenizer_config.json and in templates
@@ -19,7 +20,7 @@ def chat_prompt(folder: Path, message: str) -> str | None:
     A template is code from whoever made the checkpoint: it runs in Jinja's sandbox.
     """
     file = folder / "tokenizer_config.json"
-    config = read_object(file, hint="download it again") if file.exists() else {}
+    config = read_object(file, what=f"the checkpoint's {file.name}") if file.exists() else {}
     template = _template(folder, config)
     if template is None:
         return None
@@ -47,7 +48,7 @@ def _template(folder: Path, config: Mapping[str, object]) -> str | None:
     """Source of the default template, in its own file or in the tokenizer's config."""
     file = folder / "chat_template.jinja"
     if file.exists():
-        return file.read_text("utf-8")
+        return read_text(file, what="a chat template", error=UsageError)
     template = config.get("chat_template")
     if isinstance(template, list):
         template = {entry["name"]: entry["template"] for entry in template}.get("default")

@@ -80,7 +80,7 @@ def _end_tokens(folder: Path) -> frozenset[int]:
     """`eos_token_id` in generation_config.json, else in config.json: one token, several or none."""
     for name in ("generation_config.json", CONFIG):
         if (folder / name).exists():
-            value = read_object(folder / name, hint="download it again").get("eos_token_id")
+            value = read_object(folder / name, what=f"the checkpoint's {name}").get("eos_token_id")
             if value is not None:
                 tokens = value if isinstance(value, list) else [value]
                 if not all(isinstance(token, int) for token in tokens):

@@ -4,7 +4,6 @@ Each rank writes twice a second to the common store how many beats it has made a
 When a collective fails, the rank whose beats stopped died or was stopped; if all beat, the one behind the others hangs.
 """
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -25,12 +24,10 @@ class Heartbeat:
         Shared by all ranks.
     rank, size
         Of this process, and number of ranks.
-    parent
-        Process whose end ends this one, too; None: none.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, *, parent: int | None = None) -> None:
-        self._store, self._rank, self._size, self._parent = store, rank, size, parent
+    def __init__(self, store: Store, rank: int, size: int) -> None:
+        self._store, self._rank, self._size = store, rank, size
         self._issued: Callable[[], int] = lambda: 0
         self._beats = 0
         self._failed = 0
@@ -68,8 +65,6 @@ class Heartbeat:
     def _run(self) -> None:
         while True:
             time.sleep(BEAT_S)
-            if self._parent is not None and os.getppid() != self._parent:
-                os._exit(1)
             try:
                 self._beat()
             except RuntimeError:

@@ -11,7 +11,8 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+
+from ladder_sim.processes import ending_children, killed, start
 
 # environment variable: folder in which the ranks of one launch meet and leave their errors
 FOLDER = "LADDER_RUNTIME_FOLDER"
@@ -23,8 +24,7 @@ def launch(arguments: Sequence[str], ranks: int, module: str = "runtime") -> int
 
     Rank 0 writes to this process's stdout and stderr; of the others only errors are shown.
     """
-    signal.signal(signal.SIGTERM, _end)
-    with tempfile.TemporaryDirectory(prefix="ladder-runtime-") as name:
+    with ending_children(), tempfile.TemporaryDirectory(prefix="ladder-runtime-") as name:
         folder = Path(name)
         started: list[subprocess.Popen[bytes]] = []
         try:
@@ -54,9 +54,11 @@ def report_error(message: str) -> None:
 def _start(module: Sequence[str], rank: int, ranks: int, folder: Path) -> "subprocess.Popen[bytes]":
     environment = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), FOLDER: str(folder)}
     with (folder / f"stderr-{rank}").open("wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", *module],
-            env={**os.environ, **environment},
+        # a rank has nothing to clean up
+        return start(
+            module,
+            last=signal.SIGKILL,
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=None if rank == 0 else subprocess.DEVNULL,
             stderr=None if rank == 0 else log,
@@ -73,9 +75,7 @@ def _report(code: int, rank: int, folder: Path) -> int:
     if code > 0:
         print(f"error: rank {rank} ended with exit code {code}", file=sys.stderr)
         return code
-    name = signal.Signals(-code).name
-    hint = "\n  hint: out of memory? a smaller model or batch needs less" if name == "SIGKILL" else ""
-    print(f"error: rank {rank} was ended by {name}{hint}", file=sys.stderr)
+    print(f"error: {killed(f'rank {rank}', code)}", file=sys.stderr)
     return 1
 
 
@@ -84,7 +84,3 @@ def _stop(started: "Sequence[subprocess.Popen[bytes]]") -> None:
         # a rank has nothing to save, and a stopped one handles no other signal
         process.kill()
         process.wait()
-
-
-def _end(number: int, _frame: object) -> NoReturn:
-    raise SystemExit(128 + number)

@@ -82,8 +82,7 @@ def connect(config: CommConfig, tp: int) -> Communicator:
     if place.size != tp:
         raise UsageError(f"--tp {tp}, but {place.size} processes were started", hint="start one for each rank")
     store = _store(config, place)
-    parent = os.getppid() if FOLDER in os.environ else None
-    heartbeat = Heartbeat(store, place.rank, place.size, parent=parent)
+    heartbeat = Heartbeat(store, place.rank, place.size)
     settings: dict[str, object] = {}
     try:
         if backend == "nccl":

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from ladder_sim.errors import UsageError
+from ladder_sim.files import read_text
 
 _FORM = 'a CSV file with the columns bytes,seconds, or JSON [{"bytes": 1024, "seconds": 1e-5}, ...]'
 
@@ -42,16 +43,14 @@ class LatencyTable:
     @classmethod
     def from_file(cls, path: Path) -> Self:
         """Read a CSV or JSON file; lines of a CSV file that start with ``#`` are comments."""
+        text = read_text(path, what=_FORM, error=UsageError)
         try:
-            text = path.read_text("utf-8")
             if path.suffix.lower() == ".json":
                 rows = json.loads(text)
             else:
                 rows = list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
             return cls([(float(row["bytes"]), float(row["seconds"])) for row in rows])
-        except OSError as error:
-            raise UsageError(f"{path}: {error.strerror}", hint=f"give {_FORM}") from None
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError, csv.Error):
             raise UsageError(f"{path}: not a table of all-reduce latencies", hint=f"give {_FORM}") from None
 
     def seconds(self, size_bytes: float) -> float:

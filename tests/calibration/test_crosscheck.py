@@ -250,7 +250,7 @@ def test_a_message_is_counted_in_the_bytes_of_the_machine() -> None:
     ("arguments", "part"),
     [
         ((), "either --model or --from"),
-        (("--from", "nothing.json"), "cannot be read"),
+        (("--from", "nothing.json"), "no such file"),
         (("--from", __file__), "cannot be read"),
         (("--model", "1b", "--save", "x.csv"), "must end in .json or .txt"),
         (("--model", "1b", "--save", "nowhere/x.json"), "no such folder"),

@@ -290,7 +290,7 @@ def test_the_command_fits_a_users_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--runs", "nowhere.csv", "--out", "a.json"), "cannot be read"),
+        (("--runs", "nowhere.csv", "--out", "a.json"), "no such file"),
         (("--runs", "ladder-70b", "--out", "no/such/folder.json"), "no such folder"),
         (("--runs", "ladder-70b", "--out", "a.json", "--draws", "1"), "--draws is 1: must be a whole number from 2"),
         (("--runs", "ladder-70b", "--out", "a.json", "--base", "h100"), "there are h100-sxm"),

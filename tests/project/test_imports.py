@@ -27,13 +27,17 @@ EXPLORER = {"dash", "flask", "werkzeug"}
 RUNTIME = {"torch"}
 RUNTIME_LAZY = {"jinja2", "safetensors", "tokenizers"}
 
+# What all three packages share.
+SHARED = ("ladder_sim.errors", "ladder_sim.files", "ladder_sim.processes")
+
 # calibration: what fits, imports and shows profiles runs without torch and sees only the cost side of ladder_sim.
 WITHOUT_TORCH = ("calibration.fit", "calibration.stack_fit", "calibration.importers", "calibration.show")
 FITTING = {"numpy", "scipy", "pydantic"}
 FITTING_LAZY = {"pyarrow"}
 FITTING_INTERNAL = (
     "calibration",
-    *(f"ladder_sim.{name}" for name in ("costs", "graph", "specs", "units", "errors")),
+    *(f"ladder_sim.{name}" for name in ("costs", "graph", "specs", "units")),
+    *SHARED,
 )
 STACK_FIT_INTERNAL = (
     *FITTING_INTERNAL,
@@ -61,11 +65,11 @@ def test_ladder_sim_imports_only_its_dependencies() -> None:
 
 
 def test_runtime_imports_torch_and_the_standard_library() -> None:
-    """Of this project only the errors, which import nothing else."""
+    """Of this project only the errors, files and processes, which import nothing else of it."""
     entries = imports_in("runtime")
     assert _outside(entries, RUNTIME, RUNTIME_LAZY) == []
     others = [entry for entry in entries if entry.package in PROJECT - {"runtime"}]
-    assert [str(entry) for entry in others if not _within(entry.name, ("ladder_sim.errors",))] == []
+    assert [str(entry) for entry in others if not _within(entry.name, SHARED)] == []
 
 
 def test_calibration_without_torch_stays_without_torch() -> None:

@@ -120,16 +120,16 @@ def test_what_is_saved_is_what_was_loaded(saved: Saved, family: str) -> None:
 
 def test_a_checkpoint_is_saved_in_files_of_a_size(saved: Saved, tmp_path: Path) -> None:
     folder = saved.root / "llama"
-    save(model_of(folder, Alone()), tmp_path, read_object(folder / "config.json", hint=""), file_bytes=2e5)
+    save(model_of(folder, Alone()), tmp_path, read_object(folder / "config.json", what="a config.json"), file_bytes=2e5)
     files = sorted(path.name for path in tmp_path.glob("*.safetensors"))
     assert files == [f"model-{i:05}-of-{len(files):05}.safetensors" for i in range(1, len(files) + 1)]
     assert len(files) == 4
     assert all(path.stat().st_size < 2.2e5 for path in tmp_path.iterdir())
     assert Checkpoint.open(tmp_path).tensors.keys() == Checkpoint.open(folder).tensors.keys()
     with pytest.raises(UsageError, match="holds a checkpoint already"):
-        save(model_of(folder, Alone()), tmp_path, read_object(folder / "config.json", hint=""))
+        save(model_of(folder, Alone()), tmp_path, read_object(folder / "config.json", what="a config.json"))
     with pytest.raises(UsageError, match="not that of the model"):
-        save(model_of(folder, Alone()), tmp_path, read_object(saved.root / "qwen2" / "config.json", hint=""))
+        save(model_of(folder, Alone()), tmp_path, read_object(saved.root / "qwen2" / "config.json", what="x"))
 
 
 @pytest.mark.parametrize(("dtype", "name"), [(torch.bfloat16, "bf16"), (torch.float16, "fp16")])
@@ -208,7 +208,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "index without a map": (lambda f: (f / INDEX).write_text("{}"), "weight_map must give"),
     "index that is no JSON": (lambda f: (f / INDEX).write_text("{"), "not valid JSON"),
     "nothing but a config": (lambda f: (f / INDEX).unlink(), "neither model.safetensors nor"),
-    "no config": (lambda f: (f / "config.json").unlink(), "config.json: No such file"),
+    "no config": (lambda f: (f / "config.json").unlink(), "config.json: no such file"),
     "truncated file": (lambda f: _cut(sorted(f.glob("*.safetensors"))[0], 0.7), "incomplete metadata"),
     "truncated header": (lambda f: _cut(sorted(f.glob("*.safetensors"))[0], 0.001), "header"),
     "empty file": (lambda f: _cut(sorted(f.glob("*.safetensors"))[0], 0), "header"),

@@ -88,8 +88,8 @@ def test_one_command_shows_the_original_beside_the_hybrid(
     [
         (("convert", "{folder}", "--ladder-layers", "5", "--out", "{new}"), "--ladder-layers 5: must be 0 to 4"),
         (("convert", "{folder}", "--ladder-layers", "2", "--out", "{folder}"), "exists already"),
-        (("convert", "{new}", "--ladder-layers", "2", "--out", "{new}"), "No such file"),
-        (("eval", "{folder}", "--text", "{new}"), "No such file"),
+        (("convert", "{new}", "--ladder-layers", "2", "--out", "{new}"), "no such file"),
+        (("eval", "{folder}", "--text", "{new}"), "no such file"),
         (("eval", "{folder}", "--text", "{folder}/model.safetensors.index.json", "--context", "513"), "513 tokens"),
         (("eval", "{folder}", "--text", "{folder}/model-00001-of-00004.safetensors"), "not UTF-8"),
         (("eval", "{folder}", "--text", "/dev/null"), "1 tokens: must be 2"),

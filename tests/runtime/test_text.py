@@ -227,7 +227,7 @@ def test_a_tokenizer_of_another_model(folder: Path) -> None:
         ({"dtype": "fp8"}, "unknown dtype"),
         ({"stops": ("",)}, "stop string is empty"),
         ({"prompts": ()}, "no prompt"),
-        ({"model": Path("nowhere")}, "nowhere/config.json: No such file"),
+        ({"model": Path("nowhere")}, "nowhere/config.json: no such file"),
     ],
 )
 def test_what_is_refused_before_a_rank_starts(folder: Path, changes: dict[str, Any], words: str) -> None:

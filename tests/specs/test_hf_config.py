@@ -513,7 +513,7 @@ def test_directory_without_config(tmp_path: Path) -> None:
 
 def test_directory_in_place_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "config.json" / "config.json").mkdir(parents=True)
-    with pytest.raises(SpecError, match="cannot be read"):
+    with pytest.raises(SpecError, match="is a folder: must be a file"):
         catalog.model(str(tmp_path))
 
 
@@ -521,13 +521,13 @@ def test_large_file_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "model.json"
     with path.open("wb") as file:
         file.truncate(10_000_001)
-    with pytest.raises(SpecError, match="must be at most 10000000") as caught:
+    with pytest.raises(SpecError, match="must be at most 10000000 bytes") as caught:
         read_config(path)
     assert "not the weights" in caught.value.hint
 
 
-def test_endless_file_is_cut() -> None:
-    with pytest.raises(SpecError, match="must be at most 10000000 bytes"):
+def test_a_device_is_no_file() -> None:
+    with pytest.raises(SpecError, match="is a device: must be a file"):
         read_config(Path("/dev/zero"))
 
 

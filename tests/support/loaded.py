@@ -70,14 +70,18 @@ def compute(comm: Communicator, root: Path) -> dict[str, Any]:
         with torch.inference_mode():
             results["logits"][folder.name] = model(torch.tensor([PROMPTS[0]]), standard)
         results["greedy"][folder.name] = completed(model, standard, PROMPTS[:1], SamplingConfig())[0]
-        save(model, root / f"saved-{folder.name}-{comm.size}", read_object(folder / "config.json", hint=""))
+        save(model, root / f"saved-{folder.name}-{comm.size}", read_object(folder / "config.json", what="x"))
     for case in CASES:
         model, wiring = model_of(root / "llama", comm, attention=case[0]), lay_out(case[1], 4)
         results["padded"][case] = completed(model, wiring, PROMPTS, SamplingConfig())
         results["alone"][case] = [completed(model, wiring, [prompt], SamplingConfig()) for prompt in PROMPTS]
     results["sampled"] = completed(model, standard, PROMPTS, SAMPLED)[0]
     sharded = model_of(root / "qwen2-tied", comm, sharded_embedding=True, sharded_lm_head=True)
-    save(sharded, root / f"saved-sharded-{comm.size}", read_object(root / "qwen2-tied" / "config.json", hint=""))
+    save(
+        sharded,
+        root / f"saved-sharded-{comm.size}",
+        read_object(root / "qwen2-tied" / "config.json", what="x"),
+    )
     return results
 
 

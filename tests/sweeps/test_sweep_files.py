@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from ladder_sim.errors import MissingDependencyError, UsageError
 from ladder_sim.sweeps.executors import serial
@@ -141,6 +144,110 @@ def test_a_fingerprint_knows_the_sweep(tmp_path: Path) -> None:
     prints = {_fingerprint(grid, how_of(grid, profile, False), form)
               for grid in grids for profile in (None, "none") for form in ("csv", "jsonl")}  # fmt: skip
     assert len(prints) == 12
+
+
+def test_a_fingerprint_knows_the_contents_of_files(tmp_path: Path) -> None:
+    """A fabric is edited between an interrupted sweep and --resume: its rows would be of both versions."""
+    from ladder_sim.costs.collectives import fabrics
+    from ladder_sim.sweeps.run import _fingerprint
+
+    fabric = tmp_path / "mine.toml"
+    text = (Path(fabrics.__file__).parents[1] / "data" / "fabrics" / "ib-ndr400.toml").read_text()
+    fabric.write_text(text)
+    grid = Grid({"model": "8b", "nodes": "2", "inter.fabric": str(fabric), "batch": "1:4"}, ["ladder"])
+    how = how_of(grid, None, ignore_memory=False)
+    before = _fingerprint(grid, how, "csv")
+    assert _fingerprint(grid, how, "csv") == before
+    fabric.write_text(f"# edited\n{text}")
+    assert _fingerprint(grid, how, "csv") != before
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_a_full_disk_ends_the_sweep_and_it_resumes(form: str, tmp_path: Path) -> None:
+    """A short write was counted as a whole chunk: rows were missing, and the command reported success."""
+    path = tmp_path / f"full.{form}"
+    arguments = ["sweep", "--model=8b", f"--set=model.layers={SLOW['model.layers']}", "--variant=ladder"]
+    arguments += ["--workers=1", f"--save={path}"]
+    whole = _written(SLOW, path.with_name(f"whole.{form}"))
+    full = _limited(arguments, 8_000)
+    assert full.returncode == 2, full.stderr
+    assert "cannot be written: File too large" in full.stderr
+    assert not path.exists()
+    resumed = _limited([*arguments, "--resume"], None)
+    assert resumed.returncode == 0, resumed.stderr
+    assert path.read_bytes() == whole
+
+
+def _limited(arguments: list[str], size_bytes: int | None) -> "subprocess.CompletedProcess[str]":
+    """A command whose files may have this size."""
+
+    def limit() -> None:
+        if size_bytes:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, size_bytes))
+
+    return subprocess.run(
+        [sys.executable, "-m", "ladder_sim", *arguments],
+        env={**os.environ, "PYTHONPATH": str(REPO)},
+        preexec_fn=limit,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_two_sweeps_do_not_write_one_file(tmp_path: Path) -> None:
+    """Rows were doubled, or of two shapes, and one of the two reported success."""
+    file = _file(tmp_path / "x.csv")
+    code = f"""
+from pathlib import Path
+from ladder_sim.sweeps.files import PartFile
+with PartFile(path=Path({str(file.path)!r}), form="csv", fingerprint="print", start=b"head\\n").locked():
+    print("locked", flush=True)
+    input()
+"""
+    other = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(REPO)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert other.stdout is not None
+    assert other.stdout.readline() == "locked\n"
+    with pytest.raises(UsageError, match="is being written by another process"):
+        _written(AXES, file.path)
+    other.communicate("\n")
+    _written(AXES, file.path)
+
+
+@given(st.data())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_damage_to_what_is_left_is_seen(tmp_path: Path, data: st.DataObject) -> None:
+    """Bytes flipped, lines doubled, dropped or garbled: the file is the same, or the sweep is refused."""
+    file = _file(tmp_path / "x.csv")
+    for _ in file.path, file.part, file.journal:
+        _.unlink(missing_ok=True)
+    steps = file.write(_chunks(0), 0)
+    for _count in range(4):
+        next(steps)
+    steps.close()  # type: ignore[attr-defined]
+    damaged = data.draw(st.sampled_from([file.part, file.journal]))
+    lines = damaged.read_bytes().splitlines(keepends=True)
+    at = data.draw(st.integers(0, len(lines) - 1))
+    change = data.draw(st.sampled_from(["double", "drop", "garble", "flip"]))
+    lines[at : at + 1] = {
+        "double": [lines[at]] * 2,
+        "drop": [],
+        "garble": [data.draw(st.binary(max_size=12)) + b"\n"],
+        "flip": [bytes([lines[at][0] ^ data.draw(st.integers(1, 255))]) + lines[at][1:]],
+    }[change]
+    damaged.write_bytes(b"".join(lines))
+    try:
+        done = file.done()
+    except UsageError:
+        return
+    list(file.write(_chunks(len(done)), len(done)))
+    assert file.path.read_bytes() == WHOLE
 
 
 def test_an_unwritable_file_is_said_so(tmp_path: Path) -> None:

@@ -169,8 +169,8 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     latin = tmp_path / "latin.csv"
     latin.write_bytes(f"{HEADER}\n# caf".encode() + b"\xe9\n")
     assert "line 2: not UTF-8" in refusal(str(latin))
-    assert "cannot be read" in refusal(str(tmp_path / "none.csv"))
-    assert "cannot be read" in refusal(str(tmp_path))
+    assert "no such file" in refusal(str(tmp_path / "none.csv"))
+    assert "is a folder" in refusal(str(tmp_path))
     assert "did you mean 'ladder-70b'" in refusal("ladder-71b")
 
 

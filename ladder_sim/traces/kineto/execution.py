@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder_sim.errors import UsageError
-from ladder_sim.traces.kineto.reader import read_text
+from ladder_sim.traces.kineto.reader import read_trace
 
 # tensor id, storage id, offset, elements, bytes per element, device
 _TENSOR_FIELDS = 6
@@ -24,7 +24,7 @@ def read_execution_trace(path: Path) -> dict[int, frozenset[int]]:
         It cannot be read, or is not an execution trace.
     """
     try:
-        document = json.loads(read_text(path))
+        document = json.loads(read_trace(path))
     except ValueError as error:
         raise UsageError(
             f"execution trace '{path}' cannot be read: {error}", hint="stop the observer before the process ends"

@@ -5,9 +5,7 @@ Everything else (Python frames, flow arrows, counters) is dropped. The arrow fro
 both carry the correlation id of the launch.
 """
 
-import gzip
 import json
-import zlib
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ladder_sim.errors import UsageError
+from ladder_sim.files import read_bytes
 from ladder_sim.traces.graph import ALONE
 
 GPU_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
@@ -24,7 +23,8 @@ _KEPT = GPU_CATEGORIES | CALL_CATEGORIES | {"cpu_op", "user_annotation", "cuda_s
 _US = 1e-6
 # name of the marks that `torch.profiler.profile.step` leaves
 _MARK = "ProfilerStep"
-_GZIP_MAGIC = b"\x1f\x8b"
+# unpacked; the events of such a file take several times as much memory
+LIMIT_BYTES = 2**30
 _AGAIN = "record it again, and let the profiler finish writing"
 _KNOWN = "give a file of torch.profiler's export_chrome_trace, or one that `ladder-sim trace export` wrote"
 
@@ -86,7 +86,7 @@ def read_document(path: Path) -> dict[str, Any]:
     UsageError
         The file cannot be read, is cut off, is not JSON, or has no ``traceEvents``.
     """
-    text = read_text(path)
+    text = read_trace(path)
     try:
         document = json.loads(text, object_hook=_slim)
     except json.JSONDecodeError as error:
@@ -116,25 +116,10 @@ def sort_events(document: dict[str, Any]) -> KinetoFile:
     return file
 
 
-def read_text(path: Path) -> str:
-    """A file's text, gzipped or not.
-
-    Raises
-    ------
-    UsageError
-        It cannot be read, or is cut off.
-    """
-    try:
-        data = path.read_bytes()
-        if data.startswith(_GZIP_MAGIC):
-            data = gzip.decompress(data)
-        return data.decode("utf-8", errors="replace")
-    except (EOFError, zlib.error) as error:
-        raise UsageError(f"trace '{path}' is a gzip file that is cut off or damaged: {error}", hint=_AGAIN) from error
-    except OSError as error:
-        raise UsageError(
-            f"trace '{path}' cannot be read: {error.strerror or error}", hint="give the path of a trace file"
-        ) from error
+def read_trace(path: Path) -> str:
+    """A file's text, gzipped or not; raises UsageError."""
+    raw = read_bytes(path, what="a trace", limit_bytes=LIMIT_BYTES, unpack=True, error=UsageError)
+    return raw.decode("utf-8", errors="replace")
 
 
 def _slim(item: dict[str, Any]) -> Any:

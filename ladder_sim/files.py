@@ -1,0 +1,211 @@
+"""Files: one reader with a size limit, one way to write, one lock.
+
+Everything that a user names is read and written here: a device, a pipe or an archive that unpacks without end is
+refused, and a full disk or a killed process leaves either the old file or the new one.
+"""
+
+import contextlib
+import fcntl
+import gzip
+import os
+import secrets
+import stat
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from ladder_sim.errors import LadderSimError, SpecError, UsageError
+
+# a config.json is a few kilobytes
+SMALL_BYTES = 10_000_000
+_GZIP_MAGIC = b"\x1f\x8b"
+_KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
+
+
+def shown_path(path: str | Path) -> str:
+    """Write a path in full, with escapes for what a terminal cannot print."""
+    text = str(path)
+    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
+
+
+def read_bytes(
+    path: Path,
+    *,
+    what: str,
+    limit_bytes: int = SMALL_BYTES,
+    unpack: bool = False,
+    error: type[LadderSimError] = SpecError,
+) -> bytes:
+    """Read a file.
+
+    Parameters
+    ----------
+    path
+        The file.
+    what
+        What it should be, for the hint of an error, e.g. "a config.json".
+    limit_bytes
+        Size that it may have, unpacked.
+    unpack
+        Whether it may be gzipped.
+    error
+        What to raise if it is missing, unreadable, no regular file, damaged or too large.
+    """
+    name = shown_path(path)
+    try:
+        # opening a pipe would wait for its writer
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, descriptor)
+            mode = os.fstat(descriptor).st_mode
+            if not stat.S_ISREG(mode):
+                kind = next((text for test, text in _KINDS if test(mode)), "a device")
+                raise error(f"{name}: is {kind}: must be a file", hint=f"give the path of {what}")
+            file = stack.enter_context(open(descriptor, "rb", closefd=False))
+            packed = unpack and file.peek(2)[:2] == _GZIP_MAGIC
+            # bounded by what is read and not by what the file system reports: files of /proc have size 0
+            raw = (gzip.GzipFile(fileobj=file) if packed else file).read(limit_bytes + 1)
+    except FileNotFoundError:
+        raise error(
+            f"{name}: no such file",
+            hint=f"give the path of {what}; nothing is downloaded"
+            + (". `ladder-sim list` shows what is built in" if error is SpecError else ""),
+        ) from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as fault:
+        raise error(
+            f"{name}: a gzip file that is cut off or damaged: {fault}", hint="copy or create it again"
+        ) from None
+    except (OSError, ValueError) as fault:
+        reason = fault.strerror if isinstance(fault, OSError) and fault.strerror else str(fault)
+        raise error(f"{name}: cannot be read ({reason})", hint=f"give the path of {what} that you may read") from None
+    if len(raw) > limit_bytes:
+        size = f"{limit_bytes // 2**20} MiB" if limit_bytes % 2**20 == 0 else f"{limit_bytes} bytes"
+        raise error(f"{name}: must be at most {size}", hint=f"give {what}, not the weights or another large file")
+    return raw
+
+
+def read_text(
+    path: Path,
+    *,
+    what: str,
+    limit_bytes: int = SMALL_BYTES,
+    unpack: bool = False,
+    error: type[LadderSimError] = SpecError,
+) -> str:
+    """Read a file of UTF-8 text, as `read_bytes` does."""
+    raw = read_bytes(path, what=what, limit_bytes=limit_bytes, unpack=unpack, error=error)
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as fault:
+        raise error(
+            f"{shown_path(path)}: not UTF-8 text (byte {fault.start}): a binary file?",
+            hint=f"give {what}, not the weights",
+        ) from None
+
+
+def write_file(path: Path, content: str | bytes, *, error: type[LadderSimError] = UsageError) -> None:
+    """Write a file, text as UTF-8, whole or not at all; raises `error`."""
+    try:
+        with replacing(path) as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+    except OSError as fault:
+        raise error(
+            f"'{shown_path(path)}' cannot be written: {fault.strerror or fault}", hint="choose a folder that exists"
+        ) from fault
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that takes the place of `path` when the body is done: nobody sees a part of it.
+
+    A link stays a link, a device or a pipe is written directly, and two writers at once leave the file of one of them.
+    """
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        with target.open("wb") as file:
+            yield file
+        return
+    part = target.with_name(f".{secrets.token_hex(8)}.part")
+    try:
+        with part.open("xb") as file:
+            if target.exists():
+                os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(target)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def write_all(file: IO[bytes], content: bytes) -> None:
+    """Write all of it: an unbuffered file on a full disk takes a part, and says so by its return value only."""
+    left = memoryview(content)
+    while left:
+        left = left[file.write(left) :]
+
+
+def append(path: Path, content: bytes) -> None:
+    """Append to a file, whole or not at all, and wait until it is on the disk; raises OSError. Hold its lock."""
+    with path.open("ab", buffering=0) as file:
+        size_bytes = file.seek(0, os.SEEK_END)
+        try:
+            write_all(file, content)
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(size_bytes)
+            raise
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
+    """Keep other processes from writing a file, which is created, or a folder.
+
+    The lock ends with the process, however that ends.
+
+    Parameters
+    ----------
+    path
+        File or folder.
+    wait
+        Until another process is done, instead of raising an error.
+
+    Raises
+    ------
+    UsageError
+        Another process writes it.
+    OSError
+        It cannot be opened.
+    """
+    while True:
+        flags = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT
+        descriptor = os.open(path, flags, 0o666)
+        try:
+            _lock(descriptor, path, wait=wait)
+            # the other process may have moved it away, so that a new one has to be created
+            if _is_at(descriptor, path):
+                yield
+                return
+        finally:
+            os.close(descriptor)
+
+
+def _lock(descriptor: int, path: Path, *, wait: bool) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        raise UsageError(
+            f"'{shown_path(path)}' is being written by another process", hint="wait for it, or choose another place"
+        ) from None
+    except OSError:
+        # a file system without locks
+        return
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,110 @@
+"""Child processes that end with their parent, however that ends, and why they ended."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any, NoReturn
+
+from ladder_sim.errors import LadderSimError
+
+# environment variable: the process with whose end a child ends
+_PARENT = "LADDER_SIM_PARENT"
+# of Linux's sys/prctl.h
+_PR_SET_PDEATHSIG = 1
+# what a terminal, a shell or a scheduler sends to end a process
+_ENDS = (signal.SIGTERM, signal.SIGHUP)
+# to let a process end its own children
+_PATIENCE_S = 10.0
+
+
+def start(
+    module: Sequence[str],
+    *,
+    last: signal.Signals = signal.SIGTERM,
+    env: Mapping[str, str] | None = None,
+    **options: Any,
+) -> "subprocess.Popen[Any]":
+    """Start ``python -m MODULE ...``, whose `__main__` calls `end_with_parent`.
+
+    Parameters
+    ----------
+    module
+        Its name, and its arguments.
+    last
+        The signal that it gets when this process ends; SIGKILL for one that has nothing to clean up.
+    env
+        Variables on top of those of this process.
+    **options
+        Of `subprocess.Popen`.
+    """
+    environment = {**os.environ, **(env or {}), _PARENT: f"{os.getpid()} {int(last)}"}
+    return subprocess.Popen([sys.executable, "-m", *module], env=environment, **options)
+
+
+def end_with_parent() -> None:
+    """End this process when the one that called `start` ends, also if that was before now. First thing in a child."""
+    parent, _, last = os.environ.pop(_PARENT, "").partition(" ")
+    if not parent:
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(last))
+    if os.getppid() != int(parent):
+        os._exit(128 + int(last))
+
+
+def run(module: Sequence[str], *, capture: bool = False) -> tuple[int, str]:
+    """Run ``python -m MODULE ...`` to its end; returns its exit code, and its stdout if that is captured.
+
+    Raises
+    ------
+    LadderSimError
+        A signal ended it.
+    """
+    with ending_children():
+        process = start(module, stdout=subprocess.PIPE if capture else None, text=True)
+        try:
+            output, _ = process.communicate()
+        finally:
+            _end(process)
+    if process.returncode < 0:
+        raise killed(f"`python -m {' '.join(module[:2])}`", process.returncode)
+    return process.returncode, output or ""
+
+
+def killed(name: str, code: int) -> LadderSimError:
+    """The error for a process that a signal ended, by its negative exit code."""
+    number = -code
+    known = number in set(signal.Signals)
+    hint = "out of memory? a smaller model or batch needs less" if number == signal.SIGKILL else ""
+    if number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS):
+        hint = "out of memory or threads? fewer --threads and a smaller model need less"
+    return LadderSimError(f"{name} was ended by {signal.Signals(number).name if known else number}", hint=hint)
+
+
+@contextlib.contextmanager
+def ending_children() -> Iterator[None]:
+    """Make signals that end this process unwind it, so that `finally` ends its children."""
+    before = {number: signal.signal(number, _unwind) for number in _ENDS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _unwind(number: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def _end(process: "subprocess.Popen[Any]") -> None:
+    """Terminate a process, which then ends its own children; kill it if it does not end."""
+    process.terminate()
+    try:
+        process.wait(_PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

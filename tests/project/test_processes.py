@@ -1,0 +1,101 @@
+"""Children end with their parent, and say how they ended."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPO
+
+# a child that starts a child of its own, and then waits; both write their process ids
+CHILD = """
+import os, sys, time
+from pathlib import Path
+from ladder_sim.processes import end_with_parent, ending_children, start
+if __name__ == "__main__":
+    time.sleep(float(os.environ.get("LATE", "0")))
+    end_with_parent()
+    Path(sys.argv[1], str(os.getpid())).touch()
+    if len(sys.argv) > 2:
+        start(["child", sys.argv[1]]).wait()
+    time.sleep(600)
+"""
+PARENT = """
+import sys
+from ladder_sim import processes
+from ladder_sim.errors import exit_code
+sys.exit(exit_code(lambda: processes.run(["child", *sys.argv[1:]])[0]))
+"""
+
+
+def _start(folder: Path, *arguments: str, late_s: float = 0.0) -> "subprocess.Popen[str]":
+    (folder / "child.py").write_text(CHILD)
+    environment = {**os.environ, "PYTHONPATH": f"{REPO}{os.pathsep}{folder}", "LATE": str(late_s)}
+    return subprocess.Popen(
+        [sys.executable, "-c", PARENT, *arguments], env=environment, stderr=subprocess.PIPE, text=True
+    )
+
+
+def _children(folder: Path, count: int) -> list[int]:
+    """Their process ids, once there are that many."""
+    for _ in range(6000):
+        if len(entries := list(folder.iterdir())) == count:
+            return [int(entry.name) for entry in entries]
+        time.sleep(0.01)
+    raise AssertionError("the children never started")
+
+
+def _gone(pid: int) -> bool:
+    for _ in range(3000):
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_children_end_with_their_parent(number: signal.Signals, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    pids.mkdir()
+    parent = _start(tmp_path, str(pids), "grandchild")
+    children = _children(pids, 2)
+    parent.send_signal(number)
+    parent.communicate(timeout=60)
+    assert parent.returncode == (-number if number == signal.SIGKILL else 128 + number)
+    assert all(map(_gone, children))
+
+
+@pytest.mark.slow
+def test_a_child_whose_parent_is_gone_before_it_begins_ends(tmp_path: Path) -> None:
+    """Killed while the child still loads: it reads its parent's id too late to see it."""
+    pids = tmp_path / "pids"
+    pids.mkdir()
+    parent = _start(tmp_path, str(pids), late_s=1.0)
+    children: list[int] = []
+    while not children:
+        children = [int(pid) for pid in Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()]
+    parent.kill()
+    parent.communicate(timeout=60)
+    assert all(map(_gone, children))
+    assert not list(pids.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "words"), [(signal.SIGSEGV, "fewer --threads"), (signal.SIGKILL, "out of memory")])
+def test_a_child_that_a_signal_ends_is_reported(number: signal.Signals, words: str, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    pids.mkdir()
+    parent = _start(tmp_path, str(pids))
+    os.kill(_children(pids, 1)[0], number)
+    _, errors = parent.communicate(timeout=60)
+    assert parent.returncode == 1
+    assert f"was ended by {number.name}" in errors
+    assert words in errors
