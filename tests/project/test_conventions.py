@@ -1,11 +1,13 @@
 """Conventions of docs/development.md that no linter checks: where comments stand, and no circles of files."""
 
 import ast
+import re
 from collections.abc import Iterator
 
 import networkx as nx
 import pytest
 
+from tests.conftest import REPO
 from tests.support.imports import files_of, imports_in
 
 pytestmark = pytest.mark.quality
@@ -76,6 +78,15 @@ def test_the_check_sees_comments_below(source: str, lines: list[int]) -> None:
 def test_no_test_imports_a_test() -> None:
     """What several need is in tests/support."""
     assert [str(entry) for entry in imports_in("tests") if ".test_" in entry.name] == []
+
+
+def test_no_test_has_a_deadline_or_a_clock_of_its_own() -> None:
+    """A machine that is busy with something else is not late: tests wait with tests/support/waiting.py."""
+    own = re.compile(r"timeout(_s)?=\d|^\s+time\.sleep\(|monotonic\(\)|wait_for_timeout\(\d{3}", re.MULTILINE)
+    files = (path for path in (REPO / "tests").rglob("*.py") if path.parent.name != "support")
+    # a program that a test writes may sleep: it is in quotes
+    quoted = re.compile(r'f?""".*?"""', re.DOTALL)
+    assert [path.name for path in files if own.search(quoted.sub("", path.read_text("utf-8")))] == []
 
 
 @pytest.mark.parametrize("package", PACKAGES)

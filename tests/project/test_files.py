@@ -15,6 +15,7 @@ from ladder_sim.errors import ProfileError, SpecError, UsageError
 from ladder_sim.files import append, locked, read_bytes, read_text, replacing, write_all, write_file
 from tests.conftest import REPO
 from tests.support.commands import process
+from tests.support.waiting import HANG_S
 
 
 def _python(code: str, **options: object) -> "subprocess.Popen[str]":
@@ -109,7 +110,7 @@ except OSError as error:
     print(error.strerror)
 """
     child = _python(code, stdout=subprocess.PIPE, preexec_fn=_small_files)
-    assert child.communicate(timeout=60)[0] == "File too large\n" * 2
+    assert child.communicate(timeout=HANG_S)[0] == "File too large\n" * 2
     assert (tmp_path / "lines").stat().st_size == 99_000
 
 

@@ -4,12 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import REPO
+from tests.support.waiting import HANG_S, until
 
 # a child that starts a child of its own, and then waits; both write their process ids
 CHILD = """
@@ -17,7 +17,8 @@ import os, sys, time
 from pathlib import Path
 from ladder_sim.processes import end_with_parent, ending_children, start
 if __name__ == "__main__":
-    time.sleep(float(os.environ.get("LATE", "0")))
+    while not Path(os.environ["MAY_BEGIN"]).exists():
+        time.sleep(0.01)
     end_with_parent()
     Path(sys.argv[1], str(os.getpid())).touch()
     if len(sys.argv) > 2:
@@ -32,9 +33,10 @@ sys.exit(exit_code(lambda: processes.run(["child", *sys.argv[1:]])[0]))
 """
 
 
-def _start(folder: Path, *arguments: str, late_s: float = 0.0) -> "subprocess.Popen[str]":
+def _start(folder: Path, *arguments: str, may_begin: Path = REPO) -> "subprocess.Popen[str]":
+    """A parent whose children begin once a file is there."""
     (folder / "child.py").write_text(CHILD)
-    environment = {**os.environ, "PYTHONPATH": f"{REPO}{os.pathsep}{folder}", "LATE": str(late_s)}
+    environment = {**os.environ, "PYTHONPATH": f"{REPO}{os.pathsep}{folder}", "MAY_BEGIN": str(may_begin)}
     return subprocess.Popen(
         [sys.executable, "-c", PARENT, *arguments], env=environment, stderr=subprocess.PIPE, text=True
     )
@@ -42,22 +44,15 @@ def _start(folder: Path, *arguments: str, late_s: float = 0.0) -> "subprocess.Po
 
 def _children(folder: Path, count: int) -> list[int]:
     """Their process ids, once there are that many."""
-    for _ in range(6000):
-        if len(entries := list(folder.iterdir())) == count:
-            return [int(entry.name) for entry in entries]
-        time.sleep(0.01)
-    raise AssertionError("the children never started")
+    until(lambda: len(list(folder.iterdir())) == count)
+    return [int(entry.name) for entry in folder.iterdir()]
 
 
 def _gone(pid: int) -> bool:
-    for _ in range(3000):
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except OSError:
-            return True
-        time.sleep(0.01)
-    return False
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
 
 
 @pytest.mark.slow
@@ -68,9 +63,9 @@ def test_children_end_with_their_parent(number: signal.Signals, tmp_path: Path) 
     parent = _start(tmp_path, str(pids), "grandchild")
     children = _children(pids, 2)
     parent.send_signal(number)
-    parent.communicate(timeout=60)
+    parent.communicate(timeout=HANG_S)
     assert parent.returncode == (-number if number == signal.SIGKILL else 128 + number)
-    assert all(map(_gone, children))
+    until(lambda: all(map(_gone, children)))
 
 
 @pytest.mark.slow
@@ -78,13 +73,15 @@ def test_a_child_whose_parent_is_gone_before_it_begins_ends(tmp_path: Path) -> N
     """Killed while the child still loads: it reads its parent's id too late to see it."""
     pids = tmp_path / "pids"
     pids.mkdir()
-    parent = _start(tmp_path, str(pids), late_s=1.0)
+    parent = _start(tmp_path, str(pids), may_begin=tmp_path / "begin")
     children: list[int] = []
     while not children:
         children = [int(pid) for pid in Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()]
     parent.kill()
-    parent.communicate(timeout=60)
-    assert all(map(_gone, children))
+    parent.wait()
+    (tmp_path / "begin").touch()
+    parent.communicate(timeout=HANG_S)
+    until(lambda: all(map(_gone, children)))
     assert not list(pids.iterdir())
 
 
@@ -95,7 +92,7 @@ def test_a_child_that_a_signal_ends_is_reported(number: signal.Signals, words: s
     pids.mkdir()
     parent = _start(tmp_path, str(pids))
     os.kill(_children(pids, 1)[0], number)
-    _, errors = parent.communicate(timeout=60)
+    _, errors = parent.communicate(timeout=HANG_S)
     assert parent.returncode == 1
     assert f"was ended by {number.name}" in errors
     assert words in errors
