@@ -5,13 +5,15 @@ Gloo ranks in them communicate over that link as two machines would, while each 
 
 import contextlib
 import os
+import re
 import shutil
+import signal
 import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ladder_sim.errors import MissingDependencyError
+from ladder_sim.processes import ending_children, start
 
 DEVICE = "link0"
 # of the store through which the ranks connect; nothing else runs in the namespaces
@@ -47,8 +49,7 @@ class Laboratory:
                 environment |= {"MASTER_ADDR": _ADDRESSES[0], "GLOO_SOCKET_IFNAME": DEVICE}
                 core = str(cores[rank % len(cores)])
                 where = ["ip", "netns", "exec", space, "taskset", "-c", core]
-                command = [*where, sys.executable, "-m", module, *arguments]
-                started.append(subprocess.Popen(command, env={**os.environ, **environment}))
+                started.append(start([module, *arguments], last=signal.SIGKILL, env=environment, prefix=where))
             for process in started:
                 if process.wait(timeout_s):
                     raise subprocess.CalledProcessError(process.returncode, process.args)
@@ -75,8 +76,12 @@ def laboratory(rate: str = "200mbit") -> Iterator[Laboratory]:
     for tool in ("ip", "tc", "taskset"):
         if shutil.which(tool) is None:
             raise MissingDependencyError(f"the link laboratory needs '{tool}'", hint="apt install iproute2 util-linux")
+    for space in stale(_listed()):
+        _delete(space)
     spaces = (f"ladder-a{os.getpid()}", f"ladder-b{os.getpid()}")
-    try:
+    with ending_children(), contextlib.ExitStack() as stack:
+        for space in spaces:
+            stack.callback(_delete, space)
         for space in spaces:
             _sh("ip", "netns", "add", space)
         _sh("ip", "link", "add", DEVICE, "netns", spaces[0], "type", "veth", "peer", "name", DEVICE, "netns", spaces[1])
@@ -89,9 +94,21 @@ def laboratory(rate: str = "200mbit") -> Iterator[Laboratory]:
             _sh(*inside, "tc", "qdisc", "add", "dev", DEVICE, "root", "tbf", *bucket)
             _sh(*inside, "sysctl", "-qw", *_SETTINGS)
         yield Laboratory(spaces)
-    finally:
-        for space in spaces:
-            subprocess.run(["ip", "netns", "del", space], capture_output=True, check=False)
+
+
+def stale(spaces: Iterable[str]) -> list[str]:
+    """Those of laboratories whose process was killed; each has its process id in its name."""
+    made = ((space, re.fullmatch(r"ladder-[ab](\d+)", space)) for space in spaces)
+    return [space for space, match in made if match and not os.path.exists(f"/proc/{match[1]}")]
+
+
+def _listed() -> list[str]:
+    shown = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
+    return [line.split()[0] for line in shown.splitlines() if line.strip()]
+
+
+def _delete(space: str) -> None:
+    subprocess.run(["ip", "netns", "del", space], capture_output=True, check=False)
 
 
 def _sh(*command: str) -> None:

@@ -27,6 +27,7 @@ def start(
     *,
     last: signal.Signals = signal.SIGTERM,
     env: Mapping[str, str] | None = None,
+    prefix: Sequence[str] = (),
     **options: Any,
 ) -> "subprocess.Popen[Any]":
     """Start ``python -m MODULE ...``, whose `__main__` calls `end_with_parent`.
@@ -39,11 +40,13 @@ def start(
         The signal that it gets when this process ends; SIGKILL for one that has nothing to clean up.
     env
         Variables on top of those of this process.
+    prefix
+        Commands that become it, e.g. ``("taskset", "-c", "0")``.
     **options
         Of `subprocess.Popen`.
     """
     environment = {**os.environ, **(env or {}), _PARENT: f"{os.getpid()} {int(last)}"}
-    return subprocess.Popen([sys.executable, "-m", *module], env=environment, **options)
+    return subprocess.Popen([*prefix, sys.executable, "-m", *module], env=environment, **options)
 
 
 def end_with_parent() -> None:

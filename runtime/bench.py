@@ -8,6 +8,7 @@ another one, so that a machine's drift affects all equally.
 import math
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -16,10 +17,11 @@ from typing import NamedTuple
 import torch
 
 from ladder_sim.errors import UsageError
+from ladder_sim.files import locked
 from runtime.assemble import TORCH_DTYPES, assemble, device_of
 from runtime.comm.base import Communicator
 from runtime.comm.emulate import EmulatedLink
-from runtime.comm.rendezvous import CommConfig, connect
+from runtime.comm.rendezvous import CommConfig, Place, connect
 from runtime.config import EngineConfig, ModelConfig, check_counts, check_dtype
 from runtime.environment import environment
 from runtime.generate import Generator
@@ -75,11 +77,20 @@ def bench(config: BenchConfig, engine: EngineConfig, links: CommConfig, trace: P
 
     With `trace` PyTorch's profiler records a prefill and a few decode steps of each variant there, in a folder each.
     """
-    if trace is not None:
-        try:
-            trace.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"--trace {trace}: {error.strerror}", hint="give a folder that can be written") from None
+    with ExitStack() as stack:
+        if trace is not None:
+            try:
+                trace.mkdir(parents=True, exist_ok=True)
+                if Place.from_environment().rank == 0:
+                    # traces of two runs would be mixed
+                    stack.enter_context(locked(trace))
+            except OSError as error:
+                hint = "give a folder that can be written"
+                raise UsageError(f"--trace {trace}: {error.strerror}", hint=hint) from None
+        return _measured(config, engine, links, trace)
+
+
+def _measured(config: BenchConfig, engine: EngineConfig, links: CommConfig, trace: Path | None) -> dict[str, object]:
     torch.set_num_threads(config.threads)
     shape = ModelConfig.from_file(config.model)
     if shape.activation not in kernels.ACTIVATIONS:

@@ -14,6 +14,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -22,6 +23,7 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, record_function, schedule
 
 from ladder_sim.errors import UsageError
+from ladder_sim.files import locked
 from runtime.comm.base import Handle
 from runtime.comm.emulate import EmulatedLink
 from runtime.comm.rendezvous import Place
@@ -49,7 +51,7 @@ def recorded_steps(
     Raises
     ------
     UsageError
-        `warmups` or `steps` is less than 1.
+        `warmups` or `steps` is less than 1, or another process records into the folder.
     """
     if warmups < 1 or steps < 1:
         raise UsageError(
@@ -61,6 +63,8 @@ def recorded_steps(
     folder.mkdir(parents=True, exist_ok=True)
     cuda = torch.cuda.is_available()
     with (
+        # files of two runs would be mixed
+        locked(folder) if rank == 0 else nullcontext(),
         tempfile.TemporaryDirectory() as scratch,
         profile(
             activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])],

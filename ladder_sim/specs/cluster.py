@@ -40,7 +40,8 @@ class GpuSpec:
         real(self.fp8_flops, f"{where}: fp8_flops", MAX_RATE)
         real(self.hbm_bytes, f"{where}: hbm_bytes", MAX_BYTES)
         real(self.hbm_bandwidth_Bps, f"{where}: hbm_bandwidth_Bps", MAX_RATE)
-        whole(self.sms, f"{where}: sms", 1, 100_000)
+        # a collective holds some and kernels keep one
+        whole(self.sms, f"{where}: sms", 2, 100_000)
         real(self.kernel_s, f"{where}: kernel_s", MAX_SECONDS, zero=True)
 
     def is_called(self, device: str) -> bool:

@@ -3,13 +3,14 @@
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks.link_lab import Laboratory, laboratory
+from benchmarks.link_lab import Laboratory, laboratory, stale
 from ladder_sim.errors import MissingDependencyError
-from tests.conftest import NEEDS_ROOT
+from tests.conftest import NEEDS_ROOT, REPO
 from tests.support.waiting import HANG_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
@@ -53,3 +54,34 @@ def test_without_the_tools_the_error_names_what_to_install(monkeypatch: pytest.M
     monkeypatch.setattr("shutil.which", lambda _: None)
     with pytest.raises(MissingDependencyError, match="iproute2"), laboratory():
         pass
+
+
+def test_what_a_killed_laboratory_left_is_found() -> None:
+    """A namespace outlives its process if that is killed."""
+    names = [f"ladder-a{os.getpid()}", "ladder-a4194999", "ladder-b4194999", "other", "ladder-a"]
+    assert stale(names) == ["ladder-a4194999", "ladder-b4194999"]
+
+
+@pytest.mark.root
+def test_a_terminated_laboratory_leaves_no_namespace() -> None:
+    code = """
+from benchmarks.link_lab import laboratory
+with laboratory():
+    print("up", flush=True)
+    import time
+    time.sleep(600)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(REPO)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdout is not None
+        if other.stdout.readline() != "up\n":
+            other.communicate()
+            pytest.skip(NEEDS_ROOT)
+        other.terminate()
+        other.communicate(timeout=HANG_S)
+    assert str(other.pid) not in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout

@@ -1,6 +1,9 @@
 """The samples file: survives being killed at any byte, and refuses what it must not mix."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ from hypothesis import strategies as st
 
 from calibration.fit.samples import Sample, SampleStore
 from ladder_sim.errors import ProfileError
+from tests.conftest import REPO
 
 HERE = {"cpu": "one", "torch": "2"}
 
@@ -51,6 +55,31 @@ def test_a_run_that_was_killed_while_it_wrote_the_header_resumes(tmp_path: Path)
         path.write_bytes(header[:cut])
         assert SampleStore(path, HERE).dropped == 0
         assert path.read_bytes() == header
+
+
+@pytest.mark.slow
+def test_several_first_writers_leave_one_header_and_all_samples(tmp_path: Path) -> None:
+    """Two began the same file: a second header, and it was never read again."""
+    path = tmp_path / "s.jsonl"
+    code = f"""
+from pathlib import Path
+from calibration.fit.samples import Sample, SampleStore
+input()
+store = SampleStore(Path({str(path)!r}), {HERE!r})
+for m in range(1, 6):
+    store.append(Sample(op="gemm", point={{"m": m, "n": 64, "k": 64}}, seconds=1e-5))
+"""
+    environment = {**os.environ, "PYTHONPATH": str(REPO)}
+    command = [sys.executable, "-c", code]
+    writers = [subprocess.Popen(command, stdin=subprocess.PIPE, text=True, env=environment) for _ in range(4)]
+    for writer in writers:
+        assert writer.stdin is not None
+        writer.stdin.write("\n")
+        writer.stdin.flush()
+    assert [writer.wait(60) for writer in writers] == [0] * 4
+    for writer in writers:
+        writer.communicate()
+    assert len(SampleStore(path, HERE).samples) == 20
 
 
 @pytest.mark.parametrize("content", ["no samples", "one\ntwo", '{"op": "gemm"}\n{"cut', "\n"])

@@ -192,11 +192,20 @@ def test_what_cannot_be_drawn_is_said_before(tmp_path: Path, monkeypatch: pytest
     assert caught.value.exit_code == 4
 
 
+def test_a_picture_is_drawn_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The browser would fetch MathJax from a CDN, and look up search hosts."""
+    calls: list[dict[str, object]] = []
+    monkeypatch.setattr(style, "find_spec", lambda _: object())
+    monkeypatch.setattr("kaleido.write_fig_sync", lambda *_, kopts: calls.append(kopts))
+    save_figure(go.Figure(), tmp_path / "figure.png")
+    assert calls == [{"mathjax": False, "proxy_server": "127.0.0.1:9"}]
+
+
 def test_no_browser_is_a_missing_dependency(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("Kaleido requires Google Chrome to be installed.")
 
     monkeypatch.setattr(style, "find_spec", lambda _: object())
-    monkeypatch.setattr(go.Figure, "write_image", fail)
+    monkeypatch.setattr("kaleido.write_fig_sync", fail)
     with pytest.raises(MissingDependencyError, match="needs Chrome or Chromium"):
         save_figure(go.Figure(), tmp_path / "figure.png")

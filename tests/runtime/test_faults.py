@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ladder_sim.errors import InfeasibleError, LadderSimError, MissingDependencyError, UsageError
+from ladder_sim.files import locked
 from runtime.comm.base import Communicator
 from runtime.comm.rendezvous import CommConfig, connect
 from runtime.config import ModelConfig
@@ -111,6 +112,18 @@ def test_what_a_launch_refuses(model: Path, arguments: tuple[str, ...], code: in
     assert (launcher.returncode, out) == (code, "")
     assert part in errors
     assert errors.count("error:") == 1
+
+
+def test_two_runs_do_not_trace_into_one_folder(model: Path, tmp_path: Path) -> None:
+    """Both wrote the same files, and both ended well."""
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    with locked(folder):
+        run = start(model, "--trace", str(folder), "--prompt", "4", "--gen", "2", "--repeats", "1", "--warmups", "0")
+        _, errors = run.communicate(timeout=HANG_S)
+    assert run.returncode == 2
+    assert "is being written by another process" in errors
+    assert not list(folder.iterdir())
 
 
 def connect_as(monkeypatch: pytest.MonkeyPatch, rank: int, size: int, port: int, **links: object) -> Communicator:

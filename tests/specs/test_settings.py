@@ -115,6 +115,7 @@ def test_not_a_setting(key: str) -> None:
         ("inter.bandwidth", "0", SpecError, "bandwidth_Bps is 0.0"),
         ("inter.latency", "-5us", UnitError, "finite and not negative"),
         ("inter.latency", "1000s", SpecError, "latency_s is 1000.0"),
+        ("gpu.sms", "1", SpecError, "sms is 1: must be a whole number from 2"),
         ("gpu.sms", "1.5", SpecError, "gpu.sms is '1.5': must be a whole number"),
         ("model.layers", "0", SpecError, "layers is 0"),
         ("model.layers", "20000", SpecError, "layers is 20000"),

@@ -306,6 +306,44 @@ def test_unreadable_files_say_what_is_wrong(tmp_path: Path, data: bytes, says: s
     assert caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("event", "info", "says"),
+    [
+        ({"ts": float("nan")}, {}, "times must be finite"),
+        ({"dur": -40}, {}, "0 or longer"),
+        ({"dur": float("inf")}, {}, "times must be finite"),
+        ({"ts": "soon"}, {}, "unknown schema"),
+        ({"name": 7}, {}, "its name must be text"),
+        ({"args": [1]}, {}, "its args an object"),
+        ({}, {"world_size": 10**12}, "world_size is 1000000000000: must be a whole number from 1 to 1000000"),
+        ({}, {"rank": -1}, "rank is -1"),
+        ({}, {"rank": "x"}, "rank is 'x'"),
+    ],
+)
+def test_impossible_times_and_ranks_are_refused(
+    tmp_path: Path, event: dict[str, object], info: dict[str, object], says: str
+) -> None:
+    """NaN went into --json, a negative duration into a speedup, and the list of missing ranks into all memory."""
+    document = json.loads(WHOLE)
+    kernel = next(entry for entry in document["traceEvents"] if entry.get("cat") == "kernel")
+    kernel.update(event)
+    document["distributedInfo"] = {**document.get("distributedInfo", {}), **info}
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(UsageError, match=says):
+        load([path])
+
+
+def test_a_kernel_that_is_listed_twice_is_refused(tmp_path: Path) -> None:
+    document = json.loads(WHOLE)
+    kernel = next(entry for entry in document["traceEvents"] if entry.get("cat") == "kernel")
+    document["traceEvents"].append(kernel)
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(UsageError, match="twice"):
+        load([path])
+
+
 def test_traces_without_gpu_events_say_what_they_hold(tmp_path: Path) -> None:
     trace = TraceFile()
     trace.event("cpu_op", "aten::mm", 0, 10, MAIN)

@@ -24,6 +24,8 @@ VARIANT_COLOURS = {
 }
 # for other series, from the same source
 SERIES_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#595959", "#F0E442")
+# of the browser that draws pictures: nothing is fetched, and what a browser looks up by itself meets a closed port
+OFFLINE: Mapping[str, Any] = {"mathjax": False, "proxy_server": "127.0.0.1:9"}
 GRID_COLOUR, TEXT_COLOUR = "#E5E5E5", "#262626"
 # the scenario at hand, among others
 NOW_MARKER: Mapping[str, Any] = {
@@ -182,17 +184,19 @@ def save_figure(figure: "go.Figure", path: Path) -> None:
 
 
 def _write_image(figure: "go.Figure", path: Path) -> None:
+    import kaleido
+
     layout = figure.layout
+    options = {
+        "format": path.suffix.lower()[1:],
+        "width": layout.width or WIDTH_PX,
+        "height": layout.height or HEIGHT_PX,
+        "scale": PNG_SCALE if path.suffix.lower() == ".png" else 1,
+    }
     try:
-        figure.write_image(
-            path,
-            format=path.suffix.lower()[1:],
-            width=layout.width or WIDTH_PX,
-            height=layout.height or HEIGHT_PX,
-            scale=PNG_SCALE if path.suffix.lower() == ".png" else 1,
-        )
+        # not plotly's write_image, which cannot turn MathJax off
+        kaleido.write_fig_sync(figure, path, options, kopts=OFFLINE)
     except RuntimeError as error:
-        # plotly wraps every error of kaleido's in this one
         raise MissingDependencyError(
             f"--plot '{path}' needs Chrome or Chromium, which kaleido draws with",
             hint="install the package chromium, or run plotly_get_chrome, or write an .html file",

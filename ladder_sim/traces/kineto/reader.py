@@ -8,19 +8,25 @@ both carry the correlation id of the launch.
 import json
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ladder_sim.errors import UsageError
 from ladder_sim.files import read_bytes
+from ladder_sim.specs.values import whole
 from ladder_sim.traces.graph import ALONE
+from ladder_sim.units import quoted
 
 GPU_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 CALL_CATEGORIES = frozenset({"cuda_runtime", "cuda_driver"})
 _KEPT = GPU_CATEGORIES | CALL_CATEGORIES | {"cpu_op", "user_annotation", "cuda_sync"}
 _US = 1e-6
+# a century: clocks count from 1970
+_LONG_US = 100 * 365.25 * 86400 * 1e6
+# ranks of a run
+_MAX_RANKS = 1_000_000
 # name of the marks that `torch.profiler.profile.step` leaves
 _MARK = "ProfilerStep"
 # unpacked; the events of such a file take several times as much memory
@@ -60,12 +66,17 @@ class KinetoFile:
     @property
     def rank(self) -> int:
         """Rank of the process that wrote it; 0 if not recorded."""
-        return int((self.metadata.get("distributedInfo") or {}).get("rank", 0))
+        return self._number("rank", 0, 0)
 
     @property
     def world_size(self) -> int:
         """Processes of the run; 1 if not recorded."""
-        return int((self.metadata.get("distributedInfo") or {}).get("world_size", 1))
+        return self._number("world_size", 1, 1)
+
+    def _number(self, name: str, default: int, minimum: int) -> int:
+        info = self.metadata.get("distributedInfo") or {}
+        value = info.get(name, default) if isinstance(info, dict) else info
+        return whole(value, f"a trace's distributedInfo: {name}", minimum, _MAX_RANKS, hint=_AGAIN)
 
     @property
     def host(self) -> str:
@@ -110,10 +121,26 @@ def sort_events(document: dict[str, Any]) -> KinetoFile:
     for event in events:
         if type(event) is Event:
             file.events[event.category].append(event)
-    for category in file.events.values():
+    for name, category in file.events.items():
         # an outer event before those inside it
         category.sort(key=lambda event: (event.start_us, -event.end_us))
+        _check_single(name, category)
     return file
+
+
+def _check_single(category: str, events: Sequence[Event]) -> None:
+    """Refuse kernels that are listed twice: a stream runs one at a time."""
+    if category not in GPU_CATEGORIES:
+        return
+    seen = set()
+    for event in events:
+        key = (event.name, event.process, event.thread, event.start_us, event.end_us, event.args.get("correlation"))
+        if event.end_us > event.start_us and key in seen:
+            raise UsageError(
+                f"a trace has the {category} {quoted(event.name)} at {event.start_us} us twice",
+                hint="record it again, or join files only once",
+            )
+        seen.add(key)
 
 
 def read_trace(path: Path) -> str:
@@ -130,16 +157,13 @@ def _slim(item: dict[str, Any]) -> Any:
     category = item.get("cat")
     if phase != "X" or category not in _KEPT or "ts" not in item:
         return None
-    start_us = item["ts"]
-    return Event(
-        category,
-        item.get("name", ""),
-        item.get("pid"),
-        item.get("tid"),
-        start_us,
-        start_us + item.get("dur", 0),
-        item.get("args") or {},
-    )
+    start_us, duration_us = item["ts"], item.get("dur", 0)
+    name, args = item.get("name", ""), item.get("args") or {}
+    if not (0 <= duration_us < _LONG_US and abs(start_us) < _LONG_US):
+        raise TypeError(f"{quoted(name)} at {start_us} lasts {duration_us} us: times must be finite, and 0 or longer")
+    if not isinstance(name, str) or not isinstance(args, dict):
+        raise TypeError(f"{quoted(name)}: its name must be text and its args an object")
+    return Event(category, name, item.get("pid"), item.get("tid"), start_us, start_us + duration_us, args)
 
 
 class Clock:
