@@ -20,6 +20,7 @@
 import difflib
 import json
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable
@@ -73,7 +74,8 @@ class UnknownNameError(UsageError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str], *, more: str = "") -> None:
         names = sorted(set(known))
-        near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+        close = difflib.get_close_matches(name.lower(), names, n=5, cutoff=0.7)
+        near = [each for each in close if _marks(each) == _marks(name.lower())]
         longer = [known_name for known_name in names if name and known_name.startswith(name.lower())]
         if 1 < len(longer) <= 6:
             parts = [f"there are {', '.join(longer)}" + (";" if more else ""), more]
@@ -84,6 +86,21 @@ class UnknownNameError(UsageError):
         else:
             parts = [f"known: {', '.join(names)}" + (";" if more else ""), more]
         super().__init__(f"unknown {kind} '{name}'", hint=" ".join(filter(None, parts)))
+
+
+def _marks(name: str) -> tuple[list[str], set[str]]:
+    """What tells products apart that are spelled alike: digits, in any order, and one or two letters before a number.
+
+    An h20 is no mistyped h200, and fp4 none of fp8.
+
+    Examples
+    --------
+    >>> _marks("h100-smx") == _marks("h100-sxm"), _marks("bf61") == _marks("bf16")
+    (True, True)
+    >>> _marks("a100-pcie") == _marks("h100-pcie"), _marks("h20") == _marks("h200-sxm")
+    (False, False)
+    """
+    return sorted(re.findall(r"\d", name)), set(re.findall(r"(?<![a-z])[a-z]{1,2}(?=\d)", name))
 
 
 class UnitError(UsageError):

@@ -122,7 +122,14 @@ def _measured(config: BenchConfig, engine: EngineConfig, links: CommConfig, trac
     samples = {wiring.name: _slowest([turns[wiring.name] for turns in rounds], comm) for wiring in wirings}
 
     header: dict[str, object] = {
-        "run": {**asdict(config), "model": str(config.model), "dtype": dtype, "backend": comm.name, **comm.settings()},
+        "run": {
+            **asdict(config),
+            "batching": "static",
+            "model": str(config.model),
+            "dtype": dtype,
+            "backend": comm.name,
+            **comm.settings(),
+        },
         "engine": asdict(engine),
         "shape": asdict(shape),
         "environment": environment(),

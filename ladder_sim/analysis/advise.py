@@ -1,4 +1,4 @@
-"""What to run: the tensor-parallel degree, batch and variant that serve an objective best, and what they trade."""
+"""The tensor-parallel degree, batch and variant at which one static batch is best, and what they trade."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +17,14 @@ from ladder_sim.units import format_seconds
 
 Objective = Literal["tpot", "ttft", "tokens_per_s", "tokens_per_gpu"]
 BATCHES = "1:256"
+SERVING = (
+    "not a recommendation for serving: times and rates are of one static batch, while engines batch requests "
+    "continuously as they arrive"
+)
+TTFT_BOUND = (
+    "--max-ttft bounds the prefill of a whole batch, which a server does not wait for: throughput under this limit is "
+    "several times too low for serving"
+)
 # variants that a model can be trained as; the upper bound is not one
 CANDIDATES = ("standard", "parallel", "ladder")
 
@@ -29,7 +37,7 @@ class Option:
     tp: int
     """Tensor-parallel degree: GPUs in use."""
     batch: int
-    """Requests served together."""
+    """Requests that start together."""
     ttft_s: float
     tpot_s: float
     """Time per further token; TTFT if there is one token only."""
@@ -68,11 +76,18 @@ class Advice:
     """Combinations of degree and batch that cannot run."""
     beyond: int
     """Options that exceed a limit."""
+    bounds_ttft: bool
+    """A limit on the time to first token was set."""
 
     @property
     def best(self) -> Option:
         """The best option."""
         return self.options[0]
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Why this is no recommendation for serving."""
+        return (SERVING, TTFT_BOUND) if self.bounds_ttft else (SERVING,)
 
     @property
     def best_by_variant(self) -> dict[str, Option]:
@@ -93,7 +108,9 @@ def advise(
     usd_per_gpu_hour: float | None = None,
     profile: str | None = None,
 ) -> Advice:
-    """Search degrees, batches and variants for the best that fits the memory.
+    """Search degrees, batches and variants for the best static batch that fits the memory.
+
+    Not a recommendation for serving, where requests are batched continuously.
 
     Parameters
     ----------
@@ -145,6 +162,7 @@ def advise(
         front=pareto_front(options),
         unfit=int(np.sum(~table.feasible)),
         beyond=len(fitting) - len(options),
+        bounds_ttft=max_ttft_s < np.inf,
     )
 
 

@@ -88,6 +88,26 @@ def compare(
     return candidates
 
 
+def comparison_warnings(candidates: Sequence[Candidate]) -> list[str]:
+    """What the reader of a comparison should know: which stacks share kernels, and each prediction's warnings."""
+    warnings = []
+    sharing = [each for each in candidates if each.scenario.stack.shares_kernels]
+    if len({each.scenario.stack for each in sharing}) > 1:
+        names = " and ".join(each.name for each in sharing)
+        warnings.append(
+            f"{names} share kernels: the same measured tables price both, so the comparison says nothing about which "
+            "engine's kernels are faster"
+        )
+    by_text: dict[str, list[str]] = {}
+    for candidate in candidates:
+        for text in next(iter(candidate.predictions.values())).confidence.warnings:
+            by_text.setdefault(text, []).append(candidate.name)
+    for text, names_of in by_text.items():
+        everywhere = len(names_of) == len(candidates)
+        warnings.append(text if everywhere else f"{', '.join(names_of)}: {text}")
+    return warnings
+
+
 def kind_of(name: str) -> str:
     """Whether a name or file is a ``"cluster"`` or a ``"stack"``."""
     if name.endswith(".toml"):

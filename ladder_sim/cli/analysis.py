@@ -17,12 +17,12 @@ def advise(
     objective: Annotated[str, typer.Option(help="tpot, ttft, tokens_per_s or tokens_per_gpu.")] = "tokens_per_gpu",
     batches: Annotated[str, typer.Option(help="Batches to try, instead of --batch.")] = "1:256",
     max_tpot: Annotated[str | None, typer.Option(help="Longest time per token, e.g. 30ms.")] = None,
-    max_ttft: Annotated[str | None, typer.Option(help="Longest time to first token, e.g. 2s.")] = None,
+    max_ttft: Annotated[str | None, typer.Option(help="Longest time to first token of a whole batch, e.g. 2s.")] = None,
     price: Annotated[float | None, typer.Option(help="US dollars per GPU and hour.")] = None,
     variant: Annotated[list[str] | None, typer.Option(help="Variants to choose from.")] = None,
     output: Output,
 ) -> None:
-    """Find the tensor-parallel degree, batch and variant that serve an objective best, and the trade-off around it."""
+    """Find the degree, batch and variant at which one static batch is best. Not a recommendation for serving."""
     from ladder_sim.analysis import advise as search
     from ladder_sim.report.export import advice_document
     from ladder_sim.report.figures.analysis import pareto_figure
@@ -38,7 +38,8 @@ def advise(
         usd_per_gpu_hour=price,
         profile=flags.profile,
     )
-    subtitle = "{model} on {cluster}, {dtype}, {stack}".format_map(flags.arguments)
+    subtitle = "{model} on {cluster}, {dtype}, {stack}, static batches".format_map(flags.arguments)
+    output.warn(advice.warnings)
     output.give(lambda: advice_document(advice), lambda: advice_report(advice), lambda: pareto_figure(advice, subtitle))
 
 
@@ -102,7 +103,7 @@ def compare(
     ] = None,
     output: Output,
 ) -> None:
-    """Predict the same scenario on several clusters, or under several stacks, side by side."""
+    """Predict the same static batch on several clusters, or under several stacks, side by side."""
     from ladder_sim.analysis import compare as analysis
     from ladder_sim.report.export import comparison_document
     from ladder_sim.report.figures.analysis import comparison_figure
@@ -116,6 +117,7 @@ def compare(
         profile=flags.profile,
         ignore_memory=flags.ignore_memory,
     )
+    output.warn(analysis.comparison_warnings(candidates))
     output.give(
         lambda: comparison_document(candidates),
         lambda: comparison_report(candidates),

@@ -1,7 +1,7 @@
 """Shared output options: --json, --csv, --save and --plot."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -86,6 +86,12 @@ class Output(OptionGroup):
     def form(self) -> str:
         """Text, json or csv."""
         return chosen_format(json=self.json, csv=self.csv, save=self.save)
+
+    def warn(self, warnings: Sequence[str]) -> None:
+        """Print what the reader should know to stderr; JSON holds it."""
+        if self.form != "json":
+            for text in warnings:
+                print(f"warning: {text}", file=sys.stderr)
 
     def give(
         self,

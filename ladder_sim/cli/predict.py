@@ -1,6 +1,5 @@
 """`ladder-sim predict`: latency, throughput and speedup of every variant."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -30,7 +29,7 @@ def predict(
         typer.Option(help="Draw what runs when in a decode step: .html, .png or .svg.", rich_help_panel=PANEL),
     ] = None,
 ) -> None:
-    """Predict latency, throughput and speedup of residual wirings under tensor parallelism."""
+    """Predict latency, throughput and speedup of residual wirings for one static batch under tensor parallelism."""
     # imported here: `--help` and `list` need no simulator
     from ladder_sim.prediction import predict as simulate
     from ladder_sim.report.export import prediction_document
@@ -40,9 +39,7 @@ def predict(
     check_plot(timeline)
     scenario = flags.scenario()
     predictions = simulate(scenario, split_names(variant) or None, **flags.how())
-    if output.form != "json":
-        for note in next(iter(predictions.values())).confidence.warnings:
-            print(f"warning: {note}", file=sys.stderr)
+    output.warn(next(iter(predictions.values())).confidence.warnings)
     draw(lambda: timeline_figure(scenario, predictions, "decode"), timeline)
     output.give(
         lambda: prediction_document(scenario, predictions),

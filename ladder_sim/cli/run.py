@@ -174,7 +174,7 @@ def _report(result: Mapping[str, Any]) -> Any:
     where = machine.get("gpu", machine["cpu"])
     title = (
         f"{how['model']}, TP {how['tp']}, backend {how['backend']}, {how['dtype']} on {where}\n"
-        f"batch {how['batch']}, prompt {how['prompt']}, {how['gen']} new tokens, stack {how['stack']}, "
+        f"static batch of {how['batch']}, prompt {how['prompt']}, {how['gen']} new tokens, stack {how['stack']}, "
         f"median of {how['repeats']} requests\n"
     )
     columns = ["variant", "TTFT", "TPOT", "tok/s", "speedup"]

@@ -88,7 +88,7 @@ def sweep(
         str, typer.Option(help="What the map of --plot compares ladder with.", rich_help_panel=_OUTPUT)
     ] = "standard",
 ) -> None:
-    """Predict every combination of some fields' values, thousands a second."""
+    """Predict static batches at every combination of some fields' values, thousands a second."""
     # imported here: `--help` needs no simulator
     from ladder_sim.sweeps.grid import Grid, check_size
     from ladder_sim.sweeps.run import file_format, how_of, run, run_to_file, stream

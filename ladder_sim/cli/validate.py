@@ -30,7 +30,7 @@ def validate(
     ] = None,
     output: Output,
 ) -> None:
-    """Compare measured runs with predictions: errors, intervals and a summary per variant."""
+    """Compare measured runs of static batches with predictions: errors, intervals and a summary per variant."""
     # imported here: `--help` needs no simulator
     from ladder_sim.costs.profile_file import load_profile
     from ladder_sim.report.export import validation_document

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from ladder_sim.specs.workload import BATCHING
+
 if TYPE_CHECKING:
     from ladder_sim.analysis.advise import Advice
     from ladder_sim.analysis.breakeven import BreakEven
@@ -63,7 +65,8 @@ def _without_nan(value: Any) -> Any:
 
 def scenario_fields(scenario: Scenario) -> dict[str, Any]:
     """What was simulated."""
-    return {name: value for name, value in scenario.fields().items() if name != "allreduce"}
+    fields = {name: value for name, value in scenario.fields().items() if name != "allreduce"}
+    return {**fields, "batching": BATCHING}
 
 
 def prediction_fields(prediction: Prediction) -> dict[str, Any]:
@@ -95,6 +98,7 @@ def prediction_document(scenario: Scenario, predictions: Mapping[str, Prediction
     given = scenario_fields(scenario)
     variants = {name: prediction_fields(prediction) for name, prediction in predictions.items()}
     content = {
+        "batching": BATCHING,
         "scenario": given,
         "variants": variants,
         "provenance": {"profile": provenance.profile, "measured_fraction": provenance.measured_fraction},
@@ -138,7 +142,8 @@ def advice_document(advice: Advice) -> Document:
         {**asdict(option), "tokens_per_s_per_gpu": option.tokens_per_gpu, "on_front": option in front}
         for option in advice.options
     ]
-    return _rows_document({"objective": advice.objective, "unfit": advice.unfit, "beyond": advice.beyond}, rows)
+    head = {"objective": advice.objective, "unfit": advice.unfit, "beyond": advice.beyond}
+    return _rows_document({"batching": BATCHING, **head, "warnings": list(advice.warnings)}, rows)
 
 
 def comparison_document(candidates: Sequence[Candidate]) -> Document:
@@ -154,7 +159,10 @@ def comparison_document(candidates: Sequence[Candidate]) -> Document:
         for candidate in candidates
         for variant, prediction in candidate.predictions.items()
     ]
-    return _rows_document({"compared": [candidate.name for candidate in candidates]}, rows)
+    from ladder_sim.analysis.compare import comparison_warnings
+
+    head = {"batching": BATCHING, "compared": [candidate.name for candidate in candidates]}
+    return _rows_document({**head, "warnings": comparison_warnings(candidates)}, rows)
 
 
 def validation_document(data: Dataset, comparisons: ComparisonsByLevel) -> Document:
@@ -164,6 +172,7 @@ def validation_document(data: Dataset, comparisons: ComparisonsByLevel) -> Docum
 
     rows = {level: list(map(_comparison_fields, members)) for level, members in comparisons.items()}
     content = {
+        "batching": BATCHING,
         "dataset": data.name,
         "protocols": {
             name: {"fit_variants": protocol.variants, "fit_tp": protocol.tps} for name, protocol in PROTOCOLS.items()

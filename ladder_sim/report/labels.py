@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.workload import BATCHING
 from ladder_sim.units import format_quantity, short_name, step_for, unit_of
 
 # what pages call the fields
@@ -113,11 +114,11 @@ def kind_label(kind: str) -> str:
 
 
 def workload_label(scenario: Scenario, *, batch: bool = True) -> str:
-    """Batch, if wanted, prompt, new tokens and precision."""
+    """Batch and its size, if wanted, prompt, new tokens and precision."""
     workload = scenario.workload
-    size = f"batch {workload.batch}, " if batch else ""
+    size = f"{BATCHING} batch of {workload.batch}" if batch else f"{BATCHING} batches"
     tokens = f"{workload.gen} new token{'s' if workload.gen > 1 else ''}"
-    return f"{size}prompt {workload.prompt}, {tokens}, {workload.dtype}"
+    return f"{size}, prompt {workload.prompt}, {tokens}, {workload.dtype}"
 
 
 def scenario_label(scenario: Scenario, *, batch: bool = True) -> str:

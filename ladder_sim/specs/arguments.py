@@ -80,7 +80,7 @@ _TABLE = (
     Argument("nodes", int, 1, "nodes", _WHERE, "Nodes of the tensor-parallel group.", maximum=1024),
     Argument("gpus_per_node", int, None, "cluster.gpus_per_node", _WHERE, "GPUs of one node.", maximum=1024),
     Argument("tp", int, None, "tp", _WHERE, "Tensor-parallel degree; default: every GPU.", doubles=True, maximum=4096),
-    Argument("batch", int, 1, "workload.batch", _WORK, "Requests served together.", doubles=True, maximum=65_536),
+    Argument("batch", int, 1, "workload.batch", _WORK, "Requests of a static batch.", doubles=True, maximum=65_536),
     Argument("prompt", int, 1024, "workload.prompt", _WORK, "Tokens of each prompt.", maximum=4_194_304),
     Argument("gen", int, 512, "workload.gen", _WORK, "New tokens of each request.", maximum=4_194_304),
     Argument("dtype", DType, "bf16", "workload.dtype", _WORK, "bf16, fp16 or fp8."),

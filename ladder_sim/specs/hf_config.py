@@ -58,7 +58,7 @@ _WINDOW_OFF_BY_DEFAULT = ("qwen2", "qwen3")
 _ATTENTION_LAYERS = ("full_attention", "sliding_attention")
 
 
-_EQUAL_LAYERS = "take a model in which every layer is attention and an MLP"
+_EQUAL_LAYERS = "only models in which every layer is attention and an MLP can be simulated"
 _SIDE_BY_SIDE = "attention and MLP side by side in one block"
 _ONLY_PARALLEL = 'give its sizes as "model_type": "llama" and choose --variant parallel, the only wiring it has'
 # models that are not plain dense decoders: what they are, the fields that say so, and the way out
@@ -66,17 +66,17 @@ _REFUSED = (
     (
         "mixture-of-experts models",
         ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
-        "only dense decoders can be simulated; take a dense model of similar active size",
+        "only dense decoders can be simulated; no dense model stands in for it",
     ),
     (
         "multi-head latent attention",
         ("kv_lora_rank", "q_lora_rank"),
-        "take a model with multi-head or grouped-query attention",
+        "only multi-head and grouped-query attention can be simulated",
     ),
     (
         "encoder-decoder models",
         ("is_encoder_decoder", "encoder_layers", "num_decoder_layers"),
-        "take a decoder-only model",
+        "only decoders can be simulated",
     ),
     (
         "state-space and recurrent layers",
@@ -89,13 +89,13 @@ _REFUSED = (
     (
         "layers of different shapes",
         ("block_configs", "per_layer_config"),
-        "take a model in which every layer has the same attention and MLP",
+        "only models whose layers are all alike can be simulated",
     ),
     (_SIDE_BY_SIDE, ("parallel_attn", "use_parallel_residual"), _ONLY_PARALLEL),
     (
         "quantized weights",
         ("quantization_config",),
-        "take the config of the unquantized model and choose the precision with --dtype (fp8 for 8 bits)",
+        "for 8-bit weights take the unquantized config with --dtype fp8; 4-bit weights cannot be simulated",
     ),
     (
         "multimodal models",

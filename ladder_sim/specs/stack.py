@@ -75,6 +75,11 @@ class StackSpec:
     """Where the figures come from."""
 
     @property
+    def shares_kernels(self) -> bool:
+        """No fit of its own: the GPU's tables price its kernels as those of every other such stack."""
+        return not self.profile
+
+    @property
     def static_cache(self) -> bool:
         """Attention reads the whole cache, prompt and answer, at every step."""
         return self.attention == "math"

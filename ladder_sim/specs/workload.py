@@ -11,6 +11,10 @@ DType = Literal["bf16", "fp16", "fp8"]
 # bytes per weight and activation element
 DTYPE_BYTES: dict[str, int] = {"bf16": 2, "fp16": 2, "fp8": 1}
 
+# how requests share the GPUs: they start together, and none joins until the last one has ended. Engines that serve
+# batch continuously; their throughput and latency under load are another question
+BATCHING = "static"
+
 _MAX_BATCH = 1_000_000
 # sizes beyond any served batch or published context, in requests and tokens
 _MAX_CONTEXT = 100_000_000
@@ -21,7 +25,7 @@ class Workload:
     """One static batch: every request has the same prompt and answer length."""
 
     batch: int = 1
-    """Requests served together."""
+    """Requests that start together."""
     prompt: int = 1024
     """Tokens of each prompt."""
     gen: int = 512

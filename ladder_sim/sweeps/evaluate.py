@@ -14,6 +14,7 @@ from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.request import SIZES, simulate_requests
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.workload import BATCHING
 from ladder_sim.sweeps.axes import figure_of
 from ladder_sim.sweeps.grid import Chunk, Columns, SweepBlock
 from ladder_sim.sweeps.price import token_price
@@ -22,6 +23,8 @@ from ladder_sim.units import format_bytes
 METRICS = ("ttft_s", "tpot_s", "tokens_per_s", "speedup")
 # of every variant, in columns such as "ladder.speedup"; the last where GPUs have a price
 PRICE = "usd_per_Mtoken"
+# says that times and rates are of one static batch
+BATCHING_COLUMN = "batching"
 # columns of every point; the second says why a point has no figures
 MEMORY, PROBLEM = "memory_bytes_per_gpu", "infeasible"
 
@@ -144,5 +147,5 @@ def _constants(block: SweepBlock) -> dict[str, Any]:
     named = {name: value if isinstance(value, str | int | float) else value.name for name, value in block.point.items()}
     settings = {name: value for name, value in named.items() if name not in ARGUMENTS}
     if block.scenario is None:
-        return {**{name: named.get(name) for name in ARGUMENTS}, **settings}
-    return {**block.scenario.fields(), **settings}
+        return {**{name: named.get(name) for name in ARGUMENTS}, BATCHING_COLUMN: BATCHING, **settings}
+    return {**block.scenario.fields(), BATCHING_COLUMN: BATCHING, **settings}

@@ -14,7 +14,7 @@ from ladder_sim.costs.profile_file import MAX_DOCUMENT_BYTES, load_profile
 from ladder_sim.errors import UsageError
 from ladder_sim.files import read_bytes
 from ladder_sim.specs.arguments import ARGUMENTS
-from ladder_sim.sweeps.evaluate import PROBLEM, How, evaluate, result_columns
+from ladder_sim.sweeps.evaluate import BATCHING_COLUMN, PROBLEM, How, evaluate, result_columns
 from ladder_sim.sweeps.executors import Executor, Processes, serial
 from ladder_sim.sweeps.files import FORMATS, PartFile, encode, header, require
 from ladder_sim.sweeps.grid import CHUNK_BLOCKS, CHUNK_POINTS, Chunk, Grid
@@ -179,7 +179,8 @@ def _reporting(answers: Iterator[Answer], grid: Grid, first: int, progress: Prog
 def _names(grid: Grid, how: How) -> list[str]:
     """All columns, in order."""
     settings = [axis.name for axis in grid.structure if axis.name not in ARGUMENTS]
-    return [*ARGUMENTS, *settings, *(axis.name for axis in grid.figures), *result_columns(how), PROBLEM]
+    figures = [axis.name for axis in grid.figures]
+    return [*ARGUMENTS, BATCHING_COLUMN, *settings, *figures, *result_columns(how), PROBLEM]
 
 
 def _fingerprint(grid: Grid, how: How, form: str) -> str:

@@ -7,7 +7,7 @@ from ladder_sim import Scenario, predict
 from ladder_sim.analysis import breakeven as breakevens
 from ladder_sim.analysis.advise import CANDIDATES, advise
 from ladder_sim.analysis.breakeven import breakeven
-from ladder_sim.analysis.compare import compare
+from ladder_sim.analysis.compare import compare, comparison_warnings
 from ladder_sim.analysis.sensitivity import sensitivity
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.errors import InfeasibleError, PartitionError, UnknownNameError, UsageError
@@ -205,6 +205,33 @@ def test_compare_is_a_prediction_on_each() -> None:
 def test_compare_refuses_what_cannot_be_compared(names: list[str], prices: list[float], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         compare({"model": "8b"}, names, usd_per_gpu_hour=prices)
+
+
+def test_compare_says_that_stacks_share_kernels() -> None:
+    shared = comparison_warnings(compare({"model": "8b"}, ["vllm", "trtllm"], ["ladder"]))
+    assert any("vllm and trtllm share kernels" in text for text in shared)
+    fitted = comparison_warnings(compare({"model": "8b"}, ["gpt-fast", "vllm"], ["ladder"]))
+    assert not any("share kernels" in text for text in fitted)
+
+
+def test_compare_keeps_the_warnings_of_predict() -> None:
+    candidates = compare({"model": "8b", "dtype": "fp16", "stack": "vllm"}, ["h100-sxm", "h100-pcie"], ["ladder"])
+    warnings = comparison_warnings(candidates)
+    for candidate in candidates:
+        for text in candidate.predictions["ladder"].confidence.warnings:
+            assert any(warning.endswith(text) for warning in warnings), text
+    # said once where it holds for all, by name where it holds for some
+    assert [text for text in warnings if "fp16 uses" in text] == [
+        "fp16 uses the bf16 tables: the same bytes and tensor-core rate"
+    ]
+    assert any(text.startswith("h100-pcie: stack 'vllm' does not use its own all-reduce") for text in warnings)
+
+
+def test_advice_is_no_recommendation_for_serving() -> None:
+    free, bound = (advise({"model": "8b", "tp": "1:2", "batch": "1:4"}, max_ttft_s=limit) for limit in (np.inf, 60.0))
+    assert any("not a recommendation for serving" in text for text in free.warnings)
+    assert not any("--max-ttft" in text for text in free.warnings)
+    assert any("--max-ttft bounds the prefill of a whole batch" in text for text in bound.warnings)
 
 
 def test_compare_fails_where_one_cannot_run() -> None:

@@ -43,7 +43,7 @@ def refused(arguments: tuple[str, ...], code: int, *parts: str) -> str:
         (("--variant", "ladder,,standard"), ("unknown variant ''", "known: ", "hybrid-ladder:K")),
         (("--set", "inter.bandwith=1GB/s"), ("unknown setting 'inter.bandwith'", "did you mean 'inter.bandwidth'?")),
         (("--set", "bogus=1"), ("unknown setting 'bogus'", "`ladder-sim list settings`")),
-        (("--dtype", "bf17"), ("unknown dtype 'bf17'", "did you mean 'bf16'?")),
+        (("--dtype", "bf61"), ("unknown dtype 'bf61'", "did you mean 'bf16'?")),
         (("--dtype", "int3"), ("unknown dtype 'int3'", "bf16")),
         (("--allreduce", "ncl"), ("unknown all-reduce 'ncl'", "did you mean 'nccl'?")),
         (("--profile", "h100-smx"), ("'h100-smx'", "did you mean 'h100-sxm'?")),

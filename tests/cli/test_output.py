@@ -13,7 +13,7 @@ from tests.support.commands import SMALL, Ran, process, run
 from tests.support.configs import MISTRAL_7B
 
 FOUR = ["standard", "parallel", "ladder", "upper-bound"]
-TOP = ["schema_version", "scenario", "variants", "provenance", "warnings"]
+TOP = ["schema_version", "batching", "scenario", "variants", "provenance", "warnings"]
 SCENARIO = {
     "model": "llama-3.1-405b",
     "cluster": "h100-sxm",
@@ -26,6 +26,7 @@ SCENARIO = {
     "dtype": "bf16",
     "stack": "gpt-fast",
     "p2p": True,
+    "batching": "static",
 }
 FIGURES = [
     *("ttft_s", "tpot_s", "request_s", "tokens_per_s", "tokens_per_s_low", "tokens_per_s_high"),
@@ -166,7 +167,7 @@ def test_the_default_table() -> None:
     assert ran.code == 0
     title, asked, blank, columns, *rows = ran.out.splitlines()
     assert title == "llama-3.1-405b, TP 16 on 2 x 8 H100 SXM5 80GB, nvlink4-nvswitch + ib-ndr400"
-    assert asked == "batch 1, prompt 1024, 512 new tokens, bf16, stack gpt-fast, all-reduce nccl"
+    assert asked == "static batch of 1, prompt 1024, 512 new tokens, bf16, stack gpt-fast, all-reduce nccl"
     assert not blank
     assert columns.split() == [
         *("variant", "TTFT", "TPOT", "tok/s", "speedup", "(90%)", "communication", "hidden", "limited", "by"),
@@ -323,3 +324,27 @@ def test_help_says_what_jitter_takes() -> None:
     assert "Random spread of kernel times, e.g. 0.05, or 'measured': simulates every rank. [default: 0]" in text
     assert "fast (vectorised) or des (event by event on simpy)" in text
     assert "Of the jitter's random numbers." in text
+
+
+THROUGHPUT = {
+    "predict": (*SMALL,),
+    "sweep": ("sweep", "--model", "8b", "--tp", "2", "--variant", "ladder", "--price", "2"),
+    "advise": ("advise", "--model", "8b", "--batches", "1:4", "--price", "2"),
+    "compare": ("compare", "vllm", "trtllm", "--model", "8b", "--variant", "ladder"),
+    "validate": ("validate",),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", THROUGHPUT)
+def test_throughput_is_called_that_of_a_static_batch(name: str, tmp_path: Path) -> None:
+    """Nobody may take it for the throughput of a server."""
+    command = THROUGHPUT[name]
+    assert json.loads(run(*command, "--json").out)["batching"] == "static"
+    page = tmp_path / "page.html"
+    # more than one point for a line
+    varied = ("--batch", "1,2") if name == "sweep" else ()
+    shown = run(*command, *varied, "--plot", str(page))
+    assert "static batch" in shown.out + shown.err
+    assert "static batch" in page.read_text("utf-8")
+    assert "static batch" in " ".join(run(name, "--help").out.split())

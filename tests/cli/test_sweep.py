@@ -18,7 +18,7 @@ def test_sweep_prints_a_table() -> None:
     done = run(*SWEEP, "--variant", "standard,ladder")
     assert done.code == 0, done.err
     head, columns, *rows = done.out.splitlines()
-    assert head == "6 points, 6 feasible; speedups over standard"
+    assert head == "6 points, 6 feasible; static batches; speedups over standard"
     assert columns.split() == ["tp", "batch", "standard", "TTFT", "TPOT", "tok/s", "ladder"]
     assert [row.split()[:2] for row in rows] == [[tp, batch] for tp in "248" for batch in ("1", "16")]
 

@@ -83,7 +83,10 @@ def test_h100_figures() -> None:
     ("kind", "name", "hint"),
     [
         ("model", "405bb", "did you mean '405b'? `ladder-sim list models` shows all"),
-        ("model", "llama-3.1-45b", "did you mean 'llama-3.1-405b'? `ladder-sim list models` shows all"),
+        ("model", "lama-3.1-405b", "did you mean 'llama-3.1-405b'? `ladder-sim list models` shows all"),
+        # other sizes and other products are no typing errors
+        ("model", "llama-3.1-45b", "`ladder-sim list models` shows all"),
+        ("model", "mixtral-8x7b", "`ladder-sim list models` shows all"),
         ("cluster", "h100-smx", "did you mean 'h100-sxm'? `ladder-sim list clusters` shows all"),
         ("stack", "tensorrt", "known: gpt-fast, trtllm, vllm; `ladder-sim list stacks` shows all"),
         ("stack", "vlm", "did you mean 'vllm'? `ladder-sim list stacks` shows all"),
@@ -358,3 +361,16 @@ def test_cluster_is_immutable() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         catalog.cluster("h100-sxm").gpus_per_node = 4  # type: ignore[misc]
     assert isinstance(catalog.cluster("h100-sxm"), ClusterSpec)
+
+
+@pytest.mark.parametrize("name", ["h20", "a100-pcie", "b300-sxm", "mi300x", "gb300-nvl72"])
+def test_another_product_is_not_suggested(name: str) -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        catalog.cluster(name)
+    assert "did you mean" not in caught.value.hint
+
+
+def test_another_precision_is_not_suggested() -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        Scenario.of(dtype="fp4")
+    assert caught.value.hint == "known: bf16, fp16, fp8"

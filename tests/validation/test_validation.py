@@ -171,7 +171,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     assert "line 2: not UTF-8" in refusal(str(latin))
     assert "no such file" in refusal(str(tmp_path / "none.csv"))
     assert "is a folder" in refusal(str(tmp_path))
-    assert "did you mean 'ladder-70b'" in refusal("ladder-71b")
+    assert "did you mean 'ladder-70b'" in refusal("lader-70b")
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def default() -> Ran:
 def test_json_has_exactly_the_documented_keys(default: Ran) -> None:
     assert default.code == 0, default.err
     document = json.loads(default.out)
-    assert list(document) == ["schema_version", "dataset", "protocols", "levels"]
+    assert list(document) == ["schema_version", "batching", "dataset", "protocols", "levels"]
     assert list(document["levels"]) == LEVELS
     for level in document["levels"].values():
         assert list(level) == ["evidence", "rows", "summary"]

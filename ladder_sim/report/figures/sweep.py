@@ -19,6 +19,7 @@ from ladder_sim.report.figures.style import (
 )
 from ladder_sim.report.labels import axis_values, field_label, field_text, field_title, with_unit
 from ladder_sim.specs.arguments import ARGUMENTS
+from ladder_sim.specs.workload import BATCHING
 from ladder_sim.sweeps.table import SweepTable
 
 if TYPE_CHECKING:
@@ -234,4 +235,4 @@ def _held(table: SweepTable) -> str:
         if name not in table.varied and len(values) == 1:
             value = values.pop()
             parts.append(str(value) if ARGUMENTS[name].kind is not int else f"{name} {value}")
-    return ", ".join(parts)
+    return ", ".join([*parts, f"{BATCHING} batches"])

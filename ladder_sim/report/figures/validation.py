@@ -58,8 +58,9 @@ def _summary(level: str, comparisons: Sequence[Comparison]) -> str:
     if errors is None:
         return f"{level}: nothing to compare"
     return (
-        f"{level}: {errors.rows} speedups that no fit has seen: error {errors.mean_error:.1%} on average, "
-        f"{errors.max_error:.1%} at most; {errors.inside:.0%} lie inside their interval"
+        f"{level}: {errors.rows} speedups of static batches that no fit has seen: error "
+        f"{errors.mean_error:.1%} on average, {errors.max_error:.1%} at most; "
+        f"{errors.inside:.0%} lie inside their interval"
     )
 
 

@@ -9,7 +9,7 @@ from ladder_sim.analysis.advise import Advice, Option
 from ladder_sim.analysis.breakeven import BreakEven
 from ladder_sim.analysis.compare import Candidate
 from ladder_sim.analysis.sensitivity import MIN_CHANGE, Sensitivity
-from ladder_sim.report.labels import field_label, field_text
+from ladder_sim.report.labels import field_label, field_text, workload_label
 from ladder_sim.report.tables.console import table
 from ladder_sim.units import format_bytes, format_rate, format_seconds
 
@@ -57,7 +57,7 @@ def sensitivity_report(sensitivities: Sequence[Sensitivity], step: float) -> Ren
 def advice_report(advice: Advice) -> RenderableType:
     """The best of each variant, and the Pareto front."""
     best = advice.best
-    head = f"best by {advice.objective}: {best.variant}, TP {best.tp}, batch {best.batch}"
+    head = f"best static batch by {advice.objective}: {best.variant}, TP {best.tp}, batch {best.batch}"
     excess = f"{advice.beyond} option{'s exceed' if advice.beyond != 1 else ' exceeds'} --max-tpot or --max-ttft"
     return Group(
         Text(head, "bold"),
@@ -120,4 +120,8 @@ def comparison_report(candidates: Sequence[Candidate]) -> RenderableType:
         f"{candidate.name}: TP {candidate.scenario.tp}, profile {profile}"
         for candidate, profile in zip(candidates, profiles, strict=True)
     )
-    return Group(Text(where, "bold"), table(columns[:kept], [row[:kept] for row in rows], left=2, wrapped=()))
+    return Group(
+        Text(f"{first.scenario.model.name}, {workload_label(first.scenario)}"),
+        Text(where, "bold"),
+        table(columns[:kept], [row[:kept] for row in rows], left=2, wrapped=()),
+    )

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from ladder_sim.report.labels import field_label, field_text
 from ladder_sim.report.tables.console import table
+from ladder_sim.specs.workload import BATCHING
 from ladder_sim.sweeps.evaluate import PRICE, PROBLEM
 from ladder_sim.sweeps.table import SweepTable
 from ladder_sim.units import format_rate, format_seconds
@@ -26,8 +27,9 @@ def sweep_report(sweep: SweepTable) -> RenderableType:
     rows = [_row(sweep, row, base, compared, priced=priced) for row in range(min(len(sweep), MAX_ROWS))]
     if sweep.feasible.all():
         columns, rows = columns[:-1], [row[:-1] for row in rows]
+    feasible = int(sweep.feasible.sum())
     parts: list[RenderableType] = [
-        Text(f"{len(sweep):,} points, {int(sweep.feasible.sum()):,} feasible; speedups over standard", "bold"),
+        Text(f"{len(sweep):,} points, {feasible:,} feasible; {BATCHING} batches; speedups over standard", "bold"),
         table(columns, rows, left=len(sweep.varied)),
     ]
     if len(sweep) > MAX_ROWS:

@@ -35,7 +35,8 @@ LEVEL_COLUMNS = (
 def validation_report(data: Dataset, comparisons: ComparisonsByLevel) -> RenderableType:
     """Every row at the strongest level, then the summaries of each level."""
     level, rows = list(comparisons.items())[-1]
-    parts: list[RenderableType] = [Text(f"{data.name}: {len(data.measurements)} measured configurations", "bold")]
+    head = f"{data.name}: {len(data.measurements)} measured configurations, static batches"
+    parts: list[RenderableType] = [Text(head, "bold")]
     for title, members in by_setup(rows).items():
         noted = any(member.note for member in members)
         columns = (*ROW_COLUMNS, *SPEEDUP_COLUMNS, *(["note"] if noted else []))
