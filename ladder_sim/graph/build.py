@@ -199,6 +199,8 @@ class _Builder:
 
     def _attention(self, prefix: str, qkv: str, layer: int) -> str:
         model = self.model
+        if model.qk_norm:
+            qkv = self._qk_norm(prefix, qkv, layer)
         rotated = 2.0 * self.tokens * self.qkv_width * STATE_BYTES
         rope = self._elementwise(f"{prefix}.rope", "rope", rotated, [qkv], layer)
         shape = AttentionShape(
@@ -214,6 +216,15 @@ class _Builder:
         attention = self._op(f"{prefix}.attention", "attention", shape, [rope], layer=layer)
         bias = model.hidden if model.out_bias else 0
         return self._linear(f"{prefix}.o", model.hidden, self.heads * model.head_dim, [attention], layer, bias=bias)
+
+    def _qk_norm(self, prefix: str, qkv: str, layer: int) -> str:
+        """Two kernels of the shard's heads, as in vLLM's Qwen3Attention: one over the queries, one over the keys."""
+        after = qkv
+        for name, heads in (("q_norm", self.heads), ("k_norm", self.kv_heads)):
+            moved = 2.0 * self.tokens * heads * self.model.head_dim * STATE_BYTES
+            weights = float(self.model.head_dim) * STATE_BYTES
+            after = self._elementwise(f"{prefix}.{name}", "norm", moved, [after], layer, weights)
+        return after
 
     def _mlp(self, prefix: str, up: str, layer: int) -> str:
         moved = float(self.tokens) * (self.mlp_width + self.intermediate) * STATE_BYTES

@@ -51,6 +51,9 @@ _PARALLEL = ("cohere", "cohere2", "falcon", "gpt_neox", "gptj", "phi")
 # model types whose LM head shares the embedding unless the file says otherwise
 _TIED_BY_DEFAULT = ("gemma", "gemma2", "gemma3_text", "starcoder2")
 
+# model types that normalise queries and keys, head by head
+_QK_NORM = ("qwen3", "gemma3_text")
+
 # model types that give a sliding window and use it only if `use_sliding_window` says so
 _WINDOW_OFF_BY_DEFAULT = ("qwen2", "qwen3")
 
@@ -179,6 +182,7 @@ def shape_from_hf(config: Mapping[str, object], *, source: str) -> dict[str, Any
         qkv_bias=attention_bias,
         out_bias=reader.flag("attention_out_bias", default=attention_bias and not qkv_only),
         mlp_bias=reader.flag("mlp_bias", default=everywhere),
+        qk_norm=model_type in _QK_NORM,
         sliding_window=reader.sliding_window(used=model_type not in _WINDOW_OFF_BY_DEFAULT),
         ladder_layers=reader.ladder_layers(sizes["layers"], ladder=model_type == "llamaLadder"),
     )

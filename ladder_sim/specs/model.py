@@ -54,6 +54,8 @@ class ModelSpec:
     """Bias vector on attention's output projection."""
     mlp_bias: bool = False
     """Bias vectors in the MLP."""
+    qk_norm: bool = False
+    """Queries and keys are normalised head by head before they are rotated, as in Qwen3 and Gemma 3."""
     sliding_window: int = 0
     """Tokens that some or all layers attend to; 0: all of them. Costs count the full context, and a warning says so."""
     ladder_layers: tuple[int, ...] = ()
@@ -65,7 +67,7 @@ class ModelSpec:
         where = f"model {quoted(nonempty(self.name, 'model name'))}"
         for field, maximum in MAXIMA.items():
             whole(getattr(self, field), f"{where}: {field}", 1, maximum)
-        for field in ("gated_mlp", "tied_embeddings", "qkv_bias", "out_bias", "mlp_bias"):
+        for field in ("gated_mlp", "tied_embeddings", "qkv_bias", "out_bias", "mlp_bias", "qk_norm"):
             flag(getattr(self, field), f"{where}: {field}")
         whole(self.sliding_window, f"{where}: sliding_window", 0, MAXIMA["max_positions"])
         if self.heads % self.kv_heads:
@@ -108,12 +110,12 @@ class ModelSpec:
     def parameters(self) -> int:
         """Number of weights, with norms (two per layer and a final one), biases, embedding and LM head.
 
-        Left out are norms inside attention (qwen3's per-head query and key norms, ``2 * head_dim`` weights a layer),
-        further norms per layer (gemma2) and the biases of LayerNorms (starcoder2).
+        Left out are further norms per layer (gemma2) and the biases of LayerNorms (starcoder2).
         """
         q_width, kv_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
         attention = self.hidden * (2 * q_width + 2 * kv_width)
         attention += (q_width + 2 * kv_width) * self.qkv_bias + self.hidden * self.out_bias
+        attention += 2 * self.head_dim * self.qk_norm
         ups = 2 if self.gated_mlp else 1
         mlp = (ups + 1) * self.hidden * self.intermediate
         mlp += (ups * self.intermediate + self.hidden) * self.mlp_bias

@@ -350,3 +350,13 @@ def test_names_give_layer_and_stream() -> None:
     for op in (op for variant in VARIANTS for op in graph_of(variant, stack="vllm").ops()):
         assert op.layer == (int(op.name.split(".")[0].removeprefix("layer")) if op.name.startswith("layer") else -1)
         assert (op.stream == "comm") == (op.kind in COLLECTIVE_KINDS)
+
+
+def test_query_and_key_norms_are_kernels_of_their_own() -> None:
+    """Qwen3 normalises each head of its shard before the rotation; Llama does not."""
+    graph = build(Scenario.of(model="qwen3-32b", tp=4), "decode", 100)
+    norms = [op for op in graph.ops() if op.name.endswith(("q_norm", "k_norm"))]
+    assert len(norms) == 2 * 64
+    # 64 query and 8 key heads of 128 on 4 ranks, read and written in 16 bits
+    assert {op.shape.moved_bytes for op in norms} == {2 * 16 * 128 * 2, 2 * 2 * 128 * 2}
+    assert not any(op.name.endswith("q_norm") for op in build(Scenario.of(model="70b"), "decode", 100).ops())

@@ -41,8 +41,7 @@ PARAMETERS = {
     "qwen2.5-7b": 7_615_616_512,
     "qwen2.5-32b": 32_763_876_352,
     "qwen2.5-72b": 72_706_203_648,
-    # less 2 * 128 weights of query and key norms in each of 64 layers, which are not counted
-    "qwen3-32b": 32_762_123_264 - 64 * 2 * 128,
+    "qwen3-32b": 32_762_123_264,
 }
 # fabrics of which no two-node log is shipped
 WITHOUT_CURVE = {"roce-200"}
