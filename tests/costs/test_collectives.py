@@ -302,6 +302,7 @@ def test_nvls_needs_a_switch() -> None:
     with pytest.raises(UsageError, match="NVLink switch") as caught:
         network(None, cluster=bridged, allreduce="nvls")
     assert "--allreduce nccl" in caught.value.hint
+    assert "--set intra.switch=true" in caught.value.hint
 
 
 @pytest.mark.parametrize(

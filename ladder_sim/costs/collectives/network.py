@@ -149,7 +149,7 @@ class Network:
         if self._choice == "nvls" and not self._cluster.intra.switch:
             raise UsageError(
                 f"all-reduce 'nvls' needs an NVLink switch; {self._cluster.name} has {self._cluster.intra.fabric}",
-                hint="use --allreduce nccl",
+                hint="use --allreduce nccl, or --set intra.switch=true if the link has one",
             )
 
     def _algorithms(self) -> tuple[str, ...]:
