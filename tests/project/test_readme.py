@@ -43,3 +43,15 @@ def test_the_output_is_what_the_command_prints() -> None:
     block = re.split(r"\n(?=\S)", after, maxsplit=1)[0]
     shown = [line.removeprefix("    ").rstrip() for line in block.strip("\n").splitlines()]
     assert shown == expected
+
+
+def test_the_table_next_to_it_is_what_the_commands_print() -> None:
+    """What a sizing engineer would choose instead of the first example."""
+    rows = re.findall(r"`(--model 405b --dtype fp8.*?)` \| (\S+) \| (\S+) \| (.+?) \|", README)
+    assert len(rows) == 2
+    for flags, standard, ladder, speedup in rows:
+        shown = run("predict", *shlex.split(flags)).out
+        cells = {line.split()[0]: line for line in reversed(shown.splitlines()) if line.strip()}
+        assert f"{float(cells['standard'].split()[5]):.1f}" == standard
+        assert f"{float(cells['ladder'].split()[5]):.1f}" == ladder
+        assert f" {speedup} (" in cells["ladder"]
