@@ -24,7 +24,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable
-from typing import ClassVar
+from typing import ClassVar, TextIO
 
 EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -214,6 +214,8 @@ def exit_code(
         0, also if the reader of stdout closed the pipe; 130 if interrupted; else the error's, 1 for a bug.
     """
     show = report or _print_error
+    # None in a process that was started without them, as by `>&-`
+    sys.stdout, sys.stderr = sys.stdout or _nowhere(), sys.stderr or _nowhere()
     try:
         return command() or 0
     except KeyboardInterrupt:
@@ -222,6 +224,12 @@ def exit_code(
     except BrokenPipeError:
         discard_output()
         return 0
+    except SystemExit as ended:
+        # rich turns a closed pipe into this
+        if isinstance(ended.__context__, BrokenPipeError):
+            discard_output()
+            return 0
+        raise
     except Exception as error:
         if debug:
             # imported here: `import ladder_sim` does without it
@@ -238,6 +246,10 @@ def exit_code(
 def discard_output() -> None:
     """Send stdout nowhere: Python flushes it at exit, which would fail again on a closed pipe or a full disk."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _nowhere() -> TextIO:
+    return open(os.devnull, "w", encoding="utf-8")
 
 
 def _print_error(message: str) -> None:

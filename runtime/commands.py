@@ -68,7 +68,7 @@ def _add_bench(commands: Any) -> None:
     add("--gen", type=int, default=512, metavar="N", help="new tokens of each sequence")
     add("--warmups", type=int, default=5, metavar="N", help="requests of each variant that do not count")
     add("--repeats", type=int, default=10, metavar="N", help="requests of each variant that count")
-    add("--seed", type=int, default=0, metavar="N", help="of weights and prompts")
+    add("--seed", type=_seed, default=0, metavar="N", help="of weights and prompts")
     add("--trace", type=Path, metavar="DIR", help="profile a few steps of each variant, for `ladder-sim trace`")
 
     add = parser.add_argument_group("engine").add_argument
@@ -102,7 +102,7 @@ def _add_complete(commands: Any) -> None:
     add("--temperature", type=float, default=0.0, metavar="X", help="0: the most likely token")
     add("--top-k", type=int, default=0, metavar="K", help="only the K most likely tokens; 0: all")
     add("--top-p", type=float, default=1.0, metavar="P", help="only the most likely tokens with this total probability")
-    add("--seed", type=int, default=0, metavar="N", help="of sampling")
+    add("--seed", type=_seed, default=0, metavar="N", help="of sampling")
     _add_ranks(parser)
 
 
@@ -161,6 +161,12 @@ def _names(text: str) -> list[str]:
 def _tokens(text: str) -> int:
     if not text.isdigit():
         raise argparse.ArgumentTypeError(f"'{text}' is not a number of tokens")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not text.isdigit() or len(text) > 18:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 0 to 10^18")
     return int(text)
 
 

@@ -10,6 +10,9 @@ from runtime.comm.base import Communicator
 from runtime.model import kernels
 from runtime.model.wiring import Wiring
 
+# colder, the logits over it are infinite, and the choice is the most likely token anyway
+_COLDEST = 1e-4
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingConfig:
@@ -25,8 +28,8 @@ class SamplingConfig:
     """Of the draws."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise UsageError(f"temperature is {self.temperature}: must be 0 or more")
+        if self.temperature != 0 and not _COLDEST <= self.temperature < float("inf"):
+            raise UsageError(f"temperature is {self.temperature}: must be 0, or from {_COLDEST} up")
         if self.top_k < 0:
             raise UsageError(f"top_k is {self.top_k}: must be 0 or more")
         if not 0 < self.top_p <= 1:

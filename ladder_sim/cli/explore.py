@@ -84,6 +84,9 @@ def _serve(allowlist: "Allowlist", query: str, *, host: str, port: int, opened: 
     if find_spec("dash") is None:
         raise MissingPackageError("the explorer needs dash", extra="explorer", otherwise="--export page.html")
     from ladder_sim.explorer.server import LOOPBACK, make_app, serve, serving
+    from ladder_sim.specs.values import whole
+
+    whole(port, "--port", 0, 65535)
 
     server = serving(make_app(allowlist, query, hosts=None if host == ANY else (*LOOPBACK, host)), host, port)
     shown = "127.0.0.1" if host == ANY else host

@@ -15,6 +15,7 @@ from ladder_sim.prediction import default_variants
 from ladder_sim.simulate.request import SIZES
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.values import whole
 from ladder_sim.sweeps.axes import Axis, axis, figure_of
 from ladder_sim.sweeps.ranges import expand
 
@@ -94,6 +95,8 @@ class Grid:
         self.chunks = -(-self._blocks // self._per_chunk) * self._cuts
         # of the columns, as arrays
         self._values: dict[str, Any] = {each.name: np.asarray(each.values, np.float64) for each in self.figures}
+        for each in self.sizes:
+            whole(max(each.values), each.name, 1, np.iinfo(np.int64).max)
         self._values |= {each.name: np.asarray(each.values, np.int64) for each in self.sizes}
         self.variants = variant_names(variants) if variants else self._default_variants()
         self._check_figures()

@@ -1,6 +1,7 @@
 """Reads trace files: torch.profiler's, or those that `ladder-sim trace export` wrote."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from ladder_sim.errors import UsageError
@@ -12,7 +13,14 @@ from ladder_sim.traces.kineto.cuda import CudaReader
 from ladder_sim.traces.kineto.draft import RankDraft
 from ladder_sim.traces.kineto.execution import read_execution_trace
 from ladder_sim.traces.kineto.ranks import join
-from ladder_sim.traces.kineto.reader import CALL_CATEGORIES, GPU_CATEGORIES, KinetoFile, read_document, sort_events
+from ladder_sim.traces.kineto.reader import (
+    CALL_CATEGORIES,
+    GPU_CATEGORIES,
+    KNOWN,
+    KinetoFile,
+    read_document,
+    sort_events,
+)
 
 # the names of execution traces contain this
 _EXECUTION = ".execution.json"
@@ -37,12 +45,24 @@ def load(paths: Sequence[Path]) -> TraceGraph:
     files = [file for path in paths for file in _traces(path)]
     for file in files:
         document = read_document(file)
-        if perfetto.is_own(document):
-            if len(files) > 1:
-                raise UsageError(f"trace '{file}' holds all ranks of a run", hint="give this file alone")
-            return perfetto.parse(document, file)
-        ranks.append(_rank(sort_events(document), file))
+        with _foreign(file):
+            if perfetto.is_own(document):
+                if len(files) > 1:
+                    raise UsageError(f"trace '{file}' holds all ranks of a run", hint="give this file alone")
+                return perfetto.parse(document, file)
+            ranks.append(_rank(sort_events(document), file))
     return mark_repetitions(join(ranks))
+
+
+@contextmanager
+def _foreign(file: Path) -> Iterator[None]:
+    """A file that others wrote may hold anything in any place; what breaks on it is its fault."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"trace '{file}' holds events of an unknown schema: {type(error).__name__}: {error}", hint=KNOWN
+        ) from error
 
 
 def _traces(path: Path) -> list[Path]:

@@ -18,6 +18,8 @@ from runtime.comm.launch import FOLDER
 from runtime.comm.process_group import ProcessGroup, gloo_group, nccl_group
 from runtime.comm.table import LatencyTable
 
+# more than a week, which nobody waits
+_MAX_TIMEOUT_S = 1e6
 BACKENDS = ("auto", "nccl", "gloo", "emulate", "none")
 
 
@@ -37,8 +39,8 @@ class CommConfig:
     def __post_init__(self) -> None:
         if self.gloo_threads < 1:
             raise UsageError(f"gloo_threads is {self.gloo_threads}: must be 1 or more")
-        if not self.timeout_s > 0:
-            raise UsageError(f"timeout is {self.timeout_s}: must be above 0 seconds")
+        if not 0 < self.timeout_s <= _MAX_TIMEOUT_S:
+            raise UsageError(f"timeout is {self.timeout_s}: must be above 0 and at most {_MAX_TIMEOUT_S:.0f} seconds")
 
 
 class Place(NamedTuple):

@@ -241,3 +241,29 @@ def test_calibrate_without_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = run("calibrate", "show", "h100-sxm")
     assert ran.code == 4
     assert f"hint: {install_command()}\n" in ran.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [("predict", "--model", "8b"), ("calibrate", "show", "h100-sxm"), ("--help",)])
+@pytest.mark.parametrize("shell", [">&-", "| head -1 >/dev/null", ">&- 2>&-"])
+def test_a_closed_output_is_no_error(command: tuple[str, ...], shell: str) -> None:
+    """Python has no stdout then, and rich ends the process when a pipe is closed."""
+    ran = process(*command, shell=shell)
+    assert ran.code == 0, ran
+    assert "Traceback" not in ran.err
+    assert "hint: a bug" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (("explore", "--port", "99999"), "65535"),
+        (("explore", "--port", "-1"), "65535"),
+        (("sweep", "--model", "8b", "--batch", "1:1e30:x1e5"), "batch is"),
+    ],
+)
+def test_numbers_out_of_any_range_are_refused(command: tuple[str, ...], says: str) -> None:
+    ran = run(*command)
+    assert ran.code == 2, ran
+    assert says in ran.err
+    assert "hint: a bug" not in ran.err

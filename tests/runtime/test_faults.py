@@ -203,3 +203,18 @@ def test_a_config_that_cannot_be_run(tmp_path: Path, change: dict[str, object], 
     with pytest.raises(UsageError, match=part) as raised:
         ModelConfig.from_file(file)
     assert str(file) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("--seed", "123456789012345678901"), "whole number from 0"),
+        (("--timeout", "inf", "--tp", "2"), "at most 1000000"),
+    ],
+)
+def test_numbers_that_torch_cannot_hold(model: Path, arguments: tuple[str, ...], part: str) -> None:
+    run = start(model, *arguments)
+    _, errors = run.communicate(timeout=HANG_S)
+    assert run.returncode == 2
+    assert part in errors
+    assert "hint: a bug" not in errors

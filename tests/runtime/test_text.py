@@ -252,7 +252,12 @@ def test_a_tokenizer_that_is_damaged(folder: Path, content: str) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"temperature": -1.0}, "temperature is -1"), ({"top_k": -1}, "top_k is -1"), ({"top_p": 0.0}, "top_p is 0")],
+    [
+        ({"temperature": -1.0}, "temperature is -1"),
+        ({"temperature": 1e-300}, "temperature is 1e-300"),
+        ({"top_k": -1}, "top_k is -1"),
+        ({"top_p": 0.0}, "top_p is 0"),
+    ],
 )
 def test_sampling_that_cannot_be(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):

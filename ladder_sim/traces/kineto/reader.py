@@ -32,7 +32,7 @@ _MARK = "ProfilerStep"
 # unpacked; the events of such a file take several times as much memory
 LIMIT_BYTES = 2**30
 _AGAIN = "record it again, and let the profiler finish writing"
-_KNOWN = "give a file of torch.profiler's export_chrome_trace, or one that `ladder-sim trace export` wrote"
+KNOWN = "give a file of torch.profiler's export_chrome_trace, or one that `ladder-sim trace export` wrote"
 
 
 class Event(NamedTuple):
@@ -105,12 +105,12 @@ def read_document(path: Path) -> dict[str, Any]:
         what = "ends in the middle: it is cut off" if cut_off else f"is not JSON: {error.msg} at {error.pos}"
         raise UsageError(f"trace '{path}' {what}", hint=_AGAIN) from error
     except (RecursionError, TypeError) as error:
-        raise UsageError(f"trace '{path}' holds events of an unknown schema: {error}", hint=_KNOWN) from error
+        raise UsageError(f"trace '{path}' holds events of an unknown schema: {error}", hint=KNOWN) from error
     if isinstance(document, list):
         # Chrome's format also allows the bare list
         document = {"traceEvents": document}
     if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
-        raise UsageError(f"trace '{path}' has no list 'traceEvents': unknown schema", hint=_KNOWN)
+        raise UsageError(f"trace '{path}' has no list 'traceEvents': unknown schema", hint=KNOWN)
     return document
 
 
