@@ -92,8 +92,8 @@ def test_one_command_shows_the_original_beside_the_hybrid(
         (("eval", "{folder}", "--text", "{new}"), "no such file"),
         (("eval", "{folder}", "--text", "{folder}/model.safetensors.index.json", "--context", "513"), "513 tokens"),
         (("eval", "{folder}", "--text", "{folder}/model-00001-of-00004.safetensors"), "not UTF-8"),
-        (("eval", "{folder}", "--text", "/dev/null"), "1 tokens: must be 2"),
-        (("eval", "{folder}", "--text", "/dev/null", "--context", "1"), "context is 1"),
+        (("eval", "{folder}", "--text", "{empty}"), "1 tokens: must be 2"),
+        (("eval", "{folder}", "--text", "{empty}", "--context", "1"), "context is 1"),
     ],
 )
 def test_what_is_refused(
@@ -103,5 +103,7 @@ def test_what_is_refused(
     arguments: tuple[str, ...],
     words: str,
 ) -> None:
-    assert main([argument.format(folder=saved[0], new=tmp_path / "new") for argument in arguments]) == 2
+    empty = tmp_path / "empty"
+    empty.touch()
+    assert main([argument.format(folder=saved[0], new=tmp_path / "new", empty=empty) for argument in arguments]) == 2
     assert words in capsys.readouterr().err
