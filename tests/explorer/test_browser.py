@@ -96,7 +96,7 @@ def test_controls_move_numbers_and_link_by_hand_and_by_key(seen: Watched) -> Non
     assert re.search(r"intra\.latency=\d", page.url)
     page.focus("#c-batch-slider")
     page.keyboard.press("ArrowRight")
-    seen.until_text("#summary", "batch 2,")
+    seen.until_text("#summary", "batch of 2,")
     assert "batch=2" in page.url
     page.click("#reset")
     seen.until("!location.search.includes('intra.latency') && !location.search.includes('batch')")
