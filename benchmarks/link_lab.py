@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ladder_sim.errors import MissingDependencyError
-from ladder_sim.processes import ending_children, start
+from ladder_sim.system.processes import ending_children, start
 
 DEVICE = "link0"
 # of the store through which the ranks connect; nothing else runs in the namespaces

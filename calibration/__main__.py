@@ -12,7 +12,7 @@ from calibration.importers import command as import_command
 from calibration.measure import command as measure_command
 from calibration.stack_fit import command as stack_fit_command
 from ladder_sim.errors import exit_code
-from ladder_sim.processes import end_with_parent
+from ladder_sim.system.processes import end_with_parent
 from runtime.comm.launch import report_error
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from ladder_sim.errors import LadderSimError, discard_output, exit_code
-from ladder_sim.processes import end_with_parent
+from ladder_sim.system.processes import end_with_parent
 from runtime.comm.launch import launch, report_error
 from runtime.commands import parse
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from ladder_sim.errors import UsageError
-from ladder_sim.files import locked
+from ladder_sim.system.files import locked
 from runtime.assemble import TORCH_DTYPES, assemble, device_of
 from runtime.comm.base import Communicator
 from runtime.comm.emulate import EmulatedLink

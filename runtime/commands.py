@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from ladder_sim.errors import UsageError
-from ladder_sim.files import write_file
+from ladder_sim.system.files import write_file
 from runtime.checkpoint.convert import convert
 from runtime.config import EngineConfig, ModelConfig
 from runtime.model.wiring import lay_out

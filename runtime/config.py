@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, Self, TypeVar
 
 from ladder_sim.errors import InfeasibleError, UsageError
-from ladder_sim.files import read_text
+from ladder_sim.system.files import read_text
 
 Attention = Literal["flash", "math"]
 # names of `--dtype`

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ladder_sim.errors import UsageError
-from ladder_sim.files import read_text
+from ladder_sim.system.files import read_text
 from runtime.checkpoint.files import Checkpoint
 from runtime.checkpoint.tokenizer import Text
 from runtime.config import ModelConfig, check_counts, check_dtype

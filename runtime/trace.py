@@ -23,7 +23,7 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, record_function, schedule
 
 from ladder_sim.errors import UsageError
-from ladder_sim.files import locked
+from ladder_sim.system.files import locked
 from runtime.comm.base import Handle
 from runtime.comm.emulate import EmulatedLink
 from runtime.comm.rendezvous import Place

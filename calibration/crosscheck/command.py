@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ladder_sim.errors import MissingPackageError, UsageError
-from ladder_sim.files import write_file
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.settings import settings
 from ladder_sim.specs.values import whole
+from ladder_sim.system.files import write_file
 
 VARIANTS = ("standard", "parallel", "ladder", "hybrid-ladder:4", "desync:4", "upper-bound")
 # small enough for a CPU

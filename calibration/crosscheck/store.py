@@ -13,9 +13,9 @@ from calibration.crosscheck.predict import Calibration
 from ladder_sim.costs.lookup import Curve
 from ladder_sim.costs.recorded import Overlap
 from ladder_sim.errors import ProfileError, UsageError
-from ladder_sim.files import read_text
 from ladder_sim.graph.ops import Shape
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.system.files import read_text
 
 SCHEMA_VERSION = 2
 _SHAPES = {shape.__name__: shape for shape in get_args(Shape)}

@@ -17,7 +17,7 @@ from calibration.importers.nccl_tests import Sweep, fabric_text
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import ProfileError
-from ladder_sim.files import write_file
+from ladder_sim.system.files import write_file
 
 
 def add_to(commands: Any) -> None:

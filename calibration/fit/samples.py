@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ladder_sim.costs.roofline import AXES
 from ladder_sim.errors import ProfileError
-from ladder_sim.files import append, locked, read_bytes
+from ladder_sim.system.files import append, locked, read_bytes
 
 SCHEMA_VERSION = 2
 # weeks of measuring

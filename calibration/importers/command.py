@@ -8,8 +8,8 @@ from typing import Any
 
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import UsageError
-from ladder_sim.files import write_file
 from ladder_sim.specs.values import whole
+from ladder_sim.system.files import write_file
 
 
 def add_to(commands: Any) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from ladder_sim.costs.lookup import Curve
 from ladder_sim.costs.profile import CalibrationProfile, ProfileSource
 from ladder_sim.errors import UsageError
-from ladder_sim.files import read_text, shown_path
+from ladder_sim.system.files import read_text, shown_path
 from ladder_sim.units import quoted
 
 Placement = Literal["in", "out"]

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import typer
 
-from ladder_sim import processes
 from ladder_sim.cli.options import PASSED_ON
 from ladder_sim.errors import MissingDependencyError, install_command
+from ladder_sim.system import processes
 
 COMMANDS = {
     "run": "Measure ops on this machine; under torchrun: `-m calibration run` on every rank.",

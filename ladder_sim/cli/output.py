@@ -10,7 +10,7 @@ import typer
 
 from ladder_sim.cli.options import OptionGroup
 from ladder_sim.errors import UsageError
-from ladder_sim.files import write_file
+from ladder_sim.system.files import write_file
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 import typer
 
-from ladder_sim import processes
 from ladder_sim.cli.output import PANEL, chosen_format, show, write
 from ladder_sim.errors import MissingPackageError, UnknownNameError, UsageError
 from ladder_sim.specs import catalog
@@ -21,6 +20,7 @@ from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.settings import Parts, override_parts, settings
 from ladder_sim.specs.stack import StackSpec
 from ladder_sim.specs.workload import Workload
+from ladder_sim.system import processes
 from ladder_sim.units import format_seconds
 
 # settings of a model that a config.json can carry to the runtime

@@ -19,8 +19,8 @@ from ladder_sim.costs.profile import CalibrationProfile, Positive, ProfileSource
 from ladder_sim.costs.roofline import AXES, Gpu, Kind, roofline_s, table_shape
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import LadderSimError, ProfileError, UnknownNameError
-from ladder_sim.files import read_bytes, write_file
 from ladder_sim.specs import catalog
+from ladder_sim.system.files import read_bytes, write_file
 
 SCHEMA_VERSION = 2
 SUFFIX = ".json.gz"

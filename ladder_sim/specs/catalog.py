@@ -14,12 +14,12 @@ from types import MappingProxyType
 from typing import Any
 
 from ladder_sim.errors import SpecError, UnknownNameError
-from ladder_sim.files import read_text, shown_path
 from ladder_sim.specs.cluster import ClusterSpec, GpuSpec, LinkTier
 from ladder_sim.specs.hf_config import read_config
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.stack import StackSpec
 from ladder_sim.specs.values import read_table
+from ladder_sim.system.files import read_text, shown_path
 
 _FOLDERS = resources.files("ladder_sim.specs") / "data"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder_sim.errors import SpecError
-from ladder_sim.files import read_text, shown_path
+from ladder_sim.system.files import read_text, shown_path
 from ladder_sim.units import quoted
 
 # largest accepted size, by ModelSpec field: ten times that of any published model, or more

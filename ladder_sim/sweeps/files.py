@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ladder_sim.errors import MissingPackageError, UsageError
-from ladder_sim.files import locked, replacing, write_all
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.sweeps.evaluate import PROBLEM, Rows
+from ladder_sim.system.files import locked, replacing, write_all
 
 # by extension
 FORMATS = {".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}

@@ -12,7 +12,6 @@ import ladder_sim
 from ladder_sim.confidence import NO_PROFILE
 from ladder_sim.costs.profile_file import MAX_DOCUMENT_BYTES, load_profile
 from ladder_sim.errors import UsageError
-from ladder_sim.files import read_bytes
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.sweeps.evaluate import BATCHING_COLUMN, PROBLEM, How, evaluate, result_columns
 from ladder_sim.sweeps.executors import Executor, Processes, serial
@@ -20,6 +19,7 @@ from ladder_sim.sweeps.files import FORMATS, PartFile, encode, header, require
 from ladder_sim.sweeps.grid import CHUNK_BLOCKS, CHUNK_POINTS, Chunk, Grid
 from ladder_sim.sweeps.price import check_price
 from ladder_sim.sweeps.table import SweepTable, collect
+from ladder_sim.system.files import read_bytes
 
 # called with the points done so far
 Progress = Callable[[int], None]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder_sim.errors import UsageError
-from ladder_sim.files import write_file
+from ladder_sim.system.files import write_file
 from ladder_sim.traces.graph import Collective, Lane, TraceGraph, TraceOp
 from ladder_sim.traces.kineto.reader import Event
 from ladder_sim.traces.summary import exposed_spans

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from ladder_sim.errors import InfeasibleError, UnknownNameError, UsageError
-from ladder_sim.files import read_bytes, shown_path
 from ladder_sim.graph.variants import canonical, wiring
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS, Argument
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.values import real
+from ladder_sim.system.files import read_bytes, shown_path
 from ladder_sim.units import quoted
 
 DEFAULT_DATASET = "ladder-70b"

@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 from ladder_sim.errors import UsageError
-from ladder_sim.files import write_file
+from ladder_sim.system.files import write_file
 from runtime.checkpoint.files import CONFIG, INDEX, Checkpoint
 from runtime.config import read_object
 

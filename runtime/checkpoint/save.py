@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ladder_sim.errors import MissingPackageError, UsageError
-from ladder_sim.files import write_file
+from ladder_sim.system.files import write_file
 from runtime.checkpoint.files import CONFIG, INDEX, WEIGHTS
 from runtime.checkpoint.tensors import tensor_shapes
 from runtime.checkpoint.weights import Piece, pieces

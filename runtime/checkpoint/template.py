@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ladder_sim.errors import MissingPackageError, UsageError
-from ladder_sim.files import read_text
+from ladder_sim.system.files import read_text
 from runtime.config import read_object
 
 # names in tokenizer_config.json and in templates

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ladder_sim.processes import ending_children, killed, start
+from ladder_sim.system.processes import ending_children, killed, start
 
 # environment variable: folder in which the ranks of one launch meet and leave their errors
 FOLDER = "LADDER_RUNTIME_FOLDER"

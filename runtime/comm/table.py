@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from ladder_sim.errors import UsageError
-from ladder_sim.files import read_text
+from ladder_sim.system.files import read_text
 
 _FORM = 'a CSV file with the columns bytes,seconds, or JSON [{"bytes": 1024, "seconds": 1e-5}, ...]'
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ladder_sim.errors import ProfileError, SpecError, UsageError
-from ladder_sim.files import append, locked, read_bytes, read_text, replacing, write_all, write_file
+from ladder_sim.system.files import append, locked, read_bytes, read_text, replacing, write_all, write_file
 from tests.conftest import REPO
 from tests.support.commands import process
 from tests.support.waiting import HANG_S
@@ -97,7 +97,7 @@ def test_a_full_disk_is_reported_and_leaves_whole_lines(tmp_path: Path) -> None:
     """An unbuffered write takes what fits and says so by its return value only."""
     code = f"""
 from pathlib import Path
-from ladder_sim.files import append, write_all
+from ladder_sim.system.files import append, write_all
 try:
     with open({str(tmp_path / "raw")!r}, "wb", buffering=0) as file:
         write_all(file, bytes(150_000))
@@ -119,7 +119,7 @@ def test_a_lock_keeps_others_out_and_ends_with_its_process(tmp_path: Path) -> No
     code = f"""
 import time
 from pathlib import Path
-from ladder_sim.files import locked
+from ladder_sim.system.files import locked
 with locked(Path({str(file)!r})), locked(Path({str(tmp_path)!r})):
     print("locked", flush=True)
     time.sleep(600)

@@ -28,7 +28,7 @@ RUNTIME = {"torch"}
 RUNTIME_LAZY = {"jinja2", "safetensors", "tokenizers"}
 
 # What all three packages share.
-SHARED = ("ladder_sim.errors", "ladder_sim.files", "ladder_sim.processes")
+SHARED = ("ladder_sim.errors", "ladder_sim.system")
 
 # calibration: what fits, imports and shows profiles runs without torch and sees only the cost side of ladder_sim.
 WITHOUT_TORCH = ("calibration.fit", "calibration.stack_fit", "calibration.importers", "calibration.show")

@@ -15,7 +15,7 @@ from tests.support.waiting import HANG_S, until
 CHILD = """
 import os, sys, time
 from pathlib import Path
-from ladder_sim.processes import end_with_parent, ending_children, start
+from ladder_sim.system.processes import end_with_parent, ending_children, start
 if __name__ == "__main__":
     while not Path(os.environ["MAY_BEGIN"]).exists():
         time.sleep(0.01)
@@ -27,7 +27,7 @@ if __name__ == "__main__":
 """
 PARENT = """
 import sys
-from ladder_sim import processes
+from ladder_sim.system import processes
 from ladder_sim.errors import exit_code
 sys.exit(exit_code(lambda: processes.run(["child", *sys.argv[1:]])[0]))
 """

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ladder_sim.errors import InfeasibleError, LadderSimError, MissingDependencyError, UsageError
-from ladder_sim.files import locked
+from ladder_sim.system.files import locked
 from runtime.comm.base import Communicator
 from runtime.comm.rendezvous import CommConfig, connect
 from runtime.config import ModelConfig

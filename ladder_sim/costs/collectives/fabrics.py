@@ -15,10 +15,10 @@ import numpy as np
 from ladder_sim.costs.lookup import Curve
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import SpecError
-from ladder_sim.files import read_text, shown_path
 from ladder_sim.specs import catalog
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.values import nonempty, real, whole
+from ladder_sim.system.files import read_text, shown_path
 from ladder_sim.units import quoted
 
 SUFFIX = ".toml"

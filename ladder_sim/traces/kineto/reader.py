@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ladder_sim.errors import UsageError
-from ladder_sim.files import read_bytes
 from ladder_sim.specs.values import whole
+from ladder_sim.system.files import read_bytes
 from ladder_sim.traces.graph import ALONE
 from ladder_sim.units import quoted
 

@@ -1,0 +1,1 @@
+"""What the three packages ask of the operating system: files read and written safely, child processes."""
