@@ -75,8 +75,10 @@ class UnknownNameError(UsageError):
     def __init__(self, kind: str, name: str, known: Iterable[str], *, more: str = "") -> None:
         names = sorted(set(known))
         close = difflib.get_close_matches(name.lower(), names, n=5, cutoff=0.7)
-        near = [each for each in close if _marks(each) == _marks(name.lower())]
         longer = [known_name for known_name in names if name and known_name.startswith(name.lower())]
+        # "h100" stands for an "h100_sxm", but "h20" for no "h200-sxm"
+        whole = [each for each in longer if not each.removeprefix(name.lower())[:1].isalnum()]
+        near = [each for each in close if _marks(each) == _marks(name.lower())] or whole
         if 1 < len(longer) <= 6:
             parts = [f"there are {', '.join(longer)}" + (";" if more else ""), more]
         elif near:
