@@ -75,6 +75,7 @@ _TARGETS: tuple[tuple[Level, str, str, _Judge, float, float], ...] = (
     ("protocol-b", "TP 8, P2P off", "ladder speedup", _speedup("ladder", tps=(8,), p2p=False), 0.05, 0.10),
     ("protocol-b", "test rows", "tok/s", lambda row: row.tokens_per_s, 0.05, 0.12),
 )
+
 # of the 90 % intervals of test rows, throughputs and speedups together: share inside, mean half-width
 _MIN_INSIDE, _MAX_HALF_WIDTH = 0.85, 0.08
 

@@ -163,6 +163,7 @@ _STEPS: dict[Unit, tuple[tuple[float, str], ...]] = {
     "flops": ((1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1e6, "MFLOP/s"), (1.0, "FLOP/s")),
     "count": ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"), (1.0, "")),
 }
+
 # endings of field names, and the unit that each stands for
 _SUFFIXES: dict[str, Unit] = {"_s": "s", "_Bps": "Bps", "_bytes": "bytes", "_flops": "flops"}
 

@@ -45,10 +45,13 @@ class Completion:
         self, decode: Callable[[Sequence[int]], str], *, ends: Collection[int], stops: Sequence[str], maximum: int
     ) -> None:
         self._decode, self._ends, self._stops, self._maximum = decode, ends, stops, maximum
+
         # so far, including the one that ends it
         self.tokens: list[int] = []
+
         # the part that will not change any more
         self.text = ""
+
         # why it ended; None: it grows
         self.reason: Literal["end", "stop", "length"] | None = None
 

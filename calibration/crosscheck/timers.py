@@ -135,9 +135,11 @@ class _Sender:
         self._comm, self._x, self._due = comm, x, due
         self._kernels = 0
         self._message = DONE
+
         # perf_counter, one per message
         self._issued_s: list[float] = []
         self._ended_s: list[float] = []
+
         # for messages that had not ended when the next one was due
         self.waited_s = 0.0
 

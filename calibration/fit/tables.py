@@ -11,6 +11,7 @@ from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.roofline import AXES, Gpu, Kind, roofline_s, table_shape
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
+
 # that a profile holds
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 DTYPE = "bf16"

@@ -38,6 +38,7 @@ SYSTEMS = {
 MEASURED_ON = {"a100-sxm": "a100-sxm-hdr"}
 # at most so many points per table: all tables together stay below 400 KB gzipped
 MAX_POINTS: dict[Kind, int] = {"gemm": 22000, "attention_prefill": 4500, "attention_decode": 5000}
+
 # ... and at most this share of what was measured, so that enough is left to judge the table on
 MAX_SHARE = 0.6
 # mean error below which a left-out axis value need not be added: below the spread between engines

@@ -35,6 +35,7 @@ class Plan:
         self._ops = {op.key: op for op in ops}
         self._counts: Counter[Any] = Counter()
         self._last: dict[Any, Sample] = {}
+
         # the largest op of each kind that was measured
         self._largest: dict[str, Sample] = {}
         for sample in samples:

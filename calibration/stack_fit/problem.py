@@ -39,6 +39,7 @@ PRIORS: Mapping[str, float] = {
     "overlap.memory_spare": 0.7,
     "overlap.collective_slowdown": 0.5,
 }
+
 # of finite differences, in standard deviations of the priors; large enough to see past the corners of a maximum
 STEP = 0.05
 # in the same unit: a figure that changes no run this far from its prior's median is not fitted

@@ -44,6 +44,7 @@ EXTRAS: Mapping[str, Extra] = MappingProxyType(
         "dask": Extra("sweeps spread over several machines", ("dask", "distributed")),
     }
 )
+
 # how long nvidia-smi, and the import of torch in a process of its own, may take
 _TOOL_SECONDS, _TORCH_SECONDS = 10.0, 60.0
 # run in a process of its own: importing torch takes seconds and may crash

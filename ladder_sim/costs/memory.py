@@ -79,9 +79,10 @@ def _growing_bytes(
     model, stack, tp = scenario.model, scenario.stack, scenario.tp
     kv_heads = max(1, model.kv_heads // tp)
     context: Any = prompt + gen
+    tokens: Any = batch * prompt
+
     # a rank's share of the heads, replicas included
     kv_bytes = model.kv_bytes_per_token(STATE_BYTES) * kv_heads / model.kv_heads * batch * context
-    tokens: Any = batch * prompt
     # the MLP's widest moment: residual, norm, gate/up output and activation are alive together
     mlp_width = (2 if model.gated_mlp else 1) * model.intermediate // tp + model.intermediate // tp
     # scores before and after the softmax

@@ -24,6 +24,7 @@ AXES: Mapping[Kind, tuple[str, ...]] = {
     "attention_prefill": ("batch_kv_heads", "group", "q_len", "head_dim"),
     "attention_decode": ("batch_kv_heads", "group", "kv_len", "head_dim"),
 }
+
 # bytes per element of every operand, by the dtypes that tables come in
 ELEMENT_BYTES = {"bf16": 2, "fp8": 1}
 

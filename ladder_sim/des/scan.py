@@ -90,10 +90,13 @@ class _Scan:
         self.ready_s: list[Number] = [0.0] * count
         self.start_s: list[Number] = [0.0] * count
         self.end_s: list[Number] = [0.0] * count
+
         # end of each stream's last task
         self.front_s: list[Number] = [0.0] * len(program.streams)
+
         # by task, in issue order
         self.open: dict[int, _OpenCollective] = {}
+
         # end of the last collective that is no longer open
         self.closed_s: Number = 0.0
         self.members = program.groups()

@@ -41,6 +41,7 @@ class Scheduler:
         self._lock = threading.Lock()
         self._busy = False
         self._queue: list[_Request] = []
+
         # page -> query of its latest headline
         self._latest: OrderedDict[str, object] = OrderedDict()
 

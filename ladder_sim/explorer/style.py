@@ -23,6 +23,7 @@ EMPTY: dict[str, Any] = {
         "plot_bgcolor": PAPER,
     },
 }
+
 # line of a message that fits on a phone
 _LINE_CHARACTERS = 44
 # colour of a light figure -> the same on a dark page
@@ -48,6 +49,7 @@ def on_page(figure: "go.Figure", *, dark: bool, zoom_key: str = "") -> dict[str,
         The reader's zoom stays as long as this is the same.
     """
     document: dict[str, Any] = figure.to_plotly_json()
+
     # plain dictionaries from here on: a figure checks every value that is set
     layout = document["layout"]
     layout |= {

@@ -97,8 +97,10 @@ class _Builder:
         self.state_bytes = float(self.tokens) * model.hidden * STATE_BYTES
         self.graph = StepGraph(phase)
         self.residual = ""
+
         # output of every block so far: what a join waits for
         self.pending: list[str] = []
+
         # outputs that replace the residual instead of being added to it
         self.folded: set[str] = set()
 

@@ -22,6 +22,7 @@ _SECTIONS: dict[str, type] = {
     "stack": StackSpec,
     "workload": Workload,
 }
+
 # sections that are fields of ClusterSpec
 IN_CLUSTER = ("gpu", "intra", "inter", "host")
 # fields that say what a spec is, not how it behaves

@@ -33,6 +33,7 @@ _Track = dict[str, int]
 def to_json(runs: dict[str, TraceGraph]) -> str:
     """A file for Perfetto with one run, or several next to each other, by name."""
     events: list[dict[str, Any]] = []
+
     # numbers are unique: Perfetto takes a thread with the number of its process for the main thread
     numbers = count(1)
     for name, graph in runs.items():

@@ -59,9 +59,11 @@ class _Rewiring:
         self.stream_wait_s = stream_wait_s
         self.lanes = list(graph.lanes)
         self.changed: dict[int, TraceOp] = {}
+
         # ops that move to just before this one
         self.moved: dict[int, list[int]] = {}
         self.dropped: set[int] = set()
+
         # lead of ops as long as they waited for an all-reduce
         self.waiting_s: dict[int, float] = {}
         self.before = graph.before_on_lane()

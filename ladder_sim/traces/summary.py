@@ -95,6 +95,7 @@ def exposed_spans(graph: TraceGraph, rank: int) -> Spans:
 
 def _critical(graph: TraceGraph, seconds: float) -> dict[str, float]:
     shares: dict[str, float] = defaultdict(float)
+
     # end of the path so far
     front_s = float("-inf")
     for index in to_timeline(graph).critical_path():

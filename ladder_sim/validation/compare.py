@@ -26,12 +26,15 @@ LEVELS: MappingProxyType[Level, str] = MappingProxyType(
         "protocol-b": "as protocol-a, fitted to ladder runs at TP 2 and 4 as well: the profile that predictions use",
     }
 )
+
 # a profile that the caller names
 OWN_PROFILE: Level = "profile"
+
 # shipped profiles of the levels with a fit
 FITTED_PROFILES: MappingProxyType[Level, str] = MappingProxyType(
     {"protocol-a": "h100-sxm-gpt-fast-a", "protocol-b": "h100-sxm-gpt-fast"}
 )
+
 # group of a summary over every tensor-parallel degree
 ALL_TPS = "all"
 

@@ -18,7 +18,8 @@ PACKAGES = ("ladder_sim", "runtime", "calibration")
 def comments_below(source: str) -> Iterator[int]:
     """Lines of comments that stand under the assignment they describe.
 
-    In a class, every comment directly under a field. Elsewhere, one that is not directly above the next statement.
+    In a class, every comment directly under a field; elsewhere, one that is not directly above the next statement.
+    Directly under an annotated name it would be read as that name's: a blank line parts them.
     """
     lines = source.splitlines()
     for owner in ast.walk(ast.parse(source)):
@@ -33,7 +34,8 @@ def comments_below(source: str) -> Iterator[int]:
             comment = " " * statement.col_offset + "#"
             while after < len(lines) and lines[after].startswith(comment):
                 after += 1
-            if after > below and (isinstance(owner, ast.ClassDef) or after + 1 not in starts):
+            is_field = isinstance(owner, ast.ClassDef) or isinstance(statement, ast.AnnAssign)
+            if after > below and (is_field or after + 1 not in starts):
                 yield below + 1
 
 
@@ -50,7 +52,8 @@ def first_line(statement: ast.stmt) -> int:
 @pytest.mark.parametrize("package", PACKAGES)
 def test_fields_have_docstrings_and_comments_stand_above(package: str) -> None:
     misplaced = [
-        f"{path.name}:{line}: a docstring if it describes the field above, else move it above what it describes"
+        f"{path.name}:{line}: a docstring if it describes the field above, else above what it describes, after a "
+        "blank line"
         for path in files_of(package).values()
         for line in comments_below(path.read_text(encoding="utf-8"))
     ]
@@ -63,6 +66,8 @@ def test_fields_have_docstrings_and_comments_stand_above(package: str) -> None:
         ("class A:\n    x: int\n    # of something\n    y: int\n", [3]),
         ('class A:\n    x: int\n    """Of something."""\n    y: int\n', []),
         ("class A:\n    # of something\n    x: int = 1\n", []),
+        ("X: int = 1\n# of Y\nY = 2\n", [2]),
+        ("X: int = 1\n\n# of Y\nY = 2\n", []),
         ("X = 1\n# of X\n\nY = 2\n", [2]),
         ("X = 1\n# of Y,\n# in two lines\nY = 2\n", []),
         ("X = (\n    1,\n)\n# of X\n", [4]),

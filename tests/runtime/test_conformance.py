@@ -53,6 +53,7 @@ class Watched(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.entries: list[Entry] = []
+
         # number of an all-reduce -> entries before its wait
         self.waits: dict[int, int] = {}
         self._inside: list[str] = []

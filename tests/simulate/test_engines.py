@@ -35,6 +35,7 @@ SETTINGS: tuple[dict[str, str], ...] = (
     {"stack.prefill_cuda_graphs": "true", "stack.graph_launch": "20 us", "stack.kernel_gap": "0.5 us"},
     {"stack.stream_wait": "0", "stack.collective_launch": "0"},
 )
+
 # of a figure's own value
 FACTORS = np.array([0.25, 0.5, 0.9, 1.0, 1.3, 2.0, 4.0])
 

@@ -22,6 +22,7 @@ from tests.support.strategies import SECONDS
 RTOL = 1e-9
 LAYERS = 9
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
+
 # every wiring whose repetition differs
 WIRINGS = (*VARIANTS, "hybrid-ladder:16", "desync:4", "desync:5")
 

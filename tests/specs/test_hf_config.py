@@ -221,6 +221,7 @@ COMMON: dict[str, object] = {
     "num_attention_heads": 32,
     "vocab_size": 32000,
 }
+
 # configs of published models (all fields that matter here), and what they must become
 OTHER_DENSE: dict[str, tuple[dict[str, object], dict[str, object]]] = {
     "starcoder2-7b": (

@@ -120,6 +120,7 @@ def host_gather_s(
 
 # of NCCL inside a node, from GPU to GPU
 IN_NODE: Mapping[str, Formula] = {"all_reduce": nccl_s, "all_gather": gather_s}
+
 # of all-reduces inside a node, by algorithm
 FORMULAS: Mapping[str, Formula] = {"nccl": nccl_s, "one-shot": one_shot_s, "two-shot": two_shot_s, "nvls": nvls_s}
 

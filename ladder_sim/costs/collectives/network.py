@@ -33,6 +33,7 @@ from ladder_sim.specs.scenario import Scenario
 # it. Fitted: so do nine tenths of EFA, NDR and H20 nccl-tests rows within 20 % of the two-node formula. The other two
 # are judgement: no measurement of that link stands behind them.
 COLLECTIVE_ERROR: Mapping[Source, float] = {"measured": 0.08, "fitted": 0.2, "transferred": 0.3, "roofline": 0.4}
+
 # kernels of the inference engines themselves
 CUSTOM = ("one-shot", "two-shot")
 # the choice of a single algorithm

@@ -34,6 +34,7 @@ NOW_MARKER: Mapping[str, Any] = {
     "symbol": "diamond",
     "line": {"color": "white", "width": 1.5},
 }
+
 # the style of every figure
 _AXIS = {
     "gridcolor": GRID_COLOUR,
@@ -67,6 +68,7 @@ TEMPLATE: Mapping[str, Any] = {
         "colorscale": {"sequential": "Cividis", "diverging": "RdBu"},
     }
 }
+
 # an axis labels each of its values up to this many
 MAX_TICKS = 12
 FILE_TYPES = (".html", ".png", ".svg")

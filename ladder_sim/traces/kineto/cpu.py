@@ -131,12 +131,16 @@ class _Thread:
     def __init__(self, cpu: CpuReader, lane: Lane) -> None:
         self.cpu, self.lane = cpu, lane
         self.drafts: list[Draft] = []
+
         # end of the last op
         self.end_s = 0.0
+
         # running collectives, and the storages they write
         self.awaited: list[tuple[Draft, frozenset[int]]] = []
+
         # collectives that the thread now waits for
         self.due: list[Draft] = []
+
         # messages of an emulated link by their numbers
         self.sent: dict[int, Draft] = {}
 

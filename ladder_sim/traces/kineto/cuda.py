@@ -27,8 +27,10 @@ class CudaReader:
         calls = [event for name in CALL_CATEGORIES for event in file.events[name]]
         self.clock = Clock(file, [*self.on_device, *calls])
         self.gpu = min((event.args.get("device", event.process) for event in self.on_device), key=str)
+
         # by correlation id of the call that enqueued them
         self.device: dict[Any, list[Draft]] = defaultdict(list)
+
         # end of the op ahead of each on its stream
         self.free_s: dict[int, float] = {}
         self.calls: list[Call] = []
