@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from ladder_sim.costs.contention import OverlapParameters
 from ladder_sim.costs.profile import CalibrationProfile, FittedFigure
 from ladder_sim.costs.roofline import Gpu
-from ladder_sim.des.shared import Number
+from ladder_sim.des.shared import Number, any_true
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.specs.cluster import ClusterSpec, LinkTier
 from ladder_sim.specs.scenario import Scenario
@@ -39,10 +39,8 @@ class Link:
 
     def same_as(self, other: "Link") -> bool:
         """Equal in every figure; an array that varies equals no single figure."""
-        return (
-            self.fabric == other.fabric
-            and bool(np.all(self.bandwidth_Bps == other.bandwidth_Bps))
-            and bool(np.all(self.latency_s == other.latency_s))
+        return self.fabric == other.fabric and not (
+            any_true(self.bandwidth_Bps != other.bandwidth_Bps) or any_true(self.latency_s != other.latency_s)
         )
 
 
@@ -97,8 +95,6 @@ class Hardware:
     """Of the bandwidth through host memory, between two ranks: the rate of NCCL's low-latency protocol."""
     rank_skew: Number = 0.0
     """How much longer the slowest rank computes than a typical one, as a fraction."""
-    configurations: int = 1
-    """Values in every array."""
 
     @classmethod
     def of(cls, scenario: Scenario, profile: CalibrationProfile | None = None) -> Self:
@@ -167,14 +163,11 @@ class Hardware:
         UsageError
             The arrays' lengths differ.
         """
-        configurations = one_length(figures)
+        one_length(figures)
         for key in figures:
             if key not in self.figures():
                 raise UnknownNameError("hardware figure", key, self.figures())
-        if not figures:
-            return self
-        arrays = {key: np.asarray(values, np.float64).ravel() for key, values in figures.items()}
-        return dataclasses.replace(self._replace(arrays), configurations=configurations)
+        return self._replace({key: np.asarray(values, np.float64).ravel() for key, values in figures.items()})
 
     def _replace(self, figures: Mapping[str, Number]) -> Self:
         sections: dict[str, dict[str, Any]] = {}

@@ -48,8 +48,8 @@ def weight_bytes(scenario: Scenario) -> float:
 def _weight_bytes(inputs: PassInputs) -> float:
     model = inputs.model
     plan = wiring(inputs.variant, model.layers, model.ladder_layers).condense(2)
-    repeats = {layer.index: layer.repeats for layer in plan.layers}
     graph = build(inputs, "decode", inputs.workload.prompt + 1, layers=plan)
+    repeats = plan.repeats
     return sum(op.weight_bytes * repeats.get(op.layer, 1) for op in graph.ops())
 
 

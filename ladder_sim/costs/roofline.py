@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ladder_sim.des.shared import Floats, Number
+from ladder_sim.des.shared import Floats, Number, any_true
 from ladder_sim.graph.ops import AttentionShape, GemmShape, Shape
 from ladder_sim.specs.cluster import GpuSpec
 
@@ -49,7 +49,7 @@ class Gpu:
 
     def same_as(self, other: "Gpu") -> bool:
         """Equal in every figure; an array that varies equals no single figure."""
-        return all(bool(np.all(getattr(self, name) == getattr(other, name))) for name in GPU_FIGURES)
+        return not any(any_true(getattr(self, name) != getattr(other, name)) for name in GPU_FIGURES)
 
     def peak_flops(self, shape: Shape) -> Number:
         """Peak FLOP/s for the dtype of an op's operands."""

@@ -69,6 +69,11 @@ class Wiring:
     """Layers after which the pattern repeats."""
 
     @property
+    def repeats(self) -> dict[int, int]:
+        """Layers that each layer stands for, by its index in the model."""
+        return {layer.index: layer.repeats for layer in self.layers}
+
+    @property
     def reduces(self) -> bool:
         """Whether any block is all-reduced; without, ranks disagree about the next token."""
         return any(block.reduces for layer in self.layers for block in layer.blocks)

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Self, TypeVar
 
@@ -33,7 +33,7 @@ class SimulatedOp:
 
 
 def simulated_ops(
-    plan: Schedule, distinct: Sequence[Op], estimates: Sequence[Estimate], timeline: Timeline
+    plan: Schedule, distinct: Sequence[Op], estimates: Sequence[Estimate], timeline: Timeline, critical: Set[int]
 ) -> list[SimulatedOp]:
     """Every op of a simulated pass, in issue order.
 
@@ -45,10 +45,12 @@ def simulated_ops(
         Of each of ``plan.distinct``: the op at the size of the pass, and its cost.
     timeline
         When its tasks ran: launches, then ops.
+    critical
+        Tasks on the critical path.
     """
     launches = len(timeline.end_s) - len(plan.ops)
     span_s = (timeline.end_s - timeline.start_s).tolist()
-    critical, repeats = frozenset(timeline.critical_path()), plan.repeats
+    repeats = plan.wiring.repeats
     return [
         SimulatedOp(
             op=replace(op, shape=distinct[like].shape),
@@ -87,10 +89,16 @@ class Breakdown:
 
     @classmethod
     def of(
-        cls, plan: Schedule, distinct: Sequence[Op], estimates: Sequence[Estimate], timeline: Timeline, gpu: GpuSpec
+        cls,
+        plan: Schedule,
+        distinct: Sequence[Op],
+        estimates: Sequence[Estimate],
+        timeline: Timeline,
+        critical: Set[int],
+        gpu: GpuSpec,
     ) -> Self:
         """That of one pass; as `simulated_ops`, on `gpu`."""
-        repeats, critical = plan.repeats, frozenset(timeline.critical_path())
+        repeats = plan.wiring.repeats
         compute = timeline.busy([COMPUTE])
         limits = [_limit(op, gpu) for op in distinct]
         busy_s: dict[str, float] = defaultdict(float)

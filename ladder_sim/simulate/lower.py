@@ -87,11 +87,6 @@ class Schedule:
     serial: bool
     """Every op starts after the one issued before it has ended."""
 
-    @property
-    def repeats(self) -> Mapping[int, int]:
-        """Layers that each layer stands for, by its index in the model."""
-        return {layer.index: layer.repeats for layer in self.wiring.layers}
-
 
 @lru_cache(maxsize=1024)
 def schedule(inputs: PassInputs, phase: Phase, keep: int) -> Schedule:
@@ -100,7 +95,7 @@ def schedule(inputs: PassInputs, phase: Phase, keep: int) -> Schedule:
     Parameters
     ----------
     inputs
-        What runs, for one token (`ladder_sim.graph.sizes.one_token`).
+        What runs, for one token (`PassInputs.of_one_token`).
     phase
         ``"prefill"`` or ``"decode"``.
     keep
@@ -117,7 +112,7 @@ def schedule(inputs: PassInputs, phase: Phase, keep: int) -> Schedule:
     same_as = tuple(numbers.setdefault(f"{op.kind} {op.shape}", len(numbers)) for op in ops)
     first = {number: op for op, number in reversed(list(zip(ops, same_as, strict=True)))}
     leads = _leads(streams, after, same_as)
-    repeats = {layer.index: layer.repeats for layer in condensed.layers}
+    repeats = condensed.repeats
     spans: dict[tuple[int, Lead], int] = defaultdict(int)
     for op, like, lead in zip(ops, same_as, leads, strict=True):
         spans[like, lead] += repeats.get(op.layer, 1)

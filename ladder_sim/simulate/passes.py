@@ -10,7 +10,7 @@ nothing back. If the periods are not yet equal, more of them are simulated, in t
 A pass in which nothing overlaps takes as long as its ops together, and is simulated only when its timeline is read.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import cached_property, reduce
 from math import inf
 from typing import Literal
@@ -49,8 +49,8 @@ ENGINES: Mapping[Engine, Callable[[Program], TaskTimes]] = {"fast": scan.scan, "
 FIRST_PERIODS = 3
 # relative difference under which two periods count as equal: rounding of sums, not a model error
 STEADY = 1e-9
-# what ops cost, by `Schedule.keys`
-Prices = Mapping[str, Estimate]
+# ops at the size of a pass and what each costs, by `Schedule.keys`
+Prices = Mapping[str, tuple[Op, Estimate]]
 
 
 def price(costs: CostModel, passes: Sequence[tuple[Phase, Sizes]], schedules: Iterable[Schedule]) -> list[Prices]:
@@ -82,9 +82,9 @@ def price(costs: CostModel, passes: Sequence[tuple[Phase, Sizes]], schedules: It
             if number == start or op.kind == "attention":
                 keys.append((number, key))
                 sized.append(sizes.op(op))
-    prices: list[dict[str, Estimate]] = [{} for _ in passes]
-    for (number, key), estimate in zip(keys, costs.estimates(sized), strict=True):
-        prices[number][key] = estimate
+    prices: list[dict[str, tuple[Op, Estimate]]] = [{} for _ in passes]
+    for (number, key), op, estimate in zip(keys, sized, costs.estimates(sized), strict=True):
+        prices[number][key] = op, estimate
     return [{**prices[first[phase]], **own} for (phase, _), own in zip(passes, prices, strict=True)]
 
 
@@ -97,7 +97,7 @@ class ForwardPass:
     ----------
     plan
         What it runs, some of its layers left out.
-    sizes, prices
+    prices
         Of its ops.
     hardware
         What the stack adds to them.
@@ -108,10 +108,9 @@ class ForwardPass:
     """
 
     def __init__(
-        self, plan: Schedule, sizes: Sizes, prices: Prices, hardware: Hardware, gpu: GpuSpec, engine: Engine = "fast"
+        self, plan: Schedule, prices: Prices, hardware: Hardware, gpu: GpuSpec, engine: Engine = "fast"
     ) -> None:
-        self.plan, self.sizes, self.prices = plan, sizes, prices
-        self.hardware, self.gpu, self.engine = hardware, gpu, engine
+        self.plan, self.prices, self.hardware, self.gpu, self.engine = plan, prices, hardware, gpu, engine
         # start to end
         self.seconds: Number
         if plan.serial and engine == "fast":
@@ -123,7 +122,11 @@ class ForwardPass:
 
     def estimates(self, plan: Schedule) -> list[Estimate]:
         """Of the distinct ops of a schedule of this pass, each alone on its GPU."""
-        return [self.prices[key] for key in plan.keys]
+        return [self.prices[key][1] for key in plan.keys]
+
+    def distinct(self, plan: Schedule) -> list[Op]:
+        """The distinct ops of a schedule of this pass, at its size."""
+        return [self.prices[key][0] for key in plan.keys]
 
     def lowered(self, keep: int, hardware: Hardware | None = None) -> tuple[Schedule, Program]:
         """Its tasks, with `keep` periods of each run of identical layers; on other hardware, if any is given."""
@@ -155,19 +158,20 @@ class ForwardPass:
         return self.simulated[1]
 
     @cached_property
+    def _critical(self) -> Set[int]:
+        return frozenset(self.timeline.critical_path())
+
+    @cached_property
     def ops(self) -> list[SimulatedOp]:
         """Every simulated op, in issue order."""
         plan, timeline = self.simulated
-        return simulated_ops(plan, self._sized(plan), self.estimates(plan), timeline)
+        return simulated_ops(plan, self.distinct(plan), self.estimates(plan), timeline, self._critical)
 
     @cached_property
     def breakdown(self) -> Breakdown:
         """What its time was made of, layers left out included."""
         plan, timeline = self.simulated
-        return Breakdown.of(plan, self._sized(plan), self.estimates(plan), timeline, self.gpu)
-
-    def _sized(self, plan: Schedule) -> list[Op]:
-        return [self.sizes.op(op) for op in plan.distinct]
+        return Breakdown.of(plan, self.distinct(plan), self.estimates(plan), timeline, self._critical, self.gpu)
 
 
 def simulate(
@@ -198,7 +202,7 @@ def simulate(
     plan = schedule(PassInputs.of(scenario).of_one_token(), phase, keep)
     sizes = Sizes.of(scenario.stack, phase, kv_len, batch=workload.batch, prompt=workload.prompt, gen=workload.gen)
     (prices,) = price(costs, [(phase, sizes)], [plan])
-    return ForwardPass(plan, sizes, prices, costs.hardware, scenario.cluster.gpu, engine)
+    return ForwardPass(plan, prices, costs.hardware, scenario.cluster.gpu, engine)
 
 
 def timeline_of(program: Program, times: TaskTimes) -> Timeline:

@@ -124,8 +124,8 @@ def simulate_request(
     requests = {}
     for name in variants:
         simulated = [
-            (ForwardPass(schedules[name, phase], size, known, costs.hardware, scenario.cluster.gpu, engine), times)
-            for (phase, size), known, (_, _, times) in zip(passes, prices, steps, strict=True)
+            (ForwardPass(schedules[name, phase], known, costs.hardware, scenario.cluster.gpu, engine), times)
+            for (phase, _, times), known in zip(steps, prices, strict=True)
         ]
         requests[name] = _request(name, simulated, scenario.tp, jitter)
     return requests

@@ -18,7 +18,8 @@ def predicted_step(
     costs = KernelCosts(scenario, resolve_profile(scenario, profile))
     step = simulate(scenario, phase, context, costs, engine=engine, keep=scenario.model.layers)
     plan, timeline = step.simulated
-    ops = [step.sizes.op(op) for op in plan.ops]
+    distinct = step.distinct(plan)
+    ops = [distinct[like] for like in plan.same_as]
     launches = len(timeline.end_s) - len(ops)
     collectives = [
         Collective(message_bytes=op.shape.message_bytes, group="tp", ranks=scenario.tp)
