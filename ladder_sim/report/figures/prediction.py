@@ -164,8 +164,8 @@ def timeline_figure(
             showlegend=not compact,
             orientation="h",
             marker={
-                "color": _KINDS["all_reduce"][1],
-                "pattern": {"shape": "/", "fgcolor": "white", "size": 6, "solidity": 0.35},
+                # the background is stated for the legend, where there is no bar below
+                "pattern": {"shape": "/", "bgcolor": _KINDS["all_reduce"][1], "fgcolor": "white", "size": 6},
                 "line": {"color": "white", "width": 0.5},
             },
             hoverinfo="skip",
