@@ -26,7 +26,9 @@ class GpuSpec:
     fp8_flops: float
     """Dense tensor-core peak, FLOP/s; equal to bf16 where the GPU has no fp8."""
     hbm_bytes: float
+    """Device memory, bytes."""
     hbm_bandwidth_Bps: float
+    """Device memory bandwidth, bytes/s."""
     sms: int
     """Streaming multiprocessors."""
     kernel_s: float
@@ -89,6 +91,7 @@ class ClusterSpec:
     name: str
     """Catalog id."""
     gpu: GpuSpec
+    """Every GPU."""
     intra: LinkTier
     """Between the GPUs of a node."""
     inter: LinkTier
