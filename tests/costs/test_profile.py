@@ -1,6 +1,5 @@
 """The profile file: what is shipped, the round trip, and every way a file can be wrong."""
 
-import contextlib
 import dataclasses
 import gzip
 import json
@@ -17,9 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ladder_sim.costs import profile_file
+from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile, save_profile, shipped_profiles
 from ladder_sim.costs.roofline import roofline_s, table_shape
 from ladder_sim.errors import ProfileError
+from tests.support.strategies import JSON
 
 SHIPPED = ("a100-sxm", "b200-sxm", "h100-sxm", "h200-sxm", "l40s-pcie", "rtx-pro-6000")
 
@@ -222,27 +223,28 @@ def test_saving_an_invalid_profile_or_to_nowhere_is_refused(tmp_path: Path) -> N
         save_profile(profile, tmp_path / "missing" / "p.json")
 
 
-def load_bytes(content: bytes) -> None:
-    """Load, and accept a profile or a `ProfileError`, nothing else."""
+def loaded(content: bytes) -> CalibrationProfile | ProfileError:
+    """The profile in a file, or why it is none; every other error is a bug."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "p.json"
         path.write_bytes(content)
-        with contextlib.suppress(ProfileError):
-            load_profile(path)
+        try:
+            return load_profile(path)
+        except ProfileError as error:
+            return error
+
+
+def is_profile_or_refused(content: bytes) -> bool:
+    """Whether it is read as a whole profile, or refused with the file named."""
+    result = loaded(content)
+    return "p.json" in result.message if isinstance(result, ProfileError) else bool(result.gemm)
 
 
 @given(content=st.binary(max_size=200))
 def test_any_bytes(content: bytes) -> None:
-    load_bytes(content)
-    load_bytes(b"\x1f\x8b" + content)
-    load_bytes(gzip.compress(content))
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=8,
-)
+    """None of them holds a profile."""
+    for file in (content, b"\x1f\x8b" + content, gzip.compress(content)):
+        assert isinstance(loaded(file), ProfileError)
 
 
 def _paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -255,14 +257,14 @@ def _paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 def test_any_entry_replaced_by_anything(where: tuple[Any, ...], value: Any) -> None:
     document = small_document()
     _set(*where, value)(document)
-    load_bytes(json.dumps(document).encode())
+    assert is_profile_or_refused(json.dumps(document).encode())
 
 
 @given(cut=st.integers(0, 2000), flip=st.integers(0, 255))
 def test_damaged_text(cut: int, flip: int) -> None:
     content = bytearray(json.dumps(small_document()).encode())
     content[cut % len(content)] ^= flip
-    load_bytes(bytes(content))
+    assert is_profile_or_refused(bytes(content))
 
 
 # what older files hold

@@ -15,6 +15,7 @@ from ladder_sim.explorer.server import MAX_REQUEST_BYTES, make_app
 from ladder_sim.specs import catalog
 from tests.support.configs import LLAMA_8B
 from tests.support.explorer_client import Page, texts
+from tests.support.strategies import JSON
 
 QUERY = "model=405b&nodes=2&inter.bandwidth=100Gb/s&variants=standard,ladder,hybrid-ladder:40"
 FLAGS = ["--model", "405b", "--nodes", "2", "--set", "inter.bandwidth=100Gb/s"]
@@ -191,13 +192,6 @@ def test_another_sites_name_for_this_machine_gets_nothing(page: Page) -> None:
     assert page.client.get("/", headers={"Host": "localhost:8050"}).status_code == 200
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
-    max_leaves=8,
-)
-
-
 @examples(max_examples=120)
 @given(data=st.data())
 def test_malformed_payloads_never_break_the_server(page: Page, data: st.DataObject) -> None:
@@ -206,11 +200,11 @@ def test_malformed_payloads_never_break_the_server(page: Page, data: st.DataObje
     for _ in range(data.draw(st.integers(1, 3))):
         key = data.draw(st.sampled_from(sorted(payload)))
         if data.draw(st.booleans()):
-            payload[key] = data.draw(json_values)
+            payload[key] = data.draw(JSON)
         elif isinstance(payload[key], list) and payload[key] and isinstance(payload[key][0], dict):
-            payload[key][0]["value"] = data.draw(json_values)
+            payload[key][0]["value"] = data.draw(JSON)
     assert page.send(payload).status_code < 500
-    assert page.send(data.draw(json_values)).status_code < 500
+    assert page.send(data.draw(JSON)).status_code < 500
 
 
 def test_the_server_answers_after_all_of_that(page: Page) -> None:

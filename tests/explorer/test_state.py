@@ -1,6 +1,5 @@
 """A link says what a page shows, and nothing that it must not."""
 
-import contextlib
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -16,6 +15,7 @@ from ladder_sim.explorer.snippets import command_line, python_code
 from ladder_sim.explorer.state import State
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS
+from ladder_sim.specs.scenario import Scenario
 
 ALLOWLIST = Allowlist.of()
 FIGURES = ("intra.bandwidth", "inter.latency", "gpu.hbm_bandwidth", "stack.stream_wait")
@@ -104,9 +104,17 @@ def test_a_bad_link_is_refused(query: object) -> None:
 
 @given(st.text(max_size=200) | st.dictionaries(st.text(max_size=8), st.text(max_size=8)))
 def test_any_text_is_a_state_or_a_usage_error(query: object) -> None:
-    """Guards the server: nothing but the project's own errors leaves the reader."""
-    with contextlib.suppress(LadderSimError):
-        State.parse(query, ALLOWLIST).scenario(ALLOWLIST)
+    """Guards the server: nothing but the project's own errors, with a message, leaves the reader."""
+    result = outcome(query)
+    assert isinstance(result, Scenario) or result.message
+
+
+def outcome(query: object) -> Scenario | LadderSimError:
+    """The scenario of a link, or why it is refused."""
+    try:
+        return State.parse(query, ALLOWLIST).scenario(ALLOWLIST)
+    except LadderSimError as error:
+        return error
 
 
 def test_python_code_gives_the_numbers_of_the_page() -> None:

@@ -144,7 +144,7 @@ assert callable(predict) and ladder_sim.predict is predict is ladder_sim.predict
 assert isinstance(Scenario, type) and isinstance(Prediction, type)
 assert set(ladder_sim.__all__) <= set(dir(ladder_sim))
 """
-    _python(code, REPO)
+    assert _python(code, REPO) == ""
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

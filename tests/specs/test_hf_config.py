@@ -14,6 +14,7 @@ from ladder_sim.specs.hf_config import read_config
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
 from tests.support.configs import LLAMA_8B
+from tests.support.strategies import JSON
 
 SIZES = (
     "hidden_size",
@@ -433,15 +434,10 @@ def test_sliding_window_shorter_than_the_context_is_warned_about() -> None:
     assert not any("last 4096" in text for text in short)
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=5,
-)
 field_names = st.sampled_from([*SIZES, *OTHERS, *FLAGS, *REFUSED])
 
 
-@given(st.dictionaries(field_names, json_values | st.integers(1, 64), max_size=6), st.booleans())
+@given(st.dictionaries(field_names, JSON | st.integers(1, 64), max_size=6), st.booleans())
 def test_any_config_is_read_or_refused(changes: dict[str, object], on_top_of_llama: bool) -> None:
     config = {**LLAMA_8B, **changes} if on_top_of_llama else changes
     try:

@@ -27,6 +27,12 @@ COLLECTIVES = st.builds(
     slowdown=st.sampled_from([0.0, 0.4]),
 )
 LAYERS = st.integers(1, 40)
+# any value that a JSON text can hold, and the NaN and infinities that Python's reader takes as well
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
 # stands for the embedding among block numbers
 EMBEDDING = -1
 
