@@ -1,18 +1,20 @@
 """Ranks that die, hang or never come: the others stop, name that rank, and leave no process behind."""
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ladder_sim.errors import InfeasibleError, LadderSimError, MissingDependencyError, UsageError
+from ladder_sim.errors import InfeasibleError, MissingDependencyError, RankError, UsageError
 from ladder_sim.system.files import locked
-from runtime.comm.base import Communicator
+from runtime.comm.launch import FOLDER
 from runtime.comm.rendezvous import CommConfig, connect
 from runtime.config import ModelConfig
 from runtime.model.wiring import lay_out
@@ -61,26 +63,38 @@ def running(pid: int) -> bool:
         return False
 
 
+def threads_of(pid: int) -> list[str]:
+    """Names of a process's threads."""
+    names = []
+    # a thread, or the process, may end meanwhile
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            names.append((task / "comm").read_text())
+    return names
+
+
 def wait_for_work(launcher: int, ranks: int) -> list[int]:
     """The ranks' processes, once they are connected and busy: each then has a thread for its heartbeat and for gloo."""
 
     def working() -> list[int]:
         pids = ranks_of(launcher)
-        names = [
-            {Path(task, "comm").read_text().strip() for task in Path(f"/proc/{pid}/task").iterdir()} for pid in pids
-        ]
-        return pids if len(pids) == ranks and all(any("gloo" in name for name in tasks) for tasks in names) else []
+        return pids if len(pids) == ranks and all("gloo" in " ".join(threads_of(pid)) for pid in pids) else []
 
     return until(working)
 
 
 @pytest.mark.parametrize(
-    ("fault", "words"),
-    [(signal.SIGKILL, "rank 1 was ended by SIGKILL"), (signal.SIGSTOP, "rank 1 died or was stopped")],
+    ("fault", "limit", "words"),
+    [
+        (signal.SIGKILL, (), "rank 1 was ended by SIGKILL"),
+        # waited for in full; the ranks have as long to meet
+        (signal.SIGSTOP, ("--timeout", "15"), "rank 1 died or was stopped"),
+    ],
 )
-def test_a_rank_that_dies_or_hangs_ends_the_run(model: Path, fault: signal.Signals, words: str) -> None:
-    # the ranks have as long to meet, and the test of a stopped rank waits for it
-    launcher = start(model, "--tp", "2", "--backend", "gloo", "--repeats", "1000000", "--timeout", "15")
+def test_a_rank_that_dies_or_hangs_ends_the_run(
+    model: Path, fault: signal.Signals, limit: tuple[str, ...], words: str
+) -> None:
+    launcher = start(model, "--tp", "2", "--backend", "gloo", "--repeats", "1000000", *limit)
     pids = wait_for_work(launcher.pid, 2)
     os.kill(pids[1], fault)
     _, errors = launcher.communicate(timeout=HANG_S)
@@ -95,7 +109,7 @@ def test_ranks_end_with_their_launcher(model: Path) -> None:
     pids = wait_for_work(launcher.pid, 2)
     launcher.kill()
     launcher.communicate(timeout=HANG_S)
-    until(lambda: not any(map(running, pids)))
+    assert until(lambda: not any(map(running, pids)))
 
 
 @pytest.mark.parametrize(
@@ -126,48 +140,54 @@ def test_two_runs_do_not_trace_into_one_folder(model: Path, tmp_path: Path) -> N
     assert not list(folder.iterdir())
 
 
-def connect_as(monkeypatch: pytest.MonkeyPatch, rank: int, size: int, port: int, **links: object) -> Communicator:
-    for name, value in {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+def connect_as(
+    monkeypatch: pytest.MonkeyPatch, rank: int, size: int, *, backend: str = "gloo", **where: object
+) -> None:
+    """Connect as one rank of several, with the environment variables that say where they meet."""
+    for name, value in {"RANK": rank, "WORLD_SIZE": size, **where}.items():
         monkeypatch.setenv(name, str(value))
-    return connect(CommConfig(**{"backend": "gloo", "timeout_s": 1.0, **links}), tp=2)  # type: ignore[arg-type]
+    connect(CommConfig(backend=backend, timeout_s=1.0), tp=2)
 
 
-def test_a_port_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def port() -> Iterator[socket.socket]:
+    """A port of this machine that nobody else gets; nobody listens to it yet."""
     with socket.socket() as taken:
-        taken.bind(("", 0))
-        taken.listen()
-        with pytest.raises(UsageError, match=r"port .* cannot be opened"):
-            connect_as(monkeypatch, 0, 2, taken.getsockname()[1])
+        taken.bind(("127.0.0.1", 0))
+        yield taken
 
 
-def test_a_rank_that_never_comes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(LadderSimError, match="rank 1 never came"):
-        connect_as(monkeypatch, 0, 2, _free_port())
+def at(port: socket.socket) -> dict[str, object]:
+    return dict(zip(("MASTER_ADDR", "MASTER_PORT"), port.getsockname(), strict=True))
 
 
-def test_a_first_rank_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(LadderSimError, match="rank 0 does not answer"):
-        connect_as(monkeypatch, 1, 2, _free_port())
+def test_a_port_in_use(monkeypatch: pytest.MonkeyPatch, port: socket.socket) -> None:
+    port.listen()
+    with pytest.raises(UsageError, match=r"port .* cannot be opened"):
+        connect_as(monkeypatch, 0, 2, **at(port))
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def test_a_first_rank_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, port: socket.socket) -> None:
+    with pytest.raises(RankError, match="rank 0 does not answer"):
+        connect_as(monkeypatch, 1, 2, **at(port))
+
+
+def test_a_rank_that_never_comes_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(RankError, match="rank 1 never came"):
+        connect_as(monkeypatch, 0, 2, **{FOLDER: tmp_path})
 
 
 def test_as_many_processes_as_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="--tp 2, but 4 processes"):
-        connect_as(monkeypatch, 0, 4, 1)
+        connect_as(monkeypatch, 0, 4)
     with pytest.raises(UsageError, match="stands for all ranks"):
-        connect_as(monkeypatch, 0, 4, 1, backend="emulate")
+        connect_as(monkeypatch, 0, 4, backend="emulate")
 
 
-def test_nccl_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nccl_without_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(MissingDependencyError, match="finds none"):
-        connect_as(monkeypatch, 0, 2, _free_port(), backend="nccl")
+        connect_as(monkeypatch, 0, 2, backend="nccl", **{FOLDER: tmp_path})
 
 
 @pytest.mark.parametrize("tp", [3, 16, 6])
