@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from calibration.options import check_folder
 from ladder_sim.errors import MissingPackageError, UsageError
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.settings import settings
@@ -73,9 +74,8 @@ def _words(text: str) -> list[str]:
 def _run(options: argparse.Namespace) -> int:
     if options.save and not options.json and options.save.suffix.lower() not in (".json", ".txt"):
         raise UsageError(f"--save '{options.save}': must end in .json or .txt", hint="or add --json")
-    for flag, file in (("--html", options.html), ("--save", options.save)):
-        if file is not None and not file.parent.is_dir():
-            raise UsageError(f"{flag} '{file}': there is no such folder", hint="choose a folder that exists")
+    check_folder("--html", options.html)
+    check_folder("--save", options.save)
     if (options.model is None) == (options.earlier is None):
         raise UsageError(
             "give either --model or --from", hint="--model 1b measures, --from FILE shows an earlier result"

@@ -4,16 +4,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from calibration.crosscheck.observations import Observations, Run
 from calibration.crosscheck.predict import Calibration
+from ladder_sim.des.shared import Floats
 
 # resamples of the rounds
 DRAWS = 2000
 # of the resampled medians: 95 %
 INTERVAL = (0.025, 0.975)
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,7 +105,7 @@ class Calibration:
 
         workload = scenario.workload
         contexts = decode_contexts(workload.prompt, workload.gen, static_cache=scenario.stack.static_cache)
-        decode_s = sum(times * pass_s("decode", kv_len) for kv_len, times in contexts)
+        decode_s = sum(float(times) * pass_s("decode", int(kv_len)) for kv_len, times in contexts)
         return Times(pass_s("prefill", workload.prompt), decode_s)
 
 

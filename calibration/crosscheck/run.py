@@ -63,7 +63,8 @@ def cross_check(experiment: Experiment, links: CommConfig, earlier: Path | None 
     tp = experiment.scenario.tp
     known = reuse(earlier, experiment.scenario, run, machine) if earlier else None
     comm: Communicator = Alone(tp) if links.backend == "emulate" else connect(links, tp)
-    observed = measure(experiment, comm, known and {name: curves["all_reduce"] for name, curves in known.links.items()})
+    curves = {name: curves["all_reduce"] for name, curves in known.links.items()} if known else None
+    observed = measure(experiment, comm, curves)
     calibration = known or Calibration.of(observed)
     rows = compare(observed, calibration, variants, BOUNDS[links.backend])
     return {

@@ -2,7 +2,6 @@
 
 import argparse
 import csv
-import datetime
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from calibration.fit.profile import MAX_MEDIAN_ERROR, FittedProfile, make_profil
 from calibration.fit.samples import SampleStore, medians
 from calibration.fit.tables import curve_of, tables_in
 from calibration.importers.nccl_tests import Sweep, fabric_text
+from calibration.options import add_created, profile_name
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import ProfileError
@@ -28,7 +28,7 @@ def add_to(commands: Any) -> None:
     fit.add_argument("--out", type=Path, required=True, help="profile to write")
     fit.add_argument("--fabric", type=Path, help="also write the all-reduce across nodes, for use as inter.fabric")
     fit.add_argument("--force", action="store_true", help="write the profile even if its errors are too large")
-    fit.add_argument("--created", default=datetime.date.today().isoformat(), help="date to write (default: today)")
+    add_created(fit)
     fit.set_defaults(run=_fit)
 
     diff = commands.add_parser("diff", help="compare the times of two profiles where both were measured")
@@ -43,8 +43,7 @@ def add_to(commands: Any) -> None:
 
 def _fit(options: argparse.Namespace) -> None:
     store, created = SampleStore(options.samples), options.created
-    name = options.out.name.removesuffix(".gz").removesuffix(".json")
-    fitted = make_profile(store, name=name, cluster=options.cluster, created=created)
+    fitted = make_profile(store, name=profile_name(options.out), cluster=options.cluster, created=created)
     print("\n".join(_report(fitted)), file=sys.stderr)
     if fitted.refused and not options.force:
         raise ProfileError(

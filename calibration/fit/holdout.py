@@ -4,10 +4,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from calibration.fit.samples import Floats, MeasuredOp, Points
-from calibration.fit.tables import COLLECTIVES, KINDS, curve_of, ideal_time_s, table_of
+from calibration.fit.samples import MeasuredOp, Points
+from calibration.fit.tables import KINDS, curve_of, ideal_time_s, table_of
 from ladder_sim.costs.lookup import ErrorStats
+from ladder_sim.costs.profile import COLLECTIVES
 from ladder_sim.costs.roofline import Gpu
+from ladder_sim.des.shared import Floats
 
 # every point is held out of one trial, drawn at random
 TRIALS = 5

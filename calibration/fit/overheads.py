@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 from scipy.optimize import least_squares
 
-from calibration.fit.samples import Floats, MeasuredOp, Points, Sample
+from calibration.fit.samples import MeasuredOp, Points, Sample
 from calibration.fit.tables import KINDS
 from ladder_sim.costs.profile import JITTER_KEY
 from ladder_sim.costs.roofline import Gpu
+from ladder_sim.des.shared import Floats
 
 LAUNCHES = ("eager_launch", "graph_launch", "graph_kernel")
 ELEMENTWISE = ("add", "norm")
@@ -34,7 +35,7 @@ def overheads(medians: Mapping[MeasuredOp, Points], samples: Sequence[Sample], r
     # two parameters need three points
     floors_s = [floor_s(points[op]) for op in ELEMENTWISE if len(points.get(op, ())) > 2]
     if floors_s:
-        figures["small_kernel_factor"] = float(np.mean(floors_s)) / reference.kernel_s
+        figures["small_kernel_factor"] = float(np.mean(floors_s) / reference.kernel_s)
     spreads: dict[Any, list[float]] = defaultdict(list)
     for sample in samples:
         if sample.op in (*KINDS, *ELEMENTWISE) and sample.seconds is not None:

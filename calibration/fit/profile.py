@@ -9,9 +9,9 @@ from calibration.fit.holdout import judge
 from calibration.fit.overheads import overheads
 from calibration.fit.overlap import Slowdown, parameters, slowdowns
 from calibration.fit.samples import MeasuredOp, Points, SampleStore, medians
-from calibration.fit.tables import COLLECTIVES, DTYPE, KINDS, curve_of, table_of
+from calibration.fit.tables import DTYPE, KINDS, curve_of, table_of
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
-from ladder_sim.costs.profile import CalibrationProfile, ProfileSource
+from ladder_sim.costs.profile import COLLECTIVES, CalibrationProfile, ProfileSource
 from ladder_sim.costs.roofline import Gpu
 from ladder_sim.errors import ProfileError
 from ladder_sim.specs import catalog

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ladder_sim.costs.profile import COLLECTIVES
 from ladder_sim.costs.roofline import AXES
+from ladder_sim.des.shared import Floats
 from ladder_sim.errors import ProfileError
 from ladder_sim.system.files import append, locked, read_bytes
 
@@ -32,11 +33,11 @@ COORDINATES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("add", "norm"), ("bytes",)),
     **dict.fromkeys(("eager_launch", "graph_launch", "graph_kernel"), ()),
     "queued_kernel": ("streams",),
-    **dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter"), ("bytes", "ranks", "nodes")),
+    **dict.fromkeys(map(str, COLLECTIVES), ("bytes", "ranks", "nodes")),
     # no longer measured, but earlier files hold it
     "send_recv": ("bytes", "ranks", "nodes"),
 }
-Floats = NDArray[np.float64]
+
 # coordinates -> median seconds
 Points = dict[tuple[float, ...], float]
 

@@ -5,15 +5,13 @@ from typing import get_args
 
 import numpy as np
 
-from calibration.fit.samples import Floats, Points
+from calibration.fit.samples import Points
 from ladder_sim.costs.lookup import Curve, RatioTable
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.roofline import AXES, Gpu, Kind, roofline_s, table_shape
+from ladder_sim.des.shared import Floats
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
-
-# that a profile holds
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 DTYPE = "bf16"
 
 

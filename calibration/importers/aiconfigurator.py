@@ -14,11 +14,12 @@ import numpy as np
 
 from calibration.importers import parquet
 from calibration.importers.allreduce import all_reduce_curves, collective_curves
-from calibration.importers.grids import Floats, Grid, Series, distinct, merge
+from calibration.importers.grids import Grid, Series, distinct, merge
 from calibration.importers.thin import leave_one_out, predicted_s, thin
 from ladder_sim.costs.lookup import ErrorStats, RatioTable
-from ladder_sim.costs.profile import CalibrationProfile, ProfileSource
+from ladder_sim.costs.profile import COLLECTIVES, CalibrationProfile, ProfileSource
 from ladder_sim.costs.roofline import AXES, ELEMENT_BYTES, Gpu, Kind, roofline_s, table_shape
+from ladder_sim.des.shared import Floats
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.specs import catalog
 
@@ -113,7 +114,7 @@ def read_system(system: str, source: Path | None = None) -> Measurements:
             tables.setdefault((kind, "bf16"), []).append(parquet.attention_series(label, columns, kind))
     nccl: dict[tuple[str, int], list[Series]] = {}
     for label, columns in reader.read(parquet.all_files(data / "comm", "nccl_perf.parquet")):
-        for op in ("all_reduce", "all_gather", "reduce_scatter"):
+        for op in COLLECTIVES:
             for ranks in np.unique(columns["num_gpus"]).tolist():
                 nccl.setdefault((op, ranks), []).append(parquet.nccl_series(label, columns, op, ranks))
     custom: dict[tuple[str, int], list[Series]] = {}

@@ -1,11 +1,11 @@
 """`calibrate import`: makes profiles and fabric files of published measurements and of nccl-tests logs."""
 
 import argparse
-import datetime
 import sys
 from pathlib import Path
 from typing import Any
 
+from calibration.options import add_created, profile_name
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.values import whole
@@ -22,14 +22,14 @@ def add_to(commands: Any) -> None:
     package.add_argument("--system", required=True, help="the package's name for the machine, e.g. h100_sxm")
     package.add_argument("--source", type=Path, help="folder that holds 'systems' (default: the installed package)")
     package.add_argument("--out", type=Path, help="profile to write; default: NAME.json.gz here")
-    package.add_argument("--created", default=datetime.date.today().isoformat(), help="date to write (default: today)")
+    add_created(package)
     package.set_defaults(run=_import_aiconfigurator)
 
     tests = packages.add_parser("nccl-tests", help="a log of NVIDIA's nccl-tests, or a CSV file (bytes,time_us)")
     tests.add_argument("file", type=Path, help="output of e.g. all_reduce_perf")
     tests.add_argument("--placement", choices=("in", "out"), default="in", help="in place (default) or out of place")
     tests.add_argument("--out", type=Path, help="file to write; default: named after FILE, here")
-    tests.add_argument("--created", default=datetime.date.today().isoformat(), help="date to write (default: today)")
+    add_created(tests)
     across = tests.add_argument_group("across nodes: makes a fabric file, for use with --set inter.fabric=FILE")
     across.add_argument("--cluster", help="catalog cluster whose links were measured")
     across.add_argument("--nodes", type=int, help="nodes in the group; default: as the log lists them")
@@ -69,11 +69,10 @@ def _import_nccl_tests(options: argparse.Namespace) -> None:
     listed = sum(sweep.hosts.values())
     if options.base is not None:
         out = options.out or Path(f"{options.file.stem}.json.gz")
-        name = out.name.removesuffix(".gz").removesuffix(".json")
         ranks = _flag_or_log(options.ranks, listed, "--ranks", 2)
         base = load_profile(options.base)
         profile = nccl_tests.add_to_profile(
-            base, sweep, name=name, ranks=ranks, algorithm=options.algorithm, created=created
+            base, sweep, name=profile_name(out), ranks=ranks, algorithm=options.algorithm, created=created
         )
         save_profile(profile, out)
     else:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from ladder_sim.des.shared import Floats
+
 # a point is an outlier if its neighbours and the other series differ from it by more than a factor of two
 OUTLIER_LOG = np.log(2.0)
 

@@ -19,14 +19,12 @@ from typing import Literal
 import numpy as np
 
 from ladder_sim.costs.lookup import Curve
-from ladder_sim.costs.profile import CalibrationProfile, ProfileSource
+from ladder_sim.costs.profile import COLLECTIVES, CalibrationProfile, ProfileSource
 from ladder_sim.errors import UsageError
 from ladder_sim.system.files import read_text, shown_path
 from ladder_sim.units import quoted
 
 Placement = Literal["in", "out"]
-# collectives that a profile holds
-OPS = ("all_reduce", "all_gather", "reduce_scatter")
 CSV_HEADER = ("bytes", "time_us")
 # how far busbw / algbw may be from the ratio for op and ranks: printed figures are rounded to 0.01 GB/s
 BUS_TOLERANCE = 0.1
@@ -129,9 +127,10 @@ def collective_of(sweep: Sweep, ranks: int) -> str:
     UsageError
         If the ranks or the operation contradict the file, or costs do not know the operation.
     """
-    if sweep.op and sweep.op not in OPS:
+    if sweep.op and sweep.op not in COLLECTIVES:
         raise UsageError(
-            f"{sweep.file}: {sweep.op} is not a collective of a profile", hint=f"measure one of {', '.join(OPS)}"
+            f"{sweep.file}: {sweep.op} is not a collective of a profile",
+            hint=f"measure one of {', '.join(COLLECTIVES)}",
         )
     listed = sum(sweep.hosts.values())
     if listed and listed != ranks:

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.importers.grids import Floats
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
+from ladder_sim.des.shared import Floats
 
 Mask = NDArray[np.bool_]
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from calibration.fit.samples import Sample
 from calibration.measure.layouts import Layout, layouts
+from ladder_sim.costs.profile import COLLECTIVES
 from ladder_sim.specs.model import ModelSpec
 
 # tokens of a GEMM
@@ -20,7 +21,6 @@ SEQUENCES = (1, 4, 16)
 MOVED = tuple(4.0**power * 4096 for power in range(9))
 # bytes of collectives: 1 KB to 256 MB
 MESSAGES = tuple(4.0**power * 1024 for power in range(10))
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 # bytes of all-reduces that overlap a kernel: 16 KB to 64 MB
 OVERLAP_MESSAGES = tuple(8.0**power * 16384 for power in range(5))
 # that kernel: tokens of a GEMM, one bound by memory and one by arithmetic, and context of an attention

@@ -1,13 +1,13 @@
 """`calibrate fit-stack`: fits a stack's figures to a few of its end-to-end runs."""
 
 import argparse
-import datetime
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from calibration.options import add_created, check_folder, profile_name
 from calibration.stack_fit.fit import DRAWS, fit_stack
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import UsageError
@@ -25,7 +25,7 @@ def add_to(commands: Any) -> None:
     fit.add_argument("--protocol", choices=PROTOCOLS, help="rows that may be fitted (docs/accuracy.md); default: all")
     fit.add_argument("--draws", type=int, default=DRAWS, help="bootstrap replicates (default %(default)s)")
     fit.add_argument("--seed", type=int, default=0, help="of starting points and replicates (default %(default)s)")
-    fit.add_argument("--created", default=datetime.date.today().isoformat(), help="date to write (default: today)")
+    add_created(fit)
     fit.set_defaults(run=_fit_stack)
 
     # hidden from the help; no prefix character, so that it takes whatever follows the old name
@@ -43,8 +43,7 @@ def _renamed(_: argparse.Namespace) -> None:
 def _fit_stack(options: argparse.Namespace) -> None:
     from calibration.show import describe_stack_fit
 
-    if not options.out.parent.is_dir():
-        raise UsageError(f"--out '{options.out}': there is no such folder", hint="choose a folder that is there")
+    check_folder("--out", options.out)
     data = read_dataset(options.runs)
     runs = data.measurements
     if options.protocol:
@@ -53,7 +52,7 @@ def _fit_stack(options: argparse.Namespace) -> None:
     fit = fit_stack(
         runs,
         load_profile(options.base),
-        name=options.out.name.removesuffix(".gz").removesuffix(".json"),
+        name=profile_name(options.out),
         dataset=data.name,
         protocol=options.protocol or "",
         draws=draws,

@@ -9,10 +9,11 @@ from multiprocessing import get_context
 
 import numpy as np
 
-from calibration.stack_fit.problem import PRIORS, Array, Problem
+from calibration.stack_fit.problem import PRIORS, Problem
 from calibration.stack_fit.unseen import nominal_widths, scale, unseen_runs
 from ladder_sim.costs.profile import CalibrationProfile, FittedFigure, IntervalScale, StackFit
 from ladder_sim.costs.profile_file import shipped_profiles
+from ladder_sim.des.shared import Floats
 from ladder_sim.validation.dataset import Measurement
 
 STARTS = 8
@@ -29,7 +30,7 @@ class FitResult:
     """The base, with the fitted figures."""
     left_out: tuple[str, ...]
     """Figures on which no run depends; they are not fitted."""
-    log_errors: Array
+    log_errors: Floats
     """Predicted over measured throughput, natural logarithm, by run."""
 
 
@@ -120,7 +121,7 @@ def fit_stack(
     )
 
 
-def _starting_points(problem: Problem, starts: int, seed: int) -> list[Array]:
+def _starting_points(problem: Problem, starts: int, seed: int) -> list[Floats]:
     generator = np.random.default_rng(seed)
     size = len(problem.figures)
     return [np.zeros(size), *(START_SPREAD * generator.standard_normal(size) for _ in range(starts - 1))]

@@ -12,12 +12,11 @@ from scipy.optimize import least_squares
 from ladder_sim.confidence import ROW_LOG_SD, SHARED_LOG_SD
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.profile import CalibrationProfile
+from ladder_sim.des.shared import Floats
 from ladder_sim.errors import UsageError
 from ladder_sim.simulate.request import simulate_requests
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.validation.dataset import Configuration, Measurement
-
-Array = NDArray[np.float64]
 
 # figures that are fitted, and the standard deviation of the logarithm that each prior has around the catalog's value.
 # Independent tables of one GPU agree within 15 % (GEMM kernels: a compiled GEMV is another kernel than the table's, a
@@ -55,7 +54,7 @@ MAX_EVALUATIONS = 40
 class Solution:
     """Where a solver stopped."""
 
-    at: Array
+    at: Floats
     """Figures, in standard deviations of their priors from their medians."""
     cost: float
     """Half the sum of squares."""
@@ -88,7 +87,7 @@ class Problem:
             raise UsageError("these runs depend on no figure that can be fitted", hint="add runs with TP above 1")
 
     @cached_property
-    def _covariance(self) -> Array:
+    def _covariance(self) -> Floats:
         """Of the runs' errors, shape (runs, runs)."""
         shared = np.array([[row == column for column in self.groups] for row in self.groups])
         return SHARED_LOG_SD**2 * shared + ROW_LOG_SD**2 * np.eye(len(self.groups))
@@ -102,21 +101,21 @@ class Problem:
         up, down = np.split(changed, 2)
         return dict(zip(self.figures, up | down, strict=True))
 
-    def values(self, points: Array) -> Array:
+    def values(self, points: Floats) -> Floats:
         """Figures in SI units; points and result of shape (..., figures)."""
         median = np.array([self.defaults[name] for name in self.figures])
         spread = np.array([PRIORS[name] for name in self.figures])
         return np.asarray(median * np.exp(spread * points))
 
-    def named(self, point: Array) -> dict[str, float]:
+    def named(self, point: Floats) -> dict[str, float]:
         """One point's figures by name."""
         return dict(zip(self.figures, self.values(point).tolist(), strict=True))
 
-    def log_rates(self, point: Array) -> Array:
+    def log_rates(self, point: Floats) -> Floats:
         """Logarithm of every run's throughput at one point."""
         return np.asarray(self._log_rates(point[np.newaxis])[0])
 
-    def _log_rates(self, points: Array) -> Array:
+    def _log_rates(self, points: Floats) -> Floats:
         """The same at several points: shape (points, runs)."""
         # a single configuration would be priced with plain numbers: two keep every array an array
         columns = np.vstack([points, points[-1:]])
@@ -130,16 +129,16 @@ class Problem:
                 log_rates[:, row] = np.log(tokens / times[variant].request_s)
         return log_rates[: len(points)]
 
-    def solve_from(self, start: Array) -> Solution:
+    def solve_from(self, start: Floats) -> Solution:
         """Solve from one starting point."""
         return self._solve(start, np.arange(len(self.runs)), self.measured, np.zeros(len(self.figures)))
 
-    def solve_without(self, start: Array, groups: Groups, left_out: Hashable) -> tuple[Hashable, Array]:
+    def solve_without(self, start: Floats, groups: Groups, left_out: Hashable) -> tuple[Hashable, Floats]:
         """A group of runs, and the solution for the runs outside it."""
         kept = np.flatnonzero([group != left_out for group in groups])
         return left_out, self._solve(start, kept, self.measured, np.zeros(len(self.figures))).at
 
-    def replicate(self, best: Array, seed: np.random.SeedSequence) -> Array:
+    def replicate(self, best: Floats, seed: np.random.SeedSequence) -> Floats:
         """Solve for runs and priors that are drawn around the solution: one draw of a parametric bootstrap."""
         generator = np.random.default_rng(seed)
         noise = np.linalg.cholesky(self._covariance) @ generator.standard_normal(len(self.runs))
@@ -147,29 +146,32 @@ class Problem:
         solved = self._solve(best, np.arange(len(self.runs)), self.log_rates(best) + noise, medians).at
         return np.where(self.fitted, solved, medians)
 
-    def _solve(self, start: Array, rows: NDArray[np.intp], measured: Array, medians: Array) -> Solution:
+    def _solve(self, start: Floats, rows: NDArray[np.intp], measured: Floats, medians: Floats) -> Solution:
         free = np.flatnonzero(self.fitted)
         # its inverse makes the errors independent, of unit variance
         whitening = np.linalg.cholesky(self._covariance[np.ix_(rows, rows)])
 
-        def whole(point: Array) -> Array:
+        def whole(point: Floats) -> Floats:
             full = np.zeros(point.shape[:-1] + self.fitted.shape)
             full[..., free] = point
             return full
 
-        def residuals(points: Array) -> Array:
+        def residuals(point: Floats) -> Floats:
+            return np.asarray(residuals_at(point[np.newaxis])[0])
+
+        def residuals_at(points: Floats) -> Floats:
             errors = (self._log_rates(whole(points)) - measured)[:, rows]
             white = solve_triangular(whitening, errors.T, lower=True).T
             return np.hstack([white, points - medians[free]])
 
-        def jacobian(point: Array) -> Array:
+        def jacobian(point: Floats) -> Floats:
             steps = STEP * np.eye(len(free))
-            both = residuals(np.vstack([point + steps, point - steps]))
+            both = residuals_at(np.vstack([point + steps, point - steps]))
             up, down = np.split(both, 2)
             return (up - down).T / (2.0 * STEP)
 
         solved = least_squares(
-            lambda point: residuals(point[np.newaxis])[0],
+            residuals,
             start[free],
             jac=jacobian,
             loss=_robust_loss(len(rows)),
@@ -180,10 +182,10 @@ class Problem:
         return Solution(at=whole(solved.x), cost=float(solved.cost))
 
 
-def _robust_loss(rows: int) -> Callable[[Array], Array]:
+def _robust_loss(rows: int) -> Callable[..., Floats]:
     """soft_l1 for the runs, which may hold an outlier; plain squares for the priors."""
 
-    def loss(squares: Array) -> Array:
+    def loss(squares: Floats) -> Floats:
         # value, first and second derivative, as least_squares needs them
         rho = np.stack([squares, np.ones_like(squares), np.zeros_like(squares)])
         root = np.sqrt(1.0 + squares[:rows])

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from calibration.stack_fit.problem import Array, Groups, Problem, by_configuration
+from calibration.stack_fit.problem import Groups, Problem, by_configuration
 from ladder_sim.confidence import Widths
 from ladder_sim.costs.profile import CalibrationProfile, IntervalScale
+from ladder_sim.des.shared import Floats
 from ladder_sim.prediction import predict
 from ladder_sim.validation.dataset import Configuration, Measurement
 
@@ -24,7 +25,7 @@ class UnseenRun:
     """Of its speedup over standard; None for standard, or if standard did not run."""
 
 
-def unseen_runs(problem: Problem, groups: Groups, without: Iterable[tuple[Hashable, Array]]) -> tuple[UnseenRun, ...]:
+def unseen_runs(problem: Problem, groups: Groups, without: Iterable[tuple[Hashable, Floats]]) -> tuple[UnseenRun, ...]:
     """Every run as predicted by the fit without its group; empty if there is only one group."""
     if len(set(groups)) == 1:
         return ()

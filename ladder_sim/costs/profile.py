@@ -7,12 +7,16 @@ contract between whoever measures (an importer, a calibration run) and whoever p
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args
 
 from ladder_sim.costs.collectives.measured import MeasuredCollective, measured_collectives
 from ladder_sim.costs.lookup import Curve, RatioTable
 from ladder_sim.costs.roofline import Gpu
 from ladder_sim.specs.cluster import ClusterSpec, GpuSpec
+
+# the collectives of a profile
+CollectiveName = Literal["all_reduce", "all_gather", "reduce_scatter"]
+COLLECTIVES: tuple[CollectiveName, ...] = get_args(CollectiveName)
 
 # a figure is identified if the runs leave at most this share of its prior's spread
 IDENTIFIED = 0.7
@@ -143,7 +147,7 @@ class CalibrationProfile:
     attention_decode: Mapping[str, Mapping[str, RatioTable]]
     """The same for one new token per sequence."""
     collectives: Mapping[str, Mapping[str, Mapping[int, Curve]]]
-    """Op ("all_reduce", "all_gather", "reduce_scatter") -> algorithm -> ranks of one node -> curve."""
+    """Op, one of `COLLECTIVES` -> algorithm -> ranks of one node -> curve."""
     overlap: Mapping[str, float] = field(default_factory=dict)
     """Fitted parameters of compute and communication sharing a GPU; empty: none fitted."""
     overheads: Mapping[str, float] = field(default_factory=dict)

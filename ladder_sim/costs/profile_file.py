@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
-from ladder_sim.costs.profile import CalibrationProfile, Positive, ProfileSource, StackFit
+from ladder_sim.costs.profile import CalibrationProfile, CollectiveName, Positive, ProfileSource, StackFit
 from ladder_sim.costs.roofline import AXES, Gpu, Kind, roofline_s, table_shape
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import LadderSimError, ProfileError, UnknownNameError
@@ -33,7 +33,6 @@ _DAMAGED = "create it again; it was edited or damaged"
 _OLD_STACK_FIT, _OLD_SCALES = "transfer", {"near": "fitted_scale", "beyond": "other_scale"}
 
 DTypeName = Literal["bf16", "fp8"]
-OpName = Literal["all_reduce", "all_gather", "reduce_scatter"]
 Ranks = Annotated[int, Field(ge=2, le=1_000_000, strict=False)]
 Share = Annotated[float, Field(ge=0)]
 
@@ -92,7 +91,7 @@ class ProfileDocument(_Part):
     gemm: dict[DTypeName, TablePart]
     attention_prefill: dict[str, dict[DTypeName, TablePart]]
     attention_decode: dict[str, dict[DTypeName, TablePart]]
-    collectives: dict[OpName, dict[str, dict[Ranks, CurvePart]]]
+    collectives: dict[CollectiveName, dict[str, dict[Ranks, CurvePart]]]
     overlap: dict[str, Share] = Field(default_factory=dict)
     overheads: dict[str, Share] = Field(default_factory=dict)
     stack_fit: StackFit | None = None

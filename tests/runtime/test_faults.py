@@ -23,6 +23,8 @@ from tests.support.waiting import HANG_S, until
 
 pytestmark = pytest.mark.torch
 
+# how long a rank waits for one that never comes
+IN_VAIN_S = 1.0
 CONFIG = {
     "model_type": "llama",
     "hidden_size": 64,
@@ -146,7 +148,7 @@ def connect_as(
     """Connect as one rank of several, with the environment variables that say where they meet."""
     for name, value in {"RANK": rank, "WORLD_SIZE": size, **where}.items():
         monkeypatch.setenv(name, str(value))
-    connect(CommConfig(backend=backend, timeout_s=1.0), tp=2)
+    connect(CommConfig(backend=backend, timeout_s=IN_VAIN_S), tp=2)
 
 
 @pytest.fixture
