@@ -31,12 +31,14 @@ RUNTIME_LAZY = {"jinja2", "safetensors", "tokenizers"}
 SHARED = ("ladder_sim.errors", "ladder_sim.system")
 
 # calibration: what fits, imports and shows profiles runs without torch and sees only the cost side of ladder_sim.
-WITHOUT_TORCH = ("calibration.fit", "calibration.stack_fit", "calibration.importers", "calibration.show")
+WITHOUT_TORCH = tuple(f"calibration.{name}" for name in ("fit", "stack_fit", "importers", "show", "options"))
 FITTING = {"numpy", "scipy", "pydantic"}
 FITTING_LAZY = {"pyarrow"}
 FITTING_INTERNAL = (
     "calibration",
     *(f"ladder_sim.{name}" for name in ("costs", "graph", "specs", "units")),
+    # of the simulator only the name of an array's type
+    "ladder_sim.des.shared.Floats",
     *SHARED,
 )
 STACK_FIT_INTERNAL = (
