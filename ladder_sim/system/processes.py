@@ -46,7 +46,13 @@ def start(
         Of `subprocess.Popen`.
     """
     environment = {**os.environ, **(env or {}), _PARENT: f"{os.getpid()} {int(last)}"}
-    return subprocess.Popen([*prefix, sys.executable, "-m", *module], env=environment, **options)
+    command = [*prefix, sys.executable, "-m", *module]
+    return subprocess.Popen(command, env=environment, preexec_fn=_ignore_interrupts, **options)
+
+
+def _ignore_interrupts() -> None:
+    """Ctrl-C reaches all processes of a terminal: this one leaves it to its parent, which ends it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def end_with_parent() -> None:

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,43 @@ def test_interrupt_from_the_keyboard(tmp_path: Path) -> None:
         _, err = child.communicate(timeout=HANG_S)
     assert child.returncode == 130
     assert err == "error: interrupted\n"
+
+
+# interrupts the import of the module that is its first argument
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+module = sys.argv.pop(1)
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == module:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+from ladder_sim.__main__ import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["ladder_sim.cli.main", "ladder_sim.errors", "typer", "ladder_sim.prediction"])
+def test_interrupt_while_modules_are_imported(module: str) -> None:
+    """Regression: in its first 0.2 s a command ended with a traceback."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_IMPORT, module, "predict", "--model", "8b"],
+        cwd=REPO,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=heed_interrupts,
+    )
+    assert (done.stdout, done.stderr) == ("", "error: interrupted\n")
+    assert done.returncode == 130
+
+
+def test_the_installed_command_is_the_module() -> None:
+    """A script that imports more is interrupted with a traceback while it does."""
+    scripts = tomllib.loads((REPO / "pyproject.toml").read_text("utf-8"))["project"]["scripts"]
+    assert scripts == {"ladder-sim": "ladder_sim.__main__:main"}
 
 
 def test_a_bug_is_one_line_unless_debug(monkeypatch: pytest.MonkeyPatch) -> None:

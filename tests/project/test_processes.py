@@ -5,10 +5,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.conftest import REPO
+from tests.support.commands import heed_interrupts
 from tests.support.waiting import HANG_S, until
 
 # a child that starts a child of its own, and then waits; both write their process ids
@@ -33,12 +35,12 @@ sys.exit(exit_code(lambda: processes.run(["child", *sys.argv[1:]])[0]))
 """
 
 
-def _start(folder: Path, *arguments: str, may_begin: Path = REPO) -> "subprocess.Popen[str]":
+def _start(folder: Path, *arguments: str, may_begin: Path = REPO, **options: Any) -> "subprocess.Popen[str]":
     """A parent whose children begin once a file is there."""
     (folder / "child.py").write_text(CHILD)
     environment = {**os.environ, "PYTHONPATH": f"{REPO}{os.pathsep}{folder}", "MAY_BEGIN": str(may_begin)}
     return subprocess.Popen(
-        [sys.executable, "-c", PARENT, *arguments], env=environment, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", PARENT, *arguments], env=environment, stderr=subprocess.PIPE, text=True, **options
     )
 
 
@@ -65,6 +67,19 @@ def test_children_end_with_their_parent(number: signal.Signals, tmp_path: Path) 
     parent.send_signal(number)
     parent.communicate(timeout=HANG_S)
     assert parent.returncode == (-number if number == signal.SIGKILL else 128 + number)
+    until(lambda: all(map(_gone, children)))
+
+
+@pytest.mark.slow
+def test_an_interrupt_is_reported_once(tmp_path: Path) -> None:
+    """Regression: Ctrl-C reaches the child as well, which printed a traceback while it was still loading."""
+    pids = tmp_path / "pids"
+    pids.mkdir()
+    parent = _start(tmp_path, str(pids), preexec_fn=heed_interrupts, start_new_session=True)
+    children = _children(pids, 1)
+    os.killpg(parent.pid, signal.SIGINT)
+    _, errors = parent.communicate(timeout=HANG_S)
+    assert (parent.returncode, errors) == (130, "error: interrupted\n")
     until(lambda: all(map(_gone, children)))
 
 
