@@ -1,6 +1,7 @@
 """`ladder-sim explore`: the what-if explorer in the browser."""
 
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -56,20 +57,22 @@ def explore(
 
 def _query(flags: ScenarioFlags, variants: list[str], allowlist: "Allowlist") -> str:
     """The query that the page starts with."""
-    from ladder_sim.explorer.state import State
+    from ladder_sim.explorer.state import State, model_name
     from ladder_sim.specs import catalog
 
     model = flags.arguments["model"]
     spec = None if model.lower() in allowlist.models else catalog.model(model)
+    if spec is not None:
+        spec = replace(spec, name=model_name(spec.name))
     names = {
         "model": spec.name if spec else model.lower(),
-        "cluster": allowlist.name_of(flags.arguments["cluster"]),
-        "stack": allowlist.name_of(flags.arguments["stack"]),
+        "cluster": allowlist.name_of("cluster", flags.arguments["cluster"]),
+        "stack": allowlist.name_of("stack", flags.arguments["stack"]),
     }
     state = State(
         arguments=flags.arguments | names,
         shape=spec,
-        profile=None if flags.profile is None else allowlist.name_of(flags.profile),
+        profile=None if flags.profile is None else allowlist.name_of("profile", flags.profile),
         ignore_memory=flags.ignore_memory,
         settings=flags.settings,
         variants=tuple(map(canonical, variants)),

@@ -6,13 +6,15 @@ Names from a browser are looked up here and nowhere else, so that none of them i
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from ladder_sim.confidence import NO_PROFILE
 from ladder_sim.costs.profile_file import load_profile, shipped_profiles
 from ladder_sim.specs import catalog
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.stack import StackSpec
+
+_Entry = TypeVar("_Entry")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +27,8 @@ class Allowlist:
     stacks: Mapping[str, StackSpec]
     profiles: Mapping[str, str]
     """What `predict` takes: a shipped name or a path."""
-    paths: Mapping[str, str]
-    """Name -> path as it was given, for those that come from files."""
+    files: Mapping[tuple[str, str], str]
+    """Kind ("cluster", "stack" or "profile") and name -> path as it was given, for those that come from files."""
 
     @classmethod
     def of(cls, *, cluster: str = "", stack: str = "", profile: str | None = None) -> Self:
@@ -37,23 +39,39 @@ class Allowlist:
         UsageError
             There is no such name and no such file, or the file cannot be read.
         """
-        models = (*catalog.MODEL_ALIASES, *catalog.model_names())
         clusters = {name: catalog.cluster(name) for name in catalog.cluster_names()}
         stacks = {name: catalog.stack(name) for name in catalog.stack_names()}
         profiles = {name: name for name in (NO_PROFILE, *shipped_profiles())}
-        paths = {}
-        if cluster and cluster not in clusters:
+        files: dict[tuple[str, str], str] = {}
+
+        def with_file(kind: str, entries: dict[str, _Entry], name: str, path: str, entry: _Entry) -> dict[str, _Entry]:
+            """The entries with that of a file first; if there is one of its name, it gets another."""
+            unique = f"{name} (file)" if name in entries else name
+            files[kind, unique] = path
+            return {unique: entry, **entries}
+
+        if cluster and _key(cluster) not in clusters:
             cluster_spec = catalog.cluster(cluster)
-            clusters, paths[cluster_spec.name] = {cluster_spec.name: cluster_spec, **clusters}, cluster
-        if stack and stack not in stacks:
+            clusters = with_file("cluster", clusters, cluster_spec.name, cluster, cluster_spec)
+        if stack and _key(stack) not in stacks:
             stack_spec = catalog.stack(stack)
-            stacks, paths[stack_spec.name] = {stack_spec.name: stack_spec, **stacks}, stack
+            stacks = with_file("stack", stacks, stack_spec.name, stack, stack_spec)
         if profile and profile not in profiles:
             load_profile(profile)
-            name = Path(profile).name
-            profiles, paths[name] = {name: profile, **profiles}, profile
-        return cls(models=models, clusters=clusters, stacks=stacks, profiles=profiles, paths=paths)
+            profiles = with_file("profile", profiles, Path(profile).name, profile, profile)
+        models = (*catalog.MODEL_ALIASES, *catalog.model_names())
+        return cls(models=models, clusters=clusters, stacks=stacks, profiles=profiles, files=files)
 
-    def name_of(self, given: str) -> str:
+    def name_of(self, kind: str, given: str) -> str:
         """The name on the page of what was given when the explorer was started."""
-        return next((name for name, path in self.paths.items() if path == given), given)
+        names = (name for (file_kind, name), path in self.files.items() if (file_kind, path) == (kind, given))
+        return next(names, _key(given))
+
+    def given(self, kind: str, value: Any) -> Any:
+        """What a command takes for a value on the page: the path of a file for its name, else the value."""
+        return self.files.get((kind, value), value)
+
+
+def _key(name: str) -> str:
+    """A name as the catalog spells it."""
+    return name.strip().lower()

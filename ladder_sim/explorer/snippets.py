@@ -25,9 +25,9 @@ def command_line(state: State, allowlist: Allowlist) -> str:
         if argument.kind is bool:
             words.append(argument.flag)
         elif argument.name != "model" or state.shape is None:
-            words += [argument.flag, allowlist.paths.get(value, str(value))]
+            words += [argument.flag, str(allowlist.given(argument.name, value))]
     if state.profile is not None:
-        words += ["--profile", allowlist.paths.get(state.profile, state.profile)]
+        words += ["--profile", allowlist.given("profile", state.profile)]
     for key, text in state.settings.items():
         words += ["--set", f"{key}={text}"]
     if state.variants:
@@ -39,7 +39,7 @@ def command_line(state: State, allowlist: Allowlist) -> str:
 
 def python_code(state: State, allowlist: Allowlist) -> str:
     """The code that gives the same numbers in Python."""
-    given = {argument.name: allowlist.paths.get(value, value) for argument, value in state.changed()}
+    given = {argument.name: allowlist.given(argument.name, value) for argument, value in state.changed()}
     if state.shape is not None:
         given["model"] = state.shape
     arguments = [f"{name}={_literal(value)}" for name, value in given.items()]
@@ -49,7 +49,7 @@ def python_code(state: State, allowlist: Allowlist) -> str:
     if state.variants:
         inputs.append(json.dumps(list(dict.fromkeys(("standard", *state.variants)))))
     if state.profile is not None:
-        inputs.append(f"profile={_literal(allowlist.paths.get(state.profile, state.profile))}")
+        inputs.append(f"profile={_literal(allowlist.given('profile', state.profile))}")
     if state.ignore_memory:
         inputs.append("ignore_memory=True")
     lines = ["from ladder_sim import Scenario, predict"]

@@ -21,8 +21,8 @@ from ladder_sim.sweeps.axes import axis, resolve
 MAX_CHARACTERS, MAX_FIELDS = 8000, 64
 MAX_VARIANTS, MAX_PINS = 6, 2
 PHASES = ("decode", "prefill")
-# of a model that is not in the catalog
-_NAME = re.compile(r"[\w.+ -]{1,60}")
+# characters that a model's name on a page has not: titles read some of them as tags
+_NOT_IN_NAMES = re.compile(r"[^\w.+ (),@=:\[\]-]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +159,17 @@ class State:
             raise UsageError("a figure is set twice, with and without its unit", hint="give it once")
 
 
+def model_name(text: str) -> str:
+    """A name for a model that is not in the catalog, as a page can show it.
+
+    Examples
+    --------
+    >>> model_name("Llama 3 (chat)"), model_name("<b>7b</b>")
+    ('Llama 3 (chat)', '-b-7b--b-')
+    """
+    return _NOT_IN_NAMES.sub("-", text.strip())[:60] or "config"
+
+
 def model_text(shape: ModelSpec) -> str:
     """A model's shape as a link holds it: one JSON object."""
     return json.dumps(model_fields(shape), separators=(",", ":"))
@@ -241,9 +252,10 @@ def _shape(key: str, text: str) -> ModelSpec:
         table = None
     if not isinstance(table, dict):
         raise UsageError("the model in the link is damaged", hint="drop its config.json on the page again")
-    if not _NAME.fullmatch(str(table.get("name", ""))):
+    name = str(table.get("name", ""))
+    if name != model_name(name):
         raise UsageError(
-            "the name of the model in the link has other characters",
+            "the name of the model in the link has other characters, or more than 60",
             hint="use letters, digits, dots, dashes and spaces",
         )
     layers = table.pop("ladder_layers", [])

@@ -3,10 +3,9 @@
 import base64
 import binascii
 import json
-import re
 
 from ladder_sim.errors import UsageError
-from ladder_sim.explorer.state import model_text
+from ladder_sim.explorer.state import model_name, model_text
 from ladder_sim.specs.model import ModelSpec
 
 # a config.json is a few kilobytes
@@ -37,9 +36,7 @@ def read_config(file: object, contents: object, pasted: object) -> tuple[str, st
         text = base64.b64decode(encoded, validate=True).decode("utf-8-sig")
     except (binascii.Error, UnicodeDecodeError):
         raise UsageError("the file is not text", hint="give the model's config.json, not its weights") from None
-    return _shape(
-        re.sub(r"[^\w.+ -]", "-", file.removesuffix(".json"))[:60] or "config", _check_length(text, MAX_BYTES)
-    )
+    return _shape(model_name(file.removesuffix(".json")), _check_length(text, MAX_BYTES))
 
 
 def _check_length(text: object, maximum: int) -> str:

@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from ladder_sim.errors import install_command
+from ladder_sim.explorer.allowlist import Allowlist
+from ladder_sim.explorer.state import State
+from ladder_sim.specs import catalog
 from tests.conftest import REPO
 from tests.support.commands import heed_interrupts, run
 from tests.support.waiting import HANG_S
@@ -62,6 +65,30 @@ def test_mistakes_are_reported_before_a_page_opens(arguments: tuple[str, ...], m
     ran = run("explore", "--no-open", *arguments)
     assert ran.code in (2, 3)
     assert message in ran.err
+
+
+@pytest.mark.parametrize(
+    ("folder", "shown"),
+    [
+        ("Llama 3 (chat)", "Llama 3 (chat)"),
+        ("a<b>&c", "a-b--c"),
+        ("\N{CYRILLIC SMALL LETTER EM}", "\N{CYRILLIC SMALL LETTER EM}"),
+        ("'\" ~", "-- -"),
+        ("m" * 200, "m" * 60),
+    ],
+)
+def test_a_model_of_any_folder_is_shown(
+    folder: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: what predict takes was refused for its name."""
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "config.json").write_text(json.dumps(catalog.model_config("8b")))
+    queries: list[str] = []
+    monkeypatch.setattr("ladder_sim.cli.explore._serve", lambda _, query, **__: queries.append(query))
+    for command in ("predict", "explore"):
+        ran = run(command, "--model", str(tmp_path / folder))
+        assert ran.code == 0, ran.err
+    assert State.parse(queries[0], Allowlist.of()).arguments["model"] == shown
 
 
 def test_without_dash_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

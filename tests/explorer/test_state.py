@@ -138,6 +138,32 @@ def test_files_named_at_the_start_keep_their_path_in_commands(tmp_path: Path) ->
     file = tmp_path / "mine.toml"
     file.write_text(text.replace('name = "h100-sxm"', 'name = "mine"'))
     allowlist = Allowlist.of(cluster=str(file))
-    name = allowlist.name_of(str(file))
+    name = allowlist.name_of("cluster", str(file))
     assert name in allowlist.clusters
     assert f"--cluster {file}" in command_line(State.parse(f"cluster={name}", allowlist), allowlist)
+
+
+def test_two_files_of_one_name_are_both_on_the_page(tmp_path: Path) -> None:
+    """Regression: a cluster and a stack of one stem shared one entry, and the catalog's own name hid a file."""
+    data = resources.files("ladder_sim.specs") / "data"
+    files = {"clusters": tmp_path / "a" / "lab.toml", "stacks": tmp_path / "b" / "lab.toml"}
+    for (kind, file), source in zip(files.items(), ("h100-pcie", "vllm"), strict=True):
+        file.parent.mkdir()
+        text = (data / kind / f"{source}.toml").read_text("utf-8")
+        file.write_text(text.replace(f'name = "{source}"', 'name = "gpt-fast"' if kind == "stacks" else ""))
+    cluster, stack = map(str, files.values())
+    allowlist = Allowlist.of(cluster=cluster, stack=stack, profile="none")
+    names = {"cluster": allowlist.name_of("cluster", cluster), "stack": allowlist.name_of("stack", stack)}
+    assert names == {"cluster": "lab", "stack": "gpt-fast (file)"}
+    state = State.parse(State(arguments={**DEFAULTS, **names}).query(), allowlist)
+    scenario = state.scenario(allowlist)
+    assert scenario.cluster == catalog.cluster(cluster)
+    assert scenario.stack == catalog.stack(stack) != catalog.stack("gpt-fast")
+    assert command_line(state, allowlist) == f"ladder-sim predict --cluster {cluster} --stack {stack}"
+    assert f'cluster="{cluster}", stack="{stack}"' in python_code(state, allowlist)
+
+
+def test_names_of_the_catalog_in_any_case_are_no_files() -> None:
+    allowlist = Allowlist.of(cluster=" H100-PCIe", stack="VLLM")
+    assert not allowlist.files
+    assert (allowlist.name_of("cluster", " H100-PCIe"), allowlist.name_of("stack", "VLLM")) == ("h100-pcie", "vllm")
