@@ -22,16 +22,15 @@ from ladder_sim.report.tables.validation import (
 )
 from ladder_sim.validation.compare import (
     FITTED_PROFILES,
-    LEVELS,
     Comparison,
     ComparisonsByLevel,
     Level,
     Quantity,
-    compare,
     error_stats,
     evidence,
     summarize,
     unseen,
+    validate,
 )
 from ladder_sim.validation.dataset import COLUMNS, DEFAULT_DATASET, DEFAULTS, MAX_DISAGREEMENT, Dataset, read_dataset
 from ladder_sim.validation.splits import PROTOCOLS, split
@@ -99,7 +98,7 @@ _CAUSES[("upper-bound", 8, True, 4)] = (
 def to_page() -> str:
     """The whole page as Markdown."""
     data = read_dataset(DEFAULT_DATASET)
-    compared: ComparisonsByLevel = {level: compare(data, level) for level in LEVELS}
+    compared = validate(data)
     levels = "".join(f"- `{level}`: {evidence(level)}.\n" for level in compared)
     head = (
         f"# Accuracy\n\nWritten by `python benchmarks/accuracy_page.py` from the data set {data.name}: "

@@ -13,7 +13,7 @@ from typing import Any
 from link_lab import laboratory
 
 from calibration.__main__ import main as calibrate
-from ladder_sim.report.tables.console import show
+from ladder_sim.display.console import show
 from ladder_sim.report.tables.crosscheck import crosscheck_report
 
 MODEL = ("--model=1b", "--set=model.layers=8", "--set=model.vocab=8192")

@@ -74,7 +74,7 @@ def cold_figures() -> list[Figure]:
 def warm_predictions() -> list[Figure]:
     """One prediction of the four default variants in a running process, of another bandwidth each time."""
     from ladder_sim import Scenario, predict
-    from ladder_sim.prediction import Prediction
+    from ladder_sim.answer import Prediction
 
     def read(predictions: dict[str, Prediction]) -> None:
         for prediction in predictions.values():

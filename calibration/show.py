@@ -12,8 +12,8 @@ from ladder_sim.costs.lookup import ErrorStats
 from ladder_sim.costs.profile import CalibrationProfile, StackFit
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.costs.roofline import Kind
+from ladder_sim.display.console import table, to_text
 from ladder_sim.errors import UsageError
-from ladder_sim.report.tables.console import table, to_text
 
 HEADINGS = ("table", "points", "judged against", "rows", "median", "p90", "max")
 FIGURE_HEADINGS = ("figure", "catalog", "fitted", "within", "prior within", "known from")

@@ -2,7 +2,7 @@
 
 The public interface is what ``__all__`` names::
 
-    from ladder_sim import Scenario, predict, sweep
+    from ladder_sim import Scenario, advise, predict, sweep
 
 The way of a prediction through the package:
 
@@ -16,12 +16,12 @@ The way of a prediction through the package:
     tasks on streams that share a GPU; knows no transformers
 ``simulate``
     from ops to the seconds of a request
-``prediction``, ``confidence``
-    the answer, its intervals and sources
+``prediction``, ``answer``, ``confidence``
+    `predict`, what it returns, and the intervals and sources of that
 ``sweeps``, ``analysis``, ``validation``, ``traces``
     many predictions, questions about them, published measurements, a profiler's traces
-``report``, ``explorer``, ``cli``
-    tables, figures and files; the page in the browser; the commands
+``display``, ``report``, ``explorer``, ``cli``
+    what tables and files are made of; the other answers' tables, and figures; the page in the browser; the commands
 
 Who may import whom is stated in ``pyproject.toml`` (``[tool.importlinter]``). Packages that are slow to import (scipy,
 pydantic, plotly) are imported in the function that needs them, so that importing this package costs next to nothing.
@@ -31,23 +31,48 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ladder_sim.prediction import Prediction, predict
+    from ladder_sim.analysis.advise import advise
+    from ladder_sim.analysis.breakeven import breakeven
+    from ladder_sim.analysis.compare import compare
+    from ladder_sim.analysis.sensitivity import sensitivity
+    from ladder_sim.answer import Prediction, Predictions
+    from ladder_sim.prediction import predict
     from ladder_sim.specs.scenario import Scenario
     from ladder_sim.sweeps.run import sweep
     from ladder_sim.sweeps.table import SweepTable
+    from ladder_sim.validation.compare import validate
 
 __version__ = "0.1.0"
 
-__all__ = ["Prediction", "Scenario", "SweepTable", "__version__", "predict", "sweep"]
+__all__ = [
+    "Prediction",
+    "Predictions",
+    "Scenario",
+    "SweepTable",
+    "__version__",
+    "advise",
+    "breakeven",
+    "compare",
+    "predict",
+    "sensitivity",
+    "sweep",
+    "validate",
+]
 
 # Public name -> the module that holds it. No submodule may share a public name: importing such a module would set the
 # attribute of this package to the module and hide the function.
 _LAZY = {
-    "Prediction": "ladder_sim.prediction",
+    "Prediction": "ladder_sim.answer",
+    "Predictions": "ladder_sim.answer",
     "Scenario": "ladder_sim.specs.scenario",
     "SweepTable": "ladder_sim.sweeps.table",
+    "advise": "ladder_sim.analysis.advise",
+    "breakeven": "ladder_sim.analysis.breakeven",
+    "compare": "ladder_sim.analysis.compare",
     "predict": "ladder_sim.prediction",
+    "sensitivity": "ladder_sim.analysis.sensitivity",
     "sweep": "ladder_sim.sweeps.run",
+    "validate": "ladder_sim.validation.compare",
 }
 
 

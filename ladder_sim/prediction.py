@@ -1,19 +1,18 @@
-"""The public function of the package: `predict`, and what it returns."""
+"""The public function `predict`, and what it decides: variants, profile, whether the model fits."""
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, overload
 
-from ladder_sim.confidence import NO_PROFILE, Confidence, Interval
+from ladder_sim.answer import Prediction, Predictions
+from ladder_sim.confidence import NO_PROFILE, Confidence
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.memory import MemoryUse, memory_use
 from ladder_sim.costs.profile import JITTER_KEY, CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.errors import MemoryFitError, UnknownNameError, UsageError
-from ladder_sim.graph.variants import DEFAULT_VARIANTS, canonical, wiring
-from ladder_sim.simulate.breakdown import Breakdown
+from ladder_sim.graph.variants import DEFAULT_VARIANTS, canonical_names, wiring
 from ladder_sim.simulate.passes import ENGINES, Engine
 from ladder_sim.simulate.ranks import Jitter
 from ladder_sim.simulate.request import Request, simulate_request
@@ -24,83 +23,19 @@ from ladder_sim.units import format_bytes
 MOST_JITTER = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
-    """One variant of a scenario; seconds.
-
-    Times are computed eagerly, breakdowns and intervals on first access.
-    """
-
-    variant: str
-    """Canonical name."""
-    ttft_s: float
-    """Time to first token: prefill."""
-    tpot_s: float | None
-    """Mean time per further token; None when only one token is asked for."""
-    request_s: float
-    """Prefill and every decode step."""
-    rate: float
-    """Batch * gen / request_s, tokens per second."""
-    request_speedup: float
-    """Standard's request_s over this one's."""
-    ttft_speedup: float
-    """The same for prefill."""
-    tpot_speedup: float | None
-    """The same for decode."""
-    memory: MemoryUse
-    """Of one GPU."""
-    request: Request
-    """What was simulated: forward passes, their ops and timelines."""
-    confidence: Confidence
-    """How sure the predictions of the scenario's variants are, and what they are based on."""
-
-    @property
-    def breakdown(self) -> Breakdown:
-        """What the request's time is made of."""
-        return self.request.breakdown
-
-    @property
-    def unevenness(self) -> "Unevenness | None":
-        """With jitter: how steps spread."""
-        return _unevenness(self.request, self.confidence.scenario.workload.gen - 1)
-
-    @property
-    def tokens_per_s(self) -> Interval:
-        """Throughput: ``batch * gen / request_s``."""
-        return Interval.around(self.rate, self.confidence.widths[self.variant].rate)
-
-    @property
-    def speedup(self) -> Interval:
-        """Standard's ``request_s`` over this one's."""
-        return Interval.around(self.request_speedup, self.confidence.widths[self.variant].speedup)
-
-    @property
-    def limited_by(self) -> str:
-        """What takes the largest share of the critical path."""
-        limits_s = self.breakdown.limits_s
-        return max(limits_s, key=lambda name: limits_s[name])
-
-    def limit_share(self, limit: str) -> float:
-        """Share of the request's time that the critical path waits for one limit."""
-        return self.breakdown.limits_s.get(limit, 0.0) / self.request_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unevenness:
-    """Spread of step times, and what ranks wait for each other; seconds."""
-
-    ttft_p50_s: float
-    """Median prefill."""
-    ttft_p95_s: float
-    """Its 95th percentile."""
-    tpot_p50_s: float | None
-    """Median decode step; None when only one token is asked for."""
-    tpot_p95_s: float | None
-    """Its 95th percentile."""
-    waiting_s: float
-    """In a request, at collectives for ranks that arrive later, mean over ranks; not part of any transfer time."""
-
-
+# text is a sequence as well: the first signature that fits counts
+@overload
+def predict(  # type: ignore[overload-overlap]
+    scenario: Scenario,
+    variants: str,
+    *,
+    profile: str | CalibrationProfile | None = None,
+    ignore_memory: bool = False,
+    engine: Engine = "fast",
+    jitter: float | Literal["measured"] = 0.0,
+    seed: int = 0,
+) -> Prediction: ...
+@overload
 def predict(
     scenario: Scenario,
     variants: Sequence[str] | None = None,
@@ -110,7 +45,17 @@ def predict(
     engine: Engine = "fast",
     jitter: float | Literal["measured"] = 0.0,
     seed: int = 0,
-) -> dict[str, Prediction]:
+) -> Predictions: ...
+def predict(
+    scenario: Scenario,
+    variants: str | Sequence[str] | None = None,
+    *,
+    profile: str | CalibrationProfile | None = None,
+    ignore_memory: bool = False,
+    engine: Engine = "fast",
+    jitter: float | Literal["measured"] = 0.0,
+    seed: int = 0,
+) -> Prediction | Predictions:
     """Predict latency, throughput and speedup over standard for several residual wirings.
 
     Parameters
@@ -118,8 +63,8 @@ def predict(
     scenario
         Everything but the variant.
     variants
-        Names such as ``"ladder"`` or ``"hybrid-ladder:16"``; by default standard, parallel, ladder and upper-bound.
-        Standard is simulated in any case, because speedups are over it.
+        Names such as ``"ladder"`` or ``"hybrid-ladder:16"``, or a single one; by default standard, parallel, ladder
+        and upper-bound. Standard is simulated in any case, because speedups are over it.
     profile
         Measured profile: a name, a path, or a loaded one; by default the cluster's own, ``"none"`` for the roofline.
     ignore_memory
@@ -134,8 +79,9 @@ def predict(
 
     Returns
     -------
-    dict
-        Variant name -> `Prediction`, in the order asked for.
+    Predictions
+        A dict of `Prediction` by canonical name, in the order asked for; of a single name its `Prediction`. Both print
+        as a table.
 
     Raises
     ------
@@ -147,13 +93,15 @@ def predict(
     Examples
     --------
     >>> from ladder_sim import Scenario, predict
-    >>> predictions = predict(Scenario.of(model="405b", nodes=2), ["ladder", "upper-bound"])
-    >>> 1 < predictions["ladder"].speedup.value < predictions["upper-bound"].speedup.value
-    True
+    >>> scenario = Scenario.of(model="405b", nodes=2)
+    >>> {name: round(prediction.speedup.value, 2) for name, prediction in predict(scenario).items()}
+    {'standard': 1.0, 'parallel': 1.28, 'ladder': 1.49, 'upper-bound': 1.65}
+    >>> predict(scenario, "hybrid-ladder:63")
+    Prediction(variant='hybrid-ladder:63', ttft_s=...
     """
     if engine not in ENGINES:
         raise UnknownNameError("engine", engine, ENGINES)
-    names = list(dict.fromkeys(canonical(name) for name in variants or default_variants(scenario)))
+    names = canonical_names(default_variants(scenario) if variants is None else variants)
     for name in names:
         wiring(name, scenario.model.layers, scenario.model.ladder_layers)
     measured = resolve_profile(scenario, profile)
@@ -167,7 +115,10 @@ def predict(
     simulated = list(dict.fromkeys(["standard", *names]))
     requests = simulate_request(scenario, simulated, costs, engine=engine, jitter=uneven)
     confidence = Confidence(scenario, requests, costs, memory)
-    return {name: _prediction(requests[name], requests["standard"], memory, confidence) for name in names}
+    predictions = Predictions(
+        {name: _prediction(requests[name], requests["standard"], memory, confidence) for name in names}
+    )
+    return predictions[names[0]] if isinstance(variants, str) else predictions
 
 
 def default_variants(scenario: Scenario) -> tuple[str, ...]:
@@ -216,19 +167,6 @@ def _prediction(request: Request, standard: Request, memory: MemoryUse, confiden
         memory=memory,
         request=request,
         confidence=confidence,
-    )
-
-
-def _unevenness(request: Request, steps: int) -> Unevenness | None:
-    if not request.ranked:
-        return None
-    prefill, *decode = request.ranked
-    return Unevenness(
-        ttft_p50_s=prefill.p50_s,
-        ttft_p95_s=prefill.p95_s,
-        tpot_p50_s=decode[0].p50_s if decode else None,
-        tpot_p95_s=decode[0].p95_s if decode else None,
-        waiting_s=prefill.waiting_s + (steps * decode[0].waiting_s if decode else 0.0),
     )
 
 

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ladder_sim.answer import Prediction
 from ladder_sim.errors import UnknownNameError, UsageError
-from ladder_sim.prediction import Prediction, predict
+from ladder_sim.prediction import predict
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import StackSpec

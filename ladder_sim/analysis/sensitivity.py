@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.variants import canonical
+from ladder_sim.graph.variants import canonical_names
 from ladder_sim.prediction import default_variants, resolve_profile
 from ladder_sim.simulate.request import simulate_requests
 from ladder_sim.specs.scenario import Scenario
@@ -97,7 +97,7 @@ def sensitivity(
         raise UsageError(
             f"step {step:g} must be above 0 and at most {MAX_STEP:g}", hint="0.1 changes each figure by 10 %"
         )
-    names = tuple(dict.fromkeys(canonical(name) for name in variants or default_variants(scenario)))
+    names = canonical_names(default_variants(scenario) if variants is None else variants)
     used = resolve_profile(scenario, profile)
     hardware = Hardware.of(scenario, used)
     base = {name: float(attrgetter(name)(hardware)) for name in Hardware.figures()}

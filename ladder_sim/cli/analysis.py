@@ -67,9 +67,9 @@ def breakeven(
 ) -> None:
     """Find the value of a field at which a variant's gain crosses a bound."""
     from ladder_sim.analysis.breakeven import breakeven as search
+    from ladder_sim.display.labels import scenario_label
     from ladder_sim.report.export import breakeven_document
     from ladder_sim.report.figures.analysis import breakeven_figure
-    from ladder_sim.report.labels import scenario_label
     from ladder_sim.report.tables.analysis import breakeven_report
     from ladder_sim.sweeps.grid import scenario_at
 
@@ -135,9 +135,9 @@ def sensitivity(
 ) -> None:
     """Change each hardware figure and cost a little, and report how time and speedup change."""
     from ladder_sim.analysis import sensitivity as analysis
+    from ladder_sim.display.labels import scenario_label
     from ladder_sim.report.export import sensitivity_document
     from ladder_sim.report.figures.analysis import tornado_figure
-    from ladder_sim.report.labels import scenario_label
     from ladder_sim.report.tables.analysis import sensitivity_report
     from ladder_sim.sweeps.grid import scenario_at
 

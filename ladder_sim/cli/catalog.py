@@ -25,8 +25,8 @@ def list_(
         return
     if what not in _LISTS:
         raise UnknownNameError("list", what, _LISTS)
-    from ladder_sim.report.tables.console import show as show_table
-    from ladder_sim.report.tables.console import table
+    from ladder_sim.display.console import show as show_table
+    from ladder_sim.display.console import table
 
     columns, rows = _LISTS[what]()
     show_table(table(columns, rows, left=len(columns)))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     from rich.console import RenderableType
 
-    from ladder_sim.report.export import Document
+    from ladder_sim.display.document import Document
 
 FORMATS = {".json": "json", ".csv": "csv", ".txt": "text"}
 PANEL = "Output"
@@ -49,7 +49,7 @@ def write(text: str, save: Path | None) -> None:
 
 def show(report: "RenderableType", save: Path | None) -> None:
     """Print tables, or write them to the file of --save."""
-    from ladder_sim.report.tables import console
+    from ladder_sim.display import console
 
     if save is None:
         console.show(report)

@@ -31,18 +31,19 @@ def predict(
 ) -> None:
     """Predict latency, throughput and speedup of residual wirings for one static batch under tensor parallelism."""
     # imported here: `--help` and `list` need no simulator
+    from rich.console import Group
+
     from ladder_sim.prediction import predict as simulate
-    from ladder_sim.report.export import prediction_document
     from ladder_sim.report.figures.prediction import breakdown_figure, timeline_figure
-    from ladder_sim.report.tables.prediction import prediction_report
+    from ladder_sim.report.tables.prediction import explanation
 
     check_plot(timeline)
     scenario = flags.scenario()
     predictions = simulate(scenario, split_names(variant) or None, **flags.how())
-    output.warn(next(iter(predictions.values())).confidence.warnings)
+    output.warn(predictions.confidence.warnings)
     draw(lambda: timeline_figure(scenario, predictions, "decode"), timeline)
     output.give(
-        lambda: prediction_document(scenario, predictions),
-        lambda: prediction_report(scenario, predictions, explain=explain),
+        predictions.document,
+        lambda: Group(predictions.report(), explanation(predictions.values())) if explain else predictions.report(),
         lambda: breakdown_figure(scenario, predictions),
     )

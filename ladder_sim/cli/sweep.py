@@ -91,7 +91,8 @@ def sweep(
     """Predict static batches at every combination of some fields' values, thousands a second."""
     # imported here: `--help` needs no simulator
     from ladder_sim.sweeps.grid import Grid, check_size
-    from ladder_sim.sweeps.run import file_format, how_of, run, run_to_file, stream
+    from ladder_sim.sweeps.run import file_format, how_of, run_to_file, stream
+    from ladder_sim.sweeps.run import sweep as simulate
 
     if json and csv:
         raise UsageError("--json and --csv exclude each other", hint="leave one out")
@@ -99,7 +100,8 @@ def sweep(
         raise UsageError("--resume without --save", hint="name the file whose sweep was interrupted")
     check_plot(plot)
     form = "jsonl" if json else "csv" if csv else file_format(save) if save else ""
-    grid = Grid(axes.ranges, split_names(variant) or None)
+    names = split_names(variant) or None
+    grid = Grid(axes.ranges, names)
     check_size(grid, confirmed=yes)
     how = how_of(grid, profile, ignore_memory, price)
     executor = _executor(grid.size, grid.chunks, workers, dask)
@@ -110,13 +112,21 @@ def sweep(
         elif form:
             feasible = _print(stream(grid, how, executor, form=form, progress=progress))
         if plot is not None or not form:
-            table = run(grid, how, executor, progress)
+            table = simulate(
+                axes.ranges,
+                names,
+                profile=profile,
+                ignore_memory=ignore_memory,
+                usd_per_gpu_hour=price,
+                workers=executor,
+                progress=progress,
+            )
             feasible = int(table.feasible.sum())
     if save is not None:
         print(f"written: {save} ({grid.size:,} points, {feasible:,} feasible)", file=sys.stderr)
     if table is not None:
+        from ladder_sim.display.console import show
         from ladder_sim.report.figures.sweep import sweep_figure
-        from ladder_sim.report.tables.console import show
         from ladder_sim.report.tables.sweep import sweep_report
 
         points = table

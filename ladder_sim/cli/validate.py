@@ -1,15 +1,13 @@
 """`ladder-sim validate`: predictions compared with measured runs."""
 
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
 from ladder_sim.cli.options import with_options
 from ladder_sim.cli.output import Output
-from ladder_sim.errors import UnknownNameError, UsageError
+from ladder_sim.errors import UsageError
 from ladder_sim.validation.dataset import DEFAULT_DATASET, read_dataset
-
-_ALL = "all"
 
 
 @with_options
@@ -19,7 +17,7 @@ def validate(
     level: Annotated[
         str,
         typer.Option(help="Evidence behind the predictions: roofline, microbench, protocol-a, protocol-b, or all."),
-    ] = _ALL,
+    ] = "all",
     profile: Annotated[str | None, typer.Option(help="Predict from this profile instead: a name or a file.")] = None,
     max_error: Annotated[
         str | None,
@@ -32,29 +30,22 @@ def validate(
 ) -> None:
     """Compare measured runs of static batches with predictions: errors, intervals and a summary per variant."""
     # imported here: `--help` needs no simulator
-    from ladder_sim.costs.profile_file import load_profile
     from ladder_sim.report.export import validation_document
     from ladder_sim.report.figures.validation import error_figure
     from ladder_sim.report.tables.validation import validation_report
-    from ladder_sim.validation.compare import LEVELS, OWN_PROFILE, compare, gate
+    from ladder_sim.validation import compare as comparison
 
     maximum = None if max_error is None else _fraction(max_error)
-    if level not in (*LEVELS, _ALL):
-        raise UnknownNameError("level", level, (*LEVELS, _ALL))
-    if profile is not None and level != _ALL:
-        raise UsageError("--profile and --level exclude each other", hint="leave one of them out")
     data = read_dataset(dataset)
-    if profile is None:
-        compared = {name: compare(data, name) for name in LEVELS if level in (name, _ALL)}
-    else:
-        compared = {OWN_PROFILE: compare(data, OWN_PROFILE, load_profile(profile))}
+    # checked there
+    compared = comparison.validate(data, cast(comparison.Level, level), profile=profile)
     output.give(
         lambda: validation_document(data, compared),
         lambda: validation_report(data, compared),
         lambda: error_figure(data, compared),
     )
     if maximum is not None:
-        gate(list(compared.values())[-1], maximum)
+        comparison.gate(list(compared.values())[-1], maximum)
 
 
 def _fraction(percent: str) -> float:

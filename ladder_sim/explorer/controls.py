@@ -7,10 +7,10 @@ from typing import Any, get_args
 from dash import dcc, html
 from dash.development.base_component import Component
 
+from ladder_sim.display.labels import field_title
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.upload import MAX_BYTES
 from ladder_sim.graph.variants import DEFAULT_VARIANTS, VARIANTS
-from ladder_sim.report.labels import field_title
 from ladder_sim.specs.arguments import DEFAULTS
 from ladder_sim.specs.stack import AllReduce
 from ladder_sim.specs.workload import DType

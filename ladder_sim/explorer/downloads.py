@@ -10,7 +10,7 @@ from ladder_sim.explorer.figures import FIGURES
 from ladder_sim.explorer.offline import standalone_page
 from ladder_sim.explorer.queries import Queries
 from ladder_sim.graph.ops import Phase
-from ladder_sim.report.export import Document, advice_document, prediction_document, sensitivity_document
+from ladder_sim.report.export import advice_document, sensitivity_document
 from ladder_sim.sweeps.evaluate import How
 from ladder_sim.sweeps.executors import serial
 from ladder_sim.sweeps.grid import Grid
@@ -48,11 +48,6 @@ def download(queries: Queries, name: str, query: str) -> File:
     return File(content, _TYPES[name.rpartition(".")[2]])
 
 
-def _prediction(queries: Queries, query: str) -> Document:
-    answer = queries.answer(query)
-    return prediction_document(answer.scenario, answer.predictions)
-
-
 def _perfetto(phase: Phase) -> Callable[[Queries, str], str]:
     def trace(queries: Queries, query: str) -> str:
         answer = queries.answer(query)
@@ -72,8 +67,8 @@ def _csv_of(grid: Grid, how: How) -> str:
 
 
 _FILES: Mapping[str, Callable[[Queries, str], str]] = {
-    "prediction.csv": lambda queries, query: _prediction(queries, query).to_csv(),
-    "prediction.json": lambda queries, query: _prediction(queries, query).to_json(),
+    "prediction.csv": lambda queries, query: queries.answer(query).predictions.document().to_csv(),
+    "prediction.json": lambda queries, query: queries.answer(query).predictions.document().to_json(),
     "curve.csv": lambda queries, query: _csv_of(*queries.curve_grid(query)),
     "map.csv": lambda queries, query: _csv_of(*queries.map_grid(query)),
     "pareto.csv": lambda queries, query: advice_document(queries.advice(query)).to_csv(),

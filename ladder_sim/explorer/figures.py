@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from ladder_sim.analysis.sensitivity import STEP
+from ladder_sim.display.labels import scenario_label
 from ladder_sim.explorer.queries import Queries
 from ladder_sim.report.figures.analysis import comparison_figure, pareto_figure, tornado_figure
 from ladder_sim.report.figures.prediction import breakdown_figure, timeline_figure
 from ladder_sim.report.figures.sweep import speedup_lines, speedup_map
-from ladder_sim.report.labels import scenario_label
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

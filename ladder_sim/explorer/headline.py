@@ -6,12 +6,12 @@ from dash import html
 from dash.development.base_component import Component
 
 from ladder_sim.analysis.compare import Candidate
+from ladder_sim.answer import Prediction
+from ladder_sim.display.document import scenario_fields
+from ladder_sim.display.labels import field_text, hardware_label, kind_label, stack_label, workload_label
 from ladder_sim.explorer.controls import SLIDERS, extra
 from ladder_sim.explorer.queries import Answer, Setup
-from ladder_sim.prediction import Prediction
-from ladder_sim.report.export import scenario_fields
 from ladder_sim.report.figures.style import variant_colour
-from ladder_sim.report.labels import field_text, hardware_label, kind_label, stack_label, workload_label
 from ladder_sim.units import format_bandwidth, format_bytes, format_rate, format_seconds
 from ladder_sim.validation.compare import ErrorStats
 

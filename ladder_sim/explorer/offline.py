@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ladder_sim.display.labels import field_title, scenario_label
 from ladder_sim.explorer import quantities
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.queries import Answer
 from ladder_sim.explorer.snippets import command_line
 from ladder_sim.report.figures.style import variant_colour
-from ladder_sim.report.labels import field_title, scenario_label
 from ladder_sim.sweeps.evaluate import How
 from ladder_sim.sweeps.executors import serial
 from ladder_sim.sweeps.grid import Grid

@@ -4,8 +4,8 @@ import numpy as np
 
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.profile import CalibrationProfile
+from ladder_sim.display.labels import field_title
 from ladder_sim.errors import UsageError
-from ladder_sim.report.labels import field_title
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.sweeps.axes import figure_of, value_at
 

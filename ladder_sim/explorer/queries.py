@@ -8,21 +8,21 @@ from typing import Any, TypeVar
 from ladder_sim.analysis.advise import CANDIDATES, Advice, advise
 from ladder_sim.analysis.compare import Candidate
 from ladder_sim.analysis.sensitivity import STEP, Sensitivity, sensitivity
+from ladder_sim.answer import Prediction, Predictions
 from ladder_sim.confidence import NO_PROFILE
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import UsageError
 from ladder_sim.explorer import quantities
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.state import State
-from ladder_sim.prediction import Prediction, predict, resolve_profile
+from ladder_sim.prediction import predict, resolve_profile
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.sweeps.evaluate import How
 from ladder_sim.sweeps.executors import serial
 from ladder_sim.sweeps.grid import Grid
 from ladder_sim.sweeps.run import run
 from ladder_sim.sweeps.table import SweepTable
-from ladder_sim.validation.compare import Comparison, ErrorStats, compare, error_stats, unseen
-from ladder_sim.validation.dataset import read_dataset
+from ladder_sim.validation.compare import Comparison, ErrorStats, error_stats, unseen, validate
 
 # results of each kind
 KEPT = 256
@@ -65,7 +65,7 @@ class Setup:
 class Answer(Setup):
     """The same with the predictions."""
 
-    predictions: Mapping[str, Prediction]
+    predictions: Predictions
     """By variant; standard is the first."""
 
     @property
@@ -215,5 +215,5 @@ class Queries:
 
     @cached_property
     def _published_runs(self) -> list[Comparison]:
-        runs = unseen(compare(read_dataset(), "protocol-b"))
+        runs = unseen(validate(level="protocol-b")["protocol-b"])
         return [run for run in runs if run.measurement.variant == "ladder"]

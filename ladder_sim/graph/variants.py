@@ -10,6 +10,7 @@ Ladder Residual, arXiv 2501.06589; PaLM (parallel blocks), arXiv 2204.02311.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
@@ -148,6 +149,25 @@ def canonical(variant: str) -> str:
             hint=f"for example '{name}:{16 if letter == 'K' else 4}'",
         )
     return f"{name}:{int(parameter)}"
+
+
+def canonical_names(given: str | Iterable[str]) -> tuple[str, ...]:
+    """Check one name or several, and leave out what is repeated.
+
+    Raises
+    ------
+    UsageError
+        As `canonical` does, and if there is no name.
+
+    Examples
+    --------
+    >>> canonical_names("ladder"), canonical_names(["Ladder", "desync:4", "ladder"])
+    (('ladder',), ('ladder', 'desync:4'))
+    """
+    names = tuple(dict.fromkeys(map(canonical, [given] if isinstance(given, str) else given)))
+    if not names:
+        raise UsageError("no variants: must be at least one", hint="for example 'ladder'")
+    return names
 
 
 @lru_cache(maxsize=256)

@@ -1,18 +1,15 @@
-"""Every answer as JSON and CSV: plain values, SI units in keys.
+"""Answers other than a prediction as JSON and CSV.
 
 The answers' modules are imported for their types only: a prediction needs none of the others.
 """
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
+from ladder_sim.display.document import Document, scenario_fields
 from ladder_sim.specs.workload import BATCHING
 
 if TYPE_CHECKING:
@@ -20,91 +17,12 @@ if TYPE_CHECKING:
     from ladder_sim.analysis.breakeven import BreakEven
     from ladder_sim.analysis.compare import Candidate
     from ladder_sim.analysis.sensitivity import Sensitivity
-    from ladder_sim.prediction import Prediction
-    from ladder_sim.specs.scenario import Scenario
     from ladder_sim.traces.graph import TraceGraph
     from ladder_sim.traces.replay import Replay
     from ladder_sim.traces.summary import RankSummary, RunSummary
     from ladder_sim.traces.wirings import VariantTime
     from ladder_sim.validation.compare import Comparison, ComparisonsByLevel, ErrorStats, GroupSummary, Quantity
     from ladder_sim.validation.dataset import Dataset
-
-SCHEMA_VERSION = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Document:
-    """An answer in plain values."""
-
-    content: Mapping[str, Any]
-    """What the JSON object holds."""
-    rows: Sequence[Mapping[str, Any]] = ()
-    """Lines of the CSV, with the same keys each; empty: there is no CSV."""
-
-    def to_json(self) -> str:
-        """One JSON object."""
-        return json.dumps(_without_nan({"schema_version": SCHEMA_VERSION, **self.content}), indent=2) + "\n"
-
-    def to_csv(self) -> str:
-        """A header, and one line per row."""
-        text = io.StringIO()
-        writer = csv.DictWriter(text, fieldnames=list(self.rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(_without_nan(self.rows))
-        return text.getvalue()
-
-
-def _without_nan(value: Any) -> Any:
-    """JSON has no NaN, and a CSV cell is empty instead."""
-    if isinstance(value, float):
-        return None if math.isnan(value) else value
-    if isinstance(value, Mapping):
-        return {key: _without_nan(item) for key, item in value.items()}
-    return [_without_nan(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def scenario_fields(scenario: Scenario) -> dict[str, Any]:
-    """What was simulated."""
-    fields = {name: value for name, value in scenario.fields().items() if name != "allreduce"}
-    return {**fields, "batching": BATCHING}
-
-
-def prediction_fields(prediction: Prediction) -> dict[str, Any]:
-    """One variant's figures."""
-    return {
-        "ttft_s": prediction.ttft_s,
-        "tpot_s": prediction.tpot_s,
-        "request_s": prediction.request_s,
-        "tokens_per_s": prediction.tokens_per_s.value,
-        "tokens_per_s_low": prediction.tokens_per_s.low,
-        "tokens_per_s_high": prediction.tokens_per_s.high,
-        "speedup": prediction.speedup.value,
-        "speedup_low": prediction.speedup.low,
-        "speedup_high": prediction.speedup.high,
-        "ttft_speedup": prediction.ttft_speedup,
-        "tpot_speedup": prediction.tpot_speedup,
-        "comm_s": prediction.breakdown.comm_s,
-        "exposed_comm_s": prediction.breakdown.exposed_comm_s,
-        "memory_bytes_per_gpu": prediction.memory.total_bytes,
-        "fits": prediction.memory.fits,
-        # with jitter only
-        **(asdict(prediction.unevenness) if prediction.unevenness else {}),
-    }
-
-
-def prediction_document(scenario: Scenario, predictions: Mapping[str, Prediction]) -> Document:
-    """A scenario and its variants; one row per variant, with the scenario on every row."""
-    provenance = next(iter(predictions.values())).confidence
-    given = scenario_fields(scenario)
-    variants = {name: prediction_fields(prediction) for name, prediction in predictions.items()}
-    content = {
-        "batching": BATCHING,
-        "scenario": given,
-        "variants": variants,
-        "provenance": {"profile": provenance.profile, "measured_fraction": provenance.measured_fraction},
-        "warnings": list(provenance.warnings),
-    }
-    return Document(content=content, rows=[{**given, "variant": name, **figures} for name, figures in variants.items()])
 
 
 def _rows_document(head: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Document:
@@ -153,7 +71,7 @@ def comparison_document(candidates: Sequence[Candidate]) -> Document:
             "name": candidate.name,
             **scenario_fields(candidate.scenario),
             "variant": variant,
-            **prediction_fields(prediction),
+            **prediction.fields(),
             "usd_per_Mtoken": candidate.token_price(variant),
         }
         for candidate in candidates

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ladder_sim.errors import LadderSimError, UsageError
-from ladder_sim.graph.variants import DEFAULT_VARIANTS, canonical
+from ladder_sim.graph.variants import DEFAULT_VARIANTS, canonical_names
 from ladder_sim.prediction import default_variants
 from ladder_sim.simulate.request import SIZES
 from ladder_sim.specs.arguments import ARGUMENTS
@@ -67,7 +67,7 @@ class Grid:
         A field, a value or a variant is wrong.
     """
 
-    def __init__(self, axes: Mapping[str, Any], variants: Sequence[str] | None = None) -> None:
+    def __init__(self, axes: Mapping[str, Any], variants: str | Sequence[str] | None = None) -> None:
         order = list(ARGUMENTS)
         every = [axis(key, given) for key, given in axes.items()]
         every.sort(key=lambda each: order.index(each.name) if each.name in ARGUMENTS else len(order))
@@ -98,7 +98,7 @@ class Grid:
         for each in self.sizes:
             whole(max(each.values), each.name, 1, np.iinfo(np.int64).max)
         self._values |= {each.name: np.asarray(each.values, np.int64) for each in self.sizes}
-        self.variants = variant_names(variants) if variants else self._default_variants()
+        self.variants = self._default_variants() if variants is None else variant_names(variants)
         self._check_figures()
 
     @property
@@ -147,7 +147,7 @@ class Grid:
             Scenario.of(overrides={each.name: end(each.values)})
 
 
-def variant_names(given: Sequence[str]) -> tuple[str, ...]:
+def variant_names(given: str | Sequence[str]) -> tuple[str, ...]:
     """Variants by name, their parameters maybe as ranges.
 
     Examples
@@ -156,13 +156,13 @@ def variant_names(given: Sequence[str]) -> tuple[str, ...]:
     ('standard', 'hybrid-ladder:8', 'hybrid-ladder:16', 'hybrid-ladder:32')
     """
     names = []
-    for text in given:
+    for text in [given] if isinstance(given, str) else given:
         family, _, parameter = text.partition(":")
         if ":" in parameter:
             names += [f"{family}:{value}" for value in expand(parameter, name=family, factor=2)]
         else:
             names.append(text)
-    return tuple(dict.fromkeys(canonical(name) for name in names))
+    return canonical_names(names)
 
 
 def _blocks(point: Mapping[str, Any], columns: Columns, count: int) -> Iterator[SweepBlock]:

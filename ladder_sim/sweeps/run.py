@@ -28,12 +28,13 @@ Answer = TypeVar("Answer")
 
 def sweep(
     axes: Mapping[str, Any],
-    variants: Sequence[str] | None = None,
+    variants: str | Sequence[str] | None = None,
     *,
     profile: str | None = None,
     ignore_memory: bool = False,
     usd_per_gpu_hour: float | None = None,
-    workers: int = 1,
+    workers: int | Executor = 1,
+    progress: Progress | None = None,
 ) -> SweepTable:
     """Predict every combination of some fields' values.
 
@@ -43,13 +44,15 @@ def sweep(
         Values by field of `Scenario.of` or by setting: a range as text, e.g. ``"50:800:x2Gb/s"``, values separated by
         commas, one value, or a sequence. Fields that are left out have the defaults of `Scenario.of`.
     variants
-        Residual wirings, ``"hybrid-ladder:8:32:x2"`` for several; by default those of `predict`.
+        Residual wirings, one or several, ``"hybrid-ladder:8:32:x2"`` for a range; by default those of `predict`.
     profile, ignore_memory
         As in `predict`.
     usd_per_gpu_hour
         Price of a GPU; with one, each variant has a column of US dollars for a million new tokens.
     workers
-        Processes; 1 runs in this one.
+        Processes; 1 runs in this one. Or an executor, such as `ladder_sim.sweeps.executors.Dask`.
+    progress
+        Called with the number of points done so far.
 
     Returns
     -------
@@ -63,13 +66,14 @@ def sweep(
 
     Examples
     --------
-    >>> table = sweep({"model": "8b", "tp": 4, "intra.bandwidth": "25:400:x4GB/s"}, ["ladder"])
-    >>> table.varied, len(table)
-    (('intra.bandwidth_Bps',), 3)
+    >>> table = sweep({"model": "70b", "batch": "1:64:x4"}, ["ladder"])
+    >>> dict(zip(table["batch"].tolist(), table["ladder.speedup"].round(2).tolist()))
+    {1: 1.31, 4: 1.25, 16: 1.22, 64: 1.13}
     """
     grid = Grid(axes, variants)
-    executor = serial if workers == 1 else Processes(workers)
-    return run(grid, how_of(grid, profile, ignore_memory, usd_per_gpu_hour), executor)
+    if isinstance(workers, int):
+        workers = serial if workers == 1 else Processes(workers)
+    return run(grid, how_of(grid, profile, ignore_memory, usd_per_gpu_hour), workers, progress)
 
 
 def how_of(grid: Grid, profile: str | None, ignore_memory: bool, usd_per_gpu_hour: float | None = None) -> How:

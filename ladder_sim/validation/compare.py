@@ -9,10 +9,10 @@ from typing import Literal
 from ladder_sim.confidence import NO_PROFILE, Interval
 from ladder_sim.costs.profile import CalibrationProfile, StackFit
 from ladder_sim.costs.profile_file import load_profile
-from ladder_sim.errors import InfeasibleError, LadderSimError, UsageError
+from ladder_sim.errors import InfeasibleError, LadderSimError, UnknownNameError, UsageError
 from ladder_sim.prediction import predict
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.validation.dataset import Configuration, Dataset, Measurement
+from ladder_sim.validation.dataset import DEFAULT_DATASET, Configuration, Dataset, Measurement, read_dataset
 from ladder_sim.validation.splits import FIT_TPS, PROTOCOLS, tp_group
 
 Level = Literal["roofline", "microbench", "protocol-a", "protocol-b", "profile"]
@@ -26,6 +26,9 @@ LEVELS: MappingProxyType[Level, str] = MappingProxyType(
         "protocol-b": "as protocol-a, fitted to ladder runs at TP 2 and 4 as well: the profile that predictions use",
     }
 )
+
+# every one of them
+ALL_LEVELS: Literal["all"] = "all"
 
 # a profile that the caller names
 OWN_PROFILE: Level = "profile"
@@ -122,18 +125,54 @@ class GroupSummary:
     tokens_per_s: ErrorStats | None
 
 
-def compare(data: Dataset, level: Level, profile: CalibrationProfile | None = None) -> tuple[Comparison, ...]:
-    """Predict every measurement with the evidence of one level; in the order of the data set.
+def validate(
+    dataset: str | Dataset = DEFAULT_DATASET,
+    level: Level | Literal["all"] = ALL_LEVELS,
+    *,
+    profile: str | CalibrationProfile | None = None,
+) -> ComparisonsByLevel:
+    """Compare measured runs of static batches with predictions.
 
     Parameters
     ----------
-    data
-        What was measured.
+    dataset
+        CSV file of runs, or a data set of the package; see `ladder_sim.validation.dataset`.
     level
-        One of `LEVELS`, or `OWN_PROFILE`.
+        Evidence behind the predictions: one of `LEVELS`, or all of them.
     profile
-        What `OWN_PROFILE` predicts from.
+        Predict from this profile instead: a name, a path, or a loaded one.
+
+    Returns
+    -------
+    dict
+        By level, a comparison of each run, in the order of the data set. With a profile there is one level,
+        ``"profile"``.
+
+    Raises
+    ------
+    UsageError
+        The data set or the profile cannot be read, or there is no such level.
+
+    Examples
+    --------
+    >>> runs = validate(level="protocol-b")["protocol-b"]
+    >>> ladder = [run.speedup for run in unseen(runs) if run.measurement.variant == "ladder"]
+    >>> len(runs), f"{error_stats(ladder).mean_error:.1%}"
+    (70, '3.3%')
     """
+    data = read_dataset(dataset) if isinstance(dataset, str) else dataset
+    if level not in (*LEVELS, ALL_LEVELS):
+        raise UnknownNameError("level", level, (*LEVELS, ALL_LEVELS))
+    if profile is None:
+        return {name: _compare(data, name, None) for name in LEVELS if level in (name, ALL_LEVELS)}
+    if level != ALL_LEVELS:
+        raise UsageError("a profile and a level exclude each other", hint="leave one of them out")
+    own = load_profile(profile) if isinstance(profile, str) else profile
+    return {OWN_PROFILE: _compare(data, OWN_PROFILE, own)}
+
+
+def _compare(data: Dataset, level: Level, profile: CalibrationProfile | None) -> tuple[Comparison, ...]:
+    """Predict every measurement with the evidence of one level; in the order of the data set."""
     groups: dict[Configuration, list[Measurement]] = {}
     for row in data.measurements:
         groups.setdefault(row.configuration, []).append(row)

@@ -19,7 +19,7 @@ from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import ProfileError, UsageError
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.request import simulate_requests
-from ladder_sim.validation.compare import compare, unseen
+from ladder_sim.validation.compare import unseen, validate
 from ladder_sim.validation.dataset import Configuration, Measurement, read_dataset
 from ladder_sim.validation.splits import PROTOCOLS, split
 from tests.conftest import REPO
@@ -154,7 +154,7 @@ def test_shipped_fits_saw_their_protocols_rows_and_no_others(protocol: str, base
 def test_unseen_rows_are_those_that_the_protocol_keeps_back(level: str) -> None:
     data = read_dataset()
     kept = split(data.measurements, PROTOCOLS[level[-1].upper()]).test
-    assert tuple(one.measurement for one in unseen(compare(data, level))) == kept  # type: ignore[arg-type]
+    assert tuple(one.measurement for one in unseen(validate(data, level)[level])) == kept  # type: ignore[arg-type]
 
 
 def test_profiles_with_a_fit_survive_their_file(tmp_path: Path, base: CalibrationProfile) -> None:

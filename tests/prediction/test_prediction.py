@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ladder_sim.answer import Prediction
 from ladder_sim.costs.estimate import CostModel, Estimate
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
@@ -19,7 +20,7 @@ from ladder_sim.des.program import Program
 from ladder_sim.errors import ProfileError, UnknownNameError, UsageError
 from ladder_sim.graph.ops import Op
 from ladder_sim.graph.variants import DEFAULT_VARIANTS
-from ladder_sim.prediction import Prediction, default_variants, predict, resolve_profile
+from ladder_sim.prediction import default_variants, predict, resolve_profile
 from ladder_sim.simulate import passes
 from ladder_sim.simulate.passes import simulate
 from ladder_sim.simulate.request import decode_contexts, simulate_request

@@ -43,7 +43,10 @@ FITTING_INTERNAL = (
 )
 STACK_FIT_INTERNAL = (
     *FITTING_INTERNAL,
-    *(f"ladder_sim.{name}" for name in ("confidence", "simulate", "prediction", "validation", "report")),
+    *(
+        f"ladder_sim.{name}"
+        for name in ("confidence", "simulate", "prediction", "validation", "answer", "display", "report")
+    ),
 )
 
 
@@ -133,7 +136,7 @@ def test_calibrate_starts_without_torch() -> None:
 
 @pytest.mark.parametrize(
     "before",
-    ["", "import ladder_sim.prediction", "from ladder_sim.prediction import Prediction", "import ladder_sim.cli.main"],
+    ["", "import ladder_sim.prediction", "from ladder_sim.answer import Prediction", "import ladder_sim.cli.main"],
 )
 def test_predict_is_the_function_in_every_import_order(before: str) -> None:
     """A submodule named like a public function would hide it once imported."""

@@ -5,13 +5,11 @@ import re
 import sys
 
 import pytest
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 
-from ladder_sim import Scenario, predict
-from ladder_sim.prediction import Prediction
-from ladder_sim.report.export import prediction_document
-from ladder_sim.report.tables.console import show, table, to_text
-from ladder_sim.report.tables.prediction import prediction_report
+from ladder_sim import Predictions, Scenario, predict
+from ladder_sim.display.console import show, table, to_text
+from ladder_sim.report.tables.prediction import explanation
 from tests.support.commands import run
 
 VARIANTS = ["standard", "ladder", "hybrid-ladder:100", "desync:4"]
@@ -26,13 +24,13 @@ class Screen(io.StringIO):
 
 
 @pytest.fixture(scope="module")
-def scenario() -> Scenario:
-    return Scenario.of(model="405b", nodes=2)
+def predictions() -> Predictions:
+    return predict(Scenario.of(model="405b", nodes=2), VARIANTS)
 
 
-@pytest.fixture(scope="module")
-def predictions(scenario: Scenario) -> dict[str, Prediction]:
-    return predict(scenario, VARIANTS)
+def explained(predictions: Predictions) -> RenderableType:
+    """What `predict --explain` prints."""
+    return Group(predictions.report(), explanation(predictions.values()))
 
 
 def shown(report: RenderableType, width: int, monkeypatch: pytest.MonkeyPatch, **environment: str) -> str:
@@ -49,19 +47,18 @@ def shown(report: RenderableType, width: int, monkeypatch: pytest.MonkeyPatch, *
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 112, 160])
 @pytest.mark.parametrize("explain", [False, True])
 def test_nothing_is_cut_or_overflows(
-    scenario: Scenario, predictions: dict[str, Prediction], width: int, explain: bool, monkeypatch: pytest.MonkeyPatch
+    predictions: Predictions, width: int, explain: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Regression: at 80 columns times and speedups ended in an ellipsis."""
-    text = ESCAPE.sub("", shown(prediction_report(scenario, predictions, explain=explain), width, monkeypatch))
+    report = explained(predictions) if explain else predictions.report()
+    text = ESCAPE.sub("", shown(report, width, monkeypatch))
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= width
 
 
 @pytest.mark.parametrize("width", [80, 112])
-def test_figures_stay_in_one_piece(
-    scenario: Scenario, predictions: dict[str, Prediction], width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = shown(prediction_report(scenario, predictions), width, monkeypatch)
+def test_figures_stay_in_one_piece(predictions: Predictions, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = shown(predictions.report(), width, monkeypatch)
     for name, prediction in predictions.items():
         row = next(line for line in text.splitlines() if line.startswith(name))
         assert f"{prediction.tokens_per_s.value:#.4g}" in row
@@ -70,18 +67,16 @@ def test_figures_stay_in_one_piece(
     assert ("limited by" in text) == (width > 100)
 
 
-def test_a_file_holds_plain_lines_that_are_not_broken(scenario: Scenario, predictions: dict[str, Prediction]) -> None:
-    text = to_text(prediction_report(scenario, predictions, explain=True))
+def test_a_file_holds_plain_lines_that_are_not_broken(predictions: Predictions) -> None:
+    text = to_text(explained(predictions))
     assert "\x1b" not in text
     assert all(line == line.rstrip() for line in text.splitlines())
     assert len(re.findall(r"^hybrid-ladder:100 ", text, re.M)) == 2
     assert re.search(r"^attn\.attention +math, 8/1 heads, 1024 on 1536 +\w+ +126 ", text, re.M)
 
 
-def test_a_terminal_is_bold_unless_no_color_is_set(
-    scenario: Scenario, predictions: dict[str, Prediction], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    report = prediction_report(scenario, predictions)
+def test_a_terminal_is_bold_unless_no_color_is_set(predictions: Predictions, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = predictions.report()
     assert "\x1b[1m" in shown(report, 112, monkeypatch, TERM="xterm-256color", TTY_COMPATIBLE="1")
     assert "\x1b" not in shown(report, 112, monkeypatch, NO_COLOR="1", TTY_COMPATIBLE="1")
 
@@ -108,8 +103,8 @@ def test_lists_fit_a_narrow_screen(name: str, monkeypatch: pytest.MonkeyPatch) -
     assert len(run("list", name).out.splitlines()) == len(rows) + 1
 
 
-def test_exports_end_in_one_newline(scenario: Scenario, predictions: dict[str, Prediction]) -> None:
-    document = prediction_document(scenario, predictions)
+def test_exports_end_in_one_newline(predictions: Predictions) -> None:
+    document = predictions.document()
     for text in (document.to_json(), document.to_csv()):
         assert text.endswith("\n")
         assert not text.endswith("\n\n")
@@ -117,6 +112,5 @@ def test_exports_end_in_one_newline(scenario: Scenario, predictions: dict[str, P
 
 
 def test_one_node_names_no_link_across_nodes() -> None:
-    scenario = Scenario.of(model="8b", p2p=False)
-    text = to_text(prediction_report(scenario, predict(scenario, ["ladder"])))
+    text = str(predict(Scenario.of(model="8b", p2p=False), "ladder"))
     assert text.startswith("llama-3.1-8b, TP 8 on 1 x 8 H100 SXM5 80GB, nvlink4-nvswitch (P2P off)\n")

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import pytest
 
+from ladder_sim.answer import Prediction
 from ladder_sim.costs.profile import JITTER_KEY
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.errors import UsageError
-from ladder_sim.prediction import Prediction, predict
-from ladder_sim.report.export import prediction_fields
+from ladder_sim.prediction import predict
 from ladder_sim.simulate.passes import Engine
 from ladder_sim.specs.scenario import Scenario
 
@@ -26,7 +26,7 @@ def figures(predictions: Predictions) -> dict[str, object]:
     """Everything but the timelines."""
     return {
         name: (
-            prediction_fields(prediction),
+            prediction.fields(),
             dict(prediction.breakdown.limits_s),
             dict(prediction.breakdown.busy_s),
             dict(prediction.breakdown.sources_s),
@@ -75,7 +75,7 @@ def test_variants_do_not_share_their_luck(small: Scenario) -> None:
     """A variant's times do not depend on the other variants of the call."""
     alone = predict(small, ["ladder"], jitter=SIGMA)["ladder"]
     together = predict(small, FOUR, jitter=SIGMA)["ladder"]
-    assert prediction_fields(alone) == prediction_fields(together)
+    assert alone.fields() == together.fields()
 
 
 @pytest.mark.parametrize("name", FOUR)

@@ -14,7 +14,7 @@ from ladder_sim import Scenario, predict
 from ladder_sim.confidence import Interval
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.report.figures.validation import error_figure
-from ladder_sim.validation.compare import ALL_TPS, Comparison, Quantity, compare, gate, summarize
+from ladder_sim.validation.compare import ALL_TPS, Comparison, Quantity, gate, summarize, validate
 from ladder_sim.validation.dataset import Configuration, Measurement, read_dataset
 from ladder_sim.validation.splits import PROTOCOLS, split
 from tests.conftest import DATA, REPO
@@ -197,7 +197,7 @@ def test_comparison_is_what_predict_says() -> None:
         expected = predict(scenario, ["ladder"], profile=profile)["ladder"]
         (one,) = (
             one
-            for one in compare(part, level)  # type: ignore[arg-type]
+            for one in validate(part, level)[level]  # type: ignore[arg-type]
             if one.measurement.variant == "ladder" and one.measurement.configuration.p2p
         )
         assert one.tokens_per_s == Quantity(measured=331.45, predicted=expected.tokens_per_s)
@@ -212,7 +212,7 @@ def test_what_cannot_be_compared_says_why(tmp_path: Path) -> None:
         "8b,h100-sxm,4,ladder,1,128,32,230",
         "405b,h100-sxm,8,standard,1,128,32,20",
     )
-    undivided, alone, large = compare(read_dataset(path), "microbench")
+    undivided, alone, large = validate(path, "microbench")["microbench"]
     assert undivided.tokens_per_s is None
     assert undivided.note.startswith("not predicted: ")
     assert alone.tokens_per_s is not None
@@ -383,7 +383,7 @@ def test_bad_flags_are_refused(arguments: tuple[str, ...], says: str) -> None:
 
 def test_the_plot_shows_every_speedup() -> None:
     data = read_dataset()
-    drawn = error_figure(data, {"protocol-b": compare(data, "protocol-b")}).to_plotly_json()["data"]
+    drawn = error_figure(data, validate(data, "protocol-b")).to_plotly_json()["data"]
     for axis, traces in (
         ("parity", [t for t in drawn if "error_y" in t]),
         ("errors", [t for t in drawn[2:] if "xaxis" in t]),

@@ -7,6 +7,7 @@ from ladder_sim.analysis.advise import Advice
 from ladder_sim.analysis.breakeven import BreakEven
 from ladder_sim.analysis.compare import Candidate
 from ladder_sim.analysis.sensitivity import MIN_CHANGE, Sensitivity
+from ladder_sim.display.labels import axis_values, field_label, field_text, field_title, workload_label
 from ladder_sim.report.figures.style import (
     NOW_MARKER,
     SERIES_COLOURS,
@@ -16,7 +17,6 @@ from ladder_sim.report.figures.style import (
     value_axis,
     variant_colour,
 )
-from ladder_sim.report.labels import axis_values, field_label, field_text, field_title, workload_label
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -6,8 +6,8 @@ from math import ceil, floor, log10
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ladder_sim.display.labels import axis_values, field_label, needs_log_axis, with_unit
 from ladder_sim.errors import MissingDependencyError, MissingPackageError, UsageError
-from ladder_sim.report.labels import axis_values, field_label, needs_log_axis, with_unit
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ladder_sim.display.labels import axis_values, field_label, field_text, field_title, with_unit
 from ladder_sim.errors import UsageError
 from ladder_sim.report.figures.style import (
     MAX_TICKS,
@@ -17,7 +18,6 @@ from ladder_sim.report.figures.style import (
     value_axis,
     variant_colour,
 )
-from ladder_sim.report.labels import axis_values, field_label, field_text, field_title, with_unit
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.workload import BATCHING
 from ladder_sim.sweeps.table import SweepTable

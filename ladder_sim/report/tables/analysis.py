@@ -9,8 +9,8 @@ from ladder_sim.analysis.advise import Advice, Option
 from ladder_sim.analysis.breakeven import BreakEven
 from ladder_sim.analysis.compare import Candidate
 from ladder_sim.analysis.sensitivity import MIN_CHANGE, Sensitivity
-from ladder_sim.report.labels import field_label, field_text, workload_label
-from ladder_sim.report.tables.console import table
+from ladder_sim.display.console import table
+from ladder_sim.display.labels import field_label, field_text, workload_label
 from ladder_sim.units import format_bytes, format_rate, format_seconds
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ladder_sim.report.tables.console import table
+from ladder_sim.display.console import table
 from ladder_sim.traces.graph import TraceGraph
 from ladder_sim.traces.replay import Replay
 from ladder_sim.traces.summary import RunSummary, summarize_run

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ladder_sim.report.tables.console import table
+from ladder_sim.display.console import table
 from ladder_sim.validation.compare import (
     Comparison,
     ComparisonsByLevel,

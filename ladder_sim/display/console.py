@@ -1,19 +1,30 @@
 """Tables in the project's style, and how they are printed."""
 
+import io
 import os
 import sys
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 
 # columns of a file or a pipe: enough that no line is broken
 PLAIN_WIDTH = 240
+# text in the page's own colour; a line is scrolled to, not broken
+_HTML = '<pre style="white-space: pre; overflow-x: auto">{code}</pre>'
 
 
 def to_text(renderable: RenderableType) -> str:
     """Plain text without colour, for files."""
     return _render(renderable, PLAIN_WIDTH, color=False)
+
+
+def to_html(renderable: RenderableType) -> str:
+    """A block of text for a page of any colours."""
+    console = _console(PLAIN_WIDTH, record=True, file=io.StringIO())
+    console.print(renderable)
+    return console.export_html(inline_styles=True, code_format=_HTML)
 
 
 def show(renderable: RenderableType) -> None:
@@ -61,8 +72,12 @@ class FirstThatFits:
 
 
 def _render(renderable: RenderableType, width: int | None, *, color: bool) -> str:
-    # names and paths of the user are no markup
-    console = Console(width=width, color_system="auto" if color else None, markup=False, emoji=False, highlight=False)
+    console = _console(width, color_system="auto" if color else None)
     with console.capture() as written:
         console.print(renderable)
     return "".join(f"{line.rstrip()}\n" for line in written.get().splitlines())
+
+
+def _console(width: int | None, **how: Any) -> Console:
+    # names and paths of the user are no markup
+    return Console(width=width, markup=False, emoji=False, highlight=False, **how)

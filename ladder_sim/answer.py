@@ -1,0 +1,296 @@
+"""What `predict` returns: the figures of each variant, and how they look as a table, in a notebook and as JSON."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, get_args
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ladder_sim.confidence import Confidence, Interval
+from ladder_sim.costs.estimate import Source
+from ladder_sim.costs.memory import MemoryUse
+from ladder_sim.display.console import FirstThatFits, table, to_html, to_text
+from ladder_sim.display.document import Document, scenario_fields
+from ladder_sim.display.labels import hardware_label, kind_label, stack_label, workload_label
+from ladder_sim.simulate.breakdown import Breakdown
+from ladder_sim.simulate.request import Request
+from ladder_sim.specs.workload import BATCHING
+from ladder_sim.units import format_rate, format_seconds
+
+# of a request's time: less rounds to 0.0 %
+SHOWN_SHARE = 5e-4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """One variant of a scenario; seconds. Prints as a table.
+
+    Times are computed eagerly, breakdowns and intervals on first access.
+
+    Examples
+    --------
+    >>> from ladder_sim import Scenario, predict
+    >>> ladder = predict(Scenario.of(model="405b", nodes=2), "ladder")
+    >>> print(f"{ladder.speedup.value:.2f} ({ladder.speedup.low:.2f}-{ladder.speedup.high:.2f}), {ladder.limited_by}")
+    1.49 (1.44-1.54), device memory
+    """
+
+    variant: str
+    """Canonical name."""
+    ttft_s: float
+    """Time to first token: prefill."""
+    tpot_s: float | None
+    """Mean time per further token; None when only one token is asked for."""
+    request_s: float
+    """Prefill and every decode step."""
+    rate: float
+    """Batch * gen / request_s, tokens per second."""
+    request_speedup: float
+    """Standard's request_s over this one's."""
+    ttft_speedup: float
+    """The same for prefill."""
+    tpot_speedup: float | None
+    """The same for decode."""
+    memory: MemoryUse = field(repr=False)
+    """Of one GPU."""
+    request: Request = field(repr=False)
+    """What was simulated: forward passes, their ops and timelines."""
+    confidence: Confidence = field(repr=False)
+    """How sure the predictions of the scenario's variants are, and what they are based on."""
+
+    @property
+    def breakdown(self) -> Breakdown:
+        """What the request's time is made of."""
+        return self.request.breakdown
+
+    @property
+    def unevenness(self) -> "Unevenness | None":
+        """With jitter: how steps spread."""
+        return _unevenness(self.request, self.confidence.scenario.workload.gen - 1)
+
+    @property
+    def tokens_per_s(self) -> Interval:
+        """Throughput: ``batch * gen / request_s``."""
+        return Interval.around(self.rate, self.confidence.widths[self.variant].rate)
+
+    @property
+    def speedup(self) -> Interval:
+        """Standard's ``request_s`` over this one's."""
+        return Interval.around(self.request_speedup, self.confidence.widths[self.variant].speedup)
+
+    @property
+    def limited_by(self) -> str:
+        """What takes the largest share of the critical path."""
+        limits_s = self.breakdown.limits_s
+        return max(limits_s, key=lambda name: limits_s[name])
+
+    def limit_share(self, limit: str) -> float:
+        """Share of the request's time that the critical path waits for one limit."""
+        return self.breakdown.limits_s.get(limit, 0.0) / self.request_s
+
+    def fields(self) -> dict[str, Any]:
+        """Its figures as in JSON and CSV."""
+        return {
+            "ttft_s": self.ttft_s,
+            "tpot_s": self.tpot_s,
+            "request_s": self.request_s,
+            "tokens_per_s": self.tokens_per_s.value,
+            "tokens_per_s_low": self.tokens_per_s.low,
+            "tokens_per_s_high": self.tokens_per_s.high,
+            "speedup": self.speedup.value,
+            "speedup_low": self.speedup.low,
+            "speedup_high": self.speedup.high,
+            "ttft_speedup": self.ttft_speedup,
+            "tpot_speedup": self.tpot_speedup,
+            "comm_s": self.breakdown.comm_s,
+            "exposed_comm_s": self.breakdown.exposed_comm_s,
+            "memory_bytes_per_gpu": self.memory.total_bytes,
+            "fits": self.memory.fits,
+            # with jitter only
+            **(asdict(self.unevenness) if self.unevenness else {}),
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """What ``ladder-sim predict --variant NAME --json`` prints."""
+        return self._alone.to_dict()
+
+    def __str__(self) -> str:
+        return str(self._alone)
+
+    def _repr_html_(self) -> str:
+        return self._alone._repr_html_()
+
+    @property
+    def _alone(self) -> "Predictions":
+        return Predictions({self.variant: self})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unevenness:
+    """Spread of step times, and what ranks wait for each other; seconds."""
+
+    ttft_p50_s: float
+    """Median prefill."""
+    ttft_p95_s: float
+    """Its 95th percentile."""
+    tpot_p50_s: float | None
+    """Median decode step; None when only one token is asked for."""
+    tpot_p95_s: float | None
+    """Its 95th percentile."""
+    waiting_s: float
+    """In a request, at collectives for ranks that arrive later, mean over ranks; not part of any transfer time."""
+
+
+class Predictions(dict[str, Prediction]):
+    """Predictions of a scenario by variant, in the order asked for; not empty. Prints as a table.
+
+    Examples
+    --------
+    >>> from ladder_sim import Scenario, predict
+    >>> predictions = predict(Scenario.of(model="8b", tp=4), ["standard", "ladder"])
+    >>> list(predictions), predictions.to_dict()["scenario"]["tp"]
+    (['standard', 'ladder'], 4)
+    """
+
+    __slots__ = ()
+
+    @property
+    def confidence(self) -> Confidence:
+        """How sure they are, and what they are based on; it holds the scenario."""
+        return next(iter(self.values())).confidence
+
+    def report(self) -> RenderableType:
+        """The scenario, its variants, where their time goes, and the sources of the numbers."""
+        scenario = self.confidence.scenario
+        return Group(
+            Text.assemble((scenario.model.name, "bold"), f", {hardware_label(scenario)}"),
+            Text(f"{workload_label(scenario)}, {stack_label(scenario)}\n"),
+            _headline(self),
+            Text(),
+            *_unevenness_table(self),
+            _breakdown(self),
+            Text(),
+            _sources(self),
+        )
+
+    def document(self) -> Document:
+        """A scenario and its variants; one row per variant, with the scenario on every row."""
+        given = scenario_fields(self.confidence.scenario)
+        variants = {name: prediction.fields() for name, prediction in self.items()}
+        provenance = {
+            "profile": self.confidence.profile,
+            "measured_fraction": self.confidence.measured_fraction,
+        }
+        content = {
+            "batching": BATCHING,
+            "scenario": given,
+            "variants": variants,
+            "provenance": provenance,
+            "warnings": list(self.confidence.warnings),
+        }
+        rows = [{**given, "variant": name, **figures} for name, figures in variants.items()]
+        return Document(content=content, rows=rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What ``ladder-sim predict --json`` prints."""
+        return self.document().to_dict()
+
+    def __str__(self) -> str:
+        return to_text(self._with_warnings()).rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        return to_html(self._with_warnings())
+
+    def _with_warnings(self) -> RenderableType:
+        return Group(self.report(), *(Text(f"warning: {text}") for text in self.confidence.warnings))
+
+
+def _unevenness(request: Request, steps: int) -> Unevenness | None:
+    if not request.ranked:
+        return None
+    prefill, *decode = request.ranked
+    return Unevenness(
+        ttft_p50_s=prefill.p50_s,
+        ttft_p95_s=prefill.p95_s,
+        tpot_p50_s=decode[0].p50_s if decode else None,
+        tpot_p95_s=decode[0].p95_s if decode else None,
+        waiting_s=prefill.waiting_s + (steps * decode[0].waiting_s if decode else 0.0),
+    )
+
+
+def _headline(predictions: Mapping[str, Prediction]) -> FirstThatFits:
+    rows = []
+    for name, prediction in predictions.items():
+        breakdown, gain, limit = prediction.breakdown, prediction.speedup, prediction.limited_by
+        rows.append(
+            (
+                name,
+                format_seconds(prediction.ttft_s),
+                format_seconds(prediction.tpot_s) if prediction.tpot_s is not None else "-",
+                format_rate(prediction.tokens_per_s.value),
+                f"{gain.value:.2f} ({gain.low:.2f}-{gain.high:.2f})" if name != "standard" else "1",
+                format_seconds(breakdown.comm_s),
+                f"{breakdown.hidden_share:.0%}",
+                f"{kind_label(limit)} {prediction.limit_share(limit):.0%}",
+            )
+        )
+    columns = ("variant", "TTFT", "TPOT", "tok/s", "speedup (90%)", "communication", "hidden", "limited by")
+    # on a narrow screen the table below alone says what limits
+    return FirstThatFits(table(columns, rows), table(columns[:-1], [row[:-1] for row in rows], wrapped=columns[4:5]))
+
+
+def _unevenness_table(predictions: Mapping[str, Prediction]) -> list[RenderableType]:
+    """Spread of the steps and waiting for other ranks, with jitter."""
+    rows = []
+    for name, prediction in predictions.items():
+        uneven = prediction.unevenness
+        if uneven is None:
+            return []
+        times = (uneven.ttft_p50_s, uneven.ttft_p95_s, uneven.tpot_p50_s, uneven.tpot_p95_s, uneven.waiting_s)
+        rows.append((name, *("-" if seconds is None else format_seconds(seconds) for seconds in times)))
+    columns = ("uneven ranks", "TTFT p50", "p95", "TPOT p50", "p95", "waiting for others, hidden or not")
+    return [table(columns, rows), Text()]
+
+
+def _breakdown(predictions: Mapping[str, Prediction]) -> Table:
+    """Share of the request that each limit takes on the critical path."""
+    limits = sorted(
+        {
+            limit
+            for prediction in predictions.values()
+            for limit in prediction.breakdown.limits_s
+            if prediction.limit_share(limit) >= SHOWN_SHARE
+        },
+        key=lambda limit: -max(prediction.breakdown.limits_s.get(limit, 0.0) for prediction in predictions.values()),
+    )
+    rows = [
+        (name, *(f"{prediction.limit_share(limit):.1%}" for limit in limits))
+        for name, prediction in predictions.items()
+    ]
+    names = tuple(map(kind_label, limits))
+    return table(("critical path", *names), rows, wrapped=[name for name in names if " " in name])
+
+
+def _sources(predictions: Mapping[str, Prediction]) -> Group:
+    """Where the first variant's times come from, by source and op kind."""
+    prediction = next(iter(predictions.values()))
+    shares: dict[str, list[tuple[float, str]]] = {}
+    for (source, kind), seconds in prediction.breakdown.sources_s.items():
+        shares.setdefault(source, []).append((seconds / prediction.request_s, kind_label(kind)))
+    grid = Table.grid()
+    for no_wrap in (True, True, False):
+        grid.add_column(no_wrap=no_wrap)
+    for source in get_args(Source):
+        kinds = sorted(((share, kind) for share, kind in shares.get(source, []) if share >= SHOWN_SHARE), reverse=True)
+        if kinds:
+            parts = ", ".join(f"{kind} {share:.1%}" for share, kind in kinds)
+            grid.add_row(f"  {source:<12}", f"{sum(share for share, _ in kinds):>6.1%}  ", parts)
+    grid.add_row(f"  {'stack':<12}", f"{prediction.limit_share('waits'):>6.1%}  ", "waits and launches")
+    confidence = prediction.confidence
+    head = (
+        f"{confidence.measured_fraction:.0%} of standard's time is measured (profile {confidence.profile}). "
+        f"Sources of {prediction.variant}'s time:"
+    )
+    return Group(Text(head), grid)

@@ -1,0 +1,56 @@
+"""An answer in plain values: JSON and CSV, SI units in keys."""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.workload import BATCHING
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """An answer in plain values."""
+
+    content: Mapping[str, Any]
+    """What the JSON object holds."""
+    rows: Sequence[Mapping[str, Any]] = ()
+    """Lines of the CSV, with the same keys each; empty: there is no CSV."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """What JSON can hold, with the version of its keys."""
+        plain: dict[str, Any] = _without_nan({"schema_version": SCHEMA_VERSION, **self.content})
+        return plain
+
+    def to_json(self) -> str:
+        """One JSON object."""
+        return json.dumps(self.to_dict(), indent=2) + "\n"
+
+    def to_csv(self) -> str:
+        """A header, and one line per row."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, fieldnames=list(self.rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(_without_nan(self.rows))
+        return text.getvalue()
+
+
+def _without_nan(value: Any) -> Any:
+    """JSON has no NaN, and a CSV cell is empty instead."""
+    if isinstance(value, float):
+        return None if math.isnan(value) else value
+    if isinstance(value, Mapping):
+        return {key: _without_nan(item) for key, item in value.items()}
+    return [_without_nan(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def scenario_fields(scenario: Scenario) -> dict[str, Any]:
+    """What was simulated."""
+    fields = {name: value for name, value in scenario.fields().items() if name != "allreduce"}
+    return {**fields, "batching": BATCHING}

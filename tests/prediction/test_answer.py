@@ -1,0 +1,110 @@
+"""One prediction or several: what `predict` returns, and what it looks like printed, in a notebook and as JSON."""
+
+import dataclasses
+import html
+import json
+import re
+import shlex
+import sys
+
+import pytest
+
+import ladder_sim
+from ladder_sim import Prediction, Predictions, Scenario, predict
+from ladder_sim.analysis.sensitivity import sensitivity
+from ladder_sim.errors import UnknownNameError, UsageError
+from ladder_sim.sweeps.run import sweep
+from tests.support.commands import run
+
+COMMAND = "predict --model 405b --nodes 2"
+SCENARIO = Scenario.of(model="405b", nodes=2)
+
+
+def test_a_single_name_gives_its_prediction() -> None:
+    """Regression: the letters of a name were taken for names."""
+    ladder = predict(SCENARIO, " Ladder ")
+    assert isinstance(ladder, Prediction)
+    assert ladder.fields() == predict(SCENARIO, ["ladder"])["ladder"].fields()
+    assert sweep({"model": "8b"}, "ladder").variants == ("ladder",)
+    assert list(sensitivity(SCENARIO, "ladder")[0].responses) == ["ladder"]
+    with pytest.raises(UnknownNameError, match="'ladde'"):
+        predict(SCENARIO, "ladde")
+
+
+@pytest.mark.parametrize("several", [["ladder", "standard"], ("ladder", "standard"), ["ladder", "standard", "Ladder"]])
+def test_several_names_give_predictions_in_their_order(several: list[str]) -> None:
+    predictions = predict(SCENARIO, several)
+    assert isinstance(predictions, Predictions)
+    assert list(predictions) == ["ladder", "standard"]
+
+
+@pytest.mark.parametrize("nothing", ["", [], ()])
+def test_no_name_is_refused(nothing: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        predict(SCENARIO, nothing)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("flags", ["", "--variant ladder", "--variant standard,desync:4 --jitter 0.05"])
+def test_printed_is_what_the_command_prints(flags: str) -> None:
+    """The table, then the warnings, which the command writes to stderr."""
+    ran = run(*shlex.split(f"{COMMAND} {flags}"))
+    variant, _, more = flags.removeprefix("--variant ").partition(" ")
+    predictions = predict(SCENARIO, variant.split(",") if variant else None, jitter=0.05 if more else 0.0)
+    assert f"{predictions}\n" == ran.out + ran.err
+    if len(predictions) == 1:
+        assert str(predictions["ladder"]) == str(predictions)
+
+
+@pytest.mark.parametrize("variant", [None, "ladder", ["standard", "desync:4"]])
+def test_to_dict_is_the_json_of_the_command(variant: str | list[str] | None) -> None:
+    flags = [] if variant is None else ["--variant", variant if isinstance(variant, str) else ",".join(variant)]
+    answer = predict(SCENARIO, variant).to_dict()  # type: ignore[arg-type]
+    assert answer == json.loads(run(*shlex.split(COMMAND), *flags, "--json").out)
+    # plain values: what is written and read again is the same
+    assert json.loads(json.dumps(answer)) == answer
+
+
+def test_a_notebook_shows_the_same_text() -> None:
+    predictions = predict(SCENARIO)
+    page = predictions._repr_html_()
+    text = html.unescape(re.sub(r"<[^>]*>", "", page))
+    assert [line.rstrip() for line in text.splitlines()] == str(predictions).splitlines()
+    # no colours of its own: readable on light and dark pages
+    assert "color" not in page
+
+
+def test_names_are_no_markup() -> None:
+    name = "[bold]<b>&amp;</b>"
+    odd = dataclasses.replace(SCENARIO, model=dataclasses.replace(SCENARIO.model, name=name))
+    assert html.escape(name) in predict(odd, "ladder")._repr_html_()
+
+
+def test_the_representation_is_a_line() -> None:
+    """Of the numbers; graphs and timelines are left out."""
+    assert len(repr(predict(SCENARIO, "ladder"))) < 300
+
+
+@pytest.mark.parametrize(
+    ("function", "command"),
+    [
+        ("advise", "advise"),
+        ("breakeven", "breakeven inter.latency --nodes 2"),
+        ("compare", "compare h100-sxm h200-sxm"),
+        ("predict", "predict"),
+        ("sensitivity", "sensitivity"),
+        ("sweep", "sweep"),
+        ("validate", "validate"),
+    ],
+)
+def test_the_command_calls_the_public_function(function: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no second set of functions."""
+
+    def called(*given: object, **named: object) -> None:
+        raise UsageError("called", hint="the public function")
+
+    public = getattr(ladder_sim, function)
+    assert public.__doc__
+    assert "Examples" in public.__doc__
+    monkeypatch.setattr(sys.modules[public.__module__], function, called)
+    assert "called" in run(*shlex.split(command)).err
