@@ -24,53 +24,59 @@ _BITS_PER_BYTE = 8
 
 
 class _Kind(NamedTuple):
+    called: str
     accepted: str
     example: str
+    likely: tuple[str, ...]
+    """Of a number without a unit."""
     scales: dict[str, Decimal]
 
 
-def _prefixed(bases: dict[str, Decimal], *, binary: bool = True, bare: bool = False) -> dict[str, Decimal]:
+def _prefixed(bases: dict[str, Decimal], *, binary: bool = True) -> dict[str, Decimal]:
     prefixes = {p: Decimal(10) ** e for p, e in _DECIMAL.items()}
     if binary:
         prefixes |= {p: Decimal(2) ** e for p, e in _BINARY.items()}
-    scales = {p + base: factor * size for base, size in bases.items() for p, factor in prefixes.items()}
-    return {"": Decimal(1)} | (prefixes if bare else {}) | scales
+    return {p + base: factor * size for base, size in bases.items() for p, factor in prefixes.items()}
 
 
 _BYTE, _BIT = Decimal(1), Decimal(1) / _BITS_PER_BYTE
 
 _KINDS: dict[Unit, _Kind] = {
     "s": _Kind(
+        "a time",
         "s, ms, us, ns",
         "5us",
-        {"": Decimal(1), "s": Decimal(1), "ms": Decimal("1e-3"), "ns": Decimal("1e-9")}
+        ("us", "ms"),
+        {"s": Decimal(1), "ms": Decimal("1e-3"), "ns": Decimal("1e-9")}
         | {micro: Decimal("1e-6") for micro in ("us", "\N{MICRO SIGN}s", "\N{GREEK SMALL LETTER MU}s")},
     ),
     "Bps": _Kind(
+        "a bandwidth",
         "B/s (bytes) or b/s (bits), each with k, M, G, T or Ki, Mi, Gi, Ti before it",
         "400Gb/s or 50GB/s",
-        _prefixed(
-            {"B/s": _BYTE, "Bps": _BYTE, "b/s": _BIT, "bps": _BIT, "bit/s": _BIT, "bits/s": _BIT},
-        ),
+        ("Gb/s", "GB/s"),
+        _prefixed({"B/s": _BYTE, "Bps": _BYTE, "b/s": _BIT, "bps": _BIT, "bit/s": _BIT, "bits/s": _BIT}),
     ),
     "bytes": _Kind(
+        "a size",
         "B, kB, MB, GB, TB or KiB, MiB, GiB, TiB",
         "16 GiB",
-        _prefixed({"B": _BYTE, "bytes": _BYTE}, bare=True),
+        ("GB", "GiB"),
+        _prefixed({"B": _BYTE, "bytes": _BYTE}),
     ),
     "flops": _Kind(
-        "FLOP/s with k, M, G, T, P before it, or the prefix alone",
+        "a rate of operations",
+        "FLOP/s with k, M, G, T, P before it",
         "989 TFLOP/s",
-        _prefixed(
-            dict.fromkeys(("FLOP/s", "FLOPS", "FLOPs", "FLOPs/s", "flop/s", "flops"), Decimal(1)),
-            binary=False,
-            bare=True,
-        ),
+        ("TFLOP/s", "PFLOP/s"),
+        _prefixed(dict.fromkeys(("FLOP/s", "FLOPS", "FLOPs", "FLOPs/s", "flop/s", "flops"), Decimal(1)), binary=False),
     ),
     "count": _Kind(
+        "a number",
         "a plain number, or one with k, M, G (or B), T, Ki, Mi after it",
         "128 or 4Ki",
-        _prefixed({}, bare=True) | {"B": Decimal(10) ** 9},
+        (),
+        _prefixed({"": Decimal(1)}) | {"B": Decimal(10) ** 9},
     ),
 }
 
@@ -87,18 +93,21 @@ def quoted(value: object) -> str:
         return "a number of thousands of digits"
 
 
-def parse_quantity(text: str | float, unit: Unit, *, name: str) -> float:
-    """Read a number with an optional unit.
+def parse_quantity(text: str | float, unit: Unit, *, name: str, likely: tuple[str, ...] = ()) -> float:
+    """Read a number with its unit.
 
     Parameters
     ----------
     text
-        A number, or text such as ``"5us"``, ``"400Gb/s"`` (bits), ``"50GB/s"`` (bytes), ``"16 GiB"``, ``"989T"``.
-        Without a unit it is in the SI base unit. A unit's case matters: ``b`` is a bit, ``B`` a byte.
+        Text such as ``"5us"``, ``"400Gb/s"`` (bits), ``"50GB/s"`` (bytes), ``"16 GiB"``, ``"989 TFLOP/s"``. A unit's
+        case matters: ``b`` is a bit, ``B`` a byte. Only 0 and what is counted do without a unit. Or a number of
+        Python, in the SI base unit.
     unit
         What is measured: ``"s"`` time, ``"Bps"`` bandwidth, ``"bytes"`` size, ``"flops"`` FLOP/s, ``"count"`` a number.
     name
         What the quantity is for; errors begin with it.
+    likely
+        The two units to suggest for a number without one; by default those of hardware figures.
 
     Returns
     -------
@@ -108,7 +117,7 @@ def parse_quantity(text: str | float, unit: Unit, *, name: str) -> float:
     Raises
     ------
     UnitError
-        If there is no number, the unit is unknown, or the number is negative, NaN or infinite.
+        If there is no number, the unit is missing or of another quantity, or the number is negative, NaN or infinite.
 
     Examples
     --------
@@ -118,17 +127,19 @@ def parse_quantity(text: str | float, unit: Unit, *, name: str) -> float:
     True
     >>> parse_quantity("16 GiB", "bytes", name="memory")
     17179869184.0
-    >>> parse_quantity("989T", "flops", name="peak")
-    989000000000000.0
-    >>> parse_quantity("5 parsec", "s", name="latency")
+    >>> parse_quantity("400", "Bps", name="bandwidth")
     Traceback (most recent call last):
     ...
-    ladder_sim.errors.UnitError: latency: '5 parsec' has no known unit: accepted are s, ms, us, ns
-      hint: write it like 5us; a plain number is in s
+    ladder_sim.errors.UnitError: bandwidth: '400': a bandwidth needs a unit
+      hint: 400Gb/s or 400GB/s?
+    >>> parse_quantity("5GB/s", "s", name="latency")
+    Traceback (most recent call last):
+    ...
+    ladder_sim.errors.UnitError: latency: '5GB/s' is a bandwidth: must be a time; accepted are s, ms, us, ns
+      hint: write it like 5us
     """
     kind = _KINDS[unit]
-    base = {"Bps": "B/s", "flops": "FLOP/s", "count": ""}.get(unit, unit)
-    hint = f"write it like {kind.example}" + (f"; a plain number is in {base}" if base else "")
+    hint = f"write it like {kind.example}"
     if isinstance(text, str):
         match = _NUMBER.fullmatch(text)
         if match is None:
@@ -136,13 +147,7 @@ def parse_quantity(text: str | float, unit: Unit, *, name: str) -> float:
                 f"{name}: {quoted(text)} is not a number with a unit: accepted are {kind.accepted}", hint=hint
             )
         digits, suffix = match.groups()
-        scale = kind.scales.get(suffix)
-        if scale is None:
-            raise UnitError(f"{name}: {quoted(text)} has no known unit: accepted are {kind.accepted}", hint=hint)
         value = float(digits)
-        if math.isfinite(value):
-            # in decimal, so that "5us" is 5e-06 and not the neighbouring float
-            value = float(Decimal(digits) * scale)
     elif isinstance(text, (int, float)) and not isinstance(text, bool):
         try:
             value = float(text)
@@ -152,7 +157,35 @@ def parse_quantity(text: str | float, unit: Unit, *, name: str) -> float:
         raise UnitError(f"{name}: {quoted(text)} is neither a number nor text: accepted are {kind.accepted}", hint=hint)
     if not math.isfinite(value) or value < 0:
         raise UnitError(f"{name}: {quoted(text)} must be finite and not negative", hint=hint)
-    return value
+    if not isinstance(text, str) or (value == 0 and not suffix):
+        return value
+    if suffix in kind.scales:
+        # in decimal, so that "5us" is 5e-06 and not the neighbouring float
+        return float(Decimal(digits) * kind.scales[suffix])
+    if not suffix:
+        raise missing_unit(digits, unit, name=name, likely=likely)
+    others = [other.called for key, other in _KINDS.items() if key != "count" and suffix in other.scales]
+    fault = f"is {others[0]}: must be {kind.called};" if others else "has no known unit:"
+    raise UnitError(f"{name}: {quoted(text)} {fault} accepted are {kind.accepted}", hint=hint)
+
+
+def missing_unit(text: str, unit: Unit, *, name: str, likely: tuple[str, ...] = ()) -> UnitError:
+    """The error of a number, or a range of numbers, that has no unit: it shows the likely ones."""
+    kind = _KINDS[unit]
+    readings = " or ".join(f"{text.strip()}{suffix}" for suffix in likely or kind.likely)
+    return UnitError(f"{name}: {quoted(text)}: {kind.called} needs a unit", hint=f"{readings}?")
+
+
+def typed_unit(value: object, unit: Unit) -> str:
+    """The unit of a quantity as it was typed; empty if it has none.
+
+    Examples
+    --------
+    >>> typed_unit("400 Gb/s", "Bps"), typed_unit(5e10, "Bps")
+    ('Gb/s', '')
+    """
+    match = _NUMBER.fullmatch(value) if isinstance(value, str) else None
+    return match[2] if match and match[2] in _KINDS[unit].scales else ""
 
 
 # sizes of the units that numbers are written in, largest first
@@ -184,31 +217,32 @@ def short_name(field: str) -> str:
     return field.removesuffix(next((suffix for suffix in _SUFFIXES if field.endswith(suffix)), ""))
 
 
-def step_for(value: float, unit: Unit) -> tuple[float, str]:
-    """The size and name of the unit that suits a value, e.g. for an axis that ends there.
+def step_for(value: float, unit: Unit, typed: str = "") -> tuple[float, str]:
+    """The size and name of the unit that a value, or an axis that ends there, is written in: the typed one, if any.
 
     Examples
     --------
-    >>> step_for(5e10, "Bps"), step_for(4e-5, "s")
-    ((1000000000.0, 'GB/s'), (1e-06, 'us'))
+    >>> step_for(5e10, "Bps"), step_for(5e10, "Bps", "Gb/s"), step_for(4e-5, "s")
+    ((1000000000.0, 'GB/s'), (125000000.0, 'Gb/s'), (1e-06, 'us'))
     """
+    if typed:
+        return float(_KINDS[unit].scales[typed]), typed
     # a value that rounds to a step is written in it
     return next((step for step in _STEPS[unit] if abs(value) >= step[0] * (1 - 1e-12)), _STEPS[unit][-1])
 
 
-def format_quantity(value: float, unit: Unit) -> str:
-    """Write a value with three significant digits and the unit that suits it.
+def format_quantity(value: float, unit: Unit, typed: str = "") -> str:
+    """Write a value with three significant digits, in the unit that was typed or else in one that suits it.
 
     Examples
     --------
-    >>> format_quantity(5e10, "Bps"), format_quantity(9.89e14, "flops"), format_quantity(0.0, "s")
-    ('50.0 GB/s', '989 TFLOP/s', '0 s')
+    >>> format_quantity(5e10, "Bps"), format_quantity(5e10, "Bps", "Gb/s"), format_quantity(0.0, "s")
+    ('50.0 GB/s', '400 Gb/s', '0 s')
     """
     if value == 0 or not math.isfinite(value):
-        return f"{value:g} {next(name for size, name in _STEPS[unit] if size == 1)}".strip()
-    rounded = float(f"{value:.2e}")
-    size, name = step_for(rounded, unit)
-    scaled = rounded / size
+        return f"{value:g} {typed or next(name for size, name in _STEPS[unit] if size == 1)}".strip()
+    size, name = step_for(float(f"{value:.2e}"), unit, typed)
+    scaled = float(f"{value / size:.2e}")
     if 0.001 <= abs(scaled) < 1e6:
         decimals = max(0, 2 - math.floor(math.log10(abs(scaled)) + 1e-12))
         return f"{scaled:.{decimals}f} {name}".strip()

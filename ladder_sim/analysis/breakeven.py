@@ -5,7 +5,7 @@ finder closes in on each. Two crossings between neighbouring scan points are mis
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -18,7 +18,6 @@ from ladder_sim.sweeps.axes import Axis, axis, resolve, value_at
 from ladder_sim.sweeps.evaluate import How
 from ladder_sim.sweeps.executors import serial
 from ladder_sim.sweeps.grid import Grid, scenario_at
-from ladder_sim.sweeps.ranges import expand
 from ladder_sim.sweeps.run import run
 
 # values of the coarse scan
@@ -51,6 +50,8 @@ class BreakEven:
     """The variant to compare with."""
     bound: float
     """Speedup to search for."""
+    unit: str
+    """That its range, or else its figure, was typed in; empty: none, or several."""
     values: NDArray[np.float64]
     """Scanned, ascending."""
     speedups: NDArray[np.float64]
@@ -129,6 +130,7 @@ def breakeven(
         variant=variant,
         over=over,
         bound=bound,
+        unit=values.unit,
         values=np.asarray(values.values, np.float64),
         speedups=scanned,
         crossings=tuple(crossings),
@@ -178,24 +180,28 @@ def _close_in(speedup: _Speedup, bound: float, bracket: tuple[float, float], *, 
 
 def _scan_values(point: Mapping[str, Any], field: str, given: str | None) -> Axis:
     """Values between the ends of a range: evenly spaced by factor, or by step from zero on."""
-    name, low, high = _ends(point, field, given)
+    name, unit, low, high = _ends(point, field, given)
     spaced = np.geomspace(low, high, SCANNED) if low > 0 else np.linspace(low, high, SCANNED)
     # rounding must not leave the range
     spaced[0], spaced[-1] = low, high
     whole = isinstance(low, int)
-    return axis(name, [int(value) for value in np.unique(np.round(spaced))] if whole else spaced.tolist())
+    scanned = axis(name, [int(value) for value in np.unique(np.round(spaced))] if whole else spaced.tolist())
+    return replace(scanned, unit=unit)
 
 
-def _ends(point: Mapping[str, Any], field: str, given: str | None) -> tuple[str, float, float]:
-    """The field's name, and the ends of its range."""
+def _ends(point: Mapping[str, Any], field: str, given: str | None) -> tuple[str, str, float, float]:
+    """The field's name, the unit that was typed, and the ends of the range."""
     name, kind = resolve(field)
     if kind not in (int, float):
         raise UsageError(f"{field} is not a number", hint="break-even needs a field with numbers, e.g. inter.bandwidth")
     if given is not None:
-        low, *_, high = axis(field, expand(given, name=field, factor=2)).values * 2
+        typed = axis(field, given, factor=2)
+        unit = typed.unit
+        low, *_, high = typed.values * 2
     else:
-        now = value_at(scenario_at(point), name)
+        scenario = scenario_at(point)
+        now, unit = value_at(scenario, name), scenario.settings.get(name, "")
         low, high = (max(1, now // REACH), now * REACH) if kind is int else (now / REACH, now * REACH)
     if not low < high:
         raise UsageError(f"{field}: the range from {low:g} to {high:g} is empty", hint=f"write {field}=START:STOP")
-    return name, low, high
+    return name, unit, low, high

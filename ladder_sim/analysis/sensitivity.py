@@ -48,6 +48,8 @@ class Sensitivity:
     """As `Hardware.vary` calls it."""
     value: float
     """Of the scenario."""
+    unit: str
+    """That it was typed in; empty: it was not."""
     responses: Mapping[str, Response]
     """By variant."""
 
@@ -113,6 +115,7 @@ def sensitivity(
         Sensitivity(
             figure=name,
             value=base[name],
+            unit=scenario.settings.get(name, ""),
             responses={
                 variant: _response(request_s[variant], request_s["standard"], 1 + 2 * number, step) for variant in names
             },

@@ -45,7 +45,7 @@ def advise(
 
 def _seconds(text: str | None, flag: str) -> float:
     """A limit; infinite if none is given."""
-    return inf if text is None else parse_quantity(text, "s", name=flag)
+    return inf if text is None else parse_quantity(text, "s", name=flag, likely=("ms", "s"))
 
 
 @with_options

@@ -67,33 +67,37 @@ def field_title(name: str) -> str:
     return _TITLES.get(name) or field_label(name)
 
 
-def field_text(name: str, value: Any) -> str:
-    """A field's value with its unit.
+def field_text(name: str, value: Any, typed: str = "") -> str:
+    """A field's value with its unit: the typed one, if any.
 
     Examples
     --------
-    >>> field_text("inter.bandwidth_Bps", 5e10), field_text("batch", 16), field_text("p2p", True)
-    ('50.0 GB/s', '16', 'True')
+    >>> field_text("inter.bandwidth_Bps", 5e10), field_text("inter.bandwidth_Bps", 5e10, "Gb/s")
+    ('50.0 GB/s', '400 Gb/s')
+    >>> field_text("batch", 16), field_text("p2p", True)
+    ('16', 'True')
     """
     unit = unit_of(name)
     if unit != "count":
-        return format_quantity(float(value), unit)
+        return format_quantity(float(value), unit, typed)
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def axis_values(name: str, values: Sequence[Any] | NDArray[Any]) -> tuple[str, NDArray[Any]]:
-    """The unit that suits a field's largest value (empty: none), and the values in it.
+def axis_values(name: str, values: Sequence[Any] | NDArray[Any], typed: str = "") -> tuple[str, NDArray[Any]]:
+    """The unit of a field's values (empty: none), and the values in it: the typed one, or what suits the largest value.
 
     Examples
     --------
     >>> axis_values("inter.bandwidth_Bps", [2.5e10, 5e10])
     ('GB/s', array([25., 50.]))
+    >>> axis_values("inter.bandwidth_Bps", [2.5e10, 5e10], "Gb/s")
+    ('Gb/s', array([200., 400.]))
     """
     array = np.asarray(values)
     unit = unit_of(name)
     if array.dtype.kind not in "if" or unit == "count":
         return "", array
-    size, text = step_for(float(np.max(np.abs(array))), unit)
+    size, text = step_for(float(np.max(np.abs(array))), unit, typed)
     return text, array / size
 
 

@@ -12,7 +12,7 @@ from ladder_sim.display.labels import field_text, hardware_label, kind_label, st
 from ladder_sim.explorer.controls import SLIDERS, extra
 from ladder_sim.explorer.queries import Answer, Setup
 from ladder_sim.report.figures.style import variant_colour
-from ladder_sim.units import format_bandwidth, format_bytes, format_rate, format_seconds
+from ladder_sim.units import format_bytes, format_rate, format_seconds
 from ladder_sim.validation.compare import ErrorStats
 
 _MEMORY = {"weights": "#0072B2", "kv_cache": "#E69F00", "activation": "#009E73", "overhead": "#8A939E"}
@@ -150,13 +150,12 @@ def _heading(title: str, text: str) -> html.Div:
 def _differences(candidates: Sequence[Candidate]) -> dict[str, list[str]]:
     columns = []
     for candidate in candidates:
-        cluster = candidate.scenario.cluster
-        column = scenario_fields(candidate.scenario)
-        for tier in ("intra", "inter"):
-            link = getattr(cluster, tier)
-            column[f"{tier} bandwidth"] = format_bandwidth(link.bandwidth_Bps)
-            column[f"{tier} latency"] = format_seconds(link.latency_s)
-        column["HBM bandwidth"] = format_bandwidth(cluster.gpu.hbm_bandwidth_Bps)
+        scenario = candidate.scenario
+        column = scenario_fields(scenario)
+        for slider in SLIDERS:
+            if "." in slider.field:
+                typed = scenario.settings.get(slider.field, "")
+                column[slider.title] = field_text(slider.field, scenario.setting(slider.field), typed)
         columns.append(column)
     return {
         name.replace("_", " "): [str(column[name]) for column in columns]

@@ -124,13 +124,13 @@ class Queries:
     @_cached
     def curve(self, query: str) -> SweepTable:
         """Every variant along one field."""
-        return run(*self.curve_grid(query), serial)
+        return self._run(query, *self.curve_grid(query))
 
     @_cached
     def map(self, query: str) -> SweepTable:
         """Two variants over two fields; the upward one varies slowest."""
         grid, how = self.map_grid(query)
-        table, answer = run(grid, how, serial), self.answer(query)
+        table, answer = self._run(query, grid, how), self.answer(query)
         if table.varied == (answer.up, answer.across):
             return table
         # a sweep puts hardware figures last, a map its upward axis first
@@ -184,6 +184,10 @@ class Queries:
     ) -> tuple[Grid, How]:
         grid = Grid({**answer.state.point(self.allowlist, *axes), **axes}, variants)
         return grid, How(variants=grid.variants, **answer.state.how(self.allowlist))
+
+    def _run(self, query: str, grid: Grid, how: How) -> SweepTable:
+        table, typed = run(grid, how, serial), self.answer(query).scenario.settings
+        return replace(table, units={name: typed.get(name, "") for name in table.varied})
 
     def candidates(self, state: State) -> list[Candidate]:
         """The pinned scenarios and the current one, with the variants that all of them show."""

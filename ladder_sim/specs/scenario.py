@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Self, cast
 
@@ -11,7 +11,7 @@ from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.model import ModelSpec
-from ladder_sim.specs.settings import IN_CLUSTER, Parts, override_parts, settings_of
+from ladder_sim.specs.settings import IN_CLUSTER, Overrides, Parts, override_parts, settings_of
 from ladder_sim.specs.stack import AllReduce, StackSpec
 from ladder_sim.specs.values import flag, nonempty, whole
 from ladder_sim.specs.workload import DType, Workload
@@ -52,8 +52,8 @@ class Scenario:
     """Residual wiring, e.g. "ladder", "hybrid-ladder:16", "desync:4"."""
     p2p: bool = True
     """GPUs of a node reach each other directly; False: through host memory (NCCL_P2P_DISABLE=1)."""
-    settings: frozenset[str] = frozenset()
-    """Figures changed by hand, e.g. "inter.bandwidth_Bps": no fit replaces them."""
+    settings: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Figures changed by hand, e.g. "inter.bandwidth_Bps", and the units they were typed in: no fit replaces them."""
 
     def __post_init__(self) -> None:
         whole(self.nodes, "nodes", 1, _MAX_NODES, hint="number of nodes, e.g. --nodes 2")
@@ -97,7 +97,7 @@ class Scenario:
         variant: str = "standard",
         allreduce: str | None = None,
         p2p: bool = True,
-        overrides: Mapping[str, str] | None = None,
+        overrides: Overrides | None = None,
     ) -> Self:
         """Make a scenario from names.
 
@@ -120,7 +120,7 @@ class Scenario:
         p2p
             False: GPUs of a node reach each other through host memory.
         overrides
-            Single figures to change, e.g. ``{"inter.bandwidth": "100Gb/s"}``.
+            Single figures to change, e.g. ``{"inter.bandwidth": "100Gb/s"}`` or ``{"inter.bandwidth_Bps": 12.5e9}``.
 
         Raises
         ------

@@ -10,7 +10,7 @@ from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.stack import StackSpec
 from ladder_sim.specs.values import find_field, read_value, settable_fields
 from ladder_sim.specs.workload import Workload
-from ladder_sim.units import short_name
+from ladder_sim.units import short_name, typed_unit, unit_of
 
 _SECTIONS: dict[str, type] = {
     "model": ModelSpec,
@@ -22,6 +22,9 @@ _SECTIONS: dict[str, type] = {
     "stack": StackSpec,
     "workload": Workload,
 }
+
+# values by ``section.field``
+Overrides = Mapping[str, str | float]
 
 # sections that are fields of ClusterSpec
 IN_CLUSTER = ("gpu", "intra", "inter", "host")
@@ -82,12 +85,19 @@ def find_setting(key: str) -> tuple[str, object] | None:
     return None if field is None else (f"{section}.{field}", fields[field])
 
 
-def settings_of(overrides: Mapping[str, str]) -> frozenset[str]:
-    """Return what overrides change, ``section.field`` with units."""
-    return frozenset(_setting(key)[0] for key in overrides)
+def settings_of(overrides: Overrides) -> dict[str, str]:
+    """Return what overrides change, ``section.field`` with units, and the unit that each value was typed in.
+
+    Examples
+    --------
+    >>> settings_of({"inter.bandwidth": "100Gb/s", "intra.latency_s": 5e-6})
+    {'inter.bandwidth_Bps': 'Gb/s', 'intra.latency_s': ''}
+    """
+    names = {_setting(key)[0]: value for key, value in overrides.items()}
+    return {name: typed_unit(value, unit_of(name)) for name, value in names.items()}
 
 
-def override_parts(parts: Parts, overrides: Mapping[str, str]) -> Parts:
+def override_parts(parts: Parts, overrides: Overrides) -> Parts:
     """Return a scenario's parts with some figures changed.
 
     Parameters
@@ -95,8 +105,9 @@ def override_parts(parts: Parts, overrides: Mapping[str, str]) -> Parts:
     parts
         What to change.
     overrides
-        Values by ``section.field``, e.g. ``{"inter.bandwidth": "100Gb/s"}``. A field may be named without its unit;
-        a number without one is in SI base units. The changed spec's ``source`` says what was set.
+        Values by ``section.field``: text with its unit, e.g. ``{"inter.bandwidth": "100Gb/s"}``, or a number whose
+        unit the name ends in, e.g. ``{"inter.bandwidth_Bps": 12.5e9}``. The changed spec's ``source`` says what was
+        set.
 
     Raises
     ------

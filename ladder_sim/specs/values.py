@@ -77,13 +77,14 @@ def read_value(raw: object, field: str, kind: object, *, name: str) -> object:
     Parameters
     ----------
     raw
-        Text (with a unit or without) or a value that already has its type.
+        Text, or a value that already has its type.
     field
         Field name; its ending decides the unit.
     kind
         Type of the field, from `settable_fields`.
     name
-        What errors call it.
+        What the value was given as, which errors call it. Text holds its unit (``"50GB/s"``); a number is in the SI
+        unit that `name` ends in (``bandwidth_Bps``).
 
     Raises
     ------
@@ -102,7 +103,10 @@ def read_value(raw: object, field: str, kind: object, *, name: str) -> object:
         return raw
     if not isinstance(raw, (str, int, float)):
         raise SpecError(f"{name} is {quoted(raw)}: must be a number, or text with a unit", hint=f"write {name}=NUMBER")
-    value = parse_quantity(raw, unit_of(field), name=name)
+    unit = unit_of(field)
+    # as text, which lacks its unit
+    bare = not isinstance(raw, str) and unit_of(name) != unit
+    value = parse_quantity(str(raw) if bare else raw, unit, name=name)
     if kind is not int:
         return value
     if not value.is_integer():
@@ -118,7 +122,7 @@ def read_table(spec: type[_Spec], table: Mapping[str, object], *, where: str, **
     spec
         Dataclass to make.
     table
-        Its fields by name, with or without the unit; quantities may be text with a unit.
+        Its fields by name: with the unit, as in ``latency_s = 5e-6``, or text with one, as in ``latency = "5us"``.
     where
         File and section; errors begin with it.
     **given

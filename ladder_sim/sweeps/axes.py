@@ -11,6 +11,7 @@ from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.settings import find_setting, settable
 from ladder_sim.specs.values import read_value
 from ladder_sim.sweeps.ranges import expand, split
+from ladder_sim.units import missing_unit, typed_unit, unit_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,9 +22,11 @@ class Axis:
     """An argument of `Scenario.of`, or a setting with its unit, e.g. "inter.bandwidth_Bps"."""
     values: tuple[Any, ...]
     """Specs, numbers, flags or names; in SI units."""
+    unit: str = ""
+    """That all of them were typed in; empty: none, or several."""
 
 
-def axis(key: str, given: Any) -> Axis:
+def axis(key: str, given: Any, *, factor: int | None = None) -> Axis:
     """Read the values of one field.
 
     Parameters
@@ -32,6 +35,8 @@ def axis(key: str, given: Any) -> Axis:
         Field of the scenario or setting, e.g. ``"batch"`` or ``"inter.bandwidth"``.
     given
         Text of a range or list, one value, or a sequence of them.
+    factor
+        Step of a range without one; by default 2 for an argument that doubles, else a range must have a step.
 
     Raises
     ------
@@ -39,26 +44,33 @@ def axis(key: str, given: Any) -> Axis:
         There is no such field, or no such model, cluster, stack or choice.
     UsageError
         The range is malformed, or a value breaks a rule.
+    UnitError
+        A range or a value lacks its unit.
 
     Examples
     --------
     >>> axis("inter.bandwidth", "50:200:x2Gb/s")
-    Axis(name='inter.bandwidth_Bps', values=(6250000000.0, 12500000000.0, 25000000000.0))
+    Axis(name='inter.bandwidth_Bps', values=(6250000000.0, 12500000000.0, 25000000000.0), unit='Gb/s')
     """
     name, kind = resolve(key)
+    unit = unit_of(name)
     if isinstance(given, str):
-        factor = 2 if name in ARGUMENTS and ARGUMENTS[name].doubles else None
+        if name in ARGUMENTS and ARGUMENTS[name].doubles:
+            factor = 2
         numeric = kind in (int, float)
         raw: Sequence[Any] = expand(given, name=key, factor=factor) if numeric else split(given, name=key)
     else:
         raw = list(given) if isinstance(given, Iterable) else [given]
     if not raw:
         raise UsageError(f"{key}: no values", hint="give it at least one")
+    units = {typed_unit(item, unit) for item in raw}
+    if isinstance(given, str) and ":" in given and unit != "count" and not any(units):
+        raise missing_unit(given, unit, name=key)
     if name in ARGUMENTS:
         values = (ARGUMENTS[name].read(item, name=key) for item in raw)
     else:
         values = (read_value(item, name, kind, name=key) for item in raw)
-    return Axis(name=name, values=tuple(dict.fromkeys(values)))
+    return Axis(name=name, values=tuple(dict.fromkeys(values)), unit=units.pop() if len(units) == 1 else "")
 
 
 def resolve(key: str) -> tuple[str, Any]:

@@ -1,13 +1,14 @@
 """A sweep's results in memory, by column."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ladder_sim.errors import UnknownNameError
+from ladder_sim.sweeps.axes import Axis
 from ladder_sim.sweeps.evaluate import PROBLEM, Rows
 
 
@@ -27,6 +28,8 @@ class SweepTable:
     """By name; SI units."""
     varied: tuple[str, ...]
     """Axes with several values, the slowest first."""
+    units: Mapping[str, str]
+    """That their values were typed in; empty: none, or several."""
     variants: tuple[str, ...]
     """Residual wirings, in columns such as "ladder.speedup"."""
 
@@ -46,11 +49,10 @@ class SweepTable:
 
     def where(self, rows: NDArray[np.bool_]) -> "SweepTable":
         """The rows that a mask keeps."""
-        kept = {name: values[rows] for name, values in self.columns.items()}
-        return SweepTable(columns=kept, varied=self.varied, variants=self.variants)
+        return replace(self, columns={name: values[rows] for name, values in self.columns.items()})
 
 
-def collect(parts: Iterable[Sequence[Rows]], varied: tuple[str, ...], variants: tuple[str, ...]) -> SweepTable:
+def collect(parts: Iterable[Sequence[Rows]], varied: Iterable[Axis], variants: tuple[str, ...]) -> SweepTable:
     """One table from the rows of all chunks, in their order."""
     rows = [block for part in parts for block in part]
     lengths = [len(block) for block in rows]
@@ -60,7 +62,8 @@ def collect(parts: Iterable[Sequence[Rows]], varied: tuple[str, ...], variants: 
     varying = [block.columns for block in rows]
     columns |= {name: np.concatenate([block[name] for block in varying]) for name in varying[0]}
     columns[PROBLEM] = np.repeat(np.array([block.problem for block in rows], object), lengths)
-    return SweepTable(columns=columns, varied=varied, variants=variants)
+    units = {axis.name: axis.unit for axis in varied}
+    return SweepTable(columns=columns, varied=tuple(units), units=units, variants=variants)
 
 
 def _column(values: list[Any]) -> NDArray[Any]:

@@ -17,20 +17,20 @@ TWO_NODES = {"model": "405b", "nodes": 2}
 
 
 def _speedup(variant: str, over: str = "standard", **fields: object) -> float:
-    overrides = {name: str(fields.pop(name)) for name in list(fields) if "." in name}
+    overrides = {name: fields.pop(name) for name in list(fields) if "." in name}
     found = predict(Scenario.of(**fields, overrides=overrides), [variant, over])  # type: ignore[arg-type]
     return found[variant].tokens_per_s.value / found[over].tokens_per_s.value
 
 
 def test_breakeven_is_where_single_predictions_cross() -> None:
     """On both sides of the value found, single predictions lie on both sides of the bound."""
-    gain = _speedup("ladder", model="405b", nodes=2, **{"inter.latency": "1.5e-5"}) - 1.0
+    gain = _speedup("ladder", model="405b", nodes=2, **{"inter.latency": "15us"}) - 1.0
     found = breakeven(TWO_NODES, "inter.latency", "1:40us", gain=gain)
     (crossing,) = found.crossings
     assert crossing.rising
     assert crossing.value == pytest.approx(1.5e-5, rel=1e-4)
     for factor, side in ((0.98, -1), (1.02, 1)):
-        there = _speedup("ladder", model="405b", nodes=2, **{"inter.latency": crossing.value * factor})
+        there = _speedup("ladder", model="405b", nodes=2, **{"inter.latency_s": crossing.value * factor})
         assert np.sign(there - found.bound) == side
 
 
@@ -107,7 +107,7 @@ def test_sensitivity_is_the_slope_of_single_predictions() -> None:
             (1 / 1.05, response.request_lower, response.speedup_lower),
             (1.05, response.request_higher, response.speedup_higher),
         ):
-            changed = Scenario.of(**TWO_NODES, overrides={name: str(found[name].value * factor)})  # type: ignore[arg-type]
+            changed = Scenario.of(**TWO_NODES, overrides={name: found[name].value * factor})  # type: ignore[arg-type]
             there = predict(changed, ["ladder"])["ladder"]
             assert there.request_s / base.request_s - 1 == pytest.approx(time, abs=1e-9)
             assert there.speedup.value / base.speedup.value - 1 == pytest.approx(gain, abs=1e-9)

@@ -163,8 +163,13 @@ def test_sizes_that_do_not_go_together() -> None:
     ("setting", "parts"),
     [
         ("inter.bandwidth=100GHz", ("inter.bandwidth: '100GHz' has no known unit", "accepted are", "400Gb/s")),
-        ("inter.bandwidth=5us", ("'5us' has no known unit", "B/s")),
-        ("intra.latency=5GB", ("intra.latency: '5GB' has no known unit", "s, ms, us, ns", "5us")),
+        ("inter.bandwidth=5us", ("'5us' is a time: must be a bandwidth", "B/s")),
+        ("intra.latency=5GB", ("intra.latency: '5GB' is a size: must be a time", "s, ms, us, ns", "5us")),
+        ("intra.latency=5GB/s", ("intra.latency: '5GB/s' is a bandwidth: must be a time", "s, ms, us, ns", "5us")),
+        ("inter.bandwidth=400", ("inter.bandwidth: '400': a bandwidth needs a unit", "400Gb/s or 400GB/s?")),
+        ("inter.bandwidth_Bps=400", ("'400': a bandwidth needs a unit", "400Gb/s or 400GB/s?")),
+        ("gpu.hbm=80", ("gpu.hbm: '80': a size needs a unit", "80GB or 80GiB?")),
+        ("gpu.bf16=989", ("gpu.bf16: '989': a rate of operations needs a unit", "989TFLOP/s or 989PFLOP/s?")),
         ("gpu.hbm=80GHz", ("gpu.hbm: '80GHz' has no known unit", "16 GiB")),
         ("inter.bandwidth=fast", ("'fast' is not a number with a unit",)),
         ("inter.bandwidth=nan", ("'nan' is not a number",)),
@@ -183,6 +188,30 @@ def test_sizes_that_do_not_go_together() -> None:
 )
 def test_bad_setting(setting: str, parts: tuple[str, ...]) -> None:
     refused(("predict", "--model", "8b", "--set", setting), 2, *parts)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (("advise", "--max-tpot", "50"), ("--max-tpot: '50': a time needs a unit", "50ms or 50s?")),
+        (("advise", "--max-ttft", "2"), ("--max-ttft: '2': a time needs a unit", "2ms or 2s?")),
+        (("advise", "--max-tpot", "5GB/s"), ("--max-tpot: '5GB/s' is a bandwidth: must be a time",)),
+        (
+            ("sweep", "--set", "intra.bandwidth=25:800:+25"),
+            ("intra.bandwidth: '25:800:+25': a bandwidth needs a unit", "25:800:+25Gb/s or 25:800:+25GB/s?"),
+        ),
+        (("sweep", "--set", "intra.latency=5,10"), ("intra.latency: '5': a time needs a unit", "5us or 5ms?")),
+        (("sweep", "--set", "intra.latency=1:4:x2us,10"), ("intra.latency: '10': a time needs a unit",)),
+        (("breakeven", "intra.latency=1:40"), ("'1:40': a time needs a unit", "1:40us or 1:40ms?")),
+        (("breakeven", "intra.latency", "--set", "intra.bandwidth=450"), ("'450': a bandwidth needs a unit",)),
+        (("sensitivity", "--set", "stack.stream_wait=1"), ("stack.stream_wait: '1': a time needs a unit",)),
+        (("compare", "h100-sxm", "h200-sxm", "--set", "host.latency=5"), ("host.latency: '5': a time needs a unit",)),
+        (("explore", "--set", "intra.latency=5"), ("intra.latency: '5': a time needs a unit",)),
+    ],
+)
+def test_a_figure_without_its_unit(arguments: tuple[str, ...], parts: tuple[str, ...]) -> None:
+    """It was read in SI units: a limit of 50 was 50 seconds."""
+    refused((*arguments, "--model", "8b"), 2, *parts)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,21 @@ def test_sweep_prints_a_table() -> None:
     assert [row.split()[:2] for row in rows] == [[tp, batch] for tp in "248" for batch in ("1", "16")]
 
 
+def test_answers_keep_the_unit_that_was_typed() -> None:
+    """A file keeps SI units, which the names of its columns end in."""
+    ranged = ("--set", "inter.bandwidth=200:800:x2Gb/s", *TWO_NODES, "--variant", "ladder")
+    rows = run("sweep", *ranged).out.splitlines()[2:]
+    assert [row.split()[:2] for row in rows] == [["200", "Gb/s"], ["400", "Gb/s"], ["800", "Gb/s"]]
+    lines = csv.DictReader(io.StringIO(run("sweep", *ranged, "--csv").out))
+    assert [line["inter.bandwidth_Bps"] for line in lines] == ["25000000000", "50000000000", "100000000000"]
+    typed = (*TWO_NODES, "--set", "inter.bandwidth=200Gb/s")
+    answer = run("sensitivity", *TWO_NODES, "--set", "inter.latency=40000ns").out
+    figures = dict(line.split(maxsplit=1) for line in answer.splitlines())
+    assert figures["inter.latency"].startswith("40000 ns")
+    assert figures["gpu.hbm_bandwidth"].startswith("3.35 TB/s")
+    assert "12.5 Gb/s" in run("breakeven", "inter.bandwidth", *typed).out
+
+
 def test_a_price_gives_what_tokens_cost() -> None:
     done = run(*SWEEP, "--variant", "standard,ladder", "--price", "2.5")
     assert "$/Mtoken" in done.out.splitlines()[1]

@@ -189,7 +189,7 @@ def test_the_exported_page_needs_no_server(seen: Watched, tmp_path: Path) -> Non
         page.keyboard.press("ArrowRight")
     latency_s = 40e-6 * (REACH * REACH) ** (25 * 0.02 / (LATENCY_VALUES - 1))
     seen.until_text("#sliders .slider:nth-child(3) output", format_seconds(latency_s).rstrip("us "))
-    between = Scenario.of(model="405b", nodes=2, batch=2, overrides={"inter.latency": repr(latency_s)})
+    between = Scenario.of(model="405b", nodes=2, batch=2, overrides={"inter.latency_s": latency_s})
     expected = predict(between, ["ladder"])["ladder"].speedup.value
     seen.until(f"Math.abs(parseFloat({GAIN}) / {expected} - 1) < 0.015")
     seen.screenshot("standalone")

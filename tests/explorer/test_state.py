@@ -26,6 +26,10 @@ def numbers(name: str) -> st.SearchStrategy[int | None]:
     return values if DEFAULTS[name] else st.none() | values
 
 
+def _with_units(settings: dict[str, float]) -> dict[str, str]:
+    return {name: f"{value!r}{'B/s' if 'bandwidth' in name else 's'}" for name, value in settings.items()}
+
+
 states = st.builds(
     State,
     arguments=st.fixed_dictionaries(
@@ -41,7 +45,7 @@ states = st.builds(
     ),
     profile=st.sampled_from([None, *ALLOWLIST.profiles]),
     ignore_memory=st.booleans(),
-    settings=st.dictionaries(st.sampled_from(FIGURES), st.floats(1e-6, 1e-3).map(repr)),
+    settings=st.dictionaries(st.sampled_from(FIGURES), st.floats(1e-6, 1e-3)).map(_with_units),
     variants=st.sampled_from([(), ("standard", "ladder"), ("hybrid-ladder:16", "desync:4")]),
     along=st.sampled_from(["", "batch", "inter.bandwidth_Bps"]),
     pins=st.lists(st.sampled_from(["model=8b", "model=405b&nodes=2&inter.latency=5us"]), max_size=2).map(tuple),
@@ -72,8 +76,10 @@ def test_a_dropped_model_travels_in_the_link() -> None:
         "cluster.name=x",
         "inter.bandwidth=1:9:x2GB/s",
         "inter.bandwidth=nan",
+        "inter.bandwidth=400",
+        "inter.latency=5GB/s",
         "model=8b&model=70b",
-        "inter.bandwidth=1GB/s&inter.bandwidth_Bps=1",
+        "inter.bandwidth=1GB/s&inter.bandwidth_Bps=1GB/s",
         "batch=0",
         "batch=-1",
         "batch=1e3",

@@ -40,6 +40,25 @@ def test_speedup_lines_hold_every_variants_speedup() -> None:
         assert trace.line.color == VARIANT_COLOURS[name]
 
 
+def test_axes_keep_the_unit_that_was_typed() -> None:
+    typed = {"intra.bandwidth": "400:3200:x2Gb/s"}
+    lines = sweep_figure(sweep({**SMALL, **typed}))
+    assert lines.layout.xaxis.title.text == "intra.bandwidth (Gb/s)"
+    assert list(lines.data[0].x) == [400.0, 800.0, 1600.0, 3200.0]
+    cells = sweep_figure(sweep({**SMALL, **typed, "intra.latency": "1000,2000ns"}))
+    names = {*cells.layout.xaxis.ticktext, *cells.layout.yaxis.ticktext}
+    assert {"400 Gb/s", "3200 Gb/s", "1000 ns", "2000 ns"} <= names
+    point = {"model": "405b", "nodes": 2, "inter.latency": "40000ns"}
+    for given in ("1000:40000ns", None):
+        result = breakeven(point, "inter.latency", given, gain=0.1)
+        drawn = breakeven_figure(result)
+        assert drawn.layout.xaxis.title.text == "inter.latency (ns)"
+        assert all(mark.text[0].endswith(" ns") for mark in drawn.data[1:])
+    scenario = Scenario.of(model="405b", nodes=2, overrides={"inter.latency": "40000ns"})
+    bars = tornado_figure(sensitivity(scenario, ["ladder"]), "ladder", 0.1).data[0].y
+    assert "inter.latency (40000 ns)" in bars
+
+
 def test_a_map_holds_each_cell_where_it_belongs_and_its_break_even() -> None:
     table = sweep({"model": "70b", "stack": "vllm", "batch": "1:32", "intra.latency": "2:10:+4us"})
     heat, contour = speedup_map(table, "ladder", "parallel").data

@@ -121,7 +121,7 @@ def test_own_cluster_and_stack_files(tmp_path: Path) -> None:
     assert dataclasses.replace(catalog.cluster(path), name="h100-sxm") == catalog.cluster("h100-sxm")
     assert catalog.cluster(path).name == "mine"
     # a field without its unit, and the file is read again
-    path = changed_file(tmp_path, "h100-sxm", 'bandwidth_Bps = "400 Gb/s"', "bandwidth = 25e9")
+    path = changed_file(tmp_path, "h100-sxm", 'bandwidth_Bps = "400 Gb/s"', "bandwidth = '25 GB/s'")
     assert catalog.cluster(path).inter.bandwidth_Bps == 25e9
     path = changed_file(tmp_path, "vllm", 'attention = "flash"', 'attention = "math"')
     assert catalog.stack(path).attention == "math"
@@ -143,6 +143,8 @@ def test_own_cluster_and_stack_files(tmp_path: Path) -> None:
         ('"400 Gb/s"', '"400 Gb"', UnitError, "[inter]: bandwidth_Bps: '400 Gb' has no known unit"),
         ('"400 Gb/s"', "nan", UnitError, "must be finite"),
         ('"450 GB/s"', "0", SpecError, "bandwidth_Bps is 0"),
+        ('"450 GB/s"', '"450"', UnitError, "[intra]: bandwidth_Bps: '450': a bandwidth needs a unit"),
+        ('latency_s = "15.6 us"', "latency = 15.6", UnitError, "[intra]: latency: '15.6': a time needs a unit"),
         ('"15.6 us"', '"15.6 s"', SpecError, "latency_s is 15.6"),
         ("sms = 132", 'sms = "many"', UnitError, "sms"),
     ],

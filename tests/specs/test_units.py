@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ladder_sim.errors import UnitError
-from ladder_sim.units import Unit, format_bandwidth, format_bytes, format_count, format_seconds, parse_quantity
+from ladder_sim.units import (
+    Unit,
+    format_bandwidth,
+    format_bytes,
+    format_count,
+    format_quantity,
+    format_seconds,
+    parse_quantity,
+    typed_unit,
+)
 
 
 @pytest.mark.parametrize(
@@ -19,8 +28,10 @@ from ladder_sim.units import Unit, format_bandwidth, format_bytes, format_count,
         ("5 \N{MICRO SIGN}s", "s", 5e-6),
         ("1.5ms", "s", 1.5e-3),
         ("250 ns", "s", 250e-9),
-        ("2", "s", 2.0),
-        ("1e-6", "s", 1e-6),
+        ("2s", "s", 2.0),
+        ("1e-6 s", "s", 1e-6),
+        ("0", "s", 0.0),
+        ("0.0", "Bps", 0.0),
         (" .5s ", "s", 0.5),
         ("400Gb/s", "Bps", 50e9),
         ("400Gbps", "Bps", 50e9),
@@ -29,16 +40,15 @@ from ladder_sim.units import Unit, format_bandwidth, format_bytes, format_count,
         ("50GBps", "Bps", 50e9),
         ("3.35 TB/s", "Bps", 3.35e12),
         ("1 GiB/s", "Bps", 2.0**30),
-        ("5e10", "Bps", 5e10),
+        ("5e10 B/s", "Bps", 5e10),
         ("16 GiB", "bytes", 2.0**34),
         ("16GB", "bytes", 16e9),
         ("81559 MiB", "bytes", 81559 * 2.0**20),
-        ("80G", "bytes", 80e9),
-        ("4Ki", "bytes", 4096.0),
+        ("80GB", "bytes", 80e9),
+        ("4KiB", "bytes", 4096.0),
         ("64KB", "bytes", 64e3),
         ("989 TFLOP/s", "flops", 989e12),
         ("989TFLOPS", "flops", 989e12),
-        ("989T", "flops", 989e12),
         ("1.98 PFLOP/s", "flops", 1.98e15),
         ("128", "count", 128.0),
         ("4Ki", "count", 4096.0),
@@ -101,7 +111,9 @@ def test_refuses_values(value: object) -> None:
         ("5 m", "s", "s, ms, us, ns", "5us"),
         ("400G", "Bps", "B/s (bytes) or b/s (bits)", "400Gb/s or 50GB/s"),
         ("400 gb/s", "Bps", "B/s (bytes) or b/s (bits)", "400Gb/s"),
-        ("5us", "Bps", "B/s (bytes)", "50GB/s"),
+        ("5us", "Bps", "is a time: must be a bandwidth; accepted are B/s (bytes)", "50GB/s"),
+        ("989T", "flops", "FLOP/s", "989 TFLOP/s"),
+        ("80G", "bytes", "B, kB, MB", "16 GiB"),
         ("16 Gb", "bytes", "B, kB, MB", "16 GiB"),
         ("5 GB", "flops", "FLOP/s", "989 TFLOP/s"),
         ("5 tokens", "count", "a plain number", "128"),
@@ -113,6 +125,34 @@ def test_names_accepted_units_and_an_example(text: str, unit: Unit, accepted: st
         parse_quantity(text, unit, name="x")
     assert accepted in caught.value.message
     assert example in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "message", "readings"),
+    [
+        ("400", "Bps", "x: '400': a bandwidth needs a unit", "400Gb/s or 400GB/s?"),
+        (" 5 ", "s", "x: '5': a time needs a unit", "5us or 5ms?"),
+        ("80", "bytes", "x: '80': a size needs a unit", "80GB or 80GiB?"),
+        ("989.4", "flops", "x: '989.4': a rate of operations needs a unit", "989.4TFLOP/s or 989.4PFLOP/s?"),
+    ],
+)
+def test_a_bare_number_shows_the_likely_readings(text: str, unit: Unit, message: str, readings: str) -> None:
+    """It was read in SI units: a bandwidth of 400 was 400 bytes a second."""
+    with pytest.raises(UnitError) as caught:
+        parse_quantity(text, unit, name="x")
+    assert (caught.value.message, caught.value.hint) == (message, readings)
+    for suffix in readings.rstrip("?").split(" or "):
+        assert parse_quantity(suffix, unit, name="x") > 0
+
+
+@given(st.floats(1e-3, 1e6), st.sampled_from([("s", "ms"), ("Bps", "Gb/s"), ("Bps", "GiB/s"), ("bytes", "MiB")]))
+def test_what_is_typed_is_written_in_its_unit(number: float, quantity: tuple[Unit, str]) -> None:
+    unit, suffix = quantity
+    text = f"{number:f} {suffix}"
+    written = format_quantity(parse_quantity(text, unit, name="x"), unit, typed_unit(text, unit))
+    digits, _, written_suffix = written.partition(" ")
+    assert written_suffix == suffix
+    assert float(digits) == pytest.approx(float(f"{number:f}"), rel=5.1e-3)
 
 
 def test_long_input_is_cut_in_the_message() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ladder_sim.errors import UnknownNameError, UsageError
+from ladder_sim.errors import UnitError, UnknownNameError, UsageError
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.sweeps.axes import axis, value_at
 from ladder_sim.sweeps.grid import Grid, check_size, scenario_at, variant_names
@@ -70,6 +70,27 @@ def test_ends_are_always_included(start: int, length: int, step: int, sign: str)
     values = [int(value) for value in expand(f"{start}:{start + length}:{sign}{step}", name="field")]
     assert (values[0], values[-1]) == (start, start + length)
     assert values == sorted(set(values))
+
+
+@pytest.mark.parametrize(
+    ("given", "unit"),
+    [
+        ("50:800:x2Gb/s", "Gb/s"),
+        ("100,400 Gb/s", "Gb/s"),
+        ("50GB/s,400Gb/s", ""),
+        ("16GiB/s", "GiB/s"),
+        ([25e9, 50e9], ""),
+    ],
+)
+def test_an_axis_keeps_the_unit_that_was_typed(given: object, unit: str) -> None:
+    assert axis("inter.bandwidth_Bps", given).unit == unit
+
+
+@pytest.mark.parametrize("given", [50e9, [25e9, 50e9], "25:100:x2", "0:100:+25", "400", "50GB/s,400"])
+def test_an_axis_without_a_unit_is_refused(given: object) -> None:
+    """Numbers of Python have it in the name of the field."""
+    with pytest.raises(UnitError, match=r"inter\.bandwidth: .* a bandwidth needs a unit"):
+        axis("inter.bandwidth", given)
 
 
 def test_tp_and_batch_double_by_themselves() -> None:

@@ -41,7 +41,7 @@ def test_every_point_equals_a_single_prediction() -> None:
             model=found["model"][row],
             stack=found["stack"][row],
             batch=int(found["batch"][row]),
-            overrides={name: str(found[name][row]) for name in ("intra.bandwidth_Bps", "gpu.kernel_s", "gpu.sms")},
+            overrides={name: found[name][row].item() for name in ("intra.bandwidth_Bps", "gpu.kernel_s", "gpu.sms")},
         )
         single = predict(scenario, VARIANTS)
         for variant in VARIANTS:

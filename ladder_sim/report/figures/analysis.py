@@ -31,7 +31,7 @@ def breakeven_figure(result: BreakEven, subtitle: str = "") -> "go.Figure":
     import plotly.graph_objects as go
 
     drawn = figure(f"Speedup of {result.variant} over {result.over} by {field_label(result.field)}", subtitle)
-    values, axis = value_axis(result.field, result.values)
+    values, axis = value_axis(result.field, result.values, typed=result.unit)
     drawn.add_trace(
         go.Scatter(
             x=values,
@@ -44,7 +44,8 @@ def breakeven_figure(result: BreakEven, subtitle: str = "") -> "go.Figure":
     )
     drawn.add_hline(y=result.bound, line={"color": TEXT_COLOUR, "dash": "dot", "width": 1.5})
     # in the unit of the axis, which the largest value decides
-    _, places = axis_values(result.field, [*(crossing.value for crossing in result.crossings), result.values[-1]])
+    crossed = [*(crossing.value for crossing in result.crossings), result.values[-1]]
+    _, places = axis_values(result.field, crossed, result.unit)
     for crossing, place in zip(result.crossings, places, strict=False):
         drawn.add_trace(
             go.Scatter(
@@ -52,7 +53,7 @@ def breakeven_figure(result: BreakEven, subtitle: str = "") -> "go.Figure":
                 y=[result.bound],
                 mode="markers+text",
                 marker={"color": TEXT_COLOUR, "size": 11},
-                text=[field_text(result.field, crossing.value)],
+                text=[field_text(result.field, crossing.value, result.unit)],
                 textposition="top center" if crossing.rising else "bottom center",
                 showlegend=False,
             )
@@ -72,11 +73,11 @@ def tornado_figure(
         # a name above its value leaves room for the bars on a phone
         values = [float(f"{item.value:.3g}") for item in visible]
         names = [
-            f"{field_title(item.figure)}<br>{field_text(item.figure, value)}"
+            f"{field_title(item.figure)}<br>{field_text(item.figure, value, item.unit)}"
             for item, value in zip(visible, values, strict=True)
         ]
     else:
-        names = [f"{field_label(item.figure)} ({field_text(item.figure, item.value)})" for item in visible]
+        names = [f"{field_label(item.figure)} ({field_text(item.figure, item.value, item.unit)})" for item in visible]
     drawn = figure(f"Sensitivity of {variant}'s request time", subtitle)
     for name, colour, changes in (
         (f"figure divided by {1 + step:g}", _LOWER_COLOUR, [item.responses[variant].request_lower for item in visible]),

@@ -93,9 +93,9 @@ def figure(
     return go.Figure(data, {"template": TEMPLATE, "title": {"text": f"{title}{below}"}, **(layout or {})})
 
 
-def value_axis(name: str, values: Any, *, title: str = "") -> tuple[Any, dict[str, Any]]:
-    """Values of a field as they are drawn, and the axis for them, by default under the field's label."""
-    unit, drawn = axis_values(name, values)
+def value_axis(name: str, values: Any, *, title: str = "", typed: str = "") -> tuple[Any, dict[str, Any]]:
+    """Values of a field as they are drawn, in the unit that was typed, and the axis, by default under its label."""
+    unit, drawn = axis_values(name, values, typed)
     axis: dict[str, Any] = {"title": {"text": with_unit(title or field_label(name), unit)}}
     if drawn.dtype.kind not in "if":
         return [str(value) for value in drawn], {**axis, "type": "category"}

@@ -70,7 +70,8 @@ def speedup_lines(
 
     (field,) = table.varied
     drawn = figure(f"Speedup over standard by {field_label(field)}", _held(table))
-    values, axis = value_axis(field, table[field], title=field_title(field) if compact else "")
+    typed = table.units[field]
+    values, axis = value_axis(field, table[field], title=field_title(field) if compact else "", typed=typed)
     compared = [variant for variant in table.variants if variant != "standard"]
     for variant in compared:
         drawn.add_trace(
@@ -91,7 +92,7 @@ def speedup_lines(
     if now is not None:
         value, speedups = now
         # in the unit of the axis, which the largest value decides
-        unit, (place, _) = axis_values(field, [value, float(np.max(table[field]))])
+        unit, (place, _) = axis_values(field, [value, float(np.max(table[field]))], typed)
         drawn.update_layout(xaxis={"unifiedhovertitle": {"text": f"%{{x:.3~g}} {unit}"}})
         drawn.add_vline(x=place, line={"color": NOW_MARKER["color"], "width": 1, "dash": "dash"})
         drawn.add_trace(
@@ -100,7 +101,7 @@ def speedup_lines(
                 y=list(speedups.values()),
                 mode="markers",
                 marker={**NOW_MARKER, "color": [variant_colour(variant) for variant in speedups]},
-                name=f"now: {field_text(field, value)}",
+                name=f"now: {field_text(field, value, typed)}",
                 hoverinfo="skip",
                 showlegend=False,
             )
@@ -142,7 +143,8 @@ def speedup_map(
     row_field, column_field = table.varied
     rows, columns = _distinct(table[row_field]), _distinct(table[column_field])
     row_texts, column_texts = (
-        [field_text(field, value) for value in values] for field, values in ((row_field, rows), (column_field, columns))
+        [field_text(field, value, table.units[field]) for value in values]
+        for field, values in ((row_field, rows), (column_field, columns))
     )
     # rows of a sweep lie in the grid's order
     ratio = (table[f"{variant}.tokens_per_s"] / table[f"{over}.tokens_per_s"]).reshape(len(rows), len(columns))
@@ -179,7 +181,8 @@ def speedup_map(
             )
         )
     x_axis, y_axis = (
-        _cell_axis(field, values, compact=compact) for field, values in ((column_field, columns), (row_field, rows))
+        _cell_axis(field, values, table.units[field], compact=compact)
+        for field, values in ((column_field, columns), (row_field, rows))
     )
     if compact:
         x_axis["tickangle"] = 0
@@ -201,10 +204,10 @@ def _contour(ratio: NDArray[np.float64]) -> "go.Contour":
     )
 
 
-def _cell_axis(field: str, values: list[Any], *, compact: bool) -> dict[str, Any]:
+def _cell_axis(field: str, values: list[Any], typed: str, *, compact: bool) -> dict[str, Any]:
     """An axis with one cell per value; of many ascending numbers round ones are named, which lie between cells."""
     title = field_title(field) if compact else field_label(field)
-    unit, numbers = axis_values(field, values)
+    unit, numbers = axis_values(field, values, typed)
     axis: dict[str, Any] = {"tickmode": "array", "showgrid": False}
     if len(values) > MAX_TICKS and numbers.dtype.kind in "if" and numbers[0] > 0 and (np.diff(numbers) > 0).all():
         ticks = round_ticks(numbers[0], numbers[-1])
@@ -212,7 +215,7 @@ def _cell_axis(field: str, values: list[Any], *, compact: bool) -> dict[str, Any
         names = [f"{tick:.4g}" for tick in ticks]
         return {**axis, "title": {"text": with_unit(title, unit)}, "tickvals": places, "ticktext": names}
     cells = range(0, len(values), -(-len(values) // 16))
-    names = [field_text(field, values[cell]) for cell in cells]
+    names = [field_text(field, values[cell], typed) for cell in cells]
     return {**axis, "title": {"text": title}, "tickvals": list(cells), "ticktext": names}
 
 

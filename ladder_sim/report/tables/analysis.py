@@ -18,11 +18,13 @@ def breakeven_report(result: BreakEven) -> RenderableType:
     """Where the speedup crosses the bound, and what it is at the ends of the range."""
     name, (low, high) = field_label(result.field), result.ends
     head = f"{result.variant} over {result.over}, speedup {result.bound:.4g}, along {name}"
-    rows = [(field_text(result.field, low[0]), f"{low[1]:.4f}", "lowest value that can run")]
+    rows = [(field_text(result.field, low[0], result.unit), f"{low[1]:.4f}", "lowest value that can run")]
     for crossing in result.crossings:
         direction = "rises above" if crossing.rising else "falls below"
-        rows.append((field_text(result.field, crossing.value), f"{result.bound:.4f}", f"{direction} the bound"))
-    rows.append((field_text(result.field, high[0]), f"{high[1]:.4f}", "highest value that can run"))
+        rows.append(
+            (field_text(result.field, crossing.value, result.unit), f"{result.bound:.4f}", f"{direction} the bound")
+        )
+    rows.append((field_text(result.field, high[0], result.unit), f"{high[1]:.4f}", "highest value that can run"))
     parts: list[RenderableType] = [Text(head, "bold"), table((name, "speedup", ""), rows, wrapped=())]
     if not result.crossings:
         side = "above" if low[1] > result.bound else "at or below"
@@ -40,7 +42,7 @@ def sensitivity_report(sensitivities: Sequence[Sensitivity], step: float) -> Ren
     rows = [
         (
             field_label(figure.figure),
-            field_text(figure.figure, figure.value),
+            field_text(figure.figure, figure.value, figure.unit),
             *(f"{figure.responses[name].request_elasticity:+.3f}" for name in variants),
             *(f"{figure.responses[name].speedup_elasticity:+.3f}" for name in gains),
         )

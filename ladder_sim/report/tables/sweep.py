@@ -38,7 +38,7 @@ def sweep_report(sweep: SweepTable) -> RenderableType:
 
 
 def _row(sweep: SweepTable, row: int, base: str, compared: list[str], *, priced: bool) -> tuple[str, ...]:
-    place = [field_text(name, _plain(sweep[name][row])) for name in sweep.varied]
+    place = [field_text(name, _plain(sweep[name][row]), sweep.units[name]) for name in sweep.varied]
     problem = str(sweep[PROBLEM][row])
     if problem:
         return (*place, *["-"] * (3 + priced + len(compared)), problem)
