@@ -6,20 +6,23 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rich.console import Group, RenderableType
+from rich.text import Text
+
 from calibration.fit.tables import tables_in
 from ladder_sim.confidence import NORMAL_90
 from ladder_sim.costs.lookup import ErrorStats
 from ladder_sim.costs.profile import CalibrationProfile, StackFit
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.costs.roofline import Kind
-from ladder_sim.display.console import table, to_text
+from ladder_sim.display.console import show, table
 from ladder_sim.errors import UsageError
 
 HEADINGS = ("table", "points", "judged against", "rows", "median", "p90", "max")
 FIGURE_HEADINGS = ("figure", "catalog", "fitted", "within", "prior within", "known from")
 
 
-def describe(profile: CalibrationProfile, source: Path | None = None) -> str:
+def describe(profile: CalibrationProfile, source: Path | None = None) -> RenderableType:
     """Describe a profile, with its interpolation errors on measurements that its grids leave out.
 
     The tables' errors are computed again from `source`, the unpacked package that the profile was imported from; None:
@@ -45,10 +48,10 @@ def describe(profile: CalibrationProfile, source: Path | None = None) -> str:
     for name, points, against, error in _errors(profile, source):
         errors = (f"{100 * value:.1f} %" for value in (error.median, error.p90, error.max))
         cells.append((name, points, against, str(error.rows), *errors))
-    lines += to_text(table(HEADINGS, cells, left=3)).splitlines()
+    parts: list[RenderableType] = [Text("\n".join(lines)), table(HEADINGS, cells, left=3, keys=3)]
     if profile.stack_fit:
-        lines += ["", *describe_stack_fit(profile.stack_fit)]
-    return "\n".join(lines)
+        parts += [Text(), describe_stack_fit(profile.stack_fit)]
+    return Group(*parts)
 
 
 def _line(what: str, values: Mapping[str, str]) -> list[str]:
@@ -56,20 +59,19 @@ def _line(what: str, values: Mapping[str, str]) -> list[str]:
     return [f"{what}  {', '.join(f'{name} {value}' for name, value in values.items())}"] if values else []
 
 
-def describe_stack_fit(stack_fit: StackFit) -> list[str]:
+def describe_stack_fit(stack_fit: StackFit) -> RenderableType:
     """What a fit to end-to-end runs found, figure by figure."""
     chosen = f", protocol {stack_fit.protocol}" if stack_fit.protocol else ""
-    lines = [
+    head = (
         f"figures of stack {stack_fit.stack}, fitted to {stack_fit.rows} runs of {stack_fit.runs}{chosen} at TP "
-        f"{', '.join(map(str, stack_fit.tps))}",
-        "",
-    ]
+        f"{', '.join(map(str, stack_fit.tps))}\n"
+    )
     cells: list[tuple[str, ...]] = []
     for name, figure in stack_fit.figures.items():
         verdict = "runs" if figure.identified else "prior"
         spread = (f"{100 * math.expm1(NORMAL_90 * sd):.0f} %" for sd in (figure.log_sd, figure.prior_log_sd))
         cells.append((name, *(f"{value:.3g}" for value in (figure.default, figure.value)), *spread, verdict))
-    return [*lines, *to_text(table(FIGURE_HEADINGS, cells)).splitlines()]
+    return Group(Text(head), table(FIGURE_HEADINGS, cells))
 
 
 def _errors(profile: CalibrationProfile, source: Path | None) -> Iterator[tuple[str, str, str, ErrorStats]]:
@@ -112,4 +114,4 @@ def add_to(commands: Any) -> None:
 
 
 def _show(options: argparse.Namespace) -> None:
-    print(describe(load_profile(options.profile), options.source))
+    show(describe(load_profile(options.profile), options.source))

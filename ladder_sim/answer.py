@@ -11,7 +11,7 @@ from rich.text import Text
 from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.costs.estimate import Source
 from ladder_sim.costs.memory import MemoryUse
-from ladder_sim.display.console import FirstThatFits, table, to_html, to_text
+from ladder_sim.display.console import WholeTable, table, to_html, to_text
 from ladder_sim.display.document import Document, scenario_fields
 from ladder_sim.display.labels import hardware_label, kind_label, stack_label, workload_label
 from ladder_sim.simulate.breakdown import Breakdown
@@ -220,7 +220,7 @@ def _unevenness(request: Request, steps: int) -> Unevenness | None:
     )
 
 
-def _headline(predictions: Mapping[str, Prediction]) -> FirstThatFits:
+def _headline(predictions: Mapping[str, Prediction]) -> WholeTable:
     rows = []
     for name, prediction in predictions.items():
         breakdown, gain, limit = prediction.breakdown, prediction.speedup, prediction.limited_by
@@ -237,8 +237,7 @@ def _headline(predictions: Mapping[str, Prediction]) -> FirstThatFits:
             )
         )
     columns = ("variant", "TTFT", "TPOT", "tok/s", "speedup (90%)", "communication", "hidden", "limited by")
-    # on a narrow screen the table below alone says what limits
-    return FirstThatFits(table(columns, rows), table(columns[:-1], [row[:-1] for row in rows], wrapped=columns[4:5]))
+    return table(columns, rows)
 
 
 def _unevenness_table(predictions: Mapping[str, Prediction]) -> list[RenderableType]:
@@ -254,7 +253,7 @@ def _unevenness_table(predictions: Mapping[str, Prediction]) -> list[RenderableT
     return [table(columns, rows), Text()]
 
 
-def _breakdown(predictions: Mapping[str, Prediction]) -> Table:
+def _breakdown(predictions: Mapping[str, Prediction]) -> WholeTable:
     """Share of the request that each limit takes on the critical path."""
     limits = sorted(
         {

@@ -10,6 +10,7 @@ import numpy as np
 from calibration.options import add_created, check_folder, profile_name
 from calibration.stack_fit.fit import DRAWS, fit_stack
 from ladder_sim.costs.profile_file import load_profile, save_profile
+from ladder_sim.display.console import show
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.values import whole
 from ladder_sim.validation.dataset import read_dataset
@@ -61,7 +62,7 @@ def _fit_stack(options: argparse.Namespace) -> None:
     )
     save_profile(fit.profile, options.out)
     if fit.profile.stack_fit:
-        print("\n".join(describe_stack_fit(fit.profile.stack_fit)), file=sys.stderr)
+        show(describe_stack_fit(fit.profile.stack_fit), sys.stderr)
     for name in fit.left_out:
         print(f"not fitted: {name}: none of these runs depends on it", file=sys.stderr)
     errors = np.expm1(fit.log_errors)

@@ -4,13 +4,19 @@ import io
 import os
 import sys
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TextIO
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 
 # columns of a file or a pipe: enough that no line is broken
 PLAIN_WIDTH = 240
+# columns between two of a table
+_GAP = 2
+# least width of a column of text that takes several lines
+_TEXT_WIDTH = 20
 # text in the page's own colour; a line is scrolled to, not broken
 _HTML = '<pre style="white-space: pre; overflow-x: auto">{code}</pre>'
 
@@ -27,11 +33,12 @@ def to_html(renderable: RenderableType) -> str:
     return console.export_html(inline_styles=True, code_format=_HTML)
 
 
-def show(renderable: RenderableType) -> None:
-    """Print to stdout: as wide as the terminal, or `PLAIN_WIDTH` off one."""
-    width = None if sys.stdout.isatty() else PLAIN_WIDTH
+def show(renderable: RenderableType, file: TextIO | None = None) -> None:
+    """Print to stdout or another file: as wide as the terminal, or `PLAIN_WIDTH` off one."""
+    file = file or sys.stdout
+    width = None if file.isatty() else PLAIN_WIDTH
     # written by us: rich ends the process with an error when the reader of a pipe has enough
-    sys.stdout.write(_render(renderable, width, color=not os.environ.get("NO_COLOR")))
+    file.write(_render(renderable, width, color=not os.environ.get("NO_COLOR")))
 
 
 def table(
@@ -39,36 +46,69 @@ def table(
     rows: Iterable[Sequence[str]],
     *,
     left: int = 1,
+    keys: int = 1,
     wrapped: Collection[str] | None = None,
     title: str = "",
-) -> Table:
+) -> "WholeTable":
     """A plain table: the first `left` columns of text, the rest of numbers.
 
-    Where there is no room, the columns `wrapped` take several lines; by default those of text but for the first.
+    Where there is no room, the columns `wrapped` take several lines; by default those of text but for the first. Where
+    there is still none, columns follow in tables below; the first `keys` columns are in each.
     """
-    grid = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
     breakable = columns[1:left] if wrapped is None else wrapped
-    for index, column in enumerate(columns):
-        # fold: on the narrowest terminal a number is broken rather than cut
-        grid.add_column(
-            column, justify="left" if index < left else "right", no_wrap=column not in breakable, overflow="fold"
-        )
-    for row in rows:
-        grid.add_row(*row)
-    return grid
+    return WholeTable(columns, list(rows), left, keys, frozenset(breakable), title)
 
 
-class FirstThatFits:
-    """The first of several tables that is no wider than the screen, else the last."""
+@dataclass(frozen=True, slots=True)
+class WholeTable:
+    """A table that shows all its columns on a screen of any width; `table` makes it."""
 
-    def __init__(self, *tables: Table) -> None:
-        self.tables = tables
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    left: int
+    keys: int
+    wrapped: Collection[str]
+    title: str
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        roomy = options.update(width=PLAIN_WIDTH)
-        widths = [console.measure(candidate, options=roomy).maximum for candidate in self.tables]
-        fitting = [grid for grid, width in zip(self.tables, widths, strict=True) if width <= options.max_width]
-        yield (fitting or self.tables[-1:])[0]
+        widths = list(map(self._least_width, range(len(self.columns))))
+        keys = list(range(self.keys))
+        parts: list[list[int]] = []
+        for index in range(self.keys, len(self.columns)):
+            longer = [*parts[-1], index] if parts else []
+            if longer and sum(widths[each] for each in longer) + _GAP * (len(longer) - 1) <= options.max_width:
+                parts[-1] = longer
+            else:
+                parts.append([*keys, index])
+        for number, part in enumerate(parts or [keys]):
+            if number:
+                yield ""
+            yield self._grid(part, "" if number else self.title)
+
+    def _least_width(self, index: int) -> int:
+        """Characters without which a column cannot be read."""
+        column = self.columns[index]
+        cells = [column, *(row[index] for row in self.rows)]
+        widest = max(map(cell_len, cells))
+        if column not in self.wrapped:
+            return widest
+        words = max(cell_len(word) for cell in cells for word in cell.split() or [""])
+        return min(widest, max(words, _TEXT_WIDTH)) if index < self.left else words
+
+    def _grid(self, part: Sequence[int], title: str) -> Table:
+        grid = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+        for index in part:
+            column = self.columns[index]
+            # fold: on the narrowest terminal a number is broken rather than cut
+            grid.add_column(
+                column,
+                justify="left" if index < self.left else "right",
+                no_wrap=column not in self.wrapped,
+                overflow="fold",
+            )
+        for row in self.rows:
+            grid.add_row(*(row[index] for index in part))
+        return grid
 
 
 def _render(renderable: RenderableType, width: int | None, *, color: bool) -> str:

@@ -15,6 +15,7 @@ from ladder_sim.costs.contention import OverlapParameters
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.profile import JITTER_KEY
 from ladder_sim.costs.profile_file import load_profile, save_profile
+from ladder_sim.display.console import to_text
 from ladder_sim.specs import catalog
 
 KERNEL_S = catalog.cluster("h100-sxm").gpu.kernel_s
@@ -61,7 +62,7 @@ def test_launches_waits_and_small_kernels(tmp_path: Path) -> None:
 
 def test_show_lists_what_was_measured_besides_tables(tmp_path: Path) -> None:
     profile = replace(fitted(tmp_path, [sample("eager_launch", 5e-6)]).profile, overlap={"collective_slowdown": 0.5})
-    shown = describe(profile).splitlines()
+    shown = to_text(describe(profile)).splitlines()
     assert "source  all (calibrate run)" in shown
     assert "machine  device NVIDIA H100 80GB HBM3, gpu NVIDIA H100 80GB HBM3, cpu some" in shown
     assert any(line.startswith("between kernels  eager_launch_s 5e-06, ") for line in shown)

@@ -88,7 +88,7 @@ def _options(title: str, options: Sequence[Option]) -> RenderableType:
         for option in options
     ]
     kept = len(columns) if options[0].usd_per_Mtoken is not None else -1
-    return table(columns[:kept], [row[:kept] for row in rows], title=title)
+    return table(columns[:kept], [row[:kept] for row in rows], keys=3, title=title)
 
 
 def _price(usd_per_Mtoken: float | None) -> str:
@@ -125,5 +125,5 @@ def comparison_report(candidates: Sequence[Candidate]) -> RenderableType:
     return Group(
         Text(f"{first.scenario.model.name}, {workload_label(first.scenario)}"),
         Text(where, "bold"),
-        table(columns[:kept], [row[:kept] for row in rows], left=2, wrapped=()),
+        table(columns[:kept], [row[:kept] for row in rows], left=2, keys=2, wrapped=()),
     )

@@ -16,7 +16,9 @@ Result = Mapping[str, Any]
 
 def crosscheck_report(result: Result) -> RenderableType:
     """What ran, every row, and the verdict."""
-    return Group(Text(title(result)), Text(), table(COLUMNS, rows_of(result), left=3), Text(), Text(verdict(result)))
+    return Group(
+        Text(title(result)), Text(), table(COLUMNS, rows_of(result), left=3, keys=3), Text(), Text(verdict(result))
+    )
 
 
 def title(result: Result) -> str:

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ladder_sim.answer import Prediction
-from ladder_sim.display.console import FirstThatFits, table
+from ladder_sim.display.console import WholeTable, table
 from ladder_sim.graph.ops import AttentionShape, CollectiveShape, GemmShape, Op
 from ladder_sim.simulate.breakdown import SimulatedOp
 from ladder_sim.simulate.passes import ForwardPass
@@ -35,7 +35,7 @@ def _explanation(prediction: Prediction) -> list[RenderableType]:
     return parts
 
 
-def _op_table(title: str, step: ForwardPass) -> FirstThatFits:
+def _op_table(title: str, step: ForwardPass) -> WholeTable:
     """Equal ops of all layers on one row, in the order of the last layer, where every join has happened."""
     rows: dict[tuple[str, str, float], list[SimulatedOp]] = {}
     for member in reversed(step.ops):
@@ -60,11 +60,7 @@ def _op_table(title: str, step: ForwardPass) -> FirstThatFits:
             )
         )
     columns = ("op", "shape per GPU", "source", "count", "alone", "all", "of step", "critical")
-    # a narrow screen has no room for the sum next to its share
-    return FirstThatFits(
-        table(columns, body, left=3, title=title),
-        table(columns[:5] + columns[6:], [row[:5] + row[6:] for row in body], left=3, title=title),
-    )
+    return table(columns, body, left=3, keys=2, title=title)
 
 
 def _shape_text(op: Op) -> str:

@@ -30,7 +30,7 @@ def sweep_report(sweep: SweepTable) -> RenderableType:
     feasible = int(sweep.feasible.sum())
     parts: list[RenderableType] = [
         Text(f"{len(sweep):,} points, {feasible:,} feasible; {BATCHING} batches; speedups over standard", "bold"),
-        table(columns, rows, left=len(sweep.varied)),
+        table(columns, rows, left=len(sweep.varied), keys=len(sweep.varied)),
     ]
     if len(sweep) > MAX_ROWS:
         parts.append(Text(f"and {len(sweep) - MAX_ROWS:,} more: --save FILE.csv writes all, --plot draws them"))

@@ -32,7 +32,7 @@ def info_report(graph: TraceGraph, summary: RunSummary, top: int) -> RenderableT
             [total.kind, short(total.name), str(total.count), *_times(total.seconds, total.seconds / total.count)]
             for total in summary.totals[:top]
         ]
-        parts += [table(["kind", "op", "count", "time", "mean"], totals, left=2, title="Ops by time"), Text()]
+        parts += [table(["kind", "op", "count", "time", "mean"], totals, left=2, keys=2, title="Ops by time"), Text()]
     ranks_rows = [
         [str(rank.rank), *_times(rank.busy_s, rank.comm_s, rank.hidden_s, rank.exposed_s)] for rank in summary.ranks
     ]

@@ -42,11 +42,11 @@ def validation_report(data: Dataset, comparisons: ComparisonsByLevel) -> Rendera
         columns = (*ROW_COLUMNS, *SPEEDUP_COLUMNS, *(["note"] if noted else []))
         body = [row_cells(member)[: len(columns)] for member in members]
         parts += [Text(), Text(f"{level} ({evidence(level)}): {title}")]
-        parts.append(table(columns, body, wrapped=("predicted (90%)", "note")))
+        parts.append(table(columns, body, keys=4, wrapped=("predicted (90%)", "note")))
     for level, rows in comparisons.items():
         title = f"{level}: absolute errors, share of rows inside the 90 % interval, and its mean half-width"
         body = list(map(summary_cells, summarize(rows)))
-        parts += [Text(), Text(title), table(SUMMARY_COLUMNS, body, wrapped=SUMMARY_COLUMNS[5:])]
+        parts += [Text(), Text(title), table(SUMMARY_COLUMNS, body, keys=3, wrapped=SUMMARY_COLUMNS[5:])]
     title = "rows that the fit has not seen: mean and largest absolute error, 90 % intervals"
     parts += [Text(), Text(title), table(LEVEL_COLUMNS, level_cells(comparisons), wrapped=LEVEL_COLUMNS[2:])]
     return Group(*parts)
