@@ -71,44 +71,59 @@ class WholeTable:
     title: str
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        widths = list(map(self._least_width, range(len(self.columns))))
+        widths = [self._widths(index) for index in range(len(self.columns))]
         keys = list(range(self.keys))
         parts: list[list[int]] = []
         for index in range(self.keys, len(self.columns)):
             longer = [*parts[-1], index] if parts else []
-            if longer and sum(widths[each] for each in longer) + _GAP * (len(longer) - 1) <= options.max_width:
+            if longer and _total(widths[each][0] for each in longer) <= options.max_width:
                 parts[-1] = longer
             else:
                 parts.append([*keys, index])
         for number, part in enumerate(parts or [keys]):
             if number:
                 yield ""
-            yield self._grid(part, "" if number else self.title)
+            yield self._grid(part, _shared(options.max_width, [widths[each] for each in part]), not number)
 
-    def _least_width(self, index: int) -> int:
-        """Characters without which a column cannot be read."""
+    def _widths(self, index: int) -> tuple[int, int]:
+        """Characters without which a column cannot be read, and for every cell on one line."""
         column = self.columns[index]
         cells = [column, *(row[index] for row in self.rows)]
         widest = max(map(cell_len, cells))
         if column not in self.wrapped:
-            return widest
+            return widest, widest
         words = max(cell_len(word) for cell in cells for word in cell.split() or [""])
-        return min(widest, max(words, _TEXT_WIDTH)) if index < self.left else words
+        return min(widest, max(words, _TEXT_WIDTH)) if index < self.left else words, widest
 
-    def _grid(self, part: Sequence[int], title: str) -> Table:
-        grid = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
-        for index in part:
-            column = self.columns[index]
+    def _grid(self, part: Sequence[int], widths: Sequence[int], titled: bool) -> Table:
+        title = self.title if titled and self.title else None
+        grid = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+        for index, width in zip(part, widths, strict=True):
             # fold: on the narrowest terminal a number is broken rather than cut
-            grid.add_column(
-                column,
-                justify="left" if index < self.left else "right",
-                no_wrap=column not in self.wrapped,
-                overflow="fold",
-            )
+            justify: Any = "left" if index < self.left else "right"
+            grid.add_column(self.columns[index], justify=justify, width=width, overflow="fold")
         for row in self.rows:
             grid.add_row(*(row[index] for index in part))
         return grid
+
+
+def _total(widths: Iterable[int]) -> int:
+    """Width of a table of columns."""
+    widths = list(widths)
+    return sum(widths) + _GAP * (len(widths) - 1)
+
+
+def _shared(room: int, widths: Sequence[tuple[int, int]]) -> list[int]:
+    """Width of each column between its least and its most: what room is left is shared by what they lack."""
+    shared = [least for least, _ in widths]
+    spare = room - _total(shared)
+    if spare < 0:
+        # not even one column has room next to the first ones
+        widest = shared.index(max(shared))
+        shared[widest] = max(1, shared[widest] + spare)
+        return shared
+    lacking = sum(most - least for least, most in widths)
+    return [least + min(most - least, spare * (most - least) // max(1, lacking)) for least, most in widths]
 
 
 def _render(renderable: RenderableType, width: int | None, *, color: bool) -> str:

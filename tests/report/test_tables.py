@@ -8,6 +8,7 @@ import pytest
 from rich.console import Group, RenderableType
 
 from ladder_sim import Predictions, Scenario, predict
+from ladder_sim.cli.main import main
 from ladder_sim.display.console import show, table, to_text
 from ladder_sim.report.tables.prediction import explanation
 from tests.support.commands import run
@@ -63,8 +64,38 @@ def test_figures_stay_in_one_piece(predictions: Predictions, width: int, monkeyp
         row = next(line for line in text.splitlines() if line.startswith(name))
         assert f"{prediction.tokens_per_s.value:#.4g}" in row
         assert f"{prediction.speedup.value:.2f}" in row or name == "standard"
-    # what limits has its own table below, so a narrow screen leaves that column out
-    assert ("limited by" in text) == (width > 100)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "predict --model 405b --nodes 2 --explain",
+        "predict --model 8b --tp 2 --gen 4 --jitter 0.05 --variant standard",
+        "sweep --tp 2,4 --batch 1:4 --stack gpt-fast,vllm --nodes 1,2 --price 2",
+        "breakeven inter.latency --model 405b --nodes 2 --gain 10",
+        "sensitivity --model 405b --nodes 2",
+        "advise --price 2",
+        "compare h100-sxm a100-sxm-hdr --price 2 --nodes 2",
+        "validate --level protocol-b",
+        "trace info tests/data/traces/nccl_ddp.json.gz",
+    ],
+)
+def test_no_screen_is_too_narrow_for_a_column(command: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: at 80 columns tables left columns out; at 60 they broke figures in two."""
+    arguments = command.split()
+    wide = run(*arguments).out
+    screen = Screen()
+    monkeypatch.setattr(sys, "stdout", screen)
+    for name, value in {"COLUMNS": str(width), "TERM": "xterm", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(arguments) == 0, screen.getvalue()
+    narrow = screen.getvalue()
+    # longer ones, names of kernels, are broken
+    words = {word for word in wide.split() if len(word) <= 20}
+    assert words - set(narrow.split()) == set()
+    assert max(map(len, narrow.splitlines())) <= width
 
 
 def test_a_file_holds_plain_lines_that_are_not_broken(predictions: Predictions) -> None:
@@ -97,7 +128,7 @@ def test_lists_fit_a_narrow_screen(name: str, monkeypatch: pytest.MonkeyPatch) -
     columns, rows = _LISTS[name]()
     text = ESCAPE.sub("", shown(table(columns, rows, left=len(columns)), 80, monkeypatch))
     assert "…" not in text
-    starts = {line.split()[0] for line in text.splitlines() if not line.startswith(" ")}
+    starts = {line.split()[0] for line in text.splitlines() if line.strip() and not line.startswith(" ")}
     assert {row[0] for row in rows} <= starts
     # off a terminal an entry is one line
     assert len(run("list", name).out.splitlines()) == len(rows) + 1
