@@ -2,17 +2,10 @@
 
 import re
 from dataclasses import dataclass
+from typing import Annotated
 
-from ladder_sim.specs.values import flag, nonempty, real, whole
-
-# FLOP/s and bytes/s; a thousand times the rate of one device
-MAX_RATE = 1e18
-# memory of one device
-MAX_BYTES = 1e15
-# latency of one operation
-MAX_SECONDS = 10.0
-# far beyond the largest NVLink domain
-MAX_GPUS_PER_NODE = 10_000
+from ladder_sim.specs.fields import Limits, Rate, Seconds, check_fields
+from ladder_sim.specs.values import nonempty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,30 +14,24 @@ class GpuSpec:
 
     name: str
     """E.g. "H100 SXM5 80GB"."""
-    bf16_flops: float
+    bf16_flops: Rate
     """Dense tensor-core peak, FLOP/s, bf16 and fp16 alike."""
-    fp8_flops: float
+    fp8_flops: Rate
     """Dense tensor-core peak, FLOP/s; equal to bf16 where the GPU has no fp8."""
-    hbm_bytes: float
+    hbm_bytes: Annotated[float, Limits(0, 1e15, above=True)]
     """Device memory, bytes."""
-    hbm_bandwidth_Bps: float
+    hbm_bandwidth_Bps: Rate
     """Device memory bandwidth, bytes/s."""
-    sms: int
+    # a collective holds some and kernels keep one
+    sms: Annotated[int, Limits(2, 100_000)]
     """Streaming multiprocessors."""
-    kernel_s: float
+    kernel_s: Seconds
     """Floor of one small kernel inside a CUDA graph: launch, ramp and drain, seconds."""
     source: str = ""
     """Where the figures come from."""
 
     def __post_init__(self) -> None:
-        where = f"gpu '{nonempty(self.name, 'gpu name')}'"
-        real(self.bf16_flops, f"{where}: bf16_flops", MAX_RATE)
-        real(self.fp8_flops, f"{where}: fp8_flops", MAX_RATE)
-        real(self.hbm_bytes, f"{where}: hbm_bytes", MAX_BYTES)
-        real(self.hbm_bandwidth_Bps, f"{where}: hbm_bandwidth_Bps", MAX_RATE)
-        # a collective holds some and kernels keep one
-        whole(self.sms, f"{where}: sms", 2, 100_000)
-        real(self.kernel_s, f"{where}: kernel_s", MAX_SECONDS, zero=True)
+        check_fields(self, f"gpu '{nonempty(self.name, 'gpu name')}'")
 
     def is_called(self, device: str) -> bool:
         """Whether a driver's name of a device, e.g. "NVIDIA H100 80GB HBM3", holds every word of this GPU's model.
@@ -63,9 +50,9 @@ class LinkTier:
     """"intra" (in the node), "inter" (across nodes) or "host" (in the node, through host memory)."""
     fabric: str
     """Kind of link, e.g. "nvlink4-nvswitch", "ib-ndr400"; names the measured tables that apply."""
-    bandwidth_Bps: float
+    bandwidth_Bps: Rate
     """Per GPU and direction, bytes/s."""
-    latency_s: float
+    latency_s: Seconds
     """Floor of a small all-reduce over this tier (intra, host: all GPUs of one node; inter: two full nodes), seconds.
     """
     switch: bool = False
@@ -78,10 +65,7 @@ class LinkTier:
     def __post_init__(self) -> None:
         where = f"link '{nonempty(self.name, 'link name')}'"
         nonempty(self.fabric, f"{where}: fabric")
-        real(self.bandwidth_Bps, f"{where}: bandwidth_Bps", MAX_RATE)
-        real(self.latency_s, f"{where}: latency_s", MAX_SECONDS, zero=True)
-        flag(self.switch, f"{where}: switch")
-        flag(self.full_nvlink, f"{where}: full_nvlink")
+        check_fields(self, where)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +82,13 @@ class ClusterSpec:
     """Between nodes."""
     host: LinkTier
     """Between the GPUs of a node when peer-to-peer is off: through pinned host memory."""
-    gpus_per_node: int
-    rank_skew: float = 0.02
+    # far beyond the largest NVLink domain
+    gpus_per_node: Annotated[int, Limits(1, 10_000)]
+    """GPUs of one node."""
+    rank_skew: Annotated[float, Limits(0, 1.0)] = 0.02
     """How much longer the slowest of the GPUs computes than a typical one, as a fraction. 2 to 3 % were needed to
     explain the published 70B rows of arXiv 2501.06589 at TP 2 and 4."""
-    host_low_latency_share: float = 0.125
+    host_low_latency_share: Annotated[float, Limits(0, 1.0, above=True)] = 0.125
     """Of the host tier's bandwidth: the rate of NCCL's low-latency protocol (LL) between two ranks. LL sends a flag
     with every 4 bytes, which halves the rate, and its 8-byte stores keep a PCIe link a quarter busy: a default."""
     profile: str = ""
@@ -111,7 +97,4 @@ class ClusterSpec:
     """Where the figures come from."""
 
     def __post_init__(self) -> None:
-        where = f"cluster '{nonempty(self.name, 'cluster name')}'"
-        whole(self.gpus_per_node, f"{where}: gpus_per_node", 1, MAX_GPUS_PER_NODE)
-        real(self.rank_skew, f"{where}: rank_skew", 1.0, zero=True)
-        real(self.host_low_latency_share, f"{where}: host_low_latency_share", 1.0)
+        check_fields(self, f"cluster '{nonempty(self.name, 'cluster name')}'")

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Annotated, Self
 
 from ladder_sim.errors import SpecError
+from ladder_sim.specs.fields import Limits, check_fields
 from ladder_sim.specs.hf_config import MAXIMA, shape_from_hf
-from ladder_sim.specs.values import flag, nonempty, whole
+from ladder_sim.specs.values import nonempty, whole
 from ladder_sim.units import quoted
 
 
@@ -28,21 +29,21 @@ class ModelSpec:
 
     name: str
     """Catalog id, or the file's stem."""
-    layers: int
+    layers: Annotated[int, Limits(1, MAXIMA["layers"])]
     """Decoder layers, each one attention and one MLP block."""
-    hidden: int
+    hidden: Annotated[int, Limits(1, MAXIMA["hidden"])]
     """Width of the residual stream."""
-    heads: int
+    heads: Annotated[int, Limits(1, MAXIMA["heads"])]
     """Query heads."""
-    kv_heads: int
-    """key/value heads (grouped-query attention when fewer than heads)."""
-    head_dim: int
+    kv_heads: Annotated[int, Limits(1, MAXIMA["kv_heads"])]
+    """Key/value heads (grouped-query attention when fewer than heads)."""
+    head_dim: Annotated[int, Limits(1, MAXIMA["head_dim"])]
     """Width of one head."""
-    intermediate: int
+    intermediate: Annotated[int, Limits(1, MAXIMA["intermediate"])]
     """Width of the MLP."""
-    vocab: int
+    vocab: Annotated[int, Limits(1, MAXIMA["vocab"])]
     """Rows of the embedding and of the LM head."""
-    max_positions: int
+    max_positions: Annotated[int, Limits(1, MAXIMA["max_positions"])]
     """Longest context the model was made for, tokens."""
     gated_mlp: bool = True
     """Gate and up projections (SwiGLU) or one up projection."""
@@ -56,7 +57,7 @@ class ModelSpec:
     """Bias vectors in the MLP."""
     qk_norm: bool = False
     """Queries and keys are normalised head by head before they are rotated, as in Qwen3 and Gemma 3."""
-    sliding_window: int = 0
+    sliding_window: Annotated[int, Limits(0, MAXIMA["max_positions"])] = 0
     """Tokens that some or all layers attend to; 0: all of them. Costs count the full context, and a warning says so."""
     ladder_layers: tuple[int, ...] = ()
     """Layers that the config itself wires as ladder (`model_type: llamaLadder`)."""
@@ -65,11 +66,7 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         where = f"model {quoted(nonempty(self.name, 'model name'))}"
-        for field, maximum in MAXIMA.items():
-            whole(getattr(self, field), f"{where}: {field}", 1, maximum)
-        for field in ("gated_mlp", "tied_embeddings", "qkv_bias", "out_bias", "mlp_bias", "qk_norm"):
-            flag(getattr(self, field), f"{where}: {field}")
-        whole(self.sliding_window, f"{where}: sliding_window", 0, MAXIMA["max_positions"])
+        check_fields(self, where)
         if self.heads % self.kv_heads:
             raise SpecError(
                 f"{where}: heads is {self.heads} and kv_heads is {self.kv_heads}: "

@@ -1,22 +1,17 @@
 """How an inference engine runs the graph of a forward pass."""
 
-from dataclasses import dataclass, fields
-from typing import Literal, get_args
+from dataclasses import dataclass
+from typing import Annotated, Literal, get_args
 
-from ladder_sim.specs.values import choice, flag, nonempty, real, whole
+from ladder_sim.specs.fields import Bytes, Limits, Seconds, check_fields
+from ladder_sim.specs.values import choice, nonempty
 
 AttentionKernel = Literal["flash", "math"]
 AllReduce = Literal["nccl", "one-shot", "two-shot", "nvls", "auto"]
 PrefillLogits = Literal["all", "last"]
 
-# cost of one launch or wait
-_MAX_SECONDS = 10.0
 # of a measured time
-_MAX_FACTOR = 1000.0
-# far beyond any tensor-parallel group
-_MAX_RANKS = 100_000
-# memory of one device
-_MAX_BYTES = 1e15
+Factor = Annotated[float, Limits(0, 1000.0, above=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +25,11 @@ class StackSpec:
     fused_residual_add: bool
     """Blocking variants add the all-reduced block inside the next norm's kernel."""
     fused_ladder_add: bool
-    """The same for ladder's deferred add."""
+    """Ladder's deferred add happens inside the next norm's kernel."""
     cuda_graphs: bool
     """Decode is replayed as one CUDA graph."""
     prefill_cuda_graphs: bool
-    """The same for prefill."""
+    """Prefill is replayed as one CUDA graph."""
     sharded_lm_head: bool
     """LM head split over the vocabulary, followed by an all-gather of logits; else a replica on every rank."""
     sharded_embedding: bool
@@ -43,31 +38,32 @@ class StackSpec:
     """Logits of every prompt position, or of the last only."""
     allreduce: AllReduce
     """Algorithm of the tensor-parallel all-reduce."""
-    collective_launch_s: float
+    collective_launch_s: Seconds
     """Start-up of each collective beyond its isolated latency (launch, stream synchronisation, skew), seconds."""
-    stream_wait_s: float
+    stream_wait_s: Seconds
     """Cost of a stream waiting for another stream's event, seconds."""
-    eager_launch_s: float
+    eager_launch_s: Seconds
     """CPU time to launch one kernel where no CUDA graph is used, seconds."""
-    memory_overhead_bytes: float
+    memory_overhead_bytes: Bytes
     """Context, communicator buffers and allocator slack per GPU, bytes."""
-    graph_launch_s: float = 0.0
+    graph_launch_s: Seconds = 0.0
     """CPU time from deciding to run a CUDA graph to its first kernel, seconds."""
-    kernel_gap_s: float = 0.0
+    kernel_gap_s: Seconds = 0.0
     """Idle time before each kernel beyond what measured kernel times hold, seconds."""
-    gemv_factor: float = 1.0
+    gemv_factor: Factor = 1.0
     """Time of a one-row GEMM, as a multiple of the measured one."""
-    gemm_factor: float = 1.0
-    """The same for a memory-bound GEMM of several rows."""
-    prompt_factor: float = 1.0
-    """The same for a compute-bound GEMM and for attention over a prompt."""
-    attention_factor: float = 1.0
-    """The same for the memory traffic of decode attention."""
-    small_kernel_factor: float = 1.0
+    gemm_factor: Factor = 1.0
+    """Time of a memory-bound GEMM of several rows, as a multiple of the measured one."""
+    prompt_factor: Factor = 1.0
+    """Time of a compute-bound GEMM and of attention over a prompt, as a multiple of the measured one."""
+    attention_factor: Factor = 1.0
+    """Time of decode attention's memory traffic, as a multiple of the measured one."""
+    small_kernel_factor: Factor = 1.0
     """Floor of a small kernel, as a multiple of the GPU's."""
-    batched_attention_s: float = 0.0
+    batched_attention_s: Seconds = 0.0
     """Fixed time that decode attention of several sequences takes beyond one sequence's, seconds."""
-    custom_allreduce_without_nvlink: int = 0
+    # far beyond any tensor-parallel group
+    custom_allreduce_without_nvlink: Annotated[int, Limits(0, 100_000)] = 0
     """Largest group on which all-reduce ``auto`` takes the engine's own kernels where NVLink does not join all GPUs."""
     profile: str = ""
     """Shipped profile in which its figures are fitted to end-to-end runs; empty: no such profile."""
@@ -91,16 +87,6 @@ class StackSpec:
 
     def __post_init__(self) -> None:
         where = f"stack '{nonempty(self.name, 'stack name')}'"
-        choice(self.attention, f"{where}: attention", get_args(AttentionKernel))
+        # a flag of its own
         choice(self.allreduce, "all-reduce", get_args(AllReduce))
-        choice(self.prefill_logits, f"{where}: prefill_logits", get_args(PrefillLogits))
-        for field in fields(self):
-            value, what = getattr(self, field.name), f"{where}: {field.name}"
-            if field.type is bool:
-                flag(value, what)
-            elif field.name.endswith("_s"):
-                real(value, what, _MAX_SECONDS, zero=True)
-            elif field.name.endswith("_factor"):
-                real(value, what, _MAX_FACTOR)
-        whole(self.custom_allreduce_without_nvlink, f"{where}: custom_allreduce_without_nvlink", 0, _MAX_RANKS)
-        real(self.memory_overhead_bytes, f"{where}: memory_overhead_bytes", _MAX_BYTES, zero=True)
+        check_fields(self, where)

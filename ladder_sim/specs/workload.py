@@ -1,10 +1,10 @@
 """The requests to serve."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from ladder_sim.errors import SpecError
-from ladder_sim.specs.values import choice, whole
+from ladder_sim.specs.fields import Limits, check_fields
 
 DType = Literal["bf16", "fp16", "fp8"]
 
@@ -15,8 +15,7 @@ DTYPE_BYTES: dict[str, int] = {"bf16": 2, "fp16": 2, "fp8": 1}
 # batch continuously; their throughput and latency under load are another question
 BATCHING = "static"
 
-_MAX_BATCH = 1_000_000
-# sizes beyond any served batch or published context, in requests and tokens
+# beyond any published context, in tokens
 _MAX_CONTEXT = 100_000_000
 
 
@@ -24,20 +23,18 @@ _MAX_CONTEXT = 100_000_000
 class Workload:
     """One static batch: every request has the same prompt and answer length."""
 
-    batch: int = 1
+    # beyond any served batch
+    batch: Annotated[int, Limits(1, 1_000_000, hint="requests served together, e.g. --batch 1")] = 1
     """Requests that start together."""
-    prompt: int = 1024
+    prompt: Annotated[int, Limits(1, _MAX_CONTEXT, hint="tokens of each prompt, e.g. --prompt 1024")] = 1024
     """Tokens of each prompt."""
-    gen: int = 512
+    gen: Annotated[int, Limits(1, _MAX_CONTEXT, hint="new tokens of each request, e.g. --gen 512")] = 512
     """New tokens of each request; prefill yields the first."""
     dtype: DType = "bf16"
-    """Of weights and activations."""
+    """Type of weights and activations."""
 
     def __post_init__(self) -> None:
-        whole(self.batch, "batch", 1, _MAX_BATCH, hint="requests served together, e.g. --batch 1")
-        whole(self.prompt, "prompt", 1, _MAX_CONTEXT, hint="tokens of each prompt, e.g. --prompt 1024")
-        whole(self.gen, "gen", 1, _MAX_CONTEXT, hint="new tokens of each request, e.g. --gen 512")
-        choice(self.dtype, "dtype", DTYPE_BYTES)
+        check_fields(self)
         if self.context > _MAX_CONTEXT:
             raise SpecError(
                 f"prompt {self.prompt} + gen {self.gen} is {self.context} tokens: must be at most {_MAX_CONTEXT}",

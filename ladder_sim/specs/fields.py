@@ -1,0 +1,76 @@
+"""The fields of a spec: the numbers that they may hold, and what they mean."""
+
+import ast
+import dataclasses
+import functools
+import inspect
+import itertools
+import textwrap
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+from ladder_sim.specs.values import choice, flag, real, whole
+
+
+class Limits(NamedTuple):
+    """What a number may be; annotates a field."""
+
+    minimum: int
+    maximum: float
+    above: bool = False
+    """The minimum itself is not allowed."""
+    hint: str = ""
+    """The way out of an error."""
+
+
+# in SI units: a thousand times the rate of one device, the memory of one device, one operation
+Rate = Annotated[float, Limits(0, 1e18, above=True)]
+Bytes = Annotated[float, Limits(0, 1e15)]
+Seconds = Annotated[float, Limits(0, 10.0)]
+
+
+def check_fields(spec: Any, where: str = "") -> None:
+    """Require of a spec that numbers are within their `Limits`, flags are flags and choices are choices."""
+    for name, kind in field_kinds(spec.__class__).items():
+        value, what = getattr(spec, name), f"{where}: {name}" if where else name
+        limits = limits_of(kind)
+        if kind is bool:
+            flag(value, what)
+        elif get_origin(kind) is Literal:
+            choice(value, what, get_args(kind))
+        elif limits and get_args(kind)[0] is int:
+            whole(value, what, limits.minimum, int(limits.maximum), hint=limits.hint)
+        elif limits:
+            real(value, what, limits.maximum, zero=not limits.above, hint=limits.hint)
+
+
+@functools.cache
+def field_kinds(spec: type) -> Mapping[str, Any]:
+    """Return the types of a spec's fields by name, `Limits` included."""
+    hints = get_type_hints(spec, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(spec)}
+
+
+def limits_of(kind: Any) -> Limits | None:
+    """Return what the numbers of a field may be, by its type; None if it holds no number."""
+    limits: Limits | None = get_args(kind)[1] if get_origin(kind) is Annotated else None
+    return limits
+
+
+@functools.cache
+def meanings(spec: type) -> Mapping[str, str]:
+    """Return what the fields of a spec mean, by name: the docstrings under them.
+
+    Examples
+    --------
+    >>> from ladder_sim.specs.workload import Workload
+    >>> meanings(Workload)["batch"]
+    'Requests that start together.'
+    """
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(spec))).body
+    texts = {}
+    for field, text in itertools.pairwise(definition.body if isinstance(definition, ast.ClassDef) else ()):
+        match field, text:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(meaning))):
+                texts[name] = " ".join(meaning.split())
+    return texts
