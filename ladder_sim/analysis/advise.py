@@ -22,7 +22,7 @@ SERVING = (
     "continuously as they arrive"
 )
 TTFT_BOUND = (
-    "--max-ttft bounds the prefill of a whole batch, which a server does not wait for: throughput under this limit is "
+    "the bound on TTFT bounds the prefill of a whole batch, which a server does not wait for: throughput under it is "
     "several times too low for serving"
 )
 # variants that a model can be trained as; the upper bound is not one
@@ -199,6 +199,6 @@ def _infeasible(table: SweepTable, fitting: Sequence[Option]) -> InfeasibleError
         )
     tpot_s, ttft_s = min(option.tpot_s for option in fitting), min(option.ttft_s for option in fitting)
     return InfeasibleError(
-        "every option exceeds --max-tpot or --max-ttft",
+        "every option exceeds the bound on TPOT or TTFT",
         hint=f"the shortest TPOT is {format_seconds(tpot_s)}, the shortest TTFT {format_seconds(ttft_s)}",
     )

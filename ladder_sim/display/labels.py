@@ -18,6 +18,14 @@ _TITLES = {
     "inter.latency_s": "Latency across nodes",
     "gpu.hbm_bandwidth_Bps": "Memory bandwidth (HBM)",
     "gpu.bf16_flops": "Tensor-core rate (bf16)",
+    "gpu.fp8_flops": "Tensor-core rate (fp8)",
+    "model": "Model",
+    "cluster": "Cluster",
+    "gpus_per_node": "GPUs per node",
+    "dtype": "Precision",
+    "stack": "Engine",
+    "allreduce": "All-reduce",
+    "p2p": "Peer-to-peer links",
     "tp": "Tensor-parallel degree",
     "batch": "Batch",
     "prompt": "Prompt tokens",
@@ -39,6 +47,13 @@ _TITLES = {
     "stack.small_kernel_factor": "Small-kernel time",
     "stack.batched_attention_s": "Attention, fixed time",
     "overlap.collective_slowdown": "Slowdown of collectives",
+    "overlap.ring_traffic": "Memory traffic of a ring",
+    "overlap.nvls_traffic": "Memory traffic of NVLS",
+    "overlap.channel_bytes": "Bytes per NCCL channel",
+    "overlap.max_channels": "Most NCCL channels",
+    "overlap.block_bytes": "Bytes per one-shot block",
+    "overlap.max_blocks": "Most one-shot blocks",
+    "overlap.memory_spare": "SMs to spare next to memory",
     "rank_skew": "Lag of the slowest rank",
 }
 # a logarithmic axis shows values that span more than this factor better
@@ -61,8 +76,8 @@ def field_title(name: str) -> str:
 
     Examples
     --------
-    >>> field_title("inter.latency_s"), field_title("overlap.block_bytes")
-    ('Latency across nodes', 'overlap.block')
+    >>> field_title("inter.latency_s"), field_title("stack.prefix_cache")
+    ('Latency across nodes', 'stack.prefix_cache')
     """
     return _TITLES.get(name) or field_label(name)
 

@@ -41,7 +41,7 @@ def register(app: Dash, queries: Queries) -> None:
     @lru_cache(maxsize=_KEPT)
     def draw(name: str, query: str, dark: bool) -> dict[str, Any]:
         answer = queries.answer(queries.state(query).query(pins=False))
-        axes = {"curve": answer.along, "map": f"{answer.across} {answer.up}", "timeline": answer.state.phase}
+        axes = {"curve": answer.along, "map": f"{answer.state.across} {answer.up}", "timeline": answer.state.phase}
         return style.on_page(FIGURES[name](queries, query), dark=dark, zoom_key=axes.get(name, ""))
 
     scheduler = Scheduler()
@@ -70,6 +70,7 @@ def _headline(app: Dash, queries: Queries, draw: _Draw, scheduler: Scheduler) ->
                 "summary": headline.summary(answer),
                 "cards": headline.cards(answer),
                 "memory": headline.memory_bar(answer),
+                "serving": headline.notes(answer),
                 "evidence": headline.evidence(answer, queries.published_error(answer.scenario)),
                 "cli": command_line(state, queries.allowlist),
                 "python": python_code(state, queries.allowlist),
@@ -107,8 +108,11 @@ def _comparison(app: Dash, queries: Queries, draw: _Draw, scheduler: Scheduler) 
             state = _answerable(queries, query)
             if not state.pins:
                 return True, None, no_update
-            table = headline.comparison_table(queries.candidates(state))
-            return False, table, draw("comparison", state.query(), theme == "dark")
+            return (
+                False,
+                headline.comparison(queries.candidates(state)),
+                draw("comparison", state.query(), theme == "dark"),
+            )
 
         return _respond(
             comparison, lambda error: (False, _banner(error), no_update), scheduler.view(_page(load), query)
@@ -121,18 +125,22 @@ def _upload(app: Dash) -> None:
         # no name of the list: choosing one of them goes back
         Output(control_id("model"), "value", allow_duplicate=True),
         Output("upload-status", "children"),
-        Input("upload", "contents"),
+        # the error, above the answer to the last model
+        Output("answer", "data", allow_duplicate=True),
+        Input("upload", "file"),
         Input("read", "n_clicks"),
-        State("upload", "filename"),
         State("pasted", "value"),
         prevent_initial_call=True,
     )
-    def read(contents: object, clicks: object, file: object, pasted: object) -> object:
+    def read(file: object, clicks: object, pasted: object) -> object:
         def model() -> tuple[object, ...]:
-            name, shape = read_config(file, contents, pasted if ctx.triggered_id == "read" else None)
-            return shape, None, f"read: {name}"
+            name, shape = read_config(file, pasted if ctx.triggered_id == "read" else None)
+            return shape, None, f"read: {name}", no_update
 
-        return _respond(model, lambda error: (no_update, no_update, _banner(error)))
+        def error_view(error: LadderSimError) -> tuple[object, ...]:
+            return no_update, no_update, "refused", _page_data({"error": _banner(error)}, {})
+
+        return _respond(model, error_view)
 
 
 def _respond(

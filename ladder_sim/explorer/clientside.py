@@ -13,6 +13,7 @@ CONTROLS = (
     *("model", "cluster", "dtype", "stack", "allreduce", "profile"),
     *("along", "across", "up", "variant", "over", "phase"),
     *("no_p2p", "ignore_memory", "variants", "settings", "layers", "every"),
+    *("price", "max_ttft", "max_tpot"),
 )
 
 
@@ -24,7 +25,7 @@ def register(app: Dash) -> None:
         *values,
         Output("pins", "data"),
         Output("shape", "data"),
-        Input("url", "search"),
+        Input("visit", "data"),
         State("start", "data"),
         State("defaults", "data"),
     )
@@ -34,6 +35,9 @@ def register(app: Dash) -> None:
         *(Input(control_id(key), "value") for key in CONTROLS),
         Input("pins", "data"),
         Input("shape", "data"),
+    )
+    app.clientside_callback(
+        _script("own_model"), Output(control_id("model"), "empty"), Input("shape", "data"), prevent_initial_call=True
     )
     app.clientside_callback(_script("settle"), Output("settled", "data"), Input("query", "data"))
     for key in SLIDER_KEYS:

@@ -9,6 +9,8 @@ from dash.development.base_component import Component
 
 from ladder_sim.display.labels import field_title
 from ladder_sim.explorer.allowlist import Allowlist
+from ladder_sim.explorer.glossary import GLOSSARY
+from ladder_sim.explorer.native import Choices, FileField, Select
 from ladder_sim.explorer.upload import MAX_BYTES
 from ladder_sim.graph.variants import DEFAULT_VARIANTS, VARIANTS
 from ladder_sim.specs.arguments import DEFAULTS
@@ -29,7 +31,6 @@ class Slider:
 
     field: str
     """As sweeps name it, with its unit."""
-    title: str
     low: float
     """Left end, SI units."""
     high: float
@@ -42,20 +43,25 @@ class Slider:
         """Name in a link."""
         return short_name(self.field)
 
+    @property
+    def title(self) -> str:
+        """Its label."""
+        return field_title(self.field)
+
 
 SLIDERS = (
-    Slider(field="nodes", title="Nodes", low=1, high=16, doubling=True),
-    Slider(field="gpus_per_node", title="GPUs per node", low=1, high=128, doubling=True),
-    Slider(field="tp", title="TP degree", low=1, high=128, doubling=True),
-    Slider(field="batch", title="Batch", low=1, high=1024, doubling=True),
-    Slider(field="prompt", title="Prompt tokens", low=16, high=131_072, doubling=True),
-    Slider(field="gen", title="New tokens", low=1, high=16_384, doubling=True),
-    Slider(field="intra.bandwidth_Bps", title="In-node bandwidth", low=1e9, high=4e12),
-    Slider(field="intra.latency_s", title="In-node latency", low=1e-6, high=1e-3),
-    Slider(field="inter.bandwidth_Bps", title="Across-node bandwidth", low=1e9, high=1e12),
-    Slider(field="inter.latency_s", title="Across-node latency", low=1e-6, high=1e-3),
-    Slider(field="gpu.hbm_bandwidth_Bps", title="HBM bandwidth", low=1e11, high=4e13),
-    Slider(field="gpu.bf16_flops", title="Tensor-core rate", low=2e13, high=2e16),
+    Slider(field="nodes", low=1, high=16, doubling=True),
+    Slider(field="gpus_per_node", low=1, high=128, doubling=True),
+    Slider(field="tp", low=1, high=128, doubling=True),
+    Slider(field="batch", low=1, high=1024, doubling=True),
+    Slider(field="prompt", low=16, high=131_072, doubling=True),
+    Slider(field="gen", low=1, high=16_384, doubling=True),
+    Slider(field="intra.bandwidth_Bps", low=1e9, high=4e12),
+    Slider(field="intra.latency_s", low=1e-6, high=1e-3),
+    Slider(field="inter.bandwidth_Bps", low=1e9, high=1e12),
+    Slider(field="inter.latency_s", low=1e-6, high=1e-3),
+    Slider(field="gpu.hbm_bandwidth_Bps", low=1e11, high=4e13),
+    Slider(field="gpu.bf16_flops", low=2e13, high=2e16),
 )
 SLIDER_KEYS = tuple(slider.key for slider in SLIDERS)
 # parameters of the variants that have one
@@ -87,14 +93,11 @@ def controls(allowlist: Allowlist) -> html.Aside:
                 "Model",
                 [
                     _choice("model", "Model", list(allowlist.models)),
-                    dcc.Upload(
-                        html.Button("Drop a config.json, or choose one", className="quiet wide"),
+                    FileField(
                         id="upload",
+                        title="Drop a config.json, or choose one",
                         accept=".json,application/json",
-                        max_size=MAX_BYTES,
-                        multiple=False,
-                        className="upload",
-                        className_active="upload active",
+                        limit=MAX_BYTES,
                     ),
                     html.Details(
                         [
@@ -122,12 +125,20 @@ def controls(allowlist: Allowlist) -> html.Aside:
                 "Stack",
                 [
                     _choice("stack", "Engine", list(allowlist.stacks)),
-                    _choice("allreduce", "All-reduce", list(get_args(AllReduce)), default="the engine's"),
-                    _choice("profile", "Measured profile", list(allowlist.profiles), default="the cluster's"),
+                    _choice("allreduce", "All-reduce", list(get_args(AllReduce)), empty="the engine's"),
+                    _choice("profile", "Measured profile", list(allowlist.profiles), empty="the cluster's"),
                 ],
             ),
             _group("Hardware", [*map(_slider, _HARDWARE), _settings()]),
             _group("Variants", [_variants(), _flag("ignore_memory", "Predict even if it does not fit")]),
+            _group(
+                "Price and bounds",
+                [
+                    _text("price", "US dollars per GPU and hour", "2.50"),
+                    _text("max_ttft", "TTFT at most", "500ms"),
+                    _text("max_tpot", "TPOT at most", "50ms"),
+                ],
+            ),
         ],
         id="controls",
         className="controls",
@@ -136,27 +147,24 @@ def controls(allowlist: Allowlist) -> html.Aside:
 
 def labelled(key: str, title: str, control: Component, style: str) -> html.Div:
     """A control under its title."""
-    return html.Div([html.Label(title, htmlFor=control_id(key)), control], className=style)
+    return html.Div([_label(key, title), control], className=style)
 
 
-def axis_choice(key: str, title: str, default: str) -> html.Div:
-    """A list of the fields to draw along; `default` says what an empty choice means."""
+def _label(key: str, title: str) -> html.Label:
+    """A control's name, with what it means as a tooltip."""
+    return html.Label(title, htmlFor=control_id(key), title=GLOSSARY.get(title, ""))
+
+
+def axis_choice(key: str, title: str, *, empty: str = "") -> html.Div:
+    """A list of the fields to draw along; `empty` says what an empty choice means, where there may be one."""
     options = [{"label": field_title(name), "value": name} for name in AXIS_FIELDS]
-    dropdown = dcc.Dropdown(options, None, id=control_id(key), clearable=True, placeholder=default, maxHeight=320)
-    return labelled(key, title, dropdown, "inline")
+    return labelled(key, title, Select(id=control_id(key), options=options, empty=empty), "inline")
 
 
-def _choice(key: str, title: str, names: list[str], *, default: str = "") -> html.Div:
-    """A list; `default` says what an empty choice means, where there may be one."""
-    dropdown = dcc.Dropdown(
-        names,
-        DEFAULTS.get(key),
-        id=control_id(key),
-        clearable=bool(default),
-        placeholder=default or "from a config.json",
-        maxHeight=320,
-    )
-    return labelled(key, title, dropdown, "row")
+def _choice(key: str, title: str, names: list[str], *, empty: str = "") -> html.Div:
+    """A list of names."""
+    own = Select(id=control_id(key), options=names, value=DEFAULTS.get(key), empty=empty)
+    return labelled(key, title, own, "row")
 
 
 def _slider(slider: Slider) -> html.Div:
@@ -164,8 +172,8 @@ def _slider(slider: Slider) -> html.Div:
     scale = math.log2 if slider.doubling else math.log10
     return html.Div(
         [
-            html.Label(slider.title, htmlFor=own),
-            dcc.Input(id=own, type="text", className="exact", autoComplete="off", spellCheck=False, debounce=True),
+            _label(slider.key, slider.title),
+            _entry(slider.key, className="exact"),
             html.Label(f"{slider.title}, slider", htmlFor=f"{own}-slider", className="hidden"),
             dcc.Input(
                 id=f"{own}-slider",
@@ -181,26 +189,28 @@ def _slider(slider: Slider) -> html.Div:
     )
 
 
-def _flag(key: str, title: str) -> dcc.Checklist:
-    return dcc.Checklist([{"label": title, "value": "1"}], [], id=control_id(key), className="flag")
+def _flag(key: str, title: str) -> Choices:
+    return Choices(id=control_id(key), type="checkbox", options=[{"label": title, "value": "1"}], value=[])
+
+
+def _text(key: str, title: str, example: str) -> html.Div:
+    return labelled(key, title, _entry(key, placeholder=f"e.g. {example}"), "row")
+
+
+def _entry(key: str, **more: Any) -> dcc.Input:
+    """A field that takes any text, and reports it when it is left or Enter is pressed."""
+    return dcc.Input(
+        id=control_id(key), type="text", autoComplete="off", spellCheck=False, debounce=True, value="", **more
+    )
 
 
 def _settings() -> html.Div:
-    own = control_id("settings")
     return html.Div(
         [
-            html.Label("Other figures", htmlFor=own),
-            dcc.Input(
-                id=own,
-                type="text",
-                placeholder="stack.stream_wait=1us, ...",
-                debounce=True,
-                autoComplete="off",
-                spellCheck=False,
-            ),
+            _text("settings", "Other figures, by name", "stack.stream_wait=1us"),
             html.Button("Reset to the catalog", id="reset", className="quiet wide"),
         ],
-        className="row",
+        className="group",
     )
 
 
@@ -212,7 +222,13 @@ def _variants() -> html.Div:
     options = [name.partition(":")[0] for name in VARIANTS if name != "standard"]
     return html.Div(
         [
-            dcc.Checklist(options, list(DEFAULT_VARIANTS[1:]), id=control_id("variants"), className="flag"),
+            Choices(
+                id=control_id("variants"),
+                type="checkbox",
+                title="Variants to show",
+                options=options,
+                value=list(DEFAULT_VARIANTS[1:]),
+            ),
             html.Div(
                 [amount("layers", "Ladder layers", "hybrid-ladder"), amount("every", "Desync every", "desync")],
                 className="amounts",

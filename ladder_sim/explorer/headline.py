@@ -5,23 +5,32 @@ from collections.abc import Mapping, Sequence
 from dash import html
 from dash.development.base_component import Component
 
-from ladder_sim.analysis.compare import Candidate
+from ladder_sim.analysis.advise import SERVING, TTFT_BOUND
+from ladder_sim.analysis.compare import Candidate, comparison_warnings
 from ladder_sim.answer import Prediction
 from ladder_sim.display.document import scenario_fields
-from ladder_sim.display.labels import field_text, hardware_label, kind_label, stack_label, workload_label
+from ladder_sim.display.labels import field_text, field_title, hardware_label, kind_label, stack_label, workload_label
 from ladder_sim.explorer.controls import SLIDERS, extra
+from ladder_sim.explorer.glossary import GLOSSARY
 from ladder_sim.explorer.queries import Answer, Setup
 from ladder_sim.report.figures.style import variant_colour
+from ladder_sim.sweeps.price import token_price
 from ladder_sim.units import format_bytes, format_rate, format_seconds
 from ladder_sim.validation.compare import ErrorStats
 
-_MEMORY = {"weights": "#0072B2", "kv_cache": "#E69F00", "activation": "#009E73", "overhead": "#8A939E"}
+# name, and colour
+_MEMORY = {
+    "weights": ("weights", "#0072B2"),
+    "kv_cache": ("KV cache", "#E69F00"),
+    "activation": ("activations", "#009E73"),
+    "overhead": ("overhead", "#8A939E"),
+}
 _SOURCES = {
-    "measured": ("#009E73", "interpolated within measurements of this GPU and this link"),
-    "fitted": ("#0072B2", "extrapolated from measurements, or a formula fitted to them"),
-    "transferred": ("#56B4E9", "measured on other hardware, scaled by the roofline"),
-    "roofline": ("#E69F00", "from the datasheet"),
-    "stack": ("#8A939E", "waits and launches"),
+    "measured": "#009E73",
+    "fitted": "#0072B2",
+    "transferred": "#56B4E9",
+    "roofline": "#E69F00",
+    "stack": "#8A939E",
 }
 
 # by slider: its value, and the same as the reader would type it
@@ -48,7 +57,7 @@ def memory_bar(answer: Answer) -> list[Component]:
     free = memory.capacity_bytes - memory.total_bytes
     left = f"{format_bytes(free)} free" if free >= 0 else f"{format_bytes(-free)} too much"
     total = f"{format_bytes(memory.total_bytes)} of {format_bytes(memory.capacity_bytes)}, {left}"
-    parts = {name.replace("_", " "): (size / full, _MEMORY[name], format_bytes(size)) for name, size in sizes.items()}
+    parts = {_MEMORY[name][0]: (size / full, _MEMORY[name][1], format_bytes(size)) for name, size in sizes.items()}
     return [_heading("Memory of one GPU", total), *_shares(parts)]
 
 
@@ -61,8 +70,8 @@ def evidence(answer: Answer, error: ErrorStats | None) -> list[Component]:
         shares[source] = shares.get(source, 0.0) + seconds / standard.request_s
     shares["stack"] = max(0.0, 1.0 - sum(shares.values()))
     sources = {
-        name: (shares[name], colour, f"{shares[name]:.0%}, {text}")
-        for name, (colour, text) in _SOURCES.items()
+        name: (shares[name], colour, f"{shares[name]:.0%}. {GLOSSARY[name]}")
+        for name, colour in _SOURCES.items()
         if shares.get(name, 0.0) > 0.0005
     }
     stack = answer.scenario.stack.name
@@ -79,8 +88,13 @@ def evidence(answer: Answer, error: ErrorStats | None) -> list[Component]:
         _heading(f"{provenance.measured_fraction:.0%} of standard's time is measured", f"profile {provenance.profile}"),
         *_shares(sources),
         html.P(accuracy),
-        html.Ul([html.Li(warning) for warning in provenance.warnings], className="warnings"),
+        _warnings(provenance.warnings),
     ]
+
+
+def notes(answer: Answer) -> html.Ul:
+    """What the reader of latency and throughput should know."""
+    return _warnings((SERVING, TTFT_BOUND) if answer.state.max_ttft else (SERVING,))
 
 
 def control_values(setup: Setup) -> ControlValues:
@@ -93,38 +107,51 @@ def control_values(setup: Setup) -> ControlValues:
     return values
 
 
-def comparison_table(candidates: Sequence[Candidate]) -> html.Table:
-    """The pinned scenarios side by side: what differs, then every variant."""
+def comparison(candidates: Sequence[Candidate]) -> list[Component]:
+    """The pinned scenarios side by side: what differs, then every variant, then the warnings."""
     rows = [
         html.Tr([html.Th(name, scope="row"), *(html.Td(text) for text in texts)])
         for name, texts in {**_differences(candidates), **_results(candidates)}.items()
     ]
     head = html.Tr([html.Th(""), *(html.Th(candidate.name, scope="col") for candidate in candidates)])
-    return html.Table([html.Thead(head), html.Tbody(rows)], className="compare")
+    table = html.Table([html.Thead(head), html.Tbody(rows)], className="compare")
+    return [table, _warnings(comparison_warnings(candidates))]
 
 
 def _card(prediction: Prediction, answer: Answer) -> html.Article:
     standard = prediction.variant == "standard"
     gain, rate, limit, parts = prediction.speedup, prediction.tokens_per_s, prediction.limited_by, prediction.breakdown
-    lines: Mapping[str, str] = {
+    lines = {
         "tok/s": f"{format_rate(rate.value)} ({format_rate(rate.low)}-{format_rate(rate.high)})",
-        "TTFT": format_seconds(prediction.ttft_s),
-        "TPOT": "-" if prediction.tpot_s is None else format_seconds(prediction.tpot_s),
-        "comm. hidden": f"{parts.hidden_share:.0%} of {format_seconds(parts.comm_s)}" if parts.comm_s else "-",
+        "TTFT": _bounded(prediction.ttft_s, answer.state.max_ttft_s),
+        "TPOT": "-" if prediction.tpot_s is None else _bounded(prediction.tpot_s, answer.state.max_tpot_s),
+        "hidden": f"{parts.hidden_share:.0%} of {format_seconds(parts.comm_s)}" if parts.comm_s else "-",
         "limit": f"{kind_label(limit)} {prediction.limit_share(limit):.0%}",
     }
+    if answer.state.price is not None:
+        lines["$/Mtok"] = f"{token_price(answer.state.price, answer.scenario.tp, rate.value):.2f}"
     chosen = prediction is answer.chosen and not standard
     return html.Article(
         [
-            html.H3(prediction.variant),
+            html.H3(prediction.variant, title=GLOSSARY[prediction.variant.partition(":")[0]]),
             html.Div("1.00x" if standard else f"{gain.value:.2f}x", className="gain"),
             html.Div("baseline" if standard else f"90 %: {gain.low:.2f}-{gain.high:.2f}", className="interval"),
-            html.Dl([html.Div([html.Dt(name), html.Dd(text)]) for name, text in lines.items()]),
+            html.Dl([html.Div([html.Dt(name, title=GLOSSARY[name]), html.Dd(text)]) for name, text in lines.items()]),
         ],
         className="card chosen" if chosen else "card",
         style={"--variant": variant_colour(prediction.variant)},
         **extra("data-variant", prediction.variant),
     )
+
+
+def _bounded(seconds: float, bound_s: float) -> str | list[Component | str]:
+    """A time, marked if it exceeds its bound."""
+    text = format_seconds(seconds)
+    return text if seconds <= bound_s else [html.Mark(f"over {format_seconds(bound_s)}"), f" {text}"]
+
+
+def _warnings(texts: Sequence[str]) -> html.Ul:
+    return html.Ul([html.Li(text) for text in texts], className="warnings")
 
 
 def _shares(parts: Mapping[str, tuple[float, str, str]]) -> list[Component]:
@@ -151,14 +178,14 @@ def _differences(candidates: Sequence[Candidate]) -> dict[str, list[str]]:
     columns = []
     for candidate in candidates:
         scenario = candidate.scenario
-        column = scenario_fields(scenario)
+        column = {name: field_text(name, value) for name, value in scenario_fields(scenario).items()}
         for slider in SLIDERS:
             if "." in slider.field:
                 typed = scenario.settings.get(slider.field, "")
-                column[slider.title] = field_text(slider.field, scenario.setting(slider.field), typed)
+                column[slider.field] = field_text(slider.field, scenario.setting(slider.field), typed)
         columns.append(column)
     return {
-        name.replace("_", " "): [str(column[name]) for column in columns]
+        field_title(name): [column[name] for column in columns]
         for name in columns[0]
         if len({column[name] for column in columns}) > 1
     }
@@ -172,4 +199,7 @@ def _results(candidates: Sequence[Candidate]) -> dict[str, list[str]]:
         if variant != "standard":
             speedups = [prediction.speedup for prediction in predictions]
             rows[f"{variant}: speedup"] = [f"{gain.value:.2f}x ({gain.low:.2f}-{gain.high:.2f})" for gain in speedups]
+        prices = [candidate.token_price(variant) for candidate in candidates]
+        if any(prices):
+            rows[f"{variant}: $/Mtok"] = ["-" if price is None else f"{price:.2f}" for price in prices]
     return rows

@@ -9,13 +9,16 @@ from dash.development.base_component import Component
 
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.controls import AMOUNTS, SLIDERS, axis_choice, control_id, controls, extra, labelled
+from ladder_sim.explorer.glossary import GLOSSARY
+from ladder_sim.explorer.native import Choices, Select
 from ladder_sim.explorer.state import PHASES, State
 from ladder_sim.explorer.style import EMPTY
 from ladder_sim.graph.variants import DEFAULT_VARIANTS
 from ladder_sim.specs.arguments import DEFAULTS
 
 _GRAPH: dcc.Graph.Config = {"displaylogo": False, "displayModeBar": False, "responsive": True}
-_BANDWIDTH, _LATENCY = "busiest link, bandwidth", "busiest link, latency"
+_LATENCY = "Latency of the busiest link"
+_PAPER = "https://arxiv.org/abs/2501.06589"
 # downloads of the whole page, and the text of their links
 _FILES = {
     "prediction.csv": "CSV",
@@ -30,7 +33,8 @@ def layout(allowlist: Allowlist, start: str) -> html.Div:
     """Everything, for one load of the page; `start` is the query of a page that was opened without one."""
     return html.Div(
         [
-            dcc.Location(id="url", refresh=False),
+            # changes when the reader goes back or forward
+            dcc.Store(id="visit"),
             dcc.Store(id="start", data=start),
             dcc.Store(id="defaults", data=_defaults()),
             dcc.Store(id="page-load", data=token_hex(8)),
@@ -43,6 +47,8 @@ def layout(allowlist: Allowlist, start: str) -> html.Div:
             html.A("Skip to the results", href="#results", className="skip"),
             _header(),
             html.Div([controls(allowlist), _results()], className="columns"),
+            # what a button has done, shown for a moment
+            html.Div(id="said", role="status"),
         ],
         id="page",
     )
@@ -55,6 +61,7 @@ def _defaults() -> dict[str, Any]:
         **{name: DEFAULTS[name] for name in ("model", "cluster", "dtype", "stack")},
         "variant": state.variant,
         "over": state.over,
+        "across": state.across,
         "phase": state.phase,
         "variants": DEFAULT_VARIANTS[1:],
         "amounts": AMOUNTS,
@@ -68,6 +75,7 @@ def _header() -> html.Header:
             html.Div([html.H1("ladder-sim"), html.P("What does Ladder Residual buy?", className="motto")]),
             html.Div(
                 [
+                    html.A("Help", href="#help", className="link"),
                     html.Button("Copy link", id="copy-link"),
                     html.Button("Pin", id="pin", title="Keep this scenario to compare with"),
                     html.Button("Dark", id="theme-switch", title="Light or dark"),
@@ -88,7 +96,7 @@ def _results() -> html.Main:
             _comparison(),
             _pair(
                 _view("breakdown", "Where the time goes", "prediction.csv"),
-                _view("curve", "Speedup over standard", "curve.csv", axis_choice("along", "along", _LATENCY)),
+                _view("curve", "Speedup over standard", "curve.csv", axis_choice("along", "along", empty=_LATENCY)),
             ),
             _view("timeline", "Two layers, lane by lane", "", _phase(), _hatching()),
             _pair(
@@ -96,16 +104,17 @@ def _results() -> html.Main:
                     "map",
                     "Where it pays",
                     "map.csv",
-                    axis_choice("across", "across", _BANDWIDTH),
-                    axis_choice("up", "up", _LATENCY),
+                    axis_choice("across", "across"),
+                    axis_choice("up", "up", empty=_LATENCY),
                     *_compared_variants(),
                 ),
-                _view("pareto", "Latency or throughput", "pareto.csv"),
+                _view("pareto", "Latency or throughput", "pareto.csv", below="serving"),
             ),
             _pair(
                 _view("tornado", "Sensitivity", "sensitivity.csv"),
                 html.Div([_section("Sources of the numbers", html.Div(id="evidence")), _export()], className="stack"),
             ),
+            _help(),
         ],
         id="results",
         tabIndex="-1",
@@ -123,13 +132,17 @@ def _section(
     return html.Section([html.Div(head, className="head"), *content], className="panel", **attributes)
 
 
-def _view(name: str, title: str, table: str, *choices: Component) -> html.Section:
-    """A figure with its choices and downloads; `table` is the file with its numbers, if there is one."""
-    links: list[Component] = [html.Button("PNG", id=f"png-{name}", className="link"), _download(f"{name}.html", "HTML")]
+def _view(name: str, title: str, table: str, *choices: Component, below: str = "") -> html.Section:
+    """A figure with its choices and downloads.
+
+    `table` is the file with its numbers, and `below` the id of a text, if there is one.
+    """
+    links: list[Component] = [_button("PNG", f"png-{name}", title), _download(f"{name}.html", "HTML", title)]
     if table:
-        links.insert(0, _download(table, "CSV"))
+        links.insert(0, _download(table, "CSV", title))
     graph = html.Div(_graph(name), className=f"graph {name}", role="img", **extra("aria-label", title))
-    return _section(title, html.Div(list(choices), className="choices") if choices else None, graph, links=links)
+    above = html.Div(list(choices), className="choices") if choices else None
+    return _section(title, above, graph, html.Div(id=below) if below else None, links=links)
 
 
 def _graph(name: str) -> dcc.Graph:
@@ -142,7 +155,7 @@ def _comparison() -> html.Section:
         html.Div(id="compared", className="scroll"),
         html.Div(_graph("comparison"), className="graph comparison"),
     ]
-    unpin = html.Button("Unpin", id="unpin", className="link")
+    unpin = _button("Unpin", "unpin", "all scenarios")
     return _section(
         "Pinned scenarios", html.Div(views, className="pair bare"), links=[unpin], id="comparing", hidden=True
     )
@@ -153,26 +166,49 @@ def _export() -> html.Section:
         "Export",
         _code("cli", "Command line"),
         _code("python", "Python"),
-        html.Div([_download(file, text) for file, text in _FILES.items()], className="downloads"),
+        html.Div([_download(file, text, "this scenario") for file, text in _FILES.items()], className="downloads"),
+    )
+
+
+def _help() -> html.Section:
+    """What the words mean, and where to read more."""
+    return _section(
+        "Help",
+        html.P(
+            [
+                html.A("The paper: Ladder Residual, arXiv 2501.06589", href=_PAPER, target="_blank", rel="noopener"),
+                ". The documentation is in the folder docs: explorer.md says how to use this page, what-it-answers.md "
+                "what these numbers answer and what they do not, model.md what is assumed.",
+            ]
+        ),
+        html.Dl([html.Div([html.Dt(term), html.Dd(text)]) for term, text in GLOSSARY.items()], className="glossary"),
+        id="help",
+        tabIndex="-1",
     )
 
 
 def _code(name: str, title: str) -> html.Div:
     return html.Div(
         [
-            html.Div([html.H3(title), html.Button("Copy", id=f"copy-{name}", className="link")], className="head"),
+            html.Div([html.H3(title), _button("Copy", f"copy-{name}", title)], className="head"),
             html.Pre(id=name, tabIndex="0"),
         ]
     )
 
 
-def _download(file: str, text: str) -> html.A:
-    return html.A(text, href=f"/download/{file}", className="link download", download=file, **extra("data-file", file))
+def _button(text: str, name: str, of: str) -> html.Button:
+    """A small button of a panel; its name says of which."""
+    return html.Button(text, id=name, className="link", **extra("aria-label", f"{text}: {of}"))
 
 
-def _phase() -> dcc.RadioItems:
+def _download(file: str, text: str, of: str) -> html.A:
+    named = extra("aria-label", f"{text}: {of}") | extra("data-file", file)
+    return html.A(text, href=f"/download/{file}", className="link download", download=file, **named)
+
+
+def _phase() -> Choices:
     options = [{"label": f"one {name} step", "value": name} for name in PHASES]
-    return dcc.RadioItems(options, PHASES[0], id=control_id("phase"), inline=True, className="flag")
+    return Choices(id=control_id("phase"), type="radio", title="Step to show", options=options, value=PHASES[0])
 
 
 def _hatching() -> html.Div:
@@ -183,6 +219,6 @@ def _compared_variants() -> list[html.Div]:
     """The two variants that the map compares."""
     names = ("ladder", "parallel", "upper-bound")
     return [
-        labelled(key, title, dcc.Dropdown(list(options), options[0], id=control_id(key), clearable=False), "inline")
+        labelled(key, title, Select(id=control_id(key), options=list(options), value=options[0]), "inline")
         for key, title, options in (("variant", "of", names), ("over", "over", ("standard", "parallel")))
     ]

@@ -47,11 +47,6 @@ class Setup:
         return self.state.along or f"{quantities.busiest_link(self.scenario)}.latency_s"
 
     @property
-    def across(self) -> str:
-        """Field of the map, to the right."""
-        return self.state.across or f"{quantities.busiest_link(self.scenario)}.bandwidth_Bps"
-
-    @property
     def up(self) -> str:
         """Field of the map, upwards."""
         return self.state.up or f"{quantities.busiest_link(self.scenario)}.latency_s"
@@ -131,12 +126,13 @@ class Queries:
         """Two variants over two fields; the upward one varies slowest."""
         grid, how = self.map_grid(query)
         table, answer = self._run(query, grid, how), self.answer(query)
-        if table.varied == (answer.up, answer.across):
+        varied = answer.up, answer.state.across
+        if table.varied == varied:
             return table
         # a sweep puts hardware figures last, a map its upward axis first
         shape = [len(axis.values) for axis in grid.varied]
         columns = {name: values.reshape(shape).T.ravel() for name, values in table.columns.items()}
-        return replace(table, columns=columns, varied=(answer.up, answer.across))
+        return replace(table, columns=columns, varied=varied)
 
     @_cached
     def advice(self, query: str) -> Advice:
@@ -146,7 +142,14 @@ class Queries:
         degrees = list(answer.scenario.tp_degrees()[-MAX_DEGREES:])
         profile = answer.state.how(self.allowlist)["profile"]
         trained = [name for name in answer.predictions if name != "upper-bound"]
-        return advise({**point, "tp": degrees}, variants=trained or CANDIDATES, profile=profile)
+        return advise(
+            {**point, "tp": degrees},
+            variants=trained or CANDIDATES,
+            max_ttft_s=answer.state.max_ttft_s,
+            max_tpot_s=answer.state.max_tpot_s,
+            usd_per_gpu_hour=answer.state.price,
+            profile=profile,
+        )
 
     @_cached
     def sensitivity(self, query: str) -> list[Sensitivity]:
@@ -169,11 +172,12 @@ class Queries:
             Its axes are the same, or one has a single value.
         """
         answer = self.answer(query)
-        if answer.across == answer.up:
+        across = answer.state.across
+        if across == answer.up:
             raise UsageError("both axes of the map are the same", hint="choose another field for one of them")
         axes = {
             name: quantities.values(answer.scenario, name, answer.profile, quantities.MAP_VALUES)
-            for name in (answer.up, answer.across)
+            for name in (answer.up, across)
         }
         if min(map(len, axes.values())) < 2:
             raise UsageError("one axis of the map has one value", hint="choose another field, or more GPUs")
@@ -203,7 +207,7 @@ class Queries:
                 name=name,
                 scenario=answer.scenario,
                 predictions={variant: answer.predictions[variant] for variant in shared},
-                usd_per_gpu_hour=None,
+                usd_per_gpu_hour=answer.state.price,
             )
             for name, answer in answers.items()
         ]

@@ -17,6 +17,11 @@ from ladder_sim.explorer.downloads import download
 from ladder_sim.explorer.layout import layout
 from ladder_sim.explorer.queries import Queries
 
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>{%metas%}<title>{%title%}</title>{%favicon%}{%css%}</head>
+<body>{%app_entry%}{%config%}{%scripts%}{%renderer%}</body>
+</html>"""
 # a config.json as a data URL fits twice
 MAX_REQUEST_BYTES = 4_000_000
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -51,6 +56,7 @@ def make_app(allowlist: Allowlist, start: str = "", *, hosts: Iterable[str] | No
         update_title="",
         assets_folder=str(Path(__file__).parent / "assets"),
         serve_locally=True,
+        index_string=_PAGE,
     )
     queries = Queries(allowlist)
     app.layout = lambda: layout(allowlist, start)

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from math import inf
 from typing import Any, Self
 from urllib.parse import parse_qsl, quote, urlencode
 
@@ -11,11 +12,14 @@ from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.graph.variants import canonical
 from ladder_sim.prediction import default_variants
+from ladder_sim.report.labels import field_title
 from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS, Argument
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.values import read_table
 from ladder_sim.sweeps.axes import axis, resolve
+from ladder_sim.sweeps.price import check_price
+from ladder_sim.units import parse_quantity
 
 # of a query
 MAX_CHARACTERS, MAX_FIELDS = 8000, 64
@@ -51,14 +55,20 @@ class State:
     """Of the timeline."""
     along: str = ""
     """Field of the curve; empty: the latency of the busiest link."""
-    across: str = ""
+    across: str = "batch"
     """Of the map, to the right."""
     up: str = ""
-    """Of the map, upwards."""
+    """Of the map, upwards; empty: the latency of the busiest link."""
     variant: str = "ladder"
     """Whose gain the map and the tornado show."""
     over: str = "standard"
     """The variant to compare with."""
+    price: float | None = None
+    """US dollars per GPU and hour."""
+    max_ttft: str = ""
+    """Longest time to first token to accept, as typed; empty: any."""
+    max_tpot: str = ""
+    """Longest time per output token to accept, as typed; empty: any."""
     pins: tuple[str, ...] = ()
     """Queries to compare with."""
 
@@ -126,6 +136,16 @@ class State:
         """Arguments of `predict` other than scenario and variants."""
         profile = None if self.profile is None else allowlist.profiles[self.profile]
         return {"profile": profile, "ignore_memory": self.ignore_memory}
+
+    @property
+    def max_ttft_s(self) -> float:
+        """The bound on TTFT; infinite if there is none."""
+        return _seconds("max_ttft", self.max_ttft)
+
+    @property
+    def max_tpot_s(self) -> float:
+        """The same on TPOT."""
+        return _seconds("max_tpot", self.max_tpot)
 
     def names(self, scenario: Scenario) -> tuple[str, ...]:
         """Variants to show; standard is always the first."""
@@ -202,7 +222,8 @@ def _argument(argument: Argument, text: str) -> Any:
         return _text(key, text)
     maximum = argument.maximum
     if not text.isascii() or not text.isdigit() or len(text) > 9 or not 1 <= int(text) <= maximum:
-        raise UsageError(f"{key} is {text[:40]!r}: must be a whole number from 1 to {maximum}", hint=f"e.g. {key}=8")
+        title = field_title(argument.name)
+        raise UsageError(f"{title} is {text[:40]!r}: must be a whole number from 1 to {maximum}", hint="for example 8")
     return int(text)
 
 
@@ -231,6 +252,26 @@ def _axis(key: str, text: str) -> str:
     if kind not in (int, float):
         raise UsageError(f"{key} is {text[:40]!r}: must be a number", hint="for example inter.bandwidth")
     return name
+
+
+def _price(key: str, text: str) -> float:
+    return check_price(parse_quantity(text, "count", name=key))
+
+
+def _duration(key: str, text: str) -> str:
+    _seconds(key, text)
+    return text
+
+
+def _seconds(key: str, text: str) -> float:
+    """A bound; errors call it what the page does."""
+    if not text:
+        return inf
+    name = f"bound on {key.removeprefix('max_').upper()}"
+    value = parse_quantity(text, "s", name=name)
+    if value <= 0.0:
+        raise UsageError(f"{name} is {text[:40]!r}: must be above 0", hint="e.g. 50ms")
+    return value
 
 
 def _setting(key: str, text: str) -> str:
@@ -285,4 +326,7 @@ _READERS: Mapping[str, Callable[[str, str], Any]] = {
     "up": _axis,
     "variant": _variant,
     "over": _variant,
+    "price": _price,
+    "max_ttft": _duration,
+    "max_tpot": _duration,
 }

@@ -20,7 +20,8 @@ EMPTY: dict[str, Any] = {
         "xaxis": {"visible": False},
         "yaxis": {"visible": False},
         "paper_bgcolor": PAPER,
-        "plot_bgcolor": PAPER,
+        # where the figure will be
+        "plot_bgcolor": "rgba(128,136,146,0.12)",
     },
 }
 
@@ -74,7 +75,7 @@ def message(error: LadderSimError, *, dark: bool) -> dict[str, Any]:
     """An empty figure that says why it is empty."""
     lines = wrap(f"{error.message}: {error.hint}" if error.hint else error.message, _LINE_CHARACTERS)
     colour = _DARK[VARIANT_COLOURS["standard"]] if dark else VARIANT_COLOURS["standard"]
-    document: dict[str, Any] = {**EMPTY, "layout": {**EMPTY["layout"]}}
+    document: dict[str, Any] = {**EMPTY, "layout": {**EMPTY["layout"], "plot_bgcolor": PAPER}}
     document["layout"]["annotations"] = [
         {
             "text": "<br>".join(map(escape, lines)),

@@ -230,8 +230,8 @@ def test_compare_keeps_the_warnings_of_predict() -> None:
 def test_advice_is_no_recommendation_for_serving() -> None:
     free, bound = (advise({"model": "8b", "tp": "1:2", "batch": "1:4"}, max_ttft_s=limit) for limit in (np.inf, 60.0))
     assert any("not a recommendation for serving" in text for text in free.warnings)
-    assert not any("--max-ttft" in text for text in free.warnings)
-    assert any("--max-ttft bounds the prefill of a whole batch" in text for text in bound.warnings)
+    assert not any("bound on TTFT" in text for text in free.warnings)
+    assert any("the bound on TTFT bounds the prefill of a whole batch" in text for text in bound.warnings)
 
 
 def test_compare_fails_where_one_cannot_run() -> None:

@@ -101,25 +101,94 @@ def test_controls_move_numbers_and_link_by_hand_and_by_key(seen: Watched) -> Non
     page.click("#reset")
     seen.until("!location.search.includes('intra.latency') && !location.search.includes('batch')")
     seen.until(f"{GAIN} === {json.dumps(before)}")
-    page.click("#c-model")
-    page.fill(".dash-dropdown-search", "qwen3")
-    page.click(".dash-dropdown-option:has-text('qwen3-32b')")
+    page.select_option("#c-model", "qwen3-32b")
     seen.until_text("#summary", "qwen3-32b")
     assert "model=qwen3-32b" in page.url
+
+
+def test_back_undoes_one_change_at_a_time(seen: Watched) -> None:
+    page = seen.open("?model=70b")
+    page.select_option("#c-model", "8b")
+    seen.until_text("#summary", "llama-3.1-8b")
+    page.focus("#c-batch-slider")
+    for batch in (2, 4, 8):
+        page.keyboard.press("ArrowRight")
+        seen.until_text("#summary", f"batch of {batch},")
+    # all moves of a slider are one change
+    page.go_back()
+    seen.until_text("#summary", "batch of 1,")
+    seen.until("document.querySelector('#c-batch-slider').value === '0'")
+    assert "llama-3.1-8b" in page.inner_text("#summary")
+    page.go_back()
+    seen.until_text("#summary", "llama-3.1-70b")
+    assert page.input_value("#c-model") == "70b"
+    page.go_forward()
+    seen.until_text("#summary", "llama-3.1-8b")
+    page.go_forward()
+    seen.until_text("#summary", "batch of 8,")
+    assert page.input_value("#c-batch") == "8"
+
+
+def test_a_copied_link_is_confirmed_and_holds_the_scenario_of_the_start(browser: Browser, tmp_path: Path) -> None:
+    with served("model=8b&tp=4") as url, browser.new_context(permissions=["clipboard-read", "clipboard-write"]) as own:
+        seen = Watched(own.new_page(), url, tmp_path)
+        page = seen.open()
+        page.click("#copy-link")
+        seen.until_text("#said[role=status]", "Link copied")
+        assert page.evaluate("navigator.clipboard.readText()") == f"{url}/?model=8b&tp=4"
+        page.evaluate("() => { navigator.clipboard.writeText = () => Promise.reject(new Error('forbidden')) }")
+        page.click("#copy-link")
+        seen.until_text("#said", "does not let")
+
+
+def test_a_dropped_model_keeps_its_name_and_a_refused_one_greys_the_last_answer(seen: Watched) -> None:
+    page = seen.open("?model=70b&tp=4")
+    own = {"name": "mine.json", "mimeType": "application/json", "buffer": json.dumps(LLAMA_8B).encode()}
+    page.set_input_files("#upload", own)
+    seen.until_text("#summary", "mine, TP 4")
+    shown = "document.querySelector('#c-model').selectedOptions[0].textContent"
+    assert page.evaluate(shown) == "mine"
+    page.select_option("#c-model", "8b")
+    seen.until_text("#summary", "llama-3.1-8b")
+    page.select_option("#c-model", "mine")
+    seen.until_text("#summary", "mine, TP 4")
+    page.set_input_files("#upload", {**own, "buffer": b"{"})
+    seen.until_text("#error", "not valid JSON")
+    assert "grayscale" in page.evaluate("getComputedStyle(document.querySelector('#cards')).filter")
+    assert "Outdated" in page.evaluate("getComputedStyle(document.querySelector('#summary'), '::before').content")
+    assert page.inner_text("#summary").startswith("mine")
+    page.set_input_files("#upload", {**own, "name": "other.json"})
+    seen.until_text("#summary", "other, TP 4")
+    assert page.inner_text("#error") == ""
+
+
+def test_prices_and_bounds(seen: Watched) -> None:
+    page = seen.open("?model=70b")
+    page.fill("#c-price", "2.5")
+    page.press("#c-price", "Enter")
+    seen.until_text(".card[data-variant=ladder]", "$/Mtok")
+    page.fill("#c-max_tpot", "1ns")
+    page.press("#c-max_tpot", "Enter")
+    seen.until_text(".card[data-variant=ladder] mark", "over 1.00 ns")
+    seen.until_text("#pareto", "every option exceeds")
+    page.fill("#c-max_tpot", "-5ms")
+    page.press("#c-max_tpot", "Enter")
+    seen.until_text("#error", "bound on TPOT")
+    assert "price=2.5" in page.url
 
 
 def test_a_pasted_config_is_read_and_bad_ones_show_their_error(seen: Watched) -> None:
     page = seen.open("?model=70b&tp=4")
     page.click("text=or paste it")
-    for pasted, status in (
-        ("{", "not valid JSON"),
-        ("x" * 1_100_000, "larger"),
-        (json.dumps(LLAMA_8B), "read: pasted"),
+    for pasted, where, text in (
+        ("{", "#error", "not valid JSON"),
+        ("x" * 1_100_000, "#error", "larger"),
+        (json.dumps(LLAMA_8B), "#upload-status", "read: pasted"),
     ):
         page.evaluate("() => document.getElementById('pasted').focus()")
         page.fill("#pasted", pasted)
         page.click("#read")
-        seen.until_text("#upload-status", status)
+        seen.until_text(where, text)
     seen.until_text("#summary", "pasted, TP 4")
     link = page.url
     gain = seen.gain()
@@ -128,15 +197,14 @@ def test_a_pasted_config_is_read_and_bad_ones_show_their_error(seen: Watched) ->
     seen.open(link.removeprefix(seen.address + "/"))
     assert seen.gain() == gain
     assert page.inner_text("#summary").startswith("pasted")
-    page.click("#c-model")
-    page.click(".dash-dropdown-option:has-text('70b') >> nth=0")
+    page.select_option("#c-model", "70b")
     seen.until_text("#summary", "llama-3.1-70b")
     assert "shape=" not in page.url
 
 
 def test_a_bad_link_shows_its_error_and_can_be_mended(seen: Watched) -> None:
     seen.page.goto(f"{seen.address}/?model=405b&batch=nonsense")
-    seen.page.wait_for_selector("text=batch is 'nonsense'")
+    seen.page.wait_for_selector("text=Batch is 'nonsense'")
     seen.page.fill("#c-batch", "4")
     seen.page.press("#c-batch", "Enter")
     seen.page.wait_for_selector("text=llama-3.1-405b needs")
@@ -165,7 +233,7 @@ def test_two_pinned_scenarios_and_a_file_to_keep(seen: Watched) -> None:
         page.click("#png-map")
     assert png.value.path().read_bytes().startswith(b"\x89PNG")
     page.click("#copy-cli")
-    page.wait_for_selector("#copy-cli.done")
+    seen.until_text("#said", "Copied")
     assert page.evaluate("navigator.clipboard.readText()") == page.inner_text("#cli")
 
 

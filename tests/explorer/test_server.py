@@ -131,26 +131,33 @@ def test_pinned_scenarios_stand_side_by_side(page: Page) -> None:
     assert all(name in shown for name in ("A", "B", "now", "llama-3.1-8b", "llama-3.1-405b", "ladder: speedup"))
 
 
-def _read(page: Page, contents: str | None = None, pasted: str | None = None) -> Any:
-    trigger: dict[str, Any] = {"read": 1} if contents is None else {"upload": contents}
-    payload = page.payload("shape.data", trigger, {"upload": contents, "pasted": pasted})
-    for item in payload["state"]:
-        if item["property"] == "filename":
-            item["value"] = "mine.json"
-    return page.send(payload)
+def _read(page: Page, contents: str | None = None, pasted: str | None = None, name: str = "mine.json") -> Any:
+    """What comes of a file, or of text."""
+    file = {"name": name, "contents": contents, "number": 1}
+    trigger: dict[str, Any] = {"read": 1} if contents is None else {"upload": file}
+    return page.send(page.payload("shape.data", trigger, {"pasted": pasted})).get_json()["response"]
 
 
-def _status(response: Any) -> str:
-    return texts(response.get_json()["response"]["upload-status"]["children"])
+def _data_url(config: dict[str, object]) -> str:
+    return f"data:application/json;base64,{base64.b64encode(json.dumps(config).encode()).decode()}"
 
 
-def test_an_uploaded_config_is_read(page: Page) -> None:
-    encoded = base64.b64encode(json.dumps(LLAMA_8B).encode()).decode()
-    answer = _read(page, f"data:application/json;base64,{encoded}").get_json()["response"]
+@pytest.mark.parametrize(
+    ("file", "config", "name"),
+    [
+        ("mine.json", LLAMA_8B | {"_name_or_path": "meta-llama/Llama-3.1-8B"}, "mine"),
+        ("config.json", LLAMA_8B | {"_name_or_path": "meta-llama/Llama-3.1-8B"}, "Llama-3.1-8B"),
+        ("config.json", LLAMA_8B, "config"),
+        ("<b>.json", LLAMA_8B, "-b-"),
+    ],
+)
+def test_an_uploaded_config_is_read(page: Page, file: str, config: dict[str, object], name: str) -> None:
+    answer = _read(page, _data_url(config), name=file)
     shape = json.loads(answer["shape"]["data"])
-    assert shape["name"] == "mine"
+    assert shape["name"] == name
     assert shape["layers"] == catalog.model("8b").layers
-    assert page.views(f"model=mine&shape={json.dumps(shape)}")["error"] == ""
+    assert name in answer["upload-status"]["children"]
+    assert page.views(f"model={name}&shape={json.dumps(shape)}")["error"] == ""
 
 
 @pytest.mark.parametrize(
@@ -167,7 +174,10 @@ def test_an_uploaded_config_is_read(page: Page) -> None:
     ],
 )
 def test_a_bad_config_shows_its_error(page: Page, contents: str | None, pasted: str | None, message: str) -> None:
-    assert message in _status(_read(page, contents, pasted))
+    answer = _read(page, contents, pasted)
+    assert message in texts(answer["answer"]["data"]["views"]["error"])
+    assert answer["upload-status"]["children"] == "refused"
+    assert "shape" not in answer
 
 
 def test_a_huge_request_is_refused(page: Page) -> None:

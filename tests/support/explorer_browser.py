@@ -66,9 +66,9 @@ class Watched:
 
 
 @contextmanager
-def served() -> Iterator[str]:
-    """An explorer on a free port of this machine."""
-    server = serving(make_app(Allowlist.of()), "127.0.0.1", 0)
+def served(start: str = "") -> Iterator[str]:
+    """An explorer on a free port of this machine; `start` is the query of a page that is opened without one."""
+    server = serving(make_app(Allowlist.of(), start), "127.0.0.1", 0)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

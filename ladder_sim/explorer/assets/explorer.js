@@ -14,6 +14,8 @@
   const page = {
     defaults: {}, // what a query leaves out
     opened: null, // the query as it was opened, until a control moves
+    slid: null, // the field that a slider has just written
+    sliding: null, // the field that a slider wrote last, if nothing else has changed since
     shape: null, // an uploaded model, as a query holds it
     placed: {}, // where the server's answer has put each slider
     texts: {}, // what the server's answer has written next to it
@@ -49,6 +51,15 @@
     }, Math.max(0, wait));
   }
 
+  /* Of an uploaded model; a link may hold any text instead. */
+  function nameOf(shape) {
+    try {
+      return String(JSON.parse(shape).name);
+    } catch {
+      return "damaged";
+    }
+  }
+
   function variantsOf(values) {
     const chosen = values.variants || [];
     const usual = page.defaults.variants;
@@ -65,7 +76,7 @@
         query.append(key, String(value).trim());
       }
     };
-    put("model", page.shape ? JSON.parse(page.shape).name : values.model);
+    put("model", page.shape ? nameOf(page.shape) : values.model);
     put("shape", page.shape);
     for (const [key, value] of Object.entries(values)) {
       if (["model", "variants", "layers", "every", "settings"].includes(key)) continue;
@@ -80,9 +91,10 @@
     return query.toString();
   }
 
-  function spread(search, start, defaults) {
+  function spread(_visit, start, defaults) {
     page.defaults = defaults;
-    const query = (search || "").replace(/^\?/, "") || start || "";
+    page.sliding = null;
+    const query = window.location.search.replace(/^\?/, "") || start || "";
     const given = new URLSearchParams(query);
     const settings = [];
     const known = context().outputs_list.map((output) => keyOf(output.id));
@@ -119,13 +131,25 @@
       // as it was opened, mistakes included: the server says what is wrong with it
       const query = page.opened;
       page.opened = null;
+      if (query && !window.location.search) window.history.replaceState(null, "", `?${query}`);
       return later(query);
     }
     if (changed.includes("shape")) page.shape = shape;
-    else if (changed.includes(idOf("model")) && values.model) page.shape = null;
+    else if (changed.includes(idOf("model"))) page.shape = values.model ? null : shape;
     const query = queryOf(values, pins);
-    window.history.replaceState(null, "", `?${query}`);
+    // Back undoes a change; all that one slider does is one
+    const goesOn = page.slid !== null && page.slid === page.sliding;
+    page.sliding = page.slid;
+    page.slid = null;
+    window.history[goesOn ? "replaceState" : "pushState"](null, "", `?${query}`);
     return later(query);
+  }
+
+  window.addEventListener("popstate", () => window.dash_clientside.set_props("visit", { data: performance.now() }));
+
+  /* The list of models also offers the one that was uploaded. */
+  function own_model(shape) {
+    return shape ? nameOf(shape) : "";
   }
 
   /* The other views follow when the headline is there and no control has moved for a moment. */
@@ -169,6 +193,7 @@
     const placed = page.placed[key];
     if (placed === undefined || Math.abs(Number(position) - placed) < 1e-6) return skip();
     page.placed[key] = Number(position);
+    page.slid = key;
     return typed(key, Number(position));
   }
 
@@ -189,8 +214,9 @@
         return fact.text;
       }
       const slider = document.getElementById(output.id);
+      slider.ariaValueText = fact.text;
       // never under the reader's hand
-      if (slider === document.activeElement) return skip();
+      if (slider === document.activeElement && page.sliding === key) return skip();
       const exact = page.defaults.doubling.includes(key) ? Math.round(Math.log2(fact.value)) : Math.round(Math.log10(fact.value) * 50) / 50;
       const position = Math.min(Number(slider.max), Math.max(Number(slider.min), exact));
       if (page.placed[key] === position) return skip();
@@ -205,6 +231,7 @@
 
   function pin(_pinned, _unpinned, pins, query) {
     if (context().triggered[0].prop_id.startsWith("unpin")) return [];
+    say("Pinned");
     const own = new URLSearchParams(query || "");
     own.delete("pin");
     return [...(pins || []), own.toString()].slice(-2);
@@ -230,15 +257,23 @@
     return [chosen, chosen === "dark" ? "Light" : "Dark"];
   }
 
-  function done(button) {
-    button.classList.add("done");
-    setTimeout(() => button.classList.remove("done"), 1200);
+  /* Says it on the screen, where it fades, and to screen readers. */
+  function say(text) {
+    const said = document.createElement("span");
+    said.textContent = text;
+    document.getElementById("said").replaceChildren(said);
   }
 
-  function copy(_clicks, id) {
+  async function copy(_clicks, id) {
     const what = id.replace("copy-", "");
     const text = what === "link" ? window.location.href : document.getElementById(what).textContent;
-    navigator.clipboard.writeText(text).then(() => done(document.getElementById(id)));
+    try {
+      await navigator.clipboard.writeText(text);
+      say(what === "link" ? "Link copied" : "Copied");
+    } catch {
+      // forbidden, or the page comes over plain http from another machine
+      say("The browser does not let the page copy: select the text instead");
+    }
     return skip();
   }
 
@@ -281,6 +316,6 @@
   );
 
   window.dash_clientside = Object.assign({}, window.dash_clientside, {
-    explorer: { spread, gather, settle, slide, show, reset, pin, theme, copy, png },
+    explorer: { spread, gather, own_model, settle, slide, show, reset, pin, theme, copy, png },
   });
 })();

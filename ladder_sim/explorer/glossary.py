@@ -1,0 +1,31 @@
+"""What the words on the page mean: its tooltips, and the list at its end."""
+
+from collections.abc import Mapping
+
+GLOSSARY: Mapping[str, str] = {
+    "standard": "Each block waits for the all-reduce of the block before.",
+    "parallel": "Attention and MLP side by side: one all-reduce per layer.",
+    "ladder": "Each block reads the residual from before the last block, so that block's all-reduce runs meanwhile.",
+    "hybrid-ladder": "Standard, with the last layers ladder.",
+    "desync": "Only every N-th block is all-reduced, and the last.",
+    "upper-bound": "No block is all-reduced: the ceiling for any overlap. It is no model.",
+    "All-reduce": "The sum over all GPUs after each block, which all of them wait for.",
+    "Tensor-parallel degree": "GPUs that share each layer.",
+    "Measured profile": "Times measured on a GPU, which the prediction is based on.",
+    "Batch": "Requests of a static batch: they start and end together. Servers batch requests as they arrive.",
+    "TTFT": "Time to first token: the prefill of the whole batch.",
+    "TPOT": "Time per output token after the first: the mean decode step.",
+    "tok/s": "New tokens per second of the whole batch, prefill included, with the 90 % interval.",
+    "$/Mtok": "US dollars for a million new tokens at this rate, without idle time.",
+    "90 %": "The interval that holds the true value in nine of ten cases, if the model's errors are as estimated.",
+    "hidden": "Share of the communication that runs while the GPU computes. The rest is exposed: nothing computes.",
+    "limit": "What takes the largest share of the critical path.",
+    "critical path": "The chain of ops that decides when the request ends.",
+    "KV cache": "Keys and values of all tokens so far, which each decode step reads.",
+    "Pareto front": "Degrees and batches that no other beats in both latency and throughput.",
+    "measured": "Interpolated within measurements of this GPU and this link.",
+    "fitted": "Between or beyond measurements of this GPU and this link, or a formula fitted to them.",
+    "transferred": "Measured on other hardware, and carried over by the ratio of the formulas.",
+    "roofline": "From datasheet figures and a formula.",
+    "stack": "Waits and launches of the engine.",
+}

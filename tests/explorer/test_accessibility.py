@@ -1,0 +1,121 @@
+"""The pages for those who use a keyboard or a screen reader, at WCAG 2.1 AA."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser
+
+from ladder_sim.explorer.allowlist import Allowlist
+from ladder_sim.explorer.clientside import CONTROLS
+from ladder_sim.explorer.controls import SLIDER_KEYS, control_id
+from ladder_sim.explorer.offline import standalone_page
+from ladder_sim.explorer.queries import Queries
+from tests.support.accessibility import violations
+from tests.support.browser import chromium
+from tests.support.explorer_browser import Watched, served
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+SCHEMES = ("light", "dark")
+SIZES = {"desktop": (1280, 900), "phone": (390, 844)}
+QUERY = "?model=405b&nodes=2&pin=model%3D405b%26nodes%3D2%26batch%3D8"
+# boxes and buttons in a group, which have no ids of their own
+GROUPS = ("no_p2p", "ignore_memory", "variants", "phase")
+# what has the focus, and its name for people: no element has it twice unless it is a trap
+FOCUS = """() => {
+  const at = document.activeElement;
+  window.visited = window.visited || new Set();
+  const again = window.visited.has(at);
+  window.visited.add(at);
+  const name = at.ariaLabel || (at.labels && at.labels.length ? at.labels[0].textContent : at.textContent);
+  return { id: at.id, tag: at.tagName, name: name.trim(), again };
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with served() as url:
+        yield url
+
+
+def looks(browser: Browser, address: str, folder: Path) -> Iterator[tuple[str, Watched]]:
+    """A fresh page in each scheme and size."""
+    for scheme in SCHEMES:
+        for size, (width, height) in SIZES.items():
+            with browser.new_context(color_scheme=scheme, viewport={"width": width, "height": height}) as context:
+                yield f"{scheme}, {size}", Watched(context.new_page(), address, folder)
+
+
+def test_the_explorer_breaks_no_rule(browser: Browser, address: str, tmp_path: Path) -> None:
+    broken: dict[str, list[str]] = {}
+    for look, seen in looks(browser, address, tmp_path):
+        page = seen.page
+        page.goto(f"{address}/{QUERY}")
+        seen.drawn()
+        page.wait_for_selector("#comparing:not([hidden]) table")
+        broken[f"{look}, start"] = violations(page)
+        page.fill("#c-batch", "none")
+        page.press("#c-batch", "Enter")
+        seen.until_text("#error", "must be a whole number")
+        broken[f"{look}, refused"] = violations(page)
+    assert not any(broken.values()), broken
+
+
+def test_pages_in_files_break_no_rule(browser: Browser, address: str, tmp_path: Path) -> None:
+    allowlist = Allowlist.of()
+    file = tmp_path / "page.html"
+    file.write_text(standalone_page(Queries(allowlist).answer("model=405b&nodes=2"), allowlist), encoding="utf-8")
+    broken: dict[str, list[str]] = {}
+    for look, seen in looks(browser, address, tmp_path):
+        page = seen.page
+        page.goto(file.as_uri())
+        page.wait_for_selector("#map .hm")
+        broken[look] = violations(page)
+    assert not any(broken.values()), broken
+
+
+def test_tab_reaches_every_control_once_and_leaves(browser: Browser, address: str, tmp_path: Path) -> None:
+    """Guards against fields that catch the keyboard: Tab circled inside a group of them."""
+    with browser.new_context() as context:
+        seen = Watched(context.new_page(), address, tmp_path)
+        page = seen.open("?model=405b&nodes=2")
+        seen.drawn()
+        visited = []
+        while True:
+            page.keyboard.press("Tab")
+            focus = page.evaluate(FOCUS)
+            if focus["again"] or focus["tag"] == "BODY":
+                break
+            visited.append(focus)
+        # after the last one the browser begins again
+        assert focus["tag"] == "BODY" or focus["id"] == visited[0]["id"], focus
+        assert [stop for stop in visited if not stop["name"]] == []
+        ids = {stop["id"] for stop in visited}
+        fields = {control_id(key) for key in CONTROLS if key not in GROUPS}
+        expected = fields | {f"{control_id(key)}-slider" for key in SLIDER_KEYS}
+        assert expected - ids == set()
+        assert {"upload", "copy-link", "pin", "theme-switch", "cli", "copy-cli"} <= ids
+        assert {"No peer-to-peer (host memory)", "hybrid-ladder", "one decode step"} <= {
+            stop["name"] for stop in visited
+        }
+        names = [stop["name"] for stop in visited if stop["tag"] in ("A", "BUTTON")]
+        assert sorted(names) == sorted(set(names)), "two links with one name"
+
+
+def test_a_slider_says_its_value_with_its_unit(browser: Browser, address: str, tmp_path: Path) -> None:
+    with browser.new_context() as context:
+        seen = Watched(context.new_page(), address, tmp_path)
+        page = seen.open("?model=405b&nodes=2&inter.bandwidth=400Gb/s")
+        slider = page.locator("#c-inter-bandwidth-slider")
+        seen.until("document.querySelector('#c-inter-bandwidth-slider').ariaValueText === '50.0 GB/s'")
+        slider.focus()
+        page.keyboard.press("ArrowRight")
+        seen.until(f"document.querySelector('#c-inter-bandwidth-slider').ariaValueText !== {json.dumps('50.0 GB/s')}")
