@@ -8,11 +8,11 @@ from math import inf
 from typing import Any, Self
 from urllib.parse import parse_qsl, quote, urlencode
 
+from ladder_sim.display.labels import field_title
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.graph.variants import canonical
 from ladder_sim.prediction import default_variants
-from ladder_sim.report.labels import field_title
 from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS, Argument
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
@@ -268,7 +268,7 @@ def _seconds(key: str, text: str) -> float:
     if not text:
         return inf
     name = f"bound on {key.removeprefix('max_').upper()}"
-    value = parse_quantity(text, "s", name=name)
+    value = parse_quantity(text, "s", name=name, likely=("ms", "s"))
     if value <= 0.0:
         raise UsageError(f"{name} is {text[:40]!r}: must be above 0", hint="e.g. 50ms")
     return value
