@@ -41,6 +41,7 @@ test: $(VENV)/.test-installed $(if $(PYTEST_ARGS),,browser)
 verify: verify-exact verify-measured
 
 verify-exact: $(VENV)/.test-installed
+	$(BIN)/python -m pytest -m hypothesis --hypothesis-profile=thorough
 	$(BIN)/python benchmarks/engines_agree.py
 	$(BIN)/ladder-sim validate --level microbench --max-error 2
 	$(BIN)/ladder-sim validate --level protocol-a --max-error 2

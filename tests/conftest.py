@@ -15,6 +15,8 @@ DATA = REPO / "tests" / "data"
 
 # Examples are the same in every run, and a slow machine is no failure.
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
+# for `make verify`: --hypothesis-profile=thorough
+settings.register_profile("thorough", settings.get_profile("repeatable"), max_examples=1000)
 settings.load_profile("repeatable")
 
 # helpers hold no tests; looking for doctests in them would import torch

@@ -26,6 +26,7 @@ from ladder_sim.costs.lookup import Curve
 from ladder_sim.costs.recorded import OpKey, Overlap, RecordedCosts
 from ladder_sim.des import engine
 from ladder_sim.des.program import Program, Stream, Task
+from ladder_sim.errors import ProfileError
 from ladder_sim.graph.ops import GemmShape, Phase
 from ladder_sim.simulate.lower import COMM, COMPUTE
 from ladder_sim.simulate.passes import simulate
@@ -86,7 +87,9 @@ class Calibration:
         )
 
     def predict(self, run: Run) -> Times:
-        """Predict one request."""
+        """Predict one request; raises ProfileError if the calibration lacks the link, or an op of the run."""
+        if run.link not in self.links:
+            raise ProfileError(f"the calibration has no link '{run.link}'", hint="leave out --calibration")
         scenario = replace(self.scenario, variant=run.variant)
         costs = RecordedCosts(
             Hardware.stated(scenario),

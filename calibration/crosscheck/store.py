@@ -5,12 +5,14 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
-import numpy as np
+from pydantic import Field, ValidationError, model_validator
 
 from calibration.crosscheck.predict import Calibration
-from ladder_sim.costs.lookup import Curve
+from ladder_sim.costs.document import BrokenRuleError, Error, Part, refused
+from ladder_sim.costs.profile import Positive
+from ladder_sim.costs.profile_file import CurvePart, curve
 from ladder_sim.costs.recorded import Overlap
 from ladder_sim.errors import ProfileError, UsageError
 from ladder_sim.graph.ops import Shape
@@ -23,22 +25,117 @@ _WHAT = "a result that `crosscheck --json` wrote"
 # the entries of an environment that times depend on
 _MACHINE = ("cpu", "cpu_cores", "gpu", "driver", "torch", "nccl")
 
+# shown in a terminal: no escape sequences
+Name = Annotated[str, Field(pattern=r"^\P{C}*$")]
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0)]
+
+
+class RunPart(Part):
+    """What ran."""
+
+    model: Name
+    layers: Count
+    hidden: Count
+    vocab: Count
+    stack: Name
+    tp: Count
+    batch: Count
+    prompt: Count
+    gen: Count
+    backend: Name
+    threads: Count
+    shares: list[Share]
+    rounds: Count
+
+
+class EnvironmentPart(Part, extra="allow"):
+    """The machine: what is shown of it, and any other facts."""
+
+    __pydantic_extra__: dict[str, str | int | float] = Field(init=False)
+    cpu: Name
+    cpu_cores: Count
+    torch: Name
+    load: Annotated[list[Share], Field(min_length=1)]
+
+
+class KernelPart(Part, extra="allow"):
+    """A kernel of a calibration, with the sizes that its shape has."""
+
+    __pydantic_extra__: dict[str, str | int | float] = Field(init=False)
+    kind: str
+    shape: str
+    seconds: Positive
+
+
+class OverlapPart(Part):
+    """An `Overlap` of messages of one size."""
+
+    bytes: Positive
+    core_share: Annotated[float, Field(ge=0, le=1)]
+    slowed: Share
+
+
+class ResumePart(Part):
+    """Seconds by phase."""
+
+    prefill: Share
+    decode: Share
+
+
+class CalibrationPart(Part):
+    """A `Calibration`."""
+
+    kernels: list[KernelPart]
+    links: dict[Name, dict[str, CurvePart]]
+    resume_s: ResumePart
+    beside: list[OverlapPart]
+
+
+class RowPart(Part):
+    """A `compare.Row`, and what follows from it."""
+
+    link: Name
+    variant: Name
+    quantity: Literal["prefill", "decode", "request", "speedup"]
+    predicted: Positive
+    measured: Positive
+    low: Positive
+    high: Positive
+    bound: Positive | None
+    error: float
+    beyond: bool
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        if not math.isclose(self.error, self.predicted / self.measured - 1.0, rel_tol=1e-9, abs_tol=1e-9):
+            raise ValueError("error must be predicted / measured - 1")
+        return self
+
+
+class ResultDocument(Part):
+    """A result."""
+
+    schema_version: Literal[2]
+    run: RunPart
+    environment: EnvironmentPart
+    calibration: CalibrationPart
+    rows: list[RowPart]
+
 
 def read_result(file: Path) -> dict[str, Any]:
     """Read an earlier result; raises UsageError if the file is not one."""
-    text = read_text(file, what=_WHAT, error=UsageError)
-    try:
-        result = json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"--from '{file}' cannot be read: {error}", hint=f"give {_WHAT}") from error
-    if not isinstance(result, dict) or result.get("schema_version") != SCHEMA_VERSION or "rows" not in result:
-        raise UsageError(f"--from '{file}' is not a result of a cross-check", hint="give a file that --json wrote")
+    text, _ = _read(file, UsageError)
+    result: dict[str, Any] = json.loads(text)
     return result
 
 
-def _refuse(name: str) -> NoReturn:
-    """Called for NaN and infinity, which JSON does not have."""
-    raise ValueError(f"it holds {name}")
+def _read(file: Path, error: type[Error]) -> tuple[str, ResultDocument]:
+    text = read_text(file, what=_WHAT, error=error)
+    try:
+        return text, ResultDocument.model_validate_json(text)
+    except ValidationError as broken:
+        raise refused(broken, f"'{file}'", what=_WHAT, error=error) from None
 
 
 def calibration_fields(calibration: Calibration) -> dict[str, Any]:
@@ -63,46 +160,40 @@ def reuse(file: Path, scenario: Scenario, run: Mapping[str, Any], machine: Mappi
     `run` and `machine` are what runs, as far as costs depend on it, and this machine's environment, both in the form of
     a result. Raises ProfileError if the file is not a result, or is one of other runs or another machine.
     """
-    text = read_text(file, what=_WHAT, error=ProfileError)
+    _, result = _read(file, ProfileError)
+    earlier_run, earlier_machine = result.run.model_dump(), result.environment.model_dump()
+    values = {name: (earlier_run[name], value) for name, value in run.items()}
+    values |= {name: (earlier_machine.get(name), machine.get(name)) for name in _MACHINE}
+    different = [f"{name} {earlier} instead of {now}" for name, (earlier, now) in values.items() if earlier != now]
+    if different:
+        raise ProfileError(
+            f"calibration '{file}' is of other runs or another machine: {', '.join(different)}",
+            hint="leave out --calibration to measure again",
+        )
     try:
-        result = json.loads(text)
-        values = {name: (result["run"][name], value) for name, value in run.items()}
-        values |= {name: (result["environment"].get(name), machine.get(name)) for name in _MACHINE}
-        different = [f"{name} {earlier} instead of {now}" for name, (earlier, now) in values.items() if earlier != now]
-        if different:
-            raise ProfileError(
-                f"calibration '{file}' is of other runs or another machine: {', '.join(different)}",
-                hint="leave out --calibration to measure again",
-            )
-        return _calibration(result["calibration"], scenario)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ProfileError(f"'{file}' holds no calibration: {error!r}", hint="give a file that --json wrote") from None
+        return _calibration(result.calibration, scenario)
+    except BrokenRuleError as broken:
+        raise refused(broken, f"'{file}'", what=_WHAT, error=ProfileError) from None
 
 
-def _calibration(fields: Mapping[str, Any], scenario: Scenario) -> Calibration:
-    curves = [curve for link in fields["links"].values() for curve in link.values()]
-    positive = [kernel["seconds"] for kernel in fields["kernels"]]
-    positive += [value for curve in curves for key in ("bytes", "seconds") for value in curve[key]]
-    shares = [overlap[key] for overlap in fields["beside"] for key in ("core_share", "slowed")]
-    if not all(0.0 < value < math.inf for value in positive):
-        raise ValueError("sizes and seconds must be above 0 and finite")
-    if not all(0.0 <= value < math.inf for value in (*fields["resume_s"].values(), *shares)):
-        raise ValueError("waits and shares must be 0 or more and finite")
+def _calibration(part: CalibrationPart, scenario: Scenario) -> Calibration:
+    for name, link in part.links.items():
+        if "all_reduce" not in link:
+            raise BrokenRuleError(f"calibration.links.{name} lacks 'all_reduce'")
     kernels = {}
-    for kernel in fields["kernels"]:
-        sizes = dict(kernel)
-        kind, shape, seconds = sizes.pop("kind"), _SHAPES[sizes.pop("shape")], float(sizes.pop("seconds"))
-        kernels[kind, shape(**sizes)] = seconds
+    for number, kernel in enumerate(part.kernels):
+        try:
+            shape = _SHAPES[kernel.shape](**kernel.model_extra or {})
+        except (KeyError, TypeError):
+            raise BrokenRuleError(f"calibration.kernels[{number}] has not the sizes of a kernel") from None
+        kernels[kernel.kind, shape] = kernel.seconds
     return Calibration(
         scenario=scenario,
         kernels=kernels,
         links={
-            name: {
-                kind: Curve(size_bytes=np.array(points["bytes"]), seconds=np.array(points["seconds"]))
-                for kind, points in link.items()
-            }
-            for name, link in fields["links"].items()
+            name: {kind: curve(points, f"calibration.links.{name}.{kind}") for kind, points in link.items()}
+            for name, link in part.links.items()
         },
-        resume_s=fields["resume_s"],
-        overlaps={overlap["bytes"]: Overlap(overlap["core_share"], overlap["slowed"]) for overlap in fields["beside"]},
+        resume_s={"prefill": part.resume_s.prefill, "decode": part.resume_s.decode},
+        overlaps={overlap.bytes: Overlap(overlap.core_share, overlap.slowed) for overlap in part.beside},
     )

@@ -16,6 +16,7 @@ from calibration.importers.grids import Series
 from ladder_sim.costs.roofline import coordinates
 from ladder_sim.errors import MissingDependencyError, MissingPackageError, UsageError
 from ladder_sim.graph.ops import AttentionShape
+from ladder_sim.system.files import read_text
 
 PACKAGE = "aiconfigurator-core"
 VERSION = "0.12.0"
@@ -59,14 +60,22 @@ def read_gpu_figures(system_file: Path) -> dict[str, float]:
     """Figures of the ``gpu:`` section of a system's yaml file, by the file's own keys, SI units.
 
     The section is flat ``key: number  # comment`` lines, so no yaml package is needed.
+
+    Raises
+    ------
+    UsageError
+        The file cannot be read, or lacks a figure that is needed.
     """
     figures: dict[str, float] = {}
     section = ""
-    for line in system_file.read_text(encoding="utf-8").splitlines():
+    for line in read_text(system_file, what="the package's file of a system", error=UsageError).splitlines():
         if match := re.match(r"(\w+):", line):
             section = match[1]
-        elif section == "gpu" and (match := re.match(r"\s+(\w+):\s*([\d.eE+]+)", line)):
+        elif section == "gpu" and (match := re.match(r"\s+(\w+):\s*(\d+(?:\.\d*)?(?:[eE]\+?\d{1,2})?)(?![\w.])", line)):
             figures[match[1]] = float(match[2])
+    for name in ("bfloat16_tc_flops", "mem_bw"):
+        if not figures.get(name):
+            raise UsageError(f"{system_file}: gpu.{name} must be a number above 0", hint="install the package again")
     return figures
 
 

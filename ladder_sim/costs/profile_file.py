@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
+from ladder_sim.costs.document import BrokenRuleError, Part, refused
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
 from ladder_sim.costs.profile import CalibrationProfile, CollectiveName, Positive, ProfileSource, StackFit
@@ -28,7 +29,6 @@ SUFFIX = ".json.gz"
 MAX_DOCUMENT_BYTES = 64 * 2**20
 _SHIPPED = Path(__file__).parent / "profiles"
 _SHIPPED_NAME = re.compile(r"[a-z0-9-]+")
-_DAMAGED = "create it again; it was edited or damaged"
 # files of schema version 1: the entry, and its two scales
 _OLD_STACK_FIT, _OLD_SCALES = "transfer", {"near": "fitted_scale", "beyond": "other_scale"}
 
@@ -37,13 +37,7 @@ Ranks = Annotated[int, Field(ge=2, le=1_000_000, strict=False)]
 Share = Annotated[float, Field(ge=0)]
 
 
-class _Part(BaseModel):
-    """A part of a file: every entry is stated here or in the dataclass that a field names, and no other is allowed."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class TablePart(_Part):
+class TablePart(Part):
     """A `RatioTable`: `seconds` is flat, last axis fastest; null where nothing was measured."""
 
     axes: dict[str, Annotated[list[Positive], Field(min_length=1)]]
@@ -51,7 +45,7 @@ class TablePart(_Part):
     left_out: dict[str, ErrorStats] = Field(default_factory=dict)
 
 
-class CurvePart(_Part):
+class CurvePart(Part):
     """A `Curve`."""
 
     bytes: Annotated[list[Positive], Field(min_length=1)]
@@ -59,7 +53,7 @@ class CurvePart(_Part):
     left_out: dict[str, ErrorStats] = Field(default_factory=dict)
 
 
-class ReferencePart(_Part):
+class ReferencePart(Part):
     """A `Gpu`."""
 
     bf16_flops: Positive
@@ -68,7 +62,7 @@ class ReferencePart(_Part):
     kernel_s: Positive
 
 
-class DerivedDocument(_Part):
+class DerivedDocument(Part):
     """A file that takes its tables from a shipped profile."""
 
     schema_version: Literal[1, 2]
@@ -78,7 +72,7 @@ class DerivedDocument(_Part):
     stack_fit: StackFit
 
 
-class ProfileDocument(_Part):
+class ProfileDocument(Part):
     """A file with tables of its own."""
 
     schema_version: Literal[1, 2]
@@ -100,10 +94,6 @@ class ProfileDocument(_Part):
 class _Head(BaseModel):
     schema_version: Annotated[int, Field(strict=True)]
     base: Annotated[str, Field(strict=True)] | None = None
-
-
-class _BrokenRuleError(Exception):
-    """A rule between entries that their types do not state."""
 
 
 def decode(document: bytes, *, origin: str) -> CalibrationProfile:
@@ -133,10 +123,8 @@ def decode(document: bytes, *, origin: str) -> CalibrationProfile:
         if head.base is None:
             return _profile(ProfileDocument.model_validate_json(document))
         return _derived(DerivedDocument.model_validate_json(document))
-    except ValidationError as error:
-        raise _explained(error, origin) from None
-    except _BrokenRuleError as broken:
-        raise ProfileError(f"{origin}: {broken}", hint=_DAMAGED) from None
+    except (ValidationError, BrokenRuleError) as broken:
+        raise refused(broken, origin, what="a profile", error=ProfileError) from None
 
 
 def encode(profile: CalibrationProfile) -> bytes:
@@ -171,7 +159,7 @@ def _profile(parsed: ProfileDocument) -> CalibrationProfile:
     try:
         cluster = catalog.cluster(parsed.gpu)
     except LadderSimError as error:
-        raise _BrokenRuleError(f"gpu: {error.message}") from None
+        raise BrokenRuleError(f"gpu: {error.message}") from None
     same = ("name", "created", "environment", "sources", "overlap", "overheads")
     return CalibrationProfile(
         **{name: getattr(parsed, name) for name in same},
@@ -190,7 +178,7 @@ def _profile(parsed: ProfileDocument) -> CalibrationProfile:
         collectives={
             op: {
                 algorithm: {
-                    ranks: _curve(part, f"collectives.{op}.{algorithm}.{ranks}") for ranks, part in parts.items()
+                    ranks: curve(part, f"collectives.{op}.{algorithm}.{ranks}") for ranks, part in parts.items()
                 }
                 for algorithm, parts in algorithms.items()
             }
@@ -202,7 +190,7 @@ def _profile(parsed: ProfileDocument) -> CalibrationProfile:
 
 def _derived(parsed: DerivedDocument) -> CalibrationProfile:
     if parsed.base not in shipped_profiles():
-        raise _BrokenRuleError(f"base is {parsed.base!r}; it must be the name of a shipped profile")
+        raise BrokenRuleError(f"base is {parsed.base!r}; it must be the name of a shipped profile")
     return dataclasses.replace(
         load_profile(parsed.base),
         name=parsed.name,
@@ -215,37 +203,36 @@ def _derived(parsed: DerivedDocument) -> CalibrationProfile:
 def _checked(fit: StackFit) -> StackFit:
     for name in fit.figures:
         if name not in Hardware.figures():
-            raise _BrokenRuleError(f"stack_fit.figures: there is no figure '{name}'")
+            raise BrokenRuleError(f"stack_fit.figures: there is no figure '{name}'")
     if not fit.figures or len(fit.draws) < 2:
-        raise _BrokenRuleError("stack_fit must hold one figure or more, and two draws or more")
+        raise BrokenRuleError("stack_fit must hold one figure or more, and two draws or more")
     for number, values in enumerate(fit.draws):
         if len(values) != len(fit.figures):
-            raise _BrokenRuleError(
-                f"stack_fit.draws[{number}] has {len(values)} entries for {len(fit.figures)} figures"
-            )
+            raise BrokenRuleError(f"stack_fit.draws[{number}] has {len(values)} entries for {len(fit.figures)} figures")
     return fit
 
 
 def _table(part: TablePart, kind: Kind, dtype: str, reference: Gpu, where: str) -> RatioTable:
     if tuple(part.axes) != AXES[kind]:
-        raise _BrokenRuleError(f"{where}.axes is {', '.join(part.axes)}; it must be {', '.join(AXES[kind])}")
+        raise BrokenRuleError(f"{where}.axes is {', '.join(part.axes)}; it must be {', '.join(AXES[kind])}")
     axes = {name: _increasing(values, f"{where}.axes.{name}") for name, values in part.axes.items()}
     shape = tuple(len(values) for values in axes.values())
     if len(part.seconds) != np.prod(shape, dtype=float):
-        raise _BrokenRuleError(
+        raise BrokenRuleError(
             f"{where}.seconds has {len(part.seconds)} entries; its axes make {' x '.join(map(str, shape))}"
         )
     seconds = np.array(part.seconds, np.float64).reshape(shape)
     if np.isnan(seconds).all():
-        raise _BrokenRuleError(f"{where}.seconds holds no measurement")
+        raise BrokenRuleError(f"{where}.seconds holds no measurement")
     points = dict(zip(axes, np.ix_(*axes.values()), strict=True))
     ideal_s = roofline_s(table_shape(kind, dtype, points), reference)
     return RatioTable.from_seconds(axes, seconds, ideal_s, part.left_out)
 
 
-def _curve(part: CurvePart, where: str) -> Curve:
+def curve(part: CurvePart, where: str) -> Curve:
+    """Make a curve of its entries; `where` they are is for the message of a BrokenRuleError."""
     if len(part.bytes) != len(part.seconds):
-        raise _BrokenRuleError(f"{where} has {len(part.bytes)} bytes but {len(part.seconds)} seconds")
+        raise BrokenRuleError(f"{where} has {len(part.bytes)} bytes but {len(part.seconds)} seconds")
     size_bytes = _increasing(part.bytes, f"{where}.bytes")
     return Curve(size_bytes=size_bytes, seconds=np.array(part.seconds), left_out=part.left_out)
 
@@ -255,7 +242,7 @@ def _increasing(values: list[float], where: str) -> Floats:
     falls = np.flatnonzero(np.diff(array) <= 0)
     if falls.size:
         i = int(falls[0]) + 1
-        raise _BrokenRuleError(f"{where}[{i}] is {values[i]:g} after {values[i - 1]:g}; values must increase")
+        raise BrokenRuleError(f"{where}[{i}] is {values[i]:g} after {values[i - 1]:g}; values must increase")
     return array
 
 
@@ -277,28 +264,6 @@ def _entry(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return {field.name: _entry(getattr(value, field.name)) for field in dataclasses.fields(value)}
     return value
-
-
-def _explained(error: ValidationError, origin: str) -> ProfileError:
-    """First broken rule in this project's words: origin, entry, rule."""
-    first = error.errors(include_url=False)[0]
-    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"] if part != "[key]")
-    where = where.lstrip(".")
-    if first["type"] == "json_invalid":
-        return ProfileError(f"{origin} is not JSON: {first['msg']}", hint="it is cut short, damaged or not a profile")
-    if not where:
-        return ProfileError(f"{origin} is not a profile: its top level must be a JSON object")
-    if first["type"] in ("missing", "missing_keyword_only_argument"):
-        return ProfileError(f"{origin} lacks '{where}'", hint="create it again; it was edited, or is not a profile")
-    given = repr(first["input"])
-    given = given if len(given) < 40 else given[:37] + "..."
-    rules = {
-        "greater_than": "must be above 0",
-        "extra_forbidden": "there is no such entry",
-        "unexpected_keyword_argument": "there is no such entry",
-    }
-    message = rules.get(first["type"]) or first["msg"].replace("Input should be", "must be")
-    return ProfileError(f"{origin}: {where} is {given}; {message}", hint=_DAMAGED)
 
 
 def shipped_profiles() -> list[str]:

@@ -83,7 +83,10 @@ class RecordedCosts:
         if isinstance(op.shape, CollectiveShape):
             # token ids are integers whatever the activations are
             size_bytes = op.shape.message_bytes * (1.0 if op.kind == "broadcast" else self._scale)
-            seconds, _ = self._collectives[op.kind].seconds_at(size_bytes)
+            curve = self._collectives.get(op.kind)
+            if curve is None:
+                raise ProfileError(f"no recorded {op.kind}", hint="record a run that contains it")
+            seconds, _ = curve.seconds_at(size_bytes)
             overlap = self._overlaps.get(size_bytes, APART)
             return Estimate(
                 seconds=float(seconds),

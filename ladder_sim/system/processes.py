@@ -65,8 +65,10 @@ def end_with_parent() -> None:
         os._exit(128 + int(last))
 
 
-def run(module: Sequence[str], *, capture: bool = False) -> tuple[int, str]:
+def run(module: Sequence[str], *, capture: bool = False, given: str | None = None) -> tuple[int, str]:
     """Run ``python -m MODULE ...`` to its end; returns its exit code, and its stdout if that is captured.
+
+    Its stdin is `given`, or that of this process.
 
     Raises
     ------
@@ -74,9 +76,10 @@ def run(module: Sequence[str], *, capture: bool = False) -> tuple[int, str]:
         A signal ended it.
     """
     with ending_children():
-        process = start(module, stdout=subprocess.PIPE if capture else None, text=True)
+        pipe = subprocess.PIPE
+        process = start(module, stdin=None if given is None else pipe, stdout=pipe if capture else None, text=True)
         try:
-            output, _ = process.communicate()
+            output, _ = process.communicate(given)
         finally:
             _end(process)
     if process.returncode < 0:

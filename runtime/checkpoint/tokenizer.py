@@ -3,11 +3,13 @@
 Imports no torch: the launcher refuses a prompt that cannot be encoded before any rank is started.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from ladder_sim.errors import MissingPackageError, UsageError
+from ladder_sim.system.files import read_text
 from runtime.checkpoint.files import CONFIG
 from runtime.checkpoint.template import chat_prompt
 from runtime.config import ModelConfig, read_object
@@ -15,12 +17,18 @@ from runtime.config import ModelConfig, read_object
 if TYPE_CHECKING:
     import tokenizers
 
+Result = TypeVar("Result")
+
+# those of 250,000 tokens have 33 MB
+_LIMIT_BYTES = 256 * 2**20
+_DAMAGED = "edited or damaged? download it again"
+
 
 class Text:
     """The tokenizer of a checkpoint."""
 
-    def __init__(self, folder: Path, tokenizer: "tokenizers.Tokenizer") -> None:
-        self._folder, self._tokenizer = folder, tokenizer
+    def __init__(self, folder: Path, tokenizer: "tokenizers.Tokenizer", vocab: int) -> None:
+        self._folder, self._tokenizer, self._vocab = folder, tokenizer, vocab
         # tokens that end a text
         self.ends = _end_tokens(folder)
 
@@ -38,13 +46,11 @@ class Text:
         except ImportError:
             raise MissingPackageError("prompts need tokenizers") from None
         file = folder / "tokenizer.json"
-        if not file.is_file():
-            raise UsageError(f"{file}: no such file", hint="text needs the checkpoint's tokenizer.json")
-        try:
-            tokenizer = Tokenizer.from_file(str(file))
-        # the library raises nothing narrower
-        except Exception as error:
-            raise UsageError(f"{file}: {error}", hint="download it again") from None
+        text = read_text(file, what="a checkpoint with its tokenizer.json", limit_bytes=_LIMIT_BYTES, error=UsageError)
+        tokenizer = _library(file, lambda: Tokenizer.from_str(text))
+        if tokenizer.post_processor is not None:
+            for token in _unknown(json.loads(tokenizer.post_processor.__getstate__())):
+                raise UsageError(f"{file}: post_processor adds {token!r}, which is none of its tokens", hint=_DAMAGED)
         needed = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         # models may have more rows, for alignment
         if needed > shape.vocab:
@@ -54,26 +60,55 @@ class Text:
             )
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        return cls(folder, tokenizer)
+        return cls(folder, tokenizer, shape.vocab)
 
-    def encode(self, text: str) -> list[int]:
-        """Tokens of a text, including those that the tokenizer adds, usually one at the beginning."""
-        ids: list[int] = self._tokenizer.encode(text).ids
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Tokens of a text, including those that the tokenizer adds if `special`, usually one at the beginning.
+
+        Raises
+        ------
+        UsageError
+            The tokenizer fails, or adds a token that has no embedding in the model.
+        """
+        file = self._folder / "tokenizer.json"
+        ids: list[int] = _library(file, lambda: self._tokenizer.encode(text, add_special_tokens=special).ids)
+        if ids and max(ids) >= self._vocab:
+            raise UsageError(f"{file}: adds token {max(ids)}: must be below {self._vocab}", hint=_DAMAGED)
         return ids
 
     def encode_prompt(self, prompt: str, *, raw: bool) -> list[int]:
         """Tokens of a prompt, in the chat template if there is one, unless `raw`."""
         chat = None if raw else chat_prompt(self._folder, prompt)
         # templates contain the special tokens
-        ids = self.encode(prompt) if chat is None else self._tokenizer.encode(chat, add_special_tokens=False).ids
+        ids = self.encode(prompt) if chat is None else self.encode(chat, special=False)
         if not ids:
             raise UsageError(f"prompt {prompt!r}: no tokens", hint="give a prompt that is not empty")
         return ids
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of tokens, without special ones."""
-        text: str = self._tokenizer.decode(list(tokens))
-        return text
+        return _library(self._folder / "tokenizer.json", lambda: str(self._tokenizer.decode(list(tokens))))
+
+
+def _library(file: Path, call: Callable[[], Result]) -> Result:
+    """What a call of the tokenizers library returns; raises UsageError if it fails, in whatever way."""
+    try:
+        return call()
+    except BaseException as error:
+        # the library raises nothing narrower, and a panic of its Rust is no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise UsageError(f"{file}: {error}", hint=_DAMAGED) from None
+
+
+def _unknown(processor: Mapping[str, Any]) -> Iterator[str]:
+    """Tokens that a post-processor adds and does not define: encoding would panic, and print a stack of Rust."""
+    for inner in processor.get("processors", ()):
+        yield from _unknown(inner)
+    for piece in (*processor.get("single", ()), *processor.get("pair", ())):
+        name = piece.get("SpecialToken", {}).get("id")
+        if name is not None and name not in processor["special_tokens"]:
+            yield name
 
 
 def _end_tokens(folder: Path) -> frozenset[int]:

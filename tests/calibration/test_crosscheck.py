@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from calibration.__main__ import main
 from calibration.crosscheck.compare import Row, bootstrap
@@ -18,12 +20,17 @@ from calibration.crosscheck.measure import Experiment
 from calibration.crosscheck.observations import PHASES, Observations, Run, Times, message_bytes, ops_of, steps
 from calibration.crosscheck.predict import Calibration
 from calibration.crosscheck.run import cross_check, own_scenario
+from calibration.crosscheck.store import read_result, reuse
 from calibration.crosscheck.timers import OverlapTime
 from ladder_sim.costs.lookup import Curve
-from ladder_sim.errors import ProfileError, install_command
+from ladder_sim.errors import ProfileError, UsageError, install_command
+from ladder_sim.report.pages import crosscheck_page
+from ladder_sim.report.tables import console
+from ladder_sim.report.tables.crosscheck import crosscheck_report
 from runtime.comm.rendezvous import CommConfig
 from tests.conftest import REPO
 from tests.support.commands import process
+from tests.support.strategies import damaged
 
 pytestmark = pytest.mark.torch
 
@@ -219,9 +226,12 @@ def test_a_calibration_can_be_used_again(result: Any, tmp_path: Path) -> None:
     [
         ({"run": {"tp": 4}}, "another machine: tp 4 instead of 8"),
         ({"environment": {"cpu": "abacus"}}, "another machine: cpu abacus"),
-        ({"calibration": {"kernels": [{"kind": "gemm"}]}}, "holds no calibration"),
-        ({"calibration": {"resume_s": {"prefill": float("nan"), "decode": 0.0}}}, "0 or more and finite"),
+        ({"calibration": {"kernels": [{"kind": "gemm"}]}}, r"lacks 'calibration.kernels\[0\].shape'"),
+        ({"calibration": {"kernels": [{"kind": "gemm", "shape": "x", "seconds": 1.0}]}}, "not the sizes of a kernel"),
+        ({"calibration": {"resume_s": {"prefill": float("nan"), "decode": 0.0}}}, "resume_s.prefill is nan; must be"),
         ({"calibration": {"links": {"40%": {"all_reduce": {"bytes": [1.0], "seconds": [-1.0]}}}}}, "above 0"),
+        ({"calibration": {"links": {"40%": {"all_reduce": {"bytes": [2, 1], "seconds": [1, 1]}}}}}, "must increase"),
+        ({"calibration": {"links": {"40%": {}}}}, "lacks 'all_reduce'"),
     ],
 )
 def test_a_calibration_of_other_runs_or_another_machine_is_refused(
@@ -233,10 +243,48 @@ def test_a_calibration_of_other_runs_or_another_machine_is_refused(
         cross_check(experiment(), CommConfig(backend="emulate"), file)
 
 
-def test_an_op_that_was_not_recorded_is_named() -> None:
+@given(st.data())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_damage_to_a_result_is_seen(result: Any, tmp_path: Path, data: st.DataObject) -> None:
+    """It is refused, or shown without NaN, escape sequences or a traceback."""
+    file = tmp_path / "result.json"
+    file.write_bytes(data.draw(damaged(result)))
+    try:
+        shown = read_result(file)
+    except UsageError as error:
+        assert error.hint  # noqa: PT017
+        return
+    json.dumps(shown, allow_nan=False)
+    assert console.to_text(crosscheck_report(shown)).replace("\n", "").isprintable()
+    assert crosscheck_page(shown)
+
+
+@given(st.data())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_damage_to_a_calibration_is_seen(result: Any, tmp_path: Path, data: st.DataObject) -> None:
+    """It is refused, or predicts a time."""
+    file, scenario = tmp_path / "result.json", experiment().scenario
+    changed = data.draw(damaged(result["calibration"]))
+    file.write_bytes(json.dumps({**result, "calibration": None}).encode().replace(b"null", changed, 1))
+    try:
+        calibration = reuse(file, scenario, {"tp": 8}, result["environment"])
+        times = calibration.predict(Run("40%", "ladder"))
+    except ProfileError as error:
+        assert error.hint  # noqa: PT017
+        return
+    assert 0 < sum(times) < float("inf")
+
+
+def test_what_was_not_recorded_is_named() -> None:
     calibration = Calibration.of(planted())
-    with pytest.raises(ProfileError, match="no recorded embedding"):
-        replace(calibration, kernels={}).predict(Run("slow", "parallel"))
+    links = {"slow": {"all_reduce": calibration.links["slow"]["all_reduce"]}}
+    for change, part in (
+        ({"kernels": {}}, "no recorded embedding"),
+        ({"links": links}, "no recorded broadcast"),
+        ({"links": {}}, "no link 'slow'"),
+    ):
+        with pytest.raises(ProfileError, match=part):
+            replace(calibration, **change).predict(Run("slow", "upper-bound"))  # type: ignore[arg-type]
 
 
 def test_a_message_is_counted_in_the_bytes_of_the_machine() -> None:
@@ -251,7 +299,7 @@ def test_a_message_is_counted_in_the_bytes_of_the_machine() -> None:
     [
         ((), "either --model or --from"),
         (("--from", "nothing.json"), "no such file"),
-        (("--from", __file__), "cannot be read"),
+        (("--from", __file__), "is not JSON"),
         (("--model", "1b", "--save", "x.csv"), "must end in .json or .txt"),
         (("--model", "1b", "--save", "nowhere/x.json"), "no such folder"),
         (("--model", "1b", "--share", "0.2,1.5"), "--share '1.5': must be between 0 and 1"),

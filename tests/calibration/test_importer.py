@@ -288,6 +288,25 @@ def test_damaged_parquet_and_lacking_columns(tmp_path: Path) -> None:
         parquet.read_columns(path)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("gpu:\n  mem_bw: 3.35e12\n", r"gpu\.bfloat16_tc_flops must be a number above 0"),
+        ("gpu:\n  bfloat16_tc_flops: 1.2.3\n  mem_bw: 1e12\n", r"gpu\.bfloat16_tc_flops must be a number"),
+        (b"\xff\xfe", "not UTF-8 text"),
+        (None, "is a device: must be a file"),
+    ],
+)
+def test_the_figures_of_a_gpu_that_cannot_be_read(tmp_path: Path, text: str | bytes | None, words: str) -> None:
+    file = tmp_path / "h100_sxm.yaml"
+    if text is None:
+        file.symlink_to("/dev/zero")
+    else:
+        file.write_bytes(text.encode() if isinstance(text, str) else text)
+    with pytest.raises(UsageError, match=words):
+        parquet.read_gpu_figures(file)
+
+
 def test_release_candidates_come_before_their_release(tmp_path: Path) -> None:
     for version in ("1.3.0rc20", "1.3.0rc9", "1.3.0", "1.2.9"):
         write_rows(tmp_path / "trtllm" / version / "x.parquet", [{"a": 1}])

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
 
 from ladder_sim.errors import UsageError
 from runtime.__main__ import main
 from runtime.checkpoint.template import chat_prompt
-from runtime.checkpoint.tokenizer import Text
+from runtime.checkpoint.tokenizer import Text, _library
 from runtime.comm.base import Alone
 from runtime.complete import Completion
 from runtime.model.kernels import sample
@@ -22,6 +23,7 @@ from runtime.sampling import Sampler, SamplingConfig
 from tests.conftest import REPO
 from tests.support.checkpoints import VOCAB, save_checkpoint, tokenizer
 from tests.support.commands import process
+from tests.support.strategies import damaged
 
 pytestmark = pytest.mark.torch
 
@@ -196,6 +198,32 @@ def test_the_chat_template_is_used_where_there_is_one(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ 1 / 0 }}", "fails: division by zero"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "fails: maximum recursion depth"),
+        ("{{ 'a' * 10**12 }}", "fails: MemoryError"),
+        ("{{ {}.x.y }}", "fails: 'dict object' has no attribute 'x'"),
+        (
+            "{% for a in range(9**5) %}{% for b in range(9**5) %}{% for c in range(9**5) %}{% endfor %}{% endfor %}"
+            "{% endfor %}",
+            "takes more than 1 s or 1024 MiB",
+        ),
+        ("{{ 7 ** (10**9) > 1 }}", "takes more than 1 s or 1024 MiB"),
+    ],
+)
+def test_a_chat_template_that_fails_or_does_not_end(
+    folder: Path, template: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Division by zero and recursion were reported as bugs, and nested loops never ended."""
+    monkeypatch.setattr("runtime.checkpoint.template.CPU_S", 1)
+    (folder / "chat_template.jinja").write_text(template)
+    with pytest.raises(UsageError, match=words) as raised:
+        chat_prompt(folder, "Hi")
+    assert raised.value.hint == "--raw leaves it out"
+
+
+@pytest.mark.parametrize(
     ("file", "content", "ends"),
     [
         ("generation_config.json", {"eos_token_id": [7, 8]}, {7, 8}),
@@ -248,6 +276,58 @@ def test_a_tokenizer_that_is_damaged(folder: Path, content: str) -> None:
     (folder / "tokenizer.json").write_text(content)
     with pytest.raises(UsageError, match=r"tokenizer\.json"):
         prepare_completion(CompletionConfig(model=folder, prompts=("x",)))
+
+
+@pytest.mark.parametrize(
+    ("special_tokens", "words"),
+    [
+        ({}, "post_processor adds '<s>', which is none of its tokens"),
+        ({"<s>": {"id": "<s>", "ids": [10**6], "tokens": ["<s>"]}}, f"adds token 1000000: must be below {VOCAB}"),
+    ],
+)
+def test_a_post_processor_that_adds_what_is_no_token(
+    folder: Path, special_tokens: dict[str, Any], words: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The library panicked, with a stack of Rust on stderr; a token without an embedding came as far as the model."""
+    made = json.loads(tokenizer().to_str())
+    made["post_processor"]["special_tokens"] = special_tokens
+    replace(folder / "tokenizer.json", made)
+    with pytest.raises(UsageError, match=words):
+        prepare_completion(CompletionConfig(model=folder, prompts=("x",)))
+    assert capfd.readouterr().err == ""
+
+
+def test_a_panic_of_the_library_is_no_bug() -> None:
+    class PanicException(BaseException):
+        """As the library raises it."""
+
+    def panic() -> None:
+        raise PanicException("no entry")
+
+    with pytest.raises(UsageError, match=r"tokenizer\.json: no entry"):
+        _library(Path("tokenizer.json"), panic)
+
+
+def test_a_tokenizer_is_no_device(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.json").symlink_to("/dev/zero")
+    with pytest.raises(UsageError, match="is a device: must be a file"):
+        prepare_completion(CompletionConfig(model=folder, prompts=("x",)))
+
+
+@given(damaged(json.loads(tokenizer().to_str())))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_damage_to_a_tokenizer_is_seen(folder: Path, content: bytes) -> None:
+    """It is refused, or gives tokens that the model has."""
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.json").write_bytes(content)
+    try:
+        prepared = prepare_completion(CompletionConfig(model=folder, prompts=(PROMPT,)))
+    except UsageError as error:
+        assert str(error)  # noqa: PT017
+        return
+    assert all(0 <= token < VOCAB for token in prepared.prompts[0])
+    assert isinstance(prepared.text.decode(prepared.prompts[0]), str)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,8 @@
 """Hypothesis strategies that several test files share, and the design's equations that they are held against."""
 
+import json
+from typing import Any
+
 from hypothesis import strategies as st
 
 from ladder_sim.des.program import NO_GROUP, Program, Stream, Task
@@ -33,8 +36,55 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=8,
 )
+# what no reader expects: numbers out of range, other types, and what a terminal would obey
+_NUMBERS = [-1, 0, 1e300, -1e-300, 5e-324, 10**30, 10**400]
+ODD = JSON | st.sampled_from([*_NUMBERS, "\x1b[31m", "\ud800"])
 # stands for the embedding among block numbers
 EMBEDDING = -1
+
+
+@st.composite
+def damaged(draw: st.DrawFn, document: Any) -> bytes:
+    """A JSON document as an edit or a bad copy leaves it: entries replaced, dropped or added, bytes flipped, or cut."""
+    if draw(st.integers(0, 3)) == 0:
+        return draw(damaged_text(json.dumps(document)))
+    document = json.loads(json.dumps(document))
+    for _ in range(draw(st.integers(1, 3))):
+        inner, key = document, ""
+        # any depth, but deeper more often: most entries are there
+        while isinstance(inner, dict | list) and inner and (inner is document or draw(st.integers(0, 4))):
+            place, key = inner, draw(st.sampled_from(sorted(inner) if isinstance(inner, dict) else range(len(inner))))
+            inner = place[key]
+        change = draw(st.sampled_from(["replace", "replace", "drop", "add"]))
+        if change == "replace":
+            place[key] = draw(ODD)
+        elif change == "drop":
+            del place[key]
+        elif isinstance(place, dict):
+            place[draw(st.text(max_size=8))] = draw(ODD)
+        else:
+            place.insert(key, draw(ODD))
+        if not document:
+            break
+    return json.dumps(document).encode()
+
+
+@st.composite
+def damaged_text(draw: st.DrawFn, text: str) -> bytes:
+    """A text of which bytes were changed, the end was cut off, or a line was dropped, doubled or garbled."""
+    content = bytearray(text.encode())
+    lines = bytes(content).splitlines(keepends=True)
+    at = draw(st.integers(0, len(lines) - 1))
+    change = draw(st.sampled_from(["flip", "flip", "cut", "drop", "double", "garble"]))
+    if change == "flip":
+        for _ in range(draw(st.integers(1, 4))):
+            content[draw(st.integers(0, len(content) - 1))] = draw(st.integers(0, 255))
+        return bytes(content)
+    if change == "cut":
+        return bytes(content[: draw(st.integers(0, len(content) - 1))])
+    garbled = draw(st.binary(max_size=12) | st.text(max_size=12).map(lambda word: word.encode("utf-8", "replace")))
+    lines[at : at + 1] = {"drop": [], "double": [lines[at]] * 2, "garble": [garbled + b"\n"]}[change]
+    return b"".join(lines)
 
 
 @st.composite

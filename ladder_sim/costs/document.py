@@ -1,0 +1,63 @@
+"""Documents: JSON files whose entries are stated as types, and what is said of one that breaks a rule."""
+
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from ladder_sim.errors import LadderSimError
+
+Error = TypeVar("Error", bound=LadderSimError)
+
+
+class Part(BaseModel):
+    """A part of a file: every entry is stated here or in the dataclass that a field names, and no other is allowed."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class BrokenRuleError(Exception):
+    """A rule between entries that their types do not state."""
+
+
+def refused(
+    broken: ValidationError | BrokenRuleError,
+    origin: str,
+    *,
+    what: str,
+    error: type[Error],
+) -> Error:
+    """The first broken rule in this project's words: origin, entry, rule.
+
+    Parameters
+    ----------
+    broken
+        What parsing raised.
+    origin
+        What the message calls the file, e.g. "profile 'a.json'".
+    what
+        What the file should be.
+    error
+        Class of the result.
+    """
+    damaged = "create it again; it was edited or damaged"
+    if isinstance(broken, BrokenRuleError):
+        return error(f"{origin}: {broken}", hint=damaged)
+    first = broken.errors(include_url=False)[0]
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"] if part != "[key]")
+    where = where.lstrip(".")
+    if first["type"] == "json_invalid":
+        return error(f"{origin} is not JSON: {first['msg']}", hint=f"it is cut short, damaged or not {what}")
+    if not where:
+        return error(f"{origin} is not {what}: its top level must be a JSON object")
+    if first["type"] in ("missing", "missing_keyword_only_argument"):
+        return error(f"{origin} lacks '{where}'", hint=f"create it again; it was edited, or is not {what}")
+    given = repr(first["input"])
+    given = given if len(given) < 40 else given[:37] + "..."
+    rules = {
+        "greater_than": "must be above 0",
+        "extra_forbidden": "there is no such entry",
+        "unexpected_keyword_argument": "there is no such entry",
+        "string_pattern_mismatch": "must be printable",
+    }
+    message = rules.get(first["type"]) or first["msg"].replace("Input should be", "must be")
+    return error(f"{origin}: {where} is {given}; {message}", hint=damaged)
