@@ -23,9 +23,9 @@ from calibration.crosscheck.run import cross_check, own_scenario
 from calibration.crosscheck.store import read_result, reuse
 from calibration.crosscheck.timers import OverlapTime
 from ladder_sim.costs.lookup import Curve
+from ladder_sim.display import console
 from ladder_sim.errors import ProfileError, UsageError, install_command
 from ladder_sim.report.pages import crosscheck_page
-from ladder_sim.report.tables import console
 from ladder_sim.report.tables.crosscheck import crosscheck_report
 from runtime.comm.rendezvous import CommConfig
 from tests.conftest import REPO
