@@ -40,7 +40,10 @@ class CommConfig:
         if self.gloo_threads < 1:
             raise UsageError(f"gloo_threads is {self.gloo_threads}: must be 1 or more")
         if not 0 < self.timeout_s <= _MAX_TIMEOUT_S:
-            raise UsageError(f"timeout is {self.timeout_s}: must be above 0 and at most {_MAX_TIMEOUT_S:.0f} seconds")
+            raise UsageError(
+                f"timeout is {self.timeout_s:g} s: must be above 0 and at most {_MAX_TIMEOUT_S:.0f} s",
+                hint="for example --timeout 120s",
+            )
 
 
 class Place(NamedTuple):

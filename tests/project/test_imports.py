@@ -28,7 +28,7 @@ RUNTIME = {"torch"}
 RUNTIME_LAZY = {"jinja2", "safetensors", "tokenizers"}
 
 # What all three packages share.
-SHARED = ("ladder_sim.errors", "ladder_sim.system")
+SHARED = ("ladder_sim.errors", "ladder_sim.system", "ladder_sim.units")
 
 # calibration: what fits, imports and shows profiles runs without torch and sees only the cost side of ladder_sim.
 WITHOUT_TORCH = tuple(f"calibration.{name}" for name in ("fit", "stack_fit", "importers", "show", "options"))
@@ -36,7 +36,7 @@ FITTING = {"numpy", "scipy", "pydantic"}
 FITTING_LAZY = {"pyarrow"}
 FITTING_INTERNAL = (
     "calibration",
-    *(f"ladder_sim.{name}" for name in ("costs", "graph", "specs", "units")),
+    *(f"ladder_sim.{name}" for name in ("costs", "graph", "specs")),
     # of the simulator only the name of an array's type
     "ladder_sim.des.shared.Floats",
     *SHARED,

@@ -90,7 +90,7 @@ def wait_for_work(launcher: int, ranks: int) -> list[int]:
     [
         (signal.SIGKILL, (), "rank 1 was ended by SIGKILL"),
         # waited for in full; the ranks have as long to meet
-        (signal.SIGSTOP, ("--timeout", "15"), "rank 1 died or was stopped"),
+        (signal.SIGSTOP, ("--timeout", "15s"), "rank 1 died or was stopped"),
     ],
 )
 def test_a_rank_that_dies_or_hangs_ends_the_run(
@@ -231,7 +231,10 @@ def test_a_config_that_cannot_be_run(tmp_path: Path, change: dict[str, object], 
     ("arguments", "part"),
     [
         (("--seed", "123456789012345678901"), "whole number from 0"),
-        (("--timeout", "inf", "--tp", "2"), "at most 1000000"),
+        (("--timeout", "inf", "--tp", "2"), "--timeout: 'inf' is not a number with a unit"),
+        (("--timeout", "1e300s", "--tp", "2"), "at most 1000000 s"),
+        (("--timeout", "120", "--tp", "2"), "120s or 120ms?"),
+        (("--timeout", "5GB/s", "--tp", "2"), "must be a time"),
     ],
 )
 def test_numbers_that_torch_cannot_hold(model: Path, arguments: tuple[str, ...], part: str) -> None:
@@ -239,4 +242,5 @@ def test_numbers_that_torch_cannot_hold(model: Path, arguments: tuple[str, ...],
     _, errors = run.communicate(timeout=HANG_S)
     assert run.returncode == 2
     assert part in errors
+    assert "hint: " in errors
     assert "hint: a bug" not in errors
