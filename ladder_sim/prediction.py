@@ -104,14 +104,7 @@ def predict(
     names = canonical_names(default_variants(scenario) if variants is None else variants)
     for name in names:
         wiring(name, scenario.model.layers, scenario.model.ladder_layers)
-    measured = resolve_profile(scenario, profile)
-    costs = KernelCosts(scenario, measured)
-    if not isinstance(seed, int) or seed < 0:
-        raise UsageError(f"seed {seed!r}: must be a whole number, 0 or more", hint="for example 0")
-    uneven = Jitter(sigma=_sigma(jitter, measured), seed=seed)
-    memory = memory_use(scenario)
-    if not memory.fits and not ignore_memory:
-        raise _does_not_fit(scenario, memory)
+    costs, memory, uneven = simulation_inputs(scenario, profile, ignore_memory=ignore_memory, jitter=jitter, seed=seed)
     simulated = list(dict.fromkeys(["standard", *names]))
     requests = simulate_request(scenario, simulated, costs, engine=engine, jitter=uneven)
     confidence = Confidence(scenario, requests, costs, memory)
@@ -119,6 +112,25 @@ def predict(
         {name: _prediction(requests[name], requests["standard"], memory, confidence) for name in names}
     )
     return predictions[names[0]] if isinstance(variants, str) else predictions
+
+
+def simulation_inputs(
+    scenario: Scenario,
+    profile: str | CalibrationProfile | None,
+    *,
+    ignore_memory: bool,
+    jitter: float | Literal["measured"],
+    seed: int,
+) -> tuple[KernelCosts, MemoryUse, Jitter]:
+    """What a scenario is simulated with, from the arguments of `predict`, all of which are checked."""
+    measured = resolve_profile(scenario, profile)
+    if not isinstance(seed, int) or seed < 0:
+        raise UsageError(f"seed {seed!r}: must be a whole number, 0 or more", hint="for example 0")
+    uneven = Jitter(sigma=_sigma(jitter, measured), seed=seed)
+    memory = memory_use(scenario)
+    if not memory.fits and not ignore_memory:
+        raise _does_not_fit(scenario, memory)
+    return KernelCosts(scenario, measured), memory, uneven
 
 
 def default_variants(scenario: Scenario) -> tuple[str, ...]:

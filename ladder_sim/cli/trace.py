@@ -228,8 +228,7 @@ def export(
 
     checked = cast(Phase, choice(phase, "phase", get_args(Phase)))
     scenario = dataclasses.replace(flags.scenario(), variant=canonical(variant))
-    how = flags.how()
-    graph = predicted_step(scenario, checked, profile=how["profile"], engine=how["engine"])
+    graph = predicted_step(scenario, checked, **flags.how())
     perfetto.write({f"{scenario.model.name} {scenario.variant}": graph}, output)
     _draw({scenario.variant: graph}, plot, f"{scenario.model.name}, {scenario.variant}, {phase}")
 

@@ -51,12 +51,9 @@ def download(queries: Queries, name: str, query: str) -> File:
 def _perfetto(phase: Phase) -> Callable[[Queries, str], str]:
     def trace(queries: Queries, query: str) -> str:
         answer = queries.answer(query)
-        profile = answer.state.how(queries.allowlist)["profile"]
+        how = answer.state.how(queries.allowlist)
         return perfetto.to_json(
-            {
-                name: predicted_step(replace(answer.scenario, variant=name), phase, profile=profile)
-                for name in answer.predictions
-            }
+            {name: predicted_step(replace(answer.scenario, variant=name), phase, **how) for name in answer.predictions}
         )
 
     return trace

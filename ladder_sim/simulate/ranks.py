@@ -91,6 +91,15 @@ def simulate_ranks(step: ForwardPass, ranks: int, jitter: Jitter) -> RankedStep:
     )
 
 
+def replicate_of_every_layer(step: ForwardPass, ranks: int, jitter: Jitter) -> tuple[Schedule, Timeline]:
+    """The first replicate on all ranks, no layer left out: tasks are those of the first rank, then of the next."""
+    typical = replace(step.hardware, rank_skew=0.0)
+    plan, program = step.lowered(step.plan.inputs.model.layers, typical)
+    random = np.random.default_rng([jitter.seed, 0])
+    skew = float(np.max(step.hardware.rank_skew))
+    return plan, run(_all_ranks(plan, program, ranks, skew, jitter.sigma, random))
+
+
 def _all_ranks(
     plan: Schedule, program: Program, ranks: int, skew: float, sigma: float, random: np.random.Generator
 ) -> Program:

@@ -6,7 +6,6 @@ argument is an entry here, a parameter of `Scenario.of` and a field of a spec.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from inspect import isfunction
 from types import MappingProxyType
 from typing import Any
 
@@ -65,8 +64,6 @@ class Argument:
         UsageError
             It does not fit the argument.
         """
-        if isfunction(self.kind):
-            return self.kind(raw) if isinstance(raw, str) else raw
         value = read_value(raw, self.name, self.kind, name=name)
         if self.kind is int and not value:
             raise UsageError(f"{name}: {raw} must be at least 1", hint="start at 1")

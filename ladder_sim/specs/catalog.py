@@ -134,6 +134,18 @@ def stack_names() -> tuple[str, ...]:
     return _ids("stacks")
 
 
+@functools.cache
+def fabric_names(tier: str) -> tuple[str, ...]:
+    """Return the fabrics of the built-in clusters in one tier, ``"intra"``, ``"inter"`` or ``"host"``.
+
+    Examples
+    --------
+    >>> fabric_names("host")
+    ('nvlink-c2c-host', 'pcie4-host', 'pcie5-host')
+    """
+    return tuple(sorted({getattr(cluster(name), tier).fabric for name in cluster_names()}))
+
+
 def model_config(name_or_path: str) -> dict[str, Any]:
     """Return a model's config.json, which holds more than its spec: norms, rotary wavelengths, activation, sources.
 

@@ -1,10 +1,11 @@
 """Settings: single figures of a scenario, changed by name, as in ``--set inter.bandwidth=100Gb/s``."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from ladder_sim.errors import UnknownNameError, UsageError
+from ladder_sim.specs import catalog
 from ladder_sim.specs.cluster import ClusterSpec, GpuSpec, LinkTier
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.stack import StackSpec
@@ -140,7 +141,21 @@ def _setting(key: str) -> tuple[str, object]:
 
 
 def _fields(section: str) -> dict[str, object]:
-    return {name: kind for name, kind in settable_fields(_SECTIONS[section]).items() if name not in _IDENTITY}
+    kinds = {name: kind for name, kind in settable_fields(_SECTIONS[section]).items() if name not in _IDENTITY}
+    return kinds | {"fabric": _fabric_of(section)} if "fabric" in kinds else kinds
+
+
+def _fabric_of(tier: str) -> Callable[[str], str]:
+    """What looks up the fabric of a tier. Only a cluster's file may give a link a name of its own."""
+
+    def fabric(text: str) -> str:
+        name, names = text.strip(), catalog.fabric_names(tier)
+        own = tier == "inter" and name.endswith(".toml")
+        if not own and name not in names:
+            raise UnknownNameError(f"{tier}.fabric", text, names, more="only a cluster's file may name another")
+        return name
+
+    return fabric
 
 
 def _changed(spec: _Spec, changes: Mapping[str, Any]) -> _Spec:

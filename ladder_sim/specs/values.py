@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from inspect import isfunction
 from typing import Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from ladder_sim.errors import SpecError, UnknownNameError
@@ -81,7 +82,7 @@ def read_value(raw: object, field: str, kind: object, *, name: str) -> object:
     field
         Field name; its ending decides the unit.
     kind
-        Type of the field, from `settable_fields`.
+        Type of the field, from `settable_fields`, or a function that looks up what text names.
     name
         What the value was given as, which errors call it. Text holds its unit (``"50GB/s"``); a number is in the SI
         unit that `name` ends in (``bandwidth_Bps``).
@@ -91,6 +92,8 @@ def read_value(raw: object, field: str, kind: object, *, name: str) -> object:
     UnitError, SpecError, UnknownNameError
         If the value does not fit the field.
     """
+    if isfunction(kind):
+        return kind(raw) if isinstance(raw, str) else raw
     if isinstance(raw, str):
         raw = raw.strip()
     if kind is bool:

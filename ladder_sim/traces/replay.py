@@ -50,12 +50,19 @@ class Replay:
     def unexplained(self) -> list[UnexplainedWait]:
         """Waits of device ops that no dependency explains, longest first; the replay leaves them out."""
         ops, before_on_lane = self.graph.ops, self.graph.before_on_lane()
+        own_s = []
+        # a collective starts with its last rank
+        group_s: dict[int, float] = {}
+        for index, op in enumerate(ops):
+            awaited = [*op.after, *([before_on_lane[index]] if index in before_on_lane else [])]
+            own_s.append(max((ops[before].end_s for before in awaited), default=0.0))
+            if op.group != NO_GROUP:
+                group_s[op.group] = max(own_s[index], group_s.get(op.group, 0.0))
         waits = []
         for index, op in enumerate(ops):
             if not self.graph.lanes[op.lane].device:
                 continue
-            awaited = [*op.after, *([before_on_lane[index]] if index in before_on_lane else [])]
-            ready_s = max((ops[before].end_s for before in awaited), default=0.0)
+            ready_s = group_s.get(op.group, own_s[index])
             if op.start_s - op.lead_s > ready_s:
                 waits.append(UnexplainedWait(op=op, seconds=op.start_s - op.lead_s - ready_s))
         return sorted(waits, key=lambda wait: -wait.seconds)

@@ -7,9 +7,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from ladder_sim.cli.trace import trace
-from ladder_sim.errors import LadderSimError, UsageError
+from ladder_sim.des.program import NO_GROUP
+from ladder_sim.errors import LadderSimError, MemoryFitError, UsageError
 from ladder_sim.report.figures.traces import trace_figure
 from ladder_sim.traces.load import load
+from ladder_sim.traces.replay import replay
 from tests.support.trace_files import COMM, LAYERS, TraceFile, tensor_parallel
 
 
@@ -86,6 +88,35 @@ def test_export_writes_a_predicted_step_that_predict_reads(tmp_path: Path) -> No
     assert sum(op.kind == "all_reduce" for op in graph.ops) == 64
     assert graph.ops[-1].end_s > 0
     assert "32 layers\n" in shown("predict", path)
+
+
+def test_export_heeds_jitter_seed_and_memory(tmp_path: Path) -> None:
+    """Regression: it took the flags of `predict` and left these out."""
+    path = tmp_path / "step.json"
+    command = ("export", path, "--model", "8b", "--tp", "4", "--set", "model.layers=3", "--variant", "standard")
+    shown(*command)
+    alone = load([path])
+    written = []
+    for flags in (("--jitter", "0.1"), ("--jitter", "0.1"), ("--jitter", "0.1", "--seed", "7")):
+        shown(*command, *flags)
+        written.append(path.read_bytes())
+    graph = load([path])
+    assert written[0] == written[1] != written[2]
+    assert {lane.rank for lane in graph.lanes} == {0, 1, 2, 3}
+    assert len(graph.ops) == 4 * len(alone.ops)
+    assert sum(op.kind == "all_reduce" for op in graph.ops) == 4 * 6
+    # ranks come to an all-reduce one after the other, and run it together
+    reduced = [[op for op in graph.ops if op.group == group] for group in {op.group for op in graph.ops} - {NO_GROUP}]
+    assert len(reduced) >= 6
+    assert all(len({op.start_s for op in ops}) == 1 and len(ops) == 4 for ops in reduced)
+    norms = [op.duration_s for op in graph.ops if op.name == "layer0.attn.norm"]
+    assert len(set(norms)) == 4
+    replayed = replay(graph)
+    assert all(step.error == pytest.approx(0, abs=1e-9) for step in replayed.steps)
+    assert replayed.unexplained() == []
+    small = ("--set", "gpu.hbm=1GB")
+    assert isinstance(run(*command, *small).exception, MemoryFitError)
+    shown(*command, *small, "--ignore-memory")
 
 
 def test_diff_puts_two_runs_side_by_side(file: Path, tmp_path: Path) -> None:

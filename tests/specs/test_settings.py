@@ -1,6 +1,9 @@
 """Settings change exactly one figure, with its unit, or say what is wrong."""
 
 import dataclasses
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ from hypothesis import strategies as st
 from ladder_sim.errors import LadderSimError, PartitionError, SpecError, UnitError, UnknownNameError
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.settings import Overrides, settable
+from ladder_sim.sweeps.grid import Grid
 
 SCENARIO = Scenario.of(model="70b")
 
@@ -127,7 +131,8 @@ def test_not_a_setting(key: str) -> None:
         ("stack.attention", "flush", UnknownNameError, "unknown stack.attention 'flush'"),
         ("workload.dtype", "fp9", UnknownNameError, "unknown workload.dtype 'fp9'"),
         ("workload.gen", "nan", UnitError, "workload.gen: 'nan'"),
-        ("inter.fabric", " ", SpecError, "fabric is ''"),
+        ("inter.fabric", " ", UnknownNameError, "unknown inter.fabric ' '"),
+        ("intra.fabric", "mine.toml", UnknownNameError, "unknown intra.fabric 'mine.toml'"),
     ],
 )
 def test_bad_value(key: str, text: str, kind: type[LadderSimError], message: str) -> None:
@@ -135,6 +140,25 @@ def test_bad_value(key: str, text: str, kind: type[LadderSimError], message: str
         override({key: text})
     assert message in caught.value.message
     assert caught.value.hint
+
+
+@pytest.mark.parametrize("set_fabric", [override, lambda fabrics: Grid({"model": "8b", **fabrics})])
+def test_a_mistyped_fabric_is_refused(set_fabric: Callable[[Overrides], object]) -> None:
+    """Regression: no measurement applied to it, and nothing said so."""
+    with pytest.raises(UnknownNameError) as caught:
+        set_fabric({"inter.fabric": "ib-ndr40"})
+    assert caught.value.message == "unknown inter.fabric 'ib-ndr40'"
+    assert "ib-ndr400" in caught.value.hint
+    with pytest.raises(UnknownNameError, match="did you mean 'nvlink4-nvswitch'"):
+        set_fabric({"intra.fabric": "nvlink4-nvswich"})
+
+
+def test_a_cluster_file_may_name_a_fabric_of_its_own(tmp_path: Path) -> None:
+    """A link that nobody measured: formulas price it."""
+    text = (resources.files("ladder_sim.specs") / "data" / "clusters" / "h100-sxm.toml").read_text("utf-8")
+    file = tmp_path / "own.toml"
+    file.write_text(text.replace('fabric = "ib-ndr400"', 'fabric = "own-net"'))
+    assert Scenario.of(cluster=str(file), nodes=2).cluster.inter.fabric == "own-net"
 
 
 def test_every_listed_setting_can_be_set_to_itself_but_not_without_its_unit() -> None:
