@@ -144,7 +144,12 @@ class _Builder:
         for number, output in enumerate(outputs):
             if output in self.folded:
                 self.residual = output
-            elif fuse_last and number == len(outputs) - 1:
+                continue
+            if self.model.post_norms:
+                weights = float(self.model.hidden) * STATE_BYTES
+                normed = f"{prefix}.post_norm{number + 1 if number else ''}"
+                output = self._elementwise(normed, "norm", 2 * self.state_bytes, [output], layer, weights)
+            if fuse_last and number == len(outputs) - 1:
                 return [output]
             else:
                 name = f"{prefix}.add" if number == 0 else f"{prefix}.add{number + 1}"

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import json
 import os
+import re
 import tomllib
 from importlib import resources
 from pathlib import Path
@@ -36,12 +37,15 @@ MODEL_ALIASES = MappingProxyType(
     }
 )
 
+# ORGANISATION/MODEL; a path within this folder begins with a dot
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
+
 # tables of a cluster file
 _TABLES: dict[str, type] = {"gpu": GpuSpec, "intra": LinkTier, "inter": LinkTier, "host": LinkTier}
 
 
 def model(name_or_path: str) -> ModelSpec:
-    """Return a model by alias, catalog id, or path of a config.json or its directory.
+    """Return a model by alias, catalog id, Hugging Face id, or path of a config.json or its directory.
 
     Raises
     ------
@@ -59,16 +63,16 @@ def model(name_or_path: str) -> ModelSpec:
     if name in model_names():
         spec: ModelSpec = _shipped("models", name)
         return spec
-    path = _path(name_or_path, "model", ".json", (*MODEL_ALIASES, *model_names()))
+    path = _model_path(name_or_path)
     # every download is called config.json: its directory says which model it is
     file = path.parent if path.name == "config.json" else path
     return ModelSpec.from_hf(read_config(path), name=_stem(file), source=shown_path(path))
 
 
 def model_id(name: str) -> str:
-    """Return the catalog id that an alias stands for; another name in lower case."""
+    """Return the catalog id that an alias or a Hugging Face id stands for; another name in lower case."""
     key = name.strip().lower()
-    return MODEL_ALIASES.get(key, key)
+    return _hub_ids().get(key, key) if "/" in key else MODEL_ALIASES.get(key, key)
 
 
 def cluster(name_or_path: str) -> ClusterSpec:
@@ -158,7 +162,7 @@ def model_config(name_or_path: str) -> dict[str, Any]:
     if name in model_names():
         config: dict[str, Any] = json.loads(_data("models", name))
         return config
-    return read_config(_path(name_or_path, "model", ".json", (*MODEL_ALIASES, *model_names())))
+    return read_config(_model_path(name_or_path))
 
 
 def _find(kind: str, name_or_path: str) -> Any:
@@ -184,6 +188,24 @@ def _shipped(folder: str, name: str) -> Any:
 def _ids(folder: str) -> tuple[str, ...]:
     files = (_FOLDERS / folder).iterdir()
     return tuple(sorted(file.name.rpartition(".")[0] for file in files if file.name.endswith((".json", ".toml"))))
+
+
+@functools.cache
+def _hub_ids() -> dict[str, str]:
+    """Built-in models by the Hugging Face ids of their files, in lower case."""
+    return {
+        hub_id.lower(): name for name in model_names() for hub_id in json.loads(_data("models", name)).get("_ids", ())
+    }
+
+
+def _model_path(text: str) -> Path:
+    """Return the path of a model's config.json; an unknown name if it is a name or a Hugging Face id."""
+    path = _path(text, "model", ".json", (*MODEL_ALIASES, *model_names()))
+    if _HUB_ID.fullmatch(text) and not text.lower().endswith(".json") and not os.path.exists(path):
+        page = f"https://huggingface.co/{text}/blob/main/config.json"
+        more = f"nothing is downloaded: save {page} and pass its path"
+        raise UnknownNameError("model", text, _hub_ids(), more=more)
+    return path
 
 
 def _data(folder: str, name: str) -> str:

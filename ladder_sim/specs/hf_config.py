@@ -1,16 +1,17 @@
 """Read a Hugging Face config.json: the file, and the shape of the dense decoder it describes.
 
-Field names and defaults are those of the configuration classes of Hugging Face transformers (LlamaConfig,
-MistralConfig, Qwen2Config, Qwen3Config, GemmaConfig, Starcoder2Config, NemotronConfig, StableLmConfig and others).
+Field names are those of the configuration classes of Hugging Face transformers; what a model's type implies is in
+`ladder_sim.specs.hf_types`.
 """
 
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ladder_sim.errors import SpecError
+from ladder_sim.specs.hf_types import CLASS_SIZES, SIZES, TYPES
 from ladder_sim.system.files import read_text, shown_path
 from ladder_sim.units import quoted
 
@@ -26,36 +27,15 @@ MAXIMA: dict[str, int] = {
     "max_positions": 1_000_000_000,
 }
 
-# required sizes, by ModelSpec field
-_FIELDS = {
-    "layers": "num_hidden_layers",
-    "hidden": "hidden_size",
-    "heads": "num_attention_heads",
-    "intermediate": "intermediate_size",
-    "vocab": "vocab_size",
-    "max_positions": "max_position_embeddings",
-}
+# fields with the decoder of a multimodal model, its type where they do not say it, and fields of the encoders
+_TEXT_CONFIGS = ("text_config", "llm_config")
+_TEXT_TYPES = {"gemma3": "gemma3_text", "mistral3": "mistral"}
+_ENCODERS = ("vision_config", "audio_config")
+# fields in which null is a value of its own: no window, as many heads as queries, a share of the width
+_NULLABLE = ("sliding_window", "num_key_value_heads", "head_dim")
 
-# model types whose blocks are known to be Llama's
-_LLAMA_FAMILY = ("llama", "mistral", "qwen2", "qwen3", "llamaLadder")
-
-# model types with one up projection and no gate
-_UNGATED = ("starcoder2", "nemotron", "arcee", "apertus")
-
-# model types with LayerNorm in the place of RMSNorm, whose blocks are otherwise those of Llama
-_LAYER_NORM = ("starcoder2", "nemotron", "stablelm")
-
-# model types in which attention and MLP read the same input: their only wiring is `parallel`
-_PARALLEL = ("cohere", "cohere2", "falcon", "gpt_neox", "gptj", "phi")
-
-# model types whose LM head shares the embedding unless the file says otherwise
-_TIED_BY_DEFAULT = ("gemma", "gemma2", "gemma3_text", "starcoder2")
-
-# model types that normalise queries and keys, head by head
-_QK_NORM = ("qwen3", "gemma3_text")
-
-# model types that give a sliding window and use it only if `use_sliding_window` says so
-_WINDOW_OFF_BY_DEFAULT = ("qwen2", "qwen3")
+# model types in which attention and MLP read the same input, and which differ from Llama in other things as well
+_PARALLEL = ("falcon", "gpt_neox", "gptj", "phi")
 
 # values of `layer_types` that are attention
 _ATTENTION_LAYERS = ("full_attention", "sliding_attention")
@@ -101,9 +81,14 @@ _REFUSED = (
         "for 8-bit weights take the unquantized config with --dtype fp8; 4-bit weights cannot be simulated",
     ),
     (
-        "multimodal models",
-        ("text_config", "llm_config", "vision_config", "audio_config"),
-        "save the object under 'text_config' as a config.json of its own and give that file",
+        "layers that attend to an encoder",
+        ("cross_attention_layers",),
+        _EQUAL_LAYERS,
+    ),
+    (
+        "embeddings of each layer",
+        ("hidden_size_per_layer_input",),
+        _EQUAL_LAYERS,
     ),
 )
 
@@ -150,10 +135,12 @@ def read_config(path: Path) -> dict[str, object]:
 
 def shape_from_hf(config: Mapping[str, object], *, source: str) -> dict[str, Any]:
     """Translate a parsed config.json into the fields of ModelSpec that it decides; see `ModelSpec.from_hf`."""
-    reader = _Reader(config, shown_path(source))
-    model_type = reader.model_type()
+    outer = _Reader(config, shown_path(source))
+    outer.refuse_other_architectures()
+    reader = outer.decoder()
     reader.refuse_other_architectures()
-    sizes = {field: reader.size(key, MAXIMA[field]) for field, key in _FIELDS.items()}
+    reader.refuse_other_types()
+    sizes = {field: reader.size(key, MAXIMA[field]) for field, key in SIZES.items()}
     heads, hidden = sizes["heads"], sizes["hidden"]
     kv_heads = reader.size("num_key_value_heads", MAXIMA["kv_heads"], default=heads)
     if heads % kv_heads:
@@ -162,38 +149,70 @@ def shape_from_hf(config: Mapping[str, object], *, source: str) -> dict[str, Any
             f"must divide num_attention_heads, {heads}",
             "each key/value head serves the same number of query heads; correct either field",
         )
-    if config.get("head_dim") is None and hidden % heads:
+    if reader.config.get("head_dim") is None and hidden % heads:
         raise reader.error(
             "hidden_size",
             f"must be a multiple of num_attention_heads, {heads}, where head_dim is not given",
             "add head_dim to the file, or correct either field",
         )
-    everywhere = reader.flag("use_bias", default=model_type == "starcoder2")
+    everywhere = reader.flag("use_bias")
     # Qwen2 has biases on q, k and v without a field for them, StableLM with a field of its own; Llama's attention_bias
     # covers the output as well
-    qkv_only = reader.flag("use_qkv_bias", default=model_type == "qwen2")
+    qkv_only = reader.flag("use_qkv_bias")
     attention_bias = reader.flag("attention_bias", default=everywhere or qkv_only)
     return dict(
         **sizes,
         kv_heads=kv_heads,
         head_dim=reader.size("head_dim", MAXIMA["head_dim"], default=hidden // heads),
-        gated_mlp=reader.flag("gated_mlp", default=model_type not in _UNGATED),
-        tied_embeddings=reader.flag("tie_word_embeddings", default=model_type in _TIED_BY_DEFAULT),
+        gated_mlp=reader.flag("gated_mlp", default=True),
+        tied_embeddings=reader.flag("tie_word_embeddings"),
         qkv_bias=attention_bias,
         out_bias=reader.flag("attention_out_bias", default=attention_bias and not qkv_only),
         mlp_bias=reader.flag("mlp_bias", default=everywhere),
-        qk_norm=model_type in _QK_NORM,
-        sliding_window=reader.sliding_window(used=model_type not in _WINDOW_OFF_BY_DEFAULT),
-        ladder_layers=reader.ladder_layers(sizes["layers"], ladder=model_type == "llamaLadder"),
+        # StableLM has a name of its own for it
+        qk_norm=reader.flag("use_qk_norm", default=reader.flag("qk_layernorm")),
+        post_norms=reader.flag("post_norms"),
+        sliding_window=reader.sliding_window(),
+        ladder_layers=reader.ladder_layers(sizes["layers"], ladder=reader.model_type() == "llamaLadder"),
+        parallel_blocks=reader.flag("parallel_blocks"),
+        multimodal=any(config.get(key) for key in (*_TEXT_CONFIGS, *_ENCODERS)),
+        unknown_type=reader.model_type() not in TYPES,
     )
 
 
 class _Reader:
-    """Fields of one config, with errors that name file and field. JSON null counts as missing."""
+    """Fields of one config, with errors that name file and field. JSON null counts as missing.
+
+    Parameters
+    ----------
+    config
+        The file, or the object in it that describes the decoder.
+    source
+        Where the object is.
+    """
 
     def __init__(self, config: Mapping[str, object], source: str) -> None:
         self.config = config
         self.source = source
+
+    def decoder(self) -> Self:
+        """The config of the decoder: the one in it of a multimodal model, else itself; with the type's defaults."""
+        nested = next((key for key in _TEXT_CONFIGS if self.config.get(key)), None)
+        if nested is None:
+            return self._filled({})
+        text = self.config[nested]
+        if not isinstance(text, dict):
+            raise self.error(nested, "must be an object", "download or export the file again")
+        # one setting of the whole model, which either may hold
+        tied = {"tie_word_embeddings": self.config.get("tie_word_embeddings")}
+        kind = {"model_type": _TEXT_TYPES.get(self.model_type(), "llama")}
+        inner = type(self)({**kind, **tied, **text}, f"{self.source}: {nested}")
+        return inner._filled(CLASS_SIZES.get(inner.model_type(), {}))
+
+    def _filled(self, sizes: Mapping[str, object]) -> Self:
+        """With what the model's type implies."""
+        given = {key: value for key, value in self.config.items() if value is not None or key in _NULLABLE}
+        return type(self)({**sizes, **TYPES.get(self.model_type(), {}), **given}, self.source)
 
     def error(self, key: str, rule: str, way_out: str) -> SpecError:
         return SpecError(f"{self.source}: {key} is {quoted(self.config.get(key))}: {rule}", hint=way_out)
@@ -203,7 +222,7 @@ class _Reader:
         if model_type is None:
             return "llama"
         if not isinstance(model_type, str):
-            raise self.error("model_type", "must be text", f"write one of {', '.join(_LLAMA_FAMILY)}")
+            raise self.error("model_type", "must be text", 'for example "llama"')
         return model_type
 
     def refuse_other_architectures(self) -> None:
@@ -215,15 +234,16 @@ class _Reader:
         layers = self.config.get("layer_types")
         if layers is not None and not (isinstance(layers, list) and all(kind in _ATTENTION_LAYERS for kind in layers)):
             raise self.error("layer_types", f"must be a list of {' and '.join(_ATTENTION_LAYERS)}", _EQUAL_LAYERS)
+
+    def refuse_other_types(self) -> None:
         if self.model_type() in _PARALLEL:
             raise self.error("model_type", f"{_SIDE_BY_SIDE} are not supported", _ONLY_PARALLEL)
-        known = (*_LLAMA_FAMILY, *_LAYER_NORM)
-        if self.model_type() not in known and self.config.get("rms_norm_eps") is None:
+        if self.model_type() not in TYPES and self.config.get("rms_norm_eps") is None:
             # RMSNorm marks the Llama family; BERT, OPT and others share the field names but not the blocks
             raise self.error(
                 "model_type",
-                f"known are {', '.join(known)}, and others only with RMSNorm (rms_norm_eps)",
-                'if its blocks are those of Llama, write "model_type": "llama"',
+                "must be a known type, or have RMSNorm (rms_norm_eps)",
+                f'if its blocks are those of Llama, write "model_type": "llama"; known are {", ".join(TYPES)}',
             )
 
     def size(self, key: str, maximum: int, *, default: int | None = None) -> int:
@@ -233,13 +253,13 @@ class _Reader:
                 return default
             raise SpecError(
                 f"{self.source}: {key} is missing: a dense decoder's config.json must have it",
-                hint=f'add "{key}" to the file; supported types are {", ".join(_LLAMA_FAMILY)}',
+                hint=f'add "{key}" to the file',
             )
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
             raise self.error(key, f"must be a whole number from 1 to {maximum}", f"correct {key} in the file")
         return value
 
-    def flag(self, key: str, *, default: bool) -> bool:
+    def flag(self, key: str, *, default: bool = False) -> bool:
         value = self.config.get(key)
         if value is None:
             return default
@@ -247,13 +267,13 @@ class _Reader:
             raise self.error(key, "must be true or false", f"correct {key} in the file")
         return value
 
-    def sliding_window(self, *, used: bool) -> int:
+    def sliding_window(self) -> int:
         """Tokens that some layers attend to; 0 where every layer attends to all."""
         layer_types = self.config.get("layer_types")
         if isinstance(layer_types, list):
             used = "sliding_attention" in layer_types
         else:
-            used = self.flag("use_sliding_window", default=used)
+            used = self.flag("use_sliding_window", default=True)
         window = self.config.get("sliding_window")
         # read in any case, so that a damaged file does not pass
         tokens = 0 if window in (None, 0) else self.size("sliding_window", MAXIMA["max_positions"])

@@ -57,10 +57,18 @@ class ModelSpec:
     """Bias vectors in the MLP."""
     qk_norm: bool = False
     """Queries and keys are normalised head by head before they are rotated, as in Qwen3 and Gemma 3."""
+    post_norms: bool = False
+    """The output of each block is normalised as well before it is added, as in Gemma 3."""
     sliding_window: Annotated[int, Limits(0, MAXIMA["max_positions"])] = 0
     """Tokens that some or all layers attend to; 0: all of them. Costs count the full context, and a warning says so."""
     ladder_layers: tuple[int, ...] = ()
     """Layers that the config itself wires as ladder (`model_type: llamaLadder`)."""
+    parallel_blocks: bool = False
+    """Attention and MLP read the same input: the variant parallel is the model as it is; a warning says so."""
+    multimodal: bool = False
+    """It also has an encoder of images or sound, which is not predicted; a warning says so."""
+    unknown_type: bool = False
+    """Its blocks are taken for Llama's, because its type is not known; a warning says so."""
     source: str = ""
     """Where the figures come from."""
 
@@ -88,8 +96,8 @@ class ModelSpec:
         Parameters
         ----------
         config
-            The parsed ``config.json``: llama, mistral, qwen2, qwen3, llamaLadder, starcoder2, nemotron, stablelm, or
-            another type with the same fields and RMSNorm (gemma, granite, internlm2, olmo2, phi3, ...). A config may
+            The parsed ``config.json`` of a type in `ladder_sim.specs.hf_types.TYPES`, or, with a warning, of another
+            with Llama's fields and RMSNorm. Of a multimodal model the decoder is read (``text_config``). A config may
             set ``"gated_mlp": false`` for an MLP without a gate.
         name
             Name of the model.
@@ -105,10 +113,7 @@ class ModelSpec:
 
     @property
     def parameters(self) -> int:
-        """Number of weights, with norms (two per layer and a final one), biases, embedding and LM head.
-
-        Left out are further norms per layer (gemma2) and the biases of LayerNorms (starcoder2).
-        """
+        """Number of weights, with norms, biases, embedding and LM head; the biases of LayerNorms are left out."""
         q_width, kv_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
         attention = self.hidden * (2 * q_width + 2 * kv_width)
         attention += (q_width + 2 * kv_width) * self.qkv_bias + self.hidden * self.out_bias
@@ -117,7 +122,8 @@ class ModelSpec:
         mlp = (ups + 1) * self.hidden * self.intermediate
         mlp += (ups * self.intermediate + self.hidden) * self.mlp_bias
         embeddings = self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
-        return self.layers * (attention + mlp + 2 * self.hidden) + self.hidden + embeddings
+        norms = (4 if self.post_norms else 2) * self.hidden
+        return self.layers * (attention + mlp + norms) + self.hidden + embeddings
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         """Return the KV cache that one token of one request takes over all layers and ranks, in bytes.

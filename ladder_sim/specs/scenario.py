@@ -181,6 +181,15 @@ class Scenario:
     def warnings(self) -> tuple[str, ...]:
         """Return what the reader of a prediction should know about this scenario, one sentence each."""
         warnings = []
+        if self.model.multimodal:
+            warnings.append(f"'{self.model.name}': only the text decoder is predicted, not its encoders")
+        if self.model.unknown_type:
+            warnings.append(f"'{self.model.name}': a type that is not known, whose blocks are taken for Llama's")
+        if self.model.parallel_blocks:
+            warnings.append(
+                f"'{self.model.name}' has attention and MLP side by side: variant parallel is the model as it is, the "
+                "others are models of its sizes with other wirings, and speedups are over that standard"
+            )
         context, longest = self.workload.context, self.model.max_positions
         if context > longest:
             warnings.append(f"context of {context} tokens: '{self.model.name}' was made for {longest}")

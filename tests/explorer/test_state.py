@@ -16,6 +16,7 @@ from ladder_sim.explorer.state import State
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS
 from ladder_sim.specs.scenario import Scenario
+from tests.conftest import DATA
 
 ALLOWLIST = Allowlist.of()
 FIGURES = ("intra.bandwidth", "inter.latency", "gpu.hbm_bandwidth", "stack.stream_wait")
@@ -60,6 +61,14 @@ def test_a_link_holds_the_whole_state(state: State) -> None:
 def test_a_dropped_model_travels_in_the_link() -> None:
     shape = replace(catalog.model("qwen2.5-7b"), name="my model", source="dropped on the page", ladder_layers=(3, 4))
     state = State(arguments={**DEFAULTS, "model": "my model"}, shape=shape)
+    assert State.parse(state.query(), ALLOWLIST) == state
+
+
+@pytest.mark.parametrize("file", sorted((DATA / "configs").iterdir()), ids=lambda file: file.stem)
+def test_a_dropped_file_travels_in_the_link(file: Path) -> None:
+    """With all that its predictions are warned about."""
+    shape = replace(catalog.model(str(file)), source="dropped on the page")
+    state = State(arguments={**DEFAULTS, "model": shape.name}, shape=shape)
     assert State.parse(state.query(), ALLOWLIST) == state
 
 

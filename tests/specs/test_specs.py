@@ -53,7 +53,7 @@ def test_every_model_figure_has_a_source() -> None:
     for name in catalog.model_names():
         config = json.loads((DATA / "models" / f"{name}.json").read_text("utf-8"))
         sources = catalog.model_config(name)["_sources"]
-        assert set(sources) == set(config) - {"_sources", "model_type"}
+        assert set(sources) == set(config) - {"_sources", "_ids", "model_type"}
         assert all(len(text) > 10 for text in sources.values())
         assert catalog.model(name).source
     with pytest.raises(UnknownNameError):

@@ -1,0 +1,74 @@
+"""What a model's type says without a field of its config.json.
+
+From the configuration classes and models of Hugging Face transformers 5.23.0: defaults of fields that files leave out,
+and facts of the blocks, as if they were fields. `gated_mlp`, `post_norms` and `parallel_blocks` are names of our own.
+"""
+
+from collections.abc import Mapping
+
+# sizes that every config.json has, by ModelSpec field
+SIZES = {
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "intermediate": "intermediate_size",
+    "vocab": "vocab_size",
+    "max_positions": "max_position_embeddings",
+}
+
+_TIED = {"tie_word_embeddings": True}
+_QWEN2 = {"num_key_value_heads": 32, "use_qkv_bias": True, "use_sliding_window": False}
+_QWEN2_VL = {**_QWEN2, "num_key_value_heads": 8}
+_QWEN3 = {"num_key_value_heads": 32, "head_dim": 128, "use_qk_norm": True, "use_sliding_window": False}
+_GEMMA2 = {**_TIED, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096, "post_norms": True}
+# biases on q, k and v alone
+_BIASED = {"head_dim": 128, "attention_bias": True, "attention_out_bias": False}
+
+TYPES: Mapping[str, Mapping[str, object]] = {
+    "llama": {},
+    "llamaLadder": {},
+    "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "ministral3": {"num_key_value_heads": 8, "head_dim": 128},
+    "phi3": {},
+    "qwen2": _QWEN2,
+    "qwen2_vl": _QWEN2_VL,
+    "qwen2_vl_text": _QWEN2_VL,
+    "qwen2_5_vl": _QWEN2_VL,
+    "qwen2_5_vl_text": _QWEN2_VL,
+    "qwen3": _QWEN3,
+    "qwen3_vl_text": _QWEN3,
+    "gemma": {**_TIED, "num_key_value_heads": 16, "head_dim": 256},
+    "gemma2": _GEMMA2,
+    "gemma3_text": {**_GEMMA2, "use_qk_norm": True},
+    "granite": {},
+    "internlm2": {},
+    "smollm3": {**_TIED, "num_key_value_heads": 4},
+    "seed_oss": {**_BIASED, "num_key_value_heads": 8},
+    "glm4": {**_BIASED, "num_key_value_heads": 2, "post_norms": True},
+    # norms behind the blocks in the place of those before them
+    "olmo2": {"use_qk_norm": True},
+    "olmo3": {"use_qk_norm": True, "sliding_window": 4096},
+    "exaone4": {"use_qk_norm": True, "sliding_window": 4096},
+    # one up projection and no gate
+    "arcee": {"gated_mlp": False},
+    "apertus": {"gated_mlp": False, "use_qk_norm": True},
+    # LayerNorm in the place of RMSNorm
+    "starcoder2": {**_TIED, "num_key_value_heads": 2, "use_bias": True, "gated_mlp": False},
+    "nemotron": {"gated_mlp": False},
+    "stablelm": {},
+    "cohere": {**_TIED, "parallel_blocks": True},
+    "cohere2": {**_TIED, "head_dim": 128, "sliding_window": 4096, "parallel_blocks": True},
+}
+
+# sizes of the classes, in the order of `SIZES`: a `text_config` leaves out what equals them, a file of its own does not
+CLASS_SIZES: Mapping[str, Mapping[str, int]] = {
+    name: dict(zip(SIZES.values(), sizes, strict=True))
+    for name, sizes in {
+        "llama": (32, 4096, 32, 11008, 32000, 2048),
+        "mistral": (32, 4096, 32, 14336, 32000, 131072),
+        "qwen2": (32, 4096, 32, 22016, 151936, 32768),
+        "gemma": (28, 3072, 16, 24576, 256000, 8192),
+        "gemma2": (26, 2304, 8, 9216, 256000, 8192),
+        "gemma3_text": (26, 2304, 8, 9216, 262208, 131072),
+    }.items()
+}
