@@ -11,6 +11,7 @@ from ladder_sim.explorer.offline import standalone_page
 from ladder_sim.explorer.queries import Queries
 from ladder_sim.graph.ops import Phase
 from ladder_sim.report.export import advice_document, sensitivity_document
+from ladder_sim.report.figures.page import figure_page
 from ladder_sim.sweeps.evaluate import How
 from ladder_sim.sweeps.executors import serial
 from ladder_sim.sweeps.grid import Grid
@@ -40,9 +41,7 @@ def download(queries: Queries, name: str, query: str) -> File:
     if name in _FILES:
         content = _FILES[name](queries, queries.state(query).query(pins=False))
     elif ending == "html" and figure in FIGURES:
-        content = FIGURES[figure](queries, queries.state(query).query()).to_html(
-            include_plotlyjs=True, div_id="figure", config={"displaylogo": False}
-        )
+        content = figure_page(FIGURES[figure](queries, queries.state(query).query()))
     else:
         raise UnknownNameError("file", name[:60], (*_FILES, *(f"{figure}.html" for figure in FIGURES)))
     return File(content, _TYPES[name.rpartition(".")[2]])

@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
-from ladder_sim.explorer.allowlist import Allowlist
+from ladder_sim.cli.main import main
 from ladder_sim.explorer.clientside import CONTROLS
 from ladder_sim.explorer.controls import SLIDER_KEYS, control_id
-from ladder_sim.explorer.offline import standalone_page
-from ladder_sim.explorer.queries import Queries
 from tests.support.accessibility import violations
 from tests.support.browser import chromium
 from tests.support.explorer_browser import Watched, served
@@ -70,15 +68,15 @@ def test_the_explorer_breaks_no_rule(browser: Browser, address: str, tmp_path: P
 
 
 def test_pages_in_files_break_no_rule(browser: Browser, address: str, tmp_path: Path) -> None:
-    allowlist = Allowlist.of()
-    file = tmp_path / "page.html"
-    file.write_text(standalone_page(Queries(allowlist).answer("model=405b&nodes=2"), allowlist), encoding="utf-8")
+    files = [tmp_path / "page.html", tmp_path / "plot.html"]
+    assert main(["explore", "--model", "405b", "--nodes", "2", "--export", str(files[0])]) == 0
+    assert main(["predict", "--plot", str(files[1])]) == 0
     broken: dict[str, list[str]] = {}
     for look, seen in looks(browser, address, tmp_path):
-        page = seen.page
-        page.goto(file.as_uri())
-        page.wait_for_selector("#map .hm")
-        broken[look] = violations(page)
+        for file in files:
+            seen.page.goto(file.as_uri())
+            seen.page.wait_for_selector(".js-plotly-plot .barlayer .point")
+            broken[f"{look}, {file.name}"] = violations(seen.page)
     assert not any(broken.values()), broken
 
 

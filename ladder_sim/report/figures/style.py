@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ladder_sim.display.labels import axis_values, field_label, needs_log_axis, with_unit
 from ladder_sim.errors import MissingDependencyError, MissingPackageError, UsageError
+from ladder_sim.report.figures.page import figure_page
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -175,8 +176,7 @@ def save_figure(figure: "go.Figure", path: Path) -> None:
     check_plot_path(path)
     try:
         if path.suffix.lower() == ".html":
-            # a fixed id: the same figure is the same file
-            figure.write_html(path, include_plotlyjs=True, div_id="figure", config={"displaylogo": False})
+            path.write_text(figure_page(figure), encoding="utf-8")
         else:
             _write_image(figure, path)
     except OSError as error:
