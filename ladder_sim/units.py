@@ -217,6 +217,17 @@ def short_name(field: str) -> str:
     return field.removesuffix(next((suffix for suffix in _SUFFIXES if field.endswith(suffix)), ""))
 
 
+def base_unit(unit: Unit) -> str:
+    """The SI unit in which values are held; empty for numbers.
+
+    Examples
+    --------
+    >>> base_unit("Bps"), base_unit("flops")
+    ('B/s', 'FLOP/s')
+    """
+    return next(name for size, name in _STEPS[unit] if size == 1)
+
+
 def step_for(value: float, unit: Unit, typed: str = "") -> tuple[float, str]:
     """The size and name of the unit that a value, or an axis that ends there, is written in: the typed one, if any.
 
@@ -240,7 +251,7 @@ def format_quantity(value: float, unit: Unit, typed: str = "") -> str:
     ('50.0 GB/s', '400 Gb/s', '0 s')
     """
     if value == 0 or not math.isfinite(value):
-        return f"{value:g} {typed or next(name for size, name in _STEPS[unit] if size == 1)}".strip()
+        return f"{value:g} {typed or base_unit(unit)}".strip()
     size, name = step_for(float(f"{value:.2e}"), unit, typed)
     scaled = float(f"{value / size:.2e}")
     if 0.001 <= abs(scaled) < 1e6:

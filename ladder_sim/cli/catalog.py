@@ -6,41 +6,90 @@ from typing import Annotated, Any
 
 import typer
 
-from ladder_sim.errors import UnknownNameError
+from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.specs import catalog
-from ladder_sim.specs.settings import settable
+from ladder_sim.specs.arguments import DEFAULTS
+from ladder_sim.specs.cluster import ClusterSpec
+from ladder_sim.specs.model import ModelSpec
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.settings import described
+from ladder_sim.specs.stack import StackSpec
 from ladder_sim.units import format_bandwidth, format_count, format_quantity, unit_of
 
 Rows = tuple[Sequence[str], Sequence[Sequence[str]]]
+_SECTIONS = {ModelSpec: "model", ClusterSpec: "cluster", StackSpec: "stack"}
+_Whose = Annotated[str | None, typer.Option(help="Whose defaults `settings` shows; as in predict.")]
 
 
 def list_(
     what: Annotated[str, typer.Argument(help="models, clusters, stacks, variants, profiles or settings.")] = "all",
+    model: _Whose = None,
+    cluster: _Whose = None,
+    stack: _Whose = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """List models, clusters, stacks, variants, profiles or settings."""
-    if what == "all":
-        for name in ("models", "clusters", "stacks", "variants", "profiles"):
-            print(f"{name}: {', '.join(row[0] for row in _LISTS[name]()[1])}")
-        print("settings: `ladder-sim list settings`")
-        return
-    if what not in _LISTS:
-        raise UnknownNameError("list", what, _LISTS)
+    if what not in ("all", "settings", *_LISTS):
+        raise UnknownNameError("list", what, ("settings", *_LISTS))
+    if what != "settings" and (model or cluster or stack):
+        raise UsageError(
+            "--model, --cluster and --stack choose the defaults of settings", hint="`ladder-sim list settings`"
+        )
+    # imported here: `--help` needs no simulator
     from ladder_sim.display.console import show as show_table
     from ladder_sim.display.console import table
+    from ladder_sim.display.document import Document
 
-    columns, rows = _LISTS[what]()
-    show_table(table(columns, rows, left=len(columns)))
+    if what == "all":
+        names = {name: [row[0] for row in rows()[1]] for name, rows in _LISTS.items()}
+        lines = [f"{name}: {', '.join(each)}" for name, each in names.items()]
+        text = "\n".join([*lines, "settings: `ladder-sim list settings`\n"])
+        print(Document(content=names).to_json() if json else text, end="")
+        return
+    if what == "settings":
+        from ladder_sim.report.settings import settings_document, settings_report
+
+        scenario = Scenario.of(
+            model=model or DEFAULTS["model"],
+            cluster=cluster or DEFAULTS["cluster"],
+            stack=stack or DEFAULTS["stack"],
+            tp=1,
+        )
+        document, report = settings_document(scenario), settings_report(scenario)
+    else:
+        columns, rows = _LISTS[what]()
+        document = Document(content={what: [dict(zip(columns, row, strict=True)) for row in rows]})
+        report = table(columns, rows, left=len(columns))
+    if json:
+        print(document.to_json(), end="")
+    else:
+        show_table(report)
 
 
-def show(name: Annotated[str, typer.Argument(help="A model, cluster or stack: catalog name or file.")]) -> None:
-    """Show every figure of a model, cluster or stack, and its source."""
+def show(
+    name: Annotated[str, typer.Argument(help="A model, cluster or stack: catalog name or file.")],
+    toml: Annotated[
+        bool, typer.Option("--toml", help="Print the file of a cluster or stack, to start your own from.")
+    ] = False,
+) -> None:
+    """Show every figure of a model, cluster or stack, by the names that --set takes, and its source."""
     spec = _find(name)
-    figures = dict(_flat(spec))
+    if toml:
+        if isinstance(spec, ModelSpec):
+            raise UsageError(
+                f"'{name}' is a model: its file is a Hugging Face config.json, not TOML",
+                hint="--model takes any config.json; --set model.layers=40 changes one figure",
+            )
+        print(catalog.toml_text(name), end="")
+        return
+    figures = list(_flat(spec, _SECTIONS[type(spec)]))
     sources = catalog.model_config(spec.name)["_sources"] if spec.name in catalog.model_names() else {}
-    width = max(map(len, figures))
-    for figure, value in figures.items():
-        origin = f"  [{sources[figure]}]" if figure in sources else ""
-        print(f"{figure:<{width}}  {value}{origin}")
+    names = {setting.field: name for name, setting in described().items()}
+    shown = [names.get(figure, figure.removeprefix(f"{_SECTIONS[type(spec)]}.")) for figure, _ in figures]
+    width = max(map(len, shown))
+    for label, (figure, value) in zip(shown, figures, strict=True):
+        source = sources.get(figure.rpartition(".")[2])
+        print(f"{label:<{width}}  {value}" + (f"  [{source}]" if source else ""))
 
 
 def _find(name: str) -> Any:
@@ -59,18 +108,21 @@ def _find(name: str) -> Any:
     raise UnknownNameError("model, cluster or stack", name, every, more="`ladder-sim list` shows all")
 
 
-def _flat(spec: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+def _flat(spec: Any, section: str) -> Iterator[tuple[str, str]]:
+    """Fields by section, with units, and their values."""
     for field in dataclasses.fields(spec):
         value = getattr(spec, field.name)
         if dataclasses.is_dataclass(value):
-            yield from _flat(value, f"{prefix}{field.name}.")
+            yield from _flat(value, field.name)
         elif value not in ("", ()):
-            yield f"{prefix}{field.name}", _figure_text(field.name, value)
+            yield f"{section}.{field.name}", _figure_text(field.name, value)
 
 
 def _figure_text(name: str, value: object) -> str:
-    unit = unit_of(name)
-    return format_quantity(value, unit) if isinstance(value, float) and unit != "count" else str(value)
+    if isinstance(value, float) and unit_of(name) != "count":
+        return format_quantity(value, unit_of(name))
+    # as --set and files take it
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _models() -> Rows:
@@ -116,15 +168,10 @@ def _profiles() -> Rows:
     return ("profile", "measured on", "created", "source"), rows
 
 
-def _settings() -> Rows:
-    return ("setting",), [(name,) for name in settable()]
-
-
 _LISTS: dict[str, Callable[[], Rows]] = {
     "models": _models,
     "clusters": _clusters,
     "stacks": _stacks,
     "variants": _variants,
     "profiles": _profiles,
-    "settings": _settings,
 }

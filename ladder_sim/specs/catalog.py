@@ -123,6 +123,19 @@ def cluster_or_stack(file: str) -> ClusterSpec | StackSpec:
     return spec
 
 
+def toml_text(name_or_path: str) -> str:
+    """Return the TOML file of a cluster or stack: a built-in one, with the source of each figure, or that of a path.
+
+    Examples
+    --------
+    >>> "cudaStreamWaitEvent" in toml_text("vllm")
+    True
+    """
+    name = name_or_path.strip().lower()
+    folder = next((folder for folder in ("clusters", "stacks") if name in _ids(folder)), None)
+    return _data(folder, name) if folder else read_text(Path(name_or_path), what="the TOML file of a cluster or stack")
+
+
 def model_names() -> tuple[str, ...]:
     """Return the ids of the built-in models, without aliases (`MODEL_ALIASES`)."""
     return _ids("models")

@@ -59,7 +59,7 @@ def limits_of(kind: Any) -> Limits | None:
 
 @functools.cache
 def meanings(spec: type) -> Mapping[str, str]:
-    """Return what the fields of a spec mean, by name: the docstrings under them.
+    """Return what the fields of a spec mean, by name: the docstrings under them, as plain text.
 
     Examples
     --------
@@ -72,5 +72,5 @@ def meanings(spec: type) -> Mapping[str, str]:
     for field, text in itertools.pairwise(definition.body if isinstance(definition, ast.ClassDef) else ()):
         match field, text:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(meaning))):
-                texts[name] = " ".join(meaning.split())
+                texts[name] = " ".join(meaning.replace("`", "").split())
     return texts

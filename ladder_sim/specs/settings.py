@@ -7,13 +7,14 @@ from typing import Any, NamedTuple, TypeVar
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.cluster import ClusterSpec, GpuSpec, LinkTier
+from ladder_sim.specs.fields import field_kinds, meanings
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.stack import StackSpec
 from ladder_sim.specs.values import find_field, read_value, settable_fields
 from ladder_sim.specs.workload import Workload
 from ladder_sim.units import short_name, typed_unit, unit_of
 
-_SECTIONS: dict[str, type] = {
+_SECTIONS: Mapping[str, Any] = {
     "model": ModelSpec,
     "gpu": GpuSpec,
     "cluster": ClusterSpec,
@@ -70,6 +71,31 @@ def settable() -> list[str]:
     ['inter.bandwidth', 'inter.fabric', 'inter.full_nvlink', 'inter.latency', 'inter.switch']
     """
     return sorted(f"{section}.{short_name(field)}" for section in _SECTIONS for field in _fields(section))
+
+
+class Setting(NamedTuple):
+    """A figure that can be set."""
+
+    field: str
+    """Its name with the unit, ``inter.bandwidth_Bps``."""
+    kind: Any
+    """Its type, with the limits of a number."""
+    meaning: str
+
+
+def described() -> dict[str, Setting]:
+    """Return what each setting is, by the names that `settable` gives.
+
+    Examples
+    --------
+    >>> described()["stack.allreduce"].meaning
+    'Algorithm of the tensor-parallel all-reduce.'
+    """
+    return {
+        f"{section}.{short_name(field)}": Setting(f"{section}.{field}", field_kinds(spec)[field], meanings(spec)[field])
+        for section, spec in _SECTIONS.items()
+        for field in _fields(section)
+    }
 
 
 def find_setting(key: str) -> tuple[str, object] | None:

@@ -314,6 +314,8 @@ def test_save_where_nothing_can_be_saved(tmp_path: Path) -> None:
         (("show", "h100-smx"), ("unknown model, cluster or stack 'h100-smx'", "did you mean 'h100-sxm'?")),
         (("show", "nothing-like-it"), ("'nothing-like-it'", "`ladder-sim list` shows all")),
         (("show", "absent.toml"), ("absent.toml: no such file", "the TOML file of a cluster or stack")),
+        (("show", "--toml", "70b"), ("'70b' is a model", "config.json", "--set")),
+        (("list", "models", "--cluster", "h100-sxm"), ("choose the defaults of settings", "list settings")),
         (("show", "absent.json"), ("absent.json: no such file", "config.json")),
     ],
 )

@@ -1,6 +1,7 @@
 """The command line as a whole: help, exit codes, interruption, pipes, bugs, and the commands other than `predict`."""
 
 import importlib.util
+import json
 import os
 import re
 import signal
@@ -76,7 +77,7 @@ def test_list(what: str) -> None:
         "profiles": ("h100-sxm",),
         "settings": settable(),
     }[what]
-    assert set(names) <= {line.split()[0] for line in ran.out.splitlines()[1:]}
+    assert set(names) <= {line.split()[0] for line in ran.out.splitlines()[1:] if line}
     overview = run("list").out
     assert what in overview
     if what != "settings":
@@ -91,6 +92,9 @@ def test_show_every_figure_with_its_source(name: str) -> None:
     assert "name" in figures
     assert "source" in figures
     assert len(figures) > 10
+    # what can be set has the name that --set takes
+    described = {figure for figure in figures if figure.rpartition(".")[2] in ("name", "source")}
+    assert set(figures) - described <= set(settable())
 
 
 def test_show_a_file(tmp_path: Path) -> None:
@@ -99,6 +103,56 @@ def test_show_a_file(tmp_path: Path) -> None:
         file = tmp_path / f"{name}.toml"
         file.write_text((folder / kind / file.name).read_text("utf-8"))
         assert run("show", str(file)) == run("show", name)
+
+
+@pytest.mark.parametrize("name", [*catalog.cluster_names(), *catalog.stack_names()])
+def test_a_file_to_start_from_is_the_same_again(name: str, tmp_path: Path) -> None:
+    ran = run("show", "--toml", name)
+    assert (ran.code, ran.err) == (0, "")
+    file = tmp_path / "mine.toml"
+    file.write_text(ran.out)
+    built_in = catalog.cluster(name) if name in catalog.cluster_names() else catalog.stack(name)
+    assert catalog.cluster_or_stack(str(file)) == built_in
+    assert run("show", "--toml", str(file)).out == ran.out
+
+
+def test_settings_of_every_kind() -> None:
+    """Meaning, unit, default and range of every setting, and each default is in its range."""
+    answer = json.loads(run("list", "settings", "--json", "--cluster", "h100-pcie", "--stack", "vllm").out)
+    assert set(answer["settings"]) == set(settable())
+    for name, setting in answer["settings"].items():
+        assert len(setting["description"]) > 5, name
+        assert not setting["description"].startswith("The same"), name
+        default = setting["default"]
+        if setting["type"] in ("integer", "number"):
+            assert setting.get("minimum", setting.get("exclusiveMinimum")) <= default <= setting["maximum"], name
+        elif setting["type"] == "boolean":
+            assert isinstance(default, bool), name
+        else:
+            assert default in setting.get("enum", [default]), name
+    assert (answer["settings"]["intra.bandwidth"]["default"], answer["settings"]["intra.bandwidth"]["unit"]) == (
+        catalog.cluster("h100-pcie").intra.bandwidth_Bps,
+        "B/s",
+    )
+    assert answer["settings"]["stack.allreduce"]["default"] == catalog.stack("vllm").allreduce
+    rows = run("list", "settings", "--model", "8b").out.splitlines()
+    assert "inter.latency" in {row.split()[0] for row in rows if row.strip()}
+    assert any(re.fullmatch(r"model.layers +32 +1 to 10,000 +Decoder layers, .*", row) for row in rows)
+
+
+def test_the_default_of_a_setting_is_what_a_prediction_uses() -> None:
+    """A fit replaces what the catalog states: setting the default by hand changes nothing."""
+    settings = json.loads(run("list", "settings", "--json").out)["settings"]
+    assert settings["stack.gemv_factor"]["default"] != catalog.stack("gpt-fast").gemv_factor
+    given = f"stack.gemv_factor={settings['stack.gemv_factor']['default']!r}"
+    as_it_is, by_hand = (json.loads(run("predict", *flags, "--json").out) for flags in ((), ("--set", given)))
+    assert by_hand["variants"]["ladder"]["request_s"] == as_it_is["variants"]["ladder"]["request_s"]
+
+
+def test_lists_as_json() -> None:
+    for name in ("models", "clusters", "stacks", "variants", "profiles"):
+        rows = json.loads(run("list", name, "--json").out)[name]
+        assert [next(iter(row.values())) for row in rows] == json.loads(run("list", "--json").out)[name]
 
 
 def test_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
