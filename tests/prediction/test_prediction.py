@@ -17,8 +17,9 @@ from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.des import scan
 from ladder_sim.des.program import Program
+from ladder_sim.des.shared import NOTHING
 from ladder_sim.errors import ProfileError, UnknownNameError, UsageError
-from ladder_sim.graph.ops import Op
+from ladder_sim.graph.ops import COLLECTIVE_KINDS, Op
 from ladder_sim.graph.variants import DEFAULT_VARIANTS
 from ladder_sim.prediction import default_variants, predict, resolve_profile
 from ladder_sim.simulate import passes
@@ -227,8 +228,18 @@ def test_static_cache_decode_is_the_same_at_every_step() -> None:
 # orderings
 
 
+class Apart:
+    """Another cost model's times, but ops that run at the same time do not slow each other."""
+
+    def __init__(self, costs: CostModel) -> None:
+        self.costs, self.hardware = costs, costs.hardware
+
+    def estimates(self, ops: Sequence[Op]) -> list[Estimate]:
+        return [dataclasses.replace(estimate, demand=NOTHING) for estimate in self.costs.estimates(ops)]
+
+
 class FreeAdds:
-    """Another cost model's times, but adds cost nothing, and ops share nothing and find ranks of one speed."""
+    """Another cost model's times, but adds cost nothing, and all ranks have one speed."""
 
     def __init__(self, costs: CostModel) -> None:
         self.costs = costs
@@ -303,33 +314,99 @@ def scaled(scenario: Scenario, part: str, field: str, factor: float) -> Scenario
     return dataclasses.replace(scenario, cluster=dataclasses.replace(scenario.cluster, **{part: inner}))
 
 
+OVERLAPPING = ("ladder", "hybrid-ladder:1", "desync:2")
+SERIAL = ("standard", "parallel", "upper-bound")
+
+
 @given(
     scenarios(),
+    st.sampled_from(["nccl", "one-shot", "two-shot"]),
     st.sampled_from([(part, field, True) for _, part, field in FASTER] + [(p, f, False) for _, p, f in LOWER]),
     st.floats(1, 20),
     st.sampled_from(["h100-sxm", "none"]),
 )
 def test_better_hardware_never_slows(
-    scenario: Scenario, change: tuple[str, str, bool], factor: float, profile: str
+    scenario: Scenario, algorithm: str, change: tuple[str, str, bool], factor: float, profile: str
 ) -> None:
+    """One all-reduce algorithm, kernels and messages that do not slow each other; the two tests below lift both."""
     part, field, more = change
+    scenario = dataclasses.replace(scenario, stack=dataclasses.replace(scenario.stack, allreduce=algorithm))
     better = scaled(scenario, part, field, factor if more else 1 / factor)
-    before = predict(
-        scenario, ("standard", "parallel", "ladder", "desync:2", "upper-bound"), profile=profile, ignore_memory=True
+    before, after = (
+        simulate_request(each, SERIAL + OVERLAPPING, Apart(KernelCosts(each, resolve_profile(each, profile))))
+        for each in (scenario, better)
     )
-    after = predict(better, tuple(before), profile=profile, ignore_memory=True)
     # the floor that is taken off a measured curve across nodes leaves a rest of the latency
     slack = 1 + (2e-3 if (part, field) == ("intra", "latency_s") and scenario.nodes > 1 else 1e-9)
     for variant, one in after.items():
         assert one.request_s <= before[variant].request_s * slack, variant
 
 
+@given(scenarios(), st.sampled_from(["h100-sxm", "none"]))
+def test_sharing_the_gpu_only_slows(scenario: Scenario, profile: str) -> None:
+    """So better hardware can slow a wiring that overlaps, but by no more than its kernels and messages then slow each
+    other: they meet in another order. A wiring in which nothing overlaps is not affected."""
+    predictions = predict(scenario, SERIAL + OVERLAPPING, profile=profile, ignore_memory=True)
+    apart = simulate_request(
+        scenario, SERIAL + OVERLAPPING, Apart(KernelCosts(scenario, resolve_profile(scenario, profile)))
+    )
+    for variant, prediction in predictions.items():
+        assert prediction.request_s >= apart[variant].request_s * (1 - 1e-9), variant
+    for variant in SERIAL:
+        assert predictions[variant].request_s == pytest.approx(apart[variant].request_s, rel=1e-9), variant
+
+
+@given(scenarios(), st.sampled_from(["h100-sxm", "none"]), st.floats(0, 5e-5))
+def test_auto_is_the_fastest_algorithm_but_for_what_issuing_it_costs(
+    scenario: Scenario, profile: str, wait_s: float
+) -> None:
+    """Engines choose by the size of the message, not by whether its result is needed at once. So where two algorithms
+    take equally long, a change of hardware can add an event wait or two, and a start, to every all-reduce."""
+    auto, *others = (
+        dataclasses.replace(
+            scenario, stack=dataclasses.replace(scenario.stack, allreduce=algorithm, stream_wait_s=wait_s)
+        )
+        for algorithm in ("auto", "nccl", "one-shot", "two-shot")
+    )
+    request_s = predict(auto, ["standard"], profile=profile, ignore_memory=True)["standard"].request_s
+    messages = scenario.workload.gen * (2 * scenario.model.layers + 1)
+    issuing_s = messages * (2 * wait_s + scenario.stack.collective_launch_s)
+    for other in others if auto.custom_allreduce else others[:1]:
+        other_s = predict(other, ["standard"], profile=profile, ignore_memory=True)["standard"].request_s
+        assert request_s <= other_s * (1 + 1e-9) + issuing_s, other.stack.allreduce
+
+
+@given(scenarios(), st.sampled_from(["h100-sxm", "none"]), st.floats(0, 5e-5), st.booleans())
+def test_what_beats_the_upper_bound(scenario: Scenario, profile: str, wait_s: float, fused: bool) -> None:
+    """Nothing but its token's broadcast, and parallel by having fewer and wider kernels.
+
+    The broadcast waits for an event, which in a shallow model costs more than all-reduces that are issued among the
+    kernels. A stack that fuses only ladder's adds makes the upper bound, too, pay more kernels than ladder.
+    """
+    stack = dataclasses.replace(scenario.stack, stream_wait_s=wait_s, fused_residual_add=fused, fused_ladder_add=fused)
+    scenario = dataclasses.replace(scenario, stack=stack)
+    predictions = predict(scenario, SERIAL + OVERLAPPING, profile=profile, ignore_memory=True)
+    upper, parallel = predictions["upper-bound"], predictions["parallel"]
+    passes = scenario.workload.gen
+    token_s = upper.breakdown.limits_s["broadcast"] + passes * (wait_s + stack.collective_launch_s)
+    for variant in ("standard", *OVERLAPPING):
+        assert upper.request_s - token_s <= predictions[variant].request_s * (1 + 1e-9), variant
+    fewer_s = max(0.0, _kernels_s(upper) - _kernels_s(parallel))
+    assert upper.request_s - token_s - fewer_s <= parallel.request_s * (1 + 1e-9)
+
+
+def _kernels_s(prediction: Prediction) -> float:
+    busy_s = prediction.breakdown.busy_s
+    return math.fsum(seconds for kind, seconds in busy_s.items() if kind not in COLLECTIVE_KINDS)
+
+
 @given(scenarios(), st.sampled_from(WAITS), st.floats(0, 1e-4))
 def test_waits_and_launches_never_speed_up(scenario: Scenario, field: str, added_s: float) -> None:
+    """Here, too, kernels and messages that overlap do not slow each other."""
     longer = dataclasses.replace(scenario.stack, **{field: getattr(scenario.stack, field) + added_s})
-    before = predict(scenario, ("standard", "ladder"), profile="none", ignore_memory=True)
-    after = predict(
-        dataclasses.replace(scenario, stack=longer), ("standard", "ladder"), profile="none", ignore_memory=True
+    before, after = (
+        simulate_request(each, ("standard", "ladder"), Apart(KernelCosts(each, None)))
+        for each in (scenario, dataclasses.replace(scenario, stack=longer))
     )
     for variant, one in after.items():
         assert one.request_s >= before[variant].request_s * (1 - 1e-9)
