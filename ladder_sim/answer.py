@@ -13,7 +13,7 @@ from ladder_sim.costs.estimate import Source
 from ladder_sim.costs.memory import MemoryUse
 from ladder_sim.display.console import WholeTable, table, to_html, to_text
 from ladder_sim.display.document import Document, scenario_fields
-from ladder_sim.display.labels import hardware_label, kind_label, stack_label, workload_label
+from ladder_sim.display.labels import LEGEND, hardware_label, kind_label, stack_label, validated_lines, workload_label
 from ladder_sim.simulate.breakdown import Breakdown
 from ladder_sim.simulate.request import Request
 from ladder_sim.specs.workload import BATCHING
@@ -34,7 +34,7 @@ class Prediction:
     >>> from ladder_sim import Scenario, predict
     >>> ladder = predict(Scenario.of(model="405b", nodes=2), "ladder")
     >>> print(f"{ladder.speedup.value:.2f} ({ladder.speedup.low:.2f}-{ladder.speedup.high:.2f}), {ladder.limited_by}")
-    1.49 (1.44-1.54), device memory
+    1.49 (1.28-1.72), device memory
     """
 
     variant: str
@@ -171,6 +171,7 @@ class Predictions(dict[str, Prediction]):
             Text(),
             *_unevenness_table(self),
             _breakdown(self),
+            *(Text(f"{word}: {meaning}") for word, meaning in LEGEND.items() if scenario.tp > 1),
             Text(),
             _sources(self),
         )
@@ -188,6 +189,7 @@ class Predictions(dict[str, Prediction]):
             "scenario": given,
             "variants": variants,
             "provenance": provenance,
+            "validated": dict(self.confidence.validated),
             "warnings": list(self.confidence.warnings),
         }
         rows = [{**given, "variant": name, **figures} for name, figures in variants.items()]
@@ -292,4 +294,4 @@ def _sources(predictions: Mapping[str, Prediction]) -> Group:
         f"{confidence.measured_fraction:.0%} of standard's time is measured (profile {confidence.profile}). "
         f"Sources of {prediction.variant}'s time:"
     )
-    return Group(Text(head), grid)
+    return Group(Text(head), grid, Text("\n".join(validated_lines(confidence))))

@@ -88,15 +88,22 @@ def fit_stack(
         )
     figures = problem.named(best.at)
     spread = np.log(problem.values(replicates)).std(axis=0, ddof=1)
+    shipped = base.tables_of in shipped_profiles()
+    scenarios = [run.configuration.scenario() for run in runs]
     unscaled = StackFit(
         stack=problem.scenario.stack.name,
-        base=base.tables_of,
+        allreduce=problem.scenario.stack.allreduce,
+        # a file with tables of its own is its own base
+        base=base.tables_of if shipped else name,
         runs=dataset,
         protocol=protocol,
         rows=len(runs),
-        models=tuple(sorted({run.configuration.scenario().model.name for run in runs})),
+        models=tuple(sorted({scenario.model.name for scenario in scenarios})),
         tps=_degrees(runs),
         host_tps=_degrees(run for run in runs if not run.configuration.p2p),
+        families=tuple(sorted({scenario.model.family for scenario in scenarios})),
+        nodes=tuple(sorted({scenario.nodes_used for scenario in scenarios})),
+        dtypes=tuple(sorted({scenario.workload.dtype for scenario in scenarios})),
         cost=best.cost,
         figures={
             figure: FittedFigure(
@@ -108,7 +115,6 @@ def fit_stack(
         fitted_scale=IntervalScale(),
         other_scale=IntervalScale(),
     )
-    shipped = base.tables_of in shipped_profiles()
     fitted = replace(base, name=name, base=base.tables_of if shipped else "", created=created, stack_fit=unscaled)
     nominal = nominal_widths(runs, fitted)
     scaled = replace(

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ladder_sim.answer import Prediction
+from ladder_sim.answer import Predictions
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.prediction import predict
 from ladder_sim.specs import catalog
@@ -22,7 +22,7 @@ class Candidate:
     """As typed."""
     scenario: Scenario
     """With this cluster or stack."""
-    predictions: Mapping[str, Prediction]
+    predictions: Predictions
     """By variant."""
     usd_per_gpu_hour: float | None
     """None: no price was given."""
@@ -101,7 +101,7 @@ def comparison_warnings(candidates: Sequence[Candidate]) -> list[str]:
         )
     by_text: dict[str, list[str]] = {}
     for candidate in candidates:
-        for text in next(iter(candidate.predictions.values())).confidence.warnings:
+        for text in candidate.predictions.confidence.warnings:
             by_text.setdefault(text, []).append(candidate.name)
     for text, names_of in by_text.items():
         everywhere = len(names_of) == len(candidates)

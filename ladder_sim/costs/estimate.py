@@ -9,7 +9,7 @@ from ladder_sim.des.shared import NOTHING, Demand, Number
 from ladder_sim.graph.ops import Op
 
 # best first: interpolated within measurements of this GPU and this link; continued beyond them, or a formula fitted to
-# them; measured elsewhere and carried over by the ratio of the formulas; datasheet only
+# them; measured elsewhere, or at sizes far from this one, and carried over by the ratio of the formulas; datasheet only
 Source = Literal["measured", "fitted", "transferred", "roofline"]
 
 

@@ -13,6 +13,7 @@ from ladder_sim.costs.collectives.measured import MeasuredCollective, measured_c
 from ladder_sim.costs.lookup import Curve, RatioTable
 from ladder_sim.costs.roofline import Gpu
 from ladder_sim.specs.cluster import ClusterSpec, GpuSpec
+from ladder_sim.specs.workload import DType
 
 # the collectives of a profile
 CollectiveName = Literal["all_reduce", "all_gather", "reduce_scatter"]
@@ -75,6 +76,8 @@ class StackFit:
 
     stack: str
     """Catalog id of the stack that ran."""
+    allreduce: str = ""
+    """Its all-reduce; empty: the file does not say."""
     base: str
     """Profile whose tables the figures belong to."""
     runs: str
@@ -89,6 +92,12 @@ class StackFit:
     """Their tensor-parallel degrees."""
     host_tps: tuple[int, ...]
     """The same for runs without peer-to-peer access."""
+    families: tuple[str, ...] = ()
+    """Families of those models; empty, as the next two: the file does not say."""
+    nodes: tuple[int, ...] = ()
+    """Nodes that their groups spanned."""
+    dtypes: tuple[DType, ...] = ()
+    """Their precisions."""
     cost: float
     """Of the fit: half the sum of its squared residuals, in their standard deviations, the priors' included."""
     figures: Mapping[str, FittedFigure]

@@ -310,6 +310,12 @@ def shipped_links(fabric: str) -> CalibrationProfile | None:
     return None
 
 
+def shipped_fits() -> list[CalibrationProfile]:
+    """The shipped profiles in which a stack was fitted to end-to-end runs."""
+    names = (catalog.stack(name).profile for name in catalog.stack_names())
+    return [load_profile(name) for name in names if name]
+
+
 def save_profile(profile: CalibrationProfile, path: str | os.PathLike[str]) -> None:
     """Write `profile`: gzipped unless the name ends in ``.json``, the same bytes for the same profile.
 

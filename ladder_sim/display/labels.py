@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ladder_sim.confidence import Confidence
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.workload import BATCHING
 from ladder_sim.units import format_quantity, short_name, step_for, unit_of
@@ -55,6 +56,11 @@ _TITLES = {
     "overlap.max_blocks": "Most one-shot blocks",
     "overlap.memory_spare": "SMs to spare next to memory",
     "rank_skew": "Lag of the slowest rank",
+}
+# what the words of a breakdown mean
+LEGEND = {
+    "hidden": "share of the communication during which kernels run; the rest is exposed",
+    "critical path": "what decides the time; a hidden all-reduce does where it outlasts the kernels next to it",
 }
 # a logarithmic axis shows values that span more than this factor better
 _LOG_SPAN = 8.0
@@ -149,12 +155,35 @@ def scenario_label(scenario: Scenario, *, batch: bool = True) -> str:
 def hardware_label(scenario: Scenario) -> str:
     """Degree, GPUs and links."""
     cluster = scenario.cluster
-    p2p = "" if scenario.p2p else " (P2P off)"
-    across = f" + {cluster.inter.fabric}" if scenario.nodes_used > 1 else ""
     gpus = f"{scenario.nodes} x {cluster.gpus_per_node} {cluster.gpu.name}"
-    return f"TP {scenario.tp} on {gpus}, {cluster.intra.fabric}{p2p}{across}"
+    return f"TP {scenario.tp} on {gpus}, {_links_label(scenario)}"
+
+
+def _links_label(scenario: Scenario) -> str:
+    p2p = "" if scenario.p2p else " (P2P off)"
+    across = f" + {scenario.cluster.inter.fabric}" if scenario.nodes_used > 1 else ""
+    return f"{scenario.cluster.intra.fabric}{p2p}{across}"
 
 
 def stack_label(scenario: Scenario) -> str:
     """Engine and all-reduce."""
     return f"stack {scenario.stack.name}, all-reduce {scenario.stack.allreduce}"
+
+
+def validated_lines(confidence: Confidence) -> list[str]:
+    """What of a scenario was compared with end-to-end runs, and what was not: a sentence each."""
+    scenario = confidence.scenario
+    details = {
+        "stack": f"{scenario.stack.name}, all-reduce {scenario.stack.allreduce}",
+        "gpu": scenario.cluster.gpu.name,
+        "links": _links_label(scenario),
+        "model_family": scenario.model.family or "unknown",
+        "precision": scenario.workload.dtype,
+    }
+    names = {part: "GPU" if part == "gpu" else part.replace("_", " ") for part in details}
+    checked = [names[part] for part, compared in confidence.validated.items() if compared]
+    unchecked = [f"{names[part]} ({details[part]})" for part, compared in confidence.validated.items() if not compared]
+    return [
+        f"Checked against end-to-end runs: {', '.join(checked) or 'nothing'}.",
+        *([f"Not checked, so intervals are wider: {', '.join(unchecked)}."] if unchecked else []),
+    ]

@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping
 
+from ladder_sim.display.labels import LEGEND
+
 GLOSSARY: Mapping[str, str] = {
     "standard": "Each block waits for the all-reduce of the block before.",
     "parallel": "Attention and MLP side by side: one all-reduce per layer.",
     "ladder": "Each block reads the residual from before the last block, so that block's all-reduce runs meanwhile.",
     "hybrid-ladder": "Standard, with the last layers ladder.",
     "desync": "Only every N-th block is all-reduced, and the last.",
-    "upper-bound": "No block is all-reduced: the ceiling for any overlap. It is no model.",
+    "upper-bound": "No communication, standard GEMMs. It is no model, and variants with other kernels may beat it.",
     "All-reduce": "The sum over all GPUs after each block, which all of them wait for.",
     "Tensor-parallel degree": "GPUs that share each layer.",
     "Measured profile": "Times measured on a GPU, which the prediction is based on.",
@@ -17,15 +19,18 @@ GLOSSARY: Mapping[str, str] = {
     "TPOT": "Time per output token after the first: the mean decode step.",
     "tok/s": "New tokens per second of the whole batch, prefill included, with the 90 % interval.",
     "$/Mtok": "US dollars for a million new tokens at this rate, without idle time.",
-    "90 %": "The interval that holds the true value in nine of ten cases, if the model's errors are as estimated.",
-    "hidden": "Share of the communication that runs while the GPU computes. The rest is exposed: nothing computes.",
+    "90 %": (
+        "The interval that holds the true value in nine of ten cases, if the model's errors are as estimated; wider "
+        "where no end-to-end run was compared."
+    ),
+    "hidden": f"{LEGEND['hidden'].capitalize()}.",
     "limit": "What takes the largest share of the critical path.",
-    "critical path": "The chain of ops that decides when the request ends.",
+    "critical path": f"{LEGEND['critical path'].capitalize()}.",
     "KV cache": "Keys and values of all tokens so far, which each decode step reads.",
     "Pareto front": "Degrees and batches that no other beats in both latency and throughput.",
     "measured": "Interpolated within measurements of this GPU and this link.",
     "fitted": "Between or beyond measurements of this GPU and this link, or a formula fitted to them.",
-    "transferred": "Measured on other hardware, and carried over by the ratio of the formulas.",
+    "transferred": "Measured on other hardware or at sizes far from this one, and carried over by formulas.",
     "roofline": "From datasheet figures and a formula.",
     "stack": "Waits and launches of the engine.",
 }

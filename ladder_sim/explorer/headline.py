@@ -9,7 +9,15 @@ from ladder_sim.analysis.advise import SERVING, TTFT_BOUND
 from ladder_sim.analysis.compare import Candidate, comparison_warnings
 from ladder_sim.answer import Prediction
 from ladder_sim.display.document import scenario_fields
-from ladder_sim.display.labels import field_text, field_title, hardware_label, kind_label, stack_label, workload_label
+from ladder_sim.display.labels import (
+    field_text,
+    field_title,
+    hardware_label,
+    kind_label,
+    stack_label,
+    validated_lines,
+    workload_label,
+)
 from ladder_sim.explorer.controls import SLIDERS, extra
 from ladder_sim.explorer.glossary import GLOSSARY
 from ladder_sim.explorer.queries import Answer, Setup
@@ -75,8 +83,9 @@ def evidence(answer: Answer, error: ErrorStats | None) -> list[Component]:
         if shares.get(name, 0.0) > 0.0005
     }
     stack = answer.scenario.stack.name
-    if error is None:
-        accuracy = f"No published run of {stack} to compare with; trust the ranking more than the values."
+    if error is None or not provenance.validated["gpu"]:
+        where = f"{stack} on {answer.scenario.cluster.gpu.name}"
+        accuracy = f"No published run of {where} to compare with; trust the ranking more than the values."
     else:
         links = "with" if answer.scenario.p2p else "without"
         accuracy = (
@@ -87,6 +96,7 @@ def evidence(answer: Answer, error: ErrorStats | None) -> list[Component]:
     return [
         _heading(f"{provenance.measured_fraction:.0%} of standard's time is measured", f"profile {provenance.profile}"),
         *_shares(sources),
+        html.P(" ".join(validated_lines(provenance))),
         html.P(accuracy),
         _warnings(provenance.warnings),
     ]

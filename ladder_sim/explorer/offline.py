@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ladder_sim.display.labels import field_title, scenario_label
+from ladder_sim.display.labels import field_title, scenario_label, validated_lines
 from ladder_sim.explorer import quantities
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.queries import Answer
@@ -96,6 +96,7 @@ def _data(answer: Answer, allowlist: Allowlist) -> dict[str, Any]:
         ],
         "notes": list(answer.predictions["standard"].confidence.warnings),
         "measured": answer.predictions["standard"].confidence.measured_fraction,
+        "validated": " ".join(validated_lines(answer.predictions["standard"].confidence)),
     }
 
 

@@ -206,7 +206,7 @@ class Queries:
             Candidate(
                 name=name,
                 scenario=answer.scenario,
-                predictions={variant: answer.predictions[variant] for variant in shared},
+                predictions=Predictions({variant: answer.predictions[variant] for variant in shared}),
                 usd_per_gpu_hour=answer.state.price,
             )
             for name, answer in answers.items()

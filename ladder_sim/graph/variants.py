@@ -25,7 +25,7 @@ VARIANTS = {
     "ladder": "each block reads the residual before the last block, whose all-reduce it overlaps",
     "hybrid-ladder:K": "standard, with the last K layers ladder",
     "desync:N": "only every N-th block is all-reduced, and the last",
-    "upper-bound": "no block is all-reduced: the ceiling for any overlap",
+    "upper-bound": "no block is all-reduced: no communication, standard GEMMs",
 }
 DEFAULT_VARIANTS = ("standard", "parallel", "ladder", "upper-bound")
 

@@ -79,7 +79,11 @@ def comparison_document(candidates: Sequence[Candidate]) -> Document:
     ]
     from ladder_sim.analysis.compare import comparison_warnings
 
-    head = {"batching": BATCHING, "compared": [candidate.name for candidate in candidates]}
+    head = {
+        "batching": BATCHING,
+        "compared": [candidate.name for candidate in candidates],
+        "validated": {candidate.name: dict(candidate.predictions.confidence.validated) for candidate in candidates},
+    }
     return _rows_document({**head, "warnings": comparison_warnings(candidates)}, rows)
 
 

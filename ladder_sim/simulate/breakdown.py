@@ -4,12 +4,12 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Self, TypeVar
+from typing import Self, TypeVar, get_args
 
 from ladder_sim.costs.estimate import Estimate
 from ladder_sim.des.spans import overlap_s
 from ladder_sim.des.timeline import Timeline
-from ladder_sim.graph.ops import GemmShape, Op
+from ladder_sim.graph.ops import CollectiveKind, GemmShape, Op
 from ladder_sim.simulate.lower import COMM, COMPUTE, Schedule
 from ladder_sim.specs.cluster import GpuSpec
 
@@ -81,6 +81,11 @@ class Breakdown:
     """Collectives while nothing computes."""
     slowed_s: float
     """What kernels lose to the collectives that run at the same time."""
+
+    @property
+    def collectives_s(self) -> float:
+        """Collectives on the critical path."""
+        return math.fsum(seconds for (_, kind), seconds in self.sources_s.items() if kind in get_args(CollectiveKind))
 
     @property
     def hidden_share(self) -> float:

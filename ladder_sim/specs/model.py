@@ -69,6 +69,8 @@ class ModelSpec:
     """It also has an encoder of images or sound, which is not predicted; a warning says so."""
     unknown_type: bool = False
     """Its blocks are taken for Llama's, because its type is not known; a warning says so."""
+    family: str = ""
+    """`model_type` of its config; models of one family differ in size. Empty: not known."""
     source: str = ""
     """Where the figures come from."""
 

@@ -72,9 +72,11 @@ def test_planted_figures_are_recovered(base: CalibrationProfile) -> None:
     """Known figures, other than the priors' medians, come back within their own intervals."""
     planted = {"stack.gemv_factor": 0.85, "stack.collective_launch_s": 4e-6, "stack.attention_factor": 1.2}
     shapes = [configuration(tp=tp, batch=batch) for tp in (2, 8) for batch in (1, 8)]
+    runs = runs_with(planted, shapes, base)
     fit = fit_stack(
-        runs_with(planted, shapes, base),
-        base,
+        runs,
+        # tables that are not shipped
+        dataclasses.replace(base, name="own"),
         name="planted",
         dataset="planted",
         created="2026-01-01",
@@ -93,6 +95,13 @@ def test_planted_figures_are_recovered(base: CalibrationProfile) -> None:
     assert stack_fit.figures["host.latency_s"].value == stack_fit.figures["host.latency_s"].default
     assert not stack_fit.figures["host.bandwidth_Bps"].identified
     assert (stack_fit.tps, stack_fit.host_tps, stack_fit.models, stack_fit.rows) == ((2, 8), (), ("llama-3.1-8b",), 12)
+    assert (stack_fit.allreduce, stack_fit.families, stack_fit.nodes) == ("nccl", ("llama",), (1,))
+    # made on the tables in its own file: nothing is taken over from another GPU
+    assert stack_fit.base == fit.profile.tables_of == "planted"
+    scenario = runs[0].configuration.scenario()
+    assert not any(
+        "taken over" in text for text in predict(scenario, profile=fit.profile)["ladder"].confidence.warnings
+    )
 
 
 def test_few_runs_fit_few_figures(base: CalibrationProfile) -> None:
@@ -139,6 +148,11 @@ def test_shipped_fits_saw_their_protocols_rows_and_no_others(protocol: str, base
     stack_fit = fitted(load_profile(SHIPPED[protocol]))
     rows = split(read_dataset().measurements, PROTOCOLS[protocol]).fit
     assert (stack_fit.runs, stack_fit.protocol, stack_fit.rows) == ("ladder-70b", protocol, len(rows))
+    scenarios = [row.configuration.scenario() for row in rows]
+    assert {stack_fit.allreduce} == {each.stack.allreduce for each in scenarios}
+    assert set(stack_fit.families) == {each.model.family for each in scenarios}
+    assert set(stack_fit.nodes) == {each.nodes_used for each in scenarios}
+    assert set(stack_fit.dtypes) == {each.workload.dtype for each in scenarios}
     problem = Problem(rows, base)
     assert list(stack_fit.figures) == list(problem.figures)
     at = np.array(

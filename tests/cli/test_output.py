@@ -13,7 +13,7 @@ from tests.support.commands import SMALL, Ran, process, run
 from tests.support.configs import MISTRAL_7B
 
 FOUR = ["standard", "parallel", "ladder", "upper-bound"]
-TOP = ["schema_version", "batching", "scenario", "variants", "provenance", "warnings"]
+TOP = ["schema_version", "batching", "scenario", "variants", "provenance", "validated", "warnings"]
 SCENARIO = {
     "model": "llama-3.1-405b",
     "cluster": "h100-sxm",
@@ -59,6 +59,20 @@ def test_json_has_exactly_the_documented_keys(default: Any) -> None:
     for figures in default["variants"].values():
         assert list(figures) == FIGURES
     assert list(default["provenance"]) == ["profile", "measured_fraction"]
+    checked = {"stack": True, "gpu": True, "links": False, "model_family": True, "precision": True}
+    assert default["validated"] == checked
+    assert list(default["validated"]) == list(checked)
+
+
+def test_compare_says_for_each_what_was_checked() -> None:
+    answer = read_json(run("compare", "gpt-fast", "vllm", "--model", "8b", "--variant", "ladder", "--json"))
+    assert {name: checked["stack"] for name, checked in answer["validated"].items()} == {
+        "gpt-fast": True,
+        "vllm": False,
+    }
+    alone = read_json(run("predict", "--model", "8b", "--stack", "vllm", "--variant", "ladder", "--json"))
+    ends = ("tokens_per_s_low", "tokens_per_s_high", "speedup_low", "speedup_high")
+    assert [answer["rows"][1][end] for end in ends] == [alone["variants"]["ladder"][end] for end in ends]
 
 
 def test_json_figures_agree_with_each_other(default: Any) -> None:

@@ -193,7 +193,9 @@ def test_two_nodes_reproduce_the_fabrics_log(h100: CalibrationProfile) -> None:
     assert result.seconds[0] == pytest.approx(40e-6, rel=0.02)
     # where the log is congested nothing was kept, so nothing between 16 KB and 256 MB is a measurement
     assert result.in_range.tolist() == [True] * 5 + [False] + [True] * 4
-    assert not times(np.array([2.0**20]), h100, nodes=2).in_range.any()
+    for message, source in ((2.0**20, "transferred"), (2.0**15, "transferred"), (2.0**34, "fitted"), (512.0, "fitted")):
+        between = times(np.array([message]), h100, nodes=2)
+        assert (between.in_range.any(), between.source) == (False, source), message
 
 
 def nccl_tests(*sources: str, smallest: float = 1024) -> tuple[np.ndarray, np.ndarray]:

@@ -40,6 +40,9 @@ def test_numbers_are_those_of_the_command_line(page: Page, capsys: pytest.Captur
     assert f"{ladder['speedup']:.2f}x" in shown
     assert f"90 %: {ladder['speedup_low']:.2f}-{ladder['speedup_high']:.2f}" in shown
     assert f"{ladder['tokens_per_s']:.4g} (" in shown
+    evidence = texts(page.views(QUERY)["evidence"])
+    assert "Checked against end-to-end runs: stack, GPU, model family, precision." in evidence
+    assert "Not checked, so intervals are wider: links (" in evidence
 
 
 def test_the_sweep_of_the_curve_is_the_command_lines(page: Page, capsys: pytest.CaptureFixture[str]) -> None:

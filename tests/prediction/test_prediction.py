@@ -5,6 +5,7 @@ import math
 import pickle
 from collections.abc import Sequence
 from itertools import product
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -428,6 +429,31 @@ def test_a_strong_baseline_leaves_less_to_gain(tp: int) -> None:
     assert strong.tpot_speedup is not None
     assert weak.tpot_speedup is not None
     assert strong.tpot_speedup < weak.tpot_speedup
+
+
+@pytest.mark.parametrize(
+    ("fields", "faster"),
+    [
+        ({}, {}),
+        ({"stack": "vllm"}, {"parallel": "it runs two GEMMs as one"}),
+        # ladder's adds go on to fuse into norms
+        (
+            {"stack": "vllm", "overrides": {"stack.fused_residual_add": "false"}},
+            {"parallel": "two GEMMs as one", "ladder": "its adds and waits differ from standard's"},
+        ),
+    ],
+)
+def test_what_beats_the_upper_bound_is_explained(fields: dict[str, Any], faster: dict[str, str]) -> None:
+    """It has no communication, but standard's GEMMs."""
+    predictions = predict(Scenario.of(model="70b", **fields))
+    warnings = [text for text in predictions["ladder"].confidence.warnings if "upper-bound" in text]
+    bound_s = predictions["upper-bound"].request_s
+    assert {name for name, each in predictions.items() if each.request_s < 0.999 * bound_s} == set(faster)
+    assert [text.split()[0] for text in warnings] == list(faster)
+    assert all(reason in text for text, reason in zip(warnings, faster.values(), strict=True))
+    # without the bound there is nothing to compare with
+    alone = predict(Scenario.of(model="70b", **fields), ["parallel", "ladder"])
+    assert not any("upper-bound" in text for text in alone["ladder"].confidence.warnings)
 
 
 def test_without_peer_to_peer_is_never_faster() -> None:

@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from ladder_sim import Predictions, Scenario, predict
 from ladder_sim.cli.main import main
 from ladder_sim.display.console import show, table, to_text
+from ladder_sim.display.labels import LEGEND
 from ladder_sim.report.tables.prediction import explanation
 from tests.support.commands import run
 
@@ -96,6 +97,13 @@ def test_no_screen_is_too_narrow_for_a_column(command: str, width: int, monkeypa
     words = {word for word in wide.split() if len(word) <= 20}
     assert words - set(narrow.split()) == set()
     assert max(map(len, narrow.splitlines())) <= width
+
+
+def test_the_words_of_a_breakdown_are_explained() -> None:
+    """Most of an all-reduce may be hidden and still be on the critical path."""
+    for tp, explained in ((8, True), (1, False)):
+        text = str(predict(Scenario.of(model="8b", tp=tp)))
+        assert all((f"{word}: {meaning}" in text) == explained for word, meaning in LEGEND.items())
 
 
 def test_a_file_holds_plain_lines_that_are_not_broken(predictions: Predictions) -> None:

@@ -27,6 +27,13 @@ def bracketed(curve: Curve, message: Floats) -> NDArray[np.bool_]:
     return bracket
 
 
+def bridged(curve: Curve, message: Floats) -> NDArray[np.bool_]:
+    """True where `message` lies between two measured sizes further apart than that."""
+    inside = (message >= curve.size_bytes[0]) & (message <= curve.size_bytes[-1])
+    bridge: NDArray[np.bool_] = inside & ~bracketed(curve, message)
+    return bridge
+
+
 # no slots: the logarithms are computed once and kept
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MeasuredCollective:

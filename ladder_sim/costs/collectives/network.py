@@ -19,7 +19,7 @@ from ladder_sim.costs.collectives.formulas import (
     host_ring_s,
     nvls_wire_s,
 )
-from ladder_sim.costs.collectives.measured import bracketed
+from ladder_sim.costs.collectives.measured import bracketed, bridged
 from ladder_sim.costs.estimate import Source
 from ladder_sim.costs.hardware import Hardware, Link
 from ladder_sim.costs.profile import CalibrationProfile
@@ -208,10 +208,12 @@ class Network:
         if fabric is None or kind != "all_reduce":
             return self._with_node_share(kind, message, _unmeasured(seconds, "nccl"))
         same_layout = (fabric.nodes, fabric.ranks_per_node) == (self._nodes, self._ranks)
+        # a curve inside a node has gaps only where a dense sweep was thinned; here nothing was measured in between
+        fitted = self._fabric_here and not bridged(fabric.curve, message).any()
         times = CollectiveTimes(
             seconds=seconds * np.exp(np.interp(np.log(message), *self._fabric_log_ratios)),
             in_range=bracketed(fabric.curve, message) & (self._fabric_here and same_layout),
-            source="fitted" if self._fabric_here else "transferred",
+            source="fitted" if fitted else "transferred",
             algorithms=("nccl",),
             choice=ONLY,
         )

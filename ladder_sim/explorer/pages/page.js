@@ -254,7 +254,7 @@
   element("summary").textContent = data.summary;
   element("command").textContent = data.command;
   const measured = document.createElement("p");
-  measured.textContent = `${Math.round(100 * data.measured)}% of standard's time is measured at the start; between grid values times are interpolated in logarithms.`;
+  measured.textContent = `${Math.round(100 * data.measured)}% of standard's time is measured at the start. ${data.validated} Between grid values times are interpolated in logarithms.`;
   const notes = document.createElement("ul");
   notes.className = "warnings";
   for (const note of data.notes) notes.append(Object.assign(document.createElement("li"), { textContent: note }));

@@ -10,7 +10,7 @@ from ladder_sim.analysis.breakeven import BreakEven
 from ladder_sim.analysis.compare import Candidate
 from ladder_sim.analysis.sensitivity import MIN_CHANGE, Sensitivity
 from ladder_sim.display.console import table
-from ladder_sim.display.labels import field_label, field_text, workload_label
+from ladder_sim.display.labels import field_label, field_text, validated_lines, workload_label
 from ladder_sim.units import format_bytes, format_rate, format_seconds
 
 
@@ -117,13 +117,16 @@ def comparison_report(candidates: Sequence[Candidate]) -> RenderableType:
                 )
             )
     kept = len(columns) if any(candidate.usd_per_gpu_hour is not None for candidate in candidates) else -1
-    profiles = [next(iter(candidate.predictions.values())).confidence.profile for candidate in candidates]
     where = "; ".join(
-        f"{candidate.name}: TP {candidate.scenario.tp}, profile {profile}"
-        for candidate, profile in zip(candidates, profiles, strict=True)
+        f"{candidate.name}: TP {candidate.scenario.tp}, profile {candidate.predictions.confidence.profile}"
+        for candidate in candidates
     )
     return Group(
         Text(f"{first.scenario.model.name}, {workload_label(first.scenario)}"),
         Text(where, "bold"),
         table(columns[:kept], [row[:kept] for row in rows], left=2, keys=2, wrapped=()),
+        *(
+            Text(f"{candidate.name}: {' '.join(validated_lines(candidate.predictions.confidence))}")
+            for candidate in candidates
+        ),
     )

@@ -1,0 +1,177 @@
+"""What was compared with end-to-end runs, what was not, and how much wider the intervals are for it."""
+
+import csv
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from ladder_sim import confidence
+from ladder_sim.confidence import UNCHECKED, Unchecked
+from ladder_sim.display.labels import validated_lines
+from ladder_sim.prediction import Prediction, predict
+from ladder_sim.specs import catalog
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.validation.dataset import read_dataset
+from tests.conftest import DATA, REPO
+
+
+def answer(**fields: Any) -> dict[str, Prediction]:
+    return predict(Scenario.of(**fields), ignore_memory=True)
+
+
+def unchecked(**fields: Any) -> set[str]:
+    return {part for part, checked in answer(**fields)["standard"].confidence.validated.items() if not checked}
+
+
+def recorded(name: str) -> list[dict[str, str]]:
+    with (DATA / name).open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def share_inside(log_errors: Sequence[float], log_widths: Sequence[float]) -> float:
+    return sum(abs(error) <= width for error, width in zip(log_errors, log_widths, strict=True)) / len(log_errors)
+
+
+def test_runs_that_were_compared_are_checked_in_every_part() -> None:
+    for scenario in {run.configuration.scenario() for run in read_dataset().measurements}:
+        confidence = predict(scenario, ignore_memory=True)["standard"].confidence
+        assert list(confidence.validated) == list(UNCHECKED)
+        assert all(confidence.validated.values())
+
+
+@pytest.mark.parametrize(
+    ("fields", "parts"),
+    [
+        # sizes of one family, and bf16 as fp16, are priced by the same tables
+        ({"model": "405b"}, set()),
+        ({"model": "8b", "cluster": "h100-p5", "tp": 2, "profile": "none"}, set()),
+        ({"stack": "vllm"}, {"stack"}),
+        ({"allreduce": "one-shot"}, {"stack"}),
+        ({"overrides": {"stack.stream_wait": "5us"}}, {"stack"}),
+        ({"cluster": "h200-sxm"}, {"gpu", "links"}),
+        ({"overrides": {"gpu.hbm_bandwidth": "5TB/s"}}, {"gpu"}),
+        ({"overrides": {"intra.bandwidth": "100GB/s"}}, {"links"}),
+        # links that no rank uses
+        ({"overrides": {"inter.bandwidth": "100Gb/s"}}, set()),
+        ({"model": "405b", "nodes": 2}, {"links"}),
+        ({"p2p": False}, set()),
+        ({"model": "qwen3-32b"}, {"model_family"}),
+        ({"dtype": "fp8"}, {"precision"}),
+        ({"cluster": "a100-sxm-hdr"}, {"gpu", "links"}),
+        ({"cluster": "b200-sxm", "stack": "trtllm", "dtype": "fp8", "model": "qwen2.5-72b"}, set(UNCHECKED)),
+    ],
+)
+def test_what_no_fits_runs_had_is_not_checked(fields: Mapping[str, Any], parts: set[str]) -> None:
+    profile = fields.get("profile")
+    scenario = Scenario.of(**{name: value for name, value in fields.items() if name != "profile"})
+    confidence = predict(scenario, profile=profile, ignore_memory=True)["standard"].confidence
+    assert {part for part, checked in confidence.validated.items() if not checked} == parts
+    checked, *wider = validated_lines(confidence)
+    assert checked.startswith("Checked against end-to-end runs: ")
+    assert len(wider) == bool(parts)
+    for part in UNCHECKED:
+        name = "GPU" if part == "gpu" else part.replace("_", " ")
+        assert (name in checked) == (part not in parts)
+        assert (f"{name} (" in "".join(wider)) == (part in parts)
+
+
+def test_a_model_of_no_known_family_is_not_checked() -> None:
+    model = dataclasses.replace(catalog.model("70b"), name="own", family="")
+    assert unchecked(model=model) == {"model_family"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"stack": "vllm"},
+        {"cluster": "h200-sxm"},
+        {"model": "405b", "nodes": 2},
+        {"model": "qwen3-32b", "dtype": "fp8", "cluster": "b200-sxm", "stack": "trtllm"},
+        {"model": "8b", "tp": 1, "cluster": "a100-sxm-hdr"},
+    ],
+)
+def test_intervals_widen_around_the_same_prediction(fields: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    wider = answer(**fields)
+    shown = {name: (each.tokens_per_s, each.speedup) for name, each in wider.items()}
+    monkeypatch.setattr(confidence, "UNCHECKED", dict.fromkeys(UNCHECKED, Unchecked()))
+    for name, each in answer(**fields).items():
+        rate, gain = shown[name]
+        assert (rate.value, gain.value) == (each.tokens_per_s.value, each.speedup.value)
+        assert rate.log_width > each.tokens_per_s.log_width
+        differs = name != "standard" and each.speedup.value != 1.0
+        assert (gain.log_width > each.speedup.log_width) == differs
+
+
+def test_widths_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stack whose kernels may err by a tenth and whose collectives by a half."""
+    monkeypatch.setattr(confidence, "UNCHECKED", dict.fromkeys(UNCHECKED, Unchecked()))
+    known = answer(stack="vllm")
+    before = {name: (each.tokens_per_s.log_width, each.speedup.log_width) for name, each in known.items()}
+    monkeypatch.setitem(confidence.UNCHECKED, "stack", Unchecked(kernels=0.1, collectives=0.5))
+    predictions = answer(stack="vllm")
+    base = predictions["standard"]
+    waits = base.breakdown.exposed_comm_s / base.request_s
+    for name, each in predictions.items():
+        critical = each.breakdown.collectives_s / each.request_s
+        exposed_s = each.breakdown.exposed_comm_s
+        rate = math.log1p(math.hypot(0.1 * (1 - critical), 0.5 * critical))
+        fewer_waits = math.hypot(0.1, 0.5) * (waits - exposed_s / each.request_s)
+        fewer_kernels = 0.1 * (1 - (each.request_s - exposed_s) / (base.request_s * (1 - waits)))
+        gain = math.log1p(math.hypot(fewer_waits, fewer_kernels))
+        assert each.tokens_per_s.log_width == pytest.approx(math.hypot(before[name][0], rate))
+        assert each.speedup.log_width == pytest.approx(math.hypot(before[name][1], gain))
+
+
+def test_what_takes_no_time_widens_nothing() -> None:
+    """Links, on one GPU."""
+    alone = answer(model="8b", tp=1, overrides={"intra.bandwidth": "100GB/s"})
+    as_measured = answer(model="8b", tp=1)
+    for name, each in alone.items():
+        assert each.tokens_per_s == as_measured[name].tokens_per_s
+
+
+def test_servings_lie_in_the_intervals_of_engines() -> None:
+    """Nine tenths do. Between two steps of a request the prompts of others are prefilled."""
+    errors, widths = [], []
+    for row in recorded("serving_h100.csv"):
+        fields = {"model": row["model"], "stack": row["stack"], "dtype": row["dtype"], "tp": int(row["tp"])}
+        flying, prompt, gen = (int(row[name]) for name in ("concurrency", "prompt", "gen"))
+        batch = answer(**fields, batch=flying, prompt=prompt, gen=gen)["standard"]
+        prefill = answer(**fields, prompt=prompt, gen=1)["standard"]
+        assert batch.tpot_s is not None
+        tpot_s = batch.tpot_s + (flying - 1) / gen * prefill.ttft_s
+        errors.append(math.log(tpot_s / (1e-3 * float(row["tpot_ms"]))))
+        widths.append(batch.tokens_per_s.log_width)
+    assert len(errors) == 113
+    assert share_inside(errors, widths) >= 0.9
+
+
+def test_prefills_without_all_reduces_lie_in_the_intervals_of_an_engine() -> None:
+    rate_errors, rate_widths, gain_errors, gain_widths = [], [], [], []
+    for row in recorded("tokenweave_prefill.csv"):
+        standard_ms, bound_ms = float(row["ttft_ms"]), float(row["without_allreduce_ms"])
+        predictions = answer(model="70b", stack="vllm", tp=int(row["tp"]), prompt=int(row["prompt"]), gen=1)
+        for name, measured_ms in (("standard", standard_ms), ("upper-bound", bound_ms)):
+            rate_errors.append(math.log(1e3 * predictions[name].ttft_s / measured_ms))
+            rate_widths.append(predictions[name].tokens_per_s.log_width)
+        bound = predictions["upper-bound"].speedup
+        gain_errors.append(math.log(bound.value / (standard_ms / bound_ms)))
+        gain_widths.append(bound.log_width)
+    assert len(gain_errors) == 14
+    assert share_inside(rate_errors, rate_widths) >= 0.9
+    assert share_inside(gain_errors, gain_widths) >= 0.9
+    # what is known without them would not hold them
+    assert share_inside(gain_errors, [width / 3 for width in gain_widths]) < 0.9
+
+
+def test_the_page_states_the_figures() -> None:
+    page = (REPO / "docs" / "model.md").read_text("utf-8")
+    for part, adds in UNCHECKED.items():
+        name = "GPU" if part == "gpu" else part.replace("_", " ")
+        kernels, collectives = (
+            f"{share:.0%}".replace("%", " %") if share else "-" for share in dataclasses.astuple(adds)
+        )
+        assert f"| {name} | {kernels} | {collectives} |" in page
