@@ -1,4 +1,4 @@
-"""`ladder-sim doctor`: what is installed, which devices this machine has, and what will not work here and why."""
+"""`ladder-sim doctor`: what is installed, which devices this machine has, and which commands work here or why not."""
 
 import importlib.metadata
 import importlib.util
@@ -10,8 +10,9 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass
+from itertools import groupby
 from types import MappingProxyType
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -27,21 +28,21 @@ BASE = ("numpy", "scipy", "networkx", "simpy", "plotly", "typer", "rich", "pydan
 class Extra(NamedTuple):
     """An optional part of the installation."""
 
-    purpose: str
+    commands: tuple[str, ...]
+    """That need it, some of them only with an option."""
     packages: tuple[str, ...]
 
 
 EXTRAS: Mapping[str, Extra] = MappingProxyType(
     {
         "runtime": Extra(
-            "running real forward passes, and measuring this machine with them",
-            ("torch", "safetensors", "tokenizers", "jinja2"),
+            ("run", "crosscheck", "trace capture", "calibrate run"), ("torch", "safetensors", "tokenizers", "jinja2")
         ),
-        "explorer": Extra("the what-if explorer in the browser", ("dash",)),
-        "plots": Extra("figures as png and svg (html needs nothing more)", ("kaleido",)),
-        "import": Extra("importing published tables (calibrate import aiconfigurator)", ("pyarrow",)),
-        "parquet": Extra("sweeps written as Parquet", ("pyarrow",)),
-        "dask": Extra("sweeps spread over several machines", ("dask", "distributed")),
+        "explorer": Extra(("explore",), ("dash",)),
+        "plots": Extra(("predict --plot FILE.png",), ("kaleido",)),
+        "import": Extra(("calibrate import aiconfigurator",), ("pyarrow",)),
+        "parquet": Extra(("sweep --save FILE.parquet",), ("pyarrow",)),
+        "dask": Extra(("sweep --dask",), ("dask", "distributed")),
     }
 )
 
@@ -66,6 +67,19 @@ class Limitation:
     """What to do about it; may be empty."""
 
 
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """Commands that need the same."""
+
+    names: tuple[str, ...]
+    needs: tuple[str, ...]
+    """Packages, beyond those of every installation."""
+    missing: tuple[str, ...]
+    """Packages that are not installed here."""
+    fix: str
+    """What installs them; empty: nothing is missing."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """State of the installation and of the machine."""
@@ -85,17 +99,20 @@ class Report:
     """What torch says of CUDA and its communication backends; empty: torch is not installed or does not start."""
     profiles: Mapping[str, str]
     """Shipped profile -> GPU cluster it was measured on, or what is wrong with it."""
+    commands: tuple[Commands, ...]
+    """Every command, and those that need more with some option."""
     problems: tuple[Limitation, ...]
-    """What will not work here."""
+    """What else will not work here."""
     ready: bool
     """Whether predictions work."""
 
 
 def doctor(
+    context: typer.Context,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Show what is installed, which devices this machine has, and what will not work here and why."""
-    report = examine()
+    """Show what is installed, which devices this machine has, and which commands work here or why not."""
+    report = examine(_leaves(context.find_root().command))
     if json:
         print(json_format.dumps(asdict(report) | {"schema_version": 1}, indent=2))
     else:
@@ -104,8 +121,8 @@ def doctor(
         raise typer.Exit(EXIT_MISSING)
 
 
-def examine() -> Report:
-    """Look at this installation and this machine."""
+def examine(commands: Iterable[str]) -> Report:
+    """Look at this installation and this machine, for all `commands`."""
     packages = {name: version(name) for name in (*BASE, *(n for extra in EXTRAS.values() for n in extra.packages))}
     profiles = _profiles()
     torch = _torch() if packages["torch"] else {}
@@ -121,9 +138,28 @@ def examine() -> Report:
         gpus=gpus,
         torch=torch,
         profiles={name: gpu if isinstance(gpu, str) else "cannot be read" for name, gpu in profiles.items()},
+        commands=tuple(_groups(commands, packages)),
         problems=tuple(_problems(packages, profiles, torch, gpus)),
         ready=all(packages[name] for name in BASE),
     )
+
+
+def _leaves(command: Any, prefix: str = "") -> Iterator[str]:
+    """Names of the commands in a group."""
+    for name, inner in command.commands.items():
+        if hasattr(inner, "commands"):
+            yield from _leaves(inner, f"{prefix}{name} ")
+        elif not inner.hidden:
+            yield f"{prefix}{name}"
+
+
+def _groups(commands: Iterable[str], packages: Mapping[str, str | None]) -> Iterator[Commands]:
+    more = {name for extra in EXTRAS.values() for name in extra.commands}
+    base = tuple(name for name in BASE if not packages[name])
+    yield Commands(tuple(name for name in commands if name not in more), (), base, install_command() if base else "")
+    for name, extra in EXTRAS.items():
+        missing = tuple(package for package in extra.packages if not packages[package])
+        yield Commands(extra.commands, extra.packages, missing, install_command(name) if missing else "")
 
 
 def _problems(
@@ -138,13 +174,9 @@ def _problems(
     for name, gpu in profiles.items():
         if isinstance(gpu, Exception):
             yield Limitation(f"profile {name}", str(gpu).splitlines()[0], f"{install_command()} --force-reinstall")
-    for extra, (purpose, names) in EXTRAS.items():
-        absent = [name for name in names if not packages[name]]
-        if absent:
-            yield Limitation(purpose, f"{' and '.join(absent)} not installed", install_command(extra))
     if packages["torch"] and not torch:
         way_out = f"see why: {os.path.basename(sys.executable)} -c 'import torch'"
-        yield Limitation(EXTRAS["runtime"].purpose, "torch is installed, but does not start", way_out)
+        yield Limitation(", ".join(EXTRAS["runtime"].commands), "torch is installed, but does not start", way_out)
     if not gpus:
         way_out = "predictions need no GPU: they use the shipped profiles"
         yield Limitation("measuring GPUs", "no NVIDIA GPU is visible here", way_out)
@@ -240,11 +272,20 @@ def _show(report: Report) -> None:
     about = f"ladder-sim {report.ladder_sim}"
     system = f"Python {report.python}, {report.platform}"
     show(table((about, system), ((name, ", ".join(parts)) for name, parts in rows.items()), left=2))
-    if report.ready:
-        print("\nworks here: predict, list, show, calibrate show, calibrate import nccl-tests")
+    print()
+    works = [(_joined(each.names), ", ".join(each.needs) or "no extra", each.fix or "yes") for each in report.commands]
+    show(table(columns := ("command", "needs", "installed here"), works, left=3, wrapped=columns[:2]))
     if report.problems:
         print()
-        show(table(("not here", "why", "way out"), map(astuple, report.problems), left=3))
+        show(table(columns := ("not here", "why", "way out"), map(astuple, report.problems), left=3, wrapped=columns))
+
+
+def _joined(names: Iterable[str]) -> str:
+    """Names of commands in a line; those of a group name it once."""
+    parents = groupby(names, key=lambda name: name.rpartition(" ")[0])
+    return "; ".join(
+        f"{parent} {', '.join(name.split()[-1] for name in members)}".strip() for parent, members in parents
+    )
 
 
 def _torch_parts(torch: Mapping[str, object]) -> list[str]:

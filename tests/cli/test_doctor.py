@@ -39,9 +39,33 @@ def test_it_knows_every_dependency() -> None:
 def test_text() -> None:
     ran = run("doctor")
     assert ran.code == 0
-    for name in (*doctor.BASE, *shipped_profiles(), "CPU core", "works here: predict"):
+    for name in (*doctor.BASE, *shipped_profiles(), "CPU core"):
         assert name in ran.out
     assert not ran.err
+
+
+def test_every_command_is_listed_with_what_it_needs() -> None:
+    """The commands are those that the help lists; what needs more than the base is one of them."""
+    groups = json.loads(run("doctor", "--json").out)["commands"]
+    listed = [name for group in groups for name in group["names"]]
+    assert len(listed) == len(set(listed))
+    for group in ("", "trace", "calibrate"):
+        panel = run(*group.split(), "--help").out.rpartition(" Commands ")[2]
+        helped = {f"{group} {name}".strip() for name in re.findall(r"^\W ([a-z-]+) ", panel, re.M)} - {
+            "trace",
+            "calibrate",
+        }
+        assert helped
+        assert helped <= set(listed)
+        # others are one of these with an option or an argument
+        for name in set(listed) - helped:
+            if name.rpartition(" ")[0] == group:
+                assert name.split()[0] in helped, name
+    needs = {name: group["needs"] for group in groups for name in group["names"]}
+    assert needs["predict"] == []
+    assert "torch" in needs["crosscheck"]
+    text = run("doctor").out
+    assert all(name.split()[-1] in text for name in listed)
 
 
 def test_json() -> None:
@@ -61,6 +85,7 @@ def test_missing_extras_come_with_their_pip_line(monkeypatch: pytest.MonkeyPatch
     assert ran.code == 0
     for extra in doctor.EXTRAS:
         assert install_command(extra) in ran.out
+    assert re.search(r"^predict, sweep, .* no extra +yes$", ran.out, re.M)
 
 
 HERE = Path.cwd().as_uri()
@@ -101,7 +126,7 @@ def test_a_missing_base_package_exits_4(monkeypatch: pytest.MonkeyPatch) -> None
     assert ran.code == 4
     assert "simpy MISSING" in ran.out
     assert re.search(f"predictions +simpy is not installed +{re.escape(install_command())}", ran.out)
-    assert "works here" not in ran.out
+    assert not re.search(r"^predict, sweep, .* yes$", ran.out, re.M)
 
 
 def test_an_unreadable_profile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +134,7 @@ def test_an_unreadable_profile_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         raise ProfileError(f"profile '{name}' lacks 'gemm'", hint="re-create it")
 
     monkeypatch.setattr("ladder_sim.costs.profile_file.load_profile", refuse)
-    report = doctor.examine()
+    report = doctor.examine(())
     assert set(report.profiles.values()) == {"cannot be read"}
     assert any(problem.what == "profile h100-sxm" and "lacks" in problem.why for problem in report.problems)
 
@@ -118,7 +143,7 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     smi = "NVIDIA H100 80GB HBM3, 81559 MiB, 550.54\n"
     monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(doctor, "_output", lambda command, _: smi if "nvidia-smi" in command[0] else None)
-    report = doctor.examine()
+    report = doctor.examine(())
     assert report.gpus == ("NVIDIA H100 80GB HBM3, 81559 MiB, 550.54",)
     assert any("one GPU" in problem.why for problem in report.problems)
     assert not any("no NVIDIA GPU" in problem.why for problem in report.problems)
@@ -128,10 +153,10 @@ def test_torch_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "version", lambda name: "2.6.0")
     for said in (None, "", "no json", "[]"):
         monkeypatch.setattr(doctor, "_output", lambda command, seconds, said=said: said)
-        assert any("does not start" in problem.why for problem in doctor.examine().problems)
+        assert any("does not start" in problem.why for problem in doctor.examine(()).problems)
     gpu = '{"cuda": "12.4", "devices": ["NVIDIA A100", "NVIDIA A100"], "gloo": true, "nccl": true}'
     monkeypatch.setattr(doctor, "_output", lambda command, _: None if "nvidia-smi" in command[0] else f"hello\n{gpu}")
-    report = doctor.examine()
+    report = doctor.examine(())
     assert report.gpus == ("NVIDIA A100", "NVIDIA A100")
     assert not any("GPU" in problem.what for problem in report.problems)
 
