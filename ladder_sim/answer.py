@@ -206,7 +206,8 @@ class Predictions(dict[str, Prediction]):
         return to_html(self._with_warnings())
 
     def _with_warnings(self) -> RenderableType:
-        return Group(self.report(), *(Text(f"warning: {text}") for text in self.confidence.warnings))
+        lines = (Text(f"warning: {text}", no_wrap=True, overflow="ignore") for text in self.confidence.warnings)
+        return Group(self.report(), *lines)
 
 
 def _unevenness(request: Request, steps: int) -> Unevenness | None:

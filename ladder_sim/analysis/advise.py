@@ -101,7 +101,7 @@ class Advice:
 def advise(
     point: Mapping[str, Any],
     objective: Objective = "tokens_per_gpu",
-    variants: Sequence[str] = CANDIDATES,
+    variants: str | Sequence[str] = CANDIDATES,
     *,
     max_tpot_s: float = np.inf,
     max_ttft_s: float = np.inf,
@@ -127,6 +127,11 @@ def advise(
         Price of one GPU.
     profile
         As in `predict`.
+
+    Returns
+    -------
+    Advice
+        Every option that fits, best first, and the Pareto front of time per token and tokens per GPU.
 
     Raises
     ------

@@ -98,6 +98,11 @@ def breakeven(
     profile, ignore_memory
         As in `predict`.
 
+    Returns
+    -------
+    BreakEven
+        The crossings, and the speedups at the values that were scanned.
+
     Raises
     ------
     UsageError
@@ -107,9 +112,9 @@ def breakeven(
 
     Examples
     --------
-    >>> result = breakeven({"model": "405b", "nodes": 2}, "inter.bandwidth", "5:200GB/s", over="parallel")
-    >>> len(result.values), result.bound
-    (65, 1.0)
+    >>> result = breakeven({"model": "405b", "nodes": 2}, "inter.latency", "1:400us", gain=0.1)
+    >>> [(f"{1e6 * crossing.value:.1f} us", crossing.rising) for crossing in result.crossings]
+    [('4.2 us', True)]
     """
     values = _scan_values(point, field, given)
     how = How(variants=(canonical(variant), canonical(over)), profile=profile, ignore_memory=ignore_memory)

@@ -37,7 +37,7 @@ class Candidate:
 def compare(
     point: Mapping[str, Any],
     names: Sequence[str],
-    variants: Sequence[str] | None = None,
+    variants: str | Sequence[str] | None = None,
     *,
     usd_per_gpu_hour: Sequence[float] = (),
     profile: str | None = None,
@@ -56,6 +56,11 @@ def compare(
     usd_per_gpu_hour
         Prices, one for all or one for each; none: no prices.
 
+    Returns
+    -------
+    list of Candidate
+        One for each name, in their order, with its `Predictions`.
+
     Raises
     ------
     UsageError
@@ -65,11 +70,12 @@ def compare(
 
     Examples
     --------
-    >>> old, new = compare({"model": "70b"}, ["h100-sxm", "h200-sxm"])
-    >>> old.predictions["ladder"].tpot_s > new.predictions["ladder"].tpot_s
-    True
+    >>> for candidate in compare({"model": "70b"}, ["h100-sxm", "h200-sxm"], "ladder"):
+    ...     print(candidate.name, f"{1e3 * candidate.predictions['ladder'].tpot_s:.1f} ms")
+    h100-sxm 9.4 ms
+    h200-sxm 7.4 ms
     """
-    if len(names) < 2:
+    if isinstance(names, str) or len(names) < 2:
         raise UsageError("need at least two clusters or stacks to compare", hint="name two clusters or two stacks")
     prices: list[float | None] = [check_price(price) for price in usd_per_gpu_hour]
     if len(prices) not in (0, 1, len(names)):
@@ -81,10 +87,11 @@ def compare(
             f"{', '.join(f'{name} is a {kind}' for name, kind in kinds.items())}",
             hint="compare clusters with clusters, stacks with stacks",
         )
+    wirings = [variants] if isinstance(variants, str) else variants
     candidates = []
     for name, price in zip(names, of_each, strict=True):
         scenario = scenario_at({**point, kinds[name]: name})
-        predictions = predict(scenario, variants, profile=profile, ignore_memory=ignore_memory)
+        predictions = predict(scenario, wirings, profile=profile, ignore_memory=ignore_memory)
         candidates.append(Candidate(name=name, scenario=scenario, predictions=predictions, usd_per_gpu_hour=price))
     return candidates
 

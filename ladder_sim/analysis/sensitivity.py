@@ -61,7 +61,7 @@ class Sensitivity:
 
 def sensitivity(
     scenario: Scenario,
-    variants: Sequence[str] | None = None,
+    variants: str | Sequence[str] | None = None,
     *,
     profile: str | CalibrationProfile | None = None,
     step: float = STEP,
@@ -91,9 +91,11 @@ def sensitivity(
 
     Examples
     --------
-    >>> figures = {each.figure: each for each in sensitivity(Scenario.of(model="405b", nodes=2), ["ladder"])}
-    >>> figures["gpu.hbm_bandwidth_Bps"].responses["ladder"].request_elasticity < 0
-    True
+    >>> for each in sensitivity(Scenario.of(model="405b", nodes=2), "ladder")[:3]:
+    ...     print(each.figure, f"{each.responses['ladder'].request_elasticity:+.2f}")
+    stack.gemv_factor +0.66
+    gpu.hbm_bandwidth_Bps -0.64
+    inter.latency_s +0.23
     """
     if not 0.0 < step <= MAX_STEP:
         raise UsageError(

@@ -29,7 +29,7 @@ def to_text(renderable: RenderableType) -> str:
 def to_html(renderable: RenderableType) -> str:
     """A block of text for a page of any colours."""
     console = _console(PLAIN_WIDTH, record=True, file=io.StringIO())
-    console.print(renderable)
+    console.print(renderable, crop=False)
     return console.export_html(inline_styles=True, code_format=_HTML)
 
 
@@ -129,7 +129,7 @@ def _shared(room: int, widths: Sequence[tuple[int, int]]) -> list[int]:
 def _render(renderable: RenderableType, width: int | None, *, color: bool) -> str:
     console = _console(width, color_system="auto" if color else None)
     with console.capture() as written:
-        console.print(renderable)
+        console.print(renderable, crop=False)
     return "".join(f"{line.rstrip()}\n" for line in written.get().splitlines())
 
 

@@ -80,6 +80,12 @@ def test_names_are_no_markup() -> None:
     assert html.escape(name) in predict(odd, "ladder")._repr_html_()
 
 
+def test_a_long_warning_is_a_line() -> None:
+    long = dataclasses.replace(SCENARIO.model, name="m" * 300, unknown_type=True)
+    prediction = predict(dataclasses.replace(SCENARIO, model=long), "ladder")
+    assert [f"warning: {text}" for text in prediction.confidence.warnings] == str(prediction).splitlines()[-2:]
+
+
 def test_the_representation_is_a_line() -> None:
     """Of the numbers; graphs and timelines are left out."""
     assert len(repr(predict(SCENARIO, "ladder"))) < 300

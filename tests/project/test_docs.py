@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.support.shown import PAGES, blocks, output
+from tests.conftest import REPO
+from tests.support.shown import PAGES, PYTHON_PAGES, blocks, output, with_outputs
 
 SHOWN = [(page, *block) for page in PAGES for block in blocks(page)]
 
@@ -15,3 +16,10 @@ def test_the_pages_show_every_command() -> None:
 def test_the_output_is_what_the_command_prints(page: str, command: str, shown: str) -> None:
     """`python -m tests.support.shown` refreshes the pages."""
     assert shown == output(command)
+
+
+@pytest.mark.parametrize("page", PYTHON_PAGES)
+def test_the_python_prints_what_is_shown(page: str) -> None:
+    text = (REPO / page).read_text("utf-8")
+    assert with_outputs(text) == text
+    assert text.count("```python") == text.count("```text") >= 5

@@ -1,8 +1,12 @@
-"""Commands that the documentation shows with their output: after a line ``$ ladder-sim ...`` of an indented block.
+"""Commands and Python that the documentation shows with their output.
 
+A command is a line ``$ ladder-sim ...`` of an indented block, its output what follows. A block of Python is followed by
+a block of text that it prints; the blocks of a page share their names.
 ``python -m tests.support.shown`` writes the current outputs into the pages.
 """
 
+import contextlib
+import io
 import re
 import shlex
 import sys
@@ -12,8 +16,10 @@ from tests.conftest import REPO
 from tests.support.commands import run
 
 PAGES = ("docs/sweeps.md", "docs/analysis.md")
+PYTHON_PAGES = ("docs/python.md",)
 # the output goes on to the next text or command; blank lines inside it are its own
 _BLOCK = re.compile(r"^    \$ (ladder-sim .*)\n((?:    (?!\$).*\n|\n(?=    (?!\$)))*)", re.MULTILINE)
+_PYTHON = re.compile(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 
 
 def blocks(page: str) -> list[tuple[str, str]]:
@@ -29,11 +35,22 @@ def output(command: str) -> str:
     return "".join(f"    {line}".rstrip() + "\n" for line in lines)
 
 
+def with_outputs(text: str) -> str:
+    """A page with the current outputs of its commands and of its Python."""
+    names: dict[str, object] = {}
+
+    def printed(block: re.Match[str]) -> str:
+        with contextlib.redirect_stdout(io.StringIO()) as stdout:
+            exec(block[1], names)
+        return f"```python\n{block[1]}```\n\n```text\n{stdout.getvalue()}```\n"
+
+    return _PYTHON.sub(printed, _BLOCK.sub(lambda block: f"    $ {block[1]}\n{output(block[1])}", text))
+
+
 def refresh(page: Path) -> None:
     """Write the current outputs into a page."""
-    text = page.read_text("utf-8")
-    page.write_text(_BLOCK.sub(lambda block: f"    $ {block[1]}\n{output(block[1])}", text), "utf-8")
+    page.write_text(with_outputs(page.read_text("utf-8")), "utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit(any(refresh(REPO / page) for page in PAGES))
+    sys.exit(any(refresh(REPO / page) for page in (*PAGES, *PYTHON_PAGES)))
