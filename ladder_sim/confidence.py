@@ -22,7 +22,7 @@ from ladder_sim.costs.roofline import Gpu
 from ladder_sim.simulate.request import Request, simulate_requests
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.workload import DTYPE_BYTES
+from ladder_sim.specs.workload import FORMATS
 from ladder_sim.units import format_bytes
 
 # name that asks for datasheet figures only
@@ -183,7 +183,7 @@ def _alike(scenario: Scenario, measured_on: ClusterSpec, fit: StackFit) -> dict[
         "links": same_tiers and scenario.nodes_used in fit.nodes and (scenario.p2p or bool(fit.host_tps)),
         "model_family": scenario.model.family in fit.families,
         # a table holds every dtype of its size
-        "precision": DTYPE_BYTES[scenario.workload.dtype] in {DTYPE_BYTES[dtype] for dtype in fit.dtypes},
+        "precision": FORMATS[scenario.workload.dtype] in [FORMATS[dtype] for dtype in fit.dtypes],
     }
 
 

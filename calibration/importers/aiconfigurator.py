@@ -18,7 +18,7 @@ from calibration.importers.grids import Grid, Series, distinct, merge
 from calibration.importers.thin import leave_one_out, predicted_s, thin
 from ladder_sim.costs.lookup import ErrorStats, RatioTable
 from ladder_sim.costs.profile import COLLECTIVES, CalibrationProfile, ProfileSource
-from ladder_sim.costs.roofline import AXES, ELEMENT_BYTES, Gpu, Kind, roofline_s, table_shape
+from ladder_sim.costs.roofline import AXES, Gpu, Kind, roofline_s, table_shape
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.specs import catalog
@@ -104,7 +104,7 @@ def read_system(system: str, source: Path | None = None) -> Measurements:
     figures = parquet.read_gpu_figures(systems / f"{system}.yaml")
     reader = _Reader(systems)
     tables: dict[tuple[Kind, str], list[Series]] = {}
-    dtypes = [dtype for dtype in ELEMENT_BYTES if dtype == "bf16" or "fp8_tc_flops" in figures]
+    dtypes = [dtype for dtype in ("bf16", "fp8") if dtype == "bf16" or "fp8_tc_flops" in figures]
     for label, columns in reader.read(parquet.newest_files(data / "gemm", "gemm_perf.parquet")):
         for dtype in dtypes:
             tables.setdefault(("gemm", dtype), []).append(parquet.gemm_series(label, columns, dtype))
@@ -178,6 +178,7 @@ def reference_gpu(measured: Measurements) -> Gpu:
     return Gpu(
         bf16_flops=figures["bfloat16_tc_flops"],
         fp8_flops=figures.get("fp8_tc_flops", figures["bfloat16_tc_flops"]),
+        fp4_flops=figures.get("fp4_tc_flops", figures["bfloat16_tc_flops"]),
         hbm_bandwidth_Bps=figures["mem_bw"],
         kernel_s=round(fastest_s, 8),
     )

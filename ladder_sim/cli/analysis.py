@@ -38,7 +38,10 @@ def advise(
         usd_per_gpu_hour=price,
         profile=flags.profile,
     )
-    subtitle = "{model} on {cluster}, {dtype}, {stack}, static batches".format_map(flags.arguments)
+    held = (flags.arguments[name] for name in ("dtype", "stack"))
+    subtitle = ", ".join(
+        ["{model} on {cluster}".format_map(flags.arguments), *(name for name in held if name), "static batches"]
+    )
     output.warn(advice.warnings)
     output.give(lambda: advice_document(advice), lambda: advice_report(advice), lambda: pareto_figure(advice, subtitle))
 

@@ -68,6 +68,8 @@ class Stack:
     """Of decode attention's memory traffic."""
     small_kernel_factor: Number
     """Floor of a small kernel, as a multiple of the GPU's."""
+    sustained_share: Number
+    """Of the tensor cores' peak, over long prompts."""
     batched_attention_s: Number
     """Fixed time that decode attention of several sequences takes beyond one sequence's, seconds."""
 

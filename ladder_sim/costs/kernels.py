@@ -17,7 +17,16 @@ from ladder_sim.costs.estimate import Estimate, Source
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.lookup import RatioTable
 from ladder_sim.costs.profile import HBM_EFFICIENCY, CalibrationProfile
-from ladder_sim.costs.roofline import GPU_FIGURES, Gpu, Kind, coordinates, roofline_s, table_key, table_shape
+from ladder_sim.costs.roofline import (
+    GPU_FIGURES,
+    Gpu,
+    Kind,
+    coordinates,
+    prompt_len,
+    roofline_s,
+    table_key,
+    table_shape,
+)
 from ladder_sim.des.shared import Demand, Floats, Number, maximum, minimum
 from ladder_sim.graph.ops import AttentionShape, CollectiveKind, CollectiveShape, GemmShape, Op, Shape
 from ladder_sim.specs.scenario import Scenario
@@ -110,6 +119,18 @@ class KernelCosts:
             for shape, row, source in zip(shapes, seconds * ratio, sources, strict=True)
         ]
 
+    def _sustained(self, shape: Shape, seconds: Number) -> Number:
+        """The time of a kernel at the rate that the GPU keeps up, where prompts keep its tensor cores busy."""
+        share = self.hardware.stack.sustained_share
+        if isinstance(shape, AttentionShape) and shape.shares_step:
+            # its share of the whole prompt, as which it was looked up
+            part: Number = shape.q_len / prompt_len(shape)
+            return seconds * part
+        if not isinstance(shape, GemmShape) or (isinstance(share, float) and share == 1.0):
+            return seconds
+        lasting_s = shape.flops / (share * self.hardware.gpu.peak_flops(shape))
+        return seconds + shape.duty * maximum(lasting_s - seconds, 0.0)
+
     def _table(self, kind: Kind, dtype: str) -> RatioTable | None:
         if self.profile is None:
             return None
@@ -132,7 +153,7 @@ class KernelCosts:
         return self._kernel(shape, floor_s + maximum(traffic_s, shape.flops / gpu.bf16_flops), "roofline")
 
     def _kernel(self, shape: Shape, seconds: Number, source: Source) -> Estimate:
-        seconds = seconds * self._stack_factor(shape)
+        seconds = self._sustained(shape, seconds) * self._stack_factor(shape)
         return Estimate(
             seconds=seconds,
             error=self._kernel_error[source],

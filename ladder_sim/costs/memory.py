@@ -11,6 +11,7 @@ from ladder_sim.graph.build import STATE_BYTES, PassInputs, build
 from ladder_sim.graph.ops import Count
 from ladder_sim.graph.variants import wiring
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.workload import KV_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +83,9 @@ def _growing_bytes(
     tokens: Any = batch * prompt
 
     # a rank's share of the heads, replicas included
-    kv_bytes = model.kv_bytes_per_token(STATE_BYTES) * kv_heads / model.kv_heads * batch * context
+    kv_bytes = (
+        model.kv_bytes_per_token(KV_BYTES[scenario.workload.kv_dtype]) * kv_heads / model.kv_heads * batch * context
+    )
     # the MLP's widest moment: residual, norm, gate/up output and activation are alive together
     mlp_width = (2 if model.gated_mlp else 1) * model.intermediate // tp + model.intermediate // tp
     # scores before and after the softmax

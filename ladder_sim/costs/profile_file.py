@@ -32,7 +32,8 @@ _SHIPPED_NAME = re.compile(r"[a-z0-9-]+")
 # files of schema version 1: the entry, and its two scales
 _OLD_STACK_FIT, _OLD_SCALES = "transfer", {"near": "fitted_scale", "beyond": "other_scale"}
 
-DTypeName = Literal["bf16", "fp8"]
+# formats of GEMMs; types of the KV cache are among them
+DTypeName = Literal["bf16", "fp8", "fp8-block", "nvfp4", "w4a16"]
 Ranks = Annotated[int, Field(ge=2, le=1_000_000, strict=False)]
 Share = Annotated[float, Field(ge=0)]
 
@@ -58,6 +59,8 @@ class ReferencePart(Part):
 
     bf16_flops: Positive
     fp8_flops: Positive
+    # files made before it take it from the cluster
+    fp4_flops: Positive | None = None
     hbm_bandwidth_Bps: Positive
     kernel_s: Positive
 
@@ -151,8 +154,6 @@ def _upgraded(document: bytes) -> bytes:
 
 
 def _profile(parsed: ProfileDocument) -> CalibrationProfile:
-    reference = Gpu(**parsed.reference.model_dump())
-
     def tables(kind: Kind, parts: Mapping[DTypeName, TablePart], where: str) -> dict[str, RatioTable]:
         return {dtype: _table(part, kind, dtype, reference, f"{where}.{dtype}") for dtype, part in parts.items()}
 
@@ -160,6 +161,8 @@ def _profile(parsed: ProfileDocument) -> CalibrationProfile:
         cluster = catalog.cluster(parsed.gpu)
     except LadderSimError as error:
         raise BrokenRuleError(f"gpu: {error.message}") from None
+    measured = parsed.reference.model_dump(exclude_none=True)
+    reference = dataclasses.replace(Gpu.of(cluster.gpu), **measured)
     same = ("name", "created", "environment", "sources", "overlap", "overheads")
     return CalibrationProfile(
         **{name: getattr(parsed, name) for name in same},

@@ -14,8 +14,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ladder_sim.des.shared import Floats, Number, any_true
+from ladder_sim.graph.build import STATE_BYTES
 from ladder_sim.graph.ops import AttentionShape, GemmShape, Shape
 from ladder_sim.specs.cluster import GpuSpec
+from ladder_sim.specs.workload import FORMATS, KV_BYTES, Format, TensorCores
 
 Kind = Literal["gemm", "attention_prefill", "attention_decode"]
 # axes of each kind of table; group is query heads per KV head
@@ -25,8 +27,8 @@ AXES: Mapping[Kind, tuple[str, ...]] = {
     "attention_decode": ("batch_kv_heads", "group", "kv_len", "head_dim"),
 }
 
-# bytes per element of every operand, by the dtypes that tables come in
-ELEMENT_BYTES = {"bf16": 2, "fp8": 1}
+# formats that tables of GEMMs come in, and types of the KV cache that those of attention come in
+GEMM_FORMATS: Mapping[str, Format] = {each.name: each for each in FORMATS.values()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,8 @@ class Gpu:
     """Dense tensor-core peak, FLOP/s."""
     fp8_flops: Number
     """The same for fp8; equal to bf16 where the GPU has no fp8."""
+    fp4_flops: Number
+    """The same for 4-bit floating point, likewise."""
     hbm_bandwidth_Bps: Number
     """Device memory bandwidth, bytes/s."""
     kernel_s: Number
@@ -52,19 +56,15 @@ class Gpu:
         return not any(any_true(getattr(self, name) != getattr(other, name)) for name in GPU_FIGURES)
 
     def peak_flops(self, shape: Shape) -> Number:
-        """Peak FLOP/s for the dtype of an op's operands."""
-        return self.fp8_flops if dtype_of(shape) == "fp8" else self.bf16_flops
+        """Peak FLOP/s of the tensor cores that an op runs on."""
+        if not isinstance(shape, GemmShape):
+            return self.bf16_flops
+        peaks: dict[TensorCores, Number] = {"bf16": self.bf16_flops, "fp8": self.fp8_flops, "fp4": self.fp4_flops}
+        return peaks[GEMM_FORMATS[shape.format].tensor_cores]
 
 
 # their names, once: asking a dataclass for its fields takes microseconds
 GPU_FIGURES = tuple(field.name for field in dataclasses.fields(Gpu))
-
-
-def dtype_of(shape: Shape) -> Literal["bf16", "fp8"]:
-    """Which of a GPU's peaks and which table an op's operands belong to."""
-    if isinstance(shape, GemmShape):
-        return "fp8" if shape.weight_element_bytes == 1 else "bf16"
-    return "fp8" if isinstance(shape, AttentionShape) and shape.element_bytes == 1 else "bf16"
 
 
 def roofline_s(shape: Shape, gpu: Gpu) -> Floats:
@@ -72,7 +72,7 @@ def roofline_s(shape: Shape, gpu: Gpu) -> Floats:
 
     Examples
     --------
-    >>> gpu = Gpu(bf16_flops=1e15, fp8_flops=2e15, hbm_bandwidth_Bps=1e12, kernel_s=0.0)
+    >>> gpu = Gpu(bf16_flops=1e15, fp8_flops=2e15, fp4_flops=4e15, hbm_bandwidth_Bps=1e12, kernel_s=0.0)
     >>> float(roofline_s(table_shape("gemm", "bf16", {"m": 1, "n": 8192, "k": 8192}), gpu)) * 1e6
     134.250496
     """
@@ -83,34 +83,48 @@ def roofline_s(shape: Shape, gpu: Gpu) -> Floats:
 
 
 def table_key(shape: Shape) -> tuple[Kind, str] | None:
-    """Kind and dtype of the table that holds a shape; None if tables do not hold such ops."""
+    """Kind of the table that holds a shape, and its format or type of KV cache; None if tables do not hold such ops."""
     if isinstance(shape, GemmShape):
-        return "gemm", dtype_of(shape)
+        return "gemm", shape.format
     if isinstance(shape, AttentionShape) and shape.kernel == "flash":
-        return "attention_prefill" if shape.is_prompt else "attention_decode", dtype_of(shape)
+        cache = "fp8" if shape.kv_element_bytes == KV_BYTES["fp8"] else "bf16"
+        return "attention_prefill" if shape.is_prompt else "attention_decode", cache
     return None
 
 
 def coordinates(shape: GemmShape | AttentionShape) -> dict[str, ArrayLike]:
     """A shape's coordinates in its table.
 
-    Work and traffic of attention depend on batch x heads alone; a prompt's has no earlier context.
+    Work and traffic of attention depend on batch x heads alone; a prompt's has no earlier context. A chunk of a prompt
+    is looked up as the whole prompt, of whose time it takes its share.
     """
     if isinstance(shape, GemmShape):
         return {"m": shape.m, "n": shape.n, "k": shape.k}
-    length = {"q_len": shape.q_len} if shape.is_prompt else {"kv_len": shape.kv_len}
+    length = {"q_len": prompt_len(shape)} if shape.is_prompt else {"kv_len": shape.kv_len}
     heads = {"batch_kv_heads": shape.batch * shape.kv_heads, "group": shape.heads / shape.kv_heads}
     return {**heads, **length, "head_dim": shape.head_dim}
 
 
+def prompt_len(shape: AttentionShape) -> Any:
+    """Tokens of the prompts whose average chunk a shape is; without earlier context its own new tokens."""
+    return 2 * shape.kv_len - shape.q_len if shape.shares_step else shape.q_len
+
+
 def table_shape(kind: Kind, dtype: str, point: Mapping[str, ArrayLike]) -> Shape:
-    """The op at a table's coordinates, which may be arrays; every operand is of the table's dtype."""
+    """The op at a table's coordinates, which may be arrays; `dtype` is the table's format or type of KV cache."""
     sizes: list[Any] = [np.asarray(point[name], np.float64) for name in AXES[kind]]
-    element_bytes = ELEMENT_BYTES[dtype]
     if kind == "gemm":
         m, n, k = sizes
-        operands = dict.fromkeys(("weight_element_bytes", "input_element_bytes", "output_element_bytes"), element_bytes)
-        return GemmShape(m=m, n=n, k=k, **operands)
+        own = GEMM_FORMATS[dtype]
+        return GemmShape(
+            m=m,
+            n=n,
+            k=k,
+            weight_element_bytes=own.weight_bytes,
+            input_element_bytes=own.activation_bytes,
+            output_element_bytes=STATE_BYTES,
+            format=own.name,
+        )
     kv_heads, group, length, head_dim = sizes
     # one sequence of all the batch's heads stands for the batch
     return AttentionShape(
@@ -121,5 +135,6 @@ def table_shape(kind: Kind, dtype: str, point: Mapping[str, ArrayLike]) -> Shape
         heads=kv_heads * group,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        element_bytes=element_bytes,
+        element_bytes=STATE_BYTES,
+        kv_element_bytes=KV_BYTES["fp8" if dtype == "fp8" else "bf16"],
     )

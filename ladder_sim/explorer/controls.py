@@ -120,7 +120,10 @@ def controls(allowlist: Allowlist) -> html.Aside:
                     _flag("no_p2p", "No peer-to-peer (host memory)"),
                 ],
             ),
-            _group("Workload", [*map(_slider, _WORK), _choice("dtype", "Precision", list(get_args(DType)))]),
+            _group(
+                "Workload",
+                [*map(_slider, _WORK), _choice("dtype", "Precision", list(get_args(DType)), empty="the model's")],
+            ),
             _group(
                 "Stack",
                 [

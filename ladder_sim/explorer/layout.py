@@ -58,7 +58,7 @@ def _defaults() -> dict[str, Any]:
     """What a link leaves out, and the sliders whose steps double."""
     state = State()
     return {
-        **{name: DEFAULTS[name] for name in ("model", "cluster", "dtype", "stack")},
+        **{name: DEFAULTS[name] for name in ("model", "cluster", "stack")},
         "variant": state.variant,
         "over": state.over,
         "across": state.across,

@@ -24,9 +24,9 @@ from ladder_sim.graph.variants import Block, Layer, Part, Wiring, wiring
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import StackSpec
-from ladder_sim.specs.workload import DTYPE_BYTES, Workload
+from ladder_sim.specs.workload import FORMATS, KV_BYTES, Workload
 
-# element size of the residual stream, embedding, norms, LM head and KV cache: they stay 16-bit under fp8 weights too
+# element size of the residual stream, embedding, norms, LM head and queries: they stay 16-bit in every precision
 STATE_BYTES = 2
 # one token id, int64 as PyTorch indexes with
 TOKEN_BYTES = 8
@@ -61,7 +61,7 @@ def build(scenario: Scenario | PassInputs, phase: Phase, kv_len: int, *, layers:
     scenario
         Model, workload, stack, tensor-parallel degree and variant.
     phase
-        ``"prefill"`` runs every prompt token, ``"decode"`` one token per sequence.
+        ``"prefill"`` runs every prompt token, ``"decode"`` one token per sequence, ``"mixed"`` that and a prompt.
     kv_len
         Tokens of context the step attends to, its own included. A static-cache (``math``) attention reads
         ``prompt + gen`` whatever the context.
@@ -86,9 +86,11 @@ class _Builder:
         self.phase: Phase = phase
         self.batch = workload.batch
         self.q_len = workload.prompt if phase == "prefill" else 1
-        self.tokens = self.batch * self.q_len
+        self.prompt = workload.prompt if phase == "mixed" else 0
+        self.tokens = self.batch * self.q_len + self.prompt
+        self.kv_element_bytes = KV_BYTES[workload.kv_dtype]
         self.kv_len = workload.context if stack.static_cache else kv_len
-        self.weight_element_bytes = DTYPE_BYTES[workload.dtype]
+        self.format = FORMATS[workload.dtype]
         self.heads = model.heads // tp
         self.kv_heads = max(1, model.kv_heads // tp)
         self.intermediate = model.intermediate // tp
@@ -125,16 +127,17 @@ class _Builder:
         return self._op(name, kind, ElementwiseShape(moved_bytes=moved), after, layer=layer, weights=weights)
 
     def _linear(self, name: str, n: int, k: int, after: Sequence[str], layer: int, *, bias: int = 0) -> str:
-        size = self.weight_element_bytes
         shape = GemmShape(
             m=self.tokens,
             n=n,
             k=k,
-            weight_element_bytes=size,
-            input_element_bytes=size,
+            weight_element_bytes=self.format.weight_bytes,
+            input_element_bytes=self.format.activation_bytes,
             output_element_bytes=STATE_BYTES,
+            format=self.format.name,
         )
-        return self._op(name, "gemm", shape, after, layer=layer, weights=float(n) * k * size + bias * STATE_BYTES)
+        weights = float(n) * k * self.format.weight_bytes + bias * STATE_BYTES
+        return self._op(name, "gemm", shape, after, layer=layer, weights=weights)
 
     # residual stream
 
@@ -219,10 +222,14 @@ class _Builder:
             kv_heads=self.kv_heads,
             head_dim=model.head_dim,
             element_bytes=STATE_BYTES,
+            kv_element_bytes=self.kv_element_bytes,
         )
-        attention = self._op(f"{prefix}.attention", "attention", shape, [rope], layer=layer)
+        outputs = [self._op(f"{prefix}.attention", "attention", shape, [rope], layer=layer)]
+        if self.prompt:
+            prompt = replace(shape, batch=1, q_len=self.prompt, kv_len=self.prompt, shares_step=True)
+            outputs.append(self._op(f"{prefix}.prompt_attention", "attention", prompt, [rope], layer=layer))
         bias = model.hidden if model.out_bias else 0
-        return self._linear(f"{prefix}.o", model.hidden, self.heads * model.head_dim, [attention], layer, bias=bias)
+        return self._linear(f"{prefix}.o", model.hidden, self.heads * model.head_dim, outputs, layer, bias=bias)
 
     def _qk_norm(self, prefix: str, qkv: str, layer: int) -> str:
         """Two kernels of the shard's heads, as in vLLM's Qwen3Attention: one over the queries, one over the keys."""
@@ -259,7 +266,8 @@ class _Builder:
 
     def _head(self, plan: Wiring) -> None:
         model, tp = self.model, self.tp
-        rows = self.tokens if self.stack.prefill_logits == "all" else self.batch
+        sequences = self.batch + (1 if self.prompt else 0)
+        rows = self.tokens if self.stack.prefill_logits == "all" else sequences
         norm = self._norm("final", plan.final_joins, -1, deferred=len(plan.final_joins) > 1)
         sharded = self.stack.sharded_lm_head and tp > 1
         vocab = -(-model.vocab // tp) if sharded else model.vocab
@@ -276,10 +284,9 @@ class _Builder:
         if sharded:
             gathered = CollectiveShape(message_bytes=float(rows) * vocab * tp * STATE_BYTES)
             logits = self._op("lm_head.all_gather", "all_gather", gathered, [logits])
-        sampled = float(self.batch) * model.vocab * STATE_BYTES
+        sampled = float(sequences) * model.vocab * STATE_BYTES
         token = self._elementwise("sample", "sample", sampled, [logits], -1)
         if not plan.reduces and tp > 1:
             # ranks disagree without all-reduces: rank 0's token is the one that counts
-            self._op(
-                "token.broadcast", "broadcast", CollectiveShape(message_bytes=float(self.batch) * TOKEN_BYTES), [token]
-            )
+            shape_of_tokens = CollectiveShape(message_bytes=float(sequences) * TOKEN_BYTES)
+            self._op("token.broadcast", "broadcast", shape_of_tokens, [token])

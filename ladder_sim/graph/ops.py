@@ -11,7 +11,8 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
-Phase = Literal["prefill", "decode"]
+# mixed: a step of continuous batching, decode of some sequences and prompt tokens of others in one pass
+Phase = Literal["prefill", "decode", "mixed"]
 Stream = Literal["compute", "comm"]
 CollectiveKind = Literal["all_reduce", "all_gather", "broadcast"]
 OpKind = Literal[
@@ -51,12 +52,16 @@ class GemmShape:
     """Output features on this rank."""
     k: int
     """Input features on this rank."""
-    weight_element_bytes: int
-    """Of the weight matrix."""
-    input_element_bytes: int
+    weight_element_bytes: float
+    """Of the weight matrix, scales included."""
+    input_element_bytes: float
     """Of the input activations."""
-    output_element_bytes: int
+    output_element_bytes: float
     """Of the output activations."""
+    format: str = "bf16"
+    """Of the operands, by `ladder_sim.specs.workload.Format.name`."""
+    duty: float = 0.0
+    """Share of the time in which the GPU multiplies as much as here: prompts are compute bound, decode is not."""
 
     @property
     def flops(self) -> float:
@@ -93,7 +98,11 @@ class AttentionShape:
     head_dim: int
     """Width of one head."""
     element_bytes: int
-    """Of queries, keys, values and output."""
+    """Of queries, scores and output."""
+    kv_element_bytes: int = 2
+    """Of the cached keys and values."""
+    shares_step: bool = False
+    """Of prompts whose step decodes other sequences too; `kv_len` is what their tokens read on average."""
 
     @property
     def is_prompt(self) -> bool:
@@ -117,9 +126,10 @@ class AttentionShape:
         query_and_output = 2.0 * self.batch * self.q_len * self.heads * self.head_dim
         per_head = 2.0 * self.batch * self.kv_len * self.head_dim
         if self.kernel == "flash":
-            return (query_and_output + per_head * self.kv_heads) * self.element_bytes
+            return query_and_output * self.element_bytes + per_head * self.kv_heads * self.kv_element_bytes
         scores = 1.0 * self.batch * self.heads * self.q_len * self.kv_len
-        return (query_and_output + per_head * self.heads + 4.0 * scores) * self.element_bytes
+        own = query_and_output + 4.0 * scores
+        return own * self.element_bytes + per_head * self.heads * self.kv_element_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,9 @@ they are. So one graph, of one token, serves every size: each op grows with the 
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ladder_sim.graph.ops import AttentionShape, CollectiveShape, Count, ElementwiseShape, GemmShape, Op, Phase, Shape
 from ladder_sim.specs.stack import StackSpec
 
@@ -23,6 +26,16 @@ class Sizes:
     """Tokens that attention reads, the new ones included."""
     every_logit: bool
     """Logits of every token, or of each sequence's last."""
+    duty: float | NDArray[np.float64] = 0.0
+    """As `GemmShape.duty`."""
+    prompts: Count = 0
+    """Of a mixed step: sequences whose prompt it runs in addition, maybe a fraction of one on average."""
+    chunk: Count = 0
+    """Tokens of each of those prompts in the step."""
+    chunk_kv_len: Count = 0
+    """What the last of these tokens reads, if the chunk is an average one."""
+    smallest: int = 1
+    """Tokens and sequences of the graph of one token: two in a mixed step, one of each kind."""
 
     @classmethod
     def of(cls, stack: StackSpec, phase: Phase, kv_len: Count, *, batch: Count, prompt: Count, gen: Count) -> Self:
@@ -32,24 +45,45 @@ class Sizes:
             q_len=prompt if phase == "prefill" else 1,
             kv_len=prompt + gen if stack.static_cache else kv_len,
             every_logit=stack.prefill_logits == "all",
+            duty=1.0 if phase == "prefill" else 0.0,
         )
+
+    @classmethod
+    def mixed(
+        cls,
+        stack: StackSpec,
+        kv_len: Count,
+        *,
+        batch: Count,
+        prompts: Count,
+        chunk: Count,
+        prompt: Count,
+        duty: float | NDArray[np.float64],
+    ) -> Self:
+        """Those of a step that decodes `batch` sequences and runs an average chunk of each of `prompts` prompts."""
+        decode = cls.of(stack, "decode", kv_len, batch=batch, prompt=prompt, gen=1)
+        chunk_kv_len: Any = (prompt + chunk) / 2
+        return replace(decode, duty=duty, prompts=prompts, chunk=chunk, chunk_kv_len=chunk_kv_len, smallest=2)
 
     def op(self, op: Op) -> Op:
         """An op of these sizes, given that of a single token."""
         return Op(name=op.name, kind=op.kind, shape=self.shape(op), layer=op.layer, weight_bytes=op.weight_bytes)
 
     def shape(self, op: Op) -> Shape:
-        """The shape of an op of these sizes, given the op of a single token."""
+        """The shape of an op of these sizes, given the op of a single token of each sequence."""
         shape = op.shape
         if isinstance(shape, AttentionShape):
             sizes: Any = {"batch": self.batch, "q_len": self.q_len, "kv_len": self.kv_len}
+            if shape.shares_step:
+                sizes = {"batch": self.prompts, "q_len": self.chunk, "kv_len": self.chunk_kv_len}
             return replace(shape, **sizes)
         per_sequence = op.kind in ("sample", "broadcast") or (
             op.kind in ("lm_head", "all_gather") and not self.every_logit
         )
-        rows: Any = self.batch if per_sequence else self.batch * self.q_len
+        rows: Any = self.batch + self.prompts if per_sequence else self.batch * self.q_len + self.prompts * self.chunk
         if isinstance(shape, GemmShape):
-            return replace(shape, m=rows)
+            duty: Any = self.duty
+            return replace(shape, m=rows, duty=duty)
         if isinstance(shape, ElementwiseShape):
-            return ElementwiseShape(moved_bytes=rows * shape.moved_bytes)
-        return CollectiveShape(message_bytes=rows * shape.message_bytes)
+            return ElementwiseShape(moved_bytes=rows * shape.moved_bytes / self.smallest)
+        return CollectiveShape(message_bytes=rows * shape.message_bytes / self.smallest)

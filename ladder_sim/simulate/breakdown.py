@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Self, TypeVar, get_args
 
 from ladder_sim.costs.estimate import Estimate
+from ladder_sim.costs.roofline import Gpu
 from ladder_sim.des.spans import overlap_s
 from ladder_sim.des.timeline import Timeline
-from ladder_sim.graph.ops import CollectiveKind, GemmShape, Op
+from ladder_sim.graph.ops import CollectiveKind, Op
 from ladder_sim.simulate.lower import COMM, COMPUTE, Schedule
 from ladder_sim.specs.cluster import GpuSpec
 
@@ -167,8 +168,7 @@ def _limit(op: Op, gpu: GpuSpec) -> str:
     """What bounds an op: a link, tensor cores, device memory, or the fixed cost of a small kernel."""
     if op.stream == "comm":
         return op.kind
-    fp8 = isinstance(op.shape, GemmShape) and op.shape.weight_element_bytes == 1
-    arithmetic_s = op.shape.flops / (gpu.fp8_flops if fp8 else gpu.bf16_flops)
+    arithmetic_s = op.shape.flops / Gpu.of(gpu).peak_flops(op.shape)
     traffic_s = op.shape.moved_bytes / gpu.hbm_bandwidth_Bps
     if max(arithmetic_s, traffic_s) < gpu.kernel_s:
         return "small kernels"

@@ -13,7 +13,7 @@ from ladder_sim.errors import UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.stack import AllReduce
 from ladder_sim.specs.values import read_value
-from ladder_sim.specs.workload import DType
+from ladder_sim.specs.workload import Arrivals, DType, KvDType
 
 _WHERE, _WORK, _HOW = "Model and cluster", "Workload", "Stack and costs"
 
@@ -80,8 +80,41 @@ _TABLE = (
     Argument("batch", int, 1, "workload.batch", _WORK, "Requests of a static batch.", doubles=True, maximum=65_536),
     Argument("prompt", int, 1024, "workload.prompt", _WORK, "Tokens of each prompt.", maximum=4_194_304),
     Argument("gen", int, 512, "workload.gen", _WORK, "New tokens of each request.", maximum=4_194_304),
-    Argument("dtype", DType, "bf16", "workload.dtype", _WORK, "bf16, fp16 or fp8."),
-    Argument("stack", catalog.stack, "gpt-fast", "stack.name", _HOW, "gpt-fast, vllm, trtllm or a stack .toml."),
+    Argument(
+        "concurrency",
+        int,
+        None,
+        "workload.concurrency",
+        _WORK,
+        "Requests kept in flight, instead of a static batch.",
+        doubles=True,
+        maximum=65_536,
+    ),
+    Argument("arrivals", Arrivals, "steady", "workload.arrivals", _WORK, "Of requests in flight: steady or lockstep."),
+    Argument(
+        "dtype",
+        DType,
+        None,
+        "workload.dtype",
+        _WORK,
+        "bf16, fp16, fp8, fp8-block, nvfp4 or w4a16; default: as the model's config says, else bf16.",
+    ),
+    Argument(
+        "kv_dtype",
+        KvDType,
+        None,
+        "workload.kv_dtype",
+        _WORK,
+        "Of the KV cache: bf16 or fp8; default: the model's or the stack's.",
+    ),
+    Argument(
+        "stack",
+        catalog.stack,
+        "gpt-fast",
+        "stack.name",
+        _HOW,
+        "gpt-fast, vllm, trtllm, sglang, one of a version as in vllm@0.19, or a stack .toml.",
+    ),
     Argument("allreduce", AllReduce, None, "stack.allreduce", _HOW, "nccl, one-shot, two-shot, nvls or auto."),
     Argument("p2p", bool, True, "p2p", _HOW, "GPUs reach each other through host memory."),
 )

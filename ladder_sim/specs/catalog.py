@@ -20,6 +20,7 @@ from ladder_sim.specs.hf_config import read_config
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.stack import StackSpec
 from ladder_sim.specs.values import read_table
+from ladder_sim.specs.versions import Versions
 from ladder_sim.system.files import read_text, shown_path
 
 _FOLDERS = resources.files("ladder_sim.specs") / "data"
@@ -95,19 +96,22 @@ def cluster(name_or_path: str) -> ClusterSpec:
 
 
 def stack(name_or_path: str) -> StackSpec:
-    """Return a stack by catalog id, or from the path of a TOML file in the catalog's form.
+    """Return a stack by catalog id, maybe with a version (``vllm@0.19``), or from the path of a TOML file.
 
     Raises
     ------
     UnknownNameError, SpecError, UnitError
-        As `cluster` does.
+        As `cluster` does; the version is not known, and the nearest is named.
 
     Examples
     --------
     >>> stack("gpt-fast").attention
     'math'
     """
-    spec: StackSpec = _find("stack", name_or_path)
+    name, at, version = name_or_path.strip().lower().partition("@")
+    spec: StackSpec = (
+        _stack_at(name, version.strip()) if at and name in _ids("stacks") else _find("stack", name_or_path)
+    )
     return spec
 
 
@@ -248,6 +252,9 @@ def _read_cluster(table: dict[str, Any], file: str, name: str) -> ClusterSpec:
         # files made for earlier versions: a cache size that nothing read, and a switch known by the fabric's name
         if spec is GpuSpec:
             inner.pop("l2_bytes", None)
+            bf16 = inner.get("bf16_flops", inner.get("bf16"))
+            if bf16 is not None and "fp4" not in inner:
+                inner.setdefault("fp4_flops", bf16)
         else:
             inner.setdefault("switch", "nvswitch" in str(inner.get("fabric")))
             inner.setdefault("full_nvlink", inner["switch"])
@@ -256,9 +263,19 @@ def _read_cluster(table: dict[str, Any], file: str, name: str) -> ClusterSpec:
     return read_table(ClusterSpec, table, where=file, **parts)
 
 
-def _read_stack(table: dict[str, Any], file: str, name: str) -> StackSpec:
+def _read_stack(table: dict[str, Any], file: str, name: str, version: str = "") -> StackSpec:
+    """A stack of its newest version or of another: the latest table ``[versions.before."X"]`` comes first."""
     table.setdefault("name", name)
-    return read_table(StackSpec, table, where=file)
+    versions = Versions.read(table.pop("versions", {}), file)
+    if not version:
+        return read_table(StackSpec, table, where=file)
+    earlier = versions.before(version, stack=name)
+    return read_table(StackSpec, table | earlier | {"name": f"{name}@{version}", "version": version}, where=file)
+
+
+@functools.cache
+def _stack_at(name: str, version: str) -> StackSpec:
+    return _read_stack(_parse_toml(_data("stacks", name), f"{name}.toml"), f"{name}.toml", name, version)
 
 
 def _parse_toml(text: str, file: str) -> dict[str, object]:

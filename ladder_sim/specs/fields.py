@@ -7,6 +7,7 @@ import inspect
 import itertools
 import textwrap
 from collections.abc import Mapping
+from types import NoneType
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from ladder_sim.specs.values import choice, flag, real, whole
@@ -38,7 +39,9 @@ def check_fields(spec: Any, where: str = "") -> None:
             flag(value, what)
         elif get_origin(kind) is Literal:
             choice(value, what, get_args(kind))
-        elif limits and get_args(kind)[0] is int:
+        elif value is None and limits and NoneType in get_args(get_args(kind)[0]):
+            continue
+        elif limits and get_args(kind)[0] in (int, int | None):
             whole(value, what, limits.minimum, int(limits.maximum), hint=limits.hint)
         elif limits:
             real(value, what, limits.maximum, zero=not limits.above, hint=limits.hint)

@@ -8,6 +8,7 @@ from ladder_sim.errors import SpecError
 from ladder_sim.specs.fields import Limits, check_fields
 from ladder_sim.specs.hf_config import MAXIMA, shape_from_hf
 from ladder_sim.specs.values import nonempty, whole
+from ladder_sim.specs.workload import DType, KvDType
 from ladder_sim.units import quoted
 
 
@@ -69,6 +70,10 @@ class ModelSpec:
     """It also has an encoder of images or sound, which is not predicted; a warning says so."""
     unknown_type: bool = False
     """Its blocks are taken for Llama's, because its type is not known; a warning says so."""
+    weights_dtype: DType = "bf16"
+    """Precision of the linear layers' weights in the checkpoint that the config belongs to."""
+    kv_cache_dtype: KvDType | None = None
+    """Precision of the KV cache that the config asks for; None: it says nothing."""
     family: str = ""
     """`model_type` of its config; models of one family differ in size. Empty: not known."""
     source: str = ""

@@ -12,12 +12,14 @@ from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.settings import IN_CLUSTER, Overrides, Parts, override_parts, settings_of
-from ladder_sim.specs.stack import AllReduce, StackSpec
+from ladder_sim.specs.stack import LARGE_GPU_BYTES, SMALL_GPU_BYTES, AllReduce, StackSpec
 from ladder_sim.specs.values import flag, nonempty, whole
-from ladder_sim.specs.workload import DType, Workload
+from ladder_sim.specs.workload import FORMATS, Arrivals, DType, KvDType, Workload
 
 # far beyond any cluster one tensor-parallel group spans
 _MAX_NODES = 100_000
+# compute capability of the A100
+AMPERE = 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +76,11 @@ class Scenario:
                 f"model '{self.model.name}': {problem}",
                 hint=f"tensor-parallel degrees that divide it on {total} GPUs: {degrees}",
             )
+        if self.workload.concurrency is not None and not self.stack.serves:
+            raise UsageError(
+                f"stack '{self.stack.name}' runs static batches only, without requests kept in flight",
+                hint="take one that batches continuously, e.g. --stack vllm, or a static batch with --batch",
+            )
         if not self._fills_nodes(self.tp):
             raise UsageError(
                 f"tp {self.tp} on nodes of {per_node} GPUs: a group across nodes must fill them evenly",
@@ -92,7 +99,10 @@ class Scenario:
         batch: int = 1,
         prompt: int = 1024,
         gen: int = 512,
-        dtype: str = "bf16",
+        concurrency: int | None = None,
+        arrivals: str = "steady",
+        dtype: str | None = None,
+        kv_dtype: str | None = None,
         stack: str | StackSpec = "gpt-fast",
         variant: str = "standard",
         allreduce: str | None = None,
@@ -111,8 +121,13 @@ class Scenario:
             GPUs of one node; the cluster's by default.
         tp
             Tensor-parallel degree; all GPUs of all nodes by default.
-        batch, prompt, gen, dtype
-            Requests, tokens of each prompt, new tokens of each request, and ``"bf16"``, ``"fp16"`` or ``"fp8"``.
+        batch, prompt, gen
+            Requests of a static batch, tokens of each prompt, new tokens of each request.
+        concurrency, arrivals
+            Requests kept in flight under continuous batching, instead of a static batch, and how they arrive.
+        dtype, kv_dtype
+            Precision of linear layers (`ladder_sim.specs.workload.FORMATS`) and of the KV cache; by default what the
+            model's config.json says. Without a word there: bf16, and the stack's habit for the cache.
         variant
             Residual wiring.
         allreduce
@@ -134,14 +149,28 @@ class Scenario:
             cluster=catalog.cluster(cluster) if isinstance(cluster, str) else cluster,
             stack=catalog.stack(stack) if isinstance(stack, str) else stack,
             # the spec checks the name
-            workload=Workload(batch=batch, prompt=prompt, gen=gen, dtype=cast(DType, dtype)),
+            workload=Workload(
+                batch=batch,
+                prompt=prompt,
+                gen=gen,
+                concurrency=concurrency,
+                arrivals=cast(Arrivals, arrivals),
+                dtype="bf16" if dtype is None else cast(DType, dtype),
+                kv_dtype="bf16" if kv_dtype is None else cast(KvDType, kv_dtype),
+            ),
         )
+        if dtype is None:
+            dtype = parts.model.weights_dtype
+            parts = parts._replace(workload=dataclasses.replace(parts.workload, dtype=dtype))
         if gpus_per_node is not None:
             parts = parts._replace(cluster=dataclasses.replace(parts.cluster, gpus_per_node=gpus_per_node))
         if allreduce is not None:
             parts = parts._replace(stack=dataclasses.replace(parts.stack, allreduce=cast(AllReduce, allreduce)))
         settings = settings_of(overrides or {})
         parts = override_parts(parts, overrides or {})
+        if kv_dtype is None and "workload.kv_dtype" not in settings:
+            kept = _kv_dtype(parts)
+            parts = parts._replace(workload=dataclasses.replace(parts.workload, kv_dtype=kept))
         whole(nodes, "nodes", 1, _MAX_NODES, hint="number of nodes, e.g. --nodes 2")
         degree = nodes * parts.cluster.gpus_per_node if tp is None else tp
         return cls(**parts._asdict(), nodes=nodes, tp=degree, variant=variant, p2p=p2p, settings=settings)
@@ -169,6 +198,19 @@ class Scenario:
         """Whether all-reduce ``auto`` may take the engine's own kernels: they read the memory of peers in the node."""
         linked = self.cluster.intra.full_nvlink or self.tp <= self.stack.custom_allreduce_without_nvlink
         return self.p2p and linked and self.nodes_used == 1
+
+    @property
+    def step_tokens(self) -> int:
+        """Most tokens of one step of the stack on this GPU under continuous batching."""
+        stack, gpu = self.stack, self.cluster.gpu
+        own = 0
+        if gpu.compute_capability == AMPERE:
+            own = stack.ampere_step_tokens
+        elif gpu.hbm_bytes >= LARGE_GPU_BYTES:
+            own = stack.large_gpu_step_tokens
+        elif gpu.hbm_bytes < SMALL_GPU_BYTES:
+            own = stack.small_gpu_step_tokens
+        return own or stack.step_tokens
 
     def tp_degrees(self) -> tuple[int, ...]:
         """Return the tensor-parallel degrees that divide the model and fit these nodes, ascending."""
@@ -215,3 +257,12 @@ class Scenario:
         if self.nodes_used < self.nodes:
             warnings.append(f"tp {self.tp} uses {self.nodes_used} of {self.nodes} nodes")
         return tuple(warnings)
+
+
+def _kv_dtype(parts: Parts) -> KvDType:
+    """What the model's config says of the KV cache; else the stack's habit."""
+    model, workload = parts.model, parts.workload
+    if model.kv_cache_dtype is not None and workload.dtype == model.weights_dtype:
+        return model.kv_cache_dtype
+    narrow = FORMATS[workload.dtype].tensor_cores != "bf16"
+    return "fp8" if parts.stack.fp8_kv_cache and narrow else "bf16"

@@ -9,9 +9,16 @@ from ladder_sim.specs.values import choice, nonempty
 AttentionKernel = Literal["flash", "math"]
 AllReduce = Literal["nccl", "one-shot", "two-shot", "nvls", "auto"]
 PrefillLogits = Literal["all", "last"]
+MemoryFractionOf = Literal["total", "free"]
 
 # of a measured time
 Factor = Annotated[float, Limits(0, 1000.0, above=True)]
+Share = Annotated[float, Limits(0, 1)]
+Tokens = Annotated[int, Limits(0, 100_000_000)]
+
+# device memory in bytes from which GPUs take `large_gpu_step_tokens`, and below which `small_gpu_step_tokens`: vLLM
+# 0.32.0, engine/arg_utils.py, get_batch_defaults; SGLang 0.5.10, server_args.py has 160 and 60
+LARGE_GPU_BYTES, SMALL_GPU_BYTES = 160 * 2**30, 70 * 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +72,45 @@ class StackSpec:
     # far beyond any tensor-parallel group
     custom_allreduce_without_nvlink: Annotated[int, Limits(0, 100_000)] = 0
     """Largest group on which all-reduce ``auto`` takes the engine's own kernels where NVLink does not join all GPUs."""
+    host_request_s: Seconds = 0.0
+    """CPU time that a decode step takes longer for each request in it (scheduling, sampling, detokenising), seconds."""
+    sustained_share: Annotated[float, Limits(0, 1, above=True)] = 1.0
+    """Share of the tensor cores' peak that GEMMs keep up over long prompts: power limits what cold runs measure."""
+    fp8_kv_cache: bool = False
+    """The KV cache is fp8 by default where activations have 8 bits or fewer."""
+    step_tokens: Tokens = 0
+    """Most tokens of one step under continuous batching, prompts' and decode's; 0: it runs static batches only."""
+    large_gpu_step_tokens: Tokens = 0
+    """The same on GPUs of 160 GiB of memory or more; 0: no difference."""
+    small_gpu_step_tokens: Tokens = 0
+    """The same on GPUs of less than 70 GiB; 0: no difference."""
+    ampere_step_tokens: Tokens = 0
+    """The same on Ampere (compute capability 8.0); 0: no difference."""
+    mixed_steps: bool = False
+    """Prompts share a step with decode; else they go first, in steps of their own."""
+    memory_fraction: Annotated[float, Limits(0, 1, above=True)] = 1.0
+    """Share of the GPU's memory that continuous batching takes."""
+    memory_fraction_of: MemoryFractionOf = "total"
+    """Of all of it, weights included; or of what weights and buffers leave free, for the KV cache alone."""
+    serving_reserve_bytes: Bytes = 0.0
+    """Memory that continuous batching has neither for weights nor for the KV cache, bytes."""
+    token_reserve_bytes: Bytes = 0.0
+    """The same for each token of a step's budget, bytes."""
+    kv_answer_share: Share = 1.0
+    """Share of its answer for which a request holds KV cache on average, as the engine admits requests."""
+    engine: str = ""
+    """Engine whose measured attention and all-reduces price its own, e.g. "vllm"; empty: the GPU's tables alone."""
+    version: str = ""
+    """Of the engine, as given after the name; empty: the newest that is known."""
     profile: str = ""
     """Shipped profile in which its figures are fitted to end-to-end runs; empty: no such profile."""
     source: str = ""
     """Where the figures come from."""
+
+    @property
+    def serves(self) -> bool:
+        """It can batch continuously."""
+        return self.step_tokens > 0
 
     @property
     def shares_kernels(self) -> bool:

@@ -1,15 +1,55 @@
 """The requests to serve."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Literal
 
 from ladder_sim.errors import SpecError
 from ladder_sim.specs.fields import Limits, check_fields
 
-DType = Literal["bf16", "fp16", "fp8"]
+DType = Literal["bf16", "fp16", "fp8", "fp8-block", "nvfp4", "w4a16"]
+KvDType = Literal["bf16", "fp8"]
+Arrivals = Literal["steady", "lockstep"]
+TensorCores = Literal["bf16", "fp8", "fp4"]
 
-# bytes per weight and activation element
-DTYPE_BYTES: dict[str, int] = {"bf16": 2, "fp16": 2, "fp8": 1}
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """How the linear layers of a precision store their operands, and which tensor cores multiply them."""
+
+    name: str
+    """Of the tables of its GEMMs."""
+    weight_bytes: float
+    """Of one weight, its share of the scales included."""
+    activation_bytes: float
+    """Of one input, likewise."""
+    tensor_cores: TensorCores
+    """Whose peak bounds its GEMMs, on a GPU that has them."""
+
+
+_BF16 = Format(name="bf16", weight_bytes=2, activation_bytes=2, tensor_cores="bf16")
+FORMATS: Mapping[DType, Format] = MappingProxyType(
+    {
+        "bf16": _BF16,
+        # the same bytes and rates
+        "fp16": _BF16,
+        # one static scale for each tensor
+        "fp8": Format(name="fp8", weight_bytes=1, activation_bytes=1, tensor_cores="fp8"),
+        # a 32-bit scale for each 128 x 128 weights and for each 128 inputs of a token (DeepSeek-V3, arXiv 2412.19437)
+        "fp8-block": Format(
+            name="fp8-block", weight_bytes=1 + 4 / 128**2, activation_bytes=1 + 4 / 128, tensor_cores="fp8"
+        ),
+        # 4 bits, and an 8-bit scale for each 16 elements (NVIDIA, "Introducing NVFP4", 2025)
+        "nvfp4": Format(name="nvfp4", weight_bytes=0.5 + 1 / 16, activation_bytes=0.5 + 1 / 16, tensor_cores="fp4"),
+        # 4 bits, and a 16-bit scale and a 4-bit zero for each 128 weights (AWQ and GPTQ, group_size 128); the kernel
+        # expands them to 16 bits
+        "w4a16": Format(name="w4a16", weight_bytes=0.5 + 2.5 / 128, activation_bytes=2, tensor_cores="bf16"),
+    }
+)
+
+# bytes of an element of the KV cache
+KV_BYTES: Mapping[KvDType, int] = MappingProxyType({"bf16": 2, "fp8": 1})
 
 # how requests share the GPUs: they start together, and none joins until the last one has ended. Engines that serve
 # batch continuously; their throughput and latency under load are another question
@@ -21,20 +61,31 @@ _MAX_CONTEXT = 100_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """One static batch: every request has the same prompt and answer length."""
+    """Requests of one prompt and answer length: a static batch, or a number of them kept in flight."""
 
     # beyond any served batch
     batch: Annotated[int, Limits(1, 1_000_000, hint="requests served together, e.g. --batch 1")] = 1
-    """Requests that start together."""
+    """Requests that start together, in a static batch."""
     prompt: Annotated[int, Limits(1, _MAX_CONTEXT, hint="tokens of each prompt, e.g. --prompt 1024")] = 1024
     """Tokens of each prompt."""
     gen: Annotated[int, Limits(1, _MAX_CONTEXT, hint="new tokens of each request, e.g. --gen 512")] = 512
     """New tokens of each request; prefill yields the first."""
     dtype: DType = "bf16"
-    """Type of weights and activations."""
+    """Type of the weights of linear layers, and of what they multiply."""
+    kv_dtype: KvDType = "bf16"
+    """Type of the KV cache."""
+    concurrency: Annotated[int | None, Limits(1, 1_000_000, hint="requests in flight, e.g. --concurrency 64")] = None
+    """Requests kept in flight under continuous batching; None: a static batch."""
+    arrivals: Arrivals = "steady"
+    """Requests in flight arrive spread over time, or in lockstep: all prompts first, then all answers together."""
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.concurrency is not None and self.batch > 1:
+            raise SpecError(
+                f"batch {self.batch} and concurrency {self.concurrency}: requests start together or are kept in flight",
+                hint="give one of them: --batch for a static batch, --concurrency for continuous batching",
+            )
         if self.context > _MAX_CONTEXT:
             raise SpecError(
                 f"prompt {self.prompt} + gen {self.gen} is {self.context} tokens: must be at most {_MAX_CONTEXT}",
