@@ -14,8 +14,8 @@ The way of a prediction through the package:
     how long each op takes, and how sure that is
 ``des``
     tasks on streams that share a GPU; knows no transformers
-``simulate``
-    from ops to the seconds of a request
+``simulate``, ``serving``
+    from ops to the seconds of a request; many requests in flight under continuous batching
 ``prediction``, ``answer``, ``confidence``
     `predict`, what it returns, and the intervals and sources of that
 ``sweeps``, ``analysis``, ``validation``, ``traces``
