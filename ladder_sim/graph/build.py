@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple, Self
 
 from ladder_sim.graph.ops import (
+    PROMPT_DUTY,
     AttentionShape,
     CollectiveShape,
     ElementwiseShape,
@@ -88,6 +89,7 @@ class _Builder:
         self.q_len = workload.prompt if phase == "prefill" else 1
         self.prompt = workload.prompt if phase == "mixed" else 0
         self.tokens = self.batch * self.q_len + self.prompt
+        self.duty = PROMPT_DUTY[phase]
         self.kv_element_bytes = KV_BYTES[workload.kv_dtype]
         self.kv_len = workload.context if stack.static_cache else kv_len
         self.format = FORMATS[workload.dtype]
@@ -135,6 +137,7 @@ class _Builder:
             input_element_bytes=self.format.activation_bytes,
             output_element_bytes=STATE_BYTES,
             format=self.format.name,
+            duty=self.duty,
         )
         weights = float(n) * k * self.format.weight_bytes + bias * STATE_BYTES
         return self._op(name, "gemm", shape, after, layer=layer, weights=weights)
@@ -278,6 +281,7 @@ class _Builder:
             weight_element_bytes=STATE_BYTES,
             input_element_bytes=STATE_BYTES,
             output_element_bytes=STATE_BYTES,
+            duty=self.duty,
         )
         weights = 0.0 if model.tied_embeddings else float(vocab) * model.hidden * STATE_BYTES
         logits = self._op("lm_head", "lm_head", shape, [norm], weights=weights)

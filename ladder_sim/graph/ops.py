@@ -3,7 +3,7 @@
 Every count is per rank and per forward pass: FLOPs, bytes of device memory moved, bytes of messages.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 # mixed: a step of continuous batching, decode of some sequences and prompt tokens of others in one pass
 Phase = Literal["prefill", "decode", "mixed"]
 Stream = Literal["compute", "comm"]
+# by phase, `GemmShape.duty` of a run of such passes alone; that of mixed steps depends on how many there are
+PROMPT_DUTY: Mapping[Phase, float] = {"prefill": 1.0, "decode": 0.0, "mixed": 0.0}
 CollectiveKind = Literal["all_reduce", "all_gather", "broadcast"]
 OpKind = Literal[
     "embedding",

@@ -10,7 +10,17 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ladder_sim.graph.ops import AttentionShape, CollectiveShape, Count, ElementwiseShape, GemmShape, Op, Phase, Shape
+from ladder_sim.graph.ops import (
+    PROMPT_DUTY,
+    AttentionShape,
+    CollectiveShape,
+    Count,
+    ElementwiseShape,
+    GemmShape,
+    Op,
+    Phase,
+    Shape,
+)
 from ladder_sim.specs.stack import StackSpec
 
 
@@ -45,7 +55,7 @@ class Sizes:
             q_len=prompt if phase == "prefill" else 1,
             kv_len=prompt + gen if stack.static_cache else kv_len,
             every_logit=stack.prefill_logits == "all",
-            duty=1.0 if phase == "prefill" else 0.0,
+            duty=PROMPT_DUTY[phase],
         )
 
     @classmethod
@@ -58,10 +68,11 @@ class Sizes:
         prompts: Count,
         chunk: Count,
         prompt: Count,
+        gen: Count,
         duty: float | NDArray[np.float64],
     ) -> Self:
         """Those of a step that decodes `batch` sequences and runs an average chunk of each of `prompts` prompts."""
-        decode = cls.of(stack, "decode", kv_len, batch=batch, prompt=prompt, gen=1)
+        decode = cls.of(stack, "decode", kv_len, batch=batch, prompt=prompt, gen=gen)
         chunk_kv_len: Any = (prompt + chunk) / 2
         return replace(decode, duty=duty, prompts=prompts, chunk=chunk, chunk_kv_len=chunk_kv_len, smallest=2)
 

@@ -82,7 +82,7 @@ class Versions:
             It breaks a rule.
         """
         where = f"{file}: [versions]"
-        if not isinstance(table, dict) or set(table) - {"oldest", "newest", "before"}:
+        if not isinstance(table, dict) or set(table) - {"oldest", "newest", "before", "source"}:
             raise SpecError(f"{where} must hold oldest, newest and before", hint="vllm.toml shows the form")
         oldest, newest, changes = table.get("oldest", ""), table.get("newest", ""), table.get("before", {})
         if not isinstance(changes, dict) or not all(isinstance(fields, dict) for fields in changes.values()):

@@ -22,8 +22,8 @@ RTOL = 1e-12
 
 
 @given(
-    st.sampled_from([("8b", 4, "bf16"), ("qwen2.5-7b", 1, "fp8"), ("1b", 8, "bf16")]),
-    st.sampled_from(["prefill", "decode"]),
+    st.sampled_from([("8b", 4, "bf16"), ("qwen2.5-7b", 1, "fp8"), ("1b", 8, "nvfp4")]),
+    st.sampled_from(["prefill", "decode", "mixed"]),
     st.sampled_from(VARIANTS),
     st.sampled_from(catalog.stack_names()),
 )
@@ -34,6 +34,8 @@ def test_every_op_grows_from_one_token(case: tuple[str, int, str], phase: Phase,
     kv_len = 50 if phase == "prefill" else 61
     small, grown = build(PassInputs.of(scenario).of_one_token(), phase, 1), build(scenario, phase, kv_len)
     sizes = Sizes.of(scenario.stack, phase, kv_len, batch=3, prompt=50, gen=20)
+    if phase == "mixed":
+        sizes = Sizes.mixed(scenario.stack, sizes.kv_len, batch=3, prompts=1, chunk=50, prompt=50, gen=20, duty=0.0)
     assert list(small.edges) == list(grown.edges)
     for op, expected in zip(small.ops(), grown.ops(), strict=True):
         assert sizes.op(op) == expected

@@ -49,7 +49,7 @@ WITHOUT_CURVE = {"roce-200"}
 
 def test_names() -> None:
     assert catalog.cluster_names() == CLUSTERS
-    assert catalog.stack_names() == ("gpt-fast", "trtllm", "vllm")
+    assert catalog.stack_names() == ("gpt-fast", "sglang", "trtllm", "vllm")
     assert set(PARAMETERS) | set(catalog.MODEL_ALIASES.values()) | {"llama-3.1-405b-kv16"} == set(catalog.model_names())
 
 

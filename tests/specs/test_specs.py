@@ -88,7 +88,7 @@ def test_h100_figures() -> None:
         ("model", "llama-3.1-45b", "`ladder-sim list models` shows all"),
         ("model", "mixtral-8x7b", "`ladder-sim list models` shows all"),
         ("cluster", "h100-smx", "did you mean 'h100-sxm'? `ladder-sim list clusters` shows all"),
-        ("stack", "tensorrt", "known: gpt-fast, trtllm, vllm; `ladder-sim list stacks` shows all"),
+        ("stack", "tensorrt", "known: gpt-fast, sglang, trtllm, vllm; `ladder-sim list stacks` shows all"),
         ("stack", "vlm", "did you mean 'vllm'? `ladder-sim list stacks` shows all"),
     ],
 )
@@ -246,7 +246,12 @@ def test_model_rules() -> None:
         ({"gen": 1.5}, "gen is 1.5", "--gen"),
         ({"prompt": 10**8, "gen": 1}, "is 100000001 tokens: must be at most 100000000", "shorter"),
         ({"dtype": "bf61"}, "unknown dtype 'bf61'", "did you mean 'bf16'?"),
-        ({"dtype": None}, "dtype is None: must be one of bf16, fp16, fp8", "bf16"),
+        ({"dtype": 8}, "dtype is 8: must be one of bf16, fp16, fp8", "bf16"),
+        ({"kv_dtype": "fp16"}, "unknown kv_dtype 'fp16'", "known: bf16, fp8"),
+        ({"stack": "vllm", "concurrency": 0}, "concurrency is 0: must be a whole number", "--concurrency"),
+        ({"stack": "vllm", "concurrency": 4, "batch": 2}, "batch 2 and concurrency 4", "one of them"),
+        ({"concurrency": 4}, "stack 'gpt-fast' runs static batches only", "--stack vllm"),
+        ({"arrivals": "lock"}, "unknown arrivals 'lock'", "known: lockstep, steady"),
         ({"nodes": 0}, "nodes is 0", "--nodes"),
         ({"nodes": 10**9}, "nodes is 1000000000", "--nodes"),
         ({"tp": 0}, "tp is 0", "--tp"),
@@ -376,4 +381,4 @@ def test_another_product_is_not_suggested(name: str) -> None:
 def test_another_precision_is_not_suggested() -> None:
     with pytest.raises(UnknownNameError) as caught:
         Scenario.of(dtype="fp4")
-    assert caught.value.hint == "known: bf16, fp16, fp8"
+    assert caught.value.hint == "known: bf16, fp16, fp8, fp8-block, nvfp4, w4a16"

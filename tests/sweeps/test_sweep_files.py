@@ -50,7 +50,7 @@ def test_all_formats_hold_the_table(tmp_path: Path) -> None:
         for name, values in table.columns.items():
             value = values[row].item() if hasattr(values[row], "item") else values[row]
             texts = [from_csv[row][name], from_json[row][name], from_parquet[row][name]]
-            if value != value:
+            if value is None or value != value:
                 assert texts == ["", None, None]
             elif isinstance(value, float):
                 assert [float(text) for text in texts] == pytest.approx([value] * 3, rel=1e-8)
