@@ -239,10 +239,28 @@ def exit_code(
 
             traceback.print_exc()
         if isinstance(error, LadderSimError):
-            show(str(error))
+            show(printable(str(error)))
             return error.exit_code
-        show(f"{type(error).__name__}: {error}\n  hint: a bug; --debug shows where")
+        show(printable(f"{type(error).__name__}: {error}\n  hint: a bug; --debug shows where"))
         return EXIT_FAILURE
+
+
+def printable(text: str, *, lines: bool = True) -> str:
+    r"""Text with escapes for what a terminal obeys or cannot print: files hold names of any characters.
+
+    `lines`: with its line ends.
+
+    Examples
+    --------
+    >>> print(printable("\x1b[2Jgemm"))
+    \x1b[2Jgemm
+    """
+    if text.isprintable():
+        return text
+    kept = "\n" if lines else ""
+    return "".join(
+        each if each.isprintable() or each == kept else each.encode("unicode_escape").decode("ascii") for each in text
+    )
 
 
 def discard_output() -> None:

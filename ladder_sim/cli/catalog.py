@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ladder_sim.errors import UnknownNameError, UsageError
+from ladder_sim.errors import UnknownNameError, UsageError, printable
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import DEFAULTS
 from ladder_sim.specs.cluster import ClusterSpec
@@ -89,7 +89,7 @@ def show(
     width = max(map(len, shown))
     for label, (figure, value) in zip(shown, figures, strict=True):
         source = sources.get(figure.rpartition(".")[2])
-        print(f"{label:<{width}}  {value}" + (f"  [{source}]" if source else ""))
+        print(printable(f"{label:<{width}}  {value}" + (f"  [{source}]" if source else ""), lines=False))
 
 
 def _find(name: str) -> Any:

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from ladder_sim.errors import ProfileError, SpecError, UsageError
-from ladder_sim.system.files import append, locked, read_bytes, read_text, replacing, write_all, write_file
+from ladder_sim.system.files import TOML_BYTES, append, locked, read_bytes, read_text, replacing, write_all, write_file
 from tests.conftest import REPO
-from tests.support.commands import process
+from tests.support.commands import process, run
 from tests.support.waiting import HANG_S
 
 
@@ -68,6 +68,17 @@ def test_no_command_waits_for_a_pipe(tmp_path: Path, command: tuple[str, ...]) -
     ran = process(*(word.format(tmp_path / "pipe") for word in command))
     assert ran.code == 2, ran
     assert "hint: a bug" not in ran.err
+
+
+@pytest.mark.parametrize("key", ["a" + ".a" * 100_000 + " = 1", "[a" + ".a" * 100_000 + "]"])
+@pytest.mark.parametrize("command", [("--cluster",), ("--stack",), ("--nodes", "2", "--set")])
+def test_a_long_key_is_not_parsed(tmp_path: Path, key: str, command: tuple[str, ...]) -> None:
+    """Regression: it took 40 seconds, for the parser's time grows with the square of its length."""
+    file = tmp_path / "long.toml"
+    file.write_text(f"{key}\n")
+    ran = run("predict", *command, f"inter.fabric={file}" if command[-1] == "--set" else str(file))
+    assert ran.code == 2
+    assert f"{file}: must be at most {TOML_BYTES} bytes" in ran.err
 
 
 def _fail_half_way(file: Path) -> None:

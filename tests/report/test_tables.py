@@ -5,7 +5,10 @@ import re
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Group, RenderableType
+from rich.text import Text
 
 from ladder_sim import Predictions, Scenario, predict
 from ladder_sim.cli.main import main
@@ -127,6 +130,13 @@ def test_text_columns_take_several_lines(monkeypatch: pytest.MonkeyPatch) -> Non
     assert text.count("word") == 40
     assert "name-of-it" in text
     assert "12.3 ms" in text
+
+
+@given(st.lists(st.text(max_size=12), min_size=4, max_size=4))
+def test_no_name_moves_the_cursor(names: list[str]) -> None:
+    """Regression: a kernel called `ESC[2J` cleared the screen."""
+    shown_text = to_text(Group(Text(names[0]), table(("op", names[1]), [(names[2], names[3])], title=names[0])))
+    assert shown_text.replace("\n", "").isprintable()
 
 
 @pytest.mark.parametrize("name", ["models", "clusters", "stacks", "variants", "profiles", "settings"])
