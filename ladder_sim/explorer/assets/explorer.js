@@ -20,6 +20,7 @@
     placed: {}, // where the server's answer has put each slider
     texts: {}, // what the server's answer has written next to it
     send: null, // the query that waits to be sent
+    asked: "", // the query that was sent last
     sentAt: 0,
     unanswered: false,
     timer: 0,
@@ -32,7 +33,6 @@
     return new Promise((resolve) => {
       if (page.send) page.send.resolve(skip());
       page.send = { query, resolve };
-      link(query);
       schedule();
     });
   }
@@ -44,6 +44,7 @@
       if (!page.send) return;
       const { query, resolve } = page.send;
       page.send = null;
+      page.asked = query;
       page.sentAt = performance.now();
       page.unanswered = true;
       document.getElementById("results").ariaBusy = "true";
@@ -203,6 +204,8 @@
     schedule();
     rest();
     document.getElementById("results").ariaBusy = "false";
+    // files are those of the answer on the page, also when a later question has none
+    if (!answer.views.error) link(page.asked);
     for (const [id, text] of Object.entries(answer.views)) document.getElementById(id).innerHTML = text;
     return context().outputs_list.map((output) => {
       const key = keyOf(output.id);
