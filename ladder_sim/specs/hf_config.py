@@ -176,7 +176,6 @@ def shape_from_hf(config: Mapping[str, object], *, source: str) -> dict[str, Any
         ladder_layers=reader.ladder_layers(sizes["layers"], ladder=reader.model_type() == "llamaLadder"),
         parallel_blocks=reader.flag("parallel_blocks"),
         multimodal=any(config.get(key) for key in (*_TEXT_CONFIGS, *_ENCODERS)),
-        unknown_type=reader.model_type() not in TYPES,
         # llamaLadder has the same blocks, wired otherwise
         family="llama" if reader.model_type() == "llamaLadder" else reader.model_type(),
     )

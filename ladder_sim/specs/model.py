@@ -7,6 +7,7 @@ from typing import Annotated, Self
 from ladder_sim.errors import SpecError
 from ladder_sim.specs.fields import Limits, check_fields
 from ladder_sim.specs.hf_config import MAXIMA, shape_from_hf
+from ladder_sim.specs.hf_types import TYPES
 from ladder_sim.specs.values import nonempty, whole
 from ladder_sim.units import quoted
 
@@ -67,8 +68,6 @@ class ModelSpec:
     """Attention and MLP read the same input: the variant parallel is the model as it is; a warning says so."""
     multimodal: bool = False
     """It also has an encoder of images or sound, which is not predicted; a warning says so."""
-    unknown_type: bool = False
-    """Its blocks are taken for Llama's, because its type is not known; a warning says so."""
     family: str = ""
     """`model_type` of its config; models of one family differ in size. Empty: not known."""
     source: str = ""
@@ -112,6 +111,11 @@ class ModelSpec:
             If a field is missing or breaks a rule, or the model is not a dense decoder.
         """
         return cls(name=name, source=source, **shape_from_hf(config, source=source))
+
+    @property
+    def assumed(self) -> bool:
+        """Whether its blocks are taken for Llama's, because its family is not known; a warning says so."""
+        return self.family not in ("", *TYPES)
 
     @property
     def parameters(self) -> int:

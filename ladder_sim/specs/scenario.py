@@ -15,6 +15,7 @@ from ladder_sim.specs.settings import IN_CLUSTER, Overrides, Parts, override_par
 from ladder_sim.specs.stack import AllReduce, StackSpec
 from ladder_sim.specs.values import flag, nonempty, whole
 from ladder_sim.specs.workload import DType, Workload
+from ladder_sim.units import quoted
 
 # far beyond any cluster one tensor-parallel group spans
 _MAX_NODES = 100_000
@@ -183,8 +184,10 @@ class Scenario:
         warnings = []
         if self.model.multimodal:
             warnings.append(f"'{self.model.name}': only the text decoder is predicted, not its encoders")
-        if self.model.unknown_type:
-            warnings.append(f"'{self.model.name}': a type that is not known, whose blocks are taken for Llama's")
+        if self.model.assumed:
+            warnings.append(
+                f"'{self.model.name}': type {quoted(self.model.family)} is not known, its blocks are taken for Llama's"
+            )
         if self.model.parallel_blocks:
             warnings.append(
                 f"'{self.model.name}' has attention and MLP side by side: variant parallel is the model as it is, the "

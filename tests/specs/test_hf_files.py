@@ -152,7 +152,7 @@ def test_a_type_that_is_not_known_is_said_so() -> None:
         Scenario.of(model=ModelSpec.from_hf({**LLAMA_8B, "model_type": kind}, name="m", source="config.json"))
         for kind in ("novel", "llama")
     )
-    assert novel.warnings() == ("'m': a type that is not known, whose blocks are taken for Llama's",)
+    assert novel.warnings() == ("'m': type 'novel' is not known, its blocks are taken for Llama's",)
     assert llama.warnings() == ()
 
 
