@@ -12,10 +12,10 @@ import typer
 
 from ladder_sim.cli.options import OptionGroup, option, split_names, with_options
 from ladder_sim.cli.output import check_plot, draw
-from ladder_sim.cli.progress import Progress
 from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.settings import settings
+from ladder_sim.system.progress import Progress
 
 if TYPE_CHECKING:
     from ladder_sim.sweeps.executors import Executor
@@ -106,7 +106,7 @@ def sweep(
     how = how_of(grid, profile, ignore_memory, price)
     executor = _executor(grid.size, grid.chunks, workers, dask)
     table = None
-    with Progress(grid.size) as progress:
+    with Progress(grid.size, "points") as progress:
         if save is not None:
             feasible = run_to_file(grid, how, executor, save, form=form, resume=resume, progress=progress)
         elif form:
