@@ -171,6 +171,7 @@ def shape_from_hf(config: Mapping[str, object], *, source: str) -> dict[str, Any
         mlp_bias=reader.flag("mlp_bias", default=everywhere),
         # StableLM has a name of its own for it
         qk_norm=reader.flag("use_qk_norm", default=reader.flag("qk_layernorm")),
+        joint_qk_norm=reader.flag("joint_qk_norm"),
         post_norms=reader.flag("post_norms"),
         sliding_window=reader.sliding_window(),
         ladder_layers=reader.ladder_layers(sizes["layers"], ladder=reader.model_type() == "llamaLadder"),

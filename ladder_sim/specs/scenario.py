@@ -184,6 +184,11 @@ class Scenario:
         warnings = []
         if self.model.multimodal:
             warnings.append(f"'{self.model.name}': only the text decoder is predicted, not its encoders")
+        if self.model.joint_qk_norm:
+            warnings.append(
+                f"'{self.model.name}' normalises queries and keys over all heads: these kernels are not predicted, nor "
+                "that ranks exchange queries and keys for them"
+            )
         if self.model.assumed:
             warnings.append(
                 f"'{self.model.name}': type {quoted(self.model.family)} is not known, its blocks are taken for Llama's"

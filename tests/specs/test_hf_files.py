@@ -35,7 +35,7 @@ PARAMETERS = {
 WITHOUT_EMBEDDING = {"gemma-3-4b-it": 3_209, "gemma-3-12b-it": 10_759, "gemma-3-27b-it": 25_600}
 
 # facts of blocks that are not Llama's
-NOT_OF_LLAMA = {"use_qk_norm", "post_norms", "parallel_blocks"}
+NOT_OF_LLAMA = {"use_qk_norm", "joint_qk_norm", "post_norms", "parallel_blocks"}
 
 
 def read(name: str) -> ModelSpec:
@@ -161,6 +161,12 @@ def test_a_type_that_is_not_known_is_said_so() -> None:
     )
     assert novel.warnings() == ("'m': type 'novel' is not known, its blocks are taken for Llama's",)
     assert llama.warnings() == ()
+
+
+def test_norms_over_all_heads_are_warned_about() -> None:
+    olmo = ModelSpec.from_hf({**LLAMA_8B, "model_type": "olmo2"}, name="m", source="config.json")
+    (warning,) = Scenario.of(model=olmo).warnings()
+    assert "normalises queries and keys over all heads" in warning
 
 
 @pytest.mark.parametrize("kind", [kind for kind, said in TYPES.items() if {*said} & NOT_OF_LLAMA])
