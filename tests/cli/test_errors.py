@@ -215,6 +215,21 @@ def test_a_figure_without_its_unit(arguments: tuple[str, ...], parts: tuple[str,
 
 
 @pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("advise", "--price", "x"), "--price is 'x': must be a number"),
+        (("sweep", "--workers", "0"), "--workers is '0': must be greater than or equal to 1"),
+        (("sweep", "--workers", "1.5"), "--workers is '1.5': must be a whole number"),
+        (("trace", "replay", "x.json", "--max-error", "nan"), "must be greater than or equal to 0"),
+        (("breakeven", "batch", "--gain", "nan"), "gain nan%: must be above -100 %"),
+        (("breakeven", "batch=1:8", "--set", "stack.stream_wait=1,2us"), "'1,2us' has no known unit"),
+    ],
+)
+def test_a_number_that_a_flag_does_not_take(arguments: tuple[str, ...], message: str) -> None:
+    refused(arguments, 2, message)
+
+
+@pytest.mark.parametrize(
     ("variant", "parts"),
     [
         ("hybrid-ladder", ("needs a positive whole number K", "'hybrid-ladder:16'")),
