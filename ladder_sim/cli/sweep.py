@@ -37,7 +37,7 @@ class Axes(OptionGroup):
     def options(cls) -> list[inspect.Parameter]:
         """A flag for each argument of a scenario, and --set."""
         figures = typer.Option(
-            "--set", help="KEY=RANGE for any figure, e.g. inter.bandwidth=50:800:x2Gb/s.", rich_help_panel=_FIELDS
+            "--set", help="KEY=RANGE for any figure, e.g. inter.latency=5,9us.", rich_help_panel=_FIELDS
         )
         ranges = [
             option(name, Annotated[str | None, typer.Option(help=argument.range_help, rich_help_panel=_FIELDS)], None)
@@ -58,7 +58,7 @@ def sweep(
     axes: Axes,
     variant: Annotated[
         list[str] | None,
-        typer.Option(help="As in predict; hybrid-ladder:8:32:x2 for several.", rich_help_panel=_FIELDS),
+        typer.Option(help="As in predict; desync:2:8:x2 for several.", rich_help_panel=_FIELDS),
     ] = None,
     profile: Annotated[str | None, typer.Option(help="Measured profile, as in predict.", rich_help_panel=_RUN)] = None,
     ignore_memory: Annotated[

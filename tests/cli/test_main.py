@@ -47,6 +47,17 @@ def test_no_command_prints_help_and_no_empty_error(command: tuple[str, ...]) -> 
     assert ran.err == ""
 
 
+@pytest.mark.parametrize(
+    "command", [*COMMANDS, ("sweep",), ("breakeven",), ("compare",), ("explore",), ("trace", "predict")]
+)
+def test_help_is_whole_on_a_narrow_screen(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A word that is longer than its column ends in an ellipsis."""
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 60)
+    text = run(*command, "--help").out
+    assert max(map(len, text.splitlines())) <= 60
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+
+
 def test_help_names_every_scenario_flag() -> None:
     text = run("predict", "--help").out
     for option in ScenarioFlags.options():
