@@ -59,7 +59,7 @@ class ModelSpec:
     qk_norm: bool = False
     """Queries and keys are normalised head by head before they are rotated, as in Qwen3 and Gemma 3."""
     joint_qk_norm: bool = False
-    """They are normalised over all heads, as in OLMo 2, so that ranks exchange them: not costed, with a warning."""
+    """Queries and keys are normalised over all heads, as in OLMo 2: ranks exchange them, not costed, with a warning."""
     post_norms: bool = False
     """The output of each block is normalised as well before it is added, as in Gemma 3."""
     sliding_window: Annotated[int, Limits(0, MAXIMA["max_positions"])] = 0
@@ -69,7 +69,7 @@ class ModelSpec:
     parallel_blocks: bool = False
     """Attention and MLP read the same input: the variant parallel is the model as it is, and a warning says so."""
     multimodal: bool = False
-    """It also has an encoder of images or sound, which is not predicted; a warning says so."""
+    """An encoder of images or sound belongs to the model, too; it is not predicted, and a warning says so."""
     family: str = ""
     """`model_type` of its config; models of one family differ in size. Empty: not known."""
     source: str = ""
