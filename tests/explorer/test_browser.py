@@ -165,6 +165,9 @@ def test_a_dropped_model_keeps_its_name_and_a_refused_one_greys_the_last_answer(
     assert page.evaluate(shown) == "mine"
     page.select_option("#c-model", "8b")
     seen.until_text("#summary", "llama-3.1-8b")
+    # a link within the page changes nothing
+    page.click("header >> text=Help")
+    seen.until("location.hash === '#help'")
     page.select_option("#c-model", "mine")
     seen.until_text("#summary", "mine, TP 4")
     page.set_input_files("#upload", {**own, "buffer": b"{"})

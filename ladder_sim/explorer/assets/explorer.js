@@ -20,6 +20,7 @@
     placed: {}, // where the server's answer has put each slider
     texts: {}, // what the server's answer has written next to it
     send: null, // the query that waits to be sent
+    query: "", // the latest
     asked: "", // the query that was sent last
     sentAt: 0,
     unanswered: false,
@@ -33,6 +34,7 @@
     return new Promise((resolve) => {
       if (page.send) page.send.resolve(skip());
       page.send = { query, resolve };
+      page.query = query;
       schedule();
     });
   }
@@ -146,7 +148,10 @@
     return later(query);
   }
 
-  window.addEventListener("popstate", () => window.dash_clientside.set_props("visit", { data: performance.now() }));
+  // links within the page come here too
+  window.addEventListener("popstate", () => {
+    if (window.location.search !== `?${page.query}`) window.dash_clientside.set_props("visit", { data: performance.now() });
+  });
 
   /* The list of models also offers the one that was uploaded. */
   function own_model(shape) {
