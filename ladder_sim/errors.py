@@ -215,7 +215,7 @@ def exit_code(
     int
         0, also if the reader of stdout closed the pipe; 130 if interrupted; else the error's, 1 for a bug.
     """
-    show = report or _print_error
+    show = report or print_error
     # None in a process that was started without them, as by `>&-`
     sys.stdout, sys.stderr = sys.stdout or _nowhere(), sys.stderr or _nowhere()
     try:
@@ -272,5 +272,7 @@ def _nowhere() -> TextIO:
     return open(os.devnull, "w", encoding="utf-8")
 
 
-def _print_error(message: str) -> None:
-    print(f"error: {message}", file=sys.stderr)
+def print_error(message: str) -> None:
+    """Print an error's message on stderr, with escapes for what a terminal would obey: it may quote a file."""
+    shown = (char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in message)
+    print(f"error: {''.join(shown)}", file=sys.stderr)
