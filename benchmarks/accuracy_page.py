@@ -51,7 +51,8 @@ Intervals at levels `roofline` and `microbench` come from judged errors of singl
 combine a bootstrap of the fit, the remaining error of single ops, and the noise of the runs. Their sum is scaled so
 that nine tenths of the runs that a fit had not seen lie inside (split conformal; runs of one TP degree and batch
 are left out together, and runs of one TP degree for other degrees and models). Nothing is scaled where too few such
-runs exist."""
+runs exist. The intervals of another stack, GPU, fabric, model family or precision than these rows have are wider
+([model.md](model.md#intervals))."""
 
 _Judge = Callable[[Comparison], Quantity | None]
 

@@ -2,6 +2,7 @@
 
 import argparse
 import datetime
+import os
 from pathlib import Path
 
 from ladder_sim.errors import UsageError
@@ -19,5 +20,6 @@ def profile_name(out: Path) -> str:
 
 def check_folder(flag: str, file: Path | None) -> None:
     """Raise UsageError if the file of `flag` would lie in a folder that is missing, before work that takes minutes."""
-    if file is not None and not file.parent.is_dir():
+    # pathlib raises an error for a name that is too long
+    if file is not None and not os.path.isdir(file.parent):
         raise UsageError(f"{flag} '{file}': there is no such folder", hint="choose a folder that exists")

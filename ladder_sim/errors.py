@@ -215,7 +215,7 @@ def exit_code(
     int
         0, also if the reader of stdout closed the pipe; 130 if interrupted; else the error's, 1 for a bug.
     """
-    show = report or _print_error
+    show = report or print_error
     # None in a process that was started without them, as by `>&-`
     sys.stdout, sys.stderr = sys.stdout or _nowhere(), sys.stderr or _nowhere()
     try:
@@ -239,10 +239,28 @@ def exit_code(
 
             traceback.print_exc()
         if isinstance(error, LadderSimError):
-            show(str(error))
+            show(printable(str(error)))
             return error.exit_code
-        show(f"{type(error).__name__}: {error}\n  hint: a bug; --debug shows where")
+        show(printable(f"{type(error).__name__}: {error}\n  hint: a bug; --debug shows where"))
         return EXIT_FAILURE
+
+
+def printable(text: str, *, lines: bool = True) -> str:
+    r"""Text with escapes for what a terminal obeys or cannot print: files hold names of any characters.
+
+    `lines`: with its line ends.
+
+    Examples
+    --------
+    >>> print(printable("\x1b[2Jgemm"))
+    \x1b[2Jgemm
+    """
+    if text.isprintable():
+        return text
+    kept = "\n" if lines else ""
+    return "".join(
+        each if each.isprintable() or each == kept else each.encode("unicode_escape").decode("ascii") for each in text
+    )
 
 
 def discard_output() -> None:
@@ -254,5 +272,7 @@ def _nowhere() -> TextIO:
     return open(os.devnull, "w", encoding="utf-8")
 
 
-def _print_error(message: str) -> None:
-    print(f"error: {message}", file=sys.stderr)
+def print_error(message: str) -> None:
+    """Print an error's message on stderr, with escapes for what a terminal would obey: it may quote a file."""
+    shown = (char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in message)
+    print(f"error: {''.join(shown)}", file=sys.stderr)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -18,6 +19,7 @@ import torch
 
 from ladder_sim.errors import UsageError
 from ladder_sim.system.files import locked
+from ladder_sim.system.progress import Progress
 from runtime.assemble import TORCH_DTYPES, assemble, device_of
 from runtime.comm.base import Communicator
 from runtime.comm.emulate import EmulatedLink
@@ -112,13 +114,7 @@ def _measured(config: BenchConfig, engine: EngineConfig, links: CommConfig, trac
         cuda_graphs=config.cuda_graphs,
         compiled=config.compile,
     )
-    for _ in range(config.warmups):
-        for wiring in wirings:
-            _request(generator, wiring)
-    rounds = []
-    for number in range(config.repeats):
-        turn = number % len(wirings)
-        rounds.append({wiring.name: _request(generator, wiring) for wiring in wirings[turn:] + wirings[:turn]})
+    rounds = _rounds(generator, wirings, config)
     samples = {wiring.name: _slowest([turns[wiring.name] for turns in rounds], comm) for wiring in wirings}
 
     header: dict[str, object] = {
@@ -140,6 +136,23 @@ def _measured(config: BenchConfig, engine: EngineConfig, links: CommConfig, trac
     standard = samples.get("standard")
     variants = {name: _summary(requests, standard, tokens, config.gen - 1) for name, requests in samples.items()}
     return {"schema_version": SCHEMA_VERSION, **header, "variants": variants}
+
+
+def _rounds(generator: Generator, wirings: Sequence[Wiring], config: BenchConfig) -> "list[dict[str, _Sample]]":
+    """One request of each wiring per round, by name; warm-ups come first and do not count."""
+    rounds: list[dict[str, _Sample]] = []
+    requests, done = (config.warmups + config.repeats) * len(wirings), count(1)
+    with Progress(requests, "requests", wanted=generator.model.comm.rank == 0) as progress:
+        for number in range(-config.warmups, config.repeats):
+            # each begins with another one
+            turn = max(0, number) % len(wirings)
+            samples = {}
+            for wiring in (*wirings[turn:], *wirings[:turn]):
+                samples[wiring.name] = _request(generator, wiring)
+                progress(next(done))
+            if number >= 0:
+                rounds.append(samples)
+    return rounds
 
 
 class _Sample(NamedTuple):

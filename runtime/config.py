@@ -16,13 +16,11 @@ DTYPES = ("fp32", "bf16", "fp16")
 
 # model types whose blocks are not Llama's, and how they differ
 _UNSUPPORTED = {
-    "qwen3": "norms of queries and keys",
-    "starcoder2": "LayerNorm",
-    "nemotron": "LayerNorm",
-    "stablelm": "LayerNorm",
-    "gemma": "scaled embeddings",
-    "gemma2": "scaled embeddings",
-    "olmo2": "norms behind the blocks",
+    **dict.fromkeys(("qwen3", "qwen3_vl_text", "apertus"), "norms of queries and keys"),
+    **dict.fromkeys(("starcoder2", "nemotron", "stablelm"), "LayerNorm"),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), "scaled embeddings"),
+    **dict.fromkeys(("olmo2", "olmo3", "exaone4", "glm4"), "norms behind the blocks"),
+    **dict.fromkeys(("cohere", "cohere2"), "attention and MLP side by side"),
 }
 
 _Value = TypeVar("_Value")

@@ -2,10 +2,10 @@
 
 import os
 import random
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from statistics import median
 
 import numpy as np
@@ -16,6 +16,7 @@ from calibration.crosscheck.timers import time_collective
 from ladder_sim.costs.lookup import Curve
 from ladder_sim.graph.ops import Phase
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.system.progress import Progress
 from runtime.comm.base import Communicator
 from runtime.comm.emulate import EmulatedLink
 from runtime.comm.table import LatencyTable
@@ -74,16 +75,15 @@ def measure(experiment: Experiment, comm: Communicator, known: Mapping[str, Curv
     for variant in experiment.variants:
         testbed.request(variant, next(iter(links.values())))
     shuffle = random.Random(0).shuffle
-    for number in range(experiment.rounds):
-        # a request is slower after one that mostly waited than after one that computed
-        shuffle(tasks)
-        for task in tasks:
-            task()
-        observed.load.append(os.getloadavg()[0])
-        if comm.rank == 0:
-            print(f"\rround {number + 1} of {experiment.rounds}", end="", file=sys.stderr, flush=True)
-    if comm.rank == 0:
-        print(file=sys.stderr)
+    done = count(1)
+    with Progress(experiment.rounds * len(tasks), "measurements", wanted=comm.rank == 0) as progress:
+        for _ in range(experiment.rounds):
+            # a request is slower after one that mostly waited than after one that computed
+            shuffle(tasks)
+            for task in tasks:
+                task()
+                progress(next(done))
+            observed.load.append(os.getloadavg()[0])
     return observed
 
 

@@ -15,12 +15,11 @@ from calibration.measure.points import ops_of
 from ladder_sim.errors import MissingPackageError, RankError, UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.model import ModelSpec
+from ladder_sim.system.progress import StatusLine
 
 if TYPE_CHECKING:
     from calibration.measure.ranks import Ranks
 
-# between two updates of the progress line
-PROGRESS_S = 1.0
 _SUFFIXES = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -100,7 +99,6 @@ def _run(options: argparse.Namespace) -> None:
         raise RankError(f"rank {ranks.rank}: {error}", hint="start the same command again to continue") from error
     ranks.close()
     if store:
-        print(file=sys.stderr)
         print(options.samples)
 
 
@@ -111,14 +109,15 @@ def take_samples(ops: Sequence[Sample], store: SampleStore | None, ranks: "Ranks
     """
     from calibration.measure.ops import measure
 
-    plan, shown_s = Plan(ops, store.samples if store else ()), -math.inf
-    while choice := ranks.share(plan.next(end_s - time.monotonic()) if store else None):
-        for sample in measure(*choice, ranks):
+    plan, done = Plan(ops, store.samples if store else ()), ""
+    with StatusLine(wanted=store is not None) as line:
+        while choice := ranks.share(plan.next(end_s - time.monotonic()) if store else None):
+            for sample in measure(*choice, ranks):
+                if store:
+                    store.append(sample)
+                    plan.add(sample)
             if store:
-                store.append(sample)
-                plan.add(sample)
-        now_s = time.monotonic()
-        if store and now_s > shown_s + PROGRESS_S:
-            shown_s, left_s = now_s, max(0.0, end_s - now_s)
-            done = f"{len(ops) - plan.unmeasured} of {len(ops)} ops, {len(store.samples)} samples, {left_s:.0f} s left"
-            print(f"\r{done} ", end="", file=sys.stderr, flush=True)
+                done = f"{len(ops) - plan.unmeasured} of {len(ops)} ops, {len(store.samples)} samples"
+                line.show(f"{done}, {max(0.0, end_s - time.monotonic()):.0f} s left")
+    if done:
+        print(done, file=sys.stderr)

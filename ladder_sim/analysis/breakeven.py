@@ -24,6 +24,8 @@ from ladder_sim.sweeps.run import run
 SCANNED = 65
 # the default range goes from the scenario's value divided by this to that multiplied by it
 REACH = 16
+# far above any speedup over another variant
+MAX_GAIN = 1000.0
 # of a crossing, relative to its value
 PRECISION = 1e-6
 
@@ -106,7 +108,7 @@ def breakeven(
     Raises
     ------
     UsageError
-        The field is not a number, or the range is malformed.
+        The field is not a number, the range is malformed, or the gain is out of range.
     InfeasibleError
         Nothing in the range can run.
 
@@ -116,6 +118,11 @@ def breakeven(
     >>> [(f"{1e6 * crossing.value:.1f} us", crossing.rising) for crossing in result.crossings]
     [('4.2 us', True)]
     """
+    if not -1.0 < gain <= MAX_GAIN:
+        raise UsageError(
+            f"gain {gain:.0%}: must be above -100 % and at most {MAX_GAIN:.0%}",
+            hint="--gain 10, gain=0.1 in Python, searches for a speedup of 1.1",
+        )
     values = _scan_values(point, field, given)
     how = How(variants=(canonical(variant), canonical(over)), profile=profile, ignore_memory=ignore_memory)
     speedup = _Speedup(point, values.name, how)
@@ -128,7 +135,7 @@ def breakeven(
         Crossing(value=_close_in(speedup, bound, bracket, whole=whole), rising=bool(right > left))
         for bracket, (left, right) in zip(pairwise(values.values), pairwise(scanned), strict=True)
         # never where one is NaN
-        if (left - bound) * (right - bound) < 0.0 or right == bound > left or right == bound < left
+        if left < bound <= right or left > bound >= right
     ]
     return BreakEven(
         field=values.name,
@@ -146,7 +153,8 @@ class _Speedup:
     """Speedup of one variant over another as a function of one field."""
 
     def __init__(self, point: Mapping[str, Any], field: str, how: How) -> None:
-        self._fixed = {key: value for key, value in point.items() if resolve(key)[0] != field}
+        # as a list: text is one value and no range
+        self._fixed = {key: [value] for key, value in point.items() if resolve(key)[0] != field}
         self._field = field
         self._how = how
         # why a value of the last call could not run
@@ -186,7 +194,7 @@ def _close_in(speedup: _Speedup, bound: float, bracket: tuple[float, float], *, 
 def _scan_values(point: Mapping[str, Any], field: str, given: str | None) -> Axis:
     """Values between the ends of a range: evenly spaced by factor, or by step from zero on."""
     name, unit, low, high = _ends(point, field, given)
-    spaced = np.geomspace(low, high, SCANNED) if low > 0 else np.linspace(low, high, SCANNED)
+    spaced = (np.geomspace if low > 0 else np.linspace)(float(low), float(high), SCANNED)
     # rounding must not leave the range
     spaced[0], spaced[-1] = low, high
     whole = isinstance(low, int)

@@ -58,7 +58,7 @@ def breakeven(
     field: Annotated[
         str,
         typer.Argument(
-            help="FIELD=START:STOP[UNIT], e.g. inter.bandwidth=50:800Gb/s; FIELD alone searches from a sixteenth of "
+            help="FIELD=START:STOP[UNIT], e.g. inter.latency=5:50us; FIELD alone searches from a sixteenth of "
             "the scenario's value to sixteen times it.",
             metavar="FIELD[=RANGE]",
         ),

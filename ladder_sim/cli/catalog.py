@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ladder_sim.errors import UnknownNameError, UsageError
+from ladder_sim.errors import UnknownNameError, UsageError, printable
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import DEFAULTS
 from ladder_sim.specs.cluster import ClusterSpec
@@ -83,13 +83,16 @@ def show(
         print(catalog.toml_text(name), end="")
         return
     figures = list(_flat(spec, _SECTIONS[type(spec)]))
-    sources = catalog.model_config(spec.name)["_sources"] if spec.name in catalog.model_names() else {}
+    config = catalog.model_config(spec.name) if spec.name in catalog.model_names() else {}
+    sources = config.get("_sources", {})
     names = {setting.field: name for name, setting in described().items()}
     shown = [names.get(figure, figure.removeprefix(f"{_SECTIONS[type(spec)]}.")) for figure, _ in figures]
     width = max(map(len, shown))
     for label, (figure, value) in zip(shown, figures, strict=True):
         source = sources.get(figure.rpartition(".")[2])
-        print(f"{label:<{width}}  {value}" + (f"  [{source}]" if source else ""))
+        print(printable(f"{label:<{width}}  {value}" + (f"  [{source}]" if source else ""), lines=False))
+    if "_ids" in config:
+        print(f"{'Hugging Face':<{width}}  {', '.join(config['_ids'])}")
 
 
 def _find(name: str) -> Any:

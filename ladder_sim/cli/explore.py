@@ -61,11 +61,13 @@ def _query(flags: ScenarioFlags, variants: list[str], allowlist: "Allowlist") ->
     from ladder_sim.specs import catalog
 
     model = flags.arguments["model"]
-    spec = None if model.lower() in allowlist.models else catalog.model(model)
+    # an alias stays one in the link, a Hugging Face id becomes the catalog's
+    name = model.lower() if model.lower() in allowlist.models else catalog.model_id(model)
+    spec = None if name in allowlist.models else catalog.model(model)
     if spec is not None:
         spec = replace(spec, name=model_name(spec.name))
     names = {
-        "model": spec.name if spec else model.lower(),
+        "model": spec.name if spec else name,
         "cluster": allowlist.name_of("cluster", flags.arguments["cluster"]),
         "stack": allowlist.name_of("stack", flags.arguments["stack"]),
     }

@@ -118,7 +118,9 @@ def _usage_message(error: Any) -> str:
     option = getattr(error, "param", None)
     if option is not None and hasattr(error.__cause__, "errors"):
         # typer checks values by pydantic, whose message leaves out the value; only numbers can be refused here
-        value = error.__cause__.errors()[0]["input"]
-        return f"{option.opts[0]} is '{value}': must be a whole number"
+        fault = error.__cause__.errors()[0]
+        rules = {"int": "a whole number", "flo": "a number"}
+        rule = rules.get(fault["type"][:3], fault["msg"].removeprefix("Input should be "))
+        return f"{option.opts[0]} is '{fault['input']}': must be {rule}"
     message: str = error.format_message()
     return message

@@ -80,7 +80,7 @@ class ScenarioFlags(OptionGroup):
     """Of `Scenario.of`, all of them."""
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help="KEY=VALUE for any figure, e.g. inter.bandwidth=100Gb/s.", rich_help_panel=_HOW),
+        typer.Option("--set", help="KEY=VALUE for any figure, e.g. intra.latency=5us.", rich_help_panel=_HOW),
     ] = None
     profile: Annotated[
         str | None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ladder_sim.cli.options import OptionGroup
-from ladder_sim.errors import UsageError
+from ladder_sim.errors import UsageError, printable
 from ladder_sim.system.files import write_file
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Output(OptionGroup):
         """Print what the reader should know to stderr; JSON holds it."""
         if self.form != "json":
             for text in warnings:
-                print(f"warning: {text}", file=sys.stderr)
+                print(f"warning: {printable(text)}", file=sys.stderr)
 
     def give(
         self,

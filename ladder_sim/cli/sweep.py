@@ -12,10 +12,10 @@ import typer
 
 from ladder_sim.cli.options import OptionGroup, option, split_names, with_options
 from ladder_sim.cli.output import check_plot, draw
-from ladder_sim.cli.progress import Progress
 from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.settings import settings
+from ladder_sim.system.progress import Progress
 
 if TYPE_CHECKING:
     from ladder_sim.sweeps.executors import Executor
@@ -37,7 +37,7 @@ class Axes(OptionGroup):
     def options(cls) -> list[inspect.Parameter]:
         """A flag for each argument of a scenario, and --set."""
         figures = typer.Option(
-            "--set", help="KEY=RANGE for any figure, e.g. inter.bandwidth=50:800:x2Gb/s.", rich_help_panel=_FIELDS
+            "--set", help="KEY=RANGE for any figure, e.g. inter.latency=5,9us.", rich_help_panel=_FIELDS
         )
         ranges = [
             option(name, Annotated[str | None, typer.Option(help=argument.range_help, rich_help_panel=_FIELDS)], None)
@@ -58,7 +58,7 @@ def sweep(
     axes: Axes,
     variant: Annotated[
         list[str] | None,
-        typer.Option(help="As in predict; hybrid-ladder:8:32:x2 for several.", rich_help_panel=_FIELDS),
+        typer.Option(help="As in predict; desync:2:8:x2 for several.", rich_help_panel=_FIELDS),
     ] = None,
     profile: Annotated[str | None, typer.Option(help="Measured profile, as in predict.", rich_help_panel=_RUN)] = None,
     ignore_memory: Annotated[
@@ -106,7 +106,7 @@ def sweep(
     how = how_of(grid, profile, ignore_memory, price)
     executor = _executor(grid.size, grid.chunks, workers, dask)
     table = None
-    with Progress(grid.size) as progress:
+    with Progress(grid.size, "points") as progress:
         if save is not None:
             feasible = run_to_file(grid, how, executor, save, form=form, resume=resume, progress=progress)
         elif form:

@@ -9,7 +9,10 @@ from typing import Any, TextIO
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.segment import Segment
 from rich.table import Table
+
+from ladder_sim.errors import printable
 
 # columns of a file or a pipe: enough that no line is broken
 PLAIN_WIDTH = 240
@@ -29,7 +32,7 @@ def to_text(renderable: RenderableType) -> str:
 def to_html(renderable: RenderableType) -> str:
     """A block of text for a page of any colours."""
     console = _console(PLAIN_WIDTH, record=True, file=io.StringIO())
-    console.print(renderable, crop=False)
+    console.print(_Printable(renderable), crop=False)
     return console.export_html(inline_styles=True, code_format=_HTML)
 
 
@@ -126,10 +129,21 @@ def _shared(room: int, widths: Sequence[tuple[int, int]]) -> list[int]:
     return [least + min(most - least, spare * (most - least) // max(1, lacking)) for least, most in widths]
 
 
+@dataclass(frozen=True, slots=True)
+class _Printable:
+    """A renderable whose text a terminal prints and never obeys."""
+
+    renderable: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for text, style, control in console.render(self.renderable, options):
+            yield Segment(printable(text), style, control)
+
+
 def _render(renderable: RenderableType, width: int | None, *, color: bool) -> str:
     console = _console(width, color_system="auto" if color else None)
     with console.capture() as written:
-        console.print(renderable, crop=False)
+        console.print(_Printable(renderable), crop=False)
     return "".join(f"{line.rstrip()}\n" for line in written.get().splitlines())
 
 

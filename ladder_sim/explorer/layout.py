@@ -17,7 +17,7 @@ from ladder_sim.graph.variants import DEFAULT_VARIANTS
 from ladder_sim.specs.arguments import DEFAULTS
 
 _GRAPH: dcc.Graph.Config = {"displaylogo": False, "displayModeBar": False, "responsive": True}
-_LATENCY = "Latency of the busiest link"
+_LATENCY = "Busiest link's latency"
 _PAPER = "https://arxiv.org/abs/2501.06589"
 # downloads of the whole page, and the text of their links
 _FILES = {

@@ -207,7 +207,7 @@ class Queries:
                 name=name,
                 scenario=answer.scenario,
                 predictions=Predictions({variant: answer.predictions[variant] for variant in shared}),
-                usd_per_gpu_hour=answer.state.price,
+                usd_per_gpu_hour=answer.state.price or state.price,
             )
             for name, answer in answers.items()
         ]

@@ -13,12 +13,14 @@ if TYPE_CHECKING:
 
 # the page's own background shows through
 PAPER = "rgba(0,0,0,0)"
+_MARGIN = {"l": 12, "r": 16, "t": 34, "b": 44}
 # before the first answer
 EMPTY: dict[str, Any] = {
     "data": [],
     "layout": {
         "xaxis": {"visible": False},
         "yaxis": {"visible": False},
+        "margin": _MARGIN,
         "paper_bgcolor": PAPER,
         # where the figure will be
         "plot_bgcolor": "rgba(128,136,146,0.12)",
@@ -56,7 +58,7 @@ def on_page(figure: "go.Figure", *, dark: bool, zoom_key: str = "") -> dict[str,
     layout |= {
         # the title of a picture that the reader saves
         "meta": {"title": layout.pop("title", {}).get("text", "")},
-        "margin": {"l": 12, "r": 16, "t": 34, "b": 44},
+        "margin": _MARGIN,
         "font": {"size": 13},
         "paper_bgcolor": PAPER,
         "plot_bgcolor": PAPER,

@@ -21,7 +21,7 @@ from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.stack import StackSpec
 from ladder_sim.specs.values import read_table
 from ladder_sim.specs.versions import Versions
-from ladder_sim.system.files import read_text, shown_path
+from ladder_sim.system.files import read_text, read_toml, shown_path
 
 _FOLDERS = resources.files("ladder_sim.specs") / "data"
 
@@ -198,7 +198,7 @@ def _shipped(folder: str, name: str) -> Any:
         config = json.loads(text)
         return ModelSpec.from_hf(config, name=name, source="; ".join(dict.fromkeys(config["_sources"].values())))
     read = _read_cluster if folder == "clusters" else _read_stack
-    return read(_parse_toml(text, f"{name}.toml"), f"{name}.toml", name)
+    return read(tomllib.loads(text), f"{name}.toml", name)
 
 
 @functools.cache
@@ -231,7 +231,7 @@ def _data(folder: str, name: str) -> str:
 
 def _from_file(path: Path, kind: str) -> Any:
     file = shown_path(path)
-    table = _parse_toml(read_text(path, what=f"the TOML file of a {kind}"), file)
+    table = read_toml(path, what=f"the TOML file of a {kind}")
     if kind == "stack" or (kind != "cluster" and "gpu" not in table):
         return _read_stack(table, file, _stem(path))
     spec = _read_cluster(table, file, _stem(path))
@@ -275,18 +275,7 @@ def _read_stack(table: dict[str, Any], file: str, name: str, version: str = "") 
 
 @functools.cache
 def _stack_at(name: str, version: str) -> StackSpec:
-    return _read_stack(_parse_toml(_data("stacks", name), f"{name}.toml"), f"{name}.toml", name, version)
-
-
-def _parse_toml(text: str, file: str) -> dict[str, object]:
-    try:
-        return tomllib.loads(text)
-    except RecursionError:
-        raise SpecError(f"{file}: TOML nested too deeply", hint="the catalog's files show the form") from None
-    except ValueError as error:
-        raise SpecError(
-            f"{file}: not valid TOML ({error})", hint="correct the file; quantities with a unit are quoted"
-        ) from None
+    return _read_stack(tomllib.loads(_data("stacks", name)), f"{name}.toml", name, version)
 
 
 def _path(text: str, kind: str, ending: str, names: tuple[str, ...]) -> Path:

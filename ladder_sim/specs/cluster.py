@@ -60,7 +60,7 @@ class LinkTier:
     """Floor of a small all-reduce over this tier (intra, host: all GPUs of one node; inter: two full nodes), seconds.
     """
     switch: bool = False
-    """Its switch reduces messages and multicasts (NVLS)."""
+    """The link's switch reduces messages and multicasts (NVLS)."""
     full_nvlink: bool = False
     """NVLink joins every two GPUs of a node. In a file the default is that of `switch`."""
     source: str = ""

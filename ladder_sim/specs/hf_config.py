@@ -171,12 +171,12 @@ def shape_from_hf(config: Mapping[str, object], *, source: str) -> dict[str, Any
         mlp_bias=reader.flag("mlp_bias", default=everywhere),
         # StableLM has a name of its own for it
         qk_norm=reader.flag("use_qk_norm", default=reader.flag("qk_layernorm")),
+        joint_qk_norm=reader.flag("joint_qk_norm"),
         post_norms=reader.flag("post_norms"),
         sliding_window=reader.sliding_window(),
         ladder_layers=reader.ladder_layers(sizes["layers"], ladder=reader.model_type() == "llamaLadder"),
         parallel_blocks=reader.flag("parallel_blocks"),
         multimodal=any(config.get(key) for key in (*_TEXT_CONFIGS, *_ENCODERS)),
-        unknown_type=reader.model_type() not in TYPES,
         # llamaLadder has the same blocks, wired otherwise
         family="llama" if reader.model_type() == "llamaLadder" else reader.model_type(),
     )

@@ -1,7 +1,8 @@
 """What a model's type says without a field of its config.json.
 
 From the configuration classes and models of Hugging Face transformers 5.23.0: defaults of fields that files leave out,
-and facts of the blocks, as if they were fields. `gated_mlp`, `post_norms` and `parallel_blocks` are names of our own.
+and facts of the blocks, as if they were fields. Names of our own are `gated_mlp`, `joint_qk_norm`, `post_norms` and
+`parallel_blocks`.
 """
 
 from collections.abc import Mapping
@@ -46,8 +47,8 @@ TYPES: Mapping[str, Mapping[str, object]] = {
     "seed_oss": {**_BIASED, "num_key_value_heads": 8},
     "glm4": {**_BIASED, "num_key_value_heads": 2, "post_norms": True},
     # norms behind the blocks in the place of those before them
-    "olmo2": {"use_qk_norm": True},
-    "olmo3": {"use_qk_norm": True, "sliding_window": 4096},
+    "olmo2": {"joint_qk_norm": True},
+    "olmo3": {"joint_qk_norm": True, "sliding_window": 4096},
     "exaone4": {"use_qk_norm": True, "sliding_window": 4096},
     # one up projection and no gate
     "arcee": {"gated_mlp": False},

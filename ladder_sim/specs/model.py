@@ -7,6 +7,7 @@ from typing import Annotated, Self
 from ladder_sim.errors import SpecError
 from ladder_sim.specs.fields import Limits, check_fields
 from ladder_sim.specs.hf_config import MAXIMA, shape_from_hf
+from ladder_sim.specs.hf_types import TYPES
 from ladder_sim.specs.values import nonempty, whole
 from ladder_sim.specs.workload import DType, KvDType
 from ladder_sim.units import quoted
@@ -58,6 +59,8 @@ class ModelSpec:
     """Bias vectors in the MLP."""
     qk_norm: bool = False
     """Queries and keys are normalised head by head before they are rotated, as in Qwen3 and Gemma 3."""
+    joint_qk_norm: bool = False
+    """Queries and keys are normalised over all heads, as in OLMo 2: ranks exchange them, not costed, with a warning."""
     post_norms: bool = False
     """The output of each block is normalised as well before it is added, as in Gemma 3."""
     sliding_window: Annotated[int, Limits(0, MAXIMA["max_positions"])] = 0
@@ -65,11 +68,9 @@ class ModelSpec:
     ladder_layers: tuple[int, ...] = ()
     """Layers that the config itself wires as ladder (`model_type: llamaLadder`)."""
     parallel_blocks: bool = False
-    """Attention and MLP read the same input: the variant parallel is the model as it is; a warning says so."""
+    """Attention and MLP read the same input: the variant parallel is the model as it is, and a warning says so."""
     multimodal: bool = False
-    """It also has an encoder of images or sound, which is not predicted; a warning says so."""
-    unknown_type: bool = False
-    """Its blocks are taken for Llama's, because its type is not known; a warning says so."""
+    """An encoder of images or sound belongs to the model, too; it is not predicted, and a warning says so."""
     weights_dtype: DType = "bf16"
     """Precision of the linear layers' weights in the checkpoint that the config belongs to."""
     kv_cache_dtype: KvDType | None = None
@@ -117,6 +118,11 @@ class ModelSpec:
             If a field is missing or breaks a rule, or the model is not a dense decoder.
         """
         return cls(name=name, source=source, **shape_from_hf(config, source=source))
+
+    @property
+    def assumed(self) -> bool:
+        """Whether its blocks are taken for Llama's, because its family is not known; a warning says so."""
+        return self.family not in ("", *TYPES)
 
     @property
     def parameters(self) -> int:

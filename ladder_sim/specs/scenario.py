@@ -15,6 +15,7 @@ from ladder_sim.specs.settings import IN_CLUSTER, Overrides, Parts, override_par
 from ladder_sim.specs.stack import LARGE_GPU_BYTES, SMALL_GPU_BYTES, AllReduce, StackSpec
 from ladder_sim.specs.values import flag, nonempty, whole
 from ladder_sim.specs.workload import FORMATS, Arrivals, DType, KvDType, Workload
+from ladder_sim.units import quoted
 
 # far beyond any cluster one tensor-parallel group spans
 _MAX_NODES = 100_000
@@ -225,8 +226,15 @@ class Scenario:
         warnings = []
         if self.model.multimodal:
             warnings.append(f"'{self.model.name}': only the text decoder is predicted, not its encoders")
-        if self.model.unknown_type:
-            warnings.append(f"'{self.model.name}': a type that is not known, whose blocks are taken for Llama's")
+        if self.model.joint_qk_norm:
+            warnings.append(
+                f"'{self.model.name}' normalises queries and keys over all heads: these kernels are not predicted, nor "
+                "that ranks exchange queries and keys for them"
+            )
+        if self.model.assumed:
+            warnings.append(
+                f"'{self.model.name}': type {quoted(self.model.family)} is not known, its blocks are taken for Llama's"
+            )
         if self.model.parallel_blocks:
             warnings.append(
                 f"'{self.model.name}' has attention and MLP side by side: variant parallel is the model as it is, the "

@@ -81,11 +81,11 @@ class StackSpec:
     step_tokens: Tokens = 0
     """Most tokens of one step under continuous batching, prompts' and decode's; 0: it runs static batches only."""
     large_gpu_step_tokens: Tokens = 0
-    """The same on GPUs of 160 GiB of memory or more; 0: no difference."""
+    """Tokens of one step at most on GPUs of 160 GiB of memory or more; 0: as on others."""
     small_gpu_step_tokens: Tokens = 0
-    """The same on GPUs of less than 70 GiB; 0: no difference."""
+    """Tokens of one step at most on GPUs of less than 70 GiB; 0: as on others."""
     ampere_step_tokens: Tokens = 0
-    """The same on Ampere (compute capability 8.0); 0: no difference."""
+    """Tokens of one step at most on Ampere (compute capability 8.0); 0: as on others."""
     mixed_steps: bool = False
     """Prompts share a step with decode; else they go first, in steps of their own."""
     memory_fraction: Annotated[float, Limits(0, 1, above=True)] = 1.0

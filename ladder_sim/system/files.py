@@ -10,23 +10,25 @@ import gzip
 import os
 import secrets
 import stat
+import tomllib
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from ladder_sim.errors import LadderSimError, SpecError, UsageError
+from ladder_sim.errors import LadderSimError, SpecError, UsageError, printable
 
 # a config.json is a few kilobytes
 SMALL_BYTES = 10_000_000
+# a cluster's TOML file has three; the parser's time grows with the square of a key's length
+TOML_BYTES = 16_000
 _GZIP_MAGIC = b"\x1f\x8b"
 _KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
 
 
 def shown_path(path: str | Path) -> str:
     """Write a path in full, with escapes for what a terminal cannot print."""
-    text = str(path)
-    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
+    return printable(str(path), lines=False)
 
 
 def read_bytes(
@@ -101,6 +103,18 @@ def read_text(
         raise error(
             f"{shown_path(path)}: not UTF-8 text (byte {fault.start}): a binary file?",
             hint=f"give {what}, not the weights",
+        ) from None
+
+
+def read_toml(path: Path, *, what: str) -> dict[str, Any]:
+    """Read a TOML file; raises SpecError, as `read_bytes` does, also if it is no TOML."""
+    text = read_text(path, what=what, limit_bytes=TOML_BYTES)
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as fault:
+        reason = "nested too deeply" if isinstance(fault, RecursionError) else fault
+        raise SpecError(
+            f"{shown_path(path)}: not valid TOML ({reason})", hint="correct the file; quantities with a unit are quoted"
         ) from None
 
 

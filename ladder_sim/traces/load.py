@@ -1,5 +1,6 @@
 """Reads trace files: torch.profiler's, or those that `ladder-sim trace export` wrote."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,7 +68,8 @@ def _foreign(file: Path) -> Iterator[None]:
 
 def _traces(path: Path) -> list[Path]:
     """The traces of a path: itself, or the files of a folder. Execution traces are read with their trace."""
-    if not path.is_dir():
+    # pathlib raises an error for a name that is too long
+    if not os.path.isdir(path):
         return [] if _EXECUTION in path.name else [path]
     files = [file for file in sorted(path.glob("*.json*")) if _EXECUTION not in file.name]
     if not files:

@@ -10,6 +10,7 @@ that may be left out or empty: source, nodes (1), p2p (1), stack (gpt-fast), dty
 """
 
 import csv
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from importlib import resources
@@ -117,7 +118,7 @@ def read_dataset(name_or_path: str = DEFAULT_DATASET) -> Dataset:
         shipped = resources.files("ladder_sim.validation") / "data" / f"{name_or_path}.csv"
         return _parse(shipped.read_bytes(), name_or_path)
     path = Path(name_or_path)
-    if path.suffix.lower() != ".csv" and len(path.parts) < 2 and not path.exists():
+    if path.suffix.lower() != ".csv" and len(path.parts) < 2 and not os.path.exists(path):
         raise UnknownNameError("data set", name_or_path, dataset_names(), more="a file's name ends in .csv")
     what = f"a CSV file, or the name of one that comes with the package: {', '.join(dataset_names())}"
     return _parse(read_bytes(path, what=what, error=UsageError), shown_path(path))

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ladder_sim.errors import print_error
 from ladder_sim.system.processes import ending_children, killed, start
 
 # environment variable: folder in which the ranks of one launch meet and leave their errors
@@ -46,7 +47,7 @@ def report_error(message: str) -> None:
     """Leave a rank's error to its launcher, which shows the one that ended the run; without a launcher, print it."""
     folder = os.environ.get(FOLDER)
     if folder is None:
-        print(f"error: {message}", file=sys.stderr)
+        print_error(message)
     else:
         Path(folder, f"error-{os.environ['RANK']}").write_text(message, "utf-8")
 
@@ -69,13 +70,13 @@ def _report(code: int, rank: int, folder: Path) -> int:
     """Print why a rank failed: its error, or what it wrote to stderr and how it ended."""
     error = folder / f"error-{rank}"
     if error.exists():
-        print(f"error: {error.read_text('utf-8')}", file=sys.stderr)
+        print_error(error.read_text("utf-8"))
         return code
     sys.stderr.write((folder / f"stderr-{rank}").read_text("utf-8", errors="replace"))
     if code > 0:
-        print(f"error: rank {rank} ended with exit code {code}", file=sys.stderr)
+        print_error(f"rank {rank} ended with exit code {code}")
         return code
-    print(f"error: {killed(f'rank {rank}', code)}", file=sys.stderr)
+    print_error(str(killed(f"rank {rank}", code)))
     return 1
 
 

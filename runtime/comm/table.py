@@ -12,6 +12,8 @@ from ladder_sim.errors import UsageError
 from ladder_sim.system.files import read_text
 
 _FORM = 'a CSV file with the columns bytes,seconds, or JSON [{"bytes": 1024, "seconds": 1e-5}, ...]'
+# far outside anything measured, near enough that latencies between the points stay finite
+_LOW, _HIGH = 1e-30, 1e30
 
 
 class LatencyTable:
@@ -33,8 +35,11 @@ class LatencyTable:
 
     def __init__(self, points: list[tuple[float, float]]) -> None:
         ordered = sorted(points)
-        if not ordered or not all(0 < size < math.inf and 0 < seconds < math.inf for size, seconds in ordered):
-            raise UsageError("an all-reduce table needs points, with bytes and seconds above 0", hint=_FORM)
+        if not ordered or not all(_LOW < value < _HIGH for point in ordered for value in point):
+            raise UsageError(
+                f"an all-reduce table needs points, with bytes and seconds above 0, between {_LOW:g} and {_HIGH:g}",
+                hint=_FORM,
+            )
         if any(a[0] == b[0] for a, b in itertools.pairwise(ordered)):
             raise UsageError("an all-reduce table has a message size twice", hint="keep one latency per size")
         self.points = ordered
@@ -50,7 +55,7 @@ class LatencyTable:
             else:
                 rows = list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
             return cls([(float(row["bytes"]), float(row["seconds"])) for row in rows])
-        except (ValueError, KeyError, TypeError, RecursionError, csv.Error):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError, csv.Error):
             raise UsageError(f"{path}: not a table of all-reduce latencies", hint=f"give {_FORM}") from None
 
     def seconds(self, size_bytes: float) -> float:

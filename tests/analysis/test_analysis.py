@@ -1,5 +1,7 @@
 """Break-even, sensitivity, advice and comparison: the answers agree with single predictions."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -95,6 +97,18 @@ def test_a_range_is_around_the_scenarios_value_by_default() -> None:
 def test_breakeven_refuses_what_is_no_range(field: str, given: str | None, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         breakeven({"model": "8b"}, field, given)
+
+
+def test_breakeven_reaches_beyond_what_an_array_of_whole_numbers_holds() -> None:
+    """Regression: a bug, as it was called, of numpy's."""
+    with pytest.raises(InfeasibleError, match="nothing in the range"):
+        breakeven({"model": "8b"}, "model.heads", "1e25:1e30")
+
+
+@pytest.mark.parametrize("gain", [math.nan, math.inf, -1.0, 1e300])
+def test_breakeven_refuses_an_impossible_gain(gain: float) -> None:
+    with pytest.raises(UsageError, match="must be above -100 % and at most"):
+        breakeven({"model": "8b"}, "batch", gain=gain)
 
 
 def test_sensitivity_is_the_slope_of_single_predictions() -> None:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -31,6 +32,7 @@ from runtime.comm.rendezvous import CommConfig
 from tests.conftest import REPO
 from tests.support.commands import process
 from tests.support.strategies import damaged
+from tests.support.terminal import progress_of
 
 pytestmark = pytest.mark.torch
 
@@ -185,10 +187,13 @@ def test_a_message_takes_time_however_noisy_the_machine() -> None:
     assert calibration.links["gloo"]["all_reduce"].seconds.tolist() == pytest.approx([5e-5, 5e-5])
 
 
-def test_an_answer_of_one_token_has_no_decode() -> None:
+def test_an_answer_of_one_token_has_no_decode(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = own_scenario("1b", "gpt-fast", tp=8, batch=1, prompt=16, gen=1, overrides=SMALL)
     short = Experiment(scenario=scenario, variants=("ladder",), shares=(0.4,), rounds=2, threads=1)
+    screen = progress_of(monkeypatch)
     rows = cross_check(short, CommConfig(backend="emulate"))["rows"]
+    # two rounds of two wirings, and of what predictions are calibrated on
+    assert re.search(r"100 %, (\d+) of \1 measurements", screen.getvalue())
     # standard always runs
     assert {(row["variant"], row["quantity"]) for row in rows if row["link"] == "40%"} == {
         ("standard", "prefill"),

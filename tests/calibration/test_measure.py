@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.specs import catalog
 from runtime.comm.base import Alone
 from tests.conftest import REPO
+from tests.support.terminal import progress_of
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.torch
@@ -54,6 +56,19 @@ def test_a_killed_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert after.samples[: len(before)] == before
     # every op has its first sample before any has a second
     assert {sample.key for sample in after.samples[: len(ops)]} == ops
+
+
+def test_ops_are_counted_on_a_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("calibration.measure.command.time", SimpleNamespace(monotonic=itertools.count().__next__))
+    command = [*RUN, "--samples", str(tmp_path / "s.jsonl"), "--budget", "6s"]
+    screen = progress_of(monkeypatch)
+    assert main(command) == 0
+    text = screen.getvalue()
+    assert re.search(r"\r\x1b\[K1 of (\d+) ops, 1 samples, \d s left\r\x1b\[K2 of \1 ops", text)
+    assert re.search(r"\r\x1b\[K(\d+) of \d+ ops, \1 samples\n$", text)
+    assert capsys.readouterr().out == f"{tmp_path / 's.jsonl'}\n"
 
 
 def test_shapes_are_those_of_the_shards_and_a_grid_around_them() -> None:

@@ -7,7 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from ladder_sim.cli.main import app
 from ladder_sim.costs.profile_file import SCHEMA_VERSION
 from tests.conftest import REPO
 from tests.support.commands import SMALL, run
@@ -215,6 +219,21 @@ def test_a_figure_without_its_unit(arguments: tuple[str, ...], parts: tuple[str,
 
 
 @pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("advise", "--price", "x"), "--price is 'x': must be a number"),
+        (("sweep", "--workers", "0"), "--workers is '0': must be greater than or equal to 1"),
+        (("sweep", "--workers", "1.5"), "--workers is '1.5': must be a whole number"),
+        (("trace", "replay", "x.json", "--max-error", "nan"), "must be greater than or equal to 0"),
+        (("breakeven", "batch", "--gain", "nan"), "gain nan%: must be above -100 %"),
+        (("breakeven", "batch=1:8", "--set", "stack.stream_wait=1,2us"), "'1,2us' has no known unit"),
+    ],
+)
+def test_a_number_that_a_flag_does_not_take(arguments: tuple[str, ...], message: str) -> None:
+    refused(arguments, 2, message)
+
+
+@pytest.mark.parametrize(
     ("variant", "parts"),
     [
         ("hybrid-ladder", ("needs a positive whole number K", "'hybrid-ladder:16'")),
@@ -357,3 +376,83 @@ def test_show_of_a_broken_file(tmp_path: Path, content: str, part: str) -> None:
 )
 def test_jitter_seed_or_engine_that_is_none(arguments: tuple[str, ...], parts: tuple[str, ...]) -> None:
     refused((*SMALL, *arguments), 2, *parts)
+
+
+# that start processes or servers, or write files
+_OTHER_COMMANDS = {"run", "crosscheck", "explore", "calibrate", "doctor", "capture", "import", "export"}
+_OTHER_OPTIONS = {"--save", "--save-trace", "--plot", "--timeline", "--workers", "--dask", "--resume", "--debug"}
+# some that an option may take, and some that none does
+WORDS = (
+    *("8b", "70b", "h100-sxm", "vllm", "ladder", "standard", "desync:2", "none", "nccl", "bf16", "tpot", "protocol-a"),
+    *("1", "2", "8", "0.05", "10", "inter.latency", "inter.bandwidth=100Gb/s", "stack.stream_wait=1us", "batch=1:4"),
+    *("", "-1", "0", "nan", "inf", "1e999", "9" * 30, "5us", "400 GB/s", "1:4", "1:x2", "true", "=", "ladder,,", "--"),
+    *(
+        "/dev/zero",
+        "/",
+        "no-such.json",
+        "no-such.toml",
+        "\x1b[31m",
+        "\ud800",
+        "\N{SNOWMAN}",
+        "x" * 5000,
+        "../../etc/passwd",
+    ),
+)
+
+
+def _commands(group: Any, names: tuple[str, ...] = ()) -> dict[tuple[str, ...], tuple[str, ...]]:
+    """Options by command, as the command line itself lists them."""
+    options: dict[tuple[str, ...], tuple[str, ...]] = {}
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            options |= _commands(command, (*names, name))
+        else:
+            flags = {flag for parameter in command.params for flag in parameter.opts if flag.startswith("--")}
+            options[*names, name] = tuple(sorted(flags - _OTHER_OPTIONS))
+    return {names: flags for names, flags in options.items() if not _OTHER_COMMANDS.intersection(names)}
+
+
+COMMANDS = _commands(typer.main.get_command(app))
+
+
+@st.composite
+def command_lines(draw: st.DrawFn) -> list[str]:
+    """A command, with options that it has and words that may fit."""
+    names = draw(st.sampled_from(sorted(COMMANDS)))
+    words = st.sampled_from(WORDS) | st.text(max_size=6)
+    line = draw(st.lists(words, max_size=1))
+    for flag in draw(st.lists(st.sampled_from(COMMANDS[names]), max_size=3)) if COMMANDS[names] else ():
+        line += [flag, *draw(st.lists(words, min_size=0 if draw(st.integers(0, 5)) == 0 else 1, max_size=1))]
+    return [*names, *line]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("trace", "predict", "x" * 5000),
+        ("validate", "--data", "x" * 5000),
+        (*SMALL, "--plot", f"{'x' * 5000}/p.html"),
+        (*SMALL, "--save", f"{'x' * 5000}.json"),
+    ],
+)
+def test_a_name_that_is_too_long(arguments: tuple[str, ...]) -> None:
+    refused(arguments, 2)
+
+
+def test_a_message_holds_no_escape_sequence() -> None:
+    assert "\\x1b[31mx" in refused(("predict", "--model", "\x1b[31mx"), 2)
+
+
+@given(line=command_lines())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_command_line_is_run_or_refused(line: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = run(*line)
+    assert not list(tmp_path.iterdir())
+    assert ran.code in (0, 2, 3, 4), ran.err
+    assert "hint: a bug" not in ran.err
+    if ran.code:
+        assert ran.err.count("error: ") == 1
+        assert ran.err.startswith("error: ")
+        assert ran.out == ""
+        assert "\x1b" not in ran.err

@@ -91,6 +91,13 @@ def test_a_model_of_any_folder_is_shown(
     assert State.parse(queries[0], Allowlist.of()).arguments["model"] == shown
 
 
+def test_a_hugging_face_id_is_the_catalogs_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    queries: list[str] = []
+    monkeypatch.setattr("ladder_sim.cli.explore._serve", lambda _, query, **__: queries.append(query))
+    assert run("explore", "--model", "meta-llama/Llama-3.3-70B-Instruct").code == 0
+    assert queries == ["model=llama-3.1-70b"]
+
+
 def test_without_dash_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ladder_sim.cli.explore.find_spec", lambda name: None if name == "dash" else find_spec(name))
     ran = run("explore", "--no-open")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ladder_sim.cli.progress import progress_text
+from ladder_sim.system.progress import progress_text
 from tests.support.commands import process, run
 
 SWEEP = ("sweep", "--model", "8b", "--tp", "2:8", "--batch", "1,16")
@@ -107,8 +107,8 @@ def test_sweep_refuses(arguments: tuple[str, ...], message: str) -> None:
 
 
 def test_progress_says_how_far_how_fast_and_how_long() -> None:
-    assert progress_text(10, 1000, 0, 0.0) == "  1 %, 10 of 1,000 points"
-    assert progress_text(500, 1000, 400, 100.0) == " 50 %, 500 of 1,000 points, 4/s, 2 min left"
+    assert progress_text(10, 1000, "points", 0, 0.0) == "  1 %, 10 of 1,000 points"
+    assert progress_text(500, 1000, "points", 400, 100.0) == " 50 %, 500 of 1,000 points, 4/s, 2 min left"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from ladder_sim.errors import LadderSimError, MemoryFitError, UsageError
 from ladder_sim.report.figures.traces import trace_figure
 from ladder_sim.traces.load import load
 from ladder_sim.traces.replay import replay
+from tests.support import commands
 from tests.support.trace_files import COMM, LAYERS, TraceFile, tensor_parallel
 
 
@@ -117,6 +118,20 @@ def test_export_heeds_jitter_seed_and_memory(tmp_path: Path) -> None:
     small = ("--set", "gpu.hbm=1GB")
     assert isinstance(run(*command, *small).exception, MemoryFitError)
     shown(*command, *small, "--ignore-memory")
+
+
+def test_names_of_a_trace_do_not_move_the_cursor(tmp_path: Path) -> None:
+    """Regression: a kernel's name could clear the screen, or set the title of the window."""
+    hostile = "\x1b[2J\x1b]0;own\x07\x9b31m\u202e"
+    trace_file = tensor_parallel(stream=COMM)
+    for event in trace_file.events:
+        event["name"] = f"{hostile}{event['name']}" if event["cat"] == "kernel" else event["name"]
+    trace_file.event("user_annotation", f"ProfilerStep#{hostile}", 0, 1e6, 1)
+    path = trace_file.write(tmp_path / "rank0.json.gz")
+    for command in (["info"], ["replay"], ["diff", str(path)], ["predict"], ["predict", "--step", "x"]):
+        done = commands.run("trace", *command, str(path))
+        assert (done.out + done.err).replace("\n", "").isprintable(), command
+    assert r"\x1b[2J" in shown("info", path)
 
 
 def test_diff_puts_two_runs_side_by_side(file: Path, tmp_path: Path) -> None:

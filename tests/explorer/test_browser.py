@@ -69,6 +69,21 @@ def test_a_laptop_sees_the_numbers_of_the_command_line(seen: Watched) -> None:
     seen.screenshot("laptop")
 
 
+def test_places_are_marked_until_the_first_answer(seen: Watched) -> None:
+    # answers are held back
+    seen.page.route(re.compile("_dash-update-component"), lambda route: None)
+    seen.page.goto(f"{seen.address}/?model=405b&nodes=2")
+    seen.until("!!document.querySelector('#cards') && !!document.querySelector('#map .bg')")
+    for name in ("summary", "cards", "memory", "evidence", "cli"):
+        height = f"document.querySelector('#{name}').getBoundingClientRect().height"
+        place = f"getComputedStyle(document.querySelector('#{name}')).background"
+        seen.until(f"{height} > 40 && {place}.includes('rgba(128, 136, 146')")
+    seen.until("getComputedStyle(document.querySelector('#map .bg')).fill === 'rgb(128, 136, 146)'")
+    seen.page.unroute_all()
+    seen.drawn()
+    assert "128" not in seen.page.evaluate("getComputedStyle(document.querySelector('#cards')).background")
+
+
 def test_a_phone_shows_everything_in_its_width(seen: Watched) -> None:
     page = seen.open("?model=405b&nodes=2", width=390, height=844)
     seen.drawn()
@@ -150,6 +165,9 @@ def test_a_dropped_model_keeps_its_name_and_a_refused_one_greys_the_last_answer(
     assert page.evaluate(shown) == "mine"
     page.select_option("#c-model", "8b")
     seen.until_text("#summary", "llama-3.1-8b")
+    # a link within the page changes nothing
+    page.click("header >> text=Help")
+    seen.until("location.hash === '#help'")
     page.select_option("#c-model", "mine")
     seen.until_text("#summary", "mine, TP 4")
     page.set_input_files("#upload", {**own, "buffer": b"{"})
@@ -175,6 +193,8 @@ def test_prices_and_bounds(seen: Watched) -> None:
     page.press("#c-max_tpot", "Enter")
     seen.until_text("#error", "bound on TPOT")
     assert "price=2.5" in page.url
+    # files are those of the answer that is still shown
+    assert "max_tpot=1ns" in str(page.get_attribute("[data-file='pareto.csv']", "href"))
 
 
 def test_a_pasted_config_is_read_and_bad_ones_show_their_error(seen: Watched) -> None:

@@ -1,6 +1,7 @@
 """The explorer's server: numbers of the command line, errors in the page, and nothing for strangers."""
 
 import base64
+import csv
 import json
 from typing import Any
 
@@ -9,10 +10,15 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
+from ladder_sim import Scenario
+from ladder_sim.analysis.sensitivity import sensitivity
 from ladder_sim.cli.main import main
+from ladder_sim.display.labels import field_label, field_title
 from ladder_sim.explorer.allowlist import Allowlist
+from ladder_sim.explorer.controls import AXIS_FIELDS, SLIDERS
 from ladder_sim.explorer.server import MAX_REQUEST_BYTES, make_app
 from ladder_sim.specs import catalog
+from ladder_sim.specs.arguments import ARGUMENTS
 from tests.support.configs import LLAMA_8B
 from tests.support.explorer_client import Page, texts
 from tests.support.strategies import JSON
@@ -132,6 +138,42 @@ def test_pinned_scenarios_stand_side_by_side(page: Page) -> None:
     assert answer["comparing"]["hidden"] is False
     shown = texts(answer["compared"]["children"])
     assert all(name in shown for name in ("A", "B", "now", "llama-3.1-8b", "llama-3.1-405b", "ladder: speedup"))
+    # a warning of one of them names it
+    assert "B: 8 KV heads on 16 ranks" in shown
+
+
+def test_pinned_scenarios_have_the_warnings_of_compare(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = page.ask("compared.children", "model=8b&stack=trtllm&price=2.5&pin=model%3D8b%26stack%3Dvllm")
+    shown = texts(answer["compared"]["children"])
+    assert main(["compare", "vllm", "trtllm", "--model", "8b"]) == 0
+    printed = capsys.readouterr().err
+    assert "vllm and trtllm share kernels" in printed
+    assert f"A and now {printed.partition('trtllm ')[2].splitlines()[0]}" in shown
+    assert shown.count("$/Mtok") == 4
+
+
+def test_prices_and_bounds_reach_the_files(page: Page) -> None:
+    query = "model=8b&price=2.5&max_tpot=10ms&max_ttft=50ms"
+    rows = list(csv.DictReader(page.client.get(f"/download/pareto.csv?{query}").text.splitlines()))
+    assert rows
+    for row in rows:
+        assert float(row["tpot_s"]) <= 0.010
+        assert float(row["ttft_s"]) <= 0.050
+        assert float(row["usd_per_Mtoken"]) > 0.0
+    assert "$/Mtok" in texts(page.views(query)["cards"])
+    assert "bounds the prefill of a whole batch" in texts(page.views(query)["serving"])
+    assert "bounds the prefill" not in texts(page.views("model=8b")["serving"])
+
+
+def test_every_figure_that_a_page_can_show_has_a_name_in_words() -> None:
+    """Guards against keys like ``overlap.block`` on the page."""
+    figures = {
+        item.figure
+        for scenario in (Scenario.of(model="405b", nodes=2), Scenario.of(model="8b", stack="vllm"))
+        for item in sensitivity(scenario, ["ladder"])
+    }
+    names = figures | set(AXIS_FIELDS) | set(ARGUMENTS) | {slider.field for slider in SLIDERS}
+    assert [name for name in names if field_title(name) == field_label(name) and not name.isalpha()] == []
 
 
 def _read(page: Page, contents: str | None = None, pasted: str | None = None, name: str = "mine.json") -> Any:

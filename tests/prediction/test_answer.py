@@ -81,7 +81,7 @@ def test_names_are_no_markup() -> None:
 
 
 def test_a_long_warning_is_a_line() -> None:
-    long = dataclasses.replace(SCENARIO.model, name="m" * 300, unknown_type=True)
+    long = dataclasses.replace(SCENARIO.model, name="m" * 300, multimodal=True)
     prediction = predict(dataclasses.replace(SCENARIO, model=long), "ladder")
     assert [f"warning: {text}" for text in prediction.confidence.warnings] == str(prediction).splitlines()[-2:]
 

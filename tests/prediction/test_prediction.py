@@ -3,7 +3,9 @@
 import dataclasses
 import math
 import pickle
+import random
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from typing import Any
 
@@ -421,6 +423,27 @@ def test_waits_and_launches_never_speed_up(scenario: Scenario, field: str, added
     )
     for variant, one in after.items():
         assert one.request_s >= before[variant].request_s * (1 - 1e-9)
+
+
+def test_order_and_threads_do_not_matter() -> None:
+    """Schedules, prices and profiles are kept between predictions."""
+    chance = random.Random(0)
+    questions = [
+        Scenario.of(model="8b", cluster=cluster, stack=stack, batch=batch, prompt=chance.randrange(1, 2000), gen=3)
+        for cluster in ("h100-sxm", "l40s-pcie")
+        for stack in catalog.stack_names()
+        for batch in (1, 3, 32)
+    ]
+
+    def answer(number: int) -> tuple[float, ...]:
+        predictions = predict(questions[number], VARIANTS, ignore_memory=True)
+        return tuple(prediction.request_s for prediction in predictions.values())
+
+    alone = {number: answer(number) for number in range(len(questions))}
+    for _ in range(3):
+        order = chance.sample(range(len(questions)), len(questions))
+        with ThreadPoolExecutor(8) as threads:
+            assert dict(zip(order, threads.map(answer, order), strict=True)) == alone
 
 
 def test_the_default_question() -> None:

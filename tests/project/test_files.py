@@ -2,19 +2,31 @@
 
 import errno
 import gzip
+import itertools
+import math
 import os
 import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from ladder_sim.errors import ProfileError, SpecError, UsageError
-from ladder_sim.system.files import append, locked, read_bytes, read_text, replacing, write_all, write_file
+from calibration.fit.samples import SampleStore, medians
+from calibration.importers.nccl_tests import fabric_text, read_sweep
+from ladder_sim import Scenario, predict
+from ladder_sim.errors import LadderSimError, ProfileError, SpecError, UsageError
+from ladder_sim.specs import catalog
+from ladder_sim.system.files import TOML_BYTES, append, locked, read_bytes, read_text, replacing, write_all, write_file
+from ladder_sim.validation.dataset import read_dataset
+from runtime.comm.table import LatencyTable
 from tests.conftest import REPO
-from tests.support.commands import process
+from tests.support.commands import process, run
+from tests.support.strategies import damaged, damaged_text
 from tests.support.waiting import HANG_S
 
 
@@ -68,6 +80,17 @@ def test_no_command_waits_for_a_pipe(tmp_path: Path, command: tuple[str, ...]) -
     ran = process(*(word.format(tmp_path / "pipe") for word in command))
     assert ran.code == 2, ran
     assert "hint: a bug" not in ran.err
+
+
+@pytest.mark.parametrize("key", ["a" + ".a" * 100_000 + " = 1", "[a" + ".a" * 100_000 + "]"])
+@pytest.mark.parametrize("command", [("--cluster",), ("--stack",), ("--nodes", "2", "--set")])
+def test_a_long_key_is_not_parsed(tmp_path: Path, key: str, command: tuple[str, ...]) -> None:
+    """Regression: it took 40 seconds, for the parser's time grows with the square of its length."""
+    file = tmp_path / "long.toml"
+    file.write_text(f"{key}\n")
+    ran = run("predict", *command, f"inter.fabric={file}" if command[-1] == "--set" else str(file))
+    assert ran.code == 2
+    assert f"{file}: must be at most {TOML_BYTES} bytes" in ran.err
 
 
 def _fail_half_way(file: Path) -> None:
@@ -142,3 +165,92 @@ def test_all_is_written(tmp_path: Path) -> None:
         write_all(file, b"")
         write_all(file, b"abc")
     assert (tmp_path / "x").read_bytes() == b"abc"
+
+
+SAMPLES = """{"schema_version": 2, "environment": {"cpu": "one"}}
+{"op": "gemm", "point": {"m": 1.0, "n": 8.0, "k": 8.0}, "seconds": 1e-06, "spread": 0.0}
+{"op": "all_reduce", "point": {"bytes": 1024.0, "ranks": 2.0, "nodes": 1.0}, "seconds": 1e-05, "spread": 0.1}
+"""
+NCCL_LOG = """# Collective test starting: all_reduce_perf
+#  Rank  0 Group  0 Pid 1 on     node-0 device  0 [0000:07:00] NVIDIA H100 80GB HBM3
+#  Rank  1 Group  0 Pid 2 on     node-1 device  0 [0000:07:00] NVIDIA H100 80GB HBM3
+        1024    256 float sum -1 40.00 0.03 0.03 0 40.00 0.03 0.03 0
+     1048576 262144 float sum -1 50.00 20.97 20.97 0 50.00 20.97 20.97 0
+"""
+FABRIC = """source = "own"
+cluster = "h100-sxm"
+nodes = 2
+ranks_per_node = 8
+bytes = [1024, 1048576]
+time_us = [30.0, 35.0]
+"""
+ROWS = [{"bytes": 1024, "seconds": 1e-5}, {"bytes": 1048576, "seconds": 1e-3}]
+
+
+def _standard_s(**arguments: object) -> float:
+    return predict(Scenario.of(**{"model": "8b", **arguments}), "standard", profile="none").request_s  # type: ignore[arg-type]
+
+
+# files of other kinds have such a property where their other tests are
+READERS: Mapping[str, tuple[str, Callable[[Path], float]]] = {
+    "cluster.toml": (catalog.toml_text("h100-sxm"), lambda path: _standard_s(cluster=str(path))),
+    "stack.toml": (catalog.toml_text("vllm"), lambda path: _standard_s(stack=str(path))),
+    "fabric.toml": (FABRIC, lambda path: _standard_s(nodes=2, overrides={"inter.fabric": str(path)})),
+    "nccl.log": (
+        NCCL_LOG,
+        lambda path: len(
+            fabric_text(read_sweep(path), cluster="h100-sxm", nodes=2, ranks_per_node=1, created="2026-01-01")
+        ),
+    ),
+    "nccl.csv": ("bytes,time_us\n1024,40\n1048576,50\n", lambda path: math.fsum(read_sweep(path).seconds)),
+    "samples.jsonl": (
+        SAMPLES,
+        lambda path: math.fsum(t for p in medians(SampleStore(path).samples).values() for t in p.values()),
+    ),
+    "runs.csv": (
+        "gen,variant,tp,cluster,model,batch,prompt,tokens_per_s\n"
+        "32,ladder,4,h100-sxm,8b,2,128,90\n32,standard,4,h100-sxm,8b,2,128,80\n",
+        lambda path: len(read_dataset(str(path)).measurements),
+    ),
+    "table.csv": ("bytes,seconds\n1024,1e-5\n1048576,1e-3\n", lambda path: LatencyTable.from_file(path).seconds(2048)),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_whole_file_is_read(name: str, tmp_path: Path) -> None:
+    text, read = READERS[name]
+    (tmp_path / name).write_text(text)
+    assert 0 < read(tmp_path / name) < math.inf
+
+
+@pytest.mark.parametrize("name", READERS)
+@given(st.data())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_damage_to_a_file_is_seen(name: str, tmp_path: Path, data: st.DataObject) -> None:
+    """It is read as something that can be predicted with, or refused with a way out."""
+    text, read = READERS[name]
+    # a file of its own for each: the same unchanged file is read once
+    path = tmp_path / f"{next(_numbers)}-{name}"
+    path.write_bytes(data.draw(damaged_text(text)))
+    try:
+        value = read(path)
+    except LadderSimError as error:
+        assert error.hint, error  # noqa: PT017
+        return
+    assert 0 <= value < math.inf
+
+
+_numbers = itertools.count()
+
+
+@given(damaged(ROWS))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_damage_to_a_table_of_latencies_is_seen(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "table.json"
+    path.write_bytes(content)
+    try:
+        table = LatencyTable.from_file(path)
+    except UsageError as error:
+        assert error.hint  # noqa: PT017
+        return
+    assert 0 < table.seconds(2048) < math.inf

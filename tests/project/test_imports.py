@@ -32,7 +32,7 @@ SHARED = ("ladder_sim.errors", "ladder_sim.system", "ladder_sim.units")
 
 # calibration: what fits, imports and shows profiles runs without torch and sees only the cost side of ladder_sim.
 WITHOUT_TORCH = tuple(f"calibration.{name}" for name in ("fit", "stack_fit", "importers", "show", "options"))
-FITTING = {"numpy", "scipy", "pydantic"}
+FITTING = {"numpy", "scipy", "pydantic", "rich"}
 FITTING_LAZY = {"pyarrow"}
 FITTING_INTERNAL = (
     "calibration",

@@ -1,11 +1,13 @@
 """Tables on screens of any width: nothing is cut, and what does not fit is broken sensibly."""
 
-import io
 import re
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Group, RenderableType
+from rich.text import Text
 
 from ladder_sim import Predictions, Scenario, predict
 from ladder_sim.cli.main import main
@@ -13,16 +15,10 @@ from ladder_sim.display.console import show, table, to_text
 from ladder_sim.display.labels import LEGEND
 from ladder_sim.report.tables.prediction import explanation
 from tests.support.commands import run
+from tests.support.terminal import Terminal
 
 VARIANTS = ["standard", "ladder", "hybrid-ladder:100", "desync:4"]
 ESCAPE = re.compile(r"\x1b\[[\d;]*m")
-
-
-class Screen(io.StringIO):
-    """A terminal's stdout."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +33,7 @@ def explained(predictions: Predictions) -> RenderableType:
 
 def shown(report: RenderableType, width: int, monkeypatch: pytest.MonkeyPatch, **environment: str) -> str:
     """What `show` writes to a terminal of this width."""
-    screen = Screen()
+    screen = Terminal()
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", screen)
         for name, value in {"COLUMNS": str(width), "TERM": "xterm", **environment}.items():
@@ -87,7 +83,7 @@ def test_no_screen_is_too_narrow_for_a_column(command: str, width: int, monkeypa
     """Regression: at 80 columns tables left columns out; at 60 they broke figures in two."""
     arguments = command.split()
     wide = run(*arguments).out
-    screen = Screen()
+    screen = Terminal()
     monkeypatch.setattr(sys, "stdout", screen)
     for name, value in {"COLUMNS": str(width), "TERM": "xterm", "NO_COLOR": "1"}.items():
         monkeypatch.setenv(name, value)
@@ -129,12 +125,19 @@ def test_text_columns_take_several_lines(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "12.3 ms" in text
 
 
+@given(st.lists(st.text(max_size=12), min_size=4, max_size=4))
+def test_no_name_moves_the_cursor(names: list[str]) -> None:
+    """Regression: a kernel called `ESC[2J` cleared the screen."""
+    shown_text = to_text(Group(Text(names[0]), table(("op", names[1]), [(names[2], names[3])], title=names[0])))
+    assert shown_text.replace("\n", "").isprintable()
+
+
 @pytest.mark.parametrize("name", ["models", "clusters", "stacks", "variants", "profiles", "settings"])
 def test_lists_fit_a_narrow_screen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # off a terminal an entry is one line
     entries = [line.split()[0] for line in run("list", name).out.partition("\n\n")[0].splitlines()]
     assert len(set(entries)) == len(entries) > 3
-    screen = Screen()
+    screen = Terminal()
     monkeypatch.setattr(sys, "stdout", screen)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")

@@ -23,6 +23,7 @@ from runtime.model import kernels
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import lay_out
 from tests.support.commands import run
+from tests.support.terminal import progress_of
 
 pytestmark = pytest.mark.torch
 
@@ -68,6 +69,13 @@ def test_every_variant_on_an_emulated_link(model: Path, tmp_path: Path) -> None:
         # the upper bound broadcasts its token, for half an all-reduce
         assert measured["comm_s"] == pytest.approx(reductions[name] * STEPS * 1e-3, rel=1e-3)
         assert 0 <= measured["exposed_comm_s"] <= measured["request_s"]
+
+
+def test_requests_are_counted_on_a_terminal(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = progress_of(monkeypatch)
+    config = BenchConfig(model=model, variants=("standard", "ladder"), tp=4, warmups=1, repeats=2, **REQUEST)
+    bench(config, EngineConfig(), link(tmp_path, 1e-6))
+    assert re.findall(r"(\d+) of 6 requests", screen.getvalue()) == [*"123456"]
 
 
 @pytest.mark.parametrize("variant", ["standard", "ladder"])

@@ -10,11 +10,14 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from ladder_sim.errors import UsageError
 from runtime.checkpoint.files import Checkpoint
 from runtime.checkpoint.save import save
+from runtime.checkpoint.tensors import tensor_shapes
 from runtime.comm.base import Alone
 from runtime.config import ModelConfig, read_object
 from runtime.model.wiring import lay_out
@@ -22,6 +25,7 @@ from tests.conftest import REPO
 from tests.support.checkpoints import FAMILIES, save_checkpoint
 from tests.support.loaded import CASES, GEN, PROMPTS, model_of, run_ranks
 from tests.support.reference import reference_logits
+from tests.support.strategies import damaged, damaged_text
 
 pytestmark = pytest.mark.torch
 
@@ -222,6 +226,31 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 def _cut(file: Path, share: float) -> None:
     content = file.read_bytes()
     file.write_bytes(content[: int(len(content) * share)])
+
+
+@given(st.data())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_damage_to_a_header_or_an_index_is_seen(broken: Path, data: st.DataObject) -> None:
+    """Bytes changed in the header of a file, or entries of the index: it is refused, or has every tensor."""
+    whole = {file: file.read_bytes() for file in (*broken.glob("*.safetensors"), broken / INDEX)}
+    file = data.draw(st.sampled_from(sorted(whole)))
+    content = whole[file]
+    if file.name == INDEX:
+        content = data.draw(damaged(json.loads(content)))
+    else:
+        end = 8 + struct.unpack("<Q", content[:8])[0]
+        header = data.draw(damaged_text(content[8:end].decode()))
+        length = data.draw(st.sampled_from([len(header), end - 8, 0, 2**63, 10**9]))
+        content = struct.pack("<Q", length) + header + content[end:]
+    file.write_bytes(content)
+    try:
+        checkpoint = Checkpoint.open(broken)
+    except UsageError as error:
+        assert str(broken) in str(error)  # noqa: PT017
+    else:
+        assert all(checkpoint.tensors[name].shape == shape for name, shape in tensor_shapes(checkpoint.shape).items())
+    finally:
+        file.write_bytes(whole[file])
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

@@ -208,8 +208,7 @@ def alone(
         names = (name if "." in name else f"cluster.{name}" for name in figures)
         own = dict(zip(names, map(float, values), strict=True))
         overlap = {name.removeprefix("overlap."): own.pop(name) for name in list(own) if name.startswith("overlap.")}
-        own_text = {name: repr(value) for name, value in own.items()}
-        scenario = Scenario.of(**flags, overrides={**overrides, **own_text})  # type: ignore[arg-type]
+        scenario = Scenario.of(**flags, overrides={**overrides, **own})  # type: ignore[arg-type]
         profile = dataclasses.replace(profile, overlap={**profile.overlap, **overlap})
         kv_len = 1025 if phase == "decode" else 1024
         seconds.append(simulate(scenario, phase, kv_len, KernelCosts(scenario, profile)).seconds)

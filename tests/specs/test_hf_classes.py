@@ -16,7 +16,15 @@ pytestmark = pytest.mark.torch
 
 FILES = sorted((DATA / "configs").iterdir())
 # names of blocks' facts, and a type without a class of its own
-OWN = ("gated_mlp", "post_norms", "parallel_blocks", "use_qkv_bias", "use_qk_norm", "attention_out_bias")
+OWN = (
+    "gated_mlp",
+    "joint_qk_norm",
+    "post_norms",
+    "parallel_blocks",
+    "use_qkv_bias",
+    "use_qk_norm",
+    "attention_out_bias",
+)
 WITHOUT_CLASS = ("llamaLadder", "internlm2")
 # the class is that of the whole model
 WHOLE = ("qwen2_vl", "qwen2_5_vl")

@@ -1,4 +1,7 @@
-"""Files of published models, in `tests/data/configs`: what is read of them, and what their predictions leave out."""
+"""Files of published models: what is read of them, and what their predictions leave out.
+
+Where `tests/data/configs` comes from is in `tests/data/README.md`.
+"""
 
 import dataclasses
 import json
@@ -7,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from ladder_sim import Scenario, predict
-from ladder_sim.errors import SpecError, UnknownNameError
+from ladder_sim.errors import SpecError, UnknownNameError, UsageError
 from ladder_sim.specs import catalog
-from ladder_sim.specs.hf_types import CLASS_SIZES, SIZES
+from ladder_sim.specs.hf_types import CLASS_SIZES, SIZES, TYPES
 from ladder_sim.specs.model import ModelSpec
+from runtime.config import ModelConfig
 from tests.conftest import DATA
 from tests.support.commands import run
 from tests.support.configs import LLAMA_8B
@@ -29,6 +33,9 @@ PARAMETERS = {
 }
 # millions of parameters without the embedding: Gemma 3 technical report (arXiv 2503.19786), table 1
 WITHOUT_EMBEDDING = {"gemma-3-4b-it": 3_209, "gemma-3-12b-it": 10_759, "gemma-3-27b-it": 25_600}
+
+# facts of blocks that are not Llama's
+NOT_OF_LLAMA = {"use_qk_norm", "joint_qk_norm", "post_norms", "parallel_blocks"}
 
 
 def read(name: str) -> ModelSpec:
@@ -152,8 +159,21 @@ def test_a_type_that_is_not_known_is_said_so() -> None:
         Scenario.of(model=ModelSpec.from_hf({**LLAMA_8B, "model_type": kind}, name="m", source="config.json"))
         for kind in ("novel", "llama")
     )
-    assert novel.warnings() == ("'m': a type that is not known, whose blocks are taken for Llama's",)
+    assert novel.warnings() == ("'m': type 'novel' is not known, its blocks are taken for Llama's",)
     assert llama.warnings() == ()
+
+
+def test_norms_over_all_heads_are_warned_about() -> None:
+    olmo = ModelSpec.from_hf({**LLAMA_8B, "model_type": "olmo2"}, name="m", source="config.json")
+    (warning,) = Scenario.of(model=olmo).warnings()
+    assert "normalises queries and keys over all heads" in warning
+
+
+@pytest.mark.parametrize("kind", [kind for kind, said in TYPES.items() if {*said} & NOT_OF_LLAMA])
+def test_what_is_predicted_is_not_run_with_other_blocks(kind: str) -> None:
+    """The runtime has Llama's blocks: a type with others must be refused there."""
+    with pytest.raises(UsageError, match=f"model_type '{kind}' has .*, which are not implemented"):
+        ModelConfig.from_hf({**LLAMA_8B, "model_type": kind})
 
 
 def test_a_window_that_a_file_leaves_out() -> None:
@@ -173,6 +193,7 @@ def test_hugging_face_ids_are_names_of_the_catalog() -> None:
         assert catalog.model(hub_id) == catalog.model(hub_id.upper()) == catalog.model(name)
     # each belongs to one model
     assert sum(len(catalog.model_config(name).get("_ids", ())) for name in catalog.model_names()) == len(ids)
+    assert "meta-llama/Llama-3.3-70B-Instruct\n" in run("show", "meta-llama/Llama-3.3-70B-Instruct").out
     assert run("predict", "--model", "Qwen/Qwen3-32B").out == run("predict", "--model", "qwen3-32b").out
 
 

@@ -9,6 +9,7 @@ from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.sweeps.axes import axis, value_at
 from ladder_sim.sweeps.grid import Grid, check_size, scenario_at, variant_names
 from ladder_sim.sweeps.ranges import expand
+from ladder_sim.units import parse_quantity, unit_of
 
 
 @pytest.mark.parametrize(
@@ -91,6 +92,35 @@ def test_an_axis_without_a_unit_is_refused(given: object) -> None:
     """Numbers of Python have it in the name of the field."""
     with pytest.raises(UnitError, match=r"inter\.bandwidth: .* a bandwidth needs a unit"):
         axis("inter.bandwidth", given)
+
+
+NUMBERS = st.sampled_from(
+    ["0", "1", "2", "25", "0.5", "1e4", "1e30", "1e400", "1e-300", "123456789012345678901", "-1", "nan"]
+)
+UNITS = st.sampled_from(["", "us", "s", "Gb/s", "GB/s", "GiB", "TFLOP/s", "parsec"])
+FIELDS = st.sampled_from(
+    ["batch", "tp", "gen", "inter.bandwidth", "intra.latency", "gpu.hbm", "gpu.bf16", "model.heads"]
+)
+
+
+@given(
+    FIELDS, st.lists(NUMBERS, min_size=1, max_size=3), st.sampled_from([":", ":", ","]), st.sampled_from("x+"), UNITS
+)
+def test_any_range_is_an_axis_or_refused(key: str, numbers: list[str], by: str, sign: str, unit: str) -> None:
+    """Regression: 1:1e30:x1e5 ended in an overflow. What has a dimension is never read without its unit."""
+    if by == ":" and len(numbers) == 3:
+        numbers[2] = f"{sign}{numbers[2]}"
+    text = by.join(numbers) + unit
+    try:
+        grid = Grid({key: text}, ["ladder"])
+    except UsageError as error:
+        assert error.hint  # noqa: PT017
+        return
+    (each,) = grid.axes
+    dimension = unit_of(each.name)
+    assert dimension == "count" or unit or set(each.values) == {0.0}
+    values = [parse_quantity(f"{number}{unit}", dimension, name=key) for number in numbers if number[0] not in "x+"]
+    assert {min(values), max(values)} <= {float(value) for value in each.values}
 
 
 def test_tp_and_batch_double_by_themselves() -> None:

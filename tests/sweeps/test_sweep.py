@@ -4,6 +4,8 @@ import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ladder_sim import Scenario, predict
 from ladder_sim.errors import LadderSimError, ProfileError, UnknownNameError, UsageError
@@ -49,6 +51,43 @@ def test_every_point_equals_a_single_prediction() -> None:
             expected = (one.ttft_s, one.tpot_s, one.tokens_per_s.value, one.speedup.value)
             metrics = ("ttft_s", "tpot_s", "tokens_per_s", "speedup")
             assert [found[f"{variant}.{metric}"][row] for metric in metrics] == pytest.approx(expected, rel=1e-9)
+
+
+AXES: dict[str, list[object]] = {
+    "model": ["8b", "70b"],
+    "cluster": ["h100-sxm", "l40s-pcie"],
+    "stack": ["gpt-fast", "vllm"],
+    "tp": [2, 8],
+    "batch": [1, 7, 64],
+    "prompt": [1, 300],
+    "gen": [1, 2, 65],
+    "dtype": ["bf16", "fp8"],
+    "allreduce": ["auto", "nccl"],
+    "p2p": [True, False],
+    "model.layers": [1, 9],
+    "stack.stream_wait_s": [0.0, 1e-5],
+    "stack.cuda_graphs": [True, False],
+    "intra.bandwidth_Bps": [5e10, 9e11],
+    "intra.latency_s": [1e-7, 2e-5],
+    "gpu.hbm_bandwidth_Bps": [1e12, 4e12],
+}
+
+
+@given(st.lists(st.sampled_from(sorted(AXES)), min_size=1, max_size=4, unique=True), st.data())
+def test_a_row_of_any_sweep_equals_a_single_prediction(names: list[str], data: st.DataObject) -> None:
+    table = sweep({name: AXES[name] for name in names}, VARIANTS, profile="none", ignore_memory=True)
+    row = data.draw(st.integers(0, len(table) - 1))
+    values = {name: table[name][row] for name in names}
+    arguments = {name: value.item() if isinstance(value, np.generic) else value for name, value in values.items()}
+    overrides = {name: arguments.pop(name) for name in names if "." in name}
+    try:
+        single = predict(Scenario.of(**arguments, overrides=overrides), VARIANTS, profile="none", ignore_memory=True)
+    except LadderSimError as error:
+        assert table["infeasible"][row] == error.message  # noqa: PT017
+        return
+    for variant in VARIANTS:
+        assert table[f"{variant}.ttft_s"][row] == pytest.approx(single[variant].ttft_s, rel=1e-9)
+        assert table[f"{variant}.speedup"][row] == pytest.approx(single[variant].speedup.value, rel=1e-9)
 
 
 def test_sizes_share_a_graph_and_keep_their_own_reasons() -> None:

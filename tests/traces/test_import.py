@@ -403,3 +403,21 @@ def test_execution_traces_of_another_schema(tmp_path: Path) -> None:
     (tmp_path / "rank0.execution.json").write_text("{}")
     with pytest.raises(UsageError, match="no list 'nodes'"):
         load([path])
+
+
+def test_collectives_meet_in_the_order_of_their_issue(tmp_path: Path) -> None:
+    """On rank 1 the gloo thread of the second begins a moment before that of the first."""
+    for rank, starts in enumerate(((30, 50), (32, 31))):
+        trace = TraceFile(rank, world_size=2)
+        for number, (start, end) in enumerate(zip(starts, (100, 70), strict=True)):
+            issue = 2 * number + 1
+            trace.event("cpu_op", "c10d::allreduce_", 10 * number, 5, MAIN, **{"Record function id": issue})
+            trace.event(
+                "user_annotation", "gloo:all_reduce", start, end - start, number, **{"Record function id": issue + 1}
+            )
+        trace.write(tmp_path / f"rank{rank}.json")
+    graph = load([tmp_path])
+    reduces = [op for op in graph.ops if op.kind == "all_reduce"]
+    ends = {group: {op.end_s for op in reduces if op.group == group} for group in (0, 1)}
+    assert sorted(map(len, ends.values())) == [1, 1]
+    assert graph.notes == ()

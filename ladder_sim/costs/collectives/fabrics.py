@@ -4,7 +4,6 @@ Shipped ones lie in ``data/fabrics``, named as `LinkTier.fabric`; a tier may als
 that ``ladder-sim calibrate import nccl-tests`` writes.
 """
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,7 +17,7 @@ from ladder_sim.errors import SpecError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.values import nonempty, real, whole
-from ladder_sim.system.files import read_text, shown_path
+from ladder_sim.system.files import read_toml, shown_path
 from ladder_sim.units import quoted
 
 SUFFIX = ".toml"
@@ -83,14 +82,7 @@ def shipped_fabrics() -> list[str]:
 @lru_cache(maxsize=32)
 def _read(path: Path, changed: tuple[int, int]) -> FabricCurve:
     """Read the file as it was when it `changed`: a file that is rewritten is read again."""
-    return _parse(read_text(path, what="a fabric's TOML file"), shown_path(path))
-
-
-def _parse(text: str, file: str) -> FabricCurve:
-    try:
-        data = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise SpecError(f"{file}: not valid TOML ({error})", hint=_HINT) from None
+    data, file = read_toml(path, what="a fabric's TOML file"), shown_path(path)
     for key in _KEYS:
         if key not in data:
             raise SpecError(f"{file}: {key} is missing", hint=_HINT)

@@ -20,6 +20,8 @@
     placed: {}, // where the server's answer has put each slider
     texts: {}, // what the server's answer has written next to it
     send: null, // the query that waits to be sent
+    query: "", // the latest
+    asked: "", // the query that was sent last
     sentAt: 0,
     unanswered: false,
     timer: 0,
@@ -32,7 +34,7 @@
     return new Promise((resolve) => {
       if (page.send) page.send.resolve(skip());
       page.send = { query, resolve };
-      link(query);
+      page.query = query;
       schedule();
     });
   }
@@ -44,6 +46,7 @@
       if (!page.send) return;
       const { query, resolve } = page.send;
       page.send = null;
+      page.asked = query;
       page.sentAt = performance.now();
       page.unanswered = true;
       document.getElementById("results").ariaBusy = "true";
@@ -145,7 +148,10 @@
     return later(query);
   }
 
-  window.addEventListener("popstate", () => window.dash_clientside.set_props("visit", { data: performance.now() }));
+  // links within the page come here too
+  window.addEventListener("popstate", () => {
+    if (window.location.search !== `?${page.query}`) window.dash_clientside.set_props("visit", { data: performance.now() });
+  });
 
   /* The list of models also offers the one that was uploaded. */
   function own_model(shape) {
@@ -203,6 +209,8 @@
     schedule();
     rest();
     document.getElementById("results").ariaBusy = "false";
+    // files are those of the answer on the page, also when a later question has none
+    if (!answer.views.error) link(page.asked);
     for (const [id, text] of Object.entries(answer.views)) document.getElementById(id).innerHTML = text;
     return context().outputs_list.map((output) => {
       const key = keyOf(output.id);

@@ -18,8 +18,8 @@
     const chosen = (option) => (type === "radio" ? option === value : value.includes(option));
     const items = options.map(labelled);
     const change = ({ target }) => {
-      const one = (item) => (item.value === target.value ? target.checked : chosen(item.value));
-      setProps({ value: type === "radio" ? target.value : items.filter(one).map((item) => item.value) });
+      const ticked = (item) => (item.value === target.value ? target.checked : chosen(item.value));
+      setProps({ value: type === "radio" ? target.value : items.filter(ticked).map((item) => item.value) });
     };
     return draw(
       "fieldset",

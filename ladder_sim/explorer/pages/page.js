@@ -141,9 +141,10 @@
 
   const along = (number, position) => place.at.map((own, index) => (index === number ? position : own));
 
+  // the axis of curve and map: the latency, if there is one, since at a small batch it decides
+  const number = Math.max(0, data.axes.findIndex((axis) => axis.name.endsWith(".latency_s")));
+
   function drawCurve() {
-    // the latency, if there is one: at a small batch it decides
-    const number = Math.max(0, data.axes.findIndex((one) => one.name.endsWith(".latency_s")));
     const axis = data.axes[number];
     const [scale, unit] = scaleOf(axis.name, axis.values[axis.values.length - 1]);
     const steps = Array.from({ length: 49 }, (_, step) => (step * (axis.values.length - 1)) / 48);
@@ -175,28 +176,24 @@
   }
 
   function drawMap() {
-    const [across, up] = data.axes;
+    const up = data.axes[number];
     const chosen = data.variants.find((variant) => variant.name.includes("ladder")) || data.variants[data.variants.length - 1];
-    const cells = (axis) => Array.from({ length: 40 }, (_, step) => (step * (axis.values.length - 1)) / 39);
-    const rows = cells(up);
-    const columns = cells(across);
-    const z = rows.map((row) =>
-      columns.map((column) => speedup(chosen, place.batch, place.at.map((own, index) => [column, row][index] ?? own))),
-    );
+    const rows = Array.from({ length: 40 }, (_, step) => (step * (up.values.length - 1)) / 39);
+    const z = rows.map((row) => data.batches.map((_, batch) => speedup(chosen, batch, along(number, row))));
     const flat = z.flat();
     const pays = Math.min(...flat) < 1;
-    const ticks = (axis, positions) => {
-      const at = positions.map((_, index) => index).filter((index) => index % 13 === 0);
-      return { tickmode: "array", tickvals: at, ticktext: at.map((index) => shown(axis.name, valueAt(axis, positions[index]))), showgrid: false, title: { text: axis.title } };
-    };
+    const ticks = (title, tickvals, ticktext) => ({ tickmode: "array", tickvals, ticktext, showgrid: false, title: { text: title } });
+    const marked = rows.map((_, index) => index).filter((index) => index % 13 === 0);
+    const x = ticks("Batch", data.batches.map((_, index) => index), data.batches.map(String));
+    const y = ticks(up.title, marked, marked.map((index) => shown(up.name, valueAt(up, rows[index]))));
     const traces = [{ type: "heatmap", z, colorscale: pays ? "RdBu" : "Cividis", ...(pays ? { zmid: 1 } : {}), colorbar: { thickness: 10 }, hovertemplate: "speedup %{z:.3f}<extra></extra>" }];
     if (pays && Math.max(...flat) > 1) {
       traces.push({ type: "contour", z, contours: { start: 1, end: 1, size: 1, coloring: "none" }, line: { color: dark() ? "#E4E7EB" : "#262626", width: 3 }, showscale: false, hoverinfo: "skip" });
     }
-    const here = (axis, position) => (39 * position) / (axis.values.length - 1);
-    traces.push({ type: "scatter", mode: "markers", x: [here(across, place.at[0])], y: [here(up, place.at[1])], hoverinfo: "skip", showlegend: false, marker: { color: "#D55E00", size: 13, symbol: "diamond", line: { color: "white", width: 1.5 } } });
+    const here = (39 * place.at[number]) / (up.values.length - 1);
+    traces.push({ type: "scatter", mode: "markers", x: [place.batch], y: [here], hoverinfo: "skip", showlegend: false, marker: { color: "#D55E00", size: 13, symbol: "diamond", line: { color: "white", width: 1.5 } } });
     element("map-title").textContent = `Where it pays: ${chosen.name} over standard`;
-    window.Plotly.react("map", traces, layout({ xaxis: ticks(across, columns), yaxis: ticks(up, rows) }), CONFIG);
+    window.Plotly.react("map", traces, layout({ xaxis: x, yaxis: y }), CONFIG);
   }
 
   const key = () => JSON.stringify(place);
@@ -208,7 +205,7 @@
       drawCards();
       drawTimes();
       drawCurve();
-      if (data.axes.length > 1) drawMap();
+      drawMap();
     });
   }
 

@@ -1,5 +1,6 @@
 """What all figures share: colours, a template, axes, and how a figure is saved."""
 
+import os
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from math import ceil, floor, log10
@@ -157,7 +158,8 @@ def check_plot_path(path: Path) -> None:
         raise UsageError(
             f"--plot '{path}': unknown extension '{path.suffix}'", hint=f"use one of {', '.join(FILE_TYPES)}"
         )
-    if not path.parent.is_dir():
+    # pathlib raises an error for a name that is too long
+    if not os.path.isdir(path.parent):
         raise UsageError(
             f"--plot '{path}' cannot be written: no folder '{path.parent}'", hint="choose an existing folder"
         )

@@ -126,7 +126,8 @@ def comparison_report(candidates: Sequence[Candidate]) -> RenderableType:
         Text(where, "bold"),
         table(columns[:kept], [row[:kept] for row in rows], left=2, keys=2, wrapped=()),
         *(
-            Text(f"{candidate.name}: {' '.join(validated_lines(candidate.predictions.confidence))}")
+            Text(f"{candidate.name}: {line}")
             for candidate in candidates
+            for line in validated_lines(candidate.predictions.confidence)
         ),
     )

@@ -79,13 +79,13 @@ class CpuReader:
                 collective=Collective(message_bytes=message.size_bytes),
             )
         elif gloo is not None:
-            draft = self._gloo(gloo, step)
+            draft = self._gloo(gloo, step, issued_s=start_s)
         else:
             return None
         self.queues[draft.lane].append(draft)
         return draft
 
-    def _gloo(self, event: Event, step: int) -> Draft:
+    def _gloo(self, event: Event, step: int, *, issued_s: float) -> Draft:
         config = (self.file.metadata.get("distributedInfo") or {}).get("pg_config") or [{}]
         return Draft(
             name=event.name,
@@ -97,6 +97,8 @@ class CpuReader:
             collective=Collective(
                 message_bytes=_bytes(event), group=str(config[0].get("pg_name", "")), ranks=self.file.world_size
             ),
+            # two gloo threads may begin in the other order
+            issued_s=issued_s,
         )
 
     def _by_issue(self) -> dict[tuple[Any, float], Event]:

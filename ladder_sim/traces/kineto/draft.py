@@ -31,6 +31,8 @@ class Draft:
     step: int = ALONE
     group: int = ALONE
     collective: Collective | None = None
+    issued_s: float | None = None
+    """When a collective was issued, if that is recorded: all ranks issue those of a group in the same order."""
     ready_s: float = 0.0
     """When it stopped waiting and began to work."""
     duration_s: float = 0.0

@@ -45,11 +45,11 @@ def join(files: Sequence[RankDraft]) -> TraceGraph:
 
 
 def _match(files: Sequence[RankDraft]) -> Iterator[list[Draft]]:
-    """The n-th collectives of a process group on all ranks; one by one if they differ."""
+    """The collectives of a process group that were issued n-th on all ranks; one by one if they differ."""
     queues: dict[str, list[list[Draft]]] = defaultdict(list)
     for file in files:
         own: dict[str, list[Draft]] = defaultdict(list)
-        for draft in sorted(file.drafts, key=lambda draft: draft.start_s):
+        for draft in sorted(file.drafts, key=lambda draft: draft.start_s if draft.issued_s is None else draft.issued_s):
             if draft.collective is not None:
                 own[draft.collective.group].append(draft)
         for group, queue in own.items():
