@@ -31,8 +31,12 @@ def describe(profile: CalibrationProfile, source: Path | None = None) -> Rendera
     lines = [
         f"profile {profile.name}, made {profile.created} on {profile.environment.get('device', profile.cluster_name)}",
         *(
-            f"source  {part.what} ({'; '.join(filter(None, (part.citation, part.licence)))})"
+            line
             for part in profile.sources
+            for line in (
+                f"source  {part.what} ({'; '.join(filter(None, (part.citation, part.licence)))})",
+                *(f"        {note}" for note in part.notes),
+            )
         ),
         *_line("machine", profile.environment),
         *_line("between kernels", {name: f"{value:.3g}" for name, value in profile.overheads.items()}),
@@ -89,19 +93,22 @@ def _errors(profile: CalibrationProfile, source: Path | None) -> Iterator[tuple[
 
 
 def _errors_from(profile: CalibrationProfile, source: Path) -> Mapping[tuple[Kind, str], Mapping[str, ErrorStats]]:
-    from calibration.importers.aiconfigurator import SYSTEMS, left_out_errors, read_system
+    from calibration.importers.aiconfigurator import SYSTEMS, left_out_errors, of_engine, read_system
 
-    system = next((system for system, name in SYSTEMS.items() if name == profile.name), None)
+    system = next((system for system, name in SYSTEMS.items() if name == profile.tables_of), None)
     if system is None:
         raise UsageError(
             f"profile '{profile.name}' was not imported from a package of measurements",
             hint="leave out --source to see the stored errors",
         )
-    measured = read_system(system, source)
+    measured = read_system(system, source).tables
+    own = of_engine(measured, profile.name.removeprefix(f"{profile.base}-")) if profile.base else {}
+    # an engine's profile has the GPU's GEMMs and its own attention
+    many = {key: measured[key] if key[0] == "gemm" else own.get(key, measured[key]) for key in measured}
     return {
-        (kind, dtype): left_out_errors(kind, dtype, ratios, measured.tables[kind, dtype], profile.reference)
+        (kind, dtype): left_out_errors(kind, dtype, ratios, many[kind, dtype], profile.reference)
         for kind, dtype, _, ratios in tables_in(profile)
-        if (kind, dtype) in measured.tables
+        if (kind, dtype) in many
     }
 
 

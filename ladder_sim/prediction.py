@@ -10,7 +10,7 @@ from ladder_sim.confidence import NO_PROFILE, Confidence
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.memory import MemoryUse, memory_use
 from ladder_sim.costs.profile import JITTER_KEY, CalibrationProfile
-from ladder_sim.costs.profile_file import load_profile
+from ladder_sim.costs.profile_file import is_shipped, load_profile
 from ladder_sim.errors import MemoryFitError, UnknownNameError, UsageError
 from ladder_sim.graph.variants import DEFAULT_VARIANTS, canonical_names, wiring
 from ladder_sim.simulate.passes import ENGINES, Engine
@@ -142,16 +142,23 @@ def default_variants(scenario: Scenario) -> tuple[str, ...]:
 
 
 def resolve_profile(scenario: Scenario, profile: str | CalibrationProfile | None) -> CalibrationProfile | None:
-    """The profile to use: the one given, else the cluster's own with its stack's fit; None for the roofline."""
+    """The profile to use; None for the roofline.
+
+    The one given, else the cluster's own: its engine's on that GPU if one is shipped, with its stack's fit.
+    """
     if isinstance(profile, CalibrationProfile):
         return profile
     name = scenario.cluster.profile if profile is None else profile
     if name in ("", NO_PROFILE):
         return None
-    measured = load_profile(name)
-    if profile is not None or not scenario.stack.profile:
+    if profile is not None:
+        return load_profile(name)
+    stack = scenario.stack
+    own = f"{name}-{stack.engine}"
+    measured = load_profile(own if stack.engine and is_shipped(own) else name)
+    if not stack.profile:
         return measured
-    calibrated = load_profile(scenario.stack.profile)
+    calibrated = load_profile(stack.profile)
     if calibrated.base == measured.name:
         return calibrated
     return _with_fit(measured, calibrated)

@@ -1,11 +1,12 @@
 """Profiles from the measurements of the PyPI package aiconfigurator-core (Apache-2.0).
 
 The package holds, per GPU system, times of GEMMs and attention in three engines and of NCCL's and the engines' own
-collectives. A table here is the median over the newest version of each engine; a curve the median over all versions.
+collectives. A GPU's profile has medians: of a table over the newest version of each engine, of a curve over all
+versions. An engine's profile has what engines do differently: its own attention and its own all-reduce.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -13,11 +14,12 @@ from typing import TypeVar
 import numpy as np
 
 from calibration.importers import parquet
-from calibration.importers.allreduce import all_reduce_curves, collective_curves
+from calibration.importers.allreduce import all_reduce_curves, collective_curves, engine_curves
+from calibration.importers.clean import RISING, outlier_note, static, without_excluded
 from calibration.importers.grids import Grid, Series, distinct, merge
 from calibration.importers.thin import leave_one_out, predicted_s, thin
-from ladder_sim.costs.lookup import ErrorStats, RatioTable
-from ladder_sim.costs.profile import COLLECTIVES, CalibrationProfile, ProfileSource
+from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
+from ladder_sim.costs.profile import OWN_ALLREDUCE, CalibrationProfile, CollectiveName, ProfileSource
 from ladder_sim.costs.roofline import AXES, Gpu, Kind, roofline_s, table_shape
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import UnknownNameError, UsageError
@@ -37,9 +39,22 @@ SYSTEMS = {
 }
 # catalog cluster whose GPU and in-node links a profile was measured on, if its name is not the profile's
 MEASURED_ON = {"a100-sxm": "a100-sxm-hdr"}
-# at most so many points per table: all tables together stay below 400 KB gzipped
-MAX_POINTS: dict[Kind, int] = {"gemm": 22000, "attention_prefill": 4500, "attention_decode": 5000}
-
+# engines with profiles of their own
+ENGINES = ("vllm", "trtllm", "sglang")
+# collectives, by the package's names
+OPS: dict[str, CollectiveName] = {
+    "all_reduce": "all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+}
+PHASES: dict[Kind, str] = {"attention_prefill": "context", "attention_decode": "generation"}
+# kernels that TensorRT-LLM's fp8 GEMMs hold, by the package's names: finding a tensor's scale, applying it
+QUANTISATION = ("computescale", "scale_matrix")
+# at most so many points per table, so that a system's files stay below 250 KB gzipped and load in 30 ms
+MAX_POINTS: dict[Kind, int] = {"gemm": 8000, "attention_prefill": 3000, "attention_decode": 3000}
+# bf16 GEMMs price the runs that gpt-fast was fitted to, and fewer points move those by 0.7 %
+MAX_POINTS_BF16 = 22000
 # ... and at most this share of what was measured, so that enough is left to judge the table on
 MAX_SHARE = 0.6
 # mean error below which a left-out axis value need not be added: below the spread between engines
@@ -71,11 +86,15 @@ class Measurements:
     figures: Mapping[str, float]
     """The package's figures of the GPU, by its own keys."""
     tables: Mapping[tuple[Kind, str], list[Series]] = field(default_factory=dict)
-    """(kind, dtype) -> one series per engine."""
+    """(kind, format of a GEMM or of the KV cache) -> one series per engine, of its newest version."""
+    kernels: Mapping[str, str] = field(default_factory=dict)
+    """Engine -> its decode attention kernel."""
     nccl: Mapping[tuple[str, int], list[Series]] = field(default_factory=dict)
     """(op, ranks) -> one series per version."""
     custom: Mapping[tuple[str, int], list[Series]] = field(default_factory=dict)
     """(engine, ranks) -> one series per version."""
+    notes: tuple[str, ...] = ()
+    """What was left out or changed, and why."""
     files: tuple[str, ...] = ()
     """Files read, relative to the package's `systems` folder."""
 
@@ -103,35 +122,56 @@ def read_system(system: str, source: Path | None = None) -> Measurements:
         raise UsageError(f"'{systems}' holds no measurements of system '{system}'")
     figures = parquet.read_gpu_figures(systems / f"{system}.yaml")
     reader = _Reader(systems)
-    tables: dict[tuple[Kind, str], list[Series]] = {}
-    dtypes = [dtype for dtype in ("bf16", "fp8") if dtype == "bf16" or "fp8_tc_flops" in figures]
-    for label, columns in reader.read(parquet.newest_files(data / "gemm", "gemm_perf.parquet")):
-        for dtype in dtypes:
-            tables.setdefault(("gemm", dtype), []).append(parquet.gemm_series(label, columns, dtype))
-    attention: dict[Kind, str] = {"attention_prefill": "context", "attention_decode": "generation"}
-    for kind, phase in attention.items():
-        for label, columns in reader.read(parquet.newest_files(data / "attention", f"{phase}_attention_perf.parquet")):
-            tables.setdefault((kind, "bf16"), []).append(parquet.attention_series(label, columns, kind))
-    nccl: dict[tuple[str, int], list[Series]] = {}
-    for label, columns in reader.read(parquet.all_files(data / "comm", "nccl_perf.parquet")):
-        for op in COLLECTIVES:
+    tables: dict[tuple[Kind, str], list[Series]] = defaultdict(list)
+    notes: list[str] = []
+    for label, path in parquet.newest_files(data / "gemm", "gemm_perf.parquet"):
+        columns = reader.read(path)
+        for dtype in parquet.GEMM_DTYPES:
+            series = parquet.gemm_series(label, columns, dtype)
+            if dtype == "fp8" and label.startswith("trtllm") and len(series.seconds):
+                folder = data / "quantize" / label.replace(" ", "/")
+                kernels = [reader.read(folder / f"{name}_perf.parquet") for name in QUANTISATION]
+                series = static(series, [parquet.quantise_series(label, each) for each in kernels], figures["mem_bw"])
+                notes.append(f"gemm fp8 of {label}: quantisation subtracted ({', '.join(QUANTISATION)})")
+            series, reasons = without_excluded(series, system, dtype)
+            notes += reasons
+            tables["gemm", dtype].append(series)
+    attention: dict[str, str] = {}
+    for kind, phase in PHASES.items():
+        for label, path in parquet.newest_files(data / "attention", f"{phase}_attention_perf.parquet"):
+            columns = reader.read(path)
+            attention[label.split()[0]] = parquet.attention_kernel(columns)
+            for kv_dtype in parquet.KV_DTYPES:
+                tables[kind, kv_dtype].append(parquet.attention_series(label, columns, kind, kv_dtype))
+    nccl: dict[tuple[str, int], list[Series]] = defaultdict(list)
+    for label, path in parquet.all_files(data / "comm", "nccl_perf.parquet"):
+        columns = reader.read(path)
+        for op in OPS:
             for ranks in np.unique(columns["num_gpus"]).tolist():
-                nccl.setdefault((op, ranks), []).append(parquet.nccl_series(label, columns, op, ranks))
-    custom: dict[tuple[str, int], list[Series]] = {}
-    for label, columns in reader.read(parquet.all_files(data / "comm", "custom_allreduce_perf.parquet")):
+                nccl[op, ranks].append(parquet.nccl_series(label, columns, op, ranks))
+    custom: dict[tuple[str, int], list[Series]] = defaultdict(list)
+    for label, path in parquet.all_files(data / "comm", "custom_allreduce_perf.parquet"):
+        columns = reader.read(path)
         for ranks in np.unique(columns["num_gpus"]).tolist():
             engine, series = parquet.custom_series(label, columns, ranks)
-            custom.setdefault((engine, ranks), []).append(series)
+            custom[engine, ranks].append(series)
+    kept = _nonempty(tables)
+    for (kind, dtype), many in kept.items():
+        if kind == "gemm" and (note := outlier_note(dtype, many)):
+            notes.append(note)
     return Measurements(
         system=system,
         environment={
             "device": reader.device,
-            "engines": ", ".join(series.label for series in tables.get(("gemm", "bf16"), [])),
+            "engines": ", ".join(series.label for series in kept.get(("gemm", "bf16"), [])),
+            "nccl": ", ".join(sorted({series.label.split()[1] for many in nccl.values() for series in many})),
         },
         figures=figures,
-        tables=_nonempty(tables),
+        tables=kept,
+        kernels=attention,
         nccl=_nonempty(nccl),
         custom=_nonempty(custom),
+        notes=tuple(notes),
         files=tuple(reader.files),
     )
 
@@ -139,36 +179,79 @@ def read_system(system: str, source: Path | None = None) -> Measurements:
 def make_profile(measured: Measurements, *, created: str) -> CalibrationProfile:
     """Aggregate, thin and judge a system's measurements; `created` is the ISO date to write into the profile."""
     reference = reference_gpu(measured)
-    tables: dict[Kind, dict[str, RatioTable]] = defaultdict(dict)
-    for (kind, dtype), series in measured.tables.items():
-        tables[kind][dtype] = make_table(kind, dtype, series, reference)
     name = SYSTEMS[measured.system]
     cluster = MEASURED_ON.get(name, name)
+    collectives: dict[str, dict[str, dict[int, Curve]]] = {
+        ours: {"nccl": collective_curves(measured.nccl, op)} for op, ours in OPS.items()
+    }
     return CalibrationProfile(
         name=name,
         cluster=catalog.cluster(cluster),
         cluster_name=cluster,
         created=created,
         environment=measured.environment,
-        sources=(
-            ProfileSource(
-                what=f"system {measured.system}: GEMM, attention, NCCL and engine all-reduce times",
-                version=parquet.VERSION,
-                licence="Apache-2.0",
-                files=measured.files,
-                citation=f"https://pypi.org/project/{parquet.PACKAGE}/{parquet.VERSION}/, (c) NVIDIA and affiliates",
-            ),
-        ),
+        sources=(_source(measured, "medians of GEMM, attention, NCCL and all-reduce times", measured.files),),
         reference=reference,
-        gemm=tables["gemm"],
-        attention_prefill={"flash": tables["attention_prefill"]},
-        attention_decode={"flash": tables["attention_decode"]},
+        gemm=_tables("gemm", measured.tables, reference),
+        attention_prefill={"flash": _tables("attention_prefill", measured.tables, reference)},
+        attention_decode={"flash": _tables("attention_decode", measured.tables, reference)},
+        collectives={**collectives, "all_reduce": all_reduce_curves(measured.nccl, measured.custom)},
+    )
+
+
+def make_engine_profile(
+    measured: Measurements, engine: str, base: CalibrationProfile, *, created: str
+) -> CalibrationProfile:
+    """What one engine does by itself, over the profile of the GPU, `base`: attention and all-reduce."""
+    own = of_engine(measured.tables, engine)
+    version, curves = engine_curves(measured.custom, engine)
+    labels = [s.label for key, many in own.items() if key[0] != "gemm" for s in many]
+    files = tuple(
+        file for file in measured.files if any(label.replace(" ", "/") in file for label in (*labels, version))
+    )
+    reference = base.reference
+    return replace(
+        base,
+        name=f"{base.name}-{engine}",
+        base=base.name,
+        created=created,
+        environment={
+            **base.environment,
+            "engine": labels[0],
+            "attention": measured.kernels[engine],
+            "all-reduce": version,
+        },
+        sources=(
+            *base.sources,
+            replace(_source(measured, f"attention and all-reduce of {engine}", files), notes=()),
+        ),
+        attention_prefill={"flash": _tables("attention_prefill", own, reference)},
+        attention_decode={"flash": _tables("attention_decode", own, reference)},
         collectives={
-            "all_reduce": all_reduce_curves(measured.nccl, measured.custom),
-            "all_gather": {"nccl": collective_curves(measured.nccl, "all_gather")},
-            "reduce_scatter": {"nccl": collective_curves(measured.nccl, "reduce_scatter")},
+            **base.collectives,
+            "all_reduce": {**base.collectives["all_reduce"], OWN_ALLREDUCE: curves},
         },
     )
+
+
+def of_engine(tables: Mapping[Key, list[Series]], engine: str) -> dict[Key, list[Series]]:
+    """One engine's series of each table."""
+    return _nonempty({key: [s for s in many if s.label.split()[0] == engine] for key, many in tables.items()})
+
+
+def _source(measured: Measurements, what: str, files: tuple[str, ...]) -> ProfileSource:
+    return ProfileSource(
+        what=f"system {measured.system}: {what}",
+        version=parquet.VERSION,
+        licence="Apache-2.0",
+        files=files,
+        citation=f"https://pypi.org/project/{parquet.PACKAGE}/{parquet.VERSION}/, (c) NVIDIA and affiliates",
+        notes=measured.notes,
+    )
+
+
+def _tables(kind: Kind, measured: Mapping[tuple[Kind, str], list[Series]], reference: Gpu) -> dict[str, RatioTable]:
+    return {dtype: make_table(kind, dtype, many, reference) for (of, dtype), many in measured.items() if of == kind}
 
 
 def reference_gpu(measured: Measurements) -> Gpu:
@@ -189,11 +272,12 @@ def make_table(kind: Kind, dtype: str, series: list[Series], reference: Gpu) -> 
     grid = _merge(kind, series)
     seconds = _round(grid.seconds)
     ideal_s = _ideal_s(kind, dtype, grid, reference)
+    points = MAX_POINTS_BF16 if (kind, dtype) == ("gemm", "bf16") else MAX_POINTS[kind]
     table = thin(
         grid.axes,
         seconds,
         ideal_s,
-        max_points=min(MAX_POINTS[kind], int(MAX_SHARE * np.isfinite(seconds).sum())),
+        max_points=min(points, int(MAX_SHARE * np.isfinite(seconds).sum())),
         target=TARGET_ERROR,
         keep=KEEP,
         judge=JUDGE,
@@ -236,13 +320,12 @@ class _Reader:
         self.files: list[str] = []
         self.device = ""
 
-    def read(self, files: Iterable[tuple[str, Path]]) -> Iterable[tuple[str, parquet.Columns]]:
-        for label, path in files:
-            columns = parquet.read_columns(path)
-            self.files.append(path.relative_to(self.systems).as_posix())
-            if "device" in columns and len(columns["device"]):
-                self.device = str(columns["device"][0])
-            yield label, columns
+    def read(self, path: Path) -> parquet.Columns:
+        columns = parquet.read_columns(path)
+        self.files.append(path.relative_to(self.systems).as_posix())
+        if "device" in columns and len(columns["device"]):
+            self.device = str(columns["device"][0])
+        return columns
 
 
 def _nonempty(series: Mapping[Key, list[Series]]) -> dict[Key, list[Series]]:
@@ -251,7 +334,7 @@ def _nonempty(series: Mapping[Key, list[Series]]) -> dict[Key, list[Series]]:
 
 
 def _merge(kind: Kind, series: list[Series]) -> Grid:
-    return merge(AXES[kind], distinct(series), quorum=QUORUM)
+    return merge(AXES[kind], distinct(series), quorum=QUORUM, rising=RISING if kind == "gemm" else ())
 
 
 def _round(seconds: Floats) -> Floats:

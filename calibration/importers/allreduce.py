@@ -6,10 +6,12 @@ long as NCCL.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from calibration.importers.grids import Series, distinct, merge
+from calibration.importers import parquet
+from calibration.importers.grids import Series, distinct, envelope, merge
 from calibration.importers.thin import thin_curve
 from ladder_sim.costs.lookup import Curve, ErrorStats
 
@@ -55,6 +57,27 @@ def all_reduce_curves(
         if sizes := two_shot_sizes(_median_points(two_shot), baseline, ranks):
             curves.setdefault("two-shot", {})[ranks] = _curve(two_shot, sizes)
     return curves
+
+
+def engine_curves(custom: Mapping[tuple[str, int], list[Series]], engine: str) -> tuple[str, dict[int, Curve]]:
+    """Label and curves by ranks of the all-reduce that the newest version of an engine takes by itself.
+
+    It changes algorithm with the size, and ends in NCCL. No larger message takes less time.
+    """
+    own = {ranks: many for (name, ranks), many in custom.items() if name == engine}
+    # some folders of one engine hold a copy of another's rows
+    versions = {s.label.split()[1] for many in own.values() for s in many if s.label.split()[0] == engine}
+    if not versions:
+        return "", {}
+    label = f"{engine} {max(versions, key=parquet.version_key)}"
+    curves = {}
+    for ranks, many in sorted(own.items()):
+        for series in many:
+            if series.label == label:
+                in_order = np.argsort(series.points[:, 0])
+                seconds = envelope(series.seconds[in_order], [0])
+                curves[ranks] = _curve([replace(series, points=series.points[in_order], seconds=seconds)])
+    return label, curves
 
 
 def one_shot_sizes(custom: Points, nccl: Points) -> list[float]:

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from calibration.options import add_created, profile_name
-from ladder_sim.costs.profile_file import load_profile, save_profile
+from ladder_sim.costs.profile import CalibrationProfile
+from ladder_sim.costs.profile_file import SUFFIX, load_profile, save_profile
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.values import whole
 from ladder_sim.system.files import write_file
@@ -19,9 +20,11 @@ def add_to(commands: Any) -> None:
     )
     packages = importer.add_subparsers(required=True, metavar="PACKAGE")
     package = packages.add_parser("aiconfigurator", help="the PyPI package aiconfigurator-core")
-    package.add_argument("--system", required=True, help="the package's name for the machine, e.g. h100_sxm")
+    package.add_argument("--system", help="the package's name for the machine, e.g. h100_sxm (default: every one)")
     package.add_argument("--source", type=Path, help="folder that holds 'systems' (default: the installed package)")
-    package.add_argument("--out", type=Path, help="profile to write; default: NAME.json.gz here")
+    package.add_argument(
+        "--out", type=Path, default=Path(), help="folder to write to: the GPU's NAME.json.gz, then an engine's each"
+    )
     add_created(package)
     package.set_defaults(run=_import_aiconfigurator)
 
@@ -44,12 +47,22 @@ def add_to(commands: Any) -> None:
 
 
 def _import_aiconfigurator(options: argparse.Namespace) -> None:
-    from calibration.importers.aiconfigurator import make_profile, read_system
+    from calibration.importers.aiconfigurator import ENGINES, SYSTEMS, make_engine_profile, make_profile, read_system
 
-    measured = read_system(options.system, options.source)
-    print(f"read {len(measured.files)} files of {options.system}", file=sys.stderr)
-    profile = make_profile(measured, created=options.created)
-    out = options.out or Path(f"{profile.name}.json.gz")
+    if not options.out.is_dir():
+        raise UsageError(f"--out '{options.out}': must be a folder that exists", hint="files are named after profiles")
+    for system in (options.system,) if options.system else SYSTEMS:
+        measured = read_system(system, options.source)
+        print(f"read {len(measured.files)} files of {system}", file=sys.stderr)
+        _save(make_profile(measured, created=options.created), options.out)
+        # over the shipped profile, which is this one if it was written in its place
+        base = load_profile(SYSTEMS[system])
+        for engine in ENGINES:
+            _save(make_engine_profile(measured, engine, base, created=options.created), options.out)
+
+
+def _save(profile: CalibrationProfile, folder: Path) -> None:
+    out = folder / f"{profile.name}{SUFFIX}"
     save_profile(profile, out)
     print(f"wrote {out.stat().st_size / 1000:.0f} KB", file=sys.stderr)
     print(out)

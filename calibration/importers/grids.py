@@ -14,6 +14,8 @@ from ladder_sim.des.shared import Floats
 
 # a point is an outlier if its neighbours and the other series differ from it by more than a factor of two
 OUTLIER_LOG = np.log(2.0)
+# times above this multiple of a larger problem's are outliers too
+FAR = 1.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,7 +50,7 @@ def distinct(series: Sequence[Series]) -> list[Series]:
     return kept
 
 
-def merge(names: Sequence[str], series: Sequence[Series], *, quorum: float = 0.0) -> Grid:
+def merge(names: Sequence[str], series: Sequence[Series], *, quorum: float = 0.0, rising: Sequence[str] = ()) -> Grid:
     """Put series on one grid and take the median without outliers.
 
     Parameters
@@ -60,12 +62,45 @@ def merge(names: Sequence[str], series: Sequence[Series], *, quorum: float = 0.0
     quorum
         Share of the series that must have measured a point: medians over different engines at neighbouring points
         would make steps that no engine has.
+    rising
+        Axes along which no time falls far (`lowered`): each series is made so before the median is taken.
     """
     values = [np.unique(np.concatenate([s.points[:, axis] for s in series])) for axis in range(len(names))]
     layers = np.stack([np.log(dense(values, s)) for s in series])
     layers[outliers(layers)] = np.nan
     layers[:, np.isfinite(layers).sum(axis=0) < quorum * len(series)] = np.nan
-    return Grid(axes=dict(zip(names, values, strict=True)), seconds=np.exp(_median(layers)))
+    along = [names.index(name) for name in rising]
+    median = np.exp(_median(np.log(lowered(np.exp(layers), [axis + 1 for axis in along]))))
+    # again: series that lack a point make steps in their median
+    return Grid(axes=dict(zip(names, values, strict=True)), seconds=lowered(median, along))
+
+
+def lowered(seconds: Floats, axes: Sequence[int]) -> Floats:
+    """Times with those that are far above their envelope lowered to it.
+
+    Less far they fall in every engine alike, where a library takes another kernel for the next size.
+
+    Examples
+    --------
+    >>> lowered(np.array([2.0, 1.8, 5.0, 2.5]), [0]).tolist()
+    [2.0, 1.8, 2.5, 2.5]
+    """
+    held = envelope(seconds, axes)
+    return np.where(seconds > FAR * held, held, seconds)
+
+
+def envelope(values: Floats, axes: Sequence[int]) -> Floats:
+    """The largest values that are nowhere above these and never fall along `axes`; NaN stays.
+
+    Examples
+    --------
+    >>> envelope(np.array([1.0, 5.0, np.nan, 2.0, 4.0]), [0]).tolist()
+    [1.0, 2.0, nan, 2.0, 4.0]
+    """
+    held = np.where(np.isnan(values), np.inf, values)
+    for axis in axes:
+        held = np.flip(np.minimum.accumulate(np.flip(held, axis), axis), axis)
+    return np.where(np.isnan(values), np.nan, held)
 
 
 def dense(values: Sequence[Floats], series: Series) -> Floats:

@@ -20,13 +20,15 @@ from ladder_sim.system.files import read_text
 
 PACKAGE = "aiconfigurator-core"
 VERSION = "0.12.0"
-# bytes of one element of the all-reduced bf16 and half messages
+# bytes of one element of bf16 and half
 HALF_BYTES = 2
 # query heads per KV head: no dense model has more than Llama-3.1-405B's 16, and kernels slow down beyond
 MAX_GROUP = 16
 HEAD_DIMS = (64, 128, 192, 256)
 # ours -> theirs; their fp8 is per-tensor scaled
-GEMM_DTYPES = {"bf16": "bfloat16", "fp8": "fp8"}
+GEMM_DTYPES = {"bf16": "bfloat16", "fp8": "fp8", "fp8-block": "fp8_block", "nvfp4": "nvfp4", "w4a16": "int4_wo"}
+# of the KV cache, ours -> theirs
+KV_DTYPES = {"bf16": "bfloat16", "fp8": "fp8"}
 
 Columns = Mapping[str, NDArray[Any]]
 
@@ -106,7 +108,7 @@ def newest_files(folder: Path, name: str) -> Iterator[tuple[str, Path]]:
     for framework in sorted(entry for entry in folder.glob("*") if entry.is_dir()):
         versions = [version for version in framework.iterdir() if (version / name).is_file()]
         if versions:
-            newest = max(versions, key=lambda version: _version_key(version.name))
+            newest = max(versions, key=lambda version: version_key(version.name))
             yield f"{framework.name} {newest.name}", newest / name
 
 
@@ -123,14 +125,20 @@ def gemm_series(label: str, columns: Columns, dtype: str) -> Series:
     return Series(label=label, points=points, seconds=columns["latency"][rows] * 1e-3)
 
 
-def attention_series(label: str, columns: Columns, kind: str) -> Series:
-    """Series over the coordinates of ``attention_prefill`` or ``attention_decode``, bf16 throughout."""
+def attention_series(label: str, columns: Columns, kind: str, kv_dtype: str) -> Series:
+    """Series over the coordinates of ``attention_prefill`` or ``attention_decode``, of the engine's main kernel.
+
+    The other kernels of an engine serve a few shapes. Where it multiplies an fp8 cache in fp8, it is that it measured.
+    """
     heads, kv_heads = columns["num_heads"], columns["num_key_value_heads"]
-    rows = (columns["attn_dtype"] == "bfloat16") & (columns["kv_cache_dtype"] == "bfloat16")
+    rows = columns["kv_cache_dtype"] == KV_DTYPES[kv_dtype]
     rows &= np.isin(columns["head_dim"], HEAD_DIMS) & (heads <= MAX_GROUP * kv_heads) & (heads % kv_heads == 0)
     if "window_size" in columns:
         # a sliding window is another kernel
         rows &= columns["window_size"] == 0
+    rows = _of_most(rows, columns["kernel_source"])
+    if (in_cache_dtype := rows & (columns["attn_dtype"] == KV_DTYPES[kv_dtype])).any():
+        rows = in_cache_dtype
     prompt = kind == "attention_prefill"
     shape = AttentionShape(
         kernel="flash",
@@ -141,10 +149,24 @@ def attention_series(label: str, columns: Columns, kind: str) -> Series:
         heads=heads[rows],
         kv_heads=kv_heads[rows],
         head_dim=columns["head_dim"][rows],
-        element_bytes=2,
+        element_bytes=HALF_BYTES,
     )
     point = coordinates(shape)
     return Series(label=label, points=np.column_stack(list(point.values())), seconds=columns["latency"][rows] * 1e-3)
+
+
+def attention_kernel(columns: Columns) -> str:
+    """Name of the engine's main attention kernel."""
+    names, counts = np.unique(columns["kernel_source"], return_counts=True)
+    return str(names[np.argmax(counts)])
+
+
+def quantise_series(label: str, columns: Columns) -> Series:
+    """Series over (m, k) of a kernel that quantises activations."""
+    # a few times are 0
+    rows = columns["latency"] > 0
+    points = np.column_stack([columns[name][rows] for name in ("m", "k")]).astype(np.float64)
+    return Series(label=label, points=points, seconds=columns["latency"][rows] * 1e-3)
 
 
 def nccl_series(label: str, columns: Columns, op: str, ranks: int) -> Series:
@@ -166,11 +188,20 @@ def custom_series(label: str, columns: Columns, ranks: int) -> tuple[str, Series
     return engine, _sizes(label, columns, rows)
 
 
+def _of_most(rows: NDArray[np.bool_], names: NDArray[Any]) -> NDArray[np.bool_]:
+    """Those of `rows` whose name most of them have."""
+    if not rows.any():
+        return rows
+    distinct, counts = np.unique(names[rows], return_counts=True)
+    most: NDArray[np.bool_] = rows & (names == distinct[np.argmax(counts)])
+    return most
+
+
 def _sizes(label: str, columns: Columns, rows: NDArray[np.bool_]) -> Series:
     size_bytes = columns["message_size"][rows].astype(np.float64) * HALF_BYTES
     return Series(label=label, points=size_bytes[:, None], seconds=columns["latency"][rows] * 1e-3)
 
 
-def _version_key(version: str) -> list[int]:
+def version_key(version: str) -> list[int]:
     """Sortable form: numbers in order; a release candidate's "rc" sorts before its release."""
     return [int(part) if part.isdigit() else -1 for part in [*re.findall(r"\d+|rc", version), "0"]]

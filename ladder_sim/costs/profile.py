@@ -7,7 +7,7 @@ contract between whoever measures (an importer, a calibration run) and whoever p
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from ladder_sim.costs.collectives.measured import MeasuredCollective, measured_collectives
 from ladder_sim.costs.lookup import Curve, RatioTable
@@ -16,8 +16,11 @@ from ladder_sim.specs.cluster import ClusterSpec, GpuSpec
 from ladder_sim.specs.workload import DType
 
 # the collectives of a profile
-CollectiveName = Literal["all_reduce", "all_gather", "reduce_scatter"]
-COLLECTIVES: tuple[CollectiveName, ...] = get_args(CollectiveName)
+CollectiveName = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+# those of tensor parallelism, which `calibrate measure` times
+COLLECTIVES: tuple[CollectiveName, ...] = ("all_reduce", "all_gather", "reduce_scatter")
+# an all-reduce's algorithm in an engine's profile: whichever the engine takes for the size
+OWN_ALLREDUCE = "engine"
 
 # a figure is identified if the runs leave at most this share of its prior's spread
 IDENTIFIED = 0.7
@@ -128,6 +131,8 @@ class ProfileSource:
     """Files of the source that were read."""
     citation: str
     """How to find it: a package name and version, a URL, a paper."""
+    notes: tuple[str, ...] = ()
+    """What was left out of it or changed, and why."""
 
 
 # no slots: what follows from the measurements is computed once and kept
@@ -150,20 +155,20 @@ class CalibrationProfile:
     reference: Gpu
     """The measured GPU's figures: a table's time on it is roofline(reference) * ratio."""
     gemm: Mapping[str, RatioTable]
-    """Dtype -> table over m, n, k."""
+    """Format (`ladder_sim.specs.workload.Format.name`) -> table over m, n, k."""
     attention_prefill: Mapping[str, Mapping[str, RatioTable]]
-    """Kernel -> dtype -> table over the axes of `ladder_sim.costs.roofline.AXES`."""
+    """Kernel -> type of the KV cache -> table over the axes of `ladder_sim.costs.roofline.AXES`."""
     attention_decode: Mapping[str, Mapping[str, RatioTable]]
     """The same for one new token per sequence."""
     collectives: Mapping[str, Mapping[str, Mapping[int, Curve]]]
-    """Op, one of `COLLECTIVES` -> algorithm -> ranks of one node -> curve."""
+    """Op (`CollectiveName`) -> algorithm -> ranks of one node -> curve."""
     overlap: Mapping[str, float] = field(default_factory=dict)
     """Fitted parameters of compute and communication sharing a GPU; empty: none fitted."""
     overheads: Mapping[str, float] = field(default_factory=dict)
     """Measured launches, waits and floor of small kernels, which take the place of a stack's figures of the same name;
     jitter; other names are for information; empty: none."""
     base: str = ""
-    """Shipped profile that the tables come from; empty: they are this profile's own."""
+    """Shipped profile that tables and curves come from where this one has none of its own; empty: all are its own."""
     stack_fit: StackFit | None = None
     """A stack's figures, fitted to end-to-end runs."""
 

@@ -21,19 +21,22 @@ from ladder_sim.costs.roofline import AXES, Gpu, Kind, roofline_s, table_shape
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import LadderSimError, ProfileError, UnknownNameError
 from ladder_sim.specs import catalog
+from ladder_sim.specs.workload import KvDType
 from ladder_sim.system.files import read_bytes, write_file
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 SUFFIX = ".json.gz"
 # a larger document is not a profile: shipped ones unpack to about 1 MB
 MAX_DOCUMENT_BYTES = 64 * 2**20
 _SHIPPED = Path(__file__).parent / "profiles"
 _SHIPPED_NAME = re.compile(r"[a-z0-9-]+")
+# entries of a derived profile that add to its base's
+_SHARED = ("environment", "sources", "gemm", "attention_prefill", "attention_decode", "collectives")
 # files of schema version 1: the entry, and its two scales
 _OLD_STACK_FIT, _OLD_SCALES = "transfer", {"near": "fitted_scale", "beyond": "other_scale"}
 
-# formats of GEMMs; types of the KV cache are among them
-DTypeName = Literal["bf16", "fp8", "fp8-block", "nvfp4", "w4a16"]
+# `ladder_sim.specs.workload.Format.name`
+FormatName = Literal["bf16", "fp8", "fp8-block", "nvfp4", "w4a16"]
 Ranks = Annotated[int, Field(ge=2, le=1_000_000, strict=False)]
 Share = Annotated[float, Field(ge=0)]
 
@@ -66,28 +69,34 @@ class ReferencePart(Part):
 
 
 class DerivedDocument(Part):
-    """A file that takes its tables from a shipped profile."""
+    """A file with what differs from a shipped profile: tables, curves, a fit."""
 
-    schema_version: Literal[1, 2]
+    schema_version: Literal[1, 2, 3]
     name: str
     created: str
     base: str
-    stack_fit: StackFit
+    environment: dict[str, str] = Field(default_factory=dict)
+    sources: tuple[ProfileSource, ...] = ()
+    gemm: dict[FormatName, TablePart] = Field(default_factory=dict)
+    attention_prefill: dict[str, dict[KvDType, TablePart]] = Field(default_factory=dict)
+    attention_decode: dict[str, dict[KvDType, TablePart]] = Field(default_factory=dict)
+    collectives: dict[CollectiveName, dict[str, dict[Ranks, CurvePart]]] = Field(default_factory=dict)
+    stack_fit: StackFit | None = None
 
 
 class ProfileDocument(Part):
     """A file with tables of its own."""
 
-    schema_version: Literal[1, 2]
+    schema_version: Literal[1, 2, 3]
     name: str
     gpu: str
     created: str
     environment: dict[str, str]
     sources: tuple[ProfileSource, ...]
     reference: ReferencePart
-    gemm: dict[DTypeName, TablePart]
-    attention_prefill: dict[str, dict[DTypeName, TablePart]]
-    attention_decode: dict[str, dict[DTypeName, TablePart]]
+    gemm: dict[FormatName, TablePart]
+    attention_prefill: dict[str, dict[KvDType, TablePart]]
+    attention_decode: dict[str, dict[KvDType, TablePart]]
     collectives: dict[CollectiveName, dict[str, dict[Ranks, CurvePart]]]
     overlap: dict[str, Share] = Field(default_factory=dict)
     overheads: dict[str, Share] = Field(default_factory=dict)
@@ -135,11 +144,31 @@ def encode(profile: CalibrationProfile) -> bytes:
     form = DerivedDocument if profile.base else ProfileDocument
     own = {"schema_version": SCHEMA_VERSION, "gpu": profile.cluster_name}
     entries = {name: own[name] if name in own else _entry(getattr(profile, name)) for name in form.model_fields}
+    if is_shipped(profile.base):
+        base = load_profile(profile.base)
+        for name in _SHARED:
+            entries[name] = _beyond(entries[name], _entry(getattr(base, name)))
     if profile.stack_fit is None:
         entries.pop("stack_fit")
     document = json.dumps(entries, separators=(",", ":"), allow_nan=False).encode()
     decode(document, origin=f"profile '{profile.name}'")
     return document
+
+
+def _beyond(entries: Any, base: Any) -> Any:
+    """Those of some entries that a base has not, or otherwise; a table or a curve is one entry."""
+    if isinstance(entries, list):
+        return [entry for entry in entries if entry not in base]
+    changed = {name: value for name, value in entries.items() if name not in base or base[name] != value}
+    parts = {
+        name: value if name not in base or _is_leaf(value) else _beyond(value, base[name])
+        for name, value in changed.items()
+    }
+    return parts
+
+
+def _is_leaf(entry: Any) -> bool:
+    return not isinstance(entry, dict) or "seconds" in entry
 
 
 def _upgraded(document: bytes) -> bytes:
@@ -154,9 +183,6 @@ def _upgraded(document: bytes) -> bytes:
 
 
 def _profile(parsed: ProfileDocument) -> CalibrationProfile:
-    def tables(kind: Kind, parts: Mapping[DTypeName, TablePart], where: str) -> dict[str, RatioTable]:
-        return {dtype: _table(part, kind, dtype, reference, f"{where}.{dtype}") for dtype, part in parts.items()}
-
     try:
         cluster = catalog.cluster(parsed.gpu)
     except LadderSimError as error:
@@ -169,16 +195,51 @@ def _profile(parsed: ProfileDocument) -> CalibrationProfile:
         cluster=cluster,
         cluster_name=parsed.gpu,
         reference=reference,
-        gemm=tables("gemm", parsed.gemm, "gemm"),
-        attention_prefill={
-            kernel: tables("attention_prefill", parts, f"attention_prefill.{kernel}")
-            for kernel, parts in parsed.attention_prefill.items()
+        **_measured(parsed, reference),
+        stack_fit=_checked(parsed.stack_fit) if parsed.stack_fit else None,
+    )
+
+
+def _derived(parsed: DerivedDocument) -> CalibrationProfile:
+    if not is_shipped(parsed.base):
+        raise BrokenRuleError(f"base is {parsed.base!r}; it must be the name of a shipped profile")
+    base = load_profile(parsed.base)
+    own = {"environment": parsed.environment, **_measured(parsed, base.reference)}
+    over: dict[str, Any] = {name: _over(getattr(base, name), values) for name, values in own.items()}
+    return dataclasses.replace(
+        base,
+        name=parsed.name,
+        base=parsed.base,
+        created=parsed.created,
+        sources=(*base.sources, *parsed.sources),
+        **over,
+        stack_fit=_checked(parsed.stack_fit) if parsed.stack_fit else None,
+    )
+
+
+def _over(base: Mapping[Any, Any], own: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """Entries of `own`, and of `base` what it lacks."""
+    inner = {
+        name: _over(base[name], value) if name in base and isinstance(value, Mapping) else value
+        for name, value in own.items()
+    }
+    return {**base, **inner}
+
+
+def _measured(parsed: ProfileDocument | DerivedDocument, reference: Gpu) -> dict[str, Any]:
+    """The tables and curves of a file."""
+
+    def tables(kind: Kind, parts: Mapping[Any, TablePart], where: str) -> dict[str, RatioTable]:
+        return {dtype: _table(part, kind, dtype, reference, f"{where}.{dtype}") for dtype, part in parts.items()}
+
+    attention: tuple[Kind, ...] = ("attention_prefill", "attention_decode")
+    return {
+        "gemm": tables("gemm", parsed.gemm, "gemm"),
+        **{
+            kind: {kernel: tables(kind, parts, f"{kind}.{kernel}") for kernel, parts in getattr(parsed, kind).items()}
+            for kind in attention
         },
-        attention_decode={
-            kernel: tables("attention_decode", parts, f"attention_decode.{kernel}")
-            for kernel, parts in parsed.attention_decode.items()
-        },
-        collectives={
+        "collectives": {
             op: {
                 algorithm: {
                     ranks: curve(part, f"collectives.{op}.{algorithm}.{ranks}") for ranks, part in parts.items()
@@ -187,20 +248,7 @@ def _profile(parsed: ProfileDocument) -> CalibrationProfile:
             }
             for op, algorithms in parsed.collectives.items()
         },
-        stack_fit=_checked(parsed.stack_fit) if parsed.stack_fit else None,
-    )
-
-
-def _derived(parsed: DerivedDocument) -> CalibrationProfile:
-    if parsed.base not in shipped_profiles():
-        raise BrokenRuleError(f"base is {parsed.base!r}; it must be the name of a shipped profile")
-    return dataclasses.replace(
-        load_profile(parsed.base),
-        name=parsed.name,
-        base=parsed.base,
-        created=parsed.created,
-        stack_fit=_checked(parsed.stack_fit),
-    )
+    }
 
 
 def _checked(fit: StackFit) -> StackFit:
@@ -274,6 +322,15 @@ def shipped_profiles() -> list[str]:
     return sorted(file.name.removesuffix(SUFFIX) for file in _SHIPPED.glob(f"*{SUFFIX}"))
 
 
+def is_shipped(name: str) -> bool:
+    """Whether a profile of this name comes with the package."""
+    return _SHIPPED_NAME.fullmatch(name) is not None and os.path.isfile(_shipped_path(name))
+
+
+def _shipped_path(name: str) -> str:
+    return f"{_SHIPPED}/{name}{SUFFIX}"
+
+
 def load_profile(name_or_path: str | os.PathLike[str]) -> CalibrationProfile:
     """Read a profile, and keep it: the same unchanged file is read once.
 
@@ -335,16 +392,15 @@ def save_profile(profile: CalibrationProfile, path: str | os.PathLike[str]) -> N
 
 
 def _find(text: str) -> str:
-    shipped = f"{_SHIPPED}/{text}{SUFFIX}"
-    if _SHIPPED_NAME.fullmatch(text) and os.path.isfile(shipped):
-        return shipped
+    if is_shipped(text):
+        return _shipped_path(text)
     if not os.path.isfile(text):
         hint = UnknownNameError("profile", text, shipped_profiles()).hint
         raise ProfileError(f"no shipped profile and no file is called {text!r}", hint=hint)
     return text
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=64)
 def _load(path: str, mtime_ns: int, size_bytes: int) -> CalibrationProfile:
     """Read the file as it was at `mtime_ns`: a file that is rewritten is read again."""
     document = read_bytes(Path(path), what="a profile", limit_bytes=MAX_DOCUMENT_BYTES, unpack=True, error=ProfileError)

@@ -1,0 +1,132 @@
+"""What is done to measured GEMM times before the engines' median is taken, and why.
+
+Engines measure the same libraries, so that a time which only one of them has is the collection's, not the kernel's.
+Measurements of something else are left out (`EXCLUSIONS`); TensorRT-LLM's fp8 times lose the quantisation of the
+activations (`static`); and no time may fall far as m or n grows (`calibration.importers.grids.lowered`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from calibration.importers.grids import FAR, Series, dense, lowered
+from ladder_sim.costs.lookup import RatioTable
+from ladder_sim.des.shared import Floats
+
+# a padded GEMM with more rows or columns holds the smaller one
+RISING = ("m", "n")
+# outliers that a note names
+NAMED = 3
+# weights of a static GEMM are read once, at most at this share of the memory's bandwidth, behind this launch
+STREAM_SHARE, LAUNCH_S = 0.92, 2e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exclusion:
+    """Measurements that are not of what they should be."""
+
+    engine: str
+    """Framework that measured."""
+    format: str
+    """Of the operands."""
+    reason: str
+    """What they hold instead."""
+    systems: tuple[str, ...] = ()
+    """The package's names of the GPUs concerned; empty: all."""
+    from_m: float = 1.0
+    """Fewest rows concerned."""
+    to_m: float = np.inf
+    """Most rows concerned."""
+
+
+EXCLUSIONS = (
+    Exclusion(
+        engine="vllm",
+        format="fp8-block",
+        reason="its times hold launches: no less than 55-80 us on Hopper and 170-280 us on Blackwell, others 5-10",
+    ),
+    Exclusion(
+        engine="trtllm",
+        format="nvfp4",
+        reason="not tuned for few rows: 1.3-1.6 times the others",
+        systems=("b200_sxm", "gb200"),
+        to_m=512,
+    ),
+    Exclusion(
+        engine="vllm",
+        format="bf16",
+        reason="1,020 TFLOP/s where the others reach 1,550",
+        systems=("gb200",),
+        from_m=8192,
+    ),
+    Exclusion(
+        engine="sglang",
+        format="fp8",
+        reason="twice the others' time up to 128 rows",
+        systems=("rtx_pro_6000_server",),
+        to_m=128,
+    ),
+)
+
+
+def without_excluded(series: Series, system: str, dtype: str) -> tuple[Series, list[str]]:
+    """The rows that are used, and a note on each exclusion that took some."""
+    engine = series.label.split()[0]
+    rows = np.ones(len(series.seconds), dtype=np.bool_)
+    notes = []
+    for each in EXCLUSIONS:
+        if (each.engine, each.format) != (engine, dtype) or (each.systems and system not in each.systems):
+            continue
+        concerned = (series.points[:, 0] >= each.from_m) & (series.points[:, 0] <= each.to_m)
+        rows &= ~concerned
+        if concerned.any():
+            which = "".join(
+                f" {way} m {m:g}" for way, m in (("from", each.from_m), ("up to", each.to_m)) if 1.0 < m < np.inf
+            )
+            notes.append(f"gemm {dtype} without {series.label}{which}: {each.reason}")
+    return replace(series, points=series.points[rows], seconds=series.seconds[rows]), notes
+
+
+def static(series: Series, quantisation: Sequence[Series], bandwidth_Bps: float) -> Series:
+    """Times of fp8 GEMMs whose activations come quantised, from times that hold their quantisation.
+
+    Parameters
+    ----------
+    series
+        Measured over (m, n, k).
+    quantisation
+        Kernels to subtract, each measured over (m, k).
+    bandwidth_Bps
+        Of the GPU's memory: weights of one byte are read no faster.
+    """
+    m, n, k = series.points.T
+    seconds = series.seconds.copy()
+    for kernel in quantisation:
+        axes = {name: np.unique(kernel.points[:, i]) for i, name in enumerate(("m", "k"))}
+        measured_s = dense(list(axes.values()), kernel)
+        table = RatioTable.from_seconds(axes, measured_s, np.ones_like(measured_s))
+        seconds -= table.factor(m=m, k=k)
+    return replace(series, seconds=np.maximum(seconds, LAUNCH_S + n * k / (STREAM_SHARE * bandwidth_Bps)))
+
+
+def outlier_note(dtype: str, many: Sequence[Series]) -> str:
+    """How many times of several series are lowered, and which by the most; empty: none."""
+    cells: list[tuple[float, str]] = []
+    rows = 0
+    for series in many:
+        values = [np.unique(series.points[:, axis]) for axis in range(3)]
+        measured_s = dense(values, series)
+        lowered_s: Floats = lowered(measured_s, (0, 1))
+        rows += int(np.isfinite(measured_s).sum())
+        for at in np.argwhere(measured_s > lowered_s):
+            m, n, k = (axis[i] for axis, i in zip(values, at, strict=True))
+            was, now = (1e6 * float(times[tuple(at)]) for times in (measured_s, lowered_s))
+            cells.append((was / now, f"{series.label} m {m:g} n {n:g} k {k:g}, {was:.1f} to {now:.1f} us"))
+    if not cells:
+        return ""
+    worst = "; ".join(text for _, text in sorted(cells, reverse=True)[:NAMED])
+    return (
+        f"gemm {dtype}: {len(cells)} of {rows} times lowered to that of a larger m or n, of which they were more than "
+        f"{FAR:g} times; the most: {worst}"
+    )
