@@ -95,7 +95,7 @@ class StackSpec:
     serving_reserve_bytes: Bytes = 0.0
     """Memory that continuous batching has neither for weights nor for the KV cache, bytes."""
     token_reserve_bytes: Bytes = 0.0
-    """The same for each token of a step's budget, bytes."""
+    """Memory kept aside for each token of a step's budget, bytes."""
     kv_answer_share: Share = 1.0
     """Share of its answer for which a request holds KV cache on average, as the engine admits requests."""
     engine: str = ""
