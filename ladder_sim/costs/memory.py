@@ -1,5 +1,6 @@
 """Memory of one GPU: weights, KV cache, the largest activations, and what the stack keeps for itself."""
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -55,8 +56,10 @@ def _weight_bytes(inputs: PassInputs) -> float:
 
 
 def memory_use(scenario: Scenario) -> MemoryUse:
-    """Memory of one GPU of `scenario`."""
+    """Memory of one GPU of `scenario`; under continuous batching of the requests that are decoded together."""
     workload = scenario.workload
+    if workload.concurrency is not None:
+        return _served_memory(scenario, workload.concurrency)
     kv_cache_bytes, activation_bytes = _growing_bytes(scenario, workload.batch, workload.prompt, workload.gen)
     return MemoryUse(
         weights_bytes=weight_bytes(scenario),
@@ -64,6 +67,43 @@ def memory_use(scenario: Scenario) -> MemoryUse:
         activation_bytes=float(activation_bytes),
         overhead_bytes=scenario.stack.memory_overhead_bytes,
         capacity_bytes=scenario.cluster.gpu.hbm_bytes,
+    )
+
+
+def kv_requests(scenario: Scenario, prompt: Count, gen: Count) -> float | Floats:
+    """Requests whose KV cache the stack has room for under continuous batching; less than 1: it cannot serve them.
+
+    Parameters
+    ----------
+    scenario
+        Model, GPUs, stack and precisions.
+    prompt, gen
+        Tokens of one request, which may be arrays of one length.
+    """
+    stack = scenario.stack
+    reserve_bytes = stack.serving_reserve_bytes + stack.token_reserve_bytes * scenario.step_tokens
+    capacity_bytes, weights_bytes = scenario.cluster.gpu.hbm_bytes, weight_bytes(scenario)
+    if stack.memory_fraction_of == "free":
+        pool_bytes = stack.memory_fraction * (capacity_bytes - weights_bytes - reserve_bytes)
+    else:
+        pool_bytes = stack.memory_fraction * capacity_bytes - weights_bytes - reserve_bytes
+    tokens: Any = prompt + stack.kv_answer_share * gen
+    requests: float | Floats = max(0.0, pool_bytes) / (_kv_token_bytes(scenario) * tokens)
+    return requests
+
+
+def _served_memory(scenario: Scenario, concurrency: int) -> MemoryUse:
+    workload, capacity_bytes = scenario.workload, scenario.cluster.gpu.hbm_bytes
+    room = float(kv_requests(scenario, workload.prompt, workload.gen))
+    request_bytes = _kv_token_bytes(scenario) * (workload.prompt + scenario.stack.kv_answer_share * workload.gen)
+    weights_bytes = weight_bytes(scenario)
+    return MemoryUse(
+        weights_bytes=weights_bytes,
+        kv_cache_bytes=min(concurrency, max(1, math.floor(room))) * request_bytes,
+        # part of the reserve
+        activation_bytes=0.0,
+        overhead_bytes=max(0.0, capacity_bytes - weights_bytes - room * request_bytes),
+        capacity_bytes=capacity_bytes,
     )
 
 
@@ -78,14 +118,10 @@ def _growing_bytes(
 ) -> tuple[float | Floats, float | Floats]:
     """KV cache and activations: what grows with the requests."""
     model, stack, tp = scenario.model, scenario.stack, scenario.tp
-    kv_heads = max(1, model.kv_heads // tp)
     context: Any = prompt + gen
     tokens: Any = batch * prompt
 
-    # a rank's share of the heads, replicas included
-    kv_bytes = (
-        model.kv_bytes_per_token(KV_BYTES[scenario.workload.kv_dtype]) * kv_heads / model.kv_heads * batch * context
-    )
+    kv_bytes = _kv_token_bytes(scenario) * batch * context
     # the MLP's widest moment: residual, norm, gate/up output and activation are alive together
     mlp_width = (2 if model.gated_mlp else 1) * model.intermediate // tp + model.intermediate // tp
     # scores before and after the softmax
@@ -98,3 +134,10 @@ def _growing_bytes(
     # logits are made when the layers' activations are gone, but the residual is still there
     activations: Floats = np.maximum(np.maximum(widest, attention + 2.0 * residual), logits + residual)
     return kv_bytes, activations
+
+
+def _kv_token_bytes(scenario: Scenario) -> float:
+    """KV cache of one token on one GPU: a rank's share of the heads, replicas included."""
+    model = scenario.model
+    kv_heads = max(1, model.kv_heads // scenario.tp)
+    return model.kv_bytes_per_token(KV_BYTES[scenario.workload.kv_dtype]) * kv_heads / model.kv_heads

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from ladder_sim.errors import SpecError
 from ladder_sim.specs.hf_types import CLASS_SIZES, SIZES, TYPES
+from ladder_sim.specs.quantization import FIELDS, read_quantization
 from ladder_sim.system.files import read_text, shown_path
 from ladder_sim.units import quoted
 
@@ -75,11 +76,6 @@ _REFUSED = (
         "only models whose layers are all alike can be simulated",
     ),
     (_SIDE_BY_SIDE, ("parallel_attn", "use_parallel_residual"), _ONLY_PARALLEL),
-    (
-        "quantized weights",
-        ("quantization_config",),
-        "for 8-bit weights take the unquantized config with --dtype fp8; 4-bit weights cannot be simulated",
-    ),
     (
         "layers that attend to an encoder",
         ("cross_attention_layers",),
@@ -155,6 +151,8 @@ def shape_from_hf(config: Mapping[str, object], *, source: str) -> dict[str, Any
             f"must be a multiple of num_attention_heads, {heads}, where head_dim is not given",
             "add head_dim to the file, or correct either field",
         )
+    quantised = next((each for each in (outer, reader) if any(each.config.get(key) for key in FIELDS)), reader)
+    weights_dtype, kv_cache_dtype = read_quantization(quantised.config, quantised.source)
     everywhere = reader.flag("use_bias")
     # Qwen2 has biases on q, k and v without a field for them, StableLM with a field of its own; Llama's attention_bias
     # covers the output as well
@@ -177,6 +175,8 @@ def shape_from_hf(config: Mapping[str, object], *, source: str) -> dict[str, Any
         ladder_layers=reader.ladder_layers(sizes["layers"], ladder=reader.model_type() == "llamaLadder"),
         parallel_blocks=reader.flag("parallel_blocks"),
         multimodal=any(config.get(key) for key in (*_TEXT_CONFIGS, *_ENCODERS)),
+        weights_dtype=weights_dtype,
+        kv_cache_dtype=kv_cache_dtype,
         # llamaLadder has the same blocks, wired otherwise
         family="llama" if reader.model_type() == "llamaLadder" else reader.model_type(),
     )

@@ -251,6 +251,13 @@ class Scenario:
             )
         if self.workload.dtype == "fp16":
             warnings.append("fp16 uses the bf16 tables: the same bytes and tensor-core rate")
+        gpu, precision = self.cluster.gpu, FORMATS[self.workload.dtype]
+        peaks = {"fp8": gpu.fp8_flops, "fp4": gpu.fp4_flops}
+        if peaks.get(precision.tensor_cores) == gpu.bf16_flops:
+            warnings.append(
+                f"{gpu.name} has no {precision.tensor_cores} tensor cores: {self.workload.dtype} saves memory and its "
+                "traffic, and is multiplied at the rate of bf16"
+            )
         kv_heads = self.model.kv_heads
         if self.tp > kv_heads:
             plural = "s" if kv_heads > 1 else ""

@@ -1,12 +1,14 @@
 """Memory per GPU: what fits, what does not, and what the error says."""
 
 import dataclasses
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ladder_sim.costs.memory import memory_use, weight_bytes
+from ladder_sim.costs.memory import MemoryUse, kv_requests, memory_use, weight_bytes
 from ladder_sim.errors import MemoryFitError
 from ladder_sim.graph.build import build
 from ladder_sim.prediction import predict, smallest_fitting_tp
@@ -107,3 +109,50 @@ def test_more_ranks_need_less_memory_each(stack: str) -> None:
     used = [memory_use(Scenario.of(model="70b", tp=tp, stack=stack)).total_bytes for tp in (1, 2, 4, 8)]
     assert used == sorted(used, reverse=True)
     assert used[0] > 141 * GB
+
+
+@pytest.mark.parametrize(
+    ("stack", "tokens"),
+    [
+        # 79.6 GiB each: 0.9 of it less weights and 8.5 GB; 0.9 of what weights and 9.4 GB leave, at a byte an element
+        ("vllm@0.12", (0.9 * 85.52e9 - 65.5e9 - 8.5e9) / 262144),
+        ("trtllm", 0.9 * (85.52e9 - 34.3e9 - 9.4e9) / 131072),
+    ],
+)
+def test_room_for_the_cache_of_served_requests(stack: str, tokens: float) -> None:
+    """Qwen3-32B on one H100, bf16 and fp8. TensorRT-LLM has room for 287,000 tokens there."""
+    scenario = Scenario.of(model="qwen3-32b", tp=1, stack=stack, dtype="fp8" if stack == "trtllm" else "bf16")
+    assert kv_requests(scenario, 1, 0) == pytest.approx(tokens, rel=0.02)
+    if stack == "trtllm":
+        assert kv_requests(scenario, 1, 0) == pytest.approx(287_000, rel=0.01)
+
+
+@pytest.mark.parametrize("stack", [name for name in catalog.stack_names() if catalog.stack(name).serves])
+def test_room_grows_with_what_is_free(stack: str) -> None:
+    def room(model: str = "8b", prompt: int = 1024, gen: int = 512, **fields: Any) -> float:
+        return float(kv_requests(Scenario.of(model=model, stack=stack, **fields), prompt, gen))
+
+    few = room(tp=1)
+    assert room(tp=1, prompt=2048) < few < room(tp=2)
+    assert room(tp=1, kv_dtype="fp8") == pytest.approx(2 * few)
+    assert few < room(tp=1, dtype="w4a16")
+    assert room(tp=1, gen=1024) < few
+    assert room("70b", tp=1) == 0.0
+    prompts = np.array([128, 1024])
+    rooms = kv_requests(Scenario.of(model="8b", stack=stack, tp=1), prompts, np.array([512, 512]))
+    assert np.asarray(rooms).tolist() == [room(tp=1, prompt=128), few]
+
+
+@pytest.mark.parametrize("stack", [name for name in catalog.stack_names() if catalog.stack(name).serves])
+def test_served_requests_fit_while_one_has_room(stack: str) -> None:
+    def used(concurrency: int, **fields: Any) -> MemoryUse:
+        return memory_use(Scenario.of(stack=stack, concurrency=concurrency, **{"model": "8b", "tp": 1, **fields}))
+
+    few, many, too_many = used(1), used(8), used(100_000)
+    assert few.kv_cache_bytes * 8 == pytest.approx(many.kv_cache_bytes)
+    # those beyond the room wait
+    assert few.fits
+    assert many.fits
+    assert too_many.fits
+    assert too_many.total_bytes == pytest.approx(too_many.capacity_bytes, rel=0.01)
+    assert not used(1, model="70b").fits

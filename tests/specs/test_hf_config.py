@@ -188,7 +188,6 @@ def test_heads_that_do_not_divide() -> None:
         ("is_encoder_decoder", True, "encoder-decoder"),
         ("state_size", 16, "state-space"),
         ("mamba_d_state", 16, "state-space"),
-        ("quantization_config", {"bits": 4}, "quantized"),
     ],
 )
 def test_other_architectures(field: str, value: object, kind: str) -> None:
@@ -362,11 +361,6 @@ OTHER_KINDS: dict[str, tuple[dict[str, object], str, str]] = {
         {**LLAMA_8B, "model_type": "recurrent_gemma", "lru_width": 4096, "block_types": ["recurrent", "attention"]},
         "lru_width is 4096",
         "recurrent",
-    ),
-    "Llama quantized by GPTQ": (
-        {**LLAMA_8B, "quantization_config": {"bits": 4, "group_size": 128, "quant_method": "gptq"}},
-        "quantization_config is",
-        "quantized",
     ),
     "Llama-3.2-Vision": (
         {"model_type": "mllama", "text_config": {**LLAMA_8B, "cross_attention_layers": [3]}, "vision_config": {"a": 1}},

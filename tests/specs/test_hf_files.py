@@ -142,8 +142,8 @@ def test_the_whole_model_may_say_that_the_head_is_tied(whole: bool | None, decod
             "config.json: text_config: num_hidden_layers is",
         ),
         (
-            {"model_type": "gemma3", "text_config": {}, "quantization_config": {"bits": 4}},
-            "config.json: quantization_config is",
+            {"model_type": "gemma3", "text_config": {"vocab_size": 256}, "quantization_config": {"bits": 4}},
+            "config.json: quantization_config: quant_method is",
         ),
     ],
 )

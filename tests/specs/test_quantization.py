@@ -1,0 +1,185 @@
+"""`quantization_config` of published checkpoints, and what is refused."""
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ladder_sim import Scenario, predict
+from ladder_sim.errors import SpecError
+from ladder_sim.specs import catalog
+from ladder_sim.specs.model import ModelSpec
+from ladder_sim.specs.quantization import read_quantization
+
+
+def compressed(weights: dict[str, Any], inputs: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
+    group = {"weights": weights, "input_activations": inputs, "targets": ["Linear"]}
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}, "ignore": ["lm_head"], **more}
+
+
+FP8 = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
+PER_TOKEN = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
+FP4 = {"num_bits": 4, "type": "float", "group_size": 16, "strategy": "tensor_group"}
+INT4 = {"num_bits": 4, "type": "int", "group_size": 128, "strategy": "group"}
+INT8 = {"num_bits": 8, "type": "int", "strategy": "channel"}
+BLOCKS = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]}
+# forms of configs on the Hugging Face Hub: what they hold, and the two precisions
+PUBLISHED: dict[str, tuple[dict[str, Any], str, str | None]] = {
+    "Qwen3-32B-FP8": (
+        {
+            "activation_scheme": "dynamic",
+            "fmt": "e4m3",
+            "quant_method": "fp8",
+            "weight_block_size": [128, 128],
+            "modules_to_not_convert": ["lm_head", "model.layers.0.input_layernorm", "model.layers.0.mlp.gate"],
+        },
+        "fp8-block",
+        None,
+    ),
+    "neuralmagic, AutoFP8": (
+        {"activation_scheme": "static", "ignored_layers": ["lm_head"], "quant_method": "fp8"},
+        "fp8",
+        None,
+    ),
+    "fbgemm": (
+        {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]},
+        "fp8",
+        None,
+    ),
+    "RedHatAI, static": (compressed(FP8, FP8, kv_cache_scheme=None), "fp8", None),
+    "RedHatAI, dynamic": (compressed({**FP8, "strategy": "channel"}, PER_TOKEN), "fp8", None),
+    "RedHatAI, cache": (compressed(FP8, FP8, kv_cache_scheme=FP8), "fp8", "fp8"),
+    "RedHatAI, blocks": (compressed(BLOCKS, PER_TOKEN), "fp8-block", None),
+    "RedHatAI, w4a16": (compressed(INT4, None, format="pack-quantized"), "w4a16", None),
+    "RedHatAI, NVFP4": (compressed(FP4, FP4, format="nvfp4-pack-quantized"), "nvfp4", None),
+    "NVIDIA, FP8": (
+        {
+            "quant_method": "modelopt",
+            "quant_algo": "FP8",
+            "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"},
+            "ignore": ["lm_head"],
+        },
+        "fp8",
+        "fp8",
+    ),
+    "NVIDIA, NVFP4": (
+        {
+            "quant_method": "modelopt",
+            "quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]},
+        },
+        "nvfp4",
+        "fp8",
+    ),
+    "AWQ": (
+        {"bits": 4, "group_size": 128, "quant_method": "awq", "version": "gemm", "modules_to_not_convert": None},
+        "w4a16",
+        None,
+    ),
+    "GPTQ": ({"bits": 4, "desc_act": True, "group_size": 128, "quant_method": "gptq"}, "w4a16", None),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_forms(name: str) -> None:
+    fields, dtype, kv_dtype = PUBLISHED[name]
+    assert read_quantization({"quantization_config": fields}, "config.json") == (dtype, kv_dtype)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ("fp8", "quantization_config is 'fp8': must be an object"),
+        ({"quant_method": "mxfp4"}, "quantization_config: quant_method is 'mxfp4': must be one of fp8"),
+        ({"bits": 4}, "quantization_config: quant_method is None"),
+        ({"quant_method": "gptq", "bits": 8}, "quantization_config: bits is 8: only 4-bit"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:.*q_proj": {}}}, "dynamic is {"),
+        ({"quant_method": "fp8", "weight_block_size": [1, 32]}, "weight_block_size is [1, 32]"),
+        # Llama-3.1-405B-FP8 leaves attention in 16 bits
+        (
+            {"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["lm_head", "model.layers.1.self_attn.q_proj"]},
+            "modules_to_not_convert is 'model.layers.1.self_attn.q_proj': a mix",
+        ),
+        (compressed(FP8, FP8, ignore=["re:.*self_attn.*"]), "ignore is 're:.*self_attn.*': a mix"),
+        (compressed(FP8, FP8, ignore=["model.layers.0"]), "ignore is 'model.layers.0': a mix"),
+        (compressed(FP8, FP8, ignore="lm_head"), "ignore is 'lm_head': must be a list"),
+        (compressed(INT8, INT8), "config_groups.group_0 is"),
+        (compressed(FP8, None), "config_groups.group_0 is"),
+        (compressed(FP8, FP8, config_groups={}), "config_groups is {}: must hold a group"),
+        (compressed(FP8, FP8, config_groups={"group_0": 8}), "config_groups.group_0 is 8: must say"),
+        (
+            compressed(
+                FP8,
+                FP8,
+                config_groups={
+                    "group_0": {"weights": FP8, "input_activations": FP8},
+                    "group_1": {"weights": FP4, "input_activations": FP4},
+                },
+            ),
+            "a mix of fp8 and nvfp4 cannot be predicted",
+        ),
+        (compressed(FP8, FP8, kv_cache_scheme=INT8), "kv_cache_scheme is"),
+        ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "quant_algo is 'MIXED_PRECISION'"),
+        (
+            {"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_quant_algo": "NVFP4"},
+            "kv_cache_quant_algo is 'NVFP4': only an fp8",
+        ),
+    ],
+)
+def test_mixed_and_unknown_quantisation_is_refused(fields: object, message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        read_quantization({"quantization_config": fields}, "config.json")
+    assert message in caught.value.message
+    assert "--dtype" in caught.value.hint
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.sampled_from(sorted(PUBLISHED)), st.data())
+def test_damaged_fields_are_read_or_refused(name: str, data: st.DataObject) -> None:
+    fields = dict(PUBLISHED[name][0])
+    fields[data.draw(st.sampled_from([*fields, "kv_cache_scheme", "dynamic"]))] = data.draw(JSON)
+    with contextlib.suppress(SpecError):
+        read_quantization({"quantization_config": fields}, "config.json")
+
+
+def quantised(tmp_path: Path, name: str) -> str:
+    config = {**catalog.model_config("8b"), "quantization_config": PUBLISHED[name][0]}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({key: value for key, value in config.items() if key not in ("_sources", "_ids")}))
+    return str(file)
+
+
+def test_a_checkpoint_decides_unless_precision_is_given(tmp_path: Path) -> None:
+    config = quantised(tmp_path, "NVIDIA, NVFP4")
+    own = Scenario.of(model=config, cluster="b200-sxm", stack="vllm")
+    assert (own.workload.dtype, own.workload.kv_dtype) == ("nvfp4", "fp8")
+    # what is given holds; the checkpoint's cache belongs to its own precision
+    assert Scenario.of(model=config, dtype="fp8").workload.kv_dtype == "bf16"
+    assert Scenario.of(model=config, kv_dtype="bf16").workload.dtype == "nvfp4"
+    by_hand = Scenario.of(model=config, overrides={"workload.dtype": "bf16", "workload.kv_dtype": "fp8"})
+    assert (by_hand.workload.dtype, by_hand.workload.kv_dtype) == ("bf16", "fp8")
+    assert predict(own, "standard").tpot_s < predict(Scenario.of(model="8b", cluster="b200-sxm"), "standard").tpot_s  # type: ignore[operator]
+
+
+def test_an_engine_has_a_habit_for_the_cache() -> None:
+    """TensorRT-LLM's fp8 checkpoints ask for an fp8 cache."""
+    for dtype, kept in (("fp8", "fp8"), ("nvfp4", "fp8"), ("bf16", "bf16"), ("w4a16", "bf16")):
+        assert Scenario.of(model="8b", stack="trtllm", dtype=dtype).workload.kv_dtype == kept
+    assert Scenario.of(model="8b", stack="vllm", dtype="fp8").workload.kv_dtype == "bf16"
+    off = Scenario.of(model="8b", stack="trtllm", dtype="fp8", overrides={"stack.fp8_kv_cache": "false"})
+    assert off.workload.kv_dtype == "bf16"
+
+
+def test_the_decoder_of_a_multimodal_model_is_read() -> None:
+    config = catalog.model_config("8b")
+    fields = {"model_type": "llava", "text_config": config, "quantization_config": PUBLISHED["AWQ"][0]}
+    assert ModelSpec.from_hf(fields, name="llava", source="config.json").weights_dtype == "w4a16"
