@@ -13,9 +13,10 @@ from ladder_sim.costs.profile import JITTER_KEY, CalibrationProfile
 from ladder_sim.costs.profile_file import is_shipped, load_profile
 from ladder_sim.errors import MemoryFitError, UnknownNameError, UsageError
 from ladder_sim.graph.variants import DEFAULT_VARIANTS, canonical_names, wiring
+from ladder_sim.serving.step import simulate_request
 from ladder_sim.simulate.passes import ENGINES, Engine
 from ladder_sim.simulate.ranks import Jitter
-from ladder_sim.simulate.request import Request, simulate_request
+from ladder_sim.simulate.request import Request
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.units import format_bytes
 
@@ -179,7 +180,7 @@ def _prediction(request: Request, standard: Request, memory: MemoryUse, confiden
         ttft_s=ttft_s,
         tpot_s=decode_s / steps if steps else None,
         request_s=request_s,
-        rate=workload.batch * workload.gen / request_s,
+        rate=workload.in_flight * workload.gen / request_s,
         request_speedup=float(standard.request_s) / request_s,
         ttft_speedup=float(standard.ttft_s) / ttft_s,
         tpot_speedup=float(standard.decode_s) / decode_s if steps else None,

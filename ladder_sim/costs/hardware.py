@@ -70,6 +70,8 @@ class Stack:
     """Floor of a small kernel, as a multiple of the GPU's."""
     sustained_share: Number
     """Of the tensor cores' peak, over long prompts."""
+    host_request_s: Number
+    """CPU time that a decode step takes longer for each request in it, seconds."""
     batched_attention_s: Number
     """Fixed time that decode attention of several sequences takes beyond one sequence's, seconds."""
 

@@ -4,6 +4,7 @@ Which ops a forward pass runs, and what waits for what, does not depend on how m
 they are. So one graph, of one token, serves every size: each op grows with the tokens, or with the sequences.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -20,6 +21,7 @@ from ladder_sim.graph.ops import (
     Op,
     Phase,
     Shape,
+    varies,
 )
 from ladder_sim.specs.stack import StackSpec
 
@@ -75,6 +77,12 @@ class Sizes:
         decode = cls.of(stack, "decode", kv_len, batch=batch, prompt=prompt, gen=gen)
         chunk_kv_len: Any = (prompt + chunk) / 2
         return replace(decode, duty=duty, prompts=prompts, chunk=chunk, chunk_kv_len=chunk_kv_len, smallest=2)
+
+    @property
+    def apart_from_context(self) -> Hashable:
+        """Equal for passes that differ in context only; arrays are equal if they are the same."""
+        sizes = (self.batch, self.q_len, self.duty, self.prompts, self.chunk)
+        return tuple(id(size) if varies(size) else size for size in sizes)
 
     def op(self, op: Op) -> Op:
         """An op of these sizes, given that of a single token."""

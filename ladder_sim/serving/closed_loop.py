@@ -34,16 +34,16 @@ class Served:
 
     ttft_s: Number
     """Mean time to first token, waiting included."""
-    tpot_s: Number
-    """Mean time per further token; 0 without further tokens."""
-    decoding: Number
-    """Requests that decode, on average."""
-    decode_s: Number
-    """A step that decodes this many and holds no prompt."""
     prompt_s: Number
     """What one prompt adds to steps."""
     duty: Number
     """Share of the time that prompts take."""
+    tpot_s: Number = 0.0
+    """Mean time per further token."""
+    decoding: Number = 0.0
+    """Requests that decode, on average."""
+    decode_s: Number = 0.0
+    """A step that decodes this many and holds no prompt."""
 
 
 # of so many decoding requests and of such a share of prompts: a decode step, and what one prompt adds

@@ -10,7 +10,7 @@ nothing back. If the periods are not yet equal, more of them are simulated, in t
 A pass in which nothing overlaps takes as long as its ops together, and is simulated only when its timeline is read.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from functools import cached_property, reduce
 from math import inf
 from typing import Literal
@@ -61,7 +61,8 @@ def price(costs: CostModel, passes: Sequence[tuple[Phase, Sizes]], schedules: It
     costs
         Prices ops of any size.
     passes
-        Phase and sizes of each. Passes of one phase differ in context only, which changes nothing but attention.
+        Phase and sizes of each. Where passes differ in context only (`Sizes.apart_from_context`), nothing changes but
+        attention.
     schedules
         Whose ops may run in the passes of their phase.
 
@@ -75,9 +76,11 @@ def price(costs: CostModel, passes: Sequence[tuple[Phase, Sizes]], schedules: It
         ops[plan.phase].update(zip(plan.keys, plan.distinct, strict=True))
     keys: list[tuple[int, str]] = []
     sized: list[Op] = []
-    first: dict[Phase, int] = {}
+    first: dict[tuple[Phase, Hashable], int] = {}
+    alike = []
     for number, (phase, sizes) in enumerate(passes):
-        start = first.setdefault(phase, number)
+        start = first.setdefault((phase, sizes.apart_from_context), number)
+        alike.append(start)
         for key, op in ops[phase].items():
             if number == start or op.kind == "attention":
                 keys.append((number, key))
@@ -85,7 +88,7 @@ def price(costs: CostModel, passes: Sequence[tuple[Phase, Sizes]], schedules: It
     prices: list[dict[str, tuple[Op, Estimate]]] = [{} for _ in passes]
     for (number, key), op, estimate in zip(keys, sized, costs.estimates(sized), strict=True):
         prices[number][key] = op, estimate
-    return [{**prices[first[phase]], **own} for (phase, _), own in zip(passes, prices, strict=True)]
+    return [{**prices[start], **own} for start, own in zip(alike, prices, strict=True)]
 
 
 class ForwardPass:

@@ -47,7 +47,9 @@ class Request:
     decode_s: Number
     """Every decode step together; jitter lengthens each as it does the middle one."""
     passes: Sequence[tuple[ForwardPass, Number]] = ()
-    """Of a single request: prefill and decode steps, and how many steps each stands for."""
+    """Of a single request: passes that hold a prompt, decode steps, and how many each stands for."""
+    host_s: Number = 0.0
+    """Of its time, what the CPU does between passes."""
     ranked: Sequence[RankedStep] = ()
     """With jitter: the prefill and the middle decode step on all ranks."""
 
@@ -58,19 +60,21 @@ class Request:
 
     @property
     def prefill(self) -> ForwardPass:
-        """The whole prompt."""
+        """The pass that holds a prompt."""
         return self.passes[0][0]
 
     @property
     def decode(self) -> ForwardPass | None:
         """The decode step at mid-answer context."""
-        steps = self.passes[1:]
-        return steps[len(steps) // 2][0] if steps else None
+        steps = [step for step, _ in self.passes if step.plan.phase == "decode"]
+        return steps[len(steps) // 2] if steps else None
 
     @cached_property
     def breakdown(self) -> Breakdown:
         """What a single request was made of."""
         even = Breakdown.total([(step.breakdown, float(times)) for step, times in self.passes])
+        if self.host_s:
+            even = replace(even, limits_s={**even.limits_s, "host": float(self.host_s)})
         if not self.ranked:
             return even
         uneven_s = float(self.request_s) - math.fsum(even.limits_s.values())

@@ -93,6 +93,11 @@ class Workload:
             )
 
     @property
+    def in_flight(self) -> int:
+        """Requests that the GPUs serve at a time."""
+        return self.batch if self.concurrency is None else self.concurrency
+
+    @property
     def context(self) -> int:
         """Tokens of one request once it is answered: prompt and answer."""
         return self.prompt + self.gen
