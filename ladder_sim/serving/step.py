@@ -1,7 +1,7 @@
 """Requests in flight under continuous batching: an engine's steps, priced and simulated, in the closed loop.
 
 A step that decodes n requests, and one that also runs prompts, are forward passes: every residual wiring has its own.
-They are simulated at two numbers of requests, and taken as linear between. How fast prompts go depends on the share of
+Decode is simulated at two numbers of requests, and taken as linear between. How fast prompts go depends on the share of
 the time that they take (`GemmShape.duty`): they are simulated at none of it and at all of it.
 """
 
@@ -29,6 +29,7 @@ from ladder_sim.simulate.passes import FIRST_PERIODS, Engine, ForwardPass, price
 from ladder_sim.simulate.ranks import Jitter
 from ladder_sim.simulate.request import NO_JITTER, Request
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.stack import StackSpec
 
 # fields of a workload that change no graph
 SIZES = (*static.SIZES, "concurrency")
@@ -143,41 +144,49 @@ class _Load:
         )
 
     @property
-    def chunks(self) -> Any:
-        """Steps that one prompt takes."""
-        return self.prompt / self.chunk
+    def most(self) -> Any:
+        """Requests that decode, at most."""
+        return minimum(self.concurrency, self.slots)
 
-    def prompts(self, decoding: Any) -> Any:
+    @property
+    def few(self) -> Any:
+        """A smaller number, at which steps are simulated too."""
+        return maximum(self.most / 2.0, 1.0)
+
+    @property
+    def prompts(self) -> Any:
         """Prompts in a step that has any: more than one where they come faster than steps."""
-        return maximum(decoding * self.chunks / (self.gen - 1), 1.0)
+        return maximum(self.most * self.prompt / self.chunk / (self.gen - 1), 1.0)
 
-    def steps(self, scenario: Scenario, decoding: Any) -> list[tuple[Phase, Sizes]]:
-        """Steps that decode a number of requests: without prompts, and with some that take none or all of the time."""
-        # of the context when half of an answer is there
+    @property
+    def steps_per_prompt(self) -> Any:
+        """Steps that hold a part of a prompt, as many prompts as come to a step."""
+        return self.prompt / self.chunk / self.prompts
+
+    def steps(self, stack: StackSpec) -> list[tuple[Phase, Sizes]]:
+        """Decode of few requests and of most, and of most with prompts that take none or all of the time."""
+        # the context when half of an answer is there
         context = self.prompt + self.gen / 2.0
-        decode = Sizes.of(scenario.stack, "decode", context, batch=decoding, prompt=self.prompt, gen=self.gen)
-        prompts = {"prompts": self.prompts(decoding), "chunk": self.chunk, "prompt": self.prompt}
-        idle, busy = (Sizes.mixed(scenario.stack, context, batch=decoding, duty=duty, **prompts) for duty in (0.0, 1.0))
-        return [("decode", decode), ("mixed", idle), ("mixed", busy)]
-
-    def prompts_only(self, scenario: Scenario) -> tuple[Phase, Sizes]:
-        """A step full of prompts."""
-        in_step: Any = minimum(self.concurrency, self.together)
-        return "prefill", Sizes.of(
-            scenario.stack, "prefill", self.prompt, batch=in_step, prompt=self.prompt, gen=self.gen
+        few, most = (
+            Sizes.of(stack, "decode", context, batch=number, prompt=self.prompt, gen=self.gen)
+            for number in (self.few, self.most)
         )
+        prompts = {"prompts": self.prompts, "chunk": self.chunk, "prompt": self.prompt}
+        idle, busy = (Sizes.mixed(stack, context, batch=self.most, duty=duty, **prompts) for duty in (0.0, 1.0))
+        return [("decode", few), ("decode", most), ("mixed", idle), ("mixed", busy)]
+
+    def prompts_only(self, stack: StackSpec) -> list[tuple[Phase, Sizes]]:
+        """A step full of prompts: all that there is to answers of one token."""
+        in_step: Any = minimum(self.concurrency, self.together)
+        return [("prefill", Sizes.of(stack, "prefill", self.prompt, batch=in_step, prompt=self.prompt, gen=self.gen))]
 
 
 def _serve(
     scenario: Scenario, variants: Sequence[str], costs: CostModel, load: _Load, engine: Engine
 ) -> dict[str, ServedRequest]:
     """Price all steps in one call, and solve the loop for each variant."""
-    most = minimum(load.concurrency, load.slots)
-    numbers = [maximum(most / 2.0, 1.0), most]
-    if np.all(load.gen == 1):
-        steps = [load.prompts_only(scenario)]
-    else:
-        steps = [step for decoding in numbers for step in load.steps(scenario, decoding)]
+    further_tokens = bool(np.all(load.gen > 1))
+    steps = load.steps(scenario.stack) if further_tokens else load.prompts_only(scenario.stack)
     one_token = PassInputs.of(scenario).of_one_token()
     schedules = {
         (name, phase): schedule(one_token._replace(variant=name), phase, FIRST_PERIODS)
@@ -185,63 +194,33 @@ def _serve(
         for phase in dict(steps)
     }
     prices = price(costs, steps, schedules.values())
-    in_lockstep = scenario.workload.arrivals == "lockstep"
     requests = {}
     for name in variants:
         passes = [
             ForwardPass(schedules[name, phase], known, costs.hardware, scenario.cluster.gpu, engine)
             for (phase, _), known in zip(steps, prices, strict=True)
         ]
-        if len(passes) == 1:
-            requests[name] = _request_of_one_token(name, load, passes[0])
-            continue
-        few, many = (_Simulated(load, decoding, *passes[3 * at : 3 * at + 3]) for at, decoding in enumerate(numbers))
-        loop = _Loop(load, few, many, costs.hardware.stack.host_request_s)
-        requests[name] = loop.request(name, in_lockstep=in_lockstep)
+        if further_tokens:
+            loop = _Loop(load, costs.hardware.stack.host_request_s, *passes)
+            requests[name] = loop.request(name, in_lockstep=scenario.workload.arrivals == "lockstep")
+        else:
+            requests[name] = _of_one_token(name, load, *passes)
     return requests
 
 
-def _request_of_one_token(variant: str, load: _Load, prefill: ForwardPass) -> ServedRequest:
-    """Without decode the prompts of all others come first."""
-    in_step = minimum(load.concurrency, load.together)
-    prompt_s = prefill.seconds / in_step
-    times = load.concurrency / in_step
+def _of_one_token(variant: str, load: _Load, prefill: ForwardPass) -> ServedRequest:
+    """A request that waits for the prompts of all others."""
+    passes = load.concurrency / minimum(load.concurrency, load.together)
+    ttft_s: Number = passes * prefill.seconds
     return ServedRequest(
         variant=variant,
-        ttft_s=load.concurrency * prompt_s,
-        decode_s=0.0 * prompt_s,
-        passes=() if isinstance(times, np.ndarray) else [(prefill, times)],
-        served=Served(ttft_s=load.concurrency * prompt_s, prompt_s=prompt_s, duty=1.0),
+        ttft_s=ttft_s,
+        decode_s=0.0 * ttft_s,
+        passes=() if isinstance(ttft_s, np.ndarray) else [(prefill, passes)],
+        served=Served(ttft_s=ttft_s, prompt_s=ttft_s / load.concurrency, duty=1.0),
         slots=load.slots,
         prompt_steps=1.0,
     )
-
-
-class _Simulated:
-    """Steps of one variant that decode a number of requests.
-
-    Parameters
-    ----------
-    load
-        Requests in flight.
-    decoding
-        The number.
-    decode
-        A step without prompts.
-    idle, busy
-        A step with prompts, if such steps take none or all of the time.
-    """
-
-    def __init__(self, load: _Load, decoding: Any, decode: ForwardPass, idle: ForwardPass, busy: ForwardPass) -> None:
-        self.decoding, self.decode, self.idle, self.busy = decoding, decode, idle, busy
-        # steps that hold a part of one prompt, as many prompts as come to a step
-        self.steps_per_prompt = load.chunks / load.prompts(decoding)
-
-    def prompt_s(self, duty: Number) -> Number:
-        """What one prompt adds to steps."""
-        mixed_s = (1.0 - duty) * self.idle.seconds + duty * self.busy.seconds
-        added_s: Number = maximum(mixed_s - self.decode.seconds, 0.0) * self.steps_per_prompt
-        return added_s
 
 
 class _Loop:
@@ -251,27 +230,37 @@ class _Loop:
     ----------
     load
         Requests in flight.
-    few, many
-        Steps at the two numbers that are simulated.
     host_request_s
         CPU time of each request and step.
+    few, most, idle, busy
+        Simulated steps, as in `_Load.steps`. What a prompt adds to a step is the same next to fewer requests.
     """
 
-    def __init__(self, load: _Load, few: _Simulated, many: _Simulated, host_request_s: Number) -> None:
-        self.load, self.few, self.many, self.host_request_s = load, few, many, host_request_s
+    def __init__(
+        self,
+        load: _Load,
+        host_request_s: Number,
+        few: ForwardPass,
+        most: ForwardPass,
+        idle: ForwardPass,
+        busy: ForwardPass,
+    ) -> None:
+        self.load, self.host_request_s = load, host_request_s
+        self.few, self.most, self.idle, self.busy = few, most, idle, busy
+        self._idle_s, self._busy_s = (
+            maximum(mixed.seconds - most.seconds, 0.0) * load.steps_per_prompt for mixed in (idle, busy)
+        )
 
-    def _weighed(self, decoding: Number) -> list[tuple[_Simulated, Number]]:
-        """What is simulated, by its part in the steps of a number of requests."""
-        apart = maximum(self.many.decoding - self.few.decoding, 1e-9)
-        share = minimum(maximum(decoding - self.few.decoding, 0.0), apart) / apart
-        return [(self.many, share), (self.few, 1.0 - share)]
+    def _share(self, decoding: Number) -> Number:
+        """How far a number of requests is on the way from few to most."""
+        apart = maximum(self.load.most - self.load.few, 1e-9)
+        return minimum(maximum(decoding - self.load.few, 0.0), apart) / apart
 
     def times(self, decoding: Number, duty: Number) -> tuple[Number, Number]:
         """As `closed_loop.StepTimes`."""
-        weighed = self._weighed(decoding)
-        decode_s: Number = sum(part * steps.decode.seconds for steps, part in weighed)
-        prompt_s: Number = sum(part * steps.prompt_s(duty) for steps, part in weighed)
-        return decode_s + self.host_request_s * decoding, prompt_s
+        share = self._share(decoding)
+        decode_s = (1.0 - share) * self.few.seconds + share * self.most.seconds
+        return decode_s + self.host_request_s * decoding, (1.0 - duty) * self._idle_s + duty * self._busy_s
 
     def request(self, variant: str, *, in_lockstep: bool) -> ServedRequest:
         """A request in steady state."""
@@ -284,7 +273,7 @@ class _Loop:
             decode_s=further * served.tpot_s,
             served=served,
             slots=load.slots,
-            prompt_steps=served.decoding * load.chunks / (further * load.prompts(served.decoding)),
+            prompt_steps=served.decoding * load.steps_per_prompt / further,
         )
         return request if isinstance(request.ttft_s, np.ndarray) else self._with_passes(request)
 
@@ -292,18 +281,17 @@ class _Loop:
         """The same with what the GPUs run in its time: its own prompt and tokens, and those of the others."""
         load, served = self.load, request.served
         steps = load.concurrency / served.decoding * (load.gen - 1)
-        mixed: list[tuple[ForwardPass, float]] = []
-        decode: list[tuple[ForwardPass, float]] = []
-        for simulated, part in self._weighed(served.decoding):
-            with_prompts = part * load.concurrency * simulated.steps_per_prompt
-            mixed += [
-                (simulated.busy, served.duty * with_prompts),
-                (simulated.idle, (1.0 - served.duty) * with_prompts),
-            ]
-            decode.append((simulated.decode, part * steps - with_prompts))
+        mixed = load.concurrency * load.steps_per_prompt
+        share = self._share(served.decoding)
+        # what prompts add to a step of few requests is simulated next to most of them
+        passes = [
+            (self.busy, served.duty * mixed),
+            (self.idle, (1.0 - served.duty) * mixed),
+            (self.few, (1.0 - share) * steps),
+            (self.most, share * steps - mixed),
+        ]
         host_s = load.concurrency * (load.gen - 1) * self.host_request_s
-        work_s = host_s + sum(times * step.seconds for step, times in (*mixed, *decode))
+        work_s = host_s + sum(times * step.seconds for step, times in passes)
         # a request's time has one prompt or one step more or less than the work of a round
         scale = float(request.request_s / work_s)
-        passes = [(step, scale * times) for step, times in (*mixed, *reversed(decode)) if times > 0.0]
-        return replace(request, passes=passes, host_s=scale * host_s)
+        return replace(request, passes=[(step, scale * times) for step, times in passes], host_s=scale * host_s)
