@@ -171,7 +171,7 @@ class _Load:
             Sizes.of(stack, "decode", context, batch=number, prompt=self.prompt, gen=self.gen)
             for number in (self.few, self.most)
         )
-        prompts = {"prompts": self.prompts, "chunk": self.chunk, "prompt": self.prompt}
+        prompts = {"prompts": self.prompts, "chunk": self.chunk, "prompt": self.prompt, "gen": self.gen}
         idle, busy = (Sizes.mixed(stack, context, batch=self.most, duty=duty, **prompts) for duty in (0.0, 1.0))
         return [("decode", few), ("decode", most), ("mixed", idle), ("mixed", busy)]
 
