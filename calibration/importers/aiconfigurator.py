@@ -15,15 +15,16 @@ import numpy as np
 
 from calibration.importers import parquet
 from calibration.importers.allreduce import all_reduce_curves, collective_curves, engine_curves
-from calibration.importers.clean import RISING, outlier_note, static, without_excluded
+from calibration.importers.clean import RISING, from_memory, outlier_note, static, without_excluded
 from calibration.importers.grids import Grid, Series, distinct, merge
 from calibration.importers.thin import leave_one_out, predicted_s, thin
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
 from ladder_sim.costs.profile import OWN_ALLREDUCE, CalibrationProfile, CollectiveName, ProfileSource
-from ladder_sim.costs.roofline import AXES, Gpu, Kind, roofline_s, table_shape
+from ladder_sim.costs.roofline import AXES, GEMM_FORMATS, Gpu, Kind, roofline_s, table_shape
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.specs import catalog
+from ladder_sim.specs.workload import KV_BYTES
 
 Key = TypeVar("Key")
 
@@ -121,6 +122,7 @@ def read_system(system: str, source: Path | None = None) -> Measurements:
     if not data.is_dir() or not (systems / f"{system}.yaml").is_file():
         raise UsageError(f"'{systems}' holds no measurements of system '{system}'")
     figures = parquet.read_gpu_figures(systems / f"{system}.yaml")
+    bandwidth_Bps = figures["mem_bw"]
     reader = _Reader(systems)
     tables: dict[tuple[Kind, str], list[Series]] = defaultdict(list)
     notes: list[str] = []
@@ -131,18 +133,32 @@ def read_system(system: str, source: Path | None = None) -> Measurements:
             if dtype == "fp8" and label.startswith("trtllm") and len(series.seconds):
                 folder = data / "quantize" / label.replace(" ", "/")
                 kernels = [reader.read(folder / f"{name}_perf.parquet") for name in QUANTISATION]
-                series = static(series, [parquet.quantise_series(label, each) for each in kernels], figures["mem_bw"])
+                series = static(
+                    series,
+                    [parquet.quantise_series(label, each) for each in kernels],
+                    bandwidth_Bps=bandwidth_Bps,
+                    flops=figures["fp8_tc_flops"],
+                )
                 notes.append(f"gemm fp8 of {label}: quantisation subtracted ({', '.join(QUANTISATION)})")
             series, reasons = without_excluded(series, system, dtype)
-            notes += reasons
+            weights_bytes = series.points[:, 1:].prod(axis=1) * GEMM_FORMATS[dtype].weight_bytes
+            series, raised = from_memory(series, weights_bytes, bandwidth_Bps, f"gemm {dtype}")
+            notes += [*reasons, *raised]
             tables["gemm", dtype].append(series)
     attention: dict[str, str] = {}
     for kind, phase in PHASES.items():
         for label, path in parquet.newest_files(data / "attention", f"{phase}_attention_perf.parquet"):
             columns = reader.read(path)
             attention[label.split()[0]] = parquet.attention_kernel(columns)
-            for kv_dtype in parquet.KV_DTYPES:
-                tables[kind, kv_dtype].append(parquet.attention_series(label, columns, kind, kv_dtype))
+            for kv_dtype, element_bytes in KV_BYTES.items():
+                series = parquet.attention_series(label, columns, kind, kv_dtype)
+                if kind == "attention_decode":
+                    # keys and values of every head, token and channel
+                    cache_bytes = 2.0 * element_bytes * series.points[:, [0, 2, 3]].prod(axis=1)
+                    what = f"decode attention, {kv_dtype} cache"
+                    series, raised = from_memory(series, cache_bytes, bandwidth_Bps, what)
+                    notes += raised
+                tables[kind, kv_dtype].append(series)
     nccl: dict[tuple[str, int], list[Series]] = defaultdict(list)
     for label, path in parquet.all_files(data / "comm", "nccl_perf.parquet"):
         columns = reader.read(path)

@@ -2,7 +2,8 @@
 
 Engines measure the same libraries, so that a time which only one of them has is the collection's, not the kernel's.
 Measurements of something else are left out (`EXCLUSIONS`); TensorRT-LLM's fp8 times lose the quantisation of the
-activations (`static`); and no time may fall far as m or n grows (`calibration.importers.grids.lowered`).
+activations (`static`); none is faster than memory (`from_memory`); and no time may fall far as m or n grows
+(`calibration.importers.grids.lowered`).
 """
 
 from collections.abc import Sequence
@@ -88,7 +89,7 @@ def without_excluded(series: Series, system: str, dtype: str) -> tuple[Series, l
     return replace(series, points=series.points[rows], seconds=series.seconds[rows]), notes
 
 
-def static(series: Series, quantisation: Sequence[Series], bandwidth_Bps: float) -> Series:
+def static(series: Series, quantisation: Sequence[Series], *, bandwidth_Bps: float, flops: float) -> Series:
     """Times of fp8 GEMMs whose activations come quantised, from times that hold their quantisation.
 
     Parameters
@@ -97,8 +98,8 @@ def static(series: Series, quantisation: Sequence[Series], bandwidth_Bps: float)
         Measured over (m, n, k).
     quantisation
         Kernels to subtract, each measured over (m, k).
-    bandwidth_Bps
-        Of the GPU's memory: weights of one byte are read no faster.
+    bandwidth_Bps, flops
+        Of the GPU's memory and fp8 tensor cores: what is left is no faster.
     """
     m, n, k = series.points.T
     seconds = series.seconds.copy()
@@ -107,7 +108,19 @@ def static(series: Series, quantisation: Sequence[Series], bandwidth_Bps: float)
         measured_s = dense(list(axes.values()), kernel)
         table = RatioTable.from_seconds(axes, measured_s, np.ones_like(measured_s))
         seconds -= table.factor(m=m, k=k)
-    return replace(series, seconds=np.maximum(seconds, LAUNCH_S + n * k / (STREAM_SHARE * bandwidth_Bps)))
+    fastest_s = np.maximum(LAUNCH_S + n * k / (STREAM_SHARE * bandwidth_Bps), 2.0 * m * n * k / flops)
+    return replace(series, seconds=np.maximum(seconds, fastest_s))
+
+
+def from_memory(series: Series, size_bytes: Floats, bandwidth_Bps: float, what: str) -> tuple[Series, list[str]]:
+    """Times that reading `size_bytes` from memory allows, and a note if there were others.
+
+    Calls that repeat find their operands in a large cache; a model's next layer does not.
+    """
+    fastest_s = size_bytes / bandwidth_Bps
+    raised = int((series.seconds < fastest_s).sum())
+    note = f"{what} of {series.label}: {raised} of {len(fastest_s)} times raised to what reading its operands takes"
+    return replace(series, seconds=np.maximum(series.seconds, fastest_s)), [note] * bool(raised)
 
 
 def outlier_note(dtype: str, many: Sequence[Series]) -> str:

@@ -23,7 +23,7 @@ from calibration.importers.aiconfigurator import (
     read_system,
 )
 from calibration.importers.allreduce import engine_curves, one_shot_sizes, two_shot_sizes
-from calibration.importers.clean import outlier_note, without_excluded
+from calibration.importers.clean import from_memory, outlier_note, without_excluded
 from calibration.importers.grids import Series, dense, distinct, lowered, merge, outliers
 from calibration.importers.thin import thin, thin_curve
 from ladder_sim.costs import profile_file
@@ -321,6 +321,17 @@ def test_static_fp8_is_without_the_quantisation_of_activations(measured: Measure
     expected = np.maximum(by_engine["vllm"].seconds / slower["vllm"], floor)
     np.testing.assert_allclose(by_engine["trtllm"].seconds, expected, rtol=1e-6)
     assert any("fp8 of trtllm" in note and "computescale" in note for note in measured.notes)
+
+
+def test_no_time_is_faster_than_memory() -> None:
+    """Repeated calls on L40S read weights of up to 100 MB from its cache."""
+    points = np.array([[1.0, 1024.0, 1024.0], [1.0, 4096.0, 4096.0]])
+    series = Series(label="a 1.0", points=points, seconds=np.array([1e-5, 1e-5]))
+    size_bytes = 2.0 * points[:, 1:].prod(axis=1)
+    raised, notes = from_memory(series, size_bytes, 1e12, "gemm bf16")
+    assert raised.seconds.tolist() == [1e-5, 2 * 4096**2 / 1e12]
+    assert notes == ["gemm bf16 of a 1.0: 1 of 2 times raised to what reading its operands takes"]
+    assert from_memory(raised, size_bytes, 1e12, "gemm bf16")[1] == []
 
 
 def test_times_that_fall_far_are_lowered_and_named() -> None:
