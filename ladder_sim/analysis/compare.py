@@ -97,14 +97,16 @@ def compare(
 
 
 def comparison_warnings(candidates: Sequence[Candidate]) -> list[str]:
-    """What the reader of a comparison should know: which stacks share kernels, and each prediction's warnings."""
+    """What the reader of a comparison should know: which stacks share tables, and each prediction's warnings."""
     warnings = []
-    sharing = [each for each in candidates if each.scenario.stack.shares_kernels]
+    sharing = [each for each in candidates if each.scenario.stack.shares_gemms]
     if len({each.scenario.stack for each in sharing}) > 1:
         names = " and ".join(each.name for each in sharing)
+        own = len({each.predictions.confidence.profile for each in sharing}) == len(sharing)
+        shared, rest = ("GEMMs", "; attention and all-reduce are each engine's own") if own else ("kernels", "")
         warnings.append(
-            f"{names} share kernels: the same measured tables price both, so the comparison says nothing about which "
-            "engine's kernels are faster"
+            f"{names} share {shared}: the same measured tables price both, so the comparison says nothing about which "
+            f"engine's {shared} are faster{rest}"
         )
     by_text: dict[str, list[str]] = {}
     for candidate in candidates:

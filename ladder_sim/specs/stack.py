@@ -113,8 +113,8 @@ class StackSpec:
         return self.step_tokens > 0
 
     @property
-    def shares_kernels(self) -> bool:
-        """No fit of its own: the GPU's tables price its kernels as those of every other such stack."""
+    def shares_gemms(self) -> bool:
+        """No fit of its own: the GPU's tables price its GEMMs as those of every other such stack."""
         return not self.profile
 
     @property

@@ -223,9 +223,11 @@ def test_compare_refuses_what_cannot_be_compared(names: list[str], prices: list[
 
 def test_compare_says_that_stacks_share_kernels() -> None:
     shared = comparison_warnings(compare({"model": "8b"}, ["vllm", "trtllm"], ["ladder"]))
-    assert any("vllm and trtllm share kernels" in text for text in shared)
+    assert any("vllm and trtllm share GEMMs" in text and "each engine's own" in text for text in shared)
     fitted = comparison_warnings(compare({"model": "8b"}, ["gpt-fast", "vllm"], ["ladder"]))
-    assert not any("share kernels" in text for text in fitted)
+    assert not any(" share " in text for text in fitted)
+    alike = comparison_warnings(compare({"model": "8b"}, ["vllm", "trtllm"], ["ladder"], profile="h100-sxm"))
+    assert any("vllm and trtllm share kernels" in text for text in alike)
 
 
 def test_compare_keeps_the_warnings_of_predict() -> None:

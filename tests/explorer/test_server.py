@@ -147,7 +147,7 @@ def test_pinned_scenarios_have_the_warnings_of_compare(page: Page, capsys: pytes
     shown = texts(answer["compared"]["children"])
     assert main(["compare", "vllm", "trtllm", "--model", "8b"]) == 0
     printed = capsys.readouterr().err
-    assert "vllm and trtllm share kernels" in printed
+    assert "vllm and trtllm share GEMMs" in printed
     assert f"A and now {printed.partition('trtllm ')[2].splitlines()[0]}" in shown
     assert shown.count("$/Mtok") == 4
 
