@@ -7,13 +7,15 @@ import typer
 from ladder_sim.cli.options import with_options
 from ladder_sim.cli.output import Output
 from ladder_sim.errors import UsageError
-from ladder_sim.validation.dataset import DEFAULT_DATASET, read_dataset
+from ladder_sim.validation.dataset import DEFAULT_DATASET, read_dataset, read_table
 
 
 @with_options
 def validate(
     *,
-    dataset: Annotated[str, typer.Argument(help="CSV file of runs, or a data set of the package.")] = DEFAULT_DATASET,
+    dataset: Annotated[
+        str, typer.Argument(help="CSV file of runs or servings, or a data set of the package.")
+    ] = DEFAULT_DATASET,
     level: Annotated[
         str,
         typer.Option(help="Evidence behind the predictions: roofline, microbench, protocol-a, protocol-b, or all."),
@@ -23,19 +25,24 @@ def validate(
         str | None,
         typer.Option(
             help="In percent: exit 1 if the mean absolute error of ladder's speedup over rows with P2P on that no fit "
-            "has used exceeds it, at the last level shown."
+            "has used exceeds it, at the last level shown; of servings, that of TPOT."
         ),
     ] = None,
     output: Output,
 ) -> None:
-    """Compare measured runs of static batches with predictions: errors, intervals and a summary per variant."""
+    """Compare measured runs of static batches, or servings with requests in flight, with predictions."""
     # imported here: `--help` needs no simulator
     from ladder_sim.report.export import validation_document
     from ladder_sim.report.figures.validation import error_figure
     from ladder_sim.report.tables.validation import validation_report
     from ladder_sim.validation import compare as comparison
+    from ladder_sim.validation import serving
 
     maximum = None if max_error is None else _fraction(max_error)
+    content, name = read_table(dataset)
+    if serving.is_serving_table(content):
+        _validate_servings(content, name, level, profile, maximum, output)
+        return
     data = read_dataset(dataset)
     # checked there
     compared = comparison.validate(data, cast(comparison.Level, level), profile=profile)
@@ -46,6 +53,26 @@ def validate(
     )
     if maximum is not None:
         comparison.gate(list(compared.values())[-1], maximum)
+
+
+def _validate_servings(
+    content: bytes, name: str, level: str, profile: str | None, maximum: float | None, output: Output
+) -> None:
+    from ladder_sim.report.export import servings_document
+    from ladder_sim.report.figures.validation import servings_figure
+    from ladder_sim.report.tables.validation import servings_report
+    from ladder_sim.validation import serving
+
+    if level != "all":
+        raise UsageError("--level is for runs of static batches", hint="leave it out for a table of servings")
+    compared = serving.compare_servings(serving.read_servings(content, name), profile=profile)
+    output.give(
+        lambda: servings_document(name, compared),
+        lambda: servings_report(name, compared),
+        lambda: servings_figure(name, compared),
+    )
+    if maximum is not None:
+        serving.gate(compared, maximum)
 
 
 def _fraction(percent: str) -> float:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ladder_sim.traces.wirings import VariantTime
     from ladder_sim.validation.compare import Comparison, ComparisonsByLevel, ErrorStats, GroupSummary, Quantity
     from ladder_sim.validation.dataset import Dataset
+    from ladder_sim.validation.serving import ErrorSummary, ServingComparison
 
 
 def _rows_document(head: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Document:
@@ -134,6 +135,39 @@ def _comparison_fields(comparison: Comparison) -> dict[str, Any]:
         # measured, whether or not it can be predicted
         "tokens_per_s_measured": run.tokens_per_s,
         **_quantity_fields("speedup", comparison.speedup),
+        "note": comparison.note,
+    }
+
+
+def servings_document(name: str, comparisons: Sequence[ServingComparison]) -> Document:
+    """Every serving, and errors of all and by group; seconds, errors and shares as fractions."""
+    from ladder_sim.validation.serving import summarize_servings, summary
+
+    def errors(pair: tuple[ErrorSummary | None, ErrorSummary | None]) -> dict[str, Any]:
+        return {time: asdict(each) if each else None for time, each in zip(("tpot", "ttft"), pair, strict=True)}
+
+    groups = {
+        by: {value: errors(pair) for value, pair in values.items()}
+        for by, values in summarize_servings(comparisons).items()
+    }
+    head = {"batching": "continuous", "dataset": name, "summary": errors(summary(comparisons)), "by": groups}
+    return _rows_document(head, list(map(_serving_fields, comparisons)))
+
+
+def _serving_fields(comparison: ServingComparison) -> dict[str, Any]:
+    row, setup = comparison.serving, comparison.serving.setup
+    return {
+        "line": row.line,
+        "source": row.source,
+        **asdict(setup),
+        "concurrency": row.concurrency,
+        "prompt": row.prompt,
+        "gen": row.gen,
+        **_quantity_fields("tpot_s", comparison.tpot),
+        **_quantity_fields("ttft_s", comparison.ttft),
+        # measured, whether or not they can be predicted
+        "tpot_s_measured": row.tpot_s,
+        "ttft_s_measured": row.ttft_s,
         "note": comparison.note,
     }
 

@@ -10,12 +10,11 @@ that may be left out or empty: source, nodes (1), p2p (1), stack (gpt-fast), dty
 """
 
 import csv
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ladder_sim.errors import InfeasibleError, UnknownNameError, UsageError
 from ladder_sim.graph.variants import canonical, wiring
@@ -33,6 +32,7 @@ TIMES = ("tokens_per_s", "request_s")
 COLUMNS = (*REQUIRED, *DEFAULTS, *TIMES)
 # between tokens_per_s and request_s of one row: more than rounding of published figures explains
 MAX_DISAGREEMENT = 0.01
+Row = TypeVar("Row")
 # beyond any machine and any request
 _MAX_TOKENS_PER_S, _MAX_SECONDS = 1e12, 1e9
 
@@ -114,24 +114,31 @@ def read_dataset(name_or_path: str = DEFAULT_DATASET) -> Dataset:
     >>> len(read_dataset("ladder-70b").measurements)
     70
     """
+    return _parse(*read_table(name_or_path))
+
+
+def read_table(name_or_path: str) -> tuple[bytes, str]:
+    """Return the content of a data set that comes with the package or of a file, and what messages call it.
+
+    Raises
+    ------
+    UnknownNameError, UsageError
+        As `read_dataset` does.
+    """
     if name_or_path in dataset_names():
         shipped = resources.files("ladder_sim.validation") / "data" / f"{name_or_path}.csv"
-        return _parse(shipped.read_bytes(), name_or_path)
+        return shipped.read_bytes(), name_or_path
     path = Path(name_or_path)
-    if path.suffix.lower() != ".csv" and len(path.parts) < 2 and not os.path.exists(path):
+    if path.suffix.lower() != ".csv" and len(path.parts) < 2 and not path.exists():
         raise UnknownNameError("data set", name_or_path, dataset_names(), more="a file's name ends in .csv")
     what = f"a CSV file, or the name of one that comes with the package: {', '.join(dataset_names())}"
-    return _parse(read_bytes(path, what=what, error=UsageError), shown_path(path))
+    return read_bytes(path, what=what, error=UsageError), shown_path(path)
 
 
 def _parse(content: bytes, name: str) -> Dataset:
     seen: dict[tuple[Configuration, str], int] = {}
     measurements = []
-    for line, cells in _rows(content, name):
-        try:
-            row = _measurement(line, cells)
-        except UsageError as error:
-            raise UsageError(f"{name}, line {line}: {error.message}", hint=error.hint) from error
+    for line, row in table_rows(content, name, _check_columns, _measurement):
         first = seen.setdefault((row.configuration, row.variant), line)
         if first != line:
             raise UsageError(
@@ -145,8 +152,23 @@ def _parse(content: bytes, name: str) -> Dataset:
     return Dataset(name=name, measurements=tuple(measurements))
 
 
-def _rows(content: bytes, name: str) -> Iterator[tuple[int, Mapping[str, str]]]:
-    """Number and cells of every line below the header."""
+def table_rows(
+    content: bytes,
+    name: str,
+    check_columns: Callable[[list[str], str], None],
+    read: Callable[[int, Mapping[str, str]], Row],
+) -> Iterator[tuple[int, Row]]:
+    """Number of every line below the header of a CSV file, and what it says.
+
+    Parameters
+    ----------
+    content, name
+        Of the file.
+    check_columns
+        Refuses a header, given where it stands.
+    read
+        Makes a row of a line's number and its cells by column; errors are given its place.
+    """
     try:
         # a mark at the start is what spreadsheets write
         text = content.decode("utf-8-sig")
@@ -163,14 +185,18 @@ def _rows(content: bytes, name: str) -> Iterator[tuple[int, Mapping[str, str]]]:
             raise UsageError(f"{name}, line {line}: not CSV ({error})", hint="quote cells that hold a comma") from None
         if not columns:
             columns = cells
-            _check_columns(columns, f"{name}, line {line}")
+            check_columns(columns, f"{name}, line {line}")
             continue
         if len(cells) != len(columns):
             raise UsageError(
                 f"{name}, line {line}: {len(cells)} cells: must be {len(columns)}, one per column",
                 hint="leave a cell empty rather than out",
             )
-        yield line, dict(zip(columns, cells, strict=True))
+        try:
+            row = read(line, dict(zip(columns, cells, strict=True)))
+        except UsageError as error:
+            raise UsageError(f"{name}, line {line}: {error.message}", hint=error.hint) from error
+        yield line, row
 
 
 def _check_columns(columns: list[str], where: str) -> None:
@@ -181,9 +207,14 @@ def _check_columns(columns: list[str], where: str) -> None:
             f"{where}: missing column{'s' if len(lacking) > 1 else ''} {', '.join(lacking)}",
             hint=f"the first line names the columns: {', '.join(REQUIRED)}, and {' or '.join(TIMES)}",
         )
+    check_known(columns, COLUMNS, where)
+
+
+def check_known(columns: Sequence[str], known: Sequence[str], where: str) -> None:
+    """Refuse columns that are unknown or there twice."""
     for column in columns:
-        if column not in COLUMNS:
-            unknown = UnknownNameError("column", column, COLUMNS)
+        if column not in known:
+            unknown = UnknownNameError("column", column, known)
             raise UsageError(f"{where}: {unknown.message}", hint=unknown.hint)
         if columns.count(column) > 1:
             raise UsageError(f"{where}: two columns '{column}'", hint="keep one of them")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from ladder_sim.report.figures.style import TEXT_COLOUR, figure, variant_colour
 from ladder_sim.validation.compare import Comparison, ComparisonsByLevel, Quantity, error_stats, unseen
 from ladder_sim.validation.dataset import Dataset
+from ladder_sim.validation.serving import ServingComparison, summary
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -50,6 +51,38 @@ def error_figure(data: Dataset, comparisons: ComparisonsByLevel) -> "go.Figure":
                 drawn.add_trace(go.Scatter(**markers, **_parity(members)))
                 drawn.add_trace(go.Scatter(**markers, **_errors(members)))
     drawn.add_shape(type="line", x0=0.0, x1=1.0, y0=0.0, y1=0.0, line=line, xref="x2 domain", yref="y2")
+    return drawn
+
+
+def servings_figure(name: str, comparisons: Sequence[ServingComparison]) -> "go.Figure":
+    """Time per token of servings, predicted over measured."""
+    import plotly.graph_objects as go
+
+    errors, _ = summary(comparisons)
+    subtitle = f"{errors.n} servings: error {errors.mean_abs_error:.1%} on average" if errors else "nothing to compare"
+    drawn = figure(f"Time per token with requests in flight, predicted and measured: {name}", subtitle)
+    rows = [(each.serving, each.tpot) for each in comparisons if each.tpot]
+    drawn.update_layout(
+        xaxis={"type": "log", "title": {"text": "measured TPOT (ms)"}},
+        yaxis={"type": "log", "title": {"text": "predicted TPOT (ms)"}},
+    )
+    if not rows:
+        return drawn
+    ends = [1e3 * limit(tpot.measured for _, tpot in rows) for limit in (min, max)]
+    line = {"color": TEXT_COLOUR, "width": 1}
+    drawn.add_trace(go.Scatter(x=ends, y=ends, mode="lines", line=line, showlegend=False, hoverinfo="skip"))
+    for stack in dict.fromkeys(row.setup.stack for row, _ in rows):
+        members = [(row, tpot) for row, tpot in rows if row.setup.stack == stack]
+        drawn.add_trace(
+            go.Scatter(
+                x=[1e3 * tpot.measured for _, tpot in members],
+                y=[1e3 * tpot.predicted.value for _, tpot in members],
+                mode="markers",
+                name=stack,
+                text=[str(row) for row, _ in members],
+                hovertemplate="%{text}<br>%{x:.1f} ms measured, %{y:.1f} predicted<extra>%{fullData.name}</extra>",
+            )
+        )
     return drawn
 
 

@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ladder_sim.display.console import table
+from ladder_sim.units import format_seconds
 from ladder_sim.validation.compare import (
     Comparison,
     ComparisonsByLevel,
@@ -18,6 +19,7 @@ from ladder_sim.validation.compare import (
     unseen,
 )
 from ladder_sim.validation.dataset import Configuration, Dataset
+from ladder_sim.validation.serving import ErrorSummary, ServingComparison, summarize_servings, summary
 
 ROW_COLUMNS = ("variant", "TP", "P2P", "batch", "use", "tok/s", "predicted", "error", "in")
 SPEEDUP_COLUMNS = ("speedup", "predicted (90%)", "error", "in")
@@ -30,6 +32,16 @@ LEVEL_COLUMNS = (
     *("level", "rows", "ladder speedup, P2P on", "ladder speedup, P2P off", "parallel, upper bound"),
     *("tok/s", "inside", "half-width"),
 )
+
+SERVING_COLUMNS = (
+    *("", "rows", "TPOT: mean", "median", "bias", "inside", "half-width"),
+    *("TTFT: mean", "median", "bias", "inside", "half-width"),
+)
+# headings of the groups that errors are shown by
+GROUPS = {"engine": "engine", "stack": "version", "tp": "TP", "concurrency": "requests in flight"}
+FAR_COLUMNS = ("line", "serving", "TPOT", "predicted (90%)", "error", "note")
+# errors from which a row of servings is named
+FAR_OFF = 0.2
 
 
 def validation_report(data: Dataset, comparisons: ComparisonsByLevel) -> RenderableType:
@@ -50,6 +62,51 @@ def validation_report(data: Dataset, comparisons: ComparisonsByLevel) -> Rendera
     title = "rows that the fit has not seen: mean and largest absolute error, 90 % intervals"
     parts += [Text(), Text(title), table(LEVEL_COLUMNS, level_cells(comparisons), wrapped=LEVEL_COLUMNS[2:])]
     return Group(*parts)
+
+
+def servings_report(name: str, comparisons: Sequence[ServingComparison]) -> RenderableType:
+    """Errors of all and by group, the rows that are far off, and those that could not be predicted."""
+    parts: list[RenderableType] = [Text(f"{name}: {len(comparisons)} measured servings, continuous batching", "bold")]
+    title = "absolute errors, mean signed error, share of rows inside the 90 % interval, and its mean half-width"
+    parts += [Text(title), Text()]
+    everything = ("all", *_serving_cells(summary(comparisons)))
+    for by, values in summarize_servings(comparisons).items():
+        if by in GROUPS:
+            rows = [(value, *_serving_cells(pair)) for value, pair in values.items()]
+            columns = (GROUPS[by], *SERVING_COLUMNS[1:])
+            parts += [table(columns, [*rows, *([everything] if by == "engine" else [])]), Text()]
+    far = [each for each in comparisons if each.tpot and abs(each.tpot.error) > FAR_OFF]
+    parts.append(Text(f"rows whose TPOT is off by more than {FAR_OFF:.0%}: {len(far)} of {len(comparisons)}"))
+    if far:
+        parts.append(table(FAR_COLUMNS, list(map(_far_cells, far)), left=2, wrapped=("serving", "note")))
+    parts += [Text(f"line {each.serving.line}: {each.note}") for each in comparisons if each.ttft is None]
+    return Group(*parts)
+
+
+def _serving_cells(pair: tuple[ErrorSummary | None, ErrorSummary | None]) -> tuple[str, ...]:
+    rows = str(max(each.n if each else 0 for each in pair))
+    return rows, *(cell for each in pair for cell in _error_cells(each))
+
+
+def _error_cells(errors: ErrorSummary | None) -> tuple[str, ...]:
+    if errors is None:
+        return ("-",) * 5
+    return (
+        f"{errors.mean_abs_error:.1%}",
+        f"{errors.median_abs_error:.1%}",
+        f"{errors.bias:+.1%}",
+        f"{errors.inside_90:.0%}",
+        f"{errors.half_width:.1%}",
+    )
+
+
+def _far_cells(comparison: ServingComparison) -> tuple[str, ...]:
+    row, tpot = comparison.serving, comparison.tpot
+    measured = str(row.line), str(row), format_seconds(row.tpot_s)
+    if tpot is None:
+        return *measured, "-", "-", comparison.note
+    value, low, high = map(format_seconds, (tpot.predicted.value, tpot.predicted.low, tpot.predicted.high))
+    return *measured, f"{value} ({low}-{high})", f"{tpot.error:+.1%}", comparison.note
 
 
 def level_cells(comparisons: ComparisonsByLevel) -> list[tuple[str, ...]]:

@@ -1,0 +1,193 @@
+"""Tables of measured servings: what is read, what is refused, and how predictions of them are summed up."""
+
+import json
+
+import pytest
+
+from ladder_sim.confidence import Interval
+from ladder_sim.errors import LadderSimError, UsageError
+from ladder_sim.report.figures.validation import servings_figure
+from ladder_sim.validation.compare import Quantity
+from ladder_sim.validation.serving import (
+    ErrorSummary,
+    Serving,
+    compare_servings,
+    gate,
+    is_serving_table,
+    read_servings,
+    summarize_servings,
+    summary,
+)
+from tests.conftest import DATA
+from tests.support.commands import run
+
+SAMPLE = DATA / "serving_dense.csv"
+HEADER = (
+    "model_path,system,backend,backend_version,dtype,gemm_quant_mode,tp_size,concurrency,isl,osl,silicon_ttft_ms,"
+    "silicon_tpot_ms"
+)
+ROW = {
+    "model_path": "Qwen/Qwen3-32B",
+    "system": "h100_sxm",
+    "backend": "vllm",
+    "backend_version": "0.12.0",
+    "dtype": "bf16",
+    "gemm_quant_mode": "",
+    "tp_size": "4.0",
+    "concurrency": "64.0",
+    "isl": "1024",
+    "osl": "512",
+    "silicon_ttft_ms": "346.1",
+    "silicon_tpot_ms": "19.6",
+}
+
+
+def table(*rows: dict[str, str]) -> bytes:
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    lines = [",".join(columns), *(",".join(row.get(column, "") for column in columns) for row in rows)]
+    return "\n".join(lines).encode()
+
+
+def read(**changed: str) -> Serving:
+    (row,) = read_servings(table({**ROW, **changed}), "t.csv")
+    return row
+
+
+def test_a_row_is_read_with_the_names_of_this_catalog() -> None:
+    row = read()
+    assert (row.setup.model, row.setup.cluster, row.setup.stack) == ("qwen3-32b", "h100-sxm", "vllm@0.12.0")
+    assert (row.setup.dtype, row.setup.tp, row.setup.arrivals) == ("bf16", 4, "steady")
+    assert (row.line, row.concurrency, row.prompt, row.gen) == (2, 64, 1024, 512)
+    assert row.ttft_s == pytest.approx(0.3461)
+    assert row.tpot_s == pytest.approx(0.0196)
+    scenario = row.setup.scenario(row.concurrency, row.prompt, row.gen)
+    assert (scenario.workload.concurrency, scenario.stack.version) == (64, "0.12.0")
+
+
+def test_precisions_and_systems_have_the_names_of_the_table() -> None:
+    assert read(dtype="fp8", gemm_quant_mode="fp8_block").setup.dtype == "fp8-block"
+    assert read(dtype="fp8", gemm_quant_mode="nvfp4", silicon_tpot_ms="90").setup.dtype == "nvfp4"
+    assert read(system="gb200").setup.cluster == "gb200-nvl72"
+    assert read(system="b200_sxm").setup.cluster == "b200-sxm"
+    assert read(model_path="meta-llama/Llama-3.3-70B-Instruct", silicon_tpot_ms="40").setup.model == "llama-3.1-70b"
+    assert read(tp_size="16", model_path="405b", silicon_tpot_ms="40").setup.scenario().nodes == 2
+
+
+def test_campaigns_say_what_arrived_in_lockstep_unless_the_row_does() -> None:
+    assert read(backend="sglang", backend_version="0.5.1.post1").setup.arrivals == "lockstep"
+    assert read(backend="sglang", backend_version="0.5.6.post2").setup.arrivals == "steady"
+    assert read(backend="sglang", backend_version="0.5.1.post1", arrivals="steady").setup.arrivals == "steady"
+
+
+@pytest.mark.parametrize(
+    ("changed", "message", "hint"),
+    [
+        (
+            {"model_path": "Qwen/Qwen3-23B"},
+            "t.csv, line 2: model_path: unknown model 'Qwen/Qwen3-23B'",
+            "qwen/qwen3-32b",
+        ),
+        ({"system": "h100_smx"}, "t.csv, line 2: unknown system 'h100_smx'", "h100_sxm"),
+        ({"backend": "vlm"}, "t.csv, line 2: unknown backend 'vlm'", "vllm"),
+        ({"backend": "gpt-fast"}, "t.csv, line 2: unknown backend 'gpt-fast'", "known: sglang, trtllm, vllm"),
+        ({"backend_version": "99.0"}, "t.csv, line 2: backend_version: version 99.0 of stack 'vllm'", "vllm@"),
+        ({"dtype": "bf61"}, "t.csv, line 2: dtype: ", "bf16"),
+        ({"gemm_quant_mode": "fp8_blok"}, "t.csv, line 2: gemm_quant_mode: ", "fp8-block"),
+        ({"silicon_tpot_ms": "19.6 ms"}, "t.csv, line 2: silicon_tpot_ms is '19.6 ms': must be a number", "millisec"),
+        ({"silicon_tpot_ms": "0"}, "t.csv, line 2: silicon_tpot_ms is 0.0: must be a number above 0", "milliseconds"),
+        ({"silicon_ttft_ms": "-3"}, "t.csv, line 2: silicon_ttft_ms is -3.0", "milliseconds"),
+        ({"silicon_ttft_ms": "nan"}, "t.csv, line 2: silicon_ttft_ms is nan", "milliseconds"),
+        ({"silicon_ttft_ms": ""}, "t.csv, line 2: silicon_ttft_ms is empty", "fill the column"),
+        (
+            {"silicon_tpot_ms": "0.0196"},
+            "t.csv, line 2: silicon_tpot_ms is 0.0196: a step reads the weights",
+            "millisec",
+        ),
+        ({"tp_size": "2.5"}, "t.csv, line 2: tp_size is '2.5': must be a whole number from 1", "tp_size 8"),
+        ({"concurrency": "0"}, "t.csv, line 2: concurrency is '0'", "concurrency 8"),
+        ({"isl": "many"}, "t.csv, line 2: isl is 'many': must be a number without unit", "count"),
+        ({"arrivals": "random"}, "t.csv, line 2: unknown arrivals 'random'", "steady"),
+        ({"latency_s": "1"}, "t.csv, line 1: unknown column 'latency_s'", ""),
+    ],
+)
+def test_what_breaks_a_rule_is_refused_by_line_and_column(changed: dict[str, str], message: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        read(**changed)
+    assert caught.value.message.startswith(message)
+    assert hint in (caught.value.hint or "")
+
+
+def test_a_missing_column_is_named() -> None:
+    with pytest.raises(UsageError, match="missing columns isl, silicon_tpot_ms"):
+        read_servings(b"model_path,system,backend,dtype,tp_size,concurrency,osl,silicon_ttft_ms\n", "t.csv")
+    with pytest.raises(UsageError, match="holds no serving"):
+        read_servings(HEADER.encode(), "t.csv")
+
+
+def test_tables_are_known_by_their_header() -> None:
+    assert is_serving_table(SAMPLE.read_bytes())
+    assert is_serving_table(b"\xef\xbb\xbf# a comment\n\nisl, silicon_tpot_ms\n")
+    assert not is_serving_table(b"model,cluster,tp,variant,batch,prompt,gen,tokens_per_s\n# silicon_tpot_ms\n")
+    assert not is_serving_table(b"")
+
+
+def test_no_row_is_lost_and_each_keeps_its_place() -> None:
+    rows = [ROW, {**ROW, "tp_size": "48"}, {**ROW, "concurrency": "8"}, {**ROW, "osl": "1"}]
+    servings = read_servings(table(*rows), "t.csv")
+    compared = compare_servings(servings)
+    assert [each.serving for each in compared] == list(servings)
+    assert compared[0].tpot is not None
+    assert compared[2].tpot is not None
+    assert compared[0].tpot.predicted.value > compared[2].tpot.predicted.value
+    # 64 heads on 48 ranks
+    assert compared[1].ttft is None
+    assert compared[1].note.startswith("not predicted: ")
+    # one token has no time per further token
+    assert compared[3].tpot is None
+    assert compared[3].ttft is not None
+    with pytest.raises(LadderSimError, match="line 3 is not predicted"):
+        gate(compared, 1.0)
+
+
+def test_errors_are_summed_up() -> None:
+    def quantity(measured: float) -> Quantity:
+        return Quantity(measured=measured, predicted=Interval(value=1.0, low=0.9, high=1.1))
+
+    errors = ErrorSummary.of([quantity(1.0), None, quantity(0.8), quantity(1.25)])
+    assert errors is not None
+    assert (errors.n, errors.inside_90) == (3, pytest.approx(1 / 3))
+    assert errors.mean_abs_error == pytest.approx((0.0 + 0.25 + 0.2) / 3)
+    assert errors.median_abs_error == pytest.approx(0.2)
+    assert errors.bias == pytest.approx((0.0 + 0.25 - 0.2) / 3)
+    assert ErrorSummary.of([None]) is None
+
+
+def test_a_sample_of_measured_servings_is_met() -> None:
+    compared = compare_servings(read_servings(SAMPLE.read_bytes(), SAMPLE.name))
+    tpot, _ = summary(compared)
+    assert tpot is not None
+    # the whole table has a bound of 8 %; four of its rows with reused prompts make two of these 34
+    assert tpot.mean_abs_error < 0.10
+    assert tpot.median_abs_error < 0.055
+    groups = summarize_servings(compared)
+    assert sum(each.n for each, _ in groups["tp"].values() if each) == len(compared)
+
+
+def test_the_command_reads_either_kind_of_table() -> None:
+    answered = run("validate", str(SAMPLE), "--json")
+    document = json.loads(answered.out)
+    assert document["batching"] == "continuous"
+    assert len(document["rows"]) == document["summary"]["tpot"]["n"] == 34
+    assert set(document["summary"]["ttft"]) >= {"n", "mean_abs_error", "median_abs_error", "bias", "inside_90"}
+    assert {"line", "stack", "tp", "concurrency", "tpot_s_predicted", "note"} <= set(document["rows"][0])
+    printed = run("validate", str(SAMPLE)).out
+    assert "trtllm, fp8 on h100-sxm" in printed
+    assert "rows whose TPOT is off by more than 20%" in printed
+    assert run("validate", str(SAMPLE), "--max-error", "0.1").code == 1
+    assert run("validate", str(SAMPLE), "--level", "roofline").code == 2
+
+
+def test_the_figure_has_a_point_for_each_serving() -> None:
+    compared = compare_servings(read_servings(SAMPLE.read_bytes(), SAMPLE.name))
+    drawn = servings_figure(SAMPLE.name, compared)
+    assert sum(len(trace.x) for trace in drawn.data if trace.mode == "markers") == len(compared)
