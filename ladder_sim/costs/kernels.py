@@ -27,7 +27,7 @@ from ladder_sim.costs.roofline import (
     table_key,
     table_shape,
 )
-from ladder_sim.des.shared import Demand, Floats, Number, maximum, minimum
+from ladder_sim.des.shared import Demand, Floats, Number, any_true, maximum, minimum
 from ladder_sim.graph.ops import AttentionShape, CollectiveKind, CollectiveShape, GemmShape, Op, Shape
 from ladder_sim.specs.scenario import Scenario
 
@@ -126,9 +126,9 @@ class KernelCosts:
             # its share of the whole prompt, as which it was looked up
             part: Number = shape.q_len / prompt_len(shape)
             return seconds * part
-        if not isinstance(shape, GemmShape) or (isinstance(share, float) and share == 1.0):
+        if not isinstance(shape, GemmShape) or not any_true(share < 1.0):
             return seconds
-        lasting_s = shape.flops / (share * self.hardware.gpu.peak_flops(shape))
+        lasting_s = _number(np.where(share < 1.0, shape.flops / (share * self.hardware.gpu.peak_flops(shape)), 0.0))
         return seconds + shape.duty * maximum(lasting_s - seconds, 0.0)
 
     def _table(self, kind: Kind, dtype: str) -> RatioTable | None:

@@ -106,7 +106,8 @@ class Breakdown:
         """That of one pass; as `simulated_ops`, on `gpu`."""
         repeats = plan.wiring.repeats
         compute = timeline.busy([COMPUTE])
-        limits = [_limit(op, gpu) for op in distinct]
+        figures = Gpu.of(gpu)
+        limits = [_limit(op, figures) for op in distinct]
         busy_s: dict[str, float] = defaultdict(float)
         limits_s: dict[str, float] = defaultdict(float)
         errors_s: dict[str, float] = defaultdict(float)
@@ -164,11 +165,11 @@ def _summed(parts: Iterable[tuple[Mapping[_Key, float], float]]) -> dict[_Key, f
     return dict(sums)
 
 
-def _limit(op: Op, gpu: GpuSpec) -> str:
+def _limit(op: Op, gpu: Gpu) -> str:
     """What bounds an op: a link, tensor cores, device memory, or the fixed cost of a small kernel."""
     if op.stream == "comm":
         return op.kind
-    arithmetic_s = op.shape.flops / Gpu.of(gpu).peak_flops(op.shape)
+    arithmetic_s = op.shape.flops / gpu.peak_flops(op.shape)
     traffic_s = op.shape.moved_bytes / gpu.hbm_bandwidth_Bps
     if max(arithmetic_s, traffic_s) < gpu.kernel_s:
         return "small kernels"

@@ -74,8 +74,8 @@ class StackSpec:
     """Largest group on which all-reduce ``auto`` takes the engine's own kernels where NVLink does not join all GPUs."""
     host_request_s: Seconds = 0.0
     """CPU time that a decode step takes longer for each request in it (scheduling, sampling, detokenising), seconds."""
-    sustained_share: Annotated[float, Limits(0, 1, above=True)] = 1.0
-    """Share of the tensor cores' peak that GEMMs keep up over long prompts: power limits what cold runs measure."""
+    sustained_share: Factor = 1.0
+    """Share of the tensor cores' peak that GEMMs keep up over long prompts, limited by power; 1 or more: no limit."""
     fp8_kv_cache: bool = False
     """The KV cache is fp8 by default where activations have 8 bits or fewer."""
     step_tokens: Tokens = 0
