@@ -1,0 +1,189 @@
+"""Precisions of linear layers, types of the KV cache, mixed steps and the sustained rate, as ops are priced."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ladder_sim import Scenario, predict
+from ladder_sim.costs.estimate import Estimate
+from ladder_sim.costs.kernels import KernelCosts
+from ladder_sim.costs.profile import CalibrationProfile
+from ladder_sim.costs.profile_file import load_profile
+from ladder_sim.costs.roofline import Gpu
+from ladder_sim.graph.build import PassInputs
+from ladder_sim.graph.ops import GemmShape, Op, Phase
+from ladder_sim.graph.sizes import Sizes
+from ladder_sim.simulate.lower import schedule
+from ladder_sim.simulate.passes import FIRST_PERIODS, ForwardPass, price
+from ladder_sim.specs.workload import FORMATS
+
+DTYPES = ("bf16", "fp8", "fp8-block", "nvfp4", "w4a16")
+SERVING: dict[str, Any] = {"model": "70b", "stack": "vllm", "concurrency": 64}
+
+
+@pytest.fixture(scope="module")
+def b200() -> CalibrationProfile:
+    return load_profile("b200-sxm")
+
+
+def priced(
+    scenario: Scenario, phase: Phase, sizes: Sizes, profile: CalibrationProfile | None
+) -> tuple[dict[str, tuple[Op, Estimate]], ForwardPass]:
+    """Ops of the last layer and the head by name, and the pass."""
+    costs = KernelCosts(scenario, profile)
+    plan = schedule(PassInputs.of(scenario).of_one_token(), phase, FIRST_PERIODS)
+    (prices,) = price(costs, [(phase, sizes)], [plan])
+    step = ForwardPass(plan, prices, costs.hardware, scenario.cluster.gpu)
+    names = {op.name.partition(".")[2] or op.name: like for op, like in zip(plan.ops, plan.same_as, strict=True)}
+    return {name: prices[plan.keys[like]] for name, like in names.items()}, step
+
+
+def decode(scenario: Scenario, profile: CalibrationProfile | None, batch: Any = 8) -> dict[str, tuple[Op, Estimate]]:
+    sizes = Sizes.of(scenario.stack, "decode", 1500, batch=batch, prompt=1024, gen=512)
+    return priced(scenario, "decode", sizes, profile)[0]
+
+
+def mixed(scenario: Scenario, **sizes: Any) -> tuple[dict[str, tuple[Op, Estimate]], ForwardPass]:
+    given = {"batch": 64, "prompts": 1, "chunk": 1024, "prompt": 1024, "gen": 512, "duty": 0.0, **sizes}
+    return priced(scenario, "mixed", Sizes.mixed(scenario.stack, 1280, **given), load_profile("h100-sxm"))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_each_precision_has_its_table_or_the_roofline(dtype: str, b200: CalibrationProfile) -> None:
+    scenario = Scenario.of(model="70b", cluster="b200-sxm", stack="vllm", dtype=dtype)
+    for profile in (b200, None):
+        ops = decode(scenario, profile)
+        tables = profile.gemm if profile else {}
+        for name in ("attn.qkv", "attn.o", "mlp.up", "mlp.down"):
+            op, estimate = ops[name]
+            assert isinstance(op.shape, GemmShape)
+            assert op.shape.format == dtype
+            assert (estimate.source == "roofline") is (dtype not in tables), name
+        head, estimate = ops["lm_head"]
+        assert isinstance(head.shape, GemmShape)
+        assert head.shape.format == "bf16"
+        assert (estimate.source == "roofline") is (profile is None)
+
+
+def test_narrow_weights_are_streamed_in_less_time() -> None:
+    """A memory-bound layer takes its weights' bytes, scales included."""
+    scenario = Scenario.of(model="70b", cluster="b200-sxm", stack="vllm")
+    seconds = {}
+    for dtype in DTYPES:
+        op, estimate = decode(Scenario.of(model="70b", cluster="b200-sxm", stack="vllm", dtype=dtype), None, 1)[
+            "mlp.up"
+        ]
+        floor_s = scenario.cluster.gpu.kernel_s
+        assert isinstance(op.shape, GemmShape)
+        assert op.shape.moved_bytes == pytest.approx(op.shape.n * op.shape.k * FORMATS[dtype].weight_bytes, rel=0.01)  # type: ignore[index]
+        seconds[dtype] = float(estimate.seconds) - floor_s
+    assert seconds["bf16"] == pytest.approx(2 * seconds["fp8"], rel=0.1)
+    assert seconds["w4a16"] < seconds["nvfp4"] < seconds["fp8"] < seconds["fp8-block"] < seconds["bf16"]
+
+
+def test_tensor_cores_of_a_precision() -> None:
+    gpu = Gpu(bf16_flops=1e15, fp8_flops=2e15, fp4_flops=4e15, hbm_bandwidth_Bps=1e12, kernel_s=0.0)
+    operands = {"weight_element_bytes": 1, "input_element_bytes": 1, "output_element_bytes": 2}
+    peaks = [gpu.peak_flops(GemmShape(m=1, n=1, k=1, format=dtype, **operands)) for dtype in DTYPES]  # type: ignore[arg-type]
+    assert peaks == [1e15, 2e15, 2e15, 4e15, 1e15]
+
+
+def test_a_gpu_without_them_is_warned_about() -> None:
+    for cluster, dtype, warned in (
+        ("a100-sxm-hdr", "fp8", True),
+        ("h100-sxm", "fp8", False),
+        ("h100-sxm", "nvfp4", True),
+        ("b200-sxm", "nvfp4", False),
+        ("a100-sxm-hdr", "w4a16", False),
+    ):
+        warnings = " ".join(Scenario.of(model="8b", cluster=cluster, dtype=dtype).warnings())
+        assert ("tensor cores" in warnings) is warned, (cluster, dtype)
+
+
+@pytest.mark.parametrize("profile", ["h100-sxm", "none"])
+def test_an_fp8_cache_halves_what_attention_reads(profile: str) -> None:
+    long = {"model": "70b", "stack": "vllm", "batch": 16, "prompt": 32_000, "gen": 16}
+    wide, narrow = (
+        predict(Scenario.of(**long, kv_dtype=kv), "standard", profile=profile, ignore_memory=True)  # type: ignore[arg-type]
+        for kv in ("bf16", "fp8")
+    )
+    assert wide.memory.kv_cache_bytes == 2 * narrow.memory.kv_cache_bytes
+    attention = [each.request.decode.breakdown.busy_s["attention"] for each in (wide, narrow) if each.request.decode]
+    assert 0.4 < attention[1] / attention[0] < 0.8
+
+
+def test_a_mixed_step_is_its_parts() -> None:
+    """Every op sees both kinds of tokens; attention is one op for each."""
+    scenario = Scenario.of(**SERVING)
+    profile = load_profile("h100-sxm")
+    ops, step = mixed(scenario)
+    decoded = Sizes.of(scenario.stack, "decode", 1280, batch=64, prompt=1024, gen=512)
+    prompts = Sizes.of(scenario.stack, "prefill", 1024, batch=1, prompt=1024, gen=512)
+    alone, other = priced(scenario, "decode", decoded, profile)[0], priced(scenario, "prefill", prompts, profile)[0]
+    assert ops["attn.attention"][1].seconds == pytest.approx(alone["attn.attention"][1].seconds)
+    assert ops["attn.prompt_attention"][1].seconds == pytest.approx(other["attn.attention"][1].seconds)
+    for name in ("attn.qkv", "mlp.up"):
+        shape = ops[name][0].shape
+        assert isinstance(shape, GemmShape)
+        assert shape.m == 64 + 1024
+    head = ops["lm_head"][0].shape
+    assert isinstance(head, GemmShape)
+    assert head.m == 65
+    assert float(step.seconds) > max(float(each.seconds) for _, each in ops.values())
+
+
+def test_a_chunk_takes_its_share_of_the_prompt() -> None:
+    scenario = Scenario.of(**SERVING)
+
+    def attention(**sizes: Any) -> float:
+        return float(mixed(scenario, **sizes)[0]["attn.prompt_attention"][1].seconds)
+
+    whole = attention(chunk=16_384, prompt=16_384)
+    assert attention(chunk=4096, prompt=16_384) == pytest.approx(whole / 4)
+    assert attention(chunk=2048, prompt=2048) < attention(chunk=2048, prompt=16_384)
+
+
+def test_steps_of_many_sizes_are_as_one_by_one() -> None:
+    scenario = Scenario.of(**SERVING)
+    many = {
+        "batch": np.array([1.0, 16.0, 200.5]),
+        "prompts": np.array([1.0, 1.5, 3.0]),
+        "duty": np.array([0.0, 0.3, 1.0]),
+    }
+    together = mixed(scenario, **many)[1].seconds
+    for row in range(3):
+        alone = mixed(scenario, **{name: float(values[row]) for name, values in many.items()})[1].seconds
+        assert np.asarray(together)[row] == pytest.approx(float(alone), rel=1e-12)
+
+
+def test_wirings_have_mixed_steps() -> None:
+    """Ladder hides all-reduces there as well; without them a step is shortest."""
+    seconds = {
+        variant: float(mixed(dataclasses.replace(Scenario.of(**SERVING), variant=variant))[1].seconds)
+        for variant in ("standard", "ladder", "upper-bound")
+    }
+    assert seconds["upper-bound"] < seconds["ladder"] < seconds["standard"]
+
+
+def test_prompts_run_at_the_rate_that_a_gpu_keeps_up() -> None:
+    """In proportion to the time in which prompts run; decode and small GEMMs are left as they are."""
+
+    def gemm(duty: float, **sizes: Any) -> float:
+        return float(mixed(Scenario.of(**SERVING), duty=duty, **sizes)[0]["mlp.up"][1].seconds)
+
+    cold, half, hot = gemm(0.0), gemm(0.5), gemm(1.0)
+    assert cold < half < hot
+    assert half == pytest.approx((cold + hot) / 2)
+    gpu, stack = Scenario.of(**SERVING).cluster.gpu, Scenario.of(**SERVING).stack
+    shape = mixed(Scenario.of(**SERVING))[0]["mlp.up"][0].shape
+    assert hot == pytest.approx(shape.flops / (stack.sustained_share * gpu.bf16_flops))
+    assert gemm(1.0, prompts=0, batch=1) == gemm(0.0, prompts=0, batch=1)
+    # a stack that was fitted to runs has no need of it
+    one, other = (
+        predict(Scenario.of(model="70b", overrides={"stack.sustained_share": share}), "standard").ttft_s
+        for share in (1.0, 0.61)
+    )
+    assert other > 1.05 * one
+    assert predict(Scenario.of(model="70b"), "standard").ttft_s == one
