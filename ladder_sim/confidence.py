@@ -22,6 +22,7 @@ from ladder_sim.costs.roofline import Gpu
 from ladder_sim.simulate.request import Request, simulate_requests
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.versions import release
 from ladder_sim.specs.workload import FORMATS
 from ladder_sim.units import format_bytes
 
@@ -286,6 +287,8 @@ def _warnings(scenario: Scenario, costs: KernelCosts, memory: MemoryUse) -> list
             f"collectives on {scenario.cluster.intra.fabric} are carried over from {costs.links_profile.cluster_name}, "
             "another GPU: none was measured on this one"
         )
+    if profile:
+        warnings += _not_in_tables(scenario, profile)
     stack_fit = profile.fit_of(scenario.stack.name) if profile else None
     if profile and stack_fit and stack_fit.base != profile.tables_of:
         warnings.append(
@@ -298,6 +301,24 @@ def _warnings(scenario: Scenario, costs: KernelCosts, memory: MemoryUse) -> list
     if scenario.nodes_used > 1 and scenario.stack.allreduce not in ("nccl", "auto"):
         warnings.append(f"all-reduce '{scenario.stack.allreduce}' works inside a node only: across nodes NCCL is used")
     return warnings
+
+
+def _not_in_tables(scenario: Scenario, profile: CalibrationProfile) -> Iterator[str]:
+    """What a profile does not hold of a scenario's engine and precisions, and what stands in for it."""
+    stack, workload = scenario.stack, scenario.workload
+    engine, _, version = profile.environment.get("engine", "").partition(" ")
+    if stack.version and stack.engine == engine and release(stack.version) != release(version):
+        yield f"stack '{stack.name}': its attention and all-reduce were measured in {version}, the nearest version"
+    attention = profile.attention_decode.get(stack.attention, {})
+    for what, name, tables in (
+        ("GEMMs", FORMATS[workload.dtype].name, profile.gemm),
+        ("attention over a KV cache", workload.kv_dtype, attention),
+    ):
+        if tables and name not in tables:
+            yield (
+                f"profile '{profile.name}' holds no {what} in {name}: a datasheet roofline stands in; it holds "
+                f"{', '.join(tables)}"
+            )
 
 
 def _faster_than_the_bound(requests: Mapping[str, Request]) -> Iterator[str]:

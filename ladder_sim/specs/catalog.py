@@ -263,11 +263,11 @@ def _read_cluster(table: dict[str, Any], file: str, name: str) -> ClusterSpec:
     return read_table(ClusterSpec, table, where=file, **parts)
 
 
-def _read_stack(table: dict[str, Any], file: str, name: str, version: str = "") -> StackSpec:
+def _read_stack(table: dict[str, Any], file: str, name: str, version: str | None = None) -> StackSpec:
     """A stack of its newest version or of another: the latest table ``[versions.before."X"]`` comes first."""
     table.setdefault("name", name)
     versions = Versions.read(table.pop("versions", {}), file)
-    if not version:
+    if version is None:
         return read_table(StackSpec, table, where=file)
     earlier = versions.before(version, stack=name)
     return read_table(StackSpec, table | earlier | {"name": f"{name}@{version}", "version": version}, where=file)

@@ -187,3 +187,31 @@ def test_prompts_run_at_the_rate_that_a_gpu_keeps_up() -> None:
     )
     assert other > 1.05 * one
     assert predict(Scenario.of(model="70b"), "standard").ttft_s == one
+
+
+@pytest.mark.parametrize(
+    ("fields", "warning"),
+    [
+        (
+            {"stack": "vllm@0.12.0"},
+            "stack 'vllm@0.12.0': its attention and all-reduce were measured in 0.24.0, the nearest",
+        ),
+        ({"stack": "vllm@0.24"}, ""),
+        ({"stack": "trtllm@1.2.0rc6.post1"}, "measured in 1.3.0rc20"),
+        ({"stack": "vllm"}, ""),
+        (
+            {"stack": "vllm", "dtype": "w4a16"},
+            "holds no GEMMs in w4a16: a datasheet roofline stands in; it holds bf16, fp8",
+        ),
+        ({"dtype": "nvfp4"}, "holds no GEMMs in nvfp4"),
+        # its attention has no table in any type
+        ({"kv_dtype": "fp8"}, ""),
+    ],
+)
+def test_what_no_table_holds_is_said(fields: dict[str, Any], warning: str) -> None:
+    warnings = " ".join(predict(Scenario.of(model="8b", **fields), "standard").confidence.warnings)
+    if warning:
+        assert warning in warnings
+    else:
+        assert "measured in" not in warnings
+        assert "holds no" not in warnings
