@@ -18,8 +18,9 @@ from calibration.importers.allreduce import all_reduce_curves, collective_curves
 from calibration.importers.clean import RISING, from_memory, outlier_note, static, without_excluded
 from calibration.importers.grids import Grid, Series, distinct, merge
 from calibration.importers.thin import leave_one_out, predicted_s, thin
+from ladder_sim.costs.collectives.formulas import OWN
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
-from ladder_sim.costs.profile import OWN_ALLREDUCE, CalibrationProfile, CollectiveName, ProfileSource
+from ladder_sim.costs.profile import CalibrationProfile, CollectiveName, ProfileSource
 from ladder_sim.costs.roofline import AXES, GEMM_FORMATS, Gpu, Kind, roofline_s, table_shape
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import UnknownNameError, UsageError
@@ -245,7 +246,7 @@ def make_engine_profile(
         attention_decode={"flash": _tables("attention_decode", own, reference)},
         collectives={
             **base.collectives,
-            "all_reduce": {**base.collectives["all_reduce"], OWN_ALLREDUCE: curves},
+            "all_reduce": {**base.collectives["all_reduce"], OWN: curves},
         },
     )
 

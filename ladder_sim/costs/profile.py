@@ -19,8 +19,6 @@ from ladder_sim.specs.workload import DType
 CollectiveName = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 # those of tensor parallelism, which `calibrate measure` times
 COLLECTIVES: tuple[CollectiveName, ...] = ("all_reduce", "all_gather", "reduce_scatter")
-# an all-reduce's algorithm in an engine's profile: whichever the engine takes for the size
-OWN_ALLREDUCE = "engine"
 
 # a figure is identified if the runs leave at most this share of its prior's spread
 IDENTIFIED = 0.7

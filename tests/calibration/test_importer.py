@@ -27,7 +27,8 @@ from calibration.importers.clean import from_memory, outlier_note, without_exclu
 from calibration.importers.grids import Series, dense, distinct, lowered, merge, outliers
 from calibration.importers.thin import thin, thin_curve
 from ladder_sim.costs import profile_file
-from ladder_sim.costs.profile import OWN_ALLREDUCE, CalibrationProfile
+from ladder_sim.costs.collectives.formulas import OWN
+from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import MissingDependencyError, UsageError, install_command
 
@@ -285,7 +286,7 @@ def test_an_engines_profile_holds_what_the_engine_does_by_itself(
         assert (document["base"], document["gemm"]) == ("h100-sxm", {})
         assert set(document["attention_decode"]["flash"]) == {"bf16", "fp8"}
         assert document["collectives"].keys() == {"all_reduce"}
-        assert document["collectives"]["all_reduce"].keys() == {OWN_ALLREDUCE}
+        assert document["collectives"]["all_reduce"].keys() == {OWN}
         assert document["environment"]["engine"] == f"{name} {ENGINES[name]}"
         assert "aiconfigurator" in document["sources"][0]["citation"]
         again = load_profile(tmp_path / "own.json")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ladder_sim.costs.collectives.fabrics import fabric_curve
-from ladder_sim.costs.collectives.formulas import FORMULAS, across_nodes_s, gather_s, host_ring_s
+from ladder_sim.costs.collectives.formulas import FORMULAS, OWN, across_nodes_s, gather_s, host_ring_s
 from ladder_sim.costs.collectives.measured import MeasuredCollective, bracketed
 from ladder_sim.costs.collectives.network import CollectiveTimes, Network
 from ladder_sim.costs.hardware import Hardware
@@ -287,6 +287,24 @@ def test_auto_is_the_fastest(h100: CalibrationProfile, measured: bool, tp: int) 
     singly = [one_by_one(SIZES, profile, tp=tp, allreduce=name) for name in ("nccl", "one-shot", "two-shot")]
     np.testing.assert_array_equal(auto, np.min(singly, axis=0))
     assert times(SIZES[:1], profile, tp=tp, allreduce="auto").most_common == "one-shot"
+
+
+@pytest.mark.parametrize("tp", [2, 4, 8])
+@pytest.mark.parametrize("engine", ["vllm", "trtllm", "sglang"])
+def test_auto_is_what_the_engine_measured(engine: str, tp: int) -> None:
+    profile = load_profile(f"h100-sxm-{engine}")
+    curve = profile.collectives["all_reduce"][OWN][tp]
+    auto = times(curve.size_bytes, profile, tp=tp, stack=engine, allreduce="auto")
+    np.testing.assert_allclose(auto.seconds, curve.seconds)
+    assert auto.in_range.all()
+    # by name, or where the engine cannot use its own kernels, the others
+    assert times(SIZES, profile, tp=tp, stack=engine, allreduce="nccl").most_common == "nccl"
+    small = SIZES[SIZES < 2**20]
+    host = times(small, profile, tp=tp, stack=engine, allreduce="auto", p2p=False)
+    assert (host.seconds > times(small, profile, tp=tp, stack=engine, allreduce="auto").seconds).all()
+    faster = times(SIZES, profile, tp=tp, stack=engine, allreduce="auto", overrides={"intra.bandwidth": "900GB/s"})
+    assert (faster.seconds <= times(SIZES, profile, tp=tp, stack=engine, allreduce="auto").seconds).all()
+    assert faster.source == "transferred"
 
 
 @pytest.mark.parametrize("allreduce", ["one-shot", "two-shot", "nvls"])

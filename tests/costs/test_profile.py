@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from calibration.importers.grids import lowered
 from ladder_sim.costs import profile_file
-from ladder_sim.costs.profile import OWN_ALLREDUCE, CalibrationProfile
+from ladder_sim.costs.collectives.formulas import OWN
+from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile, save_profile, shipped_profiles
 from ladder_sim.costs.roofline import roofline_s, table_shape
 from ladder_sim.errors import ProfileError
@@ -91,7 +92,7 @@ def test_an_engines_profile_is_small_and_says_which_versions_it_holds(name: str,
         for table in phase["flash"].values():
             assert list(table.left_out)[1] == own.environment["engine"]
             assert table.left_out["aggregated"].median <= 0.08
-    for curve in own.collectives["all_reduce"][OWN_ALLREDUCE].values():
+    for curve in own.collectives["all_reduce"][OWN].values():
         assert (np.diff(curve.seconds) >= 0).all()
 
 

@@ -90,6 +90,13 @@ def two_shot_s(message: Floats, ranks: float, latency_s: Number, bandwidth_Bps: 
     return floor + _bus(ranks) * message / (ONE_SHOT_EFFICIENCY * bandwidth_Bps)
 
 
+def own_s(message: Floats, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> Floats:
+    """Whichever an engine takes for the message: about the fastest of its own and NCCL's."""
+    size = (message, ranks, latency_s, bandwidth_Bps)
+    fastest: Floats = np.minimum(np.minimum(one_shot_s(*size), two_shot_s(*size)), nccl_s(*size))
+    return fastest
+
+
 def gather_s(message: Floats, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> Floats:
     """NCCL all-gather of `message` result bytes; a broadcast of `message` bytes takes no longer."""
     floor = GATHER_FLOOR_FACTOR * _floor(ranks, latency_s)
@@ -121,8 +128,16 @@ def host_gather_s(
 # of NCCL inside a node, from GPU to GPU
 IN_NODE: Mapping[str, Formula] = {"all_reduce": nccl_s, "all_gather": gather_s}
 
+# name under which a profile holds the all-reduce that an engine takes by itself, whichever that is at each size
+OWN = "engine"
 # of all-reduces inside a node, by algorithm
-FORMULAS: Mapping[str, Formula] = {"nccl": nccl_s, "one-shot": one_shot_s, "two-shot": two_shot_s, "nvls": nvls_s}
+FORMULAS: Mapping[str, Formula] = {
+    "nccl": nccl_s,
+    "one-shot": one_shot_s,
+    "two-shot": two_shot_s,
+    "nvls": nvls_s,
+    OWN: own_s,
+}
 
 
 def across_nodes_s(

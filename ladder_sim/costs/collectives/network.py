@@ -13,6 +13,7 @@ from ladder_sim.costs.collectives.fabrics import fabric_curve
 from ladder_sim.costs.collectives.formulas import (
     FORMULAS,
     IN_NODE,
+    OWN,
     Formula,
     across_nodes_s,
     host_gather_s,
@@ -139,6 +140,10 @@ class Network:
         if kind == "all_gather":
             return gather
         reduce = _fastest([self._all_reduce(name, message_bytes) for name in self._algorithms()])
+        if self._choice == "auto" and self._custom and ("all_reduce", OWN) in self._measured:
+            # what the engine itself takes was measured; which algorithm that is at a size was not
+            own = self._all_reduce(OWN, message_bytes)
+            reduce = dataclasses.replace(own, algorithms=reduce.algorithms, choice=reduce.choice)
         return reduce if kind == "all_reduce" else _fastest([gather, reduce])
 
     def _check(self) -> None:
