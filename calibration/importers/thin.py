@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from ladder_sim.costs.collectives.measured import MAX_GAP
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
 from ladder_sim.des.shared import Floats
 
@@ -106,14 +107,25 @@ def _worst(error: Floats, kept: list[Mask], allowed: list[Mask]) -> tuple[float,
 
 
 def thin_curve(size_bytes: Floats, seconds: Floats, *, target: float, max_share: float) -> Curve:
-    """Choose message sizes of a collective until every left-out one is within `target`, or `max_share` are kept."""
+    """Choose message sizes of a collective until every left-out one is within `target`, or `max_share` are kept.
+
+    Kept sizes are as near as measured ones must be for what lies between to count as measured.
+    """
     kept = np.isin(np.arange(len(size_bytes)), [0, len(size_bytes) - 1])
     while True:
         curve = Curve(size_bytes=size_bytes[kept], seconds=seconds[kept])
         error = np.abs(np.log(curve.seconds_at(size_bytes)[0] / seconds))
         if error.max() <= target or kept.sum() + 1 > max_share * len(kept):
-            return curve
+            break
         kept[int(np.argmax(error))] = True
+    last = 0
+    for index in range(1, len(kept)):
+        # the next one is too far from the last one that is kept
+        if size_bytes[index] > MAX_GAP * size_bytes[last] and index - 1 > last:
+            kept[index - 1] = True
+        if kept[index - 1]:
+            last = index - 1
+    return Curve(size_bytes=size_bytes[kept], seconds=seconds[kept])
 
 
 def leave_one_out(table: RatioTable) -> ErrorStats:

@@ -28,6 +28,7 @@ from calibration.importers.grids import Series, dense, distinct, lowered, merge,
 from calibration.importers.thin import thin, thin_curve
 from ladder_sim.costs import profile_file
 from ladder_sim.costs.collectives.formulas import OWN
+from ladder_sim.costs.collectives.measured import bracketed
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.errors import MissingDependencyError, UsageError, install_command
@@ -262,6 +263,11 @@ def test_thinning_keeps_what_cannot_be_interpolated() -> None:
     curve = thin_curve(axes["a"], seconds, target=0.01, max_share=0.8)
     assert 2.0**6 in curve.size_bytes
     np.testing.assert_allclose(curve.seconds_at(axes["a"])[0], seconds, rtol=0.01)
+    # a flat curve keeps sizes so near each other that those between count as measured
+    sizes = 2.0 ** np.arange(8, 31)
+    flat = thin_curve(sizes, np.ones(23), target=0.01, max_share=0.8)
+    assert bracketed(flat, sizes).all()
+    assert len(flat.seconds) == 5
 
 
 def test_algorithm_ranges_end_where_the_engine_changes() -> None:
