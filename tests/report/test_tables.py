@@ -110,6 +110,18 @@ def test_a_file_holds_plain_lines_that_are_not_broken(predictions: Predictions) 
     assert re.search(r"^attn\.attention +math, 8/1 heads, 1024 on 1536 +\w+ +126 ", text, re.M)
 
 
+def test_ops_name_their_precision() -> None:
+    """Linear layers have the model's, the LM head 16 bits; so has attention, over a cache of its own type."""
+    scenario = Scenario.of(model="8b", tp=8, cluster="b200-sxm", stack="trtllm", dtype="nvfp4", batch=4)
+    text = to_text(explained(predict(scenario, ["standard", "ladder"])))
+    for name, shape in (
+        ("attn.qkv", "4 x 4096 x 768, nvfp4"),
+        ("lm_head", "4 x 4096 x 16032, bf16"),
+        ("attn.attention", "flash, 4/1 heads, 1 on 1280, fp8 cache"),
+    ):
+        assert len(re.findall(rf"^{re.escape(name)} +{shape} ", text, re.M)) == 2, name
+
+
 def test_a_terminal_is_bold_unless_no_color_is_set(predictions: Predictions, monkeypatch: pytest.MonkeyPatch) -> None:
     report = predictions.report()
     assert "\x1b[1m" in shown(report, 112, monkeypatch, TERM="xterm-256color", TTY_COMPATIBLE="1")

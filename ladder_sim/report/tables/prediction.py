@@ -10,6 +10,7 @@ from ladder_sim.display.console import WholeTable, table
 from ladder_sim.graph.ops import AttentionShape, CollectiveShape, GemmShape, Op
 from ladder_sim.simulate.breakdown import SimulatedOp
 from ladder_sim.simulate.passes import ForwardPass
+from ladder_sim.specs.workload import KV_BYTES
 from ladder_sim.units import format_bytes, format_seconds
 
 
@@ -67,9 +68,16 @@ def _shape_text(op: Op) -> str:
     """An op's size in a few characters."""
     shape = op.shape
     if isinstance(shape, GemmShape):
-        return f"{shape.m} x {shape.k} x {shape.n}"
+        return f"{_count_text(shape.m)} x {shape.k} x {shape.n}, {shape.format}"
     if isinstance(shape, AttentionShape):
-        return f"{shape.kernel}, {shape.heads}/{shape.kv_heads} heads, {shape.q_len} on {shape.kv_len}"
+        lengths = f"{_count_text(shape.q_len)} on {_count_text(shape.kv_len)}"
+        cache = ", fp8 cache" if shape.kv_element_bytes == KV_BYTES["fp8"] else ""
+        return f"{shape.kernel}, {shape.heads}/{shape.kv_heads} heads, {lengths}{cache}"
     if isinstance(shape, CollectiveShape):
         return format_bytes(shape.message_bytes)
     return format_bytes(shape.moved_bytes)
+
+
+def _count_text(count: float) -> str:
+    """A number of tokens: in a mixed step it may be a mean."""
+    return f"{round(count, 1):.12g}"
