@@ -16,7 +16,6 @@ from ladder_sim.display.document import Document, scenario_fields
 from ladder_sim.display.labels import LEGEND, hardware_label, kind_label, stack_label, validated_lines, workload_label
 from ladder_sim.simulate.breakdown import Breakdown
 from ladder_sim.simulate.request import Request
-from ladder_sim.specs.workload import BATCHING
 from ladder_sim.units import format_rate, format_seconds
 
 # of a request's time: less rounds to 0.0 %
@@ -185,7 +184,7 @@ class Predictions(dict[str, Prediction]):
             "measured_fraction": self.confidence.measured_fraction,
         }
         content = {
-            "batching": BATCHING,
+            "batching": self.confidence.scenario.workload.batching,
             "scenario": given,
             "variants": variants,
             "provenance": provenance,

@@ -19,7 +19,8 @@ from ladder_sim.costs.memory import MemoryUse
 from ladder_sim.costs.profile import CalibrationProfile, IntervalScale, StackFit
 from ladder_sim.costs.profile_file import shipped_fits
 from ladder_sim.costs.roofline import Gpu
-from ladder_sim.simulate.request import Request, simulate_requests
+from ladder_sim.serving.step import simulate_requests
+from ladder_sim.simulate.request import Request
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.versions import release

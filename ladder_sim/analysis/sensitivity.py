@@ -12,7 +12,7 @@ from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import canonical_names
 from ladder_sim.prediction import default_variants, resolve_profile
-from ladder_sim.simulate.request import simulate_requests
+from ladder_sim.serving.step import simulate_requests
 from ladder_sim.specs.scenario import Scenario
 
 # a figure is multiplied and divided by one plus this

@@ -1,6 +1,5 @@
 """Memory of one GPU: weights, KV cache, the largest activations, and what the stack keeps for itself."""
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -58,16 +57,29 @@ def _weight_bytes(inputs: PassInputs) -> float:
 def memory_use(scenario: Scenario) -> MemoryUse:
     """Memory of one GPU of `scenario`; under continuous batching of the requests that are decoded together."""
     workload = scenario.workload
-    if workload.concurrency is not None:
-        return _served_memory(scenario, workload.concurrency)
-    kv_cache_bytes, activation_bytes = _growing_bytes(scenario, workload.batch, workload.prompt, workload.gen)
+    kv_cache_bytes, activation_bytes, overhead_bytes = _beside_weights(
+        scenario, workload.in_flight, workload.prompt, workload.gen
+    )
     return MemoryUse(
         weights_bytes=weight_bytes(scenario),
         kv_cache_bytes=float(kv_cache_bytes),
         activation_bytes=float(activation_bytes),
-        overhead_bytes=scenario.stack.memory_overhead_bytes,
+        overhead_bytes=float(overhead_bytes),
         capacity_bytes=scenario.cluster.gpu.hbm_bytes,
     )
+
+
+def total_bytes(scenario: Scenario, requests: Count, prompt: Count, gen: Count) -> float | Floats:
+    """Memory of one GPU for requests of other sizes than the scenario's, which may be arrays of one length.
+
+    Parameters
+    ----------
+    scenario
+        Its workload says whether the requests are a static batch or in flight.
+    requests, prompt, gen
+        How many of them, and their tokens.
+    """
+    return weight_bytes(scenario) + sum(_beside_weights(scenario, requests, prompt, gen))
 
 
 def kv_requests(scenario: Scenario, prompt: Count, gen: Count) -> float | Floats:
@@ -92,25 +104,18 @@ def kv_requests(scenario: Scenario, prompt: Count, gen: Count) -> float | Floats
     return requests
 
 
-def _served_memory(scenario: Scenario, concurrency: int) -> MemoryUse:
-    workload, capacity_bytes = scenario.workload, scenario.cluster.gpu.hbm_bytes
-    room = float(kv_requests(scenario, workload.prompt, workload.gen))
-    request_bytes = _kv_token_bytes(scenario) * (workload.prompt + scenario.stack.kv_answer_share * workload.gen)
-    weights_bytes = weight_bytes(scenario)
-    return MemoryUse(
-        weights_bytes=weights_bytes,
-        kv_cache_bytes=min(concurrency, max(1, math.floor(room))) * request_bytes,
-        # part of the reserve
-        activation_bytes=0.0,
-        overhead_bytes=max(0.0, capacity_bytes - weights_bytes - room * request_bytes),
-        capacity_bytes=capacity_bytes,
-    )
-
-
-def total_bytes(scenario: Scenario, batch: Count, prompt: Count, gen: Count) -> float | Floats:
-    """Memory of one GPU for requests of other sizes than the scenario's, which may be arrays of one length."""
-    kv_cache_bytes, activation_bytes = _growing_bytes(scenario, batch, prompt, gen)
-    return weight_bytes(scenario) + kv_cache_bytes + activation_bytes + scenario.stack.memory_overhead_bytes
+def _beside_weights(
+    scenario: Scenario, requests: Count, prompt: Count, gen: Count
+) -> tuple[float | Floats, float | Floats, float | Floats]:
+    """KV cache, activations and what the stack keeps."""
+    if scenario.workload.concurrency is None:
+        return *_growing_bytes(scenario, requests, prompt, gen), scenario.stack.memory_overhead_bytes
+    room = kv_requests(scenario, prompt, gen)
+    tokens: Any = prompt + scenario.stack.kv_answer_share * gen
+    request_bytes = _kv_token_bytes(scenario) * tokens
+    kept_bytes = np.maximum(0.0, scenario.cluster.gpu.hbm_bytes - weight_bytes(scenario) - room * request_bytes)
+    # activations are part of what the stack keeps
+    return np.minimum(requests, np.maximum(1.0, np.floor(room))) * request_bytes, 0.0, kept_bytes
 
 
 def _growing_bytes(

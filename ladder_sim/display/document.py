@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.workload import BATCHING
 
 SCHEMA_VERSION = 1
 
@@ -53,4 +52,4 @@ def _without_nan(value: Any) -> Any:
 def scenario_fields(scenario: Scenario) -> dict[str, Any]:
     """What was simulated."""
     fields = {name: value for name, value in scenario.fields().items() if name != "allreduce"}
-    return {**fields, "batching": BATCHING}
+    return {**fields, "batching": scenario.workload.batching}

@@ -1,6 +1,6 @@
 """What tables, figures and pages call things: fields and their values with units, scenarios in a line."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 from ladder_sim.confidence import Confidence
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.workload import BATCHING
 from ladder_sim.units import format_quantity, short_name, step_for, unit_of
 
 # what pages call the fields
@@ -145,11 +144,26 @@ def kind_label(kind: str) -> str:
 
 
 def workload_label(scenario: Scenario, *, batch: bool = True) -> str:
-    """Batch and its size, if wanted, prompt, new tokens and precision."""
+    """Batch and its size, if wanted, or requests in flight, prompt, new tokens and precision."""
     workload = scenario.workload
-    size = f"{BATCHING} batch of {workload.batch}" if batch else f"{BATCHING} batches"
+    size = f"static batch of {workload.batch}" if batch else "static batches"
+    if workload.concurrency is not None:
+        number = f"{workload.concurrency} request{'s' if workload.concurrency > 1 else ''} in flight"
+        size = (number if batch else "requests in flight") + (" in lockstep" if workload.arrivals == "lockstep" else "")
     tokens = f"{workload.gen} new token{'s' if workload.gen > 1 else ''}"
     return f"{size}, prompt {workload.prompt}, {tokens}, {workload.dtype}"
+
+
+def batching_label(batching: Iterable[str]) -> str:
+    """What some results are of, given how each one's requests share the GPUs.
+
+    Examples
+    --------
+    >>> batching_label(["static", "static"])
+    'static batches'
+    """
+    names = {"static": "static batches", "continuous": "requests in flight"}
+    return " and ".join(names[each] for each in sorted(set(batching), reverse=True))
 
 
 def scenario_label(scenario: Scenario, *, batch: bool = True) -> str:

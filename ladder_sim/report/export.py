@@ -10,7 +10,7 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from ladder_sim.display.document import Document, scenario_fields
-from ladder_sim.specs.workload import BATCHING
+from ladder_sim.specs.workload import STATIC
 
 if TYPE_CHECKING:
     from ladder_sim.analysis.advise import Advice
@@ -62,7 +62,7 @@ def advice_document(advice: Advice) -> Document:
         for option in advice.options
     ]
     head = {"objective": advice.objective, "unfit": advice.unfit, "beyond": advice.beyond}
-    return _rows_document({"batching": BATCHING, **head, "warnings": list(advice.warnings)}, rows)
+    return _rows_document({"batching": STATIC, **head, "warnings": list(advice.warnings)}, rows)
 
 
 def comparison_document(candidates: Sequence[Candidate]) -> Document:
@@ -81,7 +81,7 @@ def comparison_document(candidates: Sequence[Candidate]) -> Document:
     from ladder_sim.analysis.compare import comparison_warnings
 
     head = {
-        "batching": BATCHING,
+        "batching": candidates[0].scenario.workload.batching,
         "compared": [candidate.name for candidate in candidates],
         "validated": {candidate.name: dict(candidate.predictions.confidence.validated) for candidate in candidates},
     }
@@ -95,7 +95,7 @@ def validation_document(data: Dataset, comparisons: ComparisonsByLevel) -> Docum
 
     rows = {level: list(map(_comparison_fields, members)) for level, members in comparisons.items()}
     content = {
-        "batching": BATCHING,
+        "batching": STATIC,
         "dataset": data.name,
         "protocols": {
             name: {"fit_variants": protocol.variants, "fit_tp": protocol.tps} for name, protocol in PROTOCOLS.items()

@@ -51,9 +51,10 @@ FORMATS: Mapping[DType, Format] = MappingProxyType(
 # bytes of an element of the KV cache
 KV_BYTES: Mapping[KvDType, int] = MappingProxyType({"bf16": 2, "fp8": 1})
 
-# how requests share the GPUs: they start together, and none joins until the last one has ended. Engines that serve
-# batch continuously; their throughput and latency under load are another question
-BATCHING = "static"
+# how requests share the GPUs. Static: they start together, and none joins until the last one has ended. Continuous: the
+# next one starts when one has ended, as in engines that serve
+Batching = Literal["static", "continuous"]
+STATIC: Batching = "static"
 
 # beyond any published context, in tokens
 _MAX_CONTEXT = 100_000_000
@@ -91,6 +92,11 @@ class Workload:
                 f"prompt {self.prompt} + gen {self.gen} is {self.context} tokens: must be at most {_MAX_CONTEXT}",
                 hint="use a shorter prompt or answer, e.g. --prompt 1024 --gen 512",
             )
+
+    @property
+    def batching(self) -> Batching:
+        """How requests share the GPUs."""
+        return STATIC if self.concurrency is None else "continuous"
 
     @property
     def in_flight(self) -> int:

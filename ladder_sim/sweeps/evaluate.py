@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from ladder_sim.costs.memory import total_bytes
 from ladder_sim.errors import LadderSimError, ProfileError
 from ladder_sim.prediction import resolve_profile
-from ladder_sim.simulate.request import SIZES, simulate_requests
+from ladder_sim.serving.step import SIZES, simulate_requests
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.workload import BATCHING
+from ladder_sim.specs.workload import STATIC
 from ladder_sim.sweeps.axes import figure_of
 from ladder_sim.sweeps.grid import Chunk, Columns, SweepBlock
 from ladder_sim.sweeps.price import token_price
@@ -23,7 +23,7 @@ from ladder_sim.units import format_bytes
 METRICS = ("ttft_s", "tpot_s", "tokens_per_s", "speedup")
 # of every variant, in columns such as "ladder.speedup"; the last where GPUs have a price
 PRICE = "usd_per_Mtoken"
-# says that times and rates are of one static batch
+# says whether times and rates are of one static batch
 BATCHING_COLUMN = "batching"
 # columns of every point; the second says why a point has no figures
 MEMORY, PROBLEM = "memory_bytes_per_gpu", "infeasible"
@@ -117,8 +117,9 @@ def _same_figures(problems: Sequence[str], gen: NDArray[np.int64] | None) -> Ite
 
 def _fill(results: dict[str, NDArray[np.float64]], scenario: Scenario, block: SweepBlock, how: How) -> list[str]:
     """Put a block's times into `results`; returns why there are no times, point by point."""
-    batch, prompt, gen = (block.columns.get(name, getattr(scenario.workload, name)) for name in SIZES)
-    memory_bytes = np.broadcast_to(total_bytes(scenario, batch, prompt, gen), block.count)
+    sizes = {name: block.columns.get(name, getattr(scenario.workload, name)) for name in SIZES}
+    requests = sizes["batch" if scenario.workload.concurrency is None else "concurrency"]
+    memory_bytes = np.broadcast_to(total_bytes(scenario, requests, sizes["prompt"], sizes["gen"]), block.count)
     capacity_bytes = scenario.cluster.gpu.hbm_bytes
     results[MEMORY][:] = memory_bytes
     fits = np.full(block.count, how.ignore_memory) | (memory_bytes <= capacity_bytes)
@@ -126,12 +127,12 @@ def _fill(results: dict[str, NDArray[np.float64]], scenario: Scenario, block: Sw
         varied = {figure_of(name) or name: values[fits] for name, values in block.columns.items()}
         profile = resolve_profile(scenario, how.profile)
         times = simulate_requests(scenario, varied, tuple(dict.fromkeys(("standard", *how.variants))), profile)
-        batches, gens = (np.broadcast_to(values, block.count)[fits] for values in (batch, gen))
+        at_a_time, gens = (np.broadcast_to(values, block.count)[fits] for values in (requests, sizes["gen"]))
         for variant in how.variants:
             request = times[variant]
             results[f"{variant}.ttft_s"][fits] = request.ttft_s
             results[f"{variant}.tpot_s"][fits] = np.where(gens > 1, request.decode_s / np.maximum(gens - 1, 1), np.nan)
-            tokens_per_s = batches * gens / request.request_s
+            tokens_per_s = at_a_time * gens / request.request_s
             results[f"{variant}.tokens_per_s"][fits] = tokens_per_s
             results[f"{variant}.speedup"][fits] = times["standard"].request_s / request.request_s
             if how.usd_per_gpu_hour is not None:
@@ -147,5 +148,5 @@ def _constants(block: SweepBlock) -> dict[str, Any]:
     named = {name: value if isinstance(value, str | int | float) else value.name for name, value in block.point.items()}
     settings = {name: value for name, value in named.items() if name not in ARGUMENTS}
     if block.scenario is None:
-        return {**{name: named.get(name) for name in ARGUMENTS}, BATCHING_COLUMN: BATCHING, **settings}
-    return {**block.scenario.fields(), BATCHING_COLUMN: BATCHING, **settings}
+        return {**{name: named.get(name) for name in ARGUMENTS}, BATCHING_COLUMN: STATIC, **settings}
+    return {**block.scenario.fields(), BATCHING_COLUMN: block.scenario.workload.batching, **settings}

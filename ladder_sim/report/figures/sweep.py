@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ladder_sim.display.labels import axis_values, field_label, field_text, field_title, with_unit
+from ladder_sim.display.labels import axis_values, batching_label, field_label, field_text, field_title, with_unit
 from ladder_sim.errors import UsageError
 from ladder_sim.report.figures.style import (
     MAX_TICKS,
@@ -19,7 +19,6 @@ from ladder_sim.report.figures.style import (
     variant_colour,
 )
 from ladder_sim.specs.arguments import ARGUMENTS
-from ladder_sim.specs.workload import BATCHING
 from ladder_sim.sweeps.table import SweepTable
 
 if TYPE_CHECKING:
@@ -238,4 +237,4 @@ def _held(table: SweepTable) -> str:
         if name not in table.varied and len(values) == 1:
             value = values.pop()
             parts.append(str(value) if ARGUMENTS[name].kind is not int else f"{name} {value}")
-    return ", ".join([*parts, f"{BATCHING} batches"])
+    return ", ".join([*parts, batching_label(table["batching"])])

@@ -7,8 +7,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ladder_sim.display.console import table
-from ladder_sim.display.labels import field_label, field_text
-from ladder_sim.specs.workload import BATCHING
+from ladder_sim.display.labels import batching_label, field_label, field_text
 from ladder_sim.sweeps.evaluate import PRICE, PROBLEM
 from ladder_sim.sweeps.table import SweepTable
 from ladder_sim.units import format_rate, format_seconds
@@ -28,8 +27,9 @@ def sweep_report(sweep: SweepTable) -> RenderableType:
     if sweep.feasible.all():
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     feasible = int(sweep.feasible.sum())
+    kind = batching_label(sweep["batching"])
     parts: list[RenderableType] = [
-        Text(f"{len(sweep):,} points, {feasible:,} feasible; {BATCHING} batches; speedups over standard", "bold"),
+        Text(f"{len(sweep):,} points, {feasible:,} feasible; {kind}; speedups over standard", "bold"),
         table(columns, rows, left=len(sweep.varied), keys=len(sweep.varied)),
     ]
     if len(sweep) > MAX_ROWS:
