@@ -14,6 +14,7 @@ from ladder_sim.costs.memory import MemoryUse
 from ladder_sim.display.console import WholeTable, table, to_html, to_text
 from ladder_sim.display.document import Document, scenario_fields
 from ladder_sim.display.labels import LEGEND, hardware_label, kind_label, stack_label, validated_lines, workload_label
+from ladder_sim.serving.step import ServedRequest
 from ladder_sim.simulate.breakdown import Breakdown
 from ladder_sim.simulate.request import Request
 from ladder_sim.units import format_rate, format_seconds
@@ -39,13 +40,13 @@ class Prediction:
     variant: str
     """Canonical name."""
     ttft_s: float
-    """Time to first token: prefill."""
+    """Time to first token: prefill; with requests in flight the mean, waiting included."""
     tpot_s: float | None
     """Mean time per further token; None when only one token is asked for."""
     request_s: float
     """Prefill and every decode step."""
     rate: float
-    """Batch * gen / request_s, tokens per second."""
+    """Requests of the batch or in flight * gen / request_s, tokens per second."""
     request_speedup: float
     """Standard's request_s over this one's."""
     ttft_speedup: float
@@ -70,8 +71,13 @@ class Prediction:
         return _unevenness(self.request, self.confidence.scenario.workload.gen - 1)
 
     @property
+    def load(self) -> "Load | None":
+        """With requests in flight: what their times are made of."""
+        return _load(self)
+
+    @property
     def tokens_per_s(self) -> Interval:
-        """Throughput: ``batch * gen / request_s``."""
+        """Throughput: `rate`."""
         return Interval.around(self.rate, self.confidence.widths[self.variant].rate)
 
     @property
@@ -107,6 +113,8 @@ class Prediction:
             "exposed_comm_s": self.breakdown.exposed_comm_s,
             "memory_bytes_per_gpu": self.memory.total_bytes,
             "fits": self.memory.fits,
+            # with requests in flight only
+            **(asdict(self.load) if self.load else {}),
             # with jitter only
             **(asdict(self.unevenness) if self.unevenness else {}),
         }
@@ -142,6 +150,26 @@ class Unevenness:
     """In a request, at collectives for ranks that arrive later, mean over ranks; not part of any transfer time."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What the times of requests in flight are made of; seconds."""
+
+    tokens_per_s_per_gpu: float
+    """Throughput of the group over its GPUs."""
+    requests_decoding: float
+    """Mean number of requests that are past their first token."""
+    decode_slots: float
+    """Most requests that can be: those whose KV cache fits, or that a step's tokens leave room for."""
+    decode_step_s: float
+    """A step that decodes them and holds no prompt, CPU time included."""
+    prompts_per_token_s: float
+    """What the prompts of other requests add to the time per token."""
+    prompt_s: float
+    """What one prompt adds to the steps that hold it."""
+    prompt_steps: float
+    """Share of the steps that hold a prompt."""
+
+
 class Predictions(dict[str, Prediction]):
     """Predictions of a scenario by variant, in the order asked for; not empty. Prints as a table.
 
@@ -168,6 +196,7 @@ class Predictions(dict[str, Prediction]):
             Text(f"{workload_label(scenario)}, {stack_label(scenario)}\n"),
             _headline(self),
             Text(),
+            *_load_table(self),
             *_unevenness_table(self),
             _breakdown(self),
             *(Text(f"{word}: {meaning}") for word, meaning in LEGEND.items() if scenario.tp > 1),
@@ -222,6 +251,22 @@ def _unevenness(request: Request, steps: int) -> Unevenness | None:
     )
 
 
+def _load(prediction: Prediction) -> Load | None:
+    request = prediction.request
+    if not isinstance(request, ServedRequest):
+        return None
+    served = request.served
+    return Load(
+        tokens_per_s_per_gpu=prediction.rate / prediction.confidence.scenario.tp,
+        requests_decoding=float(served.decoding),
+        decode_slots=float(request.slots),
+        decode_step_s=float(served.decode_s),
+        prompts_per_token_s=float(served.tpot_s - served.decode_s),
+        prompt_s=float(served.prompt_s),
+        prompt_steps=float(request.prompt_steps),
+    )
+
+
 def _headline(predictions: Mapping[str, Prediction]) -> WholeTable:
     rows = []
     for name, prediction in predictions.items():
@@ -240,6 +285,27 @@ def _headline(predictions: Mapping[str, Prediction]) -> WholeTable:
         )
     columns = ("variant", "TTFT", "TPOT", "tok/s", "speedup (90%)", "communication", "hidden", "limited by")
     return table(columns, rows)
+
+
+def _load_table(predictions: Mapping[str, Prediction]) -> list[RenderableType]:
+    """What the times are made of, with requests in flight."""
+    rows = []
+    for name, prediction in predictions.items():
+        load = prediction.load
+        if load is None:
+            return []
+        rows.append(
+            (
+                name,
+                format_rate(load.tokens_per_s_per_gpu),
+                f"{load.requests_decoding:.1f}",
+                format_seconds(load.decode_step_s),
+                format_seconds(load.prompts_per_token_s),
+                f"{load.prompt_steps:.0%}",
+            )
+        )
+    columns = ("in flight", "tok/s per GPU", "decoding", "TPOT: a decode step", "prompts of others", "steps with one")
+    return [table(columns, rows), Text()]
 
 
 def _unevenness_table(predictions: Mapping[str, Prediction]) -> list[RenderableType]:

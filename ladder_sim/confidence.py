@@ -15,7 +15,7 @@ import numpy as np
 
 from ladder_sim.costs.hardware import Hardware, Link
 from ladder_sim.costs.kernels import KernelCosts
-from ladder_sim.costs.memory import MemoryUse
+from ladder_sim.costs.memory import MemoryUse, kv_requests
 from ladder_sim.costs.profile import CalibrationProfile, IntervalScale, StackFit
 from ladder_sim.costs.profile_file import shipped_fits
 from ladder_sim.costs.roofline import Gpu
@@ -299,6 +299,13 @@ def _warnings(scenario: Scenario, costs: KernelCosts, memory: MemoryUse) -> list
         warnings.append(
             f"does not fit: needs {format_bytes(memory.total_bytes)} of {format_bytes(memory.capacity_bytes)} per GPU"
         )
+    workload = scenario.workload
+    if memory.fits and workload.concurrency is not None:
+        room = float(kv_requests(scenario, workload.prompt, workload.gen))
+        if room < workload.concurrency:
+            warnings.append(
+                f"the KV cache has room for {room:.0f} of {workload.concurrency} requests in flight: the others wait"
+            )
     if scenario.nodes_used > 1 and scenario.stack.allreduce not in ("nccl", "auto"):
         warnings.append(f"all-reduce '{scenario.stack.allreduce}' works inside a node only: across nodes NCCL is used")
     return warnings

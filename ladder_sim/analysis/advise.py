@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from ladder_sim.errors import InfeasibleError, UnknownNameError
+from ladder_sim.errors import InfeasibleError, UnknownNameError, UsageError
 from ladder_sim.sweeps.evaluate import MEMORY
 from ladder_sim.sweeps.executors import serial
 from ladder_sim.sweeps.grid import Grid, scenario_at
@@ -148,6 +148,11 @@ def advise(
     """
     if objective not in _RANKS:
         raise UnknownNameError("objective", objective, get_args(Objective))
+    if point.get("concurrency") is not None:
+        raise UsageError(
+            "advise searches static batches, not requests in flight",
+            hint="leave out --concurrency, or sweep it: ladder-sim sweep --concurrency 1:256",
+        )
     price = None if usd_per_gpu_hour is None else check_price(usd_per_gpu_hour)
     fixed = {name: value for name, value in point.items() if name not in ("nodes", "tp", "batch")}
     widest = scenario_at({**fixed, "nodes": point.get("nodes", 1), "tp": 1})

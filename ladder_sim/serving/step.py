@@ -94,18 +94,18 @@ def simulate_requests(
     columns = {key: np.asarray(values).ravel() for key, values in figures.items() if key != "batch"}
     count = one_length(columns)
     sizes = {
-        key: np.asarray(columns.pop(key, np.full(count, getattr(scenario.workload, key))), np.float64)
+        key: columns.pop(key, np.full(count, getattr(scenario.workload, key))).astype(np.int64)
         for key in SIZES
         if key != "batch"
     }
     hardware = Hardware.of(scenario, profile)
     times = {name: (np.empty(count), np.empty(count)) for name in variants}
-    # without decode steps the loop has another form
-    for rows in (np.flatnonzero(sizes["gen"] == 1.0), np.flatnonzero(sizes["gen"] > 1.0)):
-        if not len(rows):
-            continue
+    # answers of one token need no decode steps, prompts of one token take another kernel
+    kinds = 2 * (sizes["gen"] == 1) + (sizes["prompt"] == 1)
+    for kind in np.unique(kinds):
+        rows = np.flatnonzero(kinds == kind)
         costs = KernelCosts(scenario, profile, hardware.vary({key: values[rows] for key, values in columns.items()}))
-        load = _Load.of(scenario, **{key: values[rows] for key, values in sizes.items()})
+        load = _Load.of(scenario, **{key: static.single(values[rows]) for key, values in sizes.items()})
         for name, request in _serve(scenario, variants, costs, load, "fast").items():
             for column, values in zip(times[name], (request.ttft_s, request.decode_s), strict=True):
                 column[rows] = values

@@ -111,10 +111,10 @@ def simulate_request(
     workload, stack = scenario.workload, scenario.stack
     given = sizes or {name: getattr(workload, name) for name in SIZES}
     prompt, gen = given["prompt"], given["gen"]
-    plain = {name: _single(values) for name, values in given.items()}
+    plain = {name: single(values) for name, values in given.items()}
     steps: list[tuple[Phase, Count, Number]] = [("prefill", plain["prompt"], 1.0)]
     steps += [
-        ("decode", _single(kv_len), times)
+        ("decode", single(kv_len), times)
         for kv_len, times in decode_contexts(prompt, gen, static_cache=stack.static_cache)
     ]
     passes = [(phase, Sizes.of(stack, phase, kv_len, **plain)) for phase, kv_len, _ in steps]
@@ -263,7 +263,7 @@ def _alike(prompt: Counts, gen: Counts, *, static_cache: bool) -> list[Counts | 
     return [slice(None)] if len(several) == 1 else [np.flatnonzero(kinds == kind) for kind in several]
 
 
-def _single(values: Count) -> Count:
+def single(values: Count) -> Count:
     """A number where all are equal: what does not vary is priced once."""
     if not isinstance(values, np.ndarray):
         return values

@@ -28,6 +28,7 @@ _LIMIT_COLOURS = {
     "broadcast": "#CC79A7",
     "waits": "#F0E442",
     "launches": "#E69F00",
+    "host": "#999999",
 }
 # name and colour of an op's kind; all others are small kernels
 _KINDS = {

@@ -1,29 +1,36 @@
 """What `predict --explain` adds: every op of each variant."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ladder_sim.answer import Prediction
 from ladder_sim.display.console import WholeTable, table
-from ladder_sim.graph.ops import AttentionShape, CollectiveShape, GemmShape, Op
+from ladder_sim.graph.ops import AttentionShape, CollectiveShape, GemmShape, Op, Phase
 from ladder_sim.simulate.breakdown import SimulatedOp
 from ladder_sim.simulate.passes import ForwardPass
 from ladder_sim.specs.workload import KV_BYTES
 from ladder_sim.units import format_bytes, format_seconds
 
+# titles of passes, by phase
+_STEPS: Mapping[Phase, str] = {
+    "prefill": "prefill",
+    "decode": "one decode step",
+    "mixed": "one step with prompts, which come without a pause",
+}
+
 
 def explanation(predictions: Iterable[Prediction]) -> RenderableType:
-    """The ops of a prefill and of a decode step, their sources, and the memory of one GPU."""
+    """What times of requests in flight are made of, the ops of each kind of step, and the memory of one GPU."""
     return Group(*(part for prediction in predictions for part in _explanation(prediction)))
 
 
 def _explanation(prediction: Prediction) -> list[RenderableType]:
-    parts: list[RenderableType] = []
-    steps = [("prefill", prediction.request.prefill), ("one decode step", prediction.request.decode)]
-    for name, step in steps:
+    parts: list[RenderableType] = [Text(), Text(_load_text(prediction))] if prediction.load else []
+    for step in (prediction.request.prefill, prediction.request.decode):
         if step is not None:
+            name = _STEPS[step.plan.phase]
             parts += [Text(), _op_table(f"{prediction.variant}: {name}, {format_seconds(float(step.seconds))}", step)]
     memory = prediction.memory
     parts.append(
@@ -34,6 +41,25 @@ def _explanation(prediction: Prediction) -> list[RenderableType]:
         )
     )
     return parts
+
+
+def _load_text(prediction: Prediction) -> str:
+    """What TPOT and TTFT of requests in flight are made of."""
+    load, workload = prediction.load, prediction.confidence.scenario.workload
+    if load is None or prediction.tpot_s is None:
+        return f"{prediction.variant}: TTFT waits for the prompts of all requests in flight"
+    host_s = prediction.confidence.scenario.stack.host_request_s * load.requests_decoding
+    waiting_s = prediction.ttft_s - load.decode_step_s - load.prompt_s
+    lines = [
+        f"{prediction.variant}: TPOT {format_seconds(prediction.tpot_s)} is a step that decodes "
+        f"{load.requests_decoding:.1f} of {workload.concurrency} requests, {format_seconds(load.decode_step_s)} (of it "
+        f"{format_seconds(host_s)} on the CPU), and prompts of the others, {format_seconds(load.prompts_per_token_s)}",
+        f"each prompt adds {format_seconds(load.prompt_s)} to steps; {load.prompt_steps:.1%} of the steps hold one",
+        f"TTFT {format_seconds(prediction.ttft_s)} is such a step, its own prompt, and "
+        f"{format_seconds(max(waiting_s, 0.0))} of waiting for other prompts"
+        + (f" and for one of {load.decode_slots:.1f} places" if load.requests_decoding >= load.decode_slots else ""),
+    ]
+    return "\n".join(lines)
 
 
 def _op_table(title: str, step: ForwardPass) -> WholeTable:

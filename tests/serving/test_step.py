@@ -1,0 +1,144 @@
+"""Requests in flight through the whole simulator: limits, what their time is made of, arrays, and bad input."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ladder_sim import Scenario, predict, sweep
+from ladder_sim.costs.memory import kv_requests
+from ladder_sim.errors import MemoryFitError, UsageError
+from ladder_sim.prediction import resolve_profile
+from ladder_sim.serving.step import ServedRequest, simulate_requests
+from ladder_sim.specs.catalog import stack as stack_of
+from ladder_sim.specs.catalog import stack_names
+from tests.support.commands import run
+
+SERVING = tuple(name for name in stack_names() if stack_of(name).serves)
+STACKS = st.sampled_from(SERVING)
+ARRIVALS = st.sampled_from(["steady", "lockstep"])
+
+
+def scenario(**given: Any) -> Scenario:
+    return Scenario.of(**{"model": "8b", "tp": 2, "stack": "vllm", "concurrency": 32, **given})
+
+
+@pytest.mark.parametrize("stack", SERVING)
+@pytest.mark.parametrize("variant", ["standard", "ladder"])
+def test_one_request_in_flight_is_a_static_batch_of_one(stack: str, variant: str) -> None:
+    # the power that prompts leave to each other is another in a static batch, which prefills only once
+    cold = {"overrides": {"stack.sustained_share": 1.0}}
+    alone = predict(scenario(concurrency=1, stack=stack, **cold), variant)
+    static = predict(scenario(concurrency=None, stack=stack, **cold), variant)
+    assert alone.tpot_s is not None
+    assert static.tpot_s is not None
+    # a step's time is linear in its context up to the table's bends, and the CPU takes its share
+    host_s = stack_of(stack).host_request_s
+    assert alone.tpot_s - host_s == pytest.approx(static.tpot_s, rel=0.01)
+    # the step of a prompt decodes one token more, with a kernel for it in each layer and 1025 rows instead of 1024
+    assert alone.ttft_s - host_s == pytest.approx(static.ttft_s, rel=0.1)
+
+
+@given(STACKS, st.sampled_from([1, 2, 7, 32, 300, 4000]), st.integers(1, 3000), st.integers(1, 1500), ARRIVALS)
+def test_what_the_gpus_run_takes_as_long_as_the_request(
+    stack: str, concurrency: int, prompt: int, gen: int, arrivals: str
+) -> None:
+    given = scenario(stack=stack, concurrency=concurrency, prompt=prompt, gen=gen, arrivals=arrivals)
+    for prediction in predict(given, ["standard", "ladder"]).values():
+        assert sum(prediction.breakdown.limits_s.values()) == pytest.approx(prediction.request_s, rel=1e-9)
+        load = prediction.load
+        assert load is not None
+        assert 0.0 <= load.prompt_steps <= 1.0 + 1e-9
+        assert 0.0 <= load.requests_decoding <= min(concurrency, load.decode_slots) + 1e-9
+        assert load.tokens_per_s_per_gpu == pytest.approx(prediction.tokens_per_s.value / 2)
+        if prediction.tpot_s is not None:
+            assert load.decode_step_s + load.prompts_per_token_s == pytest.approx(prediction.tpot_s)
+
+
+@pytest.mark.parametrize("arrivals", ["steady", "lockstep"])
+def test_arrays_hold_what_single_predictions_give(arrivals: str) -> None:
+    loads = list(itertools.product([1, 16, 700], [1, 900, 9000], [1, 2, 400]))
+    columns = dict(zip(("concurrency", "prompt", "gen"), np.array(loads).T, strict=True))
+    given = scenario(arrivals=arrivals, stack="trtllm", dtype="fp8")
+    variants = ["standard", "ladder"]
+    together = simulate_requests(given, columns, variants, resolve_profile(given, None))
+    for number, (concurrency, prompt, gen) in enumerate(loads):
+        one = scenario(arrivals=arrivals, stack="trtllm", dtype="fp8", concurrency=concurrency, prompt=prompt, gen=gen)
+        for name, prediction in predict(one, variants).items():
+            assert np.asarray(together[name].ttft_s)[number] == pytest.approx(prediction.ttft_s, rel=1e-6)
+            assert np.asarray(together[name].request_s)[number] == pytest.approx(prediction.request_s, rel=1e-6)
+
+
+def test_figures_vary_with_requests_in_flight() -> None:
+    bandwidths = np.array([2e12, 3.35e12])
+    given = scenario()
+    request = simulate_requests(
+        given, {"gpu.hbm_bandwidth_Bps": bandwidths}, ["standard"], resolve_profile(given, None)
+    )["standard"]
+    slow, fast = np.asarray(request.request_s)
+    assert slow > 1.2 * fast
+
+
+def test_both_engines_agree() -> None:
+    fast, des = (predict(scenario(), ["standard", "ladder"], engine=engine) for engine in ("fast", "des"))
+    for name in fast:
+        assert des[name].request_s == pytest.approx(fast[name].request_s, rel=1e-9)
+
+
+def test_ladder_gains_with_requests_in_flight() -> None:
+    predictions = predict(scenario(model="70b", tp=8, concurrency=64))
+    assert 1.0 < predictions["ladder"].request_speedup < predictions["upper-bound"].request_speedup
+
+
+def test_requests_beyond_the_kv_cache_wait() -> None:
+    given = scenario(model="70b", tp=4, concurrency=400, prompt=4000, gen=500)
+    room = float(kv_requests(given, 4000, 500))
+    assert room < 400
+    full = predict(given, "standard")
+    assert isinstance(full.request, ServedRequest)
+    assert full.request.served.decoding == pytest.approx(room)
+    assert any("KV cache has room for" in text for text in full.confidence.warnings)
+    # those that wait take nothing from the others
+    more = predict(scenario(model="70b", tp=4, concurrency=800, prompt=4000, gen=500), "standard")
+    assert more.tpot_s == pytest.approx(full.tpot_s, rel=1e-2)
+    assert more.rate == pytest.approx(full.rate, rel=1e-2)
+
+
+def test_a_cache_without_room_for_one_request_is_refused() -> None:
+    with pytest.raises(MemoryFitError):
+        predict(scenario(model="70b", tp=2))
+    assert predict(scenario(model="70b", tp=2), "standard", ignore_memory=True).rate > 0.0
+
+
+def test_what_needs_a_static_batch_says_so() -> None:
+    with pytest.raises(UsageError, match="static batches only"):
+        scenario(stack="gpt-fast")
+    with pytest.raises(UsageError, match="jitter is for static batches"):
+        predict(scenario(), jitter=0.05)
+    answered = run("advise", "--model", "8b", "--stack", "vllm", "--concurrency", "8")
+    assert answered.code == 2
+    assert "advise searches static batches" in answered.err
+
+
+def test_a_sweep_over_requests_in_flight_is_that_many_predictions() -> None:
+    table = sweep({"model": "8b", "tp": 2, "stack": "sglang", "concurrency": [1, 8, 64], "gen": [1, 128]}, ["ladder"])
+    assert set(table["batching"]) == {"continuous"}
+    for row in range(len(table)):
+        point = scenario(stack="sglang", concurrency=int(table["concurrency"][row]), gen=int(table["gen"][row]))
+        one = predict(point, "ladder")
+        assert table["ladder.tokens_per_s"][row] == pytest.approx(one.rate, rel=1e-6)
+        assert table["ladder.speedup"][row] == pytest.approx(one.speedup.value, rel=1e-6)
+        assert table["memory_bytes_per_gpu"][row] == pytest.approx(one.memory.total_bytes)
+
+
+def test_explain_says_what_the_time_per_token_is_made_of() -> None:
+    answered = run("predict", "--model", "8b", "--stack", "vllm", "--tp", "2", "--concurrency", "32", "--explain")
+    assert answered.code == 0
+    assert "32 requests in flight" in answered.out
+    assert "standard: TPOT" in answered.out
+    assert "prompts of the others" in answered.out
+    assert "one step with prompts" in answered.out
+    assert "static" not in answered.out
