@@ -126,9 +126,11 @@ class KernelCosts:
             # its share of the whole prompt, as which it was looked up
             part: Number = shape.q_len / prompt_len(shape)
             return seconds * part
-        if not isinstance(shape, GemmShape) or not any_true(share < 1.0):
+        if not isinstance(shape, GemmShape) or not any_true(share < 1.0) or not any_true(shape.duty > 0.0):
             return seconds
-        lasting_s = _number(np.where(share < 1.0, shape.flops / (share * self.hardware.gpu.peak_flops(shape)), 0.0))
+        lasting_s = shape.flops / (share * self.hardware.gpu.peak_flops(shape))
+        if isinstance(share, np.ndarray):
+            lasting_s = np.where(share < 1.0, lasting_s, 0.0)
         return seconds + shape.duty * maximum(lasting_s - seconds, 0.0)
 
     def _table(self, kind: Kind, dtype: str) -> RatioTable | None:

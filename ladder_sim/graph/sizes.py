@@ -102,7 +102,17 @@ class Sizes:
         rows: Any = self.batch + self.prompts if per_sequence else self.batch * self.q_len + self.prompts * self.chunk
         if isinstance(shape, GemmShape):
             duty: Any = self.duty
-            return replace(shape, m=rows, duty=duty)
+            # written out: `replace` takes several times as long, and there are many of them
+            return GemmShape(
+                m=rows,
+                n=shape.n,
+                k=shape.k,
+                weight_element_bytes=shape.weight_element_bytes,
+                input_element_bytes=shape.input_element_bytes,
+                output_element_bytes=shape.output_element_bytes,
+                format=shape.format,
+                duty=duty,
+            )
         if isinstance(shape, ElementwiseShape):
             return ElementwiseShape(moved_bytes=rows * shape.moved_bytes / self.smallest)
         return CollectiveShape(message_bytes=rows * shape.message_bytes / self.smallest)
