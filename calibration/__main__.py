@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from calibration import show
+from calibration import serving_fit, show
 from calibration.crosscheck import command as crosscheck_command
 from calibration.fit import command as fit_command
 from calibration.importers import command as import_command
@@ -34,7 +34,15 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="calibration", description="From measurements to calibration profiles.")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (measure_command, fit_command, stack_fit_command, import_command, crosscheck_command, show):
+    for command in (
+        measure_command,
+        fit_command,
+        stack_fit_command,
+        serving_fit,
+        import_command,
+        crosscheck_command,
+        show,
+    ):
         command.add_to(commands)
     return parser
 

@@ -16,6 +16,7 @@ COMMANDS = {
     "export": "Write a profile's measurements as CSV.",
     "import": "Make a profile or a fabric file of published measurements or nccl-tests logs.",
     "fit-stack": "Fit a stack's figures that microbenchmarks cannot see to a few of its end-to-end runs.",
+    "fit-serving": "Fit what engines take beyond their kernels to measured servings, and print it.",
     "show": "Show what a profile holds, where it comes from and how well it interpolates.",
 }
 

@@ -1,0 +1,213 @@
+"""`calibrate fit-serving`: fits what engines take beyond their kernels to measured servings.
+
+Four figures of stacks are free, in the order of `FIGURES`. The fit is robust least squares on the logarithm of the time
+per further token. How well it carries over is checked by leaving out each model in turn; the errors of those rows give
+90 % half-widths by split conformal prediction, for each engine on each cluster.
+"""
+
+import argparse
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from rich.console import Group
+from rich.text import Text
+
+from ladder_sim.des.shared import Floats
+from ladder_sim.display.console import show, table
+from ladder_sim.errors import UsageError
+from ladder_sim.prediction import resolve_profile
+from ladder_sim.serving.step import simulate_requests
+from ladder_sim.units import format_quantity
+from ladder_sim.validation.dataset import read_table
+from ladder_sim.validation.serving import Serving, Setup, read_servings
+
+# errors beyond it, of the logarithm of a time, count less than their squares
+USUAL_ERROR = 0.05
+COVERAGE = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure that is fitted, for the engines that share it."""
+
+    field: str
+    """Of the stack; seconds."""
+    engines: tuple[str, ...]
+    prior_s: float
+    """Where the fit starts, and what stands in where neither the rows nor another engine say anything."""
+
+
+FIGURES = (
+    Figure("collective_launch_s", ("vllm", "trtllm", "sglang"), 5e-6),
+    Figure("host_request_s", ("sglang",), 20e-6),
+    Figure("host_request_s", ("vllm",), 20e-6),
+    Figure("eager_launch_s", ("trtllm",), 50e-6),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingFit:
+    """The figures, and how well they carry over."""
+
+    values: Floats
+    """In the order of `FIGURES`, seconds."""
+    left_out: Mapping[str, Floats]
+    """The same by model, fitted without its rows."""
+    log_errors: Mapping[str, Floats]
+    """Of TPOT and TTFT, predicted without the row's model; in the order of the rows."""
+
+    def half_widths(self, rows: Sequence[Serving]) -> dict[tuple[str, str], dict[str, float]]:
+        """By engine and cluster and by time, in the logarithm."""
+        groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for number, row in enumerate(rows):
+            groups[_engine(row.setup), row.setup.cluster].append(number)
+        return {
+            key: {time: conformal(errors[numbers]) for time, errors in self.log_errors.items()}
+            for key, numbers in groups.items()
+        }
+
+
+def conformal(log_errors: Floats) -> float:
+    """The half-width that holds nine tenths of errors that were not seen, and of one more.
+
+    Examples
+    --------
+    >>> conformal(np.array([0.1, -0.3, 0.2, 0.05]))
+    0.3
+    """
+    rank = math.ceil(COVERAGE * (len(log_errors) + 1))
+    return float(np.sort(np.abs(log_errors))[min(rank, len(log_errors)) - 1])
+
+
+class _Problem:
+    """Predictions of servings at any values of the figures."""
+
+    def __init__(self, rows: Sequence[Serving]) -> None:
+        self.rows = rows
+        groups: dict[Setup, list[int]] = defaultdict(list)
+        for number, row in enumerate(rows):
+            groups[row.setup].append(number)
+        self._groups = []
+        for setup, numbers in groups.items():
+            first = rows[numbers[0]]
+            scenario = setup.scenario(first.concurrency, first.prompt, first.gen)
+            loads = {
+                name: np.array([getattr(rows[number], name) for number in numbers])
+                for name in ("concurrency", "prompt", "gen")
+            }
+            self._groups.append((_engine(setup), scenario, resolve_profile(scenario, None), numbers, loads))
+
+    def times_s(self, values: Sequence[float] | Floats) -> tuple[Floats, Floats]:
+        """TPOT and TTFT of each row."""
+        tpot_s, ttft_s = np.empty(len(self.rows)), np.empty(len(self.rows))
+        for engine, scenario, profile, numbers, loads in self._groups:
+            figures = {
+                f"stack.{figure.field}": np.full(len(numbers), value)
+                for figure, value in zip(FIGURES, values, strict=True)
+                if engine in figure.engines
+            }
+            request = simulate_requests(scenario, {**loads, **figures}, ["standard"], profile)["standard"]
+            tpot_s[numbers], ttft_s[numbers] = request.decode_s / (loads["gen"] - 1), request.ttft_s
+        return tpot_s, ttft_s
+
+
+def fit_serving(rows: Sequence[Serving]) -> ServingFit:
+    """Fit the figures to servings, with and without each model.
+
+    Raises
+    ------
+    UsageError
+        A row has no time per further token, or there is one model only.
+    """
+    if any(row.gen == 1 for row in rows):
+        raise UsageError("a serving of one token has no time per further token", hint="leave such rows out")
+    models = sorted({row.setup.model for row in rows})
+    if len(models) < 2:
+        raise UsageError("all rows are of one model: what is left out must be predicted from another", hint="add rows")
+    values = _fit(rows)
+    tpot_s, ttft_s = np.empty(len(rows)), np.empty(len(rows))
+    left_out = {}
+    for model in models:
+        own = [number for number, row in enumerate(rows) if row.setup.model == model]
+        left_out[model] = _fit([row for row in rows if row.setup.model != model])
+        tpot_s[own], ttft_s[own] = _Problem([rows[number] for number in own]).times_s(left_out[model])
+    log_errors = {
+        "tpot": np.log(tpot_s / np.array([row.tpot_s for row in rows])),
+        "ttft": np.log(ttft_s / np.array([row.ttft_s for row in rows])),
+    }
+    return ServingFit(values=values, left_out=left_out, log_errors=log_errors)
+
+
+def _fit(rows: Sequence[Serving]) -> Floats:
+    from scipy.optimize import least_squares
+
+    problem = _Problem(rows)
+    measured_s = np.array([row.tpot_s for row in rows])
+    engines = {_engine(row.setup) for row in rows}
+    priors = np.array([figure.prior_s for figure in FIGURES])
+    free = [number for number, figure in enumerate(FIGURES) if engines & set(figure.engines)]
+
+    def values(scales: Floats) -> Floats:
+        fitted = priors.copy()
+        fitted[free] *= scales
+        for number, figure in enumerate(FIGURES):
+            # what no row depends on is taken from another engine
+            like = [at for at in free if FIGURES[at].field == figure.field]
+            if number not in free and like:
+                fitted[number] = fitted[like[0]]
+        return fitted
+
+    def residuals(scales: Floats) -> Floats:
+        errors: Floats = np.log(problem.times_s(values(scales))[0] / measured_s) / USUAL_ERROR
+        return errors
+
+    solved = least_squares(
+        residuals, np.ones(len(free)), loss="soft_l1", bounds=(0.0, 20.0), diff_step=[0.01] * len(free), max_nfev=12
+    )
+    return values(solved.x)
+
+
+def _engine(setup: Setup) -> str:
+    return setup.stack.partition("@")[0]
+
+
+def add_to(commands: Any) -> None:
+    """Add `fit-serving` to the command line."""
+    fit = commands.add_parser("fit-serving", help="fit what engines take beyond their kernels to measured servings")
+    fit.add_argument("servings", help="CSV file of servings (docs/accuracy.md)")
+    fit.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> None:
+    content, name = read_table(options.servings)
+    rows = read_servings(content, name)
+    fit = fit_serving(rows)
+    figures = [
+        (
+            f"{figure.field}, {' '.join(figure.engines)}",
+            *(format_quantity(float(values[number]), "s") for values in (fit.values, *fit.left_out.values())),
+        )
+        for number, figure in enumerate(FIGURES)
+    ]
+    widths = [
+        (engine, cluster, *(f"{math.expm1(each[time]):.1%}" for time in ("tpot", "ttft")))
+        for (engine, cluster), each in fit.half_widths(rows).items()
+    ]
+    errors = np.abs(np.expm1(fit.log_errors["tpot"]))
+    show(
+        Group(
+            table(("figure", "fitted", *(f"without {model}" for model in fit.left_out)), figures),
+            Text(),
+            Text(
+                f"TPOT of rows whose model was left out: {errors.mean():.1%} on average, {np.median(errors):.1%} median"
+            ),
+            Text("90 % half-widths by split conformal prediction on them:"),
+            table(("engine", "cluster", "TPOT", "TTFT"), widths, left=2),
+        ),
+        sys.stdout,
+    )

@@ -1,0 +1,66 @@
+"""The fit of what engines take beyond their kernels: it finds what made the servings, and says how it carries over."""
+
+import dataclasses
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from calibration.serving_fit import FIGURES, _Problem, conformal, fit_serving
+from ladder_sim.errors import UsageError
+from ladder_sim.validation.serving import Serving, read_servings
+from tests.conftest import DATA
+
+SAMPLE = DATA / "serving_dense.csv"
+
+
+def servings() -> tuple[Serving, ...]:
+    return read_servings(SAMPLE.read_bytes(), SAMPLE.name)
+
+
+@pytest.mark.slow
+def test_the_figures_that_made_the_servings_are_found() -> None:
+    true_s = np.array([6e-6, 15e-6, 40e-6, 45e-6])
+    rows = servings()
+    tpot_s, ttft_s = _Problem(rows).times_s(true_s)
+    made = [
+        dataclasses.replace(row, tpot_s=float(tpot), ttft_s=float(ttft))
+        for row, tpot, ttft in zip(rows, tpot_s, ttft_s, strict=True)
+    ]
+    fit = fit_serving(made)
+    assert fit.values == pytest.approx(true_s, rel=0.02)
+    assert set(fit.left_out) == {"qwen3-32b", "llama-3.1-8b"}
+    # no serving of vLLM is of another model: the figure of SGLang stands in
+    host_s = [
+        value
+        for figure, value in zip(FIGURES, fit.left_out["qwen3-32b"], strict=True)
+        if figure.field == "host_request_s"
+    ]
+    assert host_s[0] == host_s[1]
+    widths = fit.half_widths(made)
+    assert widths["trtllm", "h100-sxm"]["tpot"] < 0.01 < widths["vllm", "h100-sxm"]["tpot"]
+
+
+def test_servings_that_cannot_be_fitted_are_refused() -> None:
+    rows = servings()
+    with pytest.raises(UsageError, match="one model"):
+        fit_serving([row for row in rows if row.setup.model == "qwen3-32b"])
+    with pytest.raises(UsageError, match="one token"):
+        fit_serving([*rows, dataclasses.replace(rows[0], gen=1)])
+
+
+@pytest.mark.parametrize(("count", "rank"), [(9, 9), (19, 18), (99, 90), (3, 3)])
+def test_half_widths_hold_nine_tenths_and_one_more(count: int, rank: int) -> None:
+    errors = np.arange(1.0, count + 1.0)
+    assert conformal(-errors[::-1]) == rank
+
+
+@pytest.mark.slow
+def test_the_command_prints_figures_and_half_widths() -> None:
+    command = [sys.executable, "-m", "calibration", "fit-serving", str(SAMPLE)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "collective_launch_s" in done.stdout
+    assert "without qwen3-32b" in done.stdout
+    assert "sglang" in done.stdout
