@@ -51,10 +51,12 @@ OPS: dict[str, CollectiveName] = {
     "alltoall": "all_to_all",
 }
 PHASES: dict[Kind, str] = {"attention_prefill": "context", "attention_decode": "generation"}
+
 # kernels that TensorRT-LLM's fp8 GEMMs hold, by the package's names: finding a tensor's scale, applying it
 QUANTISATION = ("computescale", "scale_matrix")
 # at most so many points per table, so that a system's files stay below 250 KB gzipped and load in 30 ms
 MAX_POINTS: dict[Kind, int] = {"gemm": 8000, "attention_prefill": 3000, "attention_decode": 3000}
+
 # bf16 GEMMs price the runs that gpt-fast was fitted to, and fewer points move those by 0.7 %
 MAX_POINTS_BF16 = 22000
 # ... and at most this share of what was measured, so that enough is left to judge the table on

@@ -62,8 +62,8 @@ class ReferencePart(Part):
 
     bf16_flops: Positive
     fp8_flops: Positive
-    # files made before it take it from the cluster
     fp4_flops: Positive | None = None
+    """None, in files made before there was one: the cluster's."""
     hbm_bandwidth_Bps: Positive
     kernel_s: Positive
 
