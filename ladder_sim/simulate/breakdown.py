@@ -164,7 +164,7 @@ def _summed(parts: Iterable[tuple[Mapping[_Key, float], float]]) -> dict[_Key, f
 
 
 def _limit(op: Op, gpu: GpuSpec) -> str:
-    """What bounds an op: a link, tensor cores, device memory, or the fixed cost of a small kernel."""
+    """What bounds an op: a link, tensor cores, memory bandwidth, or the fixed cost of a small kernel."""
     if op.stream == "comm":
         return op.kind
     fp8 = isinstance(op.shape, GemmShape) and op.shape.weight_element_bytes == 1
@@ -172,4 +172,4 @@ def _limit(op: Op, gpu: GpuSpec) -> str:
     traffic_s = op.shape.moved_bytes / gpu.hbm_bandwidth_Bps
     if max(arithmetic_s, traffic_s) < gpu.kernel_s:
         return "small kernels"
-    return "tensor cores" if arithmetic_s > traffic_s else "device memory"
+    return "tensor cores" if arithmetic_s > traffic_s else "memory bandwidth"
