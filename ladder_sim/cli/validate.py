@@ -30,7 +30,7 @@ def validate(
 ) -> None:
     """Compare measured runs of static batches with predictions: errors, intervals and a summary per variant."""
     # imported here: `--help` needs no simulator
-    from ladder_sim.report.export import validation_document
+    from ladder_sim.report.documents import validation_document
     from ladder_sim.report.figures.validation import error_figure
     from ladder_sim.report.tables.validation import validation_report
     from ladder_sim.validation import compare as comparison
