@@ -15,8 +15,8 @@ from ladder_sim.graph.variants import canonical
 from ladder_sim.prediction import default_variants
 from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS, Argument
 from ladder_sim.specs.model import ModelSpec
+from ladder_sim.specs.reading import read_table
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.values import read_table
 from ladder_sim.sweeps.axes import axis, resolve
 from ladder_sim.sweeps.price import check_price
 from ladder_sim.units import parse_quantity
