@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from inspect import isfunction
+from numbers import Real
 from typing import Literal, TypeVar, get_args, get_origin
 
 from ladder_sim.errors import SpecError, UnknownNameError
@@ -52,8 +53,10 @@ def read_value(raw: object, field: str, kind: object, *, name: str) -> object:
         if not isinstance(raw, str):
             raise SpecError(f"{name} is {quoted(raw)}: must be text", hint="put it in quotes")
         return raw
+    if not isinstance(raw, (str, int, float)) and isinstance(raw, Real):  # numpy's
+        raw = float(raw)
     if not isinstance(raw, (str, int, float)):
-        raise SpecError(f"{name} is {quoted(raw)}: must be a number, or text with a unit", hint=f"write {name}=NUMBER")
+        raise SpecError(f"{name} is {quoted(raw)}: must be a number, or text with a unit", hint="write a number")
     unit = unit_of(field)
     # as text, which lacks its unit
     bare = not isinstance(raw, str) and unit_of(name) != unit

@@ -32,7 +32,7 @@ def real(value: object, what: str, maximum: float, *, zero: bool = False, hint: 
 def flag(value: object, what: str) -> bool:
     """Require true or false."""
     if not isinstance(value, bool):
-        raise SpecError(f"{what} is {quoted(value)}: must be true or false", hint=f"write {what}=true or {what}=false")
+        raise SpecError(f"{what} is {quoted(value)}: must be true or false", hint="write true or false")
     return value
 
 
