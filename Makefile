@@ -1,8 +1,9 @@
 # make predict       the answer of the README, from the base install
 # make check         the daily loop, under 90 s on two cores: quick tests, types, style; no torch, no browser
 # make test          the whole test suite, under ten minutes
-# make verify        longer proofs: verify-exact, then verify-measured
+# make verify        longer proofs: verify-exact, verify-properties, then verify-measured
 # make verify-exact  both engines agree, accuracy gates; their results do not depend on other work on the machine
+# make verify-properties  every property over 1,000 examples, for those who change readers or the simulator
 # make verify-measured  predictions against real runs, and speed: needs a quiet machine for twenty minutes
 # make browser       sees to a Chromium for the tests; make test does it first
 # make system-deps   installs Debian packages that some tests need; needs root if one is missing
@@ -15,7 +16,7 @@ BIN := $(VENV)/bin
 # not quiet: the first install downloads for minutes, and pip shows how far it is
 PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
 
-.PHONY: predict check check-simulator check-rest test verify verify-exact verify-measured browser system-deps clean
+.PHONY: predict check check-simulator check-rest test verify verify-exact verify-properties verify-measured browser system-deps clean
 
 predict: $(VENV)/.base-installed
 	@$(BIN)/ladder-sim predict --model 405b --nodes 2
@@ -38,16 +39,18 @@ check-rest: $(VENV)/.test-installed
 test: $(VENV)/.test-installed $(if $(PYTEST_ARGS),,browser)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-verify: verify-exact verify-measured
+verify: verify-exact verify-properties verify-measured
 
 verify-exact: $(VENV)/.test-installed
-	$(BIN)/python -m pytest -m hypothesis --hypothesis-profile=thorough
 	$(BIN)/python benchmarks/engines_agree.py
 	$(BIN)/ladder-sim validate --level microbench --max-error 2
 	$(BIN)/ladder-sim validate --level protocol-a --max-error 2
 	$(BIN)/ladder-sim validate --level protocol-b --max-error 2.5
 	$(BIN)/python benchmarks/loading.py
 	$(BIN)/python benchmarks/traces.py
+
+verify-properties: $(VENV)/.test-installed
+	$(BIN)/python -m pytest -m hypothesis --hypothesis-profile=thorough
 
 verify-measured: $(VENV)/.test-installed
 	$(BIN)/python benchmarks/trace_rewire.py

@@ -17,11 +17,12 @@ The way of a prediction through the package:
 ``simulate``, ``serving``
     from ops to the seconds of a request; many requests in flight under continuous batching
 ``prediction``, ``answer``, ``confidence``
-    `predict`, what it returns, and the intervals and sources of that
+    `predict`; what it returns, which prints itself; the intervals and sources of that
 ``sweeps``, ``analysis``, ``validation``, ``traces``
     many predictions, questions about them, published measurements, a profiler's traces
 ``display``, ``report``, ``explorer``, ``cli``
-    what tables and files are made of; the other answers' tables, and figures; the page in the browser; the commands
+    what every answer is shown with; the other answers' tables and files, and figures; the page in the browser; the
+    commands
 
 Who may import whom is stated in ``pyproject.toml`` (``[tool.importlinter]``). Packages that are slow to import (scipy,
 pydantic, plotly) are imported in the function that needs them, so that importing this package costs next to nothing.

@@ -6,6 +6,7 @@ sum is scaled by what it took to hold runs that a fit had not seen (`ladder_sim.
 end-to-end run has checked is added last (`UNCHECKED`).
 """
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from ladder_sim.costs.profile_file import shipped_fits
 from ladder_sim.costs.roofline import Gpu
 from ladder_sim.serving.step import simulate_requests
 from ladder_sim.simulate.request import Request
+from ladder_sim.specs import catalog
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.versions import release
@@ -166,27 +168,52 @@ def _validated(scenario: Scenario, profile: CalibrationProfile | None) -> dict[s
     """By the fit whose runs are the most like the scenario."""
     # a fit that another GPU takes over was not made on that one's tables
     checks = [
-        _alike(scenario, each.cluster, each.stack_fit)
+        _alike(scenario, profile, each.cluster, each.stack_fit)
         for each in (profile, *shipped_fits())
         if each and each.stack_fit and each.stack_fit.base == each.tables_of
     ]
     return max(checks, key=lambda alike: sum(alike.values()), default=dict.fromkeys(UNCHECKED, False))
 
 
-def _alike(scenario: Scenario, measured_on: ClusterSpec, fit: StackFit) -> dict[str, bool]:
+def _alike(
+    scenario: Scenario, profile: CalibrationProfile | None, measured_on: ClusterSpec, fit: StackFit
+) -> dict[str, bool]:
     """By part of a scenario (`UNCHECKED`), whether a fit's runs had it."""
     cluster, stack = scenario.cluster, scenario.stack
     tiers = ["intra" if scenario.p2p else "host", *(["inter"] if scenario.nodes_used > 1 else [])]
     same_tiers = all(Link.of(getattr(cluster, tier)).same_as(Link.of(getattr(measured_on, tier))) for tier in tiers)
-    by_hand = any(name.startswith("stack.") for name in scenario.settings)
+    same_host = bool(fit.host_tps) and cluster.host_low_latency_share == measured_on.host_low_latency_share
+    # tables of another GPU, carried over, were compared with nothing
+    own_tables = profile is None or _same_gpu(profile.cluster, measured_on)
     return {
-        "stack": (stack.name, stack.allreduce) == (fit.stack, fit.allreduce) and not by_hand,
-        "gpu": Gpu.of(cluster.gpu).same_as(Gpu.of(measured_on.gpu)),
-        "links": same_tiers and scenario.nodes_used in fit.nodes and (scenario.p2p or bool(fit.host_tps)),
+        "stack": (stack.name, stack.allreduce) == (fit.stack, fit.allreduce) and not _changed(scenario),
+        "gpu": _same_gpu(cluster, measured_on) and own_tables,
+        "links": same_tiers and scenario.nodes_used in fit.nodes and (scenario.p2p or same_host),
         "model_family": scenario.model.family in fit.families,
         # a table holds every dtype of its size
         "precision": FORMATS[scenario.workload.dtype] in [FORMATS[dtype] for dtype in fit.dtypes],
     }
+
+
+def _same_gpu(cluster: ClusterSpec, other: ClusterSpec) -> bool:
+    """Whether kernels take as long on two clusters' GPUs, alone and next to a collective."""
+    return Gpu.of(cluster.gpu).same_as(Gpu.of(other.gpu)) and (cluster.gpu.sms, cluster.rank_skew) == (
+        other.gpu.sms,
+        other.rank_skew,
+    )
+
+
+def _changed(scenario: Scenario) -> bool:
+    """Whether a stack has figures of its own: by hand, or in a file under a name of the catalog."""
+    stack = scenario.stack
+    if any(name.startswith("stack.") for name in scenario.settings):
+        return True
+    if stack.name not in catalog.stack_names():
+        return False
+    # an all-reduce is compared with the runs'; without the fit, measured times alone were compared, too
+    return stack != dataclasses.replace(
+        catalog.stack(stack.name), allreduce=stack.allreduce, profile=stack.profile, source=stack.source
+    )
 
 
 def _by_unchecked(request: Request, standard: Request, unchecked: Sequence[Unchecked]) -> Widths:

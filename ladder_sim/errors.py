@@ -208,7 +208,7 @@ def exit_code(
     debug
         Print the traceback of an error, too.
     report
-        Where messages go; by default to stderr, after ``error: ``.
+        Where messages go, which are `printable`; by default to stderr, after ``error: ``.
 
     Returns
     -------
@@ -273,6 +273,5 @@ def _nowhere() -> TextIO:
 
 
 def print_error(message: str) -> None:
-    """Print an error's message on stderr, with escapes for what a terminal would obey: it may quote a file."""
-    shown = (char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in message)
-    print(f"error: {''.join(shown)}", file=sys.stderr)
+    """Print an error's message on stderr."""
+    print(f"error: {message}", file=sys.stderr)

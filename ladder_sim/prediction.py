@@ -7,18 +7,18 @@ from typing import Literal, overload
 
 from ladder_sim.answer import Prediction, Predictions
 from ladder_sim.confidence import NO_PROFILE, Confidence
+from ladder_sim.costs.fitting import fit_error
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.memory import MemoryUse, memory_use
 from ladder_sim.costs.profile import JITTER_KEY, CalibrationProfile
 from ladder_sim.costs.profile_file import is_shipped, load_profile
-from ladder_sim.errors import MemoryFitError, UnknownNameError, UsageError
+from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.graph.variants import DEFAULT_VARIANTS, canonical_names, wiring
 from ladder_sim.serving.step import simulate_request
 from ladder_sim.simulate.passes import ENGINES, Engine
 from ladder_sim.simulate.ranks import Jitter
 from ladder_sim.simulate.request import Request
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.units import format_bytes
 
 # larger lognormal spreads are not meaningful
 MOST_JITTER = 1.0
@@ -130,7 +130,7 @@ def simulation_inputs(
     uneven = Jitter(sigma=_sigma(jitter, measured), seed=seed)
     memory = memory_use(scenario)
     if not memory.fits and not ignore_memory:
-        raise _does_not_fit(scenario, memory)
+        raise fit_error(scenario, memory, otherwise="--ignore-memory predicts all the same")
     return KernelCosts(scenario, measured), memory, uneven
 
 
@@ -202,27 +202,3 @@ def _sigma(jitter: float | Literal["measured"], profile: CalibrationProfile | No
     if not isinstance(jitter, int | float) or not 0.0 <= jitter <= MOST_JITTER:
         raise UsageError(f"jitter {jitter} is not between 0 and {MOST_JITTER:g}", hint="0.05 spreads kernels by 5 %")
     return float(jitter)
-
-
-def _does_not_fit(scenario: Scenario, memory: MemoryUse) -> MemoryFitError:
-    message = (
-        f"{scenario.model.name} needs {format_bytes(memory.total_bytes)} per GPU at TP {scenario.tp}, and "
-        f"{scenario.cluster.gpu.name} has {format_bytes(memory.capacity_bytes)}"
-    )
-    fitting = smallest_fitting_tp(scenario)
-    way_out = (
-        "no tensor-parallel degree that divides it fits" if fitting is None else f"smallest TP that fits: {fitting}"
-    )
-    if fitting is not None and fitting > scenario.nodes * scenario.cluster.gpus_per_node:
-        way_out += f" (--nodes {-(-fitting // scenario.cluster.gpus_per_node)})"
-    return MemoryFitError(message, hint=f"{way_out}; --ignore-memory predicts all the same")
-
-
-def smallest_fitting_tp(scenario: Scenario) -> int | None:
-    """The smallest tensor-parallel degree at which the model fits, on as many nodes as it takes; None if none does."""
-    per_node = scenario.cluster.gpus_per_node
-    widest = dataclasses.replace(scenario, tp=1, nodes=-(-scenario.model.heads // per_node))
-    for tp in widest.tp_degrees():
-        if memory_use(dataclasses.replace(widest, tp=tp)).fits:
-            return tp
-    return None

@@ -139,12 +139,14 @@ def parse_quantity(text: str | float, unit: Unit, *, name: str, likely: tuple[st
       hint: write it like 5us
     """
     kind = _KINDS[unit]
-    hint = f"write it like {kind.example}"
+    hint = f"write it like {f'50{likely[0]}' if likely else kind.example}"
     if isinstance(text, str):
         match = _NUMBER.fullmatch(text)
         if match is None:
             raise UnitError(
-                f"{name}: {quoted(text)} is not a number with a unit: accepted are {kind.accepted}", hint=hint
+                f"{name}: {quoted(text)} is not a number{' with a unit' if kind.likely else ''}: "
+                f"accepted are {kind.accepted}",
+                hint=hint,
             )
         digits, suffix = match.groups()
         value = float(digits)

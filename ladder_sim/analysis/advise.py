@@ -6,8 +6,10 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from ladder_sim.errors import InfeasibleError, UnknownNameError, UsageError
-from ladder_sim.sweeps.evaluate import MEMORY
+from ladder_sim.costs.fitting import fit_error
+from ladder_sim.costs.memory import memory_use
+from ladder_sim.errors import InfeasibleError, MemoryFitError, UnknownNameError, UsageError
+from ladder_sim.sweeps.evaluate import MEMORY, PROBLEM
 from ladder_sim.sweeps.executors import serial
 from ladder_sim.sweeps.grid import Grid, scenario_at
 from ladder_sim.sweeps.price import check_price, token_price
@@ -163,8 +165,10 @@ def advise(
         _option(table, int(row), variant, price) for row in np.flatnonzero(table.feasible) for variant in grid.variants
     ]
     options = [option for option in fitting if option.tpot_s <= max_tpot_s and option.ttft_s <= max_ttft_s]
+    if not fitting:
+        raise _unfit(table, {**fixed, "nodes": widest.nodes})
     if not options:
-        raise _infeasible(table, fitting)
+        raise _beyond(fitting)
     options.sort(key=_RANKS[objective])
     return Advice(
         objective=objective,
@@ -202,11 +206,19 @@ def _option(table: SweepTable, row: int, variant: str, price: float | None) -> O
     )
 
 
-def _infeasible(table: SweepTable, fitting: Sequence[Option]) -> InfeasibleError:
-    if not fitting:
-        return InfeasibleError(
-            f"no degree and batch can run: {table['infeasible'][-1]}", hint="add nodes, or take a smaller --batch"
-        )
+def _unfit(table: SweepTable, fixed: Mapping[str, Any]) -> InfeasibleError:
+    """No degree and batch can run: why not even the one that needs least, and what would."""
+    if np.isnan(table[MEMORY]).all():
+        return InfeasibleError(f"no degree and batch can run: {table[PROBLEM][-1]}", hint="take other degrees")
+    row = int(np.nanargmin(table[MEMORY]))
+    scenario = scenario_at({**fixed, "tp": int(table["tp"][row]), "batch": int(table["batch"][row])})
+    error = fit_error(scenario, memory_use(scenario), flags={"batch": "--batches"})
+    return MemoryFitError(
+        f"no degree and batch can run: at batch {scenario.workload.batch} {error.message}", hint=error.hint
+    )
+
+
+def _beyond(fitting: Sequence[Option]) -> InfeasibleError:
     tpot_s, ttft_s = min(option.tpot_s for option in fitting), min(option.ttft_s for option in fitting)
     return InfeasibleError(
         "every option exceeds the bound on TPOT or TTFT",

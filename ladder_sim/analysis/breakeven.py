@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ladder_sim.costs.fitting import fit_error
+from ladder_sim.costs.memory import memory_use
 from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim.graph.variants import canonical
 from ladder_sim.sweeps.axes import Axis, axis, resolve, value_at
@@ -130,7 +132,13 @@ def breakeven(
     bound = 1.0 + gain
     whole = isinstance(values.values[0], int)
     if np.isnan(scanned).all():
-        raise InfeasibleError(f"nothing in the range of {field} can run: {speedup.problem}", hint="take another range")
+        problem, hint = speedup.problem, "take another range"
+        scenario = scenario_at(point)
+        memory = memory_use(scenario)
+        if not memory.fits and not ignore_memory:
+            error = fit_error(scenario, memory, otherwise=f"or {hint}")
+            problem, hint = error.message, error.hint
+        raise InfeasibleError(f"nothing in the range of {field} can run: {problem}", hint=hint)
     crossings = [
         Crossing(value=_close_in(speedup, bound, bracket, whole=whole), rising=bool(right > left))
         for bracket, (left, right) in zip(pairwise(values.values), pairwise(scanned), strict=True)

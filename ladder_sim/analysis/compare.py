@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ladder_sim.answer import Predictions
-from ladder_sim.errors import UnknownNameError, UsageError
+from ladder_sim.errors import LadderSimError, UnknownNameError, UsageError
 from ladder_sim.prediction import predict
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
@@ -90,8 +90,12 @@ def compare(
     wirings = [variants] if isinstance(variants, str) else variants
     candidates = []
     for name, price in zip(names, of_each, strict=True):
-        scenario = scenario_at({**point, kinds[name]: name})
-        predictions = predict(scenario, wirings, profile=profile, ignore_memory=ignore_memory)
+        try:
+            scenario = scenario_at({**point, kinds[name]: name})
+            predictions = predict(scenario, wirings, profile=profile, ignore_memory=ignore_memory)
+        except LadderSimError as error:
+            error.message = f"{name}: {error.message}"
+            raise
         candidates.append(Candidate(name=name, scenario=scenario, predictions=predictions, usd_per_gpu_hour=price))
     return candidates
 

@@ -24,7 +24,7 @@ def advise(
 ) -> None:
     """Find the degree, batch and variant at which one static batch is best. Not a recommendation for serving."""
     from ladder_sim.analysis import advise as search
-    from ladder_sim.report.export import advice_document
+    from ladder_sim.report.documents import advice_document
     from ladder_sim.report.figures.analysis import pareto_figure
     from ladder_sim.report.tables.analysis import advice_report
 
@@ -71,7 +71,7 @@ def breakeven(
     """Find the value of a field at which a variant's gain crosses a bound."""
     from ladder_sim.analysis.breakeven import breakeven as search
     from ladder_sim.display.labels import scenario_label
-    from ladder_sim.report.export import breakeven_document
+    from ladder_sim.report.documents import breakeven_document
     from ladder_sim.report.figures.analysis import breakeven_figure
     from ladder_sim.report.tables.analysis import breakeven_report
     from ladder_sim.sweeps.grid import scenario_at
@@ -108,7 +108,7 @@ def compare(
 ) -> None:
     """Predict the same static batch on several clusters, or under several stacks, side by side."""
     from ladder_sim.analysis import compare as analysis
-    from ladder_sim.report.export import comparison_document
+    from ladder_sim.report.documents import comparison_document
     from ladder_sim.report.figures.analysis import comparison_figure
     from ladder_sim.report.tables.analysis import comparison_report
 
@@ -139,7 +139,7 @@ def sensitivity(
     """Change each hardware figure and cost a little, and report how time and speedup change."""
     from ladder_sim.analysis import sensitivity as analysis
     from ladder_sim.display.labels import scenario_label
-    from ladder_sim.report.export import sensitivity_document
+    from ladder_sim.report.documents import sensitivity_document
     from ladder_sim.report.figures.analysis import tornado_figure
     from ladder_sim.report.tables.analysis import sensitivity_report
     from ladder_sim.sweeps.grid import scenario_at

@@ -35,7 +35,7 @@ def predict(
 
     from ladder_sim.prediction import predict as simulate
     from ladder_sim.report.figures.prediction import breakdown_figure, timeline_figure
-    from ladder_sim.report.tables.prediction import explanation
+    from ladder_sim.report.tables.explanation import explanation
 
     check_plot(timeline)
     scenario = flags.scenario()

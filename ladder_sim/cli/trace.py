@@ -110,7 +110,7 @@ def info(
     plot: Plot = None,
 ) -> None:
     """Show ops by time, hidden and exposed communication, and the critical path."""
-    from ladder_sim.report.export import info_document
+    from ladder_sim.report.documents import info_document
     from ladder_sim.report.tables.traces import info_report
     from ladder_sim.traces.load import load
     from ladder_sim.traces.summary import summarize_run
@@ -141,7 +141,7 @@ def replay(
     ] = None,
 ) -> None:
     """Run the recorded graph through the simulator, with or without changes."""
-    from ladder_sim.report.export import replay_document
+    from ladder_sim.report.documents import replay_document
     from ladder_sim.report.tables.traces import replay_report
     from ladder_sim.traces import perfetto
     from ladder_sim.traces.load import load
@@ -185,7 +185,7 @@ def predict(
     ] = "1us",
 ) -> None:
     """Predict the time of a standard tensor-parallel run in other wirings."""
-    from ladder_sim.report.export import variants_document
+    from ladder_sim.report.documents import variants_document
     from ladder_sim.report.tables.traces import variants_report
     from ladder_sim.traces import perfetto
     from ladder_sim.traces.blocks import find_passes

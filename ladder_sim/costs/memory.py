@@ -12,6 +12,7 @@ from ladder_sim.graph.ops import Count
 from ladder_sim.graph.variants import wiring
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.workload import KV_BYTES
+from ladder_sim.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,18 @@ class MemoryUse:
     def fits(self) -> bool:
         """Whether it all fits the GPU."""
         return self.total_bytes <= self.capacity_bytes
+
+    @property
+    def parts(self) -> str:
+        """What the memory holds, in words, largest first."""
+        sizes = {
+            "weights": self.weights_bytes,
+            "KV cache": self.kv_cache_bytes,
+            "activations": self.activation_bytes,
+            "stack": self.overhead_bytes,
+        }
+        ordered = sorted(sizes.items(), key=lambda part: -part[1])
+        return ", ".join(f"{name} {format_bytes(size_bytes)}" for name, size_bytes in ordered)
 
 
 def weight_bytes(scenario: Scenario) -> float:

@@ -13,11 +13,11 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
-from ladder_sim.costs.document import BrokenRuleError, Part, refused
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
 from ladder_sim.costs.profile import CalibrationProfile, CollectiveName, Positive, ProfileSource, StackFit
 from ladder_sim.costs.roofline import AXES, Gpu, Kind, roofline_s, table_shape
+from ladder_sim.costs.typed_json import BrokenRuleError, Part, refused
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import LadderSimError, ProfileError, UnknownNameError
 from ladder_sim.specs import catalog

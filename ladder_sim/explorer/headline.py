@@ -71,8 +71,7 @@ def memory_bar(answer: Answer) -> list[Component]:
 
 def evidence(answer: Answer, error: ErrorStats | None) -> list[Component]:
     """Sources of the numbers, warnings, and the error against published runs."""
-    standard = answer.predictions["standard"]
-    provenance = standard.confidence
+    standard, confidence = answer.predictions["standard"], answer.predictions.confidence
     shares: dict[str, float] = {}
     for (source, _), seconds in standard.breakdown.sources_s.items():
         shares[source] = shares.get(source, 0.0) + seconds / standard.request_s
@@ -83,7 +82,7 @@ def evidence(answer: Answer, error: ErrorStats | None) -> list[Component]:
         if shares.get(name, 0.0) > 0.0005
     }
     stack = answer.scenario.stack.name
-    if error is None or not provenance.validated["gpu"]:
+    if error is None or not confidence.validated["gpu"]:
         where = f"{stack} on {answer.scenario.cluster.gpu.name}"
         accuracy = f"No published run of {where} to compare with; trust the ranking more than the values."
     else:
@@ -94,11 +93,11 @@ def evidence(answer: Answer, error: ErrorStats | None) -> list[Component]:
             f"{error.inside:.0%} lie in the 90 % interval."
         )
     return [
-        _heading(f"{provenance.measured_fraction:.0%} of standard's time is measured", f"profile {provenance.profile}"),
+        _heading(f"{confidence.measured_fraction:.0%} of standard's time is measured", f"profile {confidence.profile}"),
         *_shares(sources),
-        html.P(" ".join(validated_lines(provenance))),
+        html.P(" ".join(validated_lines(confidence))),
         html.P(accuracy),
-        _warnings(provenance.warnings),
+        _warnings(confidence.warnings),
     ]
 
 

@@ -73,7 +73,7 @@ def _data(answer: Answer, allowlist: Allowlist) -> dict[str, Any]:
     table = run(grid, How(variants=grid.variants, **answer.state.how(allowlist)), serial)
     fitting = [batch for batch in batches if table.where(table["batch"] == batch).feasible.any()]
     kept = table.where(np.isin(table["batch"], fitting))
-    workload = answer.scenario.workload
+    workload, confidence = answer.scenario.workload, answer.predictions.confidence
     return {
         "summary": scenario_label(answer.scenario, batch=False),
         "command": command_line(answer.state, allowlist),
@@ -94,9 +94,9 @@ def _data(answer: Answer, allowlist: Allowlist) -> dict[str, Any]:
             }
             for name, prediction in answer.predictions.items()
         ],
-        "notes": list(answer.predictions["standard"].confidence.warnings),
-        "measured": answer.predictions["standard"].confidence.measured_fraction,
-        "validated": " ".join(validated_lines(answer.predictions["standard"].confidence)),
+        "notes": list(confidence.warnings),
+        "measured": confidence.measured_fraction,
+        "validated": " ".join(validated_lines(confidence)),
     }
 
 

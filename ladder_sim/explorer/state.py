@@ -15,11 +15,11 @@ from ladder_sim.graph.variants import canonical
 from ladder_sim.prediction import default_variants
 from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS, Argument
 from ladder_sim.specs.model import ModelSpec
+from ladder_sim.specs.reading import read_table
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.values import read_table
 from ladder_sim.sweeps.axes import axis, resolve
-from ladder_sim.sweeps.price import check_price
-from ladder_sim.units import parse_quantity
+from ladder_sim.sweeps.price import PRICE_HINT, check_price
+from ladder_sim.units import parse_quantity, quoted
 
 # of a query
 MAX_CHARACTERS, MAX_FIELDS = 8000, 64
@@ -255,7 +255,10 @@ def _axis(key: str, text: str) -> str:
 
 
 def _price(key: str, text: str) -> float:
-    return check_price(parse_quantity(text, "count", name=key))
+    try:
+        return check_price(float(text))
+    except ValueError:
+        raise UsageError(f"{key} is {quoted(text)}: must be a number", hint=PRICE_HINT) from None
 
 
 def _duration(key: str, text: str) -> str:

@@ -1,1 +1,4 @@
-"""Predictions as tables and files. May import everything below `ladder_sim.cli`."""
+"""The answers that do not print themselves, as tables, JSON and CSV; and every answer's figures.
+
+May import everything below `ladder_sim.explorer`.
+"""

@@ -166,11 +166,11 @@ def _summed(parts: Iterable[tuple[Mapping[_Key, float], float]]) -> dict[_Key, f
 
 
 def _limit(op: Op, gpu: Gpu) -> str:
-    """What bounds an op: a link, tensor cores, device memory, or the fixed cost of a small kernel."""
+    """What bounds an op: a link, tensor cores, memory bandwidth, or the fixed cost of a small kernel."""
     if op.stream == "comm":
         return op.kind
     arithmetic_s = op.shape.flops / gpu.peak_flops(op.shape)
     traffic_s = op.shape.moved_bytes / gpu.hbm_bandwidth_Bps
     if max(arithmetic_s, traffic_s) < gpu.kernel_s:
         return "small kernels"
-    return "tensor cores" if arithmetic_s > traffic_s else "device memory"
+    return "tensor cores" if arithmetic_s > traffic_s else "memory bandwidth"

@@ -11,8 +11,8 @@ from typing import Any
 
 from ladder_sim.errors import UsageError
 from ladder_sim.specs import catalog
+from ladder_sim.specs.reading import read_value
 from ladder_sim.specs.stack import AllReduce
-from ladder_sim.specs.values import read_value
 from ladder_sim.specs.workload import Arrivals, DType, KvDType
 
 _WHERE, _WORK, _HOW = "Model and cluster", "Workload", "Stack and costs"

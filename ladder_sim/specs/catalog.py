@@ -18,8 +18,8 @@ from ladder_sim.errors import SpecError, UnknownNameError
 from ladder_sim.specs.cluster import ClusterSpec, GpuSpec, LinkTier
 from ladder_sim.specs.hf_config import read_config
 from ladder_sim.specs.model import ModelSpec
+from ladder_sim.specs.reading import read_table
 from ladder_sim.specs.stack import StackSpec
-from ladder_sim.specs.values import read_table
 from ladder_sim.specs.versions import Versions
 from ladder_sim.system.files import read_text, read_toml, shown_path
 

@@ -1,4 +1,4 @@
-"""The fields of a spec: the numbers that they may hold, and what they mean."""
+"""The fields of a spec: their types, the numbers that they may hold, and what they mean."""
 
 import ast
 import dataclasses
@@ -52,6 +52,12 @@ def field_kinds(spec: type) -> Mapping[str, Any]:
     """Return the types of a spec's fields by name, `Limits` included."""
     hints = get_type_hints(spec, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(spec)}
+
+
+def settable_fields(spec: type) -> dict[str, object]:
+    """Return the types of the fields that one value can set, by name: numbers, flags, choices and text."""
+    kinds = {name: get_args(kind)[0] if limits_of(kind) else kind for name, kind in field_kinds(spec).items()}
+    return {n: kind for n, kind in kinds.items() if kind in (int, float, bool, str) or get_origin(kind) is Literal}
 
 
 def limits_of(kind: Any) -> Limits | None:

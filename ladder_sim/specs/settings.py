@@ -7,10 +7,10 @@ from typing import Any, NamedTuple, TypeVar
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.cluster import ClusterSpec, GpuSpec, LinkTier
-from ladder_sim.specs.fields import field_kinds, meanings
+from ladder_sim.specs.fields import field_kinds, meanings, settable_fields
 from ladder_sim.specs.model import ModelSpec
+from ladder_sim.specs.reading import find_field, read_value
 from ladder_sim.specs.stack import StackSpec
-from ladder_sim.specs.values import find_field, read_value, settable_fields
 from ladder_sim.specs.workload import Workload
 from ladder_sim.units import short_name, typed_unit, unit_of
 

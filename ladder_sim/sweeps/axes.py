@@ -7,9 +7,9 @@ from typing import Any
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.specs.arguments import ARGUMENTS
+from ladder_sim.specs.reading import read_value
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.settings import find_setting, settable
-from ladder_sim.specs.values import read_value
 from ladder_sim.sweeps.ranges import expand, split
 from ladder_sim.units import missing_unit, typed_unit, unit_of
 

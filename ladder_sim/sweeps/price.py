@@ -9,6 +9,7 @@ from ladder_sim.errors import UsageError
 
 Rate = TypeVar("Rate", float, NDArray[np.float64])
 SECONDS_PER_HOUR = 3600.0
+PRICE_HINT = "US dollars per GPU and hour, e.g. 2.5"
 
 
 def token_price(usd_per_gpu_hour: float, gpus: int, tokens_per_s: Rate) -> Rate:
@@ -31,7 +32,5 @@ def check_price(usd_per_gpu_hour: float) -> float:
         It is out of range.
     """
     if not 0.0 < usd_per_gpu_hour < 1e6:
-        raise UsageError(
-            f"price {usd_per_gpu_hour:g}: must be above 0 and below 1e6", hint="US dollars per GPU and hour, e.g. 2.5"
-        )
+        raise UsageError(f"price {usd_per_gpu_hour:g}: must be above 0 and below 1e6", hint=PRICE_HINT)
     return usd_per_gpu_hour

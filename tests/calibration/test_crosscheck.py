@@ -26,7 +26,7 @@ from calibration.crosscheck.timers import OverlapTime
 from ladder_sim.costs.lookup import Curve
 from ladder_sim.display import console
 from ladder_sim.errors import ProfileError, UsageError, install_command
-from ladder_sim.report.pages import crosscheck_page
+from ladder_sim.report.crosscheck_page import crosscheck_page
 from ladder_sim.report.tables.crosscheck import crosscheck_report
 from runtime.comm.rendezvous import CommConfig
 from tests.conftest import REPO

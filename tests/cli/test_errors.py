@@ -114,30 +114,44 @@ def test_tp_that_does_not_divide(arguments: tuple[str, ...], parts: tuple[str, .
 
 
 @pytest.mark.parametrize(
-    ("arguments", "needs", "smallest", "way_out"),
+    ("arguments", "needs", "way_out"),
     [
-        (("--model", "70b", "--tp", "1"), "llama-3.1-70b needs 144 GB", "2", ()),
-        (("--model", "405b"), "llama-3.1-405b needs 111 GB", "16 (--nodes 2)", ("--nodes", "2")),
-        (("--model", "405b", "--gpus-per-node", "4"), "per GPU at TP 4", "16 (--nodes 4)", ("--nodes", "4")),
-        (("--model", "176b", "--tp", "4"), "H100 SXM5 80GB has 85.5 GB", "7", ()),
-        (("--model", "8b", "--tp", "1", "--batch", "500", "--stack", "vllm"), "8b needs", "4", ()),
+        (("--model", "70b", "--tp", "1"), "llama-3.1-70b needs 144 GB", "--tp 2"),
+        (("--model", "405b"), "llama-3.1-405b needs 111 GB", "--nodes 2 --tp 16"),
+        (("--model", "405b", "--gpus-per-node", "4"), "per GPU at TP 4", "--nodes 4 --tp 16"),
+        (("--model", "176b", "--tp", "4"), "H100 SXM5 80GB has 85.5 GB (79.6 GiB)", "--tp 7"),
+        (("--model", "8b", "--tp", "1", "--batch", "500", "--stack", "vllm"), "8b needs", "--tp 4"),
     ],
 )
-def test_model_that_does_not_fit(
-    arguments: tuple[str, ...], needs: str, smallest: str, way_out: tuple[str, ...]
-) -> None:
-    refused(("predict", *arguments), 3, needs, f"smallest TP that fits: {smallest};", "--ignore-memory")
+def test_model_that_does_not_fit(arguments: tuple[str, ...], needs: str, way_out: str) -> None:
+    refused(("predict", *arguments), 3, needs, f"{way_out} ", "--ignore-memory")
     # the hint holds: that degree fits, and no smaller one does
-    tp = int(smallest.split()[0])
-    followed = run("predict", *arguments, *way_out, "--tp", str(tp), "--json")
+    *nodes, _, tp = way_out.split()
+    followed = run("predict", *_without("--tp", arguments), *way_out.split(), "--json")
     assert followed.code == 0, followed.err
-    assert json.loads(followed.out)["scenario"]["tp"] == tp
-    for smaller in range(1, tp):
-        assert run("predict", *arguments, *way_out, "--tp", str(smaller)).code == 3
+    assert json.loads(followed.out)["scenario"]["tp"] == int(tp)
+    for smaller in range(1, int(tp)):
+        assert run("predict", *_without("--tp", arguments), *nodes, "--tp", str(smaller)).code == 3
+
+
+def _without(flag: str, arguments: tuple[str, ...]) -> tuple[str, ...]:
+    at = arguments.index(flag) if flag in arguments else len(arguments)
+    return arguments[:at] + arguments[at + 2 :]
+
+
+def test_other_commands_say_what_fits_too() -> None:
+    """The memory they name is that of the smallest batch, of the scenario, of the cluster that fails."""
+    err = refused(("advise", "--model", "405b"), 3, "at batch 1 llama-3.1-405b needs 111 GB", "--dtype fp8 fits")
+    assert "--batch" not in err
+    refused(("advise", "--batches", "512", "--tp", "8"), 3, "at batch 512", "or --batches 183 fits")
+    refused(("breakeven", "inter.latency=1:9us", "--model", "405b"), 3, "405b needs 111 GB", "--dtype fp8 fits")
+    refused(("compare", "h200-sxm", "h100-sxm", "--model", "405b"), 3, "error: h100-sxm: llama-3.1-405b needs 111 GB")
 
 
 def test_nothing_fits() -> None:
-    err = refused(("predict", "--model", "8b", "--batch", "1000000"), 3, "no tensor-parallel degree")
+    err = refused(
+        ("predict", "--model", "405b", "--prompt", "10000000"), 3, "no other degree, precision, stack or batch"
+    )
     assert "--ignore-memory" in err
 
 

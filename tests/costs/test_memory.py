@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ladder_sim.costs.fitting import more_gpus, same_gpus, smallest_fitting_tp
 from ladder_sim.costs.memory import MemoryUse, kv_requests, memory_use, weight_bytes
 from ladder_sim.errors import MemoryFitError
 from ladder_sim.graph.build import build
-from ladder_sim.prediction import predict, smallest_fitting_tp
+from ladder_sim.prediction import predict
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.validation.dataset import read_dataset
@@ -34,7 +35,7 @@ def test_70b_does_not_fit_one_gpu() -> None:
         predict(scenario, profile="none")
     assert caught.value.exit_code == 3
     assert "H100 SXM5 80GB" in caught.value.message
-    assert "smallest TP that fits: 2" in caught.value.hint
+    assert "--tp 2 or --dtype fp8 fits" in caught.value.hint
     assert "--ignore-memory" in caught.value.hint
 
 
@@ -49,19 +50,66 @@ def test_405b_needs_two_nodes() -> None:
     assert not memory_use(one_node).fits
     with pytest.raises(MemoryFitError) as caught:
         predict(one_node, profile="none")
-    assert "smallest TP that fits: 16" in caught.value.hint
-    assert "--nodes 2" in caught.value.hint
+    # the same GPUs first
+    assert caught.value.hint.startswith("on these GPUs --dtype fp8 fits; on more GPUs --nodes 2 --tp 16 fits;")
     assert memory_use(Scenario.of(model="405b", nodes=2)).fits
     # eight bits a weight
     assert memory_use(dataclasses.replace(one_node, workload=dataclasses.replace(one_node.workload, dtype="fp8"))).fits
 
 
 def test_nothing_fits() -> None:
-    scenario = Scenario.of(model="405b", nodes=2, batch=4096)
+    scenario = Scenario.of(model="405b", nodes=2, batch=1, prompt=1_000_000)
     assert smallest_fitting_tp(scenario) is None
     with pytest.raises(MemoryFitError, match="per GPU") as caught:
         predict(scenario, profile="none")
-    assert "no tensor-parallel degree" in caught.value.hint
+    assert "no other degree, precision, stack or batch of the catalog fits" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ways"),
+    [
+        ({"model": "405b"}, [{"dtype": "fp8"}]),
+        # gpt-fast stores the scores of attention
+        ({"prompt": 100_000}, [{"stack": "trtllm"}, {"stack": "vllm"}]),
+        ({"batch": 512}, [{"stack": "trtllm"}, {"stack": "vllm"}, {"batch": 183}]),
+        ({"tp": 1}, [{"tp": 2}, {"dtype": "fp8"}]),
+        # it has no fp8
+        ({"cluster": "a100-sxm-hdr", "tp": 1}, [{"tp": 2}]),
+        # neither alone
+        ({"model": "405b", "prompt": 60_000}, [{"dtype": "fp8", "stack": "trtllm"}, {"dtype": "fp8", "stack": "vllm"}]),
+        # a stack by name would not have this figure
+        ({"batch": 512, "overrides": {"stack.memory_overhead": "3GB"}}, [{"batch": 178}]),
+    ],
+)
+def test_ways_out_fit(arguments: dict[str, Any], ways: list[dict[str, Any]]) -> None:
+    scenario = Scenario.of(**arguments)
+    assert not memory_use(scenario).fits
+    assert same_gpus(scenario) == ways
+    wider = more_gpus(scenario)
+    for way in [*ways, *([wider] if wider else [])]:
+        assert memory_use(Scenario.of(**{**arguments, **way})).fits, way
+    with pytest.raises(MemoryFitError) as caught:
+        predict(scenario)
+    for way in ways:
+        assert " ".join(f"--{name} {value}" for name, value in way.items()) in caught.value.hint
+
+
+def test_the_largest_batch_is_named() -> None:
+    scenario = Scenario.of(batch=512)
+    largest = same_gpus(scenario)[-1]["batch"]
+    assert memory_use(Scenario.of(batch=largest)).fits
+    assert not memory_use(Scenario.of(batch=largest + 1)).fits
+
+
+def test_the_message_says_what_the_memory_holds() -> None:
+    with pytest.raises(MemoryFitError) as caught:
+        predict(Scenario.of(prompt=100_000))
+    parts = caught.value.message.partition("(")[2].partition(")")[0].split(", ")
+    assert parts[0].startswith("activations 3")
+    assert {part.rpartition(" ")[0].rpartition(" ")[0] for part in parts} == {
+        *("weights", "KV cache", "activations", "stack")
+    }
+    assert "85.5 GB (79.6 GiB)" in caught.value.message
 
 
 @pytest.mark.parametrize("model", ["8b", "70b", "405b", "34b"])

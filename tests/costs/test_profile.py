@@ -279,9 +279,14 @@ def loaded(content: bytes) -> CalibrationProfile | ProfileError:
 
 
 def is_profile_or_refused(content: bytes) -> bool:
-    """Whether it is read as a whole profile, or refused with the file named."""
+    """Whether it is read as a profile that can be written and read again, or refused with the file named."""
     result = loaded(content)
-    return "p.json" in result.message if isinstance(result, ProfileError) else bool(result.gemm)
+    if isinstance(result, ProfileError):
+        return "p.json" in result.message
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "again.json"
+        save_profile(result, path)
+        return load_profile(path).reference == result.reference
 
 
 @given(content=st.binary(max_size=200))

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from ladder_sim.explorer.state import State
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.sweeps.price import PRICE_HINT
 from tests.conftest import DATA
 
 ALLOWLIST = Allowlist.of()
@@ -129,6 +131,13 @@ def test_a_dropped_file_travels_in_the_link(file: Path) -> None:
 def test_a_bad_link_is_refused(query: object) -> None:
     with pytest.raises(UsageError):
         State.parse(query, ALLOWLIST)
+
+
+@pytest.mark.parametrize("text", ["2,5", "$3", "3k", "-1", "1e9", "inf"])
+def test_a_bad_price_shows_a_price(text: str) -> None:
+    with pytest.raises(UsageError, match="price") as caught:
+        State.parse(urlencode({"price": text}), ALLOWLIST)
+    assert caught.value.hint == PRICE_HINT
 
 
 @given(st.text(max_size=200) | st.dictionaries(st.text(max_size=8), st.text(max_size=8)))

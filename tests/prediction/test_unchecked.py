@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,11 +54,20 @@ def test_runs_that_were_compared_are_checked_in_every_part() -> None:
         ({"overrides": {"stack.stream_wait": "5us"}}, {"stack"}),
         ({"cluster": "h200-sxm"}, {"gpu", "links"}),
         ({"overrides": {"gpu.hbm_bandwidth": "5TB/s"}}, {"gpu"}),
+        # the roofline does not depend on them, contention and waits do
+        ({"overrides": {"gpu.sms": "100"}}, {"gpu"}),
+        ({"overrides": {"cluster.rank_skew": "0.5"}}, {"gpu"}),
+        # times of another GPU, carried over
+        ({"overrides": {"cluster.profile": "a100-sxm"}}, {"gpu"}),
+        ({"profile": "h200-sxm"}, {"gpu"}),
+        ({"profile": "h100-sxm"}, set()),
         ({"overrides": {"intra.bandwidth": "100GB/s"}}, {"links"}),
         # links that no rank uses
         ({"overrides": {"inter.bandwidth": "100Gb/s"}}, set()),
         ({"model": "405b", "nodes": 2}, {"links"}),
         ({"p2p": False}, set()),
+        ({"p2p": False, "overrides": {"cluster.host_low_latency_share": "0.5"}}, {"links"}),
+        ({"overrides": {"cluster.host_low_latency_share": "0.5"}}, set()),
         ({"model": "qwen3-32b"}, {"model_family"}),
         ({"dtype": "fp8"}, {"precision"}),
         ({"cluster": "a100-sxm-hdr"}, {"gpu", "links"}),
@@ -76,6 +86,20 @@ def test_what_no_fits_runs_had_is_not_checked(fields: Mapping[str, Any], parts: 
         name = "GPU" if part == "gpu" else part.replace("_", " ")
         assert (name in checked) == (part not in parts)
         assert (f"{name} (" in "".join(wider)) == (part in parts)
+
+
+def test_an_edited_file_is_another_stack_under_any_name(tmp_path: Path) -> None:
+    """`show --toml gpt-fast` gives the file to start from, which keeps its name."""
+    text, file = catalog.toml_text("gpt-fast"), tmp_path / "lab.toml"
+    for old, new, parts in [
+        ("", "", set()),
+        ('collective_launch_s = "2.5 us"', 'collective_launch_s = "50 us"', {"stack"}),
+        ("fused_ladder_add = false", "fused_ladder_add = true", {"stack"}),
+        ('profile = "h100-sxm-gpt-fast"', 'profile = ""', set()),
+    ]:
+        assert old in text
+        file.write_text(text.replace(old, new) if old else text, "utf-8")
+        assert unchecked(stack=str(file)) == parts
 
 
 def test_a_model_of_no_known_family_is_not_checked() -> None:

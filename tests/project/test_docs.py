@@ -1,4 +1,4 @@
-"""The pages about sweeps and analysis show what their commands print."""
+"""The README and the pages about sweeps, analysis and Python show what their commands print."""
 
 import pytest
 
@@ -9,7 +9,14 @@ SHOWN = [(page, *block) for page in PAGES for block in blocks(page)]
 
 
 def test_the_pages_show_every_command() -> None:
-    assert {command.split()[1] for _, command, _ in SHOWN} == {"sweep", "breakeven", "sensitivity", "advise", "compare"}
+    assert {command.split()[1] for _, command, _ in SHOWN} == {
+        "predict",
+        "sweep",
+        "breakeven",
+        "sensitivity",
+        "advise",
+        "compare",
+    }
 
 
 @pytest.mark.parametrize(("page", "command", "shown"), SHOWN, ids=[command for _, command, _ in SHOWN])

@@ -6,6 +6,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,6 +35,10 @@ def override(overrides: Overrides) -> Scenario:
         ("gpu.hbm", "96 GiB", "cluster.gpu.hbm_bytes", 96 * 2.0**30),
         ("gpu.hbm_bandwidth", "4 TB/s", "cluster.gpu.hbm_bandwidth_Bps", 4e12),
         ("gpu.sms", "144", "cluster.gpu.sms", 144),
+        # as arrays and data frames hold them
+        ("gpu.sms", np.int64(144), "cluster.gpu.sms", 144),
+        ("inter.bandwidth_Bps", np.int64(12_500_000_000), "cluster.inter.bandwidth_Bps", 12.5e9),
+        ("intra.latency_s", np.float32(0.5), "cluster.intra.latency_s", 0.5),
         ("cluster.gpus_per_node", "16", "cluster.gpus_per_node", 16),
         ("cluster.profile", "", "cluster.profile", ""),
         ("model.vocab", "128Ki", "model.vocab", 131072),

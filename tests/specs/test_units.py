@@ -155,6 +155,14 @@ def test_what_is_typed_is_written_in_its_unit(number: float, quantity: tuple[Uni
     assert float(digits) == pytest.approx(float(f"{number:f}"), rel=5.1e-3)
 
 
+def test_an_example_is_of_the_likely_unit() -> None:
+    """A bound on a token's time is no link's latency."""
+    for text in ("-50ms", "50Gb/s", "fast", "50"):
+        with pytest.raises(UnitError, match="--max-tpot") as caught:
+            parse_quantity(text, "s", name="--max-tpot", likely=("ms", "s"))
+        assert "50ms" in (caught.value.hint or "")
+
+
 def test_long_input_is_cut_in_the_message() -> None:
     with pytest.raises(UnitError) as caught:
         parse_quantity("z" * 10_000, "s", name="x")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # of a request's time; less is not visible
 SHOWN_SHARE = 0.002
 _LIMIT_COLOURS = {
-    "device memory": "#0072B2",
+    "memory bandwidth": "#0072B2",
     "tensor cores": "#56B4E9",
     "small kernels": "#009E73",
     "all_reduce": "#D55E00",

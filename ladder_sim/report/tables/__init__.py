@@ -1,1 +1,1 @@
-"""Answers as tables on a terminal, a file per kind of answer."""
+"""The tables of answers that do not print themselves, a file per kind of answer."""

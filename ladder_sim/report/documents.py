@@ -1,6 +1,6 @@
 """Answers other than a prediction as JSON and CSV.
 
-The answers' modules are imported for their types only: a prediction needs none of the others.
+The answers' modules are imported for their types only: a command needs those of one answer.
 """
 
 from __future__ import annotations

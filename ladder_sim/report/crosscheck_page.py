@@ -1,4 +1,4 @@
-"""Results as HTML pages."""
+"""The web page of a cross-check."""
 
 from html import escape
 

@@ -1,4 +1,4 @@
-"""Documents: JSON files whose entries are stated as types, and what is said of one that breaks a rule."""
+"""JSON files whose entries are stated as types, and what is said of one that breaks a rule."""
 
 from typing import TypeVar
 

@@ -1,0 +1,111 @@
+"""What a model that does not fit needs its memory for, and the changes with which it fits."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ladder_sim.costs.memory import MemoryUse, memory_use
+from ladder_sim.errors import MemoryFitError
+from ladder_sim.specs import catalog
+from ladder_sim.specs.arguments import ARGUMENTS
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.units import format_bytes
+
+# arguments of `Scenario.of`, and the values with which a model fits
+Change = Mapping[str, Any]
+
+
+def fit_error(
+    scenario: Scenario, memory: MemoryUse, *, flags: Mapping[str, str] | None = None, otherwise: str = ""
+) -> MemoryFitError:
+    """The error of a model that does not fit: what the memory holds, and the ways out.
+
+    Parameters
+    ----------
+    scenario, memory
+        What does not fit.
+    flags
+        Of a command that calls an argument otherwise, by argument.
+    otherwise
+        What to do without a change; may be empty.
+    """
+    gpu = scenario.cluster.gpu
+    gibibytes = f"{memory.capacity_bytes / 2**30:.1f} GiB"
+    message = (
+        f"{scenario.model.name} needs {format_bytes(memory.total_bytes)} per GPU at TP {scenario.tp} ({memory.parts}), "
+        f"and {gpu.name} has {format_bytes(memory.capacity_bytes)} ({gibibytes})"
+    )
+    here = [_typed(change, flags or {}) for change in same_gpus(scenario)]
+    wider = more_gpus(scenario)
+    ways = [f"on these GPUs {' or '.join(here)} fits"] if here else []
+    ways += [f"on more GPUs {_typed(wider, flags or {})} fits"] if wider else []
+    ways += [otherwise] if otherwise else []
+    if not here and not wider:
+        ways.insert(0, "no other degree, precision, stack or batch of the catalog fits")
+    return MemoryFitError(message, hint="; ".join(ways))
+
+
+def same_gpus(scenario: Scenario) -> list[Change]:
+    """Changes with which the model fits the GPUs that it has: single ones, or else a precision and a stack together."""
+    fitting = [change for change in _single(scenario) if _fits(scenario, change)]
+    return fitting or [
+        change
+        for precision in _precisions(scenario)
+        for stack in _stacks(scenario)
+        if _fits(scenario, change := {**precision, **stack})
+    ]
+
+
+def more_gpus(scenario: Scenario) -> Change | None:
+    """The smallest degree and number of nodes at which the model fits, more than it has; None if none does."""
+    per_node, total = scenario.cluster.gpus_per_node, scenario.nodes * scenario.cluster.gpus_per_node
+    fitting = smallest_fitting_tp(scenario)
+    if fitting is None or fitting <= total:
+        return None
+    return {"nodes": -(-fitting // per_node), "tp": fitting}
+
+
+def smallest_fitting_tp(scenario: Scenario) -> int | None:
+    """The smallest tensor-parallel degree at which the model fits, on as many nodes as it takes; None if none does."""
+    per_node = scenario.cluster.gpus_per_node
+    widest = dataclasses.replace(scenario, tp=1, nodes=-(-scenario.model.heads // per_node))
+    return next((tp for tp in widest.tp_degrees() if _fits(widest, {"tp": tp})), None)
+
+
+def _single(scenario: Scenario) -> Iterator[Change]:
+    smallest = smallest_fitting_tp(scenario)
+    if smallest is not None and scenario.tp < smallest <= scenario.nodes * scenario.cluster.gpus_per_node:
+        yield {"tp": smallest}
+    yield from _precisions(scenario)
+    yield from _stacks(scenario)
+    low, high = 0, scenario.workload.batch
+    while high - low > 1 and "workload.batch" not in scenario.settings:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _fits(scenario, {"batch": middle}) else (low, middle)
+    if low:
+        yield {"batch": low}
+
+
+def _precisions(scenario: Scenario) -> Iterator[Change]:
+    gpu = scenario.cluster.gpu
+    if gpu.fp8_flops > gpu.bf16_flops and "workload.dtype" not in scenario.settings:
+        yield {"dtype": "fp8"}
+
+
+def _stacks(scenario: Scenario) -> Iterator[Change]:
+    """Other stacks, unless figures of this one were set by hand."""
+    if not any(name.startswith("stack.") for name in scenario.settings):
+        yield from ({"stack": name} for name in catalog.stack_names() if name != scenario.stack.name)
+
+
+def _fits(scenario: Scenario, change: Change) -> bool:
+    """Whether the model fits with a change of degree, stack or workload."""
+    given = dict(change)
+    tp = given.pop("tp", scenario.tp)
+    stack = catalog.stack(given.pop("stack")) if "stack" in given else scenario.stack
+    workload = dataclasses.replace(scenario.workload, **given)
+    return memory_use(dataclasses.replace(scenario, tp=tp, stack=stack, workload=workload)).fits
+
+
+def _typed(change: Change, flags: Mapping[str, str]) -> str:
+    return " ".join(f"{flags.get(name, ARGUMENTS[name].flag)} {value}" for name, value in change.items())

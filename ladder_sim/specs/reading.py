@@ -1,0 +1,102 @@
+"""Read one value from text or a file, and make a spec from a table of a file."""
+
+import dataclasses
+from collections.abc import Mapping
+from inspect import isfunction
+from numbers import Real
+from typing import Literal, TypeVar, get_args, get_origin
+
+from ladder_sim.errors import SpecError, UnknownNameError
+from ladder_sim.specs.fields import settable_fields
+from ladder_sim.specs.values import choice, flag
+from ladder_sim.units import parse_quantity, quoted, short_name, unit_of
+
+_Spec = TypeVar("_Spec")
+
+
+def find_field(key: str, names: Mapping[str, object]) -> str | None:
+    """Return the field that `key` names, with or without its unit; None if there is no such field."""
+    if key in names:
+        return key
+    return next((name for name in names if short_name(name) == key), None)
+
+
+def read_value(raw: object, field: str, kind: object, *, name: str) -> object:
+    """Read one field's value.
+
+    Parameters
+    ----------
+    raw
+        Text, or a value that already has its type.
+    field
+        Field name; its ending decides the unit.
+    kind
+        Type of the field, from `settable_fields`, or a function that looks up what text names.
+    name
+        What the value was given as, which errors call it. Text holds its unit (``"50GB/s"``); a number is in the SI
+        unit that `name` ends in (``bandwidth_Bps``).
+
+    Raises
+    ------
+    UnitError, SpecError, UnknownNameError
+        If the value does not fit the field.
+    """
+    if isfunction(kind):
+        return kind(raw) if isinstance(raw, str) else raw
+    if isinstance(raw, str):
+        raw = raw.strip()
+    if kind is bool:
+        return flag({"true": True, "false": False}.get(raw.lower(), raw) if isinstance(raw, str) else raw, name)
+    if get_origin(kind) is Literal:
+        return choice(raw, name, get_args(kind))
+    if kind is str:
+        if not isinstance(raw, str):
+            raise SpecError(f"{name} is {quoted(raw)}: must be text", hint="put it in quotes")
+        return raw
+    if not isinstance(raw, (str, int, float)) and isinstance(raw, Real):  # numpy's
+        raw = float(raw)
+    if not isinstance(raw, (str, int, float)):
+        raise SpecError(f"{name} is {quoted(raw)}: must be a number, or text with a unit", hint="write a number")
+    unit = unit_of(field)
+    # as text, which lacks its unit
+    bare = not isinstance(raw, str) and unit_of(name) != unit
+    value = parse_quantity(str(raw) if bare else raw, unit, name=name)
+    if kind is not int:
+        return value
+    if not value.is_integer():
+        raise SpecError(f"{name} is {quoted(raw)}: must be a whole number", hint=f"e.g. {name}={round(value)}")
+    return int(value)
+
+
+def read_table(spec: type[_Spec], table: Mapping[str, object], *, where: str, **given: object) -> _Spec:
+    """Make a spec from a table of a file.
+
+    Parameters
+    ----------
+    spec
+        Dataclass to make.
+    table
+        Its fields by name: with the unit, as in ``latency_s = 5e-6``, or text with one, as in ``latency = "5us"``.
+    where
+        File and section; errors begin with it.
+    **given
+        Fields that the caller has already; the table may not hold them.
+
+    Raises
+    ------
+    UnknownNameError
+        If the table has a key that is not a field.
+    SpecError
+        If a field is missing or breaks a rule.
+    """
+    kinds = {name: kind for name, kind in settable_fields(spec).items() if name not in given}
+    values: dict[str, object] = {}
+    for key, raw in table.items():
+        field = find_field(key, kinds)
+        if field is None:
+            raise UnknownNameError(f"{where} key", key, kinds)
+        values[field] = read_value(raw, field, kinds[field], name=f"{where}: {key}")
+    for needed in dataclasses.fields(spec):  # type: ignore[arg-type]
+        if needed.default is dataclasses.MISSING and needed.name not in values and needed.name not in given:
+            raise SpecError(f"{where}: {needed.name} is missing", hint=f"add {needed.name} = ... to the file")
+    return spec(**given, **values)
