@@ -1,4 +1,4 @@
-"""The value of a field at which a variant's gain crosses a bound.
+"""The value of a field at which a variant's gain crosses a target.
 
 A coarse scan over the range finds the brackets, in one vectorised pass if the field is a hardware figure, and a root
 finder closes in on each. Two crossings between neighbouring scan points are missed.
@@ -26,18 +26,18 @@ from ladder_sim.sweeps.run import run
 SCANNED = 65
 # the default range goes from the scenario's value divided by this to that multiplied by it
 REACH = 16
-# far above any speedup over another variant
-MAX_GAIN = 1000.0
+# above any gain over another variant; more is a percentage typed for a share
+MAX_GAIN = 5.0
 # of a crossing, relative to its value
 PRECISION = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossing:
-    """Where the speedup crosses the bound."""
+    """Where the speedup crosses the target."""
 
     value: float
-    """Of the field; for integer fields the first value past the bound."""
+    """Of the field; for integer fields the first value past the target."""
     rising: bool
     """The speedup grows with the field."""
 
@@ -52,7 +52,7 @@ class BreakEven:
     """Whose gain it is."""
     over: str
     """The variant to compare with."""
-    bound: float
+    target: float
     """Speedup to search for."""
     unit: str
     """That its range, or else its figure, was typed in; empty: none, or several."""
@@ -62,6 +62,11 @@ class BreakEven:
     """At these; NaN where one of both cannot run."""
     crossings: tuple[Crossing, ...]
     """Ascending."""
+
+    @property
+    def whole_range(self) -> tuple[bool, bool]:
+        """Whether the lowest and the highest value of the range can run."""
+        return (not np.isnan(self.speedups[0]), not np.isnan(self.speedups[-1]))
 
     @property
     def ends(self) -> tuple[tuple[float, float], tuple[float, float]]:
@@ -85,7 +90,7 @@ def breakeven(
     profile: str | None = None,
     ignore_memory: bool = False,
 ) -> BreakEven:
-    """Find where a variant's gain crosses a bound.
+    """Find where a variant's gain crosses a target.
 
     Parameters
     ----------
@@ -123,13 +128,15 @@ def breakeven(
     if not -1.0 < gain <= MAX_GAIN:
         raise UsageError(
             f"gain {gain:.0%}: must be above -100 % and at most {MAX_GAIN:.0%}",
-            hint="--gain 10, gain=0.1 in Python, searches for a speedup of 1.1",
+            hint="10 % is --gain 10, in Python gain=0.1",
         )
     values = _scan_values(point, field, given)
+    if reason := "." in values.name and _unused(point, values.name):
+        raise UsageError(f"{field} changes nothing: {reason}", hint="search along a figure that is used")
     how = How(variants=(canonical(variant), canonical(over)), profile=profile, ignore_memory=ignore_memory)
     speedup = _Speedup(point, values.name, how)
     scanned = speedup.at(values.values)
-    bound = 1.0 + gain
+    target = 1.0 + gain
     whole = isinstance(values.values[0], int)
     if np.isnan(scanned).all():
         problem, hint = speedup.problem, "take another range"
@@ -140,21 +147,29 @@ def breakeven(
             problem, hint = error.message, error.hint
         raise InfeasibleError(f"nothing in the range of {field} can run: {problem}", hint=hint)
     crossings = [
-        Crossing(value=_close_in(speedup, bound, bracket, whole=whole), rising=bool(right > left))
+        Crossing(value=_close_in(speedup, target, bracket, whole=whole), rising=bool(right > left))
         for bracket, (left, right) in zip(pairwise(values.values), pairwise(scanned), strict=True)
         # never where one is NaN
-        if left < bound <= right or left > bound >= right
+        if left < target <= right or left > target >= right
     ]
     return BreakEven(
         field=values.name,
         variant=variant,
         over=over,
-        bound=bound,
+        target=target,
         unit=values.unit,
         values=np.asarray(values.values, np.float64),
         speedups=scanned,
         crossings=tuple(crossings),
     )
+
+
+def _unused(point: Mapping[str, Any], name: str) -> str:
+    try:
+        return scenario_at(point).unused(name)
+    except InfeasibleError:
+        # with another value of the field it may run
+        return ""
 
 
 class _Speedup:
@@ -177,12 +192,12 @@ class _Speedup:
         return ratio
 
 
-def _close_in(speedup: _Speedup, bound: float, bracket: tuple[float, float], *, whole: bool) -> float:
-    """The value inside a bracket at which the speedup is `bound`, or jumps over it."""
+def _close_in(speedup: _Speedup, target: float, bracket: tuple[float, float], *, whole: bool) -> float:
+    """The value inside a bracket at which the speedup is `target`, or jumps over it."""
     left, right = bracket
 
     def excess(value: float) -> float:
-        return float(speedup.at([value])[0]) - bound
+        return float(speedup.at([value])[0]) - target
 
     if whole:
         above = excess(left) > 0

@@ -5,7 +5,7 @@ from typing import Annotated, cast
 
 import typer
 
-from ladder_sim.cli.options import ScenarioFlags, split_names, with_options
+from ladder_sim.cli.options import MemoryFlags, PointFlags, SearchFlags, split_names, with_options
 from ladder_sim.cli.output import Output
 from ladder_sim.units import parse_quantity
 
@@ -13,9 +13,9 @@ from ladder_sim.units import parse_quantity
 @with_options
 def advise(
     *,
-    flags: ScenarioFlags,
+    flags: SearchFlags,
     objective: Annotated[str, typer.Option(help="tpot, ttft, tokens_per_s or tokens_per_gpu.")] = "tokens_per_gpu",
-    batches: Annotated[str, typer.Option(help="Batches to try, instead of --batch.")] = "1:256",
+    batches: Annotated[str, typer.Option(help="Batches to try.")] = "1:256",
     max_tpot: Annotated[str | None, typer.Option(help="Longest time per token, e.g. 30ms.")] = None,
     max_ttft: Annotated[str | None, typer.Option(help="Longest time to first token of a whole batch, e.g. 2s.")] = None,
     price: Annotated[float | None, typer.Option(help="US dollars per GPU and hour.")] = None,
@@ -54,7 +54,7 @@ def _seconds(text: str | None, flag: str) -> float:
 @with_options
 def breakeven(
     *,
-    flags: ScenarioFlags,
+    flags: MemoryFlags,
     field: Annotated[
         str,
         typer.Argument(
@@ -68,7 +68,7 @@ def breakeven(
     gain: Annotated[float, typer.Option(help="The gain to search for, in percent.")] = 0.0,
     output: Output,
 ) -> None:
-    """Find the value of a field at which a variant's gain crosses a bound."""
+    """Find the value of a field at which a variant's gain crosses a target."""
     from ladder_sim.analysis.breakeven import breakeven as search
     from ladder_sim.display.labels import scenario_label
     from ladder_sim.report.documents import breakeven_document
@@ -98,7 +98,7 @@ def breakeven(
 @with_options
 def compare(
     *,
-    flags: ScenarioFlags,
+    flags: MemoryFlags,
     names: Annotated[list[str], typer.Argument(help="Clusters or stacks, by catalog id or file.", metavar="NAME...")],
     variant: Annotated[list[str] | None, typer.Option(help="As in predict.")] = None,
     price: Annotated[
@@ -131,7 +131,7 @@ def compare(
 @with_options
 def sensitivity(
     *,
-    flags: ScenarioFlags,
+    flags: PointFlags,
     variant: Annotated[list[str] | None, typer.Option(help="As in predict; --plot draws the last one.")] = None,
     step: Annotated[float, typer.Option(help="Change of each figure in percent.")] = 10.0,
     output: Output,

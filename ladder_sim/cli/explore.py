@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ladder_sim.cli.options import ScenarioFlags, split_names, with_options
+from ladder_sim.cli.options import MemoryFlags, split_names, with_options
 from ladder_sim.errors import MissingPackageError, UsageError
 from ladder_sim.graph.variants import canonical
 
@@ -21,7 +21,7 @@ _PAGE = "Page"
 
 @with_options
 def explore(
-    flags: ScenarioFlags,
+    flags: MemoryFlags,
     variant: Annotated[
         list[str] | None, typer.Option(help="As in predict; the page starts with them.", rich_help_panel=_PAGE)
     ] = None,
@@ -42,7 +42,6 @@ def explore(
     from ladder_sim.explorer.queries import Queries
 
     # no engine and no jitter: the page answers at once
-    flags.point()
     allowlist = Allowlist.of(cluster=flags.arguments["cluster"], stack=flags.arguments["stack"], profile=flags.profile)
     query = _query(flags, split_names(variant), allowlist)
     if export is not None:
@@ -55,7 +54,7 @@ def explore(
     _serve(allowlist, query, host=host, port=port, opened=not no_open)
 
 
-def _query(flags: ScenarioFlags, variants: list[str], allowlist: "Allowlist") -> str:
+def _query(flags: MemoryFlags, variants: list[str], allowlist: "Allowlist") -> str:
     """The query that the page starts with."""
     from ladder_sim.explorer.state import State, model_name
     from ladder_sim.specs import catalog

@@ -13,7 +13,7 @@ from ladder_sim.cli.catalog import list_, show
 from ladder_sim.cli.crosscheck import crosscheck
 from ladder_sim.cli.doctor import doctor
 from ladder_sim.cli.explore import explore
-from ladder_sim.cli.options import PASSED_ON
+from ladder_sim.cli.options import PASSED_ON, OnceCommand
 from ladder_sim.cli.predict import predict
 from ladder_sim.cli.run import run
 from ladder_sim.cli.sweep import sweep
@@ -29,20 +29,20 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(predict)
-app.command()(sweep)
-app.command()(breakeven)
-app.command()(sensitivity)
-app.command()(advise)
-app.command()(compare)
-app.command()(explore)
+app.command(cls=OnceCommand)(predict)
+app.command(cls=OnceCommand)(sweep)
+app.command(cls=OnceCommand)(breakeven)
+app.command(cls=OnceCommand)(sensitivity)
+app.command(cls=OnceCommand)(advise)
+app.command(cls=OnceCommand)(compare)
+app.command(cls=OnceCommand)(explore)
 app.command(context_settings=PASSED_ON)(run)
 app.command(context_settings=PASSED_ON)(crosscheck)
 app.add_typer(trace, name="trace")
-app.command()(validate)
-app.command("list")(list_)
-app.command()(show)
-app.command()(doctor)
+app.command(cls=OnceCommand)(validate)
+app.command("list", cls=OnceCommand)(list_)
+app.command(cls=OnceCommand)(show)
+app.command(cls=OnceCommand)(doctor)
 app.add_typer(calibrate, name="calibrate")
 
 

@@ -4,9 +4,10 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import typer
+import typer.core
 
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.specs.arguments import ARGUMENTS, Argument
@@ -67,17 +68,32 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+class OnceCommand(typer.core.TyperCommand):
+    """A command that refuses an option given twice, unless it takes several values: the last would win in silence."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments, and count the options among them."""
+        _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        for item in order:
+            if item.param_type_name == "option" and not item.multiple and order.count(item) > 1:
+                raise UsageError(f"{item.opts[0]} is given twice: must be given once", hint="leave one out")
+        return super().parse_args(ctx, args)
+
+
 def option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     """An option as a parameter that typer understands."""
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScenarioFlags(OptionGroup):
-    """A scenario and how to predict it, as typed."""
+class PointFlags(OptionGroup):
+    """A scenario and its profile, as typed: what every command takes that predicts."""
+
+    # arguments that a command takes in another way
+    without: ClassVar[tuple[str, ...]] = ()
 
     arguments: dict[str, Any]
-    """Of `Scenario.of`, all of them."""
+    """Of `Scenario.of`."""
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="KEY=VALUE for any figure, e.g. intra.latency=5us.", rich_help_panel=_HOW),
@@ -86,6 +102,57 @@ class ScenarioFlags(OptionGroup):
         str | None,
         typer.Option(help="Measured profile: name or file; 'none' for the datasheet.", rich_help_panel=_HOW),
     ] = None
+
+    @classmethod
+    def options(cls) -> list[inspect.Parameter]:
+        """A flag for each argument of a scenario, and the other fields."""
+        own = [option(field.name, field.type, field.default) for field in fields(cls) if field.name != "arguments"]
+        return [*map(_flag, cls._taken().values()), *own]
+
+    @classmethod
+    def of(cls, **given: Any) -> Self:
+        """From the values of the flags."""
+        arguments = {name: given.pop(argument.key) for name, argument in cls._taken().items()}
+        for name in arguments:
+            if ARGUMENTS[name].kind is bool:
+                # a switch says that an argument is not at its default: --no-p2p
+                arguments[name] = arguments[name] != ARGUMENTS[name].default
+        return cls(arguments=arguments, **given)
+
+    @classmethod
+    def _taken(cls) -> dict[str, Argument]:
+        return {name: argument for name, argument in ARGUMENTS.items() if name not in cls.without}
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Figures to change, by name."""
+        return settings(self.set_ or [])
+
+    def point(self) -> dict[str, Any]:
+        """The scenario as a point of a sweep: arguments without those left to the others, and settings."""
+        return {name: value for name, value in self.arguments.items() if value is not None} | self.settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchFlags(PointFlags):
+    """Of a command that searches for the best batch."""
+
+    without: ClassVar[tuple[str, ...]] = ("batch",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryFlags(PointFlags):
+    """Of a command that predicts what does not fit, if it must."""
+
+    ignore_memory: Annotated[
+        bool, typer.Option("--ignore-memory", help="Predict even if the model does not fit.", rich_help_panel=_HOW)
+    ] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScenarioFlags(MemoryFlags):
+    """Of a command that makes single predictions."""
+
     engine: Annotated[
         str, typer.Option(help="fast (vectorised) or des (event by event on simpy).", rich_help_panel=_HOW)
     ] = "fast"
@@ -96,30 +163,6 @@ class ScenarioFlags(OptionGroup):
         ),
     ] = "0"
     seed: Annotated[int, typer.Option(help="Of the jitter's random numbers.", rich_help_panel=_HOW)] = 0
-    ignore_memory: Annotated[
-        bool, typer.Option("--ignore-memory", help="Predict even if the model does not fit.", rich_help_panel=_HOW)
-    ] = False
-
-    @classmethod
-    def options(cls) -> list[inspect.Parameter]:
-        """A flag for each argument of a scenario, and the other fields."""
-        own = [option(field.name, field.type, field.default) for field in fields(cls) if field.name != "arguments"]
-        return [*map(_flag, ARGUMENTS.values()), *own]
-
-    @classmethod
-    def of(cls, **given: Any) -> Self:
-        """From the values of the flags."""
-        arguments = {name: given.pop(argument.key) for name, argument in ARGUMENTS.items()}
-        for name, argument in ARGUMENTS.items():
-            if argument.kind is bool:
-                # a switch says that an argument is not at its default: --no-p2p
-                arguments[name] = arguments[name] != argument.default
-        return cls(arguments=arguments, **given)
-
-    @property
-    def settings(self) -> dict[str, str]:
-        """Figures to change, by name."""
-        return settings(self.set_ or [])
 
     def scenario(self) -> Scenario:
         """Resolve names and check everything."""
@@ -136,19 +179,6 @@ class ScenarioFlags(OptionGroup):
             "seed": self.seed,
             "ignore_memory": self.ignore_memory,
         }
-
-    def point(self) -> dict[str, Any]:
-        """The same as a point of a sweep: arguments without those left to the others, and settings.
-
-        Raises
-        ------
-        UsageError
-            The flags ask for another engine or for jitter, which need one simulation per prediction.
-        """
-        for name, default in (("engine", "fast"), ("jitter", "0"), ("seed", 0)):
-            if getattr(self, name) != default:
-                raise UsageError(f"--{name} is for single predictions", hint="leave it out, or use predict")
-        return {name: value for name, value in self.arguments.items() if value is not None} | self.settings
 
 
 def _flag(argument: Argument) -> inspect.Parameter:

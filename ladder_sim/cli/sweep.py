@@ -49,7 +49,11 @@ class Axes(OptionGroup):
     def of(cls, **given: Any) -> Self:
         """From the values of the flags."""
         changes = settings(given.pop("set_") or [])
-        return cls(ranges={name: text for name, text in given.items() if text is not None} | changes)
+        typed = {name: text for name, text in given.items() if text is not None}
+        for name in changes:
+            if name in typed:
+                raise UsageError(f"{name} is given twice: must be given once", hint="leave one out")
+        return cls(ranges=typed | changes)
 
 
 @with_options
@@ -90,7 +94,7 @@ def sweep(
 ) -> None:
     """Predict static batches at every combination of some fields' values, thousands a second."""
     # imported here: `--help` needs no simulator
-    from ladder_sim.sweeps.grid import Grid, check_size
+    from ladder_sim.sweeps.grid import Grid, check_size, check_used
     from ladder_sim.sweeps.run import file_format, how_of, run_to_file, stream
     from ladder_sim.sweeps.run import sweep as simulate
 
@@ -103,6 +107,7 @@ def sweep(
     names = split_names(variant) or None
     grid = Grid(axes.ranges, names)
     check_size(grid, confirmed=yes)
+    check_used(grid)
     how = how_of(grid, profile, ignore_memory, price)
     executor = _executor(grid.size, grid.chunks, workers, dask)
     table = None

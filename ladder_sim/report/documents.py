@@ -37,7 +37,7 @@ def breakeven_document(result: BreakEven) -> Document:
         "field": result.field,
         "variant": result.variant,
         "over": result.over,
-        "bound": result.bound,
+        "target": result.target,
         "crossings": [asdict(crossing) for crossing in result.crossings],
     }
     scan = zip(result.values.tolist(), result.speedups.tolist(), strict=True)

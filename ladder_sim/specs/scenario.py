@@ -15,7 +15,7 @@ from ladder_sim.specs.settings import IN_CLUSTER, Overrides, Parts, override_par
 from ladder_sim.specs.stack import LARGE_GPU_BYTES, SMALL_GPU_BYTES, AllReduce, StackSpec
 from ladder_sim.specs.values import flag, nonempty, whole
 from ladder_sim.specs.workload import FORMATS, Arrivals, DType, KvDType, Workload
-from ladder_sim.units import quoted
+from ladder_sim.units import quoted, short_name
 
 # far beyond any cluster one tensor-parallel group spans
 _MAX_NODES = 100_000
@@ -221,6 +221,23 @@ class Scenario:
     def _fills_nodes(self, tp: int) -> bool:
         return tp <= self.cluster.gpus_per_node or tp % self.cluster.gpus_per_node == 0
 
+    def unused(self, name: str) -> str:
+        """Why a figure of a link changes nothing here, and what uses it; empty if it is used.
+
+        Examples
+        --------
+        >>> Scenario.of(model="70b").unused("inter.bandwidth_Bps")
+        'the group is within one node; --nodes 2 uses it'
+        """
+        tier = name.partition(".")[0]
+        if tier == "inter" and self.nodes_used == 1:
+            return "the group is within one node; --nodes 2 uses it"
+        if tier == "intra" and self.tp == 1:
+            return "a single GPU has no link to use; --tp 2 uses it"
+        if tier == "host" and self.p2p:
+            return "GPUs reach each other directly; --no-p2p uses it"
+        return ""
+
     def warnings(self) -> tuple[str, ...]:
         """Return what the reader of a prediction should know about this scenario, one sentence each."""
         warnings = []
@@ -269,6 +286,9 @@ class Scenario:
                 f"stack '{self.stack.name}' does not use its own all-reduce on {self.tp} GPUs that NVLink does not "
                 f"fully connect ({self.cluster.intra.fabric}): NCCL's is predicted"
             )
+        for name in self.settings:
+            if reason := self.unused(name):
+                warnings.append(f"{short_name(name)} changes nothing: {reason}")
         if self.nodes_used < self.nodes:
             warnings.append(f"tp {self.tp} uses {self.nodes_used} of {self.nodes} nodes")
         return tuple(warnings)

@@ -58,6 +58,8 @@ def settings(assignments: Sequence[str]) -> dict[str, str]:
         key, equals, value = (part.strip() for part in assignment.partition("="))
         if not equals or not key or not value:
             raise UsageError(f"--set '{assignment}' is not KEY=VALUE", hint="for example --set inter.bandwidth=100Gb/s")
+        if key in values:
+            raise UsageError(f"--set {key} is given twice: must be given once", hint="leave one out")
         values[key] = value
     return values
 

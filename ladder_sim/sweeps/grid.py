@@ -18,6 +18,7 @@ from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.values import whole
 from ladder_sim.sweeps.axes import Axis, axis, figure_of
 from ladder_sim.sweeps.ranges import expand
+from ladder_sim.units import short_name
 
 # of a sweep without --yes
 MAX_POINTS = 50_000_000
@@ -207,3 +208,28 @@ def check_size(grid: Grid, *, confirmed: bool) -> None:
             f"{grid.size:,} points ({factors}) is more than {MAX_POINTS:,}",
             hint="pass --yes to run them, or take larger steps",
         )
+
+
+def check_used(grid: Grid) -> None:
+    """Refuse a range of a link's figure that no point of the grid uses.
+
+    Raises
+    ------
+    UsageError
+        It changes nothing; the error says what would use it.
+    """
+    layouts = ("cluster", "nodes", "gpus_per_node", "tp", "p2p", "cluster.gpus_per_node")
+    axes = [each.values if each.name in layouts else each.values[:1] for each in grid.structure]
+    for figure in grid.figures:
+        reason = ""
+        for values in itertools.product(*axes):
+            try:
+                scenario = scenario_at(dict(zip((each.name for each in grid.structure), values, strict=True)))
+            except LadderSimError:
+                # a point that cannot run says so itself
+                continue
+            reason = scenario.unused(figure.name)
+            if not reason:
+                break
+        if reason:
+            raise UsageError(f"{short_name(figure.name)} changes nothing: {reason}", hint="vary a figure that is used")

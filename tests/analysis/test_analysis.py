@@ -25,7 +25,7 @@ def _speedup(variant: str, over: str = "standard", **fields: object) -> float:
 
 
 def test_breakeven_is_where_single_predictions_cross() -> None:
-    """On both sides of the value found, single predictions lie on both sides of the bound."""
+    """On both sides of the value found, single predictions lie on both sides of the target."""
     gain = _speedup("ladder", model="405b", nodes=2, **{"inter.latency": "15us"}) - 1.0
     found = breakeven(TWO_NODES, "inter.latency", "1:40us", gain=gain)
     (crossing,) = found.crossings
@@ -33,7 +33,7 @@ def test_breakeven_is_where_single_predictions_cross() -> None:
     assert crossing.value == pytest.approx(1.5e-5, rel=1e-4)
     for factor, side in ((0.98, -1), (1.02, 1)):
         there = _speedup("ladder", model="405b", nodes=2, **{"inter.latency_s": crossing.value * factor})
-        assert np.sign(there - found.bound) == side
+        assert np.sign(there - found.target) == side
 
 
 def test_breakeven_of_a_whole_number_is_the_first_beyond(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,8 +44,8 @@ def test_breakeven_of_a_whole_number_is_the_first_beyond(monkeypatch: pytest.Mon
     assert found.crossings
     for crossing in found.crossings:
         before, after = (_speedup("ladder", model="70b", batch=int(crossing.value) - back) for back in (1, 0))
-        assert (before > found.bound) is not crossing.rising
-        assert (after > found.bound) is crossing.rising
+        assert (before > found.target) is not crossing.rising
+        assert (after > found.target) is crossing.rising
 
 
 def test_no_crossing_is_said_so() -> None:
@@ -53,7 +53,7 @@ def test_no_crossing_is_said_so() -> None:
     assert found.crossings == ()
     (low, low_speedup), (high, high_speedup) = found.ends
     assert (low, high) == (50e9 / 8, 800e9 / 8)
-    assert max(low_speedup, high_speedup) < found.bound
+    assert max(low_speedup, high_speedup) < found.target
 
 
 def test_several_crossings_are_all_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_breakeven_goes_around_what_cannot_run() -> None:
 
 
 def test_a_range_is_around_the_scenarios_value_by_default() -> None:
-    found = breakeven({"model": "8b", "batch": 4}, "inter.latency")
+    found = breakeven({"model": "8b", "batch": 4, "nodes": 2}, "inter.latency")
     now = Scenario.of(model="8b").cluster.inter.latency_s
     assert (found.values[0], found.values[-1]) == pytest.approx((now / 16, now * 16))
     batches = breakeven({"model": "8b", "batch": 4}, "batch").values.tolist()

@@ -3,10 +3,14 @@
 import csv
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from ladder_sim.analysis.breakeven import breakeven
+from ladder_sim.errors import UsageError
+from ladder_sim.specs.settings import find_setting
 from ladder_sim.system.progress import progress_text
 from tests.support.commands import process, run
 
@@ -137,14 +141,93 @@ def test_answers_as_table_json_csv_and_page(command: tuple[str, ...], columns: l
 
 
 @pytest.mark.parametrize("command", ["breakeven", "sensitivity", "advise", "compare"])
-def test_answers_take_no_other_engine(command: str) -> None:
+def test_answers_list_and_take_only_flags_that_do_something(command: str) -> None:
     names = {"breakeven": ["batch"], "compare": ["h100-sxm", "h200-sxm"]}.get(command, [])
-    done = run(command, *names, "--model", "8b", "--engine", "des")
+    ignored = {"--engine": "des", "--jitter": "0.1", "--seed": "1"} | ({"--batch": "8"} if command == "advise" else {})
+    offered = set(re.findall(r"--[a-z-]+", run(command, "--help").out))
+    assert not offered & set(ignored)
+    for flag, value in ignored.items():
+        done = run(command, *names, "--model", "8b", flag, value)
+        assert (done.code, done.out) == (2, "")
+        assert f"No such option: {flag}" in done.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("sweep", "--price", "2", "--price", "3", "--batch", "1:4"),
+        ("sweep", "--batch", "1", "--batch", "4"),
+        ("sweep", "--nodes", "1", "--set", "nodes=2"),
+        ("predict", "--model", "8b", "--model", "70b"),
+        ("predict", "--set", "intra.latency=5us", "--set", "intra.latency=6us"),
+    ],
+)
+def test_what_is_given_twice_is_refused(arguments: tuple[str, ...]) -> None:
+    done = run(*arguments)
     assert (done.code, done.out) == (2, "")
-    assert "--engine is for single predictions" in done.err
+    assert "is given twice: must be given once" in done.err
+
+
+@pytest.mark.parametrize(
+    ("setting", "values", "ends", "value", "uses"),
+    [
+        ("inter.bandwidth", "50:800:x2Gb/s", "50:800Gb/s", "50Gb/s", ("--nodes", "2")),
+        ("inter.latency", "50:90:+5us", "50:90us", "90us", ("--nodes", "2")),
+        ("host.bandwidth", "2:4:+1GB/s", "2:4GB/s", "2GB/s", ("--no-p2p",)),
+    ],
+)
+def test_figures_that_nothing_uses_are_refused_or_warned_of(
+    setting: str, values: str, ends: str, value: str, uses: tuple[str, ...]
+) -> None:
+    """And what the message names does use them: then the answers differ."""
+    rule = f"{setting} changes nothing: "
+    for command in (("sweep", "--set", f"{setting}={values}"), ("breakeven", f"{setting}={ends}")):
+        refused = run(*command, "--model", "8b")
+        assert (refused.code, refused.out) == (2, "")
+        assert rule in refused.err
+        assert " ".join(uses) in refused.err
+    typed = ("predict", "--model", "8b", "--set", f"{setting}={value}", "--json")
+    warned, used = run(*typed), run(*typed, *uses)
+    assert rule in warned.out
+    assert rule not in used.out
+    plain = run("predict", "--model", "8b", *uses, "--json")
+    assert json.loads(plain.out)["variants"] != json.loads(used.out)["variants"]
+    ran = run("breakeven", f"{setting}={ends}", "--model", "8b", *uses, "--json")
+    assert len({row["speedup"] for row in json.loads(ran.out)["rows"]}) > 1
+
+
+def test_sensitivity_names_figures_as_set_takes_them_or_marks_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    rows = run("sensitivity", "--model", "405b", "--nodes", "2").out.splitlines()[2:-1]
+    for row in rows:
+        name = re.split(r"\s{2,}", row)[0]
+        assert name.endswith(" (not settable)") != (find_setting(name) is not None), name
+    assert any(row.startswith("cluster.rank_skew ") for row in rows)
+    assert any(row.startswith("overlap.collective_slowdown (not settable)") for row in rows)
+
+
+def test_a_sweep_over_one_node_and_two_uses_the_links_between_them() -> None:
+    assert run("sweep", "--model", "8b", "--nodes", "1,2", "--set", "inter.latency=5,20us", "--csv").code == 0
+
+
+def test_the_ends_of_a_search_are_called_what_they_are() -> None:
+    whole = run("breakeven", "inter.bandwidth=100:400Gb/s", *TWO_NODES).out
+    assert "start of the range searched" in whole
+    assert "end of the range searched" in whole
+    assert "that can run" not in whole
+    cut = run("breakeven", "batch=1:256", "--model", "70b", "--stack", "vllm", "--tp", "2").out
+    assert "start of the range searched" in cut
+    assert "largest value tried that can run" in cut
+    assert "end of the range" not in cut
+
+
+def test_a_gain_in_percent_is_no_share() -> None:
+    with pytest.raises(UsageError, match=r"gain 1000%: must be above -100 % and at most 500%") as caught:
+        breakeven({"model": "8b"}, "batch", gain=10)
+    assert "in Python gain=0.1" in caught.value.hint
 
 
 def test_no_crossing_is_said_in_words() -> None:
     done = run("breakeven", "inter.bandwidth=100:400Gb/s", *TWO_NODES, "--gain", "400")
     assert done.code == 0
-    assert "no crossing: at or below the bound at all 65 values tried" in done.out
+    assert "no crossing: at or below the target at all 65 values tried" in done.out

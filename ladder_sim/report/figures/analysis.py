@@ -27,7 +27,7 @@ _LOWER_COLOUR, _HIGHER_COLOUR = "#E69F00", "#0072B2"
 
 
 def breakeven_figure(result: BreakEven, subtitle: str = "") -> "go.Figure":
-    """The speedup along the field, and where it passes the bound."""
+    """The speedup along the field, and where it passes the target."""
     import plotly.graph_objects as go
 
     drawn = figure(f"Speedup of {result.variant} over {result.over} by {field_label(result.field)}", subtitle)
@@ -42,7 +42,7 @@ def breakeven_figure(result: BreakEven, subtitle: str = "") -> "go.Figure":
             showlegend=False,
         )
     )
-    drawn.add_hline(y=result.bound, line={"color": TEXT_COLOUR, "dash": "dot", "width": 1.5})
+    drawn.add_hline(y=result.target, line={"color": TEXT_COLOUR, "dash": "dot", "width": 1.5})
     # in the unit of the axis, which the largest value decides
     crossed = [*(crossing.value for crossing in result.crossings), result.values[-1]]
     _, places = axis_values(result.field, crossed, result.unit)
@@ -50,7 +50,7 @@ def breakeven_figure(result: BreakEven, subtitle: str = "") -> "go.Figure":
         drawn.add_trace(
             go.Scatter(
                 x=[place],
-                y=[result.bound],
+                y=[result.target],
                 mode="markers+text",
                 marker={"color": TEXT_COLOUR, "size": 11},
                 text=[field_text(result.field, crossing.value, result.unit)],

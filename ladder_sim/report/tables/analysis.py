@@ -11,24 +11,38 @@ from ladder_sim.analysis.compare import Candidate
 from ladder_sim.analysis.sensitivity import MIN_CHANGE, Sensitivity
 from ladder_sim.display.console import table
 from ladder_sim.display.labels import field_label, field_text, validated_lines, workload_label
+from ladder_sim.specs.settings import find_setting
 from ladder_sim.units import format_bytes, format_rate, format_seconds
 
 
 def breakeven_report(result: BreakEven) -> RenderableType:
-    """Where the speedup crosses the bound, and what it is at the ends of the range."""
+    """Where the speedup crosses the target, and what it is at the ends of the range."""
     name, (low, high) = field_label(result.field), result.ends
-    head = f"{result.variant} over {result.over}, speedup {result.bound:.4g}, along {name}"
-    rows = [(field_text(result.field, low[0], result.unit), f"{low[1]:.4f}", "lowest value that can run")]
+    head = f"{result.variant} over {result.over}, speedup {result.target:.4g}, along {name}"
+    from_start, to_end = result.whole_range
+    rows = [
+        (
+            field_text(result.field, low[0], result.unit),
+            f"{low[1]:.4f}",
+            "start of the range searched" if from_start else "smallest value tried that can run",
+        )
+    ]
     for crossing in result.crossings:
         direction = "rises above" if crossing.rising else "falls below"
         rows.append(
-            (field_text(result.field, crossing.value, result.unit), f"{result.bound:.4f}", f"{direction} the bound")
+            (field_text(result.field, crossing.value, result.unit), f"{result.target:.4f}", f"{direction} the target")
         )
-    rows.append((field_text(result.field, high[0], result.unit), f"{high[1]:.4f}", "highest value that can run"))
+    rows.append(
+        (
+            field_text(result.field, high[0], result.unit),
+            f"{high[1]:.4f}",
+            "end of the range searched" if to_end else "largest value tried that can run",
+        )
+    )
     parts: list[RenderableType] = [Text(head, "bold"), table((name, "speedup", ""), rows, wrapped=())]
     if not result.crossings:
-        side = "above" if low[1] > result.bound else "at or below"
-        parts.append(Text(f"no crossing: {side} the bound at all {len(result.values)} values tried"))
+        side = "above" if low[1] > result.target else "at or below"
+        parts.append(Text(f"no crossing: {side} the target at all {len(result.values)} values tried"))
     return Group(*parts)
 
 
@@ -41,18 +55,19 @@ def sensitivity_report(sensitivities: Sequence[Sensitivity], step: float) -> Ren
     columns = ("figure", "value", *(f"{name} time" for name in variants), *(f"{name} speedup" for name in gains))
     rows = [
         (
-            field_label(figure.figure),
+            _settable_label(figure.figure),
             field_text(figure.figure, figure.value, figure.unit),
             *(f"{figure.responses[name].request_elasticity:+.3f}" for name in variants),
             *(f"{figure.responses[name].speedup_elasticity:+.3f}" for name in gains),
         )
         for figure in visible
     ]
+    verb = "changes" if hidden == 1 else "change"
     head = f"elasticity: change of a request's time and of the speedup per change of the figure, each by {step:.0%}"
     return Group(
         Text(head, "bold"),
         table(columns, rows, wrapped=columns[2:]),
-        Text(f"{hidden} more figures change the request's time by less than {MIN_CHANGE:.2%}"),
+        Text(f"{_counted(hidden, 'more figure')} {verb} the request's time by less than {MIN_CHANGE:.2%}"),
     )
 
 
@@ -60,15 +75,30 @@ def advice_report(advice: Advice) -> RenderableType:
     """The best of each variant, and the Pareto front."""
     best = advice.best
     head = f"best static batch by {advice.objective}: {best.variant}, TP {best.tp}, batch {best.batch}"
-    excess = f"{advice.beyond} option{'s exceed' if advice.beyond != 1 else ' exceeds'} --max-tpot or --max-ttft"
+    options = len(advice.options) + advice.beyond
+    left_out = [f"{_counted(advice.unfit, 'pair')} of TP and batch that cannot run"]
+    if advice.beyond:
+        left_out.append(
+            f"{advice.beyond} of {_counted(options, 'option')} (a pair with a variant) beyond --max-tpot or --max-ttft"
+        )
     return Group(
         Text(head, "bold"),
         _options("best of each variant", list(advice.best_by_variant.values())),
         Text(),
         _options("Pareto front of TPOT and tok/s per GPU", advice.front),
         Text(),
-        Text(f"left out: {advice.unfit} pairs of TP and batch do not fit, {excess}"),
+        Text(f"left out: {', '.join(left_out)}"),
     )
+
+
+def _settable_label(figure: str) -> str:
+    """A figure's name as ``--set`` takes it, where it does."""
+    name = next((name for name in (figure, f"cluster.{figure}") if find_setting(name)), "")
+    return field_label(name) if name else f"{field_label(figure)} (not settable)"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number != 1 else ''}"
 
 
 def _options(title: str, options: Sequence[Option]) -> RenderableType:
