@@ -17,6 +17,7 @@ import numpy as np
 from rich.console import Group
 from rich.text import Text
 
+from calibration.stack_fit.unseen import conformal
 from ladder_sim.des.shared import Floats
 from ladder_sim.display.console import show, table
 from ladder_sim.errors import UsageError
@@ -28,7 +29,6 @@ from ladder_sim.validation.serving import Serving, Setup, read_servings
 
 # errors beyond it, of the logarithm of a time, count less than their squares
 USUAL_ERROR = 0.05
-COVERAGE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +67,9 @@ class ServingFit:
         for number, row in enumerate(rows):
             groups[_engine(row.setup), row.setup.cluster].append(number)
         return {
-            key: {time: conformal(errors[numbers]) for time, errors in self.log_errors.items()}
+            key: {time: conformal(np.abs(errors[numbers]).tolist()) for time, errors in self.log_errors.items()}
             for key, numbers in groups.items()
         }
-
-
-def conformal(log_errors: Floats) -> float:
-    """The half-width that holds nine tenths of errors that were not seen, and of one more.
-
-    Examples
-    --------
-    >>> conformal(np.array([0.1, -0.3, 0.2, 0.05]))
-    0.3
-    """
-    rank = math.ceil(COVERAGE * (len(log_errors) + 1))
-    return float(np.sort(np.abs(log_errors))[min(rank, len(log_errors)) - 1])
 
 
 class _Problem:
@@ -206,7 +194,7 @@ def _run(options: argparse.Namespace) -> None:
             Text(
                 f"TPOT of rows whose model was left out: {errors.mean():.1%} on average, {np.median(errors):.1%} median"
             ),
-            Text("90 % half-widths by split conformal prediction on them:"),
+            Text("90 % half-widths by split conformal prediction on them (ladder_sim/serving/data/checks.toml):"),
             table(("engine", "cluster", "TPOT", "TTFT"), widths, left=2),
         ),
         sys.stdout,

@@ -20,6 +20,7 @@ from ladder_sim.costs.memory import MemoryUse, kv_requests
 from ladder_sim.costs.profile import CalibrationProfile, IntervalScale, StackFit
 from ladder_sim.costs.profile_file import shipped_fits
 from ladder_sim.costs.roofline import Gpu
+from ladder_sim.serving.checks import ServingCheck, serving_checks
 from ladder_sim.serving.step import simulate_requests
 from ladder_sim.simulate.request import Request
 from ladder_sim.specs import catalog
@@ -70,6 +71,8 @@ class Widths:
     """Of its throughput."""
     speedup: float
     """Of its speedup over standard."""
+    ttft: float
+    """Of its time to first token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +148,9 @@ class Confidence:
         }
         return {
             name: Widths(
-                rate=math.hypot(widths.rate, added[name].rate), speedup=math.hypot(widths.speedup, added[name].speedup)
+                rate=math.hypot(widths.rate, added[name].rate),
+                speedup=math.hypot(widths.speedup, added[name].speedup),
+                ttft=math.hypot(widths.ttft, added[name].ttft),
             )
             for name, widths in known.items()
         }
@@ -165,7 +170,10 @@ class Confidence:
 
 
 def _validated(scenario: Scenario, profile: CalibrationProfile | None) -> dict[str, bool]:
-    """By the fit whose runs are the most like the scenario."""
+    """By the servings or the fit whose runs are the most like the scenario."""
+    if scenario.workload.concurrency is not None:
+        check = _serving_check(scenario)
+        return _alike(scenario, profile, check.cluster, check) if check else dict.fromkeys(UNCHECKED, False)
     # a fit that another GPU takes over was not made on that one's tables
     checks = [
         _alike(scenario, profile, each.cluster, each.stack_fit)
@@ -176,9 +184,9 @@ def _validated(scenario: Scenario, profile: CalibrationProfile | None) -> dict[s
 
 
 def _alike(
-    scenario: Scenario, profile: CalibrationProfile | None, measured_on: ClusterSpec, fit: StackFit
+    scenario: Scenario, profile: CalibrationProfile | None, measured_on: ClusterSpec, fit: StackFit | ServingCheck
 ) -> dict[str, bool]:
-    """By part of a scenario (`UNCHECKED`), whether a fit's runs had it."""
+    """By part of a scenario (`UNCHECKED`), whether the runs of a fit, or measured servings, had it."""
     cluster, stack = scenario.cluster, scenario.stack
     tiers = ["intra" if scenario.p2p else "host", *(["inter"] if scenario.nodes_used > 1 else [])]
     same_tiers = all(Link.of(getattr(cluster, tier)).same_as(Link.of(getattr(measured_on, tier))) for tier in tiers)
@@ -186,7 +194,9 @@ def _alike(
     # tables of another GPU, carried over, were compared with nothing
     own_tables = profile is None or _same_gpu(profile.cluster, measured_on)
     return {
-        "stack": (stack.name, stack.allreduce) == (fit.stack, fit.allreduce) and not _changed(scenario),
+        # the figures of a version are in the stack
+        "stack": (stack.name.partition("@")[0], stack.allreduce) == (fit.stack, fit.allreduce)
+        and not _changed(scenario),
         "gpu": _same_gpu(cluster, measured_on) and own_tables,
         "links": same_tiers and scenario.nodes_used in fit.nodes and (scenario.p2p or same_host),
         "model_family": scenario.model.family in fit.families,
@@ -216,6 +226,15 @@ def _changed(scenario: Scenario) -> bool:
     )
 
 
+def _serving_check(scenario: Scenario) -> ServingCheck | None:
+    """The measured servings of a scenario's stack that are the most like it; None: there are none."""
+    if scenario.workload.concurrency is None:
+        return None
+    alike = {check: _alike(scenario, None, check.cluster, check) for check in serving_checks()}
+    checks = [check for check, parts in alike.items() if parts["stack"]]
+    return max(checks, key=lambda check: sum(alike[check].values()), default=None)
+
+
 def _by_unchecked(request: Request, standard: Request, unchecked: Sequence[Unchecked]) -> Widths:
     """First order.
 
@@ -230,10 +249,8 @@ def _by_unchecked(request: Request, standard: Request, unchecked: Sequence[Unche
     # a collective that ladder hides may be on the critical path, next to kernels; shorter, it would gain nothing
     waiting = math.hypot(kernels, collectives) * (base_exposed_s / base_s - exposed_s / seconds)
     computing = kernels * (1.0 - (seconds - exposed_s) / (base_s - base_exposed_s))
-    return Widths(
-        rate=math.log1p(math.hypot(kernels * (1.0 - share), collectives * share)),
-        speedup=math.log1p(math.hypot(waiting, computing)),
-    )
+    rate = math.log1p(math.hypot(kernels * (1.0 - share), collectives * share))
+    return Widths(rate=rate, speedup=math.log1p(math.hypot(waiting, computing)), ttft=rate)
 
 
 def _widths(
@@ -242,6 +259,10 @@ def _widths(
     stack_fit = profile.fit_of(scenario.stack.name) if profile else None
     fitted = Hardware.stated(scenario, profile).fitted(scenario, profile)
     by_op = {name: _by_op(request, requests["standard"]) for name, request in requests.items()}
+    check = _serving_check(scenario)
+    if check is not None:
+        rate, ttft = math.log1p(check.tpot), math.log1p(check.ttft)
+        return {name: Widths(rate=rate, speedup=widths.speedup, ttft=ttft) for name, widths in by_op.items()}
     if stack_fit is None or not fitted:
         return by_op
     by_figure = _by_figure(scenario, list(requests), profile, stack_fit, list(fitted))
@@ -249,9 +270,11 @@ def _widths(
     scale = stack_fit.scale(scenario.model.name, scenario.tp) if same_tables else IntervalScale()
     rate_noise = NORMAL_90 * math.hypot(SHARED_LOG_SD, ROW_LOG_SD)
     speedup_noise = NORMAL_90 * math.sqrt(2.0) * ROW_LOG_SD
+    rates = {name: scale.rate * math.hypot(by_op[name].rate, by_figure[name].rate, rate_noise) for name in requests}
     return {
         name: Widths(
-            rate=scale.rate * math.hypot(by_op[name].rate, by_figure[name].rate, rate_noise),
+            rate=rates[name],
+            ttft=rates[name],
             speedup=0.0
             if name == "standard"
             else scale.speedup * math.hypot(by_op[name].speedup, by_figure[name].speedup, speedup_noise),
@@ -271,7 +294,8 @@ def _by_op(request: Request, standard: Request) -> Widths:
         for each in (request, standard)
     )
     apart = (share.get(kind, 0.0) - base.get(kind, 0.0) for kind in share | base)
-    return Widths(rate=math.log1p(math.hypot(*share.values())), speedup=math.log1p(math.hypot(*apart)))
+    rate = math.log1p(math.hypot(*share.values()))
+    return Widths(rate=rate, speedup=math.log1p(math.hypot(*apart)), ttft=rate)
 
 
 def _by_figure(
@@ -289,6 +313,7 @@ def _by_figure(
     return {
         name: Widths(
             rate=NORMAL_90 * float(np.std(values, ddof=1)),
+            ttft=NORMAL_90 * float(np.std(values, ddof=1)),
             speedup=NORMAL_90 * float(np.std(values - log_s["standard"], ddof=1)),
         )
         for name, values in log_s.items()

@@ -409,15 +409,15 @@ def _compare_group(
     loads = {name: [getattr(row, name) for row in rows] for name in ("concurrency", "prompt", "gen")}
     # it has been measured, so it did fit, whatever the memory model says
     standard = predict(scenario, "standard", profile=profile, ignore_memory=True)
-    width = standard.confidence.widths["standard"].rate
+    widths = standard.confidence.widths["standard"]
     request = simulate_requests(scenario, loads, ["standard"], resolve_profile(scenario, profile))["standard"]
     note = "" if standard.memory.fits else "the memory model says that this does not fit"
     ttft_s, decode_s = (np.atleast_1d(seconds).tolist() for seconds in (request.ttft_s, request.decode_s))
     return [
         ServingComparison(
             serving=row,
-            ttft=Quantity(measured=row.ttft_s, predicted=Interval.around(first_s, width)),
-            tpot=Quantity(measured=row.tpot_s, predicted=Interval.around(further_s / (row.gen - 1), width))
+            ttft=Quantity(measured=row.ttft_s, predicted=Interval.around(first_s, widths.ttft)),
+            tpot=Quantity(measured=row.tpot_s, predicted=Interval.around(further_s / (row.gen - 1), widths.rate))
             if row.gen > 1
             else None,
             note=note,

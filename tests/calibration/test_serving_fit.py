@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from calibration.serving_fit import FIGURES, _Problem, conformal, fit_serving
+from calibration.serving_fit import FIGURES, _Problem, fit_serving
 from ladder_sim.errors import UsageError
 from ladder_sim.validation.serving import Serving, read_servings
 from tests.conftest import DATA
@@ -48,12 +48,6 @@ def test_servings_that_cannot_be_fitted_are_refused() -> None:
         fit_serving([row for row in rows if row.setup.model == "qwen3-32b"])
     with pytest.raises(UsageError, match="one token"):
         fit_serving([*rows, dataclasses.replace(rows[0], gen=1)])
-
-
-@pytest.mark.parametrize(("count", "rank"), [(9, 9), (19, 18), (99, 90), (3, 3)])
-def test_half_widths_hold_nine_tenths_and_one_more(count: int, rank: int) -> None:
-    errors = np.arange(1.0, count + 1.0)
-    assert conformal(-errors[::-1]) == rank
 
 
 @pytest.mark.slow

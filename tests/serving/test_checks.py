@@ -1,0 +1,59 @@
+"""Intervals of requests in flight: by measured servings of the engine and GPU, wider where nothing was measured."""
+
+import math
+from typing import Any
+
+import pytest
+
+from ladder_sim import Prediction, Scenario, predict
+from ladder_sim.serving.checks import serving_checks
+from ladder_sim.validation.serving import compare_servings, read_servings, summary
+from tests.conftest import DATA
+
+
+def served(**given: Any) -> Prediction:
+    scenario = Scenario.of(**{"model": "qwen3-32b", "tp": 4, "stack": "vllm", "concurrency": 32, **given})
+    return predict(scenario, "standard")
+
+
+def test_what_was_served_has_the_width_of_the_servings() -> None:
+    (check,) = (each for each in serving_checks() if each.stack == "vllm")
+    prediction = served()
+    assert prediction.confidence.validated == dict.fromkeys(prediction.confidence.validated, True)
+    assert prediction.tokens_per_s.log_width == pytest.approx(math.log1p(check.tpot))
+    # versions have figures of their own, which servings were compared with
+    assert served(stack="vllm@0.12.0").confidence.validated["stack"]
+
+
+@pytest.mark.parametrize(
+    ("given", "part"),
+    [
+        ({"cluster": "b200-sxm"}, "gpu"),
+        ({"model": "codellama-34b"}, "model_family"),
+        ({"dtype": "fp8"}, "precision"),
+        ({"cluster": "h100-sxm", "p2p": False}, "links"),
+        ({"allreduce": "nccl"}, "stack"),
+        ({"overrides": {"stack.host_request_s": "1 ms"}}, "stack"),
+    ],
+)
+def test_what_no_serving_had_is_wider(given: dict[str, Any], part: str) -> None:
+    prediction = served(**given)
+    assert not prediction.confidence.validated[part]
+    assert prediction.tokens_per_s.log_width > 1.05 * served().tokens_per_s.log_width
+
+
+def test_each_check_is_of_an_engine_and_a_gpu_of_the_catalog() -> None:
+    checks = serving_checks()
+    assert sum(check.servings for check in checks) == 577
+    assert len({(check.stack, check.cluster.name) for check in checks}) == len(checks)
+    for check in checks:
+        assert 0.0 < check.tpot < 0.5
+        assert check.ttft > check.tpot
+
+
+def test_nine_tenths_of_a_sample_lie_inside() -> None:
+    sample = DATA / "serving_dense.csv"
+    tpot, _ = summary(compare_servings(read_servings(sample.read_bytes(), sample.name)))
+    assert tpot is not None
+    assert 0.85 <= tpot.inside_90 <= 1.0
+    assert tpot.half_width < 0.2
