@@ -6,7 +6,7 @@ they are. So one graph, of one token, serves every size: each op grows with the 
 
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,7 +101,6 @@ class Sizes:
         )
         rows: Any = self.batch + self.prompts if per_sequence else self.batch * self.q_len + self.prompts * self.chunk
         if isinstance(shape, GemmShape):
-            duty: Any = self.duty
             # written out: `replace` takes several times as long, and there are many of them
             return GemmShape(
                 m=rows,
@@ -111,7 +110,7 @@ class Sizes:
                 input_element_bytes=shape.input_element_bytes,
                 output_element_bytes=shape.output_element_bytes,
                 format=shape.format,
-                duty=duty,
+                duty=cast(float, self.duty),
             )
         if isinstance(shape, ElementwiseShape):
             return ElementwiseShape(moved_bytes=rows * shape.moved_bytes / self.smallest)
