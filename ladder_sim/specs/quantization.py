@@ -23,6 +23,7 @@ _MODELOPT: Mapping[str, DType] = {
     "NVFP4_AWQ": "nvfp4",
     "W4A16_AWQ": "w4a16",
 }
+
 # what the scales of fp8 blocks belong to
 _BLOCK = [128, 128]
 # decoder blocks, and linear layers in them: left out of the quantisation they make it a mixed one

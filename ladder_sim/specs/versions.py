@@ -61,6 +61,7 @@ class Versions:
                     hint=f"nearest is {stack}@{nearest}; a stack .toml of your own can hold other figures",
                 )
         fields: dict[str, Any] = {}
+
         # the earliest change that is still to come says how it was
         for changed in sorted(self.changes, key=_release, reverse=True):
             if asked < _release(changed):
