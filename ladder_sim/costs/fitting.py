@@ -93,9 +93,13 @@ def _precisions(scenario: Scenario) -> Iterator[Change]:
 
 
 def _stacks(scenario: Scenario) -> Iterator[Change]:
-    """Other stacks, unless figures of this one were set by hand."""
-    if not any(name.startswith("stack.") for name in scenario.settings):
-        yield from ({"stack": name} for name in catalog.stack_names() if name != scenario.stack.name)
+    """Other stacks that can run the workload, unless figures of this one were set by hand."""
+    if any(name.startswith("stack.") for name in scenario.settings):
+        return
+    for name in catalog.stack_names():
+        able = scenario.workload.concurrency is None or catalog.stack(name).serves
+        if able and name != scenario.stack.name:
+            yield {"stack": name}
 
 
 def _fits(scenario: Scenario, change: Change) -> bool:
