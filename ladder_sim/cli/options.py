@@ -137,7 +137,7 @@ class PointFlags(OptionGroup):
 class SearchFlags(PointFlags):
     """Of a command that searches for the best batch."""
 
-    without: ClassVar[tuple[str, ...]] = ("batch",)
+    without: ClassVar[tuple[str, ...]] = ("batch", "concurrency", "arrivals")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

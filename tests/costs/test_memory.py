@@ -70,13 +70,16 @@ def test_nothing_fits() -> None:
     [
         ({"model": "405b"}, [{"dtype": "fp8"}]),
         # gpt-fast stores the scores of attention
-        ({"prompt": 100_000}, [{"stack": "trtllm"}, {"stack": "vllm"}]),
-        ({"batch": 512}, [{"stack": "trtllm"}, {"stack": "vllm"}, {"batch": 183}]),
+        ({"prompt": 100_000}, [{"stack": "sglang"}, {"stack": "trtllm"}, {"stack": "vllm"}]),
+        ({"batch": 512}, [{"stack": "sglang"}, {"stack": "trtllm"}, {"stack": "vllm"}, {"batch": 183}]),
         ({"tp": 1}, [{"tp": 2}, {"dtype": "fp8"}]),
         # it has no fp8
         ({"cluster": "a100-sxm-hdr", "tp": 1}, [{"tp": 2}]),
         # neither alone
-        ({"model": "405b", "prompt": 60_000}, [{"dtype": "fp8", "stack": "trtllm"}, {"dtype": "fp8", "stack": "vllm"}]),
+        (
+            {"model": "405b", "prompt": 60_000},
+            [{"dtype": "fp8", "stack": name} for name in ("sglang", "trtllm", "vllm")],
+        ),
         # a stack by name would not have this figure
         ({"batch": 512, "overrides": {"stack.memory_overhead": "3GB"}}, [{"batch": 178}]),
     ],
