@@ -296,7 +296,8 @@ def _serving(line: int, cells: Mapping[str, str]) -> Serving:
         prompt=_whole(cell, "isl"),
         gen=_whole(cell, "osl"),
         ttft_s=_seconds(cell, "silicon_ttft_ms"),
-        tpot_s=_seconds(cell, "silicon_tpot_ms"),
+        # one token has no time per further token
+        tpot_s=_seconds(cell, "silicon_tpot_ms", zero=_whole(cell, "osl") == 1),
         source=cell["source"],
     )
     try:
@@ -381,8 +382,8 @@ def _whole(cell: Mapping[str, str], column: str) -> int:
     return int(value)
 
 
-def _seconds(cell: Mapping[str, str], column: str) -> float:
-    return 1e-3 * real(_number(cell, column), column, _MAX_MILLISECONDS, hint="milliseconds, e.g. 16.5")
+def _seconds(cell: Mapping[str, str], column: str, *, zero: bool = False) -> float:
+    return 1e-3 * real(_number(cell, column), column, _MAX_MILLISECONDS, zero=zero, hint="milliseconds, e.g. 16.5")
 
 
 def _number(cell: Mapping[str, str], column: str) -> float:
