@@ -39,11 +39,12 @@ from ladder_sim.validation.splits import PROTOCOLS, split
 _LARGEST = 3
 
 _METHOD = """\
-The model's structure was developed with all of these rows in view: the splits test parameters, not structure. Five
+The model's structure was developed with all of these rows in view: the splits test parameters, not structure. Six
 choices were made by the cost of fits to rows at TP 2 and 4, with all other rows in view: a further wave of tiles
-takes as long as the first; NVLS holds as many SMs as the widest ring; a GEMM of more than eight rows works on
-tiles; a collective is slower while memory is busy; NCCL without peer-to-peer access reduces by two protocols
-through host memory, or in the switch between two barriers. No test row has entered a fit, a prior or a constant.
+takes as long as the first; an SM that is taken costs GEMMs in tiles one and a half; a GEMM of more than eight rows
+works on tiles; other kernels lose nothing to the SMs of NVLS; a collective is slower while memory is busy; NCCL
+without peer-to-peer access reduces by two protocols through host memory, or in the switch between two barriers. No
+test row has entered a fit, a prior or a constant.
 The catalog's values of `collective_launch_s` (2.5 us), `kernel_s` of the H100 (2.5 us) and `rank_skew` (2 %) are
 also the medians of priors; they come from a feasibility study's fit to rows at TP 2 and 4.
 

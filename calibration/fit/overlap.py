@@ -33,7 +33,7 @@ def slowdowns(samples: Sequence[Sample]) -> list[Slowdown]:
     for sample in samples:
         if sample.seconds is not None and sample.alone_s is not None:
             # decode attention has no m
-            memory_bound = sample.point.get("m", 1.0) <= _DEFAULT.gemv_rows
+            memory_bound = sample.point.get("m", 1.0) <= _DEFAULT.stream_rows
             points[sample.op, memory_bound][sample.key].append(sample.seconds / sample.alone_s)
     return [
         Slowdown(pair=pair, memory_bound=bound, ratios=tuple(float(np.median(ratios)) for ratios in by_point.values()))

@@ -22,6 +22,8 @@ TILE_ROWS = (64, 128)
 TILE_COLUMNS = (256, 128, 64)
 # query rows of a flash-attention tile (FlashAttention 2 and 3)
 QUERY_TILE = 128
+# algorithms that reduce in the NVLink switch
+NVLS = ("nvls", "nvls-tree")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +31,16 @@ class OverlapParameters:
     """How collectives and kernels share a GPU; numbers, or arrays of one value per configuration."""
 
     channel_bytes: Number = 32768.0
-    """NCCL: message per channel, and each channel takes an SM; below 64 bytes for each of a channel's 512 threads NCCL
-    drops channels."""
+    """NCCL's ring: message per channel, and each channel takes an SM; below 64 bytes for each of a channel's 512
+    threads NCCL drops channels (by the low-latency protocol below 8 for each thread and rank)."""
     max_channels: Number = 24.0
-    """NCCL's ring on NVLink at most, and NVLS at any message size; fitted channel counts of the published 70B rows run
-    from 1 to 24."""
+    """NCCL's ring on NVLink at most; fitted channel counts of the published 70B rows run from 1 to 24."""
+    tree_channel_bytes: Number = 4096.0
+    """NCCL's trees across nodes, by either low-latency protocol: message per channel, 8 bytes for each of its 512
+    threads (NCCL 2.21.5, NCCL_LL_THREAD_THRESHOLD)."""
+    nvls_channels: Number = 16.0
+    """NVLS at any message size, within a node and across, and the most that a tree across nodes takes (NCCL 2.21.5,
+    transport/nvls.cc, NVLS_NCHANNELS_SM90)."""
     block_bytes: Number = 8192.0
     """One-shot and two-shot: message per thread block of 512 threads that move 16 bytes each."""
     max_blocks: Number = 36.0
@@ -43,14 +50,27 @@ class OverlapParameters:
     written."""
     nvls_traffic: Number = 2.0
     """The switch reduces: read once, written once."""
-    gemv_rows: float = 8.0
-    """Up to so many tokens, the short side of a tensor core's smallest tile (mma.m16n8k16), a GEMM streams weights with
-    many small blocks; with more it works on tiles of 64 rows and up."""
+    gemv_rows: float = 1.0
+    """Up to so many tokens a GEMM is a reduction that streams weights with many small blocks: a compiled one
+    (gpt-fast compiles one row only) or a library's GEMV. With more it runs on a library's grid."""
+    stream_rows: float = 8.0
+    """Up to so many tokens, the short side of a tensor core's smallest tile (mma.m16n8k16), that grid is bound by its
+    weights' stream; with more it works on tiles of 64 rows and up."""
     memory_spare: Number = 0.25
-    """Share of SMs that a memory-bound kernel can lose: about three quarters of an H100's saturate its memory."""
+    """Share of SMs that a reduction of many small blocks can lose: about three quarters of an H100's saturate its
+    memory."""
+    grid_spare: Number = 0.03
+    """The same of a memory-bound kernel with a fixed grid: a library's GEMM, decode attention that splits the context.
+    Each SM has a share of the work, so that the kernel loses the share of those that are taken; grids of 128 blocks
+    leave 4 of an H100's 132 idle."""
+    scatter: Number = 0.5
+    """GEMMs in tiles: SMs that each one of a collective makes useless beyond itself. Their thread blocks start in
+    clusters, which need free SMs next to each other (cuBLAS on Hopper). With it NVLS's 16 SMs cost the published rows
+    what 24 would."""
     collective_slowdown: Number = 0.33
-    """How much longer a collective takes next to a kernel that saturates the memory: about a third of a ring step is
-    access to device memory, whose latency doubles then."""
+    """How much longer a collective takes next to a kernel that saturates the memory: about a third of a step is
+    access to device memory, whose latency doubles then. In the node it is a peer's; across nodes the network card reads
+    and writes it, and the low-latency protocol's flags lie there."""
 
     @classmethod
     def of(cls, overlap: Mapping[str, float]) -> Self:
@@ -74,14 +94,18 @@ _OVERLAP_NAMES = {field.name for field in dataclasses.fields(OverlapParameters)}
 
 def kernel_demand(shape: Shape, sms: int, parameters: OverlapParameters, memory: Number) -> Demand:
     """What a kernel takes of a GPU with `sms` SMs, given the share of the memory's bandwidth that it uses."""
-    if isinstance(shape, GemmShape) and any_true(shape.m > parameters.gemv_rows):
+    if isinstance(shape, GemmShape):
+        spare = _where(shape.m > parameters.gemv_rows, parameters.grid_spare, parameters.memory_spare)
+        if not any_true(shape.m > parameters.stream_rows):
+            return Demand(spare=spare, memory=memory)
         tiles: Number = gemm_tiles(shape.m, shape.n, sms)
-        if not varies(shape.m):
-            return Demand(tiles=tiles, memory=memory)
-        tiles = np.where(shape.m > parameters.gemv_rows, tiles, 0)
-        return Demand(tiles=tiles, spare=parameters.memory_spare, memory=memory)
-    if isinstance(shape, AttentionShape) and shape.kernel == "flash" and shape.is_prompt:
-        return Demand(tiles=shape.batch * shape.heads * -(-shape.q_len // QUERY_TILE), memory=memory)
+        if varies(shape.m):
+            tiles = np.where(shape.m > parameters.stream_rows, tiles, 0)
+        return Demand(tiles=tiles, spare=spare, scatter=parameters.scatter, memory=memory)
+    if isinstance(shape, AttentionShape) and shape.kernel == "flash":
+        if shape.is_prompt:
+            return Demand(tiles=shape.batch * shape.heads * -(-shape.q_len // QUERY_TILE), memory=memory)
+        return Demand(spare=parameters.grid_spare, memory=memory)
     return Demand(spare=parameters.memory_spare, memory=memory)
 
 
@@ -117,15 +141,26 @@ def _where(condition: Any, value: Any, other: Any) -> Any:
 
 def collective_sms(algorithm: str, message_bytes: Number, parameters: OverlapParameters) -> Number:
     """SMs that a collective keeps for itself."""
-    if algorithm == "nvls":
-        return parameters.max_channels
+    if algorithm in NVLS:
+        return parameters.nvls_channels
     if algorithm in ("one-shot", "two-shot"):
         bytes_each, maximum_sms = parameters.block_bytes, parameters.max_blocks
+    elif algorithm in ("tree", "tree-ll128"):
+        bytes_each, maximum_sms = parameters.tree_channel_bytes, parameters.nvls_channels
     else:
         bytes_each, maximum_sms = parameters.channel_bytes, parameters.max_channels
     return minimum(maximum_sms, maximum(1.0, np.ceil(message_bytes / bytes_each)))
 
 
+def lent_sms(algorithm: str, message_bytes: Number, parameters: OverlapParameters) -> Number:
+    """Of the SMs that a collective keeps, those that kernels without tiles can still use.
+
+    NVLS leaves the arithmetic to the switch: the published 70B row of four tokens on four GPUs without peer-to-peer
+    access, which runs it, loses nothing to its SMs.
+    """
+    return collective_sms(algorithm, message_bytes, parameters) if algorithm in NVLS else 0.0
+
+
 def collective_traffic_bytes(algorithm: str, message_bytes: Number, parameters: OverlapParameters) -> Number:
     """Device memory traffic of a collective on each GPU."""
-    return message_bytes * (parameters.nvls_traffic if algorithm == "nvls" else parameters.ring_traffic)
+    return message_bytes * (parameters.nvls_traffic if algorithm in NVLS else parameters.ring_traffic)

@@ -99,6 +99,8 @@ class Hardware:
     """Of the bandwidth through host memory, between two ranks: the rate of NCCL's low-latency protocol."""
     rank_skew: Number = 0.0
     """How much longer the slowest rank computes than a typical one, as a fraction."""
+    across_nodes: bool = False
+    """Collectives cross the network."""
 
     @classmethod
     def of(cls, scenario: Scenario, profile: CalibrationProfile | None = None) -> Self:
@@ -124,6 +126,7 @@ class Hardware:
             overlap=OverlapParameters.of(profile.overlap if profile else {}),
             host_low_latency_share=cluster.host_low_latency_share,
             rank_skew=cluster.rank_skew,
+            across_nodes=scenario.nodes_used > 1,
         )
 
     def fitted(self, scenario: Scenario, profile: CalibrationProfile | None) -> dict[str, FittedFigure]:

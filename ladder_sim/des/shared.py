@@ -46,10 +46,14 @@ class Demand:
 
     held_sms: Number = 0
     """SMs reserved for the task: a collective's channels."""
+    lent_sms: Number = 0
+    """Of these, SMs that kernels without tiles can still use."""
     tiles: Number = 0
     """Long-running thread blocks, each on an SM of its own; 0: many short ones that spread over the free SMs."""
     spare: Number = 1.0
     """Of a kernel without tiles: share of the SMs that it can lose without slowing down."""
+    scatter: Number = 0.0
+    """Of a kernel with tiles: SMs that it loses beyond each one that is taken, because its tiles start in clusters."""
     memory: Number = 0.0
     """Share of the device memory's bandwidth."""
     link: float = 0.0
@@ -92,14 +96,16 @@ class Device:
         if not others:
             return 1.0
         held_sms: Number = 0.0
+        lent_sms: Number = 0.0
         busy: Number = 0.0
         link = own.link
         for other in others:
             held_sms, busy, link = held_sms + other.held_sms, busy + other.memory, link + other.link
+            lent_sms = lent_sms + other.lent_sms
         if own.holds_sms:
             rate: Number = 1.0 / (1.0 + own.slowdown * minimum(1.0, busy))
         else:
-            rate = self._sm_rate(own, maximum(1.0, self.sms - held_sms))
+            rate = self._sm_rate(own, held_sms, lent_sms)
         if any_true(own.memory):
             rate = minimum(rate, 1.0 / maximum(1.0, own.memory + busy))
         if own.link:
@@ -120,10 +126,12 @@ class Device:
         waves_left = left_s / wave_s
         return maximum(0.0, waves_left - (waves_left + ROUNDING) // 1.0) * wave_s
 
-    def _sm_rate(self, own: Demand, free: Number) -> Number:
+    def _sm_rate(self, own: Demand, held_sms: Number, lent_sms: Number) -> Number:
         # a kernel runs on at least one SM
+        free = maximum(1.0, self.sms - held_sms + lent_sms)
         spread = minimum(1.0, free / maximum(1.0, self.sms * (1.0 - own.spare)))
         if not any_true(own.tiles):
             return spread
-        tiled = self.waves(own.tiles) / -(-maximum(1, own.tiles) // free)
+        whole = maximum(1.0, self.sms - held_sms * (1.0 + own.scatter))
+        tiled = self.waves(own.tiles) / -(-maximum(1, own.tiles) // whole)
         return np.where(own.tiles, tiled, spread) if isinstance(own.tiles, np.ndarray) else tiled

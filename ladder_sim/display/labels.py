@@ -59,7 +59,11 @@ _TITLES = {
     "overlap.max_channels": "Most NCCL channels",
     "overlap.block_bytes": "Bytes per one-shot block",
     "overlap.max_blocks": "Most one-shot blocks",
+    "overlap.tree_channel_bytes": "Bytes per channel of a tree",
+    "overlap.nvls_channels": "NVLS channels",
     "overlap.memory_spare": "SMs to spare next to memory",
+    "overlap.grid_spare": "SMs to spare of a fixed grid",
+    "overlap.scatter": "SMs lost to clusters",
     "rank_skew": "Lag of the slowest rank",
 }
 # what the words of a breakdown mean

@@ -175,7 +175,8 @@ def op_times(
     """How long a schedule's ops take alone, and what comes before them.
 
     An op that depends on the other stream waits for its event (``stream_wait_s``); only a custom all-reduce whose
-    result is needed at once is issued among the kernels. A collective also pays its start-up (``collective_launch_s``).
+    result is needed at once is issued among the kernels. A collective also pays its start-up (``collective_launch_s``),
+    and across nodes in a CUDA graph a wait for its host node.
 
     Parameters
     ----------
@@ -193,13 +194,16 @@ def op_times(
         launched).
     """
     stack = hardware.stack
+    # NCCL (2.21.5, src/enqueue.cc) captures a host node with every collective that needs the network's proxy: it runs
+    # ahead of the kernels, and the collective waits for its event
+    host_node_s: Number = stack.stream_wait_s if hardware.across_nodes and not plan.eager else 0.0
     # where nothing makes the ranks meet, the one whose token counts is a typical one
     slowdown = 1.0 + hardware.rank_skew if plan.synchronises else 1.0
     leads_s: dict[Lead, Number] = {}
     for lead in plan.leads:
         if lead in leads_s:
             continue
-        held_s = stack.collective_launch_s if lead.stream == COMM else stack.kernel_gap_s
+        held_s = stack.collective_launch_s + host_node_s if lead.stream == COMM else stack.kernel_gap_s
         if lead.waits:
             inline = estimates[lead.collective].inline if lead.collective >= 0 else 0.0
             held_s = held_s + stack.stream_wait_s * (1.0 - inline)

@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ladder_sim.costs.collectives.fabrics import fabric_curve
-from ladder_sim.costs.collectives.formulas import FORMULAS, OWN, across_nodes_s, gather_s, host_ring_s
+from ladder_sim.costs.collectives.formulas import (
+    FORMULAS,
+    NVLS_TREE,
+    OWN,
+    TREE_LL,
+    TREE_LL128,
+    across_nodes_s,
+    gather_s,
+    host_ring_s,
+)
 from ladder_sim.costs.collectives.measured import MeasuredCollective, bracketed
 from ladder_sim.costs.collectives.network import CollectiveTimes, Network
 from ladder_sim.costs.hardware import Hardware
@@ -86,16 +95,15 @@ def test_formula_across_nodes_is_monotone(
         message: float = message, log_nodes: int = log_nodes, latency_s: float = latency_s, bandwidth: float = bandwidth
     ) -> float:
         wire = np.array([message / 400e9])
-        return float(
-            across_nodes_s(
-                np.array([message]),
-                wire,
-                nodes=2**log_nodes,
-                ranks_per_node=ranks,
-                latency_s=latency_s,
-                bandwidth_Bps=bandwidth,
-            )[0]
+        times_s = across_nodes_s(
+            np.array([message]),
+            wire,
+            nodes=2**log_nodes,
+            ranks_per_node=ranks,
+            latency_s=latency_s,
+            bandwidth_Bps=bandwidth,
         )
+        return min(float(time_s[0]) for time_s in times_s.values())
 
     here, slack = seconds(), 1 + 1e-12
     assert here > 0
@@ -191,9 +199,9 @@ def test_two_nodes_reproduce_the_fabrics_log(h100: CalibrationProfile) -> None:
     result = times(fabric.curve.size_bytes, h100, nodes=2)
     np.testing.assert_allclose(result.seconds, fabric.curve.seconds, rtol=1e-9)
     assert result.seconds[0] == pytest.approx(40e-6, rel=0.02)
-    # where the log is congested nothing was kept, so nothing between 16 KB and 256 MB is a measurement
+    # where the log is congested nothing was kept, so nothing between 8 KB and 256 MB is a measurement
     assert result.in_range.tolist() == [True] * 5 + [False] + [True] * 4
-    for message, source in ((2.0**20, "transferred"), (2.0**15, "transferred"), (2.0**34, "fitted"), (512.0, "fitted")):
+    for message, source in ((2.0**20, "transferred"), (2.0**14, "transferred"), (2.0**34, "fitted"), (256.0, "fitted")):
         between = times(np.array([message]), h100, nodes=2)
         assert (between.in_range.any(), between.source) == (False, source), message
 
@@ -229,6 +237,76 @@ def test_two_node_formula_against_other_fabrics(h100: CalibrationProfile) -> Non
     assert np.median(efa) <= 0.10
     assert efa.max() <= 0.20
     assert np.median(np.concatenate(errors)) <= 0.15
+
+
+@pytest.mark.parametrize(
+    ("cluster", "logs", "mean", "largest"),
+    [
+        ("h100-p5", ("aws_p5_efa", "aws_p5_efa_inplace"), 0.04, 0.11),
+        ("h100-a3mega", ("gcp_a3mega",), 0.04, 0.06),
+        ("a100-sxm-roce", ("oci_bm_gpu4",), 0.06, 0.12),
+        ("h100-crusoe", ("crusoe_h100_vm", "crusoe_h100_vm_inplace"), 0.08, 0.18),
+    ],
+)
+def test_step_above_the_fabrics_floor(
+    h100: CalibrationProfile, cluster: str, logs: tuple[str, ...], mean: float, largest: float
+) -> None:
+    """From 16 KB to 512 KB, where the low-latency protocol ends: sizes that a curve holds and sizes that it lacks."""
+    for log in logs:
+        sizes, measured_s = nccl_tests(log, smallest=16384)
+        step = sizes <= 2**19
+        profile = load_profile(catalog.cluster(cluster).profile)
+        errors = np.abs(times(sizes[step], profile, nodes=2, cluster=cluster).seconds / measured_s[step] - 1)
+        assert errors.mean() <= mean, log
+        assert errors.max() <= largest, log
+
+
+def test_what_nccl_states_of_its_trees() -> None:
+    """2 x 8 H100: figures of NCCL's own tuning log (NVIDIA/nccl issue 1453) and source."""
+    low, low128, switch = (latency.seconds(2, 8) * 1e6 for latency in (TREE_LL, TREE_LL128, NVLS_TREE))
+    assert low == pytest.approx(25.2)
+    assert low128 - low == pytest.approx(23.3)
+    assert switch - low == pytest.approx(27.8)
+
+
+@given(LATENCY, BANDWIDTH)
+def test_the_step_is_added_to_any_floor(latency_s: float, bandwidth: float) -> None:
+    message = np.array([1.0, 2.0**16])
+    ways = across_nodes_s(message, np.zeros(2), nodes=2, ranks_per_node=8, latency_s=latency_s, bandwidth_Bps=bandwidth)
+    assert ways["tree"][0] == pytest.approx(latency_s, abs=1e-9)
+    assert ways["tree-ll128"][0] - ways["tree"][0] == pytest.approx(23.3e-6, rel=1e-3)
+    assert ways["nvls-tree"][0] - ways["tree"][0] == pytest.approx(27.8e-6, rel=1e-3)
+
+
+def test_algorithms_across_nodes_follow_the_size() -> None:
+    names = [times(np.array([size]), None, nodes=2).most_common for size in (2.0**13, 2.0**18, 2.0**21, 2.0**28)]
+    assert names == ["tree", "tree-ll128", "nvls-tree", "nvls-tree"]
+    # PCIe nodes, and nodes of two GPUs, have no NVLS
+    for fields in ({"cluster": "l40s-pcie", "model": "70b"}, {"gpus_per_node": 2, "model": "70b"}):
+        assert times(np.array([2.0**30]), None, nodes=2, **fields).most_common == "nccl"
+
+
+def test_without_peer_to_peer_across_nodes(h100: CalibrationProfile) -> None:
+    """LL128 goes, NVLS stays: prefill messages go through the switch and not through host memory."""
+    direct, host = times(SIZES, h100, nodes=2), times(SIZES, h100, nodes=2, p2p=False)
+    assert (host.seconds >= direct.seconds).all()
+    names = [host.algorithms[number] for number in host.choice]
+    assert set(names) == {"tree", "nvls-tree"}
+    assert (names[0], names[-1]) == ("tree", "nvls-tree")
+    assert not host.in_range.any()
+    large = SIZES >= 2**25
+    assert (host.seconds[large] <= direct.seconds[large] + 120e-6).all()
+    # on two GPUs of each node there is no NVLS: everything goes through host memory
+    pairs = times(SIZES, h100, nodes=2, gpus_per_node=2, p2p=False)
+    assert set(pairs.algorithms) == {"tree", "nccl-host"}
+    assert pairs.seconds[-1] > 2 * times(SIZES, h100, nodes=2, gpus_per_node=2).seconds[-1]
+
+
+def test_an_algorithm_that_no_log_holds_is_transferred(h100: CalibrationProfile) -> None:
+    """The log over NDR holds small messages and large ones, none by LL128; EFA's holds all three."""
+    for fields, source in (({"nodes": 2}, "transferred"), ({"nodes": 2, "cluster": "h100-p5"}, "fitted")):
+        chosen = times(np.array([2.0**17]), h100, **fields)
+        assert (chosen.most_common, chosen.source) == ("tree-ll128", source)
 
 
 def test_two_node_formula_of_large_messages_on_ndr(h100: CalibrationProfile) -> None:

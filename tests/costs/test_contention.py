@@ -16,11 +16,13 @@ from ladder_sim.costs.contention import (
     collective_traffic_bytes,
     gemm_tiles,
     kernel_demand,
+    lent_sms,
 )
 from ladder_sim.costs.estimate import Estimate
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile
+from ladder_sim.des.shared import Demand, Device
 from ladder_sim.errors import ProfileError
 from ladder_sim.graph.build import PassInputs, build
 from ladder_sim.graph.ops import AttentionShape, ElementwiseShape, GemmShape, Op, Phase
@@ -31,7 +33,7 @@ DEFAULTS = OverlapParameters()
 SMS = 132
 SIZES = st.integers(1, 40_000)
 MESSAGES = st.floats(1.0, 1e10)
-ALGORITHMS = ("nccl", "nccl-host", "one-shot", "two-shot", "nvls")
+ALGORITHMS = ("nccl", "nccl-host", "one-shot", "two-shot", "nvls", "tree", "tree-ll128", "nvls-tree")
 
 
 def gemm(m: int, n: int, k: int) -> GemmShape:
@@ -97,12 +99,43 @@ def test_tiles_of_many_sizes_are_those_of_each(rows: list[int], n: int, sms: int
     assert gemm_tiles(np.array(rows), n, sms).tolist() == [gemm_tiles(m, n, sms) for m in rows]
 
 
-def test_few_tokens_stream_weights_with_small_blocks() -> None:
-    for m in (1, int(DEFAULTS.gemv_rows)):
+def test_grids_by_tokens() -> None:
+    """One token is a reduction of many small blocks, a few run on a fixed grid, more on tiles in clusters."""
+    for m, spare in ((1, DEFAULTS.memory_spare), (2, DEFAULTS.grid_spare), (8, DEFAULTS.grid_spare)):
         use = kernel_demand(gemm(m, 8192, 3584), SMS, DEFAULTS, 0.5)
-        assert (use.tiles, use.spare) == (0, DEFAULTS.memory_spare)
-    more = kernel_demand(gemm(int(DEFAULTS.gemv_rows) + 1, 8192, 3584), SMS, DEFAULTS, 0.5)
-    assert more.tiles == 128
+        assert (use.tiles, use.scatter, use.spare) == (0, 0.0, spare)
+    more = kernel_demand(gemm(9, 8192, 3584), SMS, DEFAULTS, 0.5)
+    assert (more.tiles, more.scatter) == (128, DEFAULTS.scatter)
+    # in a sweep over batches each has its own
+    rows = np.array([1, 2, 8, 9])
+    swept = kernel_demand(dataclasses.replace(gemm(1, 8192, 3584), m=rows), SMS, DEFAULTS, 0.5)
+    np.testing.assert_array_equal(swept.tiles, [0, 0, 0, 128])
+    np.testing.assert_array_equal(swept.spare, [DEFAULTS.memory_spare, *3 * [DEFAULTS.grid_spare]])
+
+
+def test_what_a_collective_costs_by_tokens() -> None:
+    """Rate of a GEMM next to 24 channels: nothing with one token, its share of SMs with four, a wave with many."""
+    device, ring = Device(sms=SMS), Demand(held_sms=24)
+    one, four, many = (device.rate(kernel_demand(gemm(m, 14336, 8192), SMS, DEFAULTS, 0.0), [ring]) for m in (1, 4, 64))
+    assert one == 1.0
+    assert four == pytest.approx((SMS - 24) / (SMS * (1 - DEFAULTS.grid_spare)))
+    assert many == 0.5
+    # 112 tiles fit the 116 SMs that NVLS leaves, but not in clusters
+    nvls = Demand(held_sms=collective_sms("nvls", 1e6, DEFAULTS))
+    tiled = kernel_demand(gemm(64, 14336, 8192), SMS, DEFAULTS, 0.0)
+    assert device.rate(tiled, [nvls]) == 0.5
+    assert device.rate(dataclasses.replace(tiled, scatter=0.0), [nvls]) == 1.0
+
+
+def test_kernels_without_tiles_keep_what_nvls_lends() -> None:
+    device, grid = Device(sms=SMS), kernel_demand(gemm(4, 14336, 8192), SMS, DEFAULTS, 0.0)
+    for algorithm, rate in (
+        ("nvls", 1.0),
+        ("nvls-tree", 1.0),
+        ("tree", (SMS - 16) / (SMS * (1 - DEFAULTS.grid_spare))),
+    ):
+        held, lent = (price(algorithm, 1e6, DEFAULTS) for price in (collective_sms, lent_sms))
+        assert device.rate(grid, [Demand(held_sms=held, lent_sms=lent)]) == pytest.approx(rate)
 
 
 def test_attention() -> None:
@@ -113,7 +146,9 @@ def test_attention() -> None:
     # prefill: two sequences, eight heads, eight blocks of 128 queries
     assert use(attention(1024)) == (128, 1.0)
     assert use(attention(1025)) == (144, 1.0)
-    assert use(attention(1)) == use(attention(1024, kernel="math")) == (0, DEFAULTS.memory_spare)
+    # decode splits the context over a fixed grid; math attention is many small blocks
+    assert use(attention(1)) == (0, DEFAULTS.grid_spare)
+    assert use(attention(1024, kernel="math")) == (0, DEFAULTS.memory_spare)
 
 
 def test_elementwise() -> None:
@@ -128,19 +163,29 @@ def test_elementwise() -> None:
 @given(one=MESSAGES, other=MESSAGES)
 def test_channels_grow_with_the_message_up_to_a_cap(algorithm: str, one: float, other: float) -> None:
     few, many = (collective_sms(algorithm, size, DEFAULTS) for size in sorted((one, other)))
-    cap = {"one-shot": 36, "two-shot": 36}.get(algorithm, 24)
+    cap = {"one-shot": 36, "two-shot": 36, "nccl": 24, "nccl-host": 24}.get(algorithm, 16)
     assert 1 <= few <= many <= cap
     assert collective_sms(algorithm, 1e12, DEFAULTS) == cap
 
 
 @given(MESSAGES)
 def test_nvls_takes_the_same_at_any_size(message_bytes: float) -> None:
-    assert collective_sms("nvls", message_bytes, DEFAULTS) == DEFAULTS.max_channels
+    for algorithm in ("nvls", "nvls-tree"):
+        assert collective_sms(algorithm, message_bytes, DEFAULTS) == DEFAULTS.nvls_channels == 16
 
 
 @pytest.mark.parametrize(
     ("algorithm", "message_bytes", "sms"),
-    [("nccl", 1, 1), ("nccl", 32768, 1), ("nccl", 32769, 2), ("nccl", 2**20, 24), ("two-shot", 16384, 2)],
+    [
+        ("nccl", 1, 1),
+        ("nccl", 32768, 1),
+        ("nccl", 32769, 2),
+        ("nccl", 2**20, 24),
+        ("two-shot", 16384, 2),
+        ("tree", 1, 1),
+        ("tree", 16384, 4),
+        ("tree-ll128", 2**17, 16),
+    ],
 )
 def test_known_channels(algorithm: str, message_bytes: float, sms: int) -> None:
     assert collective_sms(algorithm, message_bytes, DEFAULTS) == sms
@@ -148,7 +193,8 @@ def test_known_channels(algorithm: str, message_bytes: float, sms: int) -> None:
 
 def test_the_switch_spares_the_memory() -> None:
     assert collective_traffic_bytes("nvls", 1e6, DEFAULTS) == 2e6
-    assert {collective_traffic_bytes(name, 1e6, DEFAULTS) for name in ALGORITHMS if name != "nvls"} == {4e6}
+    ring = [name for name in ALGORITHMS if not name.startswith("nvls")]
+    assert {collective_traffic_bytes(name, 1e6, DEFAULTS) for name in ring} == {4e6}
 
 
 # parameters
@@ -198,6 +244,16 @@ def test_a_profiles_overlap_section_reaches_the_demands() -> None:
         elif not estimate.demand.tiles:
             assert (estimate.demand.spare, changed.demand.spare) == (0.25, 0.125)
     assert any(estimate.demand.tiles for _, estimate in before.values())
+
+
+def test_a_network_collective_waits_for_busy_memory_too() -> None:
+    """Across nodes the network card reads and writes device memory, where the flags of LL lie."""
+    for nodes in (1, 2):
+        scenario = Scenario.of(model="405b", nodes=nodes, gpus_per_node=16 // nodes, tp=16)
+        ops = priced(scenario, "decode")
+        assert {use.demand.slowdown for op, use in ops.values() if op.stream == "comm"} == {
+            DEFAULTS.collective_slowdown
+        }
 
 
 def test_a_profiles_overlap_section_changes_what_overlaps_only() -> None:

@@ -22,6 +22,7 @@ CLUSTERS = (
     "b200-sxm",
     "gb200-nvl72",
     "h100-a3mega",
+    "h100-crusoe",
     "h100-p5",
     "h100-pcie",
     "h100-sxm",

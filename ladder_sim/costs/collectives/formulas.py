@@ -14,6 +14,7 @@ all-reduce (one-shot, two-shot). Figures: measured H100 tables of aiconfigurator
 
 import math
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,14 +40,39 @@ TWO_SHOT_FLOOR_FACTOR = 4.9 / 15.6
 GATHER_FLOOR_FACTOR = 10.1 / 15.6
 # a ring step over PCIe costs 5.7 us by NCCL's Simple protocol where LL costs 1.0 (NCCL, src/graph/tuning.cc, hwLat)
 HOST_SIMPLE_FLOOR_FACTOR = 5.7
-# across nodes the floor rises by a quarter at 16 KB, where NCCL leaves its low-latency protocol: 40 -> 49.8 us (NDR),
-# 77 -> 97 (EFA), 122 -> 153 (TCPXO)
-LARGE_PROTOCOL_FACTOR, LARGE_PROTOCOL_BYTES = 1.25, 16384.0
+# across nodes by the low-latency protocol (LL): NCCL adds a channel for every 4 KB, and each adds its own steps across
+# the network. Public logs of five fabrics leave their floors at 4 to 8 KB by 0.5 to 1.3 us per KB
+TREE_LL_Bps = 1.75e9
+# across nodes by LL128, at 400 Gb/s a GPU: EFA 60 GB/s from 256 KB to 1 MB, RoCE at 200 Gb/s 40 GB/s
+TREE_LL128_SHARE = 78.0 / 50.0
+# a kernel that reduces in the switch of every node, as NCCL states it for its own choice (tuning.cc, hwLat): 25 us
+NVLS_NODE_S = 25e-6
 # across nodes, messages below this pass their stages one after the other, larger ones in overlapping chunks: with it
 # the two-node formula errs at most 8 % on H20 logs from 8 to 64 MB and 6 % on H100 logs above 256 MB
 PIPELINE_CHUNK_BYTES = 32.0 * 2**20
 # of a network port's line rate
 INTER_EFFICIENCY = 0.95
+
+
+class TreeLatency(NamedTuple):
+    """What NCCL states as the latency of its trees across nodes by one protocol, microseconds.
+
+    NCCL 2.21.5, src/graph/tuning.cc: baseLat, and hwLat of NVLink and of the network. It is a model by which NCCL
+    chooses, not a measurement; between two protocols it agrees with public logs within a few microseconds.
+    """
+
+    base_us: float
+    node_hop_us: float
+    network_hop_us: float
+
+    def seconds(self, nodes: int, ranks_per_node: int) -> float:
+        """Up the tree and down again, chains inside the nodes included."""
+        hops_us = (ranks_per_node - 1) * self.node_hop_us + math.log2(nodes) * self.network_hop_us
+        return (self.base_us + 2.0 * hops_us) * 1e-6
+
+
+TREE_LL, TREE_LL128 = TreeLatency(6.8, 0.6, 5.0), TreeLatency(14.0, 1.25, 8.5)
+TREE_SIMPLE, NVLS_TREE = TreeLatency(0.0, 4.0, 14.0), TreeLatency(NVLS_NODE_S * 1e6, 0.0, 14.0)
 
 
 def _floor(ranks: float, latency_s: Number) -> Number:
@@ -149,10 +175,16 @@ def across_nodes_s(
     latency_s: Number,
     bandwidth_Bps: Number,
     traffic: float = 2.0,
-) -> Floats:
-    """Hierarchical collective: reduce-scatter in the node, the rest across nodes on one rail per GPU, all-gather.
+    nvlink: bool = True,
+    switch: bool = True,
+) -> dict[str, Floats]:
+    """Times of NCCL's algorithms across nodes, by name; it takes about the fastest.
 
-    Stages follow each other for small messages and overlap in chunks for large ones.
+    The fabric's floor is measured with small messages, that is with trees by the low-latency protocol (LL). What
+    another algorithm takes longer is added to it: 23 us for LL128 and 28 us for NVLSTree over two nodes of eight GPUs.
+    Trees by LL and LL128 carry the whole message along one path; the large messages' algorithm is hierarchical:
+    reduce-scatter in the node, the rest across nodes on one rail per GPU, all-gather. Its stages follow each other for
+    small messages and overlap in chunks for large ones.
 
     Parameters
     ----------
@@ -168,13 +200,32 @@ def across_nodes_s(
         One port's rate.
     traffic
         Times a rail carries its share of the message: 2 for all-reduce, 1 for all-gather.
+    nvlink
+        Whether messages inside a node go over NVLink between any two GPUs; LL128 needs it.
+    switch
+        Whether the nodes' switches reduce (NVLS).
     """
-    levels = math.log2(nodes)
-    floor = levels * _floor(ranks_per_node, latency_s)
-    switch = np.minimum(np.maximum(np.log2(np.maximum(message, 1.0) / LARGE_PROTOCOL_BYTES) + 1.0, 0.0), 1.0)
-    floor = floor * (1.0 + (LARGE_PROTOCOL_FACTOR - 1.0) * switch)
-    rail = traffic * (nodes - 1) / nodes * message / ranks_per_node / (INTER_EFFICIENCY * bandwidth_Bps)
+    floor_s = math.log2(nodes) * _floor(ranks_per_node, latency_s)
+    lowest_s = TREE_LL.seconds(nodes, ranks_per_node)
+    name, latency = ("nvls-tree", NVLS_TREE) if nvls_in_nodes(ranks_per_node, switch) else ("nccl", TREE_SIMPLE)
+    large_s = floor_s + max(0.0, latency.seconds(nodes, ranks_per_node) - lowest_s)
+    rail_s = traffic * (nodes - 1) / nodes * message / ranks_per_node / (INTER_EFFICIENCY * bandwidth_Bps)
+    hops_s = message / TREE_LL_Bps
+    large = {name: large_s + _piped_s(message, node_wire_s, rail_s)}
+    if not nvlink:
+        return {"tree": floor_s + np.maximum(node_wire_s, hops_s), **large}
+    # NVLink carries what one path of the network does
+    low128_s = floor_s + TREE_LL128.seconds(nodes, ranks_per_node) - lowest_s
+    hops128_s = message / (TREE_LL128_SHARE * bandwidth_Bps)
+    return {"tree": floor_s + hops_s, "tree-ll128": low128_s + hops128_s, **large}
+
+
+def nvls_in_nodes(ranks_per_node: int, switch: bool) -> bool:
+    """Whether NCCL reduces in the switches of the nodes: with more than two GPUs (2.21.5, src/transport/nvls.cc)."""
+    return switch and ranks_per_node > 2
+
+
+def _piped_s(message: Floats, node_wire_s: Floats, rail_s: Floats) -> Floats:
     chunks = np.maximum(1.0, message / PIPELINE_CHUNK_BYTES)
-    piped = (node_wire_s + rail) / chunks + (1.0 - 1.0 / chunks) * np.maximum(node_wire_s, rail)
-    result: Floats = floor + piped
-    return result
+    piped: Floats = (node_wire_s + rail_s) / chunks + (1.0 - 1.0 / chunks) * np.maximum(node_wire_s, rail_s)
+    return piped

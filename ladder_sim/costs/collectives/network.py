@@ -13,11 +13,14 @@ from ladder_sim.costs.collectives.fabrics import fabric_curve
 from ladder_sim.costs.collectives.formulas import (
     FORMULAS,
     IN_NODE,
+    NVLS_NODE_S,
     OWN,
+    TREE_LL,
     Formula,
     across_nodes_s,
     host_gather_s,
     host_ring_s,
+    nvls_in_nodes,
     nvls_wire_s,
 )
 from ladder_sim.costs.collectives.measured import bracketed, bridged
@@ -55,8 +58,11 @@ class CollectiveTimes:
     """What runs, e.g. "nccl"; several if configurations differ."""
     choice: NDArray[np.int_]
     """Index of what runs, by configuration; a single element if it is the same for all."""
-    node_share: float | Floats = 1.0
-    """Of the time, inside the node; the rest waits for the network."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The algorithms that any configuration takes."""
+        return frozenset(self.algorithms[number] for number in np.unique(self.choice))
 
     @property
     def most_common(self) -> str:
@@ -109,20 +115,23 @@ class Network:
         return self._hardware.same_node(measured_on) and own.same_as(Link.of(measured_on.inter))
 
     @cached_property
-    def _fabric_log_ratios(self) -> tuple[Floats, Floats]:
-        """The fabric's measured all-reduces as logarithms: their sizes, and their times over the formula's."""
+    def _fabric_log_ratios(self) -> tuple[Floats, Floats, frozenset[str]]:
+        """The fabric's measured all-reduces: logarithms of sizes and of times over the formula's; the algorithms."""
         if self._fabric is None:
             raise ValueError("no sweep over this fabric")
         measured_on, sizes, ranks = self._fabric.cluster, self._fabric.curve.size_bytes, self._fabric.ranks_per_node
-        ideal_s = across_nodes_s(
+        ideals_s = across_nodes_s(
             sizes,
             self._node_wire_s("all_reduce", sizes, Link.of(measured_on.intra), ranks),
             nodes=self._fabric.nodes,
             ranks_per_node=ranks,
             latency_s=measured_on.inter.latency_s,
             bandwidth_Bps=measured_on.inter.bandwidth_Bps,
+            nvlink=measured_on.intra.full_nvlink,
+            switch=measured_on.intra.switch,
         )
-        return np.log(sizes), np.log(self._fabric.curve.seconds / ideal_s)
+        ideal = _fastest_way(ideals_s)
+        return np.log(sizes), np.log(self._fabric.curve.seconds / ideal.seconds), ideal.names
 
     def times(self, kind: CollectiveKind, message_bytes: Floats) -> CollectiveTimes:
         """Time collectives of one kind.
@@ -204,35 +213,51 @@ class Network:
 
     def _across(self, kind: CollectiveKind, message: Floats) -> CollectiveTimes:
         """Across nodes everything is NCCL: custom kernels access peers of their own node only."""
-        node_wire_s = self._node_wire_s(_stages(kind), message, self._hardware.intra, self._ranks)
-        seconds = self._hierarchical(kind, message, node_wire_s)
-        if not self._p2p:
-            host_s = self._hierarchical(kind, message, self._host_wire_s(kind, message))
-            return self._with_node_share(kind, message, _unmeasured(np.maximum(seconds, host_s), "nccl-host"))
+        times = self._hierarchical(kind, message)
         fabric = self._fabric
         if fabric is None or kind != "all_reduce":
-            return self._with_node_share(kind, message, _unmeasured(seconds, "nccl"))
+            return times if self._p2p else self._across_without_p2p(kind, message, times)
+        log_sizes, log_ratios, measured = self._fabric_log_ratios
+        ratio = np.exp(np.interp(np.log(message), log_sizes, log_ratios))
+        if not self._p2p:
+            times = self._across_without_p2p(kind, message, times)
+            return dataclasses.replace(times, seconds=times.seconds * ratio)
         same_layout = (fabric.nodes, fabric.ranks_per_node) == (self._nodes, self._ranks)
         # a curve inside a node has gaps only where a dense sweep was thinned; here nothing was measured in between
-        fitted = self._fabric_here and not bridged(fabric.curve, message).any()
-        times = CollectiveTimes(
-            seconds=seconds * np.exp(np.interp(np.log(message), *self._fabric_log_ratios)),
+        fitted = self._fabric_here and times.names <= measured and not bridged(fabric.curve, message).any()
+        return dataclasses.replace(
+            times,
+            seconds=times.seconds * ratio,
             in_range=bracketed(fabric.curve, message) & (self._fabric_here and same_layout),
             source="fitted" if fitted else "transferred",
-            algorithms=("nccl",),
-            choice=ONLY,
         )
-        return self._with_node_share(kind, message, times)
 
-    def _with_node_share(self, kind: CollectiveKind, message: Floats, times: CollectiveTimes) -> CollectiveTimes:
-        """The share of its steps inside the node: those of a collective over one node's ranks."""
-        if self._ranks == 1:
-            return dataclasses.replace(times, node_share=0.0)
-        node_s = self._nccl(_stages(kind), message).seconds
-        return dataclasses.replace(times, node_share=np.minimum(1.0, node_s / times.seconds))
+    def _hierarchical(self, kind: CollectiveKind, message: Floats) -> CollectiveTimes:
+        """The fastest of NCCL's algorithms across nodes, from GPU to GPU in each."""
+        node_wire_s = self._node_wire_s(_stages(kind), message, self._hardware.intra, self._ranks)
+        return _fastest_way(self._ways(kind, message, node_wire_s, nvlink=self._cluster.intra.full_nvlink))
 
-    def _hierarchical(self, kind: CollectiveKind, message: Floats, node_wire_s: Floats) -> Floats:
-        """The two-level formula, given its stages inside the node."""
+    def _across_without_p2p(self, kind: CollectiveKind, message: Floats, direct: CollectiveTimes) -> CollectiveTimes:
+        """What is left without peer-to-peer access: LL128 needs it; trees go through host memory in each node.
+
+        NVLS stays, between two barriers through host memory as inside one node.
+        """
+        host_s, at_floor_s = self._host_stages_s(kind, message), self._host_stages_s(kind, np.zeros_like(message))
+        # in place of the chain of GPUs in each node
+        chain_s = TREE_LL.seconds(self._nodes, self._ranks) - TREE_LL.seconds(self._nodes, 1)
+        longer_s = np.maximum(0.0, at_floor_s - chain_s)
+        through_host = self._ways(kind, message, host_s - at_floor_s, nvlink=False)
+        ways = {"tree": longer_s + through_host["tree"]}
+        if nvls_in_nodes(self._ranks, self._cluster.intra.switch):
+            node_wire_s = self._node_wire_s(_stages(kind), message, self._hardware.intra, self._ranks)
+            through_switch = self._ways(kind, message, node_wire_s, nvlink=False)
+            ways["nvls-tree"] = 2.0 * at_floor_s - NVLS_NODE_S + through_switch["nvls-tree"]
+        else:
+            ways["nccl-host"] = longer_s + through_host["nccl"]
+        return _fastest_way({name: np.maximum(direct.seconds, seconds) for name, seconds in ways.items()})
+
+    def _ways(self, kind: CollectiveKind, message: Floats, node_wire_s: Floats, *, nvlink: bool) -> dict[str, Floats]:
+        """NCCL's algorithms across nodes, given the stages inside each."""
         return across_nodes_s(
             message,
             node_wire_s,
@@ -241,6 +266,8 @@ class Network:
             latency_s=self._hardware.inter.latency_s,
             bandwidth_Bps=self._hardware.inter.bandwidth_Bps,
             traffic=2.0 if kind == "all_reduce" else 1.0,
+            nvlink=nvlink,
+            switch=self._cluster.intra.switch,
         )
 
     def _node_wire_s(self, kind: str, message: Floats, tier: Link, ranks: int) -> Floats:
@@ -257,12 +284,9 @@ class Network:
         ratio, at_floor = measured.factor(message, ranks), measured.factor(nothing, ranks)
         return wire_s * ratio + floor_s * np.maximum(0.0, ratio - at_floor)
 
-    def _host_wire_s(self, kind: CollectiveKind, message: Floats) -> Floats:
-        """The same through host memory."""
-        if self._ranks == 1:
-            return np.zeros_like(message)
-        stages = _stages(kind)
-        return self._through_host_s(stages, message) - self._through_host_s(stages, np.zeros_like(message))
+    def _host_stages_s(self, kind: CollectiveKind, message: Floats) -> Floats:
+        """The same through host memory, with its floor."""
+        return np.zeros_like(message) if self._ranks == 1 else self._through_host_s(_stages(kind), message)
 
     def _through_host_s(self, kind: str, message: Floats) -> Floats:
         formula = host_ring_s if kind == "all_reduce" else host_gather_s
@@ -294,6 +318,11 @@ def _fastest(candidates: Sequence[CollectiveTimes]) -> CollectiveTimes:
     table = np.stack(np.broadcast_arrays(*(times.seconds for times in candidates)))
     names = tuple(times.most_common for times in candidates)
     return dataclasses.replace(best, seconds=table.min(axis=0), algorithms=names, choice=table.argmin(axis=0))
+
+
+def _fastest_way(seconds: Mapping[str, Floats]) -> CollectiveTimes:
+    """The fastest of NCCL's algorithms for each message, by formulas."""
+    return _fastest([_unmeasured(times_s, name) for name, times_s in seconds.items()])
 
 
 def _at_tier(formula: Formula, message: Floats, ranks: int, tier: Link) -> Floats:
