@@ -196,7 +196,7 @@ def op_times(
     stack = hardware.stack
     # NCCL (2.21.5, src/enqueue.cc) captures a host node with every collective that needs the network's proxy: it runs
     # ahead of the kernels, and the collective waits for its event
-    host_node_s: Number = stack.stream_wait_s if hardware.across_nodes and not plan.eager else 0.0
+    host_node_s = stack.stream_wait_s if hardware.across_nodes and not plan.eager else 0.0
     # where nothing makes the ranks meet, the one whose token counts is a typical one
     slowdown = 1.0 + hardware.rank_skew if plan.synchronises else 1.0
     leads_s: dict[Lead, Number] = {}
