@@ -120,7 +120,7 @@ def test_the_timeline_holds_the_simulated_ops() -> None:
 
 
 def test_breakeven_marks_its_crossings_in_the_axis_unit() -> None:
-    result = breakeven({"model": "405b", "nodes": 2}, "inter.latency", "1:40us", gain=0.1)
+    result = breakeven({"model": "405b", "nodes": 2}, "inter.latency", "1:40us", gain=0.3)
     line, *marks = breakeven_figure(result).data
     assert np.array_equal(line.y, result.speedups)
     assert line.x[-1] == pytest.approx(40.0)
