@@ -50,7 +50,7 @@ class WhatIf(OptionGroup):
         int | None, typer.Option(help="Ranks on that cluster; default: all its GPUs.", rich_help_panel=_WHAT_IF)
     ] = None
     allreduce: Annotated[
-        str | None, typer.Option(help="nccl, one-shot, two-shot, nvls or auto.", rich_help_panel=_WHAT_IF)
+        str | None, typer.Option(help="nccl, one-shot, two-shot, nvls, multimem or auto.", rich_help_panel=_WHAT_IF)
     ] = None
 
     def __post_init__(self) -> None:

@@ -23,7 +23,7 @@ TILE_COLUMNS = (256, 128, 64)
 # query rows of a flash-attention tile (FlashAttention 2 and 3)
 QUERY_TILE = 128
 # algorithms that reduce in the NVLink switch
-NVLS = ("nvls", "nvls-tree")
+NVLS = ("nvls", "nvls-tree", "multimem")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +45,8 @@ class OverlapParameters:
     """One-shot and two-shot: message per thread block of 512 threads that move 16 bytes each."""
     max_blocks: Number = 36.0
     """Most blocks of vLLM's custom all-reduce."""
+    multimem_blocks: Number = 8.0
+    """Thread blocks of a multimem kernel: 8 are as fast as 32 (TokenWeave artifact, figure_7.csv)."""
     ring_traffic: Number = 4.0
     """Device memory traffic of an all-reduce per message byte: sent and received about 1.75 times each, read and
     written."""
@@ -141,6 +143,8 @@ def _where(condition: Any, value: Any, other: Any) -> Any:
 
 def collective_sms(algorithm: str, message_bytes: Number, parameters: OverlapParameters) -> Number:
     """SMs that a collective keeps for itself."""
+    if algorithm == "multimem":
+        return parameters.multimem_blocks
     if algorithm in NVLS:
         return parameters.nvls_channels
     if algorithm in ("one-shot", "two-shot"):

@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ladder_sim.costs.collectives.network import COLLECTIVE_ERROR, CUSTOM, Network
+from ladder_sim.costs.collectives.network import COLLECTIVE_ERROR, INLINE, Network
 from ladder_sim.costs.contention import collective_sms, collective_traffic_bytes, kernel_demand, lent_sms
 from ladder_sim.costs.estimate import Estimate, Source
 from ladder_sim.costs.hardware import Hardware
@@ -197,7 +197,7 @@ class KernelCosts:
             seconds=seconds,
             error=COLLECTIVE_ERROR[source],
             source=source,
-            inline=times.choose([float(name in CUSTOM) for name in times.algorithms]),
+            inline=times.choose([float(name in INLINE) for name in times.algorithms]),
             demand=Demand(
                 # kernels keep at least one
                 held_sms=_number(minimum(sms, self._sms - 1)),

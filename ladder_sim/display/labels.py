@@ -59,6 +59,7 @@ _TITLES = {
     "overlap.max_channels": "Most NCCL channels",
     "overlap.block_bytes": "Bytes per one-shot block",
     "overlap.max_blocks": "Most one-shot blocks",
+    "overlap.multimem_blocks": "Blocks of multimem",
     "overlap.tree_channel_bytes": "Bytes per channel of a tree",
     "overlap.nvls_channels": "NVLS channels",
     "overlap.memory_spare": "SMs to spare next to memory",

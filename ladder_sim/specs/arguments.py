@@ -115,7 +115,9 @@ _TABLE = (
         _HOW,
         "gpt-fast, vllm, trtllm, sglang, one of a version as in vllm@0.19, or a stack .toml.",
     ),
-    Argument("allreduce", AllReduce, None, "stack.allreduce", _HOW, "nccl, one-shot, two-shot, nvls or auto."),
+    Argument(
+        "allreduce", AllReduce, None, "stack.allreduce", _HOW, "nccl, one-shot, two-shot, nvls, multimem or auto."
+    ),
     Argument("p2p", bool, True, "p2p", _HOW, "GPUs reach each other through host memory."),
 )
 ARGUMENTS: Mapping[str, Argument] = MappingProxyType({argument.name: argument for argument in _TABLE})

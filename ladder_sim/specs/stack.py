@@ -7,7 +7,7 @@ from ladder_sim.specs.fields import Bytes, Limits, Seconds, check_fields
 from ladder_sim.specs.values import choice, nonempty
 
 AttentionKernel = Literal["flash", "math"]
-AllReduce = Literal["nccl", "one-shot", "two-shot", "nvls", "auto"]
+AllReduce = Literal["nccl", "one-shot", "two-shot", "nvls", "multimem", "auto"]
 PrefillLogits = Literal["all", "last"]
 MemoryFractionOf = Literal["total", "free"]
 

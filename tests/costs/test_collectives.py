@@ -116,7 +116,7 @@ def test_formula_across_nodes_is_monotone(
 def test_formulas_of_large_messages_are_bandwidth() -> None:
     """Bus bandwidths that nccl-tests would print for 16 GiB on eight ranks."""
     message, bandwidth = 2.0**34, 450e9
-    for name, factor in (("nccl", 0.82), ("nvls", 452 / 450), ("two-shot", 300 / 450)):
+    for name, factor in (("nccl", 0.82), ("nvls", 452 / 450), ("multimem", 1.75 * 274 / 450), ("two-shot", 300 / 450)):
         seconds = float(FORMULAS[name](np.array([message]), 8, 15.6e-6, bandwidth)[0])
         assert 2 * 7 / 8 * message / seconds == pytest.approx(factor * bandwidth, rel=1e-3)
 
@@ -182,7 +182,7 @@ def test_ranks_between_curves_lie_between_their_ratios(ranks: float, message: fl
 
 
 @pytest.mark.parametrize("tp", [2, 4, 8])
-@pytest.mark.parametrize("allreduce", ["nccl", "one-shot", "two-shot", "nvls", "auto"])
+@pytest.mark.parametrize("allreduce", ["nccl", "one-shot", "two-shot", "nvls", "multimem", "auto"])
 def test_larger_messages_take_no_less(h100: CalibrationProfile, allreduce: str, tp: int) -> None:
     """Measurements wiggle by a few percent where protocols change."""
     seconds = one_by_one(SIZES, h100, tp=tp, allreduce=allreduce)
@@ -385,11 +385,31 @@ def test_auto_is_what_the_engine_measured(engine: str, tp: int) -> None:
     assert faster.source == "transferred"
 
 
-@pytest.mark.parametrize("allreduce", ["one-shot", "two-shot", "nvls"])
+@pytest.mark.parametrize("allreduce", ["one-shot", "two-shot", "nvls", "multimem"])
 def test_custom_kernels_need_peer_to_peer(allreduce: str) -> None:
     with pytest.raises(UsageError, match=f"'{allreduce}' needs peer-to-peer") as caught:
         network(None, p2p=False, allreduce=allreduce)
     assert "--allreduce nccl" in caught.value.hint
+
+
+def test_multimem_against_its_measurements(h100: CalibrationProfile) -> None:
+    """Two figures; each size is left out of their fit once."""
+    with (DATA / "tokenweave_allreduce.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    sizes = np.array([2 * float(row["BL"]) * float(row["hidden_size"]) for row in rows])
+    measured_s = np.array([float(row["multimem_all_reduce_us"]) * 1e-6 for row in rows])
+    chosen = times(sizes, h100, tp=8, allreduce="multimem")
+    assert (chosen.most_common, chosen.in_range.any(), chosen.source) == ("multimem", False, "roofline")
+    errors = np.abs(chosen.seconds / measured_s - 1)
+    assert errors.mean() <= 0.02
+    assert errors.max() <= 0.05
+    left_out = []
+    for at in range(len(sizes)):
+        kept = np.arange(len(sizes)) != at
+        line = np.stack([np.ones(kept.sum()), sizes[kept]]).T / measured_s[kept, np.newaxis]
+        floor_s, per_byte_s = np.linalg.lstsq(line, np.ones(kept.sum()), rcond=None)[0]
+        left_out.append(abs((floor_s + per_byte_s * sizes[at]) / measured_s[at] - 1))
+    assert np.mean(left_out) <= 0.08
 
 
 def test_nvls_needs_a_switch() -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ladder_sim.costs.contention import (
+    NVLS,
     TILE_COLUMNS,
     TILE_ROWS,
     OverlapParameters,
@@ -33,7 +34,7 @@ DEFAULTS = OverlapParameters()
 SMS = 132
 SIZES = st.integers(1, 40_000)
 MESSAGES = st.floats(1.0, 1e10)
-ALGORITHMS = ("nccl", "nccl-host", "one-shot", "two-shot", "nvls", "tree", "tree-ll128", "nvls-tree")
+ALGORITHMS = ("nccl", "nccl-host", "one-shot", "two-shot", "nvls", "tree", "tree-ll128", "nvls-tree", "multimem")
 
 
 def gemm(m: int, n: int, k: int) -> GemmShape:
@@ -163,7 +164,7 @@ def test_elementwise() -> None:
 @given(one=MESSAGES, other=MESSAGES)
 def test_channels_grow_with_the_message_up_to_a_cap(algorithm: str, one: float, other: float) -> None:
     few, many = (collective_sms(algorithm, size, DEFAULTS) for size in sorted((one, other)))
-    cap = {"one-shot": 36, "two-shot": 36, "nccl": 24, "nccl-host": 24}.get(algorithm, 16)
+    cap = {"one-shot": 36, "two-shot": 36, "nccl": 24, "nccl-host": 24, "multimem": 8}.get(algorithm, 16)
     assert 1 <= few <= many <= cap
     assert collective_sms(algorithm, 1e12, DEFAULTS) == cap
 
@@ -193,7 +194,7 @@ def test_known_channels(algorithm: str, message_bytes: float, sms: int) -> None:
 
 def test_the_switch_spares_the_memory() -> None:
     assert collective_traffic_bytes("nvls", 1e6, DEFAULTS) == 2e6
-    ring = [name for name in ALGORITHMS if not name.startswith("nvls")]
+    ring = [name for name in ALGORITHMS if name not in NVLS]
     assert {collective_traffic_bytes(name, 1e6, DEFAULTS) for name in ring} == {4e6}
 
 

@@ -36,6 +36,9 @@ NVLS_EFFICIENCY = 452.0 / 450.0
 ONE_SHOT_FLOOR_FACTOR, ONE_SHOT_EFFICIENCY = 3.2 / 15.6, 300.0 / 450.0
 # H100 vLLM at 8 ranks
 TWO_SHOT_FLOOR_FACTOR = 4.9 / 15.6
+# symmetric-memory multimem on 8 H100s, hidden 8192, bf16, 64 to 32768 tokens (TokenWeave artifact, figure_4.csv, MIT):
+# 12.7 us + bytes / 274 GB/s, the copies of the message in and out of the symmetric buffer not included
+MULTIMEM_FLOOR_FACTOR, MULTIMEM_EFFICIENCY = 12.7 / 15.6, 1.75 * 274.0 / 450.0
 # H100 NCCL all-gather and reduce-scatter at 8 ranks relative to its all-reduce
 GATHER_FLOOR_FACTOR = 10.1 / 15.6
 # a ring step over PCIe costs 5.7 us by NCCL's Simple protocol where LL costs 1.0 (NCCL, src/graph/tuning.cc, hwLat)
@@ -104,6 +107,11 @@ def nvls_wire_s(message: Floats, ranks: float, bandwidth_Bps: Number) -> Floats:
     return _bus(ranks) * message / (NVLS_EFFICIENCY * bandwidth_Bps)
 
 
+def multimem_s(message: Floats, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> Floats:
+    """Reduction in the NVLink switch by an engine's own kernel on symmetric memory."""
+    return MULTIMEM_FLOOR_FACTOR * latency_s + _bus(ranks) * message / (MULTIMEM_EFFICIENCY * bandwidth_Bps)
+
+
 def one_shot_s(message: Floats, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> Floats:
     """Every GPU reads every peer's whole message."""
     floor = ONE_SHOT_FLOOR_FACTOR * latency_s
@@ -162,6 +170,7 @@ FORMULAS: Mapping[str, Formula] = {
     "one-shot": one_shot_s,
     "two-shot": two_shot_s,
     "nvls": nvls_s,
+    "multimem": multimem_s,
     OWN: own_s,
 }
 

@@ -38,8 +38,10 @@ from ladder_sim.specs.scenario import Scenario
 # are judgement: no measurement of that link stands behind them.
 COLLECTIVE_ERROR: Mapping[Source, float] = {"measured": 0.08, "fitted": 0.2, "transferred": 0.3, "roofline": 0.4}
 
-# kernels of the inference engines themselves
+# kernels of the inference engines themselves that they choose among by size
 CUSTOM = ("one-shot", "two-shot")
+# all that they issue among their other kernels
+INLINE = (*CUSTOM, "multimem")
 # the choice of a single algorithm
 ONLY = np.zeros(1, np.int_)
 
@@ -161,9 +163,10 @@ class Network:
                 f"all-reduce '{self._choice}' needs peer-to-peer access between GPUs, and it is off",
                 hint="use --allreduce nccl, or leave out --no-p2p",
             )
-        if self._choice == "nvls" and not self._cluster.intra.switch:
+        if self._choice in ("nvls", "multimem") and not self._cluster.intra.switch:
             raise UsageError(
-                f"all-reduce 'nvls' needs an NVLink switch; {self._cluster.name} has {self._cluster.intra.fabric}",
+                f"all-reduce '{self._choice}' needs an NVLink switch; "
+                f"{self._cluster.name} has {self._cluster.intra.fabric}",
                 hint="use --allreduce nccl, or --set intra.switch=true if the link has one",
             )
 
