@@ -13,7 +13,8 @@ from ladder_sim.costs.estimate import Source
 from ladder_sim.costs.memory import MemoryUse
 from ladder_sim.display.console import WholeTable, table, to_html, to_text
 from ladder_sim.display.document import Document, scenario_fields
-from ladder_sim.display.labels import LEGEND, hardware_label, kind_label, stack_label, validated_lines, workload_label
+from ladder_sim.display.labels import LEGEND, hardware_label, kind_label, stack_label, workload_label
+from ladder_sim.display.notes import Notes
 from ladder_sim.simulate.breakdown import Breakdown
 from ladder_sim.simulate.request import Request
 from ladder_sim.specs.workload import BATCHING
@@ -161,6 +162,11 @@ class Predictions(dict[str, Prediction]):
         """How sure they are, and what they are based on; it holds the scenario."""
         return next(iter(self.values())).confidence
 
+    @property
+    def notes(self) -> Notes:
+        """What the reader should know: the end-to-end runs behind them, and warnings."""
+        return Notes(confidences={"": self.confidence})
+
     def report(self) -> RenderableType:
         """The scenario, its variants, where their time goes, and the sources of the numbers."""
         scenario = self.confidence.scenario
@@ -189,8 +195,7 @@ class Predictions(dict[str, Prediction]):
             "scenario": given,
             "variants": variants,
             "provenance": provenance,
-            "validated": dict(self.confidence.validated),
-            "warnings": list(self.confidence.warnings),
+            **self.notes.fields(),
         }
         rows = [{**given, "variant": name, **figures} for name, figures in variants.items()]
         return Document(content=content, rows=rows)
@@ -200,14 +205,10 @@ class Predictions(dict[str, Prediction]):
         return self.document().to_dict()
 
     def __str__(self) -> str:
-        return to_text(self._with_warnings()).rstrip("\n")
+        return to_text(Group(self.report(), self.notes.report())).rstrip("\n")
 
     def _repr_html_(self) -> str:
-        return to_html(self._with_warnings())
-
-    def _with_warnings(self) -> RenderableType:
-        lines = (Text(f"warning: {text}", no_wrap=True, overflow="ignore") for text in self.confidence.warnings)
-        return Group(self.report(), *lines)
+        return to_html(Group(self.report(), self.notes.report()))
 
 
 def _unevenness(request: Request, steps: int) -> Unevenness | None:
@@ -295,4 +296,4 @@ def _sources(predictions: Mapping[str, Prediction]) -> Group:
         f"{confidence.measured_fraction:.0%} of standard's time is measured (profile {confidence.profile}). "
         f"Sources of {prediction.variant}'s time:"
     )
-    return Group(Text(head), grid, Text("\n".join(validated_lines(confidence))))
+    return Group(Text(head), grid)

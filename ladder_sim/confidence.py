@@ -17,7 +17,7 @@ import numpy as np
 from ladder_sim.costs.hardware import Hardware, Link
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.memory import MemoryUse
-from ladder_sim.costs.profile import CalibrationProfile, IntervalScale, StackFit
+from ladder_sim.costs.profile import CalibrationProfile, IntervalScale, StackFit, run_sizes
 from ladder_sim.costs.profile_file import shipped_fits
 from ladder_sim.costs.roofline import Gpu
 from ladder_sim.simulate.request import Request, simulate_requests
@@ -91,7 +91,8 @@ class Unchecked:
 # The others are judgement. GPU: nine tenths of 46 servings on H200 (SGLang, same file) lie within 34 %, and other
 # generations are further from the GPU that was checked. Links: the formula misses logs of other fabrics by up to
 # 64 % (docs/catalog.md), most by less than half. Model family: the same tables at other sizes, other small kernels;
-# servings of Qwen3 and of Llama are missed alike. Precision: fp8 kernels of two engines differ by twice at a few rows,
+# servings of Qwen3 and of Llama are missed alike. Sizes outside the runs' range add nothing: errors of single ops grow
+# where tables end. Precision: fp8 kernels of two engines differ by twice at a few rows,
 # where GEMMs are half of a step.
 UNCHECKED: Mapping[str, Unchecked] = {
     "stack": Unchecked(kernels=0.25, collectives=0.75),
@@ -99,7 +100,14 @@ UNCHECKED: Mapping[str, Unchecked] = {
     "links": Unchecked(collectives=0.5),
     "model_family": Unchecked(kernels=0.1),
     "precision": Unchecked(kernels=0.15),
+    "model_size": Unchecked(),
+    "tp": Unchecked(),
+    "batch": Unchecked(),
+    "prompt": Unchecked(),
+    "gen": Unchecked(),
 }
+# of parameters: Llama 2 and 3 of 70B differ by 2 %, in their vocabularies
+SAME_SIZE = 0.05
 
 
 class Confidence:
@@ -128,9 +136,20 @@ class Confidence:
         return self._costs.profile.name if self._costs.profile else NO_PROFILE
 
     @cached_property
+    def compared(self) -> CalibrationProfile:
+        """The fit whose runs are the most like the scenario."""
+        # a fit that another GPU takes over was not made on that one's tables
+        fits = [
+            each
+            for each in (self._costs.profile, *shipped_fits())
+            if each and each.stack_fit and each.stack_fit.base == each.tables_of
+        ]
+        return max(fits, key=lambda each: sum(_alike(self.scenario, self._costs.profile, each).values()))
+
+    @cached_property
     def validated(self) -> Mapping[str, bool]:
         """By part of the scenario (`UNCHECKED`), whether predictions of it were compared with end-to-end runs."""
-        return _validated(self.scenario, self._costs.profile)
+        return _alike(self.scenario, self._costs.profile, self.compared)
 
     @cached_property
     def widths(self) -> Mapping[str, Widths]:
@@ -162,21 +181,11 @@ class Confidence:
         return (*_warnings(self.scenario, self._costs, self._memory), *_faster_than_the_bound(self._requests))
 
 
-def _validated(scenario: Scenario, profile: CalibrationProfile | None) -> dict[str, bool]:
-    """By the fit whose runs are the most like the scenario."""
-    # a fit that another GPU takes over was not made on that one's tables
-    checks = [
-        _alike(scenario, profile, each.cluster, each.stack_fit)
-        for each in (profile, *shipped_fits())
-        if each and each.stack_fit and each.stack_fit.base == each.tables_of
-    ]
-    return max(checks, key=lambda alike: sum(alike.values()), default=dict.fromkeys(UNCHECKED, False))
-
-
-def _alike(
-    scenario: Scenario, profile: CalibrationProfile | None, measured_on: ClusterSpec, fit: StackFit
-) -> dict[str, bool]:
+def _alike(scenario: Scenario, profile: CalibrationProfile | None, fitted: CalibrationProfile) -> dict[str, bool]:
     """By part of a scenario (`UNCHECKED`), whether a fit's runs had it."""
+    fit, measured_on = fitted.stack_fit, fitted.cluster
+    if fit is None:
+        return dict.fromkeys(UNCHECKED, False)
     cluster, stack = scenario.cluster, scenario.stack
     tiers = ["intra" if scenario.p2p else "host", *(["inter"] if scenario.nodes_used > 1 else [])]
     same_tiers = all(Link.of(getattr(cluster, tier)).same_as(Link.of(getattr(measured_on, tier))) for tier in tiers)
@@ -190,6 +199,7 @@ def _alike(
         "model_family": scenario.model.family in fit.families,
         # a table holds every dtype of its size
         "precision": DTYPE_BYTES[scenario.workload.dtype] in {DTYPE_BYTES[dtype] for dtype in fit.dtypes},
+        **{name: _within(name, size, fit) for name, size in run_sizes(scenario).items()},
     }
 
 
@@ -210,8 +220,19 @@ def _changed(scenario: Scenario) -> bool:
         return False
     # an all-reduce is compared with the runs'; without the fit, measured times alone were compared, too
     return stack != dataclasses.replace(
-        catalog.stack(stack.name), allreduce=stack.allreduce, profile=stack.profile, source=stack.source
+        catalog.stack(stack.name),
+        allreduce=stack.allreduce,
+        profile=stack.profile,
+        note=stack.note,
+        source=stack.source,
     )
+
+
+def _within(name: str, size: int, fit: StackFit) -> bool:
+    """Whether a size is in the range of the runs."""
+    low, high = fit.sizes.get(name, (math.inf, 0.0))
+    margin = 1.0 + SAME_SIZE if name == "model_size" else 1.0
+    return low / margin <= size <= high * margin
 
 
 def _by_unchecked(request: Request, standard: Request, unchecked: Sequence[Unchecked]) -> Widths:

@@ -67,6 +67,8 @@ class StackSpec:
     """Largest group on which all-reduce ``auto`` takes the engine's own kernels where NVLink does not join all GPUs."""
     profile: str = ""
     """Shipped profile in which its figures are fitted to end-to-end runs; empty: no such profile."""
+    note: str = ""
+    """What the reader of its predictions should know."""
     source: str = ""
     """Where the figures come from."""
 
