@@ -226,6 +226,20 @@ class Scenario:
             )
         if self.workload.dtype == "fp16":
             warnings.append("fp16 uses the bf16 tables: the same bytes and tensor-core rate")
+        gpu = self.cluster.gpu
+        if self.workload.dtype == "fp8" and gpu.fp8_flops == gpu.bf16_flops:
+            warnings.append(
+                f"{gpu.name} has no fp8 tensor cores: fp8 runs at the bf16 rate, with weights of half the size"
+            )
+        for figure in ("bf16_flops", "fp8_flops"):
+            if f"gpu.{figure}" in self.settings:
+                known = [catalog.cluster(name).gpu for name in catalog.cluster_names()]
+                dense = [getattr(each, figure) for each in known if each.name == gpu.name]
+                if dense and getattr(gpu, figure) > max(dense):
+                    warnings.append(
+                        f"{short_name(f'gpu.{figure}')} is above the dense peak of {gpu.name}: it may be the figure "
+                        "with sparsity"
+                    )
         kv_heads = self.model.kv_heads
         if self.tp > kv_heads:
             plural = "s" if kv_heads > 1 else ""

@@ -339,6 +339,13 @@ def test_group_across_nodes_fills_them() -> None:
 def test_warnings() -> None:
     assert Scenario.of(nodes=2).warnings() == ("8 KV heads on 16 ranks: each KV head is held by 2 ranks",)
     assert Scenario.of(model="llama-3.1-405b-kv16", nodes=2).warnings() == ()
+    assert Scenario.of(cluster="a100-sxm-hdr", dtype="fp8").warnings() == (
+        "A100 SXM4 80GB has no fp8 tensor cores: fp8 runs at the bf16 rate, with weights of half the size",
+    )
+    for typed, warned in (("3958TFLOP/s", True), ("1978.9TFLOP/s", False), ("1000TFLOP/s", False)):
+        texts = Scenario.of(dtype="fp8", overrides={"gpu.fp8": typed}).warnings()
+        sparse = "gpu.fp8 is above the dense peak of H100 SXM5 80GB: it may be the figure with sparsity"
+        assert texts == ((sparse,) if warned else ())
     assert Scenario.of(dtype="fp16").warnings() == ("fp16 uses the bf16 tables: the same bytes and tensor-core rate",)
     assert Scenario.of(model="1b", prompt=2048, gen=1).warnings() == (
         "context of 2049 tokens: 'ladder-1b' was made for 2048",
