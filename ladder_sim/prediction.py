@@ -18,6 +18,7 @@ from ladder_sim.simulate.passes import ENGINES, Engine
 from ladder_sim.simulate.ranks import Jitter
 from ladder_sim.simulate.request import Request, simulate_request
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.units import quoted
 
 # larger lognormal spreads are not meaningful
 MOST_JITTER = 1.0
@@ -99,6 +100,8 @@ def predict(
     >>> predict(scenario, "hybrid-ladder:63")
     Prediction(variant='hybrid-ladder:63', ttft_s=...
     """
+    if not isinstance(scenario, Scenario):
+        raise UsageError(f"{quoted(scenario)} is no Scenario", hint="give e.g. Scenario.of(model='70b')")
     if engine not in ENGINES:
         raise UnknownNameError("engine", engine, ENGINES)
     names = canonical_names(default_variants(scenario) if variants is None else variants)
