@@ -13,7 +13,8 @@ from ladder_sim.costs.estimate import Source
 from ladder_sim.costs.memory import MemoryUse
 from ladder_sim.display.console import WholeTable, table, to_html, to_text
 from ladder_sim.display.document import Document, scenario_fields
-from ladder_sim.display.labels import LEGEND, hardware_label, kind_label, stack_label, validated_lines, workload_label
+from ladder_sim.display.labels import LEGEND, hardware_label, kind_label, stack_label, workload_label
+from ladder_sim.display.notes import Notes
 from ladder_sim.serving.step import ServedRequest
 from ladder_sim.simulate.breakdown import Breakdown
 from ladder_sim.simulate.request import Request
@@ -34,7 +35,7 @@ class Prediction:
     >>> from ladder_sim import Scenario, predict
     >>> ladder = predict(Scenario.of(model="405b", nodes=2), "ladder")
     >>> print(f"{ladder.speedup.value:.2f} ({ladder.speedup.low:.2f}-{ladder.speedup.high:.2f}), {ladder.limited_by}")
-    1.49 (1.28-1.72), memory bandwidth
+    1.48 (1.29-1.69), memory bandwidth
     """
 
     variant: str
@@ -188,6 +189,11 @@ class Predictions(dict[str, Prediction]):
         """How sure they are, and what they are based on; it holds the scenario."""
         return next(iter(self.values())).confidence
 
+    @property
+    def notes(self) -> Notes:
+        """What the reader should know: the end-to-end runs behind them, and warnings."""
+        return Notes(confidences={"": self.confidence})
+
     def report(self) -> RenderableType:
         """The scenario, its variants, where their time goes, and the sources of the numbers."""
         scenario = self.confidence.scenario
@@ -217,8 +223,7 @@ class Predictions(dict[str, Prediction]):
             "scenario": given,
             "variants": variants,
             "provenance": provenance,
-            "validated": dict(self.confidence.validated),
-            "warnings": list(self.confidence.warnings),
+            **self.notes.fields(),
         }
         rows = [{**given, "variant": name, **figures} for name, figures in variants.items()]
         return Document(content=content, rows=rows)
@@ -228,14 +233,10 @@ class Predictions(dict[str, Prediction]):
         return self.document().to_dict()
 
     def __str__(self) -> str:
-        return to_text(self._with_warnings()).rstrip("\n")
+        return to_text(Group(self.report(), self.notes.report())).rstrip("\n")
 
     def _repr_html_(self) -> str:
-        return to_html(self._with_warnings())
-
-    def _with_warnings(self) -> RenderableType:
-        lines = (Text(f"warning: {text}", no_wrap=True, overflow="ignore") for text in self.confidence.warnings)
-        return Group(self.report(), *lines)
+        return to_html(Group(self.report(), self.notes.report()))
 
 
 def _unevenness(request: Request, steps: int) -> Unevenness | None:
@@ -360,4 +361,4 @@ def _sources(predictions: Mapping[str, Prediction]) -> Group:
         f"{confidence.measured_fraction:.0%} of standard's time is measured (profile {confidence.profile}). "
         f"Sources of {prediction.variant}'s time:"
     )
-    return Group(Text(head), grid, Text("\n".join(validated_lines(confidence))))
+    return Group(Text(head), grid)

@@ -11,13 +11,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from ladder_sim.costs.hardware import Hardware, Link
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.memory import MemoryUse, kv_requests
-from ladder_sim.costs.profile import CalibrationProfile, IntervalScale, StackFit
+from ladder_sim.costs.profile import CalibrationProfile, IntervalScale, StackFit, run_sizes
 from ladder_sim.costs.profile_file import shipped_fits
 from ladder_sim.costs.roofline import Gpu
 from ladder_sim.serving.checks import ServingCheck, serving_checks
@@ -39,6 +40,8 @@ NOTICED = 0.999
 # of throughputs: an error that all runs of one TP degree and batch share, and one of each run. Repeats of the published
 # 70B runs differ by about 0.8 % in a ratio of two; the shared 2 % is the feasibility study's for kernels against tables
 SHARED_LOG_SD, ROW_LOG_SD = 0.02, 0.007
+# of parameters: Llama 2 and 3 of 70B differ by 2 %, in their vocabularies
+SAME_SIZE = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +99,8 @@ class Unchecked:
 # The others are judgement. GPU: nine tenths of 46 servings on H200 (SGLang, same file) lie within 34 %, and other
 # generations are further from the GPU that was checked. Links: the formula misses logs of other fabrics by up to
 # 64 % (docs/catalog.md), most by less than half. Model family: the same tables at other sizes, other small kernels;
-# servings of Qwen3 and of Llama are missed alike. Precision: fp8 kernels of two engines differ by twice at a few rows,
+# servings of Qwen3 and of Llama are missed alike. Sizes outside the runs' range add nothing: errors of single ops grow
+# where tables end. Precision: fp8 kernels of two engines differ by twice at a few rows,
 # where GEMMs are half of a step.
 UNCHECKED: Mapping[str, Unchecked] = {
     "stack": Unchecked(kernels=0.25, collectives=0.75),
@@ -104,7 +108,21 @@ UNCHECKED: Mapping[str, Unchecked] = {
     "links": Unchecked(collectives=0.5),
     "model_family": Unchecked(kernels=0.1),
     "precision": Unchecked(kernels=0.15),
+    "model_size": Unchecked(),
+    "tp": Unchecked(),
+    "batch": Unchecked(),
+    "prompt": Unchecked(),
+    "gen": Unchecked(),
 }
+
+
+class Compared(NamedTuple):
+    """End-to-end runs that predictions were compared with."""
+
+    cluster: ClusterSpec
+    """That they ran on."""
+    runs: StackFit | ServingCheck
+    """Those of a fit, or measured servings."""
 
 
 class Confidence:
@@ -133,14 +151,26 @@ class Confidence:
         return self._costs.profile.name if self._costs.profile else NO_PROFILE
 
     @cached_property
+    def compared(self) -> Compared:
+        """The runs that are the most like the scenario, those of its stack first."""
+
+        def likeness(compared: Compared) -> tuple[bool, int]:
+            alike = _alike(self.scenario, self._costs.profile, compared)
+            return alike["stack"], sum(alike.values())
+
+        return max(_compared(self.scenario, self._costs.profile), key=likeness)
+
+    @cached_property
     def validated(self) -> Mapping[str, bool]:
         """By part of the scenario (`UNCHECKED`), whether predictions of it were compared with end-to-end runs."""
-        return _validated(self.scenario, self._costs.profile)
+        return _alike(self.scenario, self._costs.profile, self.compared)
 
     @cached_property
     def widths(self) -> Mapping[str, Widths]:
         """Half-widths of each variant's intervals."""
-        known = _widths(self.scenario, self._requests, self._costs.profile)
+        runs = self.compared.runs
+        servings = runs if isinstance(runs, ServingCheck) and self.validated["stack"] else None
+        known = _widths(self.scenario, self._requests, self._costs.profile, servings)
         unchecked = [UNCHECKED[part] for part, checked in self.validated.items() if not checked]
         added = {
             name: _by_unchecked(request, self._requests["standard"], unchecked)
@@ -169,39 +199,37 @@ class Confidence:
         return (*_warnings(self.scenario, self._costs, self._memory), *_faster_than_the_bound(self._requests))
 
 
-def _validated(scenario: Scenario, profile: CalibrationProfile | None) -> dict[str, bool]:
-    """By the servings or the fit whose runs are the most like the scenario."""
+def _compared(scenario: Scenario, profile: CalibrationProfile | None) -> list[Compared]:
+    """The shipped servings for requests in flight, else the runs of shipped fits and of the profile's own."""
     if scenario.workload.concurrency is not None:
-        check = _serving_check(scenario)
-        return _alike(scenario, profile, check.cluster, check) if check else dict.fromkeys(UNCHECKED, False)
+        return [Compared(check.cluster, check) for check in serving_checks()]
     # a fit that another GPU takes over was not made on that one's tables
-    checks = [
-        _alike(scenario, profile, each.cluster, each.stack_fit)
+    return [
+        Compared(each.cluster, each.stack_fit)
         for each in (profile, *shipped_fits())
         if each and each.stack_fit and each.stack_fit.base == each.tables_of
     ]
-    return max(checks, key=lambda alike: sum(alike.values()), default=dict.fromkeys(UNCHECKED, False))
 
 
-def _alike(
-    scenario: Scenario, profile: CalibrationProfile | None, measured_on: ClusterSpec, fit: StackFit | ServingCheck
-) -> dict[str, bool]:
-    """By part of a scenario (`UNCHECKED`), whether the runs of a fit, or measured servings, had it."""
+def _alike(scenario: Scenario, profile: CalibrationProfile | None, compared: Compared) -> dict[str, bool]:
+    """By part of a scenario (`UNCHECKED`), whether runs had it."""
+    measured_on, runs = compared
     cluster, stack = scenario.cluster, scenario.stack
     tiers = ["intra" if scenario.p2p else "host", *(["inter"] if scenario.nodes_used > 1 else [])]
     same_tiers = all(Link.of(getattr(cluster, tier)).same_as(Link.of(getattr(measured_on, tier))) for tier in tiers)
-    same_host = bool(fit.host_tps) and cluster.host_low_latency_share == measured_on.host_low_latency_share
+    same_host = bool(runs.host_tps) and cluster.host_low_latency_share == measured_on.host_low_latency_share
     # tables of another GPU, carried over, were compared with nothing
     own_tables = profile is None or _same_gpu(profile.cluster, measured_on)
     return {
         # the figures of a version are in the stack
-        "stack": (stack.name.partition("@")[0], stack.allreduce) == (fit.stack, fit.allreduce)
+        "stack": (stack.name.partition("@")[0], stack.allreduce) == (runs.stack, runs.allreduce)
         and not _changed(scenario),
         "gpu": _same_gpu(cluster, measured_on) and own_tables,
-        "links": same_tiers and scenario.nodes_used in fit.nodes and (scenario.p2p or same_host),
-        "model_family": scenario.model.family in fit.families,
+        "links": same_tiers and scenario.nodes_used in runs.nodes and (scenario.p2p or same_host),
+        "model_family": scenario.model.family in runs.families,
         # a table holds every dtype of its size
-        "precision": FORMATS[scenario.workload.dtype] in [FORMATS[dtype] for dtype in fit.dtypes],
+        "precision": FORMATS[scenario.workload.dtype] in [FORMATS[dtype] for dtype in runs.dtypes],
+        **{name: _within(name, size, runs) for name, size in run_sizes(scenario).items()},
     }
 
 
@@ -222,17 +250,19 @@ def _changed(scenario: Scenario) -> bool:
         return False
     # an all-reduce is compared with the runs'; without the fit, measured times alone were compared, too
     return stack != dataclasses.replace(
-        catalog.stack(stack.name), allreduce=stack.allreduce, profile=stack.profile, source=stack.source
+        catalog.stack(stack.name),
+        allreduce=stack.allreduce,
+        profile=stack.profile,
+        note=stack.note,
+        source=stack.source,
     )
 
 
-def _serving_check(scenario: Scenario) -> ServingCheck | None:
-    """The measured servings of a scenario's stack that are the most like it; None: there are none."""
-    if scenario.workload.concurrency is None:
-        return None
-    alike = {check: _alike(scenario, None, check.cluster, check) for check in serving_checks()}
-    checks = [check for check, parts in alike.items() if parts["stack"]]
-    return max(checks, key=lambda check: sum(alike[check].values()), default=None)
+def _within(name: str, size: int, runs: StackFit | ServingCheck) -> bool:
+    """Whether a size is in the range of the runs."""
+    low, high = runs.sizes.get(name, (math.inf, 0.0))
+    margin = 1.0 + SAME_SIZE if name == "model_size" else 1.0
+    return low / margin <= size <= high * margin
 
 
 def _by_unchecked(request: Request, standard: Request, unchecked: Sequence[Unchecked]) -> Widths:
@@ -254,14 +284,17 @@ def _by_unchecked(request: Request, standard: Request, unchecked: Sequence[Unche
 
 
 def _widths(
-    scenario: Scenario, requests: Mapping[str, Request], profile: CalibrationProfile | None
+    scenario: Scenario,
+    requests: Mapping[str, Request],
+    profile: CalibrationProfile | None,
+    servings: ServingCheck | None,
 ) -> Mapping[str, Widths]:
+    """Without what was not compared; `servings` are those of the stack."""
     stack_fit = profile.fit_of(scenario.stack.name) if profile else None
     fitted = Hardware.stated(scenario, profile).fitted(scenario, profile)
     by_op = {name: _by_op(request, requests["standard"]) for name, request in requests.items()}
-    check = _serving_check(scenario)
-    if check is not None:
-        rate, ttft = math.log1p(check.tpot), math.log1p(check.ttft)
+    if servings:
+        rate, ttft = math.log1p(servings.tpot), math.log1p(servings.ttft)
         return {name: Widths(rate=rate, speedup=widths.speedup, ttft=ttft) for name, widths in by_op.items()}
     if stack_fit is None or not fitted:
         return by_op

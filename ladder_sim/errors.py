@@ -70,23 +70,29 @@ class UnknownNameError(UsageError):
         Every valid name; the nearest becomes the hint.
     more
         Where to see them all, e.g. "`ladder-sim list models` shows all".
+    answer
+        What to do instead, where that is certain: no name is suggested then.
     """
 
-    def __init__(self, kind: str, name: str, known: Iterable[str], *, more: str = "") -> None:
-        names = sorted(set(known))
+    def __init__(self, kind: str, name: str, known: Iterable[str], *, more: str = "", answer: str = "") -> None:
+        typed = {each.lower(): each for each in known}
+        names = sorted(typed)
         close = difflib.get_close_matches(name.lower(), names, n=5, cutoff=0.7)
-        longer = [known_name for known_name in names if name and known_name.startswith(name.lower())]
+        # "h100" begins "h100-sxm", and "latency" ends "intra.latency"
+        longer = [each for each in names if name and (each.startswith(name.lower()) or each.endswith(f".{name}"))]
         # "h100" stands for an "h100_sxm", but "h20" for no "h200-sxm"
         whole = [each for each in longer if not each.removeprefix(name.lower())[:1].isalnum()]
         near = [each for each in close if _marks(each) == _marks(name.lower())] or whole
-        if 1 < len(longer) <= 6:
-            parts = [f"there are {', '.join(longer)}" + (";" if more else ""), more]
+        if answer:
+            parts = [answer]
+        elif 1 < len(longer) <= 6:
+            parts = [f"there are {', '.join(typed[each] for each in longer)}" + (";" if more else ""), more]
         elif near:
-            parts = [f"did you mean '{near[0]}'?", more]
+            parts = [f"did you mean '{typed[near[0]]}'?", more]
         elif more and len(names) > 12:
             parts = [more]
         else:
-            parts = [f"known: {', '.join(names)}" + (";" if more else ""), more]
+            parts = [f"known: {', '.join(typed[each] for each in names)}" + (";" if more else ""), more]
         super().__init__(f"unknown {kind} '{name}'", hint=" ".join(filter(None, parts)))
 
 

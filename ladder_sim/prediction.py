@@ -19,6 +19,7 @@ from ladder_sim.simulate.passes import ENGINES, Engine
 from ladder_sim.simulate.ranks import Jitter
 from ladder_sim.simulate.request import Request
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.units import quoted
 
 # larger lognormal spreads are not meaningful
 MOST_JITTER = 1.0
@@ -96,10 +97,12 @@ def predict(
     >>> from ladder_sim import Scenario, predict
     >>> scenario = Scenario.of(model="405b", nodes=2)
     >>> {name: round(prediction.speedup.value, 2) for name, prediction in predict(scenario).items()}
-    {'standard': 1.0, 'parallel': 1.28, 'ladder': 1.49, 'upper-bound': 1.65}
+    {'standard': 1.0, 'parallel': 1.31, 'ladder': 1.48, 'upper-bound': 1.75}
     >>> predict(scenario, "hybrid-ladder:63")
     Prediction(variant='hybrid-ladder:63', ttft_s=...
     """
+    if not isinstance(scenario, Scenario):
+        raise UsageError(f"{quoted(scenario)} is no Scenario", hint="give e.g. Scenario.of(model='70b')")
     if engine not in ENGINES:
         raise UnknownNameError("engine", engine, ENGINES)
     names = canonical_names(default_variants(scenario) if variants is None else variants)

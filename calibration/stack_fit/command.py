@@ -56,6 +56,7 @@ def _fit_stack(options: argparse.Namespace) -> None:
         name=profile_name(options.out),
         dataset=data.name,
         protocol=options.protocol or "",
+        compared=data.measurements,
         draws=draws,
         seed=seed,
         created=options.created,

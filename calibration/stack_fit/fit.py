@@ -11,7 +11,7 @@ import numpy as np
 
 from calibration.stack_fit.problem import PRIORS, Problem
 from calibration.stack_fit.unseen import nominal_widths, scale, unseen_runs
-from ladder_sim.costs.profile import CalibrationProfile, FittedFigure, IntervalScale, StackFit
+from ladder_sim.costs.profile import CalibrationProfile, FittedFigure, IntervalScale, StackFit, run_sizes
 from ladder_sim.costs.profile_file import shipped_profiles
 from ladder_sim.des.shared import Floats
 from ladder_sim.validation.dataset import Measurement
@@ -41,6 +41,7 @@ def fit_stack(
     name: str,
     dataset: str,
     protocol: str = "",
+    compared: Sequence[Measurement] = (),
     starts: int = STARTS,
     draws: int = DRAWS,
     seed: int = 0,
@@ -59,6 +60,8 @@ def fit_stack(
         Of the new profile.
     dataset, protocol
         Where the runs come from, and the rule by which they were chosen; stored in the profile.
+    compared
+        All runs of the data set, whose sizes are stored; by default those of the fit.
     starts
         Starting points of the solver.
     draws
@@ -90,6 +93,7 @@ def fit_stack(
     spread = np.log(problem.values(replicates)).std(axis=0, ddof=1)
     shipped = base.tables_of in shipped_profiles()
     scenarios = [run.configuration.scenario() for run in runs]
+    sizes = [run_sizes(configuration.scenario()) for configuration in {run.configuration for run in compared or runs}]
     unscaled = StackFit(
         stack=problem.scenario.stack.name,
         allreduce=problem.scenario.stack.allreduce,
@@ -104,6 +108,7 @@ def fit_stack(
         families=tuple(sorted({scenario.model.family for scenario in scenarios})),
         nodes=tuple(sorted({scenario.nodes_used for scenario in scenarios})),
         dtypes=tuple(sorted({scenario.workload.dtype for scenario in scenarios})),
+        sizes={name: (min(each[name] for each in sizes), max(each[name] for each in sizes)) for name in sizes[0]},
         cost=best.cost,
         figures={
             figure: FittedFigure(

@@ -1,14 +1,18 @@
 """The tensor-parallel degree, batch and variant at which one static batch is best, and what they trade."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
 
+from ladder_sim.confidence import Confidence
 from ladder_sim.costs.fitting import fit_error
 from ladder_sim.costs.memory import memory_use
+from ladder_sim.display.notes import Notes
 from ladder_sim.errors import InfeasibleError, MemoryFitError, UnknownNameError, UsageError
+from ladder_sim.specs.model import ModelSpec
+from ladder_sim.sweeps.confidences import confidences
 from ladder_sim.sweeps.evaluate import MEMORY, PROBLEM
 from ladder_sim.sweeps.executors import serial
 from ladder_sim.sweeps.grid import Grid, scenario_at
@@ -78,8 +82,10 @@ class Advice:
     """Combinations of degree and batch that cannot run."""
     beyond: int
     """Options that exceed a limit."""
-    bounds_ttft: bool
-    """A limit on the time to first token was set."""
+    cautions: tuple[str, ...]
+    """Why the best option may not be the best choice, serving first."""
+    confidences: Mapping[str, Confidence]
+    """How sure the predictions are, by degree and batch."""
 
     @property
     def best(self) -> Option:
@@ -87,9 +93,9 @@ class Advice:
         return self.options[0]
 
     @property
-    def warnings(self) -> tuple[str, ...]:
-        """Why this is no recommendation for serving."""
-        return (SERVING, TTFT_BOUND) if self.bounds_ttft else (SERVING,)
+    def notes(self) -> Notes:
+        """The cautions, and what the reader should know about the predictions."""
+        return Notes(confidences=self.confidences, about=self.cautions)
 
     @property
     def best_by_variant(self) -> dict[str, Option]:
@@ -176,8 +182,24 @@ def advise(
         front=pareto_front(options),
         unfit=int(np.sum(~table.feasible)),
         beyond=len(fitting) - len(options),
-        bounds_ttft=max_ttft_s < np.inf,
+        cautions=tuple(_cautions(options, widest.model, int(np.max(table["batch"])), bounded=max_ttft_s < np.inf)),
+        confidences=confidences(axes, variants, profile=profile),
     )
+
+
+def _cautions(options: Sequence[Option], model: ModelSpec, largest: int, *, bounded: bool) -> Iterator[str]:
+    """From the options, best first, and the largest batch that was tried."""
+    yield SERVING
+    if bounded:
+        yield TTFT_BOUND
+    best = options[0]
+    own = "ladder" if model.ladder_layers else "parallel" if model.parallel_blocks else "standard"
+    if best.variant != own:
+        today = next((option for option in options if option.variant == own), None)
+        which = f"{own}, TP {today.tp}, batch {today.batch}" if today else f"{own}, which is no option"
+        yield f"{best.variant} must be trained: {model.name} has no such weights; best with its own: {which}"
+    if best.batch == largest > 1:
+        yield f"batch {largest} is the largest that was tried: a larger one may be better"
 
 
 def pareto_front(options: Sequence[Option]) -> tuple[Option, ...]:

@@ -12,11 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ladder_sim.confidence import Confidence
 from ladder_sim.costs.fitting import fit_error
 from ladder_sim.costs.memory import memory_use
+from ladder_sim.display.notes import Notes
 from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim.graph.variants import canonical
 from ladder_sim.sweeps.axes import Axis, axis, resolve, value_at
+from ladder_sim.sweeps.confidences import confidences
 from ladder_sim.sweeps.evaluate import How
 from ladder_sim.sweeps.executors import serial
 from ladder_sim.sweeps.grid import Grid, scenario_at
@@ -62,6 +65,13 @@ class BreakEven:
     """At these; NaN where one of both cannot run."""
     crossings: tuple[Crossing, ...]
     """Ascending."""
+    confidences: Mapping[str, Confidence]
+    """How sure the predictions are, by value: at the ends of the range."""
+
+    @property
+    def notes(self) -> Notes:
+        """What the reader should know about the predictions."""
+        return Notes(confidences=self.confidences)
 
     @property
     def whole_range(self) -> tuple[bool, bool]:
@@ -121,9 +131,9 @@ def breakeven(
 
     Examples
     --------
-    >>> result = breakeven({"model": "405b", "nodes": 2}, "inter.latency", "1:400us", gain=0.1)
+    >>> result = breakeven({"model": "405b", "nodes": 2}, "inter.latency", "1:400us", gain=0.3)
     >>> [(f"{1e6 * crossing.value:.1f} us", crossing.rising) for crossing in result.crossings]
-    [('4.2 us', True)]
+    [('6.8 us', True), ('170.0 us', False)]
     """
     if not -1.0 < gain <= MAX_GAIN:
         raise UsageError(
@@ -161,6 +171,7 @@ def breakeven(
         values=np.asarray(values.values, np.float64),
         speedups=scanned,
         crossings=tuple(crossings),
+        confidences=speedup.confidences((values.values[0], values.values[-1])),
     )
 
 
@@ -182,6 +193,15 @@ class _Speedup:
         self._how = how
         # why a value of the last call could not run
         self.problem = ""
+
+    def confidences(self, values: Sequence[float]) -> dict[str, Confidence]:
+        """How sure the predictions at these values are."""
+        return confidences(
+            {**self._fixed, self._field: values},
+            self._how.variants,
+            profile=self._how.profile,
+            ignore_memory=self._how.ignore_memory,
+        )
 
     def at(self, values: Sequence[float]) -> NDArray[np.float64]:
         """Speedups at these values; NaN where one of both variants cannot run."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ladder_sim.answer import Predictions
+from ladder_sim.display.notes import Notes
 from ladder_sim.errors import LadderSimError, UnknownNameError, UsageError
 from ladder_sim.prediction import predict
 from ladder_sim.specs import catalog
@@ -100,8 +101,8 @@ def compare(
     return candidates
 
 
-def comparison_warnings(candidates: Sequence[Candidate]) -> list[str]:
-    """What the reader of a comparison should know: which stacks share tables, and each prediction's warnings."""
+def comparison_notes(candidates: Sequence[Candidate]) -> Notes:
+    """What the reader of a comparison should know: which stacks share tables, and each prediction's notes."""
     warnings = []
     sharing = [each for each in candidates if each.scenario.stack.shares_gemms]
     if len({each.scenario.stack for each in sharing}) > 1:
@@ -112,14 +113,15 @@ def comparison_warnings(candidates: Sequence[Candidate]) -> list[str]:
             f"{names} share {shared}: the same measured tables price both, so the comparison says nothing about which "
             f"engine's {shared} are faster{rest}"
         )
-    by_text: dict[str, list[str]] = {}
-    for candidate in candidates:
-        for text in candidate.predictions.confidence.warnings:
-            by_text.setdefault(text, []).append(candidate.name)
-    for text, names_of in by_text.items():
-        everywhere = len(names_of) == len(candidates)
-        warnings.append(text if everywhere else f"{', '.join(names_of)}: {text}")
-    return warnings
+    if len({each.scenario.stack.name for each in candidates}) > 1:
+        warnings.append(
+            "stacks are not ranked: the rates of two engines have separate errors, so that their ratio, unlike a "
+            "speedup, is less certain than either"
+        )
+    return Notes(
+        confidences={candidate.name: candidate.predictions.confidence for candidate in candidates},
+        about=tuple(warnings),
+    )
 
 
 def kind_of(name: str) -> str:

@@ -93,9 +93,9 @@ def sensitivity(
     --------
     >>> for each in sensitivity(Scenario.of(model="405b", nodes=2), "ladder")[:3]:
     ...     print(each.figure, f"{each.responses['ladder'].request_elasticity:+.2f}")
-    stack.gemv_factor +0.66
-    gpu.hbm_bandwidth_Bps -0.64
-    inter.latency_s +0.23
+    gpu.hbm_bandwidth_Bps -0.62
+    stack.gemv_factor +0.62
+    inter.latency_s +0.19
     """
     if not 0.0 < step <= MAX_STEP:
         raise UsageError(

@@ -42,8 +42,12 @@ def advise(
     subtitle = ", ".join(
         ["{model} on {cluster}".format_map(flags.arguments), *(name for name in held if name), "static batches"]
     )
-    output.warn(advice.warnings)
-    output.give(lambda: advice_document(advice), lambda: advice_report(advice), lambda: pareto_figure(advice, subtitle))
+    output.give(
+        lambda: advice_document(advice),
+        lambda: advice_report(advice),
+        lambda: pareto_figure(advice, subtitle),
+        advice.notes,
+    )
 
 
 def _seconds(text: str | None, flag: str) -> float:
@@ -92,6 +96,7 @@ def breakeven(
         lambda: breakeven_document(result),
         lambda: breakeven_report(result),
         lambda: breakeven_figure(result, scenario_label(scenario_at(point))),
+        result.notes,
     )
 
 
@@ -120,11 +125,11 @@ def compare(
         profile=flags.profile,
         ignore_memory=flags.ignore_memory,
     )
-    output.warn(analysis.comparison_warnings(candidates))
     output.give(
         lambda: comparison_document(candidates),
         lambda: comparison_report(candidates),
         lambda: comparison_figure(candidates),
+        analysis.comparison_notes(candidates),
     )
 
 
@@ -139,6 +144,8 @@ def sensitivity(
     """Change each hardware figure and cost a little, and report how time and speedup change."""
     from ladder_sim.analysis import sensitivity as analysis
     from ladder_sim.display.labels import scenario_label
+    from ladder_sim.display.notes import Notes
+    from ladder_sim.prediction import predict
     from ladder_sim.report.documents import sensitivity_document
     from ladder_sim.report.figures.analysis import tornado_figure
     from ladder_sim.report.tables.analysis import sensitivity_report
@@ -152,4 +159,5 @@ def sensitivity(
         lambda: sensitivity_document(figures, fraction),
         lambda: sensitivity_report(figures, fraction),
         lambda: tornado_figure(figures, drawn, fraction, scenario_label(scenario)),
+        Notes(confidences={"": predict(scenario, names, profile=flags.profile, ignore_memory=True).confidence}),
     )

@@ -1,5 +1,6 @@
 """Entry point: dispatches to the commands; every error ends with a message and an exit code."""
 
+import re
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -19,7 +20,8 @@ from ladder_sim.cli.run import run
 from ladder_sim.cli.sweep import sweep
 from ladder_sim.cli.trace import trace
 from ladder_sim.cli.validate import validate
-from ladder_sim.errors import EXIT_USAGE, LadderSimError, UsageError, discard_output, exit_code
+from ladder_sim.errors import EXIT_USAGE, LadderSimError, UnknownNameError, UsageError, discard_output, exit_code
+from ladder_sim.specs.arguments import ARGUMENTS, Argument
 
 app = typer.Typer(
     name="ladder-sim",
@@ -110,8 +112,46 @@ def _run(arguments: list[str]) -> int:
             return EXIT_USAGE
         place = getattr(error, "ctx", None)
         command_path = place.command_path if place else "ladder-sim COMMAND"
-        raise UsageError(message, hint=f"`{command_path} --help` lists the options") from error
+        hint = f"`{command_path} --help` lists the options"
+        unknown = getattr(error, "option_name", "")
+        if unknown and place:
+            options = [name for item in place.command.params for name in item.opts if name.startswith("--")]
+            raise UnknownNameError("option", unknown, options, more=hint) from error
+        raise UsageError(message, hint=_way_out(error) or hint) from error
     return 0
+
+
+def _way_out(error: Any) -> str:
+    """The form of a number that was written otherwise, or the flag of a name without one; empty if neither."""
+    option = getattr(error, "param", None)
+    extra = re.search(r"unexpected extra argument\S* \(([^ )]+)", error.format_message())
+    if extra:
+        taken = {item.name for item in error.ctx.command.params} if error.ctx else set()
+        named = (each for each in ARGUMENTS.values() if each.name in taken and _names(each, extra[1]))
+        return " or ".join(f"write {each.flag} {extra[1]}" for each in named)
+    if option is None or not hasattr(error.__cause__, "errors"):
+        return ""
+    flag, typed = option.opts[0], str(error.__cause__.errors()[0]["input"])
+    numbers = re.findall(r"\d+\.?\d*", typed)
+    if len(numbers) > 1 and option.multiple:
+        return f"repeat it: {' '.join(f'{flag} {number}' for number in numbers)}"
+    axes = {argument.flag for argument in ARGUMENTS.values()}
+    if flag in axes and re.fullmatch(r"[\d.:x+]+([,:][\d.:x+]+)+", typed):
+        return f"a single value here; `ladder-sim sweep {flag} {typed}` takes several"
+    if re.fullmatch(r"\d+[kK]", typed):
+        return f"write {flag} {int(typed[:-1]) * 1024}"
+    return f"a plain number: {flag} {numbers[0]}" if re.fullmatch(r"\$\d+\.?\d*|\d+\.?\d*\s*%", typed) else ""
+
+
+def _names(argument: Argument, text: str) -> bool:
+    """Whether text is a name that an argument takes."""
+    if argument.kind in (int, bool):
+        return False
+    try:
+        argument.read(text, name=argument.name)
+    except LadderSimError:
+        return False
+    return True
 
 
 def _usage_message(error: Any) -> str:

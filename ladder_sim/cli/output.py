@@ -1,8 +1,8 @@
 """Shared output options: --json, --csv, --save and --plot."""
 
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ladder_sim.display.document import Document
+    from ladder_sim.display.notes import Notes
 
 FORMATS = {".json": "json", ".csv": "csv", ".txt": "text"}
 PANEL = "Output"
@@ -87,24 +88,33 @@ class Output(OptionGroup):
         """Text, json or csv."""
         return chosen_format(json=self.json, csv=self.csv, save=self.save)
 
-    def warn(self, warnings: Sequence[str]) -> None:
-        """Print what the reader should know to stderr; JSON holds it."""
-        if self.form != "json":
-            for text in warnings:
-                print(f"warning: {printable(text)}", file=sys.stderr)
-
     def give(
         self,
         document: "Callable[[], Document]",
         report: "Callable[[], RenderableType]",
         figure: "Callable[[], go.Figure]",
+        notes: "Notes | None" = None,
     ) -> None:
-        """Draw the answer, and print or write it in its format; each is made only when it is needed."""
+        """Draw the answer, and print or write it in its format, with its notes; each is made only when it is needed."""
         draw(figure, self.plot)
-        if self.form != "text":
-            write(document().to_json() if self.form == "json" else document().to_csv(), self.save)
+        if self.form == "text":
+            from rich.console import Group
+
+            show(Group(report(), *([notes.report()] if notes else [])), self.save)
+        elif self.form == "json":
+            answer = document()
+            content = {**answer.content, **(notes.fields() if notes else {})}
+            write(replace(answer, content=content).to_json(), self.save)
         else:
-            show(report(), self.save)
+            write(document().to_csv(), self.save)
+            if notes:
+                warn(notes)
+
+
+def warn(notes: "Notes") -> None:
+    """Print warnings to stderr, where a file has no place for them."""
+    for text in notes.warnings:
+        print(f"warning: {printable(text)}", file=sys.stderr)
 
 
 def check_plot(plot: Path | None) -> None:

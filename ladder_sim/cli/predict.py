@@ -40,10 +40,10 @@ def predict(
     check_plot(timeline)
     scenario = flags.scenario()
     predictions = simulate(scenario, split_names(variant) or None, **flags.how())
-    output.warn(predictions.confidence.warnings)
     draw(lambda: timeline_figure(scenario, predictions, "decode"), timeline)
     output.give(
         predictions.document,
         lambda: Group(predictions.report(), explanation(predictions.values())) if explain else predictions.report(),
         lambda: breakdown_figure(scenario, predictions),
+        predictions.notes,
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 import typer
 
 from ladder_sim.cli.options import OptionGroup, option, split_names, with_options
-from ladder_sim.cli.output import check_plot, draw
+from ladder_sim.cli.output import check_plot, draw, warn
 from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.settings import settings
@@ -94,6 +94,8 @@ def sweep(
 ) -> None:
     """Predict static batches at every combination of some fields' values, thousands a second."""
     # imported here: `--help` needs no simulator
+    from ladder_sim.display.notes import Notes
+    from ladder_sim.sweeps.confidences import confidences
     from ladder_sim.sweeps.grid import Grid, check_size, check_used
     from ladder_sim.sweeps.run import file_format, how_of, run_to_file, stream
     from ladder_sim.sweeps.run import sweep as simulate
@@ -127,16 +129,21 @@ def sweep(
                 progress=progress,
             )
             feasible = int(table.feasible.sum())
+    notes = Notes(confidences=confidences(axes.ranges, names, profile=profile, ignore_memory=ignore_memory))
+    if form:
+        warn(notes)
     if save is not None:
         print(f"written: {save} ({grid.size:,} points, {feasible:,} feasible)", file=sys.stderr)
     if table is not None:
+        from rich.console import Group
+
         from ladder_sim.display.console import show
         from ladder_sim.report.figures.sweep import sweep_figure
         from ladder_sim.report.tables.sweep import sweep_report
 
         points = table
         if not form:
-            show(sweep_report(points))
+            show(Group(sweep_report(points), notes.report()))
         draw(lambda: sweep_figure(points, over=over), plot if feasible else None)
     if not feasible:
         raise InfeasibleError("no point of the sweep can run", hint="the column 'infeasible' says why")

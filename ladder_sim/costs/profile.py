@@ -13,6 +13,7 @@ from ladder_sim.costs.collectives.measured import MeasuredCollective, measured_c
 from ladder_sim.costs.lookup import Curve, RatioTable
 from ladder_sim.costs.roofline import Gpu
 from ladder_sim.specs.cluster import ClusterSpec, GpuSpec
+from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.workload import DType
 
 # the collectives of a profile
@@ -40,6 +41,18 @@ class _Positive:
 
 
 Positive = Annotated[float, _Positive()]
+
+
+def run_sizes(scenario: Scenario) -> dict[str, int]:
+    """The sizes of a run, by which those that were compared span a range."""
+    workload = scenario.workload
+    return {
+        "model_size": scenario.model.parameters,
+        "tp": scenario.tp,
+        "batch": workload.in_flight,
+        "prompt": workload.prompt,
+        "gen": workload.gen,
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +112,8 @@ class StackFit:
     """Nodes that their groups spanned."""
     dtypes: tuple[DType, ...] = ()
     """Their precisions."""
+    sizes: Mapping[str, tuple[Positive, Positive]] = field(default_factory=dict)
+    """Smallest and largest `run_sizes` in the data set, in the fit or not; empty: the file does not say."""
     cost: float
     """Of the fit: half the sum of its squared residuals, in their standard deviations, the priors' included."""
     figures: Mapping[str, FittedFigure]

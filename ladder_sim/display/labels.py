@@ -1,12 +1,15 @@
 """What tables, figures and pages call things: fields and their values with units, scenarios in a line."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ladder_sim.confidence import Confidence
+from ladder_sim.confidence import NO_PROFILE, UNCHECKED, Compared, Confidence
+from ladder_sim.costs.profile import run_sizes
+from ladder_sim.serving.checks import ServingCheck
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.units import format_quantity, short_name, step_for, unit_of
 
@@ -195,20 +198,62 @@ def stack_label(scenario: Scenario) -> str:
     return f"stack {scenario.stack.name}, all-reduce {scenario.stack.allreduce}"
 
 
-def validated_lines(confidence: Confidence) -> list[str]:
-    """What of a scenario was compared with end-to-end runs, and what was not: a sentence each."""
+def validated_lines(*confidences: Confidence) -> list[str]:
+    """The end-to-end runs that predictions were compared with, what scenarios had that they did not, and stacks."""
+    runs = [
+        f"Predictions{' from datasheets' if each.profile == NO_PROFILE else ''} were compared with "
+        f"{_runs_label(each.compared)}."
+        for each in confidences
+    ]
+    absent: dict[str, list[str]] = {}
+    for each in confidences:
+        for part, detail in _absent(each).items():
+            absent[part] = list(dict.fromkeys([*absent.get(part, []), detail]))
+    served = any(each.scenario.workload.concurrency is not None for each in confidences)
+    wider, outside = (
+        ", ".join(
+            f"{_part_label(part, served=served)} ({'; '.join(details)})"
+            for part, details in absent.items()
+            if any(astuple(UNCHECKED[part])) == widens
+        )
+        for widens in (True, False)
+    )
+    stacks = {each.scenario.stack.name: each.scenario.stack.note for each in confidences}
+    return [
+        *dict.fromkeys(runs),
+        *([f"Not in these runs, so intervals are wider: {wider}."] if wider else []),
+        *([f"Outside their range, at intervals no wider: {outside}."] if outside else []),
+        *(f"Stack {name}: {note}." for name, note in stacks.items() if note),
+    ]
+
+
+def _absent(confidence: Confidence) -> dict[str, str]:
+    """What of a scenario the runs did not have, by part."""
     scenario = confidence.scenario
     details = {
         "stack": f"{scenario.stack.name}, all-reduce {scenario.stack.allreduce}",
-        "gpu": scenario.cluster.gpu.name,
+        "gpu": f"{scenario.cluster.gpu.name}, profile {confidence.profile}",
         "links": _links_label(scenario),
         "model_family": scenario.model.family or "unknown",
         "precision": scenario.workload.dtype,
+        **{name: str(size) for name, size in run_sizes(scenario).items()},
+        "model_size": f"{scenario.model.parameters / 1e9:.3g}B parameters",
     }
-    names = {part: "GPU" if part == "gpu" else part.replace("_", " ") for part in details}
-    checked = [names[part] for part, compared in confidence.validated.items() if compared]
-    unchecked = [f"{names[part]} ({details[part]})" for part, compared in confidence.validated.items() if not compared]
-    return [
-        f"Checked against end-to-end runs: {', '.join(checked) or 'nothing'}.",
-        *([f"Not checked, so intervals are wider: {', '.join(unchecked)}."] if unchecked else []),
-    ]
+    return {part: details[part] for part, compared in confidence.validated.items() if not compared}
+
+
+def _part_label(part: str, *, served: bool) -> str:
+    """What was compared or not, in words."""
+    load = {"batch": "requests in flight"} if served else {}
+    return {"gpu": "GPU", "tp": "TP", "gen": "new tokens", **load}.get(part, part.replace("_", " "))
+
+
+def _runs_label(compared: Compared) -> str:
+    """What runs were."""
+    cluster, runs = compared
+    what, load = "runs", "batch {batch}"
+    if isinstance(runs, ServingCheck):
+        what, load = f"{runs.servings} servings", "{batch} requests in flight"
+    spans = {name: f"{low:g}" + (f"-{high:g}" if high > low else "") for name, (low, high) in runs.sizes.items()}
+    sizes = f", TP {{tp}}, {load}, prompt {{prompt}} + {{gen}}".format_map(spans) if spans else ""
+    return f"{what} of {runs.stack} on {cluster.gpu.name}: {', '.join(runs.models)} in {', '.join(runs.dtypes)}{sizes}"

@@ -6,7 +6,7 @@ from dash import html
 from dash.development.base_component import Component
 
 from ladder_sim.analysis.advise import SERVING, TTFT_BOUND
-from ladder_sim.analysis.compare import Candidate, comparison_warnings
+from ladder_sim.analysis.compare import Candidate, comparison_notes
 from ladder_sim.answer import Prediction
 from ladder_sim.display.document import scenario_fields
 from ladder_sim.display.labels import (
@@ -124,7 +124,7 @@ def comparison(candidates: Sequence[Candidate]) -> list[Component]:
     ]
     head = html.Tr([html.Th(""), *(html.Th(candidate.name, scope="col") for candidate in candidates)])
     table = html.Table([html.Thead(head), html.Tbody(rows)], className="compare")
-    return [table, _warnings(comparison_warnings(candidates))]
+    return [table, _warnings(comparison_notes(candidates).warnings)]
 
 
 def _card(prediction: Prediction, answer: Answer) -> html.Article:

@@ -62,7 +62,7 @@ def advice_document(advice: Advice) -> Document:
         for option in advice.options
     ]
     head = {"objective": advice.objective, "unfit": advice.unfit, "beyond": advice.beyond}
-    return _rows_document({"batching": STATIC, **head, "warnings": list(advice.warnings)}, rows)
+    return _rows_document({"batching": STATIC, **head}, rows)
 
 
 def comparison_document(candidates: Sequence[Candidate]) -> Document:
@@ -78,14 +78,11 @@ def comparison_document(candidates: Sequence[Candidate]) -> Document:
         for candidate in candidates
         for variant, prediction in candidate.predictions.items()
     ]
-    from ladder_sim.analysis.compare import comparison_warnings
-
     head = {
         "batching": candidates[0].scenario.workload.batching,
         "compared": [candidate.name for candidate in candidates],
-        "validated": {candidate.name: dict(candidate.predictions.confidence.validated) for candidate in candidates},
     }
-    return _rows_document({**head, "warnings": comparison_warnings(candidates)}, rows)
+    return _rows_document(head, rows)
 
 
 def validation_document(data: Dataset, comparisons: ComparisonsByLevel) -> Document:

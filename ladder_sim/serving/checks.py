@@ -1,9 +1,11 @@
 """Which measured servings predictions were compared with, and how wide 90 % intervals have to be for them."""
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
+from typing import Any
 
 from ladder_sim.specs import catalog
 from ladder_sim.specs.cluster import ClusterSpec
@@ -17,9 +19,13 @@ class ServingCheck:
 
     stack: str
     cluster: ClusterSpec
+    models: tuple[str, ...]
+    """Catalog ids."""
     families: tuple[str, ...]
-    """Of the models."""
+    """Of these models."""
     dtypes: tuple[DType, ...]
+    sizes: Mapping[str, tuple[float, float]]
+    """Smallest and largest `ladder_sim.costs.profile.run_sizes`."""
     servings: int
     """How many."""
     tpot: float
@@ -36,14 +42,20 @@ class ServingCheck:
 def serving_checks() -> tuple[ServingCheck, ...]:
     """Return those that come with the package."""
     text = (resources.files("ladder_sim.serving") / "data" / "checks.toml").read_text("utf-8")
-    return tuple(
-        ServingCheck(
-            **{
-                **check,
-                "cluster": catalog.cluster(check["cluster"]),
-                "families": tuple(check["families"]),
-                "dtypes": tuple(check["dtypes"]),
-            }
-        )
-        for check in tomllib.loads(text)["checks"]
+    return tuple(map(_check, tomllib.loads(text)["checks"]))
+
+
+def _check(entries: Mapping[str, Any]) -> ServingCheck:
+    models = [catalog.model(name) for name in entries["models"]]
+    parameters = [model.parameters for model in models]
+    sizes = {name: (low, high) for name, (low, high) in entries["sizes"].items()}
+    return ServingCheck(
+        **{
+            **entries,
+            "cluster": catalog.cluster(entries["cluster"]),
+            "models": tuple(entries["models"]),
+            "families": tuple(sorted({model.family for model in models})),
+            "dtypes": tuple(entries["dtypes"]),
+            "sizes": {"model_size": (min(parameters), max(parameters)), **sizes},
+        }
     )

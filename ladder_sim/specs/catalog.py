@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ladder_sim.errors import SpecError, UnknownNameError
+from ladder_sim.specs.answers import answer, same_size
 from ladder_sim.specs.cluster import ClusterSpec, GpuSpec, LinkTier
 from ladder_sim.specs.hf_config import read_config
 from ladder_sim.specs.model import ModelSpec
@@ -215,13 +216,18 @@ def _hub_ids() -> dict[str, str]:
     }
 
 
+def _hub_spellings() -> list[str]:
+    """The Hugging Face ids of built-in models, as their files spell them."""
+    return [hub_id for name in model_names() for hub_id in json.loads(_data("models", name)).get("_ids", ())]
+
+
 def _model_path(text: str) -> Path:
     """Return the path of a model's config.json; an unknown name if it is a name or a Hugging Face id."""
     path = _path(text, "model", ".json", (*MODEL_ALIASES, *model_names()))
     if _HUB_ID.fullmatch(text) and not text.lower().endswith(".json") and not os.path.exists(path):
         page = f"https://huggingface.co/{text}/blob/main/config.json"
         more = f"nothing is downloaded: save {page} and pass its path"
-        raise UnknownNameError("model", text, _hub_ids(), more=more)
+        raise UnknownNameError("model", text, _hub_spellings(), more=more, answer=answer("model", text))
     return path
 
 
@@ -290,7 +296,8 @@ def _path(text: str, kind: str, ending: str, names: tuple[str, ...]) -> Path:
 
 
 def _unknown(kind: str, name: str, names: tuple[str, ...]) -> UnknownNameError:
-    return UnknownNameError(kind, name, names, more=f"`ladder-sim list {kind}s` shows all")
+    shown = (same_size(name, names) if kind == "model" else "", f"`ladder-sim list {kind}s` shows all")
+    return UnknownNameError(kind, name, names, more="; ".join(filter(None, shown)), answer=answer(kind, name))
 
 
 def _stem(path: Path) -> str:

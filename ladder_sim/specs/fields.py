@@ -74,7 +74,7 @@ def meanings(spec: type) -> Mapping[str, str]:
     --------
     >>> from ladder_sim.specs.workload import Workload
     >>> meanings(Workload)["batch"]
-    'Requests that start together.'
+    'Requests that start together, in a static batch.'
     """
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(spec))).body
     texts = {}

@@ -275,6 +275,15 @@ class Scenario:
                 f"{gpu.name} has no {precision.tensor_cores} tensor cores: {self.workload.dtype} saves memory and its "
                 "traffic, and is multiplied at the rate of bf16"
             )
+        for figure in ("bf16_flops", "fp8_flops", "fp4_flops"):
+            if f"gpu.{figure}" in self.settings:
+                known = [catalog.cluster(name).gpu for name in catalog.cluster_names()]
+                dense = [getattr(each, figure) for each in known if each.name == gpu.name]
+                if dense and getattr(gpu, figure) > max(dense):
+                    warnings.append(
+                        f"{short_name(f'gpu.{figure}')} is above the dense peak of {gpu.name}: it may be the figure "
+                        "with sparsity"
+                    )
         kv_heads = self.model.kv_heads
         if self.tp > kv_heads:
             plural = "s" if kv_heads > 1 else ""

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.specs import catalog
+from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.cluster import ClusterSpec, GpuSpec, LinkTier
 from ladder_sim.specs.fields import field_kinds, meanings, settable_fields
 from ladder_sim.specs.model import ModelSpec
@@ -31,7 +32,7 @@ Overrides = Mapping[str, str | float]
 # sections that are fields of ClusterSpec
 IN_CLUSTER = ("gpu", "intra", "inter", "host")
 # fields that say what a spec is, not how it behaves
-_IDENTITY = ("name", "family", "engine", "version", "weights_dtype", "source")
+_IDENTITY = ("name", "family", "engine", "version", "weights_dtype", "source", "note")
 
 _Spec = TypeVar("_Spec", ModelSpec, ClusterSpec, GpuSpec, LinkTier, StackSpec, Workload)
 
@@ -164,7 +165,12 @@ def override_parts(parts: Parts, overrides: Overrides) -> Parts:
 def _setting(key: str) -> tuple[str, object]:
     setting = find_setting(key)
     if setting is None:
-        raise UnknownNameError("setting", key, settable(), more="`ladder-sim list settings` shows all")
+        name = key.replace("-", "_")
+        flag = f"it is a flag: {ARGUMENTS[name].flag}" if name in ARGUMENTS else ""
+        more = "`ladder-sim list settings` shows all"
+        if any(known == f"intra.{key}" for known in settable()):
+            more = f"intra is within a node, inter between nodes, host without peer-to-peer; {more}"
+        raise UnknownNameError("setting", key, settable(), more=more, answer=flag)
     return setting
 
 

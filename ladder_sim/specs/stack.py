@@ -104,6 +104,8 @@ class StackSpec:
     """Of the engine, as given after the name; empty: the newest that is known."""
     profile: str = ""
     """Shipped profile in which its figures are fitted to end-to-end runs; empty: no such profile."""
+    note: str = ""
+    """What the reader of its predictions should know."""
     source: str = ""
     """Where the figures come from."""
 

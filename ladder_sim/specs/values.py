@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 
 from ladder_sim.errors import SpecError, UnknownNameError
-from ladder_sim.units import quoted
+from ladder_sim.specs.answers import answer
+from ladder_sim.units import quoted, unit_of
 
 
 def whole(value: object, what: str, minimum: int, maximum: int, *, hint: str = "") -> int:
@@ -25,7 +26,7 @@ def real(value: object, what: str, maximum: float, *, zero: bool = False, hint: 
     floor = "from 0" if zero else "above 0"
     raise SpecError(
         f"{what} is {quoted(value)}: must be a number {floor} and up to {maximum:g}",
-        hint=hint or "give a number in that range, in SI base units",
+        hint=hint or "give a number in that range" + (", in SI base units" if unit_of(what) != "count" else ""),
     )
 
 
@@ -42,7 +43,7 @@ def choice(value: object, what: str, names: Iterable[str]) -> str:
     if not isinstance(value, str):
         raise SpecError(f"{what} is {quoted(value)}: must be one of {', '.join(names)}", hint=f"write e.g. {names[0]}")
     if value not in names:
-        raise UnknownNameError(what, value, names)
+        raise UnknownNameError(what, value, names, answer=answer(what.rpartition(".")[2], value))
     return value
 
 

@@ -76,7 +76,10 @@ def _steps(piece: str, name: str, factor: int | None) -> list[str]:
         raise UsageError(f"{name}: '{piece}' is not a range", hint=_FORM)
     sign, unit = match[3] or "x", match[5] or ""
     if match[3] is None and factor is None:
-        raise UsageError(f"{name}: '{piece}' has no step", hint=f"write {piece}:x2 or {piece}:+1")
+        raise UsageError(
+            f"{name}: '{piece}' has no step",
+            hint=f"write {match[1]}:{match[2]}:x2{unit} or {match[1]}:{match[2]}:+1{unit}",
+        )
     start, stop, step = (Decimal(number or 0) for number in (match[1], match[2], match[4] or factor))
     if stop > _LARGEST:
         raise UsageError(f"{name}: '{piece}' must end at 1e30 or below", hint=_FORM)

@@ -1,5 +1,6 @@
 """Break-even, sensitivity, advice and comparison: the answers agree with single predictions."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -9,10 +10,11 @@ from ladder_sim import Scenario, predict
 from ladder_sim.analysis import breakeven as breakevens
 from ladder_sim.analysis.advise import CANDIDATES, advise
 from ladder_sim.analysis.breakeven import breakeven
-from ladder_sim.analysis.compare import compare, comparison_warnings
+from ladder_sim.analysis.compare import compare, comparison_notes
 from ladder_sim.analysis.sensitivity import sensitivity
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.errors import InfeasibleError, PartitionError, UnknownNameError, UsageError
+from ladder_sim.specs import catalog
 from ladder_sim.sweeps.price import token_price
 
 TWO_NODES = {"model": "405b", "nodes": 2}
@@ -222,17 +224,17 @@ def test_compare_refuses_what_cannot_be_compared(names: list[str], prices: list[
 
 
 def test_compare_says_that_stacks_share_kernels() -> None:
-    shared = comparison_warnings(compare({"model": "8b"}, ["vllm", "trtllm"], ["ladder"]))
+    shared = comparison_notes(compare({"model": "8b"}, ["vllm", "trtllm"], ["ladder"])).warnings
     assert any("vllm and trtllm share GEMMs" in text and "each engine's own" in text for text in shared)
-    fitted = comparison_warnings(compare({"model": "8b"}, ["gpt-fast", "vllm"], ["ladder"]))
+    fitted = comparison_notes(compare({"model": "8b"}, ["gpt-fast", "vllm"], ["ladder"])).warnings
     assert not any(" share " in text for text in fitted)
-    alike = comparison_warnings(compare({"model": "8b"}, ["vllm", "trtllm"], ["ladder"], profile="h100-sxm"))
+    alike = comparison_notes(compare({"model": "8b"}, ["vllm", "trtllm"], ["ladder"], profile="h100-sxm")).warnings
     assert any("vllm and trtllm share kernels" in text for text in alike)
 
 
 def test_compare_keeps_the_warnings_of_predict() -> None:
     candidates = compare({"model": "8b", "dtype": "fp16", "stack": "vllm"}, ["h100-sxm", "h100-pcie"], ["ladder"])
-    warnings = comparison_warnings(candidates)
+    warnings = comparison_notes(candidates).warnings
     for candidate in candidates:
         for text in candidate.predictions["ladder"].confidence.warnings:
             assert any(warning.endswith(text) for warning in warnings), text
@@ -245,9 +247,35 @@ def test_compare_keeps_the_warnings_of_predict() -> None:
 
 def test_advice_is_no_recommendation_for_serving() -> None:
     free, bound = (advise({"model": "8b", "tp": "1:2", "batch": "1:4"}, max_ttft_s=limit) for limit in (np.inf, 60.0))
-    assert any("not a recommendation for serving" in text for text in free.warnings)
-    assert not any("bound on TTFT" in text for text in free.warnings)
-    assert any("the bound on TTFT bounds the prefill of a whole batch" in text for text in bound.warnings)
+    assert any("not a recommendation for serving" in text for text in free.notes.warnings)
+    assert not any("bound on TTFT" in text for text in free.notes.warnings)
+    assert any("the bound on TTFT bounds the prefill of a whole batch" in text for text in bound.notes.warnings)
+
+
+def test_advice_says_what_must_be_trained_and_what_was_not_tried() -> None:
+    own, best, wider = (
+        advise({"model": "8b", "tp": 8, "batch": batch}, objective, variants).notes.warnings
+        for batch, objective, variants in (
+            ("1:4", "tpot", ["standard"]),
+            ("1:4", "tpot", ["standard", "ladder"]),
+            ("1:4", "tokens_per_s", ["standard", "ladder"]),
+        )
+    )
+    trained = "ladder must be trained: llama-3.1-8b has no such weights; best with its own: standard, TP 8, batch "
+    largest = "batch 4 is the largest that was tried: a larger one may be better"
+    assert not any("trained" in text for text in own)
+    assert f"{trained}1" in best
+    assert f"{trained}4" in wider
+    assert (largest in best, largest in wider) == (False, True)
+    rewired = dataclasses.replace(catalog.model("8b"), ladder_layers=tuple(range(32)))
+    assert not any("trained" in text for text in advise({"model": rewired, "tp": 8}, "tpot").notes.warnings)
+
+
+def test_stacks_are_not_ranked() -> None:
+    stacks = comparison_notes(compare({"model": "8b"}, ["gpt-fast", "vllm"], ["ladder"])).warnings
+    assert any("stacks are not ranked" in text for text in stacks)
+    clusters = comparison_notes(compare({"model": "8b"}, ["h100-sxm", "h200-sxm"], ["ladder"])).warnings
+    assert not any("ranked" in text for text in clusters)
 
 
 def test_compare_fails_where_one_cannot_run() -> None:

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from ladder_sim.cli.main import app
 from ladder_sim.costs.profile_file import SCHEMA_VERSION
+from ladder_sim.errors import UsageError
+from ladder_sim.prediction import predict
 from tests.conftest import REPO
 from tests.support.commands import SMALL, run
 from tests.support.configs import MISTRAL_7B
@@ -336,7 +338,7 @@ def test_save_where_nothing_can_be_saved(tmp_path: Path) -> None:
     [
         (("predict", "--modle", "8b"), ("--modle", "--model", "`ladder-sim predict --help`")),
         (("predict", "--model"), ("'--model' requires an argument", "--help")),
-        (("predict", "8b"), ("8b", "`ladder-sim predict --help`")),
+        (("predict", "8b"), ("(8b)", "write --model 8b")),
         (("predct",), ("'predct'", "--help")),
         (("--verbose",), ("--verbose", "`ladder-sim --help`")),
         (("calibrate", "shw"), ("'shw'", "`ladder-sim calibrate --help`")),
@@ -470,3 +472,61 @@ def test_any_command_line_is_run_or_refused(line: list[str], tmp_path: Path, mon
         assert ran.err.startswith("error: ")
         assert ran.out == ""
         assert "\x1b" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "way_out"),
+    [
+        ("predict --gpus 8", "did you mean '--gpus-per-node'?"),
+        ("predict 70b", "write --model 70b"),
+        ("predict vllm", "write --stack vllm"),
+        ("doctor 70b", "`ladder-sim doctor --help` lists the options"),
+        ("predict --seed 1,2", "`ladder-sim predict --help` lists the options"),
+        ("predict --batch 1,2,4", "`ladder-sim sweep --batch 1,2,4` takes several"),
+        ("predict --prompt 4k", "write --prompt 4096"),
+        ("compare --price 2,3 h100-sxm h200-sxm", "repeat it: --price 2 --price 3"),
+        ("sweep --price $2 --batch 1:2", "a plain number: --price 2"),
+        ("breakeven batch --gain 150%", "a plain number: --gain 150"),
+        ("sweep --set inter.bandwidth=50:800Gb/s", "write 50:800:x2Gb/s or "),
+        ("predict --set latency=5us", "there are host.latency, inter.latency, intra.latency; intra is within a node"),
+        ("predict --set nodes=2", "it is a flag: --nodes"),
+        ("predict --set stack.gemv_factor=0", "hint: give a number in that range"),
+        ("predict --dtype fp4", "write nvfp4"),
+        ("predict --dtype int4", "write w4a16"),
+        ("predict --dtype awq", "write w4a16"),
+        ("predict --dtype mxfp4", "not simulated, and no other format stands in"),
+        ("predict --set workload.dtype=bfloat16", "write bf16"),
+        ("predict --dtype bfloat16", "write bf16"),
+        ("predict --model mixtral-8x7b", "mixture of experts is not supported yet"),
+        ("predict --model mistralai/Mixtral-8x7B-Instruct-v0.1", "mixture of experts is not supported yet"),
+        ("predict --model deepseek-ai/DeepSeek-V3", "mixture of experts is not supported yet"),
+        # a dense model
+        ("predict --model deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "nothing is downloaded: save https://"),
+        ("predict --model Qwen/Qwen2.5-72B-Instruct-AWQ", "the id of the unquantized model with --dtype w4a16"),
+        ("predict --model nvidia/Llama-3.1-70B-Instruct-NVFP4", "the id of the unquantized model with --dtype nvfp4"),
+        ("predict --model Qwen/Qwen2.5-72B-Instruct-GGUF", "not simulated, and no other format stands in"),
+        ("predict --model Qwen/Qwen2.5-72B-Instruct-FP8", "the id of the unquantized model with --dtype fp8"),
+        ("predict --model Qwen/Qwen2.5-72B-Instrcut", "did you mean 'Qwen/Qwen2.5-72B-Instruct'?"),
+        ("predict --model llama-3.3-70b", "models of 70b: llama-2-70b, llama-3.1-70b;"),
+        ("predict --model llama-3-70b", "models of 70b: llama-2-70b, llama-3.1-70b;"),
+        ("predict --model llama3-70b", "models of 70b: llama-2-70b, llama-3.1-70b;"),
+        ("predict --model 72b", "models of 72b: qwen2.5-72b;"),
+        ("predict --model 7b", "models of 7b: llama-2-7b, mistral-7b, qwen2.5-7b;"),
+        ("predict --cluster h20", "`ladder-sim show --toml h100-sxm > mine.toml`"),
+        ("predict --cluster mi300x", "no measurements of it are shipped"),
+        ("predict --cluster a100-pcie", "no other GPU stands in for it"),
+        ("predict --cluster h100-smx", "did you mean 'h100-sxm'?"),
+        ("predict --stack tensorrt-llm", "write trtllm"),
+    ],
+)
+def test_what_newcomers_type_is_answered(arguments: str, way_out: str) -> None:
+    refused(tuple(arguments.split()), 2, way_out)
+
+
+def test_a_way_out_is_one() -> None:
+    """What the messages above name is taken."""
+    assert run("predict", "--model", "Qwen/Qwen2.5-72B-Instruct", "--variant", "ladder").code == 0
+    assert run("sweep", "--set", "inter.bandwidth=50:800:x2Gb/s", "--model", "8b", "--nodes", "2").code == 0
+    with pytest.raises(UsageError, match=r"'70b' is no Scenario") as caught:
+        predict("70b")  # type: ignore[call-overload]
+    assert "Scenario.of(model='70b')" in caught.value.hint

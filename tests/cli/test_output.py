@@ -63,6 +63,7 @@ def test_json_has_exactly_the_documented_keys(default: Any) -> None:
         assert list(figures) == FIGURES
     assert list(default["provenance"]) == ["profile", "measured_fraction"]
     checked = {"stack": True, "gpu": True, "links": False, "model_family": True, "precision": True}
+    checked |= {"model_size": False, "tp": False, "batch": True, "prompt": True, "gen": True}
     assert default["validated"] == checked
     assert list(default["validated"]) == list(checked)
 
@@ -133,7 +134,7 @@ def test_ignoring_memory_is_said() -> None:
     assert {figures["fits"] for figures in found["variants"].values()} == {False}
     assert found["variants"]["ladder"]["memory_bytes_per_gpu"] > 85.5e9
     # Regression: the table did not say so
-    assert "does not fit: needs 144 GB of 85.5 GB per GPU" in run(*command).err
+    assert "does not fit: needs 144 GB of 85.5 GB per GPU" in run(*command).out
 
 
 @pytest.mark.parametrize(
@@ -146,12 +147,48 @@ def test_ignoring_memory_is_said() -> None:
         (("--model", "8b", "--prompt", "200000"), "context of 200512 tokens: 'llama-3.1-8b' was made for 131072"),
     ],
 )
-def test_warnings_are_in_the_json_and_on_stderr(arguments: tuple[str, ...], warning: str) -> None:
+def test_warnings_are_in_the_json_and_end_the_table(arguments: tuple[str, ...], warning: str, tmp_path: Path) -> None:
     command = ("predict", *arguments, "--variant", "ladder", "--ignore-memory")
     assert warning in read_json(run(*command, "--json"))["warnings"]
     table = run(*command)
-    assert f"warning: {warning}\n" in table.err
-    assert "warning" not in table.out
+    assert f"\nwarning: {warning}\n" in table.out
+    assert table.err == ""
+    # the file is the whole answer
+    assert run(*command, "--save", str(tmp_path / "x.txt")).code == 0
+    assert (tmp_path / "x.txt").read_text("utf-8") == table.out
+    # rows have no place for it
+    assert f"warning: {warning}\n" in run(*command, "--csv").err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("sweep", "--batch", "1,16"),
+        ("breakeven", "inter.latency"),
+        ("sensitivity",),
+        ("advise",),
+        ("compare", "gpt-fast", "vllm"),
+    ],
+)
+def test_every_answer_says_what_was_compared_and_warns(command: tuple[str, ...]) -> None:
+    scenario = (*command, "--model", "405b", "--nodes", "2", "--tp", "16")
+    if command[0] == "sweep":
+        scenario = tuple(text for text in scenario if text not in ("--nodes", "2"))
+    printed = run(*scenario).out
+    lines = printed[printed.index("Predictions were compared with runs of gpt-fast on H100") :].splitlines()
+    assert lines[1].startswith("Not in these runs, so intervals are wider: ")
+    assert "links (nvlink4-nvswitch + ib-ndr400)" in lines[1]
+    assert lines[2] == "Outside their range, at intervals no wider: model size (406B parameters), TP (16)."
+    assert lines[3].startswith("Stack gpt-fast: ")
+    warnings = [line.removeprefix("warning: ") for line in lines if line.startswith("warning: ")]
+    assert "8 KV heads on 16 ranks: each KV head is held by 2 ranks" in warnings
+    if command[0] == "sweep":
+        return
+    answer = read_json(run(*scenario, "--json"))
+    assert answer["warnings"] == warnings
+    checked = answer["validated"]
+    parts = checked if "links" in checked else next(iter(checked.values()))
+    assert (parts["links"], parts["model_size"], parts["gpu"]) == (False, False, True)
 
 
 def test_csv_has_a_row_per_variant() -> None:
@@ -268,11 +305,11 @@ def test_names_are_no_markup(tmp_path: Path, name: str) -> None:
 
 def test_settings_change_the_answer() -> None:
     command = ("predict", "--model", "405b", "--nodes", "2", "--variant", "ladder", "--json")
-    speedups = [
-        read_json(run(*command, *setting))["variants"]["ladder"]["speedup"]
+    prefills_s = [
+        read_json(run(*command, *setting))["variants"]["ladder"]["ttft_s"]
         for setting in ((), ("--set", "inter.bandwidth=100Gb/s"), ("--set", "inter.bandwidth=12.5GB/s"))
     ]
-    assert speedups[0] < speedups[1] == speedups[2]
+    assert prefills_s[0] < prefills_s[1] == prefills_s[2]
 
 
 def test_no_escapes_off_a_terminal() -> None:

@@ -21,7 +21,7 @@ TWO_NODES = ("--model", "405b", "--nodes", "2")
 def test_sweep_prints_a_table() -> None:
     done = run(*SWEEP, "--variant", "standard,ladder")
     assert done.code == 0, done.err
-    head, columns, *rows = done.out.splitlines()
+    head, columns, *rows = done.out.splitlines()[:8]
     assert head == "6 points, 6 feasible; static batches; speedups over standard"
     assert columns.split() == ["tp", "batch", "standard", "TTFT", "TPOT", "tok/s", "ladder"]
     assert [row.split()[:2] for row in rows] == [[tp, batch] for tp in "248" for batch in ("1", "16")]
@@ -30,7 +30,7 @@ def test_sweep_prints_a_table() -> None:
 def test_answers_keep_the_unit_that_was_typed() -> None:
     """A file keeps SI units, which the names of its columns end in."""
     ranged = ("--set", "inter.bandwidth=200:800:x2Gb/s", *TWO_NODES, "--variant", "ladder")
-    rows = run("sweep", *ranged).out.splitlines()[2:]
+    rows = run("sweep", *ranged).out.splitlines()[2:5]
     assert [row.split()[:2] for row in rows] == [["200", "Gb/s"], ["400", "Gb/s"], ["800", "Gb/s"]]
     lines = csv.DictReader(io.StringIO(run("sweep", *ranged, "--csv").out))
     assert [line["inter.bandwidth_Bps"] for line in lines] == ["25000000000", "50000000000", "100000000000"]
@@ -54,8 +54,7 @@ def test_a_price_gives_what_tokens_cost() -> None:
 
 def test_a_long_table_says_what_it_leaves_out() -> None:
     done = run("sweep", "--model", "8b", "--set", "intra.latency=1:120:+1us")
-    assert len(done.out.splitlines()) == 103
-    assert done.out.splitlines()[-1].startswith("and 20 more:")
+    assert done.out.splitlines()[102].startswith("and 20 more:")
 
 
 def test_sweep_streams_csv_and_json_lines() -> None:
@@ -149,7 +148,7 @@ def test_answers_list_and_take_only_flags_that_do_something(command: str) -> Non
     for flag, value in ignored.items():
         done = run(command, *names, "--model", "8b", flag, value)
         assert (done.code, done.out) == (2, "")
-        assert f"No such option: {flag}" in done.err
+        assert f"unknown option '{flag}'" in done.err
 
 
 @pytest.mark.parametrize(
@@ -198,7 +197,9 @@ def test_figures_that_nothing_uses_are_refused_or_warned_of(
 
 def test_sensitivity_names_figures_as_set_takes_them_or_marks_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    rows = run("sensitivity", "--model", "405b", "--nodes", "2").out.splitlines()[2:-1]
+    table = run("sensitivity", "--model", "405b", "--nodes", "2").out.partition(" more figures change")[0]
+    rows = table.splitlines()[2:-1]
+    assert len(rows) > 10
     for row in rows:
         name = re.split(r"\s{2,}", row)[0]
         assert name.endswith(" (not settable)") != (find_setting(name) is not None), name

@@ -305,14 +305,14 @@ def test_any_damage_to_a_profile_is_seen(content: bytes) -> None:
 
 
 def test_a_fit_in_a_file_of_schema_version_1_is_read_by_its_new_names(tmp_path: Path) -> None:
-    """Such a file does not say either of which families, nodes and precisions its runs were."""
+    """Such a file does not say either of which families, nodes, precisions and sizes its runs were."""
     fit = load_profile("h100-sxm-gpt-fast").stack_fit
     assert fit is not None
     save_profile(load_profile("h100-sxm-gpt-fast"), tmp_path / "new.json")
     document = json.loads((tmp_path / "new.json").read_text())
     assert (document["schema_version"], load_profile(tmp_path / "new.json").stack_fit) == (3, fit)
     entries = document.pop("stack_fit")
-    unknown = {"allreduce": "", "families": (), "nodes": (), "dtypes": ()}
+    unknown = {"allreduce": "", "families": (), "nodes": (), "dtypes": (), "sizes": {}}
     kept = {name: value for name, value in entries.items() if name not in unknown}
     old = {"fitted_scale": "near", "other_scale": "beyond"}
     document = {

@@ -47,8 +47,9 @@ def test_numbers_are_those_of_the_command_line(page: Page, capsys: pytest.Captur
     assert f"90 %: {ladder['speedup_low']:.2f}-{ladder['speedup_high']:.2f}" in shown
     assert f"{ladder['tokens_per_s']:.4g} (" in shown
     evidence = texts(page.views(QUERY)["evidence"])
-    assert "Checked against end-to-end runs: stack, GPU, model family, precision." in evidence
-    assert "Not checked, so intervals are wider: links (" in evidence
+    assert "were compared with runs of gpt-fast on H100 SXM5 80GB: llama-3.1-70b in fp16, TP 2-8" in evidence
+    assert "Not in these runs, so intervals are wider: links (" in evidence
+    assert "Outside their range, at intervals no wider: model size (406B parameters), TP (16)." in evidence
 
 
 def test_the_sweep_of_the_curve_is_the_command_lines(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,9 +147,9 @@ def test_pinned_scenarios_have_the_warnings_of_compare(page: Page, capsys: pytes
     answer = page.ask("compared.children", "model=8b&stack=trtllm&price=2.5&pin=model%3D8b%26stack%3Dvllm")
     shown = texts(answer["compared"]["children"])
     assert main(["compare", "vllm", "trtllm", "--model", "8b"]) == 0
-    printed = capsys.readouterr().err
+    printed = capsys.readouterr().out
     assert "vllm and trtllm share GEMMs" in printed
-    assert f"A and now {printed.partition('trtllm ')[2].splitlines()[0]}" in shown
+    assert f"A and now {printed.partition('warning: vllm and trtllm ')[2].splitlines()[0]}" in shown
     assert shown.count("$/Mtok") == 4
 
 

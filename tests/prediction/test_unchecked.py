@@ -10,13 +10,22 @@ from typing import Any
 import pytest
 
 from ladder_sim import confidence
-from ladder_sim.confidence import UNCHECKED, Unchecked
+from ladder_sim.confidence import UNCHECKED, Compared, Unchecked, _alike
+from ladder_sim.costs.profile import run_sizes
+from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.display.labels import validated_lines
 from ladder_sim.prediction import Prediction, predict
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.validation.dataset import read_dataset
 from tests.conftest import DATA, REPO
+
+# parts that widen intervals
+FIVE = {"stack", "gpu", "links", "model_family", "precision"}
+RUNS = (
+    " were compared with runs of gpt-fast on H100 SXM5 80GB: llama-3.1-70b in fp16, TP 2-8, batch 1-64, "
+    "prompt 1024 + 512."
+)
 
 
 def answer(**fields: Any) -> dict[str, Prediction]:
@@ -46,9 +55,16 @@ def test_runs_that_were_compared_are_checked_in_every_part() -> None:
 @pytest.mark.parametrize(
     ("fields", "parts"),
     [
-        # sizes of one family, and bf16 as fp16, are priced by the same tables
-        ({"model": "405b"}, set()),
-        ({"model": "8b", "cluster": "h100-p5", "tp": 2, "profile": "none"}, set()),
+        # bf16 is priced by the tables of fp16
+        ({}, set()),
+        ({"model": "llama-2-70b"}, set()),
+        ({"model": "405b"}, {"model_size"}),
+        ({"model": "1b", "tp": 2}, {"model_size"}),
+        ({"batch": 256, "prompt": 300, "gen": 16}, {"batch", "prompt", "gen"}),
+        ({"tp": 1}, {"tp"}),
+        ({"model": "8b", "cluster": "h100-p5", "tp": 2, "profile": "none"}, {"model_size"}),
+        # tables of another GPU
+        ({"profile": "b200-sxm"}, {"gpu"}),
         ({"stack": "vllm"}, {"stack"}),
         ({"allreduce": "one-shot"}, {"stack"}),
         ({"overrides": {"stack.stream_wait": "5us"}}, {"stack"}),
@@ -64,14 +80,14 @@ def test_runs_that_were_compared_are_checked_in_every_part() -> None:
         ({"overrides": {"intra.bandwidth": "100GB/s"}}, {"links"}),
         # links that no rank uses
         ({"overrides": {"inter.bandwidth": "100Gb/s"}}, set()),
-        ({"model": "405b", "nodes": 2}, {"links"}),
+        ({"model": "405b", "nodes": 2}, {"links", "model_size", "tp"}),
         ({"p2p": False}, set()),
         ({"p2p": False, "overrides": {"cluster.host_low_latency_share": "0.5"}}, {"links"}),
         ({"overrides": {"cluster.host_low_latency_share": "0.5"}}, set()),
-        ({"model": "qwen3-32b"}, {"model_family"}),
+        ({"model": "qwen3-32b"}, {"model_family", "model_size"}),
         ({"dtype": "fp8"}, {"precision"}),
         ({"cluster": "a100-sxm-hdr"}, {"gpu", "links"}),
-        ({"cluster": "b200-sxm", "stack": "trtllm", "dtype": "fp8", "model": "qwen2.5-72b"}, set(UNCHECKED)),
+        ({"cluster": "b200-sxm", "stack": "trtllm", "dtype": "fp8", "model": "qwen2.5-72b"}, FIVE),
     ],
 )
 def test_what_no_fits_runs_had_is_not_checked(fields: Mapping[str, Any], parts: set[str]) -> None:
@@ -79,13 +95,40 @@ def test_what_no_fits_runs_had_is_not_checked(fields: Mapping[str, Any], parts: 
     scenario = Scenario.of(**{name: value for name, value in fields.items() if name != "profile"})
     confidence = predict(scenario, profile=profile, ignore_memory=True)["standard"].confidence
     assert {part for part, checked in confidence.validated.items() if not checked} == parts
-    checked, *wider = validated_lines(confidence)
-    assert checked.startswith("Checked against end-to-end runs: ")
-    assert len(wider) == bool(parts)
+    runs, *lines = validated_lines(confidence)
+    assert runs.removeprefix("Predictions from datasheets").removeprefix("Predictions") == RUNS
+    wider = "".join(line for line in lines if line.startswith("Not in these runs, so intervals are wider: "))
+    outside = "".join(line for line in lines if line.startswith("Outside their range, at intervals no wider: "))
     for part in UNCHECKED:
-        name = "GPU" if part == "gpu" else part.replace("_", " ")
-        assert (name in checked) == (part not in parts)
-        assert (f"{name} (" in "".join(wider)) == (part in parts)
+        name = {"gpu": "GPU", "tp": "TP", "gen": "new tokens"}.get(part, part.replace("_", " "))
+        assert (f"{name} (" in (wider if part in FIVE else outside)) == (part in parts)
+
+
+def test_the_range_is_that_of_the_data_set() -> None:
+    """Every size of the runs is in it, and none beyond."""
+    fit = load_profile("h100-sxm-gpt-fast").stack_fit
+    assert fit is not None
+    sizes = [run_sizes(run.configuration.scenario()) for run in read_dataset(fit.runs).measurements]
+    assert fit.sizes == {
+        name: (min(each[name] for each in sizes), max(each[name] for each in sizes)) for name in sizes[0]
+    }
+
+
+def test_a_fit_that_does_not_say_its_sizes_holds_none() -> None:
+    profile = load_profile("h100-sxm-gpt-fast")
+    assert profile.stack_fit is not None
+    silent = dataclasses.replace(profile.stack_fit, sizes={})
+    parts = _alike(Scenario.of(), profile, Compared(profile.cluster, silent))
+    assert {part for part, alike in parts.items() if not alike} == set(UNCHECKED) - FIVE
+
+
+def test_answers_of_several_scenarios_say_each_value_once() -> None:
+    every = [answer(batch=batch)["standard"].confidence for batch in (1, 128, 256)]
+    runs, outside, stack = validated_lines(*every)
+    assert runs == f"Predictions{RUNS}"
+    assert outside == "Outside their range, at intervals no wider: batch (128; 256)."
+    assert stack.startswith("Stack gpt-fast: the benchmark of the paper's authors, on NCCL;")
+    assert not any("Stack" in line for line in validated_lines(answer(stack="vllm")["standard"].confidence))
 
 
 def test_an_edited_file_is_another_stack_under_any_name(tmp_path: Path) -> None:

@@ -6,6 +6,9 @@ from typing import Any
 import pytest
 
 from ladder_sim import Prediction, Scenario, predict
+from ladder_sim.confidence import UNCHECKED
+from ladder_sim.costs.profile import run_sizes
+from ladder_sim.display.labels import validated_lines
 from ladder_sim.serving.checks import serving_checks
 from ladder_sim.validation.serving import compare_servings, read_servings, summary
 from tests.conftest import DATA
@@ -40,6 +43,34 @@ def test_what_no_serving_had_is_wider(given: dict[str, Any], part: str) -> None:
     prediction = served(**given)
     assert not prediction.confidence.validated[part]
     assert prediction.tokens_per_s.log_width > 1.05 * served().tokens_per_s.log_width
+
+
+def test_the_footer_names_the_servings_and_what_they_did_not_have() -> None:
+    runs, *rest = validated_lines(served().confidence)
+    assert runs == (
+        "Predictions were compared with 90 servings of vllm on H100 SXM5 80GB: qwen3-32b in bf16, TP 2-8, "
+        "8-128 requests in flight, prompt 1024-4096 + 128-1024."
+    )
+    assert rest == []
+    _, wider, outside = validated_lines(served(dtype="fp8", concurrency=256, tp=1).confidence)
+    assert wider == "Not in these runs, so intervals are wider: precision (fp8)."
+    assert outside == "Outside their range, at intervals no wider: TP (1), requests in flight (256)."
+
+
+def test_the_servings_of_the_stack_are_compared_first() -> None:
+    """Others may be the more alike in model and size."""
+    other = served(stack="trtllm", cluster="h200-sxm", model="8b", dtype="fp8-block").confidence
+    assert (other.compared.runs.stack, other.compared.cluster.name) == ("trtllm", "h100-sxm")
+
+
+def test_the_ranges_hold_every_row_of_the_sample() -> None:
+    for row in read_servings((DATA / "serving_dense.csv").read_bytes(), "serving_dense.csv"):
+        engine = row.setup.stack.partition("@")[0]
+        (check,) = (each for each in serving_checks() if (each.stack, each.cluster.name) == (engine, row.setup.cluster))
+        for name, size in run_sizes(row.setup.scenario(row.concurrency, row.prompt, row.gen)).items():
+            low, high = check.sizes[name]
+            assert low <= size <= high, (name, size)
+        assert set(check.sizes) <= set(UNCHECKED)
 
 
 def test_each_check_is_of_an_engine_and_a_gpu_of_the_catalog() -> None:

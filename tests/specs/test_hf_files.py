@@ -207,7 +207,7 @@ def test_another_id_is_refused_with_a_way_out(hub_id: str) -> None:
     with pytest.raises(UnknownNameError, match=f"unknown model '{hub_id}'") as caught:
         catalog.model(hub_id)
     assert f"nothing is downloaded: save https://huggingface.co/{hub_id}/blob/main/config.json" in caught.value.hint
-    assert ("did you mean 'meta-llama/llama-3.3-70b-instruct'?" in caught.value.hint) is ("Instuct" in hub_id)
+    assert ("did you mean 'meta-llama/Llama-3.3-70B-Instruct'?" in caught.value.hint) is ("Instuct" in hub_id)
 
 
 def test_a_folder_named_like_an_id_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,12 +83,17 @@ def test_h100_figures() -> None:
     ("kind", "name", "hint"),
     [
         ("model", "405bb", "did you mean '405b'? `ladder-sim list models` shows all"),
-        ("model", "lama-3.1-405b", "did you mean 'llama-3.1-405b'? `ladder-sim list models` shows all"),
+        (
+            "model",
+            "lama-3.1-405b",
+            "did you mean 'llama-3.1-405b'? models of 405b: llama-3.1-405b; `ladder-sim list models` shows all",
+        ),
         # other sizes and other products are no typing errors
         ("model", "llama-3.1-45b", "`ladder-sim list models` shows all"),
-        ("model", "mixtral-8x7b", "`ladder-sim list models` shows all"),
+        ("model", "mixtral-8x7b", "a mixture of experts is not supported yet, and no dense model stands in for it"),
         ("cluster", "h100-smx", "did you mean 'h100-sxm'? `ladder-sim list clusters` shows all"),
-        ("stack", "tensorrt", "known: gpt-fast, sglang, trtllm, vllm; `ladder-sim list stacks` shows all"),
+        ("stack", "tensorflow", "known: gpt-fast, sglang, trtllm, vllm; `ladder-sim list stacks` shows all"),
+        ("stack", "tensorrt", "write trtllm"),
         ("stack", "vlm", "did you mean 'vllm'? `ladder-sim list stacks` shows all"),
     ],
 )
@@ -344,6 +349,14 @@ def test_group_across_nodes_fills_them() -> None:
 def test_warnings() -> None:
     assert Scenario.of(nodes=2).warnings() == ("8 KV heads on 16 ranks: each KV head is held by 2 ranks",)
     assert Scenario.of(model="llama-3.1-405b-kv16", nodes=2).warnings() == ()
+    assert Scenario.of(cluster="a100-sxm-hdr", dtype="fp8").warnings() == (
+        "A100 SXM4 80GB has no fp8 tensor cores: fp8 saves memory and its traffic, and is multiplied at the rate of "
+        "bf16",
+    )
+    for typed, warned in (("3958TFLOP/s", True), ("1978.9TFLOP/s", False), ("1000TFLOP/s", False)):
+        texts = Scenario.of(dtype="fp8", overrides={"gpu.fp8": typed}).warnings()
+        sparse = "gpu.fp8 is above the dense peak of H100 SXM5 80GB: it may be the figure with sparsity"
+        assert texts == ((sparse,) if warned else ())
     assert Scenario.of(dtype="fp16").warnings() == ("fp16 uses the bf16 tables: the same bytes and tensor-core rate",)
     assert Scenario.of(model="1b", prompt=2048, gen=1).warnings() == (
         "context of 2049 tokens: 'ladder-1b' was made for 2048",
@@ -380,5 +393,5 @@ def test_another_product_is_not_suggested(name: str) -> None:
 
 def test_another_precision_is_not_suggested() -> None:
     with pytest.raises(UnknownNameError) as caught:
-        Scenario.of(dtype="fp4")
+        Scenario.of(dtype="fp6")
     assert caught.value.hint == "known: bf16, fp16, fp8, fp8-block, nvfp4, w4a16"

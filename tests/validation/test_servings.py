@@ -85,7 +85,7 @@ def test_campaigns_say_what_arrived_in_lockstep_unless_the_row_does() -> None:
         (
             {"model_path": "Qwen/Qwen3-23B"},
             "t.csv, line 2: model_path: unknown model 'Qwen/Qwen3-23B'",
-            "qwen/qwen3-32b",
+            "Qwen/Qwen3-32B",
         ),
         ({"system": "h100_smx"}, "t.csv, line 2: unknown system 'h100_smx'", "h100_sxm"),
         ({"backend": "vlm"}, "t.csv, line 2: unknown backend 'vlm'", "vllm"),

@@ -10,7 +10,7 @@ from ladder_sim.analysis.breakeven import BreakEven
 from ladder_sim.analysis.compare import Candidate
 from ladder_sim.analysis.sensitivity import MIN_CHANGE, Sensitivity
 from ladder_sim.display.console import table
-from ladder_sim.display.labels import field_label, field_text, validated_lines, workload_label
+from ladder_sim.display.labels import field_label, field_text, workload_label
 from ladder_sim.specs.settings import find_setting
 from ladder_sim.units import format_bytes, format_rate, format_seconds
 
@@ -155,9 +155,4 @@ def comparison_report(candidates: Sequence[Candidate]) -> RenderableType:
         Text(f"{first.scenario.model.name}, {workload_label(first.scenario)}"),
         Text(where, "bold"),
         table(columns[:kept], [row[:kept] for row in rows], left=2, keys=2, wrapped=()),
-        *(
-            Text(f"{candidate.name}: {line}")
-            for candidate in candidates
-            for line in validated_lines(candidate.predictions.confidence)
-        ),
     )

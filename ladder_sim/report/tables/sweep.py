@@ -50,7 +50,7 @@ def _row(sweep: SweepTable, row: int, base: str, compared: list[str], *, priced:
         format_seconds(tpot_s) if not isnan(tpot_s) else "-",
         format_rate(float(sweep[f"{base}.tokens_per_s"][row])),
         *([f"{sweep[f'{base}.{PRICE}'][row]:.3g}"] if priced else []),
-        *(f"{sweep[f'{name}.speedup'][row]:.3f}" for name in compared),
+        *(f"{sweep[f'{name}.speedup'][row]:.2f}" for name in compared),
         "",
     )
 

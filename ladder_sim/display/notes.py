@@ -1,0 +1,56 @@
+"""What the reader of an answer should know: the end-to-end runs behind it, and its warnings."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from ladder_sim.confidence import Confidence
+from ladder_sim.display.labels import validated_lines
+
+# names before a warning; the others are counted
+_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notes:
+    """The end of every answer, and `validated` and `warnings` in its JSON."""
+
+    confidences: Mapping[str, Confidence]
+    """Of each part of the answer, by its name."""
+    about: tuple[str, ...] = ()
+    """Warnings about the answer as a whole."""
+
+    @property
+    def warnings(self) -> list[str]:
+        """Each once, with the names of the parts that it is about, unless it is about all."""
+        names: dict[str, list[str]] = {}
+        for name, confidence in self.confidences.items():
+            for text in confidence.warnings:
+                names.setdefault(text, []).append(name)
+        everywhere = len(self.confidences)
+        return [
+            *self.about,
+            *(text if len(each) == everywhere else f"{_listed(each)}: {text}" for text, each in names.items()),
+        ]
+
+    def fields(self) -> dict[str, Any]:
+        """As in JSON."""
+        validated = {name: dict(confidence.validated) for name, confidence in self.confidences.items()}
+        return {
+            "validated": validated if len(validated) > 1 else next(iter(validated.values()), {}),
+            "warnings": self.warnings,
+        }
+
+    def report(self) -> RenderableType:
+        """A line each."""
+        checked = validated_lines(*self.confidences.values()) if self.confidences else []
+        warnings = (Text(f"warning: {text}", no_wrap=True, overflow="ignore") for text in self.warnings)
+        return Group(*map(Text, checked), *warnings)
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

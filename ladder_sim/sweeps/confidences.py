@@ -1,0 +1,55 @@
+"""How sure the predictions of a sweep are."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ladder_sim.confidence import Confidence
+from ladder_sim.display.labels import field_label, field_text
+from ladder_sim.errors import LadderSimError
+from ladder_sim.prediction import predict
+from ladder_sim.sweeps.axes import Axis
+from ladder_sim.sweeps.grid import Grid, scenario_at
+
+# values of an axis that are looked at one by one; of more, and of numbers in ranges, the ends
+_FEW = 16
+
+
+def confidences(
+    axes: Mapping[str, Any],
+    variants: Sequence[str] | None = None,
+    *,
+    profile: str | None = None,
+    ignore_memory: bool = False,
+) -> dict[str, Confidence]:
+    """Of each value of each axis with the last values of the others, or else the first; what cannot run is left out.
+
+    Parameters
+    ----------
+    axes, variants, profile, ignore_memory
+        As for `ladder_sim.sweeps.run.sweep`.
+    """
+    grid = Grid(axes, variants)
+    bases = [{each.name: each.values[end] for each in grid.axes} for end in (-1, 0)]
+    points = {
+        f"{field_label(each.name)} {field_text(each.name, getattr(value, 'name', value), each.unit)}": [
+            {**base, each.name: value} for base in bases
+        ]
+        for each in grid.varied
+        for value in _looked_at(each)
+    }
+    answers = {}
+    for name, tried in (points or {"": bases[:1]}).items():
+        for point in tried:
+            try:
+                scenario = scenario_at(point)
+                answers[name] = predict(
+                    scenario, grid.variants, profile=profile, ignore_memory=ignore_memory
+                ).confidence
+                break
+            except LadderSimError:
+                continue
+    return answers
+
+
+def _looked_at(each: Axis) -> Sequence[Any]:
+    return each.values if len(each.values) <= _FEW else (each.values[0], each.values[-1])
