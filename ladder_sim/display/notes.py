@@ -45,10 +45,9 @@ class Notes:
         }
 
     def report(self) -> RenderableType:
-        """A line each."""
+        """A paragraph each."""
         checked = validated_lines(*self.confidences.values()) if self.confidences else []
-        warnings = (Text(f"warning: {text}", no_wrap=True, overflow="ignore") for text in self.warnings)
-        return Group(*map(Text, checked), *warnings)
+        return Group(*map(Text, [*checked, *(f"warning: {text}" for text in self.warnings)]))
 
 
 def _listed(names: list[str]) -> str:
