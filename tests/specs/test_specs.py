@@ -83,12 +83,20 @@ def test_h100_figures() -> None:
     ("kind", "name", "hint"),
     [
         ("model", "405bb", "did you mean '405b'? `ladder-sim list models` shows all"),
-        ("model", "lama-3.1-405b", "did you mean 'llama-3.1-405b'? `ladder-sim list models` shows all"),
+        (
+            "model",
+            "lama-3.1-405b",
+            "did you mean 'llama-3.1-405b'? models of 405b: llama-3.1-405b; `ladder-sim list models` shows all",
+        ),
         # other sizes and other products are no typing errors
         ("model", "llama-3.1-45b", "`ladder-sim list models` shows all"),
-        ("model", "mixtral-8x7b", "`ladder-sim list models` shows all"),
+        (
+            "model",
+            "mixtral-8x7b",
+            "a mixture of experts is not supported yet, and no dense model stands in for it",
+        ),
         ("cluster", "h100-smx", "did you mean 'h100-sxm'? `ladder-sim list clusters` shows all"),
-        ("stack", "tensorrt", "known: gpt-fast, trtllm, vllm; `ladder-sim list stacks` shows all"),
+        ("stack", "tensorrt", "write trtllm"),
         ("stack", "vlm", "did you mean 'vllm'? `ladder-sim list stacks` shows all"),
     ],
 )
@@ -383,4 +391,4 @@ def test_another_product_is_not_suggested(name: str) -> None:
 def test_another_precision_is_not_suggested() -> None:
     with pytest.raises(UnknownNameError) as caught:
         Scenario.of(dtype="fp4")
-    assert caught.value.hint == "known: bf16, fp16, fp8"
+    assert caught.value.hint == "weights of four bits are not simulated, and fp8 does not stand in for them"
