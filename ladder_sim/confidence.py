@@ -99,20 +99,20 @@ class Unchecked:
 # The others are judgement. GPU: nine tenths of 46 servings on H200 (SGLang, same file) lie within 34 %, and other
 # generations are further from the GPU that was checked. Links: the formula misses logs of other fabrics by up to
 # 64 % (docs/catalog.md), most by less than half. Model family: the same tables at other sizes, other small kernels;
-# servings of Qwen3 and of Llama are missed alike. Sizes outside the runs' range add nothing: errors of single ops grow
-# where tables end. Precision: fp8 kernels of two engines differ by twice at a few rows,
-# where GEMMs are half of a step.
+# servings of Qwen3 and of Llama are missed alike. Sizes outside the runs' range: the same tables at other shapes;
+# start-up and skew of collectives were fitted at the runs' degrees. Precision: fp8 kernels of two engines differ by
+# twice at a few rows, where GEMMs are half of a step.
 UNCHECKED: Mapping[str, Unchecked] = {
     "stack": Unchecked(kernels=0.25, collectives=0.75),
     "gpu": Unchecked(kernels=0.35),
     "links": Unchecked(collectives=0.5),
     "model_family": Unchecked(kernels=0.1),
     "precision": Unchecked(kernels=0.15),
-    "model_size": Unchecked(),
-    "tp": Unchecked(),
-    "batch": Unchecked(),
-    "prompt": Unchecked(),
-    "gen": Unchecked(),
+    "model_size": Unchecked(kernels=0.1),
+    "tp": Unchecked(collectives=0.25),
+    "batch": Unchecked(kernels=0.1),
+    "prompt": Unchecked(kernels=0.1),
+    "gen": Unchecked(kernels=0.1),
 }
 
 

@@ -1,13 +1,12 @@
 """What tables, figures and pages call things: fields and their values with units, scenarios in a line."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ladder_sim.confidence import NO_PROFILE, UNCHECKED, Compared, Confidence
+from ladder_sim.confidence import NO_PROFILE, Compared, Confidence
 from ladder_sim.costs.profile import run_sizes
 from ladder_sim.serving.checks import ServingCheck
 from ladder_sim.specs.scenario import Scenario
@@ -210,19 +209,11 @@ def validated_lines(*confidences: Confidence) -> list[str]:
         for part, detail in _absent(each).items():
             absent[part] = list(dict.fromkeys([*absent.get(part, []), detail]))
     served = any(each.scenario.workload.concurrency is not None for each in confidences)
-    wider, outside = (
-        ", ".join(
-            f"{_part_label(part, served=served)} ({'; '.join(details)})"
-            for part, details in absent.items()
-            if any(astuple(UNCHECKED[part])) == widens
-        )
-        for widens in (True, False)
-    )
+    wider = ", ".join(f"{_part_label(part, served=served)} ({'; '.join(details)})" for part, details in absent.items())
     stacks = {each.scenario.stack.name: each.scenario.stack.note for each in confidences}
     return [
         *dict.fromkeys(runs),
         *([f"Not in these runs, so intervals are wider: {wider}."] if wider else []),
-        *([f"Outside their range, at intervals no wider: {outside}."] if outside else []),
         *(f"Stack {name}: {note}." for name, note in stacks.items() if note),
     ]
 

@@ -44,7 +44,7 @@ def reader() -> Iterator[Processor]:
         yield started
 
 
-def check(reader: Processor, runs: dict[str, TraceGraph], file: bytes | None = None) -> None:
+def assert_shown(reader: Processor, runs: dict[str, TraceGraph], file: bytes | None = None) -> None:
     """Every op that takes time stands on its thread at its time, with its arrows; so does exposed communication."""
     reader.load(file or perfetto.to_json(runs).encode())
     assert reader.query(ERRORS) == []
@@ -94,15 +94,15 @@ def points(before: TraceOp, op: TraceOp) -> bool:
 @pytest.mark.parametrize("stack", ["gpt-fast", "vllm"])
 def test_a_predicted_step(reader: Processor, stack: str) -> None:
     scenario = Scenario.of(model="8b", tp=4, variant="ladder", stack=stack)
-    check(reader, {"predicted": predicted_step(scenario, "decode", profile="h100-sxm")})
+    assert_shown(reader, {"predicted": predicted_step(scenario, "decode", profile="h100-sxm")})
 
 
 def test_a_measured_run_beside_its_replay(reader: Processor) -> None:
     """Real times are no whole nanoseconds, and without launch gaps hundreds of ops take no time."""
     graph = load([DATA / "traces" / "nccl_ddp.json.gz"])
     faster = without_launch_gaps(graph)
-    check(reader, {"recorded": graph})
-    check(reader, {"recorded": graph, "replayed": with_times(faster, simulate(faster))})
+    assert_shown(reader, {"recorded": graph})
+    assert_shown(reader, {"recorded": graph, "replayed": with_times(faster, simulate(faster))})
 
 
 def test_ranks_that_diff_puts_side_by_side(reader: Processor, tmp_path: Path) -> None:
@@ -117,12 +117,12 @@ def test_ranks_that_diff_puts_side_by_side(reader: Processor, tmp_path: Path) ->
         assert ran.code == 0, ran.err
     runs = {path.name: load([path]) for path in (recorded, replayed)}
     assert {lane.rank for lane in runs["recorded.json"].lanes} == {0, 1}
-    check(reader, runs, both.read_bytes())
+    assert_shown(reader, runs, both.read_bytes())
 
 
 def test_no_arrow_runs_back_in_time(reader: Processor) -> None:
     """Perfetto would turn it around."""
-    check(reader, {"blocked": blocked()})
+    assert_shown(reader, {"blocked": blocked()})
     assert reader.query(ARROWS) == [(0, 1)]
 
 
