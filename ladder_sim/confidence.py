@@ -223,10 +223,10 @@ def _alike(scenario: Scenario, profile: CalibrationProfile | None, compared: Com
     return {
         # the figures of a version are in the stack
         "stack": (stack.name.partition("@")[0], stack.allreduce) == (runs.stack, runs.allreduce)
-        and not _changed(scenario),
+        and not own_figures(scenario),
         "gpu": _same_gpu(cluster, measured_on) and own_tables,
         "links": same_tiers and scenario.nodes_used in runs.nodes and (scenario.p2p or same_host),
-        "model_family": scenario.model.family in runs.families,
+        "model_family": scenario.model.family in runs.families and not scenario.set_by_hand("model."),
         # a table holds every dtype of its size
         "precision": FORMATS[scenario.workload.dtype] in [FORMATS[dtype] for dtype in runs.dtypes],
         **{name: _within(name, size, runs) for name, size in run_sizes(scenario).items()},
@@ -241,10 +241,10 @@ def _same_gpu(cluster: ClusterSpec, other: ClusterSpec) -> bool:
     )
 
 
-def _changed(scenario: Scenario) -> bool:
-    """Whether a stack has figures of its own: by hand, or in a file under a name of the catalog."""
+def own_figures(scenario: Scenario) -> bool:
+    """Whether its stack has figures of its own: by hand, or in a file under a name of the catalog."""
     stack = scenario.stack
-    if any(name.startswith("stack.") for name in scenario.settings):
+    if scenario.set_by_hand("stack."):
         return True
     if stack.name not in catalog.stack_names():
         return False

@@ -77,23 +77,39 @@ class UnknownNameError(UsageError):
     def __init__(self, kind: str, name: str, known: Iterable[str], *, more: str = "", answer: str = "") -> None:
         typed = {each.lower(): each for each in known}
         names = sorted(typed)
-        close = difflib.get_close_matches(name.lower(), names, n=5, cutoff=0.7)
-        # "h100" begins "h100-sxm", and "latency" ends "intra.latency"
-        longer = [each for each in names if name and (each.startswith(name.lower()) or each.endswith(f".{name}"))]
-        # "h100" stands for an "h100_sxm", but "h20" for no "h200-sxm"
-        whole = [each for each in longer if not each.removeprefix(name.lower())[:1].isalnum()]
-        near = [each for each in close if _marks(each) == _marks(name.lower())] or whole
+        longer, near = _longer(name, names), nearest(name, names)
         if answer:
             parts = [answer]
         elif 1 < len(longer) <= 6:
             parts = [f"there are {', '.join(typed[each] for each in longer)}" + (";" if more else ""), more]
         elif near:
-            parts = [f"did you mean '{typed[near[0]]}'?", more]
+            parts = [f"did you mean '{typed[near]}'?", more]
         elif more and len(names) > 12:
             parts = [more]
         else:
             parts = [f"known: {', '.join(typed[each] for each in names)}" + (";" if more else ""), more]
         super().__init__(f"unknown {kind} '{name}'", hint=" ".join(filter(None, parts)))
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The valid name, in lower case, that a mistyped one stands for; empty if there is none.
+
+    Examples
+    --------
+    >>> nearest("h100-smx", ["h100-sxm", "h200-sxm"]), nearest("h20", ["h200-sxm"])
+    ('h100-sxm', '')
+    """
+    names = sorted(each.lower() for each in known)
+    close = difflib.get_close_matches(name.lower(), names, n=5, cutoff=0.7)
+    # "h100" stands for an "h100_sxm", but "h20" for no "h200-sxm"
+    whole = [each for each in _longer(name, names) if not each.removeprefix(name.lower())[:1].isalnum()]
+    near = [each for each in close if _marks(each) == _marks(name.lower())] or whole
+    return near[0] if near else ""
+
+
+def _longer(name: str, names: Iterable[str]) -> list[str]:
+    """Names that hold another: "h100" begins "h100-sxm", and "latency" ends "intra.latency"."""
+    return [each for each in names if name and (each.startswith(name.lower()) or each.endswith(f".{name}"))]
 
 
 def _marks(name: str) -> tuple[list[str], set[str]]:

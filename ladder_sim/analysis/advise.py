@@ -16,7 +16,7 @@ from ladder_sim.sweeps.confidences import confidences
 from ladder_sim.sweeps.evaluate import MEMORY, PROBLEM
 from ladder_sim.sweeps.executors import serial
 from ladder_sim.sweeps.grid import Grid, scenario_at
-from ladder_sim.sweeps.price import check_price, token_price
+from ladder_sim.sweeps.price import PRICE_CAVEAT, check_price, token_price
 from ladder_sim.sweeps.run import how_of, run
 from ladder_sim.sweeps.table import SweepTable
 from ladder_sim.units import format_seconds
@@ -193,6 +193,8 @@ def _cautions(options: Sequence[Option], model: ModelSpec, largest: int, *, boun
     if bounded:
         yield TTFT_BOUND
     best = options[0]
+    if best.usd_per_Mtoken is not None:
+        yield PRICE_CAVEAT
     own = "ladder" if model.ladder_layers else "parallel" if model.parallel_blocks else "standard"
     if best.variant != own:
         today = next((option for option in options if option.variant == own), None)

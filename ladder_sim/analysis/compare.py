@@ -12,7 +12,7 @@ from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import StackSpec
 from ladder_sim.sweeps.grid import scenario_at
-from ladder_sim.sweeps.price import check_price, token_price
+from ladder_sim.sweeps.price import PRICE_CAVEAT, check_price, token_price
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +118,8 @@ def comparison_notes(candidates: Sequence[Candidate]) -> Notes:
             "stacks are not ranked: the rates of two engines have separate errors, so that their ratio, unlike a "
             "speedup, is less certain than either"
         )
+    if any(each.usd_per_gpu_hour is not None for each in candidates):
+        warnings.append(PRICE_CAVEAT)
     return Notes(
         confidences={candidate.name: candidate.predictions.confidence for candidate in candidates},
         about=tuple(warnings),

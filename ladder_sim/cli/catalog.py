@@ -145,7 +145,8 @@ def _clusters() -> Rows:
         links = f"{spec.intra.fabric} {format_bandwidth(spec.intra.bandwidth_Bps)}"
         across = f"{spec.inter.fabric} {format_bandwidth(spec.inter.bandwidth_Bps)}"
         rows.append((name, f"{spec.gpus_per_node} x {spec.gpu.name}", links, across, spec.profile or "roofline"))
-    return ("cluster", "node", "in the node", "across nodes", "profile"), rows
+    columns = ("cluster", "node", "in the node, per GPU one way", "across nodes, per GPU one way", "profile")
+    return columns, rows
 
 
 def _stacks() -> Rows:

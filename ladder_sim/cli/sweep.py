@@ -97,6 +97,7 @@ def sweep(
     from ladder_sim.display.notes import Notes
     from ladder_sim.sweeps.confidences import confidences
     from ladder_sim.sweeps.grid import Grid, check_size, check_used
+    from ladder_sim.sweeps.price import PRICE_CAVEAT
     from ladder_sim.sweeps.run import file_format, how_of, run_to_file, stream
     from ladder_sim.sweeps.run import sweep as simulate
 
@@ -129,7 +130,10 @@ def sweep(
                 progress=progress,
             )
             feasible = int(table.feasible.sum())
-    notes = Notes(confidences=confidences(axes.ranges, names, profile=profile, ignore_memory=ignore_memory))
+    notes = Notes(
+        confidences=confidences(axes.ranges, names, profile=profile, ignore_memory=ignore_memory),
+        about=(PRICE_CAVEAT,) if price is not None else (),
+    )
     if form:
         warn(notes)
     if save is not None:

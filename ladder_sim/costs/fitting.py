@@ -94,7 +94,7 @@ def _precisions(scenario: Scenario) -> Iterator[Change]:
 
 def _stacks(scenario: Scenario) -> Iterator[Change]:
     """Other stacks that can run the workload, unless figures of this one were set by hand."""
-    if any(name.startswith("stack.") for name in scenario.settings):
+    if scenario.set_by_hand("stack."):
         return
     for name in catalog.stack_names():
         able = scenario.workload.concurrency is None or catalog.stack(name).serves

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ladder_sim.confidence import NO_PROFILE, Compared, Confidence
+from ladder_sim.confidence import NO_PROFILE, Compared, Confidence, own_figures
 from ladder_sim.costs.profile import run_sizes
 from ladder_sim.serving.checks import ServingCheck
 from ladder_sim.specs.scenario import Scenario
@@ -73,6 +73,13 @@ _TITLES = {
 LEGEND = {
     "hidden": "share of the communication during which kernels run; the rest is exposed",
     "critical path": "what decides the time; a hidden all-reduce does where it outlasts the kernels next to it",
+}
+# settings that make a part of a scenario another one than the runs', by how their names begin
+_SETTINGS_OF = {
+    "stack": ("stack.",),
+    "gpu": ("gpu.", "cluster.rank_skew"),
+    "links": ("intra.", "inter.", "host.", "cluster.host_low_latency_share"),
+    "model_family": ("model.",),
 }
 # a logarithmic axis shows values that span more than this factor better
 _LOG_SPAN = 8.0
@@ -230,6 +237,11 @@ def _absent(confidence: Confidence) -> dict[str, str]:
         **{name: str(size) for name, size in run_sizes(scenario).items()},
         "model_size": f"{scenario.model.parameters / 1e9:.3g}B parameters",
     }
+    if own_figures(scenario) and not scenario.set_by_hand(*_SETTINGS_OF["stack"]):
+        details["stack"] += ", other figures than the catalog's"
+    for part, prefixes in _SETTINGS_OF.items():
+        if by_hand := scenario.set_by_hand(*prefixes):
+            details[part] += f", {', '.join(map(field_label, by_hand))} set by hand"
     return {part: details[part] for part, compared in confidence.validated.items() if not compared}
 
 

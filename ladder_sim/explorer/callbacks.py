@@ -15,7 +15,7 @@ from dash.exceptions import PreventUpdate
 
 from ladder_sim.errors import LadderSimError
 from ladder_sim.explorer import headline, style
-from ladder_sim.explorer.controls import control_id
+from ladder_sim.explorer.controls import control_id, page_words
 from ladder_sim.explorer.figures import FIGURES
 from ladder_sim.explorer.markup import markup
 from ladder_sim.explorer.queries import Queries
@@ -157,7 +157,7 @@ def _respond(
     except PreventUpdate:
         raise
     except LadderSimError as error:
-        return error_view(error)
+        return error_view(LadderSimError(page_words(error.message), hint=page_words(error.hint)))
     except Exception:
         traceback.print_exc()
         return error_view(LadderSimError("the simulator failed", hint="a bug: the terminal shows where"))

@@ -1,6 +1,7 @@
 """The panel of controls. Their ids are the names of a link's fields."""
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -13,7 +14,7 @@ from ladder_sim.explorer.glossary import GLOSSARY
 from ladder_sim.explorer.native import Choices, FileField, Select
 from ladder_sim.explorer.upload import MAX_BYTES
 from ladder_sim.graph.variants import DEFAULT_VARIANTS, VARIANTS
-from ladder_sim.specs.arguments import DEFAULTS
+from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS
 from ladder_sim.specs.stack import AllReduce
 from ladder_sim.specs.workload import DType
 from ladder_sim.units import short_name
@@ -64,6 +65,15 @@ SLIDERS = (
     Slider(field="gpu.bf16_flops", low=2e13, high=2e16),
 )
 SLIDER_KEYS = tuple(slider.key for slider in SLIDERS)
+_NO_P2P, _IGNORE_MEMORY = "No peer-to-peer (host memory)", "Predict even if it does not fit"
+_SETTINGS, _VARIANTS = "Other figures, by name", "Variants to show"
+# what the page has in the place of a flag
+_TITLES = {argument.flag: field_title(name) for name, argument in ARGUMENTS.items()} | {
+    "--no-p2p": _NO_P2P,
+    "--ignore-memory": _IGNORE_MEMORY,
+    "--set": _SETTINGS,
+    "--variant": _VARIANTS,
+}
 # parameters of the variants that have one
 AMOUNTS = {"hybrid-ladder": 16, "desync": 4}
 _SHAPE, _WORK, _HARDWARE = SLIDERS[:3], SLIDERS[3:6], SLIDERS[6:]
@@ -78,6 +88,17 @@ def control_id(key: str) -> str:
     'c-inter-bandwidth'
     """
     return f"c-{key.replace('.', '-')}"
+
+
+def page_words(text: str) -> str:
+    """A message, with the names of the page's controls in the place of flags.
+
+    Examples
+    --------
+    >>> page_words("on these GPUs --dtype fp8 or --stack vllm fits")
+    "on these GPUs 'Precision' fp8 or 'Engine' vllm fits"
+    """
+    return re.sub(r"--[a-z0-9-]+", lambda flag: f"'{_TITLES[flag[0]]}'" if flag[0] in _TITLES else flag[0], text)
 
 
 def extra(name: str, value: str) -> dict[str, Any]:
@@ -117,7 +138,7 @@ def controls(allowlist: Allowlist) -> html.Aside:
                 [
                     _choice("cluster", "Cluster", list(allowlist.clusters)),
                     *map(_slider, _SHAPE),
-                    _flag("no_p2p", "No peer-to-peer (host memory)"),
+                    _flag("no_p2p", _NO_P2P),
                 ],
             ),
             _group(
@@ -133,7 +154,7 @@ def controls(allowlist: Allowlist) -> html.Aside:
                 ],
             ),
             _group("Hardware", [*map(_slider, _HARDWARE), _settings()]),
-            _group("Variants", [_variants(), _flag("ignore_memory", "Predict even if it does not fit")]),
+            _group("Variants", [_variants(), _flag("ignore_memory", _IGNORE_MEMORY)]),
             _group(
                 "Price and bounds",
                 [
@@ -210,7 +231,7 @@ def _entry(key: str, **more: Any) -> dcc.Input:
 def _settings() -> html.Div:
     return html.Div(
         [
-            _text("settings", "Other figures, by name", "stack.stream_wait=1us"),
+            _text("settings", _SETTINGS, "stack.stream_wait=1us"),
             html.Button("Reset to the catalog", id="reset", className="quiet wide"),
         ],
         className="group",
@@ -228,7 +249,7 @@ def _variants() -> html.Div:
             Choices(
                 id=control_id("variants"),
                 type="checkbox",
-                title="Variants to show",
+                title=_VARIANTS,
                 options=options,
                 value=list(DEFAULT_VARIANTS[1:]),
             ),

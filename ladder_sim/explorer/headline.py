@@ -8,6 +8,7 @@ from dash.development.base_component import Component
 from ladder_sim.analysis.advise import SERVING, TTFT_BOUND
 from ladder_sim.analysis.compare import Candidate, comparison_notes
 from ladder_sim.answer import Prediction
+from ladder_sim.confidence import Confidence
 from ladder_sim.display.document import scenario_fields
 from ladder_sim.display.labels import (
     field_text,
@@ -18,11 +19,11 @@ from ladder_sim.display.labels import (
     validated_lines,
     workload_label,
 )
-from ladder_sim.explorer.controls import SLIDERS, extra
+from ladder_sim.explorer.controls import SLIDERS, extra, page_words
 from ladder_sim.explorer.glossary import GLOSSARY
 from ladder_sim.explorer.queries import Answer, Setup
 from ladder_sim.report.figures.style import variant_colour
-from ladder_sim.sweeps.price import token_price
+from ladder_sim.sweeps.price import PRICE_CAVEAT, token_price
 from ladder_sim.units import format_bytes, format_rate, format_seconds
 from ladder_sim.validation.compare import ErrorStats
 
@@ -95,15 +96,17 @@ def evidence(answer: Answer, error: ErrorStats | None) -> list[Component]:
     return [
         _heading(f"{confidence.measured_fraction:.0%} of standard's time is measured", f"profile {confidence.profile}"),
         *_shares(sources),
-        html.P(" ".join(validated_lines(confidence))),
+        _runs(confidence),
         html.P(accuracy),
         _warnings(confidence.warnings),
     ]
 
 
 def notes(answer: Answer) -> html.Ul:
-    """What the reader of latency and throughput should know."""
-    return _warnings((SERVING, TTFT_BOUND) if answer.state.max_ttft else (SERVING,))
+    """What the reader of latency, throughput and prices should know."""
+    bounded = [TTFT_BOUND] if answer.state.max_ttft else []
+    priced = [PRICE_CAVEAT] if answer.state.price is not None else []
+    return _warnings([SERVING, *bounded, *priced])
 
 
 def control_values(setup: Setup) -> ControlValues:
@@ -117,14 +120,15 @@ def control_values(setup: Setup) -> ControlValues:
 
 
 def comparison(candidates: Sequence[Candidate]) -> list[Component]:
-    """The pinned scenarios side by side: what differs, then every variant, then the warnings."""
+    """The pinned scenarios side by side: what differs, then every variant, then the runs behind them and warnings."""
     rows = [
         html.Tr([html.Th(name, scope="row"), *(html.Td(text) for text in texts)])
         for name, texts in {**_differences(candidates), **_results(candidates)}.items()
     ]
     head = html.Tr([html.Th(""), *(html.Th(candidate.name, scope="col") for candidate in candidates)])
     table = html.Table([html.Thead(head), html.Tbody(rows)], className="compare")
-    return [table, _warnings(comparison_notes(candidates).warnings)]
+    notes = comparison_notes(candidates)
+    return [table, _runs(*notes.confidences.values()), _warnings(notes.warnings)]
 
 
 def _card(prediction: Prediction, answer: Answer) -> html.Article:
@@ -159,8 +163,13 @@ def _bounded(seconds: float, bound_s: float) -> str | list[Component | str]:
     return text if seconds <= bound_s else [html.Mark(f"over {format_seconds(bound_s)}"), f" {text}"]
 
 
+def _runs(*confidences: Confidence) -> html.P:
+    """The end-to-end runs behind predictions."""
+    return html.P(page_words(" ".join(validated_lines(*confidences))))
+
+
 def _warnings(texts: Sequence[str]) -> html.Ul:
-    return html.Ul([html.Li(text) for text in texts], className="warnings")
+    return html.Ul([html.Li(page_words(text)) for text in texts], className="warnings")
 
 
 def _shares(parts: Mapping[str, tuple[float, str, str]]) -> list[Component]:

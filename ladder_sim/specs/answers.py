@@ -2,6 +2,8 @@
 
 import re
 
+from ladder_sim.errors import nearest
+
 _OTHER_WEIGHTS = "weights of this format are not simulated, and no other format stands in for them"
 _NOT_MEASURED = (
     "no measurements of it are shipped, and no other GPU stands in for it: start a file of its figures from "
@@ -22,7 +24,7 @@ _ANSWERS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "model": (
         (
-            r".*(mixtral|-moe\b|dbrx|grok|gpt-oss|-a\d+b\b|deepseek-?(v[23]|r1(?!-distill))|llama-4|kimi-k2).*",
+            r".*(mixtral|-moe\b|dbrx|grok|gpt-oss|-a\d+b\b|deepseek-?(v[23]|r1(?!-distill))|llama-4\b|kimi-k2).*",
             "a mixture of experts is not supported yet, and no dense model stands in for it",
         ),
         (r".*\b(awq|gptq|int4|w4a16)\b.*", "take the id of the unquantized model with --dtype w4a16"),
@@ -50,13 +52,16 @@ def answer(kind: str, name: str) -> str:
 
 
 def same_size(name: str, names: tuple[str, ...]) -> str:
-    """The models with as many parameters as a name says, in words; empty if it says none.
+    """The models with as many parameters as a name says, in words; empty if it says none, or is one of them mistyped.
 
     Examples
     --------
     >>> same_size("llama3-70b", ("llama-2-70b", "llama-3.1-70b", "llama-3.1-8b"))
     'models of 70b: llama-2-70b, llama-3.1-70b'
+    >>> same_size("llama-3.1-8", ("llama-3.1-8b",)), same_size("llama-31-8b", ("llama-3.1-8b",))
+    ('', '')
     """
     size = re.search(r"(?<![\w.])\d+(\.\d+)?b\b", name.lower())
     equal = [each for each in names if size and each.endswith(f"-{size[0]}")]
-    return f"models of {size[0]}: {', '.join(equal)}" if size and equal else ""
+    mistyped = equal == [nearest(name, names)]
+    return f"models of {size[0]}: {', '.join(equal)}" if size and equal and not mistyped else ""

@@ -74,7 +74,9 @@ def model(name_or_path: str) -> ModelSpec:
 def model_id(name: str) -> str:
     """Return the catalog id that an alias or a Hugging Face id stands for; another name in lower case."""
     key = name.strip().lower()
-    return _hub_ids().get(key, key) if "/" in key else MODEL_ALIASES.get(key, key)
+    if "/" in key:
+        return next((model for hub_id, model in _hub_ids().items() if hub_id.lower() == key), key)
+    return MODEL_ALIASES.get(key, key)
 
 
 def cluster(name_or_path: str) -> ClusterSpec:
@@ -210,15 +212,8 @@ def _ids(folder: str) -> tuple[str, ...]:
 
 @functools.cache
 def _hub_ids() -> dict[str, str]:
-    """Built-in models by the Hugging Face ids of their files, in lower case."""
-    return {
-        hub_id.lower(): name for name in model_names() for hub_id in json.loads(_data("models", name)).get("_ids", ())
-    }
-
-
-def _hub_spellings() -> list[str]:
-    """The Hugging Face ids of built-in models, as their files spell them."""
-    return [hub_id for name in model_names() for hub_id in json.loads(_data("models", name)).get("_ids", ())]
+    """Built-in models by the Hugging Face ids of their files."""
+    return {hub_id: name for name in model_names() for hub_id in json.loads(_data("models", name)).get("_ids", ())}
 
 
 def _model_path(text: str) -> Path:
@@ -227,7 +222,7 @@ def _model_path(text: str) -> Path:
     if _HUB_ID.fullmatch(text) and not text.lower().endswith(".json") and not os.path.exists(path):
         page = f"https://huggingface.co/{text}/blob/main/config.json"
         more = f"nothing is downloaded: save {page} and pass its path"
-        raise UnknownNameError("model", text, _hub_spellings(), more=more, answer=answer("model", text))
+        raise UnknownNameError("model", text, _hub_ids(), more=more, answer=answer("model", text))
     return path
 
 

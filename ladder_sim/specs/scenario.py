@@ -184,6 +184,10 @@ class Scenario:
         """Return its value for a setting, named as by `ladder_sim.specs.settings.find_setting`."""
         return attrgetter(f"cluster.{name}" if name.partition(".")[0] in IN_CLUSTER else name)(self)
 
+    def set_by_hand(self, *prefixes: str) -> list[str]:
+        """Return the settings whose names begin so, e.g. with ``"stack."``."""
+        return [name for name in self.settings if name.startswith(prefixes)]
+
     @property
     def ranks_per_node(self) -> int:
         """Ranks of the tensor-parallel group on each node it uses."""

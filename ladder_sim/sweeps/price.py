@@ -9,6 +9,8 @@ from ladder_sim.errors import UsageError
 
 Rate = TypeVar("Rate", float, NDArray[np.float64])
 SECONDS_PER_HOUR = 3600.0
+# for the notes of answers with prices
+PRICE_CAVEAT = "a token's price is that of GPUs that are never idle, at the rate shown: in service it costs more"
 PRICE_HINT = "US dollars per GPU and hour, e.g. 2.5"
 
 

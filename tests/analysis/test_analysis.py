@@ -15,7 +15,7 @@ from ladder_sim.analysis.sensitivity import sensitivity
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.errors import InfeasibleError, PartitionError, UnknownNameError, UsageError
 from ladder_sim.specs import catalog
-from ladder_sim.sweeps.price import token_price
+from ladder_sim.sweeps.price import PRICE_CAVEAT, token_price
 
 TWO_NODES = {"model": "405b", "nodes": 2}
 
@@ -194,6 +194,8 @@ def test_prices() -> None:
     assert token_price(3.0, 8, 1000.0) == pytest.approx(24 / 3.6)
     best = advise({"model": "70b"}, usd_per_gpu_hour=3.0).best
     assert best.usd_per_Mtoken == pytest.approx(token_price(3.0, best.tp, best.tokens_per_s))
+    priced, free = (advise({"model": "8b"}, usd_per_gpu_hour=price).notes.warnings for price in (3.0, None))
+    assert (PRICE_CAVEAT in priced, PRICE_CAVEAT in free) == (True, False)
     with pytest.raises(UsageError, match="price 0: must be above 0"):
         advise({"model": "8b"}, usd_per_gpu_hour=0.0)
 
@@ -206,6 +208,7 @@ def test_compare_is_a_prediction_on_each() -> None:
     prices = [one.token_price("ladder") for one in found]
     rates = [one.predictions["ladder"].tokens_per_s.value for one in found]
     assert prices == pytest.approx([token_price(2.0, 8, rates[0]), token_price(3.0, 8, rates[1])])
+    assert PRICE_CAVEAT in comparison_notes(found).warnings
     assert [one.scenario.stack.name for one in compare({"model": "8b"}, ["vllm", "trtllm"])] == ["vllm", "trtllm"]
 
 
@@ -275,6 +278,7 @@ def test_stacks_are_not_ranked() -> None:
     stacks = comparison_notes(compare({"model": "8b"}, ["gpt-fast", "vllm"], ["ladder"])).warnings
     assert any("stacks are not ranked" in text for text in stacks)
     clusters = comparison_notes(compare({"model": "8b"}, ["h100-sxm", "h200-sxm"], ["ladder"])).warnings
+    assert PRICE_CAVEAT not in clusters
     assert not any("ranked" in text for text in clusters)
 
 

@@ -162,6 +162,13 @@ def test_the_default_of_a_setting_is_what_a_prediction_uses() -> None:
     assert by_hand["variants"]["ladder"]["request_s"] == as_it_is["variants"]["ladder"]["request_s"]
 
 
+def test_the_rate_of_a_link_says_what_it_is_of() -> None:
+    """Datasheets state some per node, or both ways together."""
+    head, *_ = run("list", "clusters").out.splitlines()
+    assert "in the node, per GPU one way" in head
+    assert "across nodes, per GPU one way" in head
+
+
 def test_lists_as_json() -> None:
     for name in ("models", "clusters", "stacks", "variants", "profiles"):
         rows = json.loads(run("list", name, "--json").out)[name]

@@ -11,6 +11,7 @@ import pytest
 from ladder_sim.analysis.breakeven import breakeven
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.settings import find_setting
+from ladder_sim.sweeps.price import PRICE_CAVEAT
 from ladder_sim.system.progress import progress_text
 from tests.support.commands import process, run
 
@@ -45,6 +46,8 @@ def test_answers_keep_the_unit_that_was_typed() -> None:
 def test_a_price_gives_what_tokens_cost() -> None:
     done = run(*SWEEP, "--variant", "standard,ladder", "--price", "2.5")
     assert "$/Mtoken" in done.out.splitlines()[1]
+    assert f"warning: {PRICE_CAVEAT}" in done.out
+    assert "never idle" not in run(*SWEEP).out
     rows = list(csv.DictReader(io.StringIO(run(*SWEEP, "--csv", "--price", "2.5").out)))
     for row in rows:
         expected = 2.5 * int(row["tp"]) / 3600 / float(row["ladder.tokens_per_s"]) * 1e6

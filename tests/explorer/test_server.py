@@ -141,6 +141,22 @@ def test_pinned_scenarios_stand_side_by_side(page: Page) -> None:
     assert all(name in shown for name in ("A", "B", "now", "llama-3.1-8b", "llama-3.1-405b", "ladder: speedup"))
     # a warning of one of them names it
     assert "B: 8 KV heads on 16 ranks" in shown
+    # the runs behind all of them
+    assert "were compared with runs of gpt-fast on H100 SXM5 80GB" in shown
+    assert "Not in these runs, so intervals are wider: model size (8.03B parameters; 406B parameters), links (" in shown
+
+
+def test_the_page_names_its_controls_and_no_flags(page: Page) -> None:
+    """In errors, warnings and notes."""
+    error = texts(page.views("model=405b&gpus_per_node=8")["error"])
+    assert "on these GPUs 'Precision' fp8 fits; on more GPUs 'Nodes' 2 'Tensor-parallel degree' 16 fits" in error
+    assert "'Predict even if it does not fit' predicts all the same" in error
+    assert "add nodes ('Nodes' 2)" in texts(page.views("model=8b&tp=16")["error"])
+    evidence = texts(page.views("model=8b&inter.bandwidth=100Gb/s")["evidence"])
+    assert "inter.bandwidth changes nothing: the group is within one node; 'Nodes' 2 uses it" in evidence
+    assert "engines with an all-reduce of their own gain less: 'Engine' vllm." in evidence
+    compared = page.ask("compared.children", "model=8b&pin=model%3D70b")["compared"]["children"]
+    assert not any("--" in shown for shown in (error, evidence, texts(compared)))
 
 
 def test_pinned_scenarios_have_the_warnings_of_compare(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,8 +178,11 @@ def test_prices_and_bounds_reach_the_files(page: Page) -> None:
         assert float(row["ttft_s"]) <= 0.050
         assert float(row["usd_per_Mtoken"]) > 0.0
     assert "$/Mtok" in texts(page.views(query)["cards"])
-    assert "bounds the prefill of a whole batch" in texts(page.views(query)["serving"])
-    assert "bounds the prefill" not in texts(page.views("model=8b")["serving"])
+    notes, plain = (texts(page.views(each)["serving"]) for each in (query, "model=8b"))
+    assert "bounds the prefill of a whole batch" in notes
+    assert "GPUs that are never idle" in notes
+    assert "bounds the prefill" not in plain
+    assert "never idle" not in plain
 
 
 def test_every_figure_that_a_page_can_show_has_a_name_in_words() -> None:

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,7 @@ def test_runs_that_were_compared_are_checked_in_every_part() -> None:
         ({"p2p": False, "overrides": {"cluster.host_low_latency_share": "0.5"}}, {"links"}),
         ({"overrides": {"cluster.host_low_latency_share": "0.5"}}, set()),
         ({"model": "qwen3-32b"}, {"model_family", "model_size"}),
+        ({"overrides": {"model.qkv_bias": "true"}}, {"model_family"}),
         ({"dtype": "fp8"}, {"precision"}),
         ({"cluster": "a100-sxm-hdr"}, {"gpu", "links"}),
         ({"cluster": "b200-sxm", "stack": "trtllm", "dtype": "fp8", "model": "qwen2.5-72b"}, FIVE),
@@ -142,6 +144,23 @@ def test_an_edited_file_is_another_stack_under_any_name(tmp_path: Path) -> None:
         assert old in text
         file.write_text(text.replace(old, new) if old else text, "utf-8")
         assert unchecked(stack=str(file)) == parts
+        lines = validated_lines(answer(stack=str(file))["standard"].confidence)
+        assert any(
+            "stack (gpt-fast, all-reduce nccl, other figures than the catalog's)" in line for line in lines
+        ) == bool(parts)
+
+
+def test_what_was_set_by_hand_is_named() -> None:
+    """Without it, the stack that was not compared has the name of the one that was."""
+    changes = {"stack.stream_wait": "5us", "gpu.bf16": "500TFLOP/s", "intra.latency": "9us", "model.layers": "79"}
+    (wider,) = (
+        line
+        for line in validated_lines(answer(overrides=changes)["standard"].confidence)
+        if line.startswith("Not in these runs")
+    )
+    for part, name in zip(("stack", "GPU", "links", "model family"), changes, strict=True):
+        (detail,) = re.findall(rf"{part} \(([^)]*)\)", wider)
+        assert detail.endswith(f", {name} set by hand")
 
 
 def test_a_model_of_no_known_family_is_not_checked() -> None:

@@ -86,7 +86,7 @@ def test_h100_figures() -> None:
         (
             "model",
             "lama-3.1-405b",
-            "did you mean 'llama-3.1-405b'? models of 405b: llama-3.1-405b; `ladder-sim list models` shows all",
+            "did you mean 'llama-3.1-405b'? `ladder-sim list models` shows all",
         ),
         # other sizes and other products are no typing errors
         ("model", "llama-3.1-45b", "`ladder-sim list models` shows all"),
