@@ -159,8 +159,10 @@ class Load:
     """Throughput of the group over its GPUs."""
     requests_decoding: float
     """Mean number of requests that are past their first token."""
-    decode_slots: float
-    """Most requests that can be: those whose KV cache fits, or that a step's tokens leave room for."""
+    requests_running: float
+    """Mean number of those that do not wait: they decode, or their prompt is in the step."""
+    slots: float
+    """Most requests that can run: those whose KV cache fits, or that a step's tokens leave room for."""
     decode_step_s: float
     """A step that decodes them and holds no prompt, CPU time included."""
     prompts_per_token_s: float
@@ -260,7 +262,8 @@ def _load(prediction: Prediction) -> Load | None:
     return Load(
         tokens_per_s_per_gpu=prediction.rate / prediction.confidence.scenario.tp,
         requests_decoding=float(served.decoding),
-        decode_slots=float(request.slots),
+        requests_running=float(served.running),
+        slots=float(request.slots),
         decode_step_s=float(served.decode_s),
         prompts_per_token_s=float(served.tpot_s - served.decode_s),
         prompt_s=float(served.prompt_s),

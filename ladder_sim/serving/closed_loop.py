@@ -2,14 +2,15 @@
 
 Each of C clients sends its next request when its last one is answered. In every step the engine decodes one token of
 each running request, and prompts of new ones share the step. A request takes one cycle: it waits for its first token
-(TTFT), then for `steps` further ones (TPOT each). With D(n) the time of a step that decodes n requests and P(n) what
-one prompt adds to steps, the engine never idles, so that
+(TTFT), then for `steps` further ones (TPOT each). It runs for `prompt_steps` + `steps` steps; before that it waits.
+D(n) is the time of a step that decodes n requests, P what one prompt adds to steps. m requests run on average, of them
+n = m * steps / (prompt_steps + steps) decode, and an engine that never idles does the work of all C in one cycle:
 
-    cycle = TTFT + steps * TPOT = (C - 1) P + C / n * steps * D
+    cycle = TTFT + steps * TPOT = C P + C / m * (prompt_steps + steps) * D
 
-where n requests decode on average: C * steps * TPOT / cycle (Little's law). While a request decodes it meets the
-prompts of the C - 1 others, so that TPOT = D + (1 - 1/C) n P / steps. What is left to know is either TTFT or n: TTFT as
-long as every request finds a slot, n once they are all taken.
+While a request runs, each of the m - 1 others that run is followed by one prompt, so that
+TPOT = D + (m - 1) P / (prompt_steps + steps). What is left to know is either TTFT or m: TTFT as long as every request
+finds a slot, m once they are all taken.
 
 Where all prompts go first and requests are of one length, they fall into lockstep: all prompts, then all answers.
 """
@@ -38,10 +39,12 @@ class Served:
     """What one prompt adds to steps."""
     duty: Number
     """Share of the time that prompts take."""
+    running: Number
+    """Requests that do not wait, on average."""
     tpot_s: Number = 0.0
     """Mean time per further token."""
     decoding: Number = 0.0
-    """Requests that decode, on average."""
+    """Of them those that decode."""
     decode_s: Number = 0.0
     """A step that decodes this many and holds no prompt."""
 
@@ -50,7 +53,9 @@ class Served:
 StepTimes = Callable[[Number, Number], tuple[Number, Number]]
 
 
-def steady(times: StepTimes, *, concurrency: Number, steps: Number, slots: Number) -> Served:
+def steady(
+    times: StepTimes, *, concurrency: Number, steps: Number, slots: Number, prompt_steps: Number = 1.0
+) -> Served:
     """Requests that arrive spread over time, each when another one ends.
 
     Parameters
@@ -62,7 +67,9 @@ def steady(times: StepTimes, *, concurrency: Number, steps: Number, slots: Numbe
     steps
         Decode steps of each: its tokens less one. Above 0.
     slots
-        Requests that can decode at the same time.
+        Requests that can run at the same time. At least 1.
+    prompt_steps
+        Steps of each prompt.
 
     Examples
     --------
@@ -70,21 +77,27 @@ def steady(times: StepTimes, *, concurrency: Number, steps: Number, slots: Numbe
     >>> round(served.tpot_s, 4), round(served.ttft_s, 2), round(served.decoding, 1)
     (0.0241, 0.56, 29.3)
     """
-    decoding = minimum(concurrency, slots)
+    held = prompt_steps + steps
+    share = steps / held
+    most = minimum(concurrency, slots)
+    decoding = share * most
     duty: Number = 1.0
     ahead = minimum(PROMPTS_AHEAD + concurrency / (2.0 * ROUNDS), concurrency)
     for _ in range(_ITERATIONS):
         decode_s, prompt_s = times(decoding, duty)
-        first_s, others_s = ahead * prompt_s + decode_s, (concurrency - 1) * prompt_s
-        # the larger root of cycle = first + steps * decode + others * (1 - first / cycle)
-        total_s = first_s + steps * decode_s + others_s
-        free_s = (total_s + (total_s**2 - 4.0 * others_s * first_s) ** 0.5) / 2.0
-        decoding = minimum(concurrency * (1.0 - first_s / free_s), slots)
-        cycle_s = others_s + concurrency / decoding * steps * decode_s
-        duty = minimum(concurrency * prompt_s / cycle_s, 1.0)
-    tpot_s = decode_s + decoding / concurrency * others_s / steps
+        prompts_s, decodes_s = concurrency * prompt_s, concurrency * held * decode_s
+        # with a slot for every request, TTFT is known and the cycle is the larger root of its two expressions
+        first_s = ahead * prompt_s + prompt_steps * decode_s
+        alone_s = first_s + steps * decode_s - share * prompt_s
+        free_s = 0.5 * (alone_s + prompts_s + ((alone_s - prompts_s) ** 2 + 4.0 * share * prompt_s * decodes_s) ** 0.5)
+        running = minimum(decodes_s / (free_s - prompts_s), most)
+        decoding = share * running
+        cycle_s = prompts_s + decodes_s / running
+        duty = prompts_s / cycle_s
+    tpot_s = decode_s + (running - 1.0) * prompt_s / held
     return Served(
         ttft_s=cycle_s - steps * tpot_s,
+        running=running,
         tpot_s=tpot_s,
         decoding=decoding,
         decode_s=decode_s,
@@ -121,6 +134,7 @@ def lockstep(times: StepTimes, *, concurrency: Number, steps: Number, slots: Num
     ahead_s = (decoding + in_step) / 2.0 * prompt_s + decode_s
     return Served(
         ttft_s=ahead_s + (concurrency / decoding - 1.0) * round_s,
+        running=decoding,
         tpot_s=decode_s + behind_s / steps,
         decoding=decoding,
         decode_s=decode_s,

@@ -42,7 +42,7 @@ class ServedRequest(Request):
     served: Served
     """What the closed loop says of it."""
     slots: Number
-    """Requests that can decode at the same time."""
+    """Requests that can run at the same time."""
     prompt_steps: Number
     """Share of the steps that hold a prompt."""
 
@@ -120,7 +120,7 @@ class _Load:
     prompt: Any
     gen: Any
     slots: Any
-    """Requests that can decode at the same time."""
+    """Requests that can run at the same time."""
     chunk: Any
     """Tokens of a prompt in one step."""
     together: Any
@@ -129,17 +129,18 @@ class _Load:
     @classmethod
     def of(cls, scenario: Scenario, *, concurrency: Any, prompt: Any, gen: Any) -> "_Load":
         budget = scenario.step_tokens
+        chunk = minimum(prompt, budget)
         # a user may ask what happens if it did fit
         slots = maximum(kv_requests(scenario, prompt, gen), 1.0)
         if scenario.stack.mixed_steps:
-            # beyond it prompts come faster than the steps of so many requests can take them in
-            slots = minimum(slots, maximum((gen - 1) * budget / (prompt + gen - 1), 1.0))
+            # beyond it requests have more tokens than their steps take in
+            slots = minimum(slots, budget * (prompt / chunk + gen - 1) / (prompt + gen - 1))
         return cls(
             concurrency=concurrency,
             prompt=prompt,
             gen=gen,
             slots=slots,
-            chunk=minimum(prompt, budget),
+            chunk=chunk,
             together=maximum(budget / prompt, 1.0),
         )
 
@@ -154,14 +155,19 @@ class _Load:
         return maximum(self.most / 2.0, 1.0)
 
     @property
+    def chunks(self) -> Any:
+        """Steps of one prompt."""
+        return self.prompt / self.chunk
+
+    @property
     def prompts(self) -> Any:
         """Prompts in a step that has any: more than one where they come faster than steps."""
-        return maximum(self.most * self.prompt / self.chunk / (self.gen - 1), 1.0)
+        return maximum(self.most * self.chunks / (self.chunks + self.gen - 1), 1.0)
 
     @property
     def steps_per_prompt(self) -> Any:
-        """Steps that hold a part of a prompt, as many prompts as come to a step."""
-        return self.prompt / self.chunk / self.prompts
+        """Steps with prompts, over prompts."""
+        return self.chunks / self.prompts
 
     def steps(self, stack: StackSpec) -> list[tuple[Phase, Sizes]]:
         """Decode of few requests and of most, and of most with prompts that take none or all of the time."""
@@ -217,7 +223,12 @@ def _of_one_token(variant: str, load: _Load, prefill: ForwardPass) -> ServedRequ
         ttft_s=ttft_s,
         decode_s=0.0 * ttft_s,
         passes=() if isinstance(ttft_s, np.ndarray) else [(prefill, passes)],
-        served=Served(ttft_s=ttft_s, prompt_s=ttft_s / load.concurrency, duty=1.0),
+        served=Served(
+            ttft_s=ttft_s,
+            prompt_s=ttft_s / load.concurrency,
+            running=minimum(load.concurrency, load.together),
+            duty=1.0,
+        ),
         slots=load.slots,
         prompt_steps=1.0,
     )
@@ -266,14 +277,20 @@ class _Loop:
         """A request in steady state."""
         load, further = self.load, self.load.gen - 1
         sizes = {"concurrency": load.concurrency, "steps": further, "slots": load.slots}
-        served = lockstep(self.times, **sizes, together=load.together) if in_lockstep else steady(self.times, **sizes)
+        served = (
+            lockstep(self.times, **sizes, together=load.together)
+            if in_lockstep
+            else steady(self.times, **sizes, prompt_steps=load.chunks)
+        )
+        # for each request
+        steps = further / served.decoding + (load.steps_per_prompt if in_lockstep else 0.0)
         request = ServedRequest(
             variant=variant,
             ttft_s=served.ttft_s,
             decode_s=further * served.tpot_s,
             served=served,
             slots=load.slots,
-            prompt_steps=served.decoding * load.steps_per_prompt / further,
+            prompt_steps=load.steps_per_prompt / steps,
         )
         return request if isinstance(request.ttft_s, np.ndarray) else self._with_passes(request)
 
@@ -292,6 +309,6 @@ class _Loop:
         ]
         host_s = load.concurrency * (load.gen - 1) * self.host_request_s
         work_s = host_s + sum(times * step.seconds for step, times in passes)
-        # a request's time has one prompt or one step more or less than the work of a round
+        # in lockstep a request has one step more than its round
         scale = float(request.request_s / work_s)
         return replace(request, passes=[(step, scale * times) for step, times in passes], host_s=scale * host_s)

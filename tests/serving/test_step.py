@@ -52,7 +52,8 @@ def test_what_the_gpus_run_takes_as_long_as_the_request(
         load = prediction.load
         assert load is not None
         assert 0.0 <= load.prompt_steps <= 1.0 + 1e-9
-        assert 0.0 <= load.requests_decoding <= min(concurrency, load.decode_slots) + 1e-9
+        running = load.requests_running
+        assert 0.0 <= load.requests_decoding <= running <= min(concurrency, load.slots) * (1.0 + 1e-9)
         assert load.tokens_per_s_per_gpu == pytest.approx(prediction.tokens_per_s.value / 2)
         if prediction.tpot_s is not None:
             assert load.decode_step_s + load.prompts_per_token_s == pytest.approx(prediction.tpot_s)
@@ -99,7 +100,7 @@ def test_requests_beyond_the_kv_cache_wait() -> None:
     assert room < 400
     full = predict(given, "standard")
     assert isinstance(full.request, ServedRequest)
-    assert full.request.served.decoding == pytest.approx(room)
+    assert full.request.served.running == pytest.approx(room)
     assert any("KV cache has room for" in text for text in full.confidence.warnings)
     # those that wait take nothing from the others
     more = predict(scenario(model="70b", tp=4, concurrency=800, prompt=4000, gen=500), "standard")

@@ -57,7 +57,7 @@ def _load_text(prediction: Prediction) -> str:
         f"each prompt adds {format_seconds(load.prompt_s)} to steps; {load.prompt_steps:.1%} of the steps hold one",
         f"TTFT {format_seconds(prediction.ttft_s)} is such a step, its own prompt, and "
         f"{format_seconds(max(waiting_s, 0.0))} of waiting for other prompts"
-        + (f" and for one of {load.decode_slots:.1f} places" if load.requests_decoding >= load.decode_slots else ""),
+        + (f" and for one of {load.slots:.1f} slots" if load.requests_running >= load.slots else ""),
     ]
     return "\n".join(lines)
 
