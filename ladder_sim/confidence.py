@@ -169,8 +169,11 @@ class Confidence:
     def widths(self) -> Mapping[str, Widths]:
         """Half-widths of each variant's intervals."""
         runs = self.compared.runs
-        servings = runs if isinstance(runs, ServingCheck) and self.validated["stack"] else None
-        known = _widths(self.scenario, self._requests, self._costs.profile, servings)
+        known = (
+            _by_servings(self._requests, runs, self.validated)
+            if isinstance(runs, ServingCheck)
+            else _widths(self.scenario, self._requests, self._costs.profile)
+        )
         unchecked = [UNCHECKED[part] for part, checked in self.validated.items() if not checked]
         added = {
             name: _by_unchecked(request, self._requests["standard"], unchecked)
@@ -287,15 +290,11 @@ def _widths(
     scenario: Scenario,
     requests: Mapping[str, Request],
     profile: CalibrationProfile | None,
-    servings: ServingCheck | None,
 ) -> Mapping[str, Widths]:
-    """Without what was not compared; `servings` are those of the stack."""
+    """Without what was not compared."""
     stack_fit = profile.fit_of(scenario.stack.name) if profile else None
     fitted = Hardware.stated(scenario, profile).fitted(scenario, profile)
     by_op = {name: _by_op(request, requests["standard"]) for name, request in requests.items()}
-    if servings:
-        rate, ttft = math.log1p(servings.tpot), math.log1p(servings.ttft)
-        return {name: Widths(rate=rate, speedup=widths.speedup, ttft=ttft) for name, widths in by_op.items()}
     if stack_fit is None or not fitted:
         return by_op
     by_figure = _by_figure(scenario, list(requests), profile, stack_fit, list(fitted))
@@ -314,6 +313,30 @@ def _widths(
         )
         for name in requests
     }
+
+
+def _by_servings(
+    requests: Mapping[str, Request], servings: ServingCheck, alike: Mapping[str, bool]
+) -> Mapping[str, Widths]:
+    """The same of requests in flight: no narrower than the ops'.
+
+    All servings were of standard: speedups are those of a stack that was not compared. Waiting is missed most where an
+    engine or a GPU is another one.
+    """
+    tpot = servings.tpot if alike["stack"] else 0.0
+    ttft = servings.ttft if alike["stack"] and alike["gpu"] else max(each.ttft for each in serving_checks())
+    # the stack's part is added with all others if nothing was compared
+    apart = [UNCHECKED["stack"]] if alike["stack"] else []
+    widths = {}
+    for name, request in requests.items():
+        by_op = _by_op(request, requests["standard"])
+        speedup = math.hypot(by_op.speedup, _by_unchecked(request, requests["standard"], apart).speedup)
+        widths[name] = Widths(
+            rate=math.hypot(max(by_op.rate, math.log1p(tpot)), speedup),
+            speedup=speedup,
+            ttft=max(by_op.ttft, math.log1p(ttft)),
+        )
+    return widths
 
 
 def _by_op(request: Request, standard: Request) -> Widths:

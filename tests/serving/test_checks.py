@@ -14,9 +14,12 @@ from ladder_sim.validation.serving import compare_servings, read_servings, summa
 from tests.conftest import DATA
 
 
+def scenario(**given: Any) -> Scenario:
+    return Scenario.of(**{"model": "qwen3-32b", "tp": 4, "stack": "vllm", "concurrency": 32, **given})
+
+
 def served(**given: Any) -> Prediction:
-    scenario = Scenario.of(**{"model": "qwen3-32b", "tp": 4, "stack": "vllm", "concurrency": 32, **given})
-    return predict(scenario, "standard")
+    return predict(scenario(**given), "standard")
 
 
 def test_what_was_served_has_the_width_of_the_servings() -> None:
@@ -45,11 +48,32 @@ def test_what_no_serving_had_is_wider(given: dict[str, Any], part: str) -> None:
     assert prediction.tokens_per_s.log_width > 1.05 * served().tokens_per_s.log_width
 
 
+def test_waiting_of_another_engine_or_gpu_is_as_uncertain_as_where_it_is_missed_most() -> None:
+    worst = max(math.log1p(check.ttft) for check in serving_checks())
+    assert served().confidence.widths["standard"].ttft < 0.5 * worst
+    for given in ({"cluster": "b200-sxm"}, {"allreduce": "nccl"}, {"stack": "sglang", "cluster": "h200-sxm"}):
+        assert served(**given).confidence.widths["standard"].ttft >= worst
+
+
+def test_no_serving_was_of_ladder_so_its_speedup_is_that_of_a_stack_that_was_not_compared() -> None:
+    compared = predict(scenario(), "ladder")
+    assert compared.confidence.validated["stack"]
+    other = predict(scenario(overrides={"stack.stream_wait": "1.001 us"}), "ladder")
+    assert not other.confidence.validated["stack"]
+    assert compared.speedup.log_width == pytest.approx(other.speedup.log_width, rel=0.01)
+    assert compared.tokens_per_s.log_width > served().tokens_per_s.log_width
+
+
+def test_datasheets_are_no_surer_than_their_ops() -> None:
+    sheets = predict(scenario(), "standard", profile="none")
+    assert sheets.tokens_per_s.log_width > 1.5 * served().tokens_per_s.log_width
+
+
 def test_the_footer_names_the_servings_and_what_they_did_not_have() -> None:
     runs, *rest = validated_lines(served().confidence)
     assert runs == (
-        "Predictions were compared with 90 servings of vllm on H100 SXM5 80GB: qwen3-32b in bf16, TP 2-8, "
-        "8-128 requests in flight, prompt 1024-4096 + 128-1024."
+        "Predictions were compared with 90 servings of standard, vllm on H100 SXM5 80GB: qwen3-32b in bf16, "
+        "TP 2-8, 8-128 requests in flight, prompt 1024-4096 + 128-1024."
     )
     assert rest == []
     _, wider = validated_lines(served(dtype="fp8", concurrency=256, tp=1).confidence)
