@@ -35,7 +35,7 @@ class Prediction:
     >>> from ladder_sim import Scenario, predict
     >>> ladder = predict(Scenario.of(model="405b", nodes=2), "ladder")
     >>> print(f"{ladder.speedup.value:.2f} ({ladder.speedup.low:.2f}-{ladder.speedup.high:.2f}), {ladder.limited_by}")
-    1.48 (1.29-1.69), memory bandwidth
+    1.48 (1.27-1.72), memory bandwidth
     """
 
     variant: str

@@ -52,7 +52,7 @@ class RunPart(Part):
 class EnvironmentPart(Part, extra="allow"):
     """The machine: what is shown of it, and any other facts."""
 
-    __pydantic_extra__: dict[str, str | int | float] = Field(init=False)
+    __pydantic_extra__: dict[str, str | bool | int | float] = Field(init=False)
     cpu: Name
     cpu_cores: Count
     torch: Name
@@ -62,7 +62,7 @@ class EnvironmentPart(Part, extra="allow"):
 class KernelPart(Part, extra="allow"):
     """A kernel of a calibration, with the sizes that its shape has."""
 
-    __pydantic_extra__: dict[str, str | int | float] = Field(init=False)
+    __pydantic_extra__: dict[str, str | bool | int | float] = Field(init=False)
     kind: str
     shape: str
     seconds: Positive
