@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -153,12 +154,7 @@ class Confidence:
     @cached_property
     def compared(self) -> Compared:
         """The runs that are the most like the scenario, those of its stack first."""
-
-        def likeness(compared: Compared) -> tuple[bool, int]:
-            alike = _alike(self.scenario, self._costs.profile, compared)
-            return alike["stack"], sum(alike.values())
-
-        return max(_compared(self.scenario, self._costs.profile), key=likeness)
+        return _most_alike(self.scenario, self._costs.profile)
 
     @cached_property
     def validated(self) -> Mapping[str, bool]:
@@ -200,6 +196,38 @@ class Confidence:
     def warnings(self) -> tuple[str, ...]:
         """What the reader should know, one sentence each."""
         return (*_warnings(self.scenario, self._costs, self._memory), *_faster_than_the_bound(self._requests))
+
+
+def validated_parts(scenario: Scenario, profile: CalibrationProfile | None) -> Mapping[str, bool]:
+    """Return `Confidence.validated` of a scenario that need not be simulated."""
+    return _alike(scenario, profile, _most_alike(scenario, profile))
+
+
+def turning_points(name: str, scenario: Scenario, profile: CalibrationProfile | None) -> list[float]:
+    """Return the values of a size or hardware figure at which `validated_parts` may change, ascending.
+
+    Examples
+    --------
+    >>> turning_points("batch", Scenario.of(), None)
+    [1, 64]
+    """
+    if name.startswith("stack."):
+        # any value is another one than the runs'
+        return []
+    every = _compared(scenario, profile)
+    if "." not in name:
+        size = "batch" if name == "concurrency" else name
+        return sorted({end for each in every for end in each.runs.sizes.get(size, ())})
+    figure = attrgetter(name.removeprefix("cluster."))
+    return sorted({figure(each.cluster) for each in every})
+
+
+def _most_alike(scenario: Scenario, profile: CalibrationProfile | None) -> Compared:
+    def likeness(compared: Compared) -> tuple[bool, int]:
+        alike = _alike(scenario, profile, compared)
+        return alike["stack"], sum(alike.values())
+
+    return max(_compared(scenario, profile), key=likeness)
 
 
 def _compared(scenario: Scenario, profile: CalibrationProfile | None) -> list[Compared]:

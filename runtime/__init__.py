@@ -15,6 +15,6 @@
     environment   machine and versions, for results
 
 Imports torch and the standard library (safetensors, tokenizers and jinja2 inside functions), and of this project only
-`ladder_sim.errors`. It reads and writes files: a config.json or a checkpoint, a table of all-reduce latencies; results
-as JSON, traces, a checkpoint.
+`ladder_sim.errors`, `.system` and `.units`. It reads and writes files: a config.json or a checkpoint, a table of
+all-reduce latencies; results as JSON, traces, a checkpoint.
 """

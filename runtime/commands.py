@@ -15,9 +15,8 @@ from typing import Any, NoReturn, TypeVar
 
 from ladder_sim.errors import UsageError
 from ladder_sim.system.files import write_file
-from ladder_sim.units import parse_quantity
 from runtime.checkpoint.convert import convert
-from runtime.config import EngineConfig, ModelConfig
+from runtime.config import EngineConfig, ModelConfig, read_timeout
 from runtime.model.wiring import lay_out
 from runtime.prepare import CompletionConfig, EvaluationConfig, prepare_completion, prepare_evaluation
 
@@ -151,7 +150,14 @@ def _add_ranks(
     add("--threads", type=int, default=1, metavar="N", help="CPU threads of each rank")
     add("--backend", default="auto", choices=backends, help="auto: NCCL on GPUs, else gloo")
     add("--gloo-threads", type=int, default=1, metavar="N", help="1: collectives strictly in turn; 2: gloo's default")
-    add("--timeout", dest="timeout_s", type=_time, default="120s", metavar="TIME", help="limit of waiting for ranks")
+    add(
+        "--timeout",
+        dest="timeout_s",
+        type=read_timeout,
+        default="120s",
+        metavar="TIME",
+        help="limit of waiting for ranks",
+    )
     return add
 
 
@@ -169,10 +175,6 @@ def _seed(text: str) -> int:
     if not text.isdigit() or len(text) > 18:
         raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 0 to 10^18")
     return int(text)
-
-
-def _time(text: str) -> float:
-    return parse_quantity(text, "s", name="--timeout", likely=("s", "ms"))
 
 
 def _config(config: type[_Config], arguments: argparse.Namespace) -> _Config:

@@ -9,6 +9,7 @@ from typing import Literal, Self, TypeVar
 
 from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim.system.files import read_text
+from ladder_sim.units import parse_quantity
 
 Attention = Literal["flash", "math"]
 # names of `--dtype`
@@ -16,7 +17,7 @@ DTYPES = ("fp32", "bf16", "fp16")
 
 # model types whose blocks are not Llama's, and how they differ
 _UNSUPPORTED = {
-    **dict.fromkeys(("qwen3", "qwen3_vl_text", "apertus"), "norms of queries and keys"),
+    **dict.fromkeys(("qwen3", "qwen3_vl_text", "apertus", "hunyuan_v1_dense"), "norms of queries and keys"),
     **dict.fromkeys(("starcoder2", "nemotron", "stablelm"), "LayerNorm"),
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), "scaled embeddings"),
     **dict.fromkeys(("olmo2", "olmo3", "exaone4", "glm4"), "norms behind the blocks"),
@@ -24,6 +25,11 @@ _UNSUPPORTED = {
 }
 
 _Value = TypeVar("_Value")
+
+
+def read_timeout(text: str) -> float:
+    """Seconds that ranks wait for each other, from the text of `--timeout`."""
+    return parse_quantity(text, "s", name="--timeout", likely=("s", "ms"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,13 +10,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from calibration.options import check_folder
 from ladder_sim.errors import MissingPackageError, UsageError
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.settings import settings
 from ladder_sim.specs.values import whole
-from ladder_sim.system.files import write_file
-from ladder_sim.units import parse_quantity
+from ladder_sim.system.files import check_folder, write_file
+from runtime.config import read_timeout
 
 VARIANTS = ("standard", "parallel", "ladder", "hybrid-ladder:4", "desync:4", "upper-bound")
 # small enough for a CPU
@@ -54,7 +53,7 @@ def add_to(commands: Any) -> None:
         help=f"emulated links: parts of standard's time that messages take (default {','.join(SHARES)})",
     )
     add("--threads", type=int, default=1, help="CPU threads of each rank (default %(default)s)")
-    add("--timeout", type=_time, default="120s", help="time that ranks wait (default %(default)s)")
+    add("--timeout", type=read_timeout, default="120s", help="time that ranks wait (default %(default)s)")
     add("--rounds", type=int, default=15, help="requests of each wiring and link (default %(default)s)")
     add("--calibration", type=Path, metavar="FILE", help="use the calibration of an earlier result's JSON")
     add = check.add_argument_group("output").add_argument
@@ -125,10 +124,6 @@ def _measure(options: argparse.Namespace) -> dict[str, Any] | int:
     links = CommConfig(backend=options.backend, timeout_s=options.timeout)
     result = cross_check(experiment, links, options.calibration)
     return result if Place.from_environment().rank == 0 else 0
-
-
-def _time(text: str) -> float:
-    return parse_quantity(text, "s", name="--timeout", likely=("s", "ms"))
 
 
 def _share(text: str) -> float:

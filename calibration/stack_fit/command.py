@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from calibration.options import add_created, check_folder, profile_name
+from calibration.options import add_created, profile_name
 from calibration.stack_fit.fit import DRAWS, fit_stack
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.display.console import show
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.values import whole
+from ladder_sim.system.files import check_folder
 from ladder_sim.validation.dataset import read_dataset
 from ladder_sim.validation.splits import PROTOCOLS, split
 

@@ -12,7 +12,7 @@ from ladder_sim.specs.arguments import DEFAULTS
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.settings import described
+from ladder_sim.specs.settings import IN_CLUSTER, described
 from ladder_sim.specs.stack import StackSpec
 from ladder_sim.units import format_bandwidth, format_count, format_quantity, unit_of
 
@@ -47,7 +47,8 @@ def list_(
         print(Document(content=names).to_json() if json else text, end="")
         return
     if what == "settings":
-        from ladder_sim.report.settings import settings_document, settings_report
+        from ladder_sim.report.documents import settings_document
+        from ladder_sim.report.tables.settings import settings_report
 
         scenario = Scenario.of(
             model=model or DEFAULTS["model"],
@@ -72,7 +73,7 @@ def show(
         bool, typer.Option("--toml", help="Print the file of a cluster or stack, to start your own from.")
     ] = False,
 ) -> None:
-    """Show every figure of a model, cluster or stack, by the names that --set takes, and its source."""
+    """Show every figure of a model, cluster or stack, by its name for --set, with its source, or what a fit uses."""
     spec = _find(name)
     if toml:
         if isinstance(spec, ModelSpec):
@@ -85,14 +86,36 @@ def show(
     figures = list(_flat(spec, _SECTIONS[type(spec)]))
     config = catalog.model_config(spec.name) if spec.name in catalog.model_names() else {}
     sources = config.get("_sources", {})
-    names = {setting.field: name for name, setting in described().items()}
+    names, replaced = {setting.name: name for name, setting in described().items()}, _replaced(spec)
     shown = [names.get(figure, figure.removeprefix(f"{_SECTIONS[type(spec)]}.")) for figure, _ in figures]
     width = max(map(len, shown))
     for label, (figure, value) in zip(shown, figures, strict=True):
-        source = sources.get(figure.rpartition(".")[2])
+        source = sources.get(figure.rpartition(".")[2]) or replaced.get(figure)
         print(printable(f"{label:<{width}}  {value}" + (f"  [{source}]" if source else ""), lines=False))
     if "_ids" in config:
         print(f"{'Hugging Face':<{width}}  {', '.join(config['_ids'])}")
+
+
+def _replaced(spec: Any) -> dict[str, str]:
+    """What fits and measurements replace of a cluster or stack, by figure, and the scenario that they do it in."""
+    from ladder_sim.display.labels import field_text
+    from ladder_sim.prediction import resolve_profile
+    from ladder_sim.sweeps.axes import used_value
+
+    fitted = [name for name in catalog.stack_names() if catalog.stack(name).profile]
+    pairs = {ClusterSpec: [(spec, name) for name in fitted], StackSpec: [(DEFAULTS["cluster"], spec)]}
+    sections = (_SECTIONS[type(spec)], *(IN_CLUSTER if isinstance(spec, ClusterSpec) else ()))
+    names = [setting.name for setting in described().values() if setting.section in sections]
+    texts: dict[str, str] = {}
+    for cluster, stack in pairs.get(type(spec), ()):
+        scenario = Scenario.of(cluster=cluster, stack=stack, tp=1)
+        profile = resolve_profile(scenario, None)
+        where = f"in predictions on {scenario.cluster.name} under {scenario.stack.name}, fitted or measured"
+        for name in names:
+            used = used_value(scenario, name, profile)
+            if used != scenario.setting(name):
+                texts[name] = f"{field_text(name, used)} {where}"
+    return texts
 
 
 def _find(name: str) -> Any:

@@ -5,6 +5,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ladder_sim.errors import LadderSimError
+from ladder_sim.units import quoted
 
 Error = TypeVar("Error", bound=LadderSimError)
 
@@ -51,8 +52,6 @@ def refused(
         return error(f"{origin} is not {what}: its top level must be a JSON object")
     if first["type"] in ("missing", "missing_keyword_only_argument"):
         return error(f"{origin} lacks '{where}'", hint=f"create it again; it was edited, or is not {what}")
-    given = repr(first["input"])
-    given = given if len(given) < 40 else given[:37] + "..."
     rules = {
         "greater_than": "must be above 0",
         "extra_forbidden": "there is no such entry",
@@ -60,4 +59,4 @@ def refused(
         "string_pattern_mismatch": "must be printable",
     }
     message = rules.get(first["type"]) or first["msg"].replace("Input should be", "must be")
-    return error(f"{origin}: {where} is {given}; {message}", hint=damaged)
+    return error(f"{origin}: {where} is {quoted(first['input'])}; {message}", hint=damaged)

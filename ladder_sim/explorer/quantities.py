@@ -2,12 +2,11 @@
 
 import numpy as np
 
-from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.display.labels import field_title
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.sweeps.axes import figure_of, value_at
+from ladder_sim.sweeps.axes import used_value, value_at
 
 # a figure goes from the scenario's value divided by this to that multiplied by it
 REACH = 16.0
@@ -24,13 +23,6 @@ _DOUBLED = {
 def busiest_link(scenario: Scenario) -> str:
     """The tier that the all-reduce waits for: across nodes if there are several."""
     return "inter" if scenario.nodes_used > 1 else "intra"
-
-
-def current(scenario: Scenario, name: str, profile: CalibrationProfile | None) -> float:
-    """A field's value as the simulator uses it: a fit may have replaced what the specs state."""
-    figure = figure_of(name)
-    used = Hardware.of(scenario, profile).figure(figure) if figure else value_at(scenario, name)
-    return float(used)
 
 
 def values(scenario: Scenario, name: str, profile: CalibrationProfile | None, count: int) -> list[float] | list[int]:
@@ -51,7 +43,7 @@ def values(scenario: Scenario, name: str, profile: CalibrationProfile | None, co
         while doubled[-1] < max(high, here):
             doubled.append(doubled[-1] * 2)
         return doubled
-    middle = current(scenario, name, profile)
+    middle = float(used_value(scenario, name, profile))
     if middle <= 0.0:
         raise UsageError(f"{field_title(name)} is 0 here", hint="choose another field, or set it to a number above 0")
     if isinstance(value_at(scenario, name), int):

@@ -17,6 +17,7 @@ from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.state import State
 from ladder_sim.prediction import predict, resolve_profile
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.sweeps.axes import used_value
 from ladder_sim.sweeps.evaluate import How
 from ladder_sim.sweeps.executors import serial
 from ladder_sim.sweeps.grid import Grid
@@ -53,7 +54,7 @@ class Setup:
 
     def current(self, name: str) -> float:
         """A field's value."""
-        return quantities.current(self.scenario, name, self.profile)
+        return float(used_value(self.scenario, name, self.profile))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

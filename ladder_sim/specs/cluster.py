@@ -21,7 +21,7 @@ class GpuSpec:
     fp4_flops: Rate
     """Dense tensor-core peak, FLOP/s; equal to bf16 where the GPU has no fp4, as in a file that does not state it."""
     compute_capability: Annotated[float, Limits(0, 1000)] = 0.0
-    """CUDA's, e.g. 9.0 for Hopper, by which engines choose their kernels; 0: not known."""
+    """CUDA's, 9.0 for Hopper, by which engines choose their kernels; 0: not known."""
     hbm_bytes: Annotated[float, Limits(0, 1e15, above=True)]
     """Device memory, bytes."""
     hbm_bandwidth_Bps: Rate

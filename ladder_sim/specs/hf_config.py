@@ -13,6 +13,7 @@ from typing import Any, Self
 from ladder_sim.errors import SpecError
 from ladder_sim.specs.hf_types import CLASS_SIZES, SIZES, TYPES
 from ladder_sim.specs.quantization import FIELDS, read_quantization
+from ladder_sim.specs.values import flag, whole
 from ladder_sim.system.files import read_text, shown_path
 from ladder_sim.units import quoted
 
@@ -240,11 +241,11 @@ class _Reader:
     def refuse_other_types(self) -> None:
         if self.model_type() in _PARALLEL:
             raise self.error("model_type", f"{_SIDE_BY_SIDE} are not supported", _ONLY_PARALLEL)
-        if self.model_type() not in TYPES and self.config.get("rms_norm_eps") is None:
-            # RMSNorm marks the Llama family; BERT, OPT and others share the field names but not the blocks
+        if self.model_type() not in TYPES:
+            # BERT, Mamba 2 and others share field names with Llama but not the blocks
             raise self.error(
                 "model_type",
-                "must be a known type, or have RMSNorm (rms_norm_eps)",
+                "must be a type that is known to have a dense decoder's blocks, attention and an MLP with their norms",
                 f'if its blocks are those of Llama, write "model_type": "llama"; known are {", ".join(TYPES)}',
             )
 
@@ -257,17 +258,11 @@ class _Reader:
                 f"{self.source}: {key} is missing: a dense decoder's config.json must have it",
                 hint=f'add "{key}" to the file',
             )
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
-            raise self.error(key, f"must be a whole number from 1 to {maximum}", f"correct {key} in the file")
-        return value
+        return whole(value, f"{self.source}: {key}", 1, maximum, hint=f"correct {key} in the file")
 
     def flag(self, key: str, *, default: bool = False) -> bool:
         value = self.config.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise self.error(key, "must be true or false", f"correct {key} in the file")
-        return value
+        return default if value is None else flag(value, f"{self.source}: {key}")
 
     def sliding_window(self) -> int:
         """Tokens that some layers attend to; 0 where every layer attends to all."""

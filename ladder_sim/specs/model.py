@@ -7,7 +7,6 @@ from typing import Annotated, Self
 from ladder_sim.errors import SpecError
 from ladder_sim.specs.fields import Limits, check_fields
 from ladder_sim.specs.hf_config import MAXIMA, shape_from_hf
-from ladder_sim.specs.hf_types import TYPES
 from ladder_sim.specs.values import nonempty, whole
 from ladder_sim.specs.workload import DType, KvDType
 from ladder_sim.units import quoted
@@ -104,9 +103,8 @@ class ModelSpec:
         Parameters
         ----------
         config
-            The parsed ``config.json`` of a type in `ladder_sim.specs.hf_types.TYPES`, or, with a warning, of another
-            with Llama's fields and RMSNorm. Of a multimodal model the decoder is read (``text_config``). A config may
-            set ``"gated_mlp": false`` for an MLP without a gate.
+            The parsed ``config.json`` of a type in `ladder_sim.specs.hf_types.TYPES`. Of a multimodal model the decoder
+            is read (``text_config``). A config may set ``"gated_mlp": false`` for an MLP without a gate.
         name
             Name of the model.
         source
@@ -118,11 +116,6 @@ class ModelSpec:
             If a field is missing or breaks a rule, or the model is not a dense decoder.
         """
         return cls(name=name, source=source, **shape_from_hf(config, source=source))
-
-    @property
-    def assumed(self) -> bool:
-        """Whether its blocks are taken for Llama's, because its family is not known; a warning says so."""
-        return self.family not in ("", *TYPES)
 
     @property
     def parameters(self) -> int:

@@ -15,7 +15,7 @@ from ladder_sim.specs.settings import IN_CLUSTER, Overrides, Parts, override_par
 from ladder_sim.specs.stack import LARGE_GPU_BYTES, SMALL_GPU_BYTES, AllReduce, StackSpec
 from ladder_sim.specs.values import flag, nonempty, whole
 from ladder_sim.specs.workload import FORMATS, Arrivals, DType, KvDType, Workload
-from ladder_sim.units import quoted, short_name
+from ladder_sim.units import short_name
 
 # far beyond any cluster one tensor-parallel group spans
 _MAX_NODES = 100_000
@@ -181,7 +181,7 @@ class Scenario:
         return {name: attrgetter(argument.holder)(self) for name, argument in ARGUMENTS.items()}
 
     def setting(self, name: str) -> Any:
-        """Return its value for a setting, named as by `ladder_sim.specs.settings.find_setting`."""
+        """Return its value for a setting, named as `ladder_sim.specs.settings.Setting.name`."""
         return attrgetter(f"cluster.{name}" if name.partition(".")[0] in IN_CLUSTER else name)(self)
 
     def set_by_hand(self, *prefixes: str) -> list[str]:
@@ -251,10 +251,6 @@ class Scenario:
             warnings.append(
                 f"'{self.model.name}' normalises queries and keys over all heads: these kernels are not predicted, nor "
                 "that ranks exchange queries and keys for them"
-            )
-        if self.model.assumed:
-            warnings.append(
-                f"'{self.model.name}': type {quoted(self.model.family)} is not known, its blocks are taken for Llama's"
             )
         if self.model.parallel_blocks:
             warnings.append(

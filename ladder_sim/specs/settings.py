@@ -8,12 +8,12 @@ from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.cluster import ClusterSpec, GpuSpec, LinkTier
-from ladder_sim.specs.fields import field_kinds, meanings, settable_fields
+from ladder_sim.specs.fields import Limits, field_kinds, limits_of, meanings, settable_fields
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.reading import find_field, read_value
 from ladder_sim.specs.stack import StackSpec
 from ladder_sim.specs.workload import Workload
-from ladder_sim.units import short_name, typed_unit, unit_of
+from ladder_sim.units import base_unit, short_name, typed_unit, unit_of
 
 _SECTIONS: Mapping[str, Any] = {
     "model": ModelSpec,
@@ -79,11 +79,31 @@ def settable() -> list[str]:
 class Setting(NamedTuple):
     """A figure that can be set."""
 
+    section: str
     field: str
-    """Its name with the unit, ``inter.bandwidth_Bps``."""
+    """Of the section's spec, with its unit, ``bandwidth_Bps``."""
     kind: Any
-    """Its type, with the limits of a number."""
-    meaning: str
+    """Its type, or the function that looks up what text names."""
+
+    @property
+    def name(self) -> str:
+        """With section and unit, ``inter.bandwidth_Bps``."""
+        return f"{self.section}.{self.field}"
+
+    @property
+    def unit(self) -> str:
+        """The SI unit of its values; empty: none."""
+        return base_unit(unit_of(self.field))
+
+    @property
+    def limits(self) -> Limits | None:
+        """What a number may be; None: it is no number."""
+        return limits_of(field_kinds(_SECTIONS[self.section])[self.field])
+
+    @property
+    def meaning(self) -> str:
+        """In words."""
+        return meanings(_SECTIONS[self.section])[self.field]
 
 
 def described() -> dict[str, Setting]:
@@ -95,24 +115,24 @@ def described() -> dict[str, Setting]:
     'Algorithm of the tensor-parallel all-reduce.'
     """
     return {
-        f"{section}.{short_name(field)}": Setting(f"{section}.{field}", field_kinds(spec)[field], meanings(spec)[field])
-        for section, spec in _SECTIONS.items()
-        for field in _fields(section)
+        f"{section}.{short_name(field)}": Setting(section, field, kind)
+        for section in _SECTIONS
+        for field, kind in _fields(section).items()
     }
 
 
-def find_setting(key: str) -> tuple[str, object] | None:
-    """Name of a setting, ``section.field`` with its unit, and its type; None if there is no such setting.
+def find_setting(key: str) -> Setting | None:
+    """Return the setting that a key names, ``section.field`` with or without its unit; None if there is none.
 
     Examples
     --------
     >>> find_setting("inter.bandwidth")
-    ('inter.bandwidth_Bps', <class 'float'>)
+    Setting(section='inter', field='bandwidth_Bps', kind=<class 'float'>)
     """
     section, _, name = key.strip().partition(".")
     fields = _fields(section) if section in _SECTIONS else {}
     field = find_field(name, fields)
-    return None if field is None else (f"{section}.{field}", fields[field])
+    return None if field is None else Setting(section, field, fields[field])
 
 
 def settings_of(overrides: Overrides) -> dict[str, str]:
@@ -123,7 +143,7 @@ def settings_of(overrides: Overrides) -> dict[str, str]:
     >>> settings_of({"inter.bandwidth": "100Gb/s", "intra.latency_s": 5e-6})
     {'inter.bandwidth_Bps': 'Gb/s', 'intra.latency_s': ''}
     """
-    names = {_setting(key)[0]: value for key, value in overrides.items()}
+    names = {_setting(key).name: value for key, value in overrides.items()}
     return {name: typed_unit(value, unit_of(name)) for name, value in names.items()}
 
 
@@ -148,8 +168,7 @@ def override_parts(parts: Parts, overrides: Overrides) -> Parts:
     """
     changes: dict[str, dict[str, object]] = {}
     for key, text in overrides.items():
-        name, kind = _setting(key)
-        section, _, field = name.partition(".")
+        section, field, kind = _setting(key)
         # all of one section at once: a spec is checked as a whole
         changes.setdefault(section, {})[field] = read_value(text, field, kind, name=key)
     cluster = parts.cluster
@@ -162,7 +181,7 @@ def override_parts(parts: Parts, overrides: Overrides) -> Parts:
     )
 
 
-def _setting(key: str) -> tuple[str, object]:
+def _setting(key: str) -> Setting:
     setting = find_setting(key)
     if setting is None:
         name = key.replace("-", "_")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ladder_sim.costs.hardware import Hardware
+from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.reading import read_value
@@ -89,7 +90,7 @@ def resolve(key: str) -> tuple[str, Any]:
     if setting is None:
         more = "`ladder-sim list settings` shows all settings"
         raise UnknownNameError("field", key, (*ARGUMENTS, *settable()), more=more)
-    return setting
+    return setting.name, setting.kind
 
 
 def figure_of(name: str) -> str:
@@ -101,3 +102,9 @@ def figure_of(name: str) -> str:
 def value_at(scenario: Scenario, name: str) -> Any:
     """A scenario's value for a field or setting, named as by `resolve`."""
     return scenario.fields()[name] if name in ARGUMENTS else scenario.setting(name)
+
+
+def used_value(scenario: Scenario, name: str, profile: CalibrationProfile | None) -> Any:
+    """The same as predictions use it: a fit may replace what the specs state."""
+    figure = figure_of(name)
+    return Hardware.of(scenario, profile).figure(figure) if figure else value_at(scenario, name)

@@ -18,6 +18,7 @@ from ladder_sim.specs.workload import STATIC
 from ladder_sim.sweeps.axes import figure_of
 from ladder_sim.sweeps.grid import Chunk, Columns, SweepBlock
 from ladder_sim.sweeps.price import token_price
+from ladder_sim.sweeps.validated import Validated, validated
 from ladder_sim.units import format_bytes
 
 METRICS = ("ttft_s", "tpot_s", "tokens_per_s", "speedup")
@@ -56,6 +57,8 @@ class Rows:
     """NaN where a point has no result."""
     problem: str
     """Why there are no results; empty if there are."""
+    validated: Sequence[Validated]
+    """What of each point was compared with end-to-end runs."""
 
     @property
     def columns(self) -> dict[str, NDArray[Any]]:
@@ -93,7 +96,7 @@ def _predict(block: SweepBlock, how: How) -> Iterator[Rows]:
             raise
         except LadderSimError as error:
             problems = [error.message] * block.count
-    constants = _constants(block)
+    constants, compared = _constants(block), validated(block, how.profile)
     for rows in _same_figures(problems, block.columns.get("gen")):
         columns = {name: values[rows] for name, values in block.columns.items()}
         yield Rows(
@@ -102,6 +105,7 @@ def _predict(block: SweepBlock, how: How) -> Iterator[Rows]:
             figures={name: values for name, values in columns.items() if name not in SIZES},
             results={name: values[rows] for name, values in results.items()},
             problem=problems[rows.start],
+            validated=compared[rows],
         )
 
 

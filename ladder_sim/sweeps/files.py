@@ -57,13 +57,17 @@ def encode(form: str, parts: Sequence[Rows]) -> bytes:
 
 def _lines(form: str, rows: Rows) -> str:
     """One line per row, by a single format operation: ten times as fast as one per number."""
+    missing = rows.missing
+    varying = [values.tolist() for name, values in rows.columns.items() if name not in missing]
     if form == "csv":
         template = ",".join(_cells(rows, _csv_cell).values())
     else:
-        cells = _cells(rows, json.dumps).items()
-        template = "{" + ", ".join(f"{json.dumps(name)}: {cell}" for name, cell in cells) + "}"
-    missing = rows.missing
-    varying = [values.tolist() for name, values in rows.columns.items() if name not in missing]
+        cells = {**_cells(rows, json.dumps), "validated": "%s"}
+        template = "{" + ", ".join(f"{json.dumps(name)}: {cell}" for name, cell in cells.items()) + "}"
+        # a few, each shared by many rows
+        answers = {id(each): each for each in rows.validated}
+        texts = {key: json.dumps(each) for key, each in answers.items()}
+        varying.append([texts[id(each)] for each in rows.validated])
     numbers = itertools.chain.from_iterable(zip(*varying, strict=True))
     return f"{template}\n" * len(rows) % tuple(numbers)
 

@@ -129,6 +129,16 @@ def write_file(path: Path, content: str | bytes, *, error: type[LadderSimError] 
         ) from fault
 
 
+def check_folder(option: str, file: Path | None) -> None:
+    """Raise UsageError if the file of an option would lie in a folder that is missing, before anything is computed."""
+    # pathlib raises an error for a name that is too long
+    if file is not None and not os.path.isdir(file.parent):
+        raise UsageError(
+            f"{option} '{shown_path(file)}' cannot be written: there is no such folder",
+            hint="choose a folder that exists",
+        )
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Open a file that takes the place of `path` when the body is done: nobody sees a part of it.

@@ -511,7 +511,7 @@ def test_any_command_line_is_run_or_refused(line: list[str], tmp_path: Path, mon
         ("predict --model llama-3-70b", "models of 70b: llama-2-70b, llama-3.1-70b;"),
         ("predict --model llama3-70b", "models of 70b: llama-2-70b, llama-3.1-70b;"),
         # no Llama 4
-        ("predict --model llama-405b", "did you mean 'llama-3.1-405b'?"),
+        ("predict --model llama-405b", "models of 405b: llama-3.1-405b;"),
         ("predict --model 72b", "models of 72b: qwen2.5-72b;"),
         ("predict --model 7b", "models of 7b: llama-2-7b, mistral-7b, qwen2.5-7b;"),
         ("predict --cluster h20", "`ladder-sim show --toml h100-sxm > mine.toml`"),

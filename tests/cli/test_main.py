@@ -15,6 +15,7 @@ import pytest
 from calibration.__main__ import main as calibration_main
 from ladder_sim import __version__
 from ladder_sim.cli.options import ScenarioFlags
+from ladder_sim.display.labels import field_text
 from ladder_sim.errors import install_command
 from ladder_sim.specs import catalog
 from ladder_sim.specs.settings import settable
@@ -149,6 +150,8 @@ def test_settings_of_every_kind() -> None:
     )
     assert answer["settings"]["stack.allreduce"]["default"] == catalog.stack("vllm").allreduce
     rows = run("list", "settings", "--model", "8b").out.splitlines()
+    # a meaning is cut behind a sentence, not within
+    assert not any(row.endswith("e.g") for row in rows)
     assert "inter.latency" in {row.split()[0] for row in rows if row.strip()}
     assert any(re.fullmatch(r"model.layers +32 +1 to 10,000 +Decoder layers, .*", row) for row in rows)
 
@@ -160,6 +163,18 @@ def test_the_default_of_a_setting_is_what_a_prediction_uses() -> None:
     given = f"stack.gemv_factor={settings['stack.gemv_factor']['default']!r}"
     as_it_is, by_hand = (json.loads(run("predict", *flags, "--json").out) for flags in ((), ("--set", given)))
     assert by_hand["variants"]["ladder"]["request_s"] == as_it_is["variants"]["ladder"]["request_s"]
+
+
+def test_show_names_what_a_fit_replaces() -> None:
+    """Otherwise it prints figures that no prediction uses."""
+    settings = json.loads(run("list", "settings", "--json").out)["settings"]
+    for name, figure, field in (("gpt-fast", "stack.gemv_factor", ""), ("h100-sxm", "host.latency", "host.latency_s")):
+        shown = dict(line.split(maxsplit=1) for line in run("show", name).out.splitlines())[figure]
+        stated, _, rest = shown.partition("  [")
+        used = field_text(field, settings[figure]["default"])
+        assert stated != used
+        assert rest == f"{used} in predictions on h100-sxm under gpt-fast, fitted or measured]"
+    assert not any("in predictions" in run("show", name).out for name in ("vllm", "8b"))
 
 
 def test_the_rate_of_a_link_says_what_it_is_of() -> None:

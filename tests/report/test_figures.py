@@ -202,7 +202,7 @@ def test_a_figure_is_drawn_as_png_and_svg(tmp_path: Path, monkeypatch: pytest.Mo
 def test_what_cannot_be_drawn_is_said_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="unknown extension"):
         save_figure(go.Figure(), tmp_path / "figure.gif")
-    with pytest.raises(UsageError, match="no folder"):
+    with pytest.raises(UsageError, match="no such folder"):
         save_figure(go.Figure(), tmp_path / "none" / "figure.html")
     monkeypatch.setattr(style, "find_spec", lambda _: None)
     with pytest.raises(MissingDependencyError, match="needs kaleido") as caught:

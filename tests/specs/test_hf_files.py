@@ -154,13 +154,14 @@ def test_errors_name_the_field(config: dict[str, object], says: str) -> None:
     assert caught.value.hint
 
 
-def test_a_type_that_is_not_known_is_said_so() -> None:
-    novel, llama = (
-        Scenario.of(model=ModelSpec.from_hf({**LLAMA_8B, "model_type": kind}, name="m", source="config.json"))
-        for kind in ("novel", "llama")
-    )
-    assert novel.warnings() == ("'m': type 'novel' is not known, its blocks are taken for Llama's",)
-    assert llama.warnings() == ()
+@pytest.mark.parametrize("kind", ["bert", "mamba2", "novel"])
+def test_a_type_that_is_not_known_is_refused(kind: str) -> None:
+    """Regression: with Llama's fields and RMSNorm it was predicted as a Llama."""
+    for config in ({**LLAMA_8B, "model_type": kind}, {"model_type": "any", "text_config": {"model_type": kind}}):
+        with pytest.raises(
+            SpecError, match=f"model_type is '{kind}': must be a type that is known to have a dense dec"
+        ):
+            ModelSpec.from_hf(config, name="m", source="config.json")
 
 
 def test_norms_over_all_heads_are_warned_about() -> None:

@@ -7,26 +7,30 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ladder_sim.errors import MissingDependencyError, UsageError
+from ladder_sim.prediction import predict
+from ladder_sim.specs import catalog
 from ladder_sim.sweeps.executors import serial
 from ladder_sim.sweeps.files import PartFile
-from ladder_sim.sweeps.grid import Grid
+from ladder_sim.sweeps.grid import Grid, scenario_at
 from ladder_sim.sweeps.run import how_of, run, run_to_file
 from tests.conftest import REPO
 
 AXES = {"model": "8b,405b", "p2p": "true", "gen": "1,8", "intra.bandwidth": "100:400:x2GB/s"}
+H100 = catalog.cluster("h100-sxm")
 # four chunks that need a graph per point
 SLOW = {"model": "8b", "model.layers": "1:128:+1"}
 
 
-def _written(axes: dict[str, str], path: Path, *, resume: bool = False) -> bytes:
+def _written(axes: Mapping[str, Any], path: Path, *, resume: bool = False) -> bytes:
     grid = Grid(axes, ["ladder"])
     run_to_file(grid, how_of(grid, None, ignore_memory=False), serial, path, resume=resume)
     return path.read_bytes()
@@ -46,7 +50,8 @@ def test_all_formats_hold_the_table(tmp_path: Path) -> None:
     from_parquet = pq.read_table(tmp_path / "sweep.parquet").to_pylist()
     assert len(from_csv) == len(from_json) == len(from_parquet) == len(table) == 12
     for row in range(len(table)):
-        assert list(from_csv[row]) == list(from_json[row]) == list(from_parquet[row]) == list(table.columns)
+        assert list(from_csv[row]) == list(from_parquet[row]) == list(table.columns)
+        assert list(from_json[row]) == [*table.columns, "validated"]
         for name, values in table.columns.items():
             value = values[row].item() if hasattr(values[row], "item") else values[row]
             texts = [from_csv[row][name], from_json[row][name], from_parquet[row][name]]
@@ -57,6 +62,30 @@ def test_all_formats_hold_the_table(tmp_path: Path) -> None:
             else:
                 assert texts == [str(value), value, value]
     assert "needs" in from_json[-1]["infeasible"]
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        # the ends of what runs had, and beyond
+        {"model": ["8b", "70b"], "batch": [1, 2, 64, 65], "prompt": [1023, 1024, 1025], "gen": [511, 512]},
+        {"model": "70b", "gpu.bf16_flops": [5e14, H100.gpu.bf16_flops, 1e15], "cluster.rank_skew": [0.02, 0.03]},
+        {"model": "70b", "intra.latency_s": [1e-5, H100.intra.latency_s], "stack.stream_wait_s": [1e-6, 2e-6]},
+        {"model": "8b", "stack": "vllm", "concurrency": [1, 4, 64, 2048], "prompt": [128, 1024], "tp": [1, 8]},
+    ],
+)
+def test_json_rows_say_what_was_compared(axes: dict[str, Any], tmp_path: Path) -> None:
+    """As the prediction of each point does."""
+    rows = [json.loads(line) for line in _written(axes, tmp_path / "sweep.jsonl").splitlines()]
+    for row in rows:
+        scenario = scenario_at({name: row[name] for name in axes})
+        assert row["validated"] == predict(scenario, ["standard"], ignore_memory=True).confidence.validated
+    assert len({str(row["validated"]) for row in rows}) > 1
+
+
+def test_a_point_that_cannot_run_was_not_compared(tmp_path: Path) -> None:
+    (row,) = _written({"model": "8b", "tp": 3}, tmp_path / "sweep.jsonl").splitlines()
+    assert json.loads(row)["validated"] is None
 
 
 def test_parquet_needs_pyarrow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -74,8 +103,9 @@ def test_a_killed_sweep_resumes_to_the_same_file(form: str, tmp_path: Path) -> N
     code = f"""
 import os, signal
 from pathlib import Path
+from ladder_sim.prediction import predict
 from ladder_sim.sweeps.executors import serial
-from ladder_sim.sweeps.grid import Grid
+from ladder_sim.sweeps.grid import Grid, scenario_at
 from ladder_sim.sweeps.run import how_of, run_to_file
 grid = Grid({SLOW!r}, ["ladder"])
 run_to_file(grid, how_of(grid, None, ignore_memory=False), serial, Path({str(path)!r}),

@@ -1,6 +1,5 @@
 """What all figures share: colours, a template, axes, and how a figure is saved."""
 
-import os
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from math import ceil, floor, log10
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ladder_sim.display.labels import axis_values, field_label, needs_log_axis, with_unit
 from ladder_sim.errors import MissingDependencyError, MissingPackageError, UsageError
 from ladder_sim.report.figures.page import figure_page
+from ladder_sim.system.files import check_folder
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -158,11 +158,7 @@ def check_plot_path(path: Path) -> None:
         raise UsageError(
             f"--plot '{path}': unknown extension '{path.suffix}'", hint=f"use one of {', '.join(FILE_TYPES)}"
         )
-    # pathlib raises an error for a name that is too long
-    if not os.path.isdir(path.parent):
-        raise UsageError(
-            f"--plot '{path}' cannot be written: no folder '{path.parent}'", hint="choose an existing folder"
-        )
+    check_folder("--plot", path)
     if path.suffix.lower() != ".html" and find_spec("kaleido") is None:
         raise MissingPackageError(f"--plot '{path}' needs kaleido", extra="plots", otherwise="write an .html file")
 

@@ -1,0 +1,58 @@
+"""Every figure that ``--set`` changes: what it means, its unit, its default and what it may be."""
+
+import re
+from typing import Any, get_args
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from ladder_sim.display.console import table
+from ladder_sim.display.labels import field_text
+from ladder_sim.prediction import resolve_profile
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.settings import Setting, described
+from ladder_sim.sweeps.axes import used_value
+
+COLUMNS = ("setting", "default", "range", "meaning")
+
+
+def settings_report(scenario: Scenario) -> RenderableType:
+    """A row per setting, with the value that predictions of this scenario use."""
+    profile = resolve_profile(scenario, None)
+    rows = [
+        (
+            name,
+            value_text(setting.field, used_value(scenario, setting.name, profile)),
+            _range_text(setting),
+            _first_sentence(setting),
+        )
+        for name, setting in sorted(described().items())
+    ]
+    return Group(
+        table(COLUMNS, rows, left=len(COLUMNS), wrapped=COLUMNS[2:]),
+        Text(
+            f"\ndefaults of {scenario.model.name} on {scenario.cluster.name} under {scenario.stack.name} as predictions"
+            " use them, fits included\na value takes any unit of its kind: 400Gb/s or 50GB/s"
+        ),
+    )
+
+
+def value_text(field: str, value: Any) -> str:
+    """A value as ``--set`` takes it."""
+    if value == "":
+        return "-"
+    return str(value).lower() if isinstance(value, bool) else field_text(field, value)
+
+
+def _range_text(setting: Setting) -> str:
+    limits, choices = setting.limits, get_args(setting.kind)
+    if limits:
+        largest = f"{limits.maximum:,}" if isinstance(limits.maximum, int) else f"{limits.maximum:g}"
+        return f"{'above ' * limits.above}{limits.minimum} to {largest} {setting.unit}".rstrip()
+    if setting.kind is bool:
+        return "true or false"
+    return f"{', '.join(choices[:-1])} or {choices[-1]}" if choices else "text"
+
+
+def _first_sentence(setting: Setting) -> str:
+    return re.split(r"\.(?: (?=[A-Z0-9])|$)", setting.meaning)[0]

@@ -1,0 +1,30 @@
+"""What of a sweep's points was compared with end-to-end runs."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ladder_sim.confidence import turning_points, validated_parts
+from ladder_sim.prediction import resolve_profile
+from ladder_sim.sweeps.grid import SweepBlock, scenario_at
+
+# by part of a scenario; None of a point that cannot run
+Validated = Mapping[str, bool] | None
+
+
+def validated(block: SweepBlock, profile: str | None) -> Sequence[Validated]:
+    """`Confidence.validated` of each point; looked up once for all points between the ends of what runs had."""
+    if block.scenario is None:
+        return [None] * block.count
+    measured = resolve_profile(block.scenario, profile)
+    places = np.zeros(block.count, np.int64)
+    for name, values in block.columns.items():
+        ends = turning_points(name, block.scenario, measured)
+        # below, at or above each
+        place = np.searchsorted(ends, values) + np.searchsorted(ends, values, "right")
+        places = places * (2 * len(ends) + 1) + place
+    # a point of each place
+    _, rows, which = np.unique(places, return_index=True, return_inverse=True)
+    points = [{name: values[row].item() for name, values in block.columns.items()} for row in rows]
+    answers = [validated_parts(scenario_at({**block.point, **point}), measured) for point in points]
+    return [answers[each] for each in which]
