@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ladder_sim.costs.collectives.network import COLLECTIVE_ERROR, INLINE, Network
-from ladder_sim.costs.contention import collective_sms, collective_traffic_bytes, kernel_demand, lent_sms
+from ladder_sim.costs.contention import collective_sms, collective_traffic_bytes, kernel_demand
 from ladder_sim.costs.estimate import Estimate, Source
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.lookup import RatioTable
@@ -189,9 +189,9 @@ class KernelCosts:
         times = self._network.times(kind, np.atleast_1d(message_bytes))
         source: Source = "measured" if bool(times.in_range[0]) else times.source
         seconds = _plain(times.seconds)
-        sms, lent, traffic = (
+        sms, traffic = (
             times.choose([price(name, message_bytes, self.hardware.overlap) for name in times.algorithms])
-            for price in (collective_sms, lent_sms, collective_traffic_bytes)
+            for price in (collective_sms, collective_traffic_bytes)
         )
         return Estimate(
             seconds=seconds,
@@ -201,7 +201,6 @@ class KernelCosts:
             demand=Demand(
                 # kernels keep at least one
                 held_sms=_number(minimum(sms, self._sms - 1)),
-                lent_sms=_number(minimum(lent, self._sms - 1)),
                 slowdown=self.hardware.overlap.collective_slowdown,
                 memory=self._memory_share(traffic, seconds),
                 link=1.0,

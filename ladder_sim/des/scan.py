@@ -268,7 +268,7 @@ def _sharing(program: Program, groups: dict[int, list[int]]) -> tuple[Device, in
     compute: set[int] = set()
     for stream, demand in {(task.stream, task.demand) for task in program.tasks}:
         if demand.uses_shared:
-            (comm if demand.holds_sms else compute).add(stream)
+            (comm if demand.is_collective else compute).add(stream)
     ranks = [program.streams[stream].rank for stream in comm | compute]
     if program.device is None or len(set(ranks)) == len(ranks):
         return Device(sms=1), -1, -1
