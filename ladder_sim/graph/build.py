@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, Self
 
+from ladder_sim.errors import UsageError
 from ladder_sim.graph.ops import (
     PROMPT_DUTY,
     AttentionShape,
@@ -46,7 +47,19 @@ class PassInputs(NamedTuple):
 
     @classmethod
     def of(cls, scenario: Scenario) -> Self:
-        """Those of a scenario."""
+        """Those of a scenario.
+
+        Raises
+        ------
+        UsageError
+            If the model has layers that cannot be simulated yet.
+        """
+        model = scenario.model
+        if model.experts or model.kv_lora_rank:
+            raise UsageError(
+                f"model '{model.name}': mixtures of experts and latent attention are read, but not simulated yet",
+                hint="choose a dense model; `ladder-sim list models` shows all",
+            )
         return cls(scenario.model, scenario.workload, scenario.stack, scenario.tp, scenario.variant)
 
     def of_one_token(self) -> Self:

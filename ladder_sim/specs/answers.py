@@ -14,7 +14,7 @@ _ANSWERS: dict[str, tuple[tuple[str, str], ...]] = {
     "dtype": (
         (r"(nv[-_])?fp4", "write nvfp4: 4-bit floats with a scale for each 16"),
         (r"u?int4|awq|gptq", "write w4a16: 4-bit weights, 16-bit inputs (AWQ, GPTQ)"),
-        (r"mxfp4|nf4|w4a\d+|q4\w*", _OTHER_WEIGHTS),
+        (r"nf4|w4a\d+|q4\w*", _OTHER_WEIGHTS),
         (r"bfloat16|bf-16", "write bf16"),
         (r"float16|half|fp-16", "write fp16"),
         (
@@ -23,10 +23,6 @@ _ANSWERS: dict[str, tuple[tuple[str, str], ...]] = {
         ),
     ),
     "model": (
-        (
-            r".*(mixtral|-moe\b|dbrx|grok|gpt-oss|-a\d+b\b|deepseek-?(v[23]|r1(?!-distill))|llama-4\b|kimi-k2).*",
-            "a mixture of experts is not supported yet, and no dense model stands in for it",
-        ),
         (r".*\b(awq|gptq|int4|w4a16)\b.*", "take the id of the unquantized model with --dtype w4a16"),
         (r".*\bnvfp4\b.*", "take the id of the unquantized model with --dtype nvfp4"),
         (r".*\b(gguf|[48]bit|bnb)\b.*", _OTHER_WEIGHTS),

@@ -1,11 +1,13 @@
 """What a model's type says without a field of its config.json.
 
 From the configuration classes and models of Hugging Face transformers 5.23.0: defaults of fields that files leave out,
-and facts of the blocks, as if they were fields. Names of our own are `gated_mlp`, `joint_qk_norm`, `post_norms` and
-`parallel_blocks`.
+and facts of the blocks, as if they were fields. Names of our own are `gated_mlp`, `joint_qk_norm`, `post_norms`,
+`weightless_qk_norm`, `parallel_blocks`, `attention_sinks`, `router_bias`, `full_attention_first` and, where files have
+`layer_types`, `sliding_window_pattern`. Kimi K2 and MiniMax M2.5 are from their repositories on the Hugging Face Hub.
 """
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 # sizes that every config.json has, by ModelSpec field
 SIZES = {
@@ -21,7 +23,16 @@ _TIED = {"tie_word_embeddings": True}
 _QWEN2 = {"num_key_value_heads": 32, "use_qkv_bias": True, "use_sliding_window": False}
 _QWEN2_VL = {**_QWEN2, "num_key_value_heads": 8}
 _QWEN3 = {"num_key_value_heads": 32, "head_dim": 128, "use_qk_norm": True, "use_sliding_window": False}
-_GEMMA2 = {**_TIED, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096, "post_norms": True}
+_GEMMA2 = {
+    **_TIED,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "post_norms": True,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 2,
+}
+# DeepSeek-V3 adds a correction to each expert's score (arXiv 2412.19437, section 2.1.2)
+_DEEPSEEK_V3 = {"router_bias": True}
 # biases on q, k and v alone
 _BIASED = {"head_dim": 128, "attention_bias": True, "attention_out_bias": False}
 
@@ -41,18 +52,24 @@ TYPES: Mapping[str, Mapping[str, object]] = {
     "qwen3_vl_text": _QWEN3,
     "gemma": {**_TIED, "num_key_value_heads": 16, "head_dim": 256},
     "gemma2": _GEMMA2,
-    "gemma3_text": {**_GEMMA2, "use_qk_norm": True},
+    "gemma3_text": {**_GEMMA2, "use_qk_norm": True, "sliding_window_pattern": 6},
     "granite": {},
     "internlm2": {},
-    "cwm": {"num_key_value_heads": 8, "head_dim": 128, "sliding_window": 8192},
+    "cwm": {
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "sliding_window": 8192,
+        "sliding_window_pattern": 4,
+        "full_attention_first": True,
+    },
     "hunyuan_v1_dense": {"use_qk_norm": True},
     "smollm3": {**_TIED, "num_key_value_heads": 4},
     "seed_oss": {**_BIASED, "num_key_value_heads": 8},
     "glm4": {**_BIASED, "num_key_value_heads": 2, "post_norms": True},
     # norms behind the blocks in the place of those before them
-    "olmo2": {"joint_qk_norm": True},
-    "olmo3": {"joint_qk_norm": True, "sliding_window": 4096},
-    "exaone4": {"use_qk_norm": True, "sliding_window": 4096},
+    "olmo2": {"use_qk_norm": True, "joint_qk_norm": True},
+    "olmo3": {"use_qk_norm": True, "joint_qk_norm": True, "sliding_window": 4096, "sliding_window_pattern": 4},
+    "exaone4": {"use_qk_norm": True, "sliding_window": 4096, "sliding_window_pattern": 4},
     # one up projection and no gate
     "arcee": {"gated_mlp": False},
     "apertus": {"gated_mlp": False, "use_qk_norm": True},
@@ -61,8 +78,71 @@ TYPES: Mapping[str, Mapping[str, object]] = {
     "nemotron": {"gated_mlp": False},
     "stablelm": {},
     "cohere": {**_TIED, "parallel_blocks": True},
-    "cohere2": {**_TIED, "head_dim": 128, "sliding_window": 4096, "parallel_blocks": True},
+    "cohere2": {
+        **_TIED,
+        "head_dim": 128,
+        "parallel_blocks": True,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 4,
+    },
+    # mixtures of experts
+    "mixtral": {"num_key_value_heads": 8},
+    "qwen3_moe": {"num_key_value_heads": 4, "use_qk_norm": True, "use_sliding_window": False},
+    "glm4_moe": {"num_key_value_heads": 8, "attention_out_bias": False, "router_bias": True},
+    "gpt_oss": {
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "router_bias": True,
+        "attention_sinks": True,
+        "sliding_window": 128,
+        "sliding_window_pattern": 2,
+    },
+    "minimax_m2": {"num_key_value_heads": 8, "head_dim": 128, "use_qk_norm": True, "joint_qk_norm": True},
+    "llama4_text": {
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "use_qk_norm": True,
+        "weightless_qk_norm": True,
+        # as wide as a routed one
+        "n_shared_experts": 1,
+        "attention_chunk_size": 8192,
+        "sliding_window_pattern": 4,
+    },
+    # latent attention
+    "deepseek_v2": {},
+    "deepseek_v3": _DEEPSEEK_V3,
+    "kimi_k2": _DEEPSEEK_V3,
 }
+
+
+class ExpertFields(NamedTuple):
+    """What a type calls its experts."""
+
+    routed: str
+    """Routed experts of a layer."""
+    width: str = "moe_intermediate_size"
+    """Of one of them."""
+    dense: str = "intermediate_size"
+    """Width of an MLP without experts."""
+
+
+_LOCAL = ExpertFields("num_local_experts", width="intermediate_size")
+_ROUTED = ExpertFields("n_routed_experts")
+# by type
+EXPERTS: Mapping[str, ExpertFields] = {
+    "mixtral": _LOCAL,
+    "qwen3_moe": ExpertFields("num_experts"),
+    "glm4_moe": _ROUTED,
+    "gpt_oss": _LOCAL,
+    "minimax_m2": _LOCAL,
+    "llama4_text": ExpertFields("num_local_experts", width="intermediate_size", dense="intermediate_size_mlp"),
+    "deepseek_v2": _ROUTED,
+    "deepseek_v3": _ROUTED,
+    "kimi_k2": _ROUTED,
+}
+LATENT_TYPES = ("deepseek_v2", "deepseek_v3", "kimi_k2")
 
 # sizes of the classes, in the order of `SIZES`: a `text_config` leaves out what equals them, a file of its own does not
 CLASS_SIZES: Mapping[str, Mapping[str, int]] = {

@@ -1,25 +1,28 @@
-"""The shape of a dense decoder-only transformer."""
+"""The shape of a decoder-only transformer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Self
+from functools import lru_cache
+from typing import Annotated, Self, get_args
 
 from ladder_sim.errors import SpecError
 from ladder_sim.specs.fields import Limits, check_fields
-from ladder_sim.specs.hf_config import MAXIMA, shape_from_hf
-from ladder_sim.specs.values import nonempty, whole
+from ladder_sim.specs.hf_config import shape_from_hf
+from ladder_sim.specs.hf_reader import MAXIMA
+from ladder_sim.specs.layers import Dense, Gqa, LayerKind, LayerPart, Mla, Moe
+from ladder_sim.specs.values import choice, nonempty, whole
 from ladder_sim.specs.workload import DType, KvDType
 from ladder_sim.units import quoted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """Shape of a dense decoder: everything a forward pass's cost depends on.
+    """Shape of a decoder: everything a forward pass's cost depends on. Its layers are of a few `kinds`.
 
     Raises
     ------
     SpecError
-        If a size is not a whole number in its range, or the query heads are not a multiple of the key/value heads.
+        If a size is not a whole number in its range, or sizes contradict each other.
 
     Examples
     --------
@@ -37,11 +40,11 @@ class ModelSpec:
     heads: Annotated[int, Limits(1, MAXIMA["heads"])]
     """Query heads."""
     kv_heads: Annotated[int, Limits(1, MAXIMA["kv_heads"])]
-    """Key/value heads (grouped-query attention when fewer than heads)."""
+    """Key/value heads (grouped-query attention when fewer than heads); latent attention has none."""
     head_dim: Annotated[int, Limits(1, MAXIMA["head_dim"])]
-    """Width of one head."""
+    """Width of one head; of latent attention a query head's."""
     intermediate: Annotated[int, Limits(1, MAXIMA["intermediate"])]
-    """Width of the MLP."""
+    """Width of the MLP in layers without experts."""
     vocab: Annotated[int, Limits(1, MAXIMA["vocab"])]
     """Rows of the embedding and of the LM head."""
     max_positions: Annotated[int, Limits(1, MAXIMA["max_positions"])]
@@ -60,10 +63,39 @@ class ModelSpec:
     """Queries and keys are normalised head by head before they are rotated, as in Qwen3 and Gemma 3."""
     joint_qk_norm: bool = False
     """Queries and keys are normalised over all heads, as in OLMo 2: ranks exchange them, not costed, with a warning."""
+    weightless_qk_norm: bool = False
+    """Queries and keys are normalised head by head without weights, as in Llama 4."""
     post_norms: bool = False
     """The output of each block is normalised as well before it is added, as in Gemma 3."""
     sliding_window: Annotated[int, Limits(0, MAXIMA["max_positions"])] = 0
-    """Tokens that some or all layers attend to; 0: all of them. Costs count the full context, and a warning says so."""
+    """Tokens that some or all layers attend to, or of a chunk; 0: all of them. Costs count the full context, and a
+    warning says so."""
+    window_layers: tuple[int, ...] = ()
+    """Layers that use the sliding window; empty: every layer, if there is one."""
+    attention_sinks: bool = False
+    """A learned logit for each head joins the softmax, as in gpt-oss."""
+    kv_lora_rank: Annotated[int, Limits(0, MAXIMA["hidden"])] = 0
+    """Width of the compressed keys and values of latent attention; 0: multi-head or grouped-query attention."""
+    q_lora_rank: Annotated[int, Limits(0, MAXIMA["hidden"])] = 0
+    """Width of the compressed queries; 0: they are not compressed."""
+    nope_head_dim: Annotated[int, Limits(0, MAXIMA["head_dim"])] = 0
+    """Width of a latent query or key head that is not rotated."""
+    rope_head_dim: Annotated[int, Limits(0, MAXIMA["head_dim"])] = 0
+    """Width of the rotated part, which all latent key heads share."""
+    value_head_dim: Annotated[int, Limits(0, MAXIMA["head_dim"])] = 0
+    """Width of a latent value head."""
+    experts: Annotated[int, Limits(0, MAXIMA["experts"])] = 0
+    """Routed experts of a layer; 0: every MLP is dense."""
+    experts_per_token: Annotated[int, Limits(0, MAXIMA["experts"])] = 0
+    """Routed experts that each token is sent to."""
+    expert_intermediate: Annotated[int, Limits(0, MAXIMA["intermediate"])] = 0
+    """Width of one routed expert."""
+    shared_intermediate: Annotated[int, Limits(0, MAXIMA["intermediate"])] = 0
+    """Width of all shared experts together, which see every token; 0: there are none."""
+    router_bias: bool = False
+    """The router has a bias, or a correction of its score, for each expert."""
+    dense_layers: tuple[int, ...] = ()
+    """Layers whose MLP is dense in a model with experts."""
     ladder_layers: tuple[int, ...] = ()
     """Layers that the config itself wires as ladder (`model_type: llamaLadder`)."""
     parallel_blocks: bool = False
@@ -72,6 +104,8 @@ class ModelSpec:
     """An encoder of images or sound belongs to the model, too; it is not predicted, and a warning says so."""
     weights_dtype: DType = "bf16"
     """Precision of the linear layers' weights in the checkpoint that the config belongs to."""
+    unquantized: tuple[LayerPart, ...] = ()
+    """Parts of the layers that this checkpoint keeps in 16 bits: "qkv", "out", "mlp", "experts"."""
     kv_cache_dtype: KvDType | None = None
     """Precision of the KV cache that the config asks for; None: it says nothing."""
     family: str = ""
@@ -88,17 +122,60 @@ class ModelSpec:
                 "query heads must be a multiple of key/value heads",
                 hint="each key/value head serves the same number of query heads; change either",
             )
-        if not isinstance(self.ladder_layers, tuple):
+        for name, last in (
+            ("ladder_layers", self.layers - 1),
+            # a model may be cut short with --set model.layers
+            ("window_layers", MAXIMA["layers"]),
+            ("dense_layers", MAXIMA["layers"]),
+        ):
+            layers = getattr(self, name)
+            if not isinstance(layers, tuple):
+                raise SpecError(
+                    f"{where}: {name} is {quoted(layers)}: must be a tuple",
+                    hint="a spec is hashable, so it holds no list",
+                )
+            for layer in layers:
+                whole(layer, f"{where}: a {name.removesuffix('s').replace('_', ' ')}", 0, last)
+        for part in self.unquantized:
+            choice(part, f"{where}: unquantized", get_args(LayerPart))
+        self._check_experts(where)
+        self._check_latent(where)
+
+    def _check_experts(self, where: str) -> None:
+        sizes = ("experts_per_token", "expert_intermediate", "shared_intermediate")
+        if not self.experts:
+            for name in sizes:
+                if getattr(self, name):
+                    raise SpecError(
+                        f"{where}: {name} is {getattr(self, name)} and experts is 0: a dense model has none",
+                        hint=f"give the number of experts, or set {name} to 0",
+                    )
+            return
+        if not 1 <= self.experts_per_token <= self.experts:
             raise SpecError(
-                f"{where}: ladder_layers is {quoted(self.ladder_layers)}: must be a tuple",
-                hint="a spec is hashable, so it holds no list",
+                f"{where}: experts_per_token is {self.experts_per_token}: must be from 1 to experts, {self.experts}",
+                hint="a token is sent to different experts; change either",
             )
-        for layer in self.ladder_layers:
-            whole(layer, f"{where}: a ladder layer", 0, self.layers - 1)
+        if not self.expert_intermediate:
+            raise SpecError(
+                f"{where}: expert_intermediate is 0: must be above 0 in a model with experts",
+                hint="give the width of one expert",
+            )
+
+    def _check_latent(self, where: str) -> None:
+        widths = ("nope_head_dim", "rope_head_dim", "value_head_dim")
+        for name in (*widths, "q_lora_rank"):
+            value = getattr(self, name)
+            if (value and not self.kv_lora_rank) or (self.kv_lora_rank and not value and name in widths):
+                raise SpecError(
+                    f"{where}: {name} is {value} and kv_lora_rank is {self.kv_lora_rank}: latent attention needs both, "
+                    "other attention neither",
+                    hint="change either",
+                )
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object], *, name: str, source: str) -> Self:
-        """Read the shape from a Hugging Face config of a dense Llama-family decoder.
+        """Read the shape from a Hugging Face config of a decoder.
 
         Parameters
         ----------
@@ -113,48 +190,120 @@ class ModelSpec:
         Raises
         ------
         SpecError
-            If a field is missing or breaks a rule, or the model is not a dense decoder.
+            If a field is missing or breaks a rule, or the model has layers of a kind that cannot be simulated.
         """
         return cls(name=name, source=source, **shape_from_hf(config, source=source))
 
     @property
+    def kinds(self) -> tuple[LayerKind, ...]:
+        """What each layer is made of; layers that are alike hold the same object."""
+        return _kinds(self)
+
+    @property
     def parameters(self) -> int:
-        """Number of weights, with norms, biases, embedding and LM head; the biases of LayerNorms are left out."""
-        q_width, kv_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        attention = self.hidden * (2 * q_width + 2 * kv_width)
-        attention += (q_width + 2 * kv_width) * self.qkv_bias + self.hidden * self.out_bias
-        attention += 2 * self.head_dim * self.qk_norm
-        ups = 2 if self.gated_mlp else 1
-        mlp = (ups + 1) * self.hidden * self.intermediate
-        mlp += (ups * self.intermediate + self.hidden) * self.mlp_bias
+        """Number of weights, with norms, biases, embedding and LM head.
+
+        The biases of LayerNorms are left out, and so are layers that predict further tokens.
+        """
         embeddings = self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
         norms = (4 if self.post_norms else 2) * self.hidden
-        return self.layers * (attention + mlp + norms) + self.hidden + embeddings
+        return sum(kind.parameters for kind in self.kinds) + self.layers * norms + self.hidden + embeddings
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        """Return the KV cache that one token of one request takes over all layers and ranks, in bytes.
+        """Return the KV cache that one token of one request takes over all layers, once each, in bytes.
 
         Parameters
         ----------
         dtype_bytes
             Bytes of one cache element.
         """
-        return 2 * self.layers * self.kv_heads * self.head_dim * dtype_bytes
+        return sum(kind.attention.kv_elements for kind in self.kinds) * dtype_bytes
 
-    def partition_problem(self, tp: int) -> str:
-        """Say why `tp` ranks cannot share this model; empty if they can.
+    def partition_problem(self, tp: int, *, attention_dp: int = 1, ep: int = 1) -> str:
+        """Say why ranks cannot share this model; empty if they can.
 
         Query heads and the MLP's width are split evenly. Key/value heads are split evenly, or each one is held by
-        the same number of ranks.
+        the same number of ranks. Experts are split `ep` ways, and each over the ranks that hold it.
+
+        Parameters
+        ----------
+        tp
+            Ranks that share attention.
+        attention_dp
+            Groups of such ranks, each with requests of its own.
+        ep
+            Groups of ranks among which the experts are split; it divides ``tp * attention_dp``.
         """
-        if self.heads % tp:
-            return f"heads is {self.heads}: not divisible by tp {tp}"
-        if self.intermediate % tp:
-            return f"intermediate is {self.intermediate}: not divisible by tp {tp}"
-        if self.kv_heads % tp and tp % self.kv_heads:
-            return f"kv_heads is {self.kv_heads}: neither divisible by tp {tp} nor a divisor of it"
+        for kind in dict.fromkeys(self.kinds):
+            problem = kind.attention.partition_problem(tp) or kind.feed_forward.partition_problem(tp)
+            if not problem and isinstance(kind.feed_forward, Moe):
+                problem = kind.feed_forward.expert_problem(ep, tp * attention_dp // ep)
+            if problem:
+                return problem
         return ""
 
     def tp_degrees(self, maximum: int) -> tuple[int, ...]:
         """Return the tensor-parallel degrees up to `maximum` that divide this model."""
         return tuple(tp for tp in range(1, min(maximum, self.heads) + 1) if not self.partition_problem(tp))
+
+
+@lru_cache(maxsize=256)
+def _kinds(model: ModelSpec) -> tuple[LayerKind, ...]:
+    """Of each layer, made once for each model and kind."""
+    windows = frozenset(model.window_layers or range(model.layers)) if model.sliding_window else frozenset()
+    dense = frozenset(model.dense_layers)
+    kinds: dict[tuple[bool, bool], LayerKind] = {}
+    layers = []
+    for layer in range(model.layers):
+        key = layer in windows, layer in dense or not model.experts
+        if key not in kinds:
+            kinds[key] = LayerKind(attention=_attention(model, key[0]), feed_forward=_feed_forward(model, key[1]))
+        layers.append(kinds[key])
+    return tuple(layers)
+
+
+def _attention(model: ModelSpec, windowed: bool) -> Gqa | Mla:
+    if model.kv_lora_rank:
+        return Mla(
+            hidden=model.hidden,
+            heads=model.heads,
+            kv_lora_rank=model.kv_lora_rank,
+            q_lora_rank=model.q_lora_rank,
+            nope_head_dim=model.nope_head_dim,
+            rope_head_dim=model.rope_head_dim,
+            value_head_dim=model.value_head_dim,
+        )
+    return Gqa(
+        hidden=model.hidden,
+        heads=model.heads,
+        kv_heads=model.kv_heads,
+        head_dim=model.head_dim,
+        qkv_bias=model.qkv_bias,
+        out_bias=model.out_bias,
+        qk_norm=(
+            "heads"
+            if model.qk_norm
+            else "all"
+            if model.joint_qk_norm
+            else "weightless"
+            if model.weightless_qk_norm
+            else ""
+        ),
+        sinks=model.attention_sinks,
+        window=model.sliding_window if windowed else 0,
+    )
+
+
+def _feed_forward(model: ModelSpec, dense: bool) -> Dense | Moe:
+    def mlp(width: int) -> Dense:
+        return Dense(hidden=model.hidden, width=width, gated=model.gated_mlp, bias=model.mlp_bias)
+
+    if dense:
+        return mlp(model.intermediate)
+    return Moe(
+        expert=mlp(model.expert_intermediate),
+        experts=model.experts,
+        experts_per_token=model.experts_per_token,
+        shared=mlp(model.shared_intermediate) if model.shared_intermediate else None,
+        router_bias=model.router_bias,
+    )

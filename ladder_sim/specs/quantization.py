@@ -1,14 +1,16 @@
-"""The precision that a config.json's `quantization_config` gives the linear layers and the KV cache.
+"""The precision that a config.json's `quantization_config` gives the linear layers, parts of them and the KV cache.
 
 Field names are those of Hugging Face transformers, compressed-tensors and NVIDIA's ModelOpt, as vLLM 0.32.0 reads them
 (model_executor/layers/quantization).
 """
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections import defaultdict
+from collections.abc import Mapping, Set
+from typing import Any, NamedTuple, get_args
 
 from ladder_sim.errors import SpecError
+from ladder_sim.specs.layers import LayerPart
 from ladder_sim.specs.workload import DType, KvDType
 from ladder_sim.units import quoted
 
@@ -26,16 +28,43 @@ _MODELOPT: Mapping[str, DType] = {
 
 # what the scales of fp8 blocks belong to
 _BLOCK = [128, 128]
-# decoder blocks, and linear layers in them: left out of the quantisation they make it a mixed one
-_LINEAR = re.compile(
-    r"(?:(?:^|[._])(?:q|k|v|o|qkv|gate|up|down|gate_up)_proj|self_attn|mlp|layers\.(?:\d+|\*))[.*]*$", re.ASCII
+# a linear layer of a decoder block, or a block, by the end of its name
+_MODULE = re.compile(
+    r"(?:^|[._*])(q_proj|k_proj|v_proj|qkv_proj|q_a_proj|q_b_proj|kv_a_proj_with_mqa|kv_b_proj|o_proj|gate_proj|up_proj"
+    r"|down_proj|gate_up_proj|shared_experts?|experts|self_attn|mlp|layers\.(?:\d+|\*))[.*$]*$",
+    re.ASCII,
 )
+_LAYER = re.compile(r"(?:^|[._])layers\.(\d+)(?:[.*]|$)", re.ASCII)
+# modules that make up a part, in one of several ways
+_PARTS: Mapping[LayerPart, tuple[Set[str], ...]] = {
+    "qkv": (
+        {"self_attn"},
+        {"q_proj", "k_proj", "v_proj"},
+        {"qkv_proj"},
+        {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"},
+        {"q_proj", "kv_a_proj_with_mqa", "kv_b_proj"},
+    ),
+    "out": ({"self_attn"}, {"o_proj"}),
+    "mlp": ({"mlp"}, {"gate_proj", "up_proj", "down_proj"}, {"gate_up_proj", "down_proj"}),
+    "experts": ({"experts"}, {"mlp"}),
+}
 _EXCLUDED = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules")
 _WAY_OUT = "to predict it in one precision, drop the field and give --dtype"
 
 
-def read_quantization(config: Mapping[str, object], source: str) -> tuple[DType, KvDType | None]:
-    """Return the precision of the linear layers and of the KV cache, None where the config does not say the latter.
+class Quantization(NamedTuple):
+    """What a checkpoint stores in which precision."""
+
+    dtype: DType
+    """Of linear layers."""
+    kv_dtype: KvDType | None
+    """Of the KV cache; None: the config does not say."""
+    unquantized: tuple[LayerPart, ...] = ()
+    """Parts of every layer that stay in 16 bits."""
+
+
+def read_quantization(config: Mapping[str, object], source: str, *, layers: int) -> Quantization:
+    """Return the precision of linear layers, of parts of them and of the KV cache.
 
     Parameters
     ----------
@@ -43,26 +72,27 @@ def read_quantization(config: Mapping[str, object], source: str) -> tuple[DType,
         A parsed config.json, or the part of it that describes the decoder.
     source
         What errors call it.
+    layers
+        Of the decoder; what is said of later ones, which predict further tokens, is left out.
 
     Raises
     ------
     SpecError
-        If the quantisation is mixed or not known; the field is named.
+        If the quantisation is not known, or differs between layers; the field is named.
 
     Examples
     --------
-    >>> read_quantization({"quantization_config": {"quant_method": "awq", "bits": 4}}, "config.json")
-    ('w4a16', None)
+    >>> read_quantization({"quantization_config": {"quant_method": "awq", "bits": 4}}, "config.json", layers=32)
+    Quantization(dtype='w4a16', kv_dtype=None, unquantized=())
     """
     name = next((name for name in FIELDS if config.get(name)), None)
     if name is None:
-        return "bf16", None
+        return Quantization("bf16", None)
     fields = config[name]
     if not isinstance(fields, dict):
         raise SpecError(f"{source}: {name} is {quoted(fields)}: must be an object", hint=_WAY_OUT)
     reader = _Reader(fields, f"{source}: {name}")
-    reader.refuse_mixed()
-    return reader.dtype(), reader.kv_dtype()
+    return Quantization(unquantized=reader.unquantized(layers), dtype=reader.dtype(), kv_dtype=reader.kv_dtype())
 
 
 class _Reader:
@@ -78,17 +108,34 @@ class _Reader:
         value = self.fields.get(key) if value is None else value
         return SpecError(f"{self.where}: {key} is {quoted(value)}: {rule}", hint=_WAY_OUT)
 
-    def refuse_mixed(self) -> None:
+    def unquantized(self, layers: int) -> tuple[LayerPart, ...]:
+        """Parts that all layers leave out of the quantisation; what only some leave out is refused."""
+        modules: dict[int, set[str]] = defaultdict(set)
+        named: dict[str, tuple[str, str]] = {}
         for key in _EXCLUDED:
             names = self.fields.get(key) or []
             if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
                 raise self.error(key, "must be a list of names of modules")
             for name in names:
-                if _LINEAR.search(name):
-                    raise self.error(key, "a mix of precisions within the decoder cannot be predicted", name)
+                module, layer = _MODULE.search(name.replace("\\", "")), _LAYER.search(name)
+                if module is None or (layer is not None and int(layer[1]) >= layers):
+                    continue
+                named.setdefault(module[1], (key, name))
+                for each in (int(layer[1]),) if layer else range(layers):
+                    modules[each].add(module[1])
+        kept = tuple(
+            part
+            for part in get_args(LayerPart)
+            if all(any(way <= modules[layer] for way in _PARTS[part]) for layer in range(layers))
+        )
+        whole = {module for part in kept for way in _PARTS[part] for module in way}
+        for end, (key, name) in named.items():
+            if end not in whole:
+                raise self.error(key, "a precision that differs between layers or modules cannot be predicted", name)
         # GPTQModel's settings of single modules
         if self.fields.get("dynamic"):
-            raise self.error("dynamic", "a mix of precisions within the decoder cannot be predicted")
+            raise self.error("dynamic", "a precision that differs between modules cannot be predicted")
+        return kept
 
     def dtype(self) -> DType:
         method = self.fields.get("quant_method")
@@ -98,6 +145,8 @@ class _Reader:
             if self.fields.get("bits") != 4:
                 raise self.error("bits", "only 4-bit weights can be predicted")
             return "w4a16"
+        if method == "mxfp4":
+            return "mxfp4"
         if method == "compressed-tensors":
             return self._compressed()
         if isinstance(method, str) and method.startswith("modelopt"):
@@ -105,9 +154,8 @@ class _Reader:
             if not isinstance(algorithm, str) or algorithm not in _MODELOPT:
                 raise self.error("quant_algo", f"must be one of {', '.join(_MODELOPT)}")
             return _MODELOPT[algorithm]
-        raise self.error(
-            "quant_method", "must be one of fp8, fbgemm_fp8, compressed-tensors, modelopt, awq, gptq to be predicted"
-        )
+        methods = "fp8, fbgemm_fp8, compressed-tensors, modelopt, mxfp4, awq, gptq"
+        raise self.error("quant_method", f"must be one of {methods} to be predicted")
 
     def _fp8(self, block: object, key: str) -> DType:
         if block is None:

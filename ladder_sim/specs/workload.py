@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from ladder_sim.errors import SpecError
 from ladder_sim.specs.fields import Limits, check_fields
 
-DType = Literal["bf16", "fp16", "fp8", "fp8-block", "nvfp4", "w4a16"]
+DType = Literal["bf16", "fp16", "fp8", "fp8-block", "nvfp4", "w4a16", "mxfp4"]
 KvDType = Literal["bf16", "fp8"]
 Arrivals = Literal["steady", "lockstep"]
 TensorCores = Literal["bf16", "fp8", "fp4"]
@@ -45,6 +45,8 @@ FORMATS: Mapping[DType, Format] = MappingProxyType(
         # 4 bits, and a 16-bit scale and a 4-bit zero for each 128 weights (AWQ and GPTQ, group_size 128); the kernel
         # expands them to 16 bits
         "w4a16": Format(name="w4a16", weight_bytes=0.5 + 2.5 / 128, activation_bytes=2, tensor_cores="bf16"),
+        # 4 bits, and an 8-bit scale for each 32 weights (OCP Microscaling Formats v1.0, section 5); expanded as w4a16
+        "mxfp4": Format(name="mxfp4", weight_bytes=0.5 + 1 / 32, activation_bytes=2, tensor_cores="bf16"),
     }
 )
 

@@ -254,9 +254,11 @@ def test_the_runtime_runs_what_the_simulator_costs(model: str, stack: str, fake_
         assert watched.waits == waits, (variant, phase)
 
 
-@pytest.mark.parametrize("name", sorted({*catalog.model_names()} - {"qwen3-32b"}))
+@pytest.mark.parametrize(
+    "name", [name for name in catalog.model_names() if not (catalog.model(name).experts or catalog.model(name).qk_norm)]
+)
 def test_both_read_the_same_shape_from_a_config(name: str) -> None:
-    """Qwen3 has norms of queries and keys, which the runtime refuses."""
+    """Experts and norms of queries and keys are refused by the runtime."""
     config, spec = config_of(name), catalog.model(name)
     shared = {field.name for field in fields(config)} & {field.name for field in fields(spec)}
     assert shared >= {"layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "gated_mlp"}

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ladder_sim.errors import SpecError, UnknownNameError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.hf_config import read_config
+from ladder_sim.specs.layers import Moe
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
 from tests.support.configs import LLAMA_8B
@@ -312,25 +313,98 @@ def test_other_dense_models(name: str) -> None:
     assert {field: getattr(model, field) for field in expected} == expected
 
 
+MIXTRAL = {**LLAMA_8B, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+DEEPSEEK = {
+    **LLAMA_8B,
+    "model_type": "deepseek_v3",
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "n_group": 8,
+    "moe_intermediate_size": 2048,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 3,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "message"),
+    [
+        (MIXTRAL, {"num_local_experts": None}, "num_local_experts is missing: a config.json of type 'mixtral' must"),
+        (MIXTRAL, {"num_experts": 16}, "num_experts is 16: must be num_local_experts, 8, which means the same"),
+        (MIXTRAL, {"experts_per_token": 4}, "experts_per_token is 4: must be num_experts_per_tok, 2"),
+        (MIXTRAL, {"num_experts_per_tok": 9}, "num_experts_per_tok is 9: must be at most num_local_experts, 8"),
+        (DEEPSEEK, {"moe_intermediate_size": None}, "moe_intermediate_size is missing"),
+        (DEEPSEEK, {"n_group": 7}, "n_group is 7: must divide n_routed_experts, 256"),
+        (DEEPSEEK, {"first_k_dense_replace": 33}, "first_k_dense_replace is 33: must be a whole number from 0 to 32"),
+        (DEEPSEEK, {"kv_lora_rank": None}, "kv_lora_rank is missing"),
+        (DEEPSEEK, {"attention_bias": True}, "attention_bias is True: latent attention with biases"),
+        (DEEPSEEK, {"mlp_only_layers": [40]}, "mlp_only_layers: a layer is 40: must be a whole number from 0 to 31"),
+        (LLAMA_8B, {"n_routed_experts": 8}, "n_routed_experts is 8: model_type 'llama' is not a mixture-of-experts"),
+        (
+            LLAMA_8B,
+            {"layer_types": ["full_attention"]},
+            "layer_types is ['full_attention']: must have an entry",
+        ),
+    ],
+)
+def test_contradictory_layers(config: dict[str, object], change: dict[str, object], message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        ModelSpec.from_hf({**config, **change}, name="m", source="some/config.json")
+    assert caught.value.message.startswith(f"some/config.json: {message}")
+    assert caught.value.hint
+    assert caught.value.exit_code == 2
+
+
+def test_layers_with_experts() -> None:
+    """Every name that families give to them."""
+    experts = {
+        "first_k_dense_replace": (3, (0, 1, 2)),
+        "moe_layer_freq": (2, tuple(range(1, 32, 2))),
+        "decoder_sparse_step": (2, tuple(range(0, 32, 2))),
+        "interleave_moe_layer_step": (2, tuple(range(0, 32, 2))),
+        "mlp_only_layers": ([4, 7], (4, 7)),
+        "moe_layers": ([1, 2], (0, *range(3, 32))),
+    }
+    for key, (value, dense) in experts.items():
+        model = ModelSpec.from_hf({**MIXTRAL, key: value}, name="m", source="config.json")
+        assert model.dense_layers == dense
+        assert [isinstance(kind.feed_forward, Moe) for kind in model.kinds] == [i not in dense for i in range(32)]
+
+
 # configs of published models of other kinds, with the fields that give them away; the field to name; the kind
 OTHER_KINDS: dict[str, tuple[dict[str, object], str, str]] = {
-    "Mixtral": (
-        {**LLAMA_8B, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None},
-        "num_local_experts is 8",
-        "mixture-of-experts",
+    "Qwen3-Next": (
+        {**LLAMA_8B, "model_type": "qwen3_next", "num_experts": 512, "linear_num_key_heads": 16},
+        "linear_num_key_heads is 16",
+        "linear attention",
     ),
-    "DeepSeek-V3": (
-        {
-            **LLAMA_8B,
-            "model_type": "deepseek_v3",
-            "num_hidden_layers": 61,
-            "n_routed_experts": 256,
-            "n_shared_experts": 1,
-            "kv_lora_rank": 512,
-            "q_lora_rank": 1536,
-            "quantization_config": {"quant_method": "fp8"},
-        },
-        "n_routed_experts is 256",
+    "Kimi Linear": (
+        {**LLAMA_8B, "model_type": "kimi_linear", "linear_attn_config": {"num_heads": 32}, "kv_lora_rank": 512},
+        "linear_attn_config is",
+        "linear attention",
+    ),
+    "MiniMax-M1": (
+        {**LLAMA_8B, "model_type": "minimax_m1", "attn_type_list": [0, 0, 1], "num_local_experts": 32},
+        "attn_type_list is [0, 0, 1]",
+        "linear attention",
+    ),
+    "DeepSeek-V3.2": (
+        {**LLAMA_8B, "model_type": "deepseek_v32", "n_routed_experts": 256, "kv_lora_rank": 512, "index_topk": 2048},
+        "index_topk is 2048",
+        "sparse attention",
+    ),
+    "Nemotron-H": (
+        {**LLAMA_8B, "model_type": "nemotron_h", "hybrid_override_pattern": "M-M*"},
+        "hybrid_override_pattern is",
+        "state-space",
+    ),
+    "Qwen2-MoE": (
+        {**LLAMA_8B, "model_type": "qwen2_moe", "num_experts": 60, "num_experts_per_tok": 4},
+        "num_experts is 60",
         "mixture-of-experts",
     ),
     "MiniCPM3 (latent attention)": (

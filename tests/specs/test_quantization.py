@@ -14,6 +14,7 @@ from ladder_sim.errors import SpecError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.quantization import read_quantization
+from tests.conftest import DATA
 
 
 def compressed(weights: dict[str, Any], inputs: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
@@ -86,25 +87,28 @@ PUBLISHED: dict[str, tuple[dict[str, Any], str, str | None]] = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_forms(name: str) -> None:
     fields, dtype, kv_dtype = PUBLISHED[name]
-    assert read_quantization({"quantization_config": fields}, "config.json") == (dtype, kv_dtype)
+    assert read_quantization({"quantization_config": fields}, "config.json", layers=2) == (dtype, kv_dtype, ())
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ("fp8", "quantization_config is 'fp8': must be an object"),
-        ({"quant_method": "mxfp4"}, "quantization_config: quant_method is 'mxfp4': must be one of fp8"),
+        ({"quant_method": "nf4"}, "quantization_config: quant_method is 'nf4': must be one of fp8"),
         ({"bits": 4}, "quantization_config: quant_method is None"),
         ({"quant_method": "gptq", "bits": 8}, "quantization_config: bits is 8: only 4-bit"),
         ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:.*q_proj": {}}}, "dynamic is {"),
         ({"quant_method": "fp8", "weight_block_size": [1, 32]}, "weight_block_size is [1, 32]"),
-        # Llama-3.1-405B-FP8 leaves attention in 16 bits
+        # Llama-3.1-405B-FP8 leaves attention and the first layer's MLP in 16 bits
         (
             {"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["lm_head", "model.layers.1.self_attn.q_proj"]},
-            "modules_to_not_convert is 'model.layers.1.self_attn.q_proj': a mix",
+            "modules_to_not_convert is 'model.layers.1.self_attn.q_proj': a precision that differs",
         ),
-        (compressed(FP8, FP8, ignore=["re:.*self_attn.*"]), "ignore is 're:.*self_attn.*': a mix"),
-        (compressed(FP8, FP8, ignore=["model.layers.0"]), "ignore is 'model.layers.0': a mix"),
+        (
+            compressed(FP8, FP8, ignore=["re:.*self_attn.*", "model.layers.0.mlp.down_proj"]),
+            "ignore is 'model.layers.0.mlp.down_proj': a precision that differs",
+        ),
+        (compressed(FP8, FP8, ignore=["model.layers.0"]), "ignore is 'model.layers.0': a precision that differs"),
         (compressed(FP8, FP8, ignore="lm_head"), "ignore is 'lm_head': must be a list"),
         (compressed(INT8, INT8), "config_groups.group_0 is"),
         (compressed(FP8, None), "config_groups.group_0 is"),
@@ -131,9 +135,32 @@ def test_published_forms(name: str) -> None:
 )
 def test_mixed_and_unknown_quantisation_is_refused(fields: object, message: str) -> None:
     with pytest.raises(SpecError) as caught:
-        read_quantization({"quantization_config": fields}, "config.json")
+        read_quantization({"quantization_config": fields}, "config.json", layers=2)
     assert message in caught.value.message
     assert "--dtype" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("names", "parts"),
+    [
+        (["re:.*self_attn.*"], ("qkv", "out")),
+        (["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"], ("qkv", "out")),
+        (["model.layers.0.self_attn*", "model.layers.1.self_attn*", "model.layers.2*"], ("qkv", "out")),
+        ([f"model.layers.{layer}.self_attn.{name}_proj" for layer in (0, 1) for name in "qkv"], ("qkv",)),
+        (["re:.*o_proj$"], ("out",)),
+        (["re:.*mlp.*"], ("mlp", "experts")),
+    ],
+)
+def test_parts_that_every_layer_keeps_in_16_bits(names: list[str], parts: tuple[str, ...]) -> None:
+    fields = {"quant_method": "mxfp4", "modules_to_not_convert": names}
+    assert read_quantization({"quantization_config": fields}, "config.json", layers=2) == ("mxfp4", None, parts)
+
+
+def test_settings_of_modelopt_in_a_file_of_their_own() -> None:
+    """DeepSeek-V3.1-NVFP4: what projects queries, keys and values stays in 16 bits, a layer of drafts counts not."""
+    model = catalog.model(str(DATA / "configs" / "DeepSeek-V3.1-NVFP4"))
+    assert (model.weights_dtype, model.unquantized, model.kv_cache_dtype) == ("nvfp4", ("qkv",), "fp8")
+    assert model.parameters == catalog.model("deepseek-v3").parameters
 
 
 JSON = st.recursive(
@@ -148,7 +175,7 @@ def test_damaged_fields_are_read_or_refused(name: str, data: st.DataObject) -> N
     fields = dict(PUBLISHED[name][0])
     fields[data.draw(st.sampled_from([*fields, "kv_cache_scheme", "dynamic"]))] = data.draw(JSON)
     with contextlib.suppress(SpecError):
-        read_quantization({"quantization_config": fields}, "config.json")
+        read_quantization({"quantization_config": fields}, "config.json", layers=2)
 
 
 def quantised(tmp_path: Path, name: str) -> str:

@@ -90,7 +90,6 @@ def test_h100_figures() -> None:
         ),
         # other sizes and other products are no typing errors
         ("model", "llama-3.1-45b", "`ladder-sim list models` shows all"),
-        ("model", "mixtral-8x7b", "a mixture of experts is not supported yet, and no dense model stands in for it"),
         ("cluster", "h100-smx", "did you mean 'h100-sxm'? `ladder-sim list clusters` shows all"),
         ("stack", "tensorflow", "known: gpt-fast, sglang, trtllm, vllm; `ladder-sim list stacks` shows all"),
         ("stack", "tensorrt", "write trtllm"),
@@ -394,4 +393,4 @@ def test_another_product_is_not_suggested(name: str) -> None:
 def test_another_precision_is_not_suggested() -> None:
     with pytest.raises(UnknownNameError) as caught:
         Scenario.of(dtype="fp6")
-    assert caught.value.hint == "known: bf16, fp16, fp8, fp8-block, nvfp4, w4a16"
+    assert caught.value.hint == "known: bf16, fp16, fp8, fp8-block, mxfp4, nvfp4, w4a16"

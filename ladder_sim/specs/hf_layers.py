@@ -1,0 +1,113 @@
+"""What a config.json says of single layers: experts, latent attention, windows; as fields of ModelSpec."""
+
+from typing import Any
+
+from ladder_sim.specs.hf_reader import EXPERT_COUNTS, MAXIMA, ConfigReader
+from ladder_sim.specs.hf_types import EXPERTS, LATENT_TYPES
+
+
+def read_experts(reader: ConfigReader, layers: int) -> dict[str, Any]:
+    """Routed and shared experts, and the layers without them; nothing if the model's type has none."""
+    names = EXPERTS.get(reader.model_type())
+    if names is None:
+        return {}
+    experts = reader.size(names.routed, MAXIMA["experts"])
+    for other in EXPERT_COUNTS:
+        _agree(reader, other, names.routed, experts)
+    per_token = reader.size("num_experts_per_tok", MAXIMA["experts"])
+    _agree(reader, "experts_per_token", "num_experts_per_tok", per_token)
+    if per_token > experts:
+        raise reader.error(
+            "num_experts_per_tok",
+            f"must be at most {names.routed}, {experts}",
+            "a token is sent to different experts; correct either field",
+        )
+    groups = reader.size("n_group", MAXIMA["experts"], default=1)
+    if experts % groups:
+        raise reader.error("n_group", f"must divide {names.routed}, {experts}", "correct either field")
+    width = reader.size(names.width, MAXIMA["intermediate"])
+    shared = width * reader.size("n_shared_experts", MAXIMA["experts"], default=0, minimum=0)
+    return {
+        "experts": experts,
+        "experts_per_token": per_token,
+        "expert_intermediate": width,
+        "shared_intermediate": shared
+        or reader.size("shared_intermediate_size", MAXIMA["intermediate"], default=0, minimum=0),
+        "router_bias": reader.flag("router_bias", default=reader.flag("use_routing_bias")),
+        "dense_layers": _dense_layers(reader, layers),
+    }
+
+
+def _agree(reader: ConfigReader, key: str, other: str, value: int) -> None:
+    """Refuse a field that says otherwise than another one of the same meaning."""
+    own = reader.config.get(key)
+    if own is not None and own != value:
+        raise reader.error(key, f"must be {other}, {value}, which means the same", "drop the wrong one of the two")
+
+
+def _dense_layers(reader: ConfigReader, layers: int) -> tuple[int, ...]:
+    first = reader.size("first_k_dense_replace", layers, default=0, minimum=0)
+    frequency = reader.size("moe_layer_freq", MAXIMA["layers"], default=1)
+    # the last of so many layers has experts
+    steps = [
+        reader.size(key, MAXIMA["layers"], default=1) for key in ("decoder_sparse_step", "interleave_moe_layer_step")
+    ]
+    dense = reader.layer_numbers("mlp_only_layers", layers) or frozenset()
+    sparse = reader.layer_numbers("moe_layers", layers)
+    return tuple(
+        layer
+        for layer in range(layers)
+        if layer < first
+        or layer % frequency
+        or layer in dense
+        or (layer not in sparse if sparse is not None else any((layer + 1) % step for step in steps))
+    )
+
+
+def read_latent(reader: ConfigReader) -> dict[str, Any]:
+    """Widths of latent attention; nothing if the model's type has another."""
+    if reader.model_type() not in LATENT_TYPES:
+        return {}
+    if reader.flag("attention_bias"):
+        raise reader.error("attention_bias", "latent attention with biases is not supported", "drop the field")
+    return {
+        "kv_lora_rank": reader.size("kv_lora_rank", MAXIMA["hidden"]),
+        "q_lora_rank": reader.size("q_lora_rank", MAXIMA["hidden"], default=0),
+        "nope_head_dim": reader.size("qk_nope_head_dim", MAXIMA["head_dim"]),
+        "rope_head_dim": reader.size("qk_rope_head_dim", MAXIMA["head_dim"]),
+        "value_head_dim": reader.size("v_head_dim", MAXIMA["head_dim"]),
+    }
+
+
+def read_window(reader: ConfigReader, layers: int) -> dict[str, Any]:
+    """The window or chunk that layers attend to, and which of them do."""
+    key = "attention_chunk_size" if reader.model_type() == "llama4_text" else "sliding_window"
+    # read in any case, so that a damaged file does not pass
+    tokens = 0 if reader.config.get(key) in (None, 0) else reader.size(key, MAXIMA["max_positions"])
+    windowed = _window_layers(reader, layers)
+    if not tokens or not windowed:
+        return {}
+    return {"sliding_window": tokens, "window_layers": () if len(windowed) == layers else windowed}
+
+
+def _window_layers(reader: ConfigReader, layers: int) -> tuple[int, ...]:
+    kinds = reader.config.get("layer_types")
+    if isinstance(kinds, list):
+        if len(kinds) != layers:
+            raise reader.error(
+                "layer_types", f"must have an entry for each of {layers} layers", "correct it or num_hidden_layers"
+            )
+        return tuple(layer for layer, kind in enumerate(kinds) if kind != "full_attention")
+    if not reader.flag("use_sliding_window", default=True):
+        return ()
+    # Qwen2 and Qwen3
+    first = reader.size("max_window_layers", MAXIMA["layers"], default=0, minimum=0)
+    rotated = reader.config.get("no_rope_layers") or None
+    if isinstance(rotated, list):
+        # Llama 4: those that rotate attend to a chunk
+        return tuple(layer for layer, each in enumerate(rotated[:layers]) if each)
+    if reader.config.get("sliding_window_pattern") is None:
+        return tuple(range(first, layers))
+    period = reader.size("sliding_window_pattern", MAXIMA["layers"])
+    full = 0 if reader.flag("full_attention_first") else period - 1
+    return tuple(layer for layer in range(first, layers) if layer % period != full)
