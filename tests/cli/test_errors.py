@@ -529,6 +529,6 @@ def test_a_way_out_is_one() -> None:
     """What the messages above name is taken."""
     assert run("predict", "--model", "Qwen/Qwen2.5-72B-Instruct", "--variant", "ladder").code == 0
     assert run("sweep", "--set", "inter.bandwidth=50:800:x2Gb/s", "--model", "8b", "--nodes", "2").code == 0
-    with pytest.raises(UsageError, match=r"'70b' is no Scenario") as caught:
+    with pytest.raises(UsageError, match=r"scenario is '70b': must be a Scenario") as caught:
         predict("70b")  # type: ignore[call-overload]
-    assert "Scenario.of(model='70b')" in caught.value.hint
+    assert "give Scenario.of" in caught.value.hint
