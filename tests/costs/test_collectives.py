@@ -376,10 +376,11 @@ def test_without_peer_to_peer_across_nodes(h100: CalibrationProfile) -> None:
 
 
 def test_an_algorithm_that_no_log_holds_is_transferred(h100: CalibrationProfile) -> None:
-    """The log over NDR holds small messages and large ones, none by LL128; EFA's holds all three."""
+    """The log over NDR holds small messages and large ones, none by LL128; EFA's holds all three, with P2P."""
     for fields, source in (({"nodes": 2}, "transferred"), ({"nodes": 2, "cluster": "h100-p5"}, "fitted")):
         chosen = times(np.array([2.0**17]), h100, **fields)
         assert (chosen.most_common, chosen.source) == ("tree-ll128", source)
+        assert {times(np.array([size]), h100, p2p=False, **fields).source for size in SIZES} == {"transferred"}
 
 
 def test_two_node_formula_of_large_messages_on_ndr(h100: CalibrationProfile) -> None:
