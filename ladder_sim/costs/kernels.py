@@ -146,6 +146,8 @@ class KernelCosts:
             return self._collective(cast(CollectiveKind, kind), shape.message_bytes)
         gpu, stack = self.hardware.gpu, self.hardware.stack
         floor_s = stack.small_kernel_factor * gpu.kernel_s
+        if kind == "quantize":
+            floor_s = floor_s + stack.quantize_s
         traffic_s = shape.moved_bytes / (self._efficiency * gpu.hbm_bandwidth_Bps)
         if isinstance(shape, AttentionShape):
             floor_s = MATH_ATTENTION_KERNELS * floor_s
