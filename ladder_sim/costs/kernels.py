@@ -11,7 +11,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ladder_sim.costs.collectives.network import COLLECTIVE_ERROR, INLINE, Network
+from ladder_sim.costs.collectives.algorithms import INLINE
+from ladder_sim.costs.collectives.network import COLLECTIVE_ERROR, Network
 from ladder_sim.costs.contention import collective_sms, collective_traffic_bytes, kernel_demand
 from ladder_sim.costs.estimate import Estimate, Source
 from ladder_sim.costs.hardware import Hardware
@@ -199,6 +200,7 @@ class KernelCosts:
             seconds=seconds,
             error=COLLECTIVE_ERROR[source],
             source=source,
+            algorithm=times.most_common,
             inline=times.choose([float(name in INLINE) for name in times.algorithms]),
             demand=Demand(
                 # kernels keep at least one

@@ -1,13 +1,29 @@
 """How an inference engine runs the graph of a forward pass."""
 
+import math
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, Self, cast, get_args
 
+from ladder_sim.errors import SpecError
 from ladder_sim.specs.fields import Bytes, Limits, Seconds, check_fields
-from ladder_sim.specs.values import choice, nonempty
+from ladder_sim.specs.values import choice, nonempty, real, whole
+from ladder_sim.units import parse_quantity, quoted
 
 AttentionKernel = Literal["flash", "math"]
-AllReduce = Literal["nccl", "one-shot", "two-shot", "nvls", "multimem", "auto"]
+AllReduce = Literal[
+    "nccl",
+    "nvls",
+    "nccl-symmetric",
+    "one-shot",
+    "two-shot",
+    "push",
+    "multimem",
+    "symmetric-two-shot",
+    "mnnvl-one-shot",
+    "mnnvl-two-shot",
+    "pcie-one-shot",
+    "auto",
+]
 PrefillLogits = Literal["all", "last"]
 MemoryFractionOf = Literal["total", "free"]
 
@@ -19,6 +35,59 @@ Tokens = Annotated[int, Limits(0, 100_000_000)]
 # device memory in bytes from which GPUs take `large_gpu_step_tokens`, and below which `small_gpu_step_tokens`: vLLM
 # 0.32.0, engine/arg_utils.py, get_batch_defaults; SGLang 0.5.10, server_args.py has 160 and 60
 LARGE_GPU_BYTES, SMALL_GPU_BYTES = 160 * 2**30, 70 * 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllReduceRule:
+    """Which all-reduces an engine takes on some GPUs, by the size of the message."""
+
+    up_to: tuple[tuple[AllReduce, float], ...]
+    """In the order in which they are tried, with the largest message of each, bytes; NCCL takes what is left."""
+    gpus: int = 0
+    """Of the group; 0: any number."""
+    compute_capability: float = 0.0
+    """Of the GPUs; 0: any."""
+    nvlink_domain: int = 0
+    """GPUs that NVLink joins, at the least."""
+
+    def applies(self, gpus: int, compute_capability: float, nvlink_domain: int) -> bool:
+        """Whether it is a group's."""
+        return (
+            self.gpus in (0, gpus)
+            and self.compute_capability in (0.0, compute_capability)
+            and self.nvlink_domain <= nvlink_domain
+        )
+
+    @classmethod
+    def read(cls, table: object, where: str) -> Self:
+        """One of a file's ``allreduce_rules``: sizes by algorithm (``multimem = "64 MiB"``; ``"<8 MiB"``: below it).
+
+        Raises
+        ------
+        SpecError, UnitError, UnknownNameError
+            It breaks a rule.
+        """
+        if not isinstance(table, dict):
+            raise SpecError(f"{where} is {quoted(table)}: must be a table", hint=_RULE_FORM)
+        sizes = {name: value for name, value in table.items() if name not in _RULE_KEYS}
+        up_to = []
+        for name, value in sizes.items():
+            choice(name, f"{where}: all-reduce", get_args(AllReduce)[:-1])
+            if not isinstance(value, str):
+                raise SpecError(f"{where}: {name} is {quoted(value)}: must be a size with its unit", hint=_RULE_FORM)
+            size = parse_quantity(value.removeprefix("<"), "bytes", name=f"{where}: {name}")
+            up_to.append((cast(AllReduce, name), math.nextafter(size, 0.0) if value.startswith("<") else size))
+        rule = cls(up_to=tuple(up_to), **{name: table[name] for name in _RULE_KEYS if name in table})
+        if [size for _, size in up_to] != sorted({size for _, size in up_to}):
+            raise SpecError(f"{where}: sizes must increase in the order in which they are tried", hint=_RULE_FORM)
+        whole(rule.gpus, f"{where}: gpus", 0, 100_000)
+        whole(rule.nvlink_domain, f"{where}: nvlink_domain", 0, 100_000)
+        real(rule.compute_capability, f"{where}: compute_capability", 1000.0, zero=True)
+        return rule
+
+
+_RULE_KEYS = ("gpus", "compute_capability", "nvlink_domain")
+_RULE_FORM = "vllm.toml shows the form"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +141,10 @@ class StackSpec:
     # far beyond any tensor-parallel group
     custom_allreduce_without_nvlink: Annotated[int, Limits(0, 100_000)] = 0
     """Largest group on which all-reduce ``auto`` takes the engine's own kernels where NVLink does not join all GPUs."""
+    allreduce_rules: tuple[AllReduceRule, ...] = ()
+    """What all-reduce ``auto`` takes, where the engine's own was not measured: the first that applies."""
+    allreduce_copies: Annotated[int, Limits(0, 2)] = 0
+    """Copies of the message, into and out of the buffer, around an all-reduce in symmetric memory by ``auto``."""
     host_request_s: Seconds = 0.0
     """CPU time that a decode step takes longer for each request in it (scheduling, sampling, detokenising), seconds."""
     sustained_share: Factor = 1.0
