@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self, cast, get_args
 from ladder_sim.errors import SpecError
 from ladder_sim.specs.fields import Bytes, Limits, Seconds, check_fields
 from ladder_sim.specs.values import choice, nonempty, real, whole
-from ladder_sim.units import parse_quantity, quoted
+from ladder_sim.units import format_bytes, parse_quantity, quoted
 
 AttentionKernel = Literal["flash", "math"]
 AllReduce = Literal[
@@ -49,6 +49,13 @@ class AllReduceRule:
     """Of the GPUs; 0: any."""
     nvlink_domain: int = 0
     """GPUs that NVLink joins, at the least."""
+
+    def __str__(self) -> str:
+        group = f"on {self.gpus} GPUs" if self.gpus else "on other groups"
+        capability = f" of compute capability {self.compute_capability}" if self.compute_capability else ""
+        domain = f" in a domain of {self.nvlink_domain}" if self.nvlink_domain else ""
+        sizes = "".join(f"{name} up to {format_bytes(size)}, " for name, size in self.up_to)
+        return f"{group}{capability}{domain}: {sizes}nccl"
 
     def applies(self, gpus: int, compute_capability: float, nvlink_domain: int) -> bool:
         """Whether it is a group's."""

@@ -14,6 +14,8 @@ artifact, figure_4.csv (MIT); vllm-project/vllm#24111; local-inference-lab/rtx6k
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -75,27 +77,37 @@ class Line(NamedTuple):
 
 
 class Need(NamedTuple):
-    """What an algorithm works with only."""
+    """What an algorithm does not work without."""
 
     what: str
     met: Callable[[Scenario], bool]
+    """No lambda: predictions hold rows, and are sent to other processes."""
     way: str
     """Out of it."""
-    link: bool = True
-    """The error names the cluster's link."""
+    has: str = "; {cluster} has {fabric}"
+    """What is there instead, for the error."""
 
 
-P2P = Need("peer-to-peer access between GPUs, and it is off", lambda s: s.p2p, "leave out --no-p2p", False)
-SWITCH = Need("an NVLink switch", lambda s: s.cluster.intra.switch, "--set intra.switch=true if the link has one")
+def _on_pcie(scenario: Scenario) -> bool:
+    return not scenario.cluster.intra.full_nvlink
+
+
+def _at_most(ranks: int, scenario: Scenario) -> bool:
+    return scenario.ranks_per_node <= ranks
+
+
+P2P = Need("peer-to-peer access between GPUs, and it is off", attrgetter("p2p"), "leave out --no-p2p", has="")
+SWITCH = Need("an NVLink switch", attrgetter("cluster.intra.switch"), "--set intra.switch=true if the link has one")
 NVLINK = Need(
-    "NVLink between all GPUs", lambda s: s.cluster.intra.full_nvlink, "--set intra.full_nvlink=true if it joins them"
+    "NVLink between all GPUs",
+    attrgetter("cluster.intra.full_nvlink"),
+    "--set intra.full_nvlink=true if it joins them",
 )
-PCIE = Need("GPUs without NVLink", lambda s: not s.cluster.intra.full_nvlink, "a cluster such as rtx-pro-6000")
-
-
-def at_most(ranks: int) -> Need:
-    """So many GPUs or fewer."""
-    return Need(f"{ranks} GPUs or fewer", lambda s: s.ranks_per_node <= ranks, f"--tp {ranks} or less")
+PCIE = Need("GPUs that NVLink does not join", _on_pcie, "a cluster on PCIe, e.g. --cluster rtx-pro-6000")
+UP_TO_8, UP_TO_16 = (
+    Need(f"{most} GPUs of a node or fewer", partial(_at_most, most), f"--tp {most} or less", has="; there are {ranks}")
+    for most in (8, 16)
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,14 +118,16 @@ class Algorithm:
     """Its kernels, of which it takes the fastest."""
     needs: tuple[Need, ...] = ()
     """All of them."""
-    nearest: str = "nccl"
-    """What to take where it does not work."""
+    nearest: tuple[str, ...] = ()
+    """What to take where it does not work, if that does; else NCCL's."""
     measured_on: str | None = None
     """Cluster of the catalog whose measurements its figures fit; empty: another one; None: a profile holds them."""
     inline: bool = False
     """Engines issue it among their kernels if nothing overlaps it."""
     symmetric: bool = False
     """It works on symmetric memory, into and out of which engines copy the message."""
+    eager: float = 0.0
+    """Of the link's latency: what its figures hold of a launch, which engines save in a CUDA graph."""
     for_small: bool = False
     """NCCL's all-reduce takes the messages for which that is faster."""
     across_roots: float = 1.0
@@ -155,31 +169,33 @@ ALL_REDUCE: Mapping[str, Algorithm] = {
         symmetric=True,
     ),
     # vLLM takes its own on up to 8 GPUs, SGLang on up to 16
-    "one-shot": Algorithm(lines=(_ONE_SHOT,), needs=(P2P, at_most(16)), inline=True),
-    "two-shot": Algorithm(lines=(_TWO_SHOT,), needs=(P2P, at_most(16)), inline=True),
+    "one-shot": Algorithm(lines=(_ONE_SHOT,), needs=(P2P, UP_TO_16), nearest=("mnnvl-one-shot",), inline=True),
+    "two-shot": Algorithm(lines=(_TWO_SHOT,), needs=(P2P, UP_TO_16), nearest=("mnnvl-two-shot",), inline=True),
     # one-shot by writes, without a barrier before the reads: SGLang's curve on H100, 2.6, 2.7, 3.3 us and 273 to 312
     # GB/s on 2, 4, 8 GPUs up to where its rule changes
     "push": Algorithm(
         lines=(Line(3.3 / _H100_US, 300 / _H100_GBps, to_all, 0.2),),
-        needs=(P2P, at_most(16)),
-        nearest="one-shot",
+        needs=(P2P, UP_TO_16),
+        nearest=("one-shot", "mnnvl-one-shot"),
         measured_on="h100-sxm",
         inline=True,
     ),
-    # 12.7 us + bytes / 274 GB/s on 8 H100s, hidden 8192, bf16, 64 to 32768 tokens (TokenWeave)
+    # 12.7 us + bytes / 274 GB/s on 8 H100s, hidden 8192, bf16, 64 to 32768 tokens (TokenWeave, eager). vLLM's curves
+    # in a CUDA graph on 4 and 8, less its copies, have 9.0 us
     "multimem": Algorithm(
         lines=(Line(12.7 / _H100_US, _MULTICAST, multicast),),
-        needs=(P2P, SWITCH, at_most(16)),
-        nearest="two-shot",
+        needs=(P2P, SWITCH, UP_TO_16),
+        nearest=("mnnvl-two-shot", "two-shot"),
         measured_on="h100-sxm",
         inline=True,
         symmetric=True,
+        eager=3.7 / _H100_US,
     ),
     # less the copies 311 to 332 GB/s on 2, 6 and 8 H100s, 8 to 14 us (vLLM's curve on 2, vllm#24111, vllm#42324)
     "symmetric-two-shot": Algorithm(
         lines=(Line(10.0 / _H100_US, 324 / _H100_GBps, ring),),
-        needs=(P2P, NVLINK, at_most(16)),
-        nearest="two-shot",
+        needs=(P2P, NVLINK, UP_TO_16),
+        nearest=("mnnvl-two-shot", "two-shot"),
         measured_on="h100-sxm",
         inline=True,
         symmetric=True,
@@ -189,14 +205,14 @@ ALL_REDUCE: Mapping[str, Algorithm] = {
     "mnnvl-one-shot": Algorithm(
         lines=(Line(4.35 / _GB200_US, 1500 / _GB200_GBps, to_all, 0.24),),
         needs=(P2P, SWITCH),
-        nearest="one-shot",
+        nearest=("one-shot",),
         measured_on="",
         inline=True,
     ),
     "mnnvl-two-shot": Algorithm(
         lines=(Line(5.1 / _GB200_US, 675 / _GB200_GBps, mnnvl_two_shot),),
         needs=(P2P, SWITCH),
-        nearest="two-shot",
+        nearest=("two-shot",),
         measured_on="",
         inline=True,
     ),
@@ -204,8 +220,8 @@ ALL_REDUCE: Mapping[str, Algorithm] = {
     # one for decode (flashinfer_pcie_ipc_all_reduce.py, pcie_ipc_ar.py) and must be asked to take it
     "pcie-one-shot": Algorithm(
         lines=(Line(7.3 / _PCIE5_US, 35 / _PCIE5_GBps, to_all, 0.27),),
-        needs=(P2P, PCIE, at_most(8)),
-        nearest="one-shot",
+        needs=(P2P, PCIE, UP_TO_8),
+        nearest=("one-shot", "mnnvl-one-shot"),
         measured_on="rtx-pro-6000",
         inline=True,
         for_small=True,
@@ -227,13 +243,13 @@ ALGORITHMS: Mapping[tuple[str, str], Algorithm] = {
     # TokenWeave: 10.8 us + bytes / 376 GB/s, 13.0 us + bytes / 365 GB/s
     ("all_gather", "multimem"): Algorithm(
         lines=(Line(10.8 / _H100_US, one_way(8) * 376 / _H100_GBps, one_way),),
-        needs=(P2P, SWITCH, at_most(16)),
+        needs=(P2P, SWITCH, UP_TO_16),
         measured_on="h100-sxm",
         symmetric=True,
     ),
     ("reduce_scatter", "multimem"): Algorithm(
         lines=(Line(13.0 / _H100_US, one_way(8) * 365 / _H100_GBps, one_way),),
-        needs=(P2P, SWITCH, at_most(16)),
+        needs=(P2P, SWITCH, UP_TO_16),
         measured_on="h100-sxm",
         symmetric=True,
     ),

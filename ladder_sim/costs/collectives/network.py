@@ -177,13 +177,11 @@ class Network:
         need = ALGORITHMS[kind, name].unmet(self._scenario)
         if need is None:
             return
-        nearest = ALGORITHMS[kind, name].nearest
-        while ALGORITHMS[kind, nearest].unmet(self._scenario):
-            nearest = ALGORITHMS[kind, nearest].nearest
-        link = f"; {self._cluster.name} has {self._cluster.intra.fabric}" if need.link else ""
+        others = (other for other in ALGORITHMS[kind, name].nearest if not ALL_REDUCE[other].unmet(self._scenario))
+        has = need.has.format(cluster=self._cluster.name, fabric=self._cluster.intra.fabric, ranks=self._ranks)
         raise UsageError(
-            f"{kind.replace('_', '-')} '{name}' needs {need.what}{link}",
-            hint=f"use --allreduce {nearest}, or {need.way}",
+            f"{kind.replace('_', '-')} '{name}' needs {need.what}{has}",
+            hint=f"use --allreduce {next(others, 'nccl')}, or {need.way}",
         )
 
     def _auto(self, message: Floats) -> CollectiveTimes:
@@ -218,12 +216,14 @@ class Network:
         return times[0] if len(times) == 1 else _of_each(times, choice)
 
     def _in_engine(self, name: str, message: Floats) -> CollectiveTimes:
-        """With the copies that the engine makes for it."""
-        times, copies = self.alone("all_reduce", name, message), self._scenario.stack.allreduce_copies
-        if not (copies and ALL_REDUCE[name].symmetric):
+        """In a CUDA graph, with the copies that the engine makes for it."""
+        times, algorithm = self.alone("all_reduce", name, message), ALL_REDUCE[name]
+        if not algorithm.symmetric:
             return times
-        copied_s = copies * COPY_TRAFFIC * message / (HBM_EFFICIENCY * self._hardware.gpu.hbm_bandwidth_Bps)
-        return dataclasses.replace(times, seconds=times.seconds + copied_s)
+        copied = self._scenario.stack.allreduce_copies * COPY_TRAFFIC * message
+        copied_s = copied / (HBM_EFFICIENCY * self._hardware.gpu.hbm_bandwidth_Bps)
+        saved_s = algorithm.eager * self._hardware.intra.latency_s
+        return dataclasses.replace(times, seconds=times.seconds + copied_s - saved_s)
 
     def _nccl(self, kind: str, message: Floats) -> CollectiveTimes:
         """NCCL in one node, by the paths that it has there."""
