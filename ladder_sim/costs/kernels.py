@@ -192,9 +192,13 @@ class KernelCosts:
         times = self._network.times(kind, np.atleast_1d(message_bytes))
         source: Source = "measured" if bool(times.in_range[0]) else times.source
         seconds = _plain(times.seconds)
-        sms, traffic = (
-            times.choose([price(name, message_bytes, self.hardware.overlap) for name in times.algorithms])
-            for price in (collective_sms, collective_traffic_bytes)
+        overlap = self.hardware.overlap
+        sms = times.choose([collective_sms(name, message_bytes, overlap) for name in times.algorithms])
+        traffic = times.choose(
+            [
+                collective_traffic_bytes(name, message_bytes, overlap) + self._network.copied_bytes(name, message_bytes)
+                for name in times.algorithms
+            ]
         )
         return Estimate(
             seconds=seconds,

@@ -217,13 +217,17 @@ class Network:
 
     def _in_engine(self, name: str, message: Floats) -> CollectiveTimes:
         """In a CUDA graph, with the copies that the engine makes for it."""
-        times, algorithm = self.alone("all_reduce", name, message), ALL_REDUCE[name]
-        if not algorithm.symmetric:
-            return times
-        copied = self._scenario.stack.allreduce_copies * COPY_TRAFFIC * message
-        copied_s = copied / (HBM_EFFICIENCY * self._hardware.gpu.hbm_bandwidth_Bps)
-        saved_s = algorithm.eager * self._hardware.intra.latency_s
+        times = self.alone("all_reduce", name, message)
+        copied_s = self.copied_bytes(name, message) / (HBM_EFFICIENCY * self._hardware.gpu.hbm_bandwidth_Bps)
+        saved_s = ALL_REDUCE[name].eager * self._hardware.intra.latency_s
         return dataclasses.replace(times, seconds=times.seconds + copied_s - saved_s)
+
+    def copied_bytes(self, name: str, message: Number) -> Number:
+        """Device memory traffic of the copies that the engine makes, into symmetric memory and out of it."""
+        algorithm = ALL_REDUCE.get(name)
+        if self._choice != "auto" or algorithm is None or not algorithm.symmetric:
+            return 0.0
+        return self._scenario.stack.allreduce_copies * COPY_TRAFFIC * message
 
     def _nccl(self, kind: str, message: Floats) -> CollectiveTimes:
         """NCCL in one node, by the paths that it has there."""
