@@ -28,7 +28,7 @@ BLOCKS = (
     *("mnnvl-one-shot", "mnnvl-two-shot", "pcie-one-shot"),
 )
 # algorithms that reduce in the NVLink switch
-NVLS = ("nvls", "nvls-tree", "multimem", "nccl-symmetric")
+NVLS = ("nvls", "nvls-tree", "multimem", "fused-norm", "nccl-symmetric")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +151,7 @@ def _where(condition: Any, value: Any, other: Any) -> Any:
 
 def collective_sms(algorithm: str, message_bytes: Number, parameters: OverlapParameters) -> Number:
     """SMs that a collective keeps for itself."""
-    if algorithm == "multimem":
+    if algorithm in ("multimem", "fused-norm"):
         return parameters.multimem_blocks
     if algorithm in NVLS:
         return parameters.nvls_channels

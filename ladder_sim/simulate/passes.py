@@ -179,6 +179,50 @@ class ForwardPass:
         return Breakdown.of(plan, self.distinct(plan), self.estimates(plan), timeline, self._critical, self.gpu)
 
 
+def forward_passes(
+    scenario: Scenario,
+    variants: Sequence[str],
+    costs: CostModel,
+    passes: Sequence[tuple[Phase, Sizes]],
+    *,
+    engine: Engine = "fast",
+    keep: int = FIRST_PERIODS,
+) -> dict[str, list[ForwardPass]]:
+    """Simulate passes of each of several variants; the ops of all are priced in one call.
+
+    Parameters
+    ----------
+    scenario
+        Everything but the variant.
+    variants
+        Residual wirings.
+    costs
+        Times of their ops.
+    passes
+        Phase and sizes of each; sizes of one pass are all on the same side of `Scenario.fused_norm_bytes`.
+    engine
+        ``"fast"`` or ``"des"``.
+    keep
+        Periods of each run of identical layers that are simulated at first.
+    """
+    inputs = PassInputs.of(scenario)
+    kinds = [(phase, bool(np.all(inputs.fuses_norm(sizes.tokens)))) for phase, sizes in passes]
+    graphs = {fuses_norm: inputs.of_one_token(fuses_norm=fuses_norm) for _, fuses_norm in kinds}
+    schedules = {
+        (name, kind): schedule(graphs[kind[1]]._replace(variant=name), kind[0], keep)
+        for name in variants
+        for kind in dict.fromkeys(kinds)
+    }
+    prices = price(costs, passes, schedules.values())
+    return {
+        name: [
+            ForwardPass(schedules[name, kind], known, costs.hardware, scenario.cluster.gpu, engine)
+            for kind, known in zip(kinds, prices, strict=True)
+        ]
+        for name in variants
+    }
+
+
 def simulate(
     scenario: Scenario,
     phase: Phase,
@@ -204,10 +248,9 @@ def simulate(
         Periods of each run of identical layers that are simulated at first.
     """
     workload = scenario.workload
-    plan = schedule(PassInputs.of(scenario).of_one_token(), phase, keep)
     sizes = Sizes.of(scenario.stack, phase, kv_len, batch=workload.batch, prompt=workload.prompt, gen=workload.gen)
-    (prices,) = price(costs, [(phase, sizes)], [plan])
-    return ForwardPass(plan, prices, costs.hardware, scenario.cluster.gpu, engine)
+    passes = forward_passes(scenario, [scenario.variant], costs, [(phase, sizes)], engine=engine, keep=keep)
+    return passes[scenario.variant][0]
 
 
 def timeline_of(program: Program, times: TaskTimes) -> Timeline:

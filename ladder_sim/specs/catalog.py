@@ -271,15 +271,16 @@ def _read_stack(table: dict[str, Any], file: str, name: str, version: str | None
     if version is not None:
         earlier = versions.before(version, stack=name)
         table = table | earlier | {"name": f"{name}@{version}", "version": version}
-    return read_table(StackSpec, table, where=file, allreduce_rules=_allreduce_rules(table, file))
+    rules = {key: _allreduce_rules(table, key, file) for key in ("allreduce_rules", "fused_norm_rules")}
+    return read_table(StackSpec, table, where=file, **rules)
 
 
-def _allreduce_rules(table: dict[str, Any], file: str) -> tuple[AllReduceRule, ...]:
+def _allreduce_rules(table: dict[str, Any], key: str, file: str) -> tuple[AllReduceRule, ...]:
     """Those of a stack, taken out of its table."""
-    rules = table.pop("allreduce_rules", [])
+    rules = table.pop(key, [])
     if not isinstance(rules, list):
-        raise SpecError(f"{file}: allreduce_rules must be a list of tables", hint="vllm.toml shows the form")
-    return tuple(AllReduceRule.read(rule, f"{file}: allreduce_rules[{at}]") for at, rule in enumerate(rules))
+        raise SpecError(f"{file}: {key} must be a list of tables", hint="vllm.toml shows the form")
+    return tuple(AllReduceRule.read(rule, f"{file}: {key}[{at}]") for at, rule in enumerate(rules))
 
 
 @functools.cache

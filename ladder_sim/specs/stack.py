@@ -22,6 +22,7 @@ AllReduce = Literal[
     "mnnvl-one-shot",
     "mnnvl-two-shot",
     "pcie-one-shot",
+    "fused-norm",
     "auto",
 ]
 PrefillLogits = Literal["all", "last"]
@@ -106,7 +107,7 @@ class StackSpec:
     attention: AttentionKernel
     """Flash: fused, over the live context; math: separate kernels over the whole static cache, KV heads expanded."""
     fused_residual_add: bool
-    """Blocking variants add the all-reduced block inside the next norm's kernel."""
+    """Blocking variants add the all-reduced block inside the next norm's kernel; `fused_allreduce_norm` needs it."""
     fused_ladder_add: bool
     """Ladder's deferred add happens inside the next norm's kernel."""
     cuda_graphs: bool
@@ -145,6 +146,10 @@ class StackSpec:
     """Floor of a small kernel, as a multiple of the GPU's."""
     batched_attention_s: Seconds = 0.0
     """Fixed time that decode attention of several sequences takes beyond one sequence's, seconds."""
+    fused_allreduce_norm: bool = False
+    """Under all-reduce ``auto``, that kernel is the all-reduce too, as far as `fused_norm_rules` go."""
+    fused_norm_rules: tuple[AllReduceRule, ...] = ()
+    """All-reduces that it fuses: the first that applies; larger ones, and those on other GPUs, have a norm apart."""
     # far beyond any tensor-parallel group
     custom_allreduce_without_nvlink: Annotated[int, Limits(0, 100_000)] = 0
     """Largest group on which all-reduce ``auto`` takes the engine's own kernels where NVLink does not join all GPUs."""

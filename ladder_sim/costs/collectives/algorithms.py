@@ -13,7 +13,7 @@ artifact, figure_4.csv (MIT); vllm-project/vllm#24111; local-inference-lab/rtx6k
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
@@ -153,6 +153,18 @@ _TWO_SHOT = Line(4.9 / _H100_US, 300 / _H100_GBps, ring)
 # 274 GB/s of message on 8 GPUs: 308 GB/s of traffic. vLLM's curve on 4 less its copies, 244 GB/s, has 305
 _MULTICAST = multicast(8) * 274 / _H100_GBps
 
+# 12.7 us + bytes / 274 GB/s on 8 H100s, hidden 8192, bf16, 64 to 32768 tokens (TokenWeave, eager). vLLM's curves in a
+# CUDA graph on 4 and 8, less its copies, have 9.0 us
+_MULTIMEM = Algorithm(
+    lines=(Line(12.7 / _H100_US, _MULTICAST, multicast),),
+    needs=(P2P, SWITCH, UP_TO_16),
+    nearest=("mnnvl-two-shot", "two-shot"),
+    measured_on="h100-sxm",
+    inline=True,
+    symmetric=True,
+    eager=3.7 / _H100_US,
+)
+
 # name under which a profile holds the all-reduce that an engine takes by itself, whichever that is at each size
 OWN = "engine"
 
@@ -180,16 +192,11 @@ ALL_REDUCE: Mapping[str, Algorithm] = {
         measured_on="h100-sxm",
         inline=True,
     ),
-    # 12.7 us + bytes / 274 GB/s on 8 H100s, hidden 8192, bf16, 64 to 32768 tokens (TokenWeave, eager). vLLM's curves
-    # in a CUDA graph on 4 and 8, less its copies, have 9.0 us
-    "multimem": Algorithm(
-        lines=(Line(12.7 / _H100_US, _MULTICAST, multicast),),
-        needs=(P2P, SWITCH, UP_TO_16),
-        nearest=("mnnvl-two-shot", "two-shot"),
-        measured_on="h100-sxm",
-        inline=True,
-        symmetric=True,
-        eager=3.7 / _H100_US,
+    "multimem": _MULTIMEM,
+    # with add and norm: each rank normalises its share of the tokens and multicasts it. 13.8 us + bytes / 273 GB/s
+    # (TokenWeave, figures 4 and 10)
+    "fused-norm": replace(
+        _MULTIMEM, lines=(Line(13.8 / _H100_US, _MULTICAST, multicast),), nearest=("multimem", *_MULTIMEM.nearest)
     ),
     # less the copies 311 to 332 GB/s on 2, 6 and 8 H100s, 8 to 14 us (vLLM's curve on 2, vllm#24111, vllm#42324)
     "symmetric-two-shot": Algorithm(

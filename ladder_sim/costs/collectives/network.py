@@ -30,6 +30,7 @@ from ladder_sim.errors import UsageError
 from ladder_sim.graph.ops import CollectiveKind
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.stack import AllReduceRule
 
 # 90 % interval as a fraction either way. Measured: nine tenths of the H100 points left out of a curve lie within 8 % of
 # it. Fitted: so do nine tenths of EFA, NDR and H20 nccl-tests rows within 20 % of the two-node formula. The other two
@@ -143,7 +144,9 @@ class Network:
         Parameters
         ----------
         kind
-            A broadcast is counted as an all-gather or an all-reduce of its message, neither of which takes less.
+            A broadcast is counted as an all-gather or an all-reduce of its message, neither of which takes less. An
+            all-reduce with a norm is that kernel if it is the stack's choice, else the all-reduce that the stack fuses,
+            without what the norm adds.
         message_bytes
             Sizes of the messages; of the gathered result for an all-gather, of all that is scattered.
         """
@@ -151,11 +154,13 @@ class Network:
             return self._across(kind, message_bytes)
         if kind == "broadcast":
             return _fastest([self.times("all_gather", message_bytes), self.times("all_reduce", message_bytes)])
-        if kind != "all_reduce":
+        if kind not in ("all_reduce", "all_reduce_norm"):
             return self.alone(kind, "nccl", message_bytes)
         if self._choice != "auto":
-            return self.alone(kind, self._choice, message_bytes)
-        return self._auto(message_bytes)
+            plain = kind == "all_reduce" and self._choice == "fused-norm"
+            return self.alone("all_reduce", "multimem" if plain else self._choice, message_bytes)
+        stack = self._scenario.stack
+        return self._auto(stack.allreduce_rules if kind == "all_reduce" else stack.fused_norm_rules, message_bytes)
 
     def alone(self, kind: str, name: str, message: Floats) -> CollectiveTimes:
         """Time collectives of one kind inside a node by one algorithm, whichever the stack takes.
@@ -184,12 +189,12 @@ class Network:
             hint=f"use --allreduce {next(others, 'nccl')}, or {need.way}",
         )
 
-    def _auto(self, message: Floats) -> CollectiveTimes:
+    def _auto(self, rules: tuple[AllReduceRule, ...], message: Floats) -> CollectiveTimes:
         """What the engine takes: as measured, else by the stack's rule; without a rule, about the fastest."""
         if not self._custom:
             return self._nccl("all_reduce", message)
-        if self._scenario.stack.allreduce_rules:
-            chosen = self._by_rule(message)
+        if rules:
+            chosen = self._by_rule(rules, message)
         else:
             chosen = _fastest([self.alone("all_reduce", name, message) for name in ("nccl", *CUSTOM)])
         own = self._measured.get(("all_reduce", OWN))
@@ -199,18 +204,11 @@ class Network:
         times = self._in_node("all_reduce", OWN, message)
         return dataclasses.replace(times, algorithms=chosen.algorithms, choice=chosen.choice)
 
-    @cached_property
-    def _rule(self) -> tuple[tuple[str, ...], Floats]:
-        """Algorithms that the stack takes on these GPUs, NCCL last, and the largest message of each but the last."""
-        spec = self._scenario.stack
-        domain = self._cluster.gpus_per_node if self._cluster.intra.full_nvlink else 1
-        group = (self._ranks, self._cluster.gpu.compute_capability, domain)
-        rule = next((rule for rule in spec.allreduce_rules if rule.applies(*group)), None)
+    def _by_rule(self, rules: tuple[AllReduceRule, ...], message: Floats) -> CollectiveTimes:
+        """The algorithm that the stack takes on these GPUs up to its largest message, NCCL above all."""
+        rule = self._scenario.allreduce_rule(rules)
         works = [pair for pair in (rule.up_to if rule else ()) if ALL_REDUCE[pair[0]].unmet(self._scenario) is None]
-        return (*(name for name, _ in works), "nccl"), np.array([limit for _, limit in works])
-
-    def _by_rule(self, message: Floats) -> CollectiveTimes:
-        names, limits = self._rule
+        names, limits = (*(name for name, _ in works), "nccl"), [limit for _, limit in works]
         taken, choice = np.unique(np.searchsorted(limits, message), return_inverse=True)
         times = [self._in_engine(names[number], message) for number in taken]
         return times[0] if len(times) == 1 else _of_each(times, choice)
