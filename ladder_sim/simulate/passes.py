@@ -55,7 +55,9 @@ STEADY = 1e-9
 Prices = Mapping[str, tuple[Op, Estimate]]
 
 
-def price(costs: CostModel, passes: Sequence[tuple[Phase, Sizes]], schedules: Iterable[Schedule]) -> list[Prices]:
+def price(
+    costs: CostModel, passes: Sequence[tuple[Phase, Sizes]], distinct: Sequence[Mapping[str, Op]]
+) -> list[Prices]:
     """Price the ops of passes, equal ones once and all in one call, so that each table is looked up once.
 
     Parameters
@@ -65,25 +67,22 @@ def price(costs: CostModel, passes: Sequence[tuple[Phase, Sizes]], schedules: It
     passes
         Phase and sizes of each. Where passes differ in context only (`Sizes.apart_from_context`), nothing changes but
         attention.
-    schedules
-        Whose ops may run in the passes of their phase.
+    distinct
+        Of each pass: the ops of one token that may run in it, by `Schedule.keys`.
 
     Returns
     -------
     list
         Of each pass.
     """
-    ops: dict[Phase, dict[str, Op]] = {phase: {} for phase, _ in passes}
-    for plan in schedules:
-        ops[plan.phase].update(zip(plan.keys, plan.distinct, strict=True))
     keys: list[tuple[int, str]] = []
     sized: list[Op] = []
     first: dict[tuple[Phase, Hashable], int] = {}
     alike = []
-    for number, (phase, sizes) in enumerate(passes):
+    for number, ((phase, sizes), ops) in enumerate(zip(passes, distinct, strict=True)):
         start = first.setdefault((phase, sizes.apart_from_context), number)
         alike.append(start)
-        for key, op in ops[phase].items():
+        for key, op in ops.items():
             if number == start or op.kind == "attention":
                 keys.append((number, key))
                 sized.append(sizes.op(op))
@@ -213,7 +212,10 @@ def forward_passes(
         for name in variants
         for kind in dict.fromkeys(kinds)
     }
-    prices = price(costs, passes, schedules.values())
+    distinct: dict[tuple[Phase, bool], dict[str, Op]] = {kind: {} for kind in kinds}
+    for (_, kind), plan in schedules.items():
+        distinct[kind].update(zip(plan.keys, plan.distinct, strict=True))
+    prices = price(costs, passes, [distinct[kind] for kind in kinds])
     return {
         name: [
             ForwardPass(schedules[name, kind], known, costs.hardware, scenario.cluster.gpu, engine)

@@ -209,7 +209,8 @@ def test_elementwise() -> None:
 @given(one=MESSAGES, other=MESSAGES)
 def test_channels_grow_with_the_message_up_to_a_cap(algorithm: str, one: float, other: float) -> None:
     few, many = (collective_sms(algorithm, size, DEFAULTS) for size in sorted((one, other)))
-    cap = {"nccl": 24, "nccl-host": 24, "multimem": 8}.get(algorithm, 36 if algorithm in BLOCKS else 16)
+    caps = {"nccl": 24, "nccl-host": 24, "multimem": 8, "fused-norm": 8, **dict.fromkeys(BLOCKS, 36)}
+    cap = caps.get(algorithm, 16)
     assert 1 <= few <= many <= cap
     assert collective_sms(algorithm, 1e12, DEFAULTS) == cap
 

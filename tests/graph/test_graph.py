@@ -415,6 +415,10 @@ def test_an_all_reduce_whose_sum_is_needed_at_once_is_one_kernel_with_add_and_no
         ("standard", {"p2p": False}, 0),
         ("standard", {"cluster": "a100-sxm-hdr"}, 0),
         ("standard", {"cluster": "h100-pcie", "tp": 4}, 0),
+        # across the trays of one NVLink domain: 1 MiB on 8, 64 MiB on 16
+        ("standard", {"cluster": "gb200-nvl72", "tp": 8, "batch": 128}, 10),
+        ("standard", {"cluster": "gb200-nvl72", "tp": 8, "batch": 129}, 0),
+        ("standard", {"cluster": "gb200-nvl72", "tp": 16, "batch": 129}, 10),
         ("standard", {"stack": "vllm@0.16"}, 0),
         ("standard", {"stack": "vllm@0.17"}, 10),
         ("standard", {"stack": "sglang"}, 0),

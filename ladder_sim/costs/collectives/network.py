@@ -205,7 +205,7 @@ class Network:
         return dataclasses.replace(times, algorithms=chosen.algorithms, choice=chosen.choice)
 
     def _by_rule(self, rules: tuple[AllReduceRule, ...], message: Floats) -> CollectiveTimes:
-        """The algorithm that the stack takes on these GPUs up to its largest message, NCCL above all."""
+        """The first algorithm of the stack's rule that works here and takes such messages; NCCL if none does."""
         rule = self._scenario.allreduce_rule(rules)
         works = [pair for pair in (rule.up_to if rule else ()) if ALL_REDUCE[pair[0]].unmet(self._scenario) is None]
         names, limits = (*(name for name, _ in works), "nccl"), [limit for _, limit in works]
