@@ -11,6 +11,7 @@ References
 NVIDIA NCCL 2.21.5, src/graph/tuning.cc. Figures: public nccl-tests logs.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -64,6 +65,7 @@ TREE_LL, TREE_LL128 = TreeLatency(6.8, 0.6, 5.0), TreeLatency(14.0, 1.25, 8.5)
 TREE_SIMPLE, NVLS_TREE = TreeLatency(0.0, 4.0, 14.0), TreeLatency(NVLS_NODE_S * 1e6, 0.0, 14.0)
 
 
+@functools.cache
 def floor_growth(ranks: float, exponent: float) -> float:
     """Latency floor of a group as a multiple of a full node's.
 

@@ -222,8 +222,7 @@ class Network:
 
     def copied_bytes(self, name: str, message: Number) -> Number:
         """Device memory traffic of the copies that the engine makes, into symmetric memory and out of it."""
-        algorithm = ALL_REDUCE.get(name)
-        if self._choice != "auto" or algorithm is None or not algorithm.symmetric:
+        if self._choice != "auto" or name not in ALL_REDUCE or not ALL_REDUCE[name].symmetric:
             return 0.0
         return self._scenario.stack.allreduce_copies * COPY_TRAFFIC * message
 
