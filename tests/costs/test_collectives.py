@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ladder_sim.costs.collectives.algorithms import ALGORITHMS, ALL_REDUCE, OWN
+from ladder_sim.costs.collectives.algorithms import ALGORITHMS, ALL_REDUCE, OWN, multicast
 from ladder_sim.costs.collectives.fabrics import fabric_curve
 from ladder_sim.costs.collectives.formulas import NVLS_TREE, TREE_LL, TREE_LL128, across_nodes_s, host_ring_s
 from ladder_sim.costs.collectives.measured import MeasuredCollective, bracketed
@@ -78,7 +78,7 @@ def test_formulas_are_monotone(
     assert here > 0
     assert seconds(message * more, ranks, latency_s, bandwidth) >= here
     # through host memory more ranks open more channels; what the switch multicasts, each GPU writes its share of
-    fewer_bytes = name in ("host", "all_reduce multimem", "all_reduce nccl-symmetric")
+    fewer_bytes = name == "host" or any(line.traffic is multicast for line in formula.lines)
     assert seconds(message, ranks + 1, latency_s, bandwidth) >= here or fewer_bytes
     assert seconds(message, ranks, latency_s * more, bandwidth) >= here
     assert seconds(message, ranks, latency_s, bandwidth * more) <= here
