@@ -45,8 +45,8 @@ class PassInputs(NamedTuple):
     stack: StackSpec
     tp: int
     variant: str
-    # as `Scenario.fused_norm_bytes`
     fused_norm_bytes: float = 0.0
+    """As `Scenario.fused_norm_bytes`."""
 
     @classmethod
     def of(cls, scenario: Scenario) -> Self:

@@ -200,7 +200,9 @@ def test_breakdown_adds_up(stack_name: str, variant: str, phase: Phase) -> None:
     # waits and launches have no estimate
     estimated_s = step.seconds - parts.limits_s["waits"] - parts.limits_s.get("launches", 0.0)
     assert math.fsum(parts.sources_s.values()) == pytest.approx(estimated_s, rel=RTOL)
-    assert {source for source, _ in parts.sources_s} == {"roofline"}
+    # formulas of some all-reduces have figures that were measured on this cluster
+    assert {source for source, kind in parts.sources_s if kind not in COLLECTIVE_KINDS} == {"roofline"}
+    assert {source for source, _ in parts.sources_s} <= {"roofline", "fitted"}
 
 
 def test_deep_models_cost_no_more_to_simulate() -> None:
