@@ -1,4 +1,4 @@
-"""Writes docs/accuracy.md: errors and intervals of predictions against published measurements.
+"""Writes docs/accuracy-70b.md: errors and intervals of predictions against published measurements.
 
 python benchmarks/accuracy_page.py [FILE.md]
 """
@@ -115,7 +115,8 @@ def to_page() -> str:
     compared = validate(data)
     levels = "".join(f"- `{level}`: {evidence(level)}.\n" for level in compared)
     head = (
-        f"# Accuracy\n\nWritten by `python benchmarks/accuracy_page.py` from the data set {data.name}: "
+        "# Accuracy on the 70B benchmark\n\n"
+        f"Written by `python benchmarks/accuracy_page.py` from the data set {data.name}: "
         f"{len(data.measurements)} measured configurations.\n\n{levels}"
     )
     parts = [head, _unseen_rows(compared), f"{_METHOD}\n", _targets(compared), _kernels(), _figures(), _protocols(data)]
@@ -270,4 +271,4 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 if __name__ == "__main__":
-    Path(*sys.argv[1:] or ("docs/accuracy.md",)).write_text(to_page(), encoding="utf-8")
+    Path(*sys.argv[1:] or ("docs/accuracy-70b.md",)).write_text(to_page(), encoding="utf-8")

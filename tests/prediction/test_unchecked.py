@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ladder_sim import confidence
@@ -259,6 +260,7 @@ def test_prefills_with_multimem_and_without_all_reduces() -> None:
 
 def test_prefills_without_all_reduces_lie_in_the_intervals_of_an_engine() -> None:
     rate_errors, rate_widths, gain_errors, gain_widths = [], [], [], []
+    by_tp: dict[str, list[tuple[float, float, float]]] = {}
     for row in recorded("tokenweave_prefill.csv"):
         standard_ms, bound_ms = float(row["ttft_ms"]), float(row["without_allreduce_ms"])
         predictions = answer(model="70b", stack="vllm", tp=int(row["tp"]), prompt=int(row["prompt"]), gen=1)
@@ -268,7 +270,12 @@ def test_prefills_without_all_reduces_lie_in_the_intervals_of_an_engine() -> Non
         bound = predictions["upper-bound"].speedup
         gain_errors.append(math.log(bound.value / (standard_ms / bound_ms)))
         gain_widths.append(bound.log_width)
+        by_tp.setdefault(row["tp"], []).append((rate_errors[-2], rate_errors[-1], gain_errors[-1]))
     assert len(gain_errors) == 14
+    page = (REPO / "docs" / "accuracy.md").read_text("utf-8")
+    for tp, errors in by_tp.items():
+        means = np.abs(np.expm1(errors)).mean(axis=0)
+        assert f"| {tp} | {' | '.join(f'{100.0 * mean:.1f} %' for mean in means)} |" in page
     assert share_inside(rate_errors, rate_widths) >= 0.9
     assert share_inside(gain_errors, gain_widths) >= 0.9
     # what is known without them would not hold them
