@@ -7,7 +7,7 @@ argument is an entry here, a parameter of `Scenario.of` and a field of a spec.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
 from ladder_sim.errors import UsageError
 from ladder_sim.specs import catalog
@@ -97,7 +97,7 @@ _TABLE = (
         None,
         "workload.dtype",
         _WORK,
-        "bf16, fp16, fp8, fp8-block, nvfp4, w4a16 or mxfp4; default: as the model's config says, else bf16.",
+        "bf16, fp16, fp8, fp8-dynamic, fp8-block, nvfp4, w4a16, mxfp4; default: as the model's config says.",
     ),
     Argument(
         "kv_dtype",
@@ -115,9 +115,7 @@ _TABLE = (
         _HOW,
         "gpt-fast, vllm, trtllm, sglang, one of a version as in vllm@0.19, or a stack .toml.",
     ),
-    Argument(
-        "allreduce", AllReduce, None, "stack.allreduce", _HOW, "nccl, one-shot, two-shot, nvls, multimem or auto."
-    ),
+    Argument("allreduce", AllReduce, None, "stack.allreduce", _HOW, f"{', '.join(get_args(AllReduce)[:-1])} or auto."),
     Argument("p2p", bool, True, "p2p", _HOW, "GPUs reach each other through host memory."),
 )
 ARGUMENTS: Mapping[str, Argument] = MappingProxyType({argument.name: argument for argument in _TABLE})
