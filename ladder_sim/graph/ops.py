@@ -16,6 +16,8 @@ Phase = Literal["prefill", "decode", "mixed"]
 Stream = Literal["compute", "comm"]
 # by phase, `GemmShape.duty` of a run of such passes alone; that of mixed steps depends on how many there are
 PROMPT_DUTY: Mapping[Phase, float] = {"prefill": 1.0, "decode": 0.0, "mixed": 0.0}
+# how tokens choose experts: all equally often, or the i-th most frequent one in proportion to i to minus this power
+Imbalance = Literal["balanced", "power-law-1.01", "power-law-1.2"]
 CollectiveKind = Literal["all_reduce", "all_reduce_norm", "all_gather", "broadcast"]
 OpKind = Literal[
     "embedding",
@@ -137,6 +139,140 @@ class AttentionShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MoeShape:
+    """The routed experts of one layer, on the rank of their group that takes longest.
+
+    Gate and up, activation, down, the sorting of tokens by expert before and their weighted sum after; no messages.
+    """
+
+    tokens: int
+    """Tokens that enter the group, of all its ranks together."""
+    hidden: int
+    """Width of the residual stream."""
+    width: int
+    """Intermediate width of one expert, whole."""
+    experts: int
+    """Routed experts of the layer, on all ranks together."""
+    top_k: int
+    """Experts that each token takes."""
+    expert_tp: int = 1
+    """Ranks that share the width of each expert."""
+    ep: int = 1
+    """Parts into which the experts are spread; the group has `expert_tp` * `ep` ranks."""
+    weight_element_bytes: float
+    """Of the weights, scales included."""
+    input_element_bytes: float
+    """Of the input activations."""
+    output_element_bytes: float
+    """Of the output activations."""
+    format: str = "bf16"
+    """Of the operands, by `ladder_sim.specs.workload.Format.name`."""
+    imbalance: Imbalance = "power-law-1.01"
+    """How unevenly tokens choose experts."""
+
+    @property
+    def flops(self) -> float:
+        """Multiply-adds counted as two, if every rank has as much to do."""
+        return 6.0 * self.tokens * self.top_k / self.ep * self.hidden * self.width / self.expert_tp
+
+    @property
+    def moved_bytes(self) -> float:
+        """Weights of the experts that any token takes, and activations, each read or written once."""
+        idle = (1.0 - self.top_k / self.experts) ** self.tokens
+        width = self.width / self.expert_tp
+        weights = 3.0 * self.experts / self.ep * (1.0 - idle) * self.hidden * width * self.weight_element_bytes
+        ends = 1.0 * self.tokens * self.hidden * (self.input_element_bytes + self.output_element_bytes)
+        return weights + ends + 3.0 * self.tokens * self.top_k / self.ep * width * self.output_element_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlaShape:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): all heads read one latent vector per cached token.
+
+    A single new token is multiplied into the latent space (absorbed form), so that keys and values are the latent
+    vectors. Prompts expand these into keys and values of every head first.
+    """
+
+    batch: int
+    """Sequences."""
+    q_len: int
+    """New tokens per sequence."""
+    kv_len: int
+    """Cached tokens that the kernel reads per sequence, the new ones included."""
+    heads: int
+    """Query heads on this rank."""
+    latent: int
+    """Width of the latent vector."""
+    rope: int
+    """Width of the part of a key that carries the position, one for all heads."""
+    nope: int
+    """Width of the rest of one head's key."""
+    value: int
+    """Width of one head's value."""
+    element_bytes: int
+    """Of queries, expanded keys and values, and output."""
+    kv_element_bytes: int = 2
+    """Of the cached latent vectors."""
+    shares_step: bool = False
+    """As in `AttentionShape`."""
+
+    @property
+    def is_prompt(self) -> bool:
+        """As in `AttentionShape`."""
+        return varies(self.q_len) or self.q_len > 1
+
+    @property
+    def flops(self) -> float:
+        """Scores and values, without the masked half of a prefill."""
+        per_pair = self.nope + self.rope + self.value if self.is_prompt else 2 * self.latent + self.rope
+        return 2.0 * self.batch * self.heads * per_pair * self.q_len * (self.kv_len - (self.q_len - 1) / 2.0)
+
+    @property
+    def moved_bytes(self) -> float:
+        """Queries, output, and the latent cache or what it was expanded to, once."""
+        if self.is_prompt:
+            per_head = self.nope + self.rope + self.value
+            return 1.0 * self.batch * self.heads * (self.q_len + self.kv_len) * per_head * self.element_bytes
+        cache = 1.0 * self.kv_len * (self.latent + self.rope) * self.kv_element_bytes
+        return self.batch * (cache + self.heads * (2 * self.latent + self.rope) * self.element_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BmmShape:
+    """``[heads, m, k] @ [heads, k, n]``: a projection of each head by itself, as into and out of the latent space."""
+
+    heads: int
+    """Heads on this rank."""
+    m: int
+    """Tokens."""
+    n: int
+    """Output features of a head."""
+    k: int
+    """Input features of a head."""
+    weight_element_bytes: float
+    """Of the weights, scales included."""
+    input_element_bytes: float
+    """Of the input activations."""
+    output_element_bytes: float
+    """Of the output activations."""
+    format: str = "bf16"
+    """As in `GemmShape`."""
+
+    @property
+    def flops(self) -> float:
+        """Multiply-adds counted as two."""
+        return 2.0 * self.heads * self.m * self.n * self.k
+
+    @property
+    def moved_bytes(self) -> float:
+        """Weights and activations, each read or written once."""
+        weights = 1.0 * self.n * self.k * self.weight_element_bytes
+        return self.heads * (
+            weights + 1.0 * self.m * (self.k * self.input_element_bytes + self.n * self.output_element_bytes)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ElementwiseShape:
     """A memory-bound kernel: norm, rotary embedding, activation, add, lookup, sampling."""
 
@@ -167,7 +303,7 @@ class CollectiveShape:
         return 2.0 * self.message_bytes
 
 
-Shape = GemmShape | AttentionShape | ElementwiseShape | CollectiveShape
+Shape = GemmShape | MoeShape | BmmShape | AttentionShape | MlaShape | ElementwiseShape | CollectiveShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,10 +14,13 @@ from numpy.typing import NDArray
 from ladder_sim.graph.ops import (
     PROMPT_DUTY,
     AttentionShape,
+    BmmShape,
     CollectiveShape,
     Count,
     ElementwiseShape,
     GemmShape,
+    MlaShape,
+    MoeShape,
     Op,
     Phase,
     Shape,
@@ -96,7 +99,7 @@ class Sizes:
     def shape(self, op: Op) -> Shape:
         """The shape of an op of these sizes, given the op of a single token of each sequence."""
         shape = op.shape
-        if isinstance(shape, AttentionShape):
+        if isinstance(shape, AttentionShape | MlaShape):
             sizes: Any = {"batch": self.batch, "q_len": self.q_len, "kv_len": self.kv_len}
             if shape.shares_step:
                 sizes = {"batch": self.prompts, "q_len": self.chunk, "kv_len": self.chunk_kv_len}
@@ -117,6 +120,11 @@ class Sizes:
                 format=shape.format,
                 duty=cast(float, self.duty),
             )
+        if isinstance(shape, BmmShape):
+            return replace(shape, m=rows)
+        if isinstance(shape, MoeShape):
+            # several where ranks with tokens of their own meet in one group of experts
+            return replace(shape, tokens=rows * shape.tokens / self.smallest)
         if isinstance(shape, ElementwiseShape):
             return ElementwiseShape(moved_bytes=rows * shape.moved_bytes / self.smallest)
         return CollectiveShape(message_bytes=rows * shape.message_bytes / self.smallest)

@@ -1,0 +1,54 @@
+"""Work and traffic of single ops."""
+
+import pytest
+
+from ladder_sim.graph.ops import GemmShape, MlaShape, MoeShape, Op
+from ladder_sim.graph.sizes import Sizes
+from tests.support.shapes import mla_shape, moe_shape
+
+
+def test_one_expert_that_every_token_takes_is_a_dense_feed_forward() -> None:
+    moe = moe_shape(tokens=7, hidden=64, width=160, experts=1, top_k=1)
+    widths = {"weight_element_bytes": 2, "input_element_bytes": 2, "output_element_bytes": 2}
+    gate_up, down = GemmShape(m=7, n=320, k=64, **widths), GemmShape(m=7, n=64, k=160, **widths)
+    assert moe.flops == gate_up.flops + down.flops
+    # but for the input of the second
+    assert moe.moved_bytes == gate_up.moved_bytes + down.moved_bytes
+
+
+def test_splitting_experts_or_their_width_divides_the_work() -> None:
+    whole = moe_shape(tokens=1000)
+    for parts in ({"ep": 8}, {"expert_tp": 8}, {"ep": 4, "expert_tp": 2}):
+        assert moe_shape(tokens=1000, **parts).flops == pytest.approx(whole.flops / 8)
+
+
+def test_few_tokens_read_few_experts() -> None:
+    one, all_of_them = moe_shape(tokens=1), moe_shape(tokens=100_000, input_element_bytes=0, output_element_bytes=0)
+    expert_bytes = 3 * one.hidden * one.width * one.weight_element_bytes
+    assert one.moved_bytes == pytest.approx(8 * expert_bytes, rel=0.01)
+    assert all_of_them.moved_bytes == pytest.approx(256 * expert_bytes)
+
+
+def test_decode_reads_one_latent_vector_per_token_whatever_the_heads() -> None:
+    few, many = (mla_shape(batch=4, kv_len=100_000, heads=heads) for heads in (1, 16))
+    assert few.moved_bytes == pytest.approx(4 * 100_000 * 576 * 2, rel=0.01)
+    assert many.moved_bytes == pytest.approx(few.moved_bytes, rel=0.01)
+    assert many.flops == 16 * few.flops
+
+
+def test_a_prompt_expands_the_latent_vectors_of_every_head() -> None:
+    prompt = mla_shape(q_len=1000, kv_len=1000, heads=16)
+    assert prompt.moved_bytes == 16 * 1000 * 2 * 320 * 2
+    # each of the new tokens reads those before it, and itself
+    assert prompt.flops == 2 * 16 * 320 * 1000 * 1001 / 2
+
+
+def test_experts_grow_with_the_tokens_of_all_ranks_that_meet_in_them() -> None:
+    """The graph of one token of each of 8 ranks has 8 tokens in its experts."""
+    sizes = Sizes(batch=5, q_len=3, kv_len=100, every_logit=False)
+    grown = sizes.op(Op(name="experts", kind="gemm", shape=moe_shape(tokens=8))).shape
+    assert isinstance(grown, MoeShape)
+    assert grown.tokens == 5 * 3 * 8
+    latent = sizes.op(Op(name="attention", kind="attention", shape=mla_shape())).shape
+    assert isinstance(latent, MlaShape)
+    assert (latent.batch, latent.q_len, latent.kv_len) == (5, 3, 100)
