@@ -207,7 +207,7 @@ class Predictions(dict[str, Prediction]):
             *_load_table(self),
             *_unevenness_table(self),
             _breakdown(self),
-            *(Text(f"{word}: {meaning}") for word, meaning in LEGEND.items() if scenario.tp > 1),
+            *(Text(f"{word}: {meaning}") for word, meaning in LEGEND.items() if scenario.plan.tp > 1),
             Text(),
             _sources(self),
         )
@@ -260,7 +260,7 @@ def _load(prediction: Prediction) -> Load | None:
         return None
     served = request.served
     return Load(
-        tokens_per_s_per_gpu=prediction.rate / prediction.confidence.scenario.tp,
+        tokens_per_s_per_gpu=prediction.rate / prediction.confidence.scenario.plan.gpus,
         requests_decoding=float(served.decoding),
         requests_running=float(served.running),
         slots=float(request.slots),

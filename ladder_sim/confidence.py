@@ -246,7 +246,7 @@ def _alike(scenario: Scenario, profile: CalibrationProfile | None, compared: Com
     """By part of a scenario (`UNCHECKED`), whether runs had it."""
     measured_on, runs = compared
     cluster, stack = scenario.cluster, scenario.stack
-    tiers = ["intra" if scenario.p2p else "host", *(["inter"] if scenario.nodes_used > 1 else [])]
+    tiers = ["intra" if scenario.p2p else "host", *(["inter"] if scenario.crosses_nodes else [])]
     same_tiers = all(Link.of(getattr(cluster, tier)).same_as(Link.of(getattr(measured_on, tier))) for tier in tiers)
     same_host = bool(runs.host_tps) and cluster.host_low_latency_share == measured_on.host_low_latency_share
     # tables of another GPU, carried over, were compared with nothing
@@ -256,7 +256,7 @@ def _alike(scenario: Scenario, profile: CalibrationProfile | None, compared: Com
         "stack": (stack.name.partition("@")[0], stack.allreduce) == (runs.stack, runs.allreduce)
         and not own_figures(scenario),
         "gpu": _same_gpu(cluster, measured_on) and own_tables,
-        "links": same_tiers and scenario.nodes_used in runs.nodes and (scenario.p2p or same_host),
+        "links": same_tiers and scenario.group_nodes in runs.nodes and (scenario.p2p or same_host),
         "model_family": scenario.model.family in runs.families and not scenario.set_by_hand("model."),
         # a table holds every dtype of its size
         "precision": FORMATS[scenario.workload.dtype] in [FORMATS[dtype] for dtype in runs.dtypes],
@@ -327,7 +327,7 @@ def _widths(
         return by_op
     by_figure = _by_figure(scenario, list(requests), profile, stack_fit, list(fitted))
     same_tables = profile is not None and stack_fit.base == profile.tables_of
-    scale = stack_fit.scale(scenario.model.name, scenario.tp) if same_tables else IntervalScale()
+    scale = stack_fit.scale(scenario.model.name, scenario.plan.tp) if same_tables else IntervalScale()
     rate_noise = NORMAL_90 * math.hypot(SHARED_LOG_SD, ROW_LOG_SD)
     speedup_noise = NORMAL_90 * math.sqrt(2.0) * ROW_LOG_SD
     rates = {name: scale.rate * math.hypot(by_op[name].rate, by_figure[name].rate, rate_noise) for name in requests}
@@ -442,7 +442,7 @@ def _warnings(scenario: Scenario, costs: KernelCosts, memory: MemoryUse) -> list
             warnings.append(
                 f"the KV cache has room for {room:.0f} of {workload.concurrency} requests in flight: the others wait"
             )
-    if scenario.nodes_used > 1 and scenario.stack.allreduce not in ("nccl", "auto"):
+    if scenario.crosses_nodes and scenario.stack.allreduce not in ("nccl", "auto"):
         warnings.append(f"all-reduce '{scenario.stack.allreduce}' works inside a node only: across nodes NCCL is used")
     return warnings
 

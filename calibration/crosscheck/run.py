@@ -60,7 +60,7 @@ def cross_check(experiment: Experiment, links: CommConfig, earlier: Path | None 
     variants = tuple(dict.fromkeys(("standard", *map(canonical, experiment.variants))))
     experiment = dataclasses.replace(experiment, variants=variants)
     machine, run = environment(), _run_fields(experiment, links)
-    tp = experiment.scenario.tp
+    tp = experiment.scenario.plan.tp
     known = reuse(earlier, experiment.scenario, run, machine) if earlier else None
     comm: Communicator = Alone(tp) if links.backend == "emulate" else connect(links, tp)
     curves = {name: curves["all_reduce"] for name, curves in known.links.items()} if known else None
@@ -85,7 +85,7 @@ def _run_fields(experiment: Experiment, links: CommConfig) -> dict[str, Any]:
         "hidden": scenario.model.hidden,
         "vocab": scenario.model.vocab,
         "stack": scenario.stack.name,
-        "tp": scenario.tp,
+        "tp": scenario.plan.tp,
         "batch": work.batch,
         "prompt": work.prompt,
         "gen": work.gen,

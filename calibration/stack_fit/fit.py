@@ -106,7 +106,7 @@ def fit_stack(
         tps=_degrees(runs),
         host_tps=_degrees(run for run in runs if not run.configuration.p2p),
         families=tuple(sorted({scenario.model.family for scenario in scenarios})),
-        nodes=tuple(sorted({scenario.nodes_used for scenario in scenarios})),
+        nodes=tuple(sorted({scenario.group_nodes for scenario in scenarios})),
         dtypes=tuple(sorted({scenario.workload.dtype for scenario in scenarios})),
         sizes={name: (min(each[name] for each in sizes), max(each[name] for each in sizes)) for name in sizes[0]},
         cost=best.cost,

@@ -33,7 +33,7 @@ class Candidate:
         """US dollars for a million new tokens; None without a price."""
         if self.usd_per_gpu_hour is None:
             return None
-        return token_price(self.usd_per_gpu_hour, self.scenario.tp, self.predictions[variant].tokens_per_s.value)
+        return token_price(self.usd_per_gpu_hour, self.scenario.plan.gpus, self.predictions[variant].tokens_per_s.value)
 
 
 @typed()

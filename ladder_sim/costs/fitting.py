@@ -32,7 +32,7 @@ def fit_error(
     gpu = scenario.cluster.gpu
     gibibytes = f"{memory.capacity_bytes / 2**30:.1f} GiB"
     message = (
-        f"{scenario.model.name} needs {format_bytes(memory.total_bytes)} per GPU at TP {scenario.tp} ({memory.parts}), "
+        f"{scenario.model.name} needs {format_bytes(memory.total_bytes)} per GPU at {scenario.plan} ({memory.parts}), "
         f"and {gpu.name} has {format_bytes(memory.capacity_bytes)} ({gibibytes})"
     )
     here = [_typed(change, flags or {}) for change in same_gpus(scenario)]
@@ -68,13 +68,15 @@ def more_gpus(scenario: Scenario) -> Change | None:
 def smallest_fitting_tp(scenario: Scenario) -> int | None:
     """The smallest tensor-parallel degree at which the model fits, on as many nodes as it takes; None if none does."""
     per_node = scenario.cluster.gpus_per_node
-    widest = dataclasses.replace(scenario, tp=1, nodes=-(-scenario.model.heads // per_node))
+    widest = dataclasses.replace(
+        scenario, plan=dataclasses.replace(scenario.plan, tp=1), nodes=-(-scenario.model.heads // per_node)
+    )
     return next((tp for tp in widest.tp_degrees() if _fits(widest, {"tp": tp})), None)
 
 
 def _single(scenario: Scenario) -> Iterator[Change]:
     smallest = smallest_fitting_tp(scenario)
-    if smallest is not None and scenario.tp < smallest <= scenario.nodes * scenario.cluster.gpus_per_node:
+    if smallest is not None and scenario.plan.tp < smallest <= scenario.nodes * scenario.cluster.gpus_per_node:
         yield {"tp": smallest}
     yield from _precisions(scenario)
     yield from _stacks(scenario)
@@ -105,10 +107,10 @@ def _stacks(scenario: Scenario) -> Iterator[Change]:
 def _fits(scenario: Scenario, change: Change) -> bool:
     """Whether the model fits with a change of degree, stack or workload."""
     given = dict(change)
-    tp = given.pop("tp", scenario.tp)
+    tp = given.pop("tp", scenario.plan.tp)
     stack = catalog.stack(given.pop("stack")) if "stack" in given else scenario.stack
-    workload = dataclasses.replace(scenario.workload, **given)
-    return memory_use(dataclasses.replace(scenario, tp=tp, stack=stack, workload=workload)).fits
+    workload, plan = dataclasses.replace(scenario.workload, **given), dataclasses.replace(scenario.plan, tp=tp)
+    return memory_use(dataclasses.replace(scenario, plan=plan, stack=stack, workload=workload)).fits
 
 
 def _typed(change: Change, flags: Mapping[str, str]) -> str:

@@ -128,7 +128,7 @@ class Hardware:
             overlap=OverlapParameters.of(profile.overlap if profile else {}),
             host_low_latency_share=cluster.host_low_latency_share,
             rank_skew=cluster.rank_skew,
-            across_nodes=scenario.nodes_used > 1,
+            across_nodes=scenario.group_nodes > 1,
         )
 
     def fitted(self, scenario: Scenario, profile: CalibrationProfile | None) -> dict[str, FittedFigure]:

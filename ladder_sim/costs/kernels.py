@@ -70,7 +70,7 @@ class KernelCosts:
         # measured tables
         self.profile = profile
         self._sms = scenario.cluster.gpu.sms
-        self._network = Network(scenario, profile, self.hardware) if scenario.tp > 1 else None
+        self._network = Network(scenario, profile, self.hardware) if scenario.plan.tp > 1 else None
         self._table_gpu = _table_gpu(self.hardware.gpu, profile)
         self._here = profile is not None and self.hardware.gpu.same_as(Gpu.of(profile.cluster.gpu))
         self.measured_here = profile is not None and self.hardware.same_node(profile.cluster)

@@ -135,7 +135,7 @@ def _growing_bytes(
     scenario: Scenario, batch: Count, prompt: Count, gen: Count
 ) -> tuple[float | Floats, float | Floats]:
     """KV cache and activations: what grows with the requests."""
-    model, stack, tp = scenario.model, scenario.stack, scenario.tp
+    model, stack, tp = scenario.model, scenario.stack, scenario.plan.tp
     context: Any = prompt + gen
     tokens: Any = batch * prompt
 
@@ -157,5 +157,5 @@ def _growing_bytes(
 def _kv_token_bytes(scenario: Scenario) -> float:
     """KV cache of one token on one GPU: a rank's share of the heads, replicas included."""
     model = scenario.model
-    kv_heads = max(1, model.kv_heads // scenario.tp)
+    kv_heads = max(1, model.kv_heads // scenario.plan.tp)
     return model.kv_bytes_per_token(KV_BYTES[scenario.workload.kv_dtype]) * kv_heads / model.kv_heads

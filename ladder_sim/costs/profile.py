@@ -48,7 +48,7 @@ def run_sizes(scenario: Scenario) -> dict[str, int]:
     workload = scenario.workload
     return {
         "model_size": scenario.model.parameters,
-        "tp": scenario.tp,
+        "tp": scenario.plan.tp,
         "batch": workload.in_flight,
         "prompt": workload.prompt,
         "gen": workload.gen,

@@ -33,6 +33,11 @@ _TITLES = {
     "allreduce": "All-reduce",
     "p2p": "Peer-to-peer links",
     "tp": "Tensor-parallel degree",
+    "pp": "Pipeline stages",
+    "ep": "Expert-parallel degree",
+    "attention_dp": "Data-parallel attention",
+    "dp": "Replicas",
+    "sp": "Sequence parallel",
     "batch": "Batch",
     "prompt": "Prompt tokens",
     "gen": "New tokens",
@@ -182,7 +187,7 @@ def batching_label(batching: Iterable[str]) -> str:
 
 def scenario_label(scenario: Scenario, *, batch: bool = True) -> str:
     """Model, cluster, workload and stack by their names, for a subtitle."""
-    where = f"TP {scenario.tp} on {scenario.cluster.name}"
+    where = f"{scenario.plan} on {scenario.cluster.name}"
     return f"{scenario.model.name}, {where}, {workload_label(scenario, batch=batch)}, {scenario.stack.name}"
 
 
@@ -190,12 +195,12 @@ def hardware_label(scenario: Scenario) -> str:
     """Degree, GPUs and links."""
     cluster = scenario.cluster
     gpus = f"{scenario.nodes} x {cluster.gpus_per_node} {cluster.gpu.name}"
-    return f"TP {scenario.tp} on {gpus}, {_links_label(scenario)}"
+    return f"{scenario.plan} on {gpus}, {_links_label(scenario)}"
 
 
 def _links_label(scenario: Scenario) -> str:
     p2p = "" if scenario.p2p else " (P2P off)"
-    across = f" + {scenario.cluster.inter.fabric}" if scenario.nodes_used > 1 else ""
+    across = f" + {scenario.cluster.inter.fabric}" if scenario.crosses_nodes else ""
     return f"{scenario.cluster.intra.fabric}{p2p}{across}"
 
 

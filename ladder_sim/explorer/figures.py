@@ -44,7 +44,7 @@ def pareto(queries: Queries, query: str) -> "go.Figure":
     """Latency against throughput of all degrees and batches."""
     answer = queries.answer(query)
     chosen = answer.chosen
-    now = chosen.variant, chosen.tpot_s or chosen.ttft_s, chosen.rate / answer.scenario.tp
+    now = chosen.variant, chosen.tpot_s or chosen.ttft_s, chosen.rate / answer.scenario.plan.gpus
     return pareto_figure(queries.advice(query), scenario_label(answer.scenario), compact=True, now=now)
 
 

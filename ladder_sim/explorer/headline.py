@@ -142,7 +142,7 @@ def _card(prediction: Prediction, answer: Answer) -> html.Article:
         "limit": f"{kind_label(limit)} {prediction.limit_share(limit):.0%}",
     }
     if answer.state.price is not None:
-        lines["$/Mtok"] = f"{token_price(answer.state.price, answer.scenario.tp, rate.value):.2f}"
+        lines["$/Mtok"] = f"{token_price(answer.state.price, answer.scenario.plan.gpus, rate.value):.2f}"
     chosen = prediction is answer.chosen and not standard
     return html.Article(
         [

@@ -22,7 +22,7 @@ _DOUBLED = {
 
 def busiest_link(scenario: Scenario) -> str:
     """The tier that the all-reduce waits for: across nodes if there are several."""
-    return "inter" if scenario.nodes_used > 1 else "intra"
+    return "inter" if scenario.crosses_nodes else "intra"
 
 
 def values(scenario: Scenario, name: str, profile: CalibrationProfile | None, count: int) -> list[float] | list[int]:

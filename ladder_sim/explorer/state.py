@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from math import inf
-from typing import Any, Self
+from typing import Any, Self, get_args, get_origin
 from urllib.parse import parse_qsl, quote, urlencode
 
 from ladder_sim.display.labels import field_title
@@ -14,9 +14,12 @@ from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.graph.variants import canonical
 from ladder_sim.prediction import default_variants
 from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS, Argument
+from ladder_sim.specs.fields import field_kinds
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.reading import read_table
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.values import choice
+from ladder_sim.specs.workload import KvDType
 from ladder_sim.sweeps.axes import axis, resolve
 from ladder_sim.sweeps.price import PRICE_HINT, check_price
 from ladder_sim.units import parse_quantity, quoted
@@ -36,7 +39,7 @@ class State:
     Examples
     --------
     >>> state = State.parse("?model=405b&nodes=2&inter.bandwidth=100Gb/s", Allowlist.of())
-    >>> state.scenario(Allowlist.of()).tp, state.settings
+    >>> state.scenario(Allowlist.of()).plan.tp, state.settings
     (16, {'inter.bandwidth': '100Gb/s'})
     """
 
@@ -302,9 +305,16 @@ def _shape(key: str, text: str) -> ModelSpec:
             "the name of the model in the link has other characters, or more than 60",
             hint="use letters, digits, dots, dashes and spaces",
         )
-    layers = table.pop("ladder_layers", [])
-    ladder = tuple(layers) if isinstance(layers, list) else (layers,)
-    return read_table(ModelSpec, table, where="model", ladder_layers=ladder, source="dropped on the page")
+    cache = table.pop("kv_cache_dtype", None)
+    given: dict[str, Any] = {
+        "kv_cache_dtype": cache and choice(cache, "model: kv_cache_dtype", get_args(KvDType)),
+        "source": "dropped on the page",
+    }
+    for field_name, kind in field_kinds(ModelSpec).items():
+        if get_origin(kind) is tuple:
+            values = table.pop(field_name, [])
+            given[field_name] = tuple(values) if isinstance(values, list) else (values,)
+    return read_table(ModelSpec, table, where="model", **given)
 
 
 def _field_text(value: Any) -> str:

@@ -26,6 +26,7 @@ from ladder_sim.graph.ops import (
 )
 from ladder_sim.graph.variants import Block, Layer, Part, Wiring, wiring
 from ladder_sim.specs.model import ModelSpec
+from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import StackSpec
 from ladder_sim.specs.workload import FORMATS, KV_BYTES, Workload
@@ -44,7 +45,7 @@ class PassInputs(NamedTuple):
     model: ModelSpec
     workload: Workload
     stack: StackSpec
-    tp: int
+    plan: Plan
     variant: str
     fused_norm_bytes: float = 0.0
     """As `Scenario.fused_norm_bytes`."""
@@ -59,13 +60,15 @@ class PassInputs(NamedTuple):
             If the model has layers that cannot be simulated yet.
         """
         model = scenario.model
+        if scenario.plan != Plan(tp=scenario.plan.tp):
+            raise UsageError(f"{scenario.plan}: only tensor parallelism is simulated yet", hint="give --tp alone")
         if model.experts or model.kv_lora_rank:
             raise UsageError(
                 f"model '{model.name}': mixtures of experts and latent attention are read, but not simulated yet",
                 hint="choose a dense model; `ladder-sim list models` shows all",
             )
         fused_norm_bytes = scenario.fused_norm_bytes
-        return cls(scenario.model, scenario.workload, scenario.stack, scenario.tp, scenario.variant, fused_norm_bytes)
+        return cls(model, scenario.workload, scenario.stack, scenario.plan, scenario.variant, fused_norm_bytes)
 
     def fuses_norm(self, tokens: Count) -> Any:
         """Whether an all-reduce of so many tokens is small enough to be fused with the norm that needs it."""
@@ -108,7 +111,7 @@ class _Builder:
     """One forward pass under construction; `residual` is the op whose completion makes the residual stream ready."""
 
     def __init__(self, scenario: Scenario | PassInputs, phase: Phase, kv_len: int) -> None:
-        model, workload, stack, tp = scenario.model, scenario.workload, scenario.stack, scenario.tp
+        model, workload, stack, tp = scenario.model, scenario.workload, scenario.stack, scenario.plan.tp
         self.model, self.stack, self.tp = model, stack, tp
         self.phase: Phase = phase
         self.batch = workload.batch

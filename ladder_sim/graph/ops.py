@@ -16,6 +16,7 @@ Phase = Literal["prefill", "decode", "mixed"]
 Stream = Literal["compute", "comm"]
 # by phase, `GemmShape.duty` of a run of such passes alone; that of mixed steps depends on how many there are
 PROMPT_DUTY: Mapping[Phase, float] = {"prefill": 1.0, "decode": 0.0, "mixed": 0.0}
+
 # how tokens choose experts: all equally often, or the i-th most frequent one in proportion to i to minus this power
 Imbalance = Literal["balanced", "power-law-1.01", "power-law-1.2"]
 CollectiveKind = Literal["all_reduce", "all_reduce_norm", "all_gather", "broadcast"]

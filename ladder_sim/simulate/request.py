@@ -119,7 +119,7 @@ def simulate_request(
     passes = [(phase, Sizes.of(stack, phase, kv_len, **plain)) for phase, kv_len, _ in steps]
     stands_for = [times for _, _, times in steps]
     return {
-        name: _request(name, list(zip(simulated, stands_for, strict=True)), scenario.tp, jitter)
+        name: _request(name, list(zip(simulated, stands_for, strict=True)), scenario.plan.tp, jitter)
         for name, simulated in forward_passes(scenario, variants, costs, passes, engine=engine).items()
     }
 

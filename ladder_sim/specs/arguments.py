@@ -15,7 +15,7 @@ from ladder_sim.specs.reading import read_value
 from ladder_sim.specs.stack import AllReduce
 from ladder_sim.specs.workload import Arrivals, DType, KvDType
 
-_WHERE, _WORK, _HOW = "Model and cluster", "Workload", "Stack and costs"
+_WHERE, _PLAN, _WORK, _HOW = "Model and cluster", "Plan", "Workload", "Stack and costs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +74,32 @@ class Argument:
 _TABLE = (
     Argument("model", catalog.model, "70b", "model.name", _WHERE, "Alias, catalog id or path of a config.json."),
     Argument("cluster", catalog.cluster, "h100-sxm", "cluster.name", _WHERE, "Catalog id or path of a cluster .toml."),
-    Argument("nodes", int, 1, "nodes", _WHERE, "Nodes of the tensor-parallel group.", maximum=1024),
+    Argument("nodes", int, 1, "nodes", _WHERE, "Nodes there are.", maximum=1024),
     Argument("gpus_per_node", int, None, "cluster.gpus_per_node", _WHERE, "GPUs of one node.", maximum=1024),
-    Argument("tp", int, None, "tp", _WHERE, "Tensor-parallel degree; default: every GPU.", doubles=True, maximum=4096),
+    Argument(
+        "tp",
+        int,
+        None,
+        "plan.tp",
+        _PLAN,
+        "Tensor-parallel degree; default: every GPU that the other degrees leave.",
+        doubles=True,
+        maximum=4096,
+    ),
+    Argument("pp", int, 1, "plan.pp", _PLAN, "Pipeline stages.", doubles=True, maximum=4096),
+    Argument("ep", int, 1, "plan.ep", _PLAN, "Parts into which experts are spread.", doubles=True, maximum=4096),
+    Argument(
+        "attention_dp",
+        int,
+        1,
+        "plan.attention_dp",
+        _PLAN,
+        "Groups of --tp ranks with attention of their own.",
+        doubles=True,
+        maximum=4096,
+    ),
+    Argument("dp", int, 1, "plan.dp", _PLAN, "Replicas, which share the requests.", doubles=True, maximum=4096),
+    Argument("sp", bool, False, "plan.sp", _PLAN, "Sequence parallel: reduce-scatter, norm of a share, all-gather."),
     Argument("batch", int, 1, "workload.batch", _WORK, "Requests of a static batch.", doubles=True, maximum=65_536),
     Argument("prompt", int, 1024, "workload.prompt", _WORK, "Tokens of each prompt.", maximum=4_194_304),
     Argument("gen", int, 512, "workload.gen", _WORK, "New tokens of each request.", maximum=4_194_304),

@@ -12,6 +12,7 @@ from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.model import ModelSpec
+from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.settings import IN_CLUSTER, Overrides, Parts, override_parts, settings_of
 from ladder_sim.specs.signatures import typed
 from ladder_sim.specs.stack import LARGE_GPU_BYTES, SMALL_GPU_BYTES, AllReduce, AllReduceRule, StackSpec
@@ -34,14 +35,14 @@ class Scenario:
     Raises
     ------
     PartitionError
-        If the tensor-parallel degree does not divide the model.
+        If the plan does not divide the model.
     UsageError
-        If the ranks do not fit the nodes; as `SpecError`, if a number is out of range.
+        If the plan does not fit the nodes or the requests; as `SpecError`, if a number is out of range.
 
     Examples
     --------
     >>> scenario = Scenario.of(model="405b", nodes=2)
-    >>> scenario.tp, scenario.ranks_per_node, scenario.nodes_used
+    >>> scenario.plan.tp, scenario.ranks_per_node, scenario.group_nodes
     (16, 8, 2)
     >>> scenario.warnings()
     ('8 KV heads on 16 ranks: each KV head is held by 2 ranks',)
@@ -52,9 +53,9 @@ class Scenario:
     stack: StackSpec
     workload: Workload
     nodes: int = 1
-    """Nodes the tensor-parallel group spans."""
-    tp: int = 8
-    """Tensor-parallel degree: ranks in the group."""
+    """Nodes there are."""
+    plan: Plan
+    """How the model is spread over GPUs."""
     variant: str = "standard"
     """Residual wiring, e.g. "ladder", "hybrid-ladder:16", "desync:4"."""
     p2p: bool = True
@@ -64,32 +65,76 @@ class Scenario:
 
     def __post_init__(self) -> None:
         whole(self.nodes, "nodes", 1, _MAX_NODES, hint="number of nodes, e.g. --nodes 2")
-        whole(self.tp, "tp", 1, _MAX_NODES, hint="ranks that share the model, e.g. --tp 8")
         nonempty(self.variant, "variant")
         flag(self.p2p, "p2p")
-        per_node = self.cluster.gpus_per_node
-        total = self.nodes * per_node
-        if self.tp > total:
+        self._check_nodes()
+        self._check_partition()
+        self._check_requests()
+        if not self._fills_nodes(self.plan.tp, self.plan.attention_dp):
             raise UsageError(
-                f"tp {self.tp} needs {self.tp} GPUs: there are {self.nodes} x {per_node}",
-                hint=f"add nodes (--nodes {-(-self.tp // per_node)}), or use --tp {total} or less",
+                f"{_flags(self.plan, 'tp', 'attention_dp')} on nodes of {self.cluster.gpus_per_node} GPUs: a group "
+                "across nodes must fill them evenly",
+                hint=f"use a multiple of {self.cluster.gpus_per_node}, or {self.cluster.gpus_per_node} or less",
             )
-        problem = self.model.partition_problem(self.tp)
-        if problem:
-            degrees = ", ".join(map(str, self.tp_degrees()))
+
+    def _check_nodes(self) -> None:
+        per_node, plan = self.cluster.gpus_per_node, self.plan
+        total, needed = self.nodes * per_node, plan.nodes(per_node)
+        if needed <= self.nodes:
+            return
+        what = _flags(plan, "tp", "attention_dp", "pp", "dp")
+        if plan.gpus > total:
+            less = f"use --tp {total} or less" if plan.gpus == plan.tp else f"lower one of {what}"
+            raise UsageError(
+                f"{what} needs {plan.gpus} GPUs: there are {self.nodes} x {per_node}",
+                hint=f"add nodes (--nodes {needed}), or {less}",
+            )
+        raise UsageError(
+            f"{what} needs {needed} nodes of {per_node} GPUs, because a stage of {plan.ranks} ranks is not split: "
+            f"there are {self.nodes}",
+            hint=f"add nodes (--nodes {needed}), or lower one of {what}",
+        )
+
+    def _check_partition(self) -> None:
+        model, plan = self.model, self.plan
+        if not model.experts:
+            for name in ("ep", "attention_dp"):
+                if getattr(plan, name) > 1:
+                    raise UsageError(
+                        f"{name} {getattr(plan, name)}: model '{model.name}' has no experts to share",
+                        hint=f"leave out {ARGUMENTS[name].flag}; --dp runs replicas of a dense model",
+                    )
+        if plan.pp > model.layers:
             raise PartitionError(
-                f"model '{self.model.name}': {problem}",
-                hint=f"tensor-parallel degrees that divide it on {total} GPUs: {degrees}",
+                f"pp {plan.pp}: model '{model.name}' has {model.layers} layers, and each stage needs one",
+                hint=f"use --pp {model.layers} or less",
             )
-        if self.workload.concurrency is not None and not self.stack.serves:
+        problem = model.partition_problem(plan.tp, attention_dp=plan.attention_dp, ep=plan.ep)
+        if not problem:
+            return
+        if "experts is" in problem:
+            degrees = [ep for ep in range(1, plan.ranks + 1) if plan.ranks % ep == 0 and model.experts % ep == 0]
+            hint = f"expert-parallel degrees that divide them and {plan.ranks} ranks: {', '.join(map(str, degrees))}"
+        else:
+            total = self.nodes * self.cluster.gpus_per_node
+            degrees = list(self.tp_degrees())
+            hint = f"tensor-parallel degrees that divide it on {total} GPUs: {', '.join(map(str, degrees))}"
+        raise PartitionError(f"model '{model.name}': {problem}", hint=hint)
+
+    def _check_requests(self) -> None:
+        workload, plan = self.workload, self.plan
+        if workload.concurrency is not None and not self.stack.serves:
             raise UsageError(
                 f"stack '{self.stack.name}' runs static batches only, without requests kept in flight",
                 hint="take one that batches continuously, e.g. --stack vllm, or a static batch with --batch",
             )
-        if not self._fills_nodes(self.tp):
+        groups = plan.attention_dp * plan.dp
+        if workload.in_flight < groups:
+            name = "batch" if workload.concurrency is None else "concurrency"
             raise UsageError(
-                f"tp {self.tp} on nodes of {per_node} GPUs: a group across nodes must fill them evenly",
-                hint=f"use a multiple of {per_node}, or {per_node} or less",
+                f"{name} {workload.in_flight} on {_flags(plan, 'attention_dp', 'dp')}: each of {groups} groups needs a "
+                "request",
+                hint=f"use --{name} {groups} or more, or lower a degree",
             )
 
     @classmethod
@@ -102,6 +147,11 @@ class Scenario:
         nodes: int = 1,
         gpus_per_node: int | None = None,
         tp: int | None = None,
+        pp: int = 1,
+        ep: int = 1,
+        attention_dp: int = 1,
+        dp: int = 1,
+        sp: bool = False,
         batch: int = 1,
         prompt: int = 1024,
         gen: int = 512,
@@ -122,11 +172,13 @@ class Scenario:
         model, cluster, stack
             Catalog names or paths of files (see `ladder_sim.specs.catalog`), or the specs themselves.
         nodes
-            Nodes of the tensor-parallel group.
+            Nodes there are.
         gpus_per_node
             GPUs of one node; the cluster's by default.
         tp
-            Tensor-parallel degree; all GPUs of all nodes by default.
+            Tensor-parallel degree; by default what uses all GPUs of all nodes.
+        pp, ep, attention_dp, dp, sp
+            Further degrees of the plan (`ladder_sim.specs.plan.Plan`).
         batch, prompt, gen
             Requests of a static batch, tokens of each prompt, new tokens of each request.
         concurrency, arrivals
@@ -148,7 +200,7 @@ class Scenario:
         UsageError
             If a name is unknown or a value breaks a rule.
         PartitionError
-            If the tensor-parallel degree does not divide the model.
+            If the plan does not divide the model.
         """
         parts = Parts(
             model=catalog.model(model) if isinstance(model, str) else model,
@@ -178,8 +230,10 @@ class Scenario:
             kept = _kv_dtype(parts)
             parts = parts._replace(workload=dataclasses.replace(parts.workload, kv_dtype=kept))
         whole(nodes, "nodes", 1, _MAX_NODES, hint="number of nodes, e.g. --nodes 2")
-        degree = nodes * parts.cluster.gpus_per_node if tp is None else tp
-        return cls(**parts._asdict(), nodes=nodes, tp=degree, variant=variant, p2p=p2p, settings=settings)
+        plan = Plan(ep=1, pp=pp, attention_dp=attention_dp, dp=dp)
+        degree = max(1, nodes * parts.cluster.gpus_per_node // plan.gpus) if tp is None else tp
+        plan = dataclasses.replace(plan, tp=degree, ep=ep, sp=sp)
+        return cls(**parts._asdict(), nodes=nodes, plan=plan, variant=variant, p2p=p2p, settings=settings)
 
     def fields(self) -> dict[str, Any]:
         """Return its value for each argument of `of`, specs by name; the variant and settings left out."""
@@ -195,25 +249,30 @@ class Scenario:
 
     @property
     def ranks_per_node(self) -> int:
-        """Ranks of the tensor-parallel group on each node it uses."""
-        return min(self.tp, self.cluster.gpus_per_node)
+        """Ranks of a tensor-parallel group on each node that it uses."""
+        return min(self.plan.tp, self.cluster.gpus_per_node)
 
     @property
-    def nodes_used(self) -> int:
-        """Nodes that hold ranks of the tensor-parallel group."""
-        return -(-self.tp // self.cluster.gpus_per_node)
+    def group_nodes(self) -> int:
+        """Nodes that hold ranks of one tensor-parallel group."""
+        return -(-self.plan.tp // self.cluster.gpus_per_node)
+
+    @property
+    def crosses_nodes(self) -> bool:
+        """Whether ranks of different nodes exchange messages; replicas exchange none."""
+        return self.plan.nodes(self.cluster.gpus_per_node, replicas=1) > 1
 
     @property
     def custom_allreduce(self) -> bool:
         """Whether all-reduce ``auto`` may take the engine's own kernels: they read the memory of peers in the node."""
-        linked = self.cluster.intra.full_nvlink or self.tp <= self.stack.custom_allreduce_without_nvlink
-        return self.p2p and linked and self.nodes_used == 1
+        linked = self.cluster.intra.full_nvlink or self.plan.tp <= self.stack.custom_allreduce_without_nvlink
+        return self.p2p and linked and self.group_nodes == 1
 
     @property
     def fused_norm_bytes(self) -> float:
         """Largest all-reduce that is one kernel with the add and norm that need its sum at once; 0: there is none."""
         stack = self.stack
-        if stack.allreduce == "fused-norm" and self.nodes_used == 1:
+        if stack.allreduce == "fused-norm" and self.group_nodes == 1:
             return math.inf
         if stack.allreduce != "auto" or not stack.fused_allreduce_norm or not self.custom_allreduce:
             return 0.0
@@ -242,10 +301,11 @@ class Scenario:
     def tp_degrees(self) -> tuple[int, ...]:
         """Return the tensor-parallel degrees that divide the model and fit these nodes, ascending."""
         total = self.nodes * self.cluster.gpus_per_node
-        return tuple(tp for tp in self.model.tp_degrees(total) if self._fills_nodes(tp))
+        return tuple(tp for tp in self.model.tp_degrees(total) if self._fills_nodes(tp, 1))
 
-    def _fills_nodes(self, tp: int) -> bool:
-        return tp <= self.cluster.gpus_per_node or tp % self.cluster.gpus_per_node == 0
+    def _fills_nodes(self, tp: int, attention_dp: int) -> bool:
+        per_node, ranks = self.cluster.gpus_per_node, tp * attention_dp
+        return ranks <= per_node or (ranks % per_node == 0 and (tp % per_node == 0 or per_node % tp == 0))
 
     def unused(self, name: str) -> str:
         """Why a figure of a link changes nothing here, and what uses it; empty if it is used.
@@ -256,9 +316,9 @@ class Scenario:
         'the group is within one node; --nodes 2 uses it'
         """
         tier = name.partition(".")[0]
-        if tier == "inter" and self.nodes_used == 1:
+        if tier == "inter" and not self.crosses_nodes:
             return "the group is within one node; --nodes 2 uses it"
-        if tier == "intra" and self.tp == 1:
+        if tier == "intra" and self.plan.replica_gpus == 1:
             return "a single GPU has no link to use; --tp 2 uses it"
         if tier == "host" and self.p2p:
             return "GPUs reach each other directly; --no-p2p uses it"
@@ -307,22 +367,37 @@ class Scenario:
                         "with sparsity"
                     )
         kv_heads = self.model.kv_heads
-        if self.tp > kv_heads:
-            plural = "s" if kv_heads > 1 else ""
+        if self.plan.tp > kv_heads and not self.model.kv_lora_rank:
+            plural, ranks = "s" if kv_heads > 1 else "", self.plan.tp // kv_heads
             warnings.append(
-                f"{kv_heads} KV head{plural} on {self.tp} ranks: each KV head is held by {self.tp // kv_heads} ranks"
+                f"{kv_heads} KV head{plural} on {self.plan.tp} ranks: each KV head is held by {ranks} ranks"
             )
-        if self.stack.allreduce == "auto" and self.p2p and self.nodes_used == 1 < self.tp and not self.custom_allreduce:
+        if (
+            self.stack.allreduce == "auto"
+            and self.p2p
+            and self.group_nodes == 1 < self.plan.tp
+            and not self.custom_allreduce
+        ):
             warnings.append(
-                f"stack '{self.stack.name}' does not use its own all-reduce on {self.tp} GPUs that NVLink does not "
-                f"fully connect ({self.cluster.intra.fabric}): NCCL's is predicted"
+                f"stack '{self.stack.name}' does not use its own all-reduce on {self.plan.tp} GPUs that NVLink does "
+                f"not fully connect ({self.cluster.intra.fabric}): NCCL's is predicted"
             )
         for name in self.settings:
             if reason := self.unused(name):
                 warnings.append(f"{short_name(name)} changes nothing: {reason}")
-        if self.nodes_used < self.nodes:
-            warnings.append(f"tp {self.tp} uses {self.nodes_used} of {self.nodes} nodes")
+        used = self.plan.nodes(self.cluster.gpus_per_node)
+        if used < self.nodes:
+            warnings.append(f"{_flags(self.plan, 'tp', 'attention_dp', 'pp', 'dp')} uses {used} of {self.nodes} nodes")
+        stages = self.plan.stages(self.model.layers)
+        if len(set(stages)) > 1:
+            warnings.append(f"{self.model.layers} layers on {self.plan.pp} stages: {', '.join(map(str, stages))}")
         return tuple(warnings)
+
+
+def _flags(plan: Plan, *names: str) -> str:
+    """Degrees above 1 as they are given, the first in any case."""
+    values = {name: getattr(plan, name) for name in names}
+    return " x ".join(f"{name} {value}" for name, value in values.items() if value > 1 or name == "tp")
 
 
 def _kv_dtype(parts: Parts) -> KvDType:

@@ -140,7 +140,9 @@ def _fill(results: dict[str, NDArray[np.float64]], scenario: Scenario, block: Sw
             results[f"{variant}.tokens_per_s"][fits] = tokens_per_s
             results[f"{variant}.speedup"][fits] = times["standard"].request_s / request.request_s
             if how.usd_per_gpu_hour is not None:
-                results[f"{variant}.{PRICE}"][fits] = token_price(how.usd_per_gpu_hour, scenario.tp, tokens_per_s)
+                results[f"{variant}.{PRICE}"][fits] = token_price(
+                    how.usd_per_gpu_hour, scenario.plan.gpus, tokens_per_s
+                )
     return [
         "" if fit else f"needs {format_bytes(needed)} of {format_bytes(capacity_bytes)} per GPU"
         for fit, needed in zip(fits.tolist(), memory_bytes.tolist(), strict=True)

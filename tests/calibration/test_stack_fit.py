@@ -152,7 +152,7 @@ def test_shipped_fits_saw_their_protocols_rows_and_no_others(protocol: str, base
     scenarios = [row.configuration.scenario() for row in rows]
     assert {stack_fit.allreduce} == {each.stack.allreduce for each in scenarios}
     assert set(stack_fit.families) == {each.model.family for each in scenarios}
-    assert set(stack_fit.nodes) == {each.nodes_used for each in scenarios}
+    assert set(stack_fit.nodes) == {each.group_nodes for each in scenarios}
     assert set(stack_fit.dtypes) == {each.workload.dtype for each in scenarios}
     problem = Problem(rows, base)
     assert list(stack_fit.figures) == list(problem.figures)

@@ -14,6 +14,7 @@ from ladder_sim.errors import MemoryFitError
 from ladder_sim.graph.build import build
 from ladder_sim.prediction import predict
 from ladder_sim.specs import catalog
+from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.validation.dataset import read_dataset
 
@@ -121,7 +122,7 @@ def test_the_smallest_fitting_degree_fits_and_none_below(model: str) -> None:
     smallest = smallest_fitting_tp(scenario)
     assert smallest is not None
     for tp in scenario.tp_degrees():
-        assert memory_use(dataclasses.replace(scenario, tp=tp)).fits == (tp >= smallest)
+        assert memory_use(dataclasses.replace(scenario, plan=Plan(tp=tp))).fits == (tp >= smallest)
 
 
 @pytest.mark.parametrize("variant", ["standard", "parallel", "ladder", "hybrid-ladder:7", "desync:3", "upper-bound"])

@@ -45,6 +45,7 @@ states = st.builds(
             "arrivals": st.sampled_from(["steady", "lockstep"]),
             "allreduce": st.sampled_from([None, "nccl", "auto"]),
             "p2p": st.booleans(),
+            "sp": st.booleans(),
             **{name: numbers(name) for name, argument in ARGUMENTS.items() if argument.kind is int},
         }
     ),

@@ -42,7 +42,7 @@ def test_any_value_is_taken_or_refused(function: Callable[..., Any], arguments: 
 def test_numbers_of_numpy_are_numbers() -> None:
     scenario = Scenario.of(model="8b", tp=np.int64(4), batch=np.int32(2), p2p=np.bool_(True))
     assert scenario == Scenario.of(model="8b", tp=4, batch=2)
-    assert type(scenario.tp) is int
+    assert type(scenario.plan.tp) is int
     best = advise(POINT, max_tpot_s=np.float32(0.5), usd_per_gpu_hour=np.int64(2)).best
     assert best.usd_per_Mtoken == advise(POINT, max_tpot_s=0.5, usd_per_gpu_hour=2).best.usd_per_Mtoken
 

@@ -34,7 +34,7 @@ def step(
     variant: str, costs: NamedCosts, tp: int, *, sigma: float = 0.0, seed: int = 0, layers: int = LAYERS
 ) -> RankedStep:
     scenario = Scenario.of(model=shallow(layers), tp=tp, nodes=2, variant=variant, stack=bare_stack())
-    return simulate_ranks(simulate(scenario, "decode", 1025, costs), scenario.tp, Jitter(sigma=sigma, seed=seed))
+    return simulate_ranks(simulate(scenario, "decode", 1025, costs), scenario.plan.tp, Jitter(sigma=sigma, seed=seed))
 
 
 def skewed(costs: NamedCosts, skew: float) -> NamedCosts:
@@ -83,7 +83,7 @@ def test_without_jitter_it_is_the_step_of_one_rank(model_name: str, nodes: int, 
         scenario = Scenario.of(model=model_name, nodes=nodes, stack=stack_name, variant=variant, overrides=overrides)
         costs = KernelCosts(scenario, profile)
         alone = simulate(scenario, phase, 1280, costs)
-        ranked = simulate_ranks(alone, scenario.tp, EVEN)
+        ranked = simulate_ranks(alone, scenario.plan.tp, EVEN)
         for seconds in (ranked.mean_s, ranked.p50_s, ranked.p95_s):
             assert seconds == pytest.approx(alone.seconds, rel=RTOL), (phase, overrides)
         if overrides:
@@ -143,7 +143,7 @@ def test_an_all_gather_makes_the_upper_bound_meet(monkeypatch: pytest.MonkeyPatc
             model="8b", tp=8, stack="vllm", variant="upper-bound", overrides={"cluster.rank_skew": skew}
         )
         ranked.append(
-            simulate_ranks(simulate(scenario, "decode", 1280, KernelCosts(scenario, None)), scenario.tp, EVEN)
+            simulate_ranks(simulate(scenario, "decode", 1280, KernelCosts(scenario, None)), scenario.plan.tp, EVEN)
         )
     longer_s = ranked[1].mean_s - ranked[0].mean_s
     assert longer_s > 0.4 * ranked[0].mean_s
@@ -189,7 +189,7 @@ def test_waiting_with_real_kernels(tp: int) -> None:
             variance = 0.0
         elif timed.op.stream == "compute":
             variance += float(timed.estimate.seconds) ** 2
-    ranked = simulate_ranks(simulate(scenario, "decode", 1280, costs), scenario.tp, Jitter(sigma=sigma))
+    ranked = simulate_ranks(simulate(scenario, "decode", 1280, costs), scenario.plan.tp, Jitter(sigma=sigma))
     assert ranked.waiting_s == pytest.approx(expected_s, rel=0.2)
 
 
@@ -271,10 +271,10 @@ def test_layers_left_out_are_drawn_from_those_simulated(
     spec = dataclasses.replace(Scenario.of(model="70b").model, layers=45)
     scenario = Scenario.of(model=spec, tp=4, variant=variant)
     costs = KernelCosts(scenario, load_profile("h100-sxm"))
-    short = simulate_ranks(simulate(scenario, phase, 1280, costs), scenario.tp, Jitter(sigma=0.02))
+    short = simulate_ranks(simulate(scenario, phase, 1280, costs), scenario.plan.tp, Jitter(sigma=0.02))
     tasks = len(timelines[-1].program.tasks)
     all_layers(monkeypatch)
-    full = simulate_ranks(simulate(scenario, phase, 1280, costs), scenario.tp, Jitter(sigma=0.02))
+    full = simulate_ranks(simulate(scenario, phase, 1280, costs), scenario.plan.tp, Jitter(sigma=0.02))
     all_tasks = len(timelines[-1].program.tasks)
     # ranks that never meet drift apart all along: nothing is left out
     assert tasks == all_tasks if variant == "upper-bound" else tasks < all_tasks
@@ -302,9 +302,9 @@ def test_waiting_of_the_layers_left_out(monkeypatch: pytest.MonkeyPatch, variant
     """Where all-reduces are hidden, ranks drift apart by the skew of each block until the fastest is a block ahead."""
     scenario = Scenario.of(model="70b", tp=8, variant=variant, stack=stack_name)
     costs = KernelCosts(scenario, load_profile("h100-sxm"))
-    short = simulate_ranks(simulate(scenario, "decode", 1280, costs), scenario.tp, EVEN)
+    short = simulate_ranks(simulate(scenario, "decode", 1280, costs), scenario.plan.tp, EVEN)
     all_layers(monkeypatch)
-    full = simulate_ranks(simulate(scenario, "decode", 1280, costs), scenario.tp, EVEN)
+    full = simulate_ranks(simulate(scenario, "decode", 1280, costs), scenario.plan.tp, EVEN)
     assert short.mean_s == pytest.approx(full.mean_s, rel=RTOL)
     assert short.waiting_s == pytest.approx(full.waiting_s, rel=0.1)
 
@@ -315,5 +315,5 @@ def test_waiting_for_sms_is_no_waiting_for_ranks() -> None:
         model="405b", nodes=2, variant="ladder", overrides={**NO_SKEW, "stack.collective_launch": "50us"}
     )
     costs = KernelCosts(scenario, load_profile("h100-sxm"))
-    ranked = simulate_ranks(simulate(scenario, "prefill", 1024, costs), scenario.tp, EVEN)
+    ranked = simulate_ranks(simulate(scenario, "prefill", 1024, costs), scenario.plan.tp, EVEN)
     assert ranked.waiting_s == pytest.approx(0.0, abs=RTOL * ranked.mean_s)

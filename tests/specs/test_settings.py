@@ -20,7 +20,7 @@ SCENARIO = Scenario.of(model="70b")
 
 
 def override(overrides: Overrides) -> Scenario:
-    return Scenario.of(model="70b", tp=SCENARIO.tp, overrides=overrides)
+    return Scenario.of(model="70b", tp=SCENARIO.plan.tp, overrides=overrides)
 
 
 @pytest.mark.parametrize(

@@ -293,21 +293,21 @@ def test_scenario_defaults() -> None:
         "gpt-fast",
     )
     assert scenario.workload == Workload(batch=1, prompt=1024, gen=512, dtype="bf16")
-    assert (scenario.nodes, scenario.tp, scenario.variant, scenario.p2p) == (1, 8, "standard", True)
+    assert (scenario.nodes, scenario.plan.tp, scenario.variant, scenario.p2p) == (1, 8, "standard", True)
     assert scenario.warnings() == ()
     assert hash(scenario) == hash(Scenario.of())
 
 
 def test_ranks_and_nodes() -> None:
     two = Scenario.of(nodes=2)
-    assert (two.tp, two.ranks_per_node, two.nodes_used) == (16, 8, 2)
-    assert (Scenario.of(tp=4).ranks_per_node, Scenario.of(tp=4).nodes_used) == (4, 1)
-    assert Scenario.of(tp=1).tp == 1
+    assert (two.plan.tp, two.ranks_per_node, two.group_nodes) == (16, 8, 2)
+    assert (Scenario.of(tp=4).ranks_per_node, Scenario.of(tp=4).group_nodes) == (4, 1)
+    assert Scenario.of(tp=1).plan.tp == 1
     four = Scenario.of(nodes=2, gpus_per_node=4)
-    assert (four.tp, four.ranks_per_node, four.nodes_used) == (8, 4, 2)
+    assert (four.plan.tp, four.ranks_per_node, four.group_nodes) == (8, 4, 2)
     assert Scenario.of(allreduce="one-shot").stack.allreduce == "one-shot"
     # the default degree counts the GPUs that a setting leaves
-    assert Scenario.of(overrides={"cluster.gpus_per_node": "4"}).tp == 4
+    assert Scenario.of(overrides={"cluster.gpus_per_node": "4"}).plan.tp == 4
 
 
 def test_specs_in_place_of_names() -> None:

@@ -89,7 +89,7 @@ class Network:
         self._cluster = scenario.cluster
         self._hardware = hardware
         self._ranks = scenario.ranks_per_node
-        self._nodes = scenario.nodes_used
+        self._nodes = scenario.group_nodes
         self._p2p = scenario.p2p
         self._choice = scenario.stack.allreduce
         self._custom = scenario.custom_allreduce
@@ -360,7 +360,7 @@ def _stages(kind: Kind) -> Literal["all_reduce", "all_gather"]:
 def _without_p2p_source(scenario: Scenario, profile: CalibrationProfile | None) -> Source:
     """Source of collectives without peer-to-peer access: a fit to runs of as many ranks, or the formula alone."""
     stack_fit = profile.fit_of(scenario.stack.name) if profile else None
-    return "fitted" if stack_fit and scenario.tp in stack_fit.host_tps else "roofline"
+    return "fitted" if stack_fit and scenario.plan.tp in stack_fit.host_tps else "roofline"
 
 
 def _unmeasured(seconds: Floats, algorithm: str, source: Source = "roofline") -> CollectiveTimes:

@@ -148,7 +148,7 @@ def comparison_report(candidates: Sequence[Candidate]) -> RenderableType:
             )
     kept = len(columns) if any(candidate.usd_per_gpu_hour is not None for candidate in candidates) else -1
     where = "; ".join(
-        f"{candidate.name}: TP {candidate.scenario.tp}, profile {candidate.predictions.confidence.profile}"
+        f"{candidate.name}: {candidate.scenario.plan}, profile {candidate.predictions.confidence.profile}"
         for candidate in candidates
     )
     return Group(

@@ -1,0 +1,103 @@
+"""How a model is spread over GPUs."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from ladder_sim.errors import UsageError
+from ladder_sim.specs.fields import Limits, check_fields
+
+# far beyond any cluster
+MAX_RANKS = 100_000
+
+_Degree = Annotated[int, Limits(1, MAX_RANKS)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Degrees of parallelism: replicas of pipeline stages of groups of ranks that share each layer.
+
+    The ranks of a stage share attention among `tp` of them, `attention_dp` times over, and its experts among all:
+    ``tp * attention_dp == expert_tp * ep``.
+
+    Raises
+    ------
+    UsageError
+        If degrees contradict each other; as `SpecError`, if one is out of range.
+
+    Examples
+    --------
+    >>> plan = Plan(tp=2, attention_dp=4, ep=8, pp=3)
+    >>> plan.ranks, plan.expert_tp, plan.gpus
+    (8, 1, 24)
+    >>> plan.stages(61), str(plan)
+    ((20, 21, 20), 'TP 2 x attention DP 4, EP 8, PP 3')
+    """
+
+    tp: Annotated[int, Limits(1, MAX_RANKS, hint="ranks that share the model, e.g. --tp 8")] = 1
+    """Tensor-parallel degree: ranks that share the heads of each attention."""
+    pp: _Degree = 1
+    """Pipeline stages: consecutive layers on ranks of their own."""
+    ep: _Degree = 1
+    """Expert-parallel degree: parts into which the experts of a layer are spread; 1: every rank has a share of each."""
+    attention_dp: _Degree = 1
+    """Groups of `tp` ranks of a stage, each with attention of its own for its own requests."""
+    dp: _Degree = 1
+    """Replicas of the whole model, which share the requests and exchange nothing."""
+    sp: bool = False
+    """Sequence parallel: an all-reduce is a reduce-scatter, the norm of a share of the tokens, and an all-gather."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.ranks % self.ep:
+            raise UsageError(
+                f"ep {self.ep}: must divide the {self.ranks} ranks of a stage "
+                f"(tp {self.tp} x attention_dp {self.attention_dp})",
+                hint="each part of the experts is on equally many ranks; use a divisor, or another --tp",
+            )
+        if self.sp and self.tp == 1:
+            raise UsageError(
+                "sp with tp 1: there is no all-reduce to split", hint="sequence parallelism needs --tp 2 or more"
+            )
+
+    @property
+    def ranks(self) -> int:
+        """Of a stage."""
+        return self.tp * self.attention_dp
+
+    @property
+    def expert_tp(self) -> int:
+        """Ranks that share the width of each routed expert."""
+        return self.ranks // self.ep
+
+    @property
+    def replica_gpus(self) -> int:
+        """GPUs of one replica."""
+        return self.ranks * self.pp
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all replicas."""
+        return self.replica_gpus * self.dp
+
+    def stages(self, layers: int) -> tuple[int, ...]:
+        """Return the layers of each stage; what is left over goes to the stages before the last, backwards.
+
+        As vLLM 0.32.0 does (distributed/utils.py, get_pp_indices): the last stage has the LM head as well.
+        """
+        stages = [layers // self.pp] * self.pp
+        for number in range(layers % self.pp):
+            stages[-2 - number] += 1
+        return tuple(stages)
+
+    def nodes(self, gpus_per_node: int, *, replicas: int | None = None) -> int:
+        """Return the nodes that replicas take, all by default; a stage that fits a node is not split."""
+        groups = self.pp * (self.dp if replicas is None else replicas)
+        if self.ranks > gpus_per_node:
+            return groups * -(-self.ranks // gpus_per_node)
+        return -(-groups // (gpus_per_node // self.ranks))
+
+    def __str__(self) -> str:
+        attention = f" x attention DP {self.attention_dp}" if self.attention_dp > 1 else ""
+        rest = {"EP": self.ep, "PP": self.pp, "DP": self.dp}
+        parts = [f"TP {self.tp}{attention}", *(f"{name} {degree}" for name, degree in rest.items() if degree > 1)]
+        return ", ".join([*parts, *(["SP"] if self.sp else [])])
