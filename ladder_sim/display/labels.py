@@ -54,6 +54,7 @@ _TITLES = {
     "stack.sustained_share": "Sustained tensor-core rate",
     "stack.host_request_s": "Host time of each request",
     "stack.batched_attention_s": "Attention, fixed time",
+    "stack.quantize_s": "Quantising an input",
     "overlap.collective_slowdown": "Slowdown of collectives",
     "overlap.ring_traffic": "Memory traffic of a ring",
     "overlap.nvls_traffic": "Memory traffic of NVLS",
