@@ -16,8 +16,8 @@ The way of a prediction through the package:
     tasks on streams that share a GPU; knows no transformers
 ``simulate``, ``serving``
     from ops to the seconds of a request; many requests in flight under continuous batching
-``prediction``, ``answer``, ``confidence``
-    `predict`; what it returns, which prints itself; the intervals and sources of that
+``prediction``, ``answer``, ``confidence``, ``runs``
+    `predict`; what it returns, which prints itself; the intervals and sources of that; the runs behind it
 ``sweeps``, ``analysis``, ``validation``, ``traces``
     many predictions, questions about them, published measurements, a profiler's traces
 ``display``, ``report``, ``explorer``, ``cli``

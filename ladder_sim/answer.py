@@ -350,15 +350,18 @@ def _sources(predictions: Mapping[str, Prediction]) -> Group:
     shares: dict[str, list[tuple[float, str]]] = {}
     for (source, kind), seconds in prediction.breakdown.sources_s.items():
         shares.setdefault(source, []).append((seconds / prediction.request_s, kind_label(kind)))
+    shares["stack"] = [
+        (prediction.limit_share("waits"), "waits and launches"),
+        (prediction.limit_share("host"), "host"),
+    ]
     grid = Table.grid()
     for no_wrap in (True, True, False):
         grid.add_column(no_wrap=no_wrap)
-    for source in get_args(Source):
+    for source in (*get_args(Source), "stack"):
         kinds = sorted(((share, kind) for share, kind in shares.get(source, []) if share >= SHOWN_SHARE), reverse=True)
         if kinds:
             parts = ", ".join(f"{kind} {share:.1%}" for share, kind in kinds)
             grid.add_row(f"  {source:<12}", f"{sum(share for share, _ in kinds):>6.1%}  ", parts)
-    grid.add_row(f"  {'stack':<12}", f"{prediction.limit_share('waits'):>6.1%}  ", "waits and launches")
     confidence = prediction.confidence
     head = (
         f"{confidence.measured_fraction:.0%} of standard's time is measured (profile {confidence.profile}). "

@@ -3,30 +3,24 @@
 Three parts, added in quadrature: single ops, by the source of their times; figures of a fit, by the values that explain
 its runs about as well; and what runs differ by that are alike. Where a stack has been fitted to end-to-end runs, the
 sum is scaled by what it took to hold runs that a fit had not seen (`ladder_sim.costs.profile.StackFit`). What no
-end-to-end run has checked is added last (`UNCHECKED`).
+end-to-end run has checked (`ladder_sim.runs`) is added last (`UNCHECKED`).
 """
 
-import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from operator import attrgetter
-from typing import NamedTuple
 
 import numpy as np
 
-from ladder_sim.costs.hardware import Hardware, Link
+from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.memory import MemoryUse, kv_requests
-from ladder_sim.costs.profile import CalibrationProfile, IntervalScale, StackFit, run_sizes
-from ladder_sim.costs.profile_file import shipped_fits
-from ladder_sim.costs.roofline import Gpu
+from ladder_sim.costs.profile import CalibrationProfile, IntervalScale, StackFit
+from ladder_sim.runs import Compared, most_alike, parts_alike
 from ladder_sim.serving.checks import ServingCheck, serving_checks
 from ladder_sim.serving.step import simulate_requests
 from ladder_sim.simulate.request import Request
-from ladder_sim.specs import catalog
-from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.versions import release
 from ladder_sim.specs.workload import FORMATS
@@ -41,8 +35,6 @@ NOTICED = 0.999
 # of throughputs: an error that all runs of one TP degree and batch share, and one of each run. Repeats of the published
 # 70B runs differ by about 0.8 % in a ratio of two; the shared 2 % is the feasibility study's for kernels against tables
 SHARED_LOG_SD, ROW_LOG_SD = 0.02, 0.007
-# of parameters: Llama 2 and 3 of 70B differ by 2 %, in their vocabularies
-SAME_SIZE = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,15 +109,6 @@ UNCHECKED: Mapping[str, Unchecked] = {
 }
 
 
-class Compared(NamedTuple):
-    """End-to-end runs that predictions were compared with."""
-
-    cluster: ClusterSpec
-    """That they ran on."""
-    runs: StackFit | ServingCheck
-    """Those of a fit, or measured servings."""
-
-
 class Confidence:
     """How sure the predictions of a scenario's variants are; each part is computed on first access.
 
@@ -154,12 +137,12 @@ class Confidence:
     @cached_property
     def compared(self) -> Compared:
         """The runs that are the most like the scenario, those of its stack first."""
-        return _most_alike(self.scenario, self._costs.profile)
+        return most_alike(self.scenario, self._costs.profile)
 
     @cached_property
     def validated(self) -> Mapping[str, bool]:
         """By part of the scenario (`UNCHECKED`), whether predictions of it were compared with end-to-end runs."""
-        return _alike(self.scenario, self._costs.profile, self.compared)
+        return parts_alike(self.scenario, self._costs.profile, self.compared)
 
     @cached_property
     def widths(self) -> Mapping[str, Widths]:
@@ -196,104 +179,6 @@ class Confidence:
     def warnings(self) -> tuple[str, ...]:
         """What the reader should know, one sentence each."""
         return (*_warnings(self.scenario, self._costs, self._memory), *_faster_than_the_bound(self._requests))
-
-
-def validated_parts(scenario: Scenario, profile: CalibrationProfile | None) -> Mapping[str, bool]:
-    """Return `Confidence.validated` of a scenario that need not be simulated."""
-    return _alike(scenario, profile, _most_alike(scenario, profile))
-
-
-def turning_points(name: str, scenario: Scenario, profile: CalibrationProfile | None) -> list[float]:
-    """Return the values of a size or hardware figure at which `validated_parts` may change, ascending.
-
-    Examples
-    --------
-    >>> turning_points("batch", Scenario.of(), None)
-    [1.0, 64.0]
-    """
-    if name.startswith("stack."):
-        # any value is another one than the runs'
-        return []
-    every = _compared(scenario, profile)
-    if "." not in name:
-        size = "batch" if name == "concurrency" else name
-        return sorted({end for each in every for end in each.runs.sizes.get(size, ())})
-    figure = attrgetter(name.removeprefix("cluster."))
-    return sorted({figure(each.cluster) for each in every})
-
-
-def _most_alike(scenario: Scenario, profile: CalibrationProfile | None) -> Compared:
-    def likeness(compared: Compared) -> tuple[bool, int]:
-        alike = _alike(scenario, profile, compared)
-        return alike["stack"], sum(alike.values())
-
-    return max(_compared(scenario, profile), key=likeness)
-
-
-def _compared(scenario: Scenario, profile: CalibrationProfile | None) -> list[Compared]:
-    """The shipped servings for requests in flight, else the runs of shipped fits and of the profile's own."""
-    if scenario.workload.concurrency is not None:
-        return [Compared(check.cluster, check) for check in serving_checks()]
-    # a fit that another GPU takes over was not made on that one's tables
-    return [
-        Compared(each.cluster, each.stack_fit)
-        for each in (profile, *shipped_fits())
-        if each and each.stack_fit and each.stack_fit.base == each.tables_of
-    ]
-
-
-def _alike(scenario: Scenario, profile: CalibrationProfile | None, compared: Compared) -> dict[str, bool]:
-    """By part of a scenario (`UNCHECKED`), whether runs had it."""
-    measured_on, runs = compared
-    cluster, stack = scenario.cluster, scenario.stack
-    tiers = ["intra" if scenario.p2p else "host", *(["inter"] if scenario.crosses_nodes else [])]
-    same_tiers = all(Link.of(getattr(cluster, tier)).same_as(Link.of(getattr(measured_on, tier))) for tier in tiers)
-    same_host = bool(runs.host_tps) and cluster.host_low_latency_share == measured_on.host_low_latency_share
-    # tables of another GPU, carried over, were compared with nothing
-    own_tables = profile is None or _same_gpu(profile.cluster, measured_on)
-    return {
-        # the figures of a version are in the stack
-        "stack": (stack.name.partition("@")[0], stack.allreduce) == (runs.stack, runs.allreduce)
-        and not own_figures(scenario),
-        "gpu": _same_gpu(cluster, measured_on) and own_tables,
-        "links": same_tiers and scenario.group_nodes in runs.nodes and (scenario.p2p or same_host),
-        "model_family": scenario.model.family in runs.families and not scenario.set_by_hand("model."),
-        # a table holds every dtype of its size
-        "precision": FORMATS[scenario.workload.dtype] in [FORMATS[dtype] for dtype in runs.dtypes],
-        **{name: _within(name, size, runs) for name, size in run_sizes(scenario).items()},
-    }
-
-
-def _same_gpu(cluster: ClusterSpec, other: ClusterSpec) -> bool:
-    """Whether kernels take as long on two clusters' GPUs, alone and next to a collective."""
-    return Gpu.of(cluster.gpu).same_as(Gpu.of(other.gpu)) and (cluster.gpu.sms, cluster.rank_skew) == (
-        other.gpu.sms,
-        other.rank_skew,
-    )
-
-
-def own_figures(scenario: Scenario) -> bool:
-    """Whether its stack has figures of its own: by hand, or in a file under a name of the catalog."""
-    stack = scenario.stack
-    if scenario.set_by_hand("stack."):
-        return True
-    if stack.name not in catalog.stack_names():
-        return False
-    # an all-reduce is compared with the runs'; without the fit, measured times alone were compared, too
-    return stack != dataclasses.replace(
-        catalog.stack(stack.name),
-        allreduce=stack.allreduce,
-        profile=stack.profile,
-        note=stack.note,
-        source=stack.source,
-    )
-
-
-def _within(name: str, size: int, runs: StackFit | ServingCheck) -> bool:
-    """Whether a size is in the range of the runs."""
-    low, high = runs.sizes.get(name, (math.inf, 0.0))
-    margin = 1.0 + SAME_SIZE if name == "model_size" else 1.0
-    return low / margin <= size <= high * margin
 
 
 def _by_unchecked(request: Request, standard: Request, unchecked: Sequence[Unchecked]) -> Widths:

@@ -108,11 +108,12 @@ def comparison_notes(candidates: Sequence[Candidate]) -> Notes:
     warnings = []
     sharing = [each for each in candidates if each.scenario.stack.shares_gemms]
     if len({each.scenario.stack for each in sharing}) > 1:
-        names = " and ".join(each.name for each in sharing)
+        *others, last = (each.name for each in sharing)
+        names = f"{', '.join(others)} and {last}"
         own = len({each.predictions.confidence.profile for each in sharing}) == len(sharing)
         shared, rest = ("GEMMs", "; attention and all-reduce are each engine's own") if own else ("kernels", "")
         warnings.append(
-            f"{names} share {shared}: the same measured tables price both, so the comparison says nothing about which "
+            f"{names} share {shared}: the same measured tables price them, so the comparison says nothing about which "
             f"engine's {shared} are faster{rest}"
         )
     if len({each.scenario.stack.name for each in candidates}) > 1:

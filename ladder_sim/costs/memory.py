@@ -70,7 +70,7 @@ def _weight_bytes(inputs: PassInputs) -> float:
 def memory_use(scenario: Scenario) -> MemoryUse:
     """Memory of one GPU of `scenario`; under continuous batching of the requests that are decoded together."""
     workload = scenario.workload
-    kv_cache_bytes, activation_bytes, overhead_bytes = _beside_weights(
+    kv_cache_bytes, activation_bytes, overhead_bytes = _bytes_next_to_weights(
         scenario, workload.in_flight, workload.prompt, workload.gen
     )
     return MemoryUse(
@@ -92,7 +92,7 @@ def total_bytes(scenario: Scenario, requests: Count, prompt: Count, gen: Count) 
     requests, prompt, gen
         How many of them, and their tokens.
     """
-    return weight_bytes(scenario) + sum(_beside_weights(scenario, requests, prompt, gen))
+    return weight_bytes(scenario) + sum(_bytes_next_to_weights(scenario, requests, prompt, gen))
 
 
 def kv_requests(scenario: Scenario, prompt: Count, gen: Count) -> float | Floats:
@@ -117,7 +117,7 @@ def kv_requests(scenario: Scenario, prompt: Count, gen: Count) -> float | Floats
     return requests
 
 
-def _beside_weights(
+def _bytes_next_to_weights(
     scenario: Scenario, requests: Count, prompt: Count, gen: Count
 ) -> tuple[float | Floats, float | Floats, float | Floats]:
     """KV cache, activations and what the stack keeps."""

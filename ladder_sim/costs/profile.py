@@ -18,7 +18,7 @@ from ladder_sim.specs.workload import DType
 
 # the collectives of a profile
 CollectiveName = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
-# those of tensor parallelism, which `calibrate measure` times
+# those of tensor parallelism, which `calibrate run` measures
 COLLECTIVES: tuple[CollectiveName, ...] = ("all_reduce", "all_gather", "reduce_scatter")
 
 # a figure is identified if the runs leave at most this share of its prior's spread

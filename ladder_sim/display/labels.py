@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ladder_sim.confidence import NO_PROFILE, Compared, Confidence, own_figures
+from ladder_sim.confidence import NO_PROFILE, Confidence
 from ladder_sim.costs.profile import run_sizes
+from ladder_sim.runs import Compared, own_figures
 from ladder_sim.serving.checks import ServingCheck
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.units import format_quantity, short_name, step_for, unit_of
@@ -59,6 +60,7 @@ _TITLES = {
     "stack.sustained_share": "Sustained tensor-core rate",
     "stack.host_request_s": "Host time of each request",
     "stack.batched_attention_s": "Attention, fixed time",
+    "stack.quantize_s": "Quantising an input",
     "overlap.collective_slowdown": "Slowdown of collectives",
     "overlap.ring_traffic": "Memory traffic of a ring",
     "overlap.nvls_traffic": "Memory traffic of NVLS",

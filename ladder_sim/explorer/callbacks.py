@@ -41,7 +41,7 @@ def register(app: Dash, queries: Queries) -> None:
     @lru_cache(maxsize=_KEPT)
     def draw(name: str, query: str, dark: bool) -> dict[str, Any]:
         answer = queries.answer(queries.state(query).query(pins=False))
-        axes = {"curve": answer.along, "map": f"{answer.state.across} {answer.up}", "timeline": answer.state.phase}
+        axes = {"curve": answer.along, "map": f"{answer.across} {answer.up}", "timeline": answer.state.phase}
         return style.on_page(FIGURES[name](queries, query), dark=dark, zoom_key=axes.get(name, ""))
 
     scheduler = Scheduler()

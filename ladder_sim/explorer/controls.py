@@ -22,7 +22,7 @@ from ladder_sim.units import short_name
 # fields that a curve or a map can be drawn over
 AXIS_FIELDS = (
     *("intra.bandwidth_Bps", "intra.latency_s", "inter.bandwidth_Bps", "inter.latency_s"),
-    *("gpu.hbm_bandwidth_Bps", "gpu.bf16_flops", "tp", "batch", "prompt", "gen", "nodes"),
+    *("gpu.hbm_bandwidth_Bps", "gpu.bf16_flops", "tp", "batch", "concurrency", "prompt", "gen", "nodes"),
 )
 
 
@@ -143,7 +143,11 @@ def controls(allowlist: Allowlist) -> html.Aside:
             ),
             _group(
                 "Workload",
-                [*map(_slider, _WORK), _choice("dtype", "Precision", list(get_args(DType)), empty="the model's")],
+                [
+                    *map(_slider, _WORK),
+                    _text("concurrency", field_title("concurrency"), "64"),
+                    _choice("dtype", "Precision", list(get_args(DType)), empty="the model's"),
+                ],
             ),
             _group(
                 "Stack",

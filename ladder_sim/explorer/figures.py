@@ -36,7 +36,7 @@ def curve(queries: Queries, query: str) -> "go.Figure":
 def speedups(queries: Queries, query: str) -> "go.Figure":
     """One variant's speedup over another, over two fields."""
     answer = queries.answer(query)
-    now = answer.current(answer.state.across), answer.current(answer.up)
+    now = answer.current(answer.across), answer.current(answer.up)
     return speedup_map(queries.map(query), answer.state.variant, answer.state.over, compact=True, now=now)
 
 

@@ -15,6 +15,7 @@ GLOSSARY: Mapping[str, str] = {
     "Tensor-parallel degree": "GPUs that share each layer.",
     "Measured profile": "Times measured on a GPU, which the prediction is based on.",
     "Batch": "Requests of a static batch: they start and end together. Servers batch requests as they arrive.",
+    "Requests in flight": "Kept in flight by an engine that batches continuously; empty: one static batch.",
     "TTFT": "Time to first token: the prefill of the whole batch.",
     "TPOT": "Time per output token after the first: the mean decode step.",
     "tok/s": "New tokens per second of the whole batch, prefill included, with the 90 % interval.",

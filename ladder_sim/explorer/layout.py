@@ -18,6 +18,7 @@ from ladder_sim.specs.arguments import DEFAULTS
 
 _GRAPH: dcc.Graph.Config = {"displaylogo": False, "displayModeBar": False, "responsive": True}
 _LATENCY = "Busiest link's latency"
+_LOAD = "Load"
 _PAPER = "https://arxiv.org/abs/2501.06589"
 # downloads of the whole page, and the text of their links
 _FILES = {
@@ -61,7 +62,6 @@ def _defaults() -> dict[str, Any]:
         **{name: DEFAULTS[name] for name in ("model", "cluster", "stack")},
         "variant": state.variant,
         "over": state.over,
-        "across": state.across,
         "phase": state.phase,
         "variants": DEFAULT_VARIANTS[1:],
         "amounts": AMOUNTS,
@@ -104,7 +104,7 @@ def _results() -> html.Main:
                     "map",
                     "Where it pays",
                     "map.csv",
-                    axis_choice("across", "across"),
+                    axis_choice("across", "across", empty=_LOAD),
                     axis_choice("up", "up", empty=_LATENCY),
                     *_compared_variants(),
                 ),

@@ -67,17 +67,19 @@ def _data(answer: Answer, allowlist: Allowlist) -> dict[str, Any]:
         for name, count in counts.items()
         if answer.current(name) > 0.0
     }
-    here = answer.scenario.workload.batch
+    load = "batch" if answer.scenario.workload.concurrency is None else "concurrency"
+    here = answer.scenario.workload.in_flight
     batches = sorted({*BATCHES, here})
-    grid = Grid({**answer.state.point(allowlist, "batch", *axes), "batch": batches, **axes}, tuple(answer.predictions))
+    grid = Grid({**answer.state.point(allowlist, load, *axes), load: batches, **axes}, tuple(answer.predictions))
     table = run(grid, How(variants=grid.variants, **answer.state.how(allowlist)), serial)
-    fitting = [batch for batch in batches if table.where(table["batch"] == batch).feasible.any()]
-    kept = table.where(np.isin(table["batch"], fitting))
+    fitting = [batch for batch in batches if table.where(table[load] == batch).feasible.any()]
+    kept = table.where(np.isin(table[load], fitting))
     workload, confidence = answer.scenario.workload, answer.predictions.confidence
     return {
         "summary": scenario_label(answer.scenario, batch=False),
         "command": command_line(answer.state, allowlist),
         "gen": workload.gen,
+        "load": field_title(load),
         "batches": fitting,
         "batch": here,
         "axes": [

@@ -15,6 +15,7 @@ CURVE_VALUES, MAP_VALUES = 41, 40
 _DOUBLED = {
     "nodes": (1, 16),
     "batch": (1, 256),
+    "concurrency": (1, 512),
     "prompt": (128, 32_768),
     "gen": (16, 4096),
 }
@@ -23,6 +24,20 @@ _DOUBLED = {
 def busiest_link(scenario: Scenario) -> str:
     """The tier that the all-reduce waits for: across nodes if there are several."""
     return "inter" if scenario.crosses_nodes else "intra"
+
+
+def current(scenario: Scenario, name: str, profile: CalibrationProfile | None) -> float:
+    """A field's value.
+
+    Raises
+    ------
+    UsageError
+        It is not given.
+    """
+    value = used_value(scenario, name, profile)
+    if value is None:
+        raise UsageError(f"{field_title(name)} is empty here", hint="enter a number first, or choose another field")
+    return float(value)
 
 
 def values(scenario: Scenario, name: str, profile: CalibrationProfile | None, count: int) -> list[float] | list[int]:
@@ -37,13 +52,13 @@ def values(scenario: Scenario, name: str, profile: CalibrationProfile | None, co
         return list(scenario.tp_degrees())
     if name in _DOUBLED:
         low, high = _DOUBLED[name]
-        here = int(value_at(scenario, name))
+        here = int(current(scenario, name, profile))
         doubled = [low]
         # beyond the scenario's own value
         while doubled[-1] < max(high, here):
             doubled.append(doubled[-1] * 2)
         return doubled
-    middle = float(used_value(scenario, name, profile))
+    middle = current(scenario, name, profile)
     if middle <= 0.0:
         raise UsageError(f"{field_title(name)} is 0 here", hint="choose another field, or set it to a number above 0")
     if isinstance(value_at(scenario, name), int):

@@ -17,7 +17,6 @@ from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.state import State
 from ladder_sim.prediction import predict, resolve_profile
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.sweeps.axes import used_value
 from ladder_sim.sweeps.evaluate import How
 from ladder_sim.sweeps.executors import serial
 from ladder_sim.sweeps.grid import Grid
@@ -48,13 +47,18 @@ class Setup:
         return self.state.along or f"{quantities.busiest_link(self.scenario)}.latency_s"
 
     @property
+    def across(self) -> str:
+        """Field of the map, to the right."""
+        return self.state.across or ("batch" if self.scenario.workload.concurrency is None else "concurrency")
+
+    @property
     def up(self) -> str:
         """Field of the map, upwards."""
         return self.state.up or f"{quantities.busiest_link(self.scenario)}.latency_s"
 
     def current(self, name: str) -> float:
         """A field's value."""
-        return float(used_value(self.scenario, name, self.profile))
+        return quantities.current(self.scenario, name, self.profile)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +131,7 @@ class Queries:
         """Two variants over two fields; the upward one varies slowest."""
         grid, how = self.map_grid(query)
         table, answer = self._run(query, grid, how), self.answer(query)
-        varied = answer.up, answer.state.across
+        varied = answer.up, answer.across
         if table.varied == varied:
             return table
         # a sweep puts hardware figures last, a map its upward axis first
@@ -139,7 +143,8 @@ class Queries:
     def advice(self, query: str) -> Advice:
         """Every degree and batch that fits, and the Pareto front."""
         answer = self.answer(query)
-        point = answer.state.point(self.allowlist, "tp", "batch")
+        # static batches
+        point = answer.state.point(self.allowlist, "tp", "batch", "concurrency", "arrivals")
         degrees = list(answer.scenario.tp_degrees()[-MAX_DEGREES:])
         profile = answer.state.how(self.allowlist)["profile"]
         trained = [name for name in answer.predictions if name != "upper-bound"]
@@ -173,7 +178,7 @@ class Queries:
             Its axes are the same, or one has a single value.
         """
         answer = self.answer(query)
-        across = answer.state.across
+        across = answer.across
         if across == answer.up:
             raise UsageError("both axes of the map are the same", hint="choose another field for one of them")
         axes = {

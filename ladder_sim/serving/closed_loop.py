@@ -75,7 +75,7 @@ def steady(
     --------
     >>> served = steady(lambda n, duty: (0.01 + 1e-4 * n, 0.1), concurrency=32, steps=255, slots=1000.0)
     >>> round(served.tpot_s, 4), round(served.ttft_s, 2), round(served.decoding, 1)
-    (0.0241, 0.56, 29.3)
+    (0.0243, 0.56, 29.8)
     """
     held = prompt_steps + steps
     share = steps / held

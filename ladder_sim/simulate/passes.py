@@ -13,7 +13,7 @@ A pass in which nothing overlaps takes as long as its ops together, and is simul
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from functools import cached_property, reduce
 from math import inf
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,12 +117,14 @@ class ForwardPass:
         self.plan, self.prices, self.hardware, self.gpu, self.engine = plan, prices, hardware, gpu, engine
         # start to end
         self.seconds: Number
+        # what was simulated for it
+        self._ran: Sequence[Any] = ()
         if plan.serial and engine == "fast":
             self.seconds = _serial_s(plan, self.estimates(plan), hardware)
         else:
-            plan, program, times, self.seconds = self._run()
+            *ran, self.seconds = self._run()
             if not isinstance(self.seconds, np.ndarray):
-                self.simulated = plan, timeline_of(program, times)
+                self._ran = ran
 
     def estimates(self, plan: Schedule) -> list[Estimate]:
         """Of the distinct ops of a schedule of this pass, each alone on its GPU."""
@@ -153,7 +155,7 @@ class ForwardPass:
     @cached_property
     def simulated(self) -> tuple[Schedule, Timeline]:
         """The simulated layers, and when their tasks ran."""
-        plan, program, times, _ = self._run()
+        plan, program, times = self._ran or self._run()[:-1]
         return plan, timeline_of(program, times)
 
     @property

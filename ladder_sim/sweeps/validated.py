@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ladder_sim.confidence import turning_points, validated_parts
 from ladder_sim.prediction import resolve_profile
+from ladder_sim.runs import most_alike, parts_alike, turning_points
 from ladder_sim.sweeps.grid import SweepBlock, scenario_at
 
 # by part of a scenario; None of a point that cannot run
@@ -26,5 +26,6 @@ def validated(block: SweepBlock, profile: str | None) -> Sequence[Validated]:
     # a point of each place
     _, rows, which = np.unique(places, return_index=True, return_inverse=True)
     points = [{name: values[row].item() for name, values in block.columns.items()} for row in rows]
-    answers = [validated_parts(scenario_at({**block.point, **point}), measured) for point in points]
+    scenarios = [scenario_at({**block.point, **point}) for point in points]
+    answers = [parts_alike(each, measured, most_alike(each, measured)) for each in scenarios]
     return [answers[each] for each in which]

@@ -229,6 +229,8 @@ def test_compare_refuses_what_cannot_be_compared(names: list[str], prices: list[
 def test_compare_says_that_stacks_share_kernels() -> None:
     shared = comparison_notes(compare({"model": "8b"}, ["vllm", "trtllm"], ["ladder"])).warnings
     assert any("vllm and trtllm share GEMMs" in text and "each engine's own" in text for text in shared)
+    three = comparison_notes(compare({"model": "8b"}, ["vllm", "trtllm", "sglang"], ["ladder"])).warnings
+    assert any(text.startswith("vllm, trtllm and sglang share GEMMs") for text in three)
     fitted = comparison_notes(compare({"model": "8b"}, ["gpt-fast", "vllm"], ["ladder"])).warnings
     assert not any(" share " in text for text in fitted)
     alike = comparison_notes(compare({"model": "8b"}, ["vllm", "trtllm"], ["ladder"], profile="h100-sxm")).warnings

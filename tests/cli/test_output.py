@@ -182,7 +182,7 @@ def test_every_answer_says_what_was_compared_and_warns(command: tuple[str, ...])
     printed = run(*scenario).out
     lines = printed[printed.index("Predictions were compared with runs of gpt-fast on H100") :].splitlines()
     assert lines[1].startswith("Not in these runs, so intervals are wider: ")
-    assert "links (nvlink4-nvswitch + ib-ndr400)" in lines[1]
+    assert "links (nvlink4-nvswitch + ib-ndr400" in lines[1]
     assert "model size (406B parameters), TP (16)" in lines[1]
     assert lines[2].startswith("Stack gpt-fast: ")
     warnings = [line.removeprefix("warning: ") for line in lines if line.startswith("warning: ")]

@@ -78,6 +78,7 @@ def test_every_file_downloads(page: Page, name: str) -> None:
         "model=8b&along=tp&across=batch&up=intra.latency",
         "model=8b&gen=1&along=gen&across=inter.bandwidth&up=tp&phase=prefill&over=parallel",
         "model=8b&tp=1&variants=standard",
+        "model=8b&stack=vllm&concurrency=32&along=concurrency&phase=prefill",
     ],
 )
 def test_every_view_draws(page: Page, figure: str, query: str) -> None:
@@ -115,6 +116,22 @@ def test_text_of_a_link_stays_text(page: Page) -> None:
 @pytest.mark.parametrize("query", ["model=405b", "model=nonsense"])
 def test_views_of_a_question_without_an_answer_stay_as_they_are(page: Page, query: str) -> None:
     assert page.send(page.payload("map.figure", {"settled": query})).status_code == 204
+
+
+def test_requests_in_flight_are_predicted_as_by_the_command_line(
+    page: Page, capsys: pytest.CaptureFixture[str]
+) -> None:
+    query = "model=8b&stack=vllm&concurrency=32"
+    views = page.views(query)
+    assert main(["predict", "--model", "8b", "--stack", "vllm", "--concurrency", "32", "--csv"]) == 0
+    (ladder,) = (row for row in csv.DictReader(capsys.readouterr().out.splitlines()) if row["variant"] == "ladder")
+    assert f"{float(ladder['speedup']):.2f}x" in texts(views["cards"])
+    assert "servings of standard, vllm" in texts(views["evidence"])
+    # the map is drawn over them, the Pareto front over static batches
+    rows = csv.DictReader(page.client.get(f"/download/map.csv?{query}").text.splitlines())
+    assert len({row["concurrency"] for row in rows}) > 5
+    says = page.ask("curve.figure", "model=8b&along=concurrency")["curve"]["figure"]
+    assert "Requests in flight is empty here" in str(says["layout"]["annotations"])
 
 
 def test_a_view_says_what_is_wrong_with_itself(page: Page) -> None:

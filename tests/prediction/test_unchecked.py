@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from ladder_sim import confidence
-from ladder_sim.confidence import UNCHECKED, Compared, Unchecked, _alike
+from ladder_sim.confidence import UNCHECKED, Unchecked
 from ladder_sim.costs.profile import run_sizes
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.display.labels import validated_lines
 from ladder_sim.prediction import Prediction, predict
+from ladder_sim.runs import Compared, parts_alike
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.validation.dataset import read_dataset
@@ -119,7 +120,7 @@ def test_a_fit_that_does_not_say_its_sizes_holds_none() -> None:
     profile = load_profile("h100-sxm-gpt-fast")
     assert profile.stack_fit is not None
     silent = dataclasses.replace(profile.stack_fit, sizes={})
-    parts = _alike(Scenario.of(), profile, Compared(profile.cluster, silent))
+    parts = parts_alike(Scenario.of(), profile, Compared(profile.cluster, silent))
     assert {part for part, alike in parts.items() if not alike} == set(UNCHECKED) - FIVE
 
 

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -24,6 +25,13 @@ ESCAPE = re.compile(r"\x1b\[[\d;]*m")
 @pytest.fixture(scope="module")
 def predictions() -> Predictions:
     return predict(Scenario.of(model="405b", nodes=2), VARIANTS)
+
+
+@pytest.mark.parametrize("load", [{"batch": 64}, {"concurrency": 64}, {"concurrency": 64, "stack": "sglang"}])
+def test_the_sources_of_a_time_add_up_to_all_of_it(load: dict[str, Any]) -> None:
+    predicted = predict(Scenario.of(**{"model": "8b", "tp": 4, "stack": "vllm", **load}), ["standard"])
+    shares = re.findall(r"^  (?:measured|fitted|transferred|roofline|stack) +([\d.]+)%", str(predicted), re.MULTILINE)
+    assert sum(map(float, shares)) == pytest.approx(100.0, abs=0.5)
 
 
 def explained(predictions: Predictions) -> RenderableType:

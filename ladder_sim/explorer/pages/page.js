@@ -184,7 +184,7 @@
     const pays = Math.min(...flat) < 1;
     const ticks = (title, tickvals, ticktext) => ({ tickmode: "array", tickvals, ticktext, showgrid: false, title: { text: title } });
     const marked = rows.map((_, index) => index).filter((index) => index % 13 === 0);
-    const x = ticks("Batch", data.batches.map((_, index) => index), data.batches.map(String));
+    const x = ticks(data.load, data.batches.map((_, index) => index), data.batches.map(String));
     const y = ticks(up.title, marked, marked.map((index) => shown(up.name, valueAt(up, rows[index]))));
     const traces = [{ type: "heatmap", z, colorscale: pays ? "RdBu" : "Cividis", ...(pays ? { zmid: 1 } : {}), colorbar: { thickness: 10 }, hovertemplate: "speedup %{z:.3f}<extra></extra>" }];
     if (pays && Math.max(...flat) > 1) {
@@ -234,7 +234,7 @@
 
   function sliders() {
     element("sliders").replaceChildren(
-      slider("batch", "Batch", data.batches.length - 1, 1, () => place.batch, () => String(data.batches[place.batch])),
+      slider("batch", data.load, data.batches.length - 1, 1, () => place.batch, () => String(data.batches[place.batch])),
       ...data.axes.map((axis, number) =>
         slider(`axis-${number}`, axis.title, axis.values.length - 1, 0.02, () => place.at[number], () => shown(axis.name, valueAt(axis, place.at[number]))),
       ),
