@@ -29,9 +29,11 @@ from ladder_sim.costs.roofline import (
     table_shape,
 )
 from ladder_sim.des.shared import Demand, Floats, Number, any_true, maximum, minimum
-from ladder_sim.graph.ops import AttentionShape, CollectiveKind, CollectiveShape, GemmShape, Op, Shape
+from ladder_sim.graph.ops import AttentionShape, CollectiveKind, CollectiveShape, GemmShape, Group, MoeShape, Op, Shape
 from ladder_sim.specs.scenario import Scenario
 
+# sorting of tokens by expert, gate and up, activation, down, weighted sum
+EXPERT_KERNELS = 5
 # scores, softmax with mask, values; keys and values are read expanded
 MATH_ATTENTION_KERNELS = 3
 # 90 % interval as a fraction either way. Measured: independent tables of one H100 agree within 15 %. The others are
@@ -70,12 +72,17 @@ class KernelCosts:
         # measured tables
         self.profile = profile
         self._sms = scenario.cluster.gpu.sms
-        self._network = Network(scenario, profile, self.hardware) if scenario.plan.tp > 1 else None
+        plan = scenario.plan
+        ranks: dict[Group, int] = {"tensor": plan.tp, "experts": plan.attention_dp}
+        self._networks = {
+            group: Network(scenario, profile, self.hardware, group) for group, count in ranks.items() if count > 1
+        }
+        self._sends_across = scenario.sends_across
         self._table_gpu = _table_gpu(self.hardware.gpu, profile)
         self._here = profile is not None and self.hardware.gpu.same_as(Gpu.of(profile.cluster.gpu))
         self.measured_here = profile is not None and self.hardware.same_node(profile.cluster)
         # measured collectives inside a node; None: there are no collectives, or only formulas
-        self.links_profile = self._network.profile if self._network else None
+        self.links_profile = next((network.profile for network in self._networks.values()), None)
         self._efficiency = profile.memory_efficiency if profile else HBM_EFFICIENCY
         self._kernel_error = CALIBRATED_KERNEL_ERROR if self._calibrated(scenario) else KERNEL_ERROR
 
@@ -129,9 +136,14 @@ class KernelCosts:
     def _sustained(self, shape: Shape, seconds: Number) -> Number:
         """The time of a kernel at the rate that the GPU keeps up, where prompts keep its tensor cores busy."""
         share = self.hardware.stack.sustained_share
-        if isinstance(shape, AttentionShape) and shape.shares_step:
-            # its share of the whole prompt, as which it was looked up
-            part: Number = shape.q_len / prompt_len(shape)
+        if isinstance(shape, AttentionShape) and shape.is_prompt:
+            part: Number = 1.0
+            if shape.shares_step:
+                # its share of the whole prompt, as which it was looked up
+                part = shape.q_len / prompt_len(shape)
+            if shape.windowed:
+                # likewise, of attention to all tokens
+                part = part * shape.attended / (shape.kv_len - (shape.q_len - 1) / 2.0)
             return seconds * part
         if not isinstance(shape, GemmShape) or not any_true(share < 1.0) or not any_true(shape.duty > 0.0):
             return seconds
@@ -150,7 +162,9 @@ class KernelCosts:
 
     def _untabled(self, kind: str, shape: Shape) -> Estimate:
         if isinstance(shape, CollectiveShape):
-            return self._collective(cast(CollectiveKind, kind), shape.message_bytes)
+            if kind == "send":
+                return self._send(shape.message_bytes)
+            return self._collective(cast(CollectiveKind, kind), shape)
         gpu, stack = self.hardware.gpu, self.hardware.stack
         floor_s = self._floor_s
         if kind == "quantize":
@@ -161,7 +175,11 @@ class KernelCosts:
             if not shape.is_prompt:
                 traffic_s = traffic_s * stack.attention_factor
                 floor_s = floor_s + stack.batched_attention_s * _number(np.where(shape.batch > 1, 1.0, 0.0))
-        return self._kernel(shape, floor_s + maximum(traffic_s, shape.flops / gpu.bf16_flops), "roofline")
+        flops_s = shape.flops / gpu.peak_flops(shape)
+        if isinstance(shape, MoeShape):
+            # grouped GEMMs are as far from the peak as others without a table
+            floor_s, flops_s = EXPERT_KERNELS * floor_s, flops_s / self._efficiency
+        return self._kernel(shape, floor_s + maximum(traffic_s, flops_s), "roofline")
 
     def _kernel(self, shape: Shape, seconds: Number, source: Source) -> Estimate:
         seconds = self._sustained(shape, seconds) * self._stack_factor(shape)
@@ -192,10 +210,32 @@ class KernelCosts:
         several = np.where(memory_bound, stack.gemm_factor, stack.prompt_factor)
         return np.where(np.asarray(shape.m) == 1, stack.gemv_factor, several)
 
-    def _collective(self, kind: CollectiveKind, message_bytes: Number) -> Estimate:
-        if self._network is None:
+    def _send(self, message_bytes: Number) -> Estimate:
+        """From one pipeline stage to the next: an average one, where some are in another node."""
+        hardware, across = self.hardware, self._sends_across
+        seconds: Number = 0.0
+        for tier, share in ((hardware.intra, 1.0 - across), (hardware.inter, across)):
+            if share:
+                # an all-reduce goes to and fro
+                seconds = seconds + share * (tier.latency_s / 2.0 + message_bytes / tier.bandwidth_Bps)
+        return Estimate(
+            seconds=seconds,
+            error=COLLECTIVE_ERROR["roofline"],
+            source="roofline",
+            algorithm="nccl",
+            demand=Demand(
+                held_sms=1.0,
+                slowdown=hardware.overlap.collective_slowdown,
+                memory=self._memory_share(message_bytes, seconds),
+                link=1.0,
+            ),
+        )
+
+    def _collective(self, kind: CollectiveKind, shape: CollectiveShape) -> Estimate:
+        network, message_bytes = self._networks.get(shape.group), shape.message_bytes
+        if network is None:
             raise ValueError(f"{kind}: a collective on one rank")
-        times = self._network.times(kind, np.atleast_1d(message_bytes))
+        times = network.times(kind, np.atleast_1d(message_bytes))
         in_range = bool(times.in_range[0]) and kind != "all_reduce_norm"
         source: Source = "measured" if in_range else times.source
         seconds = _plain(times.seconds)
@@ -206,7 +246,7 @@ class KernelCosts:
         sms = times.choose([collective_sms(name, message_bytes, overlap) for name in times.algorithms])
         traffic = times.choose(
             [
-                collective_traffic_bytes(name, message_bytes, overlap) + self._network.copied_bytes(name, message_bytes)
+                collective_traffic_bytes(name, message_bytes, overlap) + network.copied_bytes(name, message_bytes)
                 for name in times.algorithms
             ]
         )

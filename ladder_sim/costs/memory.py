@@ -1,5 +1,9 @@
 """Memory of one GPU: weights, KV cache, the largest activations, and what the stack keeps for itself."""
 
+import bisect
+import functools
+import itertools
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -9,7 +13,9 @@ import numpy as np
 from ladder_sim.des.shared import Floats
 from ladder_sim.graph.build import STATE_BYTES, PassInputs, build
 from ladder_sim.graph.ops import Count
-from ladder_sim.graph.variants import wiring
+from ladder_sim.specs.layers import Dense, Moe
+from ladder_sim.specs.model import ModelSpec
+from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.workload import KV_BYTES
 from ladder_sim.units import format_bytes
@@ -60,11 +66,18 @@ def weight_bytes(scenario: Scenario) -> float:
 
 @lru_cache(maxsize=1024)
 def _weight_bytes(inputs: PassInputs) -> float:
-    model = inputs.model
-    plan = wiring(inputs.variant, model.layers, model.ladder_layers).condense(2)
+    """Of the pipeline stage that holds most."""
+    plan = inputs.wiring.condense(2)
     graph = build(inputs, "decode", inputs.workload.prompt + 1, layers=plan)
     repeats = plan.repeats
-    return sum(op.weight_bytes * repeats.get(op.layer, 1) for op in graph.ops())
+    ends = list(itertools.accumulate(inputs.plan.stages(inputs.model.layers)))
+    held = [0.0] * len(ends)
+    for op in graph.ops():
+        # what belongs to no layer comes before the first, or after the last
+        before = op.name.startswith("embedding")
+        stage = (0 if before else -1) if op.layer < 0 else bisect.bisect_right(ends, op.layer)
+        held[stage] += op.weight_bytes * repeats.get(op.layer, 1)
+    return max(held)
 
 
 def memory_use(scenario: Scenario) -> MemoryUse:
@@ -98,6 +111,8 @@ def total_bytes(scenario: Scenario, requests: Count, prompt: Count, gen: Count) 
 def kv_requests(scenario: Scenario, prompt: Count, gen: Count) -> float | Floats:
     """Requests whose KV cache the stack has room for under continuous batching; less than 1: it cannot serve them.
 
+    They are those of one group of ranks that share attention.
+
     Parameters
     ----------
     scenario
@@ -113,7 +128,7 @@ def kv_requests(scenario: Scenario, prompt: Count, gen: Count) -> float | Floats
     else:
         pool_bytes = stack.memory_fraction * capacity_bytes - weights_bytes - reserve_bytes
     tokens: Any = prompt + stack.kv_answer_share * gen
-    requests: float | Floats = max(0.0, pool_bytes) / (_kv_token_bytes(scenario) * tokens)
+    requests: float | Floats = max(0.0, pool_bytes) / _kv_bytes(scenario, tokens)
     return requests
 
 
@@ -125,7 +140,8 @@ def _bytes_next_to_weights(
         return *_growing_bytes(scenario, requests, prompt, gen), scenario.stack.memory_overhead_bytes
     room = kv_requests(scenario, prompt, gen)
     tokens: Any = prompt + scenario.stack.kv_answer_share * gen
-    request_bytes = _kv_token_bytes(scenario) * tokens
+    request_bytes = _kv_bytes(scenario, tokens)
+    requests = scenario.plan.group_requests(requests)
     kept_bytes = np.maximum(0.0, scenario.cluster.gpu.hbm_bytes - weight_bytes(scenario) - room * request_bytes)
     # activations are part of what the stack keeps
     return np.minimum(requests, np.maximum(1.0, np.floor(room))) * request_bytes, 0.0, kept_bytes
@@ -137,15 +153,14 @@ def _growing_bytes(
     """KV cache and activations: what grows with the requests."""
     model, stack, tp = scenario.model, scenario.stack, scenario.plan.tp
     context: Any = prompt + gen
+    kv_bytes = _kv_bytes(scenario, context) * scenario.plan.group_requests(batch)
+    # of one pass
+    batch = scenario.plan.micro_batch(batch)
     tokens: Any = batch * prompt
-
-    kv_bytes = _kv_token_bytes(scenario) * batch * context
-    # the MLP's widest moment: residual, norm, gate/up output and activation are alive together
-    mlp_width = (2 if model.gated_mlp else 1) * model.intermediate // tp + model.intermediate // tp
     # scores before and after the softmax
     heads = model.heads // tp if stack.stores_scores else 0
     attention = 2.0 * batch * heads * context * (prompt + model.head_dim) * STATE_BYTES
-    widest = 1.0 * tokens * (2 * model.hidden + mlp_width) * STATE_BYTES
+    widest = 1.0 * tokens * (2 * model.hidden + _widest(model, scenario.plan)) * STATE_BYTES
     rows = tokens if stack.prefill_logits == "all" else batch
     logits = 1.0 * rows * model.vocab * STATE_BYTES
     residual = 1.0 * tokens * model.hidden * STATE_BYTES
@@ -154,8 +169,45 @@ def _growing_bytes(
     return kv_bytes, activations
 
 
-def _kv_token_bytes(scenario: Scenario) -> float:
-    """KV cache of one token on one GPU: a rank's share of the heads, replicas included."""
-    model = scenario.model
-    kv_heads = max(1, model.kv_heads // scenario.plan.tp)
-    return model.kv_bytes_per_token(KV_BYTES[scenario.workload.kv_dtype]) * kv_heads / model.kv_heads
+@lru_cache(maxsize=1024)
+def _widest(model: ModelSpec, plan: Plan) -> float:
+    """Elements for each token at a feed-forward's widest moment: gate/up output and activation are alive together."""
+    return max(_width(kind.feed_forward, plan) for kind in dict.fromkeys(model.kinds))
+
+
+def _width(feed_forward: Dense | Moe, plan: Plan) -> float:
+    if isinstance(feed_forward, Dense):
+        return (feed_forward.up_width // plan.tp) + (feed_forward.width // plan.tp)
+    expert = feed_forward.expert
+    # on average over the ranks
+    copies = feed_forward.experts_per_token * plan.attention_dp / plan.ep
+    return copies * (expert.up_width + expert.width) / plan.expert_tp
+
+
+def _kv_bytes(scenario: Scenario, tokens: Any) -> Any:
+    """KV cache of so many tokens of one request on one GPU, replicas included; tokens may be an array."""
+    stages = _kv_elements(scenario.model, scenario.plan)
+    element_bytes = KV_BYTES[scenario.workload.kv_dtype]
+    whole = scenario.stack.static_cache
+    sizes = [
+        sum(
+            elements * element_bytes * (np.minimum(tokens, window) if window and not whole else tokens)
+            for window, elements in stage
+        )
+        for stage in stages
+    ]
+    return functools.reduce(np.maximum, sizes) if len(sizes) > 1 else sizes[0]
+
+
+@lru_cache(maxsize=1024)
+def _kv_elements(model: ModelSpec, plan: Plan) -> tuple[tuple[tuple[int, float], ...], ...]:
+    """What one token keeps on a GPU of each stage: windows of its layers, 0 for none, and elements."""
+    stages = []
+    start = 0
+    for layers in plan.stages(model.layers):
+        elements: dict[int, float] = defaultdict(float)
+        for kind in model.kinds[start : start + layers]:
+            elements[kind.attention.window] += kind.attention.kv_elements * kind.attention.kv_share(plan.tp)
+        stages.append(tuple(elements.items()))
+        start += layers
+    return tuple(stages)

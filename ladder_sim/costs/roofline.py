@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from ladder_sim.des.shared import Floats, Number, any_true
 from ladder_sim.graph.build import STATE_BYTES
-from ladder_sim.graph.ops import AttentionShape, GemmShape, Shape
+from ladder_sim.graph.ops import AttentionShape, BmmShape, GemmShape, MoeShape, Shape
 from ladder_sim.specs.cluster import GpuSpec
 from ladder_sim.specs.workload import FORMATS, KV_BYTES, Format, TensorCores
 
@@ -57,7 +57,7 @@ class Gpu:
 
     def peak_flops(self, shape: Shape) -> Number:
         """Peak FLOP/s of the tensor cores that an op runs on."""
-        if not isinstance(shape, GemmShape):
+        if not isinstance(shape, GemmShape | MoeShape | BmmShape):
             return self.bf16_flops
         peaks: dict[TensorCores, Number] = {"bf16": self.bf16_flops, "fp8": self.fp8_flops, "fp4": self.fp4_flops}
         return peaks[GEMM_FORMATS[shape.format].tensor_cores]
@@ -100,9 +100,14 @@ def coordinates(shape: GemmShape | AttentionShape) -> dict[str, ArrayLike]:
     """
     if isinstance(shape, GemmShape):
         return {"m": shape.m, "n": shape.n, "k": shape.k}
-    length = {"q_len": prompt_len(shape)} if shape.is_prompt else {"kv_len": shape.kv_len}
+    length = {"q_len": prompt_len(shape)} if shape.is_prompt else {"kv_len": _kv_len(shape)}
     heads = {"batch_kv_heads": shape.batch * shape.kv_heads, "group": shape.heads / shape.kv_heads}
     return {**heads, **length, "head_dim": shape.head_dim}
+
+
+def _kv_len(shape: AttentionShape) -> Any:
+    """Tokens of the cache that a single new one reads."""
+    return np.minimum(shape.kv_len, shape.window) if shape.windowed else shape.kv_len
 
 
 def prompt_len(shape: AttentionShape) -> Any:

@@ -19,11 +19,19 @@ PROMPT_DUTY: Mapping[Phase, float] = {"prefill": 1.0, "decode": 0.0, "mixed": 0.
 
 # how tokens choose experts: all equally often, or the i-th most frequent one in proportion to i to minus this power
 Imbalance = Literal["balanced", "power-law-1.01", "power-law-1.2"]
-CollectiveKind = Literal["all_reduce", "all_reduce_norm", "all_gather", "broadcast"]
+CollectiveKind = Literal["all_reduce", "all_reduce_norm", "all_gather", "reduce_scatter", "broadcast", "send"]
+
+# whose ranks take part: a tensor-parallel group, those of the same position in all such groups of a stage, which share
+# its experts, or two stages
+Group = Literal["tensor", "experts", "stages"]
 OpKind = Literal[
     "embedding",
     "norm",
     "gemm",
+    "bmm",
+    "expand",
+    "router",
+    "experts",
     "rope",
     "quantize",
     "attention",
@@ -34,7 +42,9 @@ OpKind = Literal[
     "all_reduce",
     "all_reduce_norm",
     "all_gather",
+    "reduce_scatter",
     "broadcast",
+    "send",
 ]
 
 # of one pass, or of many. Shapes of many passes hold arrays too (`ladder_sim.graph.sizes`); their fields are typed as
@@ -110,6 +120,8 @@ class AttentionShape:
     """Of the cached keys and values."""
     shares_step: bool = False
     """Of prompts whose step decodes other sequences too; `kv_len` is what their tokens read on average."""
+    window: int = 0
+    """Tokens that each new one attends to at most; 0: all. The math kernel reads the whole cache all the same."""
 
     @property
     def is_prompt(self) -> bool:
@@ -117,10 +129,27 @@ class AttentionShape:
         return varies(self.q_len) or self.q_len > 1
 
     @property
+    def windowed(self) -> bool:
+        """Whether a window bounds what it reads."""
+        return self.window > 0 and self.kernel == "flash"
+
+    @property
+    def attended(self) -> Any:
+        """Tokens that a new one attends to on average; flash skips the masked half of a prefill."""
+        if self.kernel != "flash":
+            return self.kv_len
+        if not self.window:
+            return self.kv_len - (self.q_len - 1) / 2.0
+        # the new tokens that see less than a window, each one more than the one before
+        before: Any = self.kv_len - self.q_len
+        short: Any = np.clip(self.window - before, 0.0, self.q_len)
+        return (short * (before + (short + 1.0) / 2.0) + (self.q_len - short) * self.window) / self.q_len
+
+    @property
     def flops(self) -> float:
-        """Scores and values; flash skips the masked half of a prefill."""
-        masked = (self.q_len - 1) / 2.0 if self.kernel == "flash" else 0.0
-        return 4.0 * self.batch * self.heads * self.head_dim * self.q_len * (self.kv_len - masked)
+        """Scores and values."""
+        flops: float = 4.0 * self.batch * self.heads * self.head_dim * self.q_len * self.attended
+        return flops
 
     @property
     def moved_bytes(self) -> float:
@@ -131,7 +160,8 @@ class AttentionShape:
         softmax, read.
         """
         query_and_output = 2.0 * self.batch * self.q_len * self.heads * self.head_dim
-        per_head = 2.0 * self.batch * self.kv_len * self.head_dim
+        read: Any = np.minimum(self.kv_len, self.window + self.q_len - 1) if self.windowed else self.kv_len
+        per_head: float = 2.0 * self.batch * read * self.head_dim
         if self.kernel == "flash":
             return query_and_output * self.element_bytes + per_head * self.kv_heads * self.kv_element_bytes
         scores = 1.0 * self.batch * self.heads * self.q_len * self.kv_len
@@ -288,10 +318,12 @@ class ElementwiseShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveShape:
-    """A collective over the tensor-parallel group."""
+    """A message between ranks."""
 
     message_bytes: float
-    """All-reduce, broadcast: the tensor; all-gather: the gathered result."""
+    """All-reduce, broadcast, send: the tensor; all-gather: the result; reduce-scatter: all that is scattered."""
+    group: Group = "tensor"
+    """Whose ranks take part."""
 
     @property
     def flops(self) -> float:

@@ -104,10 +104,16 @@ class Sizes:
             if shape.shares_step:
                 sizes = {"batch": self.prompts, "q_len": self.chunk, "kv_len": self.chunk_kv_len}
             return replace(shape, **sizes)
+        if isinstance(shape, BmmShape):
+            # single new tokens alone: those of prompts are expanded instead
+            new: Any = self.batch * self.q_len
+            return replace(shape, m=new)
         per_sequence = op.kind in ("sample", "broadcast") or (
             op.kind in ("lm_head", "all_gather") and not self.every_logit
         )
         rows: Any = self.batch + self.prompts if per_sequence else self.tokens
+        if op.kind == "expand" and self.smallest == 2:
+            rows = self.prompts * self.chunk
         if isinstance(shape, GemmShape):
             # written out: `replace` takes several times as long, and there are many of them
             return GemmShape(
@@ -120,11 +126,9 @@ class Sizes:
                 format=shape.format,
                 duty=cast(float, self.duty),
             )
-        if isinstance(shape, BmmShape):
-            return replace(shape, m=rows)
         if isinstance(shape, MoeShape):
             # several where ranks with tokens of their own meet in one group of experts
             return replace(shape, tokens=rows * shape.tokens / self.smallest)
         if isinstance(shape, ElementwiseShape):
             return ElementwiseShape(moved_bytes=rows * shape.moved_bytes / self.smallest)
-        return CollectiveShape(message_bytes=rows * shape.message_bytes / self.smallest)
+        return CollectiveShape(message_bytes=rows * shape.message_bytes / self.smallest, group=shape.group)

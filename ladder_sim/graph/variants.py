@@ -9,8 +9,9 @@ References
 Ladder Residual, arXiv 2501.06589; PaLM (parallel blocks), arXiv 2204.02311.
 """
 
+import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
@@ -52,6 +53,10 @@ class Layer:
     """Position in the model."""
     blocks: tuple[Block, ...]
     """In issue order."""
+    kind: int = 0
+    """What its blocks are made of: equal numbers are equal layers."""
+    starts_stage: bool = False
+    """Its inputs come from another pipeline stage."""
     repeats: int = 1
     """Layers that it stands for in a condensed wiring."""
 
@@ -101,11 +106,11 @@ class Wiring:
         start = 0
         while start < len(self.layers):
             width = min(self.period, len(self.layers) - start)
-            pattern = [layer.blocks for layer in self.layers[start : start + width]]
+            pattern = [_alike(layer) for layer in self.layers[start : start + width]]
             periods = 1
             while True:
                 at = start + periods * width
-                if [layer.blocks for layer in self.layers[at : at + width]] != pattern:
+                if [_alike(layer) for layer in self.layers[at : at + width]] != pattern:
                     break
                 periods += 1
             if periods == 1:
@@ -114,6 +119,19 @@ class Wiring:
             runs.append((start, width, periods))
             start += periods * width
         return runs
+
+
+def _alike(layer: Layer) -> tuple[object, ...]:
+    """What layers have in common that are simulated once."""
+    return layer.blocks, layer.kind, layer.starts_stage
+
+
+def _kind_period(kinds: Sequence[int]) -> int:
+    """Layers after which the kinds repeat, whatever the first few are; 1: they do not."""
+    layers = len(kinds)
+    first = next((i for i in range(layers) if kinds[i] != kinds[0]), layers)
+    periods = range(1, layers // 2 + 1)
+    return next((p for p in periods if all(kinds[i] == kinds[i + p] for i in range(first, layers - p))), 1)
 
 
 def canonical(variant: str) -> str:
@@ -171,7 +189,14 @@ def canonical_names(given: str | Iterable[str]) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=256)
-def wiring(variant: str, layers: int, ladder_layers: tuple[int, ...] = ()) -> Wiring:
+def wiring(
+    variant: str,
+    layers: int,
+    ladder_layers: tuple[int, ...] = (),
+    *,
+    kinds: tuple[int, ...] = (),
+    stages: tuple[int, ...] = (),
+) -> Wiring:
     """Lay `variant` out over `layers` decoder layers.
 
     Parameters
@@ -182,6 +207,10 @@ def wiring(variant: str, layers: int, ladder_layers: tuple[int, ...] = ()) -> Wi
         Decoder layers of the model.
     ladder_layers
         Layers that the model's config lists as ladder; ``hybrid-ladder:K`` with K of them means these, not the last K.
+    kinds
+        A number for each layer, equal where layers are made of the same blocks; by default all are.
+    stages
+        Layers of each pipeline stage; by default there is one stage.
 
     Raises
     ------
@@ -235,12 +264,19 @@ def wiring(variant: str, layers: int, ladder_layers: tuple[int, ...] = ()) -> Wi
                 folds_residual=desync and reduces,
             )
         )
+    of_layer = kinds or (0,) * layers
+    starts = set(itertools.accumulate(stages[:-1]))
     return Wiring(
         name=name,
         layers=tuple(
-            Layer(index=layer, blocks=tuple(blocks[layer * per_layer : (layer + 1) * per_layer]))
+            Layer(
+                index=layer,
+                blocks=tuple(blocks[layer * per_layer : (layer + 1) * per_layer]),
+                kind=of_layer[layer],
+                starts_stage=layer in starts,
+            )
             for layer in range(layers)
         ),
         final_joins=tuple(len(parts) - j for j in range(joined + 1, len(parts))),
-        period=math.lcm(count, 2) // 2 if desync else 1,
+        period=math.lcm(math.lcm(count, 2) // 2 if desync else 1, _kind_period(of_layer)),
     )

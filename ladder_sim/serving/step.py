@@ -134,6 +134,8 @@ class _Load:
     """Tokens of a prompt in one step."""
     together: Any
     """Prompts that fit one step."""
+    stages: int
+    """Of the pipeline: as many steps run at a time, each with its part of the requests."""
 
     @classmethod
     def of(cls, scenario: Scenario, *, concurrency: Any, prompt: Any, gen: Any) -> "_Load":
@@ -145,12 +147,13 @@ class _Load:
             # beyond it requests have more tokens than their steps take in
             slots = minimum(slots, budget * (prompt / chunk + gen - 1) / (prompt + gen - 1))
         return cls(
-            concurrency=concurrency,
+            concurrency=scenario.plan.group_requests(concurrency),
             prompt=prompt,
             gen=gen,
             slots=slots,
             chunk=chunk,
             together=maximum(budget / prompt, 1.0),
+            stages=scenario.plan.pp,
         )
 
     @property
@@ -192,11 +195,13 @@ class _Load:
         # the context when half of an answer is there
         context = self.prompt + self.gen / 2.0
         few, most = (
-            Sizes.of(stack, "decode", context, batch=number, prompt=self.prompt, gen=self.gen)
+            Sizes.of(stack, "decode", context, batch=number / self.stages, prompt=self.prompt, gen=self.gen)
             for number in (self.few, self.most)
         )
         prompts = {"prompts": self.prompts, "chunk": self.chunk, "prompt": self.prompt, "gen": self.gen}
-        idle, busy = (Sizes.mixed(stack, context, batch=self.most, duty=duty, **prompts) for duty in (0.0, 1.0))
+        idle, busy = (
+            Sizes.mixed(stack, context, batch=self.most / self.stages, duty=duty, **prompts) for duty in (0.0, 1.0)
+        )
         return [("decode", few), ("decode", most), ("mixed", idle), ("mixed", busy)]
 
     def prompts_only(self, stack: StackSpec) -> list[tuple[Phase, Sizes]]:
@@ -265,7 +270,9 @@ class _Loop:
         self.load, self.host_request_s = load, host_request_s
         self.few, self.most, self.idle, self.busy = few, most, idle, busy
         self._idle_s, self._busy_s = (
-            maximum(mixed.seconds - most.seconds, 0.0) * load.steps_per_prompt for mixed in (idle, busy)
+            # a prompt keeps each stage for its part of the time
+            maximum(mixed.seconds - most.seconds, 0.0) * load.steps_per_prompt / load.stages
+            for mixed in (idle, busy)
         )
 
     def _share(self, decoding: Number) -> Number:

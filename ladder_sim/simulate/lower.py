@@ -17,7 +17,7 @@ from ladder_sim.des.program import Program, Stream, Task
 from ladder_sim.des.shared import Device, Number
 from ladder_sim.graph.build import PassInputs, build
 from ladder_sim.graph.ops import COLLECTIVE_KINDS, Op, Phase
-from ladder_sim.graph.variants import Layer, Wiring, wiring
+from ladder_sim.graph.variants import Layer, Wiring
 
 COMPUTE, COMM, LAUNCH = range(3)
 STREAMS = (Stream(name="compute"), Stream(name="comm"), Stream(name="launch"))
@@ -101,8 +101,8 @@ def schedule(inputs: PassInputs, phase: Phase, keep: int) -> Schedule:
     keep
         Periods left of each run of identical layers.
     """
-    model, stack = inputs.model, inputs.stack
-    condensed = wiring(inputs.variant, model.layers, model.ladder_layers).condense(keep)
+    stack = inputs.stack
+    condensed = inputs.wiring.condense(keep)
     graph = build(inputs, phase, 1, layers=condensed)
     ops = tuple(graph.ops())
     position = {op.name: number for number, op in enumerate(ops)}
@@ -131,7 +131,7 @@ def schedule(inputs: PassInputs, phase: Phase, keep: int) -> Schedule:
         spans=dict(spans),
         periods=_periods(condensed.layers, ops),
         eager=not (stack.cuda_graphs if phase == "decode" else stack.prefill_cuda_graphs),
-        synchronises=any(op.kind in ("all_reduce", "all_reduce_norm", "all_gather") for op in ops),
+        synchronises=any(op.kind in ("all_reduce", "all_reduce_norm", "all_gather", "reduce_scatter") for op in ops),
         serial=all(streams[i] == streams[i - 1] or i - 1 in after[i] for i in range(1, len(ops))),
     )
 

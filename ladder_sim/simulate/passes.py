@@ -252,7 +252,8 @@ def simulate(
         Periods of each run of identical layers that are simulated at first.
     """
     workload = scenario.workload
-    sizes = Sizes.of(scenario.stack, phase, kv_len, batch=workload.batch, prompt=workload.prompt, gen=workload.gen)
+    batch = scenario.plan.micro_batch(workload.batch)
+    sizes = Sizes.of(scenario.stack, phase, kv_len, batch=batch, prompt=workload.prompt, gen=workload.gen)
     passes = forward_passes(scenario, [scenario.variant], costs, [(phase, sizes)], engine=engine, keep=keep)
     return passes[scenario.variant][0]
 

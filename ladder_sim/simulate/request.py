@@ -111,7 +111,9 @@ def simulate_request(
     given = sizes or {name: getattr(workload, name) for name in SIZES}
     prompt, gen = given["prompt"], given["gen"]
     plain = {name: single(values) for name, values in given.items()}
-    steps: list[tuple[Phase, Count, Number]] = [("prefill", plain["prompt"], 1.0)]
+    prompts = scenario.plan.prefill_passes(plain["batch"], scenario.model.layers)
+    plain["batch"] = scenario.plan.micro_batch(plain["batch"])
+    steps: list[tuple[Phase, Count, Number]] = [("prefill", plain["prompt"], prompts)]
     steps += [
         ("decode", single(kv_len), times)
         for kv_len, times in decode_contexts(prompt, gen, static_cache=stack.static_cache)
@@ -125,10 +127,10 @@ def simulate_request(
 
 
 def _request(variant: str, passes: Sequence[tuple[ForwardPass, Number]], tp: int, jitter: Jitter) -> Request:
-    (prefill, _), *steps = passes
+    (prefill, prompts), *steps = passes
     request = Request(
         variant=variant,
-        ttft_s=prefill.seconds,
+        ttft_s=prefill.seconds * prompts,
         decode_s=_total(step.seconds * times for step, times in steps),
         passes=passes,
     )
@@ -136,10 +138,10 @@ def _request(variant: str, passes: Sequence[tuple[ForwardPass, Number]], tp: int
         return request
     ranked = [simulate_ranks(prefill, tp, jitter)]
     if request.decode is None:
-        return replace(request, ttft_s=ranked[0].mean_s, ranked=ranked)
+        return replace(request, ttft_s=ranked[0].mean_s * prompts, ranked=ranked)
     ranked.append(simulate_ranks(request.decode, tp, jitter))
     decode_s = request.decode_s * ranked[1].mean_s / request.decode.seconds
-    return replace(request, ttft_s=ranked[0].mean_s, decode_s=decode_s, ranked=ranked)
+    return replace(request, ttft_s=ranked[0].mean_s * prompts, decode_s=decode_s, ranked=ranked)
 
 
 def simulate_requests(
@@ -252,6 +254,7 @@ def _alike(scenario: Scenario, *, batch: Counts, prompt: Counts, gen: Counts) ->
     counts = context_counts(prompt, gen)
     kinds = 2 * (np.minimum(counts, 1) if scenario.stack.static_cache else counts) + (prompt == 1)
     fuses_norm = PassInputs.of(scenario).fuses_norm
+    batch = scenario.plan.micro_batch(batch)
     kinds = 4 * kinds + 2 * fuses_norm(batch * prompt) + fuses_norm(batch)
     several = np.unique(kinds)
     return [slice(None)] if len(several) == 1 else [np.flatnonzero(kinds == kind) for kind in several]

@@ -62,14 +62,13 @@ class ModelSpec:
     qk_norm: bool = False
     """Queries and keys are normalised head by head before they are rotated, as in Qwen3 and Gemma 3."""
     joint_qk_norm: bool = False
-    """Queries and keys are normalised over all heads, as in OLMo 2: ranks exchange them, not costed, with a warning."""
+    """Queries and keys are normalised over all heads, as in OLMo 2: ranks add up their squares first."""
     weightless_qk_norm: bool = False
     """Queries and keys are normalised head by head without weights, as in Llama 4."""
     post_norms: bool = False
     """The output of each block is normalised as well before it is added, as in Gemma 3."""
     sliding_window: Annotated[int, Limits(0, MAXIMA["max_positions"])] = 0
-    """Tokens that some or all layers attend to, or of a chunk; 0: all of them. Costs count the full context, and a
-    warning says so."""
+    """Tokens that some or all layers attend to, or of a chunk; 0: all of them."""
     window_layers: tuple[int, ...] = ()
     """Layers that use the sliding window; empty: every layer, if there is one."""
     attention_sinks: bool = False

@@ -1,7 +1,7 @@
 """How a model is spread over GPUs."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.fields import Limits, check_fields
@@ -78,6 +78,27 @@ class Plan:
     def gpus(self) -> int:
         """GPUs of all replicas."""
         return self.replica_gpus * self.dp
+
+    @property
+    def groups(self) -> int:
+        """Groups of ranks with requests of their own."""
+        return self.attention_dp * self.dp
+
+    def group_requests(self, requests: Any) -> Any:
+        """Return the requests of the group that has most of them; `requests` may be an array."""
+        return -(-requests // self.groups)
+
+    def micro_batch(self, requests: Any) -> Any:
+        """Return how many of them are in one pass: the stages of a pipeline work on as many passes at a time."""
+        return -(-self.group_requests(requests) // self.pp)
+
+    def prefill_passes(self, requests: Any, layers: int) -> Any:
+        """Return how many passes over all prompts of a batch take as long as one micro-batch after another.
+
+        The first one goes through every stage; each further one adds the time of the largest stage.
+        """
+        micro_batches = -(-self.group_requests(requests) // self.micro_batch(requests))
+        return 1.0 + (micro_batches - 1) * (max(self.stages(layers)) / layers)
 
     def stages(self, layers: int) -> tuple[int, ...]:
         """Return the layers of each stage; what is left over goes to the stages before the last, backwards.

@@ -257,6 +257,20 @@ class Scenario:
         """Nodes that hold ranks of one tensor-parallel group."""
         return -(-self.plan.tp // self.cluster.gpus_per_node)
 
+    def layout(self, group: str) -> tuple[int, int]:
+        """Nodes that hold ranks of a group, "tensor" or "experts", and its ranks on each of them."""
+        if group == "tensor":
+            return self.group_nodes, self.ranks_per_node
+        # one rank of each tensor-parallel group of a stage
+        nodes = -(-self.plan.ranks // self.cluster.gpus_per_node)
+        return nodes, -(-self.plan.attention_dp // nodes)
+
+    @property
+    def sends_across(self) -> float:
+        """Share of the sends between pipeline stages that go to another node."""
+        pp, per_node = self.plan.pp, max(1, self.cluster.gpus_per_node // self.plan.ranks)
+        return sum(stage % per_node == 0 for stage in range(1, pp)) / (pp - 1) if pp > 1 else 0.0
+
     @property
     def crosses_nodes(self) -> bool:
         """Whether ranks of different nodes exchange messages; replicas exchange none."""
@@ -329,11 +343,6 @@ class Scenario:
         warnings = []
         if self.model.multimodal:
             warnings.append(f"'{self.model.name}': only the text decoder is predicted, not its encoders")
-        if self.model.joint_qk_norm:
-            warnings.append(
-                f"'{self.model.name}' normalises queries and keys over all heads: these kernels are not predicted, nor "
-                "that ranks exchange queries and keys for them"
-            )
         if self.model.parallel_blocks:
             warnings.append(
                 f"'{self.model.name}' has attention and MLP side by side: variant parallel is the model as it is, the "
@@ -342,11 +351,10 @@ class Scenario:
         context, longest = self.workload.context, self.model.max_positions
         if context > longest:
             warnings.append(f"context of {context} tokens: '{self.model.name}' was made for {longest}")
-        window = self.model.sliding_window
-        if 0 < window < context:
+        if self.stack.static_cache and 0 < self.model.sliding_window < context:
             warnings.append(
-                f"'{self.model.name}' has layers that attend to the last {window} tokens only: "
-                f"attention is costed over the full context of {context}"
+                f"'{self.model.name}' has layers that attend to the last {self.model.sliding_window} tokens only: "
+                f"stack '{self.stack.name}' reads its whole cache all the same"
             )
         if self.workload.dtype == "fp16":
             warnings.append("fp16 uses the bf16 tables: the same bytes and tensor-core rate")

@@ -128,8 +128,6 @@ def test_the_smallest_fitting_degree_fits_and_none_below(model: str) -> None:
 @pytest.mark.parametrize("variant", ["standard", "parallel", "ladder", "hybrid-ladder:7", "desync:3", "upper-bound"])
 def test_weights_are_those_of_the_whole_graph(variant: str) -> None:
     for model in catalog.model_names():
-        if catalog.model(model).experts:
-            continue
         # four ranks divide every catalog model
         scenario = Scenario.of(model=model, tp=4, stack="vllm", variant=variant)
         assert weight_bytes(scenario) == sum(op.weight_bytes for op in build(scenario, "decode", 1025).ops()), model

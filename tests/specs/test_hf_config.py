@@ -488,11 +488,12 @@ def test_sliding_window() -> None:
         assert "sliding_window is" in refused(model_type="qwen2", sliding_window=value).message
 
 
-def test_sliding_window_shorter_than_the_context_is_warned_about() -> None:
+def test_a_static_cache_is_read_beyond_a_sliding_window() -> None:
     model = read(model_type="mistral", sliding_window=4096)
     long, short = (Scenario.of(model=model, prompt=prompt, gen=96).warnings() for prompt in (4096, 4000))
-    assert any("last 4096 tokens only" in text and "full context of 4192" in text for text in long)
+    assert any("last 4096 tokens only" in text and "reads its whole cache" in text for text in long)
     assert not any("last 4096" in text for text in short)
+    assert not Scenario.of(model=model, prompt=4096, stack="vllm").warnings()
 
 
 field_names = st.sampled_from([*SIZES, *OTHERS, *FLAGS, *REFUSED])

@@ -27,7 +27,7 @@ from ladder_sim.costs.profile import HBM_EFFICIENCY, CalibrationProfile
 from ladder_sim.costs.profile_file import shipped_links
 from ladder_sim.des.shared import Floats, Number
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.ops import CollectiveKind
+from ladder_sim.graph.ops import CollectiveKind, Group
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import AllReduceRule
@@ -82,14 +82,15 @@ class CollectiveTimes:
 
 
 class Network:
-    """Collectives of a scenario's tensor-parallel group."""
+    """Collectives of one group of a scenario's ranks: those that share attention, or those that share experts."""
 
-    def __init__(self, scenario: Scenario, profile: CalibrationProfile | None, hardware: Hardware) -> None:
+    def __init__(
+        self, scenario: Scenario, profile: CalibrationProfile | None, hardware: Hardware, group: Group = "tensor"
+    ) -> None:
         self._scenario = scenario
         self._cluster = scenario.cluster
         self._hardware = hardware
-        self._ranks = scenario.ranks_per_node
-        self._nodes = scenario.group_nodes
+        self._nodes, self._ranks = scenario.layout(group)
         self._p2p = scenario.p2p
         self._choice = scenario.stack.allreduce
         self._custom = scenario.custom_allreduce

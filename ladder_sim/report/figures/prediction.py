@@ -26,7 +26,9 @@ _LIMIT_COLOURS = {
     "all_reduce": "#D55E00",
     "all_reduce_norm": "#D55E00",
     "all_gather": "#CC79A7",
+    "reduce_scatter": "#CC79A7",
     "broadcast": "#CC79A7",
+    "send": "#CC79A7",
     "waits": "#F0E442",
     "launches": "#E69F00",
     "host": "#999999",
@@ -35,11 +37,17 @@ _LIMIT_COLOURS = {
 _KINDS = {
     "gemm": ("GEMM", "#0072B2"),
     "lm_head": ("GEMM", "#0072B2"),
+    "router": ("GEMM", "#0072B2"),
+    "bmm": ("GEMM", "#0072B2"),
+    "expand": ("GEMM", "#0072B2"),
+    "experts": ("experts", "#332288"),
     "attention": ("attention", "#56B4E9"),
     "all_reduce": ("all-reduce", "#D55E00"),
     "all_reduce_norm": ("all-reduce", "#D55E00"),
-    "all_gather": ("all-gather, broadcast", "#CC79A7"),
-    "broadcast": ("all-gather, broadcast", "#CC79A7"),
+    "all_gather": ("other messages", "#CC79A7"),
+    "reduce_scatter": ("other messages", "#CC79A7"),
+    "broadcast": ("other messages", "#CC79A7"),
+    "send": ("other messages", "#CC79A7"),
 }
 _SMALL = ("small kernels", "#009E73")
 _LANES = {COMPUTE: "compute", COMM: "communication"}

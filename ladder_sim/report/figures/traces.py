@@ -26,6 +26,10 @@ _COLOURS = {
 _GROUPS = {
     "gemm": "gemm",
     "lm_head": "gemm",
+    "router": "gemm",
+    "bmm": "gemm",
+    "expand": "gemm",
+    "experts": "gemm",
     "attention": "attention",
     "sync": _SYNC,
     **dict.fromkeys(COLLECTIVES, _COMM),

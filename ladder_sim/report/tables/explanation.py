@@ -7,7 +7,7 @@ from rich.text import Text
 
 from ladder_sim.answer import Prediction
 from ladder_sim.display.console import WholeTable, table
-from ladder_sim.graph.ops import AttentionShape, CollectiveShape, GemmShape, Op, Phase
+from ladder_sim.graph.ops import AttentionShape, BmmShape, CollectiveShape, GemmShape, MlaShape, MoeShape, Op, Phase
 from ladder_sim.simulate.breakdown import SimulatedOp
 from ladder_sim.simulate.passes import ForwardPass
 from ladder_sim.specs.workload import KV_BYTES
@@ -100,6 +100,15 @@ def _shape_text(op: Op) -> str:
         lengths = f"{_count_text(shape.q_len)} on {_count_text(shape.kv_len)}"
         cache = ", fp8 cache" if shape.kv_element_bytes == KV_BYTES["fp8"] else ""
         return f"{shape.kernel}, {shape.heads}/{shape.kv_heads} heads, {lengths}{cache}"
+    if isinstance(shape, MoeShape):
+        routed = f"{shape.top_k} of {shape.experts} x {shape.width}"
+        split = f", EP {shape.ep}" if shape.ep > 1 else ""
+        return f"{_count_text(shape.tokens)} x {shape.hidden}, {routed}{split}, {shape.format}"
+    if isinstance(shape, BmmShape):
+        return f"{shape.heads} heads, {_count_text(shape.m)} x {shape.k} x {shape.n}, {shape.format}"
+    if isinstance(shape, MlaShape):
+        lengths = f"{_count_text(shape.q_len)} on {_count_text(shape.kv_len)}"
+        return f"latent {shape.latent} + {shape.rope}, {shape.heads} heads, {lengths}"
     if isinstance(shape, CollectiveShape):
         return format_bytes(shape.message_bytes)
     return format_bytes(shape.moved_bytes)

@@ -1,0 +1,133 @@
+"""Times of models with experts and latent attention, and of plans: limits in which they are those of simpler ones."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from ladder_sim import Scenario, predict
+from ladder_sim.costs.kernels import KernelCosts
+from ladder_sim.prediction import resolve_profile
+from ladder_sim.simulate.passes import simulate
+from ladder_sim.specs import catalog
+
+VARIANTS = ["standard", "parallel", "ladder", "hybrid-ladder:5", "desync:3", "upper-bound"]
+# of each kind of layer and plan
+SCENARIOS: dict[str, dict[str, Any]] = {
+    "latent attention": {"model": "deepseek-v2-lite", "tp": 4},
+    "dense layers first, shared experts": {"model": "glm-4.5-air", "tp": 8, "ep": 8, "dtype": "fp8"},
+    "windows of every other layer": {"model": "gpt-oss-20b", "tp": 4},
+    "windows of five in six": {"model": "gemma-3-12b", "tp": 4, "prompt": 3000},
+    "experts of every other layer": {"model": "llama-4-maverick", "tp": 8, "nodes": 2, "dtype": "fp8"},
+    "norms over all heads": {"model": "minimax-m2.5", "tp": 4, "ep": 4, "cluster": "h200-sxm"},
+    "data-parallel attention": {"model": "qwen3-30b-a3b", "attention_dp": 8, "ep": 8, "batch": 24},
+    "both": {"model": "qwen3-30b-a3b", "tp": 2, "attention_dp": 4, "ep": 8, "batch": 24},
+    "stages": {"model": "8b", "tp": 2, "pp": 3, "batch": 7},
+    "stages across nodes": {"model": "qwen3-30b-a3b", "nodes": 2, "tp": 4, "pp": 3, "batch": 7},
+    "everything": {"model": "deepseek-v2-lite", "attention_dp": 2, "ep": 2, "pp": 2, "dp": 2, "batch": 16},
+}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_both_engines_agree(name: str) -> None:
+    for stack in ("vllm", "gpt-fast"):
+        scenario = Scenario.of(**{"gen": 4, "prompt": 100, "stack": stack, **SCENARIOS[name]})
+        fast, des = (predict(scenario, VARIANTS, engine=engine) for engine in ("fast", "des"))  # type: ignore[arg-type]
+        for variant in VARIANTS:
+            assert fast[variant].request_s == pytest.approx(des[variant].request_s, rel=1e-9), (stack, variant)
+            assert fast[variant].ttft_s == pytest.approx(des[variant].ttft_s, rel=1e-9), (stack, variant)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_layers_left_out_are_equal_to_those_kept(name: str) -> None:
+    for variant in ("standard", "ladder", "desync:3"):
+        scenario = Scenario.of(**{"prompt": 100, "stack": "vllm", "variant": variant, **SCENARIOS[name]})
+        costs = KernelCosts(scenario, resolve_profile(scenario, None))
+        few, every = (simulate(scenario, "decode", 101, costs, keep=keep) for keep in (3, 1000))
+        assert few.seconds == pytest.approx(every.seconds, rel=1e-9), variant
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_requests_in_flight(name: str) -> None:
+    arguments = {key: value for key, value in SCENARIOS[name].items() if key != "batch"}
+    predictions = predict(Scenario.of(**{"stack": "vllm", "concurrency": 48, **arguments}), ["standard", "upper-bound"])
+    standard, bound = predictions["standard"], predictions["upper-bound"]
+    assert bound.request_s <= standard.request_s
+    assert sum(standard.request.breakdown.limits_s.values()) == pytest.approx(standard.request_s, rel=1e-6)
+
+
+def test_one_expert_is_a_dense_model() -> None:
+    """But for a router without a choice; without power limits, and floors of kernels, which are not as many."""
+    dense = catalog.model("8b")
+    sparse = dataclasses.replace(dense, experts=1, experts_per_token=1, expert_intermediate=dense.intermediate)
+    floors = {"gpu.kernel": "1e-12 s", "stack.small_kernel_factor": "1e-9", "stack.sustained_share": "1"}
+    for arguments in ({"batch": 1}, {"batch": 64}, {"batch": 8, "prompt": 2000}):
+        one, other = (
+            predict(
+                Scenario.of(model=model, tp=1, stack="vllm", overrides=floors, **arguments),  # type: ignore[arg-type]
+                "standard",
+                profile="none",
+            )
+            for model in (dense, sparse)
+        )
+        assert other.tpot_s == pytest.approx(one.tpot_s, rel=0.01)
+        # the traffic of the activation is hidden behind the grouped GEMMs
+        assert 0.95 * one.ttft_s < other.ttft_s < 1.01 * one.ttft_s
+        assert other.memory.weights_bytes == pytest.approx(one.memory.weights_bytes, rel=1e-4)
+
+
+def test_replicas_serve_their_own_requests() -> None:
+    one = predict(Scenario.of(model="8b", tp=2, batch=3), "ladder")
+    four = predict(Scenario.of(model="8b", tp=2, dp=4, batch=12), "ladder")
+    assert four.request_s == one.request_s
+    assert four.tokens_per_s.value == pytest.approx(4 * one.tokens_per_s.value)
+    # the one that has most is the slowest
+    assert predict(Scenario.of(model="8b", tp=2, dp=4, batch=9), "ladder").request_s == one.request_s
+    served = [
+        predict(Scenario.of(model="8b", tp=2, dp=dp, concurrency=16 * dp, stack="vllm"), "ladder") for dp in (1, 4)
+    ]
+    assert served[0].tpot_s == served[1].tpot_s
+
+
+def test_stages_add_their_sends() -> None:
+    """A pass of a micro-batch through all stages is one through all layers of a single stage."""
+    whole = predict(Scenario.of(model="8b", tp=4, batch=2), "standard")
+    staged = predict(Scenario.of(model="8b", tp=4, pp=2, batch=4), "standard")
+    assert whole.tpot_s is not None
+    assert staged.tpot_s is not None
+    send_s = 15.6e-6 / 2 + 2 * 2 * 4096 * 2 / 450e9
+    assert send_s < staged.tpot_s - whole.tpot_s < send_s + 20e-6
+    # the second micro-batch of prompts leaves half of a pass later
+    assert staged.ttft_s == pytest.approx(1.5 * whole.ttft_s, rel=0.05)
+    # a single request goes through all stages, alone
+    alone, one = (predict(Scenario.of(model="8b", tp=4, pp=pp, batch=1), "standard") for pp in (2, 1))
+    assert alone.ttft_s == pytest.approx(one.ttft_s, rel=0.05)
+
+
+def test_sends_to_another_node_take_longer() -> None:
+    """Four stages of four ranks on two nodes: one of three sends leaves its node."""
+    times = {}
+    for latency in ("40us", "1ms"):
+        scenario = Scenario.of(model="8b", nodes=2, tp=4, pp=4, batch=4, overrides={"inter.latency": latency})
+        times[latency] = predict(scenario, "standard").tpot_s
+    assert times["1ms"] - times["40us"] == pytest.approx(960e-6 / 2, rel=1e-6)  # type: ignore[operator]
+
+
+def test_expert_parallelism_of_a_whole_node_divides_the_work_as_tensor_parallelism() -> None:
+    by_width, by_expert = (
+        predict(Scenario.of(model="qwen3-30b-a3b", tp=8, ep=ep, batch=16, stack="vllm"), "standard", profile="none")
+        for ep in (1, 8)
+    )
+    assert by_width.request_s == by_expert.request_s
+
+
+def test_latent_attention_reads_less_of_a_long_context() -> None:
+    """A token of DeepSeek-V3 keeps 70 kB in 16 bits, one of Llama 405B 516 kB."""
+    deepseek, llama = (
+        predict(Scenario.of(model=name, tp=8, prompt=prompt, dtype="bf16", kv_dtype="bf16"), "standard", **ignored)
+        for name, prompt, ignored in (
+            ("deepseek-v3", 100_000, {"ignore_memory": True}),
+            ("405b", 100_000, {"ignore_memory": True}),
+        )
+    )
+    assert deepseek.memory.kv_cache_bytes / llama.memory.kv_cache_bytes == pytest.approx(70_272 * 8 / 516_096)
