@@ -157,6 +157,7 @@ def _growing_bytes(
     # of one pass
     batch = scenario.plan.micro_batch(batch)
     tokens: Any = batch * prompt
+
     # scores before and after the softmax
     heads = model.heads // tp if stack.stores_scores else 0
     attention = 2.0 * batch * heads * context * (prompt + model.head_dim) * STATE_BYTES
