@@ -58,7 +58,7 @@ def _add_bench(commands: Any) -> None:
     parser = _add_command(commands, "bench", "Measure residual wirings with random weights, taking turns.")
     parser.set_defaults(check=_check_bench, run=_bench)
     add = parser.add_argument
-    add("--model", type=Path, required=True, help="config.json of a Llama-family decoder")
+    add("--model", type=Path, required=True, help="config.json of a decoder")
     add("--variant", dest="variants", type=_names, action="extend", required=True, help="wirings; repeatable, commas")
     add("--save", type=Path, metavar="FILE", help="write the JSON to a file instead of stdout")
 
@@ -146,6 +146,7 @@ def _add_ranks(
     parser.set_defaults(table=None)
     add = parser.add_argument_group("ranks").add_argument
     add("--tp", type=int, default=1, metavar="N", help="tensor-parallel degree")
+    add("--ep", type=int, default=1, metavar="N", help="groups of ranks that whole experts are distributed over")
     add("--dtype", default="auto", help=f"fp32, bf16 or fp16; auto: {dtype}")
     add("--threads", type=int, default=1, metavar="N", help="CPU threads of each rank")
     add("--backend", default="auto", choices=backends, help="auto: NCCL on GPUs, else gloo")
@@ -186,7 +187,7 @@ def _config(config: type[_Config], arguments: argparse.Namespace) -> _Config:
 
 def _check_bench(arguments: argparse.Namespace) -> None:
     shape = ModelConfig.from_file(arguments.model)
-    shape.check_ranks(arguments.tp)
+    shape.check_ranks(arguments.tp, _config(EngineConfig, arguments).ep)
     for variant in arguments.variants:
         lay_out(variant, shape.layers)
 

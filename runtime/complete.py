@@ -90,7 +90,7 @@ def complete(config: CompletionConfig, sampling: SamplingConfig, links: CommConf
     rows, pads = left_padded(task.prompts)
     model = load(
         checkpoint.shape,
-        EngineConfig(),
+        EngineConfig(ep=config.ep),
         comm,
         checkpoint.source,
         device=device,

@@ -52,6 +52,11 @@ class Generator:
                 "CUDA graphs replay fixed shapes, and flash attention's grow with the context",
                 hint="--attention math reads the whole static cache",
             )
+        if cuda_graphs and model.config.experts is not None:
+            raise UsageError(
+                "CUDA graphs replay fixed shapes, and how many tokens an expert gets changes from step to step",
+                hint="leave out --cuda-graphs",
+            )
         batch, self._prompt = prompt_BT.shape
         device = prompt_BT.device
         self.model, self.prompt_BT = model, prompt_BT

@@ -1,4 +1,4 @@
-"""A Llama-family decoder on one rank: one loop for every residual wiring.
+"""A decoder on one rank: one loop for every residual wiring, whatever kinds its layers are.
 
 Shapes: B batch, T new tokens, D hidden, V vocabulary.
 """
@@ -11,9 +11,12 @@ from torch import Tensor, nn
 from runtime.comm.base import Communicator
 from runtime.config import EngineConfig, ModelConfig
 from runtime.model import kernels
+from runtime.model.attention import Step
 from runtime.model.autograd import gathered, reduced, shared
-from runtime.model.layers import Layer, RMSNorm, Step, rope_table
+from runtime.model.layers import Layer
+from runtime.model.linear import RMSNorm
 from runtime.model.residual import ResidualStream
+from runtime.model.rope import rope_table
 from runtime.model.shard import Shard
 from runtime.model.wiring import Wiring
 
@@ -44,9 +47,9 @@ class Decoder(nn.Module):
         self.shard = Shard.of(config, engine, comm.rank, comm.size)
         self.embedding_VD = nn.Parameter(torch.empty(self.shard.embedding_rows, config.hidden))
         self.layers: Sequence[Layer] = nn.ModuleList(  # type: ignore[assignment]
-            Layer(config, self.shard, engine) for _ in range(config.layers)
+            Layer(config, index, self.shard, engine) for index in range(config.layers)
         )
-        self.norm = RMSNorm(config)
+        self.norm = RMSNorm(config.hidden, config.norm_eps)
         tied = config.tied_embeddings and self.shard.lm_head_rows == self.shard.embedding_rows
         self.lm_head_VD = (
             self.embedding_VD if tied else nn.Parameter(torch.empty(self.shard.lm_head_rows, config.hidden))
@@ -54,10 +57,9 @@ class Decoder(nn.Module):
         self.register_buffer("rope_2SK", rope_table(config, positions), persistent=False)
 
     def cache(self, batch: int) -> Tensor:
-        """An empty KV cache for contexts as long as this decoder's positions."""
-        shard, config = self.shard, self.config
-        shape = (config.layers, 2, batch, shard.kv_heads, self.rope_2SK.shape[1], config.head_dim)
-        return self.embedding_VD.new_zeros(shape)
+        """An empty cache, layer by layer, for contexts as long as this decoder's positions."""
+        shape = self.layers[0].attention.cache_shape(batch, self.rope_2SK.shape[1])
+        return self.embedding_VD.new_zeros((len(self.layers), *shape))
 
     def forward(
         self,
@@ -78,7 +80,8 @@ class Decoder(nn.Module):
         wiring
             Which outputs each block reads.
         cache
-            Keys and values so far; the new ones are written to it. None: the new tokens attend to each other only.
+            Keys and values so far, or what they are made of; those of the new tokens are written to it. None: the new
+            tokens attend to each other only.
         position_T
             Positions of the new tokens, from 0 by default.
         context

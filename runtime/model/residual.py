@@ -12,7 +12,7 @@ from runtime.comm.base import Communicator, Handle
 from runtime.config import EngineConfig
 from runtime.model import kernels
 from runtime.model.autograd import reduced
-from runtime.model.layers import RMSNorm
+from runtime.model.linear import RMSNorm
 from runtime.model.wiring import BlockPlan
 
 

@@ -119,6 +119,7 @@ def test_ranks_end_with_their_launcher(model: Path) -> None:
     [
         (("--tp", "3"), 3, "degrees that divide: 1, 2, 4, 8"),
         (("--tp", "2", "--variant", "desync:9"), 2, "whole number from 1 to 4"),
+        (("--tp", "2", "--ep", "2"), 2, "the model has no experts"),
         (("--tp", "2", "--backend", "nccl"), 4, "--backend gloo"),
     ],
 )
@@ -213,8 +214,9 @@ def test_a_variant_that_is_none(variant: str) -> None:
         ({"hidden_size": 0}, "hidden_size is 0"),
         ({"hidden_size": "64"}, "must be int"),
         ({"num_key_value_heads": 3}, "must divide"),
-        ({"model_type": "qwen3"}, "norms of queries"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "llama3"),
+        ({"model_type": "apertus"}, "norms of queries"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "only llama3 and yarn"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "original_max_position_embeddings is missing"),
         ({"rope_theta": -1}, "above 0"),
         ({"model_type": "llamaLadder", "ladder_layers": [2]}, "ladder_layers"),
     ],
