@@ -1,4 +1,4 @@
-"""Real tensor-parallel forward passes of every residual wiring, in PyTorch.
+"""Real tensor-, expert- and pipeline-parallel forward passes of every residual wiring, in PyTorch.
 
     model/        the decoder: wiring, residual, layers of attention, latent and feed_forward, kernels, shard, autograd
     comm/         the ranks: launch, rendezvous, process_group, emulate, table, heartbeat

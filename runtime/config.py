@@ -164,6 +164,22 @@ class ModelConfig:
             limit = "sliding window, beyond which nothing is implemented," if windowed else "longest context"
             raise UsageError(f"{tokens} tokens: the model's {limit} is {self.longest_context}", hint=hint)
 
+    def layers_of(self, stage: int, stages: int) -> range:
+        """The layers of a pipeline stage: equal numbers, but for one more on the first ones where they do not divide.
+
+        Raises
+        ------
+        InfeasibleError
+            There are more stages than layers.
+        """
+        if stages > self.layers:
+            raise InfeasibleError(
+                f"{stages} stages cannot share {self.layers} layers", hint=f"--pp must be at most {self.layers}"
+            )
+        each, more = divmod(self.layers, stages)
+        first = stage * each + min(stage, more)
+        return range(first, first + each + (stage < more))
+
     def check_ranks(self, tp: int, ep: int = 1) -> None:
         """Raise InfeasibleError unless `tp` ranks can share this model, and `ep` groups of them its experts."""
         if ep > 1 and self.experts is None:

@@ -30,6 +30,8 @@ class CompletionConfig:
     """Tensor-parallel degree."""
     ep: int = 1
     """Expert-parallel degree."""
+    pp: int = 1
+    """Pipeline stages."""
     gen: int | None = None
     """Maximum of new tokens of each prompt; None: 512, or as many as the model's context has room for."""
     stops: tuple[str, ...] = ()
@@ -42,7 +44,7 @@ class CompletionConfig:
     """CPU threads of each rank."""
 
     def __post_init__(self) -> None:
-        check_counts(tp=self.tp, ep=self.ep, gen=1 if self.gen is None else self.gen, threads=self.threads)
+        check_counts(tp=self.tp, ep=self.ep, pp=self.pp, gen=1 if self.gen is None else self.gen, threads=self.threads)
         check_dtype(self.dtype)
         if not self.prompts:
             raise UsageError("no prompt", hint="give one with --prompt")
@@ -123,6 +125,7 @@ def prepare_completion(config: CompletionConfig) -> CompletionInput:
     checkpoint = Checkpoint.open(config.model)
     shape = checkpoint.shape
     shape.check_ranks(config.tp, config.ep)
+    shape.layers_of(0, config.pp)
     wiring = _wiring(config.variant, shape)
     text = Text.open(config.model, shape)
     prompts = [text.encode_prompt(prompt, raw=config.raw) for prompt in config.prompts]

@@ -28,6 +28,8 @@ def save(model: Decoder, folder: Path, config: Mapping[str, object], *, file_byt
     """
     if replace(ModelConfig.from_hf(config), ladder_layers=()) != replace(model.config, ladder_layers=()):
         raise UsageError("the config.json to be saved is not that of the model", hint="give the one it was made from")
+    if model.comm.pipeline.stages > 1:
+        raise UsageError("a model in pipeline stages is not saved", hint="load it with tensor parallelism alone")
     try:
         from safetensors.torch import save_file
     except ImportError:

@@ -102,7 +102,7 @@ def pieces(model: Decoder) -> Iterator[Piece]:
     """Everything a rank holds; a tied LM head split differently from the embedding is a second piece of it."""
     vocab, tied = model.config.vocab, model.config.tied_embeddings
     yield Piece(EMBEDDING, model.embedding_VD, lambda shard: shard.vocabulary(shard.embedding_rows, vocab))
-    for index, layer in enumerate(model.layers):
+    for index, layer in zip(model.shard.layers, model.layers, strict=True):
         yield from _pieces_of(layer, f"model.layers.{index}")
     yield Piece(LAST_NORM, model.norm.weight_D)
     if model.lm_head_VD is not model.embedding_VD:

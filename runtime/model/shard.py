@@ -1,4 +1,4 @@
-"""Which part of every weight a rank holds: Megatron's split.
+"""Which part of the model a rank holds: the layers of its pipeline stage, and of every weight Megatron's split.
 
 Query, key, value, gate and up projections are split by output features (whole heads), output and down projections by
 input features, so that a block needs one sum over the ranks. With more ranks than key/value heads, several ranks hold
@@ -8,6 +8,7 @@ the same head. Routed experts are distributed over groups of ranks; the ranks of
 from dataclasses import dataclass
 from typing import Self
 
+from runtime.comm.base import ONE_STAGE, Pipeline
 from runtime.config import EngineConfig, ModelConfig
 
 
@@ -27,16 +28,21 @@ class Shard:
     """Number of the first of them in the model."""
     ep: int
     """Groups of ranks over which experts are distributed."""
+    layers: range
+    """Those of this rank's stage."""
     embedding_rows: int
-    """Rows of the embedding on this rank; the last of a split vocabulary may be padding."""
+    """Rows of the embedding on this rank, on the first stage; the last of a split vocabulary may be padding."""
     lm_head_rows: int
-    """The same for the LM head."""
+    """The same for the LM head, on the last stage."""
 
     @classmethod
-    def of(cls, config: ModelConfig, engine: EngineConfig, rank: int, ranks: int) -> Self:
-        """Split `config` over `ranks`; raises InfeasibleError if they do not divide it."""
+    def of(
+        cls, config: ModelConfig, engine: EngineConfig, rank: int, ranks: int, pipeline: Pipeline = ONE_STAGE
+    ) -> Self:
+        """Split `config` over `ranks` of each stage; raises InfeasibleError if they do not divide it."""
         config.check_ranks(ranks, engine.ep)
         part = -(-config.vocab // ranks)
+        first, last = pipeline.stage == 0, pipeline.stage == pipeline.stages - 1
         return cls(
             rank=rank,
             ranks=ranks,
@@ -44,8 +50,9 @@ class Shard:
             kv_heads=max(1, config.kv_heads // ranks),
             kv_first=rank * config.kv_heads // ranks,
             ep=engine.ep,
-            embedding_rows=part if engine.sharded_embedding else config.vocab,
-            lm_head_rows=part if engine.sharded_lm_head else config.vocab,
+            layers=config.layers_of(pipeline.stage, pipeline.stages),
+            embedding_rows=first * (part if engine.sharded_embedding else config.vocab),
+            lm_head_rows=last * (part if engine.sharded_lm_head else config.vocab),
         )
 
     def query(self, width: int) -> slice:

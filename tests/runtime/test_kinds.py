@@ -220,6 +220,6 @@ def test_what_a_model_with_experts_needs() -> None:
     """All experts count, not those that one token passes."""
     shape = ModelConfig.from_hf(MIXTRAL)
     sizes = {"batch": 1, "prompt": 1, "gen": 1, "element_bytes": 2}
-    check_fits(shape, EngineConfig(), tp=1, free_bytes=100e9, **sizes)
+    check_fits(shape, EngineConfig(), comm=Alone(), free_bytes=100e9, **sizes)
     with pytest.raises(InfeasibleError, match=r"93\.\d GB needed per rank"):
-        check_fits(shape, EngineConfig(), tp=1, free_bytes=90e9, **sizes)
+        check_fits(shape, EngineConfig(), comm=Alone(), free_bytes=90e9, **sizes)

@@ -70,9 +70,10 @@ def test_the_command_line_prints_transformers_greedy_text_from_two_ranks(saved: 
     assert done.stderr.endswith("standard, TP 2]\n")
 
 
-def test_whole_experts_on_every_rank_from_the_command_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("degrees", ["--tp 2 --ep 2", "--pp 2", "--tp 2 --pp 2 --ep 2"])
+def test_experts_and_stages_from_the_command_line(tmp_path: Path, degrees: str) -> None:
     reference = save_checkpoint(tmp_path, "mixtral")
-    command = ["run", "--model", str(tmp_path), "--tp", "2", "--ep", "2", "--prompt", PROMPT, "--gen", "12"]
+    command = ["run", "--model", str(tmp_path), *degrees.split(), "--prompt", PROMPT, "--gen", "12"]
     done = subprocess.run([sys.executable, "-m", "ladder_sim", *command], cwd=REPO, capture_output=True)
     assert (done.returncode, done.stdout.decode()) == (0, greedy(reference, 12) + "\n"), done.stderr
 
