@@ -1,6 +1,6 @@
 # make predict       the answer of the README, from the base install
 # make check         the daily loop, under 90 s on two cores: quick tests, types, style; no torch, no browser
-# make test          the whole test suite, under ten minutes
+# make test          the whole test suite, under six minutes on two cores
 # make verify        longer proofs: verify-exact, verify-properties, then verify-measured
 # make verify-exact  both engines agree, accuracy gates; their results do not depend on other work on the machine
 # make verify-properties  every property over 1,000 examples, for those who change readers or the simulator
@@ -11,33 +11,27 @@
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
+# processes that share the tests; with 0 pytest runs them itself, as --pdb needs
+WORKERS ?= 2
 
 BIN := $(VENV)/bin
 # not quiet: the first install downloads for minutes, and pip shows how far it is
 PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
+# A worker that is done takes tests from the end of another's: most files stay whole, and with them their fixtures.
+PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal
 
-.PHONY: predict check check-simulator check-rest test verify verify-exact verify-properties verify-measured browser system-deps clean
+.PHONY: predict check test verify verify-exact verify-properties verify-measured browser system-deps clean
 
 predict: $(VENV)/.base-installed
 	@$(BIN)/ladder-sim predict --model 405b --nodes 2
 	@echo "To go on: source $(BIN)/activate; ladder-sim --help" >&2
 
-# Two halves at once, one on each core.
-SIMULATOR_TESTS := $(addprefix tests/,costs des graph prediction simulate specs)
-QUICK := -m "not slow and not torch and not browser and not root"
-
 check: $(VENV)/.test-installed
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync check-simulator check-rest
-
-check-simulator: $(VENV)/.test-installed
-	$(BIN)/python -m pytest $(QUICK) $(SIMULATOR_TESTS)
-
-check-rest: $(VENV)/.test-installed
-	$(BIN)/python -m pytest $(QUICK) $(addprefix --ignore=,$(SIMULATOR_TESTS)) tests ladder_sim
+	$(PYTEST) -m "not slow and not torch and not browser and not root" tests ladder_sim
 
 # With arguments the choice of tests is the caller's.
 test: $(VENV)/.test-installed $(if $(PYTEST_ARGS),,browser)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
 
 verify: verify-exact verify-properties verify-measured
 
@@ -50,7 +44,7 @@ verify-exact: $(VENV)/.test-installed
 	$(BIN)/python benchmarks/traces.py
 
 verify-properties: $(VENV)/.test-installed
-	$(BIN)/python -m pytest -m hypothesis --hypothesis-profile=thorough
+	$(PYTEST) -m hypothesis --hypothesis-profile=thorough
 
 verify-measured: $(VENV)/.test-installed
 	$(BIN)/python benchmarks/trace_rewire.py

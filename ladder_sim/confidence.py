@@ -209,7 +209,7 @@ def turning_points(name: str, scenario: Scenario, profile: CalibrationProfile | 
     Examples
     --------
     >>> turning_points("batch", Scenario.of(), None)
-    [1, 64]
+    [1.0, 64.0]
     """
     if name.startswith("stack."):
         # any value is another one than the runs'

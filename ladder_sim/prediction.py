@@ -19,7 +19,7 @@ from ladder_sim.simulate.passes import ENGINES, Engine
 from ladder_sim.simulate.ranks import Jitter
 from ladder_sim.simulate.request import Request
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.units import quoted
+from ladder_sim.specs.signatures import typed
 
 # larger lognormal spreads are not meaningful
 MOST_JITTER = 1.0
@@ -48,6 +48,7 @@ def predict(
     jitter: float | Literal["measured"] = 0.0,
     seed: int = 0,
 ) -> Predictions: ...
+@typed()
 def predict(
     scenario: Scenario,
     variants: str | Sequence[str] | None = None,
@@ -101,8 +102,6 @@ def predict(
     >>> predict(scenario, "hybrid-ladder:63")
     Prediction(variant='hybrid-ladder:63', ttft_s=...
     """
-    if not isinstance(scenario, Scenario):
-        raise UsageError(f"{quoted(scenario)} is no Scenario", hint="give e.g. Scenario.of(model='70b')")
     if engine not in ENGINES:
         raise UnknownNameError("engine", engine, ENGINES)
     names = canonical_names(default_variants(scenario) if variants is None else variants)

@@ -19,6 +19,9 @@ settings.register_profile("repeatable", derandomize=True, deadline=None, max_exa
 settings.register_profile("thorough", settings.get_profile("repeatable"), max_examples=1000)
 settings.load_profile("repeatable")
 
+# Of torch and numpy, here and in children: processes of tests share the cores, and threads that wait do so busily.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 # helpers hold no tests; looking for doctests in them would import torch
 collect_ignore = ["support"]
 

@@ -33,8 +33,6 @@ from ladder_sim.simulate.passes import simulate
 from ladder_sim.simulate.request import decode_contexts
 from ladder_sim.specs.scenario import Scenario
 
-# of a core that a message takes: the simulator slows a message only if it takes some of the processor
-MIN_CORE_SHARE = 1e-3
 # of its time alone that a message takes after a computation, whatever noise makes of the difference
 MIN_MESSAGE_SHARE = 0.01
 
@@ -158,7 +156,7 @@ def _overlaps(observed: Observations, all_reduce: Curve) -> Iterator[tuple[float
         size_bytes = message_bytes(all_reduces(observed.scenario, phase)[0])
         alone_s, _ = all_reduce.seconds_at(size_bytes)
         slowed = max(0.0, message_s / float(alone_s) - 1.0)
-        yield size_bytes, Overlap(core_share=float(np.clip(lost_s / message_s, MIN_CORE_SHARE, 1.0)), slowed=slowed)
+        yield size_bytes, Overlap(core_share=float(np.clip(lost_s / message_s, 0.0, 1.0)), slowed=slowed)
 
 
 def _curves(observed: Observations, link: str) -> dict[str, Curve]:

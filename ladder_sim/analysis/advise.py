@@ -12,6 +12,7 @@ from ladder_sim.costs.memory import memory_use
 from ladder_sim.display.notes import Notes
 from ladder_sim.errors import InfeasibleError, MemoryFitError, UnknownNameError, UsageError
 from ladder_sim.specs.model import ModelSpec
+from ladder_sim.specs.signatures import typed
 from ladder_sim.sweeps.confidences import confidences
 from ladder_sim.sweeps.evaluate import MEMORY, PROBLEM
 from ladder_sim.sweeps.executors import serial
@@ -106,6 +107,7 @@ class Advice:
         return best
 
 
+@typed()
 def advise(
     point: Mapping[str, Any],
     objective: Objective = "tokens_per_gpu",

@@ -18,6 +18,7 @@ from ladder_sim.costs.memory import memory_use
 from ladder_sim.display.notes import Notes
 from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim.graph.variants import canonical
+from ladder_sim.specs.signatures import typed
 from ladder_sim.sweeps.axes import Axis, axis, resolve, value_at
 from ladder_sim.sweeps.confidences import confidences
 from ladder_sim.sweeps.evaluate import How
@@ -89,6 +90,7 @@ class BreakEven:
         )
 
 
+@typed()
 def breakeven(
     point: Mapping[str, Any],
     field: str,

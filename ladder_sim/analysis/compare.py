@@ -10,6 +10,7 @@ from ladder_sim.errors import LadderSimError, UnknownNameError, UsageError
 from ladder_sim.prediction import predict
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.signatures import typed
 from ladder_sim.specs.stack import StackSpec
 from ladder_sim.sweeps.grid import scenario_at
 from ladder_sim.sweeps.price import PRICE_CAVEAT, check_price, token_price
@@ -35,6 +36,7 @@ class Candidate:
         return token_price(self.usd_per_gpu_hour, self.scenario.tp, self.predictions[variant].tokens_per_s.value)
 
 
+@typed()
 def compare(
     point: Mapping[str, Any],
     names: Sequence[str],

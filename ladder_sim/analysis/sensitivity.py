@@ -14,6 +14,7 @@ from ladder_sim.graph.variants import canonical_names
 from ladder_sim.prediction import default_variants, resolve_profile
 from ladder_sim.serving.step import simulate_requests
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.signatures import typed
 
 # a figure is multiplied and divided by one plus this
 STEP = 0.1
@@ -59,6 +60,7 @@ class Sensitivity:
         return max(abs(response.request_lower), abs(response.request_higher))
 
 
+@typed()
 def sensitivity(
     scenario: Scenario,
     variants: str | Sequence[str] | None = None,

@@ -14,7 +14,7 @@ import numpy as np
 
 from ladder_sim.des.shared import Demand, Number, any_true, maximum, minimum
 from ladder_sim.errors import ProfileError
-from ladder_sim.graph.ops import AttentionShape, Count, GemmShape, Shape, varies
+from ladder_sim.graph.ops import AttentionShape, Count, GemmShape, Shape
 
 # rows of a GEMM's thread-block tile: 64 up to 64 tokens, 128 above (cuBLAS and CUTLASS tiles on Ampere and Hopper)
 TILE_ROWS = (64, 128)
@@ -54,21 +54,21 @@ class OverlapParameters:
     """The switch reduces: read once, written once."""
     gemv_rows: float = 1.0
     """Up to so many tokens a GEMM is a reduction that streams weights with many small blocks: a compiled one
-    (gpt-fast compiles one row only) or a library's GEMV. With more it runs on a library's grid."""
+    (gpt-fast compiles one row only) or a library's GEMV. With more it runs on a library's grid of tiles."""
     stream_rows: float = 8.0
     """Up to so many tokens, the short side of a tensor core's smallest tile (mma.m16n8k16), that grid is bound by its
-    weights' stream; with more it works on tiles of 64 rows and up."""
+    weights' stream: it loses its share of the SMs that are taken beyond those that it leaves idle. With more tokens it
+    needs another wave once its tiles no longer fit."""
     memory_spare: Number = 0.25
     """Share of SMs that a reduction of many small blocks can lose: about three quarters of an H100's saturate its
     memory."""
-    grid_spare: Number = 0.03
-    """The same of a memory-bound kernel with a fixed grid: a library's GEMM, decode attention that splits the context.
-    Each SM has a share of the work, so that the kernel loses the share of those that are taken; grids of 128 blocks
-    leave 4 of an H100's 132 idle."""
+    grid_spare: Number = 0.075
+    """The same of decode attention that splits the context: half of the 15 % that FlashAttention's choice of splits may
+    leave idle (num_splits_heuristic)."""
     scatter: Number = 0.5
-    """GEMMs in tiles: SMs that each one of a collective makes useless beyond itself. Their thread blocks start in
-    clusters, which need free SMs next to each other (cuBLAS on Hopper). With it NVLS's 16 SMs cost the published rows
-    what 24 would."""
+    """GEMMs in waves: SMs that each one of a collective makes useless beyond itself. Their blocks start in clusters,
+    each on SMs of one GPC (cuBLAS on Hopper). Next to 16 and 24 channels that spread over an H100's eight GPCs,
+    clusters of four find room for 104 and 96 blocks: half an SM less for each channel."""
     collective_slowdown: Number = 0.33
     """How much longer a collective takes next to a kernel that saturates the memory: about a third of a step is
     access to device memory, whose latency doubles then. In the node it is a peer's; across nodes the network card reads
@@ -97,13 +97,16 @@ _OVERLAP_NAMES = {field.name for field in dataclasses.fields(OverlapParameters)}
 def kernel_demand(shape: Shape, sms: int, parameters: OverlapParameters, memory: Number) -> Demand:
     """What a kernel takes of a GPU with `sms` SMs, given the share of the memory's bandwidth that it uses."""
     if isinstance(shape, GemmShape):
-        spare = _where(shape.m > parameters.gemv_rows, parameters.grid_spare, parameters.memory_spare)
-        if not any_true(shape.m > parameters.stream_rows):
-            return Demand(spare=spare, memory=memory)
+        if not any_true(shape.m > parameters.gemv_rows):
+            return Demand(spare=parameters.memory_spare, memory=memory)
         tiles: Number = gemm_tiles(shape.m, shape.n, sms)
-        if varies(shape.m):
-            tiles = np.where(shape.m > parameters.stream_rows, tiles, 0)
-        return Demand(tiles=tiles, spare=spare, scatter=parameters.scatter, memory=memory)
+        idle = 1.0 - tiles / (-(-tiles // sms) * sms)
+        return Demand(
+            tiles=_where(shape.m > parameters.stream_rows, tiles, 0),
+            spare=_where(shape.m > parameters.gemv_rows, idle, parameters.memory_spare),
+            scatter=parameters.scatter,
+            memory=memory,
+        )
     if isinstance(shape, AttentionShape) and shape.kernel == "flash":
         if shape.is_prompt:
             return Demand(tiles=shape.batch * shape.heads * -(-shape.q_len // QUERY_TILE), memory=memory)
@@ -154,15 +157,6 @@ def collective_sms(algorithm: str, message_bytes: Number, parameters: OverlapPar
     else:
         bytes_each, maximum_sms = parameters.channel_bytes, parameters.max_channels
     return minimum(maximum_sms, maximum(1.0, np.ceil(message_bytes / bytes_each)))
-
-
-def lent_sms(algorithm: str, message_bytes: Number, parameters: OverlapParameters) -> Number:
-    """Of the SMs that a collective keeps, those that kernels without tiles can still use.
-
-    NVLS leaves the arithmetic to the switch: the published 70B row of four tokens on four GPUs without peer-to-peer
-    access, which runs it, loses nothing to its SMs.
-    """
-    return collective_sms(algorithm, message_bytes, parameters) if algorithm in NVLS else 0.0
 
 
 def collective_traffic_bytes(algorithm: str, message_bytes: Number, parameters: OverlapParameters) -> Number:

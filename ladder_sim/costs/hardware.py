@@ -72,6 +72,8 @@ class Stack:
     """Of the tensor cores' peak, over long prompts."""
     host_request_s: Number
     """CPU time that a decode step takes longer for each request in it, seconds."""
+    quantize_s: Number
+    """What quantising a GEMM's input at run time takes beyond one small kernel, seconds."""
     batched_attention_s: Number
     """Fixed time that decode attention of several sequences takes beyond one sequence's, seconds."""
 

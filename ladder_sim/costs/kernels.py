@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ladder_sim.costs.collectives.network import COLLECTIVE_ERROR, INLINE, Network
-from ladder_sim.costs.contention import collective_sms, collective_traffic_bytes, kernel_demand, lent_sms
+from ladder_sim.costs.contention import collective_sms, collective_traffic_bytes, kernel_demand
 from ladder_sim.costs.estimate import Estimate, Source
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.lookup import RatioTable
@@ -146,6 +146,8 @@ class KernelCosts:
             return self._collective(cast(CollectiveKind, kind), shape.message_bytes)
         gpu, stack = self.hardware.gpu, self.hardware.stack
         floor_s = stack.small_kernel_factor * gpu.kernel_s
+        if kind == "quantize":
+            floor_s = floor_s + stack.quantize_s
         traffic_s = shape.moved_bytes / (self._efficiency * gpu.hbm_bandwidth_Bps)
         if isinstance(shape, AttentionShape):
             floor_s = MATH_ATTENTION_KERNELS * floor_s
@@ -189,9 +191,9 @@ class KernelCosts:
         times = self._network.times(kind, np.atleast_1d(message_bytes))
         source: Source = "measured" if bool(times.in_range[0]) else times.source
         seconds = _plain(times.seconds)
-        sms, lent, traffic = (
+        sms, traffic = (
             times.choose([price(name, message_bytes, self.hardware.overlap) for name in times.algorithms])
-            for price in (collective_sms, lent_sms, collective_traffic_bytes)
+            for price in (collective_sms, collective_traffic_bytes)
         )
         return Estimate(
             seconds=seconds,
@@ -201,7 +203,6 @@ class KernelCosts:
             demand=Demand(
                 # kernels keep at least one
                 held_sms=_number(minimum(sms, self._sms - 1)),
-                lent_sms=_number(minimum(lent, self._sms - 1)),
                 slowdown=self.hardware.overlap.collective_slowdown,
                 memory=self._memory_share(traffic, seconds),
                 link=1.0,

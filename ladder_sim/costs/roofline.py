@@ -28,7 +28,7 @@ AXES: Mapping[Kind, tuple[str, ...]] = {
 }
 
 # formats that tables of GEMMs come in, and types of the KV cache that those of attention come in
-GEMM_FORMATS: Mapping[str, Format] = {each.name: each for each in FORMATS.values()}
+GEMM_FORMATS: Mapping[str, Format] = {each.name: each for each in FORMATS.values() if not each.quantizes}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

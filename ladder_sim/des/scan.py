@@ -10,6 +10,7 @@ The results equal those of `engine.run` up to rounding. Sharing is possible in p
 stream and one communication stream. Programs of several ranks must share nothing.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -86,6 +87,11 @@ class _OpenCollective:
 class _Scan:
     def __init__(self, program: Program) -> None:
         self.program = program
+        # of plain numbers, with Python's own functions, which are faster; or of arrays
+        operations: tuple[Callable[..., Any], ...] = (
+            (maximum, minimum, _where, any_true) if _varies(program) else (max, min, _choose, bool)
+        )
+        self.maximum, self.minimum, self.where, self.any_true = operations
         count = len(program.tasks)
         self.ready_s: list[Number] = [0.0] * count
         self.start_s: list[Number] = [0.0] * count
@@ -116,7 +122,7 @@ class _Scan:
                 self.close_through(before)
             # the task before it on the stream ended at front_s
             if self.end_s[before] is not front_s:
-                ready_s = maximum(ready_s, self.end_s[before])
+                ready_s = self.maximum(ready_s, self.end_s[before])
         if task.group != NO_GROUP:
             # `evaluation_order` puts the members of a group next to each other, after all that any of them waits for
             self.ready_s[index] = ready_s
@@ -140,7 +146,7 @@ class _Scan:
             return
         start_s: Number = 0.0
         for member in members:
-            start_s = maximum(start_s, self.ready_s[member] + tasks[member].lead_s)
+            start_s = self.maximum(start_s, self.ready_s[member] + tasks[member].lead_s)
         for member in members:
             self._set(member, self.ready_s[member], start_s, start_s + tasks[member].duration_s)
 
@@ -149,24 +155,25 @@ class _Scan:
         ready_s: Number = 0.0
         for before in task.after:
             if before not in self.open:
-                ready_s = maximum(ready_s, self.end_s[before])
+                ready_s = self.maximum(ready_s, self.end_s[before])
         self.open[index] = _OpenCollective(index, task.demand, ready_s, task.duration_s, SPENT * task.duration_s)
 
     def _earliest(self, collective: _OpenCollective, before_s: Number) -> Number:
         """When `collective` can start, given the end of the collective before it."""
-        return maximum(collective.own_ready_s, before_s) + self.program.tasks[collective.index].lead_s
+        ready_s: Number = self.maximum(collective.own_ready_s, before_s)
+        return ready_s + self.program.tasks[collective.index].lead_s
 
     def _advance_alone(self, from_s: Number, to_s: Number) -> None:
         """Let open collectives run while the compute stream is idle."""
-        if not any_true(to_s > from_s):
+        if not self.any_true(to_s > from_s):
             return
         before_s = self.closed_s
         for collective in self.open.values():
             if not collective.decided:
                 earliest_s = self._earliest(collective, before_s)
                 self._start(collective, (collective.start_s == inf) & (earliest_s < to_s), earliest_s)
-            begin_s = maximum(collective.start_s, from_s)
-            span_s = minimum(maximum(to_s - begin_s, 0.0), collective.left_s)
+            begin_s = self.maximum(collective.start_s, from_s)
+            span_s = self.minimum(self.maximum(to_s - begin_s, 0.0), collective.left_s)
             self._progress(collective, span_s, begin_s + span_s)
             before_s = collective.end_s
         self._drop_done()
@@ -179,15 +186,15 @@ class _Scan:
         for collective in self.open.values():
             if not collective.decided:
                 self._decide_start(collective, index, before_s, (start_s, now_s, left_s))
-            later = any_true(collective.start_s > now_s)
+            later = self.any_true(collective.start_s > now_s)
             if later:
-                meet_s = minimum(maximum(collective.start_s, now_s), now_s + left_s)
-                now_s, left_s = meet_s, maximum(0.0, left_s - (meet_s - now_s))
+                meet_s = self.minimum(self.maximum(collective.start_s, now_s), now_s + left_s)
+                now_s, left_s = meet_s, self.maximum(0.0, left_s - (meet_s - now_s))
             own_rate, its_rate = self._pair_rates(task.demand, collective.demand)
-            both_s = minimum(left_s / own_rate, collective.left_s / its_rate)
+            both_s = self.minimum(left_s / own_rate, collective.left_s / its_rate)
             if later:
-                both_s = _where(collective.start_s <= now_s, both_s, 0.0)
-            now_s, left_s = now_s + both_s, maximum(0.0, left_s - both_s * own_rate)
+                both_s = self.where(collective.start_s <= now_s, both_s, 0.0)
+            now_s, left_s = now_s + both_s, self.maximum(0.0, left_s - both_s * own_rate)
             self._progress(collective, both_s * its_rate, now_s, started=not later)
             before_s = collective.end_s
         self._drop_done()
@@ -208,31 +215,31 @@ class _Scan:
         kernel = self.program.tasks[index]
         earliest_s = self._earliest(collective, before_s)
         due = (collective.start_s == inf) & (earliest_s < now_s + left_s)
-        if not any_true(due):
+        if not self.any_true(due):
             return
         drains = self.device.must_drain(collective.demand, kernel.demand)
-        if any_true(drains):
-            left_then_s = maximum(0.0, left_s - maximum(0.0, earliest_s - now_s))
+        if self.any_true(drains):
+            left_then_s = self.maximum(0.0, left_s - self.maximum(0.0, earliest_s - now_s))
             wait_s = self.device.left_in_wave(kernel.demand, left_then_s, kernel.duration_s)
-            earliest_s = earliest_s + _where(drains & due & (earliest_s > start_s), wait_s, 0.0)
+            earliest_s = earliest_s + self.where(drains & due & (earliest_s > start_s), wait_s, 0.0)
         self._start(collective, due, earliest_s)
 
     def _start(self, collective: _OpenCollective, due: Any, start_s: Number) -> None:
-        collective.start_s = _where(due, start_s, collective.start_s)
-        collective.decided = not any_true(collective.start_s == inf)
+        collective.start_s = self.where(due, start_s, collective.start_s)
+        collective.decided = not self.any_true(collective.start_s == inf)
 
     def _progress(self, collective: _OpenCollective, work_s: Number, until_s: Number, *, started: bool = False) -> None:
         left_s = collective.left_s - work_s
         done = left_s <= collective.spent_s
         if not started:
             done = done & (collective.start_s <= until_s)
-        collective.left_s = _where(done, 0.0, left_s)
+        collective.left_s = self.where(done, 0.0, left_s)
         # configurations in which it was done before keep their earlier end
-        collective.end_s = minimum(collective.end_s, _where(done, until_s, inf))
+        collective.end_s = self.minimum(collective.end_s, self.where(done, until_s, inf))
 
     def _drop_done(self) -> None:
         for collective in list(self.open.values()):
-            if any_true(collective.end_s == inf):
+            if self.any_true(collective.end_s == inf):
                 return
             self._close(collective)
 
@@ -243,13 +250,13 @@ class _Scan:
             collective = next(iter(self.open.values()))
             if not collective.decided:
                 self._start(collective, collective.start_s == inf, self._earliest(collective, self.closed_s))
-            alone_s = maximum(collective.start_s, front_s) + collective.left_s
-            collective.end_s = _where(collective.end_s == inf, alone_s, collective.end_s)
+            alone_s = self.maximum(collective.start_s, front_s) + collective.left_s
+            collective.end_s = self.where(collective.end_s == inf, alone_s, collective.end_s)
             self._close(collective)
 
     def _close(self, collective: _OpenCollective) -> None:
         self._set(
-            collective.index, maximum(collective.own_ready_s, self.closed_s), collective.start_s, collective.end_s
+            collective.index, self.maximum(collective.own_ready_s, self.closed_s), collective.start_s, collective.end_s
         )
         self.closed_s = collective.end_s
         del self.open[collective.index]
@@ -261,7 +268,7 @@ def _sharing(program: Program, groups: dict[int, list[int]]) -> tuple[Device, in
     compute: set[int] = set()
     for stream, demand in {(task.stream, task.demand) for task in program.tasks}:
         if demand.uses_shared:
-            (comm if demand.holds_sms else compute).add(stream)
+            (comm if demand.is_collective else compute).add(stream)
     ranks = [program.streams[stream].rank for stream in comm | compute]
     if program.device is None or len(set(ranks)) == len(ranks):
         return Device(sms=1), -1, -1
@@ -271,9 +278,22 @@ def _sharing(program: Program, groups: dict[int, list[int]]) -> tuple[Device, in
     return program.device, min(compute, default=-1), min(comm)
 
 
+def _varies(program: Program) -> bool:
+    """Whether any figure of a program is an array."""
+    tasks = program.tasks
+    figures = {task.duration_s.__class__ for task in tasks} | {task.lead_s.__class__ for task in tasks}
+    for demand in {task.demand for task in tasks}:
+        figures |= {getattr(demand, name).__class__ for name in demand.__slots__}
+    return np.ndarray in figures
+
+
+def _choose(condition: Any, if_true: Number, if_false: Number) -> Number:
+    return if_true if condition else if_false
+
+
 def _where(condition: Any, if_true: Number, if_false: Number) -> Number:
     """Choose, element by element where there are arrays."""
     if isinstance(condition, np.ndarray):
         chosen: Number = np.where(condition, if_true, if_false)
         return chosen
-    return if_true if condition else if_false
+    return _choose(condition, if_true, if_false)

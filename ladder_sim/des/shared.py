@@ -1,10 +1,10 @@
 """The resources that tasks of one GPU share, and how fast each task runs next to the others.
 
 Streaming multiprocessors (SMs) are held whole: a collective keeps its own for as long as it runs, a kernel gets the
-rest. A tiled kernel needs another wave when its tiles no longer fit the SMs that are left; a kernel of many small
-thread blocks loses nothing until fewer SMs are left than it takes to saturate memory. Device memory and link bandwidth
-are fluid: when the tasks together need more than is available, all get the same fraction of their needs. A collective
-needs little bandwidth, but waits for the memory at every step: while the memory is busy it takes longer.
+rest. A kernel loses nothing until fewer SMs are left than it needs for its full speed, then its share of them; one in
+tiles also needs another wave when they no longer fit. Device memory and link bandwidth are fluid: when the tasks
+together need more than is available, all get the same fraction of their needs. A collective needs little bandwidth, but
+waits for the memory at every step: while the memory is busy it takes longer.
 
 A task alone always runs at rate 1. Numbers may be arrays with one element per configuration.
 """
@@ -46,12 +46,10 @@ class Demand:
 
     held_sms: Number = 0
     """SMs reserved for the task: a collective's channels."""
-    lent_sms: Number = 0
-    """Of these, SMs that kernels without tiles can still use."""
     tiles: Number = 0
     """Long-running thread blocks, each on an SM of its own; 0: many short ones that spread over the free SMs."""
     spare: Number = 1.0
-    """Of a kernel without tiles: share of the SMs that it can lose without slowing down."""
+    """Of a kernel: share of the SMs that it can lose without slowing down."""
     scatter: Number = 0.0
     """Of a kernel with tiles: SMs that it loses beyond each one that is taken, because its tiles start in clusters."""
     memory: Number = 0.0
@@ -59,19 +57,19 @@ class Demand:
     link: float = 0.0
     """Share of the interconnect's bandwidth."""
     slowdown: Number = 0.0
-    """Of a task with SMs of its own: how much longer it takes while kernels use all memory bandwidth, as a fraction."""
+    """Of a collective: how much longer it takes while kernels use all memory bandwidth, as a fraction."""
 
     @property
     def uses_shared(self) -> bool:
         """Whether it uses anything that is shared."""
-        if self.holds_sms or self.link:
+        if self.is_collective:
             return True
         return any_true(self.tiles) or any_true(self.memory) or any_true(1.0 - self.spare)
 
     @property
-    def holds_sms(self) -> bool:
-        """Whether it has SMs of its own: a collective."""
-        return any_true(self.held_sms)
+    def is_collective(self) -> bool:
+        """Whether it has SMs of its own, or uses the interconnect, where no SMs are counted for it."""
+        return bool(self.link) or any_true(self.held_sms)
 
 
 # a point closer to the end of a wave than this share of a wave counts as the end
@@ -96,16 +94,14 @@ class Device:
         if not others:
             return 1.0
         held_sms: Number = 0.0
-        lent_sms: Number = 0.0
         busy: Number = 0.0
         link = own.link
         for other in others:
             held_sms, busy, link = held_sms + other.held_sms, busy + other.memory, link + other.link
-            lent_sms = lent_sms + other.lent_sms
-        if own.holds_sms:
+        if own.is_collective:
             rate: Number = 1.0 / (1.0 + own.slowdown * minimum(1.0, busy))
         else:
-            rate = self._sm_rate(own, held_sms, lent_sms)
+            rate = self._sm_rate(own, held_sms)
         if any_true(own.memory):
             rate = minimum(rate, 1.0 / maximum(1.0, own.memory + busy))
         if own.link:
@@ -126,12 +122,11 @@ class Device:
         waves_left = left_s / wave_s
         return maximum(0.0, waves_left - (waves_left + ROUNDING) // 1.0) * wave_s
 
-    def _sm_rate(self, own: Demand, held_sms: Number, lent_sms: Number) -> Number:
+    def _sm_rate(self, own: Demand, held_sms: Number) -> Number:
         # a kernel runs on at least one SM
-        free = maximum(1.0, self.sms - held_sms + lent_sms)
+        free = maximum(1.0, self.sms - held_sms)
         spread = minimum(1.0, free / maximum(1.0, self.sms * (1.0 - own.spare)))
         if not any_true(own.tiles):
             return spread
         whole = maximum(1.0, self.sms - held_sms * (1.0 + own.scatter))
-        tiled = self.waves(own.tiles) / -(-maximum(1, own.tiles) // whole)
-        return np.where(own.tiles, tiled, spread) if isinstance(own.tiles, np.ndarray) else tiled
+        return minimum(spread, self.waves(own.tiles) / -(-maximum(1, own.tiles) // whole))

@@ -66,7 +66,7 @@ def _run_shared(clocks: Clocks, index: int, task: Task, gpu: SharedGpu | None) -
     timeout: Any = environment.timeout
     if task.lead_s:
         yield timeout(task.lead_s)
-    if gpu is not None and task.demand.holds_sms:
+    if gpu is not None and task.demand.is_collective:
         wait_s = gpu.drain_s(task.demand)
         if wait_s:
             yield timeout(wait_s)
@@ -75,7 +75,7 @@ def _run_shared(clocks: Clocks, index: int, task: Task, gpu: SharedGpu | None) -
         assembled = clocks.assembled[task.group]
         if clocks.missing[task.group]:
             # a collective's kernel spins on its SMs until its peers are ready
-            held = gpu.hold(task.demand) if gpu is not None and task.demand.holds_sms else None
+            held = gpu.hold(task.demand) if gpu is not None and task.demand.is_collective else None
             yield assembled
             if gpu is not None and held is not None:
                 gpu.release(held)

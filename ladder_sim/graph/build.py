@@ -139,6 +139,9 @@ class _Builder:
             format=self.format.name,
             duty=self.duty,
         )
+        if self.format.quantizes:
+            moved = float(self.tokens) * k * self.stack.quantize_element_bytes
+            after = [self._elementwise(f"{name}_quantize", "quantize", moved, after, layer)]
         weights = float(n) * k * self.format.weight_bytes + bias * STATE_BYTES
         return self._op(name, "gemm", shape, after, layer=layer, weights=weights)
 

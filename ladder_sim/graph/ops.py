@@ -22,6 +22,7 @@ OpKind = Literal[
     "norm",
     "gemm",
     "rope",
+    "quantize",
     "attention",
     "activation",
     "add",

@@ -47,6 +47,8 @@ ENGINES: Mapping[Engine, Callable[[Program], TaskTimes]] = {"fast": scan.scan, "
 
 # periods of a run simulated at first: a twin, the one that stands for the rest, and one after it
 FIRST_PERIODS = 3
+# the next try has so many times as many: most passes that are not steady take one period more, a few take 26
+MORE = 3
 # relative difference under which two periods count as equal: rounding of sums, not a model error
 STEADY = 1e-9
 # ops at the size of a pass and what each costs, by `Schedule.keys`
@@ -147,7 +149,7 @@ class ForwardPass:
             makespan_s, added_s, steady = _added(plan, program, times)
             if np.all(steady):
                 return plan, program, times, makespan_s + added_s
-            plan, program = self.lowered(4 * plan.keep)
+            plan, program = self.lowered(MORE * plan.keep)
 
     @cached_property
     def simulated(self) -> tuple[Schedule, Timeline]:

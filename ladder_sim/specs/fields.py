@@ -6,7 +6,7 @@ import functools
 import inspect
 import itertools
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import NoneType
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -32,19 +32,33 @@ Seconds = Annotated[float, Limits(0, 10.0)]
 
 def check_fields(spec: Any, where: str = "") -> None:
     """Require of a spec that numbers are within their `Limits`, flags are flags and choices are choices."""
-    for name, kind in field_kinds(spec.__class__).items():
-        value, what = getattr(spec, name), f"{where}: {name}" if where else name
-        limits = limits_of(kind)
-        if kind is bool:
-            flag(value, what)
-        elif get_origin(kind) is Literal:
-            choice(value, what, get_args(kind))
-        elif value is None and limits and NoneType in get_args(get_args(kind)[0]):
-            continue
-        elif limits and get_args(kind)[0] in (int, int | None):
-            whole(value, what, limits.minimum, int(limits.maximum), hint=limits.hint)
-        elif limits:
-            real(value, what, limits.maximum, zero=not limits.above, hint=limits.hint)
+    for name, check in _checks(spec.__class__):
+        check(getattr(spec, name), f"{where}: {name}" if where else name)
+
+
+@functools.cache
+def _checks(spec: type) -> Sequence[tuple[str, Callable[[Any, str], object]]]:
+    """Fields with a rule, and the rule for their values."""
+    return [(name, check) for name, kind in field_kinds(spec).items() if (check := _check_of(kind))]
+
+
+def _check_of(kind: Any) -> Callable[[Any, str], object] | None:
+    limits = limits_of(kind)
+    if kind is bool:
+        return flag
+    if get_origin(kind) is Literal:
+        return functools.partial(choice, names=get_args(kind))
+    if limits is None:
+        return None
+    number = get_args(kind)[0]
+    check = (
+        functools.partial(whole, minimum=limits.minimum, maximum=int(limits.maximum), hint=limits.hint)
+        if number in (int, int | None)
+        else functools.partial(real, maximum=limits.maximum, zero=not limits.above, hint=limits.hint)
+    )
+    if NoneType not in get_args(number):
+        return check
+    return lambda value, what: None if value is None else check(value, what)
 
 
 @functools.cache

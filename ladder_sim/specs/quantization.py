@@ -18,7 +18,7 @@ FIELDS = ("quantization_config", "compression_config")
 # ModelOpt's names
 _MODELOPT: Mapping[str, DType] = {
     "FP8": "fp8",
-    "FP8_PER_CHANNEL_PER_TOKEN": "fp8",
+    "FP8_PER_CHANNEL_PER_TOKEN": "fp8-dynamic",
     "NVFP4": "nvfp4",
     "NVFP4_AWQ": "nvfp4",
     "W4A16_AWQ": "w4a16",
@@ -93,7 +93,9 @@ class _Reader:
     def dtype(self) -> DType:
         method = self.fields.get("quant_method")
         if method in ("fp8", "fbgemm_fp8"):
-            return self._fp8(self.fields.get("weight_block_size"), "weight_block_size")
+            # FBGEMM's have no other scheme
+            dynamic = method == "fbgemm_fp8" or self.fields.get("activation_scheme") == "dynamic"
+            return self._fp8(self.fields.get("weight_block_size"), "weight_block_size", dynamic=dynamic)
         if method in ("awq", "gptq"):
             if self.fields.get("bits") != 4:
                 raise self.error("bits", "only 4-bit weights can be predicted")
@@ -109,9 +111,9 @@ class _Reader:
             "quant_method", "must be one of fp8, fbgemm_fp8, compressed-tensors, modelopt, awq, gptq to be predicted"
         )
 
-    def _fp8(self, block: object, key: str) -> DType:
+    def _fp8(self, block: object, key: str, *, dynamic: bool) -> DType:
         if block is None:
-            return "fp8"
+            return "fp8-dynamic" if dynamic else "fp8"
         if block != _BLOCK:
             raise self.error(key, f"only blocks of {_BLOCK} can be predicted", block)
         return "fp8-block"
@@ -136,7 +138,8 @@ class _Reader:
         if operands == [("float", 8), ("float", 8)]:
             in_blocks = weights.get("strategy") == "block"
             block = (weights.get("block_structure") or _BLOCK) if in_blocks else None
-            return self._fp8(block, f"config_groups.{name}.weights.block_structure")
+            key = f"config_groups.{name}.weights.block_structure"
+            return self._fp8(block, key, dynamic=bool(inputs and inputs.get("dynamic")))
         if operands == [("float", 4), ("float", 4)]:
             return "nvfp4"
         if operands == [("int", 4), None]:

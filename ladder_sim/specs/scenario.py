@@ -12,6 +12,7 @@ from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.settings import IN_CLUSTER, Overrides, Parts, override_parts, settings_of
+from ladder_sim.specs.signatures import typed
 from ladder_sim.specs.stack import LARGE_GPU_BYTES, SMALL_GPU_BYTES, AllReduce, StackSpec
 from ladder_sim.specs.values import flag, nonempty, whole
 from ladder_sim.specs.workload import FORMATS, Arrivals, DType, KvDType, Workload
@@ -19,6 +20,8 @@ from ladder_sim.units import short_name
 
 # far beyond any cluster one tensor-parallel group spans
 _MAX_NODES = 100_000
+# arguments that the specs check
+_CHECKED = {*ARGUMENTS, "variant"} - {"model", "cluster", "stack"}
 # compute capability of the A100
 AMPERE = 8.0
 
@@ -89,6 +92,7 @@ class Scenario:
             )
 
     @classmethod
+    @typed(unless=_CHECKED)
     def of(
         cls,
         *,

@@ -76,6 +76,10 @@ class StackSpec:
     """CPU time that a decode step takes longer for each request in it (scheduling, sampling, detokenising), seconds."""
     sustained_share: Factor = 1.0
     """Share of the tensor cores' peak that GEMMs keep up over long prompts, limited by power; 1 or more: no limit."""
+    quantize_s: Seconds = 0.0
+    """What quantising the input of a GEMM at run time takes beyond one small kernel, seconds."""
+    quantize_element_bytes: Annotated[float, Limits(0, 1_000)] = 3.0
+    """Memory traffic that quantising one element takes as long as, bytes: 2 read and 1 written, or more."""
     fp8_kv_cache: bool = False
     """The KV cache is fp8 by default where activations have 8 bits or fewer."""
     step_tokens: Tokens = 0

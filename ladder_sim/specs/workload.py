@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from ladder_sim.errors import SpecError
 from ladder_sim.specs.fields import Limits, check_fields
 
-DType = Literal["bf16", "fp16", "fp8", "fp8-block", "nvfp4", "w4a16"]
+DType = Literal["bf16", "fp16", "fp8", "fp8-dynamic", "fp8-block", "nvfp4", "w4a16"]
 KvDType = Literal["bf16", "fp8"]
 Arrivals = Literal["steady", "lockstep"]
 TensorCores = Literal["bf16", "fp8", "fp4"]
@@ -26,6 +26,8 @@ class Format:
     """Of one input, likewise."""
     tensor_cores: TensorCores
     """Whose peak bounds its GEMMs, on a GPU that has them."""
+    quantizes: bool = False
+    """A kernel of its own finds the scales of each input at run time and quantises it; else the op before it does."""
 
 
 _BF16 = Format(name="bf16", weight_bytes=2, activation_bytes=2, tensor_cores="bf16")
@@ -36,6 +38,8 @@ FORMATS: Mapping[DType, Format] = MappingProxyType(
         "fp16": _BF16,
         # one static scale for each tensor
         "fp8": Format(name="fp8", weight_bytes=1, activation_bytes=1, tensor_cores="fp8"),
+        # scales of the inputs, for each tensor or token, found at run time; the GEMM is the same
+        "fp8-dynamic": Format(name="fp8", weight_bytes=1, activation_bytes=1, tensor_cores="fp8", quantizes=True),
         # a 32-bit scale for each 128 x 128 weights and for each 128 inputs of a token (DeepSeek-V3, arXiv 2412.19437)
         "fp8-block": Format(
             name="fp8-block", weight_bytes=1 + 4 / 128**2, activation_bytes=1 + 4 / 128, tensor_cores="fp8"

@@ -13,6 +13,8 @@ from ladder_sim.confidence import NO_PROFILE
 from ladder_sim.costs.profile_file import MAX_DOCUMENT_BYTES, load_profile
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.arguments import ARGUMENTS
+from ladder_sim.specs.signatures import typed
+from ladder_sim.specs.values import whole
 from ladder_sim.sweeps.evaluate import BATCHING_COLUMN, PROBLEM, How, evaluate, result_columns
 from ladder_sim.sweeps.executors import Executor, Processes, serial
 from ladder_sim.sweeps.files import FORMATS, PartFile, encode, header, require
@@ -21,11 +23,14 @@ from ladder_sim.sweeps.price import check_price
 from ladder_sim.sweeps.table import SweepTable, collect
 from ladder_sim.system.files import read_bytes
 
+# far more than one machine has cores
+MAX_WORKERS = 10_000
 # called with the points done so far
 Progress = Callable[[int], None]
 Answer = TypeVar("Answer")
 
 
+@typed()
 def sweep(
     axes: Mapping[str, Any],
     variants: str | Sequence[str] | None = None,
@@ -72,7 +77,8 @@ def sweep(
     """
     grid = Grid(axes, variants)
     if isinstance(workers, int):
-        workers = serial if workers == 1 else Processes(workers)
+        count = whole(workers, "workers", 1, MAX_WORKERS, hint="processes, e.g. one per core")
+        workers = serial if count == 1 else Processes(count)
     return run(grid, how_of(grid, profile, ignore_memory, usd_per_gpu_hour), workers, progress)
 
 

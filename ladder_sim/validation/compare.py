@@ -12,6 +12,7 @@ from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.errors import InfeasibleError, LadderSimError, UnknownNameError, UsageError
 from ladder_sim.prediction import predict
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.signatures import typed
 from ladder_sim.validation.dataset import DEFAULT_DATASET, Configuration, Dataset, Measurement, read_dataset
 from ladder_sim.validation.splits import FIT_TPS, PROTOCOLS, tp_group
 
@@ -125,6 +126,7 @@ class GroupSummary:
     tokens_per_s: ErrorStats | None
 
 
+@typed()
 def validate(
     dataset: str | Dataset = DEFAULT_DATASET,
     level: Level | Literal["all"] = ALL_LEVELS,

@@ -188,7 +188,8 @@ def test_a_message_takes_time_however_noisy_the_machine() -> None:
 
 
 def test_an_answer_of_one_token_has_no_decode(monkeypatch: pytest.MonkeyPatch) -> None:
-    scenario = own_scenario("1b", "gpt-fast", tp=8, batch=1, prompt=16, gen=1, overrides=SMALL)
+    few = SMALL | {"model.layers": "2"}
+    scenario = own_scenario("1b", "gpt-fast", tp=8, batch=1, prompt=16, gen=1, overrides=few)
     short = Experiment(scenario=scenario, variants=("ladder",), shares=(0.4,), rounds=2, threads=1)
     screen = progress_of(monkeypatch)
     rows = cross_check(short, CommConfig(backend="emulate"))["rows"]

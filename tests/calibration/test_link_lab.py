@@ -41,7 +41,11 @@ def test_the_loop_closes_over_a_real_link_and_leaves_nothing_behind(tmp_path: Pa
         assert 0 < overlap["core_share"] <= 1
         assert overlap["slowed"] >= 0
     assert {row["variant"] for row in result["rows"]} == {"standard", "ladder", "upper-bound"}
-    assert str(os.getpid()) not in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+    assert set(lab.spaces).isdisjoint(_namespaces())
+
+
+def _namespaces() -> list[str]:
+    return subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout.split()
 
 
 def _is_slow(lab: Laboratory) -> None:
@@ -84,4 +88,4 @@ with laboratory():
             pytest.skip(NEEDS_ROOT)
         other.terminate()
         other.communicate(timeout=HANG_S)
-    assert str(other.pid) not in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+    assert {f"ladder-a{other.pid}", f"ladder-b{other.pid}"}.isdisjoint(_namespaces())

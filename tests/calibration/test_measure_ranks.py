@@ -94,9 +94,11 @@ def test_a_rank_without_memory_makes_all_skip_and_none_wait(tmp_path: Path) -> N
 @contextmanager
 def ranks(arguments: list[str], nodes: int = 1) -> Iterator[list["subprocess.Popen[str]"]]:
     """Two ranks of a Python command, without torchrun, which would end the others itself."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    taken = socket.socket()
+    # kept while the ranks run, so that nobody else gets the port; rank 0 may still listen to it
+    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    taken.bind(("127.0.0.1", 0))
+    port = taken.getsockname()[1]
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2 // nodes}
     started = [
         subprocess.Popen(
@@ -115,3 +117,4 @@ def ranks(arguments: list[str], nodes: int = 1) -> Iterator[list["subprocess.Pop
         for process in started:
             process.kill()
             process.communicate()
+        taken.close()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -17,7 +18,6 @@ from ladder_sim.costs.contention import (
     collective_traffic_bytes,
     gemm_tiles,
     kernel_demand,
-    lent_sms,
 )
 from ladder_sim.costs.estimate import Estimate
 from ladder_sim.costs.kernels import KernelCosts
@@ -26,7 +26,7 @@ from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.des.shared import Demand, Device
 from ladder_sim.errors import ProfileError
 from ladder_sim.graph.build import PassInputs, build
-from ladder_sim.graph.ops import AttentionShape, ElementwiseShape, GemmShape, Op, Phase
+from ladder_sim.graph.ops import AttentionShape, ElementwiseShape, GemmShape, Op, Phase, Shape
 from ladder_sim.prediction import predict
 from ladder_sim.specs.scenario import Scenario
 
@@ -101,25 +101,25 @@ def test_tiles_of_many_sizes_are_those_of_each(rows: list[int], n: int, sms: int
 
 
 def test_grids_by_tokens() -> None:
-    """One token is a reduction of many small blocks, a few run on a fixed grid, more on tiles in clusters."""
-    for m, spare in ((1, DEFAULTS.memory_spare), (2, DEFAULTS.grid_spare), (8, DEFAULTS.grid_spare)):
+    """One token is a reduction of many small blocks, a few share a grid of tiles, more run it in waves of clusters."""
+    idle = 1 - 128 / SMS
+    for m, tiles, spare in ((1, 0, DEFAULTS.memory_spare), (2, 0, idle), (8, 0, idle), (9, 128, idle)):
         use = kernel_demand(gemm(m, 8192, 3584), SMS, DEFAULTS, 0.5)
-        assert (use.tiles, use.scatter, use.spare) == (0, 0.0, spare)
-    more = kernel_demand(gemm(9, 8192, 3584), SMS, DEFAULTS, 0.5)
-    assert (more.tiles, more.scatter) == (128, DEFAULTS.scatter)
+        assert (use.tiles, use.spare) == (tiles, spare), m
+    assert use.scatter == DEFAULTS.scatter
     # in a sweep over batches each has its own
     rows = np.array([1, 2, 8, 9])
     swept = kernel_demand(dataclasses.replace(gemm(1, 8192, 3584), m=rows), SMS, DEFAULTS, 0.5)
     np.testing.assert_array_equal(swept.tiles, [0, 0, 0, 128])
-    np.testing.assert_array_equal(swept.spare, [DEFAULTS.memory_spare, *3 * [DEFAULTS.grid_spare]])
+    np.testing.assert_array_equal(swept.spare, [DEFAULTS.memory_spare, *3 * [idle]])
 
 
 def test_what_a_collective_costs_by_tokens() -> None:
-    """Rate of a GEMM next to 24 channels: nothing with one token, its share of SMs with four, a wave with many."""
+    """Rate of a GEMM of 112 tiles next to 24 channels: all with one token, its share with four, half with many."""
     device, ring = Device(sms=SMS), Demand(held_sms=24)
     one, four, many = (device.rate(kernel_demand(gemm(m, 14336, 8192), SMS, DEFAULTS, 0.0), [ring]) for m in (1, 4, 64))
     assert one == 1.0
-    assert four == pytest.approx((SMS - 24) / (SMS * (1 - DEFAULTS.grid_spare)))
+    assert four == pytest.approx((SMS - 24) / 112)
     assert many == 0.5
     # 112 tiles fit the 116 SMs that NVLS leaves, but not in clusters
     nvls = Demand(held_sms=collective_sms("nvls", 1e6, DEFAULTS))
@@ -128,15 +128,58 @@ def test_what_a_collective_costs_by_tokens() -> None:
     assert device.rate(dataclasses.replace(tiled, scatter=0.0), [nvls]) == 1.0
 
 
-def test_kernels_without_tiles_keep_what_nvls_lends() -> None:
-    device, grid = Device(sms=SMS), kernel_demand(gemm(4, 14336, 8192), SMS, DEFAULTS, 0.0)
-    for algorithm, rate in (
-        ("nvls", 1.0),
-        ("nvls-tree", 1.0),
-        ("tree", (SMS - 16) / (SMS * (1 - DEFAULTS.grid_spare))),
-    ):
-        held, lent = (price(algorithm, 1e6, DEFAULTS) for price in (collective_sms, lent_sms))
-        assert device.rate(grid, [Demand(held_sms=held, lent_sms=lent)]) == pytest.approx(rate)
+@given(st.integers(2, 4096), st.sampled_from((1280, 6656, 8192, 14336)), st.integers(1, SMS - 1))
+def test_a_librarys_gemm_loses_its_share_of_the_sms(m: int, n: int, held_sms: int) -> None:
+    """To whichever collective, beyond the SMs that its grid leaves idle; in waves it loses no less."""
+    device, kernel = Device(sms=SMS), kernel_demand(gemm(m, n, 8192), SMS, DEFAULTS, 0.0)
+    rate = device.rate(kernel, [Demand(held_sms=held_sms)])
+    tiles = gemm_tiles(m, n, SMS)
+    share = min(1.0, math.ceil(tiles / SMS) * (SMS - held_sms) / tiles)
+    assert rate == pytest.approx(share) if m <= DEFAULTS.stream_rows else rate <= share * (1 + 1e-12)
+
+
+SHAPES = st.one_of(
+    st.builds(gemm, st.integers(1, 4096), st.integers(64, 60_000), st.just(8192)),
+    st.builds(attention, st.integers(1, 4096), kernel=st.sampled_from(["flash", "math"])),
+    st.builds(ElementwiseShape, moved_bytes=st.floats(1.0, 1e10)),
+)
+
+
+@given(SHAPES, st.sampled_from(ALGORITHMS), MESSAGES, MESSAGES, st.floats(0.0, 1.0))
+def test_no_collective_speeds_a_kernel_up(
+    shape: Shape, algorithm: str, one: float, other: float, memory: float
+) -> None:
+    """Nor does a larger message of the same algorithm, nor a kernel a collective."""
+    device, kernel = Device(sms=SMS), kernel_demand(shape, SMS, DEFAULTS, memory)
+    small, large = (
+        Demand(held_sms=collective_sms(algorithm, size, DEFAULTS), slowdown=DEFAULTS.collective_slowdown)
+        for size in sorted((one, other))
+    )
+    assert 0.0 < device.rate(kernel, [large]) <= device.rate(kernel, [small]) <= device.rate(kernel, []) == 1.0
+    assert 1.0 / (1.0 + DEFAULTS.collective_slowdown) <= device.rate(large, [kernel]) <= 1.0
+
+
+NOTHING_HELD: Mapping[str, float] = {
+    "max_channels": 0.0,
+    "nvls_channels": 0.0,
+    "ring_traffic": 0.0,
+    "nvls_traffic": 0.0,
+    "collective_slowdown": 0.0,
+}
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_without_channels_there_is_no_contention(nodes: int) -> None:
+    """Neither SMs nor memory taken: kernels and messages run as if alone, and ladder is faster for it."""
+    for batch in (1, 4, 16):
+        scenario = Scenario.of(model="405b", dtype="fp8", nodes=nodes, tp=8 * nodes, batch=batch)
+        free, shared = (
+            predict(scenario, ["ladder"], profile=profile)["ladder"]
+            for profile in (with_overlap(**NOTHING_HELD), load_profile("h100-sxm"))
+        )
+        assert free.breakdown.slowed_s == pytest.approx(0.0, abs=1e-9)
+        assert shared.breakdown.slowed_s > 0.0
+        assert free.request_s < shared.request_s
 
 
 def test_attention() -> None:

@@ -83,6 +83,32 @@ def test_narrow_weights_are_streamed_in_less_time() -> None:
     assert seconds["w4a16"] < seconds["nvfp4"] < seconds["fp8"] < seconds["fp8-block"] < seconds["bf16"]
 
 
+# aiconfigurator-core 0.12.0, quantize tables on H100, scale_matrix and computescale together: rows and columns of the
+# input, and us
+QUANTIZED = {
+    "vllm": {(1, 8192): 3.56, (128, 8192): 3.97, (1024, 8192): 10.28, (8192, 8192): 71.7},
+    "trtllm": {(1, 8192): 8.55, (128, 8192): 10.38, (1024, 8192): 19.15, (8192, 8192): 176.8},
+    "sglang": {(1, 8192): 7.89, (128, 8192): 12.32, (1024, 8192): 75.55, (8192, 8192): 601.4},
+}
+
+
+@pytest.mark.parametrize("stack", QUANTIZED)
+def test_inputs_that_are_quantised_at_run_time_take_a_kernel_each(stack: str) -> None:
+    profile = load_profile("h100-sxm")
+    given: dict[str, Any] = {"model": "70b", "stack": stack}
+    for (rows, columns), measured_us in QUANTIZED[stack].items():
+        static, dynamic = (decode(Scenario.of(**given, dtype=dtype), profile, rows) for dtype in ("fp8", "fp8-dynamic"))
+        kernels = dynamic.keys() - static.keys()
+        assert kernels == {f"{block}_quantize" for block in ("attn.qkv", "attn.o", "mlp.up", "mlp.down")}
+        for name in static:
+            assert dynamic[name][1].seconds == static[name][1].seconds, name
+        op, estimate = dynamic["attn.qkv_quantize"]
+        assert op.kind == "quantize"
+        # a few MB stay in the L2 cache, which the formula does not know
+        error = 0.05 if rows in (1, 8192) else 0.5
+        assert 1e6 * float(estimate.seconds) == pytest.approx(measured_us, rel=error), (rows, columns)
+
+
 def test_tensor_cores_of_a_precision() -> None:
     gpu = Gpu(bf16_flops=1e15, fp8_flops=2e15, fp4_flops=4e15, hbm_bandwidth_Bps=1e12, kernel_s=0.0)
     operands = {"weight_element_bytes": 1, "input_element_bytes": 1, "output_element_bytes": 2}

@@ -10,8 +10,7 @@ from ladder_sim.cli.main import main
 from ladder_sim.explorer.clientside import CONTROLS
 from ladder_sim.explorer.controls import SLIDER_KEYS, control_id
 from tests.support.accessibility import violations
-from tests.support.browser import chromium
-from tests.support.explorer_browser import Watched, served
+from tests.support.explorer_browser import Watched
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -29,18 +28,6 @@ FOCUS = """() => {
   const name = at.ariaLabel || (at.labels && at.labels.length ? at.labels[0].textContent : at.textContent);
   return { id: at.id, tag: at.tagName, name: name.trim(), again };
 }"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with served() as url:
-        yield url
 
 
 def pages(browser: Browser, address: str, folder: Path) -> Iterator[tuple[str, Watched]]:

@@ -14,25 +14,12 @@ from ladder_sim.explorer.offline import LATENCY_VALUES, standalone_page
 from ladder_sim.explorer.quantities import REACH
 from ladder_sim.explorer.queries import Queries
 from ladder_sim.units import format_seconds
-from tests.support.browser import chromium
 from tests.support.configs import LLAMA_8B
 from tests.support.explorer_browser import Watched, artefacts, served
 
 pytestmark = pytest.mark.browser
 
 GAIN = "document.querySelector('.card[data-variant=ladder] .gain').textContent"
-
-
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with served() as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

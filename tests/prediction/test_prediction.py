@@ -264,7 +264,7 @@ def scenarios(draw: st.DrawFn, stacks: tuple[str, ...] = catalog.stack_names()) 
         model=shallow(draw(st.integers(1, 12)), "70b"),
         nodes=nodes,
         tp=tp,
-        batch=draw(st.sampled_from([1, 4, 64])),
+        batch=draw(st.sampled_from([1, 4, 16, 64])),
         prompt=draw(st.integers(1, 4096)),
         gen=draw(st.sampled_from([1, 2, 512])),
         stack=draw(st.sampled_from(stacks)),
@@ -345,10 +345,11 @@ def test_better_hardware_never_slows(
         assert one.request_s <= before[variant].request_s * slack, variant
 
 
-@given(scenarios(), st.sampled_from(["h100-sxm", "none"]))
-def test_sharing_the_gpu_only_slows(scenario: Scenario, profile: str) -> None:
+@given(scenarios(), st.sampled_from(["h100-sxm", "none"]), st.booleans())
+def test_sharing_the_gpu_only_slows(scenario: Scenario, profile: str, p2p: bool) -> None:
     """So better hardware can slow a wiring that overlaps, but by no more than its kernels and messages then slow each
     other: they meet in another order. A wiring in which nothing overlaps is not affected."""
+    scenario = dataclasses.replace(scenario, p2p=p2p)
     predictions = predict(scenario, SERIAL + OVERLAPPING, profile=profile, ignore_memory=True)
     apart = simulate_request(
         scenario, SERIAL + OVERLAPPING, Apart(KernelCosts(scenario, resolve_profile(scenario, profile)))
@@ -379,15 +380,15 @@ def test_auto_is_the_fastest_algorithm_but_for_what_issuing_it_costs(
         assert request_s <= other_s * (1 + 1e-9) + issuing_s, other.stack.allreduce
 
 
-@given(scenarios(), st.sampled_from(["h100-sxm", "none"]), st.floats(0, 5e-5), st.booleans())
-def test_what_beats_the_upper_bound(scenario: Scenario, profile: str, wait_s: float, fused: bool) -> None:
+@given(scenarios(), st.sampled_from(["h100-sxm", "none"]), st.floats(0, 5e-5), st.booleans(), st.booleans())
+def test_what_beats_the_upper_bound(scenario: Scenario, profile: str, wait_s: float, fused: bool, p2p: bool) -> None:
     """Nothing but its token's broadcast, and parallel by having fewer and wider kernels.
 
     The broadcast waits for an event, which in a shallow model costs more than all-reduces that are issued among the
     kernels. A stack that fuses only ladder's adds makes the upper bound, too, pay more kernels than ladder.
     """
     stack = dataclasses.replace(scenario.stack, stream_wait_s=wait_s, fused_residual_add=fused, fused_ladder_add=fused)
-    scenario = dataclasses.replace(scenario, stack=stack)
+    scenario = dataclasses.replace(scenario, stack=stack, p2p=p2p)
     predictions = predict(scenario, SERIAL + OVERLAPPING, profile=profile, ignore_memory=True)
     upper, parallel = predictions["upper-bound"], predictions["parallel"]
     passes = scenario.workload.gen

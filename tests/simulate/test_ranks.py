@@ -82,12 +82,12 @@ def test_without_jitter_it_is_the_step_of_one_rank(model_name: str, nodes: int, 
     for phase, overrides in product(PHASES, ({}, NO_SKEW)):
         scenario = Scenario.of(model=model_name, nodes=nodes, stack=stack_name, variant=variant, overrides=overrides)
         costs = KernelCosts(scenario, profile)
-        one_s = simulate(scenario, phase, 1280, costs).seconds
-        ranked = simulate_ranks(simulate(scenario, phase, 1280, costs), scenario.tp, EVEN)
+        alone = simulate(scenario, phase, 1280, costs)
+        ranked = simulate_ranks(alone, scenario.tp, EVEN)
         for seconds in (ranked.mean_s, ranked.p50_s, ranked.p95_s):
-            assert seconds == pytest.approx(one_s, rel=RTOL), (phase, overrides)
+            assert seconds == pytest.approx(alone.seconds, rel=RTOL), (phase, overrides)
         if overrides:
-            assert ranked.waiting_s == pytest.approx(0.0, abs=RTOL * one_s), phase
+            assert ranked.waiting_s == pytest.approx(0.0, abs=RTOL * alone.seconds), phase
 
 
 def test_one_rank_alone() -> None:

@@ -394,4 +394,4 @@ def test_another_product_is_not_suggested(name: str) -> None:
 def test_another_precision_is_not_suggested() -> None:
     with pytest.raises(UnknownNameError) as caught:
         Scenario.of(dtype="fp6")
-    assert caught.value.hint == "known: bf16, fp16, fp8, fp8-block, nvfp4, w4a16"
+    assert caught.value.hint == "known: bf16, fp16, fp8, fp8-block, fp8-dynamic, nvfp4, w4a16"

@@ -18,6 +18,8 @@ SHARES = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(1e-3, 1.0))
 TILED = st.builds(
     Demand,
     tiles=st.one_of(st.integers(1, SMS), st.integers(1, 4 * SMS)),
+    spare=st.sampled_from([0.0, 0.075, 1.0]),
+    scatter=st.sampled_from([0.0, 0.5]),
     memory=SHARES,
 )
 ELASTIC = st.builds(Demand, spare=st.sampled_from([0.0, 0.25, 1.0]), memory=SHARES)

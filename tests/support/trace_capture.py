@@ -1,4 +1,4 @@
-"""Records a small tensor-parallel forward pass on two CPU ranks: `python trace_capture.py RANK PORT FOLDER`."""
+"""Records a small tensor-parallel forward pass on two CPU ranks: `python trace_capture.py RANK FOLDER`."""
 
 import sys
 from pathlib import Path
@@ -42,9 +42,9 @@ def joined(x: torch.Tensor, work: dist.Work, y: torch.Tensor) -> torch.Tensor:
     return x + y
 
 
-def main(rank: int, port: int, folder: Path) -> None:
+def main(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2)
     weights = [torch.randn(HIDDEN, HIDDEN) * 0.01 for _ in range(2 * LAYERS)]
     x = torch.randn(TOKENS, HIDDEN)
     for name, forward, observe_steps in (
@@ -61,4 +61,4 @@ def main(rank: int, port: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    main(int(sys.argv[1]), Path(sys.argv[2]))

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -43,12 +42,9 @@ SMALL = {
 @pytest.fixture(scope="module")
 def captured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("captured")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     script = REPO / "tests" / "support" / "trace_capture.py"
     ranks = [
-        subprocess.Popen([sys.executable, script, str(rank), str(port), folder], stderr=subprocess.PIPE, text=True)
+        subprocess.Popen([sys.executable, script, str(rank), folder], stderr=subprocess.PIPE, text=True)
         for rank in range(2)
     ]
     for process in ranks:

@@ -224,7 +224,8 @@ class Network:
         ratio = np.exp(np.interp(np.log(message), log_sizes, log_ratios))
         if not self._p2p:
             times = self._across_without_p2p(kind, message, times)
-            return dataclasses.replace(times, seconds=times.seconds * ratio)
+            # the fabric's sweep was made with it
+            return dataclasses.replace(times, seconds=times.seconds * ratio, source="transferred")
         same_layout = (fabric.nodes, fabric.ranks_per_node) == (self._nodes, self._ranks)
         # a curve inside a node has gaps only where a dense sweep was thinned; here nothing was measured in between
         fitted = self._fabric_here and times.names <= measured and not bridged(fabric.curve, message).any()
