@@ -182,27 +182,34 @@ class ModelConfig:
 
     def check_ranks(self, tp: int, ep: int = 1) -> None:
         """Raise InfeasibleError unless `tp` ranks can share this model, and `ep` groups of them its experts."""
-        if ep > 1 and self.experts is None:
-            raise UsageError(f"--ep {ep}: the model has no experts", hint="leave out --ep")
+        if ep > 1:
+            self._check_groups(tp, ep)
         if part := self._indivisible_part(tp, ep):
-            degrees = range(1, self.heads + 1)
-            divide = [str(degree) for degree in degrees if not self._indivisible_part(degree, min(ep, degree))]
+            degrees = [
+                str(degree) for degree in range(ep, self.heads + 1, ep) if not self._indivisible_part(degree, ep)
+            ]
             raise InfeasibleError(
                 f"{tp} ranks cannot share {part} evenly",
-                hint=f"degrees that divide: {', '.join(divide)}" if divide else f"choose another --ep than {ep}",
+                hint=f"degrees that divide: {', '.join(degrees) or 'none with this --ep'}",
+            )
+
+    def _check_groups(self, tp: int, ep: int) -> None:
+        if self.experts is None:
+            raise UsageError(f"--ep {ep}: the model has no experts", hint="leave out --ep")
+        degrees = [degree for degree in range(1, tp + 1) if not (tp % degree or self.experts.count % degree)]
+        if ep not in degrees:
+            raise InfeasibleError(
+                f"--ep {ep}: must divide {tp} ranks and {self.experts.count} experts",
+                hint=f"degrees that divide both: {', '.join(map(str, degrees))}",
             )
 
     def _indivisible_part(self, tp: int, ep: int) -> str:
         """What `tp` ranks do not divide; empty: they divide all."""
         if self.heads % tp:
             return f"{self.heads} query heads"
-        for width in {self.mlp_of(layer) for layer in range(self.layers)}:
+        for width in sorted({self.mlp_of(layer) for layer in range(self.layers)}):
             if width % tp:
                 return f"an MLP of width {width}"
-        if tp % ep:
-            return f"{ep} groups of experts"
-        if self.experts and self.experts.count % ep:
-            return f"{self.experts.count} experts in {ep} groups"
         if self.experts and self.experts.intermediate % (tp // ep):
             return f"experts of width {self.experts.intermediate}"
         return f"{self.kv_heads} key/value heads" if self.kv_heads % tp and tp % self.kv_heads else ""

@@ -10,6 +10,7 @@ in latent.py.
 
 import contextlib
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
@@ -321,16 +322,22 @@ def run_experts(
     gated: bool,
 ) -> Tensor:
     """What this rank's experts, the first of which has number `first`, add to each token, weighted; B x T x D."""
-    x_MD, chosen_Mk = x_BTD.flatten(0, 1), chosen_BTk.flatten(0, 1)
-    weight_Mk = weight_BTk.flatten(0, 1).to(x_BTD.dtype)
-    sum_MD = torch.zeros_like(x_MD)
-    for number, (up_ND, down_DI) in enumerate(zip(up_LND, down_LDI, strict=True), start=first):
-        token_X, place_X = torch.where(chosen_Mk == number)
-        if len(token_X):
-            hidden_XI = _activate(nn.functional.linear(x_MD[token_X], up_ND), activation, gated)
-            output_XD = nn.functional.linear(hidden_XI, down_DI) * weight_Mk[token_X, place_X].unsqueeze(-1)
-            sum_MD = sum_MD.index_add(0, token_X, output_XD)
-    return sum_MD.view_as(x_BTD)
+    x_MD = x_BTD.flatten(0, 1)
+    # a token's every choice, in the order of the experts: this rank's are in a row
+    expert_X, choice_X = chosen_BTk.flatten().sort(stable=True)
+    bounds = torch.arange(first, first + len(up_LND) + 1, device=x_BTD.device)
+    starts = torch.searchsorted(expert_X, bounds).tolist()
+    choice_X = choice_X[starts[0] : starts[-1]]
+    token_X = choice_X // chosen_BTk.shape[-1]
+    parts = x_MD[token_X].split([end - start for start, end in itertools.pairwise(starts)])
+    outputs = [
+        nn.functional.linear(_activate(nn.functional.linear(part_XD, up_ND), activation, gated), down_DI)
+        for part_XD, up_ND, down_DI in zip(parts, up_LND, down_LDI, strict=True)
+        if len(part_XD)
+    ]
+    # there may be none
+    output_XD = torch.cat((x_MD[:0], *outputs)) * weight_BTk.flatten()[choice_X].unsqueeze(-1).to(x_BTD.dtype)
+    return torch.zeros_like(x_MD).index_add(0, token_X, output_XD).view_as(x_BTD)
 
 
 @_kernel("sample")

@@ -15,9 +15,8 @@ DeepSeek-V2, arXiv 2405.04434, section 2.1 and appendix C.
 
 from torch import Tensor, nn
 
-from ladder_sim.errors import UsageError
 from runtime.config import EngineConfig, ModelConfig
-from runtime.kinds import Yarn
+from runtime.kinds import Latent, Yarn
 from runtime.model import kernels
 from runtime.model.attention import Step
 from runtime.model.linear import Linear, RMSNorm
@@ -30,12 +29,10 @@ LATENT_EPS = 1e-6
 class LatentAttention(nn.Module):
     """The latent projections are whole on every rank; the heads that are made of them are split."""
 
-    def __init__(self, config: ModelConfig, shard: Shard, engine: EngineConfig) -> None:
+    def __init__(self, config: ModelConfig, latent: Latent, shard: Shard, engine: EngineConfig) -> None:
         super().__init__()
-        if config.latent is None:
-            raise UsageError("the model has no latent attention")
-        latent, heads = config.latent, shard.heads
-        self.latent, self.heads, self.engine = latent, heads, engine
+        self.latent, self.engine = latent, engine
+        self.heads = heads = shard.heads
         # made of the latent vector: the width of a head's keys, and of its keys and values
         self.plain = config.head_dim - latent.rope_dim
         made = self.plain + latent.value_dim

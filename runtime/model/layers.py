@@ -28,7 +28,11 @@ class Layer(nn.Module):
         width, experts = config.mlp_of(index), config.experts_of(index)
         self.attn_norm = RMSNorm(config.hidden, config.norm_eps)
         self.mlp_norm = RMSNorm(config.hidden, config.norm_eps)
-        self.attention = (LatentAttention if config.latent else GroupedAttention)(config, shard, engine)
+        self.attention = (
+            LatentAttention(config, config.latent, shard, engine)
+            if config.latent
+            else GroupedAttention(config, shard, engine)
+        )
         # of all tokens: the only one of its layer, or shared experts
         self.mlp = MLP(config, shard, width) if width else None
         self.experts = RoutedExperts(config, experts, shard) if experts else None

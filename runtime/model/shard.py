@@ -42,7 +42,8 @@ class Shard:
         """Split `config` over `ranks` of each stage; raises InfeasibleError if they do not divide it."""
         config.check_ranks(ranks, engine.ep)
         part = -(-config.vocab // ranks)
-        first, last = pipeline.stage == 0, pipeline.stage == pipeline.stages - 1
+        layers = config.layers_of(pipeline.stage, pipeline.stages)
+        has_embedding, has_lm_head = layers.start == 0, layers.stop == config.layers
         return cls(
             rank=rank,
             ranks=ranks,
@@ -50,9 +51,9 @@ class Shard:
             kv_heads=max(1, config.kv_heads // ranks),
             kv_first=rank * config.kv_heads // ranks,
             ep=engine.ep,
-            layers=config.layers_of(pipeline.stage, pipeline.stages),
-            embedding_rows=first * (part if engine.sharded_embedding else config.vocab),
-            lm_head_rows=last * (part if engine.sharded_lm_head else config.vocab),
+            layers=layers,
+            embedding_rows=(part if engine.sharded_embedding else config.vocab) if has_embedding else 0,
+            lm_head_rows=(part if engine.sharded_lm_head else config.vocab) if has_lm_head else 0,
         )
 
     def query(self, width: int) -> slice:

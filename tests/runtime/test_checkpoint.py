@@ -164,6 +164,19 @@ def test_half_precision_is_widened_exactly(saved: Saved, tmp_path: Path, dtype: 
     assert torch.equal(model.layers[3].mlp.down.weight_NF, tensors["model.layers.3.mlp.down_proj.weight"].float())
 
 
+def test_layers_that_predict_further_tokens_are_left_out(saved: Saved, tmp_path: Path) -> None:
+    """DeepSeek-V3's checkpoints have one after the model's own; a second one is not said to be there."""
+    (tmp_path / "config.json").write_bytes((saved.root / "deepseek-v3" / "config.json").read_bytes())
+    tensors = load_file(saved.root / "deepseek-v3" / "model.safetensors")
+    for layer in (4, 5):
+        tensors |= {f"model.layers.{layer}.eh_proj.weight": torch.zeros(2, 2)}
+        save_file(tensors, tmp_path / "model.safetensors")
+        if layer == 4:
+            assert "model.layers.4.eh_proj.weight" not in Checkpoint.open(tmp_path).tensors
+    with pytest.raises(UsageError, match=r"model\.layers\.5\.eh_proj\.weight \[2, 2\] is not part of the model"):
+        Checkpoint.open(tmp_path)
+
+
 @pytest.fixture
 def broken(saved: Saved, tmp_path: Path) -> Path:
     """A copy to be damaged, in shards."""

@@ -203,9 +203,9 @@ def test_a_config_that_cannot_be(config: dict[str, Any], change: dict[str, Any],
 @pytest.mark.parametrize(
     ("config", "tp", "ep", "part"),
     [
-        (MIXTRAL, 4, 3, "4 ranks cannot share 3 groups of experts evenly"),
-        (MIXTRAL, 2, 4, "2 ranks cannot share 4 groups of experts evenly"),
-        (MIXTRAL, 16, 16, "16 ranks cannot share 8 experts in 16 groups evenly"),
+        (MIXTRAL, 4, 3, "--ep 3: must divide 4 ranks and 8 experts"),
+        (MIXTRAL, 2, 4, "--ep 4: must divide 2 ranks and 8 experts"),
+        (MIXTRAL, 16, 16, "--ep 16: must divide 16 ranks and 8 experts"),
         (V2_LITE | {"moe_intermediate_size": 1404, "n_shared_experts": 4}, 16, 2, "cannot share experts of width 1404"),
         (V3, 3, 1, "3 ranks cannot share 128 query heads evenly"),
     ],

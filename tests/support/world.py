@@ -44,7 +44,7 @@ PLAIN = ModelConfig(
     out_bias=True,
     mlp_bias=True,
 )
-# as DeepSeek-V3 chooses experts, which no degree of this world holds alike; the first layer is dense
+# experts chosen as DeepSeek-V3 does; the first layer is dense
 EXPERTS = replace(
     GROUPED,
     qk_norm=True,
@@ -62,7 +62,7 @@ EXPERTS = replace(
         scale=2.5,
     ),
 )
-# as Qwen3-MoE chooses experts; at YaRN's ends wavelengths stay and are stretched in full
+# experts chosen as Qwen3-MoE does; some wavelengths stay, some are stretched in part and some in full
 LATENT = ModelConfig(
     layers=2,
     hidden=48,
