@@ -167,7 +167,7 @@ def _engine(setup: Setup) -> str:
 def add_to(commands: Any) -> None:
     """Add `fit-serving` to the command line."""
     fit = commands.add_parser("fit-serving", help="fit what engines take beyond their kernels to measured servings")
-    fit.add_argument("servings", help="CSV file of servings (docs/accuracy.md)")
+    fit.add_argument("servings", help="CSV file of servings (docs/serving.md)")
     fit.set_defaults(run=_run)
 
 

@@ -18,7 +18,7 @@ from calibration.importers.allreduce import all_reduce_curves, collective_curves
 from calibration.importers.clean import RISING, from_memory, outlier_note, static, without_excluded
 from calibration.importers.grids import Grid, Series, distinct, merge
 from calibration.importers.thin import leave_one_out, predicted_s, thin
-from ladder_sim.costs.collectives.formulas import OWN
+from ladder_sim.costs.collectives.algorithms import OWN
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
 from ladder_sim.costs.profile import CalibrationProfile, CollectiveName, ProfileSource
 from ladder_sim.costs.roofline import AXES, GEMM_FORMATS, Gpu, Kind, roofline_s, table_shape

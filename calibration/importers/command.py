@@ -6,11 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from calibration.options import add_created, profile_name
+from ladder_sim.costs.collectives.algorithms import ALL_REDUCE, OWN
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import SUFFIX, load_profile, save_profile
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.values import whole
 from ladder_sim.system.files import write_file
+
+# what a log or table in one node can be of; NCCL's holds NVLS
+MEASURED = [name for name in ALL_REDUCE if name not in (OWN, "nvls")]
 
 
 def add_to(commands: Any) -> None:
@@ -42,7 +46,7 @@ def add_to(commands: Any) -> None:
     )
     inside.add_argument("--base", help="profile to start from: a shipped one's name, or a file")
     inside.add_argument("--ranks", type=int, help="GPUs in the group; default: as the log lists them")
-    inside.add_argument("--algorithm", choices=("nccl", "one-shot", "two-shot"), default="nccl")
+    inside.add_argument("--algorithm", choices=MEASURED, default="nccl")
     tests.set_defaults(run=_import_nccl_tests)
 
 

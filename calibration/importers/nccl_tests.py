@@ -177,8 +177,8 @@ def add_to_profile(
 ) -> CalibrationProfile:
     """Return a copy of `base` in which a sweep in one node takes the place of one curve.
 
-    `algorithm` is what was measured: ``"nccl"``, ``"one-shot"`` or ``"two-shot"``; `created` is the ISO date of the
-    import. Raises UsageError if the sweep is not a collective of that number of ranks in one node.
+    `algorithm` is what was measured, as ``--allreduce`` names it; `created` is the ISO date of the import. Raises
+    UsageError if the sweep is not a collective of that number of ranks in one node.
     """
     op = collective_of(sweep, ranks)
     if len(sweep.hosts) > 1:

@@ -140,6 +140,8 @@ def _flat(spec: Any, section: str) -> Iterator[tuple[str, str]]:
         value = getattr(spec, field.name)
         if dataclasses.is_dataclass(value):
             yield from _flat(value, field.name)
+        elif isinstance(value, tuple):
+            yield from ((f"{section}.{field.name}[{at}]", str(part)) for at, part in enumerate(value))
         elif value not in ("", ()):
             yield f"{section}.{field.name}", _figure_text(field.name, value)
 

@@ -10,6 +10,7 @@ from ladder_sim.cli.options import OptionGroup, ScenarioFlags, split_names, with
 from ladder_sim.cli.output import draw, show, write
 from ladder_sim.cli.run import Model, Settings, Stack, Variant, measure
 from ladder_sim.errors import LadderSimError, UsageError
+from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -49,9 +50,7 @@ class WhatIf(OptionGroup):
     tp: Annotated[
         int | None, typer.Option(help="Ranks on that cluster; default: all its GPUs.", rich_help_panel=_WHAT_IF)
     ] = None
-    allreduce: Annotated[
-        str | None, typer.Option(help="nccl, one-shot, two-shot, nvls, multimem or auto.", rich_help_panel=_WHAT_IF)
-    ] = None
+    allreduce: Annotated[str | None, typer.Option(help=ARGUMENTS["allreduce"].help, rich_help_panel=_WHAT_IF)] = None
 
     def __post_init__(self) -> None:
         if self.interconnect is None and (self.nodes != 1 or self.tp is not None or self.allreduce is not None):

@@ -22,8 +22,13 @@ TILE_ROWS = (64, 128)
 TILE_COLUMNS = (256, 128, 64)
 # query rows of a flash-attention tile (FlashAttention 2 and 3)
 QUERY_TILE = 128
+# kernels of engines with a block for so many bytes
+BLOCKS = (
+    *("one-shot", "two-shot", "push", "symmetric-two-shot"),
+    *("mnnvl-one-shot", "mnnvl-two-shot", "pcie-one-shot"),
+)
 # algorithms that reduce in the NVLink switch
-NVLS = ("nvls", "nvls-tree", "multimem")
+NVLS = ("nvls", "nvls-tree", "multimem", "fused-norm", "nccl-symmetric")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,11 +151,11 @@ def _where(condition: Any, value: Any, other: Any) -> Any:
 
 def collective_sms(algorithm: str, message_bytes: Number, parameters: OverlapParameters) -> Number:
     """SMs that a collective keeps for itself."""
-    if algorithm == "multimem":
+    if algorithm in ("multimem", "fused-norm"):
         return parameters.multimem_blocks
     if algorithm in NVLS:
         return parameters.nvls_channels
-    if algorithm in ("one-shot", "two-shot"):
+    if algorithm in BLOCKS:
         bytes_each, maximum_sms = parameters.block_bytes, parameters.max_blocks
     elif algorithm in ("tree", "tree-ll128"):
         bytes_each, maximum_sms = parameters.tree_channel_bytes, parameters.nvls_channels

@@ -23,6 +23,8 @@ class Estimate:
     """90 % interval: a factor of 1 + error either way."""
     source: Source
     """Where the time comes from."""
+    algorithm: str = ""
+    """What a collective runs, e.g. "multimem"; of most configurations."""
     inline: Number = 0.0
     """1 for a collective that engines issue among their kernels if nothing overlaps it."""
     demand: Demand = NOTHING

@@ -5,14 +5,16 @@ Tensor parallelism is Megatron's: column-parallel QKV and gate/up, row-parallel 
 block ends in partial sums (arXiv 1909.08053).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from ladder_sim.graph.ops import (
     PROMPT_DUTY,
     AttentionShape,
     CollectiveShape,
+    Count,
     ElementwiseShape,
     GemmShape,
     Op,
@@ -43,15 +45,26 @@ class PassInputs(NamedTuple):
     stack: StackSpec
     tp: int
     variant: str
+    fused_norm_bytes: float = 0.0
+    """As `Scenario.fused_norm_bytes`."""
 
     @classmethod
     def of(cls, scenario: Scenario) -> Self:
         """Those of a scenario."""
-        return cls(scenario.model, scenario.workload, scenario.stack, scenario.tp, scenario.variant)
+        fused_norm_bytes = scenario.fused_norm_bytes
+        return cls(scenario.model, scenario.workload, scenario.stack, scenario.tp, scenario.variant, fused_norm_bytes)
 
-    def of_one_token(self) -> Self:
-        """The same pass over a single token, in both phases: `ladder_sim.graph.sizes` gives its ops any size."""
-        return self._replace(workload=replace(self.workload, batch=1, prompt=1, gen=1))
+    def fuses_norm(self, tokens: Count) -> Any:
+        """Whether an all-reduce of so many tokens is small enough to be fused with the norm that needs it."""
+        return tokens * float(self.model.hidden * STATE_BYTES) <= self.fused_norm_bytes
+
+    def of_one_token(self, *, fuses_norm: bool = False) -> Self:
+        """The same pass over a single token, in both phases: `ladder_sim.graph.sizes` gives its ops any size.
+
+        Which ops there are depends on the size by `fuses_norm` alone.
+        """
+        one_token = replace(self.workload, batch=1, prompt=1, gen=1)
+        return self._replace(workload=one_token, fused_norm_bytes=math.inf if fuses_norm else 0.0)
 
 
 def build(scenario: Scenario | PassInputs, phase: Phase, kv_len: int, *, layers: Wiring | None = None) -> StepGraph:
@@ -99,6 +112,9 @@ class _Builder:
         self.mlp_width = self.intermediate * (2 if model.gated_mlp else 1)
         self.qkv_width = (self.heads + 2 * self.kv_heads) * model.head_dim
         self.state_bytes = float(self.tokens) * model.hidden * STATE_BYTES
+        self.fuses_norm = (
+            stack.fused_residual_add and not model.post_norms and self.state_bytes <= scenario.fused_norm_bytes
+        )
         self.graph = StepGraph(phase)
         self.residual = ""
 
@@ -108,11 +124,15 @@ class _Builder:
         # outputs that replace the residual instead of being added to it
         self.folded: set[str] = set()
 
+        # partial sums that the next norm's kernel is to reduce
+        self.partial: set[str] = set()
+
     def build(self, plan: Wiring) -> StepGraph:
         self._embedding(reduces=plan.reduces)
-        for layer in plan.layers:
-            for block in layer.blocks:
-                self._block(layer, block)
+        blocks = [(layer, block) for layer in plan.layers for block in layer.blocks]
+        next_joins = [*(block.joins for _, block in blocks[1:]), plan.final_joins]
+        for (layer, block), joins in zip(blocks, next_joins, strict=True):
+            self._block(layer, block, needed_at_once=joins == (1,))
         self._head(plan)
         return self.graph
 
@@ -166,18 +186,31 @@ class _Builder:
         return []
 
     def _norm(self, prefix: str, joins: Sequence[int], layer: int, *, deferred: bool) -> str:
-        """Join, then normalise; a fused kernel reads residual and output, writes the new residual and the norm."""
+        """Join, then normalise; a fused kernel reads residual and output, writes the new residual and the norm.
+
+        It may begin with the output's all-reduce.
+        """
         fuses = self.stack.fused_ladder_add if deferred else self.stack.fused_residual_add
         added = self._join(joins, prefix, layer, fuse_last=fuses)
-        moved = self.state_bytes * (4 if added else 2)
+        needed = [self.residual, *added]
         weights = float(self.model.hidden) * STATE_BYTES
-        norm = self._elementwise(f"{prefix}.norm", "norm", moved, [self.residual, *added], layer, weights)
+        if self.partial.intersection(added):
+            message = CollectiveShape(message_bytes=self.state_bytes)
+            norm = self._op(
+                f"{prefix}.all_reduce_norm", "all_reduce_norm", message, needed, layer=layer, weights=weights
+            )
+        else:
+            moved = self.state_bytes * (4 if added else 2)
+            norm = self._elementwise(f"{prefix}.norm", "norm", moved, needed, layer, weights)
         if added:
             self.residual = norm
         return norm
 
-    def _reduce(self, prefix: str, block: Block, output: str, layer: int) -> str:
+    def _reduce(self, prefix: str, block: Block, output: str, layer: int, *, needed_at_once: bool) -> str:
         if not block.reduces or self.tp == 1:
+            return output
+        if needed_at_once and self.fuses_norm and not block.folds_residual:
+            self.partial.add(output)
             return output
         if block.folds_residual:
             output = self._elementwise(f"{prefix}.fold", "add", 3 * self.state_bytes, [self.residual, output], layer)
@@ -190,7 +223,7 @@ class _Builder:
 
     # blocks
 
-    def _block(self, layer: Layer, block: Block) -> None:
+    def _block(self, layer: Layer, block: Block, *, needed_at_once: bool) -> None:
         prefix = f"layer{layer.index}.{_PART_NAMES[block.part]}"
         at = layer.index
         norm = self._norm(prefix, block.joins, at, deferred=any(back > 1 for back in block.joins))
@@ -211,7 +244,7 @@ class _Builder:
             )
             attention, mlp = self._attention(prefix, wide, at), self._mlp(prefix, wide, at)
             output = self._elementwise(f"{prefix}.sum", "add", 3 * self.state_bytes, [attention, mlp], at)
-        self.pending.append(self._reduce(prefix, block, output, at))
+        self.pending.append(self._reduce(prefix, block, output, at, needed_at_once=needed_at_once))
 
     def _attention(self, prefix: str, qkv: str, layer: int) -> str:
         model = self.model

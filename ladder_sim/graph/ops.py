@@ -5,7 +5,7 @@ Every count is per rank and per forward pass: FLOPs, bytes of device memory move
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import networkx as nx
 import numpy as np
@@ -16,7 +16,7 @@ Phase = Literal["prefill", "decode", "mixed"]
 Stream = Literal["compute", "comm"]
 # by phase, `GemmShape.duty` of a run of such passes alone; that of mixed steps depends on how many there are
 PROMPT_DUTY: Mapping[Phase, float] = {"prefill": 1.0, "decode": 0.0, "mixed": 0.0}
-CollectiveKind = Literal["all_reduce", "all_gather", "broadcast"]
+CollectiveKind = Literal["all_reduce", "all_reduce_norm", "all_gather", "broadcast"]
 OpKind = Literal[
     "embedding",
     "norm",
@@ -29,6 +29,7 @@ OpKind = Literal[
     "lm_head",
     "sample",
     "all_reduce",
+    "all_reduce_norm",
     "all_gather",
     "broadcast",
 ]
@@ -37,7 +38,7 @@ OpKind = Literal[
 # the numbers that they are everywhere else
 Count = int | NDArray[np.int64]
 
-COLLECTIVE_KINDS: frozenset[str] = frozenset({"all_reduce", "all_gather", "broadcast"})
+COLLECTIVE_KINDS: frozenset[str] = frozenset(get_args(CollectiveKind))
 
 
 def varies(size: object) -> bool:

@@ -79,6 +79,11 @@ class Sizes:
         return replace(decode, duty=duty, prompts=prompts, chunk=chunk, chunk_kv_len=chunk_kv_len, smallest=2)
 
     @property
+    def tokens(self) -> Any:
+        """New tokens of all sequences."""
+        return self.batch * self.q_len + self.prompts * self.chunk
+
+    @property
     def apart_from_context(self) -> Hashable:
         """Equal for passes that differ in context only; arrays are equal if they are the same."""
         sizes = (self.batch, self.q_len, self.duty, self.prompts, self.chunk)
@@ -99,7 +104,7 @@ class Sizes:
         per_sequence = op.kind in ("sample", "broadcast") or (
             op.kind in ("lm_head", "all_gather") and not self.every_logit
         )
-        rows: Any = self.batch + self.prompts if per_sequence else self.batch * self.q_len + self.prompts * self.chunk
+        rows: Any = self.batch + self.prompts if per_sequence else self.tokens
         if isinstance(shape, GemmShape):
             # written out: `replace` takes several times as long, and there are many of them
             return GemmShape(

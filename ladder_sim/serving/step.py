@@ -5,7 +5,7 @@ Decode is simulated at two numbers of requests, and taken as linear between. How
 the time that they take (`GemmShape.duty`): they are simulated at none of it and at all of it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,8 +24,7 @@ from ladder_sim.graph.ops import Phase
 from ladder_sim.graph.sizes import Sizes
 from ladder_sim.serving.closed_loop import Served, lockstep, steady
 from ladder_sim.simulate import request as static
-from ladder_sim.simulate.lower import schedule
-from ladder_sim.simulate.passes import FIRST_PERIODS, Engine, ForwardPass, price
+from ladder_sim.simulate.passes import Engine, ForwardPass, forward_passes
 from ladder_sim.simulate.ranks import Jitter
 from ladder_sim.simulate.request import NO_JITTER, Request
 from ladder_sim.specs.scenario import Scenario
@@ -100,16 +99,26 @@ def simulate_requests(
     }
     hardware = Hardware.of(scenario, profile)
     times = {name: (np.empty(count), np.empty(count)) for name in variants}
-    # answers of one token need no decode steps, prompts of one token take another kernel
-    kinds = 2 * (sizes["gen"] == 1) + (sizes["prompt"] == 1)
-    for kind in np.unique(kinds):
-        rows = np.flatnonzero(kinds == kind)
+    for rows in _alike(scenario, sizes):
         costs = KernelCosts(scenario, profile, hardware.vary({key: values[rows] for key, values in columns.items()}))
         load = _Load.of(scenario, **{key: static.single(values[rows]) for key, values in sizes.items()})
         for name, request in _serve(scenario, variants, costs, load, "fast").items():
             for column, values in zip(times[name], (request.ttft_s, request.decode_s), strict=True):
                 column[rows] = values
     return {name: Request(variant=name, ttft_s=ttft_s, decode_s=decode_s) for name, (ttft_s, decode_s) in times.items()}
+
+
+def _alike(scenario: Scenario, sizes: Mapping[str, static.Counts]) -> Iterator[static.Counts]:
+    """Which configurations can be simulated together."""
+    # answers of one token need no decode steps, prompts of one token take another kernel
+    kinds = 2 * (sizes["gen"] == 1) + (sizes["prompt"] == 1)
+    fuses_norm = PassInputs.of(scenario).fuses_norm
+    for kind in np.unique(kinds):
+        rows = np.flatnonzero(kinds == kind)
+        load = _Load.of(scenario, **{key: values[rows] for key, values in sizes.items()})
+        # steps fuse their norms or do not
+        fused = np.array([fuses_norm(step.tokens) for _, step in load.passes(scenario.stack)]).T
+        yield from (rows[(alike == fused).all(axis=1)] for alike in np.unique(fused, axis=0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -169,6 +178,15 @@ class _Load:
         """Steps with prompts, over prompts."""
         return self.chunks / self.prompts
 
+    @property
+    def further_tokens(self) -> bool:
+        """Answers have more than one token: all, or none."""
+        return bool(np.all(self.gen > 1))
+
+    def passes(self, stack: StackSpec) -> list[tuple[Phase, Sizes]]:
+        """What is simulated of a stack."""
+        return self.steps(stack) if self.further_tokens else self.prompts_only(stack)
+
     def steps(self, stack: StackSpec) -> list[tuple[Phase, Sizes]]:
         """Decode of few requests and of most, and of most with prompts that take none or all of the time."""
         # the context when half of an answer is there
@@ -191,22 +209,10 @@ def _serve(
     scenario: Scenario, variants: Sequence[str], costs: CostModel, load: _Load, engine: Engine
 ) -> dict[str, ServedRequest]:
     """Price all steps in one call, and solve the loop for each variant."""
-    further_tokens = bool(np.all(load.gen > 1))
-    steps = load.steps(scenario.stack) if further_tokens else load.prompts_only(scenario.stack)
-    one_token = PassInputs.of(scenario).of_one_token()
-    schedules = {
-        (name, phase): schedule(one_token._replace(variant=name), phase, FIRST_PERIODS)
-        for name in variants
-        for phase in dict(steps)
-    }
-    prices = price(costs, steps, schedules.values())
     requests = {}
-    for name in variants:
-        passes = [
-            ForwardPass(schedules[name, phase], known, costs.hardware, scenario.cluster.gpu, engine)
-            for (phase, _), known in zip(steps, prices, strict=True)
-        ]
-        if further_tokens:
+    steps = load.passes(scenario.stack)
+    for name, passes in forward_passes(scenario, variants, costs, steps, engine=engine).items():
+        if load.further_tokens:
             loop = _Loop(load, costs.hardware.stack.host_request_s, *passes)
             requests[name] = loop.request(name, in_lockstep=scenario.workload.arrivals == "lockstep")
         else:

@@ -14,6 +14,9 @@ from ladder_sim.graph.ops import CollectiveKind, Op
 from ladder_sim.simulate.lower import COMM, COMPUTE, Schedule
 from ladder_sim.specs.cluster import GpuSpec
 
+# an all-reduce with a norm is as far off as one without
+_ERROR_KINDS: Mapping[str, str] = {"all_reduce_norm": "all_reduce"}
+
 _Key = TypeVar("_Key", bound=Hashable)
 
 
@@ -130,7 +133,7 @@ class Breakdown:
             if index in critical:
                 limits_s[limits[like]] += times * span_s
                 limits_s["waits"] += times * (start[index] - ready[index])
-                errors_s[op.kind] += times * estimate.error * span_s
+                errors_s[_ERROR_KINDS.get(op.kind, op.kind)] += times * estimate.error * span_s
                 sources_s[estimate.source, op.kind] += times * span_s
         return cls(
             busy_s=dict(busy_s),

@@ -131,7 +131,7 @@ def schedule(inputs: PassInputs, phase: Phase, keep: int) -> Schedule:
         spans=dict(spans),
         periods=_periods(condensed.layers, ops),
         eager=not (stack.cuda_graphs if phase == "decode" else stack.prefill_cuda_graphs),
-        synchronises=any(op.kind in ("all_reduce", "all_gather") for op in ops),
+        synchronises=any(op.kind in ("all_reduce", "all_reduce_norm", "all_gather") for op in ops),
         serial=all(streams[i] == streams[i - 1] or i - 1 in after[i] for i in range(1, len(ops))),
     )
 

@@ -55,7 +55,9 @@ STEADY = 1e-9
 Prices = Mapping[str, tuple[Op, Estimate]]
 
 
-def price(costs: CostModel, passes: Sequence[tuple[Phase, Sizes]], schedules: Iterable[Schedule]) -> list[Prices]:
+def price(
+    costs: CostModel, passes: Sequence[tuple[Phase, Sizes]], distinct: Sequence[Mapping[str, Op]]
+) -> list[Prices]:
     """Price the ops of passes, equal ones once and all in one call, so that each table is looked up once.
 
     Parameters
@@ -65,25 +67,22 @@ def price(costs: CostModel, passes: Sequence[tuple[Phase, Sizes]], schedules: It
     passes
         Phase and sizes of each. Where passes differ in context only (`Sizes.apart_from_context`), nothing changes but
         attention.
-    schedules
-        Whose ops may run in the passes of their phase.
+    distinct
+        Of each pass: the ops of one token that may run in it, by `Schedule.keys`.
 
     Returns
     -------
     list
         Of each pass.
     """
-    ops: dict[Phase, dict[str, Op]] = {phase: {} for phase, _ in passes}
-    for plan in schedules:
-        ops[plan.phase].update(zip(plan.keys, plan.distinct, strict=True))
     keys: list[tuple[int, str]] = []
     sized: list[Op] = []
     first: dict[tuple[Phase, Hashable], int] = {}
     alike = []
-    for number, (phase, sizes) in enumerate(passes):
+    for number, ((phase, sizes), ops) in enumerate(zip(passes, distinct, strict=True)):
         start = first.setdefault((phase, sizes.apart_from_context), number)
         alike.append(start)
-        for key, op in ops[phase].items():
+        for key, op in ops.items():
             if number == start or op.kind == "attention":
                 keys.append((number, key))
                 sized.append(sizes.op(op))
@@ -179,6 +178,53 @@ class ForwardPass:
         return Breakdown.of(plan, self.distinct(plan), self.estimates(plan), timeline, self._critical, self.gpu)
 
 
+def forward_passes(
+    scenario: Scenario,
+    variants: Sequence[str],
+    costs: CostModel,
+    passes: Sequence[tuple[Phase, Sizes]],
+    *,
+    engine: Engine = "fast",
+    keep: int = FIRST_PERIODS,
+) -> dict[str, list[ForwardPass]]:
+    """Simulate passes of each of several variants; the ops of all are priced in one call.
+
+    Parameters
+    ----------
+    scenario
+        Everything but the variant.
+    variants
+        Residual wirings.
+    costs
+        Times of their ops.
+    passes
+        Phase and sizes of each; sizes of one pass are all on the same side of `Scenario.fused_norm_bytes`.
+    engine
+        ``"fast"`` or ``"des"``.
+    keep
+        Periods of each run of identical layers that are simulated at first.
+    """
+    inputs = PassInputs.of(scenario)
+    kinds = [(phase, bool(np.all(inputs.fuses_norm(sizes.tokens)))) for phase, sizes in passes]
+    graphs = {fuses_norm: inputs.of_one_token(fuses_norm=fuses_norm) for _, fuses_norm in kinds}
+    schedules = {
+        (name, kind): schedule(graphs[kind[1]]._replace(variant=name), kind[0], keep)
+        for name in variants
+        for kind in dict.fromkeys(kinds)
+    }
+    distinct: dict[tuple[Phase, bool], dict[str, Op]] = {kind: {} for kind in kinds}
+    for (_, kind), plan in schedules.items():
+        distinct[kind].update(zip(plan.keys, plan.distinct, strict=True))
+    prices = price(costs, passes, [distinct[kind] for kind in kinds])
+    return {
+        name: [
+            ForwardPass(schedules[name, kind], known, costs.hardware, scenario.cluster.gpu, engine)
+            for kind, known in zip(kinds, prices, strict=True)
+        ]
+        for name in variants
+    }
+
+
 def simulate(
     scenario: Scenario,
     phase: Phase,
@@ -204,10 +250,9 @@ def simulate(
         Periods of each run of identical layers that are simulated at first.
     """
     workload = scenario.workload
-    plan = schedule(PassInputs.of(scenario).of_one_token(), phase, keep)
     sizes = Sizes.of(scenario.stack, phase, kv_len, batch=workload.batch, prompt=workload.prompt, gen=workload.gen)
-    (prices,) = price(costs, [(phase, sizes)], [plan])
-    return ForwardPass(plan, prices, costs.hardware, scenario.cluster.gpu, engine)
+    passes = forward_passes(scenario, [scenario.variant], costs, [(phase, sizes)], engine=engine, keep=keep)
+    return passes[scenario.variant][0]
 
 
 def timeline_of(program: Program, times: TaskTimes) -> Timeline:

@@ -22,8 +22,7 @@ from ladder_sim.graph.build import PassInputs
 from ladder_sim.graph.ops import Count, Phase
 from ladder_sim.graph.sizes import Sizes
 from ladder_sim.simulate.breakdown import Breakdown
-from ladder_sim.simulate.lower import schedule
-from ladder_sim.simulate.passes import FIRST_PERIODS, Engine, ForwardPass, price
+from ladder_sim.simulate.passes import Engine, ForwardPass, forward_passes
 from ladder_sim.simulate.ranks import Jitter, RankedStep, simulate_ranks
 from ladder_sim.specs.scenario import Scenario
 
@@ -118,21 +117,11 @@ def simulate_request(
         for kv_len, times in decode_contexts(prompt, gen, static_cache=stack.static_cache)
     ]
     passes = [(phase, Sizes.of(stack, phase, kv_len, **plain)) for phase, kv_len, _ in steps]
-    one_token = PassInputs.of(scenario).of_one_token()
-    schedules = {
-        (name, phase): schedule(one_token._replace(variant=name), phase, FIRST_PERIODS)
-        for name in variants
-        for phase in dict(passes)
+    stands_for = [times for _, _, times in steps]
+    return {
+        name: _request(name, list(zip(simulated, stands_for, strict=True)), scenario.tp, jitter)
+        for name, simulated in forward_passes(scenario, variants, costs, passes, engine=engine).items()
     }
-    prices = price(costs, passes, schedules.values())
-    requests = {}
-    for name in variants:
-        simulated = [
-            (ForwardPass(schedules[name, phase], known, costs.hardware, scenario.cluster.gpu, engine), times)
-            for (phase, _, times), known in zip(steps, prices, strict=True)
-        ]
-        requests[name] = _request(name, simulated, scenario.tp, jitter)
-    return requests
 
 
 def _request(variant: str, passes: Sequence[tuple[ForwardPass, Number]], tp: int, jitter: Jitter) -> Request:
@@ -184,7 +173,7 @@ def simulate_requests(
     sizes = {key: columns.pop(key, np.full(count, getattr(scenario.workload, key))).astype(np.int64) for key in SIZES}
     ttft_s = {name: np.empty(count) for name in variants}
     decode_s = {name: np.empty(count) for name in variants}
-    for rows in _alike(sizes["prompt"], sizes["gen"], static_cache=scenario.stack.static_cache):
+    for rows in _alike(scenario, **sizes):
         varied = hardware.vary({key: values[rows] for key, values in columns.items()})
         costs = KernelCosts(scenario, profile, varied)
         requests = simulate_request(
@@ -255,10 +244,15 @@ def weighted_contexts(prompt: Counts, gen: Counts, count: int) -> tuple[Counts, 
     return at.astype(np.int64), weights
 
 
-def _alike(prompt: Counts, gen: Counts, *, static_cache: bool) -> list[Counts | slice]:
-    """Which requests can be simulated together: prompts of one token or of several, as many contexts in decode."""
+def _alike(scenario: Scenario, *, batch: Counts, prompt: Counts, gen: Counts) -> list[Counts | slice]:
+    """Which requests can be simulated together.
+
+    Prompts have one token or several, decode has as many contexts, and passes fuse their norms or do not.
+    """
     counts = context_counts(prompt, gen)
-    kinds = 2 * (np.minimum(counts, 1) if static_cache else counts) + (prompt == 1)
+    kinds = 2 * (np.minimum(counts, 1) if scenario.stack.static_cache else counts) + (prompt == 1)
+    fuses_norm = PassInputs.of(scenario).fuses_norm
+    kinds = 4 * kinds + 2 * fuses_norm(batch * prompt) + fuses_norm(batch)
     several = np.unique(kinds)
     return [slice(None)] if len(several) == 1 else [np.flatnonzero(kinds == kind) for kind in several]
 

@@ -7,7 +7,7 @@ argument is an entry here, a parameter of `Scenario.of` and a field of a spec.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
 from ladder_sim.errors import UsageError
 from ladder_sim.specs import catalog
@@ -115,9 +115,7 @@ _TABLE = (
         _HOW,
         "gpt-fast, vllm, trtllm, sglang, one of a version as in vllm@0.19, or a stack .toml.",
     ),
-    Argument(
-        "allreduce", AllReduce, None, "stack.allreduce", _HOW, "nccl, one-shot, two-shot, nvls, multimem or auto."
-    ),
+    Argument("allreduce", AllReduce, None, "stack.allreduce", _HOW, f"{', '.join(get_args(AllReduce)[:-1])} or auto."),
     Argument("p2p", bool, True, "p2p", _HOW, "GPUs reach each other through host memory."),
 )
 ARGUMENTS: Mapping[str, Argument] = MappingProxyType({argument.name: argument for argument in _TABLE})

@@ -20,7 +20,7 @@ from ladder_sim.specs.cluster import ClusterSpec, GpuSpec, LinkTier
 from ladder_sim.specs.hf_config import read_config
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.reading import read_table
-from ladder_sim.specs.stack import StackSpec
+from ladder_sim.specs.stack import AllReduceRule, StackSpec
 from ladder_sim.specs.versions import Versions
 from ladder_sim.system.files import read_text, read_toml, shown_path
 
@@ -268,10 +268,19 @@ def _read_stack(table: dict[str, Any], file: str, name: str, version: str | None
     """A stack of its newest version or of another: the latest table ``[versions.before."X"]`` comes first."""
     table.setdefault("name", name)
     versions = Versions.read(table.pop("versions", {}), file)
-    if version is None:
-        return read_table(StackSpec, table, where=file)
-    earlier = versions.before(version, stack=name)
-    return read_table(StackSpec, table | earlier | {"name": f"{name}@{version}", "version": version}, where=file)
+    if version is not None:
+        earlier = versions.before(version, stack=name)
+        table = table | earlier | {"name": f"{name}@{version}", "version": version}
+    rules = {key: _allreduce_rules(table, key, file) for key in ("allreduce_rules", "fused_norm_rules")}
+    return read_table(StackSpec, table, where=file, **rules)
+
+
+def _allreduce_rules(table: dict[str, Any], key: str, file: str) -> tuple[AllReduceRule, ...]:
+    """Those of a stack, taken out of its table."""
+    rules = table.pop(key, [])
+    if not isinstance(rules, list):
+        raise SpecError(f"{file}: {key} must be a list of tables", hint="vllm.toml shows the form")
+    return tuple(AllReduceRule.read(rule, f"{file}: {key}[{at}]") for at, rule in enumerate(rules))
 
 
 @functools.cache

@@ -95,6 +95,8 @@ class ClusterSpec:
     host_low_latency_share: Annotated[float, Limits(0, 1.0, above=True)] = 0.125
     """Of the host tier's bandwidth: the rate of NCCL's low-latency protocol (LL) between two ranks. LL sends a flag
     with every 4 bytes, which halves the rate, and its 8-byte stores keep a PCIe link a quarter busy: a default."""
+    pcie_roots: Annotated[int, Limits(1, 1000)] = 1
+    """CPU sockets below whose PCIe roots the GPUs of a node lie; all-reduce pcie-one-shot is slower across them."""
     profile: str = ""
     """Shipped profile that was measured on this GPU; empty: none."""
     source: str = ""

@@ -1,7 +1,8 @@
 """What is simulated: a model on a cluster, with a stack and a workload."""
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Self, cast
@@ -13,7 +14,7 @@ from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.settings import IN_CLUSTER, Overrides, Parts, override_parts, settings_of
 from ladder_sim.specs.signatures import typed
-from ladder_sim.specs.stack import LARGE_GPU_BYTES, SMALL_GPU_BYTES, AllReduce, StackSpec
+from ladder_sim.specs.stack import LARGE_GPU_BYTES, SMALL_GPU_BYTES, AllReduce, AllReduceRule, StackSpec
 from ladder_sim.specs.values import flag, nonempty, whole
 from ladder_sim.specs.workload import FORMATS, Arrivals, DType, KvDType, Workload
 from ladder_sim.units import short_name
@@ -207,6 +208,23 @@ class Scenario:
         """Whether all-reduce ``auto`` may take the engine's own kernels: they read the memory of peers in the node."""
         linked = self.cluster.intra.full_nvlink or self.tp <= self.stack.custom_allreduce_without_nvlink
         return self.p2p and linked and self.nodes_used == 1
+
+    @property
+    def fused_norm_bytes(self) -> float:
+        """Largest all-reduce that is one kernel with the add and norm that need its sum at once; 0: there is none."""
+        stack = self.stack
+        if stack.allreduce == "fused-norm" and self.nodes_used == 1:
+            return math.inf
+        if stack.allreduce != "auto" or not stack.fused_allreduce_norm or not self.custom_allreduce:
+            return 0.0
+        rule = self.allreduce_rule(stack.fused_norm_rules)
+        return rule.up_to[-1][1] if rule and rule.up_to else 0.0
+
+    def allreduce_rule(self, rules: Iterable[AllReduceRule]) -> AllReduceRule | None:
+        """The rule of a stack for these GPUs; None if it has none."""
+        domain = self.cluster.gpus_per_node if self.cluster.intra.full_nvlink else 1
+        group = (self.ranks_per_node, self.cluster.gpu.compute_capability, domain)
+        return next((rule for rule in rules if rule.applies(*group)), None)
 
     @property
     def step_tokens(self) -> int:

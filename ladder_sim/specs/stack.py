@@ -1,13 +1,30 @@
 """How an inference engine runs the graph of a forward pass."""
 
+import math
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, Self, cast, get_args
 
+from ladder_sim.errors import SpecError
 from ladder_sim.specs.fields import Bytes, Limits, Seconds, check_fields
-from ladder_sim.specs.values import choice, nonempty
+from ladder_sim.specs.values import choice, nonempty, real, whole
+from ladder_sim.units import format_bytes, parse_quantity, quoted
 
 AttentionKernel = Literal["flash", "math"]
-AllReduce = Literal["nccl", "one-shot", "two-shot", "nvls", "multimem", "auto"]
+AllReduce = Literal[
+    "nccl",
+    "nvls",
+    "nccl-symmetric",
+    "one-shot",
+    "two-shot",
+    "push",
+    "multimem",
+    "symmetric-two-shot",
+    "mnnvl-one-shot",
+    "mnnvl-two-shot",
+    "pcie-one-shot",
+    "fused-norm",
+    "auto",
+]
 PrefillLogits = Literal["all", "last"]
 MemoryFractionOf = Literal["total", "free"]
 
@@ -22,6 +39,66 @@ LARGE_GPU_BYTES, SMALL_GPU_BYTES = 160 * 2**30, 70 * 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AllReduceRule:
+    """Which all-reduces an engine takes on some GPUs, by the size of the message."""
+
+    up_to: tuple[tuple[AllReduce, float], ...]
+    """In the order in which they are tried, with the largest message of each, bytes; NCCL takes what is left."""
+    gpus: int = 0
+    """Of the group; 0: any number."""
+    compute_capability: float = 0.0
+    """Of the GPUs; 0: any."""
+    nvlink_domain: int = 0
+    """GPUs that NVLink joins, at the least."""
+
+    def __str__(self) -> str:
+        group = f"on {self.gpus} GPUs" if self.gpus else "on other groups"
+        capability = f" of compute capability {self.compute_capability}" if self.compute_capability else ""
+        domain = f" in a domain of {self.nvlink_domain}" if self.nvlink_domain else ""
+        sizes = "".join(f"{name} up to {format_bytes(size)}, " for name, size in self.up_to)
+        return f"{group}{capability}{domain}: {sizes}nccl"
+
+    def applies(self, gpus: int, compute_capability: float, nvlink_domain: int) -> bool:
+        """Whether it is a group's."""
+        return (
+            self.gpus in (0, gpus)
+            and self.compute_capability in (0.0, compute_capability)
+            and self.nvlink_domain <= nvlink_domain
+        )
+
+    @classmethod
+    def read(cls, table: object, where: str) -> Self:
+        """One of a file's ``allreduce_rules``: sizes by algorithm (``multimem = "64 MiB"``; ``"<8 MiB"``: below it).
+
+        Raises
+        ------
+        SpecError, UnitError, UnknownNameError
+            It breaks a rule.
+        """
+        if not isinstance(table, dict):
+            raise SpecError(f"{where} is {quoted(table)}: must be a table", hint=_RULE_FORM)
+        sizes = {name: value for name, value in table.items() if name not in _RULE_KEYS}
+        up_to = []
+        for name, value in sizes.items():
+            choice(name, f"{where}: all-reduce", get_args(AllReduce)[:-1])
+            if not isinstance(value, str):
+                raise SpecError(f"{where}: {name} is {quoted(value)}: must be a size with its unit", hint=_RULE_FORM)
+            size = parse_quantity(value.removeprefix("<"), "bytes", name=f"{where}: {name}")
+            up_to.append((cast(AllReduce, name), math.nextafter(size, 0.0) if value.startswith("<") else size))
+        rule = cls(up_to=tuple(up_to), **{name: table[name] for name in _RULE_KEYS if name in table})
+        if [size for _, size in up_to] != sorted({size for _, size in up_to}):
+            raise SpecError(f"{where}: sizes must increase in the order in which they are tried", hint=_RULE_FORM)
+        whole(rule.gpus, f"{where}: gpus", 0, 100_000)
+        whole(rule.nvlink_domain, f"{where}: nvlink_domain", 0, 100_000)
+        real(rule.compute_capability, f"{where}: compute_capability", 1000.0, zero=True)
+        return rule
+
+
+_RULE_KEYS = ("gpus", "compute_capability", "nvlink_domain")
+_RULE_FORM = "vllm.toml shows the form"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StackSpec:
     """An inference engine's habits, as far as they change what runs on the GPU."""
 
@@ -30,7 +107,7 @@ class StackSpec:
     attention: AttentionKernel
     """Flash: fused, over the live context; math: separate kernels over the whole static cache, KV heads expanded."""
     fused_residual_add: bool
-    """Blocking variants add the all-reduced block inside the next norm's kernel."""
+    """Blocking variants add the all-reduced block inside the next norm's kernel; `fused_allreduce_norm` needs it."""
     fused_ladder_add: bool
     """Ladder's deferred add happens inside the next norm's kernel."""
     cuda_graphs: bool
@@ -69,9 +146,17 @@ class StackSpec:
     """Floor of a small kernel, as a multiple of the GPU's."""
     batched_attention_s: Seconds = 0.0
     """Fixed time that decode attention of several sequences takes beyond one sequence's, seconds."""
+    fused_allreduce_norm: bool = False
+    """Under all-reduce ``auto``, that kernel is the all-reduce too, as far as `fused_norm_rules` go."""
+    fused_norm_rules: tuple[AllReduceRule, ...] = ()
+    """All-reduces that it fuses: the first that applies; larger ones, and those on other GPUs, have a norm apart."""
     # far beyond any tensor-parallel group
     custom_allreduce_without_nvlink: Annotated[int, Limits(0, 100_000)] = 0
     """Largest group on which all-reduce ``auto`` takes the engine's own kernels where NVLink does not join all GPUs."""
+    allreduce_rules: tuple[AllReduceRule, ...] = ()
+    """What all-reduce ``auto`` takes, where the engine's own was not measured: the first that applies."""
+    allreduce_copies: Annotated[int, Limits(0, 2)] = 0
+    """Copies of the message, into and out of the buffer, around an all-reduce in symmetric memory by ``auto``."""
     host_request_s: Seconds = 0.0
     """CPU time that a decode step takes longer for each request in it (scheduling, sampling, detokenising), seconds."""
     sustained_share: Factor = 1.0

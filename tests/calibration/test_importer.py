@@ -27,7 +27,7 @@ from calibration.importers.clean import from_memory, outlier_note, without_exclu
 from calibration.importers.grids import Series, dense, distinct, lowered, merge, outliers
 from calibration.importers.thin import thin, thin_curve
 from ladder_sim.costs import profile_file
-from ladder_sim.costs.collectives.formulas import OWN
+from ladder_sim.costs.collectives.algorithms import OWN
 from ladder_sim.costs.collectives.measured import bracketed
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile, save_profile

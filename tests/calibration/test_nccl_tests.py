@@ -9,8 +9,10 @@ from calibration.__main__ import main
 from calibration.importers.nccl_tests import Sweep, add_to_profile, collective_of, fabric_text, read_sweep
 from ladder_sim import Scenario, predict
 from ladder_sim.costs.collectives.fabrics import fabric_curve
+from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.errors import LadderSimError, UsageError
+from ladder_sim.graph.ops import CollectiveShape, Op
 from tests.support.commands import run
 
 SIZES = [2**exponent for exponent in range(3, 28, 3)]
@@ -201,6 +203,18 @@ def test_profile_from_log_to_prediction(tmp_path: Path) -> None:
     )
     assert slow > fast
     assert main(["show", str(out)]) == 0
+
+
+def test_a_measured_algorithm_takes_the_place_of_its_formula(tmp_path: Path) -> None:
+    """16 MB in 60 us, which no formula of multimem says."""
+    source = write(tmp_path / "multimem.csv", "bytes,time_us\n8192,9\n1048576,13\n16777216,60\n1073741824,3900\n")
+    out = tmp_path / "mine.json.gz"
+    arguments = ("import", "nccl-tests", str(source), "--base", "h100-sxm", "--ranks", "8", "--algorithm", "multimem")
+    assert main([*arguments, "--out", str(out)]) == 0
+    scenario = Scenario.of(model="70b", allreduce="multimem", gen=1)
+    op = Op(name="all_reduce", kind="all_reduce", shape=CollectiveShape(message_bytes=2**24))
+    (mine,) = KernelCosts(scenario, load_profile(out)).estimates([op])
+    assert (mine.seconds, mine.source, mine.algorithm) == (pytest.approx(60e-6), "measured", "multimem")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ladder_sim.costs.collectives.algorithms import ALL_REDUCE, OWN
 from ladder_sim.costs.contention import (
+    BLOCKS,
     NVLS,
     TILE_COLUMNS,
     TILE_ROWS,
@@ -34,7 +36,7 @@ DEFAULTS = OverlapParameters()
 SMS = 132
 SIZES = st.integers(1, 40_000)
 MESSAGES = st.floats(1.0, 1e10)
-ALGORITHMS = ("nccl", "nccl-host", "one-shot", "two-shot", "nvls", "tree", "tree-ll128", "nvls-tree", "multimem")
+ALGORITHMS = ("nccl-host", "tree", "tree-ll128", "nvls-tree", *(name for name in ALL_REDUCE if name != OWN))
 
 
 def gemm(m: int, n: int, k: int) -> GemmShape:
@@ -207,7 +209,8 @@ def test_elementwise() -> None:
 @given(one=MESSAGES, other=MESSAGES)
 def test_channels_grow_with_the_message_up_to_a_cap(algorithm: str, one: float, other: float) -> None:
     few, many = (collective_sms(algorithm, size, DEFAULTS) for size in sorted((one, other)))
-    cap = {"one-shot": 36, "two-shot": 36, "nccl": 24, "nccl-host": 24, "multimem": 8}.get(algorithm, 16)
+    caps = {"nccl": 24, "nccl-host": 24, "multimem": 8, "fused-norm": 8, **dict.fromkeys(BLOCKS, 36)}
+    cap = caps.get(algorithm, 16)
     assert 1 <= few <= many <= cap
     assert collective_sms(algorithm, 1e12, DEFAULTS) == cap
 

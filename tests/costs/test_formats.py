@@ -34,7 +34,7 @@ def priced(
     """Ops of the last layer and the head by name, and the pass."""
     costs = KernelCosts(scenario, profile)
     plan = schedule(PassInputs.of(scenario).of_one_token(), phase, FIRST_PERIODS)
-    (prices,) = price(costs, [(phase, sizes)], [plan])
+    (prices,) = price(costs, [(phase, sizes)], [dict(zip(plan.keys, plan.distinct, strict=True))])
     step = ForwardPass(plan, prices, costs.hardware, scenario.cluster.gpu)
     names = {op.name.partition(".")[2] or op.name: like for op, like in zip(plan.ops, plan.same_as, strict=True)}
     return {name: prices[plan.keys[like]] for name, like in names.items()}, step

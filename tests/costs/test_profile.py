@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from calibration.importers.grids import lowered
 from ladder_sim.costs import profile_file
-from ladder_sim.costs.collectives.formulas import OWN
+from ladder_sim.costs.collectives.algorithms import OWN
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile, save_profile, shipped_profiles
 from ladder_sim.costs.roofline import roofline_s, table_shape

@@ -3,6 +3,7 @@
 import dataclasses
 from collections import Counter
 from itertools import product
+from typing import Any
 
 import networkx as nx
 import pytest
@@ -19,7 +20,7 @@ from tests.support.strategies import EMBEDDING, equation
 STACKS = catalog.stack_names()
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
 BLOCK_OUTPUTS = (".attn.o", ".mlp.down", ".block.o", ".block.down")
-FINAL = "final.norm"
+NORMS = ("norm", "all_reduce_norm")
 
 
 def graph_of(variant: str, *, phase: Phase = "decode", kv_len: int = 1025, **scenario: object) -> StepGraph:
@@ -35,6 +36,12 @@ def block_of(name: str, variant: str) -> int:
     layer, part = name.split(".")[:2]
     index = int(layer.removeprefix("layer"))
     return index if variant == "parallel" else 2 * index + (part == "mlp")
+
+
+def final_norm(graph: StepGraph) -> str:
+    """The op that normalises what the LM head reads."""
+    (name,) = graph.predecessors("lm_head")
+    return name
 
 
 def residual_contents(graph: StepGraph, variant: str) -> dict[str, Counter[int]]:
@@ -77,11 +84,11 @@ def test_the_graph_carries_out_the_equations(variant: str) -> None:
         graph = graph_of(variant, stack=stack, tp=tp)
         contents = residual_contents(graph, variant)
         for op in graph.ops():
-            if op.kind == "norm" and op.name != FINAL:
+            if op.kind in NORMS and op.layer >= 0:
                 read = contents[op.name]
                 assert set(read) == expected[block_of(op.name, variant)], (stack, tp, op.name)
                 assert set(read.values()) == {1}, (stack, tp, op.name)
-        assert contents[FINAL] == Counter({EMBEDDING: 1, **dict.fromkeys(range(len(expected)), 1)}), (stack, tp)
+        assert contents[final_norm(graph)] == Counter(dict.fromkeys(range(EMBEDDING, len(expected)), 1)), (stack, tp)
 
 
 @given(st.sets(st.integers(0, 4), min_size=1), st.sampled_from(STACKS))
@@ -91,9 +98,9 @@ def test_the_graph_carries_out_a_configs_own_ladder_layers(listed: set[int], sta
     contents = residual_contents(graph, variant)
     expected = equation("hybrid-ladder", 5, frozenset(listed))
     for op in graph.ops():
-        if op.kind == "norm" and op.name != FINAL:
+        if op.kind in NORMS and op.layer >= 0:
             assert contents[op.name] == Counter(dict.fromkeys(expected[block_of(op.name, variant)], 1))
-    assert contents[FINAL] == Counter(dict.fromkeys(range(EMBEDDING, 10), 1))
+    assert contents[final_norm(graph)] == Counter(dict.fromkeys(range(EMBEDDING, 10), 1))
 
 
 def test_ladder_attention_does_not_wait_for_the_all_reduce_it_overlaps() -> None:
@@ -338,12 +345,102 @@ def test_fused_and_separate_adds(variant: str, fused_residual: bool, fused_ladde
 
 
 def test_a_fused_norm_also_moves_the_residual() -> None:
-    fused, separate = graph_of("standard", stack="vllm"), graph_of("ladder", stack="gpt-fast")
+    fused, separate = graph_of("standard", stack="sglang"), graph_of("ladder", stack="gpt-fast")
     state = 4096 * 2
     # output and residual read, residual and norm written
     assert fused.op("layer2.mlp.norm").shape.moved_bytes == 4 * state
     assert separate.op("layer2.mlp.norm").shape.moved_bytes == 2 * state
     assert separate.op("layer2.mlp.add").shape.moved_bytes == 3 * state
+
+
+# one kernel of all-reduce, add and norm
+
+
+def norms_and_reduces(graph: StepGraph) -> list[tuple[str, str]]:
+    return [(op.name, op.kind) for op in graph.ops() if op.kind in (*NORMS, "all_reduce")]
+
+
+def test_an_all_reduce_whose_sum_is_needed_at_once_is_one_kernel_with_add_and_norm() -> None:
+    """vLLM on two GPUs: 64 MiB, that is 8192 tokens of 4096."""
+    fields: dict[str, Any] = {"model": shallow(2), "stack": "vllm", "tp": 2}
+    graph = graph_of("standard", **fields)
+    assert norms_and_reduces(graph) == [
+        ("embedding.all_reduce", "all_reduce"),
+        ("layer0.attn.norm", "norm"),
+        ("layer0.mlp.all_reduce_norm", "all_reduce_norm"),
+        ("layer1.attn.all_reduce_norm", "all_reduce_norm"),
+        ("layer1.mlp.all_reduce_norm", "all_reduce_norm"),
+        ("final.all_reduce_norm", "all_reduce_norm"),
+    ]
+    # it reads the partial sums and the residual, and what it writes is the next residual
+    assert set(graph.predecessors("layer1.attn.all_reduce_norm")) == {"layer0.mlp.down", "layer0.mlp.all_reduce_norm"}
+    assert graph.op("layer1.attn.all_reduce_norm").shape == CollectiveShape(message_bytes=4096 * 2)
+    separate = graph_of("standard", **fields, overrides={"stack.fused_allreduce_norm": "false"})
+    assert weight_bytes(graph) == weight_bytes(separate)
+    assert not any(kind == "all_reduce_norm" for _, kind in norms_and_reduces(separate))
+
+
+@pytest.mark.parametrize(
+    ("variant", "fields", "fused"),
+    [
+        # 5 layers of two blocks; parallel has one
+        ("standard", {}, 10),
+        ("desync:1", {}, 10),
+        ("parallel", {}, 5),
+        # it reads the residual without the last sum, which is reduced meanwhile
+        ("ladder", {}, 0),
+        # all blocks of the standard layers but the last one, whose sum the first ladder layer does not read
+        ("hybrid-ladder:2", {}, 5),
+        # the sum is the residual: nothing is added
+        ("desync:2", {}, 0),
+        ("upper-bound", {}, 0),
+        ("standard", {"tp": 1}, 0),
+        # a norm of the output lies between
+        ("standard", {"model": shallow(5, post_norms=True)}, 0),
+        ("standard", {"overrides": {"stack.fused_residual_add": "false"}}, 0),
+        # 2 MiB on 4 GPUs: 256 tokens of 4096
+        ("standard", {"batch": 256}, 10),
+        ("standard", {"batch": 257}, 0),
+        ("standard", {"prompt": 256, "phase": "prefill"}, 10),
+        ("standard", {"prompt": 257, "phase": "prefill"}, 0),
+        ("standard", {"prompt": 255, "phase": "mixed"}, 10),
+        ("standard", {"prompt": 256, "phase": "mixed"}, 0),
+        # 512 KiB on 8: 64 tokens
+        ("standard", {"tp": 8, "batch": 64}, 10),
+        ("standard", {"tp": 8, "batch": 65}, 0),
+        ("standard", {"tp": 8, "batch": 65, "allreduce": "fused-norm"}, 10),
+        # by name without norms, through host memory, on GPUs and in versions that do not fuse
+        ("standard", {"allreduce": "one-shot"}, 0),
+        ("standard", {"allreduce": "multimem"}, 0),
+        ("standard", {"p2p": False}, 0),
+        ("standard", {"cluster": "a100-sxm-hdr"}, 0),
+        ("standard", {"cluster": "h100-pcie", "tp": 4}, 0),
+        # across the trays of one NVLink domain: 1 MiB on 8, 64 MiB on 16
+        ("standard", {"cluster": "gb200-nvl72", "tp": 8, "batch": 128}, 10),
+        ("standard", {"cluster": "gb200-nvl72", "tp": 8, "batch": 129}, 0),
+        ("standard", {"cluster": "gb200-nvl72", "tp": 16, "batch": 129}, 10),
+        ("standard", {"stack": "vllm@0.16"}, 0),
+        ("standard", {"stack": "vllm@0.17"}, 10),
+        ("standard", {"stack": "sglang"}, 0),
+        ("standard", {"stack": "trtllm", "cluster": "a100-sxm-hdr"}, 10),
+        ("standard", {"stack": "trtllm", "batch": 977}, 0),
+        ("standard", {"stack": "gpt-fast"}, 0),
+        ("standard", {"stack": "gpt-fast", "allreduce": "fused-norm"}, 10),
+        # across nodes everything is NCCL
+        ("standard", {"nodes": 2, "tp": 16, "allreduce": "fused-norm"}, 0),
+        ("standard", {"nodes": 2, "tp": 16}, 0),
+    ],
+)
+def test_which_all_reduces_are_fused(variant: str, fields: dict[str, Any], fused: int) -> None:
+    graph = graph_of(variant, **{"stack": "vllm", **fields})
+    kinds = [kind for _, kind in norms_and_reduces(graph)]
+    assert kinds.count("all_reduce_norm") == fused
+    apart = [
+        kind for _, kind in norms_and_reduces(graph_of(variant, **{"stack": "vllm", **fields, "allreduce": "nccl"}))
+    ]
+    assert {*apart} <= {"norm", "all_reduce"}
+    assert kinds.count("all_reduce") + fused == apart.count("all_reduce")
+    assert kinds.count("norm") + fused == apart.count("norm")
 
 
 def test_names_give_layer_and_stream() -> None:

@@ -32,10 +32,12 @@ def test_every_op_grows_from_one_token(case: tuple[str, int, str], phase: Phase,
     model, tp, dtype = case
     scenario = Scenario.of(model=model, tp=tp, dtype=dtype, stack=stack, variant=variant, batch=3, prompt=50, gen=20)
     kv_len = 50 if phase == "prefill" else 61
-    small, grown = build(PassInputs.of(scenario).of_one_token(), phase, 1), build(scenario, phase, kv_len)
     sizes = Sizes.of(scenario.stack, phase, kv_len, batch=3, prompt=50, gen=20)
     if phase == "mixed":
         sizes = Sizes.mixed(scenario.stack, sizes.kv_len, batch=3, prompts=1, chunk=50, prompt=50, gen=20, duty=0.0)
+    inputs = PassInputs.of(scenario)
+    one_token = inputs.of_one_token(fuses_norm=inputs.fuses_norm(sizes.tokens))
+    small, grown = build(one_token, phase, 1), build(scenario, phase, kv_len)
     assert list(small.edges) == list(grown.edges)
     for op, expected in zip(small.ops(), grown.ops(), strict=True):
         assert sizes.op(op) == expected

@@ -170,3 +170,21 @@ def test_exports_end_in_one_newline(predictions: Predictions) -> None:
 def test_one_node_names_no_link_across_nodes() -> None:
     text = str(predict(Scenario.of(model="8b", p2p=False), "ladder"))
     assert text.startswith("llama-3.1-8b, TP 8 on 1 x 8 H100 SXM5 80GB, nvlink4-nvswitch (P2P off)\n")
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({"stack": "vllm", "tp": 8}, {"multimem", "one-shot"}),
+        ({"stack": "vllm", "tp": 8, "allreduce": "push"}, {"push"}),
+        ({"stack": "gpt-fast", "nodes": 2}, {"tree", "nvls-tree"}),
+    ],
+)
+def test_an_explanation_names_the_all_reduces(
+    fields: dict[str, object], names: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `auto` takes in a prefill of 16 MB messages and in decode of 16 KB."""
+    predictions = predict(Scenario.of(model="70b", **fields), ["standard"], ignore_memory=True)
+    text = shown(explanation(predictions.values()), 200, monkeypatch)
+    rows = [line for line in text.splitlines() if "all_reduce" in line]
+    assert {name for row in rows for name in re.findall(r"B, ([a-z][a-z-]+)", row)} == names

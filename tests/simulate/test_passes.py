@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ladder_sim.costs.estimate import CostModel
 from ladder_sim.costs.kernels import KernelCosts
-from ladder_sim.graph.ops import Phase
+from ladder_sim.graph.ops import COLLECTIVE_KINDS, Phase
 from ladder_sim.simulate.passes import ForwardPass, simulate
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
@@ -195,14 +195,14 @@ def test_breakdown_adds_up(stack_name: str, variant: str, phase: Phase) -> None:
     parts = step.breakdown
     assert math.fsum(parts.limits_s.values()) == pytest.approx(step.seconds, rel=RTOL)
     assert 0 <= parts.exposed_comm_s <= parts.comm_s
-    assert parts.comm_s == pytest.approx(
-        sum(parts.busy_s.get(kind, 0.0) for kind in ("all_reduce", "all_gather", "broadcast"))
-    )
+    assert parts.comm_s == pytest.approx(sum(parts.busy_s.get(kind, 0.0) for kind in COLLECTIVE_KINDS))
     assert max(math.fsum(parts.busy_s.values()) - parts.comm_s, parts.comm_s) <= step.seconds
     # waits and launches have no estimate
     estimated_s = step.seconds - parts.limits_s["waits"] - parts.limits_s.get("launches", 0.0)
     assert math.fsum(parts.sources_s.values()) == pytest.approx(estimated_s, rel=RTOL)
-    assert {source for source, _ in parts.sources_s} == {"roofline"}
+    # formulas of some all-reduces have figures that were measured on this cluster
+    assert {source for source, kind in parts.sources_s if kind not in COLLECTIVE_KINDS} == {"roofline"}
+    assert {source for source, _ in parts.sources_s} <= {"roofline", "fitted"}
 
 
 def test_deep_models_cost_no_more_to_simulate() -> None:

@@ -170,6 +170,15 @@ def test_bad_cluster_file(tmp_path: Path, old: str, new: str, kind: type[LadderS
         ("cuda_graphs = true", 'cuda_graphs = "yes"', "must be true or false"),
         ('stream_wait_s = "1 us"', "stream_wait_s = -1", "must be finite and not negative"),
         ('allreduce = "auto"', 'allreduce = "oneshot"', "did you mean 'one-shot'?"),
+        ("allreduce_rules = [", "allreduce_rules = 3\nrules = [", "allreduce_rules must be a list of tables"),
+        ("allreduce_rules = [", "allreduce_rules = [\n    8,", "allreduce_rules[0] is 8: must be a table"),
+        ("{ gpus = 2, one-shot", "{ gpus = 2.5, one-shot", "gpus is 2.5: must be a whole number"),
+        ("{ gpus = 2, one-shot", '{ gpus = 2, oneshot = "1 MiB", one-shot', "did you mean 'one-shot'?"),
+        ("{ gpus = 2, one-shot", '{ gpus = 2, auto = "1 MiB", one-shot', "unknown"),
+        ("{ gpus = 2, one-shot", '{ gpus = 2, nvls = "9 MiB", one-shot', "sizes must increase"),
+        ("{ gpus = 2, one-shot", "{ gpus = 2, nvls = 9, one-shot", "nvls is 9: must be a size with its unit"),
+        ("{ gpus = 2, one-shot", '{ gpus = 2, nvls = "9 us", one-shot', "9 us"),
+        ("{ gpus = 2, one-shot", "{ compute_capability = -1, one-shot", "compute_capability is -1"),
     ],
 )
 def test_bad_stack_file(tmp_path: Path, old: str, new: str, message: str) -> None:

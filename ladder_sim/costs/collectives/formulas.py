@@ -1,19 +1,19 @@
-"""How long collectives take, by algorithm, message, ranks and tier.
+"""How long NCCL's collectives take through host memory and across nodes, by algorithm, message, ranks and tier.
 
 Every algorithm has a formula: a latency floor plus wire time. A measured curve is read as the ratio measured / formula,
 so that it equals itself where it was made and carries over to another bandwidth, latency or rank count by its formula.
+Those inside a node are rows of `ladder_sim.costs.collectives.algorithms`.
 
-Bandwidths are per GPU and direction; ``busbw`` is the nccl-tests convention, ``2 (n - 1) / n * bytes / time``. All
-formulas broadcast over numpy arrays.
+Bandwidths are per GPU and direction. All formulas broadcast over numpy arrays.
 
 References
 ----------
-nccl-tests doc/PERFORMANCE.md (busbw); NVIDIA NCCL user guide (ring, tree, NVLS); TensorRT-LLM and vLLM custom
-all-reduce (one-shot, two-shot). Figures: measured H100 tables of aiconfigurator-core 0.12.0, public nccl-tests logs.
+NVIDIA NCCL 2.21.5, src/graph/tuning.cc. Figures: public nccl-tests logs.
 """
 
+import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -28,19 +28,6 @@ FULL_NODE = 8
 # NCCL's floor grows as ranks^0.67: 6.2, 9.5, 15.6 us at 2, 4, 8 H100s; across two nodes 15.7, 24.8, 40 us at 2, 4, 8
 # GPUs per node (nccl-tests logs dgx_h100_2x2, 2x4, 2x8)
 LATENCY_EXPONENT = 0.67
-# busbw 364 to 370 of NVLink 4's 450 GB/s at 256 MB on 4 H100s
-RING_EFFICIENCY = 0.82
-# busbw 452 GB/s above 16 MB on 8 H100s: the switch reduces, so that busbw is not bound by the link rate
-NVLS_EFFICIENCY = 452.0 / 450.0
-# H100 TensorRT-LLM: 3.2 us at 8 ranks where NCCL takes 15.6; reads of all peers' buffers run at 300 GB/s
-ONE_SHOT_FLOOR_FACTOR, ONE_SHOT_EFFICIENCY = 3.2 / 15.6, 300.0 / 450.0
-# H100 vLLM at 8 ranks
-TWO_SHOT_FLOOR_FACTOR = 4.9 / 15.6
-# symmetric-memory multimem on 8 H100s, hidden 8192, bf16, 64 to 32768 tokens (TokenWeave artifact, figure_4.csv, MIT):
-# 12.7 us + bytes / 274 GB/s, the copies of the message in and out of the symmetric buffer not included
-MULTIMEM_FLOOR_FACTOR, MULTIMEM_EFFICIENCY = 12.7 / 15.6, 1.75 * 274.0 / 450.0
-# H100 NCCL all-gather and reduce-scatter at 8 ranks relative to its all-reduce
-GATHER_FLOOR_FACTOR = 10.1 / 15.6
 # a ring step over PCIe costs 5.7 us by NCCL's Simple protocol where LL costs 1.0 (NCCL, src/graph/tuning.cc, hwLat)
 HOST_SIMPLE_FLOOR_FACTOR = 5.7
 # across nodes by the low-latency protocol (LL): NCCL adds a channel for every 4 KB, and each adds its own steps across
@@ -78,63 +65,15 @@ TREE_LL, TREE_LL128 = TreeLatency(6.8, 0.6, 5.0), TreeLatency(14.0, 1.25, 8.5)
 TREE_SIMPLE, NVLS_TREE = TreeLatency(0.0, 4.0, 14.0), TreeLatency(NVLS_NODE_S * 1e6, 0.0, 14.0)
 
 
-def _floor(ranks: float, latency_s: Number) -> Number:
-    """Latency floor of a group, given a full node's; beyond, every doubling adds as much as from 4 to 8."""
+@functools.cache
+def floor_growth(ranks: float, exponent: float) -> float:
+    """Latency floor of a group as a multiple of a full node's.
+
+    Beyond a full node, every doubling adds as much as from 4 to 8.
+    """
     if ranks > FULL_NODE:
-        growth = 1.0 + math.log2(ranks / FULL_NODE) * (1.0 - 0.5**LATENCY_EXPONENT)
-    else:
-        growth = (ranks / FULL_NODE) ** LATENCY_EXPONENT
-    return latency_s * float(growth)
-
-
-def _bus(ranks: float) -> float:
-    """Bytes each GPU sends per message byte in a bandwidth-optimal all-reduce."""
-    return 2.0 * (ranks - 1) / ranks
-
-
-def nccl_s(message: Floats, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> Floats:
-    """NCCL's ring or tree in one node."""
-    return _floor(ranks, latency_s) + _bus(ranks) * message / (RING_EFFICIENCY * bandwidth_Bps)
-
-
-def nvls_s(message: Floats, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> Floats:
-    """Reduction in the NVLink switch."""
-    return _floor(ranks, latency_s) + nvls_wire_s(message, ranks, bandwidth_Bps)
-
-
-def nvls_wire_s(message: Floats, ranks: float, bandwidth_Bps: Number) -> Floats:
-    """Reduction in the NVLink switch, without its latency floor."""
-    return _bus(ranks) * message / (NVLS_EFFICIENCY * bandwidth_Bps)
-
-
-def multimem_s(message: Floats, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> Floats:
-    """Reduction in the NVLink switch by an engine's own kernel on symmetric memory."""
-    return MULTIMEM_FLOOR_FACTOR * latency_s + _bus(ranks) * message / (MULTIMEM_EFFICIENCY * bandwidth_Bps)
-
-
-def one_shot_s(message: Floats, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> Floats:
-    """Every GPU reads every peer's whole message."""
-    floor = ONE_SHOT_FLOOR_FACTOR * latency_s
-    return floor + (ranks - 1) * message / (ONE_SHOT_EFFICIENCY * bandwidth_Bps)
-
-
-def two_shot_s(message: Floats, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> Floats:
-    """Reduce-scatter, then all-gather, by direct peer reads."""
-    floor = TWO_SHOT_FLOOR_FACTOR * latency_s
-    return floor + _bus(ranks) * message / (ONE_SHOT_EFFICIENCY * bandwidth_Bps)
-
-
-def own_s(message: Floats, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> Floats:
-    """Whichever an engine takes for the message: about the fastest of its own and NCCL's."""
-    size = (message, ranks, latency_s, bandwidth_Bps)
-    fastest: Floats = np.minimum(np.minimum(one_shot_s(*size), two_shot_s(*size)), nccl_s(*size))
-    return fastest
-
-
-def gather_s(message: Floats, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> Floats:
-    """NCCL all-gather of `message` result bytes; a broadcast of `message` bytes takes no longer."""
-    floor = GATHER_FLOOR_FACTOR * _floor(ranks, latency_s)
-    return floor + (ranks - 1) / ranks * message / (RING_EFFICIENCY * bandwidth_Bps)
+        return 1.0 + math.log2(ranks / FULL_NODE) * float(1.0 - 0.5**exponent)
+    return float((ranks / FULL_NODE) ** exponent)
 
 
 def host_ring_s(
@@ -146,7 +85,7 @@ def host_ring_s(
     the number of channels does. `latency_s` and `low_latency_share` are those of LL, the latter between two ranks.
     """
     floor = latency_s * (ranks - 1) / (FULL_NODE - 1)
-    wire = _bus(ranks) * message / bandwidth_Bps
+    wire = 2.0 * (ranks - 1) / ranks * message / bandwidth_Bps
     share = np.minimum(1.0, low_latency_share * ranks / 2.0)
     fastest: Floats = np.minimum(floor + wire / share, HOST_SIMPLE_FLOOR_FACTOR * floor + wire)
     return fastest
@@ -157,22 +96,6 @@ def host_gather_s(
 ) -> Floats:
     """NCCL's all-gather through host memory: half the steps and half the traffic of the all-reduce."""
     return 0.5 * host_ring_s(message, ranks, latency_s, bandwidth_Bps, low_latency_share)
-
-
-# of NCCL inside a node, from GPU to GPU
-IN_NODE: Mapping[str, Formula] = {"all_reduce": nccl_s, "all_gather": gather_s}
-
-# name under which a profile holds the all-reduce that an engine takes by itself, whichever that is at each size
-OWN = "engine"
-# of all-reduces inside a node, by algorithm
-FORMULAS: Mapping[str, Formula] = {
-    "nccl": nccl_s,
-    "one-shot": one_shot_s,
-    "two-shot": two_shot_s,
-    "nvls": nvls_s,
-    "multimem": multimem_s,
-    OWN: own_s,
-}
 
 
 def across_nodes_s(
@@ -214,7 +137,7 @@ def across_nodes_s(
     switch
         Whether the nodes' switches reduce (NVLS).
     """
-    floor_s = math.log2(nodes) * _floor(ranks_per_node, latency_s)
+    floor_s = math.log2(nodes) * floor_growth(ranks_per_node, LATENCY_EXPONENT) * latency_s
     lowest_s = TREE_LL.seconds(nodes, ranks_per_node)
     name, latency = ("nvls-tree", NVLS_TREE) if nvls_in_nodes(ranks_per_node, switch) else ("nccl", TREE_SIMPLE)
     large_s = floor_s + max(0.0, latency.seconds(nodes, ranks_per_node) - lowest_s)

@@ -8,7 +8,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ladder_sim.costs.collectives.formulas import FORMULAS, IN_NODE, Formula
+from ladder_sim.costs.collectives.algorithms import ALGORITHMS
+from ladder_sim.costs.collectives.formulas import Formula
 from ladder_sim.costs.lookup import Curve
 from ladder_sim.des.shared import Floats
 from ladder_sim.specs.cluster import LinkTier
@@ -95,12 +96,8 @@ def measured_collectives(
         # on all GPUs of a switch NCCL itself takes NVLS for large messages
         by_ranks = curves["all_reduce", "nccl"]
         curves["all_reduce", "nvls"] = {max(by_ranks): by_ranks[max(by_ranks)]}
-    formulas = {
-        **{(kind, "nccl"): formula for kind, formula in IN_NODE.items()},
-        **{("all_reduce", algorithm): formula for algorithm, formula in FORMULAS.items()},
-    }
     return {
         key: MeasuredCollective(formula=formula, curves=curves[key], tier=tier)
-        for key, formula in formulas.items()
+        for key, formula in ALGORITHMS.items()
         if key in curves
     }

@@ -9,39 +9,40 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ladder_sim.costs.collectives.algorithms import ALGORITHMS, ALL_REDUCE, OWN, Algorithm
 from ladder_sim.costs.collectives.fabrics import fabric_curve
 from ladder_sim.costs.collectives.formulas import (
-    FORMULAS,
-    IN_NODE,
     NVLS_NODE_S,
-    OWN,
     TREE_LL,
     Formula,
     across_nodes_s,
     host_gather_s,
     host_ring_s,
     nvls_in_nodes,
-    nvls_wire_s,
 )
 from ladder_sim.costs.collectives.measured import bracketed, bridged
 from ladder_sim.costs.estimate import Source
 from ladder_sim.costs.hardware import Hardware, Link
-from ladder_sim.costs.profile import CalibrationProfile
+from ladder_sim.costs.profile import HBM_EFFICIENCY, CalibrationProfile
 from ladder_sim.costs.profile_file import shipped_links
 from ladder_sim.des.shared import Floats, Number
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.ops import CollectiveKind
+from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.stack import AllReduceRule
 
 # 90 % interval as a fraction either way. Measured: nine tenths of the H100 points left out of a curve lie within 8 % of
 # it. Fitted: so do nine tenths of EFA, NDR and H20 nccl-tests rows within 20 % of the two-node formula. The other two
 # are judgement: no measurement of that link stands behind them.
 COLLECTIVE_ERROR: Mapping[Source, float] = {"measured": 0.08, "fitted": 0.2, "transferred": 0.3, "roofline": 0.4}
 
-# kernels of the inference engines themselves that they choose among by size
+# engines' own kernels that they take by size where no rule of theirs is known: about the fastest
 CUSTOM = ("one-shot", "two-shot")
-# all that they issue among their other kernels
-INLINE = (*CUSTOM, "multimem")
+# device memory traffic of a copy, bytes for each of a message
+COPY_TRAFFIC = 2.0
+# what a collective does: those of a graph, and what sequence parallelism has
+Kind = CollectiveKind | Literal["reduce_scatter"]
 # the choice of a single algorithm
 ONLY = np.zeros(1, np.int_)
 
@@ -84,6 +85,7 @@ class Network:
     """Collectives of a scenario's tensor-parallel group."""
 
     def __init__(self, scenario: Scenario, profile: CalibrationProfile | None, hardware: Hardware) -> None:
+        self._scenario = scenario
         self._cluster = scenario.cluster
         self._hardware = hardware
         self._ranks = scenario.ranks_per_node
@@ -99,7 +101,8 @@ class Network:
         self.profile = profile
         self._measured = profile.measured_collectives if profile else {}
         self._fabric = fabric_curve(self._cluster.inter.fabric) if self._nodes > 1 else None
-        self._check()
+        if self._choice != "auto":
+            self._require("all_reduce", self._choice)
 
     @cached_property
     def _measured_here(self) -> bool:
@@ -135,55 +138,97 @@ class Network:
         ideal = _fastest_way(ideals_s)
         return np.log(sizes), np.log(self._fabric.curve.seconds / ideal.seconds), ideal.names
 
-    def times(self, kind: CollectiveKind, message_bytes: Floats) -> CollectiveTimes:
+    def times(self, kind: Kind, message_bytes: Floats) -> CollectiveTimes:
         """Time collectives of one kind.
 
         Parameters
         ----------
         kind
-            A broadcast is counted as an all-gather or an all-reduce of its message, neither of which takes less.
+            A broadcast is counted as an all-gather or an all-reduce of its message, neither of which takes less. An
+            all-reduce with a norm is that kernel if it is the stack's choice, else the all-reduce that the stack fuses,
+            without what the norm adds.
         message_bytes
-            Sizes of the messages; of the gathered result for an all-gather.
+            Sizes of the messages; of the gathered result for an all-gather, of all that is scattered.
         """
         if self._nodes > 1:
             return self._across(kind, message_bytes)
-        gather = self._nccl("all_gather", message_bytes)
-        if kind == "all_gather":
-            return gather
-        reduce = _fastest([self._all_reduce(name, message_bytes) for name in self._algorithms()])
-        if self._choice == "auto" and self._custom and ("all_reduce", OWN) in self._measured:
-            # what the engine itself takes was measured; which algorithm that is at a size was not
-            own = self._all_reduce(OWN, message_bytes)
-            reduce = dataclasses.replace(own, algorithms=reduce.algorithms, choice=reduce.choice)
-        return reduce if kind == "all_reduce" else _fastest([gather, reduce])
-
-    def _check(self) -> None:
-        if self._choice not in ("nccl", "auto") and not self._p2p:
-            raise UsageError(
-                f"all-reduce '{self._choice}' needs peer-to-peer access between GPUs, and it is off",
-                hint="use --allreduce nccl, or leave out --no-p2p",
-            )
-        if self._choice in ("nvls", "multimem") and not self._cluster.intra.switch:
-            raise UsageError(
-                f"all-reduce '{self._choice}' needs an NVLink switch; "
-                f"{self._cluster.name} has {self._cluster.intra.fabric}",
-                hint="use --allreduce nccl, or --set intra.switch=true if the link has one",
-            )
-
-    def _algorithms(self) -> tuple[str, ...]:
+        if kind == "broadcast":
+            return _fastest([self.times("all_gather", message_bytes), self.times("all_reduce", message_bytes)])
+        if kind not in ("all_reduce", "all_reduce_norm"):
+            return self.alone(kind, "nccl", message_bytes)
         if self._choice != "auto":
-            return (self._choice,)
-        return ("nccl", *CUSTOM) if self._custom else ("nccl",)
+            plain = kind == "all_reduce" and self._choice == "fused-norm"
+            return self.alone("all_reduce", "multimem" if plain else self._choice, message_bytes)
+        stack = self._scenario.stack
+        return self._auto(stack.allreduce_rules if kind == "all_reduce" else stack.fused_norm_rules, message_bytes)
 
-    def _all_reduce(self, algorithm: str, message: Floats) -> CollectiveTimes:
-        if algorithm == "nccl":
+    def alone(self, kind: str, name: str, message: Floats) -> CollectiveTimes:
+        """Time collectives of one kind inside a node by one algorithm, whichever the stack takes.
+
+        Raises
+        ------
+        UsageError
+            It does not work on these GPUs.
+        """
+        algorithm = ALGORITHMS[kind, name]
+        self._require(kind, name)
+        if name == "nccl":
+            return self._nccl(kind, message)
+        times = self._in_node(kind, name, message)
+        return _fastest([times, self._nccl(kind, message)]) if algorithm.for_small else times
+
+    def _require(self, kind: str, name: str) -> None:
+        """Refuse an algorithm that does not work here; name the nearest that does."""
+        need = ALGORITHMS[kind, name].unmet(self._scenario)
+        if need is None:
+            return
+        others = (other for other in ALGORITHMS[kind, name].nearest if not ALL_REDUCE[other].unmet(self._scenario))
+        has = need.has.format(cluster=self._cluster.name, fabric=self._cluster.intra.fabric, ranks=self._ranks)
+        raise UsageError(
+            f"{kind.replace('_', '-')} '{name}' needs {need.what}{has}",
+            hint=f"use --allreduce {next(others, 'nccl')}, or {need.way}",
+        )
+
+    def _auto(self, rules: tuple[AllReduceRule, ...], message: Floats) -> CollectiveTimes:
+        """What the engine takes: as measured, else by the stack's rule; without a rule, about the fastest."""
+        if not self._custom:
             return self._nccl("all_reduce", message)
-        return self._in_node("all_reduce", algorithm, FORMULAS[algorithm], message)
+        if rules:
+            chosen = self._by_rule(rules, message)
+        else:
+            chosen = _fastest([self.alone("all_reduce", name, message) for name in ("nccl", *CUSTOM)])
+        own = self._measured.get(("all_reduce", OWN))
+        if own is None or self._ranks not in own.curves:
+            return chosen
+        # its curve does not say which algorithm ran
+        times = self._in_node("all_reduce", OWN, message)
+        return dataclasses.replace(times, algorithms=chosen.algorithms, choice=chosen.choice)
+
+    def _by_rule(self, rules: tuple[AllReduceRule, ...], message: Floats) -> CollectiveTimes:
+        """The first algorithm of the stack's rule that works here and takes such messages; NCCL if none does."""
+        rule = self._scenario.allreduce_rule(rules)
+        works = [pair for pair in (rule.up_to if rule else ()) if ALL_REDUCE[pair[0]].unmet(self._scenario) is None]
+        names, limits = (*(name for name, _ in works), "nccl"), [limit for _, limit in works]
+        taken, choice = np.unique(np.searchsorted(limits, message), return_inverse=True)
+        times = [self._in_engine(names[number], message) for number in taken]
+        return times[0] if len(times) == 1 else _of_each(times, choice)
+
+    def _in_engine(self, name: str, message: Floats) -> CollectiveTimes:
+        """In a CUDA graph, with the copies that the engine makes for it."""
+        times = self.alone("all_reduce", name, message)
+        copied_s = self.copied_bytes(name, message) / (HBM_EFFICIENCY * self._hardware.gpu.hbm_bandwidth_Bps)
+        saved_s = ALL_REDUCE[name].eager * self._hardware.intra.latency_s
+        return dataclasses.replace(times, seconds=times.seconds + copied_s - saved_s)
+
+    def copied_bytes(self, name: str, message: Number) -> Number:
+        """Device memory traffic of the copies that the engine makes, into symmetric memory and out of it."""
+        if self._choice != "auto" or name not in ALL_REDUCE or not ALL_REDUCE[name].symmetric:
+            return 0.0
+        return self._scenario.stack.allreduce_copies * COPY_TRAFFIC * message
 
     def _nccl(self, kind: str, message: Floats) -> CollectiveTimes:
         """NCCL in one node, by the paths that it has there."""
-        formula = IN_NODE[kind]
-        peer = self._in_node(kind, "nccl", formula, message)
+        peer = self._in_node(kind, "nccl", message)
         if self._p2p:
             return peer
         # what goes through host memory or the switch is no faster than what goes directly
@@ -194,27 +239,36 @@ class Network:
         # above two ranks NCCL still multicasts through the switch, between two barriers through host memory: a barrier
         # there takes as long as the smallest all-reduce
         barrier_s = self._through_host_s(kind, np.zeros_like(message))
-        switch_s = 2.0 * barrier_s + nvls_wire_s(message, self._ranks, self._hardware.intra.bandwidth_Bps)
+        switch_s = 2.0 * barrier_s + ALL_REDUCE["nvls"](message, self._ranks, 0.0, self._hardware.intra.bandwidth_Bps)
         return _fastest([host, _unmeasured(np.maximum(peer.seconds, switch_s), "nvls", self._without_p2p)])
 
-    def _in_node(self, kind: str, algorithm: str, formula: Formula, message: Floats) -> CollectiveTimes:
-        tier = self._hardware.intra
-        seconds = _at_tier(formula, message, self._ranks, tier)
-        measured = self._measured.get((kind, algorithm))
+    def _in_node(self, kind: str, name: str, message: Floats) -> CollectiveTimes:
+        algorithm, tier = ALGORITHMS[kind, name], self._hardware.intra
+        if algorithm.across_roots < 1.0 and self._ranks * self._cluster.pcie_roots > self._cluster.gpus_per_node:
+            tier = dataclasses.replace(tier, bandwidth_Bps=algorithm.across_roots * tier.bandwidth_Bps)
+        seconds = _at_tier(algorithm, message, self._ranks, tier)
+        measured = self._measured.get((kind, name))
         if measured is None:
-            return _unmeasured(seconds, algorithm)
+            return _unmeasured(seconds, name, self._source(algorithm))
         ratio, in_range = measured.ratio(message, self._ranks)
         here = self._measured_here
         # NCCL does not say from which size on its curve is NVLS, so no point of it is a measurement of NVLS
         return CollectiveTimes(
             seconds=seconds * ratio,
-            in_range=in_range & (here and algorithm != "nvls"),
+            in_range=in_range & (here and name != "nvls"),
             source="fitted" if here else "transferred",
-            algorithms=(algorithm,),
+            algorithms=(name,),
             choice=ONLY,
         )
 
-    def _across(self, kind: CollectiveKind, message: Floats) -> CollectiveTimes:
+    def _source(self, algorithm: Algorithm) -> Source:
+        """Of a formula's figures."""
+        if algorithm.measured_on is None:
+            return "roofline"
+        here = algorithm.measured_on and self._hardware.same_node(catalog.cluster(algorithm.measured_on))
+        return "fitted" if here else "transferred"
+
+    def _across(self, kind: Kind, message: Floats) -> CollectiveTimes:
         """Across nodes everything is NCCL: custom kernels access peers of their own node only."""
         times = self._hierarchical(kind, message)
         fabric = self._fabric
@@ -236,12 +290,12 @@ class Network:
             source="fitted" if fitted else "transferred",
         )
 
-    def _hierarchical(self, kind: CollectiveKind, message: Floats) -> CollectiveTimes:
+    def _hierarchical(self, kind: Kind, message: Floats) -> CollectiveTimes:
         """The fastest of NCCL's algorithms across nodes, from GPU to GPU in each."""
         node_wire_s = self._node_wire_s(_stages(kind), message, self._hardware.intra, self._ranks)
         return _fastest_way(self._ways(kind, message, node_wire_s, nvlink=self._cluster.intra.full_nvlink))
 
-    def _across_without_p2p(self, kind: CollectiveKind, message: Floats, direct: CollectiveTimes) -> CollectiveTimes:
+    def _across_without_p2p(self, kind: Kind, message: Floats, direct: CollectiveTimes) -> CollectiveTimes:
         """What is left without peer-to-peer access: LL128 needs it; trees go through host memory in each node.
 
         NVLS stays, between two barriers through host memory as inside one node.
@@ -260,7 +314,7 @@ class Network:
             ways["nccl-host"] = longer_s + through_host["nccl"]
         return _fastest_way({name: np.maximum(direct.seconds, seconds) for name, seconds in ways.items()})
 
-    def _ways(self, kind: CollectiveKind, message: Floats, node_wire_s: Floats, *, nvlink: bool) -> dict[str, Floats]:
+    def _ways(self, kind: Kind, message: Floats, node_wire_s: Floats, *, nvlink: bool) -> dict[str, Floats]:
         """NCCL's algorithms across nodes, given the stages inside each."""
         return across_nodes_s(
             message,
@@ -279,7 +333,7 @@ class Network:
         if ranks == 1:
             return np.zeros_like(message)
         nothing = np.zeros_like(message)
-        formula = IN_NODE[kind]
+        formula = ALGORITHMS[kind, "nccl"]
         floor_s = _at_tier(formula, nothing, ranks, tier)
         wire_s = _at_tier(formula, message, ranks, tier) - floor_s
         measured = self._measured.get((kind, "nccl"))
@@ -288,7 +342,7 @@ class Network:
         ratio, at_floor = measured.factor(message, ranks), measured.factor(nothing, ranks)
         return wire_s * ratio + floor_s * np.maximum(0.0, ratio - at_floor)
 
-    def _host_stages_s(self, kind: CollectiveKind, message: Floats) -> Floats:
+    def _host_stages_s(self, kind: Kind, message: Floats) -> Floats:
         """The same through host memory, with its floor."""
         return np.zeros_like(message) if self._ranks == 1 else self._through_host_s(_stages(kind), message)
 
@@ -298,7 +352,7 @@ class Network:
         return formula(message, self._ranks, tier.latency_s, tier.bandwidth_Bps, share)
 
 
-def _stages(kind: CollectiveKind) -> Literal["all_reduce", "all_gather"]:
+def _stages(kind: Kind) -> Literal["all_reduce", "all_gather"]:
     """What a collective across nodes does inside each: a broadcast is counted as an all-gather."""
     return "all_reduce" if kind == "all_reduce" else "all_gather"
 
@@ -322,6 +376,15 @@ def _fastest(candidates: Sequence[CollectiveTimes]) -> CollectiveTimes:
     table = np.stack(np.broadcast_arrays(*(times.seconds for times in candidates)))
     names = tuple(times.most_common for times in candidates)
     return dataclasses.replace(best, seconds=table.min(axis=0), algorithms=names, choice=table.argmin(axis=0))
+
+
+def _of_each(candidates: Sequence[CollectiveTimes], choice: NDArray[np.int_]) -> CollectiveTimes:
+    """The chosen one for each configuration, with the source of the one that most take."""
+    table = np.stack(np.broadcast_arrays(*(times.seconds for times in candidates)))
+    seconds = table[choice, np.arange(table.shape[1])]
+    names = tuple(times.most_common for times in candidates)
+    most = candidates[int(np.bincount(choice).argmax())]
+    return dataclasses.replace(most, seconds=seconds, algorithms=names, choice=choice)
 
 
 def _fastest_way(seconds: Mapping[str, Floats]) -> CollectiveTimes:

@@ -24,6 +24,7 @@ _LIMIT_COLOURS = {
     "tensor cores": "#56B4E9",
     "small kernels": "#009E73",
     "all_reduce": "#D55E00",
+    "all_reduce_norm": "#D55E00",
     "all_gather": "#CC79A7",
     "broadcast": "#CC79A7",
     "waits": "#F0E442",
@@ -36,6 +37,7 @@ _KINDS = {
     "lm_head": ("GEMM", "#0072B2"),
     "attention": ("attention", "#56B4E9"),
     "all_reduce": ("all-reduce", "#D55E00"),
+    "all_reduce_norm": ("all-reduce", "#D55E00"),
     "all_gather": ("all-gather, broadcast", "#CC79A7"),
     "broadcast": ("all-gather, broadcast", "#CC79A7"),
 }

@@ -67,7 +67,8 @@ def _op_table(title: str, step: ForwardPass) -> WholeTable:
     rows: dict[tuple[str, str, float], list[SimulatedOp]] = {}
     for member in reversed(step.ops):
         name = member.op.name.partition(".")[2] if member.op.layer >= 0 else member.op.name
-        rows.setdefault((name, _shape_text(member.op), float(member.estimate.seconds)), []).append(member)
+        shape = ", ".join(filter(None, (_shape_text(member.op), member.estimate.algorithm)))
+        rows.setdefault((name, shape, float(member.estimate.seconds)), []).append(member)
     body = []
     for (name, shape, each_s), members in reversed(rows.items()):
         count = sum(member.repeats for member in members)

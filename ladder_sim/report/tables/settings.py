@@ -9,11 +9,14 @@ from rich.text import Text
 from ladder_sim.display.console import table
 from ladder_sim.display.labels import field_text
 from ladder_sim.prediction import resolve_profile
+from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.settings import Setting, described
 from ladder_sim.sweeps.axes import used_value
 
 COLUMNS = ("setting", "default", "range", "meaning")
+# more would leave no room on a line; the help of the flag lists them
+MANY_CHOICES = 8
 
 
 def settings_report(scenario: Scenario) -> RenderableType:
@@ -51,6 +54,9 @@ def _range_text(setting: Setting) -> str:
         return f"{'above ' * limits.above}{limits.minimum} to {largest} {setting.unit}".rstrip()
     if setting.kind is bool:
         return "true or false"
+    if len(choices) > MANY_CHOICES:
+        flag = next(argument.flag for argument in ARGUMENTS.values() if argument.holder == setting.name)
+        return f"as {flag} takes"
     return f"{', '.join(choices[:-1])} or {choices[-1]}" if choices else "text"
 
 

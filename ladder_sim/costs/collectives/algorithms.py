@@ -1,0 +1,263 @@
+"""Collectives inside a node, one row for each algorithm: how long it takes, what it needs, where it was measured.
+
+All take a latency floor plus wire time; an algorithm that has several kernels takes the least of them. Rates are of a
+link's bandwidth per GPU and direction; floors of NCCL's all-reduce on the 8 GPUs of a full node, by which they carry
+over to other links.
+
+References
+----------
+NCCL user guide (ring, tree, NVLS, symmetric memory); vLLM 0.32.0 and SGLang 0.5.23 (custom, symmetric-memory and
+multicast kernels); TensorRT-LLM (MNNVL). Figures: H100 and GB300 tables of aiconfigurator-core 0.12.0; TokenWeave
+artifact, figure_4.csv (MIT); vllm-project/vllm#24111; local-inference-lab/rtx6kpro.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import attrgetter
+from typing import NamedTuple
+
+import numpy as np
+
+from ladder_sim.costs.collectives.formulas import LATENCY_EXPONENT, floor_growth
+from ladder_sim.des.shared import Floats, Number
+from ladder_sim.specs.scenario import Scenario
+
+# us of NCCL's all-reduce on 8 H100s below 16 KB, GB/s of their links, and the floor on 8 GPUs that `gb200-nvl72` states
+_H100_US, _H100_GBps, _GB200_US, _GB200_GBps = 15.6, 450.0, 27.0, 900.0
+# GB/s of the links of an RTX PRO 6000, and its floor
+_PCIE5_US, _PCIE5_GBps = 24.6, 63.0
+
+
+# bytes that each GPU sends for a byte of the message, by ranks
+
+
+def ring(ranks: float) -> float:
+    """Reduce-scatter and all-gather; with it rates are nccl-tests' bus bandwidths."""
+    return 2.0 * (ranks - 1) / ranks
+
+
+def one_way(ranks: float) -> float:
+    """Reduce-scatter or all-gather."""
+    return (ranks - 1) / ranks
+
+
+def to_all(ranks: float) -> float:
+    """The whole message to every peer."""
+    return ranks - 1.0
+
+
+def multicast(ranks: float) -> float:
+    """The switch reads it once from each GPU and reduces; each GPU writes its share to all."""
+    return (ranks + 1) / ranks
+
+
+def mnnvl_two_shot(ranks: float) -> float:
+    """As a ring on 8 GPUs, 1.46 times as much on 16; what grows so with the ranks is not published."""
+    return ring(8.0) * math.pow(ranks / 8.0, 0.55)
+
+
+class Line(NamedTuple):
+    """One kernel: a latency floor plus wire time."""
+
+    floor: float
+    """Of the link's latency."""
+    rate: float
+    """Of the link's bandwidth."""
+    traffic: Callable[[float], float]
+    """Bytes that each GPU sends for a byte of the message, by ranks."""
+    growth: float = 0.0
+    """The floor grows with this power of the ranks."""
+
+    def seconds(self, message: Floats, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> Floats:
+        """Time of messages, bytes."""
+        floor_s = self.floor * floor_growth(ranks, self.growth) * latency_s
+        return floor_s + self.traffic(ranks) * message / (self.rate * bandwidth_Bps)
+
+
+class Need(NamedTuple):
+    """What an algorithm does not work without."""
+
+    what: str
+    met: Callable[[Scenario], bool]
+    """No lambda: predictions hold rows, and are sent to other processes."""
+    way: str
+    """Out of it."""
+    has: str = "; {cluster} has {fabric}"
+    """What is there instead, for the error."""
+
+
+def _on_pcie(scenario: Scenario) -> bool:
+    return not scenario.cluster.intra.full_nvlink
+
+
+def _at_most(ranks: int, scenario: Scenario) -> bool:
+    return scenario.ranks_per_node <= ranks
+
+
+P2P = Need("peer-to-peer access between GPUs, and it is off", attrgetter("p2p"), "leave out --no-p2p", has="")
+SWITCH = Need("an NVLink switch", attrgetter("cluster.intra.switch"), "--set intra.switch=true if the link has one")
+NVLINK = Need(
+    "NVLink between all GPUs",
+    attrgetter("cluster.intra.full_nvlink"),
+    "--set intra.full_nvlink=true if it joins them",
+)
+PCIE = Need("GPUs that NVLink does not join", _on_pcie, "a cluster on PCIe, e.g. --cluster rtx-pro-6000")
+UP_TO_8, UP_TO_16 = (
+    Need(f"{most} GPUs of a node or fewer", partial(_at_most, most), f"--tp {most} or less", has="; there are {ranks}")
+    for most in (8, 16)
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Algorithm:
+    """One row."""
+
+    lines: tuple[Line, ...]
+    """Its kernels, of which it takes the fastest."""
+    needs: tuple[Need, ...] = ()
+    """All of them."""
+    nearest: tuple[str, ...] = ()
+    """What to take where it does not work, if that does; else NCCL's."""
+    measured_on: str | None = None
+    """Cluster of the catalog whose measurements its figures fit; empty: another one; None: a profile holds them."""
+    inline: bool = False
+    """Engines issue it among their kernels if nothing overlaps it."""
+    symmetric: bool = False
+    """It works on symmetric memory, into and out of which engines copy the message."""
+    eager: float = 0.0
+    """Of the link's latency: what its figures hold of a launch, which engines save in a CUDA graph."""
+    for_small: bool = False
+    """NCCL's all-reduce takes the messages for which that is faster."""
+    across_roots: float = 1.0
+    """Share of its rate where the GPUs lie below several PCIe roots."""
+
+    def __call__(self, message: Floats, ranks: float, latency_s: Number, bandwidth_Bps: Number) -> Floats:
+        """Time of messages, bytes."""
+        fastest = self.lines[0].seconds(message, ranks, latency_s, bandwidth_Bps)
+        for line in self.lines[1:]:
+            fastest = np.minimum(fastest, line.seconds(message, ranks, latency_s, bandwidth_Bps))
+        return fastest
+
+    def unmet(self, scenario: Scenario) -> Need | None:
+        """The first need that a scenario does not meet; None if it works there."""
+        return next((need for need in self.needs if not need.met(scenario)), None)
+
+
+# busbw 364 to 370 of NVLink 4's 450 GB/s at 256 MB on 4 H100s; 6.2, 9.5, 15.6 us at 2, 4, 8 of them
+_NCCL = Line(1.0, 0.82, ring, LATENCY_EXPONENT)
+# 2.8 to 3.2 us by TensorRT-LLM on 2 to 8 H100s, 4.9 us by vLLM on 8; reads of peers' buffers run at 300 GB/s
+_ONE_SHOT = Line(3.2 / _H100_US, 300 / _H100_GBps, to_all)
+_TWO_SHOT = Line(4.9 / _H100_US, 300 / _H100_GBps, ring)
+# 274 GB/s of message on 8 GPUs: 308 GB/s of traffic. vLLM's curve on 4 less its copies, 244 GB/s, has 305
+_MULTICAST = multicast(8) * 274 / _H100_GBps
+
+# 12.7 us + bytes / 274 GB/s on 8 H100s, hidden 8192, bf16, 64 to 32768 tokens (TokenWeave, eager). vLLM's curves in a
+# CUDA graph on 4 and 8, less its copies, have 9.0 us
+_MULTIMEM = Algorithm(
+    lines=(Line(12.7 / _H100_US, _MULTICAST, multicast),),
+    needs=(P2P, SWITCH, UP_TO_16),
+    nearest=("mnnvl-two-shot", "two-shot"),
+    measured_on="h100-sxm",
+    inline=True,
+    symmetric=True,
+    eager=3.7 / _H100_US,
+)
+
+# name under which a profile holds the all-reduce that an engine takes by itself, whichever that is at each size
+OWN = "engine"
+
+ALL_REDUCE: Mapping[str, Algorithm] = {
+    "nccl": Algorithm(lines=(_NCCL,)),
+    # busbw 452 GB/s above 16 MB on 8 H100s: the switch reduces, so that busbw is not bound by the link rate
+    "nvls": Algorithm(lines=(Line(1.0, 452 / _H100_GBps, ring, LATENCY_EXPONENT),), needs=(P2P, SWITCH)),
+    # by what vLLM says of H100 and GB200 (all_reduce_utils.py): on 8 GPUs 1.35 to 1.48 times as fast as its own kernels
+    # up to 16 KB, slower at 32 and 64 KB, faster from 128 KB on. The rate is taken over from multimem
+    "nccl-symmetric": Algorithm(
+        lines=(Line(3.4 / _H100_US, 110 / _H100_GBps, to_all), Line(6.6 / _H100_US, _MULTICAST, multicast)),
+        needs=(P2P, SWITCH),
+        measured_on="",
+        symmetric=True,
+    ),
+    # vLLM takes its own on up to 8 GPUs, SGLang on up to 16
+    "one-shot": Algorithm(lines=(_ONE_SHOT,), needs=(P2P, UP_TO_16), nearest=("mnnvl-one-shot",), inline=True),
+    "two-shot": Algorithm(lines=(_TWO_SHOT,), needs=(P2P, UP_TO_16), nearest=("mnnvl-two-shot",), inline=True),
+    # one-shot by writes, without a barrier before the reads: SGLang's curve on H100, 2.6, 2.7, 3.3 us and 273 to 312
+    # GB/s on 2, 4, 8 GPUs up to where its rule changes
+    "push": Algorithm(
+        lines=(Line(3.3 / _H100_US, 300 / _H100_GBps, to_all, 0.2),),
+        needs=(P2P, UP_TO_16),
+        nearest=("one-shot", "mnnvl-one-shot"),
+        measured_on="h100-sxm",
+        inline=True,
+    ),
+    "multimem": _MULTIMEM,
+    # with add and norm: each rank normalises its share of the tokens and multicasts it. 13.8 us + bytes / 273 GB/s
+    # (TokenWeave, figures 4 and 10)
+    "fused-norm": replace(
+        _MULTIMEM, lines=(Line(13.8 / _H100_US, _MULTICAST, multicast),), nearest=("multimem", *_MULTIMEM.nearest)
+    ),
+    # less the copies 311 to 332 GB/s on 2, 6 and 8 H100s, 8 to 14 us (vLLM's curve on 2, vllm#24111, vllm#42324)
+    "symmetric-two-shot": Algorithm(
+        lines=(Line(10.0 / _H100_US, 324 / _H100_GBps, ring),),
+        needs=(P2P, NVLINK, UP_TO_16),
+        nearest=("mnnvl-two-shot", "two-shot"),
+        measured_on="h100-sxm",
+        inline=True,
+        symmetric=True,
+    ),
+    # TensorRT-LLM's kernels on 8 and 16 GB300s, across trays: 4.35 and 5.1 us; 5.0 and 5.2 us, 386 and 262 GB/s of
+    # message. Wire time of small messages hides in the floor
+    "mnnvl-one-shot": Algorithm(
+        lines=(Line(4.35 / _GB200_US, 1500 / _GB200_GBps, to_all, 0.24),),
+        needs=(P2P, SWITCH),
+        nearest=("one-shot",),
+        measured_on="",
+        inline=True,
+    ),
+    "mnnvl-two-shot": Algorithm(
+        lines=(Line(5.1 / _GB200_US, 675 / _GB200_GBps, mnnvl_two_shot),),
+        needs=(P2P, SWITCH),
+        nearest=("two-shot",),
+        measured_on="",
+        inline=True,
+    ),
+    # RTX PRO 6000: 6.1 us and 35 GB/s on 4 below one root, 7.3 us and 26.5 GB/s on 8 across two. vLLM and SGLang have
+    # one for decode (flashinfer_pcie_ipc_all_reduce.py, pcie_ipc_ar.py) and must be asked to take it
+    "pcie-one-shot": Algorithm(
+        lines=(Line(7.3 / _PCIE5_US, 35 / _PCIE5_GBps, to_all, 0.27),),
+        needs=(P2P, PCIE, UP_TO_8),
+        nearest=("one-shot", "mnnvl-one-shot"),
+        measured_on="rtx-pro-6000",
+        inline=True,
+        for_small=True,
+        across_roots=26.5 / 35,
+    ),
+    # about what engines take without a rule that is known
+    OWN: Algorithm(lines=(_ONE_SHOT, _TWO_SHOT, _NCCL), needs=(P2P,), inline=True),
+}
+
+# what engines issue among their kernels
+INLINE = frozenset(name for name, algorithm in ALL_REDUCE.items() if algorithm.inline)
+
+# by kind and name; messages are the gathered result, and what is scattered. A broadcast takes no longer than a gather
+ALGORITHMS: Mapping[tuple[str, str], Algorithm] = {
+    **{("all_reduce", name): algorithm for name, algorithm in ALL_REDUCE.items()},
+    # H100, 8 GPUs: 10.1 us and 10.3 us below 8 KB
+    ("all_gather", "nccl"): Algorithm(lines=(Line(10.1 / _H100_US, 0.82, one_way, LATENCY_EXPONENT),)),
+    ("reduce_scatter", "nccl"): Algorithm(lines=(Line(10.3 / _H100_US, 0.82, one_way, LATENCY_EXPONENT),)),
+    # TokenWeave: 10.8 us + bytes / 376 GB/s, 13.0 us + bytes / 365 GB/s
+    ("all_gather", "multimem"): Algorithm(
+        lines=(Line(10.8 / _H100_US, one_way(8) * 376 / _H100_GBps, one_way),),
+        needs=(P2P, SWITCH, UP_TO_16),
+        measured_on="h100-sxm",
+        symmetric=True,
+    ),
+    ("reduce_scatter", "multimem"): Algorithm(
+        lines=(Line(13.0 / _H100_US, one_way(8) * 365 / _H100_GBps, one_way),),
+        needs=(P2P, SWITCH, UP_TO_16),
+        measured_on="h100-sxm",
+        symmetric=True,
+    ),
+}
