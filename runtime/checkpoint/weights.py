@@ -180,7 +180,7 @@ def _latent(attention: LatentAttention, width: int, where: str) -> Iterator[Piec
     if attention.q is not None and attention.q_norm is not None:
         yield Piece(f"{where}.q_a_layernorm.weight", attention.q_norm.weight_D)
         yield Piece(f"{where}.q_b_proj.weight", attention.q.weight_NF, lambda shard: shard.query(width))
-    made = attention.plain + value_dim
+    made = attention.nope + value_dim
     yield Piece(f"{where}.kv_a_layernorm.weight", attention.kv_norm.weight_D)
     yield Piece(f"{where}.kv_b_proj.weight", attention.kv.weight_NF, lambda shard: shard.query(made))
     yield from _summed(attention.o, f"{where}.o_proj", lambda shard: shard.query(value_dim))

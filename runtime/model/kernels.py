@@ -199,21 +199,21 @@ def _rotate(x_BHTK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
 
 
 @_kernel("concat")
-def expand_latent(kv_BSN: Tensor, k_BSP: Tensor, heads: int, plain: int) -> tuple[Tensor, Tensor]:
-    """Keys and values of the heads, k_BHSK and v_BHSV; the first `plain` channels of a key are its own."""
+def expand_latent(kv_BSN: Tensor, k_BSP: Tensor, heads: int, nope: int) -> tuple[Tensor, Tensor]:
+    """Keys and values of the heads, k_BHSK and v_BHSV; the first `nope` channels of a key are its own."""
     kv_BHSN = kv_BSN.unflatten(-1, (heads, -1)).transpose(1, 2)
     k_BHSP = k_BSP.unsqueeze(1).expand(-1, heads, -1, -1)
-    return torch.cat((kv_BHSN[..., :plain], k_BHSP), dim=-1), kv_BHSN[..., plain:]
+    return torch.cat((kv_BHSN[..., :nope], k_BHSP), dim=-1), kv_BHSN[..., nope:]
 
 
-@_kernel("batched_gemm")
+@_kernel("bmm")
 def absorb_queries(q_BHTK: Tensor, weight_HMR: Tensor) -> Tensor:
     """Queries to be compared with latent vectors and their rotated keys, q_BHTC."""
-    plain = weight_HMR.shape[1]
-    return torch.cat((q_BHTK[..., :plain] @ weight_HMR, q_BHTK[..., plain:]), dim=-1)
+    nope = weight_HMR.shape[1]
+    return torch.cat((q_BHTK[..., :nope] @ weight_HMR, q_BHTK[..., nope:]), dim=-1)
 
 
-@_kernel("batched_gemm")
+@_kernel("bmm")
 def absorbed_values(out_BTHR: Tensor, weight_HVR: Tensor) -> Tensor:
     """Values of the heads made of weighted latent vectors; returns B, T, H * V."""
     return (out_BTHR.transpose(1, 2) @ weight_HVR.transpose(1, 2)).transpose(1, 2).flatten(2)

@@ -5,7 +5,7 @@ rotated key that the heads share; every rank holds all of it. A prefill expands 
 step is absorbed: its queries are carried over to the latent space, where the latent vectors are keys and values of a
 single head, and its outputs are carried back.
 
-Shapes: B batch, T new tokens, S positions, H heads, K = M + P head width, of it M made of the latent vector and P
+Shapes: B batch, T new tokens, S positions, H heads, K = M + P head width, of it M without position (`nope`) and P
 rotated, R width of the latent vector, C = R + P cached features, V width of a head's values, N features.
 
 References
@@ -22,7 +22,8 @@ from runtime.model.attention import Step
 from runtime.model.linear import Linear, RMSNorm
 from runtime.model.shard import Shard
 
-# of the norms of latent vectors, whatever the config says of the others: modeling_deepseek.py of DeepSeek-V2 and V3
+# of the norms of latent vectors, whatever `rms_norm_eps` says of the others, as in
+# https://huggingface.co/deepseek-ai/DeepSeek-V3/blob/main/modeling_deepseek.py and in transformers 5.23.0
 LATENT_EPS = 1e-6
 
 
@@ -33,9 +34,9 @@ class LatentAttention(nn.Module):
         super().__init__()
         self.latent, self.engine = latent, engine
         self.heads = heads = shard.heads
-        # made of the latent vector: the width of a head's keys, and of its keys and values
-        self.plain = config.head_dim - latent.rope_dim
-        made = self.plain + latent.value_dim
+        # width of the part of a head's keys that carries no position, and of all that is made of the latent vector
+        self.nope = config.head_dim - latent.rope_dim
+        made = self.nope + latent.value_dim
         self.q_inputs = latent.q_rank or heads * config.head_dim
         self.inputs = self.q_inputs + latent.kv_rank + latent.rope_dim
         self.q_norm = RMSNorm(latent.q_rank, LATENT_EPS) if latent.q_rank else None
@@ -74,12 +75,12 @@ class LatentAttention(nn.Module):
         if self.engine.attention == "flash":
             c_BSC = c_BSC[:, : step.context]
         kv_BSN = self.kv(c_BSC[..., : self.latent.kv_rank])
-        k_BHSK, v_BHSV = kernels.expand_latent(kv_BSN, c_BSC[..., self.latent.kv_rank :], self.heads, self.plain)
+        k_BHSK, v_BHSV = kernels.expand_latent(kv_BSN, c_BSC[..., self.latent.kv_rank :], self.heads, self.nope)
         return step.attend(self.engine, q_BHTK, k_BHSK, v_BHSV, self.scale)
 
     def _absorbed(self, q_BHTK: Tensor, c_BSC: Tensor, step: Step) -> Tensor:
         weight_HNR = self.kv.weight_NF.unflatten(0, (self.heads, -1))
-        q_BHTC = kernels.absorb_queries(q_BHTK, weight_HNR[:, : self.plain])
+        q_BHTC = kernels.absorb_queries(q_BHTK, weight_HNR[:, : self.nope])
         c_B1SC = c_BSC.unsqueeze(1)
         out_BTN = step.attend(self.engine, q_BHTC, c_B1SC, c_B1SC[..., : self.latent.kv_rank], self.scale)
-        return kernels.absorbed_values(out_BTN.unflatten(-1, (self.heads, -1)), weight_HNR[:, self.plain :])
+        return kernels.absorbed_values(out_BTN.unflatten(-1, (self.heads, -1)), weight_HNR[:, self.nope :])

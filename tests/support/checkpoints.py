@@ -135,7 +135,8 @@ FAMILIES = {
     "deepseek-v3": Family(
         transformers.DeepseekV3Config,
         transformers.DeepseekV3ForCausalLM,
-        {**LATENT, "n_group": 4, "topk_group": 2, "rope_parameters": YARN},
+        # not that of the norms of latent vectors
+        {**LATENT, "n_group": 4, "topk_group": 2, "rope_parameters": YARN, "rms_norm_eps": 1e-3},
     ),
     "qwen2-tied": Family(
         transformers.Qwen2Config,
