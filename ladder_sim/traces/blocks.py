@@ -45,6 +45,11 @@ def find_passes(graph: TraceGraph) -> list[Pass]:
     ranks = sorted({lane.rank for lane in graph.lanes})
     passes = [forward for rank in ranks for forward in _of_rank(graph, rank)]
     if not passes:
+        if any(op.kind == "all_reduce_norm" for op in graph.ops):
+            raise UsageError(
+                "the trace's all-reduces hold the norms: no wiring can move one without the other",
+                hint="export it with --set stack.fused_allreduce_norm=false",
+            )
         count = sum(op.kind == "all_reduce" for op in graph.ops)
         raise UsageError(
             f"no transformer blocks found: the trace has {count} all-reduces, and the kernels between them do not "

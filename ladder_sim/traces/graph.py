@@ -9,8 +9,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-# kinds of collectives
-COLLECTIVES = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv"})
+from ladder_sim.graph.ops import COLLECTIVE_KINDS
+
+# kinds of collectives: those that predictions have, and others
+COLLECTIVES = COLLECTIVE_KINDS | {"reduce_scatter", "all_to_all", "send_recv"}
 # work of a CPU between its calls to a device, and in them
 HOST_KINDS = frozenset({"host", "launch"})
 _LAYER = re.compile(r"layers?[._]?\d+")

@@ -91,6 +91,20 @@ def test_export_writes_a_predicted_step_that_predict_reads(tmp_path: Path) -> No
     assert "32 layers\n" in shown("predict", path)
 
 
+def test_fused_all_reduces_are_collectives_that_no_wiring_moves(tmp_path: Path) -> None:
+    path = tmp_path / "step.json"
+    command = ("export", path, "--model", "8b", "--tp", "4", "--stack", "vllm", "--variant", "standard")
+    shown(*command)
+    fused = [op for op in load([path]).ops if op.kind == "all_reduce_norm"]
+    assert len(fused) == 64
+    assert all(op.communicates for op in fused)
+    error = run("predict", path).exception
+    assert isinstance(error, UsageError)
+    assert "--set stack.fused_allreduce_norm=false" in str(error.hint)
+    shown(*command, "--set", "stack.fused_allreduce_norm=false")
+    assert "32 layers\n" in shown("predict", path)
+
+
 def test_export_heeds_jitter_seed_and_memory(tmp_path: Path) -> None:
     """Regression: it took the flags of `predict` and left these out."""
     path = tmp_path / "step.json"
