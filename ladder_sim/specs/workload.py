@@ -103,6 +103,11 @@ class Workload:
         return STATIC if self.concurrency is None else "continuous"
 
     @property
+    def load_field(self) -> Literal["batch", "concurrency"]:
+        """The field that says how many requests the GPUs serve at a time."""
+        return "batch" if self.concurrency is None else "concurrency"
+
+    @property
     def in_flight(self) -> int:
         """Requests that the GPUs serve at a time."""
         return self.batch if self.concurrency is None else self.concurrency
