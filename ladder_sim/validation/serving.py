@@ -9,6 +9,7 @@ backend_version (the newest), gemm_quant_mode (as dtype), kv_dtype and arrivals 
 and source. Lines that start with ``#`` are comments.
 """
 
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.values import real
 from ladder_sim.units import quoted
 from ladder_sim.validation.compare import Quantity
+from ladder_sim.validation.dataset import COLUMNS as RUN_COLUMNS
 from ladder_sim.validation.dataset import check_known, table_rows
 
 TIMES = ("silicon_ttft_ms", "silicon_tpot_ms")
@@ -165,10 +167,12 @@ class ErrorSummary:
 
 
 def is_serving_table(content: bytes) -> bool:
-    """Whether the header of a CSV file names a time of servings."""
+    """Whether the header of a file names columns of servings, and more of them than of runs."""
     lines = (line.strip() for line in content.decode("utf-8-sig", "replace").split("\n"))
     header = next((line for line in lines if line and not line.startswith("#")), "")
-    return bool(set(TIMES) & {cell.strip().strip('"') for cell in header.split(",")})
+    # separated by anything: reading the table says that commas are needed
+    names = set(re.findall(r"\w+", header))
+    return len(names & set(REQUIRED)) > len(names & {*RUN_COLUMNS})
 
 
 def read_servings(content: bytes, name: str) -> tuple[Serving, ...]:
@@ -306,12 +310,14 @@ def _serving(line: int, cells: Mapping[str, str]) -> Serving:
         # reported by the comparison
         return row
     least_s = _LEAST_SHARE * weight_bytes(scenario) / scenario.cluster.gpu.hbm_bandwidth_Bps
-    if row.gen > 1 and row.tpot_s < least_s:
-        raise UsageError(
-            f"silicon_tpot_ms is {cell['silicon_tpot_ms']}: a step reads the weights, which takes more than "
-            f"{1e3 * least_s:.3g} ms here",
-            hint="times are in milliseconds; check model, tp_size and precision too",
-        )
+    # the first token takes a step, too
+    for column in TIMES if row.gen > 1 else TIMES[:1]:
+        if _seconds(cell, column) < least_s:
+            raise UsageError(
+                f"{column} is {cell[column]}: a step reads the weights, which takes more than "
+                f"{1e3 * least_s:.3g} ms here",
+                hint="times are in milliseconds; check model, tp_size and precision too",
+            )
     return row
 
 
