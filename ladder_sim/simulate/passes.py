@@ -117,6 +117,7 @@ class ForwardPass:
         self.plan, self.prices, self.hardware, self.gpu, self.engine = plan, prices, hardware, gpu, engine
         # start to end
         self.seconds: Number
+
         # what was simulated for it
         self._ran: Sequence[Any] = ()
         if plan.serial and engine == "fast":
