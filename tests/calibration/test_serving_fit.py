@@ -10,7 +10,7 @@ import pytest
 from calibration.serving_fit import FIGURES, _Problem, fit_serving
 from ladder_sim.errors import UsageError
 from ladder_sim.specs import catalog
-from ladder_sim.validation.serving import Serving, read_servings
+from ladder_sim.validation.serving_table import Serving, read_servings
 from tests.conftest import DATA, REPO
 
 SAMPLE = DATA / "serving_dense.csv"

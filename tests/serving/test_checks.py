@@ -10,7 +10,8 @@ from ladder_sim.confidence import UNCHECKED
 from ladder_sim.costs.profile import run_sizes
 from ladder_sim.display.labels import validated_lines
 from ladder_sim.serving.checks import serving_checks
-from ladder_sim.validation.serving import compare_servings, read_servings, summary
+from ladder_sim.validation.serving import compare_servings, summary
+from ladder_sim.validation.serving_table import read_servings
 from tests.conftest import DATA
 
 

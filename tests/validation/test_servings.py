@@ -8,16 +8,8 @@ from ladder_sim.confidence import Interval
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.report.figures.validation import servings_figure
 from ladder_sim.validation.compare import Quantity
-from ladder_sim.validation.serving import (
-    ErrorSummary,
-    Serving,
-    compare_servings,
-    gate,
-    is_serving_table,
-    read_servings,
-    summarize_servings,
-    summary,
-)
+from ladder_sim.validation.serving import ErrorSummary, compare_servings, gate, summarize_servings, summary
+from ladder_sim.validation.serving_table import Serving, is_serving_table, read_servings
 from tests.conftest import DATA
 from tests.support.commands import run
 
