@@ -185,6 +185,11 @@ def table_rows(
             raise UsageError(f"{name}, line {line}: not CSV ({error})", hint="quote cells that hold a comma") from None
         if not columns:
             columns = cells
+            if len(columns) == 1:
+                raise UsageError(
+                    f"{name}, line {line}: one column, {quoted(cells[0])}: cells must be separated by commas",
+                    hint="save the table as CSV, with commas",
+                )
             check_columns(columns, f"{name}, line {line}")
             continue
         if len(cells) != len(columns):
