@@ -8,7 +8,7 @@ import typer
 from ladder_sim.cli.options import with_options
 from ladder_sim.cli.output import Output
 from ladder_sim.errors import UsageError
-from ladder_sim.validation.dataset import DEFAULT_DATASET, read_dataset, read_table
+from ladder_sim.validation.dataset import DEFAULT_DATASET, read_runs, read_table
 
 if TYPE_CHECKING:
     from ladder_sim.validation.serving_table import Serving
@@ -49,7 +49,7 @@ def validate(
             raise UsageError("--level is for runs of static batches", hint="leave it out for a table of servings")
         _validate_servings(read_servings(content, name), name, profile, maximum, output)
         return
-    data = read_dataset(dataset)
+    data = read_runs(content, name)
     # checked there
     compared = comparison.validate(data, cast(comparison.Level, level), profile=profile)
     output.give(
