@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from ladder_sim.validation.dataset import read_table
-from ladder_sim.validation.serving import ErrorSummary, ServingComparison, compare_servings, read_servings
+from ladder_sim.validation.serving import ErrorSummary, ServingComparison, compare_servings
+from ladder_sim.validation.serving_table import read_servings
 
 REQUIREMENT = "aiconfigurator-core==0.12.0"
 _SAMPLE = "aiconfigurator_core/systems/silicon_sample.csv"

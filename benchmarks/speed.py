@@ -12,7 +12,6 @@ those of other simulators.
 
 import argparse
 import dataclasses
-import itertools
 import os
 import platform
 import resource
@@ -85,13 +84,11 @@ def warm_predictions() -> list[Figure]:
             _ = prediction.speedup
 
     def measured(
-        name: str, stack: str, bound: float | None = None, *, then: Any = None, engine: Any = "fast"
+        name: str, bound: float | None = None, *, then: Any = None, engine: Any = "fast", **fields: Any
     ) -> Figure:
-        speeds = itertools.cycle(f"{40 + 0.25 * number} GB/s" for number in range(WARM_RUNS))
-        each = [
-            Scenario.of(model="405b", nodes=2, stack=stack, overrides={"inter.bandwidth": next(speeds)})
-            for _ in range(WARM_RUNS + 1)
-        ]
+        link = "inter" if "nodes" in fields else "intra"
+        speeds = (f"{40 + 0.25 * number} GB/s" for number in range(WARM_RUNS + 1))
+        each = [Scenario.of(**fields, overrides={f"{link}.bandwidth": speed}) for speed in speeds]
         left = iter(each)
 
         def answer() -> None:
@@ -102,12 +99,23 @@ def warm_predictions() -> list[Figure]:
         answer()
         return Figure(name=name, value=1e3 * median_s(answer, WARM_RUNS), target=bound, unit="ms")
 
+    two_nodes = {"model": "405b", "nodes": 2, "stack": "gpt-fast"}
     return [
-        measured("predict() of four variants, warm, 405b on two nodes, gpt-fast", "gpt-fast", 2),
-        measured("the same, and every breakdown read", "gpt-fast", then=read),
-        measured("the same, and every interval", "gpt-fast", then=intervals),
-        measured("predict() of the same, vllm", "vllm"),
-        measured("predict() of the same, gpt-fast, engine des", "gpt-fast", 200, engine="des"),
+        measured("predict() of four variants, warm, 405b on two nodes, gpt-fast", 2, **two_nodes),
+        measured("the same, and every breakdown read", then=read, **two_nodes),
+        measured("the same, and every interval", then=intervals, **two_nodes),
+        measured("predict() of the same, vllm", **{**two_nodes, "stack": "vllm"}),
+        measured("predict() of the same, gpt-fast, engine des", 200, engine="des", **two_nodes),
+        *(
+            measured(
+                f"predict() of 64 requests in flight, 70b on 8 GPUs, {stack}",
+                5,
+                model="70b",
+                stack=stack,
+                concurrency=64,
+            )
+            for stack in ("vllm", "trtllm", "sglang")
+        ),
     ]
 
 

@@ -26,6 +26,8 @@ HARDWARE = {
 TENTH = {**HARDWARE, "gpu.hbm_bandwidth": "2:8:+0.6TB/s"}
 # 163,840 points of other batches, prompts and answers
 SIZES = {"model": "70b", "tp": "8", "stack": "vllm", "batch": "1:128:+1", "prompt": "16:4096:+16", "gen": "64:1024:x2"}
+# 163,840 points of other requests in flight
+SERVED = {**{name: axis for name, axis in SIZES.items() if name != "batch"}, "concurrency": "1:128:+1"}
 # 384 points with a graph each
 GRAPHS = {"model": "8b,llama-2-13b,70b", "tp": "1:8", "stack": "vllm,trtllm", "model.layers": "20:80:+4"}
 
@@ -53,7 +55,7 @@ def measure() -> list[Figure]:
         path = Path(folder) / "sweep.csv"
         million_s, tenth_s = sweep_s(HARDWARE, path), sweep_s(TENTH, path)
         flash_s = sweep_s({**HARDWARE, "stack": "vllm"}, path)
-        sizes_s, graphs_s = sweep_s(SIZES, path), sweep_s(GRAPHS, path)
+        sizes_s, served_s, graphs_s = (sweep_s(axes, path) for axes in (SIZES, SERVED, GRAPHS))
         deep_s = sweep_s({**TENTH, "model.layers": "800"}, path)
         # a child's peak counts from what this process had at the fork: nothing of the package is imported here
         peak_bytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -65,6 +67,7 @@ def measure() -> list[Figure]:
         rate("a ninth of the points, gpt-fast", 112_211 / tenth_s),
         Figure(name="time of the same for 800 layers over that for 80", value=deep_s / tenth_s, target=1.2, unit=""),
         rate("163,840 batches, prompts and answers, 70B TP 8, vllm", 163_840 / sizes_s),
+        rate("163,840 requests in flight, prompts and answers, 70B TP 8, vllm", 163_840 / served_s, 50_000),
         rate("384 models and TP degrees, a graph for each", 384 / graphs_s),
         Figure(name="largest process of all these", value=peak_bytes / 1e6, target=2000, unit="MB"),
     ]

@@ -25,7 +25,7 @@ from ladder_sim.prediction import resolve_profile
 from ladder_sim.serving.step import simulate_requests
 from ladder_sim.units import format_quantity
 from ladder_sim.validation.dataset import read_table
-from ladder_sim.validation.serving import Serving, Setup, read_servings
+from ladder_sim.validation.serving_table import Serving, Setup, read_servings
 
 # errors beyond it, of the logarithm of a time, count less than their squares
 USUAL_ERROR = 0.05

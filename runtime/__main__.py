@@ -18,9 +18,10 @@ def main(argv: Sequence[str]) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     arguments = parse(argv)
-    if arguments.tp > 1 and not _emulates(arguments) and "RANK" not in os.environ:
+    ranks = arguments.tp * arguments.pp
+    if ranks > 1 and not _emulates(arguments) and "RANK" not in os.environ:
         arguments.check(arguments)
-        return launch(argv, arguments.tp)
+        return launch(argv, ranks)
     try:
         arguments.run(arguments)
         sys.stdout.flush()

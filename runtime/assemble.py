@@ -71,12 +71,12 @@ def load(
     check_fits(
         shape,
         engine,
-        tp=comm.size,
+        comm=comm,
         batch=batch,
         prompt=prompt,
         gen=gen,
         element_bytes=dtype.itemsize,
-        free_bytes=free_bytes(device, comm.size if comm.name == "gloo" else 1),
+        free_bytes=free_bytes(device, comm.size * comm.pipeline.stages if comm.name == "gloo" else 1),
     )
     with enough_memory():
         with device, _default_dtype(dtype):

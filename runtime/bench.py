@@ -46,6 +46,8 @@ class BenchConfig:
     """Wirings."""
     tp: int = 1
     """Tensor-parallel degree."""
+    pp: int = 1
+    """Pipeline stages."""
     batch: int = 1
     """Sequences served together."""
     prompt: int = 1024
@@ -68,7 +70,7 @@ class BenchConfig:
     """Run blocks through torch.compile."""
 
     def __post_init__(self) -> None:
-        check_counts(tp=self.tp, batch=self.batch, prompt=self.prompt, gen=self.gen)
+        check_counts(tp=self.tp, pp=self.pp, batch=self.batch, prompt=self.prompt, gen=self.gen)
         check_counts(repeats=self.repeats, threads=self.threads)
         check_counts(minimum=0, warmups=self.warmups)
         check_dtype(self.dtype)
@@ -98,7 +100,7 @@ def _measured(config: BenchConfig, engine: EngineConfig, links: CommConfig, trac
     if shape.activation not in kernels.ACTIVATIONS:
         raise UsageError(f"unknown hidden_act '{shape.activation}'", hint=f"known: {', '.join(kernels.ACTIVATIONS)}")
     wirings = [lay_out(name, shape.layers, shape.ladder_layers) for name in dict.fromkeys(config.variants)]
-    comm = connect(links, config.tp)
+    comm = connect(links, config.tp, config.pp)
     device = device_of(comm)
     dtype = config.dtype if config.dtype != "auto" else {"cuda": "bf16", "cpu": "fp32"}[device.type]
     generator = assemble(

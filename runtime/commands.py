@@ -58,7 +58,7 @@ def _add_bench(commands: Any) -> None:
     parser = _add_command(commands, "bench", "Measure residual wirings with random weights, taking turns.")
     parser.set_defaults(check=_check_bench, run=_bench)
     add = parser.add_argument
-    add("--model", type=Path, required=True, help="config.json of a Llama-family decoder")
+    add("--model", type=Path, required=True, help="config.json of a decoder")
     add("--variant", dest="variants", type=_names, action="extend", required=True, help="wirings; repeatable, commas")
     add("--save", type=Path, metavar="FILE", help="write the JSON to a file instead of stdout")
 
@@ -82,6 +82,7 @@ def _add_bench(commands: Any) -> None:
     add("--compile", action="store_true", help="run blocks through torch.compile")
 
     add = _add_ranks(parser, dtype="bf16 on GPUs, fp32 on CPUs", backends=("auto", "nccl", "gloo", "emulate", "none"))
+    _add_stages(add)
     add("--emulate", dest="table", type=Path, metavar="TABLE", help="all-reduce latencies: CSV or JSON, bytes,seconds")
 
 
@@ -103,7 +104,7 @@ def _add_complete(commands: Any) -> None:
     add("--top-k", type=int, default=0, metavar="K", help="only the K most likely tokens; 0: all")
     add("--top-p", type=float, default=1.0, metavar="P", help="only the most likely tokens with this total probability")
     add("--seed", type=_seed, default=0, metavar="N", help="of sampling")
-    _add_ranks(parser)
+    _add_stages(_add_ranks(parser))
 
 
 def _add_eval(commands: Any) -> None:
@@ -120,7 +121,7 @@ def _add_eval(commands: Any) -> None:
 
 def _add_convert(commands: Any) -> None:
     parser = _add_command(commands, "convert", "Wire a checkpoint's upper layers as ladder.")
-    parser.set_defaults(tp=1, backend="none", run=_convert)
+    parser.set_defaults(tp=1, pp=1, backend="none", run=_convert)
     add = parser.add_argument
     add("model", type=Path, metavar="DIR", help="folder of a checkpoint")
     add("--ladder-layers", type=int, required=True, metavar="K", help="number of layers, from the top of the stack")
@@ -143,9 +144,10 @@ def _add_ranks(
     backends: Sequence[str] = ("auto", "nccl", "gloo"),
 ) -> Any:
     """Add what all commands with ranks share; returns the group's `add_argument`."""
-    parser.set_defaults(table=None)
+    parser.set_defaults(table=None, pp=1)
     add = parser.add_argument_group("ranks").add_argument
     add("--tp", type=int, default=1, metavar="N", help="tensor-parallel degree")
+    add("--ep", type=int, default=1, metavar="N", help="groups of ranks that whole experts are distributed over")
     add("--dtype", default="auto", help=f"fp32, bf16 or fp16; auto: {dtype}")
     add("--threads", type=int, default=1, metavar="N", help="CPU threads of each rank")
     add("--backend", default="auto", choices=backends, help="auto: NCCL on GPUs, else gloo")
@@ -159,6 +161,10 @@ def _add_ranks(
         help="limit of waiting for ranks",
     )
     return add
+
+
+def _add_stages(add: Any) -> None:
+    add("--pp", type=int, default=1, metavar="N", help="pipeline stages, of --tp ranks each")
 
 
 def _names(text: str) -> list[str]:
@@ -186,7 +192,8 @@ def _config(config: type[_Config], arguments: argparse.Namespace) -> _Config:
 
 def _check_bench(arguments: argparse.Namespace) -> None:
     shape = ModelConfig.from_file(arguments.model)
-    shape.check_ranks(arguments.tp)
+    shape.check_ranks(arguments.tp, _config(EngineConfig, arguments).ep)
+    shape.layers_of(0, arguments.pp)
     for variant in arguments.variants:
         lay_out(variant, shape.layers)
 
@@ -235,8 +242,9 @@ def _complete(arguments: argparse.Namespace) -> None:
         for completion in completions:
             print(f"> {completion['prompt']}\n{completion['text']}\n")
     tokens = sum(len(completion["tokens"]) for completion in completions)
+    degrees = f"TP {arguments.tp}" + (f", PP {arguments.pp}" if arguments.pp > 1 else "")
     speed = f"{result['tokens_per_s']:.4g} tok/s, TTFT {result['ttft_s'] * 1e3:.3g} ms"
-    print(f"[{tokens} tokens, {speed}, {result['run']['variant']}, TP {arguments.tp}]", file=sys.stderr)
+    print(f"[{tokens} tokens, {speed}, {result['run']['variant']}, {degrees}]", file=sys.stderr)
 
 
 def _eval(arguments: argparse.Namespace) -> None:

@@ -84,13 +84,13 @@ def complete(config: CompletionConfig, sampling: SamplingConfig, links: CommConf
     """Texts and their speed, the same on every rank; `show` is called as the texts grow."""
     task = prepare_completion(config)
     torch.set_num_threads(config.threads)
-    comm = connect(links, config.tp)
+    comm = connect(links, config.tp, config.pp)
     device, checkpoint = device_of(comm), task.checkpoint
     dtype = checkpoint.dtype if config.dtype == "auto" else config.dtype
     rows, pads = left_padded(task.prompts)
     model = load(
         checkpoint.shape,
-        EngineConfig(),
+        EngineConfig(ep=config.ep),
         comm,
         checkpoint.source,
         device=device,

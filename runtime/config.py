@@ -1,57 +1,28 @@
 """What is run: the shape of a decoder, from a Hugging Face config.json, and how its forward pass is executed."""
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self, TypeVar
+from typing import Literal, Self
 
 from ladder_sim.errors import InfeasibleError, UsageError
-from ladder_sim.system.files import read_text
 from ladder_sim.units import parse_quantity
+from runtime.fields import field, number, read_object, size
+from runtime.kinds import Experts, Latent, RopeScaling, Yarn, rope_fields, rope_scaling
+from runtime.model_types import TYPES, UNSUPPORTED
 
 Attention = Literal["flash", "math"]
 # names of `--dtype`
 DTYPES = ("fp32", "bf16", "fp16")
 
-# model types whose blocks are not Llama's, and how they differ
-_UNSUPPORTED = {
-    **dict.fromkeys(("qwen3", "qwen3_vl_text", "apertus", "hunyuan_v1_dense"), "norms of queries and keys"),
-    **dict.fromkeys(("starcoder2", "nemotron", "stablelm"), "LayerNorm"),
-    **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), "scaled embeddings"),
-    **dict.fromkeys(("olmo2", "olmo3", "exaone4", "glm4"), "norms behind the blocks"),
-    **dict.fromkeys(("cohere", "cohere2"), "attention and MLP side by side"),
-}
-
-_Value = TypeVar("_Value")
-
-
-def read_timeout(text: str) -> float:
-    """Seconds that ranks wait for each other, from the text of `--timeout`."""
-    return parse_quantity(text, "s", name="--timeout", likely=("s", "ms"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RopeScaling:
-    """Llama 3.1's stretching of long rotary wavelengths."""
-
-    factor: float
-    """Wavelengths longer than the original context are multiplied by it."""
-    low_freq_factor: float
-    """Wavelengths above original context / this are stretched in full."""
-    high_freq_factor: float
-    """Wavelengths below original context / this stay as they are."""
-    original_positions: int
-    """Context of the first training, tokens."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Shape of a Llama-family decoder."""
+    """Shape of a decoder: Llama's, and what its attention and its feed-forward blocks are instead."""
 
     layers: int
-    """Decoder layers, each one attention and one MLP block."""
+    """Decoder layers, each one attention and one feed-forward block."""
     hidden: int
     """Width of the residual stream."""
     heads: int
@@ -59,17 +30,23 @@ class ModelConfig:
     kv_heads: int
     """Key/value heads."""
     head_dim: int
-    """Width of one head."""
+    """Width of one head's queries and keys."""
     intermediate: int
-    """Width of the MLP."""
+    """Width of the MLP; in a model with experts, of the layers without."""
     vocab: int
     """Rows of the embedding and of the LM head."""
     norm_eps: float = 1e-6
     """Added to the mean square in RMSNorm."""
     rope_theta: float = 10000.0
     """Base of the rotary wavelengths."""
-    rope_scaling: RopeScaling | None = None
+    rope_scaling: RopeScaling | Yarn | None = None
     """None: not stretched."""
+    qk_norm: bool = False
+    """Queries and keys are normalised head by head before they are rotated."""
+    latent: Latent | None = None
+    """Attention is latent attention; None: grouped-query attention."""
+    experts: Experts | None = None
+    """Feed-forward blocks have routed experts; None: each is an MLP."""
     gated_mlp: bool = True
     """Gate and up projections, or one up projection."""
     activation: str = "silu"
@@ -77,7 +54,7 @@ class ModelConfig:
     tied_embeddings: bool = False
     """The LM head shares the embedding's weights."""
     qkv_bias: bool = False
-    """Bias vectors on the query, key and value projections."""
+    """Bias vectors on the query, key and value projections; of latent attention, on those of the residual stream."""
     out_bias: bool = False
     """Bias vector on attention's output projection."""
     mlp_bias: bool = False
@@ -108,49 +85,72 @@ class ModelConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> Self:
-        """Translate a parsed config.json; defaults are those of Hugging Face's LlamaConfig.
+        """Translate a parsed config.json; defaults are those of its type and of Hugging Face's LlamaConfig.
 
         ``"gated_mlp": false`` is an MLP without a gate.
 
         Raises
         ------
         UsageError
-            A field is missing or impossible, or the blocks are not Llama's.
+            A field is missing or impossible, or the blocks are not implemented.
         """
-        kind = _field(config, "model_type", str, "llama")
-        if kind in _UNSUPPORTED:
+        kind = field(config, "model_type", str, "llama")
+        if kind in UNSUPPORTED:
             raise UsageError(
-                f"model_type '{kind}' has {_UNSUPPORTED[kind]}, which are not implemented",
+                f"model_type '{kind}' has {UNSUPPORTED[kind]}, which are not implemented",
                 hint='for timing alone, write "model_type": "llama"',
             )
-        hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
-        layers, kv_heads = _size(config, "num_hidden_layers"), _size(config, "num_key_value_heads", heads)
+        config = {**TYPES.get(kind, {}), **{key: value for key, value in config.items() if value is not None}}
+        layers = size(config, "num_hidden_layers")
+        latent, experts = Latent.from_hf(config), Experts.from_hf(config, layers_count=layers)
+        if kind not in TYPES and (latent or experts):
+            parts = "experts" if experts else "latent attention"
+            raise UsageError(
+                f"model_type '{kind}' has {parts} that are not known here",
+                hint=f"implemented are those of {', '.join(TYPES)}",
+            )
+        hidden, heads = size(config, "hidden_size"), size(config, "num_attention_heads")
+        # each head of latent attention makes its own keys and values
+        kv_heads = heads if latent else size(config, "num_key_value_heads", heads)
         if heads % kv_heads:
             raise UsageError(f"num_key_value_heads is {kv_heads}: must divide num_attention_heads, {heads}")
-        attention_bias = _field(config, "attention_bias", bool, kind == "qwen2")
-        rope = _rope(config)
+        attention_bias = field(config, "attention_bias", bool, False)
+        rope, max_positions = rope_fields(config), field(config, "max_position_embeddings", int, 0)
         return cls(
             layers=layers,
             hidden=hidden,
             heads=heads,
             kv_heads=kv_heads,
-            head_dim=_size(config, "head_dim", hidden // heads),
-            intermediate=_size(config, "intermediate_size"),
-            vocab=_size(config, "vocab_size"),
-            norm_eps=_number(config, "rms_norm_eps", 1e-6),
-            rope_theta=_number(rope, "rope_theta", 10000.0),
-            rope_scaling=_rope_scaling(rope),
-            gated_mlp=_field(config, "gated_mlp", bool, True),
-            activation=_field(config, "hidden_act", str, "silu"),
-            tied_embeddings=_field(config, "tie_word_embeddings", bool, False),
+            head_dim=size(config, "qk_nope_head_dim") + latent.rope_dim
+            if latent
+            else size(config, "head_dim", hidden // heads),
+            intermediate=size(config, "intermediate_size"),
+            vocab=size(config, "vocab_size"),
+            norm_eps=number(config, "rms_norm_eps", 1e-6),
+            rope_theta=number(rope, "rope_theta", 10000.0),
+            rope_scaling=rope_scaling(rope, max_positions),
+            qk_norm=field(config, "use_qk_norm", bool, False),
+            latent=latent,
+            experts=experts,
+            gated_mlp=field(config, "gated_mlp", bool, True),
+            activation=field(config, "hidden_act", str, "silu"),
+            tied_embeddings=field(config, "tie_word_embeddings", bool, False),
             qkv_bias=attention_bias,
-            # Qwen2 has biases on q, k and v alone
-            out_bias=_field(config, "attention_out_bias", bool, attention_bias and kind != "qwen2"),
-            mlp_bias=_field(config, "mlp_bias", bool, False),
+            out_bias=field(config, "attention_out_bias", bool, attention_bias),
+            mlp_bias=field(config, "mlp_bias", bool, False),
             ladder_layers=_ladder_layers(config, layers) if kind == "llamaLadder" else (),
-            max_positions=_field(config, "max_position_embeddings", int, 0),
-            sliding_window=_sliding_window(config, used=kind != "qwen2"),
+            max_positions=max_positions,
+            sliding_window=_sliding_window(config),
         )
+
+    def experts_of(self, layer: int) -> Experts | None:
+        """The routed experts of a layer; None: it has an MLP alone."""
+        return None if self.experts is None or layer in self.experts.dense_layers else self.experts
+
+    def mlp_of(self, layer: int) -> int:
+        """Width of a layer's MLP, of shared experts where there are routed ones; 0: there is none."""
+        experts = self.experts_of(layer)
+        return self.intermediate if experts is None else experts.shared
 
     @property
     def longest_context(self) -> float:
@@ -164,20 +164,54 @@ class ModelConfig:
             limit = "sliding window, beyond which nothing is implemented," if windowed else "longest context"
             raise UsageError(f"{tokens} tokens: the model's {limit} is {self.longest_context}", hint=hint)
 
-    def check_ranks(self, tp: int) -> None:
-        """Raise InfeasibleError unless `tp` ranks can share this model."""
-        if part := self._indivisible_part(tp):
-            degrees = [str(degree) for degree in range(1, self.heads + 1) if not self._indivisible_part(degree)]
+    def layers_of(self, stage: int, stages: int) -> range:
+        """The layers of a pipeline stage: equal numbers, but for one more on the first ones where they do not divide.
+
+        Raises
+        ------
+        InfeasibleError
+            There are more stages than layers.
+        """
+        if stages > self.layers:
             raise InfeasibleError(
-                f"{tp} ranks cannot share {part} evenly", hint=f"degrees that divide: {', '.join(degrees)}"
+                f"{stages} stages cannot share {self.layers} layers", hint=f"--pp must be at most {self.layers}"
+            )
+        each, more = divmod(self.layers, stages)
+        first = stage * each + min(stage, more)
+        return range(first, first + each + (stage < more))
+
+    def check_ranks(self, tp: int, ep: int = 1) -> None:
+        """Raise InfeasibleError unless `tp` ranks can share this model, and `ep` groups of them its experts."""
+        if ep > 1:
+            self._check_groups(tp, ep)
+        if part := self._indivisible_part(tp, ep):
+            degrees = [
+                str(degree) for degree in range(ep, self.heads + 1, ep) if not self._indivisible_part(degree, ep)
+            ]
+            raise InfeasibleError(
+                f"{tp} ranks cannot share {part} evenly",
+                hint=f"degrees that divide: {', '.join(degrees) or 'none with this --ep'}",
             )
 
-    def _indivisible_part(self, tp: int) -> str:
+    def _check_groups(self, tp: int, ep: int) -> None:
+        if self.experts is None:
+            raise UsageError(f"--ep {ep}: the model has no experts", hint="leave out --ep")
+        degrees = [degree for degree in range(1, tp + 1) if not (tp % degree or self.experts.count % degree)]
+        if ep not in degrees:
+            raise InfeasibleError(
+                f"--ep {ep}: must divide {tp} ranks and {self.experts.count} experts",
+                hint=f"degrees that divide both: {', '.join(map(str, degrees))}",
+            )
+
+    def _indivisible_part(self, tp: int, ep: int) -> str:
         """What `tp` ranks do not divide; empty: they divide all."""
         if self.heads % tp:
             return f"{self.heads} query heads"
-        if self.intermediate % tp:
-            return f"an MLP of width {self.intermediate}"
+        for width in sorted({self.mlp_of(layer) for layer in range(self.layers)}):
+            if width % tp:
+                return f"an MLP of width {width}"
+        if self.experts and self.experts.intermediate % (tp // ep):
+            return f"experts of width {self.experts.intermediate}"
         return f"{self.kv_heads} key/value heads" if self.kv_heads % tp and tp % self.kv_heads else ""
 
 
@@ -197,6 +231,16 @@ class EngineConfig:
     """Embedding split over the vocabulary, rows all-reduced; else a replica on every rank."""
     prefill_logits: Literal["all", "last"] = "last"
     """Logits of every prompt position, or of the last only."""
+    ep: int = 1
+    """Groups of ranks over which whole experts are distributed; the ranks of a group split each expert's width."""
+
+    def __post_init__(self) -> None:
+        check_counts(ep=self.ep)
+
+
+def read_timeout(text: str) -> float:
+    """Seconds that ranks wait for each other, from the text of `--timeout`."""
+    return parse_quantity(text, "s", name="--timeout", likely=("s", "ms"))
 
 
 def check_counts(minimum: int = 1, **counts: int) -> None:
@@ -212,68 +256,10 @@ def check_dtype(dtype: str) -> None:
         raise UsageError(f"unknown dtype '{dtype}'", hint=f"known: auto, {', '.join(DTYPES)}")
 
 
-def read_object(file: Path, *, what: str) -> dict[str, object]:
-    """The JSON object in a file, which should be `what`; raises UsageError."""
-    try:
-        value = json.loads(read_text(file, what=what, error=UsageError))
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{file}: not valid JSON ({error})", hint=f"give {what}") from None
-    if not isinstance(value, dict):
-        raise UsageError(f"{file}: not a JSON object", hint=f"give {what}")
-    return value
-
-
-def _field(config: Mapping[str, object], key: str, kind: type[_Value], default: _Value) -> _Value:
-    """One field; JSON null counts as missing."""
-    value = config.get(key)
-    if value is None:
-        return default
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise UsageError(f"{key} is {value!r}: must be {kind.__name__}")
-    return value
-
-
-def _size(config: Mapping[str, object], key: str, default: int = 0) -> int:
-    value = _field(config, key, int, default)
-    if value < 1:
-        missing = config.get(key) is None
-        raise UsageError(f"{key} is missing" if missing else f"{key} is {value}: must be 1 or more")
-    return value
-
-
-def _number(config: Mapping[str, object], key: str, default: float) -> float:
-    value = config.get(key)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise UsageError(f"{key} is {value!r}: must be a number above 0")
-    return float(value)
-
-
-def _rope(config: Mapping[str, object]) -> Mapping[str, object]:
-    """Rotary fields: in `rope_parameters` since transformers 5, before that in several places."""
-    scaling = _field(config, "rope_parameters", dict, _field(config, "rope_scaling", dict, {}))
-    return {"rope_theta": config.get("rope_theta"), **scaling}
-
-
-def _rope_scaling(rope: Mapping[str, object]) -> RopeScaling | None:
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "default":
-        return None
-    if kind != "llama3":
-        raise UsageError(f"rope_type is {kind!r}: only llama3 is implemented")
-    return RopeScaling(
-        factor=_number(rope, "factor", 8.0),
-        low_freq_factor=_number(rope, "low_freq_factor", 1.0),
-        high_freq_factor=_number(rope, "high_freq_factor", 4.0),
-        original_positions=_size(rope, "original_max_position_embeddings", 8192),
-    )
-
-
-def _sliding_window(config: Mapping[str, object], *, used: bool) -> int:
-    kinds = _field(config, "layer_types", list, [])
-    used = "sliding_attention" in kinds if kinds else _field(config, "use_sliding_window", bool, used)
-    return _field(config, "sliding_window", int, 0) if used else 0
+def _sliding_window(config: Mapping[str, object]) -> int:
+    kinds = field(config, "layer_types", list, [])
+    used = "sliding_attention" in kinds if kinds else field(config, "use_sliding_window", bool, True)
+    return field(config, "sliding_window", int, 0) if used else 0
 
 
 def _ladder_layers(config: Mapping[str, object], layers: int) -> tuple[int, ...]:

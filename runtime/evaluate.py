@@ -40,7 +40,7 @@ def _evaluate(task: EvaluationInput, config: EvaluationConfig, comm: Communicato
     dtype = checkpoint.dtype if config.dtype == "auto" else config.dtype
     model = load(
         checkpoint.shape,
-        EngineConfig(prefill_logits="all"),
+        EngineConfig(prefill_logits="all", ep=config.ep),
         comm,
         checkpoint.source,
         device=device_of(comm),

@@ -52,6 +52,13 @@ class Generator:
                 "CUDA graphs replay fixed shapes, and flash attention's grow with the context",
                 hint="--attention math reads the whole static cache",
             )
+        if cuda_graphs and model.comm.pipeline.stages > 1:
+            raise UsageError("CUDA graphs are of one stage alone", hint="leave out --cuda-graphs, or --pp")
+        if cuda_graphs and model.config.experts is not None:
+            raise UsageError(
+                "CUDA graphs replay fixed shapes, and how many tokens an expert gets changes from step to step",
+                hint="leave out --cuda-graphs",
+            )
         batch, self._prompt = prompt_BT.shape
         device = prompt_BT.device
         self.model, self.prompt_BT = model, prompt_BT
@@ -67,7 +74,7 @@ class Generator:
     def prefill(self, wiring: Wiring) -> None:
         """Run the prompts and write the first new token of each."""
         logits_BTV = self.model(self.prompt_BT, wiring, cache=self._cache, pad_B=self._pad_B)
-        self._token_B1[:, 0] = self._pick(logits_BTV, wiring)
+        self._token_B1[:, 0] = self._next(logits_BTV, wiring)
         self._position_1.fill_(self._prompt)
         self.tokens_BG[:, 0] = self._token_B1[:, 0]
 
@@ -86,8 +93,16 @@ class Generator:
         logits_B1V = self.model(
             self._token_B1, wiring, cache=self._cache, position_T=self._position_1, context=context, pad_B=self._pad_B
         )
-        self._token_B1[:, 0] = self._pick(logits_B1V, wiring)
+        self._token_B1[:, 0] = self._next(logits_B1V, wiring)
         self._position_1 += 1
+
+    def _next(self, logits_BTV: Tensor, wiring: Wiring) -> Tensor:
+        """Each sequence's next token, which the last stage picks for all."""
+        pipeline = self.model.comm.pipeline
+        is_last = pipeline.stage == pipeline.stages - 1
+        token_B = self._pick(logits_BTV, wiring) if is_last else torch.empty_like(self._token_B1[:, 0])
+        pipeline.share(token_B)
+        return token_B
 
     def _capture(self, wiring: Wiring) -> Callable[[], None]:
         """Record one decode step; the runs that warm it up do not change token and position."""

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 import torch
 
 from ladder_sim.errors import InfeasibleError
-from runtime.comm.base import Alone
+from runtime.comm.base import Alone, Communicator
 from runtime.config import EngineConfig, ModelConfig
 from runtime.model.decoder import Decoder
+from runtime.model.layers import Layer
 
 # share of the free memory; the rest is for what allocators waste
 _USABLE = 0.95
@@ -18,7 +19,7 @@ def check_fits(
     config: ModelConfig,
     engine: EngineConfig,
     *,
-    tp: int,
+    comm: Communicator,
     batch: int,
     prompt: int,
     gen: int,
@@ -28,11 +29,11 @@ def check_fits(
     """Raise InfeasibleError with what would fit, if weights, cache and largest activations exceed the free memory."""
     usable = free_bytes * _USABLE
     with torch.device("meta"):
-        model = Decoder(config, engine, Alone(tp), positions=prompt + gen)
+        model = Decoder(config, engine, Alone(comm.size, comm.pipeline), positions=prompt + gen)
         cache = model.cache(batch=1)
     weights = sum(weight.numel() for weight in model.parameters()) * element_bytes
-    # of one sequence: an MLP's features, its input and its output; logits
-    widest = prompt * (2 * config.intermediate // tp + 4 * config.hidden)
+    # of one sequence: the features of the widest block, its input and its output; logits
+    widest = prompt * (max(map(_features, model.layers)) + 4 * config.hidden)
     logits = config.vocab * (prompt if engine.prefill_logits == "all" else 1)
     sequence = (cache.numel() + widest + logits) * element_bytes
     needed = weights + batch * sequence
@@ -49,6 +50,12 @@ def check_fits(
         f"{free_bytes / 1e9:.1f} GB are free",
         hint=hint,
     )
+
+
+def _features(layer: Layer) -> int:
+    """Of one token inside of a feed-forward block, if this rank has all its experts."""
+    mlp = layer.mlp.inputs if layer.mlp else 0
+    return mlp + (layer.experts.up_LND.shape[1] * layer.experts.experts.top_k if layer.experts else 0)
 
 
 def free_bytes(device: torch.device, ranks_here: int) -> float:

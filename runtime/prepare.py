@@ -28,6 +28,10 @@ class CompletionConfig:
     """Wiring; auto: the one in the checkpoint's config."""
     tp: int = 1
     """Tensor-parallel degree."""
+    ep: int = 1
+    """Expert-parallel degree."""
+    pp: int = 1
+    """Pipeline stages."""
     gen: int | None = None
     """Maximum of new tokens of each prompt; None: 512, or as many as the model's context has room for."""
     stops: tuple[str, ...] = ()
@@ -40,7 +44,7 @@ class CompletionConfig:
     """CPU threads of each rank."""
 
     def __post_init__(self) -> None:
-        check_counts(tp=self.tp, gen=1 if self.gen is None else self.gen, threads=self.threads)
+        check_counts(tp=self.tp, ep=self.ep, pp=self.pp, gen=1 if self.gen is None else self.gen, threads=self.threads)
         check_dtype(self.dtype)
         if not self.prompts:
             raise UsageError("no prompt", hint="give one with --prompt")
@@ -60,6 +64,8 @@ class EvaluationConfig:
     """Wirings; auto: the one in the checkpoint's config."""
     tp: int = 1
     """Tensor-parallel degree."""
+    ep: int = 1
+    """Expert-parallel degree."""
     context: int | None = None
     """Tokens of a window; None: 1024, or the model's longest context if that is shorter."""
     dtype: str = "auto"
@@ -68,7 +74,7 @@ class EvaluationConfig:
     """CPU threads of each rank."""
 
     def __post_init__(self) -> None:
-        check_counts(tp=self.tp, threads=self.threads)
+        check_counts(tp=self.tp, ep=self.ep, threads=self.threads)
         check_dtype(self.dtype)
         if self.context is not None and self.context < 2:
             raise UsageError(f"context is {self.context}: must be 2 or more")
@@ -118,7 +124,8 @@ def prepare_completion(config: CompletionConfig) -> CompletionInput:
     """
     checkpoint = Checkpoint.open(config.model)
     shape = checkpoint.shape
-    shape.check_ranks(config.tp)
+    shape.check_ranks(config.tp, config.ep)
+    shape.layers_of(0, config.pp)
     wiring = _wiring(config.variant, shape)
     text = Text.open(config.model, shape)
     prompts = [text.encode_prompt(prompt, raw=config.raw) for prompt in config.prompts]
@@ -136,7 +143,7 @@ def prepare_evaluation(config: EvaluationConfig) -> list[EvaluationInput]:
     for folder in config.models:
         checkpoint = Checkpoint.open(folder)
         shape = checkpoint.shape
-        shape.check_ranks(config.tp)
+        shape.check_ranks(config.tp, config.ep)
         context = config.context or int(min(_CONTEXT, shape.longest_context))
         shape.check_context(context, hint="choose shorter windows with --context")
         tokens = Text.open(folder, shape).encode(content)

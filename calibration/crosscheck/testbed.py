@@ -129,11 +129,11 @@ class Testbed:
         layers = self._generator.model.layers
         start_s = time.perf_counter()
         for layer in layers:
-            layer.qkv_up(n_BTD, layer.qkv_rows)
-            layer.qkv_up(n_BTD, layer.up_rows)
+            layer.inputs(n_BTD, layer.attn_rows)
+            layer.inputs(n_BTD, layer.mlp_rows)
         middle_s = time.perf_counter()
         for layer in layers:
-            layer.qkv_up(n_BTD)
+            layer.inputs(n_BTD)
         return (time.perf_counter() - middle_s) / (middle_s - start_s)
 
     def _passes(self, phase: Phase) -> list[Callable[[], None]]:

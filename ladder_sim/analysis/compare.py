@@ -134,6 +134,7 @@ def kind_of(name: str) -> str:
     if name.endswith(".toml"):
         return "stack" if isinstance(catalog.cluster_or_stack(name), StackSpec) else "cluster"
     for kind, known in (("cluster", catalog.cluster_names()), ("stack", catalog.stack_names())):
-        if name.strip().lower() in known:
+        # stacks have versions, as in "vllm@0.19"
+        if (name.partition("@")[0] if kind == "stack" else name).strip().lower() in known:
             return kind
     raise UnknownNameError("cluster or stack", name, (*catalog.cluster_names(), *catalog.stack_names()))

@@ -172,8 +172,9 @@ def _report(result: Mapping[str, Any]) -> Any:
 
     how, machine = result["run"], result["environment"]
     where = machine.get("gpu", machine["cpu"])
+    degrees = f"TP {how['tp']}" + (f", PP {how['pp']}" if how["pp"] > 1 else "")
     title = (
-        f"{how['model']}, TP {how['tp']}, backend {how['backend']}, {how['dtype']} on {where}\n"
+        f"{how['model']}, {degrees}, backend {how['backend']}, {how['dtype']} on {where}\n"
         f"static batch of {how['batch']}, prompt {how['prompt']}, {how['gen']} new tokens, stack {how['stack']}, "
         f"median of {how['repeats']} requests\n"
     )

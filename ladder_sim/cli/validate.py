@@ -1,13 +1,17 @@
 """`ladder-sim validate`: predictions compared with measured runs."""
 
-from typing import Annotated, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from ladder_sim.cli.options import with_options
 from ladder_sim.cli.output import Output
 from ladder_sim.errors import UsageError
-from ladder_sim.validation.dataset import DEFAULT_DATASET, read_dataset, read_table
+from ladder_sim.validation.dataset import DEFAULT_DATASET, read_runs, read_table
+
+if TYPE_CHECKING:
+    from ladder_sim.validation.serving_table import Serving
 
 
 @with_options
@@ -36,14 +40,16 @@ def validate(
     from ladder_sim.report.figures.validation import error_figure
     from ladder_sim.report.tables.validation import validation_report
     from ladder_sim.validation import compare as comparison
-    from ladder_sim.validation import serving
+    from ladder_sim.validation.serving_table import is_serving_table, read_servings
 
     maximum = None if max_error is None else _fraction(max_error)
     content, name = read_table(dataset)
-    if serving.is_serving_table(content):
-        _validate_servings(content, name, level, profile, maximum, output)
+    if is_serving_table(content):
+        if level != "all":
+            raise UsageError("--level is for runs of static batches", hint="leave it out for a table of servings")
+        _validate_servings(read_servings(content, name), name, profile, maximum, output)
         return
-    data = read_dataset(dataset)
+    data = read_runs(content, name)
     # checked there
     compared = comparison.validate(data, cast(comparison.Level, level), profile=profile)
     output.give(
@@ -56,16 +62,14 @@ def validate(
 
 
 def _validate_servings(
-    content: bytes, name: str, level: str, profile: str | None, maximum: float | None, output: Output
+    servings: "Sequence[Serving]", name: str, profile: str | None, maximum: float | None, output: Output
 ) -> None:
     from ladder_sim.report.documents import servings_document
     from ladder_sim.report.figures.validation import servings_figure
     from ladder_sim.report.tables.validation import servings_report
     from ladder_sim.validation import serving
 
-    if level != "all":
-        raise UsageError("--level is for runs of static batches", hint="leave it out for a table of servings")
-    compared = serving.compare_servings(serving.read_servings(content, name), profile=profile)
+    compared = serving.compare_servings(servings, profile=profile)
     output.give(
         lambda: servings_document(name, compared),
         lambda: servings_report(name, compared),

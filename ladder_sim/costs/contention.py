@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from ladder_sim.costs.collectives.algorithms import ALL_REDUCE, Holder
 from ladder_sim.des.shared import Demand, Number, any_true, maximum, minimum
 from ladder_sim.errors import ProfileError
 from ladder_sim.graph.ops import AttentionShape, Count, GemmShape, Shape
@@ -22,13 +23,14 @@ TILE_ROWS = (64, 128)
 TILE_COLUMNS = (256, 128, 64)
 # query rows of a flash-attention tile (FlashAttention 2 and 3)
 QUERY_TILE = 128
-# kernels of engines with a block for so many bytes
-BLOCKS = (
-    *("one-shot", "two-shot", "push", "symmetric-two-shot"),
-    *("mnnvl-one-shot", "mnnvl-two-shot", "pcie-one-shot"),
-)
-# algorithms that reduce in the NVLink switch
-NVLS = ("nvls", "nvls-tree", "multimem", "fused-norm", "nccl-symmetric")
+# what each algorithm keeps SMs for: also NCCL through host memory, a ring, and across nodes
+HOLDERS: Mapping[str, Holder] = {
+    **{name: algorithm.holder for name, algorithm in ALL_REDUCE.items()},
+    "nccl-host": "ring",
+    "tree": "tree",
+    "tree-ll128": "tree",
+    "nvls-tree": "nvls",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,13 +153,14 @@ def _where(condition: Any, value: Any, other: Any) -> Any:
 
 def collective_sms(algorithm: str, message_bytes: Number, parameters: OverlapParameters) -> Number:
     """SMs that a collective keeps for itself."""
-    if algorithm in ("multimem", "fused-norm"):
+    holder = HOLDERS[algorithm]
+    if holder == "multimem":
         return parameters.multimem_blocks
-    if algorithm in NVLS:
+    if holder == "nvls":
         return parameters.nvls_channels
-    if algorithm in BLOCKS:
+    if holder == "blocks":
         bytes_each, maximum_sms = parameters.block_bytes, parameters.max_blocks
-    elif algorithm in ("tree", "tree-ll128"):
+    elif holder == "tree":
         bytes_each, maximum_sms = parameters.tree_channel_bytes, parameters.nvls_channels
     else:
         bytes_each, maximum_sms = parameters.channel_bytes, parameters.max_channels
@@ -166,4 +169,5 @@ def collective_sms(algorithm: str, message_bytes: Number, parameters: OverlapPar
 
 def collective_traffic_bytes(algorithm: str, message_bytes: Number, parameters: OverlapParameters) -> Number:
     """Device memory traffic of a collective on each GPU."""
-    return message_bytes * (parameters.nvls_traffic if algorithm in NVLS else parameters.ring_traffic)
+    in_switch = HOLDERS[algorithm] in ("nvls", "multimem")
+    return message_bytes * (parameters.nvls_traffic if in_switch else parameters.ring_traffic)

@@ -116,7 +116,7 @@ class KernelCosts:
         columns = [coordinates(shape) for shape in shapes]
         # one row per shape, so that hardware arrays broadcast along the second axis
         point = {name: _rows([column[name] for column in columns]) for name in columns[0]}
-        table = self._table(kind, dtype)
+        table, own = self._table(kind, dtype)
         gpu = self._table_gpu if table is not None else self.hardware.gpu
         seconds = roofline_s(table_shape(kind, dtype, point), gpu)
         if table is None:
@@ -126,7 +126,8 @@ class KernelCosts:
             ]
         ratio, in_range = _ratio(table, point)
         sources: list[Source] = [
-            "transferred" if not self._here else "measured" if measured else "fitted" for measured in in_range[:, 0]
+            "transferred" if not (self._here and own) else "measured" if measured else "fitted"
+            for measured in in_range[:, 0]
         ]
         return [
             self._kernel(shape, _plain(row), source)
@@ -152,13 +153,16 @@ class KernelCosts:
             lasting_s = np.where(share < 1.0, lasting_s, 0.0)
         return seconds + shape.duty * maximum(lasting_s - seconds, 0.0)
 
-    def _table(self, kind: Kind, dtype: str) -> RatioTable | None:
+    def _table(self, kind: Kind, dtype: str) -> tuple[RatioTable | None, bool]:
+        """What is known of a kernel, and whether in this precision: else it stays behind its roofline as in bf16."""
         if self.profile is None:
-            return None
+            return None, False
         if kind == "gemm":
-            return self.profile.gemm.get(dtype)
-        kernels = self.profile.attention_prefill if kind == "attention_prefill" else self.profile.attention_decode
-        return kernels.get("flash", {}).get(dtype)
+            tables = self.profile.gemm
+        else:
+            kernels = self.profile.attention_prefill if kind == "attention_prefill" else self.profile.attention_decode
+            tables = kernels.get("flash", {})
+        return tables.get(dtype, tables.get("bf16")), dtype in tables
 
     def _untabled(self, kind: str, shape: Shape) -> Estimate:
         if isinstance(shape, CollectiveShape):

@@ -160,11 +160,10 @@ def _beyond(entries: Any, base: Any) -> Any:
     if isinstance(entries, list):
         return [entry for entry in entries if entry not in base]
     changed = {name: value for name, value in entries.items() if name not in base or base[name] != value}
-    parts = {
+    return {
         name: value if name not in base or _is_leaf(value) else _beyond(value, base[name])
         for name, value in changed.items()
     }
-    return parts
 
 
 def _is_leaf(entry: Any) -> bool:

@@ -261,9 +261,10 @@ def _part_label(part: str, *, served: bool) -> str:
 def _runs_label(compared: Compared) -> str:
     """What runs were."""
     cluster, runs = compared
-    what, load = "runs of", "batch {batch}"
+    what, load = f"runs of {runs.stack}", "batch {batch}"
     if isinstance(runs, ServingCheck):
-        what, load = f"{runs.servings} servings of standard,", "{batch} requests in flight"
+        what = f"{runs.servings} servings of standard, {runs.stack} {runs.versions}"
+        load = "{batch} requests in flight"
     spans = {name: f"{low:g}" + (f"-{high:g}" if high > low else "") for name, (low, high) in runs.sizes.items()}
     sizes = f", TP {{tp}}, {load}, prompt {{prompt}} + {{gen}}".format_map(spans) if spans else ""
-    return f"{what} {runs.stack} on {cluster.gpu.name}: {', '.join(runs.models)} in {', '.join(runs.dtypes)}{sizes}"
+    return f"{what} on {cluster.gpu.name}: {', '.join(runs.models)} in {', '.join(runs.dtypes)}{sizes}"

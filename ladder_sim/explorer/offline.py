@@ -67,8 +67,7 @@ def _data(answer: Answer, allowlist: Allowlist) -> dict[str, Any]:
         for name, count in counts.items()
         if answer.current(name) > 0.0
     }
-    load = "batch" if answer.scenario.workload.concurrency is None else "concurrency"
-    here = answer.scenario.workload.in_flight
+    load, here = answer.scenario.workload.load_field, answer.scenario.workload.in_flight
     batches = sorted({*BATCHES, here})
     grid = Grid({**answer.state.point(allowlist, load, *axes), load: batches, **axes}, tuple(answer.predictions))
     table = run(grid, How(variants=grid.variants, **answer.state.how(allowlist)), serial)

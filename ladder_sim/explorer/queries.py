@@ -49,7 +49,7 @@ class Setup:
     @property
     def across(self) -> str:
         """Field of the map, to the right."""
-        return self.state.across or ("batch" if self.scenario.workload.concurrency is None else "concurrency")
+        return self.state.across or self.scenario.workload.load_field
 
     @property
     def up(self) -> str:

@@ -18,6 +18,8 @@ class ServingCheck:
     """Measured servings of one engine on one GPU, with its own all-reduce in one node."""
 
     stack: str
+    versions: str
+    """Of the engine, as in "0.5.1 to 0.5.8"."""
     cluster: ClusterSpec
     models: tuple[str, ...]
     """Catalog ids."""

@@ -71,7 +71,7 @@ def simulate_request(
         return static.simulate_request(scenario, variants, costs, engine=engine, jitter=jitter)
     if jitter.sigma:
         raise UsageError("jitter is for static batches", hint="leave out --jitter or --concurrency")
-    load = _Load.of(scenario, concurrency=workload.concurrency, prompt=workload.prompt, gen=workload.gen)
+    load = _Requests.of(scenario, concurrency=workload.concurrency, prompt=workload.prompt, gen=workload.gen)
     return _serve(scenario, variants, costs, load, engine)
 
 
@@ -101,7 +101,7 @@ def simulate_requests(
     times = {name: (np.empty(count), np.empty(count)) for name in variants}
     for rows in _alike(scenario, sizes):
         costs = KernelCosts(scenario, profile, hardware.vary({key: values[rows] for key, values in columns.items()}))
-        load = _Load.of(scenario, **{key: static.single(values[rows]) for key, values in sizes.items()})
+        load = _Requests.of(scenario, **{key: static.single(values[rows]) for key, values in sizes.items()})
         for name, request in _serve(scenario, variants, costs, load, "fast").items():
             for column, values in zip(times[name], (request.ttft_s, request.decode_s), strict=True):
                 column[rows] = values
@@ -115,14 +115,14 @@ def _alike(scenario: Scenario, sizes: Mapping[str, static.Counts]) -> Iterator[s
     fuses_norm = PassInputs.of(scenario).fuses_norm
     for kind in np.unique(kinds):
         rows = np.flatnonzero(kinds == kind)
-        load = _Load.of(scenario, **{key: values[rows] for key, values in sizes.items()})
+        load = _Requests.of(scenario, **{key: values[rows] for key, values in sizes.items()})
         # steps fuse their norms or do not
         fused = np.array([fuses_norm(step.tokens) for _, step in load.passes(scenario.stack)]).T
         yield from (rows[(alike == fused).all(axis=1)] for alike in np.unique(fused, axis=0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Load:
+class _Requests:
     """Requests in flight: numbers, or arrays of one value per configuration."""
 
     concurrency: Any
@@ -138,7 +138,7 @@ class _Load:
     """Of the pipeline: as many steps run at a time, each with its part of the requests."""
 
     @classmethod
-    def of(cls, scenario: Scenario, *, concurrency: Any, prompt: Any, gen: Any) -> "_Load":
+    def of(cls, scenario: Scenario, *, concurrency: Any, prompt: Any, gen: Any) -> "_Requests":
         budget = scenario.step_tokens
         chunk = minimum(prompt, budget)
         # a user may ask what happens if it did fit
@@ -211,7 +211,7 @@ class _Load:
 
 
 def _serve(
-    scenario: Scenario, variants: Sequence[str], costs: CostModel, load: _Load, engine: Engine
+    scenario: Scenario, variants: Sequence[str], costs: CostModel, load: _Requests, engine: Engine
 ) -> dict[str, ServedRequest]:
     """Price all steps in one call, and solve the loop for each variant."""
     requests = {}
@@ -225,7 +225,7 @@ def _serve(
     return requests
 
 
-def _of_one_token(variant: str, load: _Load, prefill: ForwardPass) -> ServedRequest:
+def _of_one_token(variant: str, load: _Requests, prefill: ForwardPass) -> ServedRequest:
     """A request that waits for the prompts of all others."""
     passes = load.concurrency / minimum(load.concurrency, load.together)
     ttft_s: Number = passes * prefill.seconds
@@ -255,12 +255,12 @@ class _Loop:
     host_request_s
         CPU time of each request and step.
     few, most, idle, busy
-        Simulated steps, as in `_Load.steps`. What a prompt adds to a step is the same next to fewer requests.
+        Simulated steps, as in `_Requests.steps`. What a prompt adds to a step is the same next to fewer requests.
     """
 
     def __init__(
         self,
-        load: _Load,
+        load: _Requests,
         host_request_s: Number,
         few: ForwardPass,
         most: ForwardPass,

@@ -47,7 +47,7 @@ ENGINES: Mapping[Engine, Callable[[Program], TaskTimes]] = {"fast": scan.scan, "
 
 # periods of a run simulated at first: a twin, the one that stands for the rest, and one after it
 FIRST_PERIODS = 3
-# the next try has so many times as many: most passes that are not steady take one period more, a few take 26
+# most passes that are not steady yet take one period more, a few take 26: after that each try has so many times as many
 MORE = 3
 # relative difference under which two periods count as equal: rounding of sums, not a model error
 STEADY = 1e-9
@@ -117,6 +117,7 @@ class ForwardPass:
         self.plan, self.prices, self.hardware, self.gpu, self.engine = plan, prices, hardware, gpu, engine
         # start to end
         self.seconds: Number
+
         # what was simulated for it
         self._ran: Sequence[Any] = ()
         if plan.serial and engine == "fast":
@@ -150,7 +151,7 @@ class ForwardPass:
             makespan_s, added_s, steady = _added(plan, program, times)
             if np.all(steady):
                 return plan, program, times, makespan_s + added_s
-            plan, program = self.lowered(MORE * plan.keep)
+            plan, program = self.lowered(plan.keep + 1 if plan.keep == FIRST_PERIODS else MORE * plan.keep)
 
     @cached_property
     def simulated(self) -> tuple[Schedule, Timeline]:

@@ -120,7 +120,7 @@ _TABLE = (
         None,
         "workload.dtype",
         _WORK,
-        "bf16, fp16, fp8, fp8-dynamic, fp8-block, nvfp4, w4a16, mxfp4; default: as the model's config says.",
+        f"{', '.join(get_args(DType)[:-1])} or {get_args(DType)[-1]}; default: as the model's config says, else bf16.",
     ),
     Argument(
         "kv_dtype",

@@ -48,6 +48,8 @@ _PARTS: Mapping[LayerPart, tuple[Set[str], ...]] = {
     "mlp": ({"mlp"}, {"gate_proj", "up_proj", "down_proj"}, {"gate_up_proj", "down_proj"}),
     "experts": ({"experts"}, {"mlp"}),
 }
+# what patterns of compressed-tensors say of the two kinds of decoder blocks; "Linear" stands for every layer
+_ATTENTION, _MLP = re.compile(r"attn|[qkvo]_proj|qkv"), re.compile(r"mlp|gate|up_proj|down_proj")
 _EXCLUDED = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules")
 _WAY_OUT = "to predict it in one precision, drop the field and give --dtype"
 
@@ -173,6 +175,12 @@ class _Reader:
         dtypes = {self._group(name, group) for name, group in groups.items()}
         if len(dtypes) > 1:
             raise self.error("config_groups", f"a mix of {' and '.join(sorted(dtypes))} cannot be predicted")
+        targets = [target for group in groups.values() for target in group.get("targets") or ["Linear"]]
+        patterns = " ".join(map(str, targets))
+        if "Linear" not in targets and bool(_ATTENTION.search(patterns)) != bool(_MLP.search(patterns)):
+            raise self.error(
+                "config_groups: targets", "a mix of precisions within the decoder cannot be predicted", targets
+            )
         return dtypes.pop()
 
     def _group(self, name: str, group: object) -> DType:

@@ -93,6 +93,11 @@ class Workload:
                 f"batch {self.batch} and concurrency {self.concurrency}: requests start together or are kept in flight",
                 hint="give one of them: --batch for a static batch, --concurrency for continuous batching",
             )
+        if self.concurrency is None and self.arrivals != "steady":
+            raise SpecError(
+                f"arrivals {self.arrivals} without concurrency: requests of a static batch start together",
+                hint="add --concurrency, the number of requests in flight, or leave out --arrivals",
+            )
         if self.context > _MAX_CONTEXT:
             raise SpecError(
                 f"prompt {self.prompt} + gen {self.gen} is {self.context} tokens: must be at most {_MAX_CONTEXT}",
@@ -103,6 +108,11 @@ class Workload:
     def batching(self) -> Batching:
         """How requests share the GPUs."""
         return STATIC if self.concurrency is None else "continuous"
+
+    @property
+    def load_field(self) -> Literal["batch", "concurrency"]:
+        """The field that says how many requests the GPUs serve at a time."""
+        return "batch" if self.concurrency is None else "concurrency"
 
     @property
     def in_flight(self) -> int:

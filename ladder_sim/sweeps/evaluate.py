@@ -122,7 +122,7 @@ def _same_figures(problems: Sequence[str], gen: NDArray[np.int64] | None) -> Ite
 def _fill(results: dict[str, NDArray[np.float64]], scenario: Scenario, block: SweepBlock, how: How) -> list[str]:
     """Put a block's times into `results`; returns why there are no times, point by point."""
     sizes = {name: block.columns.get(name, getattr(scenario.workload, name)) for name in SIZES}
-    requests = sizes["batch" if scenario.workload.concurrency is None else "concurrency"]
+    requests = sizes[scenario.workload.load_field]
     memory_bytes = np.broadcast_to(total_bytes(scenario, requests, sizes["prompt"], sizes["gen"]), block.count)
     capacity_bytes = scenario.cluster.gpu.hbm_bytes
     results[MEMORY][:] = memory_bytes

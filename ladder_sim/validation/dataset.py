@@ -114,7 +114,7 @@ def read_dataset(name_or_path: str = DEFAULT_DATASET) -> Dataset:
     >>> len(read_dataset("ladder-70b").measurements)
     70
     """
-    return _parse(*read_table(name_or_path))
+    return read_runs(*read_table(name_or_path))
 
 
 def read_table(name_or_path: str) -> tuple[bytes, str]:
@@ -135,7 +135,14 @@ def read_table(name_or_path: str) -> tuple[bytes, str]:
     return read_bytes(path, what=what, error=UsageError), shown_path(path)
 
 
-def _parse(content: bytes, name: str) -> Dataset:
+def read_runs(content: bytes, name: str) -> Dataset:
+    """Read a table of runs of static batches; `name` is what messages call it.
+
+    Raises
+    ------
+    UsageError
+        A row breaks a rule; the message names the line.
+    """
     seen: dict[tuple[Configuration, str], int] = {}
     measurements = []
     for line, row in table_rows(content, name, _check_columns, _measurement):
@@ -185,6 +192,11 @@ def table_rows(
             raise UsageError(f"{name}, line {line}: not CSV ({error})", hint="quote cells that hold a comma") from None
         if not columns:
             columns = cells
+            if len(columns) == 1:
+                raise UsageError(
+                    f"{name}, line {line}: one column, {quoted(cells[0])}: cells must be separated by commas",
+                    hint="save the table as CSV, with commas",
+                )
             check_columns(columns, f"{name}, line {line}")
             continue
         if len(cells) != len(columns):

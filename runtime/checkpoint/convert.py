@@ -12,7 +12,8 @@ from pathlib import Path
 from ladder_sim.errors import UsageError
 from ladder_sim.system.files import write_file
 from runtime.checkpoint.files import CONFIG, INDEX, Checkpoint
-from runtime.config import read_object
+from runtime.fields import read_object
+from runtime.model_types import TYPES
 
 # files that are copied with the weights, if they exist
 _COMPANIONS = (
@@ -51,9 +52,6 @@ def convert(folder: Path, out: Path, ladder_layers: int, *, link: bool = False) 
 
 
 def hybrid(config: dict[str, object], ladder_layers: int) -> dict[str, object]:
-    """A config.json with this number of upper layers wired as ladder; defaults of its model type are written out."""
-    implied: dict[str, object] = {}
-    if config["model_type"] == "qwen2":
-        implied = {"attention_bias": True, "attention_out_bias": False, "use_sliding_window": False}
-    kept = {key: value for key, value in config.items() if key != "architectures"}
-    return {**implied, **kept, "model_type": "llamaLadder", "ladder_layers": ladder_layers}
+    """A config.json with this number of upper layers wired as ladder; what its model type implies is written out."""
+    kept = {key: value for key, value in config.items() if key != "architectures" and value is not None}
+    return {**TYPES[str(config["model_type"])], **kept, "model_type": "llamaLadder", "ladder_layers": ladder_layers}

@@ -4,19 +4,20 @@ Opening one reads headers only and compares them with the config, without torch,
 checkpoint before memory is allocated. Tensors are memory-mapped: a rank reads its own slices.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ladder_sim.errors import MissingPackageError, UsageError
-from runtime.checkpoint.tensors import EMBEDDING, LM_HEAD, Shape, tensor_shapes
-from runtime.config import ModelConfig, read_object
+from runtime.checkpoint.tensors import EMBEDDING, LM_HEAD, Shape, mixtral_name, tensor_shapes
+from runtime.config import ModelConfig
+from runtime.fields import field, read_object
+from runtime.model_types import TYPES
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-MODEL_TYPES = ("llama", "mistral", "qwen2", "llamaLadder")
 # names of config.DTYPES by those of safetensors
 DTYPE_NAMES = {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -66,18 +67,23 @@ class Checkpoint:
         """
         config = read_object(folder / CONFIG, what="the folder of a checkpoint: config.json and *.safetensors")
         kind = config.get("model_type")
-        if kind not in MODEL_TYPES:
-            raise UsageError(f"{folder / CONFIG}: model_type is {kind!r}: must be one of {', '.join(MODEL_TYPES)}")
+        if kind not in tuple(TYPES):
+            raise UsageError(f"{folder / CONFIG}: model_type is {kind!r}: must be one of {', '.join(TYPES)}")
         shape = ModelConfig.from_file(folder)
-        tensors = _read_headers(folder)
-        misfits = list(_misfits(tensor_shapes(shape), tensors))
+        stored = _read_headers(folder)
+        shapes = tensor_shapes(shape)
+        # by their names in the files
+        names = {mixtral_name(name) if _is_mixtral(stored) else name: name for name in shapes}
+        after = range(shape.layers, shape.layers + field(config, "num_nextn_predict_layers", int, 0))
+        spare = tuple(f"model.layers.{index}." for index in after)
+        misfits = list(_misfits({name: shapes[ours] for name, ours in names.items()}, stored, spare))
         if misfits:
             more = f" and {len(misfits) - _SHOWN} more" if len(misfits) > _SHOWN else ""
             raise UsageError(
                 f"{folder}: tensors do not fit its config.json: {'; '.join(misfits[:_SHOWN])}{more}",
                 hint="are config and weights of one model, and is the download complete?",
             )
-        return cls(shape=shape, tensors=tensors)
+        return cls(shape=shape, tensors={ours: stored[name] for name, ours in names.items()})
 
     @property
     def dtype(self) -> str:
@@ -141,7 +147,13 @@ def _open(file: Path, framework: Literal["np", "pt"]) -> Any:
         raise UsageError(f"{file}: {error}", hint="truncated? download it again") from None
 
 
-def _misfits(shapes: Mapping[str, Shape], tensors: Mapping[str, Stored]) -> Iterator[str]:
+def _is_mixtral(names: Collection[str]) -> bool:
+    """Whether tensors have Mixtral's names."""
+    return any(".block_sparse_moe." in name for name in names)
+
+
+def _misfits(shapes: Mapping[str, Shape], tensors: Mapping[str, Stored], spare: tuple[str, ...]) -> Iterator[str]:
+    """What is wrong; names may begin with `spare`: layers that predict further tokens, which are not run."""
     for name, shape in shapes.items():
         stored = tensors.get(name)
         if stored is None:
@@ -152,5 +164,6 @@ def _misfits(shapes: Mapping[str, Shape], tensors: Mapping[str, Stored]) -> Iter
             yield f"{name} is {stored.dtype}, must be {', '.join(DTYPE_NAMES)}"
     for name, stored in tensors.items():
         # a tied LM head may be stored as well; transformers 4.31 and older stored the rotary frequencies
-        if name not in shapes and name != LM_HEAD and not name.endswith("rotary_emb.inv_freq"):
+        known = name in shapes or name == LM_HEAD or name.startswith(spare)
+        if not known and not name.endswith("rotary_emb.inv_freq"):
             yield f"{name} {list(stored.shape)} is not part of the model"

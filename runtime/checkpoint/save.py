@@ -12,7 +12,7 @@ from torch import Tensor
 from ladder_sim.errors import MissingPackageError, UsageError
 from ladder_sim.system.files import write_file
 from runtime.checkpoint.files import CONFIG, INDEX, WEIGHTS
-from runtime.checkpoint.tensors import tensor_shapes
+from runtime.checkpoint.tensors import mixtral_name, tensor_shapes
 from runtime.checkpoint.weights import Piece, pieces
 from runtime.comm.base import Communicator
 from runtime.config import ModelConfig
@@ -28,6 +28,8 @@ def save(model: Decoder, folder: Path, config: Mapping[str, object], *, file_byt
     """
     if replace(ModelConfig.from_hf(config), ladder_layers=()) != replace(model.config, ladder_layers=()):
         raise UsageError("the config.json to be saved is not that of the model", hint="give the one it was made from")
+    if model.comm.pipeline.stages > 1:
+        raise UsageError("a model in pipeline stages is not saved", hint="load it with tensor parallelism alone")
     try:
         from safetensors.torch import save_file
     except ImportError:
@@ -40,6 +42,7 @@ def save(model: Decoder, folder: Path, config: Mapping[str, object], *, file_byt
     every = {piece.name: piece for piece in pieces(model)}
     size = {name: math.prod(shape) * model.embedding_VD.itemsize for name, shape in shapes.items()}
     files = _files(size, file_bytes)
+    in_files = mixtral_name if config.get("model_type") == "mixtral" else str
     writes = model.comm.rank == 0
     if writes:
         folder.mkdir(parents=True, exist_ok=True)
@@ -48,12 +51,12 @@ def save(model: Decoder, folder: Path, config: Mapping[str, object], *, file_byt
         for name in held:
             full = _gather(every[name], shapes[name], model)
             if writes:
-                tensors[name] = full.cpu()
+                tensors[in_files(name)] = full.cpu()
         if writes:
             save_file(tensors, folder / file, metadata={"format": "pt"})
     if writes:
         if len(files) > 1:
-            placed = {name: file for file, held in files.items() for name in held}
+            placed = {in_files(name): file for file, held in files.items() for name in held}
             _write(folder / INDEX, {"metadata": {"total_size": sum(size.values())}, "weight_map": placed})
         kept = {key: value for key, value in config.items() if key != "torch_dtype"}
         _write(folder / CONFIG, {**kept, "dtype": str(model.embedding_VD.dtype).removeprefix("torch.")})
@@ -81,16 +84,19 @@ def _files(size: Mapping[str, int], file_bytes: float) -> dict[str, list[str]]:
 
 def _gather(piece: Piece, shape: tuple[int, ...], model: Decoder) -> Tensor:
     """The full tensor of a piece, on every rank."""
-    ranks = model.shard.ranks
+    ranks, dim = model.shard.ranks, piece.dim
     if piece.share:
         return piece.part * ranks
     if piece.features is None or ranks == 1:
         return piece.part[: shape[0]].clone()
     full = piece.part.new_empty(shape)
-    for rank, part in enumerate(_parts(piece.part, model.comm)):
-        place = piece.place(Shard.of(model.config, model.engine, rank, ranks))
-        held = full[place]
-        held.copy_(part[: len(held)])
+    held = [full[piece.place(Shard.of(model.config, model.engine, rank, ranks))] for rank in range(ranks)]
+    # of equal size: some ranks may hold less, or nothing
+    padded = torch.zeros_like(max(held, key=lambda view: view.shape[dim]))
+    if piece.part.numel():
+        padded.copy_(piece.part.narrow(dim, 0, min(padded.shape[dim], piece.part.shape[dim])))
+    for view, part in zip(held, _parts(padded, model.comm), strict=True):
+        view.copy_(part.narrow(dim, 0, view.shape[dim]))
     return full
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from ladder_sim.errors import LadderSimError, MissingPackageError, UsageError
 from ladder_sim.system.files import read_text
 from ladder_sim.system.processes import run
-from runtime.config import read_object
+from runtime.fields import read_object
 
 # names in tokenizer_config.json and in templates
 _TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")

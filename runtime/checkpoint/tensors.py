@@ -1,10 +1,18 @@
-"""Names and shapes of a decoder's tensors, as Hugging Face's Llama, Mistral and Qwen2 checkpoints have them."""
+"""Names and shapes of a decoder's tensors, as the checkpoints of its type have them on Hugging Face.
+
+Mixtral's have other names for the same parts; here they are called as everybody else's.
+"""
 
 from runtime.config import ModelConfig
 
 EMBEDDING, LM_HEAD, LAST_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 
+# our names and Mixtral's
+_MIXTRAL = {".mlp.": ".block_sparse_moe.", ".gate_proj.": ".w1.", ".up_proj.": ".w3.", ".down_proj.": ".w2."}
+
 Shape = tuple[int, ...]
+# output and input features, and whether there is a bias
+Projection = tuple[int, int, bool]
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:
@@ -14,24 +22,72 @@ def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:
     if not config.tied_embeddings:
         shapes[LM_HEAD] = (config.vocab, hidden)
     for index in range(config.layers):
-        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in _layer_shapes(config).items()}
+        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in _layer_shapes(config, index).items()}
     return shapes
 
 
-def _layer_shapes(config: ModelConfig) -> dict[str, Shape]:
-    hidden, wide = config.hidden, config.intermediate
-    q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    features = {
-        "self_attn.q_proj": (q, hidden, config.qkv_bias),
-        "self_attn.k_proj": (kv, hidden, config.qkv_bias),
-        "self_attn.v_proj": (kv, hidden, config.qkv_bias),
-        "self_attn.o_proj": (hidden, q, config.out_bias),
-        "mlp.up_proj": (wide, hidden, config.mlp_bias),
-        "mlp.down_proj": (hidden, wide, config.mlp_bias),
-    }
-    if config.gated_mlp:
-        features["mlp.gate_proj"] = features["mlp.up_proj"]
-    shapes: dict[str, Shape] = {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
+def mixtral_name(name: str) -> str:
+    """What Mixtral's checkpoints call a tensor."""
+    for ours, theirs in _MIXTRAL.items():
+        name = name.replace(ours, theirs)
+    return name
+
+
+def _layer_shapes(config: ModelConfig, index: int) -> dict[str, Shape]:
+    shapes: dict[str, Shape] = dict.fromkeys(
+        ("input_layernorm.weight", "post_attention_layernorm.weight"), (config.hidden,)
+    )
+    shapes |= {f"self_attn.{name}.weight": (width,) for name, width in _head_norms(config).items()}
+    features = {f"self_attn.{name}": features for name, features in _attention(config).items()}
+    experts, width = config.experts_of(index), config.mlp_of(index)
+    if experts:
+        shapes["mlp.gate.weight"] = (experts.count, config.hidden)
+        if experts.biased_choice:
+            shapes["mlp.gate.e_score_correction_bias"] = (experts.count,)
+        for number in range(experts.count):
+            features |= _mlp(config, f"mlp.experts.{number}", experts.intermediate, biased=False)
+    if width:
+        features |= _mlp(config, "mlp.shared_experts" if experts else "mlp", width, biased=config.mlp_bias)
     shapes |= {f"{name}.weight": (outputs, inputs) for name, (outputs, inputs, _) in features.items()}
     shapes |= {f"{name}.bias": (outputs,) for name, (outputs, _, biased) in features.items() if biased}
     return shapes
+
+
+def _head_norms(config: ModelConfig) -> dict[str, int]:
+    """Width of the norms inside of attention."""
+    if config.latent:
+        queries = {"q_a_layernorm": config.latent.q_rank} if config.latent.q_rank else {}
+        return {**queries, "kv_a_layernorm": config.latent.kv_rank}
+    return dict.fromkeys(("q_norm", "k_norm"), config.head_dim) if config.qk_norm else {}
+
+
+def _attention(config: ModelConfig) -> dict[str, Projection]:
+    hidden, heads, width, biased = config.hidden, config.heads, config.head_dim, config.qkv_bias
+    latent = config.latent
+    if latent is None:
+        return {
+            "q_proj": (heads * width, hidden, biased),
+            "k_proj": (config.kv_heads * width, hidden, biased),
+            "v_proj": (config.kv_heads * width, hidden, biased),
+            "o_proj": (hidden, heads * width, config.out_bias),
+        }
+    queries: dict[str, Projection] = {"q_proj": (heads * width, hidden, False)}
+    if latent.q_rank:
+        queries = {
+            "q_a_proj": (latent.q_rank, hidden, biased),
+            "q_b_proj": (heads * width, latent.q_rank, False),
+        }
+    return {
+        **queries,
+        "kv_a_proj_with_mqa": (latent.kv_rank + latent.rope_dim, hidden, biased),
+        "kv_b_proj": (heads * (width - latent.rope_dim + latent.value_dim), latent.kv_rank, False),
+        "o_proj": (hidden, heads * latent.value_dim, config.out_bias),
+    }
+
+
+def _mlp(config: ModelConfig, name: str, width: int, *, biased: bool) -> dict[str, Projection]:
+    gates = ("gate_proj", "up_proj") if config.gated_mlp else ("up_proj",)
+    return {
+        **{f"{name}.{gate}": (width, config.hidden, biased) for gate in gates},
+        f"{name}.down_proj": (config.hidden, width, biased),
+    }

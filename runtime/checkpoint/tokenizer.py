@@ -12,7 +12,8 @@ from ladder_sim.errors import MissingPackageError, UsageError
 from ladder_sim.system.files import read_text
 from runtime.checkpoint.files import CONFIG
 from runtime.checkpoint.template import chat_prompt
-from runtime.config import ModelConfig, read_object
+from runtime.config import ModelConfig
+from runtime.fields import read_object
 
 if TYPE_CHECKING:
     import tokenizers

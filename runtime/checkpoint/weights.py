@@ -1,6 +1,5 @@
 """Fill a rank's decoder with its slices of full tensors, which are read one at a time by Hugging Face's names."""
 
-import functools
 import hashlib
 import math
 from collections.abc import Callable, Iterator
@@ -10,8 +9,12 @@ import torch
 from torch import Tensor
 
 from runtime.checkpoint.tensors import EMBEDDING, LAST_NORM, LM_HEAD, tensor_shapes
+from runtime.model.attention import GroupedAttention
 from runtime.model.decoder import Decoder
+from runtime.model.feed_forward import RoutedExperts
+from runtime.model.latent import LatentAttention
 from runtime.model.layers import Layer
+from runtime.model.linear import Linear
 from runtime.model.shard import Shard
 
 # part of a full tensor that is read at once; no more of a mapped file is in memory
@@ -25,6 +28,8 @@ class Sliceable(Protocol):
         """A part of it."""
 
 
+# what the rank with a shard holds along one dimension
+Features = Callable[[Shard], slice]
 # from a name and a shape to the full tensor
 Source = Callable[[str, tuple[int, ...]], Sliceable]
 
@@ -35,9 +40,9 @@ class Piece(NamedTuple):
     name: str
     """Of the full tensor."""
     part: Tensor
-    """View of a parameter; rows beyond the vocabulary are padding."""
-    features: Callable[[Shard], slice] | None = None
-    """What the rank with a shard holds along `dim`; None: everything."""
+    """View of a parameter; rows beyond the vocabulary are padding. Empty: this rank holds nothing of it."""
+    features: Features | None = None
+    """What a rank holds along `dim`; None: everything."""
     dim: int = 0
     """Dimension that is split."""
     share: bool = False
@@ -73,6 +78,8 @@ def fill(model: Decoder, source: Source) -> None:
     """Copy this rank's slices of every tensor into `model`, in its dtype and on its device."""
     shapes = tensor_shapes(model.config)
     for piece in pieces(model):
+        if not piece.part.numel():
+            continue
         shape = shapes[piece.name]
         step = max(1, _CHUNK_BYTES // (math.prod(shape[1:]) * 4))
         _copy(piece.part, source(piece.name, shape), piece.place(model.shard), step)
@@ -95,7 +102,7 @@ def pieces(model: Decoder) -> Iterator[Piece]:
     """Everything a rank holds; a tied LM head split differently from the embedding is a second piece of it."""
     vocab, tied = model.config.vocab, model.config.tied_embeddings
     yield Piece(EMBEDDING, model.embedding_VD, lambda shard: shard.vocabulary(shard.embedding_rows, vocab))
-    for index, layer in enumerate(model.layers):
+    for index, layer in zip(model.shard.layers, model.layers, strict=True):
         yield from _pieces_of(layer, f"model.layers.{index}")
     yield Piece(LAST_NORM, model.norm.weight_D)
     if model.lm_head_VD is not model.embedding_VD:
@@ -104,28 +111,103 @@ def pieces(model: Decoder) -> Iterator[Piece]:
 
 
 def _pieces_of(layer: Layer, where: str) -> Iterator[Piece]:
-    config = layer.config
-    query = functools.partial(Shard.query, head_dim=config.head_dim)
-    key_value = functools.partial(Shard.key_value, head_dim=config.head_dim)
     yield Piece(f"{where}.input_layernorm.weight", layer.attn_norm.weight_D)
     yield Piece(f"{where}.post_attention_layernorm.weight", layer.mlp_norm.weight_D)
-
-    stacked: list[tuple[str, Callable[[Shard], slice], bool]] = [
-        ("self_attn.q_proj", query, config.qkv_bias),
-        ("self_attn.k_proj", key_value, config.qkv_bias),
-        ("self_attn.v_proj", key_value, config.qkv_bias),
-        *([("mlp.gate_proj", Shard.mlp, config.mlp_bias)] if config.gated_mlp else []),
-        ("mlp.up_proj", Shard.mlp, config.mlp_bias),
-    ]
     end = 0
-    for name, features, biased in stacked:
+    for name, features, biased in (*_attention_inputs(layer), *_mlp_inputs(layer)):
         held = features(layer.shard)
         begin, end = end, end + held.stop - held.start
-        yield Piece(f"{where}.{name}.weight", layer.qkv_up.weight_NF[begin:end], features)
-        if biased and layer.qkv_up.bias_N is not None:
-            yield Piece(f"{where}.{name}.bias", layer.qkv_up.bias_N[begin:end], features)
+        yield Piece(f"{where}.{name}.weight", layer.inputs.weight_NF[begin:end], features)
+        if biased and layer.inputs.bias_N is not None:
+            yield Piece(f"{where}.{name}.bias", layer.inputs.bias_N[begin:end], features)
+    if isinstance(layer.attention, LatentAttention):
+        yield from _latent(layer.attention, layer.config.head_dim, f"{where}.self_attn")
+    else:
+        yield from _grouped(layer.attention, f"{where}.self_attn")
+    if layer.mlp is not None:
+        width = layer.mlp.width
+        yield from _summed(layer.mlp.down, f"{where}.{_mlp_name(layer)}.down_proj", lambda shard: shard.mlp(width))
+    if layer.experts is not None:
+        yield from _experts(layer.experts, f"{where}.mlp")
 
-    for name, linear, features in (("self_attn.o_proj", layer.o, query), ("mlp.down_proj", layer.down, Shard.mlp)):
-        yield Piece(f"{where}.{name}.weight", linear.weight_NF, features, dim=1)
-        if linear.bias_N is not None:
-            yield Piece(f"{where}.{name}.bias", linear.bias_N, share=True)
+
+# name, features and whether there is a bias, of the projections stacked in a layer's `inputs`
+_Inputs = list[tuple[str, Features, bool]]
+
+
+def _attention_inputs(layer: Layer) -> _Inputs:
+    config, latent = layer.config, layer.config.latent
+    width, biased = config.head_dim, config.qkv_bias
+    if latent is None:
+        return [
+            ("self_attn.q_proj", lambda shard: shard.query(width), biased),
+            ("self_attn.k_proj", lambda shard: shard.key_value(width), biased),
+            ("self_attn.v_proj", lambda shard: shard.key_value(width), biased),
+        ]
+    q_rank, kv_width = latent.q_rank, latent.kv_rank + latent.rope_dim
+    return [
+        ("self_attn.q_a_proj", lambda _: slice(0, q_rank), biased)
+        if q_rank
+        else ("self_attn.q_proj", lambda shard: shard.query(width), False),
+        ("self_attn.kv_a_proj_with_mqa", lambda _: slice(0, kv_width), biased),
+    ]
+
+
+def _mlp_inputs(layer: Layer) -> _Inputs:
+    if layer.mlp is None:
+        return []
+    width, biased = layer.mlp.width, layer.config.mlp_bias
+    return [(f"{_mlp_name(layer)}.{name}", lambda shard: shard.mlp(width), biased) for name in _ups(layer.mlp.gated)]
+
+
+def _mlp_name(layer: Layer) -> str:
+    return "mlp.shared_experts" if layer.experts else "mlp"
+
+
+def _ups(gated: bool) -> tuple[str, ...]:
+    return ("gate_proj", "up_proj") if gated else ("up_proj",)
+
+
+def _grouped(attention: GroupedAttention, where: str) -> Iterator[Piece]:
+    for norm, name in ((attention.q_norm, "q_norm"), (attention.k_norm, "k_norm")):
+        if norm is not None:
+            yield Piece(f"{where}.{name}.weight", norm.weight_D)
+    yield from _summed(attention.o, f"{where}.o_proj", lambda shard: shard.query(attention.head_dim))
+
+
+def _latent(attention: LatentAttention, width: int, where: str) -> Iterator[Piece]:
+    value_dim = attention.latent.value_dim
+    if attention.q is not None and attention.q_norm is not None:
+        yield Piece(f"{where}.q_a_layernorm.weight", attention.q_norm.weight_D)
+        yield Piece(f"{where}.q_b_proj.weight", attention.q.weight_NF, lambda shard: shard.query(width))
+    made = attention.nope + value_dim
+    yield Piece(f"{where}.kv_a_layernorm.weight", attention.kv_norm.weight_D)
+    yield Piece(f"{where}.kv_b_proj.weight", attention.kv.weight_NF, lambda shard: shard.query(made))
+    yield from _summed(attention.o, f"{where}.o_proj", lambda shard: shard.query(value_dim))
+
+
+def _experts(routed: RoutedExperts, where: str) -> Iterator[Piece]:
+    count, width = routed.experts.count, routed.experts.intermediate
+    yield Piece(f"{where}.gate.weight", routed.router.weight_NF)
+    if routed.choice_bias_E is not None:
+        yield Piece(f"{where}.gate.e_score_correction_bias", routed.choice_bias_E)
+    for number in range(count):
+
+        def features(shard: Shard, number: int = number) -> slice:
+            return shard.expert(number, count=count, width=width)
+
+        at = number - routed.first
+        held = 0 <= at < len(routed.up_LND)
+        # of another rank's expert an empty part
+        up_ND, down_DI = (stack[at] if held else stack.new_empty(0) for stack in (routed.up_LND, routed.down_LDI))
+        names = _ups(routed.gated)
+        for name, part in zip(names, up_ND.chunk(len(names)) if held else [up_ND] * len(names), strict=True):
+            yield Piece(f"{where}.experts.{number}.{name}.weight", part, features)
+        yield Piece(f"{where}.experts.{number}.down_proj.weight", down_DI, features, dim=1)
+
+
+def _summed(linear: Linear, name: str, features: Features) -> Iterator[Piece]:
+    """A projection split by its inputs, whose outputs the ranks sum."""
+    yield Piece(f"{name}.weight", linear.weight_NF, features, dim=1)
+    if linear.bias_N is not None:
+        yield Piece(f"{name}.bias", linear.bias_N, share=True)

@@ -1,4 +1,4 @@
-"""The communicator's interface, and its smallest implementation."""
+"""The interfaces of a rank's communication, and their smallest implementations."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -16,6 +16,24 @@ class Handle(Protocol):
         """Call `sink` with the end of the collective in `time.perf_counter` seconds; never, if it cannot be seen."""
 
 
+class Pipeline(Protocol):
+    """The ranks that hold the same part of every pipeline stage, one for each stage."""
+
+    stage: int
+    """Of this process."""
+    stages: int
+    """Number of stages, 1 without pipeline parallelism."""
+
+    def send(self, *tensors: Tensor) -> None:
+        """Send tensors to the next stage."""
+
+    def receive(self, x: Tensor) -> Handle:
+        """Start to overwrite `x` with the next tensor that the stage before sends."""
+
+    def share(self, x: Tensor) -> None:
+        """Overwrite `x` with the last stage's."""
+
+
 class Communicator(Protocol):
     """Collectives over the ranks of one tensor-parallel group, in the order they are issued."""
 
@@ -25,6 +43,8 @@ class Communicator(Protocol):
     """Of this process."""
     size: int
     """Number of ranks."""
+    pipeline: Pipeline
+    """Where this group's stage is among the others."""
 
     def all_reduce(self, x: Tensor) -> Handle:
         """Start summing `x` over the ranks, in place."""
@@ -45,14 +65,32 @@ class Communicator(Protocol):
         """What a result reports of the communication."""
 
 
+class _OneStage:
+    """All layers are on this rank."""
+
+    stage, stages = 0, 1
+
+    def send(self, *tensors: Tensor) -> None:
+        """Never called: no stage follows."""
+
+    def receive(self, x: Tensor) -> Handle:
+        return DONE
+
+    def share(self, x: Tensor) -> None:
+        """No-op: this is the last stage."""
+
+
+ONE_STAGE: Pipeline = _OneStage()
+
+
 class Alone:
     """A single rank, with the whole model or with one shard and free communication."""
 
     name = "none"
     rank = 0
 
-    def __init__(self, size: int = 1) -> None:
-        self.size = size
+    def __init__(self, size: int = 1, pipeline: Pipeline = ONE_STAGE) -> None:
+        self.size, self.pipeline = size, pipeline
 
     def all_reduce(self, x: Tensor) -> Handle:
         return DONE

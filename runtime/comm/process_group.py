@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ladder_sim.errors import MissingDependencyError
-from runtime.comm.base import Handle
+from runtime.comm.base import ONE_STAGE, Handle, Pipeline
 
 
 class ProcessGroup:
@@ -27,6 +27,8 @@ class ProcessGroup:
         From an error of the backend, for example that a rank died, to the one to raise.
     settings
         What a result reports of it.
+    pipeline
+        Where the group's stage is among the others.
     """
 
     def __init__(
@@ -35,10 +37,12 @@ class ProcessGroup:
         group: dist.ProcessGroup,
         on_failure: Callable[[RuntimeError], Exception] = lambda error: error,
         settings: dict[str, object] | None = None,
+        pipeline: Pipeline = ONE_STAGE,
     ) -> None:
         self.name, self.rank, self.size = name, group.rank(), group.size()
         # collectives so far
         self.issued = 0
+        self.pipeline = pipeline
         self._group, self._on_failure, self._settings = group, on_failure, settings or {}
 
     def all_reduce(self, x: Tensor) -> Handle:
@@ -52,9 +56,19 @@ class ProcessGroup:
         gathered: Tensor = every.unflatten(0, (self.size, -1)).movedim(0, -2).flatten(-2)
         return gathered
 
-    def broadcast(self, x: Tensor) -> None:
+    def broadcast(self, x: Tensor, root: int = 0) -> None:
         self.issued += 1
-        self._start(lambda: self._group.broadcast([x], dist.BroadcastOptions())).wait()
+        options = dist.BroadcastOptions()
+        options.rootRank = root
+        self._start(lambda: self._group.broadcast([x], options)).wait()
+
+    def send(self, x: Tensor, rank: int) -> Handle:
+        """Start sending to a rank; tensors arrive in the order in which they are sent."""
+        return self._start(lambda: self._group.send([x], rank, 0))
+
+    def receive(self, x: Tensor, rank: int) -> Handle:
+        """Start to overwrite `x` with the next tensor that a rank sends."""
+        return self._start(lambda: self._group.recv([x], rank, 0))
 
     def slowest(self, seconds: Tensor) -> Tensor:
         largest = dist.AllreduceOptions()
@@ -93,12 +107,43 @@ class _Work:
             self._work.get_future().add_done_callback(lambda _: sink(time.perf_counter()))
 
 
-def gloo_group(store: Store, rank: int, size: int, *, threads: int, timeout_s: float) -> dist.ProcessGroup:
-    """A gloo group with this number of communication threads.
+class Stages:
+    """A pipeline over a group of the ranks that hold the same part of each stage, in the order of the stages."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self.stage, self.stages = group.rank, group.size
+        self._group = group
+
+    def send(self, *tensors: Tensor) -> None:
+        for sent in [self._group.send(x.contiguous(), self.stage + 1) for x in tensors]:
+            sent.wait()
+
+    def receive(self, x: Tensor) -> Handle:
+        return self._group.receive(x, self.stage - 1)
+
+    def share(self, x: Tensor) -> None:
+        self._group.broadcast(x, root=self.stages - 1)
+
+
+# of the ranks of this rank's stage, and of those that hold its part of every stage; None: there is one stage
+Groups = tuple[dist.ProcessGroup, dist.ProcessGroup | None]
+
+
+def gloo_groups(store: Store, rank: int, tp: int, pp: int, *, threads: int, timeout_s: float) -> Groups:
+    """Gloo groups with this number of communication threads; `rank` counts through the stages.
 
     One thread runs collectives strictly in turn, as one NCCL stream does; with gloo's default, two, the latencies of
     two collectives overlap. As for torch's own groups, GLOO_SOCKET_IFNAME names the interfaces.
     """
+    stage, part = divmod(rank, tp)
+
+    def group(name: str, own: int, size: int) -> dist.ProcessGroup:
+        return _gloo_group(PrefixStore(name, store), own, size, threads=threads, timeout_s=timeout_s)
+
+    return group(f"stage {stage}", part, tp), group(f"part {part}", stage, pp) if pp > 1 else None
+
+
+def _gloo_group(store: Store, rank: int, size: int, *, threads: int, timeout_s: float) -> dist.ProcessGroup:
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     named = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")
     create, default = dist.ProcessGroupGloo.create_device, dist.ProcessGroupGloo.create_default_device
@@ -113,8 +158,8 @@ def gloo_group(store: Store, rank: int, size: int, *, threads: int, timeout_s: f
     return group
 
 
-def nccl_group(store: Store, rank: int, size: int, *, local_rank: int, timeout_s: float) -> dist.ProcessGroup:
-    """A NCCL group with one GPU per rank."""
+def nccl_groups(store: Store, rank: int, tp: int, pp: int, *, local_rank: int, timeout_s: float) -> Groups:
+    """NCCL groups with one GPU per rank; `rank` counts through the stages."""
     if not (torch.cuda.is_available() and dist.is_nccl_available()):
         raise MissingDependencyError(
             "NCCL needs GPUs, and torch finds none",
@@ -129,11 +174,17 @@ def nccl_group(store: Store, rank: int, size: int, *, local_rank: int, timeout_s
         "nccl",
         store=store,
         rank=rank,
-        world_size=size,
+        world_size=tp * pp,
         timeout=timedelta(seconds=timeout_s),
         device_id=torch.device("cuda", local_rank),
     )
-    group = dist.group.WORLD
-    if group is None:
+    world = dist.group.WORLD
+    if world is None:
         raise MissingDependencyError("torch.distributed did not start NCCL")
-    return group
+    if pp == 1:
+        return world, None
+    # every rank has to take part in making every group
+    stages = [dist.new_group(list(range(stage * tp, (stage + 1) * tp))) for stage in range(pp)]
+    parts = [dist.new_group(list(range(part, tp * pp, tp))) for part in range(tp)]
+    stage, part = divmod(rank, tp)
+    return stages[stage], parts[part]

@@ -11,11 +11,11 @@ from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import Store
 
 from ladder_sim.errors import RankError, UsageError
-from runtime.comm.base import Alone, Communicator
+from runtime.comm.base import ONE_STAGE, Alone, Communicator
 from runtime.comm.emulate import EmulatedGpuLink, EmulatedLink
 from runtime.comm.heartbeat import Heartbeat
 from runtime.comm.launch import FOLDER
-from runtime.comm.process_group import ProcessGroup, gloo_group, nccl_group
+from runtime.comm.process_group import ProcessGroup, Stages, gloo_groups, nccl_groups
 from runtime.comm.table import LatencyTable
 
 # more than a week, which nobody waits
@@ -63,51 +63,61 @@ class Place(NamedTuple):
         return cls(rank, size, int(os.environ.get("LOCAL_RANK", rank)))
 
 
-def connect(config: CommConfig, tp: int) -> Communicator:
-    """A communicator, once all ranks have connected.
+def connect(config: CommConfig, tp: int, pp: int = 1) -> Communicator:
+    """A communicator, once all ranks have connected: `tp` ranks in a row are one of `pp` stages.
 
     Raises
     ------
     UsageError
-        The number of processes is not `tp`, a port is in use, or a table is missing.
+        The number of processes is not that of the ranks, a port is in use, or a table is missing.
     MissingDependencyError
         NCCL without a GPU for each rank.
     RankError
         Another rank did not connect in time.
     """
     place = Place.from_environment()
-    backend = _choose(config, place, tp)
+    backend = _choose(config, place, tp * pp)
     if backend in ("emulate", "none"):
+        if pp > 1:
+            raise UsageError(f"--backend {backend} runs one stage, and --pp is {pp}", hint="use gloo or nccl")
         if place.size > 1:
             raise UsageError(
                 f"--backend {backend} stands for all ranks in one process, and {place.size} were started",
                 hint="start one process, without torchrun",
             )
         return _alone(config, backend, tp)
-    if place.size != tp:
-        raise UsageError(f"--tp {tp}, but {place.size} processes were started", hint="start one for each rank")
+    if place.size != tp * pp:
+        ranks = f"--tp {tp} --pp {pp}" if pp > 1 else f"--tp {tp}"
+        raise UsageError(f"{ranks}, but {place.size} processes were started", hint="start one for each rank")
     store = _store(config, place)
     heartbeat = Heartbeat(store, place.rank, place.size)
     settings: dict[str, object] = {}
     try:
         if backend == "nccl":
-            group = nccl_group(store, place.rank, place.size, local_rank=place.local_rank, timeout_s=config.timeout_s)
+            tensor, stages = nccl_groups(
+                store, place.rank, tp, pp, local_rank=place.local_rank, timeout_s=config.timeout_s
+            )
         else:
             settings["gloo_threads"] = config.gloo_threads
-            group = gloo_group(store, place.rank, place.size, threads=config.gloo_threads, timeout_s=config.timeout_s)
+            tensor, stages = gloo_groups(
+                store, place.rank, tp, pp, threads=config.gloo_threads, timeout_s=config.timeout_s
+            )
     except RuntimeError as error:
         raise heartbeat.blame(error) from error
-    comm = ProcessGroup(backend, group, heartbeat.blame, settings)
-    heartbeat.count(lambda: comm.issued)
+    pipeline = Stages(ProcessGroup(backend, stages, heartbeat.blame)) if stages else ONE_STAGE
+    comm = ProcessGroup(backend, tensor, heartbeat.blame, settings, pipeline)
+    if pp == 1:
+        # stages issue different numbers of collectives
+        heartbeat.count(lambda: comm.issued)
     return comm
 
 
-def _choose(config: CommConfig, place: Place, tp: int) -> str:
+def _choose(config: CommConfig, place: Place, ranks: int) -> str:
     if config.backend not in BACKENDS:
         raise UsageError(f"unknown backend '{config.backend}'", hint=f"known: {', '.join(BACKENDS)}")
     if config.backend == "emulate" or (config.backend == "auto" and config.table is not None):
         return "emulate"
-    if place.size == tp == 1:
+    if place.size == ranks == 1:
         # nothing to communicate
         return "none"
     if config.backend != "auto":

@@ -1,4 +1,4 @@
-"""A Llama-family decoder on one rank: one loop for every residual wiring.
+"""A decoder on one rank: one loop for every residual wiring, whatever kinds its layers are.
 
 Shapes: B batch, T new tokens, D hidden, V vocabulary.
 """
@@ -11,22 +11,25 @@ from torch import Tensor, nn
 from runtime.comm.base import Communicator
 from runtime.config import EngineConfig, ModelConfig
 from runtime.model import kernels
+from runtime.model.attention import Step
 from runtime.model.autograd import gathered, reduced, shared
-from runtime.model.layers import Layer, RMSNorm, Step, rope_table
+from runtime.model.layers import Layer
+from runtime.model.linear import RMSNorm
 from runtime.model.residual import ResidualStream
+from runtime.model.rope import rope_table
 from runtime.model.shard import Shard
 from runtime.model.wiring import Wiring
 
 
 class Decoder(nn.Module):
-    """One rank's shard.
+    """One rank's shard: its part of its stage's layers, on the first stage the embedding, on the last the LM head.
 
     Parameters
     ----------
     config, engine
         Shape, and how the pass is executed.
     comm
-        The ranks that share the model; may be replaced between passes.
+        The ranks that share the model; may be replaced between passes, but for its place in the pipeline.
     positions
         Longest context of any pass, tokens.
 
@@ -41,12 +44,12 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig, engine: EngineConfig, comm: Communicator, positions: int) -> None:
         super().__init__()
         self.config, self.engine, self.comm = config, engine, comm
-        self.shard = Shard.of(config, engine, comm.rank, comm.size)
+        self.shard = Shard.of(config, engine, comm.rank, comm.size, comm.pipeline)
         self.embedding_VD = nn.Parameter(torch.empty(self.shard.embedding_rows, config.hidden))
         self.layers: Sequence[Layer] = nn.ModuleList(  # type: ignore[assignment]
-            Layer(config, self.shard, engine) for _ in range(config.layers)
+            Layer(config, index, self.shard, engine) for index in self.shard.layers
         )
-        self.norm = RMSNorm(config)
+        self.norm = RMSNorm(config.hidden, config.norm_eps)
         tied = config.tied_embeddings and self.shard.lm_head_rows == self.shard.embedding_rows
         self.lm_head_VD = (
             self.embedding_VD if tied else nn.Parameter(torch.empty(self.shard.lm_head_rows, config.hidden))
@@ -54,10 +57,9 @@ class Decoder(nn.Module):
         self.register_buffer("rope_2SK", rope_table(config, positions), persistent=False)
 
     def cache(self, batch: int) -> Tensor:
-        """An empty KV cache for contexts as long as this decoder's positions."""
-        shard, config = self.shard, self.config
-        shape = (config.layers, 2, batch, shard.kv_heads, self.rope_2SK.shape[1], config.head_dim)
-        return self.embedding_VD.new_zeros(shape)
+        """An empty cache, layer by layer, for contexts as long as this decoder's positions."""
+        shape = self.layers[0].attention.cache_shape(batch, self.rope_2SK.shape[1])
+        return self.embedding_VD.new_zeros((len(self.layers), *shape))
 
     def forward(
         self,
@@ -69,7 +71,7 @@ class Decoder(nn.Module):
         context: int | None = None,
         pad_B: Tensor | None = None,
     ) -> Tensor:
-        """Logits, B x T x V, or of the last position only, by `engine.prefill_logits`.
+        """Logits, B x T x V, or of the last position only, by `engine.prefill_logits`; of the last stage alone.
 
         Parameters
         ----------
@@ -78,7 +80,8 @@ class Decoder(nn.Module):
         wiring
             Which outputs each block reads.
         cache
-            Keys and values so far; the new ones are written to it. None: the new tokens attend to each other only.
+            Keys and values so far, or what they are made of; those of the new tokens are written to it. None: the new
+            tokens attend to each other only.
         position_T
             Positions of the new tokens, from 0 by default.
         context
@@ -89,11 +92,19 @@ class Decoder(nn.Module):
         if position_T is None:
             position_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
         step = Step(self.rope_2SK, position_T, context or tokens_BT.shape[1], pad_B)
+        pipeline, held = self.comm.pipeline, self.shard.layers
+        blocks = [block for block in wiring.blocks if block.layer in held]
         stream = ResidualStream(self._embed(tokens_BT, wiring), self.comm, self.engine)
-        for block in wiring.blocks:
-            layer = self.layers[block.layer]
-            n_BTD = shared(stream.read(layer.norm(block.part), leave=block.leaves), self.comm)
-            stream.write(layer(block.part, n_BTD, step, None if cache is None else cache[block.layer]), block)
+        if held.start > 0:
+            stream.receive(pipeline, leave=blocks[0].leaves)
+        for block in blocks:
+            at = block.layer - held.start
+            n_BTD = shared(stream.read(self.layers[at].norm(block.part), leave=block.leaves), self.comm)
+            stream.write(self.layers[at](block.part, n_BTD, step, None if cache is None else cache[at]), block)
+        if held.stop < self.config.layers:
+            after = next(block for block in wiring.blocks if block.layer == held.stop)
+            stream.send(pipeline, leave=after.leaves)
+            return stream.x_BTD.new_empty(0)
         return self._logits(stream.read(self.norm))
 
     def next_token(self, logits_BTV: Tensor, wiring: Wiring) -> Tensor:
@@ -105,6 +116,9 @@ class Decoder(nn.Module):
 
     def _embed(self, tokens_BT: Tensor, wiring: Wiring) -> Tensor:
         split = self.engine.sharded_embedding and self.comm.size > 1
+        if self.shard.layers.start > 0:
+            # overwritten by what the stage before sends
+            return self.embedding_VD.new_empty((*tokens_BT.shape, self.config.hidden))
         first = self.comm.rank * self.shard.embedding_rows if split else None
         x_BTD = kernels.embed(tokens_BT, self.embedding_VD, first)
         if split and wiring.reduces:

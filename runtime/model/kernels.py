@@ -4,11 +4,13 @@ No other file does arithmetic on activations, so that an observer of these calls
 the simulator's ops.
 
 Shapes: B batch, T new tokens, S cached positions, D hidden, H query heads, G key/value heads, K head width, N output
-features, F input features, I MLP width, V vocabulary.
+features, F input features, I MLP width, E experts, L experts of this rank, V vocabulary. Those of latent attention are
+in latent.py.
 """
 
 import contextlib
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
@@ -16,6 +18,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+from runtime.kinds import Experts
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -122,11 +126,11 @@ def lm_head(x_BTD: Tensor, weight_VD: Tensor) -> Tensor:
 
 @_kernel("rope")
 def rope(
-    qkv_BTN: Tensor,
+    q_BTHK: Tensor,
+    k_BTGK: Tensor,
+    v_BTGK: Tensor,
     table_2SK: Tensor,
     position_T: Tensor,
-    heads: int,
-    kv_heads: int,
     cache_2BGSK: Tensor | None,
     pad_B: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -139,18 +143,52 @@ def rope(
     tuple
         q_BHTK, k_BGSK, v_BGSK: the whole cache, or without one the new keys and values alone.
     """
-    qkv_BXTK = qkv_BTN.unflatten(-1, (heads + 2 * kv_heads, -1)).transpose(1, 2)
-    q_BHTK, k_BGTK, v_BGTK = qkv_BXTK.split((heads, kv_heads, kv_heads), dim=1)
-    if pad_B is None:
-        turn_2TK = table_2SK[:, position_T]
-    else:
-        turn_2TK = table_2SK[:, (position_T - pad_B.view(-1, 1, 1)).clamp(min=0)]
-    q_BHTK, k_BGTK = _rotate(q_BHTK, *turn_2TK), _rotate(k_BGTK, *turn_2TK)
+    turn_2TK = _turns(table_2SK, position_T, pad_B)
+    q_BHTK, k_BGTK = (_rotate(x_BTHK.transpose(1, 2), *turn_2TK) for x_BTHK in (q_BTHK, k_BTGK))
+    v_BGTK = v_BTGK.transpose(1, 2)
     if cache_2BGSK is None:
         return q_BHTK, k_BGTK, v_BGTK
     cache_2BGSK[0].index_copy_(2, position_T, k_BGTK)
     cache_2BGSK[1].index_copy_(2, position_T, v_BGTK)
     return q_BHTK, cache_2BGSK[0], cache_2BGSK[1]
+
+
+@_kernel("rope")
+def rope_latent(
+    q_BTHK: Tensor,
+    c_BTR: Tensor,
+    k_BTP: Tensor,
+    table_2SP: Tensor,
+    position_T: Tensor,
+    cache_BSC: Tensor | None,
+    pad_B: Tensor | None,
+    interleaved: bool,
+) -> tuple[Tensor, Tensor]:
+    """Rotate the last channels of the queries and the shared key, and write latent vector and key to the cache.
+
+    Returns
+    -------
+    tuple
+        q_BHTK, c_BSC: the whole cache, or without one the new tokens' alone.
+    """
+    turn_2TP = _turns(table_2SP, position_T, pad_B)
+    channels = k_BTP.shape[-1]
+    q_BHTM, q_BHTP = q_BTHK.transpose(1, 2).split((q_BTHK.shape[-1] - channels, channels), dim=-1)
+    k_B1TP = k_BTP.unsqueeze(1)
+    if interleaved:
+        q_BHTP, k_B1TP = (x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) for x in (q_BHTP, k_B1TP))
+    q_BHTP, k_B1TP = _rotate(q_BHTP, *turn_2TP), _rotate(k_B1TP, *turn_2TP)
+    q_BHTK, c_BTC = torch.cat((q_BHTM, q_BHTP), dim=-1), torch.cat((c_BTR, k_B1TP.squeeze(1)), dim=-1)
+    if cache_BSC is None:
+        return q_BHTK, c_BTC
+    return q_BHTK, cache_BSC.index_copy_(1, position_T, c_BTC)
+
+
+def _turns(table_2SK: Tensor, position_T: Tensor, pad_B: Tensor | None) -> Tensor:
+    """Cosines and sines of each token, 2 x T x K; with padding, 2 x B x 1 x T x K."""
+    if pad_B is None:
+        return table_2SK[:, position_T]
+    return table_2SK[:, (position_T - pad_B.view(-1, 1, 1)).clamp(min=0)]
 
 
 def _rotate(x_BHTK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
@@ -160,11 +198,41 @@ def _rotate(x_BHTK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
     return (x * cos_TK + turned * sin_TK).to(x_BHTK.dtype)
 
 
+@_kernel("concat")
+def expand_latent(kv_BSN: Tensor, k_BSP: Tensor, heads: int, nope: int) -> tuple[Tensor, Tensor]:
+    """Keys and values of the heads, k_BHSK and v_BHSV; the first `nope` channels of a key are its own."""
+    kv_BHSN = kv_BSN.unflatten(-1, (heads, -1)).transpose(1, 2)
+    k_BHSP = k_BSP.unsqueeze(1).expand(-1, heads, -1, -1)
+    return torch.cat((kv_BHSN[..., :nope], k_BHSP), dim=-1), kv_BHSN[..., nope:]
+
+
+@_kernel("bmm")
+def absorb_queries(q_BHTK: Tensor, weight_HMR: Tensor) -> Tensor:
+    """Queries to be compared with latent vectors and their rotated keys, q_BHTC."""
+    nope = weight_HMR.shape[1]
+    return torch.cat((q_BHTK[..., :nope] @ weight_HMR, q_BHTK[..., nope:]), dim=-1)
+
+
+@_kernel("bmm")
+def absorbed_values(out_BTHR: Tensor, weight_HVR: Tensor) -> Tensor:
+    """Values of the heads made of weighted latent vectors; returns B, T, H * V."""
+    return (out_BTHR.transpose(1, 2) @ weight_HVR.transpose(1, 2)).transpose(1, 2).flatten(2)
+
+
 @_kernel("attention")
 def flash_attention(
-    q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, position_T: Tensor, context: int, pad_B: Tensor | None = None
+    q_BHTK: Tensor,
+    k_BGSK: Tensor,
+    v_BGSK: Tensor,
+    position_T: Tensor,
+    context: int,
+    pad_B: Tensor | None = None,
+    scale: float | None = None,
 ) -> Tensor:
-    """Causal attention over the first `context` positions in one fused kernel; returns B, T, H * K."""
+    """Causal attention over the first `context` positions in one fused kernel; returns B, T, H * width of the values.
+
+    Scores are multiplied by `scale`, by default 1 / sqrt(K).
+    """
     tokens = q_BHTK.shape[2]
     mask_TS = None
     if 1 < tokens < context or pad_B is not None:
@@ -175,6 +243,7 @@ def flash_attention(
         v_BGSK[:, :, :context],
         attn_mask=mask_TS,
         is_causal=mask_TS is None and tokens > 1,
+        scale=scale,
         enable_gqa=q_BHTK.shape[1] != k_BGSK.shape[1],
     )
     return out_BHTK.transpose(1, 2).flatten(2)
@@ -182,13 +251,18 @@ def flash_attention(
 
 @_kernel("attention")
 def math_attention(
-    q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, position_T: Tensor, pad_B: Tensor | None = None
+    q_BHTK: Tensor,
+    k_BGSK: Tensor,
+    v_BGSK: Tensor,
+    position_T: Tensor,
+    pad_B: Tensor | None = None,
+    scale: float | None = None,
 ) -> Tensor:
-    """Causal attention over every position of the cache, masked, KV heads expanded; returns B, T, H * K."""
+    """The same over every position of the cache, masked, KV heads expanded."""
     shares = q_BHTK.shape[1] // k_BGSK.shape[1]
     k_BHSK, v_BHSK = k_BGSK.repeat_interleave(shares, dim=1), v_BGSK.repeat_interleave(shares, dim=1)
     mask_TS = _causal_mask(position_T, k_BHSK.shape[2], pad_B)
-    scores_BHTS = q_BHTK @ k_BHSK.transpose(2, 3) / math.sqrt(q_BHTK.shape[-1])
+    scores_BHTS = q_BHTK @ k_BHSK.transpose(2, 3) * (scale or q_BHTK.shape[-1] ** -0.5)
     weights_BHTS = scores_BHTS.masked_fill(~mask_TS, -math.inf).softmax(dim=-1)
     return (weights_BHTS @ v_BHSK).transpose(1, 2).flatten(2)
 
@@ -206,11 +280,64 @@ def _causal_mask(position_T: Tensor, context: int, pad_B: Tensor | None) -> Tens
 @_kernel("activation")
 def activate(x_BTN: Tensor, name: str, gated: bool) -> Tensor:
     """The MLP's nonlinearity: of N = 2I features gate and up side by side, or of I features."""
+    return _activate(x_BTN, name, gated)
+
+
+def _activate(x_BTN: Tensor, name: str, gated: bool) -> Tensor:
     function = ACTIVATIONS[name]
     if not gated:
         return function(x_BTN)
     gate_BTI, up_BTI = x_BTN.chunk(2, dim=-1)
     return function(gate_BTI) * up_BTI
+
+
+@_kernel("router")
+def route(logits_BTE: Tensor, choice_bias_E: Tensor | None, experts: Experts) -> tuple[Tensor, Tensor]:
+    """Weights and numbers of each token's experts, both B x T x top_k."""
+    logits_BTE = logits_BTE.float()
+    score_BTE = logits_BTE.sigmoid() if experts.sigmoid else logits_BTE.softmax(dim=-1)
+    choice_BTE = score_BTE if choice_bias_E is None else score_BTE + choice_bias_E
+    if experts.groups > 1:
+        group_BTGX = choice_BTE.unflatten(-1, (experts.groups, -1))
+        group_BTG = group_BTGX.topk(experts.group_best, dim=-1).values.sum(dim=-1)
+        best_BTG = group_BTG.topk(experts.top_groups, dim=-1).indices
+        others_BTG = torch.ones_like(group_BTG, dtype=torch.bool).scatter(-1, best_BTG, False)
+        choice_BTE = group_BTGX.masked_fill(others_BTG.unsqueeze(-1), -math.inf).flatten(-2)
+    chosen_BTk = choice_BTE.topk(experts.top_k, dim=-1).indices
+    weight_BTk = score_BTE.gather(-1, chosen_BTk)
+    if experts.normalized:
+        weight_BTk = weight_BTk / weight_BTk.sum(dim=-1, keepdim=True)
+    return weight_BTk * experts.scale, chosen_BTk
+
+
+@_kernel("moe")
+def run_experts(
+    x_BTD: Tensor,
+    weight_BTk: Tensor,
+    chosen_BTk: Tensor,
+    up_LND: Tensor,
+    down_LDI: Tensor,
+    first: int,
+    activation: str,
+    gated: bool,
+) -> Tensor:
+    """What this rank's experts, the first of which has number `first`, add to each token, weighted; B x T x D."""
+    x_MD = x_BTD.flatten(0, 1)
+    # a token's every choice, in the order of the experts: this rank's are in a row
+    expert_X, choice_X = chosen_BTk.flatten().sort(stable=True)
+    bounds = torch.arange(first, first + len(up_LND) + 1, device=x_BTD.device)
+    starts = torch.searchsorted(expert_X, bounds).tolist()
+    choice_X = choice_X[starts[0] : starts[-1]]
+    token_X = choice_X // chosen_BTk.shape[-1]
+    parts = x_MD[token_X].split([end - start for start, end in itertools.pairwise(starts)])
+    outputs = [
+        nn.functional.linear(_activate(nn.functional.linear(part_XD, up_ND), activation, gated), down_DI)
+        for part_XD, up_ND, down_DI in zip(parts, up_LND, down_LDI, strict=True)
+        if len(part_XD)
+    ]
+    # there may be none
+    output_XD = torch.cat((x_MD[:0], *outputs)) * weight_BTk.flatten()[choice_X].unsqueeze(-1).to(x_BTD.dtype)
+    return torch.zeros_like(x_MD).index_add(0, token_X, output_XD).view_as(x_BTD)
 
 
 @_kernel("sample")

@@ -6,13 +6,14 @@ Shapes: B batch, T tokens, D hidden.
 from collections import deque
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from runtime.comm.base import Communicator, Handle
+from runtime.comm.base import Communicator, Handle, Pipeline
 from runtime.config import EngineConfig
 from runtime.model import kernels
 from runtime.model.autograd import reduced
-from runtime.model.layers import RMSNorm
+from runtime.model.linear import RMSNorm
 from runtime.model.wiring import BlockPlan
 
 
@@ -54,18 +55,19 @@ class ResidualStream:
         """Add pending outputs, oldest first, until `leave` are left; return the normalised stream."""
         deferred = len(self._pending) > 1
         fuses = self._engine.fused_ladder_add if deferred else self._engine.fused_residual_add
+        if fuses and len(self._pending) > leave and not self._pending[-1 - leave].replaces:
+            self._add(leave + 1)
+            self.x_BTD, n_BTD = norm.of_sum(self.x_BTD, self._pending.popleft().wait())
+            return n_BTD
+        self._add(leave)
+        alone_BTD: Tensor = norm(self.x_BTD)
+        return alone_BTD
+
+    def _add(self, leave: int) -> None:
         while len(self._pending) > leave:
             output = self._pending.popleft()
             y_BTD = output.wait()
-            if output.replaces:
-                self.x_BTD = y_BTD
-            elif fuses and len(self._pending) == leave:
-                self.x_BTD, n_BTD = norm.of_sum(self.x_BTD, y_BTD)
-                return n_BTD
-            else:
-                self.x_BTD = kernels.add(self.x_BTD, y_BTD)
-        alone_BTD: Tensor = norm(self.x_BTD)
-        return alone_BTD
+            self.x_BTD = y_BTD if output.replaces else kernels.add(self.x_BTD, y_BTD)
 
     def write(self, y_BTD: Tensor, block: BlockPlan) -> None:
         """Take a block's partial sums and start their all-reduce, if the plan has one."""
@@ -76,3 +78,15 @@ class ResidualStream:
                 y_BTD = kernels.add_share(y_BTD, self.x_BTD, self._comm.size)
             reduction = self._comm.all_reduce(y_BTD.detach())
         self._pending.append(_Output(y_BTD, reduction, carries))
+
+    def send(self, pipeline: Pipeline, leave: int) -> None:
+        """Hand the stream to the next stage, whose first block does not wait for the newest `leave` outputs."""
+        self._add(leave)
+        pipeline.send(self.x_BTD, *(output.wait() for output in self._pending))
+
+    def receive(self, pipeline: Pipeline, leave: int) -> None:
+        """Take over the stream of the stage before; its outputs that this stage need not wait for come later."""
+        pipeline.receive(self.x_BTD).wait()
+        for _ in range(leave):
+            y_BTD = torch.empty_like(self.x_BTD)
+            self._pending.append(_Output(y_BTD, pipeline.receive(y_BTD), replaces=False))

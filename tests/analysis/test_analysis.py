@@ -226,6 +226,17 @@ def test_compare_refuses_what_cannot_be_compared(names: list[str], prices: list[
         compare({"model": "8b"}, names, usd_per_gpu_hour=prices)
 
 
+def test_versions_of_a_stack_can_be_compared() -> None:
+    point = {"model": "qwen3-32b", "tp": 2, "concurrency": 32}
+    now, before = compare(point, ["vllm", "vllm@0.12"], ["standard"])
+    assert (now.name, before.name) == ("vllm", "vllm@0.12")
+    assert before.scenario.stack.version == "0.12"
+    # its CPU's work was not yet done next to steps
+    assert before.predictions["standard"].tpot_s > now.predictions["standard"].tpot_s
+    with pytest.raises(UsageError, match=r"version 0\.1 of stack 'vllm' is not known"):
+        compare(point, ["vllm", "vllm@0.1"])
+
+
 def test_compare_says_that_stacks_share_kernels() -> None:
     shared = comparison_notes(compare({"model": "8b"}, ["vllm", "trtllm"], ["ladder"])).warnings
     assert any("vllm and trtllm share GEMMs" in text and "each engine's own" in text for text in shared)

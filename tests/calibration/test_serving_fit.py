@@ -9,8 +9,9 @@ import pytest
 
 from calibration.serving_fit import FIGURES, _Problem, fit_serving
 from ladder_sim.errors import UsageError
-from ladder_sim.validation.serving import Serving, read_servings
-from tests.conftest import DATA
+from ladder_sim.specs import catalog
+from ladder_sim.validation.serving_table import Serving, read_servings
+from tests.conftest import DATA, REPO
 
 SAMPLE = DATA / "serving_dense.csv"
 
@@ -40,6 +41,16 @@ def test_the_figures_that_made_the_servings_are_found() -> None:
     assert host_s[0] == host_s[1]
     widths = fit.half_widths(made)
     assert widths["trtllm", "h100-sxm"]["tpot"] < 0.01 < widths["vllm", "h100-sxm"]["tpot"]
+
+
+def test_the_page_names_the_figures_of_the_stacks() -> None:
+    page = (REPO / "docs" / "serving.md").read_text("utf-8")
+    # the version that was served, where a newer one has another figure
+    served = {("host_request_s", "vllm"): "vllm@0.12"}
+    for figure in FIGURES:
+        for engine in figure.engines:
+            seconds = getattr(catalog.stack(served.get((figure.field, engine), engine)), figure.field)
+            assert f"{1e6 * seconds:g} us" in page, (figure.field, engine)
 
 
 def test_servings_that_cannot_be_fitted_are_refused() -> None:

@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ladder_sim.costs.collectives.algorithms import ALL_REDUCE, OWN
 from ladder_sim.costs.contention import (
-    BLOCKS,
-    NVLS,
+    HOLDERS,
     TILE_COLUMNS,
     TILE_ROWS,
     OverlapParameters,
@@ -36,7 +34,8 @@ DEFAULTS = OverlapParameters()
 SMS = 132
 SIZES = st.integers(1, 40_000)
 MESSAGES = st.floats(1.0, 1e10)
-ALGORITHMS = ("nccl-host", "tree", "tree-ll128", "nvls-tree", *(name for name in ALL_REDUCE if name != OWN))
+ALGORITHMS = sorted(HOLDERS)
+IN_SWITCH = {"nvls", "nvls-tree", "nccl-symmetric", "multimem", "fused-norm"}
 
 
 def gemm(m: int, n: int, k: int) -> GemmShape:
@@ -209,8 +208,7 @@ def test_elementwise() -> None:
 @given(one=MESSAGES, other=MESSAGES)
 def test_channels_grow_with_the_message_up_to_a_cap(algorithm: str, one: float, other: float) -> None:
     few, many = (collective_sms(algorithm, size, DEFAULTS) for size in sorted((one, other)))
-    caps = {"nccl": 24, "nccl-host": 24, "multimem": 8, "fused-norm": 8, **dict.fromkeys(BLOCKS, 36)}
-    cap = caps.get(algorithm, 16)
+    cap = {"ring": 24, "tree": 16, "nvls": 16, "multimem": 8, "blocks": 36}[HOLDERS[algorithm]]
     assert 1 <= few <= many <= cap
     assert collective_sms(algorithm, 1e12, DEFAULTS) == cap
 
@@ -239,8 +237,8 @@ def test_known_channels(algorithm: str, message_bytes: float, sms: int) -> None:
 
 
 def test_the_switch_spares_the_memory() -> None:
-    assert collective_traffic_bytes("nvls", 1e6, DEFAULTS) == 2e6
-    ring = [name for name in ALGORITHMS if name not in NVLS]
+    assert {collective_traffic_bytes(name, 1e6, DEFAULTS) for name in IN_SWITCH} == {2e6}
+    ring = [name for name in ALGORITHMS if name not in IN_SWITCH]
     assert {collective_traffic_bytes(name, 1e6, DEFAULTS) for name in ring} == {4e6}
 
 

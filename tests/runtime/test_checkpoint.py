@@ -5,6 +5,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,15 +16,17 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from ladder_sim.errors import UsageError
+from runtime.checkpoint.convert import hybrid
 from runtime.checkpoint.files import Checkpoint
 from runtime.checkpoint.save import save
 from runtime.checkpoint.tensors import tensor_shapes
 from runtime.comm.base import Alone
-from runtime.config import ModelConfig, read_object
+from runtime.config import ModelConfig
+from runtime.fields import read_object
 from runtime.model.wiring import lay_out
 from tests.conftest import REPO
 from tests.support.checkpoints import FAMILIES, save_checkpoint
-from tests.support.loaded import CASES, GEN, PROMPTS, model_of, run_ranks
+from tests.support.loaded import CASES, GEN, PROMPTS, expert_degrees, model_of, run_ranks
 from tests.support.reference import reference_logits
 from tests.support.strategies import damaged, damaged_text
 
@@ -65,24 +68,30 @@ def test_standard_is_what_transformers_computes(saved: Saved, family: str) -> No
             eos_token_id=None,
             pad_token_id=0,
         )
-    for result in saved.of_every_rank():
-        torch.testing.assert_close(result["logits"][family], logits, atol=2e-4, rtol=1e-4)
-        assert result["greedy"][family].tolist() == greedy[:, len(PROMPTS[0]) :].tolist()
+    expected = greedy[:, len(PROMPTS[0]) :].tolist()
+    shape = ModelConfig.from_file(saved.root / family)
+    for size, ranks in saved.results.items():
+        for result in ranks:
+            assert [*result["logits"][family]] == expert_degrees(shape, size)
+            for ep, computed in result["logits"][family].items():
+                torch.testing.assert_close(computed, logits, atol=1e-5, rtol=1e-5)
+                assert result["greedy"][family][ep].tolist() == expected
 
 
-def test_a_batch_behind_padding_is_what_transformers_computes(saved: Saved) -> None:
+@pytest.mark.parametrize("family", ["llama", "deepseek-v3"])
+def test_a_batch_behind_padding_is_what_transformers_computes(saved: Saved, family: str) -> None:
     width = max(map(len, PROMPTS))
     ids = torch.tensor([[9] * (width - len(prompt)) + prompt for prompt in PROMPTS])
     seen = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in PROMPTS])
-    greedy = saved.references["llama"].generate(
+    greedy = saved.references[family].generate(
         ids, attention_mask=seen, max_new_tokens=GEN, do_sample=False, eos_token_id=None, pad_token_id=9
     )
-    tokens_BG, _ = saved.results[1][0]["padded"]["flash", "standard"]
+    tokens_BG, _ = saved.results[1][0]["padded"][family, "flash", "standard"]
     assert tokens_BG.tolist() == greedy[:, width:].tolist()
 
 
 @pytest.mark.parametrize("case", CASES, ids="-".join)
-def test_padding_changes_nothing(saved: Saved, case: tuple[str, str]) -> None:
+def test_padding_changes_nothing(saved: Saved, case: tuple[str, str, str]) -> None:
     for result in saved.of_every_rank():
         tokens_BG, logits_BGV = result["padded"][case]
         for row, (alone_1G, logits_1GV) in enumerate(result["alone"][case]):
@@ -93,7 +102,7 @@ def test_padding_changes_nothing(saved: Saved, case: tuple[str, str]) -> None:
 def test_ranks_draw_the_same_tokens_at_every_degree(saved: Saved) -> None:
     alone, *others = saved.of_every_rank()
     assert all(other["sampled"].tolist() == alone["sampled"].tolist() for other in others)
-    assert alone["sampled"].tolist() != alone["padded"]["flash", "standard"][0].tolist()
+    assert alone["sampled"].tolist() != alone["padded"]["llama", "flash", "standard"][0].tolist()
 
 
 def test_a_hybrid_is_the_equations_over_the_same_weights(saved: Saved, tmp_path: Path) -> None:
@@ -110,6 +119,12 @@ def test_a_hybrid_is_the_equations_over_the_same_weights(saved: Saved, tmp_path:
     torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_hybrid_s_config_says_what_its_type_implied(saved: Saved, family: str) -> None:
+    config = read_object(saved.root / family / "config.json", what="a config.json")
+    assert ModelConfig.from_hf(hybrid(config, 2)) == replace(ModelConfig.from_hf(config), ladder_layers=(2, 3))
+
+
 @pytest.mark.parametrize("family", [*FAMILIES, "sharded"])
 def test_what_is_saved_is_what_was_loaded(saved: Saved, family: str) -> None:
     """Saved by the ranks of either degree, tensors are bit by bit those of the original."""
@@ -119,6 +134,8 @@ def test_what_is_saved_is_what_was_loaded(saved: Saved, family: str) -> None:
         after = Checkpoint.open(saved.root / f"saved-{family}-{size}")
         assert after.shape == before.shape
         assert after.tensors.keys() == before.tensors.keys()
+        # Mixtral's are others than ours
+        assert all(after.tensors[name].name == stored.name for name, stored in before.tensors.items())
         assert all(torch.equal(after.tensors[name][every], before.tensors[name][every]) for name in before.tensors)
 
 
@@ -144,7 +161,20 @@ def test_half_precision_is_widened_exactly(saved: Saved, tmp_path: Path, dtype: 
     assert Checkpoint.open(tmp_path).dtype == name
     model = model_of(tmp_path, Alone())
     assert torch.equal(model.embedding_VD, tensors["model.embed_tokens.weight"].float())
-    assert torch.equal(model.layers[3].down.weight_NF, tensors["model.layers.3.mlp.down_proj.weight"].float())
+    assert torch.equal(model.layers[3].mlp.down.weight_NF, tensors["model.layers.3.mlp.down_proj.weight"].float())
+
+
+def test_layers_that_predict_further_tokens_are_left_out(saved: Saved, tmp_path: Path) -> None:
+    """DeepSeek-V3's checkpoints have one after the model's own; a second one is not said to be there."""
+    (tmp_path / "config.json").write_bytes((saved.root / "deepseek-v3" / "config.json").read_bytes())
+    tensors = load_file(saved.root / "deepseek-v3" / "model.safetensors")
+    for layer in (4, 5):
+        tensors |= {f"model.layers.{layer}.eh_proj.weight": torch.zeros(2, 2)}
+        save_file(tensors, tmp_path / "model.safetensors")
+        if layer == 4:
+            assert "model.layers.4.eh_proj.weight" not in Checkpoint.open(tmp_path).tensors
+    with pytest.raises(UsageError, match=r"model\.layers\.5\.eh_proj\.weight \[2, 2\] is not part of the model"):
+        Checkpoint.open(tmp_path)
 
 
 @pytest.fixture

@@ -86,17 +86,18 @@ def wait_for_work(launcher: int, ranks: int) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("fault", "limit", "words"),
+    ("fault", "options", "words"),
     [
-        (signal.SIGKILL, (), "rank 1 was ended by SIGKILL"),
+        (signal.SIGKILL, ("--tp", "2"), "rank 1 was ended by SIGKILL"),
         # waited for in full; the ranks have as long to meet
-        (signal.SIGSTOP, ("--timeout", "15s"), "rank 1 died or was stopped"),
+        (signal.SIGSTOP, ("--tp", "2", "--timeout", "15s"), "rank 1 died or was stopped"),
+        (signal.SIGSTOP, ("--pp", "2", "--timeout", "15s"), "rank 1 died or was stopped"),
     ],
 )
 def test_a_rank_that_dies_or_hangs_ends_the_run(
-    model: Path, fault: signal.Signals, limit: tuple[str, ...], words: str
+    model: Path, fault: signal.Signals, options: tuple[str, ...], words: str
 ) -> None:
-    launcher = start(model, "--tp", "2", "--backend", "gloo", "--repeats", "1000000", *limit)
+    launcher = start(model, *options, "--backend", "gloo", "--repeats", "1000000")
     pids = wait_for_work(launcher.pid, 2)
     os.kill(pids[1], fault)
     _, errors = launcher.communicate(timeout=HANG_S)
@@ -119,6 +120,8 @@ def test_ranks_end_with_their_launcher(model: Path) -> None:
     [
         (("--tp", "3"), 3, "degrees that divide: 1, 2, 4, 8"),
         (("--tp", "2", "--variant", "desync:9"), 2, "whole number from 1 to 4"),
+        (("--tp", "2", "--ep", "2"), 2, "the model has no experts"),
+        (("--pp", "3"), 3, "3 stages cannot share 2 layers"),
         (("--tp", "2", "--backend", "nccl"), 4, "--backend gloo"),
     ],
 )
@@ -143,12 +146,12 @@ def test_two_runs_do_not_trace_into_one_folder(model: Path, tmp_path: Path) -> N
 
 
 def connect_as(
-    monkeypatch: pytest.MonkeyPatch, rank: int, size: int, *, backend: str = "gloo", **where: object
+    monkeypatch: pytest.MonkeyPatch, rank: int, size: int, *, backend: str = "gloo", pp: int = 1, **where: object
 ) -> None:
     """Connect as one rank of several, with the environment variables that say where they meet."""
     for name, value in {"RANK": rank, "WORLD_SIZE": size, **where}.items():
         monkeypatch.setenv(name, str(value))
-    connect(CommConfig(backend=backend, timeout_s=IN_VAIN_S), tp=2)
+    connect(CommConfig(backend=backend, timeout_s=IN_VAIN_S), tp=2, pp=pp)
 
 
 @pytest.fixture
@@ -182,6 +185,8 @@ def test_a_rank_that_never_comes_is_named(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_as_many_processes_as_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="--tp 2, but 4 processes"):
         connect_as(monkeypatch, 0, 4)
+    with pytest.raises(UsageError, match="--tp 2 --pp 3, but 4 processes"):
+        connect_as(monkeypatch, 0, 4, pp=3)
     with pytest.raises(UsageError, match="stands for all ranks"):
         connect_as(monkeypatch, 0, 4, backend="emulate")
 
@@ -213,8 +218,9 @@ def test_a_variant_that_is_none(variant: str) -> None:
         ({"hidden_size": 0}, "hidden_size is 0"),
         ({"hidden_size": "64"}, "must be int"),
         ({"num_key_value_heads": 3}, "must divide"),
-        ({"model_type": "qwen3"}, "norms of queries"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "llama3"),
+        ({"model_type": "apertus"}, "norms of queries"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "only llama3 and yarn"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "original_max_position_embeddings is missing"),
         ({"rope_theta": -1}, "above 0"),
         ({"model_type": "llamaLadder", "ladder_layers": [2]}, "ladder_layers"),
     ],

@@ -7,24 +7,27 @@ import pytest
 import torch
 from torch import Tensor
 
+from runtime.checkpoint.tensors import tensor_shapes
 from runtime.checkpoint.weights import fill, random_weights
 from runtime.comm.base import Alone
 from runtime.config import ModelConfig
+from runtime.kinds import Experts
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import lay_out
-from tests.support.reference import reference_logits, tensor_shapes
+from tests.support.reference import reference_logits
 from tests.support.world import (
     ENGINES,
     GROUPED,
     MODELS,
-    TRAINED,
     VARIANTS,
     Case,
     World,
     cases,
+    engine_of,
     loss,
     run_world,
     tokens_of,
+    trained,
 )
 
 pytestmark = pytest.mark.torch
@@ -44,26 +47,27 @@ def full_weights(config: ModelConfig) -> dict[str, Tensor]:
 
 
 @functools.cache
-def expected(model: str, variant: str, ranks: int) -> list[Tensor]:
+def expected(model: str, variant: str, ranks: int, ep: int) -> list[Tensor]:
     config = MODELS[model]
     weights = {name: weight.double() for name, weight in full_weights(config).items()}
-    return [logits.float() for logits in reference_logits(config, weights, tokens_of(config), variant, ranks)]
+    return [logits.float() for logits in reference_logits(config, weights, tokens_of(config), variant, ranks, ep)]
 
 
 @pytest.mark.parametrize("size", DEGREES)
 @pytest.mark.parametrize("case", list(cases()), ids="-".join)
 def test_logits_are_the_equations(worlds: dict[int, World], case: Case, size: int) -> None:
     """Of every rank; with and without a cache. Ranks that never meet differ, each as its own residual says."""
-    for rank, reference in enumerate(expected(case.model, case.variant, size)):
+    for rank, reference in enumerate(expected(case.model, case.variant, size, engine_of(case, size).ep)):
         for how, logits in worlds[size].logits[rank][case].items():
             torch.testing.assert_close(
                 logits, reference, rtol=1e-5, atol=1e-5, msg=lambda text, how=how: f"{how}: {text}"
             )
 
 
+@pytest.mark.parametrize("model", [("grouped", "flash"), ("experts", "distributed"), ("latent", "distributed")])
 @pytest.mark.parametrize("variant", SAME_EVERYWHERE)
-def test_the_degree_does_not_change_the_model(worlds: dict[int, World], variant: str) -> None:
-    case = Case("grouped", "flash", variant)
+def test_the_degree_does_not_change_the_model(worlds: dict[int, World], model: tuple[str, str], variant: str) -> None:
+    case = Case(*model, variant)
     alone = worlds[1].logits[0][case]["cached"]
     for size in DEGREES:
         for rank in range(size):
@@ -84,21 +88,53 @@ def test_the_variants_are_different_models(worlds: dict[int, World]) -> None:
         assert all((one_BTV - other_BTV).abs().max() > 1e-2 for other_BTV in logits[:i])
 
 
-@pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize(("variant", "engine"), TRAINED)
-def test_gradients_are_the_equations(worlds: dict[int, World], variant: str, engine: str, size: int) -> None:
+@pytest.mark.parametrize(("size", "case"), [(size, case) for size in DEGREES for case in trained(size)])
+def test_gradients_are_the_equations(worlds: dict[int, World], size: int, case: Case) -> None:
     """The autograd of the unsharded equations, cut like the weights."""
-    weights = {name: weight.double().requires_grad_() for name, weight in full_weights(GROUPED).items()}
-    loss(reference_logits(GROUPED, weights, tokens_of(GROUPED), variant, ranks=1)[0]).backward()
+    config, engine = MODELS[case.model], engine_of(case, size)
+    weights = {name: weight.double().requires_grad_() for name, weight in full_weights(config).items()}
+    loss(reference_logits(config, weights, tokens_of(config), case.variant, ranks=1)[0]).backward()
     grads = {name: weight.grad for name, weight in weights.items()}
     for rank in range(size):
         comm = Alone(size)
         comm.rank = rank
-        cut = Decoder(GROUPED, ENGINES[engine], comm, positions=1)
-        fill(cut, lambda name, shape: grads[name].float().reshape(shape))
-        gradients = worlds[size].gradients[rank][variant, engine]
+        cut = Decoder(config, engine, comm, positions=1)
+        fill(cut, lambda name, shape: torch.zeros(shape) if grads[name] is None else grads[name].float().reshape(shape))
+        gradients = worlds[size].gradients[rank][case]
         for name, gradient in cut.named_parameters():
-            torch.testing.assert_close(gradients[name], gradient.detach(), rtol=1e-4, atol=1e-5)
+            computed = gradients.get(name, torch.zeros_like(gradient))
+            torch.testing.assert_close(computed, gradient.detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_one_expert_of_every_token_is_an_mlp(variant: str) -> None:
+    sparse = replace(GROUPED, experts=Experts(count=1, top_k=1, intermediate=GROUPED.intermediate))
+    tokens_BT, wiring = tokens_of(GROUPED), lay_out(variant, GROUPED.layers)
+    logits = []
+    for config in (GROUPED, sparse):
+        model, source = Decoder(config, ENGINES["flash"], Alone(), positions=tokens_BT.shape[1]), random_weights(seed=1)
+        fill(model, lambda name, shape, source=source: source(name.replace("experts.0.", ""), shape))
+        with torch.inference_mode():
+            logits.append(model(tokens_BT, wiring))
+    torch.testing.assert_close(*logits, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("model", ["latent", "direct"])
+@pytest.mark.parametrize("engine", ["flash", "math"])
+def test_a_decode_step_of_latent_attention_is_a_prefill_s_last_token(model: str, engine: str) -> None:
+    """The absorbed form computes what the expanded one does, over the same cache."""
+    config, wiring = MODELS[model], lay_out("standard", MODELS[model].layers)
+    decoder, tokens_BT = Decoder(config, ENGINES[engine], Alone(), positions=16), tokens_of(config)
+    fill(decoder, random_weights(seed=1))
+    last = tokens_BT.shape[1] - 1
+    with torch.inference_mode():
+        expanded, absorbed = decoder.cache(len(tokens_BT)), decoder.cache(len(tokens_BT))
+        logits = decoder(tokens_BT, wiring, cache=expanded)[:, -1:]
+        decoder(tokens_BT[:, :-1], wiring, cache=absorbed)
+        now = {"position_T": torch.tensor([last]), "context": last + 1}
+        step = decoder(tokens_BT[:, -1:], wiring, cache=absorbed, **now)
+    torch.testing.assert_close(step, logits, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(absorbed, expanded, rtol=1e-5, atol=1e-5)
 
 
 def test_math_attention_masks_the_rest_of_the_cache() -> None:

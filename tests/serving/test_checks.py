@@ -10,7 +10,8 @@ from ladder_sim.confidence import UNCHECKED
 from ladder_sim.costs.profile import run_sizes
 from ladder_sim.display.labels import validated_lines
 from ladder_sim.serving.checks import serving_checks
-from ladder_sim.validation.serving import compare_servings, read_servings, summary
+from ladder_sim.validation.serving import compare_servings, summary
+from ladder_sim.validation.serving_table import read_servings
 from tests.conftest import DATA
 
 
@@ -72,7 +73,7 @@ def test_datasheets_are_no_surer_than_their_ops() -> None:
 def test_the_footer_names_the_servings_and_what_they_did_not_have() -> None:
     runs, *rest = validated_lines(served().confidence)
     assert runs == (
-        "Predictions were compared with 90 servings of standard, vllm on H100 SXM5 80GB: qwen3-32b in bf16, "
+        "Predictions were compared with 90 servings of standard, vllm 0.12.0 on H100 SXM5 80GB: qwen3-32b in bf16, "
         "TP 2-8, 8-128 requests in flight, prompt 1024-4096 + 128-1024."
     )
     assert rest == []

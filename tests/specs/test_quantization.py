@@ -126,6 +126,17 @@ def test_published_forms(name: str) -> None:
             ),
             "a mix of fp8 and nvfp4 cannot be predicted",
         ),
+        # one group, which leaves attention in 16 bits
+        (
+            compressed(
+                FP8,
+                FP8,
+                config_groups={
+                    "group_0": {"weights": FP8, "input_activations": FP8, "targets": ["re:.*mlp.*", "re:.*down_proj"]}
+                },
+            ),
+            "config_groups: targets is ['re:.*mlp.*', 're:.*down_proj']: a mix",
+        ),
         (compressed(FP8, FP8, kv_cache_scheme=INT8), "kv_cache_scheme is"),
         ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "quant_algo is 'MIXED_PRECISION'"),
         (

@@ -40,6 +40,29 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 16.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "original_max_position_embeddings": 32,
+}
+# DeepSeek's attention and experts
+LATENT = {
+    "q_lora_rank": 28,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "moe_intermediate_size": 40,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 3,
+    "first_k_dense_replace": 1,
+}
 FAMILIES = {
     "llama": Family(
         transformers.LlamaConfig,
@@ -57,6 +80,64 @@ FAMILIES = {
         {"num_key_value_heads": 1, "head_dim": 24, "sliding_window": 256},
     ),
     "qwen2": Family(transformers.Qwen2Config, transformers.Qwen2ForCausalLM, {"num_key_value_heads": 2}),
+    "qwen3": Family(
+        transformers.Qwen3Config, transformers.Qwen3ForCausalLM, {"num_key_value_heads": 2, "head_dim": 24}
+    ),
+    "mixtral": Family(
+        transformers.MixtralConfig,
+        transformers.MixtralForCausalLM,
+        {"num_key_value_heads": 2, "num_local_experts": 6, "num_experts_per_tok": 2},
+    ),
+    # layers 0 and 2 are dense
+    "qwen3-moe": Family(
+        transformers.Qwen3MoeConfig,
+        transformers.Qwen3MoeForCausalLM,
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 24,
+            "moe_intermediate_size": 40,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "decoder_sparse_step": 2,
+        },
+    ),
+    "qwen3-moe-normalised": Family(
+        transformers.Qwen3MoeConfig,
+        transformers.Qwen3MoeForCausalLM,
+        {
+            "num_key_value_heads": 4,
+            "moe_intermediate_size": 40,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+        },
+    ),
+    # V2-Lite: queries without a latent vector
+    "deepseek-v2-lite": Family(
+        transformers.DeepseekV2Config,
+        transformers.DeepseekV2ForCausalLM,
+        {**LATENT, "q_lora_rank": None, "n_shared_experts": 2, "rope_parameters": YARN},
+    ),
+    "deepseek-v2": Family(
+        transformers.DeepseekV2Config,
+        transformers.DeepseekV2ForCausalLM,
+        {
+            **LATENT,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 16.0,
+            "attention_bias": True,
+            "rope_parameters": {**YARN, "mscale": 0.8},
+        },
+    ),
+    "deepseek-v3": Family(
+        transformers.DeepseekV3Config,
+        transformers.DeepseekV3ForCausalLM,
+        # not that of the norms of latent vectors
+        {**LATENT, "n_group": 4, "topk_group": 2, "rope_parameters": YARN, "rms_norm_eps": 1e-3},
+    ),
     "qwen2-tied": Family(
         transformers.Qwen2Config,
         transformers.Qwen2ForCausalLM,
@@ -84,10 +165,12 @@ def reference(family: str, layers: int = 4) -> Any:
         )
     )
     with torch.no_grad():
-        # transformers begins with biases of zero
-        for name, weight in made.named_parameters():
+        # transformers begins with biases of zero and equal norms
+        for name, weight in (*made.named_parameters(), *made.named_buffers()):
             if name.endswith("bias"):
                 weight.normal_(std=0.3)
+            elif name.endswith("norm.weight"):
+                weight.normal_(1.0, 0.3)
     return made.eval()
 
 

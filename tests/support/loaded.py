@@ -12,7 +12,8 @@ from runtime.checkpoint.files import Checkpoint
 from runtime.checkpoint.save import save
 from runtime.comm.base import Communicator
 from runtime.complete import left_padded
-from runtime.config import EngineConfig, read_object
+from runtime.config import EngineConfig, ModelConfig
+from runtime.fields import read_object
 from runtime.generate import Generator
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import Wiring, lay_out
@@ -21,9 +22,11 @@ from tests.support.ranks import on_ranks
 
 PROMPTS = ([0, 17, 200, 31, 5, 64, 99], [0, 250, 3], [0, 88, 41, 7, 150])
 GEN = 5
-# attention and wiring of padded batches
-CASES = [("flash", name) for name in ("standard", "parallel", "ladder", "hybrid-ladder:2", "desync:2", "upper-bound")]
-CASES += [("math", "standard"), ("math", "ladder")]
+# model, attention and wiring of padded batches
+WIRINGS = ("standard", "parallel", "ladder", "hybrid-ladder:2", "desync:2", "upper-bound")
+CASES = [("llama", "flash", name) for name in WIRINGS]
+CASES += [("llama", "math", "standard"), ("llama", "math", "ladder")]
+CASES += [("deepseek-v3", "flash", "standard"), ("deepseek-v3", "math", "ladder")]
 SAMPLED = SamplingConfig(temperature=1.5, top_k=50, top_p=0.9, seed=3)
 
 
@@ -40,6 +43,11 @@ def model_of(folder: Path, comm: Communicator, **engine: Any) -> Decoder:
         prompt=max(map(len, PROMPTS)),
         gen=GEN,
     )
+
+
+def expert_degrees(config: ModelConfig, size: int) -> list[int]:
+    """Degrees of expert parallelism that a model is run with: whole experts on no rank, and on every one."""
+    return [1, size] if config.experts and size > 1 else [1]
 
 
 def completed(
@@ -66,13 +74,17 @@ def compute(comm: Communicator, root: Path) -> dict[str, Any]:
     results: dict[str, Any] = {"logits": {}, "greedy": {}, "padded": {}, "alone": {}}
     standard = lay_out("standard", 4)
     for folder in sorted(path for path in root.iterdir() if not path.name.startswith("saved")):
-        model = model_of(folder, comm, prefill_logits="all")
-        with torch.inference_mode():
-            results["logits"][folder.name] = model(torch.tensor([PROMPTS[0]]), standard)
-        results["greedy"][folder.name] = completed(model, standard, PROMPTS[:1], SamplingConfig())[0]
+        logits, greedy = results["logits"][folder.name], results["greedy"][folder.name] = {}, {}
+        for ep in expert_degrees(Checkpoint.open(folder).shape, comm.size):
+            model = model_of(folder, comm, prefill_logits="all", ep=ep)
+            with torch.inference_mode():
+                logits[ep] = model(torch.tensor([PROMPTS[0]]), standard)
+            greedy[ep] = completed(model, standard, PROMPTS[:1], SamplingConfig())[0]
+        # of the last degree
         save(model, root / f"saved-{folder.name}-{comm.size}", read_object(folder / "config.json", what="x"))
     for case in CASES:
-        model, wiring = model_of(root / "llama", comm, attention=case[0]), lay_out(case[1], 4)
+        family, attention, variant = case
+        model, wiring = model_of(root / family, comm, attention=attention), lay_out(variant, 4)
         results["padded"][case] = completed(model, wiring, PROMPTS, SamplingConfig())
         results["alone"][case] = [completed(model, wiring, [prompt], SamplingConfig()) for prompt in PROMPTS]
     results["sampled"] = completed(model, standard, PROMPTS, SAMPLED)[0]

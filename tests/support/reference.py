@@ -1,6 +1,7 @@
 """Every residual wiring, written straight from its equation: plain tensors, no sharding, nothing asynchronous.
 
-Each rank's partial result is the whole computation over that rank's heads and MLP columns; the sum over ranks is a sum.
+Each rank's partial result is the whole computation over that rank's heads, MLP columns and experts; the sum over ranks
+is a sum.
 """
 
 import math
@@ -10,46 +11,16 @@ import torch
 from torch import Tensor
 
 from runtime.config import ModelConfig
+from runtime.kinds import Experts, Yarn
 
 Weights = Mapping[str, Tensor]
 
 
-def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Full tensors by Hugging Face's names."""
-    q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    hidden, wide = config.hidden, config.intermediate
-    layer = {
-        "input_layernorm.weight": (hidden,),
-        "post_attention_layernorm.weight": (hidden,),
-        "self_attn.q_proj.weight": (q, hidden),
-        "self_attn.k_proj.weight": (kv, hidden),
-        "self_attn.v_proj.weight": (kv, hidden),
-        "self_attn.o_proj.weight": (hidden, q),
-        "mlp.up_proj.weight": (wide, hidden),
-        "mlp.down_proj.weight": (hidden, wide),
-    }
-    if config.gated_mlp:
-        layer["mlp.gate_proj.weight"] = (wide, hidden)
-    if config.qkv_bias:
-        layer |= {"self_attn.q_proj.bias": (q,), "self_attn.k_proj.bias": (kv,), "self_attn.v_proj.bias": (kv,)}
-    if config.out_bias:
-        layer["self_attn.o_proj.bias"] = (hidden,)
-    if config.mlp_bias:
-        layer |= {"mlp.up_proj.bias": (wide,), "mlp.down_proj.bias": (hidden,)}
-        if config.gated_mlp:
-            layer["mlp.gate_proj.bias"] = (wide,)
-    shapes = {f"model.layers.{i}.{name}": shape for i in range(config.layers) for name, shape in layer.items()}
-    shapes |= {"model.embed_tokens.weight": (config.vocab, hidden), "model.norm.weight": (hidden,)}
-    if not config.tied_embeddings:
-        shapes["lm_head.weight"] = (config.vocab, hidden)
-    return shapes
-
-
 def reference_logits(
-    config: ModelConfig, weights: Weights, tokens_BT: Tensor, variant: str, ranks: int
+    config: ModelConfig, weights: Weights, tokens_BT: Tensor, variant: str, ranks: int, ep: int = 1
 ) -> list[Tensor]:
-    """Logits of every position, one tensor per rank."""
-    model = _Equations(config, weights, ranks)
+    """Logits of every position, one tensor per rank; experts are distributed over `ep` groups of ranks."""
+    model = _Equations(config, weights, ranks, ep)
     embedded = weights["model.embed_tokens.weight"][tokens_BT]
     family, _, parameter = variant.partition(":")
     if family in ("desync", "upper-bound"):
@@ -64,8 +35,8 @@ def reference_logits(
 
 
 class _Equations:
-    def __init__(self, config: ModelConfig, weights: Weights, ranks: int) -> None:
-        self.config, self.weights, self.ranks = config, weights, ranks
+    def __init__(self, config: ModelConfig, weights: Weights, ranks: int, ep: int) -> None:
+        self.config, self.weights, self.ranks, self.ep = config, weights, ranks, ep
 
     def together(self, embedded: Tensor, ladder_from: int) -> Tensor:
         """``x[i+1] = x[i] + h[i+1](x[i])``, and from layer `ladder_from` on ``h[i+1](x[i-1])``."""
@@ -97,30 +68,74 @@ class _Equations:
                 x = [own + output for own, output in zip(x, outputs, strict=True)]
         return x
 
-    def norm(self, x: Tensor, name: str) -> Tensor:
-        return x / (x.square().mean(-1, keepdim=True) + self.config.norm_eps).sqrt() * self.weights[name]
+    def norm(self, x: Tensor, name: str, eps: float | None = None) -> Tensor:
+        return x / (x.square().mean(-1, keepdim=True) + (eps or self.config.norm_eps)).sqrt() * self.weights[name]
 
     def attention(self, layer: int, x: Tensor, rank: int) -> Tensor:
         config, of = self.config, self._of(layer, "self_attn")
-        width = config.head_dim
         n = self.norm(x, f"model.layers.{layer}.input_layernorm.weight")
         out = x.new_zeros(x.shape)
         each = config.heads // self.ranks
         for head in range(rank * each, (rank + 1) * each):
-            kv = head * config.kv_heads // config.heads
-            rows, kv_rows = slice(head * width, (head + 1) * width), slice(kv * width, (kv + 1) * width)
-            q = self._rotated(n @ of("q_proj.weight")[rows].T + of("q_proj.bias", config.qkv_bias)[rows])
-            k = self._rotated(n @ of("k_proj.weight")[kv_rows].T + of("k_proj.bias", config.qkv_bias)[kv_rows])
-            v = n @ of("v_proj.weight")[kv_rows].T + of("v_proj.bias", config.qkv_bias)[kv_rows]
-            scores = q @ k.transpose(1, 2) / math.sqrt(width)
+            q, k, v = self._latent_head(layer, n, head) if config.latent else self._head(layer, n, head)
+            columns = slice(head * v.shape[-1], (head + 1) * v.shape[-1])
+            scores = q @ k.transpose(1, 2) / math.sqrt(config.head_dim)
+            if config.latent and isinstance(config.rope_scaling, Yarn):
+                scores = scores * config.rope_scaling.score_scale
             future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-            out = out + scores.masked_fill(future, -math.inf).softmax(-1) @ v @ of("o_proj.weight")[:, rows].T
+            out = out + scores.masked_fill(future, -math.inf).softmax(-1) @ v @ of("o_proj.weight")[:, columns].T
         return out + of("o_proj.bias", config.out_bias) / self.ranks
 
+    def _head(self, layer: int, n: Tensor, head: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of one query head."""
+        config, of = self.config, self._of(layer, "self_attn")
+        width, kv = config.head_dim, head * config.kv_heads // config.heads
+        rows, kv_rows = slice(head * width, (head + 1) * width), slice(kv * width, (kv + 1) * width)
+        q = n @ of("q_proj.weight")[rows].T + of("q_proj.bias", config.qkv_bias)[rows]
+        k = n @ of("k_proj.weight")[kv_rows].T + of("k_proj.bias", config.qkv_bias)[kv_rows]
+        v = n @ of("v_proj.weight")[kv_rows].T + of("v_proj.bias", config.qkv_bias)[kv_rows]
+        if config.qk_norm:
+            where = f"model.layers.{layer}.self_attn"
+            q, k = self.norm(q, f"{where}.q_norm.weight"), self.norm(k, f"{where}.k_norm.weight")
+        return self._rotated(q), self._rotated(k), v
+
+    def _latent_head(self, layer: int, n: Tensor, head: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The same of latent attention."""
+        config, of, where = self.config, self._of(layer, "self_attn"), f"model.layers.{layer}.self_attn"
+        latent = config.latent
+        assert latent is not None
+        width, plain = config.head_dim, config.head_dim - latent.rope_dim
+        source, name = n, "q_proj"
+        if latent.q_rank:
+            queries = n @ of("q_a_proj.weight").T + of("q_a_proj.bias", config.qkv_bias)
+            source, name = self.norm(queries, f"{where}.q_a_layernorm.weight", 1e-6), "q_b_proj"
+        q = source @ of(f"{name}.weight")[head * width : (head + 1) * width].T
+        c = n @ of("kv_a_proj_with_mqa.weight").T + of("kv_a_proj_with_mqa.bias", config.qkv_bias)
+        shared = self._rotated(c[..., latent.kv_rank :])
+        c = self.norm(c[..., : latent.kv_rank], f"{where}.kv_a_layernorm.weight", 1e-6)
+        made = plain + latent.value_dim
+        kv = c @ of("kv_b_proj.weight")[head * made : (head + 1) * made].T
+        q = torch.cat((q[..., :plain], self._rotated(q[..., plain:])), -1)
+        return q, torch.cat((kv[..., :plain], shared), -1), kv[..., plain:]
+
     def mlp(self, layer: int, x: Tensor, rank: int, norm: str = "") -> Tensor:
-        config, of = self.config, self._of(layer, "mlp")
         n = self.norm(x, norm or f"model.layers.{layer}.post_attention_layernorm.weight")
-        each = config.intermediate // self.ranks
+        experts = self.config.experts_of(layer)
+        if experts is None:
+            return self._mlp(layer, "mlp", n, rank, self.ranks)
+        out = self._mlp(layer, "mlp.shared_experts", n, rank, self.ranks) if experts.shared else 0
+        # ranks of one group have the same experts, each a part of their width
+        group = self.ranks // self.ep
+        each = experts.count // self.ep
+        weights = self._chosen(layer, n, experts)
+        for number in range(rank // group * each, (rank // group + 1) * each):
+            part = self._mlp(layer, f"mlp.experts.{number}", n, rank % group, group)
+            out = out + weights[..., number : number + 1] * part
+        return out
+
+    def _mlp(self, layer: int, name: str, n: Tensor, rank: int, ranks: int) -> Tensor:
+        config, of = self.config, self._of(layer, name)
+        each = of("up_proj.weight").shape[0] // ranks
         columns = slice(rank * each, (rank + 1) * each)
         up = n @ of("up_proj.weight")[columns].T + of("up_proj.bias", config.mlp_bias)[columns]
         if config.gated_mlp:
@@ -128,7 +143,25 @@ class _Equations:
             up = gate * gate.sigmoid() * up
         else:
             up = up * up.sigmoid()
-        return up @ of("down_proj.weight")[:, columns].T + of("down_proj.bias", config.mlp_bias) / self.ranks
+        return up @ of("down_proj.weight")[:, columns].T + of("down_proj.bias", config.mlp_bias) / ranks
+
+    def _chosen(self, layer: int, n: Tensor, experts: Experts) -> Tensor:
+        """Weight of every expert for every token, token by token: 0 for those that are not chosen."""
+        of = self._of(layer, "mlp.gate")
+        weights = []
+        for token in n.flatten(0, 1):
+            logits = of("weight") @ token
+            score = logits.sigmoid() if experts.sigmoid else logits.softmax(-1)
+            wanted = (score + of("e_score_correction_bias") if experts.biased_choice else score).tolist()
+            size = experts.count // experts.groups
+            groups = [wanted[at : at + size] for at in range(0, experts.count, size)]
+            best = sorted(groups, key=lambda group: -sum(sorted(group)[-experts.group_best :]))[: experts.top_groups]
+            chosen = sorted((value for group in best for value in group), reverse=True)[: experts.top_k]
+            numbers = [wanted.index(value) for value in chosen]
+            total = sum(score[number] for number in numbers) if experts.normalized else 1.0
+            is_chosen = torch.tensor([number in numbers for number in range(experts.count)])
+            weights.append(score / total * experts.scale * is_chosen)
+        return torch.stack(weights).view(*n.shape[:-1], -1)
 
     def _of(self, layer: int, part: str) -> Callable[..., Tensor]:
         def find(name: str, there: bool = True) -> Tensor:
@@ -140,19 +173,32 @@ class _Equations:
         return find
 
     def _rotated(self, x: Tensor) -> Tensor:
-        """Channel j and j + K/2 as one complex number, turned by the position's angle."""
+        """Two channels as one complex number, turned by the position's angle: j and j + K/2, or 2j and 2j + 1."""
         half = x.shape[-1] // 2
         angles = [[t * self._frequency(j, half) for j in range(half)] for t in range(x.shape[1])]
-        turn = torch.polar(torch.ones(len(angles), half, dtype=x.dtype), torch.tensor(angles, dtype=x.dtype))
+        amplitude = self.config.rope_scaling.amplitude if isinstance(self.config.rope_scaling, Yarn) else 1.0
+        lengths = torch.full((len(angles), half), amplitude, dtype=x.dtype)
+        turn = torch.polar(lengths, torch.tensor(angles, dtype=x.dtype))
+        if self.config.latent and self.config.latent.interleaved:
+            x = torch.cat((x[..., ::2], x[..., 1::2]), -1)
         turned = torch.complex(x[..., :half], x[..., half:]) * turn
         return torch.cat((turned.real, turned.imag), -1)
 
     def _frequency(self, channel: int, half: int) -> float:
-        """Radians per position, stretched as Llama 3.1's are."""
+        """Radians per position, stretched as Llama 3.1's or YaRN's are."""
         frequency = self.config.rope_theta ** (-channel / half)
         scaling = self.config.rope_scaling
         if scaling is None:
             return frequency
+        if isinstance(scaling, Yarn):
+            # the channels whose wavelengths fit so many times into the original context
+            first, last = (
+                half * math.log(scaling.original_positions / (turns * 2 * math.pi), self.config.rope_theta)
+                for turns in (scaling.beta_fast, scaling.beta_slow)
+            )
+            first, last = max(math.floor(first), 0), min(math.ceil(last), 2 * half - 1)
+            share = min(max((channel - first) / (last - first), 0), 1)
+            return frequency * (1 - share) + frequency / scaling.factor * share
         wavelength = 2 * math.pi / frequency
         if wavelength < scaling.original_positions / scaling.high_freq_factor:
             return frequency

@@ -4,6 +4,7 @@ One world per tensor-parallel degree runs every case, because starting a process
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,8 @@ from torch import Tensor
 
 from runtime.checkpoint.weights import fill, random_weights
 from runtime.comm.base import Communicator
-from runtime.config import EngineConfig, ModelConfig, RopeScaling
+from runtime.config import EngineConfig, ModelConfig
+from runtime.kinds import Experts, Latent, RopeScaling, Yarn
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import lay_out
 from tests.support.ranks import on_ranks
@@ -42,12 +44,48 @@ PLAIN = ModelConfig(
     out_bias=True,
     mlp_bias=True,
 )
-MODELS = {"grouped": GROUPED, "plain": PLAIN}
+# experts chosen as DeepSeek-V3 does; the first layer is dense
+EXPERTS = replace(
+    GROUPED,
+    qk_norm=True,
+    experts=Experts(
+        count=8,
+        top_k=3,
+        intermediate=24,
+        shared=16,
+        dense_layers=(0,),
+        sigmoid=True,
+        biased_choice=True,
+        groups=4,
+        top_groups=2,
+        group_best=2,
+        scale=2.5,
+    ),
+)
+# experts chosen as Qwen3-MoE does; some wavelengths stay, some are stretched in part and some in full
+LATENT = ModelConfig(
+    layers=2,
+    hidden=48,
+    heads=8,
+    kv_heads=8,
+    head_dim=14,
+    intermediate=80,
+    vocab=101,
+    rope_scaling=Yarn(factor=8.0, original_positions=64, beta_fast=4.0, beta_slow=0.5, amplitude=1.1, score_scale=1.3),
+    latent=Latent(q_rank=20, kv_rank=16, rope_dim=8, value_dim=10, interleaved=True),
+    qkv_bias=True,
+    out_bias=True,
+    experts=Experts(count=4, top_k=2, intermediate=24, normalized=False),
+)
+DIRECT = replace(LATENT, latent=replace(LATENT.latent, q_rank=0, interleaved=False), experts=None, rope_scaling=None)
+MODELS = {"grouped": GROUPED, "plain": PLAIN, "experts": EXPERTS, "latent": LATENT, "direct": DIRECT}
 VARIANTS = ("standard", "parallel", "ladder", "hybrid-ladder:1", "desync:2", "desync:3", "upper-bound")
 ENGINES = {
     "flash": EngineConfig(prefill_logits="all"),
     "math": EngineConfig(prefill_logits="all", attention="math", fused_residual_add=True, fused_ladder_add=True),
     "sharded": EngineConfig(prefill_logits="all", sharded_lm_head=True, sharded_embedding=True),
+    # at TP 2 every rank has whole experts, at TP 4 two ranks share them
+    "distributed": EngineConfig(prefill_logits="all", ep=2),
 }
 # of the whole sequence; of the part that is prefilled, the rest is decoded
 TOKENS, PROMPT = 11, 7
@@ -63,11 +101,25 @@ class Case(NamedTuple):
 
 def cases() -> Iterator[Case]:
     for variant in VARIANTS:
-        for engine in ENGINES:
+        for engine in ("flash", "math", "sharded"):
             # without its first all-reduce a split embedding is another model for the upper bound
             if (engine, variant) != ("sharded", "upper-bound"):
                 yield Case("grouped", engine, variant)
-        yield Case("plain", "flash", variant)
+        for model, engine in (
+            ("plain", "flash"),
+            ("experts", "flash"),
+            ("experts", "distributed"),
+            ("latent", "math"),
+            ("latent", "distributed"),
+            ("direct", "flash"),
+        ):
+            yield Case(model, engine, variant)
+
+
+def engine_of(case: Case, size: int) -> EngineConfig:
+    """The engine of a case, with no more groups of experts than there are ranks."""
+    engine = ENGINES[case.engine]
+    return replace(engine, ep=min(engine.ep, size))
 
 
 def tokens_of(config: ModelConfig) -> Tensor:
@@ -82,7 +134,7 @@ def decoder(config: ModelConfig, engine: EngineConfig, comm: Communicator) -> De
 
 def logits(case: Case, comm: Communicator) -> dict[str, Tensor]:
     """Of all positions at once, without a cache, and of a prefill and single decode steps, with one."""
-    config, engine = MODELS[case.model], ENGINES[case.engine]
+    config, engine = MODELS[case.model], engine_of(case, comm.size)
     model, wiring, tokens_BT = decoder(config, engine, comm), lay_out(case.variant, config.layers), tokens_of(config)
     with torch.inference_mode():
         cache = model.cache(len(tokens_BT))
@@ -93,10 +145,11 @@ def logits(case: Case, comm: Communicator) -> dict[str, Tensor]:
         return {"uncached": model(tokens_BT, wiring), "cached": torch.cat(parts, dim=1)}
 
 
-def gradients(variant: str, engine: str, comm: Communicator) -> dict[str, Tensor]:
+def gradients(case: Case, comm: Communicator) -> dict[str, Tensor]:
     """Of every parameter of this rank."""
-    model = decoder(GROUPED, ENGINES[engine], comm)
-    loss(model(tokens_of(GROUPED), lay_out(variant, GROUPED.layers))).backward()
+    config = MODELS[case.model]
+    model = decoder(config, engine_of(case, comm.size), comm)
+    loss(model(tokens_of(config), lay_out(case.variant, config.layers))).backward()
     return {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
 
 
@@ -108,17 +161,32 @@ class World(NamedTuple):
     """What the ranks of one degree computed, rank by rank."""
 
     logits: list[dict[Case, dict[str, Tensor]]]
-    gradients: list[dict[tuple[str, str], dict[str, Tensor]]]
+    gradients: list[dict[Case, dict[str, Tensor]]]
 
 
-TRAINED = [("standard", "flash"), ("ladder", "flash"), ("hybrid-ladder:1", "sharded"), ("ladder", "sharded")]
+TRAINED = [
+    Case("grouped", engine, variant)
+    for engine, variant in (
+        ("flash", "standard"),
+        ("flash", "ladder"),
+        ("sharded", "hybrid-ladder:1"),
+        ("sharded", "ladder"),
+    )
+]
+# these hold weights whole on every rank, whose gradients are parts
+TRAINED_ALONE = [Case("experts", "flash", "ladder"), Case("latent", "flash", "standard")]
+
+
+def trained(size: int) -> list[Case]:
+    """Cases whose gradients a degree computes."""
+    return {1: TRAINED + TRAINED_ALONE, 2: TRAINED}.get(size, [])
 
 
 def compute(comm: Communicator) -> dict[str, Any]:
     torch.set_num_threads(1)
     return {
         "logits": {case: logits(case, comm) for case in cases()},
-        "gradients": {trained: gradients(*trained, comm) for trained in TRAINED} if comm.size <= 2 else {},
+        "gradients": {case: gradients(case, comm) for case in trained(comm.size)},
     }
 
 

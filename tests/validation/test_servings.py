@@ -8,16 +8,8 @@ from ladder_sim.confidence import Interval
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.report.figures.validation import servings_figure
 from ladder_sim.validation.compare import Quantity
-from ladder_sim.validation.serving import (
-    ErrorSummary,
-    Serving,
-    compare_servings,
-    gate,
-    is_serving_table,
-    read_servings,
-    summarize_servings,
-    summary,
-)
+from ladder_sim.validation.serving import ErrorSummary, compare_servings, gate, summarize_servings, summary
+from ladder_sim.validation.serving_table import Serving, is_serving_table, read_servings
 from tests.conftest import DATA
 from tests.support.commands import run
 
@@ -103,6 +95,11 @@ def test_campaigns_say_what_arrived_in_lockstep_unless_the_row_does() -> None:
             "t.csv, line 2: silicon_tpot_ms is 0.0196: a step reads the weights",
             "millisec",
         ),
+        (
+            {"silicon_ttft_ms": "0.3461"},
+            "t.csv, line 2: silicon_ttft_ms is 0.3461: a step reads the weights",
+            "millisec",
+        ),
         ({"tp_size": "2.5"}, "t.csv, line 2: tp_size is '2.5': must be a whole number from 1", "tp_size 8"),
         ({"concurrency": "0"}, "t.csv, line 2: concurrency is '0'", "concurrency 8"),
         ({"isl": "many"}, "t.csv, line 2: isl is 'many': must be a number without unit", "count"),
@@ -124,10 +121,22 @@ def test_a_missing_column_is_named() -> None:
         read_servings(HEADER.encode(), "t.csv")
 
 
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_other_separators_than_commas_are_refused_as_such(separator: str) -> None:
+    content = HEADER.replace(",", separator).encode()
+    assert is_serving_table(content)
+    with pytest.raises(UsageError, match=r"line 1: one column, .*: cells must be separated by commas"):
+        read_servings(content, "t.csv")
+
+
 def test_tables_are_known_by_their_header() -> None:
     assert is_serving_table(SAMPLE.read_bytes())
     assert is_serving_table(b"\xef\xbb\xbf# a comment\n\nisl, silicon_tpot_ms\n")
+    # times under other names, and a table that spreadsheets save
+    assert is_serving_table(b"model_path,system,backend,tp_size,concurrency,isl,osl,ttft,tpot\n")
+    assert is_serving_table(b'"isl";"osl";"silicon_tpot_ms"\n')
     assert not is_serving_table(b"model,cluster,tp,variant,batch,prompt,gen,tokens_per_s\n# silicon_tpot_ms\n")
+    assert not is_serving_table(b"model,cluster,tp,dtype,variant,batch,prompt,gen,request_s\n")
     assert not is_serving_table(b"")
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from ladder_sim import Scenario, predict
 from ladder_sim.confidence import Interval
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.report.figures.validation import error_figure
+from ladder_sim.system.files import read_bytes
+from ladder_sim.validation import dataset
 from ladder_sim.validation.compare import ALL_TPS, Comparison, Quantity, gate, summarize, validate
 from ladder_sim.validation.dataset import Configuration, Measurement, read_dataset
 from ladder_sim.validation.splits import PROTOCOLS, split
@@ -364,6 +367,20 @@ def test_a_users_file_goes_the_same_way(tmp_path: Path) -> None:
     refused = run("validate", written(tmp_path, HEADER, LADDER, LADDER))
     assert (refused.code, refused.out) == (2, "")
     assert "line 3: " in refused.err
+
+
+def test_the_command_reads_a_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: a file that changed in between was taken for one kind of table and read as the other."""
+    read: list[Path] = []
+
+    def recorded(path: Path, **how: Any) -> bytes:
+        read.append(path)
+        return read_bytes(path, **how)
+
+    monkeypatch.setattr(dataset, "read_bytes", recorded)
+    path = written(tmp_path, HEADER, STANDARD, LADDER)
+    assert run("validate", path, "--level", "roofline").code == 0
+    assert read == [Path(path)]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -109,6 +109,9 @@ UP_TO_8, UP_TO_16 = (
     for most in (8, 16)
 )
 
+# what keeps SMs: NCCL's channels of a ring, a tree or NVLS, thread blocks of engines' kernels in the switch or by bytes
+Holder = Literal["ring", "tree", "nvls", "multimem", "blocks"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
@@ -118,6 +121,8 @@ class Algorithm:
     """Its kernels, of which it takes the fastest."""
     needs: tuple[Need, ...] = ()
     """All of them."""
+    holder: Holder = "blocks"
+    """Of its SMs, while kernels run next to it (`ladder_sim.costs.contention`)."""
     nearest: tuple[str, ...] = ()
     """What to take where it does not work, if that does; else NCCL's."""
     measured_on: str | None = None
@@ -158,6 +163,7 @@ _MULTICAST = multicast(8) * 274 / _H100_GBps
 _MULTIMEM = Algorithm(
     lines=(Line(12.7 / _H100_US, _MULTICAST, multicast),),
     needs=(P2P, SWITCH, UP_TO_16),
+    holder="multimem",
     nearest=("mnnvl-two-shot", "two-shot"),
     measured_on="h100-sxm",
     inline=True,
@@ -169,14 +175,15 @@ _MULTIMEM = Algorithm(
 OWN = "engine"
 
 ALL_REDUCE: Mapping[str, Algorithm] = {
-    "nccl": Algorithm(lines=(_NCCL,)),
+    "nccl": Algorithm(lines=(_NCCL,), holder="ring"),
     # busbw 452 GB/s above 16 MB on 8 H100s: the switch reduces, so that busbw is not bound by the link rate
-    "nvls": Algorithm(lines=(Line(1.0, 452 / _H100_GBps, ring, LATENCY_EXPONENT),), needs=(P2P, SWITCH)),
+    "nvls": Algorithm(lines=(Line(1.0, 452 / _H100_GBps, ring, LATENCY_EXPONENT),), needs=(P2P, SWITCH), holder="nvls"),
     # by what vLLM says of H100 and GB200 (all_reduce_utils.py): on 8 GPUs 1.35 to 1.48 times as fast as its own kernels
     # up to 16 KB, slower at 32 and 64 KB, faster from 128 KB on. The rate is taken over from multimem
     "nccl-symmetric": Algorithm(
         lines=(Line(3.4 / _H100_US, 110 / _H100_GBps, to_all), Line(6.6 / _H100_US, _MULTICAST, multicast)),
         needs=(P2P, SWITCH),
+        holder="nvls",
         measured_on="",
         symmetric=True,
     ),

@@ -1,0 +1,86 @@
+"""Multi-head latent attention in both of its forms, which compute the same.
+
+The cache holds one latent vector for each token, which is all that the heads' keys and values are made of, and one
+rotated key that the heads share; every rank holds all of it. A prefill expands keys and values of its heads. A decode
+step is absorbed: its queries are carried over to the latent space, where the latent vectors are keys and values of a
+single head, and its outputs are carried back.
+
+Shapes: B batch, T new tokens, S positions, H heads, K = M + P head width, of it M without position (`nope`) and P
+rotated, R width of the latent vector, C = R + P cached features, V width of a head's values, N features.
+
+References
+----------
+DeepSeek-V2, arXiv 2405.04434, section 2.1 and appendix C.
+"""
+
+from torch import Tensor, nn
+
+from runtime.config import EngineConfig, ModelConfig
+from runtime.kinds import Latent, Yarn
+from runtime.model import kernels
+from runtime.model.attention import Step
+from runtime.model.linear import Linear, RMSNorm
+from runtime.model.shard import Shard
+
+# of the norms of latent vectors, whatever `rms_norm_eps` says of the others, as in
+# https://huggingface.co/deepseek-ai/DeepSeek-V3/blob/main/modeling_deepseek.py and in transformers 5.23.0
+LATENT_EPS = 1e-6
+
+
+class LatentAttention(nn.Module):
+    """The latent projections are whole on every rank; the heads that are made of them are split."""
+
+    def __init__(self, config: ModelConfig, latent: Latent, shard: Shard, engine: EngineConfig) -> None:
+        super().__init__()
+        self.latent, self.engine = latent, engine
+        self.heads = heads = shard.heads
+        # width of the part of a head's keys that carries no position, and of all that is made of the latent vector
+        self.nope = config.head_dim - latent.rope_dim
+        made = self.nope + latent.value_dim
+        self.q_inputs = latent.q_rank or heads * config.head_dim
+        self.inputs = self.q_inputs + latent.kv_rank + latent.rope_dim
+        self.q_norm = RMSNorm(latent.q_rank, LATENT_EPS) if latent.q_rank else None
+        self.q = Linear(heads * config.head_dim, latent.q_rank) if latent.q_rank else None
+        self.kv_norm = RMSNorm(latent.kv_rank, LATENT_EPS)
+        self.kv = Linear(heads * made, latent.kv_rank)
+        self.o = Linear(config.hidden, heads * latent.value_dim, bias=config.out_bias)
+        stretched = config.rope_scaling.score_scale if isinstance(config.rope_scaling, Yarn) else 1.0
+        self.scale = config.head_dim**-0.5 * stretched
+
+    def cache_shape(self, batch: int, positions: int) -> tuple[int, ...]:
+        """Of one layer's cache."""
+        return (batch, positions, self.latent.kv_rank + self.latent.rope_dim)
+
+    def forward(self, x_BTN: Tensor, step: Step, cache_BSC: Tensor | None) -> Tensor:
+        latent = self.latent
+        q_BTN, c_BTR, k_BTP = x_BTN.split((self.q_inputs, latent.kv_rank, latent.rope_dim), dim=-1)
+        if self.q is not None and self.q_norm is not None:
+            q_BTN = self.q(self.q_norm(q_BTN))
+        q_BHTK, c_BSC = kernels.rope_latent(
+            q_BTN.unflatten(-1, (self.heads, -1)),
+            self.kv_norm(c_BTR),
+            k_BTP,
+            step.table_2SK,
+            step.position_T,
+            cache_BSC,
+            step.pad_B,
+            latent.interleaved,
+        )
+        decodes = cache_BSC is not None and q_BHTK.shape[2] == 1
+        out_BTN = self._absorbed(q_BHTK, c_BSC, step) if decodes else self._expanded(q_BHTK, c_BSC, step)
+        output_BTD: Tensor = self.o(out_BTN)
+        return output_BTD
+
+    def _expanded(self, q_BHTK: Tensor, c_BSC: Tensor, step: Step) -> Tensor:
+        if self.engine.attention == "flash":
+            c_BSC = c_BSC[:, : step.context]
+        kv_BSN = self.kv(c_BSC[..., : self.latent.kv_rank])
+        k_BHSK, v_BHSV = kernels.expand_latent(kv_BSN, c_BSC[..., self.latent.kv_rank :], self.heads, self.nope)
+        return step.attend(self.engine, q_BHTK, k_BHSK, v_BHSV, self.scale)
+
+    def _absorbed(self, q_BHTK: Tensor, c_BSC: Tensor, step: Step) -> Tensor:
+        weight_HNR = self.kv.weight_NF.unflatten(0, (self.heads, -1))
+        q_BHTC = kernels.absorb_queries(q_BHTK, weight_HNR[:, : self.nope])
+        c_B1SC = c_BSC.unsqueeze(1)
+        out_BTN = step.attend(self.engine, q_BHTC, c_B1SC, c_B1SC[..., : self.latent.kv_rank], self.scale)
+        return kernels.absorbed_values(out_BTN.unflatten(-1, (self.heads, -1)), weight_HNR[:, self.nope :])

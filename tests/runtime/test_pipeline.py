@@ -1,0 +1,152 @@
+"""Pipeline stages over real gloo ranks: what the last one computes is what one stage does."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ladder_sim.errors import InfeasibleError, UsageError
+from runtime.__main__ import main
+from runtime.bench import BenchConfig, bench
+from runtime.checkpoint.weights import fill, random_weights
+from runtime.comm.base import DONE, Alone, Communicator, Handle
+from runtime.comm.rendezvous import CommConfig
+from runtime.config import EngineConfig
+from runtime.model import kernels
+from runtime.model.decoder import Decoder
+from runtime.model.wiring import lay_out
+from tests.support.ranks import on_ranks
+from tests.support.world import GROUPED, MODELS, VARIANTS, Case, logits
+
+pytestmark = pytest.mark.torch
+
+# of "grouped" the first of two stages has two layers, the second has one
+CASES = [Case(*how, variant) for variant in VARIANTS for how in (("grouped", "flash"), ("latent", "distributed"))]
+CASES += [Case("grouped", "math", "ladder"), Case("grouped", "sharded", "ladder"), Case("plain", "flash", "standard")]
+# tensor-parallel degree and stages
+PLANS = [(1, 2), (2, 2), (1, 3)]
+
+
+def compute(comm: Communicator, cases: list[Case]) -> dict[Case, dict[str, Tensor]]:
+    torch.set_num_threads(1)
+    return {case: logits(case, comm) for case in cases}
+
+
+@pytest.fixture(scope="module")
+def one_stage(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[Case, dict[str, Tensor]]]]:
+    return {tp: on_ranks(tp, tmp_path_factory.mktemp(f"tp{tp}"), compute, CASES) for tp in (1, 2)}
+
+
+@pytest.mark.parametrize(("tp", "pp"), PLANS)
+def test_stages_compute_what_one_stage_does(one_stage: Any, tp: int, pp: int, tmp_path: Path) -> None:
+    """Of every wiring, with and without a cache, on every rank of the last stage."""
+    cases = [case for case in CASES if MODELS[case.model].layers >= pp]
+    ranks = on_ranks(tp * pp, tmp_path, compute, cases, stages=pp)
+    for case in cases:
+        for expected, computed in zip(one_stage[tp], ranks[-tp:], strict=True):
+            for how, logits_BTV in computed[case].items():
+                torch.testing.assert_close(logits_BTV, expected[case][how], rtol=1e-6, atol=1e-6)
+        assert all(not rank[case]["uncached"].numel() for rank in ranks[:-tp])
+
+
+class Second:
+    """The second of two stages, as a pipeline that notes when its rank waits."""
+
+    stage, stages = 1, 2
+
+    def __init__(self, order: list[str]) -> None:
+        self._order = order
+        self._received = 0
+
+    def send(self, *tensors: Tensor) -> None:
+        """Never called: this is the last stage."""
+
+    def receive(self, x: Tensor) -> Handle:
+        self._received += 1
+        return Arrival(self._order, self._received)
+
+    def share(self, x: Tensor) -> None:
+        """Not used."""
+
+
+class Arrival:
+    def __init__(self, order: list[str], number: int) -> None:
+        self._order, self._number = order, number
+
+    def wait(self) -> None:
+        self._order.append(f"wait {self._number}")
+        DONE.wait()
+
+    def observe(self, sink: Any) -> None:
+        """Not used."""
+
+
+@pytest.mark.parametrize("variant", ["standard", "ladder"])
+def test_a_ladder_stage_computes_while_the_last_output_is_sent(variant: str) -> None:
+    """Its first block does not need it; standard waits for everything first."""
+    order: list[str] = []
+
+    def watch(kind: str, run: Any, args: Any) -> Any:
+        order.append(kind)
+        return run(*args)
+
+    model = Decoder(replace(GROUPED, layers=2), EngineConfig(), Alone(1, Second(order)), positions=4)
+    fill(model, random_weights(seed=0))
+    with kernels.observed(watch), torch.inference_mode():
+        model(torch.zeros(1, 4, dtype=torch.long), lay_out(variant, 2))
+    assert order[0] == "wait 1"
+    if variant == "standard":
+        assert "wait 2" not in order
+    else:
+        assert "attention" in order[: order.index("wait 2")]
+
+
+def test_weights_of_each_stage_are_its_own() -> None:
+    whole = Decoder(GROUPED, EngineConfig(), Alone(), positions=1)
+    stages = [Decoder(GROUPED, EngineConfig(), Alone(1, Place(stage)), positions=1) for stage in range(2)]
+    assert [len(stage.layers) for stage in stages] == [2, 1]
+    assert [len(stage.embedding_VD) for stage in stages] == [GROUPED.vocab, 0]
+    assert [len(stage.lm_head_VD) for stage in stages] == [0, GROUPED.vocab]
+    # each stage has the last norm
+    counts = [sum(weight.numel() for weight in model.parameters()) for model in (whole, *stages)]
+    assert sum(counts[1:]) == counts[0] + GROUPED.hidden
+
+
+class Place(Second):
+    """One of two stages, alone."""
+
+    def __init__(self, stage: int) -> None:
+        super().__init__([])
+        self.stage = stage  # type: ignore[misc]
+
+
+def test_more_stages_than_layers() -> None:
+    with pytest.raises(InfeasibleError, match="4 stages cannot share 3 layers"):
+        GROUPED.layers_of(0, 4)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    file = tmp_path / "config.json"
+    sizes = dict.fromkeys(("hidden_size", "intermediate_size", "vocab_size"), 64)
+    file.write_text(json.dumps({**sizes, "num_hidden_layers": 3, "num_attention_heads": 4}))
+    return file
+
+
+@pytest.mark.parametrize("backend", ["none", "emulate"])
+def test_stages_need_ranks(small: Path, backend: str) -> None:
+    config = BenchConfig(model=small, variants=("standard",), pp=2)
+    with pytest.raises(UsageError, match=f"--backend {backend} runs one stage, and --pp is 2"):
+        bench(config, EngineConfig(), CommConfig(backend=backend))
+
+
+def test_stages_are_measured(small: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    options = "--variant standard,ladder --pp 2 --backend gloo --prompt 4 --gen 3 --warmups 1 --repeats 2"
+    assert main(["bench", "--model", str(small), *options.split()]) == 0
+    result = json.loads(capfd.readouterr().out)
+    assert (result["run"]["tp"], result["run"]["pp"]) == (1, 2)
+    assert all(len(result["variants"][name]["repeats"]) == 2 for name in ("standard", "ladder"))
