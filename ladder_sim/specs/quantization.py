@@ -48,6 +48,7 @@ _PARTS: Mapping[LayerPart, tuple[Set[str], ...]] = {
     "mlp": ({"mlp"}, {"gate_proj", "up_proj", "down_proj"}, {"gate_up_proj", "down_proj"}),
     "experts": ({"experts"}, {"mlp"}),
 }
+
 # what patterns of compressed-tensors say of the two kinds of decoder blocks; "Linear" stands for every layer
 _ATTENTION, _MLP = re.compile(r"attn|[qkvo]_proj|qkv"), re.compile(r"mlp|gate|up_proj|down_proj")
 _EXCLUDED = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules")
