@@ -12,6 +12,7 @@ from ladder_sim.costs.roofline import Gpu
 from ladder_sim.serving.checks import ServingCheck, serving_checks
 from ladder_sim.specs import catalog
 from ladder_sim.specs.cluster import ClusterSpec
+from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.workload import FORMATS
 
@@ -78,7 +79,7 @@ def parts_alike(scenario: Scenario, profile: CalibrationProfile | None, compared
     same_host = bool(runs.host_tps) and cluster.host_low_latency_share == measured_on.host_low_latency_share
     # tables of another GPU, carried over, were compared with nothing
     own_tables = profile is None or _same_gpu(profile.cluster, measured_on)
-    return {
+    alike = {
         # the figures of a version are in the stack
         "stack": (stack.name.partition("@")[0], stack.allreduce) == (runs.stack, runs.allreduce)
         and not own_figures(scenario),
@@ -89,6 +90,8 @@ def parts_alike(scenario: Scenario, profile: CalibrationProfile | None, compared
         "precision": FORMATS[scenario.workload.dtype] in [FORMATS[dtype] for dtype in runs.dtypes],
         **{name: _within(name, size, runs) for name, size in run_sizes(scenario).items()},
     }
+    # all runs were of one tensor-parallel group
+    return {**alike, "tp": alike["tp"] and scenario.plan == Plan(tp=scenario.plan.tp)}
 
 
 def _same_gpu(cluster: ClusterSpec, other: ClusterSpec) -> bool:

@@ -140,9 +140,12 @@ def _flat(spec: Any, section: str) -> Iterator[tuple[str, str]]:
         value = getattr(spec, field.name)
         if dataclasses.is_dataclass(value):
             yield from _flat(value, field.name)
+        elif isinstance(value, tuple) and all(isinstance(part, int | str) for part in value):
+            if value:
+                yield f"{section}.{field.name}", ", ".join(map(str, value))
         elif isinstance(value, tuple):
             yield from ((f"{section}.{field.name}[{at}]", str(part)) for at, part in enumerate(value))
-        elif value not in ("", ()):
+        elif value not in ("", None):
             yield f"{section}.{field.name}", _figure_text(field.name, value)
 
 
@@ -158,7 +161,9 @@ def _models() -> Rows:
     rows = []
     for name in catalog.model_names():
         spec = catalog.model(name)
-        shape = f"{spec.layers} x {spec.hidden}, {spec.heads}/{spec.kv_heads} heads"
+        heads = f"{spec.heads} latent heads" if spec.kv_lora_rank else f"{spec.heads}/{spec.kv_heads} heads"
+        experts = f", {spec.experts_per_token} of {spec.experts} experts" if spec.experts else ""
+        shape = f"{spec.layers} x {spec.hidden}, {heads}{experts}"
         rows.append((name, names.get(name, ""), format_count(spec.parameters), shape))
     return ("model", "alias", "parameters", "shape"), rows
 

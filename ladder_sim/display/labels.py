@@ -243,6 +243,8 @@ def _absent(confidence: Confidence) -> dict[str, str]:
         "precision": scenario.workload.dtype,
         **{name: str(size) for name, size in run_sizes(scenario).items()},
         "model_size": f"{scenario.model.parameters / 1e9:.3g}B parameters",
+        # next to the name of the part
+        "tp": str(scenario.plan).removeprefix("TP "),
     }
     if own_figures(scenario) and not scenario.set_by_hand(*_SETTINGS_OF["stack"]):
         details["stack"] += ", other figures than the catalog's"
