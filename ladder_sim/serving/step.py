@@ -284,7 +284,8 @@ class _Loop:
         """As `closed_loop.StepTimes`."""
         share = self._share(decoding)
         decode_s = (1.0 - share) * self.few.seconds + share * self.most.seconds
-        return decode_s + self.host_request_s * decoding, (1.0 - duty) * self._idle_s + duty * self._busy_s
+        host_s = self.host_request_s * decoding / self.load.stages
+        return decode_s + host_s, (1.0 - duty) * self._idle_s + duty * self._busy_s
 
     def request(self, variant: str, *, in_lockstep: bool) -> ServedRequest:
         """A request in steady state."""

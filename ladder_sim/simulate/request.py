@@ -121,12 +121,12 @@ def simulate_request(
     passes = [(phase, Sizes.of(stack, phase, kv_len, **plain)) for phase, kv_len, _ in steps]
     stands_for = [times for _, _, times in steps]
     return {
-        name: _request(name, list(zip(simulated, stands_for, strict=True)), scenario.plan.tp, jitter)
+        name: _request(name, list(zip(simulated, stands_for, strict=True)), scenario.plan.ranks, jitter)
         for name, simulated in forward_passes(scenario, variants, costs, passes, engine=engine).items()
     }
 
 
-def _request(variant: str, passes: Sequence[tuple[ForwardPass, Number]], tp: int, jitter: Jitter) -> Request:
+def _request(variant: str, passes: Sequence[tuple[ForwardPass, Number]], ranks: int, jitter: Jitter) -> Request:
     (prefill, prompts), *steps = passes
     request = Request(
         variant=variant,
@@ -136,10 +136,10 @@ def _request(variant: str, passes: Sequence[tuple[ForwardPass, Number]], tp: int
     )
     if not jitter.sigma:
         return request
-    ranked = [simulate_ranks(prefill, tp, jitter)]
+    ranked = [simulate_ranks(prefill, ranks, jitter)]
     if request.decode is None:
         return replace(request, ttft_s=ranked[0].mean_s * prompts, ranked=ranked)
-    ranked.append(simulate_ranks(request.decode, tp, jitter))
+    ranked.append(simulate_ranks(request.decode, ranks, jitter))
     decode_s = request.decode_s * ranked[1].mean_s / request.decode.seconds
     return replace(request, ttft_s=ranked[0].mean_s * prompts, decode_s=decode_s, ranked=ranked)
 
