@@ -29,7 +29,7 @@ def predict(
         typer.Option(help="Draw what runs when in a decode step: .html, .png or .svg.", rich_help_panel=PANEL),
     ] = None,
 ) -> None:
-    """Predict latency, throughput and speedup of residual wirings for one static batch under tensor parallelism."""
+    """Predict latency, throughput and speedup of residual wirings, for a static batch or requests in flight."""
     # imported here: `--help` and `list` need no simulator
     from rich.console import Group
 
