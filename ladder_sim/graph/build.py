@@ -587,11 +587,13 @@ class _Builder:
         weights = 0.0 if model.tied_embeddings else float(vocab) * model.hidden * STATE_BYTES
         logits = self._op("lm_head", "lm_head", shape, [norm], weights=weights)
         if sharded:
-            gathered = CollectiveShape(message_bytes=float(rows) * vocab * tp * STATE_BYTES)
+            gathered = CollectiveShape(
+                message_bytes=float(rows) * vocab * tp * STATE_BYTES, per_sequence=self.stack.prefill_logits != "all"
+            )
             logits = self._op("lm_head.all_gather", "all_gather", gathered, [logits])
         sampled = float(sequences) * model.vocab * STATE_BYTES
         token = self._elementwise("sample", "sample", sampled, [logits], -1)
         if not plan.reduces and tp > 1:
             # ranks disagree without all-reduces: rank 0's token is the one that counts
-            shape_of_tokens = CollectiveShape(message_bytes=float(sequences) * TOKEN_BYTES)
+            shape_of_tokens = CollectiveShape(message_bytes=float(sequences) * TOKEN_BYTES, per_sequence=True)
             self._op("token.broadcast", "broadcast", shape_of_tokens, [token])

@@ -324,6 +324,8 @@ class CollectiveShape:
     """All-reduce, broadcast, send: the tensor; all-gather: the result; reduce-scatter: all that is scattered."""
     group: Group = "tensor"
     """Whose ranks take part."""
+    per_sequence: bool = False
+    """It grows with the sequences, not with their tokens."""
 
     @property
     def flops(self) -> float:

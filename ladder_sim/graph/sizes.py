@@ -108,9 +108,9 @@ class Sizes:
             # single new tokens alone: those of prompts are expanded instead
             new: Any = self.batch * self.q_len
             return replace(shape, m=new)
-        per_sequence = op.kind in ("sample", "broadcast") or (
-            op.kind in ("lm_head", "all_gather") and not self.every_logit
-        )
+        per_sequence = op.kind == "sample" or (op.kind == "lm_head" and not self.every_logit)
+        if isinstance(shape, CollectiveShape):
+            per_sequence = shape.per_sequence
         rows: Any = self.batch + self.prompts if per_sequence else self.tokens
         if op.kind == "expand" and self.smallest == 2:
             rows = self.prompts * self.chunk
@@ -131,4 +131,6 @@ class Sizes:
             return replace(shape, tokens=rows * shape.tokens / self.smallest)
         if isinstance(shape, ElementwiseShape):
             return ElementwiseShape(moved_bytes=rows * shape.moved_bytes / self.smallest)
-        return CollectiveShape(message_bytes=rows * shape.message_bytes / self.smallest, group=shape.group)
+        return CollectiveShape(
+            message_bytes=rows * shape.message_bytes / self.smallest, group=shape.group, per_sequence=per_sequence
+        )

@@ -289,7 +289,7 @@ def test_collectives_of_sharded_ends() -> None:
     """Embedding all-reduced, logits gathered; replicas need neither."""
     sharded, replicated = graph_of("standard", stack="vllm", batch=4), graph_of("standard", stack="gpt-fast", batch=4)
     assert sharded.op("embedding.all_reduce").shape == CollectiveShape(message_bytes=4 * 4096 * 2)
-    assert sharded.op("lm_head.all_gather").shape == CollectiveShape(message_bytes=4 * 128256 * 2)
+    assert sharded.op("lm_head.all_gather").shape == CollectiveShape(message_bytes=4 * 128256 * 2, per_sequence=True)
     assert list(sharded.successors("lm_head")) == ["lm_head.all_gather"]
     assert not {"embedding.all_reduce", "lm_head.all_gather"} & set(replicated)
     assert (sharded.op("lm_head").weight_bytes * 4) == replicated.op("lm_head").weight_bytes
@@ -299,7 +299,7 @@ def test_upper_bound_keeps_the_gather_and_broadcasts_the_token() -> None:
     graph = graph_of("upper-bound", stack="vllm", batch=4)
     collectives = {op.name: op.shape for op in graph.ops() if op.kind in COLLECTIVE_KINDS}
     assert list(collectives) == ["lm_head.all_gather", "token.broadcast"]
-    assert collectives["token.broadcast"] == CollectiveShape(message_bytes=4 * 8)
+    assert collectives["token.broadcast"] == CollectiveShape(message_bytes=4 * 8, per_sequence=True)
     assert not [op for op in graph_of("ladder", stack="vllm").ops() if op.kind == "broadcast"]
 
 

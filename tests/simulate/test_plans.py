@@ -7,6 +7,9 @@ import pytest
 
 from ladder_sim import Scenario, predict
 from ladder_sim.costs.kernels import KernelCosts
+from ladder_sim.graph.build import PassInputs, build
+from ladder_sim.graph.ops import Phase
+from ladder_sim.graph.sizes import Sizes
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.passes import simulate
 from ladder_sim.specs import catalog
@@ -36,6 +39,24 @@ def test_both_engines_agree(name: str) -> None:
         for variant in VARIANTS:
             assert fast[variant].request_s == pytest.approx(des[variant].request_s, rel=1e-9), (stack, variant)
             assert fast[variant].ttft_s == pytest.approx(des[variant].ttft_s, rel=1e-9), (stack, variant)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_ops_of_any_size_follow_from_those_of_one_token(name: str) -> None:
+    for stack, sp in (("vllm", False), ("gpt-fast", False), ("vllm", True)):
+        given = {"gen": 4, "prompt": 100, "stack": stack, **SCENARIOS[name]}
+        if sp and Scenario.of(**given).plan.tp == 1:
+            continue
+        scenario = Scenario.of(**given, sp=sp)
+        inputs, workload = PassInputs.of(scenario), scenario.workload
+        phases: tuple[Phase, ...] = ("prefill", "decode")
+        for phase in phases:
+            kv_len = workload.prompt + (phase == "decode")
+            requests = {"batch": inputs.workload.batch, "prompt": workload.prompt, "gen": workload.gen}
+            sizes = Sizes.of(scenario.stack, phase, kv_len, **requests)
+            fuses_norm = bool(inputs.fuses_norm(sizes.tokens))
+            small = build(inputs.of_one_token(fuses_norm=fuses_norm), phase, 1)
+            assert [sizes.op(op) for op in small.ops()] == list(build(scenario, phase, kv_len).ops()), (stack, phase)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
