@@ -20,8 +20,11 @@ from ladder_sim.costs.lookup import RatioTable
 from ladder_sim.costs.profile import HBM_EFFICIENCY, CalibrationProfile
 from ladder_sim.costs.roofline import (
     GPU_FIGURES,
+    Experts,
     Gpu,
     Kind,
+    TabledShape,
+    TableOf,
     coordinates,
     prompt_len,
     roofline_s,
@@ -29,7 +32,7 @@ from ladder_sim.costs.roofline import (
     table_shape,
 )
 from ladder_sim.des.shared import Demand, Floats, Number, any_true, maximum, minimum
-from ladder_sim.graph.ops import AttentionShape, CollectiveKind, CollectiveShape, GemmShape, Op, Shape
+from ladder_sim.graph.ops import AttentionShape, CollectiveKind, CollectiveShape, GemmShape, MlaShape, Op, Shape
 from ladder_sim.specs.scenario import Scenario
 
 # scores, softmax with mask, values; keys and values are read expanded
@@ -92,7 +95,7 @@ class KernelCosts:
         Shapes may hold arrays of one size per configuration. `source` and `error` are only valid for a single
         configuration.
         """
-        lookups: dict[tuple[Kind, str], list[int]] = defaultdict(list)
+        lookups: dict[tuple[Kind, TableOf], list[int]] = defaultdict(list)
         estimates: dict[int, Estimate] = {}
         for number, op in enumerate(ops):
             key = table_key(op.shape)
@@ -101,17 +104,17 @@ class KernelCosts:
             else:
                 lookups[key].append(number)
         for key, numbers in lookups.items():
-            shapes = [cast(GemmShape | AttentionShape, ops[number].shape) for number in numbers]
+            shapes = [cast(TabledShape, ops[number].shape) for number in numbers]
             estimates.update(zip(numbers, self._tabled(*key, shapes), strict=True))
         return [estimates[number] for number in range(len(ops))]
 
-    def _tabled(self, kind: Kind, dtype: str, shapes: Sequence[GemmShape | AttentionShape]) -> Iterable[Estimate]:
+    def _tabled(self, kind: Kind, table_of: TableOf, shapes: Sequence[TabledShape]) -> Iterable[Estimate]:
         columns = [coordinates(shape) for shape in shapes]
         # one row per shape, so that hardware arrays broadcast along the second axis
         point = {name: _rows([column[name] for column in columns]) for name in columns[0]}
-        table = self._table(kind, dtype)
+        table = self._table(kind, table_of)
         gpu = self._table_gpu if table is not None else self.hardware.gpu
-        seconds = roofline_s(table_shape(kind, dtype, point), gpu)
+        seconds = roofline_s(table_shape(kind, table_of, point), gpu)
         if table is None:
             return [
                 self._kernel(shape, _plain(row / self._efficiency), "roofline")
@@ -119,7 +122,7 @@ class KernelCosts:
             ]
         ratio, in_range = _ratio(table, point)
         sources: list[Source] = [
-            "transferred" if not self._here else "measured" if measured else "fitted" for measured in in_range[:, 0]
+            "transferred" if not self._here else "measured" if measured else table.beyond for measured in in_range[:, 0]
         ]
         return [
             self._kernel(shape, _plain(row), source)
@@ -129,7 +132,7 @@ class KernelCosts:
     def _sustained(self, shape: Shape, seconds: Number) -> Number:
         """The time of a kernel at the rate that the GPU keeps up, where prompts keep its tensor cores busy."""
         share = self.hardware.stack.sustained_share
-        if isinstance(shape, AttentionShape) and shape.shares_step:
+        if isinstance(shape, AttentionShape | MlaShape) and shape.shares_step:
             # its share of the whole prompt, as which it was looked up
             part: Number = shape.q_len / prompt_len(shape)
             return seconds * part
@@ -140,13 +143,17 @@ class KernelCosts:
             lasting_s = np.where(share < 1.0, lasting_s, 0.0)
         return seconds + shape.duty * maximum(lasting_s - seconds, 0.0)
 
-    def _table(self, kind: Kind, dtype: str) -> RatioTable | None:
+    def _table(self, kind: Kind, table_of: TableOf) -> RatioTable | None:
         if self.profile is None:
             return None
+        if isinstance(table_of, Experts):
+            return self.profile.moe.experts_table(table_of)
         if kind == "gemm":
-            return self.profile.gemm.get(dtype)
-        kernels = self.profile.attention_prefill if kind == "attention_prefill" else self.profile.attention_decode
-        return kernels.get("flash", {}).get(dtype)
+            return self.profile.gemm.get(table_of)
+        if kind in ("attention_prefill", "attention_decode"):
+            kernels = self.profile.attention_prefill if kind == "attention_prefill" else self.profile.attention_decode
+            return kernels.get("flash", {}).get(table_of)
+        return self.profile.moe.tables.get(kind, {}).get(table_of)
 
     def _untabled(self, kind: str, shape: Shape) -> Estimate:
         if isinstance(shape, CollectiveShape):
