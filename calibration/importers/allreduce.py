@@ -36,7 +36,7 @@ EXCLUDED = {("vllm 0.24.0", 2, 64 * 2.0**20)}
 
 def collective_curves(series: Mapping[tuple[str, int], list[Series]], op: str) -> dict[int, Curve]:
     """Thinned NCCL curve of `op` for each number of ranks."""
-    return {ranks: curve_of(many) for (name, ranks), many in series.items() if name == op and many}
+    return {ranks: _curve(many) for (name, ranks), many in series.items() if name == op and many}
 
 
 def all_reduce_curves(
@@ -53,9 +53,9 @@ def all_reduce_curves(
         one_shot = custom.get(("trtllm", ranks), [])
         two_shot = _without_excluded(custom.get(("vllm", ranks), []), ranks)
         if sizes := one_shot_sizes(_median_points(one_shot), baseline):
-            curves.setdefault("one-shot", {})[ranks] = curve_of(one_shot, sizes)
+            curves.setdefault("one-shot", {})[ranks] = _curve(one_shot, sizes)
         if sizes := two_shot_sizes(_median_points(two_shot), baseline, ranks):
-            curves.setdefault("two-shot", {})[ranks] = curve_of(two_shot, sizes)
+            curves.setdefault("two-shot", {})[ranks] = _curve(two_shot, sizes)
     return curves
 
 
@@ -76,7 +76,7 @@ def engine_curves(custom: Mapping[tuple[str, int], list[Series]], engine: str) -
             if series.label == label:
                 in_order = np.argsort(series.points[:, 0])
                 seconds = envelope(series.seconds[in_order], [0])
-                curves[ranks] = curve_of([replace(series, points=series.points[in_order], seconds=seconds)])
+                curves[ranks] = _curve([replace(series, points=series.points[in_order], seconds=seconds)])
     return label, curves
 
 
@@ -108,7 +108,7 @@ def two_shot_sizes(custom: Points, nccl: Points, ranks: int) -> list[float]:
     return sizes if len(sizes) >= 3 else []
 
 
-def curve_of(series: Sequence[Series], sizes: Sequence[float] | None = None) -> Curve:
+def _curve(series: Sequence[Series], sizes: Sequence[float] | None = None) -> Curve:
     """Median of the series at `sizes`, thinned, with its errors at the sizes left out."""
     points = _median_points(series)
     chosen = np.array([size for size in points if sizes is None or size in sizes])

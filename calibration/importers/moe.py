@@ -15,7 +15,6 @@ import numpy as np
 
 from calibration.importers import parquet
 from calibration.importers.aiconfigurator import SYSTEMS, make_table
-from calibration.importers.allreduce import curve_of
 from calibration.importers.grids import Grid, Series, dense, distinct, envelope, merge
 from calibration.importers.thin import predicted_s
 from ladder_sim.costs.experts import MEASURED_IMBALANCE, any_layer, transferred
@@ -258,7 +257,7 @@ def make_engine_moe(measured: MoeMeasurements, engine: str, base: MoeTables, ref
     collectives: dict[str, dict[str, dict[int, Curve]]] = defaultdict(lambda: defaultdict(dict))
     for (op, kernel, ranks), series in sorted(measured.dispatches.get(engine, {}).items()):
         if len(series.seconds) > 1:
-            collectives[op][kernel][ranks] = curve_of([_rising(series)])
+            collectives[op][kernel][ranks] = _curve(_rising(series))
     source = _source(measured, f"experts, latent attention, dispatch and combine of {engine}", (), engine)
     return MoeTables(experts=experts, tables=tables, collectives=collectives, sources=(source,))
 
@@ -380,6 +379,17 @@ def _left_out(
         against: ErrorStats.of(np.concatenate(predicted[against]), np.concatenate(measured[against]))
         for against in predicted
     }
+
+
+def _curve(series: Series) -> Curve:
+    """Times of a dispatch or combine, at every fourth power of two: they are read against a formula."""
+    size_bytes = series.points[:, 0]
+    tokens = size_bytes / parquet.TOKEN_BYTES
+    kept = np.isin(tokens, TOKENS) | (tokens == tokens.min()) | (tokens == tokens.max())
+    seconds = np.array([float(f"{each:.4g}") for each in series.seconds])
+    curve = Curve(size_bytes=size_bytes[kept], seconds=seconds[kept])
+    errors = ErrorStats.of(curve.seconds_at(size_bytes[~kept])[0], seconds[~kept])
+    return replace(curve, left_out={"aggregated": errors})
 
 
 def _source(measured: MoeMeasurements, what: str, notes: tuple[str, ...], engine: str = "") -> ProfileSource:

@@ -41,6 +41,8 @@ IMBALANCES: Mapping[str, Imbalance] = {
 BMM_WIDTHS = {"mla_gen_pre": (512, 128), "mla_gen_post": (128, 512)}
 # of the SMs that DeepEP's normal kernels may take, what it takes by itself (deep_ep/buffer.py, Buffer.num_sms)
 DEEPEP_SMS = 20
+# of one of DeepSeek-V3's tokens in a dispatch: 16 bits, once for each of its experts
+TOKEN_BYTES = 8 * 7168 * HALF_BYTES
 # theirs -> ours
 DEEPEP_KERNELS = {
     "deepep_ll": "deepep-ll",
@@ -345,7 +347,7 @@ def _dispatched(columns: Columns, tokens: str, top_k: str) -> tuple[NDArray[Any]
     quantised as the engine does it.
     """
     layer = (columns["hidden_size"] == 7168) & (columns["num_experts"] == 256) & (columns[top_k] == 8)
-    return 1.0 * HALF_BYTES * columns[tokens] * columns[top_k] * columns["hidden_size"], layer
+    return 1.0 * TOKEN_BYTES * columns[tokens], layer
 
 
 def _of_rows(label: str, rows: NDArray[np.bool_], size_bytes: NDArray[Any], seconds: NDArray[Any]) -> Series:

@@ -249,3 +249,8 @@ class CalibrationProfile:
     def measured_collectives(self) -> Mapping[tuple[str, str], MeasuredCollective]:
         """By kind and algorithm, the curves of collectives read against their formulas."""
         return measured_collectives(self.collectives, self.cluster.intra)
+
+    @cached_property
+    def measured_dispatches(self) -> Mapping[tuple[str, str], MeasuredCollective]:
+        """The same of dispatch and combine."""
+        return measured_collectives(self.moe.collectives, self.cluster.intra)
