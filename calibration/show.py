@@ -19,6 +19,12 @@ from ladder_sim.display.console import show, table
 from ladder_sim.errors import UsageError
 
 HEADINGS = ("table", "points", "judged against", "rows", "median", "p90", "max")
+# kinds of tables that models with latent attention need
+MOE_NAMES: Mapping[Kind, str] = {
+    "mla_prefill": "prefill latent attention",
+    "mla_decode": "decode latent attention",
+    "bmm": "latent projections",
+}
 FIGURE_HEADINGS = ("figure", "catalog", "fitted", "within", "prior within", "known from")
 
 
@@ -32,7 +38,7 @@ def describe(profile: CalibrationProfile, source: Path | None = None) -> Rendera
         f"profile {profile.name}, made {profile.created} on {profile.environment.get('device', profile.cluster_name)}",
         *(
             line
-            for part in profile.sources
+            for part in (*profile.sources, *profile.moe.sources)
             for line in (
                 f"source  {part.what} ({'; '.join(filter(None, (part.citation, part.licence)))})",
                 *(f"        {note}" for note in part.notes),
@@ -45,7 +51,8 @@ def describe(profile: CalibrationProfile, source: Path | None = None) -> Rendera
         + ("computed now from the source (collectives: as stored)" if source else "as stored"),
         "        aggregated: the median over engines (versions, for collectives), which the tables hold; an engine's",
         "        name: its own rows; leave-one-out: at grid points, their axis value taken out, so gaps twice as wide;",
-        "        held out: points looked up in a table made of the others",
+        "        held out: points looked up in a table made of the others; other layers: experts of one layer made",
+        "        of the others', as those that were not measured are",
         "",
     ]
     cells: list[tuple[str, ...]] = []
@@ -84,7 +91,15 @@ def _errors(profile: CalibrationProfile, source: Path | None) -> Iterator[tuple[
     for kind, dtype, name, ratios in tables_in(profile):
         for against, error in computed.get((kind, dtype), ratios.left_out).items():
             yield name, " x ".join(map(str, ratios.seconds.shape)), against, error
-    for op, algorithms in profile.collectives.items():
+    for kind, tables in profile.moe.tables.items():
+        for of, ratios in tables.items():
+            for against, error in ratios.left_out.items():
+                yield f"{MOE_NAMES[kind]} {of}", " x ".join(map(str, ratios.seconds.shape)), against, error
+    for name, errors in profile.moe.left_out.items():
+        layers = sum(f"experts {key.format}" == name for key in profile.moe.experts)
+        for against, error in errors.items():
+            yield name, str(layers), against, error
+    for op, algorithms in (*profile.collectives.items(), *profile.moe.collectives.items()):
         for algorithm, curves in algorithms.items():
             for ranks, curve in curves.items():
                 for against, error in curve.left_out.items():

@@ -11,8 +11,8 @@ from pydantic import Field, ValidationError, model_validator
 
 from calibration.crosscheck.predict import Calibration
 from ladder_sim.costs.profile import Positive
-from ladder_sim.costs.profile_file import CurvePart, curve
 from ladder_sim.costs.recorded import Overlap
+from ladder_sim.costs.table_parts import CurvePart, curve
 from ladder_sim.costs.typed_json import BrokenRuleError, Error, Part, refused
 from ladder_sim.errors import ProfileError, UsageError
 from ladder_sim.graph.ops import Shape

@@ -55,7 +55,14 @@ PHASES: dict[Kind, str] = {"attention_prefill": "context", "attention_decode": "
 # kernels that TensorRT-LLM's fp8 GEMMs hold, by the package's names: finding a tensor's scale, applying it
 QUANTISATION = ("computescale", "scale_matrix")
 # at most so many points per table, so that a system's files stay below 250 KB gzipped and load in 30 ms
-MAX_POINTS: dict[Kind, int] = {"gemm": 8000, "attention_prefill": 3000, "attention_decode": 3000}
+MAX_POINTS: dict[Kind, int] = {
+    "gemm": 8000,
+    "attention_prefill": 3000,
+    "attention_decode": 3000,
+    "mla_prefill": 120,
+    "mla_decode": 400,
+    "bmm": 400,
+}
 
 # bf16 GEMMs price the runs that gpt-fast was fitted to, and fewer points move those by 0.7 %
 MAX_POINTS_BF16 = 22000
@@ -70,6 +77,7 @@ KEEP = {
     **dict.fromkeys(("q_len", "kv_len"), (512.0, 1024.0, 2048.0, 4096.0, 8192.0)),
     "group": (1.0, 2.0, 4.0, 8.0, 16.0),
     "head_dim": (64.0, 128.0, 256.0),
+    "heads": (8.0, 16.0, 32.0, 128.0),
 }
 # measured for few shapes, between widths that are kept: shows the error of interpolating over head_dim
 JUDGE = {"head_dim": (192.0,)}

@@ -7,8 +7,9 @@ from typing import Any
 
 from calibration.options import add_created, profile_name
 from ladder_sim.costs.collectives.algorithms import ALL_REDUCE, OWN
-from ladder_sim.costs.profile import CalibrationProfile
-from ladder_sim.costs.profile_file import SUFFIX, load_profile, save_profile
+from ladder_sim.costs.moe_file import write_moe
+from ladder_sim.costs.profile import CalibrationProfile, MoeTables
+from ladder_sim.costs.profile_file import MOE_FOLDER, SUFFIX, load_profile, save_profile
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.values import whole
 from ladder_sim.system.files import write_file
@@ -52,6 +53,7 @@ def add_to(commands: Any) -> None:
 
 def _import_aiconfigurator(options: argparse.Namespace) -> None:
     from calibration.importers.aiconfigurator import ENGINES, SYSTEMS, make_engine_profile, make_profile, read_system
+    from calibration.importers.moe import make_engine_moe, make_moe, read_moe_system
 
     if not options.out.is_dir():
         raise UsageError(f"--out '{options.out}': must be a folder that exists", hint="files are named after profiles")
@@ -63,11 +65,30 @@ def _import_aiconfigurator(options: argparse.Namespace) -> None:
         base = load_profile(SYSTEMS[system])
         for engine in ENGINES:
             _save(make_engine_profile(measured, engine, base, created=options.created), options.out)
+        experts = read_moe_system(system, options.source)
+        print(f"read {len(experts.files)} files of {system} on experts and latent attention", file=sys.stderr)
+        if not experts.files:
+            continue
+        of_gpu = make_moe(experts, base)
+        _save_moe(of_gpu, base, "", None, options)
+        for engine in ENGINES:
+            own = make_engine_moe(experts, engine, of_gpu, base.reference)
+            _save_moe(own, base, f"-{engine}", of_gpu, options)
 
 
 def _save(profile: CalibrationProfile, folder: Path) -> None:
     out = folder / f"{profile.name}{SUFFIX}"
     save_profile(profile, out)
+    print(f"wrote {out.stat().st_size / 1000:.0f} KB", file=sys.stderr)
+    print(out)
+
+
+def _save_moe(
+    tables: MoeTables, profile: CalibrationProfile, engine: str, base: MoeTables | None, options: argparse.Namespace
+) -> None:
+    name = f"{profile.name}{engine}"
+    out = options.out / MOE_FOLDER / f"{name}{SUFFIX}"
+    write_moe(tables, out, name=name, created=options.created, base=base, reference=profile.reference)
     print(f"wrote {out.stat().st_size / 1000:.0f} KB", file=sys.stderr)
     print(out)
 

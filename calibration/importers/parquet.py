@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.importers.grids import Series
-from ladder_sim.costs.roofline import coordinates
+from ladder_sim.costs.roofline import Experts, coordinates
 from ladder_sim.errors import MissingDependencyError, MissingPackageError, UsageError
-from ladder_sim.graph.ops import AttentionShape
+from ladder_sim.graph.ops import AttentionShape, Imbalance, MlaShape
 from ladder_sim.system.files import read_text
 
 PACKAGE = "aiconfigurator-core"
@@ -29,6 +29,28 @@ HEAD_DIMS = (64, 128, 192, 256)
 GEMM_DTYPES = {"bf16": "bfloat16", "fp8": "fp8", "fp8-block": "fp8_block", "nvfp4": "nvfp4", "w4a16": "int4_wo"}
 # of the KV cache, ours -> theirs
 KV_DTYPES = {"bf16": "bfloat16", "fp8": "fp8"}
+# of experts, theirs -> ours
+EXPERT_DTYPES = {**{theirs: ours for ours, theirs in GEMM_DTYPES.items()}, "w4a16_mxfp4": "mxfp4"}
+IMBALANCES: Mapping[str, Imbalance] = {
+    "balanced": "balanced",
+    "power_law_1.01": "power-law-1.01",
+    "power_law_1.2": "power-law-1.2",
+}
+
+# (output, input) features of a head of the projections into and out of the latent space
+BMM_WIDTHS = {"mla_gen_pre": (512, 128), "mla_gen_post": (128, 512)}
+# of the SMs that DeepEP's normal kernels may take, what it takes by itself (deep_ep/buffer.py, Buffer.num_sms)
+DEEPEP_SMS = 20
+# of one of DeepSeek-V3's tokens in a dispatch: 16 bits, once for each of its experts
+TOKEN_BYTES = 8 * 7168 * HALF_BYTES
+# theirs -> ours
+DEEPEP_KERNELS = {
+    "deepep_ll": "deepep-ll",
+    "deepep_ht": "deepep-ht",
+    "trtllm_deepep_ll": "deepep-ll",
+    "trtllm_deepep_ht": "deepep-ht",
+}
+NVLINK_KERNELS = {"NVLinkOneSided": "nvlink-one-sided", "NVLinkTwoSided": "nvlink-two-sided"}
 
 Columns = Mapping[str, NDArray[Any]]
 
@@ -79,6 +101,15 @@ def read_gpu_figures(system_file: Path) -> dict[str, float]:
         if not figures.get(name):
             raise UsageError(f"{system_file}: gpu.{name} must be a number above 0", hint="install the package again")
     return figures
+
+
+def read_gpus_per_node(system_file: Path) -> int:
+    """GPUs of one node, from the ``node:`` section of a system's yaml file."""
+    text = read_text(system_file, what="the package's file of a system", error=UsageError)
+    match = re.search(r"^\s+num_gpus_per_node:\s*(\d+)", text, re.MULTILINE)
+    if not match:
+        raise UsageError(f"{system_file}: node.num_gpus_per_node is missing", hint="install the package again")
+    return int(match[1])
 
 
 def read_columns(path: Path) -> Columns:
@@ -161,6 +192,56 @@ def attention_kernel(columns: Columns) -> str:
     return str(names[np.argmax(counts)])
 
 
+def expert_series(label: str, columns: Columns) -> Iterator[tuple[Experts, Series]]:
+    """Series over the axes of ``moe`` of each layer, format and imbalance, of the fastest kernel at each point."""
+    layers = np.column_stack([columns[name] for name in ("hidden_size", "inter_size", "num_experts", "topk")])
+    points = np.column_stack([columns[name] for name in ("moe_tp_size", "moe_ep_size", "num_tokens")])
+    for theirs, ours in EXPERT_DTYPES.items():
+        for distribution, imbalance in IMBALANCES.items():
+            of = (columns["moe_dtype"] == theirs) & (columns["distribution"] == distribution) & (columns["latency"] > 0)
+            for layer in np.unique(layers[of], axis=0):
+                rows = of & (layers == layer).all(axis=1)
+                cells, which = np.unique(points[rows], axis=0, return_inverse=True)
+                seconds = np.full(len(cells), np.inf)
+                np.minimum.at(seconds, which.ravel(), columns["latency"][rows] * 1e-3)
+                hidden, width, experts, top_k = layer.tolist()
+                key = Experts(ours, hidden, width, experts, top_k, imbalance)
+                yield key, Series(label=label, points=cells.astype(np.float64), seconds=seconds)
+
+
+def mla_series(label: str, columns: Columns, kind: str, kv_dtype: str) -> Series:
+    """Series over the coordinates of ``mla_prefill`` or ``mla_decode``, measured on layers of DeepSeek-V2 and V3."""
+    rows = columns["kv_cache_dtype"] == KV_DTYPES[kv_dtype]
+    prompt = kind == "mla_prefill"
+    shape = MlaShape(
+        batch=columns["batch_size"][rows],
+        q_len=columns["isl"][rows] if prompt else 1,
+        kv_len=columns["isl"][rows] if prompt else (columns["step"] + columns["isl"])[rows],
+        heads=columns["num_heads"][rows],
+        latent=512,
+        rope=64,
+        nope=128,
+        value=128,
+        element_bytes=HALF_BYTES,
+    )
+    point = np.broadcast_arrays(*coordinates(shape).values())
+    return Series(
+        label=label, points=np.column_stack(point).astype(np.float64), seconds=columns["latency"][rows] * 1e-3
+    )
+
+
+def bmm_series(label: str, columns: Columns, dtype: str) -> Series:
+    """Series over the coordinates of ``bmm``."""
+    rows = columns["bmm_dtype"] == GEMM_DTYPES.get(dtype)
+    widths = np.array([BMM_WIDTHS[str(name)] for name in columns["op_name"][rows]]).reshape(-1, 2)
+    sizes = [columns[name][rows] for name in ("num_heads", "num_tokens")]
+    return Series(
+        label=label,
+        points=np.column_stack([*sizes, widths]).astype(np.float64),
+        seconds=columns["latency"][rows] * 1e-3,
+    )
+
+
 def quantise_series(label: str, columns: Columns) -> Series:
     """Series over (m, k) of a kernel that quantises activations."""
     # a few times are 0
@@ -198,8 +279,79 @@ def _of_most(rows: NDArray[np.bool_], names: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _sizes(label: str, columns: Columns, rows: NDArray[np.bool_]) -> Series:
-    size_bytes = columns["message_size"][rows].astype(np.float64) * HALF_BYTES
-    return Series(label=label, points=size_bytes[:, None], seconds=columns["latency"][rows] * 1e-3)
+    return _of_rows(label, rows, 1.0 * HALF_BYTES * columns["message_size"], columns["latency"] * 1e-3)
+
+
+# (op, kernel, ranks) -> series over message bytes
+Dispatches = dict[tuple[str, str, int], Series]
+
+
+def deepep_series(label: str, columns: Columns, gpus_per_node: int) -> Dispatches:
+    """DeepEP in SGLang, its low-latency or its normal kernels, by files with one row per size."""
+    low_latency = "dispatch_avg_t_us" in columns
+    kernel, column = ("deepep-ll", "avg_t_us") if low_latency else ("deepep-ht", "transmit_us")
+    size_bytes, layer = _dispatched(columns, "num_token", "num_topk")
+    series: Dispatches = {}
+    for nodes in np.unique(columns["node_num"][layer]).tolist():
+        for op in ("dispatch", "combine"):
+            rows = layer & (columns["node_num"] == nodes)
+            if not low_latency:
+                rows &= columns[f"{op}_sms"] == DEEPEP_SMS
+            of = op, kernel, nodes * gpus_per_node
+            series[of] = _of_rows(label, rows, size_bytes, columns[f"{op}_{column}"] * 1e-6)
+    return series
+
+
+def a2a_series(label: str, columns: Columns) -> Dispatches:
+    """DeepEP in vLLM and TensorRT-LLM; latencies in microseconds, where all other files have milliseconds."""
+    size_bytes, layer = _dispatched(columns, "num_tokens", "topk")
+    layer &= np.isin(columns["comm_dtype"], ("default", "bfloat16"))
+    series: Dispatches = {}
+    for theirs, kernel in DEEPEP_KERNELS.items():
+        for ranks in np.unique(columns["ep_size"][layer & (columns["comm_backend"] == theirs)]).tolist():
+            of_kernel = layer & (columns["comm_backend"] == theirs) & (columns["ep_size"] == ranks)
+            for op in ("dispatch", "combine"):
+                rows = of_kernel & (columns["phase"] == op)
+                series[op, kernel, ranks] = _of_rows(label, rows, size_bytes, columns["latency"] * 1e-6)
+    return series
+
+
+def nvlink_series(label: str, columns: Columns) -> Dispatches:
+    """TensorRT-LLM's own kernels over NVLink; a dispatch includes the exchange of counts before it, if there is one."""
+    size_bytes, layer = _dispatched(columns, "num_tokens", "topk")
+    layer &= columns["moe_dtype"] == "nvfp4"
+    series: Dispatches = {}
+    for theirs, kernel in NVLINK_KERNELS.items():
+        for ranks in np.unique(columns["moe_ep_size"][layer & (columns["kernel_source"] == theirs)]).tolist():
+            of_kernel = layer & (columns["kernel_source"] == theirs) & (columns["moe_ep_size"] == ranks)
+            prepare, dispatch, combine = (
+                _of_rows(
+                    label, of_kernel & (columns["op_name"] == f"alltoall_{op}"), size_bytes, columns["latency"] * 1e-3
+                )
+                for op in ("prepare", "dispatch", "combine")
+            )
+            before_s = dict(zip(prepare.points[:, 0].tolist(), prepare.seconds.tolist(), strict=True))
+            if before_s:
+                known = np.isin(dispatch.points[:, 0], prepare.points[:, 0])
+                points = dispatch.points[known]
+                total_s = dispatch.seconds[known] + [before_s[size] for size in points[:, 0].tolist()]
+                dispatch = Series(label=label, points=points, seconds=total_s)
+            series["dispatch", kernel, ranks], series["combine", kernel, ranks] = dispatch, combine
+    return series
+
+
+def _dispatched(columns: Columns, tokens: str, top_k: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """Message of each row, and which rows are of DeepSeek-V3's layers, the only ones that every file has.
+
+    The message is what a rank's own tokens are in 16 bits, once for each of their experts: what the kernels send is
+    quantised as the engine does it.
+    """
+    layer = (columns["hidden_size"] == 7168) & (columns["num_experts"] == 256) & (columns[top_k] == 8)
+    return 1.0 * TOKEN_BYTES * columns[tokens], layer
+
+
+def _of_rows(label: str, rows: NDArray[np.bool_], size_bytes: NDArray[Any], seconds: NDArray[Any]) -> Series:
+    return Series(label=label, points=size_bytes[rows][:, None], seconds=seconds[rows])
 
 
 def version_key(version: str) -> list[int]:

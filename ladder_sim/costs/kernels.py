@@ -20,8 +20,11 @@ from ladder_sim.costs.lookup import RatioTable
 from ladder_sim.costs.profile import HBM_EFFICIENCY, CalibrationProfile
 from ladder_sim.costs.roofline import (
     GPU_FIGURES,
+    Experts,
     Gpu,
     Kind,
+    TabledShape,
+    TableOf,
     coordinates,
     prompt_len,
     roofline_s,
@@ -29,11 +32,18 @@ from ladder_sim.costs.roofline import (
     table_shape,
 )
 from ladder_sim.des.shared import Demand, Floats, Number, any_true, maximum, minimum
-from ladder_sim.graph.ops import AttentionShape, CollectiveKind, CollectiveShape, GemmShape, Group, MoeShape, Op, Shape
+from ladder_sim.graph.ops import (
+    AttentionShape,
+    CollectiveKind,
+    CollectiveShape,
+    GemmShape,
+    Group,
+    MlaShape,
+    Op,
+    Shape,
+)
 from ladder_sim.specs.scenario import Scenario
 
-# sorting of tokens by expert, gate and up, activation, down, weighted sum
-EXPERT_KERNELS = 5
 # scores, softmax with mask, values; keys and values are read expanded
 MATH_ATTENTION_KERNELS = 3
 # 90 % interval as a fraction either way. Measured: independent tables of one H100 agree within 15 %. The others are
@@ -99,7 +109,7 @@ class KernelCosts:
         Shapes may hold arrays of one size per configuration. `source` and `error` are only valid for a single
         configuration.
         """
-        lookups: dict[tuple[Kind, str], list[int]] = defaultdict(list)
+        lookups: dict[tuple[Kind, TableOf], list[int]] = defaultdict(list)
         estimates: dict[int, Estimate] = {}
         for number, op in enumerate(ops):
             key = table_key(op.shape)
@@ -108,17 +118,17 @@ class KernelCosts:
             else:
                 lookups[key].append(number)
         for key, numbers in lookups.items():
-            shapes = [cast(GemmShape | AttentionShape, ops[number].shape) for number in numbers]
+            shapes = [cast(TabledShape, ops[number].shape) for number in numbers]
             estimates.update(zip(numbers, self._tabled(*key, shapes), strict=True))
         return [estimates[number] for number in range(len(ops))]
 
-    def _tabled(self, kind: Kind, dtype: str, shapes: Sequence[GemmShape | AttentionShape]) -> Iterable[Estimate]:
+    def _tabled(self, kind: Kind, table_of: TableOf, shapes: Sequence[TabledShape]) -> Iterable[Estimate]:
         columns = [coordinates(shape) for shape in shapes]
         # one row per shape, so that hardware arrays broadcast along the second axis
         point = {name: _rows([column[name] for column in columns]) for name in columns[0]}
-        table, own = self._table(kind, dtype)
+        table, own = self._table(kind, table_of)
         gpu = self._table_gpu if table is not None else self.hardware.gpu
-        seconds = roofline_s(table_shape(kind, dtype, point), gpu)
+        seconds = roofline_s(table_shape(kind, table_of, point), gpu)
         if table is None:
             return [
                 self._kernel(shape, _plain(row / self._efficiency), "roofline")
@@ -126,7 +136,7 @@ class KernelCosts:
             ]
         ratio, in_range = _ratio(table, point)
         sources: list[Source] = [
-            "transferred" if not (self._here and own) else "measured" if measured else "fitted"
+            "transferred" if not (self._here and own) else "measured" if measured else table.beyond
             for measured in in_range[:, 0]
         ]
         return [
@@ -137,12 +147,12 @@ class KernelCosts:
     def _sustained(self, shape: Shape, seconds: Number) -> Number:
         """The time of a kernel at the rate that the GPU keeps up, where prompts keep its tensor cores busy."""
         share = self.hardware.stack.sustained_share
-        if isinstance(shape, AttentionShape) and shape.is_prompt:
+        if isinstance(shape, AttentionShape | MlaShape) and shape.is_prompt:
             part: Number = 1.0
             if shape.shares_step:
                 # its share of the whole prompt, as which it was looked up
                 part = shape.q_len / prompt_len(shape)
-            if shape.windowed:
+            if isinstance(shape, AttentionShape) and shape.windowed:
                 # likewise, of attention to all tokens
                 part = part * shape.attended / (shape.kv_len - (shape.q_len - 1) / 2.0)
             return seconds * part
@@ -153,16 +163,20 @@ class KernelCosts:
             lasting_s = np.where(share < 1.0, lasting_s, 0.0)
         return seconds + shape.duty * maximum(lasting_s - seconds, 0.0)
 
-    def _table(self, kind: Kind, dtype: str) -> tuple[RatioTable | None, bool]:
+    def _table(self, kind: Kind, table_of: TableOf) -> tuple[RatioTable | None, bool]:
         """What is known of a kernel, and whether in this precision: else it stays behind its roofline as in bf16."""
         if self.profile is None:
             return None, False
+        if isinstance(table_of, Experts):
+            return self.profile.moe.experts_table(table_of), True
         if kind == "gemm":
             tables = self.profile.gemm
-        else:
+        elif kind in ("attention_prefill", "attention_decode"):
             kernels = self.profile.attention_prefill if kind == "attention_prefill" else self.profile.attention_decode
             tables = kernels.get("flash", {})
-        return tables.get(dtype, tables.get("bf16")), dtype in tables
+        else:
+            tables = self.profile.moe.tables.get(kind, {})
+        return tables.get(table_of, tables.get("bf16")), table_of in tables
 
     def _untabled(self, kind: str, shape: Shape) -> Estimate:
         if isinstance(shape, CollectiveShape):
@@ -179,11 +193,7 @@ class KernelCosts:
             if not shape.is_prompt:
                 traffic_s = traffic_s * stack.attention_factor
                 floor_s = floor_s + stack.batched_attention_s * _number(np.where(shape.batch > 1, 1.0, 0.0))
-        flops_s = shape.flops / gpu.peak_flops(shape)
-        if isinstance(shape, MoeShape):
-            # grouped GEMMs are as far from the peak as others without a table
-            floor_s, flops_s = EXPERT_KERNELS * floor_s, flops_s / self._efficiency
-        return self._kernel(shape, floor_s + maximum(traffic_s, flops_s), "roofline")
+        return self._kernel(shape, floor_s + maximum(traffic_s, shape.flops / gpu.bf16_flops), "roofline")
 
     def _kernel(self, shape: Shape, seconds: Number, source: Source) -> Estimate:
         seconds = self._sustained(shape, seconds) * self._stack_factor(shape)

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -56,6 +56,8 @@ class RatioTable:
     """ln(measured / roofline), same shape; unmeasured points hold their nearest measured neighbour's."""
     left_out: Mapping[str, ErrorStats] = field(default_factory=dict)
     """Errors on measurements that are not grid points, by what they were compared with; "aggregated" comes first."""
+    beyond: Literal["fitted", "transferred"] = "fitted"
+    """What a lookup out of range is: its own measurements continued, or those of something else carried over."""
 
     @classmethod
     def from_seconds(
@@ -231,9 +233,9 @@ class _Grid:
         lengths = [len(values) for values in table.axes]
         self.ends = np.array([(values[0], values[-1]) for values in table.axes]).T[:, :, np.newaxis]
         self.logs = [np.log(values) for values in table.axes]
-        # an axis of one value has nothing to interpolate between: its upper neighbour is the same value
         self.steps = np.cumprod([1, *lengths[:0:-1]])[::-1]
-        upward = [(0, step if length > 1 else 0) for length, step in zip(lengths, self.steps, strict=True)]
+        # an axis of one value has nothing to interpolate between
+        upward = [(0, step) for length, step in zip(lengths, self.steps, strict=True) if length > 1]
         # of a cell's corners from its lowest
         self.offsets = np.array([sum(corner) for corner in itertools.product(*upward)])[:, np.newaxis]
         self.log_ratio = table.log_ratio.ravel()
@@ -247,7 +249,6 @@ class _Grid:
         shares: list[Floats | float] = []
         for at, grid, step in zip(np.log(clamped), self.logs, self.steps, strict=True):
             if len(grid) == 1:
-                shares.append(0.0)
                 continue
             below = np.minimum(grid.searchsorted(at, side="right") - 1, len(grid) - 2)
             shares.append((at - grid[below]) / (grid[below + 1] - grid[below]))

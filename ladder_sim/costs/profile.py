@@ -4,14 +4,15 @@ A profile is a gzipped JSON file (plain JSON works too), read and written by `la
 contract between whoever measures (an importer, a calibration run) and whoever predicts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from ladder_sim.costs.collectives.measured import MeasuredCollective, measured_collectives
-from ladder_sim.costs.lookup import Curve, RatioTable
-from ladder_sim.costs.roofline import Gpu
+from ladder_sim.costs.experts import experts_table
+from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
+from ladder_sim.costs.roofline import Experts, Gpu, Kind
 from ladder_sim.specs.cluster import ClusterSpec, GpuSpec
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.workload import DType
@@ -148,6 +149,35 @@ class ProfileSource:
     """What was left out of it or changed, and why."""
 
 
+# no slots: tables that were made of others are kept
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MoeTables:
+    """What was measured for models with routed experts or latent attention."""
+
+    experts: Mapping[Experts, RatioTable] = field(default_factory=dict)
+    """Layer and format -> table; of another imbalance, `ANY_LAYER` with its numbers of experts: times relative to
+    `MEASURED_IMBALANCE`."""
+    tables: Mapping[Kind, Mapping[str, RatioTable]] = field(default_factory=dict)
+    """Kind of latent attention and its projections -> format, or type of the KV cache -> table."""
+    collectives: Mapping[str, Mapping[str, Mapping[int, Curve]]] = field(default_factory=dict)
+    """As `CalibrationProfile.collectives`: dispatch of tokens to their experts and combine of what these return, by
+    kernel."""
+    left_out: Mapping[str, Mapping[str, ErrorStats]] = field(default_factory=dict)
+    """Format of experts -> what they were compared with -> errors of all its layers together."""
+    sources: tuple[ProfileSource, ...] = ()
+    """Where the figures come from."""
+
+    def experts_table(self, of: Experts) -> RatioTable | None:
+        """The table of a layer's experts, measured or made of other layers'; None if its format was not measured."""
+        if of not in self._made:
+            self._made[of] = experts_table(of, self.experts)
+        return self._made[of]
+
+    @cached_property
+    def _made(self) -> dict[Experts, RatioTable | None]:
+        return {}
+
+
 # no slots: what follows from the measurements is computed once and kept
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CalibrationProfile:
@@ -184,6 +214,8 @@ class CalibrationProfile:
     """Shipped profile that tables and curves come from where this one has none of its own; empty: all are its own."""
     stack_fit: StackFit | None = None
     """A stack's figures, fitted to end-to-end runs."""
+    read_moe: Callable[[], MoeTables] = MoeTables
+    """Reads `moe`, which dense models do not need."""
 
     @property
     def tables_of(self) -> str:
@@ -209,6 +241,16 @@ class CalibrationProfile:
         return min(1.0, 1.0 / float(ratio))
 
     @cached_property
+    def moe(self) -> MoeTables:
+        """What models with experts or latent attention need in addition."""
+        return self.read_moe()
+
+    @cached_property
     def measured_collectives(self) -> Mapping[tuple[str, str], MeasuredCollective]:
         """By kind and algorithm, the curves of collectives read against their formulas."""
         return measured_collectives(self.collectives, self.cluster.intra)
+
+    @cached_property
+    def measured_dispatches(self) -> Mapping[tuple[str, str], MeasuredCollective]:
+        """The same of dispatch and combine."""
+        return measured_collectives(self.moe.collectives, self.cluster.intra)

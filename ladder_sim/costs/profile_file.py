@@ -6,19 +6,25 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
 from ladder_sim.costs.hardware import Hardware
-from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
-from ladder_sim.costs.profile import CalibrationProfile, CollectiveName, Positive, ProfileSource, StackFit
-from ladder_sim.costs.roofline import AXES, Gpu, Kind, roofline_s, table_shape
+from ladder_sim.costs.lookup import RatioTable
+from ladder_sim.costs.profile import (
+    CalibrationProfile,
+    CollectiveName,
+    MoeTables,
+    Positive,
+    ProfileSource,
+    StackFit,
+)
+from ladder_sim.costs.roofline import Gpu, Kind
+from ladder_sim.costs.table_parts import CurvePart, FormatName, Ranks, TablePart, curve, entry, table
 from ladder_sim.costs.typed_json import BrokenRuleError, Part, refused
-from ladder_sim.des.shared import Floats
 from ladder_sim.errors import LadderSimError, ProfileError, UnknownNameError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.workload import KvDType
@@ -26,6 +32,8 @@ from ladder_sim.system.files import read_bytes, write_file
 
 SCHEMA_VERSION = 3
 SUFFIX = ".json.gz"
+# next to a profile's file, of files of the same names with what models with experts need
+MOE_FOLDER = "moe"
 # a larger document is not a profile: shipped ones unpack to about 1 MB
 MAX_DOCUMENT_BYTES = 64 * 2**20
 _SHIPPED = Path(__file__).parent / "profiles"
@@ -35,26 +43,7 @@ _SHARED = ("environment", "sources", "gemm", "attention_prefill", "attention_dec
 # files of schema version 1: the entry, and its two scales
 _OLD_STACK_FIT, _OLD_SCALES = "transfer", {"near": "fitted_scale", "beyond": "other_scale"}
 
-# `ladder_sim.specs.workload.Format.name`
-FormatName = Literal["bf16", "fp8", "fp8-block", "nvfp4", "w4a16"]
-Ranks = Annotated[int, Field(ge=2, le=1_000_000, strict=False)]
 Share = Annotated[float, Field(ge=0)]
-
-
-class TablePart(Part):
-    """A `RatioTable`: `seconds` is flat, last axis fastest; null where nothing was measured."""
-
-    axes: dict[str, Annotated[list[Positive], Field(min_length=1)]]
-    seconds: list[Positive | None]
-    left_out: dict[str, ErrorStats] = Field(default_factory=dict)
-
-
-class CurvePart(Part):
-    """A `Curve`."""
-
-    bytes: Annotated[list[Positive], Field(min_length=1)]
-    seconds: Annotated[list[Positive], Field(min_length=1)]
-    left_out: dict[str, ErrorStats] = Field(default_factory=dict)
 
 
 class ReferencePart(Part):
@@ -143,11 +132,11 @@ def encode(profile: CalibrationProfile) -> bytes:
     """Turn a profile into the JSON text of its file, and make sure that it can be read again."""
     form = DerivedDocument if profile.base else ProfileDocument
     own = {"schema_version": SCHEMA_VERSION, "gpu": profile.cluster_name}
-    entries = {name: own[name] if name in own else _entry(getattr(profile, name)) for name in form.model_fields}
+    entries = {name: own[name] if name in own else entry(getattr(profile, name)) for name in form.model_fields}
     if is_shipped(profile.base):
         base = load_profile(profile.base)
         for name in _SHARED:
-            entries[name] = _beyond(entries[name], _entry(getattr(base, name)))
+            entries[name] = _beyond(entries[name], entry(getattr(base, name)))
     if profile.stack_fit is None:
         entries.pop("stack_fit")
     document = json.dumps(entries, separators=(",", ":"), allow_nan=False).encode()
@@ -213,7 +202,12 @@ def _derived(parsed: DerivedDocument) -> CalibrationProfile:
         sources=(*base.sources, *parsed.sources),
         **over,
         stack_fit=_checked(parsed.stack_fit) if parsed.stack_fit else None,
+        read_moe=partial(_moe_of, parsed.base),
     )
+
+
+def _moe_of(name: str) -> MoeTables:
+    return load_profile(name).moe
 
 
 def _over(base: Mapping[Any, Any], own: Mapping[Any, Any]) -> Mapping[Any, Any]:
@@ -229,7 +223,7 @@ def _measured(parsed: ProfileDocument | DerivedDocument, reference: Gpu) -> dict
     """The tables and curves of a file."""
 
     def tables(kind: Kind, parts: Mapping[Any, TablePart], where: str) -> dict[str, RatioTable]:
-        return {dtype: _table(part, kind, dtype, reference, f"{where}.{dtype}") for dtype, part in parts.items()}
+        return {dtype: table(part, kind, dtype, reference, f"{where}.{dtype}") for dtype, part in parts.items()}
 
     attention: tuple[Kind, ...] = ("attention_prefill", "attention_decode")
     return {
@@ -260,60 +254,6 @@ def _checked(fit: StackFit) -> StackFit:
         if len(values) != len(fit.figures):
             raise BrokenRuleError(f"stack_fit.draws[{number}] has {len(values)} entries for {len(fit.figures)} figures")
     return fit
-
-
-def _table(part: TablePart, kind: Kind, dtype: str, reference: Gpu, where: str) -> RatioTable:
-    if tuple(part.axes) != AXES[kind]:
-        raise BrokenRuleError(f"{where}.axes is {', '.join(part.axes)}; it must be {', '.join(AXES[kind])}")
-    axes = {name: _increasing(values, f"{where}.axes.{name}") for name, values in part.axes.items()}
-    shape = tuple(len(values) for values in axes.values())
-    if len(part.seconds) != np.prod(shape, dtype=float):
-        raise BrokenRuleError(
-            f"{where}.seconds has {len(part.seconds)} entries; its axes make {' x '.join(map(str, shape))}"
-        )
-    seconds = np.array(part.seconds, np.float64).reshape(shape)
-    if np.isnan(seconds).all():
-        raise BrokenRuleError(f"{where}.seconds holds no measurement")
-    points = dict(zip(axes, np.ix_(*axes.values()), strict=True))
-    ideal_s = roofline_s(table_shape(kind, dtype, points), reference)
-    return RatioTable.from_seconds(axes, seconds, ideal_s, part.left_out)
-
-
-def curve(part: CurvePart, where: str) -> Curve:
-    """Make a curve of its entries; `where` they are is for the message of a BrokenRuleError."""
-    if len(part.bytes) != len(part.seconds):
-        raise BrokenRuleError(f"{where} has {len(part.bytes)} bytes but {len(part.seconds)} seconds")
-    size_bytes = _increasing(part.bytes, f"{where}.bytes")
-    return Curve(size_bytes=size_bytes, seconds=np.array(part.seconds), left_out=part.left_out)
-
-
-def _increasing(values: list[float], where: str) -> Floats:
-    array = np.array(values, np.float64)
-    falls = np.flatnonzero(np.diff(array) <= 0)
-    if falls.size:
-        i = int(falls[0]) + 1
-        raise BrokenRuleError(f"{where}[{i}] is {values[i]:g} after {values[i - 1]:g}; values must increase")
-    return array
-
-
-def _entry(value: Any) -> Any:
-    """A part of a profile as JSON."""
-    if isinstance(value, RatioTable):
-        axes = dict(zip(value.names, value.axes, strict=True))
-        return _entry({"axes": axes, "seconds": value.seconds, "left_out": value.left_out})
-    if isinstance(value, Curve):
-        return _entry({"bytes": value.size_bytes, "seconds": value.seconds, "left_out": value.left_out})
-    if isinstance(value, np.ndarray):
-        # whole numbers without a fraction, NaN (not measured) as null
-        flat = value.ravel().tolist()
-        return [None if x != x else int(x) if abs(x) < 2**53 and x == int(x) else x for x in flat]
-    if isinstance(value, Mapping):
-        return {str(key): _entry(inner) for key, inner in value.items()}
-    if isinstance(value, tuple):
-        return [_entry(inner) for inner in value]
-    if dataclasses.is_dataclass(value):
-        return {field.name: _entry(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    return value
 
 
 def shipped_profiles() -> list[str]:
@@ -403,4 +343,13 @@ def _find(text: str) -> str:
 def _load(path: str, mtime_ns: int, size_bytes: int) -> CalibrationProfile:
     """Read the file as it was at `mtime_ns`: a file that is rewritten is read again."""
     document = read_bytes(Path(path), what="a profile", limit_bytes=MAX_DOCUMENT_BYTES, unpack=True, error=ProfileError)
-    return decode(document, origin=f"profile '{path}'")
+    profile = decode(document, origin=f"profile '{path}'")
+    moe = os.path.join(os.path.dirname(path), MOE_FOLDER, os.path.basename(path))
+    return dataclasses.replace(profile, read_moe=partial(_read_moe, profile, moe)) if os.path.isfile(moe) else profile
+
+
+def _read_moe(profile: CalibrationProfile, path: str) -> MoeTables:
+    # dense models do not need it
+    from ladder_sim.costs.moe_file import read_moe
+
+    return read_moe(path, profile.reference, _moe_of(profile.base) if profile.base else None)

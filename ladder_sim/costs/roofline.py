@@ -8,27 +8,56 @@ the same function makes the ratio and undoes it.
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from ladder_sim.des.shared import Floats, Number, any_true
 from ladder_sim.graph.build import STATE_BYTES
-from ladder_sim.graph.ops import AttentionShape, BmmShape, GemmShape, MoeShape, Shape
+from ladder_sim.graph.ops import AttentionShape, BmmShape, GemmShape, Imbalance, MlaShape, MoeShape, Shape
 from ladder_sim.specs.cluster import GpuSpec
 from ladder_sim.specs.workload import FORMATS, KV_BYTES, Format, TensorCores
 
-Kind = Literal["gemm", "attention_prefill", "attention_decode"]
+Kind = Literal["gemm", "attention_prefill", "attention_decode", "moe", "mla_prefill", "mla_decode", "bmm"]
 # axes of each kind of table; group is query heads per KV head
 AXES: Mapping[Kind, tuple[str, ...]] = {
     "gemm": ("m", "n", "k"),
     "attention_prefill": ("batch_kv_heads", "group", "q_len", "head_dim"),
     "attention_decode": ("batch_kv_heads", "group", "kv_len", "head_dim"),
+    "moe": ("expert_tp", "ep", "tokens"),
+    "mla_prefill": ("batch_heads", "q_len", "nope", "rope", "value"),
+    "mla_decode": ("batch", "heads", "kv_len", "latent", "rope"),
+    "bmm": ("heads", "m", "n", "k"),
 }
 
-# formats that tables of GEMMs come in, and types of the KV cache that those of attention come in
+# kernels of the experts of one layer: tokens sorted by expert, gate and up, activation, down, sum
+MOE_KERNELS = 5
+
+# formats that tables of GEMMs and experts come in, and types of the KV cache that those of attention come in
 GEMM_FORMATS: Mapping[str, Format] = {each.name: each for each in FORMATS.values() if not each.quantizes}
+
+
+class Experts(NamedTuple):
+    """What a table of experts was measured for: the layer, the format, and how unevenly tokens choose."""
+
+    format: str
+    """Of the operands, by `ladder_sim.specs.workload.Format.name`."""
+    hidden: int
+    """Width of the residual stream."""
+    width: int
+    """Intermediate width of one expert, whole."""
+    experts: int
+    """Routed experts of the layer, on all ranks together."""
+    top_k: int
+    """Experts that each token takes."""
+    imbalance: Imbalance = "power-law-1.01"
+    """How unevenly tokens choose experts."""
+
+
+# what tables of one kind are told apart by: the layer of experts, the format, or the type of the KV cache
+TableOf = str | Experts
+TabledShape = GemmShape | AttentionShape | MoeShape | MlaShape | BmmShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,30 +105,50 @@ def roofline_s(shape: Shape, gpu: Gpu) -> Floats:
     >>> float(roofline_s(table_shape("gemm", "bf16", {"m": 1, "n": 8192, "k": 8192}), gpu)) * 1e6
     134.250496
     """
-    seconds: Floats = gpu.kernel_s + np.maximum(
+    seconds: Floats = (MOE_KERNELS if isinstance(shape, MoeShape) else 1) * gpu.kernel_s + np.maximum(
         shape.flops / gpu.peak_flops(shape), shape.moved_bytes / gpu.hbm_bandwidth_Bps
     )
     return seconds
 
 
-def table_key(shape: Shape) -> tuple[Kind, str] | None:
-    """Kind of the table that holds a shape, and its format or type of KV cache; None if tables do not hold such ops."""
+def table_key(shape: Shape) -> tuple[Kind, TableOf] | None:
+    """Kind of the table that holds a shape, and which of that kind; None if tables do not hold such ops."""
     if isinstance(shape, GemmShape):
         return "gemm", shape.format
     if isinstance(shape, AttentionShape) and shape.kernel == "flash":
-        cache = "fp8" if shape.kv_element_bytes == KV_BYTES["fp8"] else "bf16"
-        return "attention_prefill" if shape.is_prompt else "attention_decode", cache
+        return "attention_prefill" if shape.is_prompt else "attention_decode", _cache(shape)
+    if isinstance(shape, MoeShape):
+        return "moe", Experts(*(getattr(shape, name) for name in Experts._fields))
+    if isinstance(shape, MlaShape):
+        return "mla_prefill" if shape.is_prompt else "mla_decode", _cache(shape)
+    if isinstance(shape, BmmShape):
+        return "bmm", shape.format
     return None
 
 
-def coordinates(shape: GemmShape | AttentionShape) -> dict[str, ArrayLike]:
+def _cache(shape: AttentionShape | MlaShape) -> str:
+    return "fp8" if shape.kv_element_bytes == KV_BYTES["fp8"] else "bf16"
+
+
+def coordinates(shape: TabledShape) -> dict[str, ArrayLike]:
     """A shape's coordinates in its table.
 
-    Work and traffic of attention depend on batch x heads alone; a prompt's has no earlier context. A chunk of a prompt
-    is looked up as the whole prompt, of whose time it takes its share.
+    Work and traffic of attention depend on batch x heads alone, but for a latent cache, which is one for all heads; a
+    prompt's has no earlier context. A chunk of a prompt is looked up as the whole prompt, of whose time it takes its
+    share.
     """
     if isinstance(shape, GemmShape):
         return {"m": shape.m, "n": shape.n, "k": shape.k}
+    if isinstance(shape, BmmShape):
+        return {"heads": shape.heads, "m": shape.m, "n": shape.n, "k": shape.k}
+    if isinstance(shape, MoeShape):
+        return {"expert_tp": shape.expert_tp, "ep": shape.ep, "tokens": shape.tokens}
+    if isinstance(shape, MlaShape):
+        if shape.is_prompt:
+            sizes = {"batch_heads": shape.batch * shape.heads, "q_len": prompt_len(shape)}
+            return {**sizes, "nope": shape.nope, "rope": shape.rope, "value": shape.value}
+        sizes = {"batch": shape.batch, "heads": shape.heads, "kv_len": shape.kv_len}
+        return {**sizes, "latent": shape.latent, "rope": shape.rope}
     length = {"q_len": prompt_len(shape)} if shape.is_prompt else {"kv_len": _kv_len(shape)}
     heads = {"batch_kv_heads": shape.batch * shape.kv_heads, "group": shape.heads / shape.kv_heads}
     return {**heads, **length, "head_dim": shape.head_dim}
@@ -110,26 +159,35 @@ def _kv_len(shape: AttentionShape) -> Any:
     return np.minimum(shape.kv_len, shape.window) if shape.windowed else shape.kv_len
 
 
-def prompt_len(shape: AttentionShape) -> Any:
+def prompt_len(shape: AttentionShape | MlaShape) -> Any:
     """Tokens of the prompts whose average chunk a shape is; without earlier context its own new tokens."""
     return 2 * shape.kv_len - shape.q_len if shape.shares_step else shape.q_len
 
 
-def table_shape(kind: Kind, dtype: str, point: Mapping[str, ArrayLike]) -> Shape:
-    """The op at a table's coordinates, which may be arrays; `dtype` is the table's format or type of KV cache."""
+def table_shape(kind: Kind, table_of: TableOf, point: Mapping[str, ArrayLike]) -> Shape:
+    """The op at coordinates, which may be arrays, of a table of `kind`; `table_of` is as `table_key` has it."""
     sizes: list[Any] = [np.asarray(point[name], np.float64) for name in AXES[kind]]
+    if isinstance(table_of, Experts):
+        expert_tp, ep, tokens = sizes
+        elements = _element_bytes(GEMM_FORMATS[table_of.format])
+        return MoeShape(tokens=tokens, expert_tp=expert_tp, ep=ep, **elements, **table_of._asdict())
     if kind == "gemm":
         m, n, k = sizes
-        own = GEMM_FORMATS[dtype]
-        return GemmShape(
-            m=m,
-            n=n,
-            k=k,
-            weight_element_bytes=own.weight_bytes,
-            input_element_bytes=own.activation_bytes,
-            output_element_bytes=STATE_BYTES,
-            format=own.name,
-        )
+        own = GEMM_FORMATS[table_of]
+        return GemmShape(m=m, n=n, k=k, format=own.name, **_element_bytes(own))
+    if kind == "bmm":
+        heads, m, n, k = sizes
+        own = GEMM_FORMATS[table_of]
+        return BmmShape(heads=heads, m=m, n=n, k=k, format=own.name, **_element_bytes(own))
+    elements = {"element_bytes": STATE_BYTES, "kv_element_bytes": KV_BYTES["fp8" if table_of == "fp8" else "bf16"]}
+    if kind == "mla_prefill":
+        heads, length, nope, rope, value = sizes
+        widths = {"latent": 0, "rope": rope, "nope": nope, "value": value}
+        return MlaShape(batch=1, q_len=length, kv_len=length, heads=heads, **widths, **elements)
+    if kind == "mla_decode":
+        batch, heads, length, latent, rope = sizes
+        widths = {"latent": latent, "rope": rope, "nope": 0, "value": 0}
+        return MlaShape(batch=batch, q_len=1, kv_len=length, heads=heads, **widths, **elements)
     kv_heads, group, length, head_dim = sizes
     # one sequence of all the batch's heads stands for the batch
     return AttentionShape(
@@ -140,6 +198,11 @@ def table_shape(kind: Kind, dtype: str, point: Mapping[str, ArrayLike]) -> Shape
         heads=kv_heads * group,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        element_bytes=STATE_BYTES,
-        kv_element_bytes=KV_BYTES["fp8" if dtype == "fp8" else "bf16"],
+        **elements,
     )
+
+
+def _element_bytes(of: Format) -> dict[str, Any]:
+    """Bytes of an element of each operand of a multiplication."""
+    inputs = {"weight_element_bytes": of.weight_bytes, "input_element_bytes": of.activation_bytes}
+    return {**inputs, "output_element_bytes": STATE_BYTES}

@@ -208,12 +208,16 @@ class MoeShape:
 
     @property
     def moved_bytes(self) -> float:
-        """Weights of the experts that any token takes, and activations, each read or written once."""
+        """Weights of the experts that any token takes, and activations.
+
+        What several experts return for a token is written, and read again for the sum.
+        """
         idle = (1.0 - self.top_k / self.experts) ** self.tokens
         width = self.width / self.expert_tp
         weights = 3.0 * self.experts / self.ep * (1.0 - idle) * self.hidden * width * self.weight_element_bytes
         ends = 1.0 * self.tokens * self.hidden * (self.input_element_bytes + self.output_element_bytes)
-        return weights + ends + 3.0 * self.tokens * self.top_k / self.ep * width * self.output_element_bytes
+        inner = 3.0 * width + (2.0 * self.hidden if self.top_k > 1 else 0.0)
+        return weights + ends + self.tokens * self.top_k / self.ep * inner * self.output_element_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -751,3 +751,49 @@ def test_without_peer_to_peer_takes_longer(h100: CalibrationProfile, tp: int) ->
     # above two ranks NCCL multicasts large messages through the switch
     assert large.most_common == ("nccl-host" if tp == 2 else "nvls")
     assert not large.in_range.any()
+
+
+def test_dispatch_and_combine_are_as_measured_in_the_engine() -> None:
+    """A message of 64 tokens of a rank, of DeepSeek-V3: 16 bits, eight experts each; moe_a2a and wideep files."""
+    message = np.array([64 * 8 * 7168 * 2.0])
+    for stack, kernel, dispatch_us, combine_us in (
+        ("sglang", "deepep-ll", 24.6, 39.7),
+        ("vllm", "deepep-ht", 298.7, 112.2),
+        ("trtllm", "deepep-ht", 77.4, 69.3),
+    ):
+        own = scenario(model="70b", stack=stack)
+        of_engine = Network(own, resolve_profile(own, None), Hardware.of(own))
+        for op, microseconds in (("dispatch", dispatch_us), ("combine", combine_us)):
+            priced = of_engine.alone(op, kernel, message)
+            assert priced.seconds[0] * 1e6 == pytest.approx(microseconds, rel=0.05)
+            assert priced.in_range.all()
+            assert priced.algorithms == (kernel,)
+
+
+def test_dispatch_that_was_not_measured_follows_the_formula() -> None:
+    message = np.array([2.0**24])
+    (formula,) = (network(None, stack="sglang", nodes=1).alone("dispatch", "deepep-ll", message).seconds,)
+    measured = network(load_profile("h100-sxm-sglang"), nodes=1).alone("dispatch", "deepep-ll", message)
+    assert formula == pytest.approx(measured.seconds, rel=0.15)
+    # not in the GPU's own profile, which is no engine's
+    assert not network(load_profile("h100-sxm"), nodes=1).alone("dispatch", "deepep-ll", message).in_range.any()
+    with pytest.raises(UsageError, match=r"dispatch 'deepep-ll' needs peer-to-peer access"):
+        network(None, nodes=1, p2p=False).alone("dispatch", "deepep-ll", message)
+
+
+def test_an_all_to_all_is_as_measured(h100: CalibrationProfile) -> None:
+    for ranks in (2, 4, 8):
+        sizes = h100.collectives["all_to_all"]["nccl"][ranks].size_bytes
+        measured = times(sizes, h100, kind="all_to_all", model="70b", tp=ranks)
+        assert measured.seconds == pytest.approx(h100.collectives["all_to_all"]["nccl"][ranks].seconds)
+        assert measured.in_range.all()
+
+
+def test_an_all_to_all_across_nodes_is_bound_by_every_gpus_own_port() -> None:
+    """What a rank sends to other nodes goes through its port, where a gathered result is shared by those of a node."""
+    message = np.array([2.0**30])
+    own = scenario(nodes=2)
+    across, gather = (times(message, None, kind=kind, nodes=2).seconds[0] for kind in ("all_to_all", "all_gather"))
+    port_s = message[0] / 2 / own.cluster.inter.bandwidth_Bps
+    assert port_s < across < 1.3 * port_s
+    assert across > 4 * gather

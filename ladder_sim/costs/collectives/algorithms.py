@@ -248,11 +248,30 @@ ALL_REDUCE: Mapping[str, Algorithm] = {
 # what engines issue among their kernels
 INLINE = frozenset(name for name, algorithm in ALL_REDUCE.items() if algorithm.inline)
 
+# tokens to their experts and back. Messages are a rank's own tokens in 16 bits, once for each of their experts. Rates
+# are of these: above the link's where the kernel quantises them, or sends a token once for several experts. DeepEP:
+# SGLang on 8 H100s; NVLink: TensorRT-LLM on 8 GB200s, of NVFP4, the exchange of counts included
+DISPATCHES: Mapping[tuple[str, str], Algorithm] = {
+    (op, kernel): Algorithm(
+        lines=(Line(floor_us / of_us, rate_GBps / of_GBps, one_way),), needs=(P2P,), measured_on=cluster
+    )
+    for kernel, cluster, of_us, of_GBps, lines in (
+        ("deepep-ll", "h100-sxm", _H100_US, _H100_GBps, {"dispatch": (13, 471), "combine": (13.5, 213)}),
+        ("deepep-ht", "h100-sxm", _H100_US, _H100_GBps, {"dispatch": (26, 824), "combine": (48, 424)}),
+        ("nvlink-one-sided", "gb200-nvl72", _GB200_US, _GB200_GBps, {"dispatch": (18, 2290), "combine": (25, 631)}),
+        ("nvlink-two-sided", "gb200-nvl72", _GB200_US, _GB200_GBps, {"dispatch": (25, 1467), "combine": (14, 506)}),
+    )
+    for op, (floor_us, rate_GBps) in lines.items()
+}
+
 # by kind and name; messages are the gathered result, and what is scattered. A broadcast takes no longer than a gather
 ALGORITHMS: Mapping[tuple[str, str], Algorithm] = {
     **{("all_reduce", name): algorithm for name, algorithm in ALL_REDUCE.items()},
     # H100, 8 GPUs: 10.1 us and 10.3 us below 8 KB
     ("all_gather", "nccl"): Algorithm(lines=(Line(10.1 / _H100_US, 0.82, one_way, LATENCY_EXPONENT),)),
+    # H100: 6.4, 6.8, 8.8 us and 302 GB/s on 2, 4, 8 GPUs
+    ("all_to_all", "nccl"): Algorithm(lines=(Line(8.8 / _H100_US, 302 / _H100_GBps, one_way, 0.23),)),
+    **DISPATCHES,
     ("reduce_scatter", "nccl"): Algorithm(lines=(Line(10.3 / _H100_US, 0.82, one_way, LATENCY_EXPONENT),)),
     # TokenWeave: 10.8 us + bytes / 376 GB/s, 13.0 us + bytes / 365 GB/s
     ("all_gather", "multimem"): Algorithm(

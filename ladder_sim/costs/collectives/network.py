@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ladder_sim.costs.collectives.algorithms import ALGORITHMS, ALL_REDUCE, OWN, Algorithm
+from ladder_sim.costs.collectives.algorithms import ALGORITHMS, ALL_REDUCE, DISPATCHES, OWN, Algorithm
 from ladder_sim.costs.collectives.fabrics import fabric_curve
 from ladder_sim.costs.collectives.formulas import (
     NVLS_NODE_S,
@@ -42,7 +42,7 @@ CUSTOM = ("one-shot", "two-shot")
 # device memory traffic of a copy, bytes for each of a message
 COPY_TRAFFIC = 2.0
 # what a collective does: those of a graph, and what sequence parallelism has
-Kind = CollectiveKind | Literal["reduce_scatter"]
+Kind = CollectiveKind | Literal["reduce_scatter", "all_to_all"]
 # the choice of a single algorithm
 ONLY = np.zeros(1, np.int_)
 
@@ -149,7 +149,8 @@ class Network:
             all-reduce with a norm is that kernel if it is the stack's choice, else the all-reduce that the stack fuses,
             without what the norm adds.
         message_bytes
-            Sizes of the messages; of the gathered result for an all-gather, of all that is scattered.
+            Sizes of the messages; of the gathered result for an all-gather, of all that is scattered, of all that a
+            rank sends for an all-to-all.
         """
         if self._nodes > 1:
             return self._across(kind, message_bytes)
@@ -187,7 +188,7 @@ class Network:
         has = need.has.format(cluster=self._cluster.name, fabric=self._cluster.intra.fabric, ranks=self._ranks)
         raise UsageError(
             f"{kind.replace('_', '-')} '{name}' needs {need.what}{has}",
-            hint=f"use --allreduce {next(others, 'nccl')}, or {need.way}",
+            hint=need.way if (kind, name) in DISPATCHES else f"use --allreduce {next(others, 'nccl')}, or {need.way}",
         )
 
     def _auto(self, rules: tuple[AllReduceRule, ...], message: Floats) -> CollectiveTimes:
@@ -248,7 +249,9 @@ class Network:
         if algorithm.across_roots < 1.0 and self._ranks * self._cluster.pcie_roots > self._cluster.gpus_per_node:
             tier = dataclasses.replace(tier, bandwidth_Bps=algorithm.across_roots * tier.bandwidth_Bps)
         seconds = _at_tier(algorithm, message, self._ranks, tier)
-        measured = self._measured.get((kind, name))
+        # what dense models do not need is in a file of its own
+        measured_s = self.profile.measured_dispatches if self.profile and (kind, name) in DISPATCHES else self._measured
+        measured = measured_s.get((kind, name))
         if measured is None:
             return _unmeasured(seconds, name, self._source(algorithm))
         ratio, in_range = measured.ratio(message, self._ranks)
@@ -324,7 +327,8 @@ class Network:
             ranks_per_node=self._ranks,
             latency_s=self._hardware.inter.latency_s,
             bandwidth_Bps=self._hardware.inter.bandwidth_Bps,
-            traffic=2.0 if kind == "all_reduce" else 1.0,
+            # what a rank sends to all goes through its own port, what all gather is shared by the node's
+            traffic={"all_reduce": 2.0, "all_to_all": self._ranks}.get(kind, 1.0),
             nvlink=nvlink,
             switch=self._cluster.intra.switch,
         )

@@ -1,0 +1,403 @@
+"""Tables for models with experts or latent attention, from the package aiconfigurator-core.
+
+Experts: the fastest kernel that an engine has, of the newest version that measured a layer; no time falls as tokens
+are added. A GPU's table is the median of the engines'. An engine's is its own, but nowhere above the median: its slower
+times are those of kernels that it does not take by itself (TensorRT-LLM's fp8 blocks on Blackwell), or faults of the
+collection (its bf16 on H100 at some sizes).
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from calibration.importers import parquet
+from calibration.importers.aiconfigurator import SYSTEMS, make_table
+from calibration.importers.grids import Grid, Series, dense, distinct, envelope, merge
+from calibration.importers.thin import predicted_s
+from ladder_sim.costs.experts import MEASURED_IMBALANCE, any_layer, transferred
+from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
+from ladder_sim.costs.profile import CalibrationProfile, MoeTables, ProfileSource
+from ladder_sim.costs.roofline import AXES, GEMM_FORMATS, Experts, Gpu, Kind
+from ladder_sim.costs.table_parts import ideal_time_s
+from ladder_sim.des.shared import Floats
+from ladder_sim.errors import UsageError
+from ladder_sim.specs.workload import KV_BYTES
+
+# (hidden, width, experts, top-k) of the layers that are kept: of models that people serve
+LAYERS = {
+    (4096, 14336, 8, 2): "Mixtral 8x7B",
+    (6144, 16384, 8, 2): "Mixtral 8x22B",
+    (2048, 768, 128, 8): "Qwen3-30B-A3B",
+    (4096, 1536, 128, 8): "Qwen3-235B-A22B",
+    (6144, 2560, 160, 8): "Qwen3-Coder-480B-A35B",
+    (7168, 2048, 256, 8): "DeepSeek-V3, R1",
+    (7168, 2048, 384, 8): "Kimi K2",
+    (3072, 1536, 256, 8): "MiniMax M2.5",
+    (6144, 2048, 256, 8): "GLM-5",
+    (2880, 2880, 32, 4): "gpt-oss-20b",
+    (2880, 2880, 128, 4): "gpt-oss-120b",
+    (5120, 8192, 16, 1): "Llama 4 Scout",
+    (5120, 8192, 128, 1): "Llama 4 Maverick",
+}
+# the token counts that tables have; the others judge them
+TOKENS = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0)
+# largest splits of experts that tables have
+MAX_EXPERT_TP, MAX_RANKS = 16, 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertExclusion:
+    """Times of experts that are not of what engines run; empty fields stand for all."""
+
+    engine: str
+    """Framework that measured."""
+    reason: str
+    """What they hold instead."""
+    version: str = ""
+    """Of the engine."""
+    systems: tuple[str, ...] = ()
+    """The package's names of the GPUs concerned."""
+    format: str = ""
+    """Of the operands."""
+    imbalance: str = ""
+    """How unevenly tokens chose experts."""
+    from_ep: float = 1.0
+    """Smallest expert-parallel degree concerned."""
+    from_tokens: float = 1.0
+    """Fewest tokens concerned."""
+
+
+EXCLUSIONS = (
+    ExpertExclusion(
+        engine="sglang",
+        imbalance="balanced",
+        from_ep=2,
+        reason="each rank computes every expert's share of all tokens: eight times the others' time with EP 8",
+    ),
+    *(
+        ExpertExclusion(
+            engine="sglang",
+            systems=tuple(system for system in SYSTEMS if system != "rtx_pro_6000_server"),
+            format=name,
+            from_ep=2,
+            from_tokens=1001,
+            reason="up to three times TensorRT-LLM's time; with NVFP4, and with fewer tokens, the two agree",
+        )
+        for name in ("fp8-block", "bf16")
+    ),
+    ExpertExclusion(
+        engine="sglang",
+        version="0.5.10",
+        format="w4a16",
+        from_ep=2,
+        reason="four times the time of the Marlin kernel that later versions have",
+    ),
+    ExpertExclusion(
+        engine="vllm",
+        version="0.19.0",
+        format="w4a16",
+        reason="four times the time of the Marlin kernel that later versions have",
+    ),
+    ExpertExclusion(
+        engine="vllm",
+        systems=("h100_sxm", "h200_sxm"),
+        format="fp8",
+        reason="a kernel that was not tuned: up to six times the time of its own fp8 blocks",
+    ),
+)
+# systems whose files hold copies of another's
+COPIES = {"h200_sxm": "h100_sxm"}
+# systems on which TensorRT-LLM's latent attention does not split the context: 4,095 tokens of one sequence take as long
+# as those of 16, and eight times as long as in SGLang
+WITHOUT_SPLIT_KV = ("a100_sxm", "l40s", "rtx_pro_6000_server")
+# engine by whose kernels of latent attention others are priced, and on those systems: vLLM's are measured as whole
+# modules, launches included
+MLA_OF = ("trtllm", "sglang")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeMeasurements:
+    """All measurements of one system that models with experts or latent attention need."""
+
+    system: str
+    """The package's name for it."""
+    experts: Mapping[Experts, Mapping[str, Series]]
+    """Layer, format, imbalance -> engine -> series."""
+    tables: Mapping[tuple[Kind, str], list[Series]]
+    """Latent attention and its projections; as `Measurements.tables`."""
+    dispatches: Mapping[str, parquet.Dispatches]
+    """By engine."""
+    notes: tuple[str, ...] = ()
+    """What was left out or changed, and why."""
+    files: tuple[str, ...] = ()
+    """Files read, relative to the package's `systems` folder."""
+
+
+def read_moe_system(system: str, source: Path | None = None) -> MoeMeasurements:
+    """Read one system's files; raises as `read_system`."""
+    systems = parquet.find_systems(source)
+    data = systems / "data" / system
+    if not data.is_dir():
+        raise UsageError(f"'{systems}' holds no measurements of system '{system}'")
+    files: list[str] = []
+    notes: list[str] = []
+
+    def read(label: str, path: Path) -> parquet.Columns:
+        columns = parquet.read_columns(path)
+        files.append(path.relative_to(systems).as_posix())
+        said = sorted({str(version) for version in columns.get("version", ())} - {label.split()[1]})
+        if said:
+            notes.append(f"{files[-1]}: rows say version {', '.join(said)}")
+        return columns
+
+    experts: dict[Experts, dict[str, Series]] = defaultdict(dict)
+    excluded: set[str] = set()
+    raised: dict[str, int] = defaultdict(int)
+    bandwidth_Bps = parquet.read_gpu_figures(systems / f"{system}.yaml")["mem_bw"]
+    for label, path in _oldest_first(data / "moe", "moe_perf.parquet"):
+        engine = label.split()[0]
+        for key, series in parquet.expert_series(label, read(label, path)):
+            if key[1:5] in LAYERS:
+                own, reasons = _kept(series, system, key)
+                fastest_s = weights_read_bytes(key, own) / bandwidth_Bps
+                raised[label] += int((own.seconds < fastest_s).sum())
+                own = _rising(replace(own, seconds=np.maximum(own.seconds, fastest_s)))
+                excluded |= reasons
+                if len(own.seconds):
+                    experts[key][engine] = own
+    notes += sorted(excluded)
+    notes += [
+        f"{count} experts' times of {label} raised to what reading weights takes"
+        for label, count in raised.items()
+        if count
+    ]
+    tables: dict[tuple[Kind, str], list[Series]] = defaultdict(list)
+    phases: dict[Kind, str] = {"mla_prefill": "context", "mla_decode": "generation"}
+    for kind, phase in phases.items():
+        for label, path in parquet.newest_files(data / "mla", f"{phase}_mla_perf.parquet"):
+            columns = read(label, path)
+            for kv_dtype in KV_BYTES:
+                tables[kind, kv_dtype].append(parquet.mla_series(label, columns, kind, kv_dtype))
+    for label, path in parquet.newest_files(data / "mla_bmm", "mla_bmm_perf.parquet"):
+        columns = read(label, path)
+        for dtype in ("bf16", "fp8"):
+            tables["bmm", dtype].append(parquet.bmm_series(label, columns, dtype))
+    dispatches: dict[str, parquet.Dispatches] = defaultdict(dict)
+    for name in ("wideep_deepep_ll_perf", "wideep_deepep_normal_perf", "moe_a2a_perf", "trtllm_alltoall_perf"):
+        for label, path in _oldest_first(data / "comm", f"{name}.parquet"):
+            columns = read(label, path)
+            original = systems / "data" / COPIES.get(system, "") / path.relative_to(data)
+            if system in COPIES and original.is_file() and _same_times(columns, parquet.read_columns(original)):
+                notes.append(f"without {files.pop()}: its times are those of {COPIES[system]}")
+                continue
+            engine = label.split()[0]
+            if name.startswith("wideep"):
+                of_node = parquet.read_gpus_per_node(systems / f"{system}.yaml")
+                dispatches[engine] |= parquet.deepep_series(label, columns, of_node)
+            elif name == "moe_a2a_perf":
+                dispatches[engine] |= parquet.a2a_series(label, columns)
+            else:
+                dispatches[engine] |= parquet.nvlink_series(label, columns)
+    return MoeMeasurements(
+        system=system,
+        experts=experts,
+        tables={key: kept for key, many in tables.items() if (kept := [s for s in many if len(s.seconds)])},
+        dispatches=dispatches,
+        notes=tuple(notes),
+        files=tuple(files),
+    )
+
+
+def _same_times(columns: parquet.Columns, others: parquet.Columns) -> bool:
+    return all(np.array_equal(values, others.get(name, ())) for name, values in columns.items() if name.endswith("_us"))
+
+
+def make_moe(measured: MoeMeasurements, profile: CalibrationProfile) -> MoeTables:
+    """What is the GPU's: medians over its engines, in the figures of its `profile`."""
+    reference = profile.reference
+    experts: dict[Experts, RatioTable] = {}
+    grids: dict[Experts, Grid] = {}
+    for key, engines in sorted(measured.experts.items()):
+        if key.imbalance == MEASURED_IMBALANCE:
+            grids[key] = _median(engines)
+            experts[key] = _experts_table(key, grids[key], reference)
+    left_out = {
+        f"experts {name}": _left_out(
+            {key: grid for key, grid in grids.items() if key.format == name}, experts, reference
+        )
+        for name in sorted({key.format for key in grids})
+    }
+    tables: dict[Kind, dict[str, RatioTable]] = defaultdict(dict)
+    mla_of = MLA_OF[measured.system in WITHOUT_SPLIT_KV]
+    for (kind, of), many in measured.tables.items():
+        if usual := [series for series in many if series.label.startswith(mla_of)]:
+            tables[kind][of] = make_table(kind, of, usual, reference)
+    return MoeTables(
+        experts={**experts, **_factors(measured.experts)},
+        tables=tables,
+        left_out=left_out,
+        sources=(_source(measured, "medians of experts' times; latent attention of one engine", measured.notes),),
+    )
+
+
+def make_engine_moe(measured: MoeMeasurements, engine: str, base: MoeTables, reference: Gpu) -> MoeTables:
+    """What one engine does by itself."""
+    experts = {
+        key: _capped(measured.experts[key][engine], table)
+        for key, table in base.experts.items()
+        if engine in measured.experts.get(key, {})
+    }
+    tables: dict[Kind, dict[str, RatioTable]] = defaultdict(dict)
+    for (kind, of), many in measured.tables.items():
+        if own := [series for series in many if series.label.split()[0] == engine]:
+            tables[kind][of] = make_table(kind, of, own, reference)
+    collectives: dict[str, dict[str, dict[int, Curve]]] = defaultdict(lambda: defaultdict(dict))
+    for (op, kernel, ranks), series in sorted(measured.dispatches.get(engine, {}).items()):
+        if len(series.seconds) > 1:
+            collectives[op][kernel][ranks] = _curve(_rising(series))
+    source = _source(measured, f"experts, latent attention, dispatch and combine of {engine}", (), engine)
+    return MoeTables(experts=experts, tables=tables, collectives=collectives, sources=(source,))
+
+
+def _oldest_first(folder: Path, name: str) -> Iterator[tuple[str, Path]]:
+    yield from sorted(parquet.all_files(folder, name), key=lambda file: parquet.version_key(file[0].split()[1]))
+
+
+def _kept(series: Series, system: str, key: Experts) -> tuple[Series, set[str]]:
+    """The rows that are used, in which no time falls as tokens are added; a note on each exclusion that took some."""
+    expert_tp, ep, tokens = series.points.T
+    rows = (expert_tp <= MAX_EXPERT_TP) & (expert_tp * ep <= MAX_RANKS)
+    engine, version = series.label.split()
+    notes = set()
+    for each in EXCLUSIONS:
+        if each.engine != engine or system not in (each.systems or (system,)):
+            continue
+        stated = ((each.version, version), (each.format, key.format), (each.imbalance, key.imbalance))
+        concerned = rows & (ep >= each.from_ep) & (tokens >= each.from_tokens)
+        if all(wanted in ("", measured) for wanted, measured in stated) and concerned.any():
+            rows &= ~concerned
+            which = " ".join(filter(None, (each.format, each.imbalance, "with EP" if each.from_ep > 1 else "")))
+            notes.add(f"experts {which} without {series.label}: {each.reason}")
+    return _rising(replace(series, points=series.points[rows], seconds=series.seconds[rows])), notes
+
+
+def weights_read_bytes(key: Experts, series: Series) -> Floats:
+    """Least bytes of weights that the slowest rank reads: its share of the experts that any token takes.
+
+    Calls that repeat find some of them in a large cache; a model's next layer does not.
+    """
+    expert_tp, ep, tokens = series.points.T
+    power = 0.0 if key.imbalance == "balanced" else float(key.imbalance.rsplit("-", 1)[1])
+    weight = np.arange(1.0, key.experts + 1.0) ** -power
+    # of a token to take an expert, rarer ones slightly underestimated
+    chance = np.minimum(1.0, key.top_k * weight / weight.sum())
+    taken: Floats = (1.0 - (1.0 - chance[:, None]) ** tokens).sum(axis=0)
+    weight_bytes: Floats = taken / ep * 3.0 * key.hidden * key.width / expert_tp * GEMM_FORMATS[key.format].weight_bytes
+    return weight_bytes
+
+
+def _rising(series: Series) -> Series:
+    """No time falls along the last axis."""
+    if not len(series.seconds):
+        return series
+    axes = _axes([series])
+    held = envelope(dense(axes, series), [len(axes) - 1])
+    at = np.isfinite(held)
+    points = np.column_stack([values[index] for values, index in zip(axes, np.nonzero(at), strict=True)])
+    return Series(label=series.label, points=points, seconds=held[at])
+
+
+def _axes(series: list[Series]) -> list[Floats]:
+    return [np.unique(column) for column in np.concatenate([each.points for each in series]).T]
+
+
+def _median(engines: Mapping[str, Series]) -> Grid:
+    grid = merge(AXES["moe"], distinct(list(engines.values())))
+    return replace(grid, seconds=envelope(grid.seconds, [2]))
+
+
+def _experts_table(key: Experts, grid: Grid, reference: Gpu) -> RatioTable:
+    tokens = np.isin(grid.axes["tokens"], TOKENS)
+    axes = {**grid.axes, "tokens": grid.axes["tokens"][tokens]}
+    ideal_s = ideal_time_s(axes, "moe", key, reference)
+    return RatioTable.from_seconds(axes, ideal_s * np.round(grid.seconds[..., tokens] / ideal_s, 2), ideal_s)
+
+
+def _capped(own: Series, base: RatioTable) -> RatioTable:
+    """An engine's times where `base` has its own, in whole hundredths of those and at most as long."""
+    inside = np.logical_and.reduce([np.isin(own.points[:, i], values) for i, values in enumerate(base.axes)])
+    within = replace(own, points=own.points[inside], seconds=own.seconds[inside])
+    share = np.minimum(1.0, np.maximum(0.01, np.round(dense(list(base.axes), within) / base.seconds, 2)))
+    return replace(base, seconds=base.seconds * share)
+
+
+def _factors(experts: Mapping[Experts, Mapping[str, Series]]) -> dict[Experts, RatioTable]:
+    """Times with other imbalances over those with the measured one: medians over engines, formats, widths and TP."""
+    logs: dict[Experts, dict[tuple[float, float], list[float]]] = defaultdict(lambda: defaultdict(list))
+    for key, engines in experts.items():
+        if key.imbalance == MEASURED_IMBALANCE:
+            continue
+        for engine, series in engines.items():
+            level = experts.get(key._replace(imbalance=MEASURED_IMBALANCE), {}).get(engine)
+            level_s = dict(zip(map(tuple, level.points.tolist()), level.seconds.tolist(), strict=True)) if level else {}
+            for (expert_tp, ep, tokens), seconds in zip(series.points.tolist(), series.seconds.tolist(), strict=True):
+                if tokens in TOKENS and (expert_tp, ep, tokens) in level_s:
+                    logs[any_layer(key)][ep, tokens].append(np.log(seconds / level_s[expert_tp, ep, tokens]))
+    factors = {}
+    for key, cells in sorted(logs.items()):
+        ep, tokens = (np.unique(column) for column in np.array(list(cells)).T)
+        values = np.full((1, len(ep), len(tokens)), np.nan)
+        for (of, count), many in cells.items():
+            at = 0, int(np.searchsorted(ep, of)), int(np.searchsorted(tokens, count))
+            values[at] = round(float(np.exp(np.median(many))), 2)
+        axes = dict(zip(AXES["moe"], (np.ones(1), ep, tokens), strict=True))
+        factors[key] = RatioTable.from_seconds(axes, values, 1.0)
+    return factors
+
+
+def _left_out(
+    grids: Mapping[Experts, Grid], experts: Mapping[Experts, RatioTable], reference: Gpu
+) -> dict[str, ErrorStats]:
+    """Errors of one format's tables on the medians at token counts that they lack, and of layers made of the others."""
+    predicted: dict[str, list[Floats]] = defaultdict(list)
+    measured: dict[str, list[Floats]] = defaultdict(list)
+    for key, grid in grids.items():
+        ideal_s = ideal_time_s(grid.axes, "moe", key, reference)
+        tables = {"aggregated": experts[key]}
+        if others := {other: experts[other] for other in grids if other != key}:
+            tables["other layers"] = transferred(key, others)
+        for against, table in tables.items():
+            rows = np.isfinite(grid.seconds)
+            if against == "aggregated":
+                rows &= ~np.isin(grid.axes["tokens"], TOKENS)
+            predicted[against].append(predicted_s(table, grid.axes, ideal_s)[rows])
+            measured[against].append(grid.seconds[rows])
+    return {
+        against: ErrorStats.of(np.concatenate(predicted[against]), np.concatenate(measured[against]))
+        for against in predicted
+    }
+
+
+def _curve(series: Series) -> Curve:
+    """Times of a dispatch or combine, at every fourth power of two: they are read against a formula."""
+    size_bytes = series.points[:, 0]
+    tokens = size_bytes / parquet.TOKEN_BYTES
+    kept = np.isin(tokens, TOKENS) | (tokens == tokens.min()) | (tokens == tokens.max())
+    seconds = np.array([float(f"{each:.4g}") for each in series.seconds])
+    curve = Curve(size_bytes=size_bytes[kept], seconds=seconds[kept])
+    errors = ErrorStats.of(curve.seconds_at(size_bytes[~kept])[0], seconds[~kept])
+    return replace(curve, left_out={"aggregated": errors})
+
+
+def _source(measured: MoeMeasurements, what: str, notes: tuple[str, ...], engine: str = "") -> ProfileSource:
+    return ProfileSource(
+        what=f"system {measured.system}: {what}",
+        version=parquet.VERSION,
+        licence="Apache-2.0",
+        files=tuple(file for file in measured.files if f"/{engine}" in file),
+        citation=f"https://pypi.org/project/{parquet.PACKAGE}/{parquet.VERSION}/, (c) NVIDIA and affiliates",
+        notes=notes,
+    )

@@ -1,0 +1,210 @@
+"""Files of what models with routed experts or latent attention need, in the folder ``moe`` next to their profiles.
+
+They are files of their own because dense models need nothing of them. Times of experts are in hundredths: of the
+roofline in a GPU's file, which holds those of the median engine; of that file's in an engine's, and at most 100.
+"""
+
+import dataclasses
+import gzip
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field, ValidationError
+
+from ladder_sim.costs.experts import over
+from ladder_sim.costs.lookup import ErrorStats, RatioTable
+from ladder_sim.costs.profile import MoeTables, Positive, ProfileSource
+from ladder_sim.costs.roofline import Experts, Gpu, Kind
+from ladder_sim.costs.table_parts import (
+    CurvePart,
+    FormatName,
+    Ranks,
+    TablePart,
+    curve,
+    entry,
+    grid,
+    ideal_time_s,
+    table,
+)
+from ladder_sim.costs.typed_json import BrokenRuleError, Part, refused
+from ladder_sim.des.shared import Floats
+from ladder_sim.errors import ProfileError
+from ladder_sim.graph.ops import Imbalance
+from ladder_sim.specs.workload import KvDType
+from ladder_sim.system.files import read_bytes, write_file
+
+SCHEMA_VERSION = 1
+# a larger document is not such a file: shipped ones unpack to about 0.1 MB
+MAX_DOCUMENT_BYTES = 16 * 2**20
+# entries by kind of table
+_TABLES: tuple[Kind, ...] = ("mla_prefill", "mla_decode", "bmm")
+
+Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
+
+
+class LayerPart(Part):
+    """An `Experts`; an empty format stands for every format and width."""
+
+    format: Literal[FormatName, ""]
+    hidden: Count
+    width: Count
+    experts: Count
+    top_k: Count
+    imbalance: Imbalance = "power-law-1.01"
+
+    @property
+    def key(self) -> Experts:
+        """Of its table."""
+        return Experts(*(getattr(self, name) for name in Experts._fields))
+
+
+class ExpertsPart(LayerPart):
+    """Experts and their table."""
+
+    axes: dict[str, Annotated[list[Positive], Field(min_length=1)]]
+    percent: list[Annotated[int, Field(ge=1)] | None]
+    """Of the roofline; of an imbalance that was not measured for every layer, of the time with the measured one. Last
+    axis fastest; null where nothing was measured."""
+
+
+class SharePart(LayerPart):
+    """Experts of an engine, on the grid of the GPU's table."""
+
+    percent: list[Annotated[int, Field(ge=1, le=100)] | None]
+    """Of its times; null where the engine was not measured."""
+
+
+class MoeDocument(Part):
+    """The file."""
+
+    schema_version: Literal[1]
+    name: str
+    created: str
+    sources: tuple[ProfileSource, ...]
+    experts: list[ExpertsPart] = Field(default_factory=list)
+    shares: list[SharePart] = Field(default_factory=list)
+    mla_prefill: dict[KvDType, TablePart] = Field(default_factory=dict)
+    mla_decode: dict[KvDType, TablePart] = Field(default_factory=dict)
+    bmm: dict[FormatName, TablePart] = Field(default_factory=dict)
+    collectives: dict[Literal["dispatch", "combine"], dict[str, dict[Ranks, CurvePart]]] = Field(default_factory=dict)
+    left_out: dict[str, dict[str, ErrorStats]] = Field(default_factory=dict)
+
+
+def read_moe(path: str, reference: Gpu, base: MoeTables | None) -> MoeTables:
+    """Read a file.
+
+    Parameters
+    ----------
+    path
+        Of the file, gzipped.
+    reference
+        Figures of the GPU that was measured.
+    base
+        What was measured on the GPU in any engine; None if this is it.
+
+    Raises
+    ------
+    ProfileError
+        If it cannot be read or breaks a rule; names the entry.
+    """
+    what = "what a profile holds of models with experts"
+    document = read_bytes(Path(path), what=what, limit_bytes=MAX_DOCUMENT_BYTES, unpack=True, error=ProfileError)
+    try:
+        return _tables(MoeDocument.model_validate_json(document), reference, base)
+    except (ValidationError, BrokenRuleError) as broken:
+        raise refused(broken, f"'{path}'", what=what, error=ProfileError) from None
+
+
+def write_moe(own: MoeTables, path: Path, *, name: str, created: str, base: MoeTables | None, reference: Gpu) -> None:
+    """Write a file, the same bytes for the same tables; of an engine's, `own`, what `base` does not say."""
+    entries: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "name": name, "created": created}
+    if base is None:
+        entries["experts"] = [
+            {**key._asdict(), "axes": entry(dict(zip(each.names, each.axes, strict=True))), "percent": _percent(each)}
+            for key, each in own.experts.items()
+        ]
+    else:
+        entries["shares"] = [
+            {**key._asdict(), "percent": _percent(each, base.experts[key])} for key, each in own.experts.items()
+        ]
+    entries |= {kind: entry(own.tables.get(kind, {})) for kind in _TABLES}
+    entries |= {each: entry(getattr(own, each)) for each in ("sources", "collectives", "left_out")}
+    document = json.dumps(entries, separators=(",", ":"), allow_nan=False).encode()
+    path.parent.mkdir(exist_ok=True)
+    write_file(path, gzip.compress(document, 9, mtime=0), error=ProfileError)
+    read_moe(str(path), reference, base)
+
+
+def _percent(own: RatioTable, base: RatioTable | None = None) -> list[int | None]:
+    ratio = np.exp(own.log_ratio) if base is None else own.seconds / base.seconds
+    percent = np.where(np.isnan(own.seconds), np.nan, 100.0 * ratio).ravel().tolist()
+    return [None if share != share else round(share) for share in percent]
+
+
+def _tables(parsed: MoeDocument, reference: Gpu, base: MoeTables | None) -> MoeTables:
+    experts: dict[Experts, RatioTable] = {}
+    for number, part in enumerate(parsed.experts):
+        experts[part.key] = _experts(part, reference, f"experts[{number}]")
+    shares = {part.key: _share(part, base, f"shares[{number}]") for number, part in enumerate(parsed.shares)}
+    tables: dict[Kind, dict[str, RatioTable]] = {
+        kind: {str(of): table(part, kind, of, reference, f"{kind}.{of}") for of, part in getattr(parsed, kind).items()}
+        for kind in _TABLES
+    }
+    own = MoeTables(
+        experts=experts,
+        tables=tables,
+        collectives={
+            op: {
+                kernel: {ranks: curve(part, f"collectives.{op}.{kernel}.{ranks}") for ranks, part in parts.items()}
+                for kernel, parts in kernels.items()
+            }
+            for op, kernels in parsed.collectives.items()
+        },
+        left_out=parsed.left_out,
+        sources=parsed.sources,
+    )
+    if base is None:
+        return own
+    return dataclasses.replace(
+        own,
+        experts={
+            key: others if key.format == "" else over(shares.get(key), others) for key, others in base.experts.items()
+        },
+        tables={
+            kind: {**{of: over(None, each) for of, each in base.tables.get(kind, {}).items()}, **tables[kind]}
+            for kind in _TABLES
+        },
+        left_out={**base.left_out, **own.left_out},
+        sources=(*base.sources, *own.sources),
+    )
+
+
+def _experts(part: ExpertsPart, reference: Gpu, where: str) -> RatioTable:
+    axes = grid(part.axes, "moe", part.percent, where, "percent")
+    ratio = _ratio(part.percent, tuple(len(values) for values in axes.values()), where)
+    # a factor has no roofline
+    ideal_s = ideal_time_s(axes, "moe", part.key, reference) if part.format else 1.0
+    return RatioTable.from_seconds(axes, ratio * ideal_s, ideal_s)
+
+
+def _ratio(percent: list[int | None], shape: tuple[int, ...], where: str) -> Floats:
+    ratio = np.array(percent, np.float64).reshape(shape) / 100.0
+    if np.isnan(ratio).all():
+        raise BrokenRuleError(f"{where}.percent holds no measurement")
+    return ratio
+
+
+def _share(part: SharePart, base: MoeTables | None, where: str) -> RatioTable:
+    others = base.experts.get(part.key) if base else None
+    if others is None:
+        raise BrokenRuleError(f"{where}: the file of its GPU has no such experts")
+    if len(part.percent) != others.seconds.size:
+        raise BrokenRuleError(
+            f"{where}.percent has {len(part.percent)} entries; that of its GPU has {others.seconds.size}"
+        )
+    share = _ratio(part.percent, others.seconds.shape, where)
+    return dataclasses.replace(
+        others, seconds=others.seconds * share, log_ratio=others.log_ratio + np.log(share), left_out={}
+    )

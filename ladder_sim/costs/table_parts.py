@@ -1,0 +1,99 @@
+"""Tables and curves as entries of a JSON file."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
+from ladder_sim.costs.profile import Positive
+from ladder_sim.costs.roofline import AXES, Gpu, Kind, TableOf, roofline_s, table_shape
+from ladder_sim.costs.typed_json import BrokenRuleError, Part
+from ladder_sim.des.shared import Floats
+
+# `ladder_sim.specs.workload.Format.name`
+FormatName = Literal["bf16", "fp8", "fp8-block", "nvfp4", "w4a16", "mxfp4"]
+Ranks = Annotated[int, Field(ge=2, le=1_000_000, strict=False)]
+
+
+class TablePart(Part):
+    """A `RatioTable`: `seconds` is flat, last axis fastest; null where nothing was measured."""
+
+    axes: dict[str, Annotated[list[Positive], Field(min_length=1)]]
+    seconds: list[Positive | None]
+    left_out: dict[str, ErrorStats] = Field(default_factory=dict)
+
+
+class CurvePart(Part):
+    """A `Curve`."""
+
+    bytes: Annotated[list[Positive], Field(min_length=1)]
+    seconds: Annotated[list[Positive], Field(min_length=1)]
+    left_out: dict[str, ErrorStats] = Field(default_factory=dict)
+
+
+def table(part: TablePart, kind: Kind, table_of: TableOf, reference: Gpu, where: str) -> RatioTable:
+    """Make a table of its entries; `where` they are is for the message of a BrokenRuleError."""
+    axes = grid(part.axes, kind, part.seconds, where, "seconds")
+    seconds = np.array(part.seconds, np.float64).reshape([len(values) for values in axes.values()])
+    if np.isnan(seconds).all():
+        raise BrokenRuleError(f"{where}.seconds holds no measurement")
+    return RatioTable.from_seconds(axes, seconds, ideal_time_s(axes, kind, table_of, reference), part.left_out)
+
+
+def grid(
+    axes: Mapping[str, list[float]], kind: Kind, entries: Sequence[object], where: str, name: str
+) -> dict[str, Floats]:
+    """Axes of a table of `kind` whose `entries`, by `name`, are as many as they make."""
+    if tuple(axes) != AXES[kind]:
+        raise BrokenRuleError(f"{where}.axes is {', '.join(axes)}; it must be {', '.join(AXES[kind])}")
+    arrays = {name: _increasing(values, f"{where}.axes.{name}") for name, values in axes.items()}
+    shape = tuple(len(values) for values in arrays.values())
+    if len(entries) != np.prod(shape, dtype=float):
+        raise BrokenRuleError(f"{where}.{name} has {len(entries)} entries; its axes make {' x '.join(map(str, shape))}")
+    return arrays
+
+
+def ideal_time_s(axes: Mapping[str, Floats], kind: Kind, table_of: TableOf, reference: Gpu) -> Floats:
+    """Ideal times on a grid, seconds."""
+    points = dict(zip(axes, np.ix_(*axes.values()), strict=True))
+    return roofline_s(table_shape(kind, table_of, points), reference)
+
+
+def curve(part: CurvePart, where: str) -> Curve:
+    """Make a curve of its entries; `where` they are is for the message of a BrokenRuleError."""
+    if len(part.bytes) != len(part.seconds):
+        raise BrokenRuleError(f"{where} has {len(part.bytes)} bytes but {len(part.seconds)} seconds")
+    size_bytes = _increasing(part.bytes, f"{where}.bytes")
+    return Curve(size_bytes=size_bytes, seconds=np.array(part.seconds), left_out=part.left_out)
+
+
+def _increasing(values: list[float], where: str) -> Floats:
+    array = np.array(values, np.float64)
+    falls = np.flatnonzero(np.diff(array) <= 0)
+    if falls.size:
+        i = int(falls[0]) + 1
+        raise BrokenRuleError(f"{where}[{i}] is {values[i]:g} after {values[i - 1]:g}; values must increase")
+    return array
+
+
+def entry(value: Any) -> Any:
+    """A part of a profile as JSON."""
+    if isinstance(value, RatioTable):
+        axes = dict(zip(value.names, value.axes, strict=True))
+        return entry({"axes": axes, "seconds": value.seconds, "left_out": value.left_out})
+    if isinstance(value, Curve):
+        return entry({"bytes": value.size_bytes, "seconds": value.seconds, "left_out": value.left_out})
+    if isinstance(value, np.ndarray):
+        # whole numbers without a fraction, NaN (not measured) as null
+        flat = value.ravel().tolist()
+        return [None if x != x else int(x) if abs(x) < 2**53 and x == int(x) else x for x in flat]
+    if isinstance(value, Mapping):
+        return {str(key): entry(inner) for key, inner in value.items()}
+    if isinstance(value, tuple):
+        return [entry(inner) for inner in value]
+    if dataclasses.is_dataclass(value):
+        return {field.name: entry(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return value
