@@ -31,8 +31,23 @@ def test_weights_and_cache_of_every_phase_are_the_parameters(name: str) -> None:
     for phase in ("prefill", "decode", "mixed"):
         graph = graph_of(phase, model=name, dtype="bf16")
         assert sum(op.weight_bytes for op in graph.ops()) == 2 * model.parameters, phase
-    used = memory_use(Scenario.of(model=name, tp=1, dtype="bf16", kv_dtype="bf16", batch=3, prompt=100, gen=20))
-    assert used.kv_cache_bytes == model.kv_bytes_per_token(2) * 3 * 120
+
+
+@pytest.mark.parametrize("name", catalog.model_names())
+def test_a_step_reads_the_cache_that_is_held(name: str) -> None:
+    """What a further token of context adds to both is that of the layers that attend to all of them."""
+    model, length = catalog.model(name), 100_000
+    kinds = [kind.attention for kind in model.kinds]
+    token = 2 * sum(attention.kv_elements for attention in kinds if not attention.window)
+    assert all(0 <= attention.window < length for attention in kinds)
+    one = {"model": model, "tp": 1, "dtype": "bf16", "kv_dtype": "bf16", "stack": "vllm", "batch": 3, "gen": 1}
+    # within every window
+    assert memory_use(Scenario.of(**one, prompt=99)).kv_cache_bytes == 3 * 100 * model.kv_bytes_per_token(2)
+    held = [memory_use(Scenario.of(**one, prompt=length + more)).kv_cache_bytes for more in (0, 1)]
+    assert held[1] - held[0] == 3 * token
+    graphs = [build(Scenario.of(**one), "decode", length + more) for more in (0, 1)]
+    read = [sum(op.shape.moved_bytes for op in graph.ops() if op.kind == "attention") for graph in graphs]
+    assert read[1] - read[0] == 3 * token
 
 
 def test_published_sizes_of_checkpoints() -> None:

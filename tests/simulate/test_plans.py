@@ -8,7 +8,7 @@ import pytest
 from ladder_sim import Scenario, predict
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.graph.build import PassInputs, build
-from ladder_sim.graph.ops import Phase
+from ladder_sim.graph.ops import CollectiveShape, Phase
 from ladder_sim.graph.sizes import Sizes
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.passes import simulate
@@ -134,12 +134,45 @@ def test_sends_to_another_node_take_longer() -> None:
     assert times["1ms"] - times["40us"] == pytest.approx(960e-6 / 2, rel=1e-6)  # type: ignore[operator]
 
 
+@pytest.mark.parametrize("model", ["70b", "qwen3-30b-a3b", "deepseek-v2-lite"])
+def test_degrees_of_one_change_nothing(model: str) -> None:
+    """One stage has nothing to send, one part of the experts nothing to exchange, one replica nothing to share."""
+    plain = Scenario.of(model=model, tp=4, batch=8, stack="vllm")
+    ones = Scenario.of(model=model, tp=4, pp=1, ep=1, attention_dp=1, dp=1, sp=False, batch=8, stack="vllm")
+    assert ones == plain
+    for phase in ("prefill", "decode", "mixed"):
+        messages = [op for op in build(plain, phase, 1025).ops() if isinstance(op.shape, CollectiveShape)]
+        assert {message.shape.group for message in messages} == {"tensor"}, phase  # type: ignore[union-attr]
+    assert plain.plan.prefill_passes(8, plain.model.layers) == 1
+    assert plain.plan.micro_batch(8) == 8
+
+
 def test_expert_parallelism_of_a_whole_node_divides_the_work_as_tensor_parallelism() -> None:
-    by_width, by_expert = (
-        predict(Scenario.of(model="qwen3-30b-a3b", tp=8, ep=ep, batch=16, stack="vllm"), "standard", profile="none")
-        for ep in (1, 8)
-    )
-    assert by_width.request_s == by_expert.request_s
+    """Where tokens choose experts evenly.
+
+    With several experts for each token ranks sum fewer outputs by whole experts than by their widths, which each of
+    them has an output of.
+    """
+    many = catalog.model("qwen3-30b-a3b")
+    for per_token in (1, 8):
+        model = dataclasses.replace(many, experts_per_token=per_token)
+        by_width, by_expert = (
+            predict(Scenario.of(model=model, tp=8, ep=ep, batch=16, stack="vllm"), "standard", profile="none")
+            for ep in (1, 8)
+        )
+        if per_token == 1:
+            assert by_expert.request_s == pytest.approx(by_width.request_s, rel=1e-12)
+        else:
+            assert 0.9 * by_width.request_s < by_expert.request_s < by_width.request_s
+        shapes = [
+            next(
+                op.shape
+                for op in build(Scenario.of(model=model, tp=8, ep=ep), "prefill", 1024).ops()
+                if op.kind == "experts"
+            )
+            for ep in (1, 8)
+        ]
+        assert shapes[0].flops == shapes[1].flops
 
 
 def test_latent_attention_reads_less_of_a_long_context() -> None:
