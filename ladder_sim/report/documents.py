@@ -188,10 +188,13 @@ def servings_document(name: str, comparisons: Sequence[ServingComparison]) -> Do
 
 def _serving_fields(comparison: ServingComparison) -> dict[str, Any]:
     row, setup = comparison.serving, comparison.serving.setup
+    fields = asdict(setup)
+    plan = fields.pop("plan")
     return {
         "line": row.line,
         "source": row.source,
-        **asdict(setup),
+        **fields,
+        **plan,
         "concurrency": row.concurrency,
         "prompt": row.prompt,
         "gen": row.gen,

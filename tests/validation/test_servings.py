@@ -48,7 +48,7 @@ def read(**changed: str) -> Serving:
 def test_a_row_is_read_with_the_names_of_this_catalog() -> None:
     row = read()
     assert (row.setup.model, row.setup.cluster, row.setup.stack) == ("qwen3-32b", "h100-sxm", "vllm@0.12.0")
-    assert (row.setup.dtype, row.setup.tp, row.setup.arrivals) == ("bf16", 4, "steady")
+    assert (row.setup.dtype, row.setup.plan.tp, row.setup.arrivals) == ("bf16", 4, "steady")
     assert (row.line, row.concurrency, row.prompt, row.gen) == (2, 64, 1024, 512)
     assert row.ttft_s == pytest.approx(0.3461)
     assert row.tpot_s == pytest.approx(0.0196)
@@ -69,6 +69,124 @@ def test_campaigns_say_what_arrived_in_lockstep_unless_the_row_does() -> None:
     assert read(backend="sglang", backend_version="0.5.1.post1").setup.arrivals == "lockstep"
     assert read(backend="sglang", backend_version="0.5.6.post2").setup.arrivals == "steady"
     assert read(backend="sglang", backend_version="0.5.1.post1", arrivals="steady").setup.arrivals == "steady"
+
+
+R1 = {
+    "model_path": "deepseek-ai/DeepSeek-R1",
+    "system": "b200_sxm",
+    "backend": "trtllm",
+    "backend_version": "1.2.0rc6.post2",
+    "dtype": "fp8",
+    "gemm_quant_mode": "fp8",
+    "moe_quant_mode": "fp8_block",
+    "tp_size": "8",
+    "pp_size": "1",
+    "attention_dp_size": "1",
+    "moe_tp_size": "8",
+    "moe_ep_size": "1",
+    "concurrency": "16",
+    "isl": "1024",
+    "osl": "8192",
+    "silicon_ttft_ms": "200",
+    "silicon_tpot_ms": "15",
+}
+MINIMAX = {
+    **R1,
+    "model_path": "MiniMaxAI/MiniMax-M2.5",
+    "backend": "vllm",
+    "backend_version": "0.19.0",
+    "tp_size": "2",
+    "moe_tp_size": "2",
+    "moe_quant_mode": "fp8",
+}
+
+
+def plans(*rows: dict[str, str]) -> list[tuple[str, int]]:
+    return [(str(row.setup.plan), row.concurrency) for row in read_servings(table(*rows), "t.csv")]
+
+
+def test_columns_of_a_plan_are_read() -> None:
+    (row,) = read_servings(table(R1), "t.csv")
+    assert (str(row.setup.plan), row.setup.dtype, row.setup.kv_dtype) == ("TP 8", "fp8-block", "fp8")
+    # lengths of InferenceMAX are those of its longest requests
+    assert (row.prompt, row.gen) == (922, 7373)
+    assert plans({**R1, "moe_tp_size": "1", "moe_ep_size": "8"}) == [("TP 8, EP 8", 16)]
+    attention_dp = {"tp_size": "1", "moe_tp_size": "1", "moe_ep_size": "8"}
+    assert plans({**R1, **attention_dp, "attention_dp_size": "8"}) == [("TP 1 x attention DP 8, EP 8", 128)]
+    # left empty, it follows from the others
+    assert plans({**R1, **attention_dp, "attention_dp_size": ""}) == [("TP 1 x attention DP 8, EP 8", 128)]
+    with pytest.raises(
+        UsageError, match="line 2: tp_size 4 x attention_dp_size 1: must be moe_tp_size 8 x moe_ep_size"
+    ):
+        plans({**R1, "tp_size": "4"})
+
+
+def test_gpus_that_a_campaign_counts_twice_are_counted_once() -> None:
+    product = {"moe_tp_size": "4", "moe_ep_size": "4"}
+    assert plans({**R1, **product, "tp_size": "16"}) == [("TP 4, EP 4", 16)]
+    groups = {"tp_size": "1", "attention_dp_size": "64", "moe_tp_size": "8", "moe_ep_size": "8", "concurrency": "4"}
+    assert plans({**R1, **groups}) == [("TP 1 x attention DP 8, EP 8", 256)]
+    # of another model they are what they say
+    qwen = {"model_path": "Qwen/Qwen3-235B-A22B-FP8", "tp_size": "4", "moe_tp_size": "2", "moe_ep_size": "2"}
+    assert plans({**R1, **qwen}) == [("TP 4, EP 2", 16)]
+
+
+def test_a_degree_of_attention_that_had_no_effect_is_seen_by_a_row_with_equal_times() -> None:
+    shared = {**MINIMAX, "moe_tp_size": "1", "moe_ep_size": "2", "concurrency": "32"}
+    apart = {**MINIMAX, "attention_dp_size": "2", "moe_tp_size": "1", "moe_ep_size": "4", "concurrency": "16"}
+    assert plans(apart) == [("TP 1 x attention DP 2, EP 2", 32)]
+    assert plans(shared, {**apart, "silicon_tpot_ms": "15.2"}) == [("TP 2, EP 2", 32)] * 2
+    slower = {**apart, "silicon_tpot_ms": "16"}
+    assert plans(shared, slower) == [("TP 2, EP 2", 32), ("TP 1 x attention DP 2, EP 2", 32)]
+    assert plans({**apart, "system": "h100_sxm"}) == [("TP 2, EP 2", 32)]
+
+
+def test_experts_whose_width_has_no_whole_blocks_are_not_split() -> None:
+    # 1536 over 8 ranks are 192, in blocks of 128
+    assert plans({**MINIMAX, "tp_size": "8", "moe_tp_size": "8"}) == [("TP 8, EP 8", 16)]
+    four_bits = {"tp_size": "8", "moe_tp_size": "8", "dtype": "fp4", "moe_quant_mode": "nvfp4"}
+    assert plans({**MINIMAX, **four_bits}) == [("TP 8", 16)]
+
+
+def test_a_checkpoint_keeps_parts_of_its_layers_in_16_bits() -> None:
+    (row,) = read_servings(
+        table({**R1, "dtype": "fp4", "gemm_quant_mode": "nvfp4", "moe_quant_mode": "nvfp4"}), "t.csv"
+    )
+    scenario = row.setup.scenario()
+    assert (scenario.workload.dtype, scenario.model.unquantized) == ("nvfp4", ("qkv",))
+    (row,) = read_servings(table({**MINIMAX, "dtype": "fp4", "moe_quant_mode": "nvfp4"}), "t.csv")
+    assert row.setup.scenario().model.unquantized == ("qkv", "out")
+
+
+def test_rows_of_what_is_not_modelled_are_left_out_with_the_reason() -> None:
+    def left_out(*rows: dict[str, str]) -> list[str]:
+        return [row.left_out.partition(",")[0] for row in read_servings(table(*rows), "t.csv")]
+
+    speculative = "speculative decoding"
+    assert left_out({**R1, "backend_version": "1.2.0rc6.post3"}) == [speculative]
+    assert left_out({**R1, "backend_version": "1.1.0rc2.post2"}) == [speculative]
+    without = {**R1, "backend_version": "1.1.0rc2.post2", "dtype": "fp4", "concurrency": "16"}
+    assert left_out(without) == [""]
+    # the faster one of two equal points, a copy of the slower one stays
+    sglang = {**R1, "backend": "sglang", "backend_version": "0.5.9"}
+    faster = {**sglang, "silicon_tpot_ms": "11"}
+    assert left_out(sglang, faster, sglang) == ["", speculative, ""]
+    assert left_out(faster) == [""]
+    racks = {**R1, "system": "gb200", "backend_version": "", "tp_size": "72", "moe_tp_size": "72"}
+    assert left_out(racks) == ["prefill and decode on GPUs of their own"]
+    compared = compare_servings(read_servings(table(R1, racks), "t.csv"))
+    assert compared[0].tpot is not None
+    assert (compared[1].tpot, compared[1].ttft, compared[1].note) == (None, None, compared[1].serving.left_out)
+    # no fault of the predictions
+    gate(compared, 10.0)
+    assert list(summarize_servings(compared)["plan"]) == ["TP"]
+
+
+def test_a_step_reads_the_weights_of_the_experts_in_use() -> None:
+    (row,) = read_servings(table({**R1, "concurrency": "1", "silicon_tpot_ms": "4"}), "t.csv")
+    assert row.tpot_s == pytest.approx(0.004)
+    with pytest.raises(UsageError, match="a step reads the weights"):
+        read_servings(table({**R1, "concurrency": "1", "silicon_tpot_ms": "0.015"}), "t.csv")
 
 
 @pytest.mark.parametrize(
@@ -104,6 +222,12 @@ def test_campaigns_say_what_arrived_in_lockstep_unless_the_row_does() -> None:
         ({"concurrency": "0"}, "t.csv, line 2: concurrency is '0'", "concurrency 8"),
         ({"isl": "many"}, "t.csv, line 2: isl is 'many': must be a number without unit", "count"),
         ({"arrivals": "random"}, "t.csv, line 2: unknown arrivals 'random'", "steady"),
+        ({"precision": "bf16"}, "t.csv, line 1: columns dtype and precision are the same", "one of them"),
+        (
+            {"moe_ep_size": "3"},
+            "t.csv, line 2: tp_size 4 x attention_dp_size 1: must be moe_tp_size 1 x moe_ep",
+            "same ranks",
+        ),
         ({"latency_s": "1"}, "t.csv, line 1: unknown column 'latency_s'", ""),
     ],
 )
