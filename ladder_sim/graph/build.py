@@ -164,6 +164,9 @@ class _Builder:
         # partial sums that the next norm's kernel is to reduce
         self.partial: set[str] = set()
 
+        # op next to which ops are added that run on a stream of their own
+        self.next_to = ""
+
         # outputs of shared experts, by what they are added to once it has arrived
         self.shared: dict[str, tuple[str, int]] = {}
 
@@ -192,7 +195,8 @@ class _Builder:
     def _op(
         self, name: str, kind: OpKind, shape: Shape, after: Sequence[str], *, layer: int = -1, weights: float = 0.0
     ) -> str:
-        return self.graph.add_op(Op(name=name, kind=kind, shape=shape, layer=layer, weight_bytes=weights), after=after)
+        op = Op(name=name, kind=kind, shape=shape, layer=layer, weight_bytes=weights, next_to=self.next_to)
+        return self.graph.add_op(op, after=after)
 
     def _elementwise(
         self, name: str, kind: OpKind, moved: float, after: Sequence[str], layer: int, weights: float = 0.0
@@ -544,14 +548,16 @@ class _Builder:
             format=own.name,
         )
         weights = held * ((ups + 1) * float(self.model.hidden) * width * own.weight_bytes + biases * STATE_BYTES)
-        output = self._op(f"{prefix}.experts", "experts", shape, needed, layer=layer, weights=weights)
+        output = routed = self._op(f"{prefix}.experts", "experts", shape, needed, layer=layer, weights=weights)
         if gathers:
             message = float(every) * self.model.hidden * STATE_BYTES
             output = self._collective(f"{prefix}.combine", "reduce_scatter", message, [output], layer, group="experts")
         if moe.shared is None:
             return output
+        self.next_to = routed if self.phase == "decode" and self.stack.shared_expert_stream else ""
         up = self._up(f"{prefix}.shared", moe.shared, norm, layer)
         self.shared[output] = self._mlp(f"{prefix}.shared", moe.shared, up, layer), layer
+        self.next_to = ""
         # what other ranks send may be waited for later
         later = gathers and self.tp == 1 and block.part == "mlp"
         return output if later else self._with_shared(output)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ladder_sim.costs.estimate import Estimate
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.des.program import Program, Stream, Task
-from ladder_sim.des.shared import Device, Number
+from ladder_sim.des.shared import Device, Number, maximum
 from ladder_sim.graph.build import PassInputs, build
 from ladder_sim.graph.ops import COLLECTIVE_KINDS, Op, Phase
 from ladder_sim.graph.variants import Layer, Wiring
@@ -76,6 +76,8 @@ class Schedule:
     """Kind and shape of each of them, as text, which remembers its hash."""
     same_as: tuple[int, ...]
     """Position in `distinct` of each op's like."""
+    next_to: Mapping[int, tuple[int, ...]]
+    """Positions in `distinct`: of ops with others next to them, and of those of one layer, as `Op.next_to` says."""
     spans: Mapping[tuple[int, Lead], int]
     """How often each of the distinct ops comes after which lead, layers left out included."""
     periods: tuple[Period, ...]
@@ -109,7 +111,11 @@ def schedule(inputs: PassInputs, phase: Phase, keep: int) -> Schedule:
     streams = tuple(COMM if op.kind in COLLECTIVE_KINDS else COMPUTE for op in ops)
     after = tuple(tuple(position[name] for name in graph.predecessors(op.name)) for op in ops)
     numbers: dict[str, int] = {}
-    same_as = tuple(numbers.setdefault(f"{op.kind} {op.shape}", len(numbers)) for op in ops)
+    same_as = tuple(numbers.setdefault(_key(op), len(numbers)) for op in ops)
+    next_to: dict[str, tuple[int, ...]] = {}
+    for op, like in zip(ops, same_as, strict=True):
+        if op.next_to:
+            next_to[op.next_to] = (*next_to.get(op.next_to, ()), like)
     first = {number: op for op, number in reversed(list(zip(ops, same_as, strict=True)))}
     leads = _leads(streams, after, same_as)
     repeats = condensed.repeats
@@ -128,12 +134,18 @@ def schedule(inputs: PassInputs, phase: Phase, keep: int) -> Schedule:
         distinct=tuple(first[number] for number in range(len(numbers))),
         keys=tuple(numbers),
         same_as=same_as,
+        next_to={same_as[position[name]]: others for name, others in next_to.items()},
         spans=dict(spans),
         periods=_periods(condensed.layers, ops),
         eager=not (stack.cuda_graphs if phase == "decode" else stack.prefill_cuda_graphs),
         synchronises=any(op.kind in ("all_reduce", "all_reduce_norm", "all_gather", "reduce_scatter") for op in ops),
         serial=all(streams[i] == streams[i - 1] or i - 1 in after[i] for i in range(1, len(ops))),
     )
+
+
+def _key(op: Op) -> str:
+    """Equal for ops that take equally long."""
+    return f"{op.kind} {op.shape}" + (" next to another" if op.next_to else "")
 
 
 def _leads(streams: Sequence[int], after: Sequence[tuple[int, ...]], same_as: Sequence[int]) -> tuple[Lead, ...]:
@@ -212,6 +224,12 @@ def op_times(
         estimate.seconds if op.kind in COLLECTIVE_KINDS else estimate.seconds * slowdown
         for op, estimate in zip(plan.distinct, estimates, strict=True)
     ]
+    for first, others in plan.next_to.items():
+        alone_s = sum((durations_s[other] for other in others), start=0.0)
+        # each keeps its part of what they last longer
+        longer = maximum(0.0, 1.0 - durations_s[first] / alone_s)
+        for other in set(others):
+            durations_s[other] = durations_s[other] * longer
     return durations_s, leads_s, stack.eager_launch_s if plan.eager else stack.graph_launch_s
 
 

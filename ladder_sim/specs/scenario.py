@@ -24,8 +24,8 @@ from ladder_sim.units import short_name
 _MAX_NODES = 100_000
 # arguments that the specs check
 _CHECKED = {*ARGUMENTS, "variant"} - {"model", "cluster", "stack"}
-# compute capability of the A100
-AMPERE = 8.0
+# compute capabilities of the A100 and of the H100
+AMPERE, HOPPER = 8.0, 9.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

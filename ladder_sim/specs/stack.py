@@ -130,6 +130,8 @@ class StackSpec:
     """CPU time to launch one kernel where no CUDA graph is used, seconds."""
     memory_overhead_bytes: Bytes
     """Context, communicator buffers and allocator slack per GPU, bytes."""
+    expert_launch_s: Seconds = 0.0
+    """The same in models with experts, where it is another one; 0: it is not."""
     graph_launch_s: Seconds = 0.0
     """CPU time from deciding to run a CUDA graph to its first kernel, seconds."""
     kernel_gap_s: Seconds = 0.0
@@ -165,6 +167,12 @@ class StackSpec:
     """What quantising the input of a GEMM at run time takes beyond one small kernel, seconds."""
     quantize_element_bytes: Annotated[float, Limits(0, 1_000)] = 3.0
     """Memory traffic that quantising one element takes as long as, bytes: 2 read and 1 written, or more."""
+    shared_expert_stream: bool = False
+    """In decode shared experts run on a stream of their own, next to the routed ones."""
+    expert_padding: Tokens = 0
+    """Rows to a multiple of which an expert's tokens are padded, of every expert of a rank, in fp8 blocks on Hopper."""
+    padded_share: Factor = 1.0
+    """Share of the tensor cores' peak at which padded experts are multiplied."""
     fp8_kv_cache: bool = False
     """The KV cache is fp8 by default where activations have 8 bits or fewer."""
     step_tokens: Tokens = 0
