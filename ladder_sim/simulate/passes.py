@@ -28,6 +28,7 @@ from ladder_sim.graph.build import PassInputs
 from ladder_sim.graph.ops import Op, Phase
 from ladder_sim.graph.sizes import Sizes
 from ladder_sim.simulate.breakdown import Breakdown, SimulatedOp, simulated_ops
+from ladder_sim.simulate.collectives import Collective, collectives
 from ladder_sim.simulate.lower import Schedule, lower, op_times, schedule
 from ladder_sim.specs.cluster import GpuSpec
 from ladder_sim.specs.scenario import Scenario
@@ -173,6 +174,12 @@ class ForwardPass:
         """Every simulated op, in issue order."""
         plan, timeline = self.simulated
         return simulated_ops(plan, self.distinct(plan), self.estimates(plan), timeline, self._critical)
+
+    @cached_property
+    def collectives(self) -> list[Collective]:
+        """Its collectives, and what each can run next to, layers left out included."""
+        plan, timeline = self.simulated
+        return collectives(plan, self.distinct(plan), timeline)
 
     @cached_property
     def breakdown(self) -> Breakdown:

@@ -13,7 +13,7 @@ from tests.support.commands import SMALL, Ran, process, run
 from tests.support.configs import MISTRAL_7B
 
 FOUR = ["standard", "parallel", "ladder", "upper-bound"]
-TOP = ["schema_version", "batching", "scenario", "variants", "provenance", "validated", "warnings"]
+TOP = ["schema_version", "batching", "scenario", "variants", "collectives", "provenance", "validated", "warnings"]
 SCENARIO = {
     "model": "llama-3.1-405b",
     "cluster": "h100-sxm",

@@ -1,6 +1,6 @@
 """What `predict --explain` adds: every op of each variant."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -9,6 +9,7 @@ from ladder_sim.answer import Prediction
 from ladder_sim.display.console import WholeTable, table
 from ladder_sim.graph.ops import AttentionShape, BmmShape, CollectiveShape, GemmShape, MlaShape, MoeShape, Op, Phase
 from ladder_sim.simulate.breakdown import SimulatedOp
+from ladder_sim.simulate.collectives import Collective
 from ladder_sim.simulate.passes import ForwardPass
 from ladder_sim.specs.workload import KV_BYTES
 from ladder_sim.units import format_bytes, format_seconds
@@ -31,7 +32,10 @@ def _explanation(prediction: Prediction) -> list[RenderableType]:
     for step in (prediction.request.prefill, prediction.request.decode):
         if step is not None:
             name = _STEPS[step.plan.phase]
-            parts += [Text(), _op_table(f"{prediction.variant}: {name}, {format_seconds(float(step.seconds))}", step)]
+            title = f"{prediction.variant}: {name}, {format_seconds(float(step.seconds))}"
+            parts += [Text(), _op_table(title, step)]
+            if step.collectives:
+                parts += [Text(), _collectives_table(step.collectives)]
     memory = prediction.memory
     parts.append(
         Text(
@@ -89,6 +93,28 @@ def _op_table(title: str, step: ForwardPass) -> WholeTable:
         )
     columns = ("op", "shape per GPU", "source", "count", "alone", "all", "of step", "critical")
     return table(columns, body, left=3, keys=2, title=title)
+
+
+def _collectives_table(collectives: Sequence[Collective]) -> WholeTable:
+    """What each collective of a step waits for, what it can run next to, and what waits for it."""
+    rows = [
+        (
+            each.name,
+            each.after,
+            " to ".join(dict.fromkeys((each.next_to[0], each.next_to[-1]))) if each.next_to else "nothing",
+            each.needed_by or "the next step",
+            str(each.count),
+            format_bytes(each.message_bytes),
+            format_seconds(each.seconds),
+            f"{each.hidden_s / each.seconds:.0%}",
+        )
+        for each in collectives
+    ]
+    return table(
+        ("collective", "waits for", "can run next to", "needed by", "count", "message", "all", "hidden"),
+        rows,
+        left=4,
+    )
 
 
 def _shape_text(op: Op) -> str:
