@@ -5,7 +5,7 @@
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -28,8 +28,8 @@ class Facts:
     """Of the server."""
     arrivals: str = "steady"
     """Of the requests."""
-    memory_fraction: float | None = None
-    """Share of the memory that the server was given."""
+    server: Mapping[str, float] = field(default_factory=dict)
+    """Settings of the server, as `Scenario.of` has overrides, that are not the stack's."""
     length_share: float = 1.0
     """Mean length of prompts and answers, as a share of the longest, which are in the table."""
     product_of_gpus: bool = False

@@ -67,8 +67,6 @@ _MAX_MILLISECONDS = 1e9
 _LEAST_SHARE = 0.5
 # of two measurements of TPOT: the smaller is another setting's. Repeats differ by less
 _SAME_TPOT = 0.02
-# the width of a block of weights that has a scale of its own: kernels need whole ones (arXiv 2412.19437, section 3.3)
-_BLOCK = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +83,8 @@ class Setup:
     plan: Plan
     unquantized: tuple[LayerPart, ...] = ()
     """Parts of the layers that the checkpoint keeps in 16 bits, if that is not the model's."""
-    memory_fraction: float | None = None
-    """Share of the memory that the server was given; None: the stack's."""
+    server: tuple[tuple[str, float], ...] = ()
+    """Settings of the server that are not the stack's."""
 
     @property
     def plan_kind(self) -> str:
@@ -104,7 +102,6 @@ class Setup:
         if self.unquantized:
             dtype = cast(DType, self.dtype)
             model = dataclasses.replace(model, weights_dtype=dtype, unquantized=self.unquantized)
-        memory = {} if self.memory_fraction is None else {"stack.memory_fraction": self.memory_fraction}
         return Scenario.of(
             model=model,
             cluster=self.cluster,
@@ -117,7 +114,7 @@ class Setup:
             concurrency=plan.groups if concurrency is None else concurrency,
             prompt=prompt,
             gen=gen,
-            overrides=memory,
+            overrides=dict(self.server),
         )
 
 
@@ -235,7 +232,6 @@ def _row(line: int, cells: Mapping[str, str]) -> _Row:
     model = _model(known.model or cell["model_path"])
     dtype = _format(cell, model, known)
     plan, groups = _plan(cell, known)
-    plan = _with_whole_blocks(plan, model, dtype)
     setup = Setup(
         model=model,
         cluster=_cluster(cell["system"]),
@@ -245,7 +241,7 @@ def _row(line: int, cells: Mapping[str, str]) -> _Row:
         arrivals=cell["arrivals"] or known.arrivals,
         plan=plan,
         unquantized=known.unquantized,
-        memory_fraction=known.memory_fraction,
+        server=tuple(known.server.items()),
     )
     serving = Serving(
         line=line,
@@ -316,13 +312,6 @@ def _plan(cell: Mapping[str, str], known: Facts) -> tuple[Plan, int]:
             hint="attention and experts of a layer are on the same ranks",
         )
     return Plan(tp=tp, pp=pp, ep=ep, attention_dp=attention_dp), groups
-
-
-def _with_whole_blocks(plan: Plan, model: str, dtype: str) -> Plan:
-    """The plan with whole experts, where ranks would get parts of blocks of weights: no engine runs that."""
-    width = catalog.model(model).expert_intermediate
-    cut = dtype == "fp8-block" and width and width // plan.expert_tp % _BLOCK
-    return dataclasses.replace(plan, ep=plan.ranks) if cut else plan
 
 
 def _degree(cell: Mapping[str, str], column: str, empty: int) -> int:

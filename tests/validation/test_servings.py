@@ -141,13 +141,6 @@ def test_a_degree_of_attention_that_had_no_effect_is_seen_by_a_row_with_equal_ti
     assert plans({**apart, "system": "h100_sxm"}) == [("TP 2, EP 2", 32)]
 
 
-def test_experts_whose_width_has_no_whole_blocks_are_not_split() -> None:
-    # 1536 over 8 ranks are 192, in blocks of 128
-    assert plans({**MINIMAX, "tp_size": "8", "moe_tp_size": "8"}) == [("TP 8, EP 8", 16)]
-    four_bits = {"tp_size": "8", "moe_tp_size": "8", "dtype": "fp4", "moe_quant_mode": "nvfp4"}
-    assert plans({**MINIMAX, **four_bits}) == [("TP 8", 16)]
-
-
 def test_a_checkpoint_keeps_parts_of_its_layers_in_16_bits() -> None:
     (row,) = read_servings(
         table({**R1, "dtype": "fp4", "gemm_quant_mode": "nvfp4", "moe_quant_mode": "nvfp4"}), "t.csv"
