@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ladder_sim.des.shared import Floats, Number, any_true
-from ladder_sim.graph.build import STATE_BYTES
+from ladder_sim.graph.inputs import STATE_BYTES
 from ladder_sim.graph.ops import AttentionShape, BmmShape, GemmShape, Imbalance, MlaShape, MoeShape, Shape
 from ladder_sim.specs.cluster import GpuSpec
 from ladder_sim.specs.workload import FORMATS, KV_BYTES, Format, TensorCores

@@ -359,8 +359,6 @@ class Op:
     """Decoder layer; -1: before the first or after the last."""
     weight_bytes: float = 0.0
     """Parameters this op holds in memory, bytes."""
-    next_to: str = ""
-    """Op during which it and its like run, on a stream of their own: they take what they last longer; empty: none."""
 
     @property
     def stream(self) -> Stream:

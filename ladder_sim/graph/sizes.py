@@ -94,14 +94,7 @@ class Sizes:
 
     def op(self, op: Op) -> Op:
         """An op of these sizes, given that of a single token."""
-        return Op(
-            name=op.name,
-            kind=op.kind,
-            shape=self.shape(op),
-            layer=op.layer,
-            weight_bytes=op.weight_bytes,
-            next_to=op.next_to,
-        )
+        return Op(name=op.name, kind=op.kind, shape=self.shape(op), layer=op.layer, weight_bytes=op.weight_bytes)
 
     def shape(self, op: Op) -> Shape:
         """The shape of an op of these sizes, given the op of a single token of each sequence."""

@@ -19,7 +19,7 @@ from ladder_sim.costs.memory import kv_requests
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.des.shared import Number, maximum, minimum
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.build import PassInputs
+from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.ops import Phase
 from ladder_sim.graph.sizes import Sizes
 from ladder_sim.serving.closed_loop import Served, lockstep, steady

@@ -46,7 +46,7 @@ def simulated_ops(
     plan
         The simulated layers.
     distinct, estimates
-        Of each of ``plan.distinct``: the op at the size of the pass, and its cost.
+        Of each role in ``plan.layout``: the op at the size of the pass, and its cost.
     timeline
         When its tasks ran: launches, then ops.
     critical
@@ -54,7 +54,7 @@ def simulated_ops(
     """
     launches = len(timeline.end_s) - len(plan.ops)
     span_s = (timeline.end_s - timeline.start_s).tolist()
-    repeats = plan.wiring.repeats
+    repeats = plan.layout.wiring.repeats
     return [
         SimulatedOp(
             op=replace(op, shape=distinct[like].shape),
@@ -63,7 +63,7 @@ def simulated_ops(
             repeats=repeats.get(op.layer, 1),
             critical=index in critical,
         )
-        for index, (op, like) in enumerate(zip(plan.ops, plan.same_as, strict=True), launches)
+        for index, (op, like) in enumerate(zip(plan.ops, plan.layout.same_as, strict=True), launches)
     ]
 
 
@@ -107,7 +107,7 @@ class Breakdown:
         gpu: GpuSpec,
     ) -> Self:
         """That of one pass; as `simulated_ops`, on `gpu`."""
-        repeats = plan.wiring.repeats
+        repeats = plan.layout.wiring.repeats
         compute = timeline.busy([COMPUTE])
         figures = Gpu.of(gpu)
         limits = [_limit(op, figures) for op in distinct]
@@ -121,7 +121,7 @@ class Breakdown:
         for index, op in enumerate(plan.ops[:launches]):
             if index in critical:
                 limits_s["launches"] += repeats.get(op.layer, 1) * (end[index] - start[index])
-        for index, (op, like) in enumerate(zip(plan.ops, plan.same_as, strict=True), launches):
+        for index, (op, like) in enumerate(zip(plan.ops, plan.layout.same_as, strict=True), launches):
             times, span_s = repeats.get(op.layer, 1), end[index] - start[index]
             task, estimate = timeline.program.tasks[index], estimates[like]
             busy_s[op.kind] += times * span_s

@@ -45,20 +45,20 @@ class _Place(NamedTuple):
 def collectives(plan: Schedule, distinct: Sequence[Op], timeline: Timeline) -> list[Collective]:
     """Those of a simulated pass, in issue order; as `ladder_sim.simulate.breakdown.simulated_ops`."""
     compute = timeline.busy([COMPUTE])
-    launches = len(timeline.end_s) - len(plan.ops)
+    launches = len(timeline.end_s) - len(plan.layout.names)
     spans = list(zip(timeline.start_s[launches:].tolist(), timeline.end_s[launches:].tolist(), strict=True))
-    repeats = plan.wiring.repeats
+    repeats = plan.layout.wiring.repeats
     members: dict[_Place, list[int]] = defaultdict(list)
-    for number, stream in enumerate(plan.streams):
+    for number, stream in enumerate(plan.order.streams):
         if stream == COMM:
             members[_place(plan, number)].append(number)
-    times = {number: repeats.get(plan.ops[number].layer, 1) for numbers in members.values() for number in numbers}
+    times = {number: repeats.get(plan.layout.layers[number], 1) for numbers in members.values() for number in numbers}
     shapes: Any = [op.shape for op in distinct]
     return [
         Collective(
             **place._asdict(),
             count=sum(times[number] for number in numbers),
-            message_bytes=float(shapes[plan.same_as[numbers[0]]].message_bytes),
+            message_bytes=float(shapes[plan.layout.same_as[numbers[0]]].message_bytes),
             seconds=sum(times[number] * (spans[number][1] - spans[number][0]) for number in numbers),
             hidden_s=sum(times[number] * overlap_s(spans[number], compute) for number in numbers),
         )
@@ -70,18 +70,19 @@ def _place(plan: Schedule, number: int) -> _Place:
     """Look for the first kernel that waits for a collective, or for one behind it on the same stream."""
     waiting, next_to = {number}, []
     needed_by = ""
-    for later in range(number + 1, len(plan.ops)):
-        if plan.streams[later] == COMM:
+    for later in range(number + 1, len(plan.layout.names)):
+        if plan.order.streams[later] == COMM:
             waiting.add(later)
-        elif waiting.isdisjoint(plan.after[later]):
-            next_to.append(_name(plan.ops[later]))
+        elif waiting.isdisjoint(plan.layout.after[later]):
+            next_to.append(_name(plan, later))
         else:
-            needed_by = _name(plan.ops[later])
+            needed_by = _name(plan, later)
             break
-    after = plan.ops[max(plan.after[number])]
-    return _Place(_name(plan.ops[number]), _name(after), tuple(next_to), needed_by)
+    after = max(plan.layout.after[number])
+    return _Place(_name(plan, number), _name(plan, after), tuple(next_to), needed_by)
 
 
-def _name(op: Op) -> str:
+def _name(plan: Schedule, number: int) -> str:
     """An op's name without its layer."""
-    return op.name.partition(".")[2] if op.layer >= 0 else op.name
+    name = plan.layout.names[number]
+    return name.partition(".")[2] if plan.layout.layers[number] >= 0 else name

@@ -24,7 +24,8 @@ from ladder_sim.des import engine, scan
 from ladder_sim.des.program import Program
 from ladder_sim.des.shared import Number, any_true, maximum, minimum
 from ladder_sim.des.timeline import Timeline
-from ladder_sim.graph.build import PassInputs
+from ladder_sim.graph.build import kernels_of
+from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.ops import Op, Phase
 from ladder_sim.graph.sizes import Sizes
 from ladder_sim.simulate.breakdown import Breakdown, SimulatedOp, simulated_ops
@@ -52,12 +53,12 @@ FIRST_PERIODS = 3
 MORE = 3
 # relative difference under which two periods count as equal: rounding of sums, not a model error
 STEADY = 1e-9
-# ops at the size of a pass and what each costs, by `Schedule.keys`
-Prices = Mapping[str, tuple[Op, Estimate]]
+# ops at the size of a pass and what each costs, by their numbers in `PassKernels.distinct`
+Prices = Mapping[int, tuple[Op, Estimate]]
 
 
 def price(
-    costs: CostModel, passes: Sequence[tuple[Phase, Sizes]], distinct: Sequence[Mapping[str, Op]]
+    costs: CostModel, passes: Sequence[tuple[Phase, Sizes]], distinct: Sequence[Mapping[int, Op]]
 ) -> list[Prices]:
     """Price the ops of passes, equal ones once and all in one call, so that each table is looked up once.
 
@@ -69,14 +70,14 @@ def price(
         Phase and sizes of each. Where passes differ in context only (`Sizes.apart_from_context`), nothing changes but
         attention.
     distinct
-        Of each pass: the ops of one token that may run in it, by `Schedule.keys`.
+        Of each pass: the ops of one token that may run in it, by number.
 
     Returns
     -------
     list
         Of each pass.
     """
-    keys: list[tuple[int, str]] = []
+    keys: list[tuple[int, int]] = []
     sized: list[Op] = []
     first: dict[tuple[Phase, Hashable], int] = {}
     alike = []
@@ -87,7 +88,7 @@ def price(
             if number == start or op.kind == "attention":
                 keys.append((number, key))
                 sized.append(sizes.op(op))
-    prices: list[dict[str, tuple[Op, Estimate]]] = [{} for _ in passes]
+    prices: list[dict[int, tuple[Op, Estimate]]] = [{} for _ in passes]
     for (number, key), op, estimate in zip(keys, sized, costs.estimates(sized), strict=True):
         prices[number][key] = op, estimate
     return [{**prices[start], **own} for start, own in zip(alike, prices, strict=True)]
@@ -121,7 +122,7 @@ class ForwardPass:
 
         # what was simulated for it
         self._ran: Sequence[Any] = ()
-        if plan.serial and engine == "fast":
+        if plan.order.serial and engine == "fast":
             self.seconds = _serial_s(plan, self.estimates(plan), hardware)
         else:
             *ran, self.seconds = self._run()
@@ -129,16 +130,16 @@ class ForwardPass:
                 self._ran = ran
 
     def estimates(self, plan: Schedule) -> list[Estimate]:
-        """Of the distinct ops of a schedule of this pass, each alone on its GPU."""
-        return [self.prices[key][1] for key in plan.keys]
+        """Of each role in a schedule of this pass, alone on its GPU."""
+        return [self.prices[number][1] for number in plan.numbers]
 
     def distinct(self, plan: Schedule) -> list[Op]:
-        """The distinct ops of a schedule of this pass, at its size."""
-        return [self.prices[key][0] for key in plan.keys]
+        """The op of each role in a schedule of this pass, at its size."""
+        return [self.prices[number][0] for number in plan.numbers]
 
     def lowered(self, keep: int, hardware: Hardware | None = None) -> tuple[Schedule, Program]:
         """Its tasks, with `keep` periods of each run of identical layers; on other hardware, if any is given."""
-        plan = schedule(self.plan.inputs, self.plan.phase, keep)
+        plan = self.plan.with_periods(keep)
         return plan, self._lower(plan, hardware or self.hardware)
 
     def _lower(self, plan: Schedule, hardware: Hardware) -> Program:
@@ -216,15 +217,16 @@ def forward_passes(
     """
     inputs = PassInputs.of(scenario)
     kinds = [(phase, bool(np.all(inputs.fuses_norm(sizes.tokens)))) for phase, sizes in passes]
-    graphs = {fuses_norm: inputs.of_one_token(fuses_norm=fuses_norm) for _, fuses_norm in kinds}
+    one_token = inputs.of_one_token()
+    kernels = {phase: kernels_of(one_token, phase) for phase, _ in kinds}
     schedules = {
-        (name, kind): schedule(graphs[kind[1]]._replace(variant=name), kind[0], keep)
+        (name, kind): schedule(kernels[kind[0]], name, keep, fuses_norm=kind[1])
         for name in variants
         for kind in dict.fromkeys(kinds)
     }
-    distinct: dict[tuple[Phase, bool], dict[str, Op]] = {kind: {} for kind in kinds}
+    distinct: dict[tuple[Phase, bool], dict[int, Op]] = {kind: {} for kind in kinds}
     for (_, kind), plan in schedules.items():
-        distinct[kind].update(zip(plan.keys, plan.distinct, strict=True))
+        distinct[kind].update(plan.distinct)
     prices = price(costs, passes, [distinct[kind] for kind in kinds])
     return {
         name: [
@@ -280,14 +282,14 @@ def _serial_s(plan: Schedule, estimates: Sequence[Estimate], hardware: Hardware)
     """
     durations_s, leads_s, launch_s = op_times(plan, estimates, hardware)
     if not plan.eager:
-        held_s = sum((count * leads_s[lead] for (_, lead), count in plan.spans.items()), start=launch_s)
-        return sum((count * durations_s[like] for (like, _), count in plan.spans.items()), start=held_s)
-    spans_s = {(like, lead): durations_s[like] + leads_s[lead] for like, lead in plan.spans}
-    in_order = list(zip(plan.same_as, plan.leads, strict=True))
+        held_s = sum((count * leads_s[lead] for (_, lead), count in plan.order.spans.items()), start=launch_s)
+        return sum((count * durations_s[like] for (like, _), count in plan.order.spans.items()), start=held_s)
+    spans_s = {(like, lead): durations_s[like] + leads_s[lead] for like, lead in plan.order.spans}
+    in_order = list(zip(plan.layout.same_as, plan.order.leads, strict=True))
     # the sum can be larger than the one from the op before only where that op is shorter than a launch
     short = {span for span, seconds in spans_s.items() if any_true(seconds < launch_s)}
-    left_out = {period.ops[-1]: period for period in plan.periods}
-    launches = sum(plan.spans.values())
+    left_out = {period.ops[-1]: period for period in plan.order.periods}
+    launches = sum(plan.order.spans.values())
     left_s: Number = 0.0
     longest_s: Number = 0.0
     for number in reversed(range(len(in_order))):
@@ -307,9 +309,9 @@ def _added(plan: Schedule, program: Program, times: TaskTimes) -> tuple[Number, 
     makespan_s = _makespan_s(program, times[2])
     added_s: Number = 0.0
     steady: bool | NDArray[np.bool_] = True
-    launches = len(program.tasks) - len(plan.ops)
+    launches = len(program.tasks) - len(plan.layout.names)
     launched_s, ready_s = times[2][:launches], times[0][launches:]
-    for period in plan.periods:
+    for period in plan.order.periods:
         pairs = list(zip(period.ops, period.twins, strict=True))
         low, high = _range(
             column[launches + late] - column[launches + early] for column in times for late, early in pairs

@@ -70,8 +70,8 @@ def simulate_ranks(step: ForwardPass, ranks: int, jitter: Jitter) -> RankedStep:
     plan, program = step.lowered(PERIODS, typical)
     if not any(op.stream == "comm" and op.layer >= 0 for op in plan.ops):
         # ranks that meet at the end only drift apart all along
-        plan, program = step.lowered(step.plan.inputs.model.layers, typical)
-    lasted_s: list[list[float]] = [[] for _ in plan.periods]
+        plan, program = step.lowered(step.plan.kernels.rank.model.layers, typical)
+    lasted_s: list[list[float]] = [[] for _ in plan.order.periods]
     ends_s, waits_s = [], []
     for replicate in range(REPLICATES if jitter.sigma else 1):
         random = np.random.default_rng([jitter.seed, replicate])
@@ -83,7 +83,7 @@ def simulate_ranks(step: ForwardPass, ranks: int, jitter: Jitter) -> RankedStep:
             known += increments
     random = np.random.default_rng([jitter.seed, REPLICATES])
     totals = np.repeat(np.array(ends_s), DRAWS)
-    for known, period in zip(lasted_s, plan.periods, strict=True):
+    for known, period in zip(lasted_s, plan.order.periods, strict=True):
         totals += random.choice(known, size=(totals.size, period.left_out)).sum(axis=1)
     p50_s, p95_s = np.quantile(totals, [0.5, 0.95])
     return RankedStep(
@@ -94,7 +94,7 @@ def simulate_ranks(step: ForwardPass, ranks: int, jitter: Jitter) -> RankedStep:
 def replicate_of_every_layer(step: ForwardPass, ranks: int, jitter: Jitter) -> tuple[Schedule, Timeline]:
     """The first replicate on all ranks, no layer left out: tasks are those of the first rank, then of the next."""
     typical = replace(step.hardware, rank_skew=0.0)
-    plan, program = step.lowered(step.plan.inputs.model.layers, typical)
+    plan, program = step.lowered(step.plan.kernels.rank.model.layers, typical)
     random = np.random.default_rng([jitter.seed, 0])
     skew = float(np.max(step.hardware.rank_skew))
     return plan, run(_all_ranks(plan, program, ranks, skew, jitter.sigma, random))
@@ -135,7 +135,7 @@ class _PacedRun:
     def __init__(self, plan: Schedule, timeline: Timeline, ranks: int) -> None:
         self.plan, self.timeline = plan, timeline
         # where nothing makes the ranks meet, the one whose token counts is the first, a typical one
-        self.ranks = ranks if plan.synchronises else 1
+        self.ranks = ranks if plan.order.synchronises else 1
         self.count = len(timeline.end_s) // ranks
         self.launches = self.count - len(plan.ops)
         self.end = timeline.end_s.reshape(ranks, self.count)[: self.ranks]
@@ -147,9 +147,9 @@ class _PacedRun:
     @property
     def waiting_s(self) -> float:
         """Mean over ranks of what they wait at collectives; the layers left out wait as the last periods do."""
-        layers = self.plan.wiring.layers
+        layers = self.plan.layout.wiring.layers
         times = {layer.index: 1.0 for layer in layers}
-        for period in self.plan.periods:
+        for period in self.plan.order.periods:
             for back in range(LAST):
                 for layer in layers[period.start - back * period.width :][: period.width]:
                     times[layer.index] += period.left_out / LAST
@@ -163,7 +163,7 @@ class _PacedRun:
     def increments(self) -> list[list[float]]:
         """How long the periods of every run of equal layers took, apart from the first ones and the last; seconds."""
         lasted_s = []
-        for period in self.plan.periods:
+        for period in self.plan.order.periods:
             # the one that stands for others is the second last of its run
             last_layers = [period.start + period.width - 1 - period.width * back for back in range(PERIODS - 1)]
             ends = [self._layer_end_s(position) for position in reversed(last_layers)]
@@ -172,7 +172,7 @@ class _PacedRun:
 
     def _layer_end_s(self, position: int) -> float:
         """When the last kernel of a layer ends on the slowest rank, seconds."""
-        index = self.plan.wiring.layers[position].index
+        index = self.plan.layout.wiring.layers[position].index
         own = [
             self.launches + number
             for number, op in enumerate(self.plan.ops)

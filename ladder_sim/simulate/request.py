@@ -18,7 +18,7 @@ from ladder_sim.costs.hardware import Hardware, one_length
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.des.shared import Number
-from ladder_sim.graph.build import PassInputs
+from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.ops import Count, Phase
 from ladder_sim.graph.sizes import Sizes
 from ladder_sim.simulate.breakdown import Breakdown
@@ -65,7 +65,7 @@ class Request:
     @property
     def decode(self) -> ForwardPass | None:
         """The decode step at mid-answer context."""
-        steps = [step for step, _ in self.passes if step.plan.phase == "decode"]
+        steps = [step for step, _ in self.passes if step.plan.kernels.rank.phase == "decode"]
         return steps[len(steps) // 2] if steps else None
 
     @cached_property

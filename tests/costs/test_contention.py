@@ -25,7 +25,8 @@ from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.des.shared import Demand, Device
 from ladder_sim.errors import ProfileError
-from ladder_sim.graph.build import PassInputs, build
+from ladder_sim.graph.build import build
+from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.ops import AttentionShape, ElementwiseShape, GemmShape, Op, Phase, Shape
 from ladder_sim.prediction import predict
 from ladder_sim.specs.scenario import Scenario

@@ -20,7 +20,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ladder_sim.errors import InfeasibleError
-from ladder_sim.graph.build import PassInputs, build
+from ladder_sim.graph.build import build
+from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.ops import AttentionShape, CollectiveShape, GemmShape, Phase, StepGraph
 from ladder_sim.specs import catalog
 from ladder_sim.specs.plan import Plan

@@ -7,7 +7,8 @@ import pytest
 
 from ladder_sim import Scenario, predict
 from ladder_sim.costs.kernels import KernelCosts
-from ladder_sim.graph.build import PassInputs, build
+from ladder_sim.graph.build import PassKernels, build
+from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.ops import CollectiveShape, Phase
 from ladder_sim.graph.sizes import Sizes
 from ladder_sim.prediction import resolve_profile
@@ -55,8 +56,9 @@ def test_ops_of_any_size_follow_from_those_of_one_token(name: str) -> None:
             requests = {"batch": inputs.workload.batch, "prompt": workload.prompt, "gen": workload.gen}
             sizes = Sizes.of(scenario.stack, phase, kv_len, **requests)
             fuses_norm = bool(inputs.fuses_norm(sizes.tokens))
-            small = build(inputs.of_one_token(fuses_norm=fuses_norm), phase, 1)
-            assert [sizes.op(op) for op in small.ops()] == list(build(scenario, phase, kv_len).ops()), (stack, phase)
+            small = PassKernels(inputs.of_one_token(), phase)
+            ops = small.ops(small.layout(scenario.variant, fuses_norm=fuses_norm))
+            assert [sizes.op(op) for op in ops] == list(build(scenario, phase, kv_len).ops()), (stack, phase)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
