@@ -42,6 +42,7 @@ class BlockKernels:
         self.rank, self.part = rank, part
         self.kernels: list[Kernel] = []
         self.ops: list[Op] = []
+
         # as in `Kernel`, of those that are appended
         self.next_to = NORM
 

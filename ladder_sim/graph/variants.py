@@ -1,6 +1,6 @@
 """Residual wirings: which block reads which residual, and which outputs are all-reduced.
 
-A wiring is a sequence of blocks. What a block computes is `build.py`'s business; here only the residual stream
+A wiring is a sequence of blocks. What a block computes is `kernels.py`'s business; here only the residual stream
 counts. A block first *joins* the outputs of earlier blocks into the residual, then reads it. Blocking variants join the
 block just before; ladder joins the one before that, so that an all-reduce overlaps a whole block.
 
