@@ -10,6 +10,7 @@ from ladder_sim.confidence import NO_PROFILE, Confidence
 from ladder_sim.costs.profile import run_sizes
 from ladder_sim.runs import Compared, own_figures
 from ladder_sim.serving.checks import ServingCheck
+from ladder_sim.simulate.collectives import Collective
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.units import format_quantity, short_name, step_for, unit_of
 
@@ -162,6 +163,12 @@ def needs_log_axis(values: Sequence[Any] | NDArray[Any]) -> bool:
 def kind_label(kind: str) -> str:
     """A kind of op or limit in words: ``all-reduce`` for ``all_reduce``."""
     return kind.replace("_", "-")
+
+
+def next_to_label(collective: Collective) -> str:
+    """The kernels that can run next to a collective: the first to the last."""
+    kernels = collective.next_to
+    return " to ".join(dict.fromkeys((kernels[0], kernels[-1]))) if kernels else "nothing"
 
 
 def workload_label(scenario: Scenario, *, batch: bool = True) -> str:

@@ -1,7 +1,7 @@
 """The collectives of a simulated pass: what each waits for, which kernels it can run next to, which one needs it."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -48,10 +48,12 @@ def collectives(plan: Schedule, distinct: Sequence[Op], timeline: Timeline) -> l
     launches = len(timeline.end_s) - len(plan.layout.names)
     spans = list(zip(timeline.start_s[launches:].tolist(), timeline.end_s[launches:].tolist(), strict=True))
     repeats = plan.layout.wiring.repeats
+    # shared experts may take no time of their own, next to routed ones
+    lasting = {number for number, (start_s, end_s) in enumerate(spans) if end_s > start_s}
     members: dict[_Place, list[int]] = defaultdict(list)
     for number, stream in enumerate(plan.order.streams):
         if stream == COMM:
-            members[_place(plan, number)].append(number)
+            members[_place(plan, number, lasting)].append(number)
     times = {number: repeats.get(plan.layout.layers[number], 1) for numbers in members.values() for number in numbers}
     shapes: Any = [op.shape for op in distinct]
     return [
@@ -66,18 +68,18 @@ def collectives(plan: Schedule, distinct: Sequence[Op], timeline: Timeline) -> l
     ]
 
 
-def _place(plan: Schedule, number: int) -> _Place:
+def _place(plan: Schedule, number: int, lasting: Set[int]) -> _Place:
     """Look for the first kernel that waits for a collective, or for one behind it on the same stream."""
     waiting, next_to = {number}, []
     needed_by = ""
     for later in range(number + 1, len(plan.layout.names)):
         if plan.order.streams[later] == COMM:
             waiting.add(later)
-        elif waiting.isdisjoint(plan.layout.after[later]):
-            next_to.append(_name(plan, later))
-        else:
+        elif not waiting.isdisjoint(plan.layout.after[later]):
             needed_by = _name(plan, later)
             break
+        elif later in lasting:
+            next_to.append(_name(plan, later))
     after = max(plan.layout.after[number])
     return _Place(_name(plan, number), _name(plan, after), tuple(next_to), needed_by)
 

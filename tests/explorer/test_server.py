@@ -15,6 +15,7 @@ from ladder_sim.analysis.sensitivity import sensitivity
 from ladder_sim.cli.main import main
 from ladder_sim.display.labels import field_label, field_title
 from ladder_sim.explorer.allowlist import Allowlist
+from ladder_sim.explorer.clientside import CONTROLS
 from ladder_sim.explorer.controls import AXIS_FIELDS, SLIDERS
 from ladder_sim.explorer.server import MAX_REQUEST_BYTES, make_app
 from ladder_sim.specs import catalog
@@ -104,6 +105,43 @@ def test_a_bad_link_shows_its_error_and_the_next_one_works(page: Page) -> None:
     assert "cards" not in views
     assert "405b needs" in texts(page.views("model=405b")["error"])
     assert page.views("model=8b")["error"] == ""
+
+
+PLAN = "model=qwen3-30b-a3b&stack=vllm&attention_dp=8&ep=8&batch=64"
+
+
+def test_a_plan_is_predicted_as_by_the_command_line(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ("--model", "qwen3-30b-a3b", "--stack", "vllm", "--attention-dp", "8", "--ep", "8", "--batch", "64")
+    assert main(["predict", *command, "--json"]) == 0
+    assert page.client.get(f"/download/prediction.json?{PLAN}").text == capsys.readouterr().out
+    views = page.views(PLAN)
+    assert "TP 1 x attention DP 8, EP 8" in texts(views["summary"])
+    assert "mlp.dispatch0%nothingmlp.expertsmlp.top_k" in texts(views["messages"]).replace("\n", "").replace(" ", "")
+    assert "attn.norm to attn.o" in texts(views["messages"])
+
+
+@pytest.mark.parametrize(
+    ("change", "rule", "way_out"),
+    [
+        ("&ep=3", "ep 3: must divide the 8 ranks of a stage (tp 1 x attention_dp 8)", "'Tensor-parallel degree'"),
+        ("&batch=4", "each of 8 groups needs a request", "use 'Batch' 8 or more"),
+        ("&pp=2", "attention_dp 8 x pp 2 needs 16 GPUs: there are 1 x 8", "add nodes ('Nodes' 2)"),
+        ("&model=8b", "model 'llama-3.1-8b' has no experts", "leave out 'Expert-parallel degree'; 'Replicas' runs"),
+        ("&sp=1", "sp with tp 1: there is no all-reduce to split", "'Tensor-parallel degree' 2 or more"),
+        ("&sp=yes", "sp is 'yes': must be 1", "leave it out"),
+    ],
+)
+def test_an_illegal_plan_shows_its_rule(page: Page, change: str, rule: str, way_out: str) -> None:
+    key = change[1:].partition("=")[0]
+    kept = "&".join(part for part in PLAN.split("&") if not part.startswith(f"{key}="))
+    error = texts(page.views(kept + change)["error"])
+    assert rule in error
+    assert way_out in error
+
+
+def test_every_argument_has_a_control() -> None:
+    """Guards against links whose fields are lost when a control moves."""
+    assert {argument.key for argument in ARGUMENTS.values()} - set(CONTROLS) == set()
 
 
 def test_text_of_a_link_stays_text(page: Page) -> None:

@@ -1,5 +1,6 @@
 """Every figure renders in every format and holds the data it claims to."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from ladder_sim.report.figures.analysis import breakeven_figure, comparison_figu
 from ladder_sim.report.figures.prediction import breakdown_figure, timeline_figure
 from ladder_sim.report.figures.style import VARIANT_COLOURS, save_figure, variant_colour
 from ladder_sim.report.figures.sweep import speedup_lines, speedup_map, sweep_figure
+from ladder_sim.specs import catalog
 from ladder_sim.sweeps.run import sweep
 from tests.support.browser import browser_path
 
@@ -91,6 +93,16 @@ def test_the_breakdown_sums_to_the_request() -> None:
     figure = breakdown_figure(scenario, predictions)
     for index, prediction in enumerate(predictions.values()):
         assert sum(trace.x[index] for trace in figure.data) == pytest.approx(prediction.request_s, rel=0.01)
+
+
+def test_the_timeline_shows_the_layers_that_most_are_like() -> None:
+    """Guards against the first dense layers of a model with experts, and none of its messages."""
+    scenario = Scenario.of(model="deepseek-v2-lite", attention_dp=8, ep=8, batch=8, stack="vllm")
+    figure = timeline_figure(scenario, predict(scenario, ["standard"]))
+    ops = {op for trace in figure.data if trace.name != "exposed" for op, _ in trace.customdata}
+    assert {op.partition(".")[2] for op in ops} >= {"mlp.experts", "mlp.dispatch", "mlp.combine"}
+    short = Scenario.of(model=dataclasses.replace(catalog.model("8b"), layers=1), tp=2)
+    assert timeline_figure(short, predict(short, ["standard"])).data
 
 
 def test_the_timeline_holds_the_simulated_ops() -> None:

@@ -46,9 +46,15 @@ def test_the_dispatch_waits_for_the_router_in_every_wiring() -> None:
     combine = named("ladder", model="qwen3-30b-a3b", attention_dp=8, ep=8, batch=16)["mlp.combine"]
     assert (combine.next_to[0], combine.next_to[-1], combine.needed_by) == ("attn.norm", "attn.o", "mlp.norm")
     assert named("standard", model="qwen3-30b-a3b", attention_dp=8, ep=8, batch=16)["mlp.combine"].next_to == ()
-    # shared experts read the tokens of their own rank
-    shared = named("standard", model="deepseek-v2-lite", attention_dp=8, ep=8, batch=16)["mlp.combine"]
-    assert shared.next_to == ("mlp.shared.up", "mlp.shared.activation", "mlp.shared.down")
+
+
+def test_shared_experts_hide_the_combine_unless_they_run_next_to_routed_ones() -> None:
+    """They read the tokens of their own rank."""
+    for stream, kernels in (("false", ("mlp.shared.up", "mlp.shared.activation", "mlp.shared.down")), ("true", ())):
+        overrides = {"stack.shared_expert_stream": stream}
+        shared = named("standard", model="deepseek-v2-lite", attention_dp=8, ep=8, batch=16, overrides=overrides)
+        assert shared["mlp.combine"].next_to == kernels
+        assert (shared["mlp.combine"].hidden_s > 0) == bool(kernels)
 
 
 def test_a_collective_behind_another_one_holds_its_kernels() -> None:

@@ -7,6 +7,7 @@ from rich.text import Text
 
 from ladder_sim.answer import Prediction
 from ladder_sim.display.console import WholeTable, table
+from ladder_sim.display.labels import next_to_label
 from ladder_sim.graph.ops import AttentionShape, BmmShape, CollectiveShape, GemmShape, MlaShape, MoeShape, Op, Phase
 from ladder_sim.simulate.breakdown import SimulatedOp
 from ladder_sim.simulate.collectives import Collective
@@ -101,7 +102,7 @@ def _collectives_table(collectives: Sequence[Collective]) -> WholeTable:
         (
             each.name,
             each.after,
-            " to ".join(dict.fromkeys((each.next_to[0], each.next_to[-1]))) if each.next_to else "nothing",
+            next_to_label(each),
             each.needed_by or "the next step",
             str(each.count),
             format_bytes(each.message_bytes),
