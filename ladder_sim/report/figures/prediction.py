@@ -201,9 +201,9 @@ def _window(step: ForwardPass) -> Iterator[_Bar]:
     ops = plan.ops
     first = len(timeline.end_s) - len(ops)
     sources = {summary.op.name: summary.estimate.source for summary in step.ops}
-    kept = [layer.index for layer in plan.wiring.layers]
+    kept = [layer.index for layer in plan.layout.wiring.layers]
     # the second layer where none is left out
-    at = kept.index(max(kept[1:] or kept, key=lambda index: plan.wiring.repeats[index]))
+    at = kept.index(max(kept[1:] or kept, key=lambda index: plan.layout.wiring.repeats[index]))
     chosen = kept[at : at + _TIMELINE_LAYERS]
     inside = [first + number for number, op in enumerate(ops) if op.layer in chosen and op.stream == "compute"]
     begin = float(np.min(timeline.start_s[inside]))
