@@ -11,7 +11,7 @@ from ladder_sim.graph.attention import attend, attention, qkv_width
 from ladder_sim.graph.feed_forward import feed_forward, mlp
 from ladder_sim.graph.inputs import STATE_BYTES, PassInputs, RankPass, parts_of
 from ladder_sim.graph.kernels import NORM, BlockKernels
-from ladder_sim.graph.layout import PART_NAMES, BlockKey, Layout, Role, Stream, Structure, block_keys, lay_out
+from ladder_sim.graph.layout import PART_NAMES, BlockKey, Layout, Role, Stream, Structure, lay_out
 from ladder_sim.graph.ops import CollectiveShape, ElementwiseShape, GemmShape, Op, OpKind, Phase, Shape, StepGraph
 from ladder_sim.specs.layers import Dense, Gqa
 from ladder_sim.specs.scenario import Scenario
@@ -106,7 +106,7 @@ class PassKernels:
             sharded_embedding=stack.sharded_embedding and sharded,
             sharded_lm_head=stack.sharded_lm_head and sharded,
         )
-        blocks = ((key, self._block(key).structure) for key in block_keys(structure.wiring, parts.kinds))
+        blocks = (self._block(key).structure for key in structure.block_keys)
         return lay_out(structure._replace(blocks=tuple(blocks)), keep)
 
     def of(self, role: Role) -> Op:

@@ -59,10 +59,9 @@ class BlockKey(NamedTuple):
     """As `Block.reduces`."""
 
     @classmethod
-    def of(cls, kind: tuple[int, int], block: Block) -> "BlockKey":
+    def of(cls, kind: tuple[int, int], part: Part, reduces: bool) -> "BlockKey":
         """The one of a layer's kind, as in `Parts.kinds`."""
-        attention = kind[0] if block.part != "mlp" else -1
-        return cls(block.part, attention, kind[1] if block.part != "attention" else -1, block.reduces)
+        return cls(part, -1 if part == "mlp" else kind[0], -1 if part == "attention" else kind[1], reduces)
 
 
 # which of a pass's kernels an op is
@@ -79,7 +78,8 @@ class Structure(NamedTuple):
     """Position of each layer's kind in `kinds`."""
     kinds: tuple[tuple[int, int], ...]
     """As `Parts.kinds`."""
-    blocks: tuple[tuple[BlockKey, BlockStructure], ...]
+    blocks: tuple[BlockStructure, ...]
+    """As `block_keys`."""
     stages: tuple[int, ...]
     """Layers of each pipeline stage; empty: there is one stage."""
     tensor_parallel: bool
@@ -102,6 +102,13 @@ class Structure(NamedTuple):
         """The variant, laid out over all layers."""
         kinds = self.layer_kinds if len(self.kinds) > 1 else ()
         return wiring(self.variant, self.layers, self.ladder_layers, kinds=kinds, stages=self.stages)
+
+    @property
+    def block_keys(self) -> list[BlockKey]:
+        """Of all blocks that differ."""
+        return list(
+            dict.fromkeys(BlockKey.of(self.kinds[kind], part, reduces) for kind, part, reduces in self.wiring.forms)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -144,7 +151,11 @@ class _Builder:
 
     def __init__(self, structure: Structure) -> None:
         self.structure = structure
-        self.blocks = dict(structure.blocks)
+        self.keys = {
+            (kind, part, reduces): BlockKey.of(structure.kinds[kind], part, reduces)
+            for kind, part, reduces in structure.wiring.forms
+        }
+        self.blocks = dict(zip(structure.block_keys, structure.blocks, strict=True))
         self.split = structure.splits
         self.names: list[str] = []
         self.kinds: list[OpKind] = []
@@ -288,12 +299,17 @@ class _Builder:
     def _block(self, layer: Layer, block: Block, *, needed_at_once: bool) -> None:
         prefix, at = f"layer{layer.index}.{PART_NAMES[block.part]}", layer.index
         norm = self._norm(prefix, block.joins, at, deferred=any(back > 1 for back in block.joins))
-        key = BlockKey.of(self.structure.kinds[layer.kind], block)
+        key = self.keys[layer.kind, block.part, block.reduces]
         kernels, output, shared = self.blocks[key]
         start = len(self.names)
-        for position, (name, kind, after, _) in enumerate(kernels):
-            needed = [norm if before == NORM else start + before for before in after]
-            self._op(f"{prefix}.{name}", kind, (key, position), needed, at)
+        # one by one they take most of the time of a layout
+        self.names += [f"{prefix}.{kernel.name}" for kernel in kernels]
+        self.kinds += [kernel.kind for kernel in kernels]
+        self.layers += [at] * len(kernels)
+        self.after += [
+            tuple([norm if before == NORM else start + before for before in kernel.after]) for kernel in kernels
+        ]
+        self.same_as += [self.roles.setdefault((key, position), len(self.roles)) for position in range(len(kernels))]
         reduced = self._reduce(prefix, block, start + output, at, needed_at_once=needed_at_once)
         if shared != NORM:
             self.shared[reduced] = start + shared
@@ -313,9 +329,3 @@ class _Builder:
         if not plan.reduces and self.structure.tensor_parallel:
             # ranks disagree without all-reduces: rank 0's token is the one that counts
             self._op("token.broadcast", "broadcast", Stream("broadcast"), [token])
-
-
-def block_keys(plan: Wiring, kinds: Sequence[tuple[int, int]]) -> list[BlockKey]:
-    """Those of a wiring whose layers are of these kinds."""
-    forms = dict.fromkeys((layer.kind, block) for layer in plan.layers for block in layer.blocks)
-    return list(dict.fromkeys(BlockKey.of(kinds[kind], block) for kind, block in forms))

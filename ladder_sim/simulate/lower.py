@@ -160,17 +160,11 @@ def _order(layout: Layout) -> Order:
 
 def _leads(streams: Sequence[int], after: Sequence[tuple[int, ...]], same_as: Sequence[int]) -> tuple[Lead, ...]:
     blocking = [-1] * len(streams)
-    for number, (stream, needed) in enumerate(zip(streams, after, strict=True)):
-        if stream == COMPUTE and number and streams[number - 1] == COMM and number - 1 in needed:
-            blocking[number - 1] = blocking[number] = number - 1
-    return tuple(
-        Lead(
-            stream=stream,
-            waits=any(streams[i] != stream for i in needed),
-            collective=same_as[collective] if collective >= 0 else -1,
-        )
-        for stream, needed, collective in zip(streams, after, blocking, strict=True)
-    )
+    for number in range(1, len(streams)):
+        if streams[number] == COMPUTE and streams[number - 1] == COMM and number - 1 in after[number]:
+            blocking[number - 1] = blocking[number] = same_as[number - 1]
+    across = (True in [streams[i] != stream for i in needed] for stream, needed in zip(streams, after, strict=True))
+    return tuple(map(Lead, streams, across, blocking))
 
 
 def _periods(layout: Layout) -> tuple[Period, ...]:
