@@ -188,6 +188,35 @@ def canonical_names(given: str | Iterable[str]) -> tuple[str, ...]:
     return names
 
 
+def checked(variant: str, layers: int) -> tuple[str, str, int]:
+    """Canonical name, family and parameter (0: none) of a variant of a model of so many layers.
+
+    Raises
+    ------
+    UsageError
+        The parameter does not fit the model.
+
+    Examples
+    --------
+    >>> checked("Hybrid-Ladder:4", 32)
+    ('hybrid-ladder:4', 'hybrid-ladder', 4)
+    """
+    name = canonical(variant)
+    family, _, parameter = name.partition(":")
+    count = int(parameter) if parameter else 0
+    if family == "hybrid-ladder" and count > layers:
+        raise UsageError(
+            f"variant '{variant}': the model has {layers} layers, so at most {layers} can be ladder",
+            hint=f"use 'hybrid-ladder:{layers}' or 'ladder'",
+        )
+    if family == "desync" and count > 2 * layers:
+        raise UsageError(
+            f"variant '{variant}': the model has {2 * layers} blocks, so none but the last would be reduced",
+            hint=f"use a number up to {2 * layers}, or 'upper-bound' for no all-reduce at all",
+        )
+    return name, family, count
+
+
 @lru_cache(maxsize=256)
 def wiring(
     variant: str,
@@ -222,19 +251,7 @@ def wiring(
     >>> [block.joins for block in wiring("ladder", 2).layers[1].blocks]
     [(2,), (2,)]
     """
-    name = canonical(variant)
-    family, _, parameter = name.partition(":")
-    count = int(parameter) if parameter else 0
-    if family == "hybrid-ladder" and count > layers:
-        raise UsageError(
-            f"variant '{variant}': the model has {layers} layers, so at most {layers} can be ladder",
-            hint=f"use 'hybrid-ladder:{layers}' or 'ladder'",
-        )
-    if family == "desync" and count > 2 * layers:
-        raise UsageError(
-            f"variant '{variant}': the model has {2 * layers} blocks, so none but the last would be reduced",
-            hint=f"use a number up to {2 * layers}, or 'upper-bound' for no all-reduce at all",
-        )
+    name, family, count = checked(variant, layers)
     if family == "parallel":
         parts: list[Part] = ["both"] * layers
     else:
