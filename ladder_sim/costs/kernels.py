@@ -272,7 +272,7 @@ class KernelCosts:
         network, message_bytes = self._networks.get(shape.group), shape.message_bytes
         if network is None:
             raise ValueError(f"{kind}: a collective on one rank")
-        times = network.times(kind, np.atleast_1d(message_bytes))
+        times = network.times(kind, np.atleast_1d(message_bytes), kernel=shape.kernel)
         in_range = bool(times.in_range[0]) and kind != "all_reduce_norm"
         source: Source = "measured" if in_range else times.source
         seconds = _plain(times.seconds)

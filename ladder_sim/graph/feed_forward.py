@@ -3,13 +3,16 @@
 Routed experts are spread over all ranks of a stage. Where these share attention, each of them has every token, runs the
 experts that it holds, and the block ends in an all-reduce as before (vLLM 0.32.0, fused_moe/layer.py). Where ranks have
 requests of their own (data-parallel attention), their tokens are gathered before the experts, quantised, and the sums
-are scattered after them (vLLM's all2all backend "allgather_reducescatter"). The router comes first, so that the
-gathering waits for it in every wiring; the scattering may overlap the next block.
+are scattered after them (vLLM's all2all backend "allgather_reducescatter"), or each token goes to the ranks of its
+experts and back (`StackSpec.dispatch`). The router comes first, so that the dispatch waits for it in every wiring; the
+combine may overlap the next block.
 """
+
+from typing import Literal
 
 from ladder_sim.graph.inputs import STATE_BYTES
 from ladder_sim.graph.kernels import NORM, BlockKernels
-from ladder_sim.graph.ops import MoeShape
+from ladder_sim.graph.ops import CollectiveKind, CollectiveShape, MoeShape
 from ladder_sim.specs.layers import Dense, Moe
 from ladder_sim.specs.workload import FORMATS
 
@@ -53,8 +56,7 @@ def _experts(block: BlockKernels, kind: Moe, prefix: str, *, reduces: bool) -> i
     needed = block.elementwise(f"{prefix}top_k", "activation", moved, [scores])
     every = rank.tokens * plan.attention_dp
     if gathers:
-        message = float(every) * hidden * own.activation_bytes
-        needed = block.collective(f"{prefix}dispatch", "all_gather", message, [needed], "experts")
+        needed = _exchange(block, kind, prefix, "dispatch", own.activation_bytes, needed)
     held = kind.experts // plan.ep
     width = expert.width // plan.expert_tp
     ups = expert.up_width // expert.width
@@ -76,8 +78,8 @@ def _experts(block: BlockKernels, kind: Moe, prefix: str, *, reduces: bool) -> i
     output = routed = block.op(f"{prefix}experts", "experts", shape, [needed], weights=weights)
     name = "experts"
     if gathers:
-        message, name = float(every) * hidden * STATE_BYTES, "combine"
-        output = block.collective(f"{prefix}{name}", "reduce_scatter", message, [output], "experts")
+        name = "combine"
+        output = _exchange(block, kind, prefix, "combine", STATE_BYTES, output)
     if kind.shared is None:
         return output
     block.next_to = routed if rank.phase == "decode" and rank.stack.shared_expert_stream else NORM
@@ -88,3 +90,22 @@ def _experts(block: BlockKernels, kind: Moe, prefix: str, *, reduces: bool) -> i
         block.shared = shared
         return output
     return block.elementwise(f"{prefix}{name}.shared_add", "add", 3 * rank.state_bytes, [output, shared])
+
+
+def _exchange(
+    block: BlockKernels, kind: Moe, prefix: str, name: Literal["dispatch", "combine"], element_bytes: float, after: int
+) -> int:
+    """Tokens to their experts, or what these return, between ranks that have requests of their own."""
+    rank, kernel, hidden = block.rank, block.rank.stack.dispatch, float(kind.expert.hidden)
+    if kernel == "allgather":
+        message = rank.tokens * rank.plan.attention_dp * hidden * element_bytes
+        gather: CollectiveKind = "all_gather" if name == "dispatch" else "reduce_scatter"
+        return block.collective(f"{prefix}{name}", gather, message, [after], "experts")
+    copies = rank.tokens * kind.experts_per_token * hidden
+    if kernel == "all-to-all":
+        return block.collective(f"{prefix}{name}", "all_to_all", copies * element_bytes, [after], "experts")
+    if kernel == "deepep-auto":
+        kernel = "deepep-ll" if rank.phase == "decode" else "deepep-ht"
+    # whatever precision the kernel sends them in
+    shape = CollectiveShape(message_bytes=copies * STATE_BYTES, group="experts", kernel=kernel)
+    return block.op(f"{prefix}{name}", name, shape, [after])

@@ -19,7 +19,17 @@ PROMPT_DUTY: Mapping[Phase, float] = {"prefill": 1.0, "decode": 0.0, "mixed": 0.
 
 # how tokens choose experts: all equally often, or the i-th most frequent one in proportion to i to minus this power
 Imbalance = Literal["balanced", "power-law-1.01", "power-law-1.2"]
-CollectiveKind = Literal["all_reduce", "all_reduce_norm", "all_gather", "reduce_scatter", "broadcast", "send"]
+CollectiveKind = Literal[
+    "all_reduce",
+    "all_reduce_norm",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "dispatch",
+    "combine",
+    "broadcast",
+    "send",
+]
 
 # whose ranks take part: a tensor-parallel group, those of the same position in all such groups of a stage, which share
 # its experts, or two stages
@@ -43,6 +53,9 @@ OpKind = Literal[
     "all_reduce_norm",
     "all_gather",
     "reduce_scatter",
+    "all_to_all",
+    "dispatch",
+    "combine",
     "broadcast",
     "send",
 ]
@@ -202,6 +215,16 @@ class MoeShape:
     """How unevenly tokens choose experts."""
 
     @property
+    def experts_taken(self) -> Any:
+        """Experts of a rank that any token takes, with tokens spread evenly."""
+        return self.experts / self.ep * (1.0 - (1.0 - self.top_k / self.experts) ** self.tokens)
+
+    @property
+    def rows_of_expert(self) -> Any:
+        """Tokens of each of them."""
+        return self.tokens * self.top_k / self.ep / self.experts_taken
+
+    @property
     def flops(self) -> float:
         """Multiply-adds counted as two, if every rank has as much to do."""
         return 6.0 * self.tokens * self.top_k / self.ep * self.hidden * self.width / self.expert_tp
@@ -212,9 +235,8 @@ class MoeShape:
 
         What several experts return for a token is written, and read again for the sum.
         """
-        idle = (1.0 - self.top_k / self.experts) ** self.tokens
         width = self.width / self.expert_tp
-        weights = 3.0 * self.experts / self.ep * (1.0 - idle) * self.hidden * width * self.weight_element_bytes
+        weights: float = 3.0 * self.experts_taken * self.hidden * width * self.weight_element_bytes
         ends = 1.0 * self.tokens * self.hidden * (self.input_element_bytes + self.output_element_bytes)
         inner = 3.0 * width + (2.0 * self.hidden if self.top_k > 1 else 0.0)
         return weights + ends + self.tokens * self.top_k / self.ep * inner * self.output_element_bytes
@@ -325,11 +347,14 @@ class CollectiveShape:
     """A message between ranks."""
 
     message_bytes: float
-    """All-reduce, broadcast, send: the tensor; all-gather: the result; reduce-scatter: all that is scattered."""
+    """All-reduce, broadcast, send: the tensor; all-gather: the result; reduce-scatter: all that is scattered;
+    all-to-all: what a rank sends; dispatch and combine: its tokens in 16 bits, once for each of their experts."""
     group: Group = "tensor"
     """Whose ranks take part."""
     per_sequence: bool = False
     """It grows with the sequences, not with their tokens."""
+    kernel: str = ""
+    """Of a dispatch or combine."""
 
     @property
     def flops(self) -> float:

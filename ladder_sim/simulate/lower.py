@@ -21,7 +21,7 @@ from ladder_sim.graph.ops import COLLECTIVE_KINDS, Op
 
 COMPUTE, COMM, LAUNCH = range(3)
 # kinds of ops at which every rank waits for the slowest
-MEETINGS = frozenset(("all_reduce", "all_reduce_norm", "all_gather", "reduce_scatter"))
+MEETINGS = COLLECTIVE_KINDS - {"broadcast", "send"}
 STREAMS = (Stream(name="compute"), Stream(name="comm"), Stream(name="launch"))
 
 

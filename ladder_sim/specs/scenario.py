@@ -322,7 +322,7 @@ class Scenario:
         return ranks <= per_node or (ranks % per_node == 0 and (tp % per_node == 0 or per_node % tp == 0))
 
     def unused(self, name: str) -> str:
-        """Why a figure of a link changes nothing here, and what uses it; empty if it is used.
+        """Why a figure changes nothing here, and what uses it; empty if it is used.
 
         Examples
         --------
@@ -334,6 +334,8 @@ class Scenario:
             return "the group is within one node; --nodes 2 uses it"
         if tier == "intra" and self.plan.replica_gpus == 1:
             return "a single GPU has no link to use; --tp 2 uses it"
+        if name == "stack.dispatch" and self.plan.attention_dp == 1:
+            return "every rank has the tokens of its experts; --attention-dp 2 uses it"
         if tier == "host" and self.p2p:
             return "GPUs reach each other directly; --no-p2p uses it"
         return ""

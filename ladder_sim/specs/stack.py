@@ -25,6 +25,11 @@ AllReduce = Literal[
     "fused-norm",
     "auto",
 ]
+# how ranks with requests of their own exchange tokens and experts' outputs; DeepEP's low-latency and normal kernels,
+# TensorRT-LLM's over NVLink; auto: as SGLang's --deepep-mode auto, low latency in decode
+Dispatch = Literal[
+    "allgather", "all-to-all", "deepep-ll", "deepep-ht", "deepep-auto", "nvlink-one-sided", "nvlink-two-sided"
+]
 PrefillLogits = Literal["all", "last"]
 MemoryFractionOf = Literal["total", "free"]
 
@@ -167,6 +172,9 @@ class StackSpec:
     """What quantising the input of a GEMM at run time takes beyond one small kernel, seconds."""
     quantize_element_bytes: Annotated[float, Limits(0, 1_000)] = 3.0
     """Memory traffic that quantising one element takes as long as, bytes: 2 read and 1 written, or more."""
+    dispatch: Dispatch = "allgather"
+    """How tokens of data-parallel attention reach their experts: NCCL's all-gather and reduce-scatter of all tokens,
+    its all-to-all of each expert's, or a kernel."""
     shared_expert_stream: bool = False
     """In decode shared experts run on a stream of their own, next to the routed ones."""
     expert_padding: Tokens = 0

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import get_args
 
 import networkx as nx
 import pytest
@@ -12,6 +13,7 @@ from ladder_sim.graph.build import build
 from ladder_sim.graph.ops import COLLECTIVE_KINDS, AttentionShape, CollectiveShape, MoeShape, Op, StepGraph
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.stack import Dispatch
 
 GIB = 2**30
 SPARSE = [name for name in catalog.model_names() if catalog.model(name).experts]
@@ -126,6 +128,29 @@ def test_messages_of_each_plan() -> None:
     assert {op.shape.message_bytes for op in both if op.kind == "all_reduce"} == {4 * hidden * 2}  # type: ignore[union-attr]
 
 
+def test_tokens_go_to_their_experts_by_the_stacks_kernel() -> None:
+    """A rank's own tokens, once for each of their eight experts; kernels are told 16 bits and send fewer."""
+    model, hidden = "qwen3-30b-a3b", 2048
+    for dispatch, kernels in (
+        ("deepep-ll", ("deepep-ll", "deepep-ll")),
+        ("deepep-ht", ("deepep-ht", "deepep-ht")),
+        ("deepep-auto", ("deepep-ll", "deepep-ht")),
+        ("nvlink-two-sided", ("nvlink-two-sided", "nvlink-two-sided")),
+        ("all-to-all", ("", "")),
+    ):
+        for phase, kernel in zip(("decode", "mixed"), kernels, strict=True):
+            for dtype, element_bytes in (("bf16", 2), ("nvfp4", 0.5625 if dispatch == "all-to-all" else 2)):
+                plan = {"attention_dp": 8, "ep": 8, "batch": 16, "prompt": 98}
+                chosen = {"overrides": {"stack.dispatch": dispatch}, "dtype": dtype}
+                first, last = collectives(graph_of(phase, model=model, **plan, **chosen))[:2]
+                kinds = ("all_to_all", "all_to_all") if dispatch == "all-to-all" else ("dispatch", "combine")
+                assert (first.kind, last.kind) == kinds
+                tokens = 2 if phase == "decode" else 100
+                for op, size in ((first, element_bytes), (last, 2)):
+                    message = CollectiveShape(message_bytes=tokens * 8 * hidden * size, group="experts", kernel=kernel)
+                    assert op.shape == message, (dispatch, phase, dtype)
+
+
 def test_quantised_tokens_are_gathered() -> None:
     sizes = {
         dtype: collectives(graph_of(model="qwen3-30b-a3b", attention_dp=8, ep=8, batch=8, dtype=dtype))[0].shape
@@ -134,9 +159,14 @@ def test_quantised_tokens_are_gathered() -> None:
     assert sizes["nvfp4"].message_bytes == 0.5625 / 2 * sizes["bf16"].message_bytes  # type: ignore[union-attr]
 
 
+DISPATCHES = get_args(Dispatch)
+
+
+@pytest.mark.parametrize("dispatch", DISPATCHES)
 @pytest.mark.parametrize("variant", ["standard", "ladder"])
-def test_a_ladder_hides_the_combine_not_the_dispatch(variant: str) -> None:
-    graph = graph_of(model="qwen3-30b-a3b", attention_dp=8, ep=8, batch=8, variant=variant)
+def test_a_ladder_hides_the_combine_not_the_dispatch(variant: str, dispatch: str) -> None:
+    overrides = {"stack.dispatch": dispatch}
+    graph = graph_of(model="qwen3-30b-a3b", attention_dp=8, ep=8, batch=8, variant=variant, overrides=overrides)
     combine = "layer4.mlp.combine"
     # the router comes first
     assert nx.has_path(graph, "layer4.mlp.router", "layer4.mlp.dispatch")

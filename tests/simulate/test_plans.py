@@ -25,6 +25,13 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "experts of every other layer": {"model": "llama-4-maverick", "tp": 8, "nodes": 2, "dtype": "fp8"},
     "norms over all heads": {"model": "minimax-m2.5", "tp": 4, "ep": 4, "cluster": "h200-sxm"},
     "data-parallel attention": {"model": "qwen3-30b-a3b", "attention_dp": 8, "ep": 8, "batch": 24},
+    "DeepEP": {
+        "model": "deepseek-v2-lite",
+        "attention_dp": 8,
+        "ep": 8,
+        "batch": 24,
+        "overrides": {"stack.dispatch": "deepep-auto"},
+    },
     "both": {"model": "qwen3-30b-a3b", "tp": 2, "attention_dp": 4, "ep": 8, "batch": 24},
     "stages": {"model": "8b", "tp": 2, "pp": 3, "batch": 7},
     "stages across nodes": {"model": "qwen3-30b-a3b", "nodes": 2, "tp": 4, "pp": 3, "batch": 7},
