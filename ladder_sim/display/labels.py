@@ -12,6 +12,7 @@ from ladder_sim.runs import Compared, own_figures
 from ladder_sim.serving.checks import ServingCheck
 from ladder_sim.simulate.collectives import Collective
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.workload import Workload
 from ladder_sim.units import format_quantity, short_name, step_for, unit_of
 
 # what pages call the fields
@@ -180,6 +181,17 @@ def workload_label(scenario: Scenario, *, batch: bool = True) -> str:
         size = (number if batch else "requests in flight") + (" in lockstep" if workload.arrivals == "lockstep" else "")
     tokens = f"{workload.gen} new token{'s' if workload.gen > 1 else ''}"
     return f"{size}, prompt {workload.prompt}, {tokens}, {workload.dtype}"
+
+
+def load_label(workload: Workload) -> str:
+    """How many requests the GPUs serve at a time, where the rest is said elsewhere.
+
+    Examples
+    --------
+    >>> load_label(Workload(batch=32)), load_label(Workload(concurrency=64))
+    ('batch 32', '64 in flight')
+    """
+    return f"batch {workload.batch}" if workload.concurrency is None else f"{workload.concurrency} in flight"
 
 
 def batching_label(batching: Iterable[str]) -> str:

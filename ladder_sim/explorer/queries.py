@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial, wraps
 from typing import Any, TypeVar
 
-from ladder_sim.analysis.advise import CANDIDATES, Advice, advise
+from ladder_sim.analysis.advice import Advice
+from ladder_sim.analysis.advise import CANDIDATES, advise
 from ladder_sim.analysis.compare import Candidate
 from ladder_sim.analysis.sensitivity import STEP, Sensitivity, sensitivity
 from ladder_sim.answer import Prediction, Predictions

@@ -76,6 +76,9 @@ def test_nothing_fits() -> None:
         ({"tp": 1}, [{"tp": 2}, {"dtype": "fp8"}]),
         # it has no fp8
         ({"cluster": "a100-sxm-hdr", "tp": 1}, [{"tp": 2}]),
+        # the other degrees of a plan stay
+        ({"model": "405b", "tp": 2, "pp": 4}, [{"dtype": "fp8"}]),
+        ({"model": "deepseek-v3", "attention_dp": 8, "ep": 8, "tp": 1, "batch": 64}, []),
         # neither alone
         (
             {"model": "405b", "prompt": 60_000},

@@ -81,6 +81,7 @@ def test_figures_stay_in_one_piece(predictions: Predictions, width: int, monkeyp
         "breakeven inter.latency --model 405b --nodes 2 --gain 10",
         "sensitivity --model 405b --nodes 2",
         "advise --price 2",
+        "advise --model mixtral-8x7b --stack vllm --concurrency 8,16 --gpus 4 --max-tpot 12ms",
         "compare h100-sxm a100-sxm-hdr --price 2 --nodes 2",
         "validate --level protocol-b",
         "trace info tests/data/traces/nccl_ddp.json.gz",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ladder_sim import Scenario, advise, predict, sweep
+from ladder_sim import Scenario, predict, sweep
 from ladder_sim.costs.memory import kv_requests
 from ladder_sim.errors import MemoryFitError, UsageError
 from ladder_sim.prediction import resolve_profile
@@ -119,8 +119,6 @@ def test_what_needs_a_static_batch_says_so() -> None:
         scenario(stack="gpt-fast")
     with pytest.raises(UsageError, match="jitter is for static batches"):
         predict(scenario(), jitter=0.05)
-    with pytest.raises(UsageError, match="advise searches static batches"):
-        advise({"model": "8b", "stack": "vllm", "concurrency": 8})
 
 
 def test_a_sweep_over_requests_in_flight_is_that_many_predictions() -> None:

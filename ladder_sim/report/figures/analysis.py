@@ -1,9 +1,9 @@
 """The answers of `ladder_sim.analysis`: break-even, tornado, Pareto front, comparison."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ladder_sim.analysis.advise import Advice
+from ladder_sim.analysis.advice import Advice
 from ladder_sim.analysis.breakeven import BreakEven
 from ladder_sim.analysis.compare import Candidate
 from ladder_sim.analysis.sensitivity import MIN_CHANGE, Sensitivity
@@ -117,7 +117,7 @@ def tornado_figure(
 def pareto_figure(
     advice: Advice, subtitle: str = "", *, compact: bool = False, now: tuple[str, float, float] | None = None
 ) -> "go.Figure":
-    """Time per token against tokens per GPU: every option, and the front.
+    """Time per token against tokens per GPU: every option, and the front with its 90 % intervals.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ def pareto_figure(
     subtitle
         What they are for.
     compact
-        For a part of a page: the front's options are not named.
+        For a part of a page: the front's options are not named and have no intervals.
     now
         A scenario to mark: its variant, seconds per token, and tokens per second and GPU.
     """
@@ -140,11 +140,12 @@ def pareto_figure(
             y=[option.tokens_per_gpu for option in front],
             mode="lines" if compact else "lines+text",
             line={"color": TEXT_COLOUR, "width": 1.5, "dash": "dot"},
-            text=[f"TP {option.tp}, batch {option.batch}" for option in front],
+            text=[advice.place(option.scenario) for option in front],
             textposition="top left",
             textfont={"size": 11},
             cliponaxis=False,
             name="Pareto front",
+            error_y=None if compact else _rate_errors(advice),
         )
     )
     for variant in dict.fromkeys(option.variant for option in advice.options):
@@ -156,7 +157,7 @@ def pareto_figure(
                 mode="markers",
                 marker={"color": variant_colour(variant), "size": 9, "line": {"color": "white", "width": 1}},
                 name=variant,
-                text=[f"TP {option.tp}, batch {option.batch}" for option in options],
+                text=[advice.place(option.scenario) for option in options],
                 hovertemplate="%{text}: %{x:.1f} ms, %{y:.1f} tok/s per GPU<extra></extra>",
             )
         )
@@ -176,6 +177,20 @@ def pareto_figure(
         xaxis=log_axis("time per output token (ms)", [1e3 * option.tpot_s for option in advice.options]),
         yaxis=log_axis("tokens per second and GPU", [option.tokens_per_gpu for option in advice.options]),
     )
+
+
+def _rate_errors(advice: Advice) -> dict[str, Any]:
+    """Error bars of the front, per GPU."""
+    rates = [(advice.predictions[option].tokens_per_s, option.plan.gpus) for option in advice.front]
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [(rate.high - rate.value) / gpus for rate, gpus in rates],
+        "arrayminus": [(rate.value - rate.low) / gpus for rate, gpus in rates],
+        "thickness": 1.2,
+        "width": 4,
+        "color": TEXT_COLOUR,
+    }
 
 
 def comparison_figure(candidates: Sequence[Candidate], *, compact: bool = False) -> "go.Figure":
