@@ -253,14 +253,22 @@ def lower(plan: Schedule, estimates: Sequence[Estimate], hardware: Hardware, sms
     """
     layout, order = plan.layout, plan.order
     durations_s, leads_s, launch_s = op_times(plan, estimates, hardware)
-    demands = [estimate.demand for estimate in estimates]
     free = isinstance(launch_s, float) and launch_s == 0.0
-    names = [] if free else [f"launch {name}" for name in layout.names] if plan.eager else ["launch graph"]
-    tasks = [Task(name=name, stream=LAUNCH, duration_s=launch_s) for name in names]
-    launches = len(tasks)
-    rows = zip(layout.names, order.streams, layout.after, order.leads, layout.same_as, strict=True)
-    for number, (name, stream, needed, lead, like) in enumerate(rows):
-        launched = (number,) if number < launches else ()
-        after = (*(launches + i for i in needed), *launched) if launches else needed
-        tasks.append(Task(name, stream, durations_s[like], after, leads_s[lead], demands[like]))
+    launches, after = ((), layout.after) if free else _launched(layout, plan.eager)
+    tasks = [Task(name=name, stream=LAUNCH, duration_s=launch_s) for name in launches]
+    alone = [(durations_s[like], estimate.demand) for like, estimate in enumerate(estimates)]
+    rows = zip(layout.names, order.streams, after, order.leads, layout.same_as, strict=True)
+    for name, stream, needed, lead, like in rows:
+        duration_s, demand = alone[like]
+        tasks.append(Task(name, stream, duration_s, needed, leads_s[lead], demand))
     return Program(tasks=tuple(tasks), streams=STREAMS, device=Device(sms=sms))
+
+
+@lru_cache(maxsize=1024)
+def _launched(layout: Layout, eager: bool) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
+    """Names of the launches of a layout's ops, one by one or together, and the tasks that each op needs behind them."""
+    launches = tuple(f"launch {name}" for name in layout.names) if eager else ("launch graph",)
+    return launches, tuple(
+        (*(len(launches) + before for before in needed), *((number,) if number < len(launches) else ()))
+        for number, needed in enumerate(layout.after)
+    )

@@ -10,9 +10,8 @@ nothing back. If the periods are not yet equal, more of them are simulated, in t
 A pass in which nothing overlaps takes as long as its ops together, and is simulated only when its timeline is read.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from functools import cached_property, reduce
-from math import inf
 from typing import Any, Literal
 
 import numpy as np
@@ -314,12 +313,12 @@ def _added(plan: Schedule, program: Program, times: TaskTimes) -> tuple[Number, 
     for period in plan.order.periods:
         pairs = list(zip(period.ops, period.twins, strict=True))
         low, high = _range(
-            column[launches + late] - column[launches + early] for column in times for late, early in pairs
+            [column[launches + late] - column[launches + early] for column in times for late, early in pairs]
         )
         steady = steady & (high - low <= STEADY * makespan_s)
         if plan.eager and launches:
             # a thread that launches more slowly than this would fall behind in time
-            _, most_s = _range(launched_s[late] - launched_s[early] for late, early in pairs)
+            _, most_s = _range([launched_s[late] - launched_s[early] for late, early in pairs])
             behind_s = most_s - low
             steady = steady & (behind_s <= STEADY * makespan_s)
             # one that runs ahead is further ahead behind the layers left out: later ops must not depend on how far
@@ -337,10 +336,8 @@ def _makespan_s(program: Program, end_s: Sequence[Number]) -> Number:
     return reduce(maximum, (end_s[number] for number in last.values()))
 
 
-def _range(values: Iterable[Number]) -> tuple[Number, Number]:
+def _range(values: Sequence[Number]) -> tuple[Number, Number]:
     """Smallest and largest, configuration by configuration."""
-    low: Number = inf
-    high: Number = -inf
-    for value in values:
-        low, high = minimum(low, value), maximum(high, value)
-    return low, high
+    if np.ndarray in set(map(type, values)):
+        return reduce(minimum, values), reduce(maximum, values)
+    return min(values), max(values)
