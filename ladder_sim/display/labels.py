@@ -258,12 +258,12 @@ def _absent(confidence: Confidence) -> dict[str, str]:
         "stack": f"{scenario.stack.name}, all-reduce {scenario.stack.allreduce}",
         "gpu": f"{scenario.cluster.gpu.name}, profile {confidence.profile}",
         "links": _links_label(scenario),
+        "layers": scenario.model.experts_label or "no experts",
         "model_family": scenario.model.family or "unknown",
         "precision": scenario.workload.dtype,
         **{name: str(size) for name, size in run_sizes(scenario).items()},
         "model_size": f"{scenario.model.parameters / 1e9:.3g}B parameters",
-        # next to the name of the part
-        "tp": str(scenario.plan).removeprefix("TP "),
+        "plan": str(scenario.plan),
     }
     if own_figures(scenario) and not scenario.set_by_hand(*_SETTINGS_OF["stack"]):
         details["stack"] += ", other figures than the catalog's"

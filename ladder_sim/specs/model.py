@@ -208,6 +208,22 @@ class ModelSpec:
         norms = (4 if self.post_norms else 2) * self.hidden
         return sum(kind.parameters for kind in self.kinds) + self.layers * norms + self.hidden + embeddings
 
+    @property
+    def experts_label(self) -> str:
+        """Its experts and latent attention in words; empty for a dense model.
+
+        Examples
+        --------
+        >>> from ladder_sim.specs import catalog
+        >>> catalog.model("deepseek-v3").experts_label
+        '256 experts of 7168 x 2048, 8 per token, latent attention'
+        """
+        sizes = (
+            f"{self.experts} experts of {self.hidden} x {self.expert_intermediate}, {self.experts_per_token} per token"
+        )
+        parts = [*([sizes] if self.experts else []), *(["latent attention"] if self.kv_lora_rank else [])]
+        return ", ".join(parts)
+
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         """Return the KV cache that one token of one request takes over all layers, once each, in bytes.
 

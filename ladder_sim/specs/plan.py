@@ -84,6 +84,21 @@ class Plan:
         """Groups of ranks with requests of their own."""
         return self.attention_dp * self.dp
 
+    @property
+    def kind(self) -> str:
+        """What it is made of, without degrees, e.g. "TP + EP".
+
+        Examples
+        --------
+        >>> Plan(tp=8).kind, Plan(attention_dp=8, ep=8).kind, Plan(tp=4, pp=2).kind
+        ('TP', 'attention DP + EP', 'TP + PP')
+        """
+        # ranks may share experts under tensor parallelism, but no attention
+        shares = self.tp > 1 or self.expert_tp > 1
+        degrees = {"attention DP": self.attention_dp, "TP": 1 + shares, "EP": self.ep, "PP": self.pp, "DP": self.dp}
+        parts = [name for name, degree in degrees.items() if degree > 1] + ["SP"] * self.sp
+        return " + ".join(parts) or "TP"
+
     def group_requests(self, requests: Any) -> Any:
         """Return the requests of the group that has most of them; `requests` may be an array."""
         return -(-requests // self.groups)

@@ -100,9 +100,9 @@ def summarize_servings(
             "stack": setup.stack,
             "cluster": setup.cluster,
             "dtype": setup.dtype,
-            "setup": f"{setup.stack}, {setup.cluster}, {setup.model} {setup.dtype}, {setup.plan_kind}",
+            "setup": f"{setup.stack}, {setup.cluster}, {setup.model} {setup.dtype}, {setup.plan.kind}",
             "model": setup.model,
-            "plan": setup.plan_kind,
+            "plan": setup.plan.kind,
             "tp": setup.plan.tp,
             "concurrency": each.serving.concurrency,
         }

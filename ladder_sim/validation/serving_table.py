@@ -86,15 +86,6 @@ class Setup:
     server: tuple[tuple[str, float], ...] = ()
     """Settings of the server that are not the stack's."""
 
-    @property
-    def plan_kind(self) -> str:
-        """What the plan is made of, without degrees, e.g. "TP + EP"."""
-        plan = self.plan
-        degrees = {"attention DP": plan.attention_dp, "TP": plan.tp, "EP": plan.ep, "PP": plan.pp, "DP": plan.dp}
-        # ranks that share attention's work, or the experts of all of its groups
-        degrees["TP"] = max(plan.tp, plan.expert_tp)
-        return " + ".join(name for name, degree in degrees.items() if degree > 1) or "one GPU"
-
     def scenario(self, concurrency: int | None = None, prompt: int = 1024, gen: int = 512) -> Scenario:
         """One of its loads, of any variant."""
         plan = self.plan

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from calibration.serving_fit import FIGURES, _Problem, fit_serving
+from calibration.serving_fit import FIGURES, _Problem, fit_serving, half_widths
 from ladder_sim.errors import UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.validation.serving_table import Serving, read_servings
@@ -39,7 +39,7 @@ def test_the_figures_that_made_the_servings_are_found() -> None:
         if figure.field == "host_request_s"
     ]
     assert host_s[0] == host_s[1]
-    widths = fit.half_widths(made)
+    widths = half_widths(made, fit.log_errors)
     assert widths["trtllm", "h100-sxm"]["tpot"] < 0.01 < widths["vllm", "h100-sxm"]["tpot"]
 
 

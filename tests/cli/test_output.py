@@ -67,7 +67,15 @@ def test_json_has_exactly_the_documented_keys(default: Any) -> None:
     for figures in default["variants"].values():
         assert list(figures) == FIGURES
     assert list(default["provenance"]) == ["profile", "measured_fraction"]
-    checked = {"stack": True, "gpu": True, "links": False, "model_family": True, "precision": True}
+    checked = {
+        "stack": True,
+        "gpu": True,
+        "links": False,
+        "layers": True,
+        "model_family": True,
+        "precision": True,
+        "plan": True,
+    }
     checked |= {"model_size": False, "tp": False, "batch": True, "prompt": True, "gen": True}
     assert default["validated"] == checked
     assert list(default["validated"]) == list(checked)
