@@ -18,7 +18,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     arguments = parse(argv)
-    ranks = arguments.tp * arguments.pp
+    ranks = arguments.tp * arguments.attention_dp * arguments.pp
     if ranks > 1 and not _emulates(arguments) and "RANK" not in os.environ:
         arguments.check(arguments)
         return launch(argv, ranks)

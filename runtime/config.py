@@ -13,6 +13,7 @@ from runtime.kinds import Experts, Latent, RopeScaling, Yarn, rope_fields, rope_
 from runtime.model_types import TYPES, UNSUPPORTED
 
 Attention = Literal["flash", "math"]
+Dispatch = Literal["allgather", "all-to-all"]
 # names of `--dtype`
 DTYPES = ("fp32", "bf16", "fp16")
 
@@ -165,7 +166,9 @@ class ModelConfig:
             raise UsageError(f"{tokens} tokens: the model's {limit} is {self.longest_context}", hint=hint)
 
     def layers_of(self, stage: int, stages: int) -> range:
-        """The layers of a pipeline stage: equal numbers, but for one more on the first ones where they do not divide.
+        """The layers of a pipeline stage; what is left over goes to the stages before the last, backwards.
+
+        As in vLLM: the last one has the LM head as well.
 
         Raises
         ------
@@ -177,40 +180,47 @@ class ModelConfig:
                 f"{stages} stages cannot share {self.layers} layers", hint=f"--pp must be at most {self.layers}"
             )
         each, more = divmod(self.layers, stages)
-        first = stage * each + min(stage, more)
-        return range(first, first + each + (stage < more))
+        longer = range(stages - 1 - more, stages - 1)
+        first = stage * each + sum(before in longer for before in range(stage))
+        return range(first, first + each + (stage in longer))
 
-    def check_ranks(self, tp: int, ep: int = 1) -> None:
-        """Raise InfeasibleError unless `tp` ranks can share this model, and `ep` groups of them its experts."""
-        if ep > 1:
-            self._check_groups(tp, ep)
-        if part := self._indivisible_part(tp, ep):
+    def check_ranks(self, tp: int, ep: int = 1, attention_dp: int = 1) -> None:
+        """Raise InfeasibleError unless ranks can share this model: `tp` in each of `attention_dp` groups.
+
+        Experts are distributed in `ep` parts over the ranks of all groups.
+        """
+        for option, degree in (("--ep", ep), ("--attention-dp", attention_dp)):
+            if degree > 1 and self.experts is None:
+                raise UsageError(f"{option} {degree}: the model has no experts", hint=f"leave out {option}")
+        if self.experts and ep > 1:
+            self._check_parts(self.experts.count, ep, tp * attention_dp)
+        if part := self._indivisible_part(tp, ep, attention_dp):
             degrees = [
-                str(degree) for degree in range(ep, self.heads + 1, ep) if not self._indivisible_part(degree, ep)
+                str(degree)
+                for degree in range(1, self.heads + 1)
+                if not (degree * attention_dp % ep or self._indivisible_part(degree, ep, attention_dp))
             ]
             raise InfeasibleError(
                 f"{tp} ranks cannot share {part} evenly",
                 hint=f"degrees that divide: {', '.join(degrees) or 'none with this --ep'}",
             )
 
-    def _check_groups(self, tp: int, ep: int) -> None:
-        if self.experts is None:
-            raise UsageError(f"--ep {ep}: the model has no experts", hint="leave out --ep")
-        degrees = [degree for degree in range(1, tp + 1) if not (tp % degree or self.experts.count % degree)]
+    def _check_parts(self, experts: int, ep: int, ranks: int) -> None:
+        degrees = [degree for degree in range(1, ranks + 1) if not (ranks % degree or experts % degree)]
         if ep not in degrees:
             raise InfeasibleError(
-                f"--ep {ep}: must divide {tp} ranks and {self.experts.count} experts",
+                f"--ep {ep}: must divide {ranks} ranks and {experts} experts",
                 hint=f"degrees that divide both: {', '.join(map(str, degrees))}",
             )
 
-    def _indivisible_part(self, tp: int, ep: int) -> str:
+    def _indivisible_part(self, tp: int, ep: int, attention_dp: int) -> str:
         """What `tp` ranks do not divide; empty: they divide all."""
         if self.heads % tp:
             return f"{self.heads} query heads"
         for width in sorted({self.mlp_of(layer) for layer in range(self.layers)}):
             if width % tp:
                 return f"an MLP of width {width}"
-        if self.experts and self.experts.intermediate % (tp // ep):
+        if self.experts and self.experts.intermediate % (tp * attention_dp // ep):
             return f"experts of width {self.experts.intermediate}"
         return f"{self.kv_heads} key/value heads" if self.kv_heads % tp and tp % self.kv_heads else ""
 
@@ -232,7 +242,9 @@ class EngineConfig:
     prefill_logits: Literal["all", "last"] = "last"
     """Logits of every prompt position, or of the last only."""
     ep: int = 1
-    """Groups of ranks over which whole experts are distributed; the ranks of a group split each expert's width."""
+    """Parts in which whole experts are distributed over ranks; those with the same part split each expert's width."""
+    dispatch: Dispatch = "allgather"
+    """How tokens reach the experts of other groups of ranks, with attention-DP."""
 
     def __post_init__(self) -> None:
         check_counts(ep=self.ep)
@@ -248,6 +260,15 @@ def check_counts(minimum: int = 1, **counts: int) -> None:
     for name, count in counts.items():
         if count < minimum:
             raise UsageError(f"{name} is {count}: must be {minimum} or more")
+
+
+def check_groups(batch: int, attention_dp: int) -> None:
+    """Raise UsageError unless every group of ranks gets as many sequences."""
+    if batch % attention_dp:
+        raise UsageError(
+            f"--attention-dp {attention_dp}: must divide the batch, {batch}, of which every group has an equal part",
+            hint=f"give --batch {-(-batch // attention_dp) * attention_dp}",
+        )
 
 
 def check_dtype(dtype: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 
 from ladder_sim.errors import InfeasibleError
-from runtime.comm.base import Alone, Communicator
+from runtime.comm.base import Alone, AloneInExchange, Communicator
 from runtime.config import EngineConfig, ModelConfig
 from runtime.model.decoder import Decoder
 from runtime.model.layers import Layer
@@ -28,8 +28,9 @@ def check_fits(
 ) -> None:
     """Raise InfeasibleError with what would fit, if weights, cache and largest activations exceed the free memory."""
     usable = free_bytes * _USABLE
+    alone = Alone(comm.size, comm.pipeline, AloneInExchange(comm.exchange.size))
     with torch.device("meta"):
-        model = Decoder(config, engine, Alone(comm.size, comm.pipeline), positions=prompt + gen)
+        model = Decoder(config, engine, alone, positions=prompt + gen)
         cache = model.cache(batch=1)
     weights = sum(weight.numel() for weight in model.parameters()) * element_bytes
     # of one sequence: the features of the widest block, its input and its output; logits

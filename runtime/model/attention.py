@@ -1,11 +1,12 @@
 """Grouped-query attention, and what every kind of attention has.
 
-A kind takes the projections of the residual stream from its layer, `inputs` features that it shares with the
-feed-forward block's in one matrix, and returns partial sums over this rank's heads.
+A kind takes the projections of the residual stream from its layer, one GEMM for each of its `inputs`, the features of
+each, and returns partial sums over this rank's heads.
 
 Shapes: B batch, T new tokens, S positions, H query heads, G key/value heads, K head width, N features.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -44,7 +45,7 @@ class GroupedAttention(nn.Module):
     def __init__(self, config: ModelConfig, shard: Shard, engine: EngineConfig) -> None:
         super().__init__()
         self.shard, self.engine, self.head_dim = shard, engine, config.head_dim
-        self.inputs = (shard.heads + 2 * shard.kv_heads) * config.head_dim
+        self.inputs = ((shard.heads + 2 * shard.kv_heads) * config.head_dim,)
         self.q_norm, self.k_norm = (
             RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None for _ in range(2)
         )
@@ -54,7 +55,8 @@ class GroupedAttention(nn.Module):
         """Of one layer's cache."""
         return (2, batch, self.shard.kv_heads, positions, self.head_dim)
 
-    def forward(self, qkv_BTN: Tensor, step: Step, cache_2BGSK: Tensor | None) -> Tensor:
+    def forward(self, inputs: Sequence[Tensor], step: Step, cache_2BGSK: Tensor | None) -> Tensor:
+        (qkv_BTN,) = inputs
         heads, kv_heads = self.shard.heads, self.shard.kv_heads
         qkv_BTXK = qkv_BTN.unflatten(-1, (heads + 2 * kv_heads, -1))
         q_BTHK, k_BTGK, v_BTGK = qkv_BTXK.split((heads, kv_heads, kv_heads), dim=2)

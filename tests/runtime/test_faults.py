@@ -15,6 +15,7 @@ import pytest
 from ladder_sim.errors import InfeasibleError, MissingDependencyError, RankError, UsageError
 from ladder_sim.system.files import locked
 from runtime.comm.launch import FOLDER
+from runtime.comm.process_group import Degrees
 from runtime.comm.rendezvous import CommConfig, connect
 from runtime.config import ModelConfig
 from runtime.model.wiring import lay_out
@@ -151,7 +152,7 @@ def connect_as(
     """Connect as one rank of several, with the environment variables that say where they meet."""
     for name, value in {"RANK": rank, "WORLD_SIZE": size, **where}.items():
         monkeypatch.setenv(name, str(value))
-    connect(CommConfig(backend=backend, timeout_s=IN_VAIN_S), tp=2, pp=pp)
+    connect(CommConfig(backend=backend, timeout_s=IN_VAIN_S), Degrees(2, pp=pp))
 
 
 @pytest.fixture
