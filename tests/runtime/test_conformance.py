@@ -6,8 +6,9 @@ How many tokens an expert gets depends on numbers, so that small models of every
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
+from functools import partial
 from importlib import resources
 from typing import Any
 
@@ -172,42 +173,56 @@ def fake_world() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def run_stages(config: ModelConfig, stack: StackSpec, plan: Plan, variant: str, phase: str) -> Watched:
-    """One rank of each stage, one after the other."""
-    watched = Watched()
-    tokens, context = (WORKLOAD.prompt,) * 2 if phase == "prefill" else (1, WORKLOAD.prompt + 3)
-    wiring, batch = lay_out(variant, config.layers), WORKLOAD.batch
+# a rank of a stage, and what connects it for a pass that is watched
+Stage = tuple[Decoder, Callable[[Watched], WatchedRank]]
+
+
+def stages_of(config: ModelConfig, stack: StackSpec, plan: Plan) -> list[Stage]:
+    """One rank of each stage."""
     groups = [dist.new_group(sorted({1, *range(size)})[-size:]) for size in (plan.tp, plan.attention_dp)]
-    tokens_BT, position_T = torch.zeros(batch, tokens, dtype=torch.long), torch.arange(context - tokens, context)
+
+    def connect(watched: Watched, stage: int) -> WatchedRank:
+        exchange = WatchedExchange(groups[1], watched) if plan.attention_dp > 1 else None
+        return WatchedRank(groups[0], watched, exchange=exchange, stage=stage, stages=plan.pp)
+
+    stages = []
+    for stage in range(plan.pp):
+        model = Decoder(config, engine_of(stack, ep=plan.ep), connect(Watched(), stage), WORKLOAD.context)
+        fill(model.requires_grad_(False), random_weights(seed=0))
+        stages.append((model, partial(connect, stage=stage)))
+    return stages
+
+
+@pytest.fixture
+def half_precision() -> Iterator[None]:
     torch.set_default_dtype(torch.bfloat16)
-    try:
-        for stage in range(plan.pp):
-            exchange = WatchedExchange(groups[1], watched) if plan.attention_dp > 1 else None
-            comm = WatchedRank(groups[0], watched, exchange=exchange, stage=stage, stages=plan.pp)
-            model = Decoder(config, engine_of(stack, ep=plan.ep), comm, WORKLOAD.context).requires_grad_(False)
-            fill(model, random_weights(seed=0))
-            cache = model.cache(batch)
-            with kernels.observed(watched.kernel), SeesAttention(watched), watched:
-                logits = model(tokens_BT, wiring, cache=cache, position_T=position_T, context=context)
-                if stage == plan.pp - 1:
-                    model.next_token(logits, wiring)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    return watched
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.usefixtures("fake_world")
+@pytest.mark.usefixtures("fake_world", "half_precision")
 def test_every_kind_of_layer_runs_what_the_simulator_costs_under_every_plan(kind: str, plan: Plan) -> None:
+    """One rank of each stage, one after the other."""
     config, spec = ModelConfig.from_hf(KINDS[kind]), ModelSpec.from_hf(KINDS[kind], name=kind, source="config.json")
-    for stack, variant, (phase, kv_len) in itertools.product(("plain", "math", "fused"), VARIANTS, PASSES):
-        options = stacks()[stack]
-        watched = run_stages(config, options, plan, variant, phase)
-        inputs = PassInputs(model=spec, workload=WORKLOAD, stack=options, plan=plan, variant=variant)
-        entries, waits = simulated(build(inputs, phase, kv_len), options.attention)
-        assert watched.entries == entries, (stack, variant, phase)
-        assert watched.waits == waits, (stack, variant, phase)
+    for options in (stacks()["fused"], stacks()["math"]):
+        stages = stages_of(config, options, plan)
+        for variant, (phase, context) in itertools.product(VARIANTS, PASSES):
+            watched, wiring = Watched(), lay_out(variant, LAYERS)
+            tokens = context if phase == "prefill" else 1
+            tokens_BT = torch.zeros(WORKLOAD.batch, tokens, dtype=torch.long)
+            now = {"position_T": torch.arange(context - tokens, context), "context": context}
+            for model, connect in stages:
+                model.comm, cache = connect(watched), model.cache(WORKLOAD.batch)
+                with kernels.observed(watched.kernel), SeesAttention(watched), watched:
+                    logits = model(tokens_BT, wiring, cache=cache, **now)
+                    if logits.numel():
+                        model.next_token(logits, wiring)
+            inputs = PassInputs(model=spec, workload=WORKLOAD, stack=options, plan=plan, variant=variant)
+            entries, waits = simulated(build(inputs, phase, context), options.attention)
+            assert watched.entries == entries, (options.attention, variant, phase)
+            assert watched.waits == waits, (options.attention, variant, phase)
 
 
 @pytest.mark.parametrize(
