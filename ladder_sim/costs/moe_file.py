@@ -31,7 +31,7 @@ from ladder_sim.costs.table_parts import (
 from ladder_sim.costs.typed_json import BrokenRuleError, Part, refused
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import ProfileError
-from ladder_sim.graph.ops import Imbalance
+from ladder_sim.specs.imbalance import Imbalance
 from ladder_sim.specs.workload import KvDType
 from ladder_sim.system.files import read_bytes, write_file
 

@@ -15,8 +15,9 @@ from numpy.typing import ArrayLike
 
 from ladder_sim.des.shared import Floats, Number, any_true
 from ladder_sim.graph.inputs import STATE_BYTES
-from ladder_sim.graph.ops import AttentionShape, BmmShape, GemmShape, Imbalance, MlaShape, MoeShape, Shape
+from ladder_sim.graph.ops import AttentionShape, BmmShape, GemmShape, MlaShape, MoeShape, Shape
 from ladder_sim.specs.cluster import GpuSpec
+from ladder_sim.specs.imbalance import Imbalance
 from ladder_sim.specs.workload import FORMATS, KV_BYTES, Format, TensorCores
 
 Kind = Literal["gemm", "attention_prefill", "attention_decode", "moe", "mla_prefill", "mla_decode", "bmm"]

@@ -11,6 +11,7 @@ from ladder_sim.costs.profile import run_sizes
 from ladder_sim.runs import Compared, own_figures
 from ladder_sim.serving.checks import ServingCheck
 from ladder_sim.simulate.collectives import Collective
+from ladder_sim.specs.imbalance import USUAL
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.workload import Workload
 from ladder_sim.units import format_quantity, short_name, step_for, unit_of
@@ -32,6 +33,7 @@ _TITLES = {
     "kv_dtype": "Type of the KV cache",
     "concurrency": "Requests in flight",
     "arrivals": "Arrivals",
+    "imbalance": "Imbalance of experts",
     "stack": "Engine",
     "allreduce": "All-reduce",
     "p2p": "Peer-to-peer links",
@@ -180,7 +182,9 @@ def workload_label(scenario: Scenario, *, batch: bool = True) -> str:
         number = f"{workload.concurrency} request{'s' if workload.concurrency > 1 else ''} in flight"
         size = (number if batch else "requests in flight") + (" in lockstep" if workload.arrivals == "lockstep" else "")
     tokens = f"{workload.gen} new token{'s' if workload.gen > 1 else ''}"
-    return f"{size}, prompt {workload.prompt}, {tokens}, {workload.dtype}"
+    loads = workload.imbalance
+    imbalance = f", experts {loads.name}" if loads != USUAL else ""
+    return f"{size}, prompt {workload.prompt}, {tokens}, {workload.dtype}{imbalance}"
 
 
 def load_label(workload: Workload) -> str:

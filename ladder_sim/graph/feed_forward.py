@@ -62,7 +62,7 @@ def _experts(block: BlockKernels, kind: Moe, prefix: str, *, reduces: bool) -> i
     ups = expert.up_width // expert.width
     biases = (ups * width + hidden) * expert.bias
     shape = MoeShape(
-        tokens=every,
+        tokens=every * rank.loads.busiest(plan.ep),
         hidden=hidden,
         width=expert.width,
         experts=kind.experts,
@@ -73,6 +73,7 @@ def _experts(block: BlockKernels, kind: Moe, prefix: str, *, reduces: bool) -> i
         input_element_bytes=own.activation_bytes,
         output_element_bytes=STATE_BYTES,
         format=own.name,
+        imbalance=rank.loads.tabled,
     )
     weights = held * ((ups + 1) * float(hidden) * width * own.weight_bytes + biases * STATE_BYTES)
     output = routed = block.op(f"{prefix}experts", "experts", shape, [needed], weights=weights)

@@ -58,6 +58,7 @@ class RankPass:
         self.prompt = workload.prompt if phase == "mixed" else 0
         self.tokens = self.batch * self.q_len + self.prompt
         self.duty = PROMPT_DUTY[phase]
+        self.loads = workload.imbalance
         self.kv_element_bytes = KV_BYTES[workload.kv_dtype]
         self.kv_len = workload.context if stack.static_cache else kv_len
         self.state_bytes = float(self.tokens) * model.hidden * STATE_BYTES

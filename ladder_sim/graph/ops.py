@@ -11,14 +11,13 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
+from ladder_sim.specs.imbalance import Imbalance
+
 # mixed: a step of continuous batching, decode of some sequences and prompt tokens of others in one pass
 Phase = Literal["prefill", "decode", "mixed"]
 Stream = Literal["compute", "comm"]
 # by phase, `GemmShape.duty` of a run of such passes alone; that of mixed steps depends on how many there are
 PROMPT_DUTY: Mapping[Phase, float] = {"prefill": 1.0, "decode": 0.0, "mixed": 0.0}
-
-# how tokens choose experts: all equally often, or the i-th most frequent one in proportion to i to minus this power
-Imbalance = Literal["balanced", "power-law-1.01", "power-law-1.2"]
 CollectiveKind = Literal[
     "all_reduce",
     "all_reduce_norm",
@@ -189,8 +188,9 @@ class MoeShape:
     Gate and up, activation, down, the sorting of tokens by expert before and their weighted sum after; no messages.
     """
 
-    tokens: int
-    """Tokens that enter the group, of all its ranks together."""
+    tokens: float
+    """Tokens that enter the group, of all its ranks together; where they are spread by counts, as many as if every part
+    of the experts had those of the busiest."""
     hidden: int
     """Width of the residual stream."""
     width: int

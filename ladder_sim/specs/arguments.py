@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 from ladder_sim.errors import UsageError
 from ladder_sim.specs import catalog
+from ladder_sim.specs.imbalance import USUAL, ExpertLoads, Imbalance
 from ladder_sim.specs.reading import read_value
 from ladder_sim.specs.stack import AllReduce
 from ladder_sim.specs.workload import Arrivals, DType, KvDType
@@ -114,6 +115,14 @@ _TABLE = (
         maximum=65_536,
     ),
     Argument("arrivals", Arrivals, "steady", "workload.arrivals", _WORK, "Of requests in flight: steady or lockstep."),
+    Argument(
+        "imbalance",
+        ExpertLoads.of,
+        USUAL.name,
+        "workload.imbalance.name",
+        _WORK,
+        f"Of tokens over experts: {', '.join(get_args(Imbalance))}, or a file of tokens per expert.",
+    ),
     Argument(
         "dtype",
         DType,

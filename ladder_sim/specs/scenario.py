@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Self, cast
@@ -11,6 +11,7 @@ from ladder_sim.errors import PartitionError, UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.cluster import ClusterSpec
+from ladder_sim.specs.imbalance import ExpertLoads
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.settings import IN_CLUSTER, Overrides, Parts, override_parts, settings_of
@@ -23,7 +24,7 @@ from ladder_sim.units import short_name
 # far beyond any cluster one tensor-parallel group spans
 _MAX_NODES = 100_000
 # arguments that the specs check
-_CHECKED = {*ARGUMENTS, "variant"} - {"model", "cluster", "stack"}
+_CHECKED = {*ARGUMENTS, "variant"} - {"model", "cluster", "stack", "imbalance"}
 # compute capabilities of the A100 and of the H100
 AMPERE, HOPPER = 8.0, 9.0
 
@@ -109,6 +110,13 @@ class Scenario:
                 f"pp {plan.pp}: model '{model.name}' has {model.layers} layers, and each stage needs one",
                 hint=f"use --pp {model.layers} or less",
             )
+        counts = self.workload.imbalance.counts
+        if counts and len(counts) != model.experts:
+            raise UsageError(
+                f"imbalance {self.workload.imbalance.name}: tokens of {len(counts)} experts, and model '{model.name}' "
+                f"has {model.experts or 'none'}",
+                hint="give the tokens of each expert of one layer, or a name, e.g. --imbalance balanced",
+            )
         problem = model.partition_problem(plan.tp, attention_dp=plan.attention_dp, ep=plan.ep)
         if not problem:
             return
@@ -157,6 +165,7 @@ class Scenario:
         gen: int = 512,
         concurrency: int | None = None,
         arrivals: str = "steady",
+        imbalance: str | Sequence[float] | ExpertLoads = "power-law-1.01",
         dtype: str | None = None,
         kv_dtype: str | None = None,
         stack: str | StackSpec = "gpt-fast",
@@ -183,6 +192,9 @@ class Scenario:
             Requests of a static batch, tokens of each prompt, new tokens of each request.
         concurrency, arrivals
             Requests kept in flight under continuous batching, instead of a static batch, and how they arrive.
+        imbalance
+            How unevenly tokens choose experts: a name (`ladder_sim.specs.imbalance.Imbalance`), a file of tokens per
+            expert, or a list of them.
         dtype, kv_dtype
             Precision of linear layers (`ladder_sim.specs.workload.FORMATS`) and of the KV cache; by default what the
             model's config.json says. Without a word there: bf16, and the stack's habit for the cache.
@@ -213,6 +225,7 @@ class Scenario:
                 gen=gen,
                 concurrency=concurrency,
                 arrivals=cast(Arrivals, arrivals),
+                imbalance=ExpertLoads.of(imbalance),
                 dtype="bf16" if dtype is None else cast(DType, dtype),
                 kv_dtype="bf16" if kv_dtype is None else cast(KvDType, kv_dtype),
             ),

@@ -30,6 +30,7 @@ SCENARIO = {
     "gen": 512,
     "concurrency": None,
     "arrivals": "steady",
+    "imbalance": "power-law-1.01",
     "dtype": "bf16",
     "kv_dtype": "bf16",
     "stack": "gpt-fast",

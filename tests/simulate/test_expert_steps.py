@@ -49,3 +49,31 @@ def test_launches_of_models_with_experts_have_a_figure_of_their_own() -> None:
     # what was set by hand stays
     assert launch_s("qwen3-30b-a3b", **{"stack.eager_launch": "20us"}) == 20e-6
     assert launch_s("qwen3-30b-a3b", **{"stack.expert_launch": "0us"}) == 50e-6
+
+
+def test_the_slowest_rank_has_the_busiest_experts() -> None:
+    """Counts that are equal are balanced; with uneven ones all ranks wait for that which has most tokens."""
+
+    def seconds(imbalance: Any, phase: Phase = "prefill", **plan: Any) -> float:
+        given = {"model": "mixtral-8x7b", "batch": 8, "stack": "vllm", **plan}
+        return float(step(phase, imbalance=imbalance, **given).seconds)
+
+    spread, whole = {"tp": 1, "attention_dp": 8, "ep": 8}, {"tp": 8}
+    assert seconds([5] * 8, **spread) == seconds("balanced", **spread)
+    uneven = [9, 1, 1, 1, 1, 1, 1, 1]
+    twice = seconds([3, 1, 1, 1, 3, 1, 1, 1], **spread)
+    assert seconds("balanced", **spread) < twice < seconds(uneven, **spread)
+    # 9 of 16 tokens on one of 8 ranks: its experts take as long as 4.5 times as many balanced tokens
+    experts = {
+        loads: next(op.seconds for op in step("prefill", imbalance=imbalance, **given).ops if op.op.kind == "experts")
+        for loads, imbalance, given in (
+            ("uneven", uneven, {"model": "mixtral-8x7b", "stack": "vllm", "batch": 16, **spread}),
+            ("more", "balanced", {"model": "mixtral-8x7b", "stack": "vllm", "batch": 72, **spread}),
+        )
+    }
+    assert experts["uneven"] == pytest.approx(experts["more"], rel=1e-9)
+    # where every rank has a share of every expert, none waits
+    assert seconds(uneven, **whole) == seconds("balanced", **whole)
+    # tables of the power laws are the slowest rank's
+    laws = [seconds(law, **spread) for law in ("balanced", "power-law-1.01", "power-law-1.2")]
+    assert laws == sorted(laws)
