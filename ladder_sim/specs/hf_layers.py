@@ -102,9 +102,13 @@ def _window_layers(reader: ConfigReader, layers: int) -> tuple[int, ...]:
         return ()
     # Qwen2 and Qwen3
     first = reader.size("max_window_layers", MAXIMA["layers"], default=0, minimum=0)
-    rotated = reader.config.get("no_rope_layers") or None
-    if isinstance(rotated, list):
-        # Llama 4: those that rotate attend to a chunk
+    rotated = reader.config.get("no_rope_layers") or []
+    if rotated and reader.model_type() == "llama4_text":
+        # those that rotate attend to a chunk
+        if not (isinstance(rotated, list) and len(rotated) >= layers and all(each in (0, 1) for each in rotated)):
+            raise reader.error(
+                "no_rope_layers", f"must be 0 or 1 for each of {layers} layers", "correct it or num_hidden_layers"
+            )
         return tuple(layer for layer, each in enumerate(rotated[:layers]) if each)
     if reader.config.get("sliding_window_pattern") is None:
         return tuple(range(first, layers))

@@ -411,6 +411,17 @@ class Scenario:
         used = self.plan.nodes(self.cluster.gpus_per_node)
         if used < self.nodes:
             warnings.append(f"{_flags(self.plan, 'tp', 'attention_dp', 'pp', 'dp')} uses {used} of {self.nodes} nodes")
+        gpus = used * self.cluster.gpus_per_node
+        # a tensor-parallel degree alone is chosen as it is
+        if self.plan.tp < self.plan.gpus < gpus:
+            warnings.append(
+                f"{_flags(self.plan, 'tp', 'attention_dp', 'pp', 'dp')} uses {self.plan.gpus} of {gpus} GPUs"
+            )
+        group = self.plan.group_requests(self.workload.in_flight)
+        if group < self.plan.pp:
+            warnings.append(
+                f"{group} request{'s' if group > 1 else ''} on {self.plan.pp} stages: no more stages work at a time"
+            )
         stages = self.plan.stages(self.model.layers)
         if len(set(stages)) > 1:
             warnings.append(f"{self.model.layers} layers on {self.plan.pp} stages: {', '.join(map(str, stages))}")

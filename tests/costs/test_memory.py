@@ -84,6 +84,16 @@ def test_nothing_fits() -> None:
             {"model": "405b", "prompt": 60_000},
             [{"dtype": "fp8", "stack": name} for name in ("sglang", "trtllm", "vllm")],
         ),
+        # plans: what the other degrees leave, or allow
+        ({"model": "deepseek-v3", "tp": 8, "ep": 8}, []),
+        ({"model": "deepseek-v3", "attention_dp": 8, "ep": 8, "batch": 8}, []),
+        ({"model": "deepseek-v3", "dtype": "bf16", "nodes": 4, "tp": 8, "pp": 2}, [{"tp": 16}, {"dtype": "fp8"}]),
+        ({"model": "405b", "tp": 4, "pp": 2}, [{"dtype": "fp8"}]),
+        (
+            {"model": "qwen3-30b-a3b", "attention_dp": 8, "ep": 8, "batch": 4096, "stack": "vllm"},
+            [{"batch": 2904}],
+        ),
+        ({"model": "8b", "dp": 8, "batch": 3000}, [{"batch": 1144}]),
         # a stack by name would not have this figure
         ({"batch": 512, "overrides": {"stack.memory_overhead": "3GB"}}, [{"batch": 178}]),
     ],

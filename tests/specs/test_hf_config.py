@@ -314,6 +314,7 @@ def test_other_dense_models(name: str) -> None:
 
 
 MIXTRAL = {**LLAMA_8B, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+LLAMA_4 = {**MIXTRAL, "model_type": "llama4_text", "num_experts_per_tok": 1, "intermediate_size_mlp": 16384}
 DEEPSEEK = {
     **LLAMA_8B,
     "model_type": "deepseek_v3",
@@ -344,6 +345,15 @@ DEEPSEEK = {
         (DEEPSEEK, {"attention_bias": True}, "attention_bias is True: latent attention with biases"),
         (DEEPSEEK, {"mlp_only_layers": [40]}, "mlp_only_layers: a layer is 40: must be a whole number from 0 to 31"),
         (LLAMA_8B, {"n_routed_experts": 8}, "n_routed_experts is 8: model_type 'llama' is not a mixture-of-experts"),
+        (
+            LLAMA_8B,
+            {"num_experts_per_tok": 2},
+            "num_experts_per_tok is 2: model_type 'llama' is not a mixture-of-experts",
+        ),
+        (LLAMA_8B, {"moe_intermediate_size": 64}, "moe_intermediate_size is 64: model_type 'llama' is not a mixture"),
+        (LLAMA_4, {"no_rope_layers": [1, 0]}, "no_rope_layers is [1, 0]: must be 0 or 1 for each of 32 layers"),
+        (LLAMA_4, {"no_rope_layers": ["1"] * 32}, "no_rope_layers is"),
+        (LLAMA_4, {"no_rope_layers": 4}, "no_rope_layers is 4: must be 0 or 1"),
         (
             LLAMA_8B,
             {"layer_types": ["full_attention"]},
