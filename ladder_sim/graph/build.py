@@ -196,7 +196,9 @@ class PassKernels:
                 output_element_bytes=STATE_BYTES,
                 duty=rank.duty,
             )
-            return _op(role, name, shape, 0.0 if model.tied_embeddings else float(vocab) * model.hidden * STATE_BYTES)
+            # the first stage's, unless that is another
+            held = 0.0 if model.tied_embeddings and rank.plan.pp == 1 else float(vocab) * model.hidden * STATE_BYTES
+            return _op(role, name, shape, held)
         if name == "gather_logits":
             gathered = float(rows) * vocab * rank.tp * STATE_BYTES
             per_sequence = stack.prefill_logits != "all"
