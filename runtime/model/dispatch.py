@@ -3,10 +3,9 @@
 Attention is then replicated: every group attends to its own requests, and the experts of a layer are distributed over
 the ranks of all groups. A token has to reach those of its experts (dispatch), and what they add to it has to come back
 (combine). All-gather: every rank gets every group's tokens, and sums over the ranks are scattered back (vLLM's
-``allgather_reducescatter``). All-to-all: a rank gets the tokens that chose one of its experts, once each.
+``allgather_reducescatter``). All-to-all: a rank gets a copy of a token for each of its experts that the token chose.
 
-Shapes: M tokens of this group, A those of all groups, X tokens on their way, D hidden, k experts of a token, L experts
-of a rank.
+Shapes: M tokens of this group, A those of all groups, X copies on their way, D hidden, k experts of a token, R ranks.
 """
 
 from collections.abc import Callable, Sequence
@@ -64,16 +63,16 @@ def gathered(exchange: Exchange, tokens: Routed, run_experts: RunExperts) -> Arr
 
 def exchanged(exchange: Exchange, tokens: Routed, run_experts: RunExperts, held: Sequence[range]) -> Arriving:
     """Dispatch and combine by all-to-alls; `held` are the experts of each rank of the exchange."""
-    n_MD, _, chosen_Mk = tokens
-    token_X, sent = kernels.tokens_by_rank(chosen_Mk, held)
-    counts_R = torch.tensor(sent, device=n_MD.device)
-    ones = [1] * exchange.size
-    received_R, known = exchange.all_to_all(counts_R, ones, ones)
+    n_MD, weight_Mk, chosen_Mk = tokens
+    copies_XD, expert_X1, choice_X, sent_R = kernels.copies_by_rank(n_MD, chosen_Mk, held)
+    each = [1] * exchange.size
+    received_R, known = exchange.all_to_all(sent_R, each, each)
     known.wait()
-    received = received_R.tolist()
-    started = [exchange.all_to_all(kernels.rows(x_MF, token_X), sent, received) for x_MF in tokens]
-    for _, handle in started:
-        handle.wait()
-    n_XD, weight_Xk, chosen_Xk = (x_XF for x_XF, _ in started)
-    back_XD, handle = exchange.all_to_all(run_experts(n_XD, weight_Xk, chosen_Xk), received, sent)
-    return Arriving(handle, lambda: kernels.sum_rows(back_XD, token_X, len(n_MD)))
+    sent, received = sent_R.tolist(), received_R.tolist()
+    (n_XD, arriving), (own_X1, numbered) = (exchange.all_to_all(x, sent, received) for x in (copies_XD, expert_X1))
+    arriving.wait()
+    numbered.wait()
+    # weighted by the rank that they return to
+    output_XD = run_experts(n_XD, torch.ones_like(own_X1, dtype=weight_Mk.dtype), own_X1)
+    back_XD, handle = exchange.all_to_all(output_XD, received, sent)
+    return Arriving(handle, lambda: kernels.sum_copies(back_XD, choice_X, weight_Mk))

@@ -361,23 +361,28 @@ def run_experts(
     return torch.zeros_like(x_MD).index_add(0, token_X, output_XD)
 
 
-@_kernel("dispatch")
-def tokens_by_rank(chosen_Mk: Tensor, held: Sequence[range]) -> tuple[Tensor, list[int]]:
-    """The tokens that chose an expert of each rank, rank by rank, and their number; `held` are the ranks' experts."""
-    goes_RM = torch.stack([((chosen_Mk >= part.start) & (chosen_Mk < part.stop)).any(dim=-1) for part in held])
-    return goes_RM.nonzero()[:, 1], goes_RM.sum(dim=-1).tolist()
+@_kernel("permute")
+def copies_by_rank(x_MD: Tensor, chosen_Mk: Tensor, held: Sequence[range]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """A copy of a token for each choice of an expert, rank by rank; `held` are the experts of each rank.
+
+    Returns
+    -------
+    tuple
+        x_XD; the experts, X x 1; numbers of the choices, X; how many are for each rank, R.
+    """
+    chosen_Y = chosen_Mk.flatten()
+    goes_RY = torch.stack([(chosen_Y >= part.start) & (chosen_Y < part.stop) for part in held])
+    choice_X = goes_RY.nonzero()[:, 1]
+    copies_XD = x_MD[choice_X // chosen_Mk.shape[-1]]
+    return copies_XD, chosen_Y[choice_X].unsqueeze(-1), choice_X, goes_RY.sum(dim=-1)
 
 
-@_kernel("dispatch")
-def rows(x_MF: Tensor, token_X: Tensor) -> Tensor:
-    """Those of some tokens, in their order."""
-    return x_MF[token_X]
-
-
-@_kernel("combine")
-def sum_rows(x_XD: Tensor, token_X: Tensor, tokens: int) -> Tensor:
-    """The sum of each token's rows."""
-    return x_XD.new_zeros(tokens, x_XD.shape[-1]).index_add(0, token_X, x_XD)
+@_kernel("permute")
+def sum_copies(x_XD: Tensor, choice_X: Tensor, weight_Mk: Tensor) -> Tensor:
+    """The weighted sum of what a token's choices returned, M x D."""
+    weighted_XD = x_XD * weight_Mk.flatten()[choice_X].unsqueeze(-1).to(x_XD.dtype)
+    sum_MD = x_XD.new_zeros(len(weight_Mk), x_XD.shape[-1])
+    return sum_MD.index_add(0, choice_X // weight_Mk.shape[-1], weighted_XD)
 
 
 @_kernel("sample")

@@ -24,7 +24,7 @@ Entry = tuple[object, ...]
 GEMM_OPS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
 FREE_OPS = {"empty", "new_empty", "arange", "view", "slice", "select", "detach", "movedim", "permute", "clone"}
 FREE_OPS |= {"_unsafe_view", "transpose", "split", "split_with_sizes", "t", "alias", "unsqueeze", "repeat"}
-FREE_OPS |= {"empty_like", "new_zeros"}
+FREE_OPS |= {"empty_like", "new_zeros", "ones_like"}
 
 # collectives under the dispatcher, as the graph calls them, and where their message is: all-gather's result, all that
 # a reduce-scatter scatters
@@ -32,10 +32,11 @@ MESSAGES: dict[str, tuple[str, Callable[[Any], Tensor]]] = {
     "allreduce_": ("all_reduce", lambda args: args[0][0]),
     "_allgather_base_": ("all_gather", lambda args: args[0]),
     "_reduce_scatter_base_": ("reduce_scatter", lambda args: args[1]),
+    "alltoall_base_": ("all_to_all", lambda args: args[1]),
     "broadcast_": ("broadcast", lambda args: args[0][0]),
 }
-# of which it is compared who waits for them first
-WAITED = ("all_reduce", "reduce_scatter")
+# that may run under others: it is compared who waits for them first
+WAITED = ("all_reduce", "combine")
 
 
 class Watched(TorchDispatchMode):
@@ -56,7 +57,9 @@ class Watched(TorchDispatchMode):
         self._inside.append(kind)
         self._gemms, self.attended = [], []
         result = run(*args)
-        self.entries.append(self._entry(kind, args, result))
+        # of tokens for an all-to-all; in the graph it is a part of what experts take
+        if kind != "permute":
+            self.entries.append(self._entry(kind, args, result))
         self._inside.pop()
         return result
 
@@ -176,6 +179,7 @@ class WatchedExchange(RowExchange):
     def __init__(self, group: dist.ProcessGroup, watched: Watched) -> None:
         super().__init__(ProcessGroup("fake", group))
         self._watched = watched
+        self._messages = 0
 
     def all_gather(self, *tensors: Tensor) -> list[Tensor]:
         gathered = super().all_gather(*tensors)
@@ -187,6 +191,16 @@ class WatchedExchange(RowExchange):
     def reduce_scatter(self, x: Tensor) -> tuple[Tensor, Handle]:
         part, handle = super().reduce_scatter(x)
         return part, self._watched.noted(handle)
+
+    def all_to_all(self, x: Tensor, sent: list[int], received: list[int]) -> tuple[Tensor, Handle]:
+        arriving, handle = super().all_to_all(x, sent, received)
+        if not x.is_floating_point():
+            # the numbers of copies, and of their experts, travel with these; ranks send to each other alike
+            assert self._watched.entries.pop() == ("all_to_all", x.nbytes)
+            return x, handle
+        self._messages += 1
+        # every second one is a combine
+        return arriving, handle if self._messages % 2 else self._watched.noted(handle)
 
 
 class WatchedStage:
@@ -225,7 +239,7 @@ def simulated(graph: StepGraph, attention: str) -> tuple[list[Entry], dict[int, 
     entries: list[Entry] = []
     names = list(graph)
     waits = {}
-    for number, op in enumerate(op for op in graph.ops() if op.kind in WAITED):
+    for number, op in enumerate(op for op in graph.ops() if op.name.endswith(WAITED)):
         waits[number] = min(names.index(reader) for reader in graph.successors(op.name))
     for op in graph.ops():
         match op.shape:
@@ -235,7 +249,10 @@ def simulated(graph: StepGraph, attention: str) -> tuple[list[Entry], dict[int, 
                 entries.append((op.kind, heads, m, n, k))
             case MoeShape() as e:
                 held, width = e.experts // e.ep, e.width // e.expert_tp
-                entries.append((op.kind, e.tokens, e.top_k, e.hidden, held, width))
+                # by all-to-all a rank gets its share of the copies, each for one expert
+                copied = entries[-1][0] == "all_to_all"
+                tokens = (e.tokens * e.top_k // e.ep, 1) if copied else (e.tokens, e.top_k)
+                entries.append((op.kind, *tokens, e.hidden, held, width))
             case AttentionShape() as a:
                 sizes = (a.batch, a.q_len, a.kv_len, a.heads, a.kv_heads, a.head_dim, a.head_dim)
                 entries.append((op.kind, a.kernel, *sizes))
@@ -263,4 +280,5 @@ def engine_of(stack: StackSpec, *, ep: int = 1) -> EngineConfig:
         sharded_embedding=stack.sharded_embedding,
         prefill_logits=stack.prefill_logits,
         ep=ep,
+        dispatch="all-to-all" if stack.dispatch == "all-to-all" else "allgather",
     )
