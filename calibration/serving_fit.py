@@ -19,6 +19,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from calibration.stack_fit.unseen import conformal
+from ladder_sim.confidence import UNCHECKED
 from ladder_sim.des.shared import Floats
 from ladder_sim.display.console import show, table
 from ladder_sim.errors import UsageError
@@ -80,6 +81,24 @@ def half_widths(rows: Sequence[Serving], errors: Mapping[str, Floats]) -> dict[t
         key: {time: conformal(np.abs(each[numbers]).tolist()) for time, each in errors.items()}
         for key, numbers in groups.items()
     }
+
+
+def inside_of_others(rows: Sequence[Serving], tpot_errors: Floats) -> dict[tuple[str, str], float]:
+    """By engine and model, the share of its rows in intervals that the engine's other models give, where it has any.
+
+    They are wider by what `ladder_sim.confidence.UNCHECKED` adds for other layers and another family of models.
+    """
+    groups: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row, error in zip(rows, np.abs(tpot_errors).tolist(), strict=True):
+        groups[_engine(row.setup)][row.setup.model].append(error)
+    unlike = math.log1p(math.hypot(*(UNCHECKED[part].kernels for part in ("layers", "model_family"))))
+    shares = {}
+    for engine, models in groups.items():
+        for model, errors in models.items():
+            others = [error for name, each in models.items() if name != model for error in each]
+            if others:
+                shares[engine, model] = float(np.mean(np.array(errors) <= math.hypot(conformal(others), unlike)))
+    return shares
 
 
 class _Problem:
@@ -188,7 +207,15 @@ def _run(options: argparse.Namespace) -> None:
         parts += _fit_report(dense)
     if sparse:
         errors = log_errors(sparse, *_Problem(sparse).times_s())
-        parts += [Text() if parts else Text("models with experts are not fitted"), *_widths_report(sparse, errors)]
+        shares = [(*key, f"{share:.0%}") for key, share in inside_of_others(sparse, errors["tpot"]).items()]
+        parts += [
+            *([Text()] if parts else []),
+            Text("models with experts are not fitted"),
+            *_widths_report(sparse, errors),
+            Text(),
+            Text("rows inside intervals that the engine's other models give, with what other layers and families add:"),
+            table(("engine", "model", "inside"), shares, left=2),
+        ]
     show(Group(*parts), sys.stdout)
 
 

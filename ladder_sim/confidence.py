@@ -89,8 +89,9 @@ class Unchecked:
 # vLLM without all-reduces come out up to 23 % short, and its all-reduces up to 58 % long (TokenWeave's figure 11,
 # github.com/microsoft/tokenweave); of what a small all-reduce takes, more than half is a launch that is assumed.
 # tests/prediction/test_unchecked.py holds the intervals against these runs.
-# Layers: of the half-widths that servings of one model with experts give, vLLM's would have to be 12 % wider for the
-# other's, SGLang's 21 %, TensorRT-LLM's not (serving_moe.csv, docs/accuracy.md).
+# Layers: half-widths from one model with experts would have to be 12 % (vLLM), 23 % (SGLang) and 3 % (TensorRT-LLM)
+# wider to hold nine tenths of the rows of the other; with this and another family 92 to 100 % lie inside
+# (`ladder-sim calibrate fit-serving serving_moe.csv`).
 # The others are judgement. GPU: nine tenths of 46 servings on H200 (SGLang, same file) lie within 34 %, and other
 # generations are further from the GPU that was checked. Links: the formula misses logs of other fabrics by up to
 # 64 % (docs/catalog.md), most by less than half. Model family: the same tables at other sizes, other small kernels;

@@ -5,6 +5,7 @@ The answers' modules are imported for their types only: a command needs those of
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, get_args
@@ -246,7 +247,14 @@ def servings_document(name: str, comparisons: Sequence[ServingComparison]) -> Do
         by: {value: errors(pair) for value, pair in values.items()}
         for by, values in summarize_servings(comparisons).items()
     }
-    head = {"batching": "continuous", "dataset": name, "summary": errors(summary(comparisons)), "by": groups}
+    missing = Counter(each.note for each in comparisons if each.ttft is None)
+    head = {
+        "batching": "continuous",
+        "dataset": name,
+        "summary": errors(summary(comparisons)),
+        "by": groups,
+        "not_predicted": dict(missing),
+    }
     return _rows_document(head, list(map(_serving_fields, comparisons)))
 
 

@@ -8,7 +8,8 @@ This is the form of the servings in aiconfigurator-core. ``isl`` and ``osl`` are
 be left out or empty: backend_version (the newest), gemm_quant_mode and moe_quant_mode (as dtype), kv_dtype and arrivals
 (as `ladder_sim.Scenario.of` has them), source, and those of a plan: pp_size, attention_dp_size, moe_tp_size and
 moe_ep_size. concurrency counts the requests of one of attention_dp_size groups. What the columns do not say of known
-campaigns is in `ladder_sim.validation.campaigns`. Lines that start with ``#`` are comments.
+campaigns is in `ladder_sim.validation.campaigns`; a row with a source is read as it stands. Lines that start with ``#``
+are comments.
 """
 
 import dataclasses
@@ -219,7 +220,8 @@ def _row(line: int, cells: Mapping[str, str]) -> _Row:
     for column in REQUIRED:
         if not cell[column]:
             raise UsageError(f"{column} is empty: must be given on every row", hint=f"fill the column {column}")
-    known = facts(cell)
+    # who measured it says so: it is of none of these campaigns
+    known = Facts() if cell["source"] else facts(cell)
     model = _model(known.model or cell["model_path"])
     dtype = _format(cell, model, known)
     plan, groups = _plan(cell, known)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibration.serving_fit import _Problem, half_widths, log_errors
+from calibration.serving_fit import _Problem, half_widths, inside_of_others, log_errors
 from ladder_sim.confidence import Interval
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.report.figures.validation import servings_figure
@@ -182,6 +182,12 @@ def test_rows_of_what_is_not_modelled_are_left_out_with_the_reason() -> None:
     assert list(summarize_servings(compared)["plan"]) == ["TP"]
 
 
+def test_what_is_known_of_campaigns_is_not_said_of_others() -> None:
+    own = {**R1, "source": "ourselves", "backend_version": "1.2.0rc6.post3"}
+    (row,) = read_servings(table(own), "t.csv")
+    assert (row.left_out, row.prompt, row.gen, row.setup.kv_dtype) == ("", 1024, 8192, None)
+
+
 def test_a_step_reads_the_weights_of_the_experts_in_use() -> None:
     (row,) = read_servings(table({**R1, "concurrency": "1", "silicon_tpot_ms": "4"}), "t.csv")
     assert row.tpot_s == pytest.approx(0.004)
@@ -319,6 +325,18 @@ def test_a_sample_of_servings_of_models_with_experts_is_met() -> None:
     assert all(each.serving.left_out or each.tpot for each in compared)
 
 
+def test_rows_that_are_not_predicted_are_counted_with_the_reason() -> None:
+    answered = run("validate", str(servings.SAMPLE), "--json", "--max-error", "14")
+    assert answered.code == 0
+    document = json.loads(answered.out)
+    assert document["summary"]["tpot"]["n"] + sum(document["not_predicted"].values()) == len(document["rows"])
+    printed = run("validate", str(servings.SAMPLE)).out
+    for note, count in document["not_predicted"].items():
+        assert note in printed
+        assert count == 1 or f"{count} rows, lines" in printed
+    assert "trtllm@1.0.0rc3, h100-sxm, qwen3-235b-a22b fp8-block, TP + EP" in printed
+
+
 def test_the_page_has_every_serving_of_models_with_experts() -> None:
     groups, everything = servings.shown()[:-1], servings.shown()[-1]
     counts: dict[tuple[str, str], int] = {}
@@ -355,6 +373,12 @@ if SOURCE:
         for check in checks_of(catalog.model("deepseek-r1")):
             for name, width in widths[check.stack, check.cluster.name].items():
                 assert np.expm1(width) == pytest.approx(getattr(check, name), rel=0.01)
+
+    def test_intervals_from_one_model_hold_the_other() -> None:
+        rows = [row.serving for row in servings.compared(Path(SOURCE) / "serving_moe.csv") if not row.serving.left_out]
+        shares = inside_of_others(rows, log_errors(rows, *_Problem(rows).times_s())["tpot"])
+        assert len(shares) == 6
+        assert min(shares.values()) >= 0.9
 
 
 def test_the_command_reads_either_kind_of_table() -> None:
