@@ -375,3 +375,14 @@ def test_demands_are_possible(profile: str, phase: Phase, batch: int) -> None:
             else:
                 assert estimate.demand.held_sms == estimate.demand.link == 0
             assert np.isfinite(estimate.seconds)
+
+
+def test_a_combine_takes_sms_from_the_block_that_it_overlaps() -> None:
+    """Of DeepEP as many as it says, whatever the message."""
+    plan = {"tp": 1, "attention_dp": 8, "ep": 8, "batch": 512, "overrides": {"stack.dispatch": "deepep-ht"}}
+    scenario = Scenario.of(model="deepseek-v2-lite", stack="sglang", **plan)  # type: ignore[arg-type]
+    slowed_s = [
+        predict(scenario, ["ladder"], profile=with_overlap(deepep_sms=sms))["ladder"].breakdown.slowed_s
+        for sms in (1.0, 20.0, 60.0)
+    ]
+    assert 0.0 <= slowed_s[0] < slowed_s[1] < slowed_s[2]

@@ -197,3 +197,27 @@ def test_an_explanation_names_the_all_reduces(
     text = shown(explanation(predictions.values()), 200, monkeypatch)
     rows = [line for line in text.splitlines() if "all_reduce" in line]
     assert {name for row in rows for name in re.findall(r"B, ([a-z][a-z-]+)", row)} == names
+
+
+def test_every_kernel_of_experts_and_latent_attention_says_where_its_time_comes_from() -> None:
+    plan = {"tp": 1, "attention_dp": 8, "ep": 8, "overrides": {"stack.dispatch": "deepep-auto"}}
+    scenario = Scenario.of(model="deepseek-v3", cluster="h200-sxm", stack="sglang", concurrency=64, **plan)  # type: ignore[arg-type]
+    text = to_text(explained(predict(scenario, ["standard"])))
+    mixed, decode = text.split("standard: one ")[1:]
+    sources = {
+        row[0]: row[1]
+        for row in re.findall(
+            r"^((?:attn|mlp)\.\S+) .*? (measured|fitted|transferred|roofline) +\d+ ", decode, re.MULTILINE
+        )
+    }
+    # whole experts in fp8 blocks, latent attention and DeepEP were measured; products of heads are those of plain fp8
+    for name in ("mlp.experts", "attn.attention", "attn.qkv_a", "mlp.router", "mlp.dispatch", "mlp.combine"):
+        assert sources[name] == "measured", name
+    assert sources["attn.k_absorb"] == sources["attn.v_absorb"] == "transferred"
+    assert sources["mlp.top_k"] == "roofline"
+    assert len(sources) >= 18
+    assert "deepep-ll" in decode
+    assert "deepep-ht" in mixed
+    # shared experts take nothing of a decode step, whose routed ones last longer
+    assert decode.count("stream of its own") == 3
+    assert "stream of its own" not in mixed

@@ -70,9 +70,12 @@ def _load_text(prediction: Prediction) -> str:
 def _op_table(title: str, step: ForwardPass) -> WholeTable:
     """Equal ops of all layers on one row, in the order of the last layer, where every join has happened."""
     rows: dict[tuple[str, str, float], list[SimulatedOp]] = {}
-    for member in reversed(step.ops):
+    layout = step.simulated[0].layout
+    apart = {like for others in layout.next_to.values() for like in others}
+    for member, like in reversed(list(zip(step.ops, layout.same_as, strict=True))):
         name = member.op.name.partition(".")[2] if member.op.layer >= 0 else member.op.name
-        shape = ", ".join(filter(None, (_shape_text(member.op), member.estimate.algorithm)))
+        stream = "stream of its own" if like in apart else ""
+        shape = ", ".join(filter(None, (_shape_text(member.op), member.estimate.algorithm, stream)))
         rows.setdefault((name, shape, float(member.estimate.seconds)), []).append(member)
     body = []
     for (name, shape, each_s), members in reversed(rows.items()):
