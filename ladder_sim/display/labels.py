@@ -14,7 +14,7 @@ from ladder_sim.simulate.collectives import Collective
 from ladder_sim.specs.imbalance import USUAL
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.workload import Workload
-from ladder_sim.units import format_quantity, short_name, step_for, unit_of
+from ladder_sim.units import format_count, format_quantity, short_name, step_for, unit_of
 
 # what pages call the fields
 _TITLES = {
@@ -266,7 +266,7 @@ def _absent(confidence: Confidence) -> dict[str, str]:
         "model_family": scenario.model.family or "unknown",
         "precision": scenario.workload.dtype,
         **{name: str(size) for name, size in run_sizes(scenario).items()},
-        "model_size": f"{scenario.model.parameters / 1e9:.3g}B parameters",
+        "model_size": f"{format_count(scenario.model.parameters).replace(' ', '')} parameters",
         "plan": str(scenario.plan),
     }
     if own_figures(scenario) and not scenario.set_by_hand(*_SETTINGS_OF["stack"]):
