@@ -14,8 +14,8 @@ from calibration.crosscheck.observations import PHASES, Times
 from calibration.crosscheck.timers import OverlapTime, message, time_kernels, time_overlap
 from ladder_sim.costs.recorded import OpKey
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.build import build
-from ladder_sim.graph.ops import Phase, StepGraph
+from ladder_sim.graph.build import StepGraph, build
+from ladder_sim.graph.ops import Phase
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import StackSpec

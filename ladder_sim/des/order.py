@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-import networkx as nx
-
 from ladder_sim.des.program import NO_GROUP, Program
 
 
@@ -47,6 +45,9 @@ def _issued_in_order(program: Program, compute: int, comm: int) -> bool:
 
 
 def _topological(program: Program, compute: int, comm: int) -> list[int]:
+    # programs in order need none of it
+    import networkx as nx
+
     unit_of = [task.group if task.group != NO_GROUP else -2 - index for index, task in enumerate(program.tasks)]
     members: dict[int, list[int]] = {}
     for index, unit in enumerate(unit_of):

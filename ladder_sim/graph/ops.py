@@ -1,13 +1,12 @@
-"""Operations of one rank in one forward pass, and the dependency graph that holds them.
+"""Operations of one rank in one forward pass.
 
 Every count is per rank and per forward pass: FLOPs, bytes of device memory moved, bytes of messages.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
-import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
@@ -389,42 +388,3 @@ class Op:
     def stream(self) -> Stream:
         """Collectives run in order on a stream of their own, everything else on the compute stream."""
         return "comm" if self.kind in COLLECTIVE_KINDS else "compute"
-
-
-if TYPE_CHECKING:
-    _OpGraph = nx.DiGraph[str]
-else:
-    _OpGraph = nx.DiGraph
-
-
-class StepGraph(_OpGraph):
-    """Dependency graph of one forward pass: nodes are op names in issue order, edges are data dependencies.
-
-    Node attribute ``op`` holds the `Op`. Costs are kept apart, so that one graph serves any hardware.
-
-    Parameters
-    ----------
-    phase
-        What the pass is.
-    """
-
-    def __init__(self, phase: Phase = "decode", **attributes: Any) -> None:
-        super().__init__(**attributes)
-        self.phase: Phase = phase
-
-    def add_op(self, op: Op, *, after: Iterable[str]) -> str:
-        """Append `op`, which needs the ops named in `after`; returns its name."""
-        self.add_node(op.name, op=op)
-        for name in after:
-            self.add_edge(name, op.name)
-        return op.name
-
-    def op(self, name: str) -> Op:
-        """The op called `name`."""
-        op: Op = self.nodes[name]["op"]
-        return op
-
-    def ops(self) -> Iterator[Op]:
-        """Every op, in issue order."""
-        for name in self.nodes:
-            yield self.op(name)

@@ -15,9 +15,9 @@ from ladder_sim.costs.estimate import Estimate
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.des.program import Program, Stream, Task
 from ladder_sim.des.shared import Device, Number, maximum
-from ladder_sim.graph.build import PassKernels
 from ladder_sim.graph.layout import Layout
 from ladder_sim.graph.ops import COLLECTIVE_KINDS, Op
+from ladder_sim.graph.pass_kernels import PassKernels
 
 COMPUTE, COMM, LAUNCH = range(3)
 # kinds of ops at which every rank waits for the slowest

@@ -23,9 +23,9 @@ from ladder_sim.des import engine, scan
 from ladder_sim.des.program import Program
 from ladder_sim.des.shared import Number, any_true, maximum, minimum
 from ladder_sim.des.timeline import Timeline
-from ladder_sim.graph.build import kernels_of
 from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.ops import Op, Phase
+from ladder_sim.graph.pass_kernels import kernels_of
 from ladder_sim.graph.sizes import Sizes
 from ladder_sim.simulate.breakdown import Breakdown, SimulatedOp, simulated_ops
 from ladder_sim.simulate.collectives import Collective, collectives

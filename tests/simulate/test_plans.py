@@ -7,9 +7,10 @@ import pytest
 
 from ladder_sim import Scenario, predict
 from ladder_sim.costs.kernels import KernelCosts
-from ladder_sim.graph.build import PassKernels, build
+from ladder_sim.graph.build import build
 from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.ops import CollectiveShape, Phase
+from ladder_sim.graph.pass_kernels import PassKernels
 from ladder_sim.graph.sizes import Sizes
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.passes import simulate
