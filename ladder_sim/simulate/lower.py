@@ -64,6 +64,8 @@ class Order:
     """Of each op."""
     spans: Mapping[tuple[int, Lead], int]
     """How often each role comes after which lead, layers left out included."""
+    stages: tuple[Mapping[tuple[int, Lead], int], ...]
+    """The same of each pipeline stage, its send included; empty if there is one stage."""
     periods: tuple[Period, ...]
     """Where layers are left out."""
     synchronises: bool
@@ -152,10 +154,21 @@ def _order(layout: Layout) -> Order:
         role_streams=tuple(stream for _, stream in sorted(dict(zip(same_as, streams, strict=True)).items())),
         leads=leads,
         spans=dict(spans),
+        stages=_stages(layout, leads) if "send" in layout.kinds else (),
         periods=_periods(layout),
         synchronises=not MEETINGS.isdisjoint(layout.kinds),
         serial=all(streams[i] == streams[i - 1] or i - 1 in after[i] for i in range(1, len(streams))),
     )
+
+
+def _stages(layout: Layout, leads: Sequence[Lead]) -> tuple[dict[tuple[int, Lead], int], ...]:
+    repeats = layout.wiring.repeats
+    stages: list[dict[tuple[int, Lead], int]] = [defaultdict(int)]
+    for layer, like, lead, kind in zip(layout.layers, layout.same_as, leads, layout.kinds, strict=True):
+        stages[-1][like, lead] += repeats.get(layer, 1)
+        if kind == "send":
+            stages.append(defaultdict(int))
+    return tuple(map(dict, stages))
 
 
 def _leads(streams: Sequence[int], after: Sequence[tuple[int, ...]], same_as: Sequence[int]) -> tuple[Lead, ...]:

@@ -128,6 +128,25 @@ class ForwardPass:
             if not isinstance(self.seconds, np.ndarray):
                 self._ran = ran
 
+    @cached_property
+    def slowest_stage(self) -> Number:
+        """Part of its time that the slowest pipeline stage takes, by what the ops of each take one by one."""
+        if not self.plan.order.stages:
+            return 1.0
+        durations_s, leads_s, _ = op_times(self.plan, self.estimates(self.plan), self.hardware)
+        stages_s = [
+            sum(count * (durations_s[like] + leads_s[lead]) for (like, lead), count in stage.items())
+            for stage in self.plan.order.stages
+        ]
+        return reduce(maximum, stages_s) / sum(stages_s)
+
+    def round_trips(self, passes: Number) -> Number:
+        """Return how many times its length it takes, where so many go through the pipeline's stages in turn.
+
+        Once, unless its slowest stage has more to do for all of them.
+        """
+        return maximum(1.0, passes * self.slowest_stage)
+
     def estimates(self, plan: Schedule) -> list[Estimate]:
         """Of each role in a schedule of this pass, alone on its GPU."""
         return [self.prices[number][1] for number in plan.numbers]

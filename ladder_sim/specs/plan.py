@@ -107,13 +107,9 @@ class Plan:
         """Return how many of them are in one pass: the stages of a pipeline work on as many passes at a time."""
         return -(-self.group_requests(requests) // self.pp)
 
-    def prefill_passes(self, requests: Any, layers: int) -> Any:
-        """Return how many passes over all prompts of a batch take as long as one micro-batch after another.
-
-        The first one goes through every stage; each further one adds the time of the largest stage.
-        """
-        micro_batches = -(-self.group_requests(requests) // self.micro_batch(requests))
-        return 1.0 + (micro_batches - 1) * (max(self.stages(layers)) / layers)
+    def micro_batches(self, requests: Any) -> Any:
+        """Return in how many passes the requests of a group go through the stages."""
+        return -(-self.group_requests(requests) // self.micro_batch(requests))
 
     def stages(self, layers: int) -> tuple[int, ...]:
         """Return the layers of each stage; what is left over goes to the stages before the last, backwards.

@@ -1,19 +1,25 @@
 """Times of models with experts and latent attention, and of plans: limits in which they are those of simpler ones."""
 
 import dataclasses
+import itertools
+import re
 from typing import Any
 
 import pytest
 
 from ladder_sim import Scenario, predict
 from ladder_sim.costs.kernels import KernelCosts
+from ladder_sim.des.engine import run
+from ladder_sim.des.program import Program, Stream, Task
+from ladder_sim.des.scan import scan
+from ladder_sim.des.timeline import Timeline
 from ladder_sim.graph.build import build
 from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.ops import CollectiveShape, Phase
 from ladder_sim.graph.pass_kernels import PassKernels
 from ladder_sim.graph.sizes import Sizes
 from ladder_sim.prediction import resolve_profile
-from ladder_sim.simulate.passes import simulate
+from ladder_sim.simulate.passes import ForwardPass, simulate
 from ladder_sim.specs import catalog
 
 VARIANTS = ["standard", "parallel", "ladder", "hybrid-ladder:5", "desync:3", "upper-bound"]
@@ -122,26 +128,85 @@ def test_replicas_serve_their_own_requests() -> None:
 
 def test_stages_add_their_sends() -> None:
     """A pass of a micro-batch through all stages is one through all layers of a single stage."""
-    whole = predict(Scenario.of(model="8b", tp=4, batch=2), "standard")
-    staged = predict(Scenario.of(model="8b", tp=4, pp=2, batch=4), "standard")
-    assert whole.tpot_s is not None
-    assert staged.tpot_s is not None
+    whole = predict(Scenario.of(model="8b", tp=4, batch=2, stack="vllm"), "standard")
+    staged = predict(Scenario.of(model="8b", tp=4, pp=2, batch=4, stack="vllm"), "standard")
+    assert whole.request.decode is not None
+    assert staged.request.decode is not None
     send_s = 15.6e-6 / 2 + 2 * 2 * 4096 * 2 / 450e9
-    assert send_s < staged.tpot_s - whole.tpot_s < send_s + 20e-6
+    assert send_s < staged.request.decode.seconds - whole.request.decode.seconds < send_s + 20e-6
     # the second micro-batch of prompts leaves half of a pass later
-    assert staged.ttft_s == pytest.approx(1.5 * whole.ttft_s, rel=0.05)
+    assert staged.ttft_s == pytest.approx(1.5 * whole.ttft_s, rel=0.02)
     # a single request goes through all stages, alone
-    alone, one = (predict(Scenario.of(model="8b", tp=4, pp=pp, batch=1), "standard") for pp in (2, 1))
-    assert alone.ttft_s == pytest.approx(one.ttft_s, rel=0.05)
+    for load in ({"batch": 1}, {"concurrency": 1}):
+        alone, one = (predict(Scenario.of(model="8b", tp=4, pp=pp, stack="vllm", **load), "standard") for pp in (2, 1))
+        assert alone.ttft_s == pytest.approx(one.ttft_s, rel=0.02)
+        assert alone.tpot_s == pytest.approx(one.tpot_s, rel=0.02)
 
 
 def test_sends_to_another_node_take_longer() -> None:
     """Four stages of four ranks on two nodes: one of three sends leaves its node."""
     times = {}
     for latency in ("40us", "1ms"):
-        scenario = Scenario.of(model="8b", nodes=2, tp=4, pp=4, batch=4, overrides={"inter.latency": latency})
+        scenario = Scenario.of(model="8b", nodes=2, tp=4, pp=4, overrides={"inter.latency": latency})
         times[latency] = predict(scenario, "standard").tpot_s
     assert times["1ms"] - times["40us"] == pytest.approx(960e-6 / 2, rel=1e-6)  # type: ignore[operator]
+
+
+# even stages, an LM head next to the last layers, stages of different kinds, fewer requests than stages
+PIPELINES: list[dict[str, Any]] = [
+    {"model": "70b", "nodes": 2, "tp": 8, "pp": 2, "batch": 8},
+    {"model": "8b", "tp": 1, "pp": 8, "batch": 16, "stack": "vllm"},
+    {"model": "8b", "tp": 1, "pp": 8, "batch": 3, "stack": "vllm"},
+    {"model": "deepseek-v2-lite", "tp": 1, "pp": 8, "batch": 8, "stack": "vllm"},
+    {"model": "gemma-3-4b", "tp": 2, "pp": 4, "batch": 7, "prompt": 3000, "stack": "vllm"},
+]
+
+
+@pytest.mark.parametrize("arguments", PIPELINES, ids=str)
+def test_micro_batches_follow_one_another_as_in_a_pipeline(arguments: dict[str, Any]) -> None:
+    """Passes of all layers, cut into stages, one task each; the stages are streams.
+
+    Ladder's stages are compared as if nothing overlapped.
+    """
+    for variant, error in (("standard", 0.01), ("ladder", 0.03)):
+        scenario = Scenario.of(**{"gen": 9, **arguments}, variant=variant)
+        prediction = predict(scenario, variant)
+        micro_batches = int(scenario.plan.micro_batches(scenario.workload.batch))
+        prompts = pipeline(stages_s(prediction.request.prefill), micro_batches, rounds=1)
+        assert prediction.ttft_s == pytest.approx(prompts.makespan_s, rel=error)
+        rounds = 12
+        assert prediction.request.decode is not None
+        steps = pipeline(stages_s(prediction.request.decode), micro_batches, rounds=rounds)
+        ends = [steps.end_s[number] for number, task in enumerate(steps.program.tasks) if task.name == "first, last"]
+        decode = prediction.request.decode
+        token_s = decode.seconds * decode.round_trips(micro_batches)
+        assert token_s == pytest.approx((ends[-1] - ends[4]) / (rounds - 5), rel=error)
+        # and that is what times per token are made of
+        passes = [(step.seconds, times) for step, times in prediction.request.passes[1:]]
+        assert sum(times for _, times in passes) == pytest.approx(8 * decode.round_trips(micro_batches), rel=1e-3)
+
+
+def stages_s(step: ForwardPass) -> list[float]:
+    """Of every stage, its send included."""
+    plan, program = step.lowered(1000)
+    times = scan(program)
+    sends = [number for number, task in enumerate(program.tasks) if re.fullmatch(r"layer\d+\.send", task.name)]
+    assert len(sends) == plan.kernels.rank.plan.pp - 1
+    ends = [0.0, *(float(times[2][number]) for number in sends), max(map(float, times[2]))]
+    return [end - start for start, end in itertools.pairwise(ends)]
+
+
+def pipeline(stages: list[float], micro_batches: int, rounds: int) -> Timeline:
+    """Each micro-batch goes through the stages; its next token waits for its last."""
+    tasks: list[Task] = []
+    last = [-1] * micro_batches
+    for _ in range(rounds):
+        for number in range(micro_batches):
+            for stage, seconds in enumerate(stages):
+                name = "first, last" if (number, stage) == (0, len(stages) - 1) else ""
+                tasks.append(Task(name, stage, seconds, (last[number],) if last[number] >= 0 else ()))
+                last[number] = len(tasks) - 1
+    return run(Program(tasks=tuple(tasks), streams=tuple(Stream(name=str(stage)) for stage in range(len(stages)))))
 
 
 @pytest.mark.parametrize("model", ["70b", "qwen3-30b-a3b", "deepseek-v2-lite"])
@@ -153,7 +218,7 @@ def test_degrees_of_one_change_nothing(model: str) -> None:
     for phase in ("prefill", "decode", "mixed"):
         messages = [op for op in build(plain, phase, 1025).ops() if isinstance(op.shape, CollectiveShape)]
         assert {message.shape.group for message in messages} == {"tensor"}, phase  # type: ignore[union-attr]
-    assert plain.plan.prefill_passes(8, plain.model.layers) == 1
+    assert plain.plan.micro_batches(8) == 1
     assert plain.plan.micro_batch(8) == 8
 
 
