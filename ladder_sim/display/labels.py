@@ -267,7 +267,7 @@ def _absent(confidence: Confidence) -> dict[str, str]:
         "precision": scenario.workload.dtype,
         **{name: str(size) for name, size in run_sizes(scenario).items()},
         "model_size": f"{format_count(scenario.model.parameters).replace(' ', '')} parameters",
-        "plan": str(scenario.plan),
+        "plan": scenario.plan.kind,
     }
     if own_figures(scenario) and not scenario.set_by_hand(*_SETTINGS_OF["stack"]):
         details["stack"] += ", other figures than the catalog's"

@@ -166,7 +166,7 @@ def test_experts_and_plans_that_no_serving_had_are_wider(given: dict[str, Any], 
 def test_the_footer_says_which_experts_no_serving_had() -> None:
     _, wider = validated_lines(experts("kimi-k2", cluster="b200-sxm", attention_dp=8, tp=1, ep=8).confidence)
     assert "layers (384 experts of 7168 x 2048, 8 per token, latent attention), model family (kimi_k2)" in wider
-    assert "plan (TP 1 x attention DP 8, EP 8), model size (1.03T parameters)" in wider
+    assert "plan (attention DP + EP), model size (1.03T parameters)" in wider
 
 
 def test_static_batches_of_models_with_experts_were_never_compared() -> None:
