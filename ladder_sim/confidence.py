@@ -328,10 +328,14 @@ def _warnings(scenario: Scenario, costs: KernelCosts, memory: MemoryUse) -> list
     workload = scenario.workload
     if memory.fits and workload.concurrency is not None:
         room = float(kv_requests(scenario, workload.prompt, workload.gen))
-        if room < workload.concurrency:
-            warnings.append(
-                f"the KV cache has room for {room:.0f} of {workload.concurrency} requests in flight: the others wait"
+        requests = scenario.plan.group_requests(workload.concurrency)
+        if room < requests:
+            whose = (
+                "the KV cache"
+                if scenario.plan.groups == 1
+                else f"the KV cache of each of {scenario.plan.groups} groups"
             )
+            warnings.append(f"{whose} has room for {room:.0f} of {requests} requests in flight: the others wait")
     if scenario.crosses_nodes and scenario.stack.allreduce not in ("nccl", "auto"):
         warnings.append(f"all-reduce '{scenario.stack.allreduce}' works inside a node only: across nodes NCCL is used")
     return warnings

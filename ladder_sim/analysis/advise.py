@@ -3,6 +3,7 @@
 import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
@@ -11,6 +12,7 @@ from ladder_sim.analysis.advice import RANKS, Advice, Objective, Option, Unfit, 
 from ladder_sim.analysis.plans import DEGREES, legal_plans
 from ladder_sim.costs.fitting import fit_error
 from ladder_sim.costs.memory import memory_use, total_bytes
+from ladder_sim.des.shared import Floats
 from ladder_sim.display.labels import load_label
 from ladder_sim.errors import (
     InfeasibleError,
@@ -22,7 +24,6 @@ from ladder_sim.errors import (
 )
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.serving.step import simulate_requests
-from ladder_sim.simulate.request import Request
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.cluster import ClusterSpec
@@ -31,8 +32,10 @@ from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.signatures import typed
 from ladder_sim.specs.values import whole
 from ladder_sim.sweeps.axes import axis
+from ladder_sim.sweeps.executors import Processes, serial
 from ladder_sim.sweeps.grid import variant_names
 from ladder_sim.sweeps.price import PRICE_CAVEAT, check_price, token_price
+from ladder_sim.sweeps.run import MAX_WORKERS
 from ladder_sim.units import format_seconds
 
 BATCHES = "1:256"
@@ -50,6 +53,8 @@ CANDIDATES = ("standard", "parallel", "ladder")
 _MAX_GPUS = 100_000
 # GPUs that an error looks at for a plan that fits
 MOST_TRIED = 128
+# replicas for each worker below which a search ends before another process has started
+FEW_REPLICAS = 64
 # arguments that the search takes in its own way
 _SEARCHED = (*DEGREES, "nodes", "batch", "concurrency")
 
@@ -65,6 +70,7 @@ def advise(
     max_ttft_s: float = np.inf,
     usd_per_gpu_hour: float | None = None,
     profile: str | None = None,
+    workers: int = 1,
 ) -> Advice:
     """Search the plans and variants that fit the memory of some GPUs for the best ones.
 
@@ -89,6 +95,8 @@ def advise(
         Price of one GPU.
     profile
         As in `predict`.
+    workers
+        Processes for a search of several hundred plans; a smaller one runs in this one.
 
     Returns
     -------
@@ -118,7 +126,8 @@ def advise(
     base, gpus, loads = _scope(point, gpus)
     given = {name: axis(name, point[name]).values for name in DEGREES if point.get(name) is not None}
     plans = legal_plans(base, gpus, given)
-    fitting, unfit = _simulated(base, plans.legal, loads, names, profile, price)
+    whole(workers, "workers", 1, MAX_WORKERS, hint="processes, e.g. one per core")
+    fitting, unfit = _simulated(base, plans.legal, loads, names, profile=profile, price=price, workers=workers)
     if not fitting:
         raise _no_fit(unfit[0], gpus, _enough_gpus(base, gpus, given, loads[0]))
     options = [option for option in fitting if option.tpot_s <= max_tpot_s and option.ttft_s <= max_ttft_s]
@@ -179,58 +188,98 @@ def _scope(point: Mapping[str, Any], gpus: int | None) -> tuple[Scenario, int, l
     return base, total if gpus is None else gpus, loads
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Replica:
+    """One replica, with each number of requests that it may have to serve."""
+
+    scenario: Scenario
+    """With the most of them."""
+    requests: tuple[int, ...]
+    variants: tuple[str, ...]
+    profile: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Times:
+    """Of a replica, by its numbers of requests; seconds, NaN where they do not fit."""
+
+    memory_bytes: Floats
+    ttft_s: Mapping[str, Floats]
+    """By variant."""
+    decode_s: Mapping[str, Floats]
+    problem: str = ""
+    """Why there are no times, if not for lack of memory."""
+
+    def fits(self, row: int) -> bool:
+        """Whether there are times."""
+        return not np.isnan(next(iter(self.ttft_s.values()))[row])
+
+
+def _times(replica: _Replica) -> _Times:
+    """Memory first: what does not fit is not simulated."""
+    scenario, requests = replica.scenario, np.array(replica.requests)
+    workload = scenario.workload
+    memory_bytes = np.broadcast_to(total_bytes(scenario, requests, workload.prompt, workload.gen), requests.shape)
+    fits = memory_bytes <= scenario.cluster.gpu.hbm_bytes
+    ttft_s, decode_s = ({name: np.full(len(requests), np.nan) for name in replica.variants} for _ in range(2))
+    problem = ""
+    if fits.any():
+        try:
+            measured = resolve_profile(scenario, replica.profile)
+            varied: dict[str, Any] = {workload.load_field: requests[fits]}
+            for name, request in simulate_requests(scenario, varied, replica.variants, measured).items():
+                ttft_s[name][fits], decode_s[name][fits] = request.ttft_s, request.decode_s
+        except ProfileError:
+            # not the fault of the plan
+            raise
+        except LadderSimError as error:
+            problem = error.message
+    return _Times(memory_bytes=memory_bytes, ttft_s=ttft_s, decode_s=decode_s, problem=problem)
+
+
 def _simulated(
     base: Scenario,
     plans: Sequence[Plan],
     loads: Sequence[int],
-    variants: Sequence[str],
+    variants: tuple[str, ...],
+    *,
     profile: str | None,
     price: float | None,
+    workers: int,
 ) -> tuple[list[Option], list[Unfit]]:
     """All plans with all loads that leave no group without a request; what cannot run, the closest to fit first."""
-    measured = resolve_profile(base, profile)
-    workload = base.workload
     # replicas exchange nothing: each is a plan of its own for its part of the requests
-    replicas: dict[Plan, list[Plan]] = defaultdict(list)
+    several: dict[Plan, list[tuple[Plan, int, int]]] = defaultdict(list)
     for plan in plans:
-        replicas[dataclasses.replace(plan, dp=1)].append(plan)
+        alone = dataclasses.replace(plan, dp=1)
+        several[alone] += [(plan, load, -(-load // plan.dp)) for load in loads if load >= plan.groups]
+    replicas = []
+    for alone, points in several.items():
+        requests = tuple(sorted({part for _, _, part in points}))
+        scenario = _scenario(base, alone, requests[-1])
+        replicas.append(_Replica(scenario=scenario, requests=requests, variants=variants, profile=profile))
+    executor = serial if min(workers, len(replicas) // FEW_REPLICAS) < 2 else Processes(workers)
     options: list[Option] = []
     unfit: list[Unfit] = []
-    for alone, several in replicas.items():
-        points = [(plan, load) for plan in several for load in loads if load >= plan.groups]
-        parts = np.array([-(-load // plan.dp) for plan, load in points])
-        scenario = _scenario(base, alone, int(parts.max()))
-        memory_bytes = np.broadcast_to(total_bytes(scenario, parts, workload.prompt, workload.gen), parts.shape)
-        fits = memory_bytes <= base.cluster.gpu.hbm_bytes
-        problem = ""
-        times: Mapping[str, Request] = {}
-        if fits.any():
-            try:
-                times = simulate_requests(scenario, {workload.load_field: parts[fits]}, variants, measured)
-            except ProfileError:
-                # not the fault of the plan
-                raise
-            except LadderSimError as error:
-                problem, fits = error.message, np.zeros_like(fits)
-        for row, (plan, load) in enumerate(points):
-            at = _scenario(base, plan, load)
-            if not fits[row]:
-                unfit.append(Unfit(scenario=at, problem=problem, memory_bytes=float(memory_bytes[row])))
+    for replica, points, times in zip(replicas, several.values(), executor(_times, replicas), strict=True):
+        for plan, load, part in points:
+            row = replica.requests.index(part)
+            scenario, memory_bytes = _scenario(base, plan, load), float(times.memory_bytes[row])
+            if not times.fits(row):
+                problem = times.problem if memory_bytes <= base.cluster.gpu.hbm_bytes else ""
+                unfit.append(Unfit(scenario=scenario, problem=problem, memory_bytes=memory_bytes))
                 continue
-            column = int(np.count_nonzero(fits[:row]))
             for variant in variants:
-                ttft_s, decode_s = (
-                    float(np.ravel(seconds)[column]) for seconds in (times[variant].ttft_s, times[variant].decode_s)
-                )
-                rate = load * workload.gen / (ttft_s + decode_s)
+                ttft_s, decode_s = float(times.ttft_s[variant][row]), float(times.decode_s[variant][row])
+                further, rate = base.workload.gen - 1, load * base.workload.gen / (ttft_s + decode_s)
                 options.append(
                     Option(
                         variant=variant,
-                        scenario=at,
+                        scenario=scenario,
                         ttft_s=ttft_s,
-                        tpot_s=decode_s / (workload.gen - 1) if workload.gen > 1 else ttft_s,
+                        tpot_s=decode_s / further if further else ttft_s,
                         tokens_per_s=rate,
-                        memory_bytes=float(memory_bytes[row]),
+                        memory_bytes=memory_bytes,
                         usd_per_Mtoken=None if price is None else token_price(price, plan.gpus, rate),
                     )
                 )

@@ -1,5 +1,6 @@
 """`ladder-sim advise`, `breakeven`, `compare` and `sensitivity`: answers that take many predictions."""
 
+import os
 from math import inf
 from typing import Annotated, cast
 
@@ -41,6 +42,9 @@ def advise(
     ] = None,
     price: Annotated[float | None, typer.Option(help="US dollars per GPU and hour.")] = None,
     variant: Annotated[list[str] | None, typer.Option(help="Variants to choose from.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes for hundreds of plans; default: every core.")
+    ] = None,
     output: Output,
 ) -> None:
     """Find the plan and variant that serve requests best, or the plan, static batch and variant.
@@ -64,6 +68,7 @@ def advise(
         max_ttft_s=_seconds(max_ttft, "--max-ttft"),
         usd_per_gpu_hour=price,
         profile=flags.profile,
+        workers=workers or len(os.sched_getaffinity(0)),
     )
     output.give(
         lambda: advice_document(advice),

@@ -1,6 +1,7 @@
 """Every figure renders in every format and holds the data it claims to."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,25 @@ def test_pareto_holds_every_option_and_the_front() -> None:
     assert {trace.name: trace.marker.color for trace in variants} == {
         name: VARIANT_COLOURS[name] for name in ("standard", "parallel", "ladder")
     }
+
+
+def test_the_front_has_intervals_inside_the_axis_and_names_that_are_apart() -> None:
+    advice = advise({"model": "8b", "stack": "vllm", "concurrency": "8:64"}, gpus=4)
+    drawn = pareto_figure(advice)
+    front = drawn.data[0]
+    low, high = drawn.layout.yaxis.range
+    for option, above, below in zip(advice.front, front.error_y.array, front.error_y.arrayminus, strict=True):
+        rate = advice.predictions[option].tokens_per_s
+        assert option.tokens_per_gpu + above == pytest.approx(rate.high / option.plan.gpus)
+        assert option.tokens_per_gpu - below == pytest.approx(rate.low / option.plan.gpus)
+        assert 10**low < rate.low / option.plan.gpus < rate.high / option.plan.gpus < 10**high
+    named = [option for option, text in zip(advice.front, front.text, strict=True) if text]
+    assert named[0] is advice.front[0]
+    for before, after in itertools.pairwise(named):
+        assert max(after.tpot_s / before.tpot_s, after.tokens_per_gpu / before.tokens_per_gpu) > 1.15
+    # of a part of a page: neither
+    compact = pareto_figure(advice, compact=True).data[0]
+    assert (compact.error_y.array, compact.mode) == (None, "lines")
 
 
 def test_the_comparison_holds_rates_and_intervals() -> None:
