@@ -15,6 +15,7 @@ from ladder_sim.explorer.native import Choices, FileField, Select
 from ladder_sim.explorer.upload import MAX_BYTES
 from ladder_sim.graph.variants import DEFAULT_VARIANTS, VARIANTS
 from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS
+from ladder_sim.specs.imbalance import Imbalance
 from ladder_sim.specs.stack import AllReduce
 from ladder_sim.specs.workload import Arrivals, DType, KvDType
 from ladder_sim.units import short_name
@@ -157,7 +158,8 @@ def controls(allowlist: Allowlist) -> html.Aside:
                 [
                     *map(_slider, _WORK),
                     _text("concurrency", field_title("concurrency"), "64"),
-                    _choice("arrivals", "Arrivals", list(get_args(Arrivals))),
+                    _choice("arrivals", field_title("arrivals"), list(get_args(Arrivals))),
+                    _choice("imbalance", field_title("imbalance"), list(get_args(Imbalance))),
                     _choice("dtype", "Precision", list(get_args(DType)), empty="the model's"),
                     _choice(
                         "kv_dtype", field_title("kv_dtype"), list(get_args(KvDType)), empty="the model's or engine's"

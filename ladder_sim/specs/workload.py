@@ -63,6 +63,12 @@ KV_BYTES: Mapping[KvDType, int] = MappingProxyType({"bf16": 2, "fp8": 1})
 Batching = Literal["static", "continuous"]
 STATIC: Batching = "static"
 
+
+def batching_of(concurrency: object) -> Batching:
+    """How requests share the GPUs, by how many are kept in flight, if any."""
+    return STATIC if concurrency is None else "continuous"
+
+
 # beyond any published context, in tokens
 _MAX_CONTEXT = 100_000_000
 
@@ -110,7 +116,7 @@ class Workload:
     @property
     def batching(self) -> Batching:
         """How requests share the GPUs."""
-        return STATIC if self.concurrency is None else "continuous"
+        return batching_of(self.concurrency)
 
     @property
     def load_field(self) -> Literal["batch", "concurrency"]:

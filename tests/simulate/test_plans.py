@@ -232,22 +232,39 @@ def test_expert_parallelism_of_a_whole_node_divides_the_work_as_tensor_paralleli
     for per_token in (1, 8):
         model = dataclasses.replace(many, experts_per_token=per_token)
         by_width, by_expert = (
-            predict(Scenario.of(model=model, tp=8, ep=ep, batch=16, stack="vllm"), "standard", profile="none")
-            for ep in (1, 8)
+            Scenario.of(model=model, tp=8, ep=ep, batch=16, stack="vllm", imbalance="balanced") for ep in (1, 8)
         )
-        if per_token == 1:
-            assert by_expert.request_s == pytest.approx(by_width.request_s, rel=1e-12)
-        else:
-            assert 0.9 * by_width.request_s < by_expert.request_s < by_width.request_s
         shapes = [
-            next(
-                op.shape
-                for op in build(Scenario.of(model=model, tp=8, ep=ep), "prefill", 1024).ops()
-                if op.kind == "experts"
-            )
-            for ep in (1, 8)
+            next(op.shape for op in build(each, "prefill", 1024).ops() if op.kind == "experts")
+            for each in (by_width, by_expert)
         ]
         assert shapes[0].flops == shapes[1].flops
+        width_s, expert_s = (predict(each, "standard", profile="none").request_s for each in (by_width, by_expert))
+        if per_token == 1:
+            assert expert_s == pytest.approx(width_s, rel=1e-12)
+        else:
+            assert 0.9 * width_s < expert_s < width_s
+
+
+def test_prompts_wait_for_the_rank_whose_experts_have_most_tokens() -> None:
+    """The more so the fewer experts a rank has.
+
+    Single tokens need not: where they meet in fewer experts, fewer weights are read.
+    """
+    hot = [50.0 if expert == 3 else 1.0 for expert in range(128)]
+    given = {"balanced": "balanced", "some": "power-law-1.01", "more": "power-law-1.2", "hot": hot}
+    slower = []
+    for ep in (2, 8):
+        ttft_s = {
+            name: predict(
+                Scenario.of(model="qwen3-30b-a3b", tp=8, ep=ep, batch=64, stack="vllm", imbalance=imbalance),  # type: ignore[arg-type]
+                "standard",
+            ).ttft_s
+            for name, imbalance in given.items()
+        }
+        assert ttft_s["balanced"] < ttft_s["some"] < ttft_s["more"] < ttft_s["hot"]
+        slower.append([ttft_s[name] / ttft_s["balanced"] for name in ("some", "more", "hot")])
+    assert all(few > many for many, few in zip(*slower, strict=True))
 
 
 def test_latent_attention_reads_less_of_a_long_context() -> None:
