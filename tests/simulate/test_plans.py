@@ -10,6 +10,7 @@ import pytest
 from ladder_sim import Scenario, predict
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.des.engine import run
+from ladder_sim.des.order import evaluation_order
 from ladder_sim.des.program import Program, Stream, Task
 from ladder_sim.des.scan import scan
 from ladder_sim.des.timeline import Timeline
@@ -19,7 +20,8 @@ from ladder_sim.graph.ops import CollectiveShape, Phase
 from ladder_sim.graph.pass_kernels import PassKernels
 from ladder_sim.graph.sizes import Sizes
 from ladder_sim.prediction import resolve_profile
-from ladder_sim.simulate.passes import ForwardPass, simulate
+from ladder_sim.simulate.lower import COMM, COMPUTE
+from ladder_sim.simulate.passes import FIRST_PERIODS, ForwardPass, simulate
 from ladder_sim.specs import catalog
 
 VARIANTS = ["standard", "parallel", "ladder", "hybrid-ladder:5", "desync:3", "upper-bound"]
@@ -82,6 +84,16 @@ def test_layers_left_out_are_equal_to_those_kept(name: str) -> None:
         costs = KernelCosts(scenario, resolve_profile(scenario, None))
         few, every = (simulate(scenario, "decode", 101, costs, keep=keep) for keep in (3, 1000))
         assert few.seconds == pytest.approx(every.seconds, rel=1e-9), variant
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_ops_are_simulated_in_the_order_of_their_issue(name: str) -> None:
+    """To look for another order takes several times as long as to simulate them."""
+    for variant in VARIANTS:
+        scenario = Scenario.of(**{"prompt": 100, "stack": "vllm", "variant": variant, **SCENARIOS[name]})
+        costs = KernelCosts(scenario, resolve_profile(scenario, None))
+        _, program = simulate(scenario, "decode", 101, costs).lowered(FIRST_PERIODS)
+        assert evaluation_order(program, COMPUTE, COMM) == range(len(program.tasks)), variant
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
