@@ -67,11 +67,8 @@ _NAMES = frozenset(each.name for each in fields(Facts))
 def _matches(cell: Mapping[str, str], conditions: Mapping[str, Any]) -> bool:
     """Whether each cell is the value asked for, or one of several."""
     return all(
-        any(
-            _is(cell[column], value)
-            for value in (values if isinstance(values, Sequence) and not isinstance(values, str) else [values])
-        )
-        for column, values in conditions.items()
+        any(_is(cell[column], value) for value in (asked if isinstance(asked, list) else [asked]))
+        for column, asked in conditions.items()
     )
 
 

@@ -183,9 +183,8 @@ def _compared(rows: Sequence[_Row]) -> tuple[Serving, ...]:
         measured[_point(row.serving, row.serving.setup)].append(row.serving.tpot_s)
     servings = []
     for serving, setup, faster in rows:
-        if setup and any(
-            abs(serving.tpot_s / tpot_s - 1.0) < _SAME_TPOT for tpot_s in measured[_point(serving, setup)]
-        ):
+        like_s = measured[_point(serving, setup)] if setup else ()
+        if setup and any(abs(serving.tpot_s - tpot_s) < _SAME_TPOT * tpot_s for tpot_s in like_s):
             serving = dataclasses.replace(serving, setup=setup)
         slowest_s = max(measured[_point(serving, serving.setup)], default=0.0)
         if faster and serving.tpot_s < (1.0 - _SAME_TPOT) * slowest_s:
@@ -224,7 +223,7 @@ def _row(line: int, cells: Mapping[str, str]) -> _Row:
     known = Facts() if cell["source"] else facts(cell)
     model = _model(known.model or cell["model_path"])
     dtype = _format(cell, model, known)
-    plan, groups = _plan(cell, known)
+    plan, groups = _plan(cell, known, has_experts=catalog.model(model).experts > 0)
     setup = Setup(
         model=model,
         cluster=_cluster(cell["system"]),
@@ -284,11 +283,13 @@ def _active_share(model: ModelSpec) -> float:
     return 1.0 - idle / model.parameters
 
 
-def _plan(cell: Mapping[str, str], known: Facts) -> tuple[Plan, int]:
+def _plan(cell: Mapping[str, str], known: Facts, *, has_experts: bool) -> tuple[Plan, int]:
     """The plan of a row, and how many groups have the requests that it counts."""
     tp, pp = _whole(cell, "tp_size"), _degree(cell, "pp_size", 1)
-    if not any(cell[column] for column in _PLAN):
-        return Plan(tp=tp), 1
+    if not has_experts:
+        # the scenario refuses groups
+        attention_dp = _degree(cell, "attention_dp_size", 1)
+        return Plan(tp=tp, pp=pp, attention_dp=attention_dp), attention_dp
     ep = _degree(cell, "moe_ep_size", 1)
     expert_tp = _degree(cell, "moe_tp_size", max(1, tp // ep))
     groups = attention_dp = _degree(cell, "attention_dp_size", max(1, expert_tp * ep // tp))

@@ -128,6 +128,12 @@ def test_columns_of_a_plan_are_read() -> None:
         plans({**R1, "tp_size": "4"})
 
 
+def test_columns_of_experts_say_nothing_of_a_dense_model() -> None:
+    assert plans({**ROW, "moe_tp_size": "1", "moe_ep_size": "1", "attention_dp_size": "1"}) == [("TP 4", 64)]
+    with pytest.raises(UsageError, match="line 2: attention_dp 2: model 'qwen3-32b' has no experts to share"):
+        plans({**ROW, "attention_dp_size": "2"})
+
+
 def test_gpus_that_a_campaign_counts_twice_are_counted_once() -> None:
     product = {"moe_tp_size": "4", "moe_ep_size": "4"}
     assert plans({**R1, **product, "tp_size": "16"}) == [("TP 4, EP 4", 16)]
@@ -146,6 +152,9 @@ def test_a_degree_of_attention_that_had_no_effect_is_seen_by_a_row_with_equal_ti
     slower = {**apart, "silicon_tpot_ms": "16"}
     assert plans(shared, slower) == [("TP 2, EP 2", 32), ("TP 1 x attention DP 2, EP 2", 32)]
     assert plans({**apart, "system": "h100_sxm"}) == [("TP 2, EP 2", 32)]
+    # answers of one token have no time per token
+    one = {"osl": "1", "silicon_tpot_ms": "0"}
+    assert plans({**shared, **one}, {**apart, **one})[1] == ("TP 1 x attention DP 2, EP 2", 32)
 
 
 def test_a_checkpoint_keeps_parts_of_its_layers_in_16_bits() -> None:
@@ -229,11 +238,6 @@ def test_a_step_reads_the_weights_of_the_experts_in_use() -> None:
         ({"isl": "many"}, "t.csv, line 2: isl is 'many': must be a number without unit", "count"),
         ({"arrivals": "random"}, "t.csv, line 2: unknown arrivals 'random'", "steady"),
         ({"precision": "bf16"}, "t.csv, line 1: columns dtype and precision are the same", "one of them"),
-        (
-            {"moe_ep_size": "3"},
-            "t.csv, line 2: tp_size 4 x attention_dp_size 1: must be moe_tp_size 1 x moe_ep",
-            "same ranks",
-        ),
         ({"latency_s": "1"}, "t.csv, line 1: unknown column 'latency_s'", ""),
     ],
 )
