@@ -36,6 +36,7 @@ from ladder_sim.costs.roofline import (
 from ladder_sim.des.shared import Demand, Floats, Number, any_true, maximum, minimum
 from ladder_sim.graph.ops import (
     AttentionShape,
+    BmmShape,
     CollectiveKind,
     CollectiveShape,
     GemmShape,
@@ -232,11 +233,11 @@ class KernelCosts:
     def _stack_factor(self, shape: Shape) -> Number:
         """Time of the stack's kernel relative to the table's or the roofline's."""
         stack = self.hardware.stack
-        if isinstance(shape, AttentionShape):
+        if isinstance(shape, AttentionShape | MlaShape):
             if shape.is_prompt:
                 return stack.prompt_factor
-            return stack.attention_factor if shape.kernel == "flash" else 1.0
-        if not isinstance(shape, GemmShape):
+            return stack.attention_factor if isinstance(shape, MlaShape) or shape.kernel == "flash" else 1.0
+        if not isinstance(shape, GemmShape | BmmShape):
             return 1.0
         if isinstance(shape.m, int) and shape.m == 1:
             return stack.gemv_factor

@@ -136,7 +136,7 @@ class StackSpec:
     memory_overhead_bytes: Bytes
     """Context, communicator buffers and allocator slack per GPU, bytes."""
     expert_launch_s: Seconds = 0.0
-    """The same in models with experts, where it is another one; 0: it is not."""
+    """CPU time to launch one kernel of a model with experts, seconds; 0: as long as of any other model."""
     graph_launch_s: Seconds = 0.0
     """CPU time from deciding to run a CUDA graph to its first kernel, seconds."""
     kernel_gap_s: Seconds = 0.0

@@ -259,3 +259,19 @@ def test_padded_experts_take_as_long_for_a_few_tokens_as_for_many() -> None:
     # neither other formats nor other GPUs
     assert seconds(padded, 4, "bf16") == seconds(usual, 4, "bf16")
     assert seconds(padded, 4, cluster="b200-sxm") == seconds(usual, 4, cluster="b200-sxm")
+
+
+def test_factors_of_a_stack_are_those_of_attention_and_of_gemms() -> None:
+    single, several = bmm_shape(m=1, heads=16), bmm_shape(m=4, heads=16)
+    token, prompt = mla_shape(kv_len=500, heads=16), mla_shape(q_len=500, kv_len=500, heads=16)
+    for shape, factor in (
+        (single, "gemv_factor"),
+        (several, "gemm_factor"),
+        (token, "attention_factor"),
+        (prompt, "prompt_factor"),
+    ):
+        usual, twice = (
+            estimate(shape, stack="trtllm", overrides={f"stack.{name}": 2.0}).seconds
+            for name in ("collective_launch_s", factor)
+        )
+        assert twice == pytest.approx(2.0 * usual), factor
