@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim.units import parse_quantity
@@ -40,8 +40,8 @@ class ModelConfig:
     """Added to the mean square in RMSNorm."""
     rope_theta: float = 10000.0
     """Base of the rotary wavelengths."""
-    rope_scaling: RopeScaling | Yarn | None = None
-    """None: not stretched."""
+    rope_scaling: RopeScaling | Yarn | float | None = None
+    """How rotary wavelengths are stretched; a number multiplies all. None: they are not."""
     qk_norm: bool = False
     """Queries and keys are normalised head by head before they are rotated."""
     latent: Latent | None = None
@@ -65,7 +65,9 @@ class ModelConfig:
     max_positions: int = 0
     """Longest context of the training, tokens; 0: unknown."""
     sliding_window: int = 0
-    """Tokens that some layers attend to; 0: every layer attends to all."""
+    """Tokens that some or all layers attend to; 0: all of them."""
+    window_layers: tuple[int, ...] = ()
+    """Layers that use the sliding window; empty: every layer, if there is one."""
 
     @property
     def variant(self) -> str:
@@ -141,7 +143,7 @@ class ModelConfig:
             mlp_bias=field(config, "mlp_bias", bool, False),
             ladder_layers=_ladder_layers(config, layers) if kind == "llamaLadder" else (),
             max_positions=max_positions,
-            sliding_window=_sliding_window(config),
+            **_windows(config, layers),
         )
 
     def experts_of(self, layer: int) -> Experts | None:
@@ -153,17 +155,19 @@ class ModelConfig:
         experts = self.experts_of(layer)
         return self.intermediate if experts is None else experts.shared
 
+    def window_of(self, layer: int) -> int:
+        """Tokens that a layer attends to; 0: all."""
+        return self.sliding_window if layer in (self.window_layers or range(self.layers)) else 0
+
     @property
     def longest_context(self) -> float:
-        """Tokens that every layer attends to; contexts beyond a sliding window are not implemented."""
-        return min(self.max_positions or math.inf, self.sliding_window or math.inf)
+        """Tokens of the longest context of the training."""
+        return self.max_positions or math.inf
 
     def check_context(self, tokens: int, *, hint: str) -> None:
         """Raise UsageError if this is longer than the longest context."""
         if tokens > self.longest_context:
-            windowed = self.longest_context == self.sliding_window
-            limit = "sliding window, beyond which nothing is implemented," if windowed else "longest context"
-            raise UsageError(f"{tokens} tokens: the model's {limit} is {self.longest_context}", hint=hint)
+            raise UsageError(f"{tokens} tokens: the model's longest context is {self.longest_context}", hint=hint)
 
     def layers_of(self, stage: int, stages: int) -> range:
         """The layers of a pipeline stage; what is left over goes to the stages before the last, backwards.
@@ -277,15 +281,25 @@ def check_dtype(dtype: str) -> None:
         raise UsageError(f"unknown dtype '{dtype}'", hint=f"known: auto, {', '.join(DTYPES)}")
 
 
-def _sliding_window(config: Mapping[str, object]) -> int:
+def _windows(config: Mapping[str, object], layers: int) -> dict[str, Any]:
+    """The sliding window, and the layers that use it: by their types, or from some layer on."""
+    window = field(config, "sliding_window", int, 0)
     kinds = field(config, "layer_types", list, [])
-    used = "sliding_attention" in kinds if kinds else field(config, "use_sliding_window", bool, True)
-    return field(config, "sliding_window", int, 0) if used else 0
+    if kinds and len(kinds) != layers:
+        raise UsageError(f"layer_types has {len(kinds)} entries: must be {layers}, one for each layer")
+    if kinds:
+        windowed = tuple(layer for layer, kind in enumerate(kinds) if kind == "sliding_attention")
+    else:
+        used = field(config, "use_sliding_window", bool, True)
+        windowed = tuple(range(field(config, "max_window_layers", int, 0), layers)) if used else ()
+    if window < 1 or not windowed:
+        return {}
+    return {"sliding_window": window, "window_layers": () if len(windowed) == layers else windowed}
 
 
 def _ladder_layers(config: Mapping[str, object], layers: int) -> tuple[int, ...]:
-    """The layers by number; a count is of those next to the LM head."""
-    value = config.get("ladder_layers", layers)
+    """The layers by number; a count is of those next to the LM head. A config that says nothing has none."""
+    value = config.get("ladder_layers", 0)
     numbers = list(range(layers - value, layers)) if isinstance(value, int) and value >= 0 else value
     if not isinstance(numbers, list) or not all(isinstance(i, int) and 0 <= i < layers for i in numbers):
         raise UsageError(f"ladder_layers is {value!r}: must be a count up to {layers} or a list of layers")

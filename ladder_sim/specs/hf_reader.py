@@ -202,7 +202,7 @@ class ConfigReader:
                 )
             return ()
         if value is None:
-            return tuple(range(layers))
+            return ()
         if isinstance(value, list):
             chosen = value
         elif isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= layers:

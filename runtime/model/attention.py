@@ -31,20 +31,26 @@ class Step:
     """Positions of padding before each sequence."""
 
     def attend(
-        self, engine: EngineConfig, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, scale: float | None = None
+        self,
+        engine: EngineConfig,
+        q_BHTK: Tensor,
+        k_BGSK: Tensor,
+        v_BGSK: Tensor,
+        scale: float | None = None,
+        window: int = 0,
     ) -> Tensor:
-        """Causal attention; returns B, T, H * width of the values."""
+        """Causal attention to the last `window` tokens, or to all; returns B, T, H * width of the values."""
         if engine.attention == "math":
-            return kernels.math_attention(q_BHTK, k_BGSK, v_BGSK, self.position_T, self.pad_B, scale)
-        return kernels.flash_attention(q_BHTK, k_BGSK, v_BGSK, self.position_T, self.context, self.pad_B, scale)
+            return kernels.math_attention(q_BHTK, k_BGSK, v_BGSK, self.position_T, self.pad_B, scale, window)
+        return kernels.flash_attention(q_BHTK, k_BGSK, v_BGSK, self.position_T, self.context, self.pad_B, scale, window)
 
 
 class GroupedAttention(nn.Module):
     """Queries, keys and values of whole heads; the cache holds keys and values."""
 
-    def __init__(self, config: ModelConfig, shard: Shard, engine: EngineConfig) -> None:
+    def __init__(self, config: ModelConfig, shard: Shard, engine: EngineConfig, window: int = 0) -> None:
         super().__init__()
-        self.shard, self.engine, self.head_dim = shard, engine, config.head_dim
+        self.shard, self.engine, self.head_dim, self.window = shard, engine, config.head_dim, window
         self.inputs = ((shard.heads + 2 * shard.kv_heads) * config.head_dim,)
         self.q_norm, self.k_norm = (
             RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None for _ in range(2)
@@ -65,5 +71,5 @@ class GroupedAttention(nn.Module):
         q_BHTK, k_BGSK, v_BGSK = kernels.rope(
             q_BTHK, k_BTGK, v_BTGK, step.table_2SK, step.position_T, cache_2BGSK, step.pad_B
         )
-        output_BTD: Tensor = self.o(step.attend(self.engine, q_BHTK, k_BGSK, v_BGSK))
+        output_BTD: Tensor = self.o(step.attend(self.engine, q_BHTK, k_BGSK, v_BGSK, window=self.window))
         return output_BTD

@@ -245,19 +245,22 @@ def flash_attention(
     context: int,
     pad_B: Tensor | None = None,
     scale: float | None = None,
+    window: int = 0,
 ) -> Tensor:
     """Causal attention over the first `context` positions in one fused kernel; returns B, T, H * width of the values.
 
-    Scores are multiplied by `scale`, by default 1 / sqrt(K).
+    Scores are multiplied by `scale`, by default 1 / sqrt(K). With a window a token attends to no more tokens than that,
+    itself included; positions before that of the first token are not read.
     """
     tokens = q_BHTK.shape[2]
+    first = max(0, context - tokens + 1 - window) if window else 0
     mask_TS = None
-    if 1 < tokens < context or pad_B is not None:
-        mask_TS = _causal_mask(position_T, context, pad_B)
+    if 1 < tokens < context or 0 < window < tokens or pad_B is not None:
+        mask_TS = _causal_mask(position_T, range(first, context), pad_B, window)
     out_BHTK = nn.functional.scaled_dot_product_attention(
         q_BHTK,
-        k_BGSK[:, :, :context],
-        v_BGSK[:, :, :context],
+        k_BGSK[:, :, first:context],
+        v_BGSK[:, :, first:context],
         attn_mask=mask_TS,
         is_causal=mask_TS is None and tokens > 1,
         scale=scale,
@@ -274,20 +277,24 @@ def math_attention(
     position_T: Tensor,
     pad_B: Tensor | None = None,
     scale: float | None = None,
+    window: int = 0,
 ) -> Tensor:
     """The same over every position of the cache, masked, KV heads expanded."""
     shares = q_BHTK.shape[1] // k_BGSK.shape[1]
     k_BHSK, v_BHSK = k_BGSK.repeat_interleave(shares, dim=1), v_BGSK.repeat_interleave(shares, dim=1)
-    mask_TS = _causal_mask(position_T, k_BHSK.shape[2], pad_B)
+    mask_TS = _causal_mask(position_T, range(k_BHSK.shape[2]), pad_B, window)
     scores_BHTS = q_BHTK @ k_BHSK.transpose(2, 3) * (scale or q_BHTK.shape[-1] ** -0.5)
     weights_BHTS = scores_BHTS.masked_fill(~mask_TS, -math.inf).softmax(dim=-1)
     return (weights_BHTS @ v_BHSK).transpose(1, 2).flatten(2)
 
 
-def _causal_mask(position_T: Tensor, context: int, pad_B: Tensor | None) -> Tensor:
-    """Positions that each new token attends to, T x S; with padding, B x 1 x T x S."""
-    at_S, position_T1 = torch.arange(context, device=position_T.device), position_T.unsqueeze(-1)
+def _causal_mask(position_T: Tensor, positions: range, pad_B: Tensor | None, window: int) -> Tensor:
+    """Which of some positions each new token attends to, T x S; with padding, B x 1 x T x S."""
+    at_S = torch.arange(positions.start, positions.stop, device=position_T.device)
+    position_T1 = position_T.unsqueeze(-1)
     seen_TS = at_S <= position_T1
+    if window:
+        seen_TS = seen_TS & (at_S > position_T1 - window)
     if pad_B is None:
         return seen_TS
     # padding attends to itself: attention to nothing would be NaN and spread through the cache

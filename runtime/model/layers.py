@@ -33,7 +33,7 @@ class Layer(nn.Module):
         self.attention = (
             LatentAttention(config, config.latent, shard, engine)
             if config.latent
-            else GroupedAttention(config, shard, engine)
+            else GroupedAttention(config, shard, engine, config.window_of(index))
         )
         # of all tokens: the only one of its layer, or shared experts
         self.mlp = MLP(config, shard, width) if width else None

@@ -147,7 +147,8 @@ LATENT = COMMON | {
     "v_head_dim": 10,
 }
 KINDS: dict[str, dict[str, Any]] = {
-    "mixtral": GROUPED | {"model_type": "mixtral", "num_local_experts": 8},
+    # contexts are longer than the window
+    "mixtral": GROUPED | {"model_type": "mixtral", "num_local_experts": 8, "sliding_window": 16},
     "qwen3_moe": GROUPED
     | {"model_type": "qwen3_moe", "num_experts": 8, "moe_intermediate_size": 32, "mlp_only_layers": [2]},
     "deepseek_v2": LATENT | {"model_type": "deepseek_v2", "q_lora_rank": None},

@@ -255,7 +255,8 @@ def simulated(graph: StepGraph, attention: str) -> tuple[list[Entry], dict[int, 
                 tokens = (e.tokens * e.top_k // e.ep, 1) if copied else (e.tokens, e.top_k)
                 entries.append((op.kind, *tokens, e.hidden, held, width))
             case AttentionShape() as a:
-                sizes = (a.batch, a.q_len, a.kv_len, a.heads, a.kv_heads, a.head_dim, a.head_dim)
+                read = min(a.kv_len, a.window + a.q_len - 1) if a.windowed else a.kv_len
+                sizes = (a.batch, a.q_len, read, a.heads, a.kv_heads, a.head_dim, a.head_dim)
                 entries.append((op.kind, a.kernel, *sizes))
             case MlaShape() as a if a.is_prompt:
                 # a prompt's own tokens are expanded, also those of a static cache
