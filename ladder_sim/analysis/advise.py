@@ -22,6 +22,7 @@ from ladder_sim.errors import (
     UnknownNameError,
     UsageError,
 )
+from ladder_sim.graph.variants import wiring
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.serving.step import simulate_requests
 from ladder_sim.specs import catalog
@@ -49,6 +50,8 @@ TTFT_BOUND = (
 )
 # variants that a model can be trained as; the upper bound is not one
 CANDIDATES = ("standard", "parallel", "ladder")
+# for requests in flight, if none is named: the default of other commands runs static batches only
+SERVING_STACK = "vllm"
 # beyond any cluster that one command plans
 _MAX_GPUS = 100_000
 # GPUs that an error looks at for a plan that fits
@@ -78,10 +81,11 @@ def advise(
     ----------
     point
         Everything else, as for `ladder_sim.sweeps.run.sweep`. ``"concurrency"`` is the requests in flight, one number
-        or several; without it static batches are searched, ``"batch"`` or else 1, 2, 4 .. 256, and the answer is not a
-        recommendation for serving, where requests are batched continuously. ``"nodes"`` is the largest number of
-        nodes. Each of ``"tp"``, ``"pp"``, ``"ep"``, ``"attention_dp"``, ``"dp"`` and ``"sp"`` restricts the search to
-        its values; by default all are searched but ``"sp"`` (`ladder_sim.analysis.plans.legal_plans`).
+        or several; their ``"stack"`` is ``"vllm"``, unless another is named. Without it static batches are searched,
+        ``"batch"`` or else 1, 2, 4 .. 256, and the answer is not a recommendation for serving, where requests are
+        batched continuously. ``"nodes"`` is the largest number of nodes. Each of ``"tp"``, ``"pp"``, ``"ep"``,
+        ``"attention_dp"``, ``"dp"`` and ``"sp"`` restricts the search to its values; by default all are searched but
+        ``"sp"`` (`ladder_sim.analysis.plans.legal_plans`).
     objective
         ``"tpot"`` and ``"ttft"`` are best small, ``"tokens_per_s"`` and ``"tokens_per_gpu"`` large. By default
         ``"tokens_per_s"`` with requests in flight, and ``"tokens_per_gpu"`` of static batches.
@@ -124,12 +128,15 @@ def advise(
     price = None if usd_per_gpu_hour is None else check_price(usd_per_gpu_hour)
     names = variant_names(variants)
     base, gpus, loads = _scope(point, gpus)
+    for name in names:
+        wiring(name, base.model.layers, base.model.ladder_layers)
     given = {name: axis(name, point[name]).values for name in DEGREES if point.get(name) is not None}
     plans = legal_plans(base, gpus, given)
     whole(workers, "workers", 1, MAX_WORKERS, hint="processes, e.g. one per core")
     fitting, unfit = _simulated(base, plans.legal, loads, names, profile=profile, price=price, workers=workers)
     if not fitting:
-        raise _no_fit(unfit[0], gpus, _enough_gpus(base, gpus, given, loads[0]))
+        closest = next((each for each in unfit if each.problem), unfit[0])
+        raise _no_fit(closest, gpus, _enough_gpus(base, gpus, given, loads[0]))
     options = [option for option in fitting if option.tpot_s <= max_tpot_s and option.ttft_s <= max_ttft_s]
     if not options:
         raise _beyond(fitting)
@@ -158,7 +165,7 @@ def advise(
 
 def _scope(point: Mapping[str, Any], gpus: int | None) -> tuple[Scenario, int, list[int]]:
     """What all plans share: a scenario with the nodes and the most requests, GPUs, and numbers of requests."""
-    fixed = {name: value for name, value in point.items() if name not in _SEARCHED}
+    fixed = {name: value for name, value in point.items() if name not in _SEARCHED and value is not None}
     served = {name: point[name] for name in ("batch", "concurrency") if point.get(name) is not None}
     if len(served) > 1:
         raise UsageError(
@@ -167,6 +174,8 @@ def _scope(point: Mapping[str, Any], gpus: int | None) -> tuple[Scenario, int, l
         )
     load, values = next(iter(served.items()), ("batch", BATCHES))
     loads = sorted(axis(load, values).values)
+    if load == "concurrency":
+        fixed = {"stack": SERVING_STACK, **fixed}
     settings = {name: value for name, value in fixed.items() if name not in ARGUMENTS}
     arguments = {name: value for name, value in fixed.items() if name in ARGUMENTS}
     base = Scenario.of(**arguments, tp=1, **{load: loads[-1]}, overrides=settings)

@@ -64,7 +64,8 @@ def legal_plans(base: Scenario, gpus: int, given: Mapping[str, Sequence[Any]]) -
             dataclasses.replace(base, plan=plan)
             legal.append(plan)
         except LadderSimError as error:
-            last = error
+            if "ep" in given or degrees["ep"] == 1:
+                last = error
             for name in given:
                 problems[name, degrees[name]] = error
     restricted = " and ".join(f"{name} {', '.join(map(str, each))}" for name, each in given.items())

@@ -8,6 +8,7 @@ import typer
 
 from ladder_sim.cli.options import MemoryFlags, PointFlags, SearchFlags, split_names, with_options
 from ladder_sim.cli.output import Output
+from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.units import parse_quantity
 
 
@@ -23,6 +24,13 @@ def advise(
         int | None,
         typer.Option(
             help="Nodes there are; default: as many as --gpus fill, else 1.", rich_help_panel="Model and cluster"
+        ),
+    ] = None,
+    stack: Annotated[
+        str | None,
+        typer.Option(
+            help=f"{ARGUMENTS['stack'].help.removesuffix('.')}; default: gpt-fast, with --concurrency vllm.",
+            rich_help_panel="Stack and costs",
         ),
     ] = None,
     objective: Annotated[
@@ -59,7 +67,7 @@ def advise(
     from ladder_sim.report.tables.analysis import advice_label, advice_report
 
     advice = search.advise(
-        {**flags.point(), "nodes": nodes, "batch": batches},
+        {**flags.point(), "nodes": nodes, "batch": batches, "stack": stack},
         # checked there
         cast(Objective | None, objective),
         split_names(variant) or search.CANDIDATES,

@@ -171,6 +171,12 @@ def test_gpus_are_the_most_that_are_used() -> None:
     assert {str(option.plan) for option in apart.options} == {"TP 8", "TP 8, DP 2", "TP 8, PP 2"}
 
 
+def test_requests_in_flight_need_no_stack() -> None:
+    served, static = (advise({"model": "8b", load: 4}, gpus=1) for load in ("concurrency", "batch"))
+    assert [advice.best.scenario.stack.name for advice in (served, static)] == ["vllm", "gpt-fast"]
+    assert served.best.ttft_s == advise({"model": "8b", "concurrency": 4, "stack": "vllm"}, gpus=1).best.ttft_s
+
+
 def test_the_objective_depends_on_the_load() -> None:
     """GPUs that are there serve a load best together; a batch is best where each GPU does most."""
     assert advise({"model": "8b", **SERVED}, gpus=2).objective == "tokens_per_s"
@@ -228,6 +234,11 @@ def test_what_no_plan_can_do_is_refused(point: dict[str, Any], how: dict[str, An
     with pytest.raises(LadderSimError, match=message) as caught:
         advise({"model": "8b", "stack": "vllm", **point}, **how)
     assert hint in caught.value.hint
+
+
+def test_a_wiring_of_more_layers_than_there_are_is_refused() -> None:
+    with pytest.raises(UsageError, match="200"):
+        advise({"model": "8b", **SERVED}, variants="hybrid-ladder:200", gpus=1)
 
 
 def test_an_unknown_objective_is_refused() -> None:
