@@ -36,10 +36,15 @@ def attend(block: BlockKernels, kind: Gqa, qkv: int, prefix: str = "", *, reduce
     """From queries, keys and values to attention's output."""
     rank = block.rank
     heads, kv_heads = _heads(kind, rank.tp)
-    if kind.qk_norm:
+    if kind.qk_norm and kind.rotated:
         qkv = _qk_norm(block, kind, qkv, prefix, reduces=reduces)
-    rotated = 2.0 * rank.tokens * qkv_width(kind, rank.tp) * STATE_BYTES
-    rope = block.elementwise(f"{prefix}rope", "rope", rotated, [qkv])
+    # with the cache write
+    moved = 2.0 * rank.tokens * qkv_width(kind, rank.tp) * STATE_BYTES
+    if not kind.rotated:
+        # by a kernel of its own: vLLM, Llama4Attention
+        scaled = 2.0 * rank.tokens * heads * kind.head_dim * STATE_BYTES
+        qkv, moved = block.elementwise(f"{prefix}q_scale", "rope", scaled, [qkv]), moved - scaled
+    rope = block.elementwise(f"{prefix}{'rope' if kind.rotated else 'cache_write'}", "rope", moved, [qkv])
     shape = AttentionShape(
         kernel=rank.stack.attention,
         batch=rank.batch,

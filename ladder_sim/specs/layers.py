@@ -36,6 +36,8 @@ class Gqa:
     """A learned logit for each head joins the softmax."""
     window: int = 0
     """Tokens that it attends to; 0: all."""
+    rotated: bool = True
+    """Queries and keys are rotated; else queries are scaled by their position instead, and neither is normalised."""
 
     @property
     def parameters(self) -> int:

@@ -71,6 +71,8 @@ class ModelSpec:
     """Tokens that some or all layers attend to, or of a chunk; 0: all of them."""
     window_layers: tuple[int, ...] = ()
     """Layers that use the sliding window; empty: every layer, if there is one."""
+    nope_layers: tuple[int, ...] = ()
+    """Layers without rotary embeddings, which scale queries by their position instead, as in Llama 4."""
     attention_sinks: bool = False
     """A learned logit for each head joins the softmax, as in gpt-oss."""
     kv_lora_rank: Annotated[int, Limits(0, MAXIMA["hidden"])] = 0
@@ -125,6 +127,7 @@ class ModelSpec:
             ("ladder_layers", self.layers - 1),
             # a model may be cut short with --set model.layers
             ("window_layers", MAXIMA["layers"]),
+            ("nope_layers", MAXIMA["layers"]),
             ("dense_layers", MAXIMA["layers"]),
         ):
             layers = getattr(self, name)
@@ -266,18 +269,20 @@ class ModelSpec:
 def _kinds(model: ModelSpec) -> tuple[LayerKind, ...]:
     """Of each layer, made once for each model and kind."""
     windows = frozenset(model.window_layers or range(model.layers)) if model.sliding_window else frozenset()
-    dense = frozenset(model.dense_layers)
-    kinds: dict[tuple[bool, bool], LayerKind] = {}
+    dense, nope = frozenset(model.dense_layers), frozenset(model.nope_layers)
+    kinds: dict[tuple[bool, bool, bool], LayerKind] = {}
     layers = []
     for layer in range(model.layers):
-        key = layer in windows, layer in dense or not model.experts
+        key = layer in windows, layer not in nope, layer in dense or not model.experts
         if key not in kinds:
-            kinds[key] = LayerKind(attention=_attention(model, key[0]), feed_forward=_feed_forward(model, key[1]))
+            windowed, rotated, is_dense = key
+            attention = _attention(model, windowed=windowed, rotated=rotated)
+            kinds[key] = LayerKind(attention=attention, feed_forward=_feed_forward(model, is_dense))
         layers.append(kinds[key])
     return tuple(layers)
 
 
-def _attention(model: ModelSpec, windowed: bool) -> Gqa | Mla:
+def _attention(model: ModelSpec, *, windowed: bool, rotated: bool) -> Gqa | Mla:
     if model.kv_lora_rank:
         return Mla(
             hidden=model.hidden,
@@ -306,6 +311,7 @@ def _attention(model: ModelSpec, windowed: bool) -> Gqa | Mla:
         ),
         sinks=model.attention_sinks,
         window=model.sliding_window if windowed else 0,
+        rotated=rotated,
     )
 
 

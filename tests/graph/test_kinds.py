@@ -226,6 +226,26 @@ def test_norms_over_all_heads_exchange_squares() -> None:
     assert "layer0.attn.qk_all_reduce" not in graph_of(model="minimax-m2.5", tp=8, variant="upper-bound")
 
 
+def test_every_fourth_layer_of_llama_4_is_not_rotated() -> None:
+    """Its queries are scaled instead, neither they nor keys are normalised, and it attends to all tokens."""
+    scout, maverick = (graph_of(model=f"llama-4-{name}", tp=8, nodes=2, dtype="fp8") for name in ("scout", "maverick"))
+    for layer in range(48):
+        own = {op.name.removeprefix(f"layer{layer}.attn.") for op in scout.ops() if op.layer == layer}
+        nope = layer % 4 == 3
+        assert {"q_scale", "cache_write"} <= own if nope else {"q_norm", "k_norm", "rope"} <= own
+        assert not own & ({"q_norm", "k_norm", "rope"} if nope else {"q_scale", "cache_write"})
+        window = scout.op(f"layer{layer}.attn.attention").shape.window  # type: ignore[union-attr]
+        assert window == (0 if nope else 8192)
+    assert "layer3.attn.q_scale" in maverick
+    assert not any(op.name.endswith("q_norm") for op in maverick.ops())
+    # as much is moved
+    moved = [
+        maverick.op(f"layer{name}").shape.moved_bytes
+        for name in ("2.attn.rope", "3.attn.q_scale", "3.attn.cache_write")
+    ]
+    assert moved[0] == moved[1] + moved[2]
+
+
 def test_parts_in_16_bits() -> None:
     graph = graph_of(model="gpt-oss-20b")
     formats = {name: graph.op(f"layer0.{name}").shape.format for name in ("attn.qkv", "attn.o", "mlp.experts")}  # type: ignore[union-attr]

@@ -385,6 +385,18 @@ def test_layers_with_experts() -> None:
         assert [isinstance(kind.feed_forward, Moe) for kind in model.kinds] == [i not in dense for i in range(32)]
 
 
+def test_layers_without_rotation() -> None:
+    """Llama 4 says for each layer whether it is rotated, and that is whether it attends to a chunk."""
+    every_fourth = ModelSpec.from_hf(LLAMA_4, name="m", source="config.json")
+    assert every_fourth.nope_layers == tuple(range(3, 32, 4))
+    listed = ModelSpec.from_hf({**LLAMA_4, "no_rope_layers": [0, 1] * 16}, name="m", source="config.json")
+    assert listed.nope_layers == tuple(range(0, 32, 2))
+    assert listed.window_layers == tuple(range(1, 32, 2))
+    chunks = {"no_rope_layers": [1] * 32, "layer_types": ["full_attention"] * 32}
+    assert ModelSpec.from_hf({**LLAMA_4, **chunks}, name="m", source="config.json").sliding_window == 0
+    assert ModelSpec.from_hf(MIXTRAL, name="m", source="config.json").nope_layers == ()
+
+
 # configs of published models of other kinds, with the fields that give them away; the field to name; the kind
 OTHER_KINDS: dict[str, tuple[dict[str, object], str, str]] = {
     "Qwen3-Next": (
