@@ -809,6 +809,22 @@ def test_deepep_across_nodes(kernel: str, nodes: int) -> None:
         assert errors.mean() < mean, (op, errors.round(2))
 
 
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_to_all"])
+def test_nccls_exchanges_of_tokens_are_as_measured_in_a_node(kind: str) -> None:
+    where = {"cluster": "h200-sxm", "stack": "vllm"}
+    profile = load_profile("h200-sxm-vllm")
+    for ranks in (2, 4, 8):
+        curve = profile.collectives[kind]["nccl"][ranks]
+        group = experts_network("", profile.name, attention_dp=ranks, ep=ranks, **where)
+        measured = group.times(kind, curve.size_bytes)  # type: ignore[arg-type]
+        assert measured.seconds == pytest.approx(curve.seconds)
+        assert measured.in_range.all()
+        # beyond the largest message, and across nodes, by formulas
+        assert not group.times(kind, 2.0 * curve.size_bytes[-1:]).in_range.any()  # type: ignore[arg-type]
+    across = experts_network("", profile.name, nodes=2, **where).times(kind, curve.size_bytes)  # type: ignore[arg-type]
+    assert (across.source, across.in_range.any()) == ("roofline", False)
+
+
 def test_kernels_for_experts_say_what_they_need() -> None:
     message = np.array([2.0**20])
     for kernel, fields, need in (
