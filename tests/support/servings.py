@@ -6,6 +6,7 @@
 import re
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from ladder_sim.validation.serving import ErrorSummary, ServingComparison, compare_servings, summarize_servings, summary
@@ -51,6 +52,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
+@cache
 def compared(file: Path) -> tuple[ServingComparison, ...]:
     """A table's rows with their predictions."""
     return compare_servings(read_servings(file.read_bytes(), file.name))
