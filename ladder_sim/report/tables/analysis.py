@@ -96,7 +96,7 @@ def advice_report(advice: Advice) -> RenderableType:
     best, own = advice.best, advice.best_own
     head = f"best by {advice.objective}: {_label(advice, best)}"
     if own and own is not best:
-        head += f"; with the weights that there are: {_label(advice, own)}"
+        head += f"; with the weights of the model: {_label(advice, own)}"
     return Group(
         Text(head, "bold"),
         Text(advice_label(advice)),
