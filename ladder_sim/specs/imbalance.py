@@ -88,5 +88,5 @@ class ExpertLoads:
         return max(parts) * ep / math.fsum(parts)
 
 
-# what most tables of experts were measured with; measured servings err by 9 % with it, by 12 % if balanced
+# what most tables of experts were measured with; measured servings err by 9 % with it, by 11 % if balanced
 USUAL = ExpertLoads()
