@@ -267,25 +267,18 @@ def _gloo_group(store: Store, rank: int, size: int, *, threads: int, timeout_s: 
     return group
 
 
-def nccl_groups(store: Store, rank: int, degrees: Degrees, *, local_rank: int, timeout_s: float) -> Groups:
-    """NCCL groups with one GPU per rank."""
-    if not (torch.cuda.is_available() and dist.is_nccl_available()):
-        raise MissingDependencyError(
-            "NCCL needs GPUs, and torch finds none",
-            hint="--backend gloo runs on CPUs, --backend emulate in one process",
-        )
-    if local_rank >= torch.cuda.device_count():
-        raise MissingDependencyError(
-            f"rank {rank} has no GPU: there are {torch.cuda.device_count()}", hint="use a smaller --tp, or more nodes"
-        )
-    torch.cuda.set_device(local_rank)
+def nccl_groups(store: Store, rank: int, degrees: Degrees, *, gpu: int, timeout_s: float) -> Groups:
+    """NCCL groups with one GPU per rank; `gpu` is the number of this rank's among those that it sees."""
+    if not dist.is_nccl_available():
+        raise MissingDependencyError("this torch has no NCCL", hint="--backend gloo runs on CPUs")
+    torch.cuda.set_device(gpu)
     dist.init_process_group(
         "nccl",
         store=store,
         rank=rank,
         world_size=degrees.ranks,
         timeout=timedelta(seconds=timeout_s),
-        device_id=torch.device("cuda", local_rank),
+        device_id=torch.device("cuda", gpu),
     )
     world = dist.group.WORLD
     if world is None:

@@ -10,7 +10,7 @@ import torch
 from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import Store
 
-from ladder_sim.errors import RankError, UsageError
+from ladder_sim.errors import MissingDependencyError, RankError, UsageError
 from runtime.comm.base import ONE_STAGE, Alone, AloneInExchange, Communicator
 from runtime.comm.emulate import EmulatedGpuLink, EmulatedLink
 from runtime.comm.heartbeat import Heartbeat
@@ -28,7 +28,7 @@ class CommConfig:
     """How ranks communicate."""
 
     backend: str = "auto"
-    """One of BACKENDS; auto: emulate with a table, else NCCL where every rank has a GPU, else gloo."""
+    """One of BACKENDS; auto: emulate with a table, else NCCL if there are GPUs, else gloo."""
     table: Path | None = None
     """All-reduce latencies to emulate."""
     gloo_threads: int = 1
@@ -71,12 +71,13 @@ def connect(config: CommConfig, degrees: Degrees) -> Communicator:
     UsageError
         The number of processes is not that of the ranks, a port is in use, or a table is missing.
     MissingDependencyError
-        NCCL without a GPU for each rank.
+        There is no GPU for each rank, and NCCL is wanted or some have one.
     RankError
         Another rank did not connect in time.
     """
     place = Place.from_environment()
     backend = _choose(config, place, degrees.ranks)
+    gpu = -1
     if backend in ("emulate", "none"):
         if degrees.pp > 1:
             raise UsageError(f"--backend {backend} runs one stage, and --pp is {degrees.pp}", hint="use gloo or nccl")
@@ -94,8 +95,10 @@ def connect(config: CommConfig, degrees: Degrees) -> Communicator:
     heartbeat = Heartbeat(store, place.rank, place.size)
     settings: dict[str, object] = {}
     try:
+        if backend != "gloo":
+            backend, gpu = agree(store, place, backend)
         if backend == "nccl":
-            groups = nccl_groups(store, place.rank, degrees, local_rank=place.local_rank, timeout_s=config.timeout_s)
+            groups = nccl_groups(store, place.rank, degrees, gpu=gpu, timeout_s=config.timeout_s)
         else:
             settings["gloo_threads"] = config.gloo_threads
             groups = gloo_groups(store, place.rank, degrees, threads=config.gloo_threads, timeout_s=config.timeout_s)
@@ -118,9 +121,42 @@ def _choose(config: CommConfig, place: Place, ranks: int) -> str:
     if place.size == ranks == 1:
         # nothing to communicate
         return "none"
-    if config.backend != "auto":
-        return config.backend
-    return "nccl" if torch.cuda.device_count() > place.local_rank else "gloo"
+    return config.backend
+
+
+def agree(store: Store, place: Place, backend: str) -> tuple[str, int]:
+    """The backend of all ranks, "nccl" if it is "auto" and there are GPUs, and this rank's GPU, -1 without one.
+
+    Each rank says which GPU it would take, and all decide the same, before the first collective.
+
+    Raises
+    ------
+    MissingDependencyError
+        There are GPUs, but not one for each rank.
+    """
+    gpus = visible_gpus()
+    # ranks see all of a node's, or each its own
+    own = place.local_rank % len(gpus) if gpus else -1
+    store.set(f"gpu/{place.rank}", gpus[own] if gpus else "")
+    if backend == "nccl" and not gpus:
+        raise MissingDependencyError(
+            "NCCL needs GPUs, and torch finds none",
+            hint="--backend gloo runs on CPUs, --backend emulate in one process",
+        )
+    taken = {store.get(f"gpu/{rank}").decode() for rank in range(place.size)} - {""}
+    if backend == "auto" and not taken:
+        return "gloo", -1
+    if taken and len(taken) < place.size:
+        raise MissingDependencyError(
+            f"{place.size} ranks have {len(taken)} GPU{'s' * (len(taken) > 1)}: NCCL needs one for each",
+            hint="start fewer ranks or use more nodes; --backend gloo runs on CPUs",
+        )
+    return "nccl", own
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that this process may use, by names that no others have."""
+    return [f"{torch.cuda.get_device_properties(i).uuid}" for i in range(torch.cuda.device_count())]
 
 
 def _alone(config: CommConfig, backend: str, degrees: Degrees) -> Communicator:
