@@ -50,8 +50,6 @@ TTFT_BOUND = (
 )
 # variants that a model can be trained as; the upper bound is not one
 CANDIDATES = ("standard", "parallel", "ladder")
-# for requests in flight, if none is named: the default of other commands runs static batches only
-SERVING_STACK = "vllm"
 # beyond any cluster that one command plans
 _MAX_GPUS = 100_000
 # GPUs that an error looks at for a plan that fits
@@ -81,11 +79,10 @@ def advise(
     ----------
     point
         Everything else, as for `ladder_sim.sweeps.run.sweep`. ``"concurrency"`` is the requests in flight, one number
-        or several; their ``"stack"`` is ``"vllm"``, unless another is named. Without it static batches are searched,
-        ``"batch"`` or else 1, 2, 4 .. 256, and the answer is not a recommendation for serving, where requests are
-        batched continuously. ``"nodes"`` is the largest number of nodes. Each of ``"tp"``, ``"pp"``, ``"ep"``,
-        ``"attention_dp"``, ``"dp"`` and ``"sp"`` restricts the search to its values; by default all are searched but
-        ``"sp"`` (`ladder_sim.analysis.plans.legal_plans`).
+        or several. Without it static batches are searched, ``"batch"`` or else 1, 2, 4 .. 256, and the answer is not a
+        recommendation for serving, where requests are batched continuously. ``"nodes"`` is the largest number of
+        nodes. Each of ``"tp"``, ``"pp"``, ``"ep"``, ``"attention_dp"``, ``"dp"`` and ``"sp"`` restricts the search to
+        its values; by default all are searched but ``"sp"`` (`ladder_sim.analysis.plans.legal_plans`).
     objective
         ``"tpot"`` and ``"ttft"`` are best small, ``"tokens_per_s"`` and ``"tokens_per_gpu"`` large. By default
         ``"tokens_per_s"`` with requests in flight, and ``"tokens_per_gpu"`` of static batches.
@@ -174,8 +171,6 @@ def _scope(point: Mapping[str, Any], gpus: int | None) -> tuple[Scenario, int, l
         )
     load, values = next(iter(served.items()), ("batch", BATCHES))
     loads = sorted(axis(load, values).values)
-    if load == "concurrency":
-        fixed = {"stack": SERVING_STACK, **fixed}
     settings = {name: value for name, value in fixed.items() if name not in ARGUMENTS}
     arguments = {name: value for name, value in fixed.items() if name in ARGUMENTS}
     base = Scenario.of(**arguments, tp=1, **{load: loads[-1]}, overrides=settings)

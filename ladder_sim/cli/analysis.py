@@ -8,7 +8,6 @@ import typer
 
 from ladder_sim.cli.options import MemoryFlags, PointFlags, SearchFlags, split_names, with_options
 from ladder_sim.cli.output import Output
-from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.units import parse_quantity
 
 
@@ -24,13 +23,6 @@ def advise(
         int | None,
         typer.Option(
             help="Nodes there are; default: as many as --gpus fill, else 1.", rich_help_panel="Model and cluster"
-        ),
-    ] = None,
-    stack: Annotated[
-        str | None,
-        typer.Option(
-            help=f"{ARGUMENTS['stack'].help.removesuffix('.')}; default: gpt-fast, with --concurrency vllm.",
-            rich_help_panel="Stack and costs",
         ),
     ] = None,
     objective: Annotated[
@@ -67,7 +59,7 @@ def advise(
     from ladder_sim.report.tables.analysis import advice_label, advice_report
 
     advice = search.advise(
-        {**flags.point(), "nodes": nodes, "batch": batches, "stack": stack},
+        {**flags.point(), "nodes": nodes, "batch": batches},
         # checked there
         cast(Objective | None, objective),
         split_names(variant) or search.CANDIDATES,

@@ -142,7 +142,7 @@ class SearchFlags(PointFlags):
     """Of a command that searches for the best plan and load: these take several values, and all by default."""
 
     ranged: ClassVar[tuple[str, ...]] = ("tp", "pp", "ep", "attention_dp", "dp", "sp", "concurrency")
-    without: ClassVar[tuple[str, ...]] = ("nodes", "batch", "stack")
+    without: ClassVar[tuple[str, ...]] = ("nodes", "batch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -169,7 +169,7 @@ def controls(allowlist: Allowlist) -> html.Aside:
             _group(
                 "Stack",
                 [
-                    _choice("stack", "Engine", list(allowlist.stacks)),
+                    _choice("stack", "Engine", list(allowlist.stacks), empty="the workload's"),
                     _choice("allreduce", "All-reduce", list(get_args(AllReduce)), empty="the engine's"),
                     _choice("profile", "Measured profile", list(allowlist.profiles), empty="the cluster's"),
                 ],

@@ -59,7 +59,7 @@ def _defaults() -> dict[str, Any]:
     """What a link leaves out, and the sliders whose steps double."""
     state = State()
     return {
-        **{name: DEFAULTS[name] for name in ("model", "cluster", "stack", "arrivals", "imbalance")},
+        **{name: DEFAULTS[name] for name in ("model", "cluster", "arrivals", "imbalance")},
         "variant": state.variant,
         "over": state.over,
         "phase": state.phase,

@@ -161,7 +161,7 @@ class State:
             **self.arguments,
             "model": self.shape or self.arguments["model"],
             "cluster": allowlist.clusters[self.arguments["cluster"]],
-            "stack": allowlist.stacks[self.arguments["stack"]],
+            "stack": allowlist.stacks.get(self.arguments["stack"]),
         }
 
     def _check(self, allowlist: Allowlist) -> None:

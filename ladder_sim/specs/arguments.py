@@ -142,10 +142,11 @@ _TABLE = (
     Argument(
         "stack",
         catalog.stack,
-        "gpt-fast",
+        None,
         "stack.name",
         _HOW,
-        "gpt-fast, vllm, trtllm, sglang, one of a version as in vllm@0.19, or a stack .toml.",
+        "gpt-fast, vllm, trtllm, sglang, one of a version as in vllm@0.19, or a stack .toml; "
+        "default: gpt-fast, or vllm with requests in flight.",
     ),
     Argument("allreduce", AllReduce, None, "stack.allreduce", _HOW, f"{', '.join(get_args(AllReduce)[:-1])} or auto."),
     Argument("p2p", bool, True, "p2p", _HOW, "GPUs reach each other through host memory."),

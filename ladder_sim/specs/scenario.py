@@ -168,7 +168,7 @@ class Scenario:
         imbalance: str | Sequence[float] | ExpertLoads = "power-law-1.01",
         dtype: str | None = None,
         kv_dtype: str | None = None,
-        stack: str | StackSpec = "gpt-fast",
+        stack: str | StackSpec | None = None,
         variant: str = "standard",
         allreduce: str | None = None,
         p2p: bool = True,
@@ -179,7 +179,8 @@ class Scenario:
         Parameters
         ----------
         model, cluster, stack
-            Catalog names or paths of files (see `ladder_sim.specs.catalog`), or the specs themselves.
+            Catalog names or paths of files (see `ladder_sim.specs.catalog`), or the specs themselves. The stack is
+            gpt-fast by default, and vllm with requests in flight.
         nodes
             Nodes there are.
         gpus_per_node
@@ -214,6 +215,8 @@ class Scenario:
         PartitionError
             If the plan does not divide the model.
         """
+        if stack is None:
+            stack = "gpt-fast" if concurrency is None else "vllm"
         parts = Parts(
             model=catalog.model(model) if isinstance(model, str) else model,
             cluster=catalog.cluster(cluster) if isinstance(cluster, str) else cluster,

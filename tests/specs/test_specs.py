@@ -263,7 +263,7 @@ def test_model_rules() -> None:
         ({"kv_dtype": "fp16"}, "unknown kv_dtype 'fp16'", "known: bf16, fp8"),
         ({"stack": "vllm", "concurrency": 0}, "concurrency is 0: must be a whole number", "--concurrency"),
         ({"stack": "vllm", "concurrency": 4, "batch": 2}, "batch 2 and concurrency 4", "one of them"),
-        ({"concurrency": 4}, "stack 'gpt-fast' runs static batches only", "--stack vllm"),
+        ({"stack": "gpt-fast", "concurrency": 4}, "stack 'gpt-fast' runs static batches only", "--stack vllm"),
         ({"stack": "vllm", "arrivals": "lockstep"}, "arrivals lockstep without concurrency", "--concurrency"),
         ({"arrivals": "lock"}, "unknown arrivals 'lock'", "known: lockstep, steady"),
         ({"nodes": 0}, "nodes is 0", "--nodes"),
