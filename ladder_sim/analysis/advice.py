@@ -100,13 +100,13 @@ class Advice:
     """The longest time per token allowed."""
     max_ttft_s: float
     """The longest time to first token allowed."""
-    options: tuple[Option, ...]
+    options: tuple[Option, ...] = field(repr=False)
     """Everything that fits the memory and the limits, best first."""
-    front: tuple[Option, ...]
+    front: tuple[Option, ...] = field(repr=False)
     """The Pareto front of time per token and tokens per GPU, fastest first."""
-    beyond: tuple[Option, ...]
+    beyond: tuple[Option, ...] = field(repr=False)
     """Options that exceed a limit."""
-    unfit: tuple[Unfit, ...]
+    unfit: tuple[Unfit, ...] = field(repr=False)
     """Plans that cannot run with so many requests, whatever the variant; the closest to fit first."""
     cautions: tuple[str, ...]
     """Why the best option may not be the best choice, serving first."""

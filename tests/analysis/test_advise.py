@@ -158,6 +158,16 @@ def test_a_restriction_never_improves(restricted: dict[str, Any]) -> None:
         assert best >= min(figures[objective] for figures in every.values())
 
 
+@pytest.mark.slow
+def test_processes_give_the_same_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ladder_sim.analysis.advise.FEW_REPLICAS", 1)
+    alone, shared = (advise({**EXPERTS, "concurrency": 8}, gpus=2, workers=workers) for workers in (1, 2))
+    assert list(map(str, shared.options)) == list(map(str, alone.options))
+    assert list(map(_figures, shared.options)) == list(map(_figures, alone.options))
+    with pytest.raises(UsageError, match="workers is 0"):
+        advise({"model": "8b", **SERVED}, gpus=1, workers=0)
+
+
 def test_gpus_are_the_most_that_are_used() -> None:
     for gpus, nodes in ((1, 1), (3, 1), (8, 1), (12, 2), (16, 2)):
         advice = advise({"model": "8b", **SERVED}, variants="standard", gpus=gpus)
