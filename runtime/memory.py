@@ -33,8 +33,9 @@ def check_fits(
         model = Decoder(config, engine, alone, positions=prompt + gen)
         cache = model.cache(batch=1)
     weights = sum(weight.numel() for weight in model.parameters()) * element_bytes
-    # of one sequence: the features of the widest block, its input and its output; logits
-    widest = prompt * (max(map(_features, model.layers)) + 4 * config.hidden)
+    # of one sequence: the features of the widest block, its input and its output; logits. Experts get the tokens of all
+    # groups
+    widest = prompt * comm.exchange.size * (max(map(_features, model.layers)) + 4 * config.hidden)
     logits = config.vocab * (prompt if engine.prefill_logits == "all" else 1)
     sequence = (cache.numel() + widest + logits) * element_bytes
     needed = weights + batch * sequence

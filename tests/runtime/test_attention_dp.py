@@ -1,5 +1,6 @@
 """Groups of ranks with attention for their own requests, and experts over all of them, on real gloo ranks."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,18 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[Case,
     return {
         tp: on_ranks(GROUPS * tp, tmp_path_factory.mktemp(f"tp{tp}"), compute, CASES, groups=GROUPS) for tp in (1, 2)
     }
+
+
+def test_groups_in_stages_compute_what_one_rank_does(tmp_path: Path) -> None:
+    """Two groups of one rank in each of two stages."""
+    cases = [case for case in CASES if case.variant == "ladder"]
+    computed = on_ranks(2 * GROUPS, tmp_path, compute, cases, groups=GROUPS, stages=2)
+    for group, case in itertools.product(range(GROUPS), cases):
+        config = MODELS[case.model]
+        (alone_BTV,) = reference_logits(config, weights_of(config), tokens_of(config, group), case.variant, ranks=1)
+        assert not computed[group][case]["cached"].numel()
+        for logits_BTV in computed[GROUPS + group][case].values():
+            torch.testing.assert_close(logits_BTV, alone_BTV.float(), rtol=1e-5, atol=1e-5)
 
 
 def weights_of(config: ModelConfig) -> dict[str, Tensor]:
