@@ -122,9 +122,10 @@ def messages(answer: Answer) -> list[Component]:
 
 def notes(answer: Answer) -> html.Ul:
     """What the reader of latency, throughput and prices should know."""
-    bounded = [TTFT_BOUND] if answer.state.max_ttft else []
+    static = answer.scenario.workload.concurrency is None
+    bounded = [TTFT_BOUND] if static and answer.state.max_ttft else []
     priced = [PRICE_CAVEAT] if answer.state.price is not None else []
-    return _warnings([SERVING, *bounded, *priced])
+    return _warnings([*([SERVING] if static else []), *bounded, *priced])
 
 
 def control_values(setup: Setup) -> ControlValues:

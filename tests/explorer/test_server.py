@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from ladder_sim import Scenario
+from ladder_sim import Scenario, predict
 from ladder_sim.analysis.sensitivity import sensitivity
 from ladder_sim.cli.main import main
 from ladder_sim.display.labels import field_label, field_title
@@ -239,6 +239,19 @@ def test_prices_and_bounds_reach_the_files(page: Page) -> None:
     assert "GPUs that are never idle" in notes
     assert "bounds the prefill" not in plain
     assert "never idle" not in plain
+
+
+def test_the_front_is_of_requests_in_flight_where_the_scenario_is(page: Page) -> None:
+    """Regression: it was of static batches, next to a mark of what an engine serves."""
+    query = "model=8b&tp=2&concurrency=16&max_ttft=9s"
+    rows = list(csv.DictReader(page.client.get(f"/download/pareto.csv?{query}").text.splitlines()))
+    assert {row["concurrency"] for row in rows} == {str(2**power) for power in range(9)}
+    alone = predict(Scenario.of(model="8b", tp=2, concurrency=16), "ladder")
+    same = [row for row in rows if (row["variant"], row["tp"], row["concurrency"]) == ("ladder", "2", "16")]
+    assert [float(row["tokens_per_s"]) for row in same] == pytest.approx([alone.rate])
+    notes = texts(page.views(query)["serving"])
+    assert "serving" not in notes
+    assert "prefill of a whole batch" not in notes
 
 
 def test_every_figure_that_a_page_can_show_has_a_name_in_words() -> None:
