@@ -42,25 +42,27 @@ class _Place(NamedTuple):
     needed_by: str
 
 
-def collectives(plan: Schedule, distinct: Sequence[Op], timeline: Timeline) -> list[Collective]:
+def collectives(schedule: Schedule, distinct: Sequence[Op], timeline: Timeline) -> list[Collective]:
     """Those of a simulated pass, in issue order; as `ladder_sim.simulate.breakdown.simulated_ops`."""
     compute = timeline.busy([COMPUTE])
-    launches = len(timeline.end_s) - len(plan.layout.names)
+    launches = len(timeline.end_s) - len(schedule.layout.names)
     spans = list(zip(timeline.start_s[launches:].tolist(), timeline.end_s[launches:].tolist(), strict=True))
-    repeats = plan.layout.wiring.repeats
+    repeats = schedule.layout.wiring.repeats
     # shared experts may take no time of their own, next to routed ones
     lasting = {number for number, (start_s, end_s) in enumerate(spans) if end_s > start_s}
     members: dict[_Place, list[int]] = defaultdict(list)
-    for number, stream in enumerate(plan.order.streams):
+    for number, stream in enumerate(schedule.order.streams):
         if stream == COMM:
-            members[_place(plan, number, lasting)].append(number)
-    times = {number: repeats.get(plan.layout.layers[number], 1) for numbers in members.values() for number in numbers}
+            members[_place(schedule, number, lasting)].append(number)
+    times = {
+        number: repeats.get(schedule.layout.layers[number], 1) for numbers in members.values() for number in numbers
+    }
     shapes: Any = [op.shape for op in distinct]
     return [
         Collective(
             **place._asdict(),
             count=sum(times[number] for number in numbers),
-            message_bytes=float(shapes[plan.layout.same_as[numbers[0]]].message_bytes),
+            message_bytes=float(shapes[schedule.layout.same_as[numbers[0]]].message_bytes),
             seconds=sum(times[number] * (spans[number][1] - spans[number][0]) for number in numbers),
             hidden_s=sum(times[number] * overlap_s(spans[number], compute) for number in numbers),
         )
@@ -68,23 +70,23 @@ def collectives(plan: Schedule, distinct: Sequence[Op], timeline: Timeline) -> l
     ]
 
 
-def _place(plan: Schedule, number: int, lasting: Set[int]) -> _Place:
+def _place(schedule: Schedule, number: int, lasting: Set[int]) -> _Place:
     """Look for the first kernel that waits for a collective, or for one behind it on the same stream."""
     waiting, next_to = {number}, []
     needed_by = ""
-    for later in range(number + 1, len(plan.layout.names)):
-        if plan.order.streams[later] == COMM:
+    for later in range(number + 1, len(schedule.layout.names)):
+        if schedule.order.streams[later] == COMM:
             waiting.add(later)
-        elif not waiting.isdisjoint(plan.layout.after[later]):
-            needed_by = _name(plan, later)
+        elif not waiting.isdisjoint(schedule.layout.after[later]):
+            needed_by = _name(schedule, later)
             break
         elif later in lasting:
-            next_to.append(_name(plan, later))
-    after = max(plan.layout.after[number])
-    return _Place(_name(plan, number), _name(plan, after), tuple(next_to), needed_by)
+            next_to.append(_name(schedule, later))
+    after = max(schedule.layout.after[number])
+    return _Place(_name(schedule, number), _name(schedule, after), tuple(next_to), needed_by)
 
 
-def _name(plan: Schedule, number: int) -> str:
+def _name(schedule: Schedule, number: int) -> str:
     """An op's name without its layer."""
-    name = plan.layout.names[number]
-    return name.partition(".")[2] if plan.layout.layers[number] >= 0 else name
+    name = schedule.layout.names[number]
+    return name.partition(".")[2] if schedule.layout.layers[number] >= 0 else name

@@ -108,11 +108,11 @@ class Schedule:
 
     def with_periods(self, keep: int) -> "Schedule":
         """The same pass with so many periods of each run of identical layers."""
-        return schedule(self.kernels, self.variant, keep, fuses_norm=self.fuses_norm)
+        return schedule_pass(self.kernels, self.variant, keep, fuses_norm=self.fuses_norm)
 
 
 @lru_cache(maxsize=1024)
-def schedule(kernels: PassKernels, variant: str, keep: int, *, fuses_norm: bool = False) -> Schedule:
+def schedule_pass(kernels: PassKernels, variant: str, keep: int, *, fuses_norm: bool = False) -> Schedule:
     """Put the ops of a pass on streams, in issue order.
 
     Parameters
@@ -200,7 +200,7 @@ def _periods(layout: Layout) -> tuple[Period, ...]:
 
 
 def op_times(
-    plan: Schedule, estimates: Sequence[Estimate], hardware: Hardware
+    schedule: Schedule, estimates: Sequence[Estimate], hardware: Hardware
 ) -> tuple[list[Number], dict[Lead, Number], Number]:
     """How long a schedule's ops take alone, and what comes before them.
 
@@ -210,7 +210,7 @@ def op_times(
 
     Parameters
     ----------
-    plan
+    schedule
         Ops and their order.
     estimates
         Of each of the layout's roles.
@@ -226,11 +226,11 @@ def op_times(
     stack = hardware.stack
     # NCCL (2.21.5, src/enqueue.cc) captures a host node with every collective that needs the network's proxy: it runs
     # ahead of the kernels, and the collective waits for its event
-    host_node_s = stack.stream_wait_s if hardware.across_nodes and not plan.eager else 0.0
+    host_node_s = stack.stream_wait_s if hardware.across_nodes and not schedule.eager else 0.0
     # where nothing makes the ranks meet, the one whose token counts is a typical one
-    slowdown = 1.0 + hardware.rank_skew if plan.order.synchronises else 1.0
+    slowdown = 1.0 + hardware.rank_skew if schedule.order.synchronises else 1.0
     leads_s: dict[Lead, Number] = {}
-    for _, lead in plan.order.spans:
+    for _, lead in schedule.order.spans:
         if lead in leads_s:
             continue
         held_s = stack.collective_launch_s + host_node_s if lead.stream == COMM else stack.kernel_gap_s
@@ -240,18 +240,18 @@ def op_times(
         leads_s[lead] = held_s
     durations_s = [
         estimate.seconds if stream == COMM else estimate.seconds * slowdown
-        for stream, estimate in zip(plan.order.role_streams, estimates, strict=True)
+        for stream, estimate in zip(schedule.order.role_streams, estimates, strict=True)
     ]
-    for first, others in plan.layout.next_to.items():
+    for first, others in schedule.layout.next_to.items():
         alone_s = sum((durations_s[other] for other in others), start=0.0)
         # each keeps its part of what they last longer
         longer = maximum(0.0, 1.0 - durations_s[first] / alone_s)
         for other in others:
             durations_s[other] = durations_s[other] * longer
-    return durations_s, leads_s, stack.eager_launch_s if plan.eager else stack.graph_launch_s
+    return durations_s, leads_s, stack.eager_launch_s if schedule.eager else stack.graph_launch_s
 
 
-def lower(plan: Schedule, estimates: Sequence[Estimate], hardware: Hardware, sms: int) -> Program:
+def lower(schedule: Schedule, estimates: Sequence[Estimate], hardware: Hardware, sms: int) -> Program:
     """One rank's tasks: first every CPU launch, then every op, each in issue order.
 
     Without a CUDA graph a CPU thread launches op after op, and an op starts no earlier than its launch ends; with one,
@@ -259,15 +259,15 @@ def lower(plan: Schedule, estimates: Sequence[Estimate], hardware: Hardware, sms
 
     Parameters
     ----------
-    plan, estimates, hardware
+    schedule, estimates, hardware
         As in `op_times`.
     sms
         Of the GPU.
     """
-    layout, order = plan.layout, plan.order
-    durations_s, leads_s, launch_s = op_times(plan, estimates, hardware)
+    layout, order = schedule.layout, schedule.order
+    durations_s, leads_s, launch_s = op_times(schedule, estimates, hardware)
     free = isinstance(launch_s, float) and launch_s == 0.0
-    launches, after = ((), layout.after) if free else _launched(layout, plan.eager)
+    launches, after = ((), layout.after) if free else _launched(layout, schedule.eager)
     tasks = [Task(name=name, stream=LAUNCH, duration_s=launch_s) for name in launches]
     alone = [(durations_s[like], estimate.demand) for like, estimate in enumerate(estimates)]
     rows = zip(layout.names, order.streams, after, order.leads, layout.same_as, strict=True)

@@ -65,7 +65,7 @@ class Request:
     @property
     def decode(self) -> ForwardPass | None:
         """The decode step at mid-answer context."""
-        steps = [step for step, _ in self.passes if step.plan.kernels.rank.phase == "decode"]
+        steps = [step for step, _ in self.passes if step.schedule.kernels.rank.phase == "decode"]
         return steps[len(steps) // 2] if steps else None
 
     @cached_property

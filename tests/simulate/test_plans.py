@@ -200,10 +200,10 @@ def test_micro_batches_follow_one_another_as_in_a_pipeline(arguments: dict[str, 
 
 def stages_s(step: ForwardPass) -> list[float]:
     """Of every stage, its send included."""
-    plan, program = step.lowered(1000)
+    schedule, program = step.lowered(1000)
     times = scan(program)
     sends = [number for number, task in enumerate(program.tasks) if re.fullmatch(r"layer\d+\.send", task.name)]
-    assert len(sends) == plan.kernels.rank.plan.pp - 1
+    assert len(sends) == schedule.kernels.rank.plan.pp - 1
     ends = [0.0, *(float(times[2][number]) for number in sends), max(map(float, times[2]))]
     return [end - start for start, end in itertools.pairwise(ends)]
 

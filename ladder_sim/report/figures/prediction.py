@@ -203,13 +203,13 @@ def _lane(variant: str, stream: int) -> str:
 
 def _window(step: ForwardPass) -> Iterator[_Bar]:
     """Ops of two layers of the longest run of equal ones, cut off where the layer after them begins to compute."""
-    timeline, plan = step.timeline, step.simulated[0]
-    ops = plan.ops
+    timeline, schedule = step.timeline, step.simulated[0]
+    ops = schedule.ops
     first = len(timeline.end_s) - len(ops)
     sources = {summary.op.name: summary.estimate.source for summary in step.ops}
-    kept = [layer.index for layer in plan.layout.wiring.layers]
+    kept = [layer.index for layer in schedule.layout.wiring.layers]
     # the second layer where none is left out
-    at = kept.index(max(kept[1:] or kept, key=lambda index: plan.layout.wiring.repeats[index]))
+    at = kept.index(max(kept[1:] or kept, key=lambda index: schedule.layout.wiring.repeats[index]))
     chosen = kept[at : at + _TIMELINE_LAYERS]
     inside = [first + number for number, op in enumerate(ops) if op.layer in chosen and op.stream == "compute"]
     begin = float(np.min(timeline.start_s[inside]))

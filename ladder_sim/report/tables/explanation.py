@@ -32,7 +32,7 @@ def _explanation(prediction: Prediction) -> list[RenderableType]:
     parts: list[RenderableType] = [Text(), Text(_load_text(prediction))] if prediction.load else []
     for step in (prediction.request.prefill, prediction.request.decode):
         if step is not None:
-            name = _STEPS[step.plan.kernels.rank.phase]
+            name = _STEPS[step.schedule.kernels.rank.phase]
             title = f"{prediction.variant}: {name}, {format_seconds(float(step.seconds))}"
             parts += [Text(), _op_table(title, step)]
             if step.collectives:
