@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ladder_sim.des.shared import Floats, Number, any_true
-from ladder_sim.graph.inputs import STATE_BYTES
+from ladder_sim.graph.inputs import STATE_BYTES, operands
 from ladder_sim.graph.ops import AttentionShape, BmmShape, GemmShape, MlaShape, MoeShape, Shape
 from ladder_sim.specs.cluster import GpuSpec
 from ladder_sim.specs.imbalance import Imbalance
@@ -185,17 +185,18 @@ def table_shape(kind: Kind, table_of: TableOf, point: Mapping[str, ArrayLike]) -
     sizes: list[Any] = [np.asarray(point[name], np.float64) for name in AXES[kind]]
     if isinstance(table_of, Experts):
         expert_tp, ep, tokens = sizes
-        elements = _element_bytes(GEMM_FORMATS[table_of.format])
-        return MoeShape(tokens=tokens, expert_tp=expert_tp, ep=ep, **elements, **table_of._asdict())
+        layer = {**operands(GEMM_FORMATS[table_of.format]), **table_of._asdict()}
+        return MoeShape(tokens=tokens, expert_tp=expert_tp, ep=ep, **layer)
     if kind == "gemm":
         m, n, k = sizes
-        own = GEMM_FORMATS[table_of]
-        return GemmShape(m=m, n=n, k=k, format=own.name, **_element_bytes(own))
+        return GemmShape(m=m, n=n, k=k, **operands(GEMM_FORMATS[table_of]))
     if kind == "bmm":
         heads, m, n, k = sizes
-        own = GEMM_FORMATS[table_of]
-        return BmmShape(heads=heads, m=m, n=n, k=k, format=own.name, **_element_bytes(own))
-    elements = {"element_bytes": STATE_BYTES, "kv_element_bytes": KV_BYTES["fp8" if table_of == "fp8" else "bf16"]}
+        return BmmShape(heads=heads, m=m, n=n, k=k, **operands(GEMM_FORMATS[table_of]))
+    elements: dict[str, Any] = {
+        "element_bytes": STATE_BYTES,
+        "kv_element_bytes": KV_BYTES["fp8" if table_of == "fp8" else "bf16"],
+    }
     if kind == "mla_prefill":
         heads, length, nope, rope, value = sizes
         widths = {"latent": 0, "rope": rope, "nope": nope, "value": value}
@@ -216,9 +217,3 @@ def table_shape(kind: Kind, table_of: TableOf, point: Mapping[str, ArrayLike]) -
         head_dim=head_dim,
         **elements,
     )
-
-
-def _element_bytes(of: Format) -> dict[str, Any]:
-    """Bytes of an element of each operand of a multiplication."""
-    inputs = {"weight_element_bytes": of.weight_bytes, "input_element_bytes": of.activation_bytes}
-    return {**inputs, "output_element_bytes": STATE_BYTES}

@@ -10,7 +10,7 @@ combine may overlap the next block.
 
 from typing import Literal
 
-from ladder_sim.graph.inputs import STATE_BYTES
+from ladder_sim.graph.inputs import STATE_BYTES, operands
 from ladder_sim.graph.kernels import NORM, BlockKernels
 from ladder_sim.graph.ops import CollectiveKind, CollectiveShape, MoeShape
 from ladder_sim.specs.layers import Dense, Moe
@@ -69,11 +69,8 @@ def _experts(block: BlockKernels, kind: Moe, prefix: str, *, reduces: bool) -> i
         top_k=kind.experts_per_token,
         expert_tp=plan.expert_tp,
         ep=plan.ep,
-        weight_element_bytes=own.weight_bytes,
-        input_element_bytes=own.activation_bytes,
-        output_element_bytes=STATE_BYTES,
-        format=own.name,
         imbalance=rank.loads.tabled,
+        **operands(own),
     )
     weights = held * ((ups + 1) * float(hidden) * width * own.weight_bytes + biases * STATE_BYTES)
     output = routed = block.op(f"{prefix}experts", "experts", shape, [needed], weights=weights)

@@ -16,6 +16,16 @@ from ladder_sim.specs.workload import FORMATS, KV_BYTES, Format, Workload
 STATE_BYTES = 2
 
 
+def operands(format: Format) -> dict[str, Any]:
+    """What the shape of a multiplication says of its operands: bytes of an element of each, and their format."""
+    return {
+        "weight_element_bytes": format.weight_bytes,
+        "input_element_bytes": format.activation_bytes,
+        "output_element_bytes": STATE_BYTES,
+        "format": format.name,
+    }
+
+
 class PassInputs(NamedTuple):
     """What a forward pass's graph depends on: a scenario without its hardware, as one rank sees it."""
 
@@ -71,7 +81,7 @@ class RankPass:
         return FORMATS["bf16"] if part in self.unquantized else self._format
 
 
-class Parts(NamedTuple):
+class ModelBlocks(NamedTuple):
     """The blocks that a model is made of, each once."""
 
     attentions: tuple[Gqa | Mla, ...]
@@ -83,14 +93,14 @@ class Parts(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def parts_of(model: ModelSpec) -> Parts:
+def model_blocks(model: ModelSpec) -> ModelBlocks:
     """Those of a model."""
-    # equal kinds of one model are the same object
-    numbers = {id(kind): number for number, kind in enumerate(dict.fromkeys(model.kinds))}
     kinds = list(dict.fromkeys(model.kinds))
+    # equal kinds of one model are the same object
+    numbers = {id(kind): number for number, kind in enumerate(kinds)}
     attentions = tuple(dict.fromkeys(kind.attention for kind in kinds))
     feed_forwards = tuple(dict.fromkeys(kind.feed_forward for kind in kinds))
-    return Parts(
+    return ModelBlocks(
         attentions=attentions,
         feed_forwards=feed_forwards,
         kinds=tuple((attentions.index(kind.attention), feed_forwards.index(kind.feed_forward)) for kind in kinds),

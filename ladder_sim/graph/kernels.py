@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ladder_sim.graph.inputs import STATE_BYTES, RankPass
+from ladder_sim.graph.inputs import STATE_BYTES, RankPass, operands
 from ladder_sim.graph.ops import CollectiveKind, CollectiveShape, ElementwiseShape, GemmShape, Group, Op, OpKind, Shape
 from ladder_sim.specs.workload import Format
 
@@ -89,11 +89,8 @@ class BlockKernels:
             m=rank.tokens if tokens is None else tokens,
             n=n,
             k=k,
-            weight_element_bytes=format.weight_bytes,
-            input_element_bytes=format.activation_bytes,
-            output_element_bytes=STATE_BYTES,
-            format=format.name,
             duty=rank.duty,
+            **operands(format),
         )
         if format.quantizes:
             moved = float(rank.tokens) * k * rank.stack.quantize_element_bytes

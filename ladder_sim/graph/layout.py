@@ -17,7 +17,7 @@ from ladder_sim.graph.variants import Block, Layer, Part, Wiring, wiring
 PART_NAMES: dict[Part, str] = {"attention": "attn", "mlp": "mlp", "both": "block"}
 
 # ops between the blocks, and before and after all of them; "add_norm" is a norm that adds an output first
-StreamOp = Literal[
+ResidualOpName = Literal[
     "embedding",
     "add",
     "post_norm",
@@ -37,10 +37,10 @@ StreamOp = Literal[
 ]
 
 
-class Stream(NamedTuple):
-    """An op of the residual stream."""
+class ResidualOp(NamedTuple):
+    """An op of the residual stream: between the blocks, before them or after them."""
 
-    op: StreamOp
+    op: ResidualOpName
     split: bool = False
     """Every rank has its share of the stream's tokens (sequence parallel)."""
     tensors: int = 1
@@ -52,20 +52,20 @@ class BlockKey(NamedTuple):
 
     part: Part
     attention: int
-    """Position in `Parts.attentions`; -1: there is none."""
+    """Position in `ModelBlocks.attentions`; -1: there is none."""
     feed_forward: int
-    """Likewise, in `Parts.feed_forwards`."""
+    """Likewise, in `ModelBlocks.feed_forwards`."""
     reduces: bool
     """As `Block.reduces`."""
 
     @classmethod
     def of(cls, kind: tuple[int, int], part: Part, reduces: bool) -> "BlockKey":
-        """The one of a layer's kind, as in `Parts.kinds`."""
+        """The one of a layer's kind, as in `ModelBlocks.kinds`."""
         return cls(part, -1 if part == "mlp" else kind[0], -1 if part == "attention" else kind[1], reduces)
 
 
 # which of a pass's kernels an op is
-Role = Stream | tuple[BlockKey, int]
+Role = ResidualOp | tuple[BlockKey, int]
 
 
 class Structure(NamedTuple):
@@ -77,7 +77,7 @@ class Structure(NamedTuple):
     layer_kinds: tuple[int, ...]
     """Position of each layer's kind in `kinds`."""
     kinds: tuple[tuple[int, int], ...]
-    """As `Parts.kinds`."""
+    """As `ModelBlocks.kinds`."""
     blocks: tuple[BlockStructure, ...]
     """As `block_keys`."""
     stages: tuple[int, ...]
@@ -177,25 +177,25 @@ class _Builder:
         # outputs of shared experts, by what they are added to once it has arrived
         self.shared: dict[int, int] = {}
 
-    def build(self, plan: Wiring) -> Layout:
-        blocks = [(layer, block) for layer in plan.layers for block in layer.blocks]
+    def build(self, wiring: Wiring) -> Layout:
+        blocks = [(layer, block) for layer in wiring.layers for block in layer.blocks]
         if self.split and len({block.reduces for _, block in blocks}) > 1:
             raise UsageError(
-                f"variant '{plan.name}' with sp: its ranks keep different residuals, which cannot be split",
+                f"variant '{wiring.name}' with sp: its ranks keep different residuals, which cannot be split",
                 hint="leave out --sp, or choose another variant",
             )
-        self.split = self.split and plan.reduces
-        self._embedding(reduces=plan.reduces)
-        following = [*((block.joins, layer.starts_stage) for layer, block in blocks[1:]), (plan.final_joins, False)]
+        self.split = self.split and wiring.reduces
+        self._embedding(reduces=wiring.reduces)
+        following = [*((block.joins, layer.starts_stage) for layer, block in blocks[1:]), (wiring.final_joins, False)]
         joined = 0
         for (layer, block), (joins, sent) in zip(blocks, following, strict=True):
             if layer.starts_stage and block is layer.blocks[0]:
                 self._send(layer.index, joined)
             joined += len(block.joins)
             self._block(layer, block, needed_at_once=joins == (1,) and not sent)
-        self._head(plan)
+        self._head(wiring)
         return Layout(
-            wiring=plan,
+            wiring=wiring,
             names=tuple(self.names),
             kinds=tuple(self.kinds),
             layers=tuple(self.layers),
@@ -208,7 +208,7 @@ class _Builder:
     def _next_to(self) -> dict[int, tuple[int, ...]]:
         others: dict[int, tuple[int, ...]] = {}
         for role, number in self.roles.items():
-            if not isinstance(role, Stream):
+            if not isinstance(role, ResidualOp):
                 key, position = role
                 first = self.blocks[key].kernels[position].next_to
                 if first != NORM:
@@ -234,11 +234,11 @@ class _Builder:
             output = self._with_shared(output)
             if self.structure.post_norms:
                 name = f"{prefix}.post_norm{number + 1 if number else ''}"
-                output = self._op(name, "norm", Stream("post_norm", self.split), [output], layer)
+                output = self._op(name, "norm", ResidualOp("post_norm", self.split), [output], layer)
             if fuse_last and number == len(outputs) - 1:
                 return [output]
             name = f"{prefix}.add" if number == 0 else f"{prefix}.add{number + 1}"
-            self.residual = self._op(name, "add", Stream("add", self.split), [self.residual, output], layer)
+            self.residual = self._op(name, "add", ResidualOp("add", self.split), [self.residual, output], layer)
         return []
 
     def _with_shared(self, output: int) -> int:
@@ -246,7 +246,9 @@ class _Builder:
         if output not in self.shared:
             return output
         needed = [output, self.shared.pop(output)]
-        return self._op(f"{self.names[output]}.shared_add", "add", Stream("shared_add"), needed, self.layers[output])
+        return self._op(
+            f"{self.names[output]}.shared_add", "add", ResidualOp("shared_add"), needed, self.layers[output]
+        )
 
     def _norm(self, prefix: str, joins: Sequence[int], layer: int, *, deferred: bool) -> int:
         """Join, then normalise; a fused kernel reads residual and output, writes the new residual and the norm.
@@ -257,28 +259,30 @@ class _Builder:
         added = self._join(joins, prefix, layer, fuse_last=fuses)
         needed = [self.residual, *added]
         if self.partial.intersection(added):
-            norm = self._op(f"{prefix}.all_reduce_norm", "all_reduce_norm", Stream("all_reduce_norm"), needed, layer)
+            norm = self._op(
+                f"{prefix}.all_reduce_norm", "all_reduce_norm", ResidualOp("all_reduce_norm"), needed, layer
+            )
         else:
             norm = self._op(
-                f"{prefix}.norm", "norm", Stream("add_norm" if added else "norm", self.split), needed, layer
+                f"{prefix}.norm", "norm", ResidualOp("add_norm" if added else "norm", self.split), needed, layer
             )
         if added:
             self.residual = norm
         if not self.split:
             return norm
-        return self._op(f"{prefix}.all_gather", "all_gather", Stream("all_gather"), [norm], layer)
+        return self._op(f"{prefix}.all_gather", "all_gather", ResidualOp("all_gather"), [norm], layer)
 
     def _reduce(self, prefix: str, block: Block, output: int, layer: int, *, needed_at_once: bool) -> int:
         if not block.reduces or not self.structure.tensor_parallel:
             return output
         if self.split:
-            return self._op(f"{prefix}.reduce_scatter", "reduce_scatter", Stream("reduce_scatter"), [output], layer)
+            return self._op(f"{prefix}.reduce_scatter", "reduce_scatter", ResidualOp("reduce_scatter"), [output], layer)
         if needed_at_once and self.structure.fuses_norm and not block.folds_residual:
             self.partial.add(output)
             return output
         if block.folds_residual:
-            output = self._op(f"{prefix}.fold", "add", Stream("fold"), [self.residual, output], layer)
-        reduced = self._op(f"{prefix}.all_reduce", "all_reduce", Stream("all_reduce"), [output], layer)
+            output = self._op(f"{prefix}.fold", "add", ResidualOp("fold"), [self.residual, output], layer)
+        reduced = self._op(f"{prefix}.all_reduce", "all_reduce", ResidualOp("all_reduce"), [output], layer)
         if block.folds_residual:
             self.folded.add(reduced)
         return reduced
@@ -290,7 +294,7 @@ class _Builder:
         whole = 0 if self.folded.intersection(waiting) else 1
         tensors = whole + len(waiting)
         sent = self._op(
-            f"layer{layer}.send", "send", Stream("send", self.split, tensors), [self.residual, *waiting], layer
+            f"layer{layer}.send", "send", ResidualOp("send", self.split, tensors), [self.residual, *waiting], layer
         )
         self.folded.update({sent} if self.folded.intersection(waiting) else ())
         self.pending[joined:] = [sent] * len(waiting)
@@ -316,16 +320,16 @@ class _Builder:
         self.pending.append(reduced)
 
     def _embedding(self, *, reduces: bool) -> None:
-        self.residual = self._op("embedding", "embedding", Stream("embedding"), [])
+        self.residual = self._op("embedding", "embedding", ResidualOp("embedding"), [])
         if self.structure.sharded_embedding and reduces:
-            self.residual = self._op("embedding.all_reduce", "all_reduce", Stream("all_reduce"), [self.residual])
+            self.residual = self._op("embedding.all_reduce", "all_reduce", ResidualOp("all_reduce"), [self.residual])
 
-    def _head(self, plan: Wiring) -> None:
-        norm = self._norm("final", plan.final_joins, -1, deferred=len(plan.final_joins) > 1)
-        logits = self._op("lm_head", "lm_head", Stream("lm_head"), [norm])
+    def _head(self, wiring: Wiring) -> None:
+        norm = self._norm("final", wiring.final_joins, -1, deferred=len(wiring.final_joins) > 1)
+        logits = self._op("lm_head", "lm_head", ResidualOp("lm_head"), [norm])
         if self.structure.sharded_lm_head:
-            logits = self._op("lm_head.all_gather", "all_gather", Stream("gather_logits"), [logits])
-        token = self._op("sample", "sample", Stream("sample"), [logits])
-        if not plan.reduces and self.structure.tensor_parallel:
+            logits = self._op("lm_head.all_gather", "all_gather", ResidualOp("gather_logits"), [logits])
+        token = self._op("sample", "sample", ResidualOp("sample"), [logits])
+        if not wiring.reduces and self.structure.tensor_parallel:
             # ranks disagree without all-reduces: rank 0's token is the one that counts
-            self._op("token.broadcast", "broadcast", Stream("broadcast"), [token])
+            self._op("token.broadcast", "broadcast", ResidualOp("broadcast"), [token])

@@ -9,11 +9,12 @@ from functools import lru_cache
 
 from ladder_sim.graph.attention import attend, attention, qkv_width
 from ladder_sim.graph.feed_forward import feed_forward, mlp
-from ladder_sim.graph.inputs import STATE_BYTES, PassInputs, RankPass, parts_of
+from ladder_sim.graph.inputs import STATE_BYTES, PassInputs, RankPass, model_blocks, operands
 from ladder_sim.graph.kernels import NORM, BlockKernels
-from ladder_sim.graph.layout import PART_NAMES, BlockKey, Layout, Role, Stream, Structure, lay_out
+from ladder_sim.graph.layout import PART_NAMES, BlockKey, Layout, ResidualOp, Role, Structure, lay_out
 from ladder_sim.graph.ops import CollectiveShape, ElementwiseShape, GemmShape, Op, OpKind, Phase, Shape
 from ladder_sim.specs.layers import Dense, Gqa
+from ladder_sim.specs.workload import FORMATS
 
 # one token id, int64 as PyTorch indexes with
 TOKEN_BYTES = 8
@@ -38,7 +39,7 @@ class PassKernels:
 
     def __init__(self, inputs: PassInputs, phase: Phase, kv_len: int = 1) -> None:
         self.rank = RankPass(inputs, phase, kv_len)
-        self._parts = parts_of(inputs.model)
+        self._model_blocks = model_blocks(inputs.model)
         self._blocks: dict[BlockKey, BlockKernels] = {}
         self._of: dict[Role, Op] = {}
 
@@ -58,15 +59,15 @@ class PassKernels:
         keep
             As in `ladder_sim.graph.layout.lay_out`.
         """
-        rank, parts = self.rank, self._parts
+        rank, blocks = self.rank, self._model_blocks
         model, stack, plan = rank.model, rank.stack, rank.plan
         sharded = plan.tp > 1
         structure = Structure(
             variant=variant,
             layers=model.layers,
             ladder_layers=model.ladder_layers,
-            layer_kinds=parts.layers,
-            kinds=parts.kinds,
+            layer_kinds=blocks.layers,
+            kinds=blocks.kinds,
             blocks=(),
             stages=plan.stages(model.layers) if plan.pp > 1 else (),
             tensor_parallel=sharded,
@@ -78,13 +79,13 @@ class PassKernels:
             sharded_embedding=stack.sharded_embedding and sharded,
             sharded_lm_head=stack.sharded_lm_head and sharded,
         )
-        blocks = (self._block(key).structure for key in structure.block_keys)
-        return lay_out(structure._replace(blocks=tuple(blocks)), keep)
+        orders = tuple(self._block(key).structure for key in structure.block_keys)
+        return lay_out(structure._replace(blocks=orders), keep)
 
     def of(self, role: Role) -> Op:
         """The kernel of a role; it has no layer."""
         if role not in self._of:
-            if isinstance(role, Stream):
+            if isinstance(role, ResidualOp):
                 self._of[role] = self._stream(role)
             else:
                 key, position = role
@@ -113,14 +114,14 @@ class PassKernels:
         return self._blocks[key]
 
     def _made(self, key: BlockKey) -> BlockKernels:
-        rank, parts, reduces = self.rank, self._parts, key.reduces
+        rank, blocks, reduces = self.rank, self._model_blocks, key.reduces
         block = BlockKernels(rank, PART_NAMES[key.part])
         if key.part == "attention":
-            block.output = attention(block, parts.attentions[key.attention], reduces=reduces)
+            block.output = attention(block, blocks.attentions[key.attention], reduces=reduces)
         elif key.part == "mlp":
-            block.output = feed_forward(block, parts.feed_forwards[key.feed_forward], reduces=reduces)
+            block.output = feed_forward(block, blocks.feed_forwards[key.feed_forward], reduces=reduces)
         else:
-            own, other = parts.attentions[key.attention], parts.feed_forwards[key.feed_forward]
+            own, other = blocks.attentions[key.attention], blocks.feed_forwards[key.feed_forward]
             if isinstance(own, Gqa) and isinstance(other, Dense) and not rank.unquantized:
                 outputs = _wide(block, own, other, reduces=reduces)
             else:
@@ -131,7 +132,7 @@ class PassKernels:
             block.output = block.elementwise("sum", "add", 3 * rank.state_bytes, outputs)
         return block
 
-    def _stream(self, role: Stream) -> Op:
+    def _stream(self, role: ResidualOp) -> Op:
         """An op of the residual stream between the blocks."""
         rank, name = self.rank, role.op
         own_bytes = rank.state_bytes / rank.tp if role.split else rank.state_bytes
@@ -148,7 +149,7 @@ class PassKernels:
             return _op(role, name, CollectiveShape(message_bytes=rank.state_bytes), weights)
         return self._end(role)
 
-    def _end(self, role: Stream) -> Op:
+    def _end(self, role: ResidualOp) -> Op:
         """An op before the first block or after the last."""
         rank, name, model, stack = self.rank, role.op, self.rank.model, self.rank.stack
         if name == "embedding":
@@ -163,10 +164,8 @@ class PassKernels:
                 m=rows,
                 n=vocab,
                 k=model.hidden,
-                weight_element_bytes=STATE_BYTES,
-                input_element_bytes=STATE_BYTES,
-                output_element_bytes=STATE_BYTES,
                 duty=rank.duty,
+                **operands(FORMATS["bf16"]),
             )
             # the first stage's, unless that is another
             held = 0.0 if model.tied_embeddings and rank.plan.pp == 1 else float(vocab) * model.hidden * STATE_BYTES
@@ -181,7 +180,7 @@ class PassKernels:
         return _op(role, "sample", ElementwiseShape(moved_bytes=float(sequences) * model.vocab * STATE_BYTES))
 
 
-def _op(role: Stream, kind: OpKind, shape: Shape, weights: float = 0.0) -> Op:
+def _op(role: ResidualOp, kind: OpKind, shape: Shape, weights: float = 0.0) -> Op:
     return Op(name=f"stream.{role.op}", kind=kind, shape=shape, weight_bytes=weights)
 
 
