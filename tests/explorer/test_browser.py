@@ -243,7 +243,7 @@ def test_two_pinned_scenarios_and_a_file_to_keep(seen: Watched) -> None:
     page.press("#c-tp", "Enter")
     seen.until_text("#summary", "TP 4")
     page.click("#pin")
-    seen.until("document.querySelectorAll('.compare thead th').length === 4")
+    seen.until("document.querySelectorAll('#compared thead th').length === 4")
     assert page.url.count("pin=") == 2
     seen.drawn()
     seen.screenshot("compared")
