@@ -163,7 +163,8 @@ def model_config(spec: ModelSpec) -> ModelConfig:
     unknown = {
         "norms behind its blocks": spec.post_norms,
         "attention sinks": spec.attention_sinks,
-        "norms over all heads": spec.joint_qk_norm or spec.weightless_qk_norm,
+        "norms over all heads": spec.qk_norm == "all",
+        "norms without weights": spec.qk_norm == "weightless",
     }
     if parts := [part for part, there in unknown.items() if there]:
         raise UsageError(
@@ -187,7 +188,7 @@ def model_config(spec: ModelSpec) -> ModelConfig:
             interleaved=True,
         )
         spec = replace(spec, kv_heads=spec.heads, head_dim=spec.nope_head_dim + spec.rope_head_dim)
-    return _config_of(ModelConfig, spec, experts=experts, latent=latent)
+    return _config_of(ModelConfig, spec, qk_norm=spec.qk_norm == "heads", experts=experts, latent=latent)
 
 
 def _config_of(config: type[_Config], spec: ModelSpec | StackSpec, **others: object) -> _Config:

@@ -36,7 +36,7 @@ def attend(block: BlockKernels, kind: Gqa, qkv: int, prefix: str = "", *, reduce
     """From queries, keys and values to attention's output."""
     rank = block.rank
     heads, kv_heads = _heads(kind, rank.tp)
-    if kind.qk_norm and kind.rotated:
+    if kind.qk_norm != "none" and kind.rotated:
         qkv = _qk_norm(block, kind, qkv, prefix, reduces=reduces)
     # with the cache write
     moved = 2.0 * rank.tokens * qkv_width(kind, rank.tp) * STATE_BYTES

@@ -9,7 +9,7 @@ from ladder_sim.errors import SpecError
 from ladder_sim.specs.fields import Limits, check_fields
 from ladder_sim.specs.hf_config import shape_from_hf
 from ladder_sim.specs.hf_reader import MAXIMA
-from ladder_sim.specs.layers import Dense, Gqa, LayerKind, LayerPart, Mla, Moe
+from ladder_sim.specs.layers import Dense, Gqa, LayerKind, LayerPart, Mla, Moe, QkNorm
 from ladder_sim.specs.values import choice, nonempty, whole
 from ladder_sim.specs.workload import DType, KvDType
 from ladder_sim.units import quoted
@@ -59,12 +59,8 @@ class ModelSpec:
     """Bias vector on attention's output projection."""
     mlp_bias: bool = False
     """Bias vectors in the MLP."""
-    qk_norm: bool = False
-    """Queries and keys are normalised head by head before they are rotated, as in Qwen3 and Gemma 3."""
-    joint_qk_norm: bool = False
-    """Queries and keys are normalised over all heads, as in OLMo 2: ranks add up their squares first."""
-    weightless_qk_norm: bool = False
-    """Queries and keys are normalised head by head without weights, as in Llama 4."""
+    qk_norm: QkNorm = "none"
+    """Norm of queries and keys: of each head (Qwen3), over all heads (OLMo 2), of each without weights (Llama 4)."""
     post_norms: bool = False
     """The output of each block is normalised as well before it is added, as in Gemma 3."""
     sliding_window: Annotated[int, Limits(0, MAXIMA["max_positions"])] = 0
@@ -300,15 +296,7 @@ def _attention(model: ModelSpec, *, windowed: bool, rotated: bool) -> Gqa | Mla:
         head_dim=model.head_dim,
         qkv_bias=model.qkv_bias,
         out_bias=model.out_bias,
-        qk_norm=(
-            "heads"
-            if model.qk_norm
-            else "all"
-            if model.joint_qk_norm
-            else "weightless"
-            if model.weightless_qk_norm
-            else ""
-        ),
+        qk_norm=model.qk_norm,
         sinks=model.attention_sinks,
         window=model.sliding_window if windowed else 0,
         rotated=rotated,

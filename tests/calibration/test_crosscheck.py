@@ -22,12 +22,14 @@ from calibration.crosscheck.observations import PHASES, Observations, Run, Times
 from calibration.crosscheck.predict import Calibration
 from calibration.crosscheck.run import cross_check, own_scenario
 from calibration.crosscheck.store import read_result, reuse
+from calibration.crosscheck.testbed import model_config
 from calibration.crosscheck.timers import OverlapTime
 from ladder_sim.costs.lookup import Curve
 from ladder_sim.display import console
 from ladder_sim.errors import ProfileError, UsageError, install_command
 from ladder_sim.report.crosscheck_page import crosscheck_page
 from ladder_sim.report.tables.crosscheck import crosscheck_report
+from ladder_sim.specs import catalog
 from runtime.comm.rendezvous import CommConfig
 from tests.conftest import REPO
 from tests.support.commands import process
@@ -105,6 +107,14 @@ def test_parts_that_the_runtime_has_not_are_refused() -> None:
     unknown = Experiment(scenario=scenario, variants=("ladder",), shares=(0.4,), rounds=2, threads=1)
     with pytest.raises(UsageError, match="gpt-oss-20b has attention sinks, which real passes here do not run"):
         cross_check(unknown, CommConfig(backend="emulate"))
+
+
+def test_real_passes_have_the_norms_of_queries_and_keys_of_their_model() -> None:
+    assert model_config(catalog.model("qwen3-30b-a3b")).qk_norm is True
+    assert model_config(catalog.model("8b")).qk_norm is False
+    for name, norms in (("minimax-m2.5", "norms over all heads"), ("llama-4-scout", "norms without weights")):
+        with pytest.raises(UsageError, match=f"{name} has {norms}, which real passes here do not run"):
+            model_config(catalog.model(name))
 
 
 def test_it_is_shown_as_a_table_as_json_and_as_a_page(

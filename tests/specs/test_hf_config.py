@@ -84,8 +84,8 @@ def test_biases() -> None:
     assert qwen2.qkv_bias
     assert not qwen2.out_bias
     assert not read(model_type="qwen3").qkv_bias
-    assert read(model_type="qwen3").qk_norm
-    assert not read(model_type="qwen2").qk_norm
+    assert read(model_type="qwen3").qk_norm == "heads"
+    assert read(model_type="qwen2").qk_norm == "none"
 
 
 def test_published_parameter_counts() -> None:

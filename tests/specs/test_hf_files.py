@@ -95,7 +95,7 @@ def test_gemma_3(name: str) -> None:
     assert round((model.parameters - model.vocab * model.hidden) / 1e6) == WITHOUT_EMBEDDING[name]
     assert (model.vocab, model.max_positions, model.sliding_window) == (262_208, 131_072, 1024)
     assert model.tied_embeddings
-    assert model.qk_norm
+    assert model.qk_norm == "heads"
     assert model.post_norms
     assert model.multimodal
     text_only = (f"'{name}': only the text decoder is predicted, not its encoders",)
