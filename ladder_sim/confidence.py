@@ -22,6 +22,7 @@ from ladder_sim.serving.checks import ServingCheck, checks_of
 from ladder_sim.serving.step import simulate_requests
 from ladder_sim.simulate.request import Request
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.scenario_warnings import scenario_warnings
 from ladder_sim.specs.versions import release
 from ladder_sim.specs.workload import FORMATS
 from ladder_sim.units import format_bytes
@@ -296,7 +297,7 @@ def _by_figure(
 
 def _warnings(scenario: Scenario, costs: KernelCosts, memory: MemoryUse) -> list[str]:
     profile = costs.profile
-    warnings = list(scenario.warnings())
+    warnings = list(scenario_warnings(scenario))
     if profile is None:
         warnings.append("no measured profile: every time is a datasheet roofline")
     elif not costs.measured_here:

@@ -7,19 +7,25 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Self, cast
 
-from ladder_sim.errors import PartitionError, UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.imbalance import ExpertLoads
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.plan import Plan
+from ladder_sim.specs.plan_checks import (
+    check_experts,
+    check_groups,
+    check_nodes,
+    check_partition,
+    check_requests,
+    tp_degrees,
+)
 from ladder_sim.specs.settings import IN_CLUSTER, Overrides, Parts, override_parts, settings_of
 from ladder_sim.specs.signatures import typed
 from ladder_sim.specs.stack import LARGE_GPU_BYTES, SMALL_GPU_BYTES, AllReduce, AllReduceRule, StackSpec
 from ladder_sim.specs.values import flag, nonempty, whole
 from ladder_sim.specs.workload import FORMATS, Arrivals, DType, KvDType, Workload
-from ladder_sim.units import short_name
 
 # far beyond any cluster one tensor-parallel group spans
 _MAX_NODES = 100_000
@@ -45,8 +51,6 @@ class Scenario:
     >>> scenario = Scenario.of(model="405b", nodes=2)
     >>> scenario.plan.tp, scenario.ranks_per_node, scenario.group_nodes
     (16, 8, 2)
-    >>> scenario.warnings()
-    ('8 KV heads on 16 ranks: each KV head is held by 2 ranks',)
     """
 
     model: ModelSpec
@@ -68,82 +72,11 @@ class Scenario:
         whole(self.nodes, "nodes", 1, _MAX_NODES, hint="number of nodes, e.g. --nodes 2")
         nonempty(self.variant, "variant")
         flag(self.p2p, "p2p")
-        self._check_nodes()
-        self._check_partition()
-        self._check_requests()
-        if not self._fills_nodes(self.plan.tp, self.plan.attention_dp):
-            raise UsageError(
-                f"{_flags(self.plan, 'tp', 'attention_dp')} on nodes of {self.cluster.gpus_per_node} GPUs: a group "
-                "across nodes must fill them evenly",
-                hint=f"use a multiple of {self.cluster.gpus_per_node}, or {self.cluster.gpus_per_node} or less",
-            )
-
-    def _check_nodes(self) -> None:
-        per_node, plan = self.cluster.gpus_per_node, self.plan
-        total, needed = self.nodes * per_node, plan.nodes(per_node)
-        if needed <= self.nodes:
-            return
-        what = _flags(plan, "tp", "attention_dp", "pp", "dp")
-        if plan.gpus > total:
-            less = f"use --tp {total} or less" if plan.gpus == plan.tp else f"lower one of {what}"
-            raise UsageError(
-                f"{what} needs {plan.gpus} GPUs: there are {self.nodes} x {per_node}",
-                hint=f"add nodes (--nodes {needed}), or {less}",
-            )
-        raise UsageError(
-            f"{what} needs {needed} nodes of {per_node} GPUs, because a stage of {plan.ranks} ranks is not split: "
-            f"there are {self.nodes}",
-            hint=f"add nodes (--nodes {needed}), or lower one of {what}",
-        )
-
-    def _check_partition(self) -> None:
-        model, plan = self.model, self.plan
-        if not model.experts:
-            for name in ("ep", "attention_dp"):
-                if getattr(plan, name) > 1:
-                    raise UsageError(
-                        f"{name} {getattr(plan, name)}: model '{model.name}' has no experts to share",
-                        hint=f"leave out {ARGUMENTS[name].flag}; --dp runs replicas of a dense model",
-                    )
-        if plan.pp > model.layers:
-            raise PartitionError(
-                f"pp {plan.pp}: model '{model.name}' has {model.layers} layers, and each stage needs one",
-                hint=f"use --pp {model.layers} or less",
-            )
-        counts = self.workload.imbalance.counts
-        if counts and len(counts) != model.experts:
-            raise UsageError(
-                f"imbalance {self.workload.imbalance.name}: tokens of {len(counts)} experts, and model '{model.name}' "
-                f"has {model.experts or 'none'}",
-                hint="give the tokens of each expert of one layer, or a name, e.g. --imbalance balanced",
-            )
-        problem = model.partition_problem(plan.tp, attention_dp=plan.attention_dp, ep=plan.ep)
-        if not problem:
-            return
-        if "experts is" in problem:
-            degrees = [ep for ep in range(1, plan.ranks + 1) if plan.ranks % ep == 0 and model.experts % ep == 0]
-            hint = f"expert-parallel degrees that divide them and {plan.ranks} ranks: {', '.join(map(str, degrees))}"
-        else:
-            total = self.nodes * self.cluster.gpus_per_node
-            degrees = list(self.tp_degrees())
-            hint = f"tensor-parallel degrees that divide it on {total} GPUs: {', '.join(map(str, degrees))}"
-        raise PartitionError(f"model '{model.name}': {problem}", hint=hint)
-
-    def _check_requests(self) -> None:
-        workload, plan = self.workload, self.plan
-        if workload.concurrency is not None and not self.stack.serves:
-            raise UsageError(
-                f"stack '{self.stack.name}' runs static batches only, without requests kept in flight",
-                hint="take one that batches continuously, e.g. --stack vllm, or a static batch with --batch",
-            )
-        groups = plan.attention_dp * plan.dp
-        if workload.in_flight < groups:
-            name = "batch" if workload.concurrency is None else "concurrency"
-            raise UsageError(
-                f"{name} {workload.in_flight} on {_flags(plan, 'attention_dp', 'dp')}: each of {groups} groups needs a "
-                "request",
-                hint=f"use --{name} {groups} or more, or lower a degree",
-            )
+        check_nodes(self.plan, self.nodes, self.cluster.gpus_per_node)
+        check_experts(self.plan, self.model, self.workload.imbalance)
+        check_partition(self.plan, self.model, self.nodes, self.cluster.gpus_per_node)
+        check_requests(self.plan, self.workload, self.stack)
+        check_groups(self.plan, self.cluster.gpus_per_node)
 
     @classmethod
     @typed(unless=_CHECKED)
@@ -330,12 +263,7 @@ class Scenario:
 
     def tp_degrees(self) -> tuple[int, ...]:
         """Return the tensor-parallel degrees that divide the model and fit these nodes, ascending."""
-        total = self.nodes * self.cluster.gpus_per_node
-        return tuple(tp for tp in self.model.tp_degrees(total) if self._fills_nodes(tp, 1))
-
-    def _fills_nodes(self, tp: int, attention_dp: int) -> bool:
-        per_node, ranks = self.cluster.gpus_per_node, tp * attention_dp
-        return ranks <= per_node or (ranks % per_node == 0 and (tp % per_node == 0 or per_node % tp == 0))
+        return tp_degrees(self.model, self.nodes, self.cluster.gpus_per_node)
 
     def unused(self, name: str) -> str:
         """Why a figure changes nothing here, and what uses it; empty if it is used.
@@ -355,86 +283,6 @@ class Scenario:
         if tier == "host" and self.p2p:
             return "GPUs reach each other directly; --no-p2p uses it"
         return ""
-
-    def warnings(self) -> tuple[str, ...]:
-        """Return what the reader of a prediction should know about this scenario, one sentence each."""
-        warnings = []
-        if self.model.multimodal:
-            warnings.append(f"'{self.model.name}': only the text decoder is predicted, not its encoders")
-        if self.model.parallel_blocks:
-            warnings.append(
-                f"'{self.model.name}' has attention and MLP side by side: variant parallel is the model as it is, the "
-                "others are models of its sizes with other wirings, and speedups are over that standard"
-            )
-        context, longest = self.workload.context, self.model.max_positions
-        if context > longest:
-            warnings.append(f"context of {context} tokens: '{self.model.name}' was made for {longest}")
-        if self.stack.static_cache and 0 < self.model.sliding_window < context:
-            warnings.append(
-                f"'{self.model.name}' has layers that attend to the last {self.model.sliding_window} tokens only: "
-                f"stack '{self.stack.name}' reads its whole cache all the same"
-            )
-        if self.workload.dtype == "fp16":
-            warnings.append("fp16 uses the bf16 tables: the same bytes and tensor-core rate")
-        gpu, precision = self.cluster.gpu, FORMATS[self.workload.dtype]
-        peaks = {"fp8": gpu.fp8_flops, "fp4": gpu.fp4_flops}
-        if peaks.get(precision.tensor_cores) == gpu.bf16_flops:
-            warnings.append(
-                f"{gpu.name} has no {precision.tensor_cores} tensor cores: {self.workload.dtype} saves memory and its "
-                "traffic, and is multiplied at the rate of bf16"
-            )
-        for figure in ("bf16_flops", "fp8_flops", "fp4_flops"):
-            if f"gpu.{figure}" in self.settings:
-                known = [catalog.cluster(name).gpu for name in catalog.cluster_names()]
-                dense = [getattr(each, figure) for each in known if each.name == gpu.name]
-                if dense and getattr(gpu, figure) > max(dense):
-                    warnings.append(
-                        f"{short_name(f'gpu.{figure}')} is above the dense peak of {gpu.name}: it may be the figure "
-                        "with sparsity"
-                    )
-        kv_heads = self.model.kv_heads
-        if self.plan.tp > kv_heads and not self.model.kv_lora_rank:
-            plural, ranks = "s" if kv_heads > 1 else "", self.plan.tp // kv_heads
-            warnings.append(
-                f"{kv_heads} KV head{plural} on {self.plan.tp} ranks: each KV head is held by {ranks} ranks"
-            )
-        if (
-            self.stack.allreduce == "auto"
-            and self.p2p
-            and self.group_nodes == 1 < self.plan.tp
-            and not self.custom_allreduce
-        ):
-            warnings.append(
-                f"stack '{self.stack.name}' does not use its own all-reduce on {self.plan.tp} GPUs that NVLink does "
-                f"not fully connect ({self.cluster.intra.fabric}): NCCL's is predicted"
-            )
-        for name in self.settings:
-            if reason := self.unused(name):
-                warnings.append(f"{short_name(name)} changes nothing: {reason}")
-        used = self.plan.nodes(self.cluster.gpus_per_node)
-        if used < self.nodes:
-            warnings.append(f"{_flags(self.plan, 'tp', 'attention_dp', 'pp', 'dp')} uses {used} of {self.nodes} nodes")
-        gpus = used * self.cluster.gpus_per_node
-        # a tensor-parallel degree alone is chosen as it is
-        if self.plan.tp < self.plan.gpus < gpus:
-            warnings.append(
-                f"{_flags(self.plan, 'tp', 'attention_dp', 'pp', 'dp')} uses {self.plan.gpus} of {gpus} GPUs"
-            )
-        group = self.plan.group_requests(self.workload.in_flight)
-        if group < self.plan.pp:
-            warnings.append(
-                f"{group} request{'s' if group > 1 else ''} on {self.plan.pp} stages: no more stages work at a time"
-            )
-        stages = self.plan.stages(self.model.layers)
-        if len(set(stages)) > 1:
-            warnings.append(f"{self.model.layers} layers on {self.plan.pp} stages: {', '.join(map(str, stages))}")
-        return tuple(warnings)
-
-
-def _flags(plan: Plan, *names: str) -> str:
-    """Degrees above 1 as they are given, the first in any case."""
-    values = {name: getattr(plan, name) for name in names}
-    return " x ".join(f"{name} {value}" for name, value in values.items() if value > 1 or name == "tp")
 
 
 def _kv_dtype(parts: Parts) -> KvDType:

@@ -23,6 +23,7 @@ from ladder_sim.errors import UsageError
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.scenario_warnings import scenario_warnings
 from ladder_sim.specs.stack import AllReduce, AllReduceRule
 from tests.conftest import DATA, REPO
 
@@ -710,10 +711,10 @@ def test_custom_kernels_need_nvlink(cluster: str, stack: str, tp: int, own: bool
     assert Network(linked, None, Hardware.of(linked)).times("all_reduce", SIZES).names >= {"one-shot", "nccl"}
     warned = any(
         "does not use its own all-reduce" in text
-        for text in scenario(cluster=cluster, stack=stack, allreduce="auto", tp=tp).warnings()
+        for text in scenario_warnings(scenario(cluster=cluster, stack=stack, allreduce="auto", tp=tp))
     )
     assert warned == (not own)
-    assert not any("its own all-reduce" in text for text in linked.warnings())
+    assert not any("its own all-reduce" in text for text in scenario_warnings(linked))
 
 
 def test_every_nvlink_cluster_is_fully_connected() -> None:

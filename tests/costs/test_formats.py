@@ -18,6 +18,7 @@ from ladder_sim.graph.pass_kernels import kernels_of
 from ladder_sim.graph.sizes import Sizes
 from ladder_sim.simulate.lower import schedule_pass
 from ladder_sim.simulate.passes import FIRST_PERIODS, ForwardPass, price
+from ladder_sim.specs.scenario_warnings import scenario_warnings
 from ladder_sim.specs.workload import FORMATS
 
 DTYPES = ("bf16", "fp8", "fp8-block", "nvfp4", "w4a16")
@@ -132,7 +133,7 @@ def test_a_gpu_without_them_is_warned_about() -> None:
         ("b200-sxm", "nvfp4", False),
         ("a100-sxm-hdr", "w4a16", False),
     ):
-        warnings = " ".join(Scenario.of(model="8b", cluster=cluster, dtype=dtype).warnings())
+        warnings = " ".join(scenario_warnings(Scenario.of(model="8b", cluster=cluster, dtype=dtype)))
         assert ("tensor cores" in warnings) is warned, (cluster, dtype)
 
 

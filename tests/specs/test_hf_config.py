@@ -14,6 +14,7 @@ from ladder_sim.specs.hf_config import read_config
 from ladder_sim.specs.layers import Moe
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.scenario_warnings import scenario_warnings
 from tests.support.configs import LLAMA_8B
 from tests.support.strategies import JSON
 
@@ -512,10 +513,10 @@ def test_sliding_window() -> None:
 
 def test_a_static_cache_is_read_beyond_a_sliding_window() -> None:
     model = read(model_type="mistral", sliding_window=4096)
-    long, short = (Scenario.of(model=model, prompt=prompt, gen=96).warnings() for prompt in (4096, 4000))
+    long, short = (scenario_warnings(Scenario.of(model=model, prompt=prompt, gen=96)) for prompt in (4096, 4000))
     assert any("last 4096 tokens only" in text and "reads its whole cache" in text for text in long)
     assert not any("last 4096" in text for text in short)
-    assert not Scenario.of(model=model, prompt=4096, stack="vllm").warnings()
+    assert not scenario_warnings(Scenario.of(model=model, prompt=4096, stack="vllm"))
 
 
 field_names = st.sampled_from([*SIZES, *OTHERS, *FLAGS, *REFUSED])

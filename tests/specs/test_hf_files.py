@@ -14,6 +14,7 @@ from ladder_sim.errors import SpecError, UnknownNameError, UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.hf_types import CLASS_SIZES, EXPERTS, SIZES, TYPES
 from ladder_sim.specs.model import ModelSpec
+from ladder_sim.specs.scenario_warnings import scenario_warnings
 from runtime.config import ModelConfig
 from runtime.model_types import TYPES as RUNTIME_TYPES
 from tests.conftest import DATA
@@ -99,7 +100,7 @@ def test_gemma_3(name: str) -> None:
     assert model.post_norms
     assert model.multimodal
     text_only = (f"'{name}': only the text decoder is predicted, not its encoders",)
-    assert Scenario.of(model=model, tp=1, stack="vllm").warnings() == text_only
+    assert scenario_warnings(Scenario.of(model=model, tp=1, stack="vllm")) == text_only
 
 
 def test_attention_of_each() -> None:

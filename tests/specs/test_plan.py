@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ladder_sim.errors import LadderSimError, PartitionError, UsageError
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.scenario_warnings import scenario_warnings
 
 DEGREES = st.sampled_from((1, 2, 3, 4, 6, 8, 16))
 
@@ -101,16 +102,16 @@ def test_illegal_plans(arguments: dict[str, Any], error: type[LadderSimError], m
 def test_what_a_plan_leaves_idle_is_said() -> None:
     three = Scenario.of(model="8b", pp=3, batch=8)
     assert three.plan.gpus == 6
-    assert "tp 2 x pp 3 uses 6 of 8 GPUs" in three.warnings()
-    assert not any("GPUs" in line for line in Scenario.of(model="8b", tp=4).warnings())
-    assert not any("GPUs" in line for line in Scenario.of(model="8b", tp=4, dp=2, batch=2).warnings())
+    assert "tp 2 x pp 3 uses 6 of 8 GPUs" in scenario_warnings(three)
+    assert not any("GPUs" in line for line in scenario_warnings(Scenario.of(model="8b", tp=4)))
+    assert not any("GPUs" in line for line in scenario_warnings(Scenario.of(model="8b", tp=4, dp=2, batch=2)))
     one = "1 request on 4 stages: no more stages work at a time"
-    assert one in Scenario.of(model="8b", tp=2, pp=4).warnings()
-    assert one in Scenario.of(model="8b", pp=4, dp=2, concurrency=2, stack="vllm").warnings()
-    assert not any("stages" in line for line in Scenario.of(model="8b", tp=2, pp=4, batch=4).warnings())
+    assert one in scenario_warnings(Scenario.of(model="8b", tp=2, pp=4))
+    assert one in scenario_warnings(Scenario.of(model="8b", pp=4, dp=2, concurrency=2, stack="vllm"))
+    assert not any("stages" in line for line in scenario_warnings(Scenario.of(model="8b", tp=2, pp=4, batch=4)))
 
 
 def test_uneven_stages_are_shown() -> None:
-    warnings = Scenario.of(model="deepseek-v3", nodes=4, pp=4).warnings()
+    warnings = scenario_warnings(Scenario.of(model="deepseek-v3", nodes=4, pp=4))
     assert "61 layers on 4 stages: 15, 15, 16, 15" in warnings
-    assert not any("layers on" in line for line in Scenario.of(model="70b", nodes=2, pp=2).warnings())
+    assert not any("layers on" in line for line in scenario_warnings(Scenario.of(model="70b", nodes=2, pp=2)))

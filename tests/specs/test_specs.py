@@ -14,6 +14,7 @@ from ladder_sim.errors import LadderSimError, PartitionError, SpecError, UnitErr
 from ladder_sim.specs import catalog
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.scenario_warnings import scenario_warnings
 from ladder_sim.specs.workload import Workload
 from ladder_sim.validation.dataset import read_dataset
 
@@ -295,7 +296,7 @@ def test_scenario_defaults() -> None:
     )
     assert scenario.workload == Workload(batch=1, prompt=1024, gen=512, dtype="bf16")
     assert (scenario.nodes, scenario.plan.tp, scenario.variant, scenario.p2p) == (1, 8, "standard", True)
-    assert scenario.warnings() == ()
+    assert scenario_warnings(scenario) == ()
     assert hash(scenario) == hash(Scenario.of())
 
 
@@ -356,21 +357,23 @@ def test_group_across_nodes_fills_them() -> None:
 
 
 def test_warnings() -> None:
-    assert Scenario.of(nodes=2).warnings() == ("8 KV heads on 16 ranks: each KV head is held by 2 ranks",)
-    assert Scenario.of(model="llama-3.1-405b-kv16", nodes=2).warnings() == ()
-    assert Scenario.of(cluster="a100-sxm-hdr", dtype="fp8").warnings() == (
+    assert scenario_warnings(Scenario.of(nodes=2)) == ("8 KV heads on 16 ranks: each KV head is held by 2 ranks",)
+    assert scenario_warnings(Scenario.of(model="llama-3.1-405b-kv16", nodes=2)) == ()
+    assert scenario_warnings(Scenario.of(cluster="a100-sxm-hdr", dtype="fp8")) == (
         "A100 SXM4 80GB has no fp8 tensor cores: fp8 saves memory and its traffic, and is multiplied at the rate of "
         "bf16",
     )
     for typed, warned in (("3958TFLOP/s", True), ("1978.9TFLOP/s", False), ("1000TFLOP/s", False)):
-        texts = Scenario.of(dtype="fp8", overrides={"gpu.fp8": typed}).warnings()
+        texts = scenario_warnings(Scenario.of(dtype="fp8", overrides={"gpu.fp8": typed}))
         sparse = "gpu.fp8 is above the dense peak of H100 SXM5 80GB: it may be the figure with sparsity"
         assert texts == ((sparse,) if warned else ())
-    assert Scenario.of(dtype="fp16").warnings() == ("fp16 uses the bf16 tables: the same bytes and tensor-core rate",)
-    assert Scenario.of(model="1b", prompt=2048, gen=1).warnings() == (
+    assert scenario_warnings(Scenario.of(dtype="fp16")) == (
+        "fp16 uses the bf16 tables: the same bytes and tensor-core rate",
+    )
+    assert scenario_warnings(Scenario.of(model="1b", prompt=2048, gen=1)) == (
         "context of 2049 tokens: 'ladder-1b' was made for 2048",
     )
-    assert Scenario.of(tp=8, nodes=2).warnings() == ("tp 8 uses 1 of 2 nodes",)
+    assert scenario_warnings(Scenario.of(tp=8, nodes=2)) == ("tp 8 uses 1 of 2 nodes",)
 
 
 def test_published_70b_rows_are_scenarios_that_fit() -> None:

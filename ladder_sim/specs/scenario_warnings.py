@@ -1,0 +1,98 @@
+"""What the reader of a prediction should know about its scenario, whatever the costs are."""
+
+from collections.abc import Iterator
+
+from ladder_sim.specs import catalog
+from ladder_sim.specs.plan_checks import named_degrees
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.workload import FORMATS
+from ladder_sim.units import short_name
+
+
+def scenario_warnings(scenario: Scenario) -> tuple[str, ...]:
+    """Return them, one sentence each.
+
+    Examples
+    --------
+    >>> scenario_warnings(Scenario.of(model="405b", nodes=2))
+    ('8 KV heads on 16 ranks: each KV head is held by 2 ranks',)
+    """
+    return (*_model(scenario), *_precision(scenario), *_ranks(scenario), *_settings(scenario), *_idle(scenario))
+
+
+def _model(scenario: Scenario) -> Iterator[str]:
+    model, stack = scenario.model, scenario.stack
+    if model.multimodal:
+        yield f"'{model.name}': only the text decoder is predicted, not its encoders"
+    if model.parallel_blocks:
+        yield (
+            f"'{model.name}' has attention and MLP side by side: variant parallel is the model as it is, the "
+            "others are models of its sizes with other wirings, and speedups are over that standard"
+        )
+    context = scenario.workload.context
+    if context > model.max_positions:
+        yield f"context of {context} tokens: '{model.name}' was made for {model.max_positions}"
+    if stack.static_cache and 0 < model.sliding_window < context:
+        yield (
+            f"'{model.name}' has layers that attend to the last {model.sliding_window} tokens only: "
+            f"stack '{stack.name}' reads its whole cache all the same"
+        )
+
+
+def _precision(scenario: Scenario) -> Iterator[str]:
+    gpu, dtype = scenario.cluster.gpu, scenario.workload.dtype
+    if dtype == "fp16":
+        yield "fp16 uses the bf16 tables: the same bytes and tensor-core rate"
+    tensor_cores = FORMATS[dtype].tensor_cores
+    if {"fp8": gpu.fp8_flops, "fp4": gpu.fp4_flops}.get(tensor_cores) == gpu.bf16_flops:
+        yield (
+            f"{gpu.name} has no {tensor_cores} tensor cores: {dtype} saves memory and its "
+            "traffic, and is multiplied at the rate of bf16"
+        )
+    for figure in ("bf16_flops", "fp8_flops", "fp4_flops"):
+        if f"gpu.{figure}" in scenario.settings:
+            known = [catalog.cluster(name).gpu for name in catalog.cluster_names()]
+            dense = [getattr(each, figure) for each in known if each.name == gpu.name]
+            if dense and getattr(gpu, figure) > max(dense):
+                yield (
+                    f"{short_name(f'gpu.{figure}')} is above the dense peak of {gpu.name}: it may be the figure "
+                    "with sparsity"
+                )
+
+
+def _ranks(scenario: Scenario) -> Iterator[str]:
+    kv_heads, tp = scenario.model.kv_heads, scenario.plan.tp
+    if tp > kv_heads and not scenario.model.kv_lora_rank:
+        plural = "s" if kv_heads > 1 else ""
+        yield f"{kv_heads} KV head{plural} on {tp} ranks: each KV head is held by {tp // kv_heads} ranks"
+    in_node = scenario.p2p and scenario.group_nodes == 1 < tp
+    if scenario.stack.allreduce == "auto" and in_node and not scenario.custom_allreduce:
+        yield (
+            f"stack '{scenario.stack.name}' does not use its own all-reduce on {tp} GPUs that NVLink does "
+            f"not fully connect ({scenario.cluster.intra.fabric}): NCCL's is predicted"
+        )
+
+
+def _settings(scenario: Scenario) -> Iterator[str]:
+    for name in scenario.settings:
+        if reason := scenario.unused(name):
+            yield f"{short_name(name)} changes nothing: {reason}"
+
+
+def _idle(scenario: Scenario) -> Iterator[str]:
+    """What the plan leaves idle."""
+    plan, per_node = scenario.plan, scenario.cluster.gpus_per_node
+    degrees = named_degrees(plan, "tp", "attention_dp", "pp", "dp")
+    used = plan.nodes(per_node)
+    if used < scenario.nodes:
+        yield f"{degrees} uses {used} of {scenario.nodes} nodes"
+    # a tensor-parallel degree alone is chosen as it is
+    if plan.tp < plan.gpus < used * per_node:
+        yield f"{degrees} uses {plan.gpus} of {used * per_node} GPUs"
+    requests = plan.group_requests(scenario.workload.in_flight)
+    if requests < plan.pp:
+        plural = "s" if requests > 1 else ""
+        yield f"{requests} request{plural} on {plan.pp} stages: no more stages work at a time"
+    stages = plan.stages(scenario.model.layers)
+    if len(set(stages)) > 1:
+        yield f"{scenario.model.layers} layers on {plan.pp} stages: {', '.join(map(str, stages))}"
