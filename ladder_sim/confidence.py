@@ -349,8 +349,10 @@ def _not_in_tables(scenario: Scenario, profile: CalibrationProfile) -> Iterator[
     if stack.version and stack.engine == engine and release(stack.version) != release(version):
         yield f"stack '{stack.name}': its attention and all-reduce were measured in {version}, the nearest version"
     attention = profile.attention_decode.get(stack.attention, {})
+    # a checkpoint may keep all but its experts in 16 bits
+    gemms = profile.gemm if scenario.model.gemm_parts(workload.dtype) else {}
     for what, name, tables in (
-        ("GEMMs", FORMATS[workload.dtype].name, profile.gemm),
+        ("GEMMs", FORMATS[workload.dtype].name, gemms),
         ("attention over a KV cache", workload.kv_dtype, attention),
     ):
         if tables and name not in tables:

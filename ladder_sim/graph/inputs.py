@@ -72,8 +72,7 @@ class RankPass:
         self.kv_element_bytes = KV_BYTES[workload.kv_dtype]
         self.kv_len = workload.context if stack.static_cache else kv_len
         self.state_bytes = float(self.tokens) * model.hidden * STATE_BYTES
-        # what its checkpoint keeps in 16 bits is so in the checkpoint's own precision
-        self.unquantized = model.unquantized if workload.dtype == model.weights_dtype else ()
+        self.unquantized = model.unquantized_in(workload.dtype)
         self._format = FORMATS[workload.dtype]
 
     def format(self, part: LayerPart) -> Format:

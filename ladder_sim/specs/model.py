@@ -223,6 +223,24 @@ class ModelSpec:
         parts = [*([sizes] if self.experts else []), *(["latent attention"] if self.kv_lora_rank else [])]
         return ", ".join(parts)
 
+    def unquantized_in(self, dtype: DType) -> tuple[LayerPart, ...]:
+        """Return the parts of its layers that stay in 16 bits: those of its checkpoint, in its own precision."""
+        return self.unquantized if dtype == self.weights_dtype else ()
+
+    def gemm_parts(self, dtype: DType) -> set[LayerPart]:
+        """Return the parts of its layers that are GEMMs in a precision; routed experts are none.
+
+        Examples
+        --------
+        >>> from ladder_sim.specs import catalog
+        >>> catalog.model("gpt-oss-120b").gemm_parts("mxfp4"), sorted(catalog.model("deepseek-v3").gemm_parts("fp8"))
+        (set(), ['mlp', 'out', 'qkv'])
+        """
+        parts: set[LayerPart] = {"qkv", "out"}
+        if any(isinstance(each, Dense) or each.shared for each in {kind.feed_forward for kind in self.kinds}):
+            parts.add("mlp")
+        return parts.difference(self.unquantized_in(dtype))
+
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         """Return the KV cache that one token of one request takes over all layers, once each, in bytes.
 
