@@ -14,7 +14,8 @@ from ladder_sim.costs.collectives.algorithms import ALGORITHMS, ALL_REDUCE, OWN,
 from ladder_sim.costs.collectives.fabrics import fabric_curve
 from ladder_sim.costs.collectives.formulas import NVLS_TREE, TREE_LL, TREE_LL128, across_nodes_s, host_ring_s
 from ladder_sim.costs.collectives.measured import MeasuredCollective, bracketed
-from ladder_sim.costs.collectives.network import CollectiveTimes, Network
+from ladder_sim.costs.collectives.network import Network
+from ladder_sim.costs.collectives.times import CollectiveTimes
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.lookup import Curve
 from ladder_sim.costs.profile import CalibrationProfile

@@ -1,13 +1,11 @@
 """The collectives of one scenario: which algorithm runs, how long it takes, and which times are measured."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ladder_sim.costs.collectives.algorithms import ALGORITHMS, ALL_REDUCE, DISPATCHES, OWN, Algorithm
 from ladder_sim.costs.collectives.fabrics import fabric_curve
@@ -22,6 +20,7 @@ from ladder_sim.costs.collectives.formulas import (
     nvls_in_nodes,
 )
 from ladder_sim.costs.collectives.measured import bracketed, bridged
+from ladder_sim.costs.collectives.times import ONLY, CollectiveTimes, fastest, fastest_way, of_each, unmeasured
 from ladder_sim.costs.estimate import Source
 from ladder_sim.costs.hardware import Hardware, Link
 from ladder_sim.costs.profile import HBM_EFFICIENCY, CalibrationProfile
@@ -47,42 +46,6 @@ COPY_TRAFFIC = 2.0
 DISPATCH_HOP = 0.3
 # bytes of an element that DeepEP sends across nodes for one of 16 bits: it quantises what it dispatches to fp8
 DISPATCHED = {"dispatch": 0.5, "combine": 1.0}
-# the choice of a single algorithm
-ONLY = np.zeros(1, np.int_)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CollectiveTimes:
-    """A collective, alone; arrays hold one value per message or per configuration."""
-
-    seconds: Floats
-    """Best estimates."""
-    in_range: NDArray[np.bool_]
-    """Between measurements of this algorithm, these ranks and this link."""
-    source: Source
-    """Of those out of range."""
-    algorithms: tuple[str, ...]
-    """What runs, e.g. "nccl"; several if configurations differ."""
-    choice: NDArray[np.int_]
-    """Index of what runs, by configuration; a single element if it is the same for all."""
-
-    @property
-    def names(self) -> frozenset[str]:
-        """The algorithms that any configuration takes."""
-        return frozenset(self.algorithms[number] for number in np.unique(self.choice))
-
-    @property
-    def most_common(self) -> str:
-        """The algorithm of most configurations."""
-        return self.algorithms[int(np.bincount(self.choice).argmax()) if len(self.algorithms) > 1 else 0]
-
-    def choose(self, of_each: Sequence[Number]) -> Number:
-        """A value that depends on the algorithm, given each one's: a number if all configurations agree."""
-        if len(of_each) == 1:
-            return of_each[0]
-        table = np.stack(np.broadcast_arrays(*(np.atleast_1d(value) for value in of_each)))
-        chosen: Floats = table[tuple(np.broadcast_arrays(self.choice, np.arange(table.shape[1])))]
-        return float(chosen[0]) if np.all(chosen == chosen[0]) else chosen
 
 
 class Network:
@@ -140,7 +103,7 @@ class Network:
             nvlink=measured_on.intra.full_nvlink,
             switch=measured_on.intra.switch,
         )
-        ideal = _fastest_way(ideals_s)
+        ideal = fastest_way(ideals_s)
         return np.log(sizes), np.log(self._fabric.curve.seconds / ideal.seconds), ideal.names
 
     def times(self, kind: CollectiveKind, message_bytes: Floats, *, kernel: str = "") -> CollectiveTimes:
@@ -163,7 +126,7 @@ class Network:
         if self._nodes > 1:
             return self._across(kind, message_bytes)
         if kind == "broadcast":
-            return _fastest([self.times("all_gather", message_bytes), self.times("all_reduce", message_bytes)])
+            return fastest([self.times("all_gather", message_bytes), self.times("all_reduce", message_bytes)])
         if kind not in ("all_reduce", "all_reduce_norm"):
             return self.alone(kind, "nccl", message_bytes)
         if self._choice != "auto":
@@ -185,7 +148,7 @@ class Network:
         if name == "nccl":
             return self._nccl(kind, message)
         times = self._in_node(kind, name, message)
-        return _fastest([times, self._nccl(kind, message)]) if algorithm.for_small else times
+        return fastest([times, self._nccl(kind, message)]) if algorithm.for_small else times
 
     def _require(self, kind: str, name: str) -> None:
         """Refuse an algorithm that does not work here; name the nearest that does."""
@@ -206,7 +169,7 @@ class Network:
         if rules:
             chosen = self._by_rule(rules, message)
         else:
-            chosen = _fastest([self.alone("all_reduce", name, message) for name in ("nccl", *CUSTOM)])
+            chosen = fastest([self.alone("all_reduce", name, message) for name in ("nccl", *CUSTOM)])
         own = self._measured.get(("all_reduce", OWN))
         if own is None or self._ranks not in own.curves:
             return chosen
@@ -221,7 +184,7 @@ class Network:
         names, limits = (*(name for name, _ in works), "nccl"), [limit for _, limit in works]
         taken, choice = np.unique(np.searchsorted(limits, message), return_inverse=True)
         times = [self._in_engine(names[number], message) for number in taken]
-        return times[0] if len(times) == 1 else _of_each(times, choice)
+        return times[0] if len(times) == 1 else of_each(times, choice)
 
     def _in_engine(self, name: str, message: Floats) -> CollectiveTimes:
         """In a CUDA graph, with the copies that the engine makes for it."""
@@ -243,14 +206,14 @@ class Network:
             return peer
         # what goes through host memory or the switch is no faster than what goes directly
         host_s = np.maximum(peer.seconds, self._through_host_s(kind, message))
-        host = _unmeasured(host_s, "nccl-host", self._without_p2p)
+        host = unmeasured(host_s, "nccl-host", self._without_p2p)
         if kind != "all_reduce" or self._ranks == 2 or not self._cluster.intra.switch:
             return host
         # above two ranks NCCL still multicasts through the switch, between two barriers through host memory: a barrier
         # there takes as long as the smallest all-reduce
         barrier_s = self._through_host_s(kind, np.zeros_like(message))
         switch_s = 2.0 * barrier_s + ALL_REDUCE["nvls"](message, self._ranks, 0.0, self._hardware.intra.bandwidth_Bps)
-        return _fastest([host, _unmeasured(np.maximum(peer.seconds, switch_s), "nvls", self._without_p2p)])
+        return fastest([host, unmeasured(np.maximum(peer.seconds, switch_s), "nvls", self._without_p2p)])
 
     def _in_node(self, kind: str, name: str, message: Floats, ranks: int = 0) -> CollectiveTimes:
         """Of the ranks in a node, or of so many where some are measured across nodes."""
@@ -262,7 +225,7 @@ class Network:
         measured_s = self.profile.measured_dispatches if self.profile and (kind, name) in DISPATCHES else self._measured
         measured = measured_s.get((kind, name))
         if measured is None:
-            return _unmeasured(seconds, name, self._source(algorithm))
+            return unmeasured(seconds, name, self._source(algorithm))
         ratio, in_range = measured.ratio(message, ranks)
         here = self._measured_here
         # NCCL does not say from which size on its curve is NVLS, so no point of it is a measurement of NVLS
@@ -296,7 +259,7 @@ class Network:
         copies = others if kernel == "deepep-ll" else (self._nodes - 1) * (1.0 - others**top_k) / top_k
         port_s = DISPATCHED[kind] * copies * message / (INTER_EFFICIENCY * hardware.inter.bandwidth_Bps)
         floor_s = _at_tier(algorithm, np.zeros_like(message), self._ranks, hardware.intra)
-        return _unmeasured(floor_s + DISPATCH_HOP * hardware.inter.latency_s + port_s, kernel, "transferred")
+        return unmeasured(floor_s + DISPATCH_HOP * hardware.inter.latency_s + port_s, kernel, "transferred")
 
     def _across(self, kind: CollectiveKind, message: Floats) -> CollectiveTimes:
         """Across nodes everything is NCCL: custom kernels access peers of their own node only."""
@@ -323,7 +286,7 @@ class Network:
     def _hierarchical(self, kind: CollectiveKind, message: Floats) -> CollectiveTimes:
         """The fastest of NCCL's algorithms across nodes, from GPU to GPU in each."""
         node_wire_s = self._node_wire_s(_stages(kind), message, self._hardware.intra, self._ranks)
-        return _fastest_way(self._ways(kind, message, node_wire_s, nvlink=self._cluster.intra.full_nvlink))
+        return fastest_way(self._ways(kind, message, node_wire_s, nvlink=self._cluster.intra.full_nvlink))
 
     def _across_without_p2p(self, kind: CollectiveKind, message: Floats, direct: CollectiveTimes) -> CollectiveTimes:
         """What is left without peer-to-peer access: LL128 needs it; trees go through host memory in each node.
@@ -342,7 +305,7 @@ class Network:
             ways["nvls-tree"] = 2.0 * at_floor_s - NVLS_NODE_S + through_switch["nvls-tree"]
         else:
             ways["nccl-host"] = longer_s + through_host["nccl"]
-        return _fastest_way({name: np.maximum(direct.seconds, seconds) for name, seconds in ways.items()})
+        return fastest_way({name: np.maximum(direct.seconds, seconds) for name, seconds in ways.items()})
 
     def _ways(self, kind: CollectiveKind, message: Floats, node_wire_s: Floats, *, nvlink: bool) -> dict[str, Floats]:
         """NCCL's algorithms across nodes, given the stages inside each."""
@@ -392,35 +355,6 @@ def _without_p2p_source(scenario: Scenario, profile: CalibrationProfile | None) 
     """Source of collectives without peer-to-peer access: a fit to runs of as many ranks, or the formula alone."""
     stack_fit = profile.fit_of(scenario.stack.name) if profile else None
     return "fitted" if stack_fit and scenario.plan.tp in stack_fit.host_tps else "roofline"
-
-
-def _unmeasured(seconds: Floats, algorithm: str, source: Source = "roofline") -> CollectiveTimes:
-    nowhere = np.zeros(seconds.shape, bool)
-    return CollectiveTimes(seconds=seconds, in_range=nowhere, source=source, algorithms=(algorithm,), choice=ONLY)
-
-
-def _fastest(candidates: Sequence[CollectiveTimes]) -> CollectiveTimes:
-    """The fastest for each configuration, with the source of the one that is fastest overall."""
-    if len(candidates) == 1:
-        return candidates[0]
-    best = min(candidates, key=lambda times: float(times.seconds.sum()))
-    table = np.stack(np.broadcast_arrays(*(times.seconds for times in candidates)))
-    names = tuple(times.most_common for times in candidates)
-    return dataclasses.replace(best, seconds=table.min(axis=0), algorithms=names, choice=table.argmin(axis=0))
-
-
-def _of_each(candidates: Sequence[CollectiveTimes], choice: NDArray[np.int_]) -> CollectiveTimes:
-    """The chosen one for each configuration, with the source of the one that most take."""
-    table = np.stack(np.broadcast_arrays(*(times.seconds for times in candidates)))
-    seconds = table[choice, np.arange(table.shape[1])]
-    names = tuple(times.most_common for times in candidates)
-    most = candidates[int(np.bincount(choice).argmax())]
-    return dataclasses.replace(most, seconds=seconds, algorithms=names, choice=choice)
-
-
-def _fastest_way(seconds: Mapping[str, Floats]) -> CollectiveTimes:
-    """The fastest of NCCL's algorithms for each message, by formulas."""
-    return _fastest([_unmeasured(times_s, name) for name, times_s in seconds.items()])
 
 
 def _at_tier(formula: Formula, message: Floats, ranks: int, tier: Link) -> Floats:

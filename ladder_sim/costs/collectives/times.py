@@ -1,0 +1,78 @@
+"""Times of collectives, of one algorithm or of the one that each configuration takes."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ladder_sim.costs.estimate import Source
+from ladder_sim.des.shared import Floats, Number
+
+# the choice of a single algorithm
+ONLY = np.zeros(1, np.int_)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CollectiveTimes:
+    """A collective, alone; arrays hold one value per message or per configuration."""
+
+    seconds: Floats
+    """Best estimates."""
+    in_range: NDArray[np.bool_]
+    """Between measurements of this algorithm, these ranks and this link."""
+    source: Source
+    """Of those out of range."""
+    algorithms: tuple[str, ...]
+    """What runs, e.g. "nccl"; several if configurations differ."""
+    choice: NDArray[np.int_]
+    """Index of what runs, by configuration; a single element if it is the same for all."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The algorithms that any configuration takes."""
+        return frozenset(self.algorithms[number] for number in np.unique(self.choice))
+
+    @property
+    def most_common(self) -> str:
+        """The algorithm of most configurations."""
+        return self.algorithms[int(np.bincount(self.choice).argmax()) if len(self.algorithms) > 1 else 0]
+
+    def choose(self, of_each: Sequence[Number]) -> Number:
+        """A value that depends on the algorithm, given each one's: a number if all configurations agree."""
+        if len(of_each) == 1:
+            return of_each[0]
+        table = np.stack(np.broadcast_arrays(*(np.atleast_1d(value) for value in of_each)))
+        chosen: Floats = table[tuple(np.broadcast_arrays(self.choice, np.arange(table.shape[1])))]
+        return float(chosen[0]) if np.all(chosen == chosen[0]) else chosen
+
+
+def unmeasured(seconds: Floats, algorithm: str, source: Source = "roofline") -> CollectiveTimes:
+    """Those of one algorithm by its formula; `seconds` holds one value per message or per configuration."""
+    nowhere = np.zeros(seconds.shape, bool)
+    return CollectiveTimes(seconds=seconds, in_range=nowhere, source=source, algorithms=(algorithm,), choice=ONLY)
+
+
+def fastest(candidates: Sequence[CollectiveTimes]) -> CollectiveTimes:
+    """The fastest for each configuration, with the source of the one that is fastest overall."""
+    if len(candidates) == 1:
+        return candidates[0]
+    best = min(candidates, key=lambda times: float(times.seconds.sum()))
+    table = np.stack(np.broadcast_arrays(*(times.seconds for times in candidates)))
+    names = tuple(times.most_common for times in candidates)
+    return dataclasses.replace(best, seconds=table.min(axis=0), algorithms=names, choice=table.argmin(axis=0))
+
+
+def of_each(candidates: Sequence[CollectiveTimes], choice: NDArray[np.int_]) -> CollectiveTimes:
+    """The chosen one for each configuration, with the source of the one that most take."""
+    table = np.stack(np.broadcast_arrays(*(times.seconds for times in candidates)))
+    seconds = table[choice, np.arange(table.shape[1])]
+    names = tuple(times.most_common for times in candidates)
+    most = candidates[int(np.bincount(choice).argmax())]
+    return dataclasses.replace(most, seconds=seconds, algorithms=names, choice=choice)
+
+
+def fastest_way(seconds: Mapping[str, Floats]) -> CollectiveTimes:
+    """The fastest of NCCL's algorithms for each message, by formulas."""
+    return fastest([unmeasured(times_s, name) for name, times_s in seconds.items()])
