@@ -1,41 +1,33 @@
 """The plans and variants with which a model is served best, and what they trade."""
 
 import dataclasses
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
 
 from ladder_sim.analysis.advice import RANKS, Advice, Objective, Option, Unfit, own_variant, pareto_front
+from ladder_sim.analysis.options import at_load, simulated_options
 from ladder_sim.analysis.plans import DEGREES, legal_plans
 from ladder_sim.costs.fitting import fit_error
-from ladder_sim.costs.memory import memory_use, total_bytes
-from ladder_sim.des.shared import Floats
+from ladder_sim.costs.memory import memory_use
 from ladder_sim.display.labels import load_label
 from ladder_sim.errors import (
     InfeasibleError,
-    LadderSimError,
     MemoryFitError,
-    ProfileError,
     UnknownNameError,
     UsageError,
 )
 from ladder_sim.graph.variants import wiring
-from ladder_sim.prediction import resolve_profile
-from ladder_sim.serving.step import simulate_requests
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.cluster import ClusterSpec
-from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.signatures import typed
 from ladder_sim.specs.values import whole
 from ladder_sim.sweeps.axes import axis
-from ladder_sim.sweeps.executors import Processes, serial
 from ladder_sim.sweeps.grid import variant_names
-from ladder_sim.sweeps.price import PRICE_CAVEAT, check_price, token_price
+from ladder_sim.sweeps.price import PRICE_CAVEAT, check_price
 from ladder_sim.sweeps.run import MAX_WORKERS
 from ladder_sim.units import format_seconds
 
@@ -54,8 +46,6 @@ CANDIDATES = ("standard", "parallel", "ladder")
 _MAX_GPUS = 100_000
 # GPUs that an error looks at for a plan that fits
 MOST_TRIED = 128
-# replicas for each worker below which a search ends before another process has started
-FEW_REPLICAS = 64
 # arguments that the search takes in its own way
 _SEARCHED = (*DEGREES, "nodes", "batch", "concurrency")
 
@@ -130,7 +120,7 @@ def advise(
     given = {name: axis(name, point[name]).values for name in DEGREES if point.get(name) is not None}
     plans = legal_plans(base, gpus, given)
     whole(workers, "workers", 1, MAX_WORKERS, hint="processes, e.g. one per core")
-    fitting, unfit = _simulated(base, plans.legal, loads, names, profile=profile, price=price, workers=workers)
+    fitting, unfit = simulated_options(base, plans.legal, loads, names, profile=profile, price=price, workers=workers)
     if not fitting:
         closest = next((each for each in unfit if each.problem), unfit[0])
         raise _no_fit(closest, gpus, _enough_gpus(base, gpus, given, loads[0]))
@@ -192,110 +182,6 @@ def _scope(point: Mapping[str, Any], gpus: int | None) -> tuple[Scenario, int, l
     return base, total if gpus is None else gpus, loads
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Replica:
-    """One replica, with each number of requests that it may have to serve."""
-
-    scenario: Scenario
-    """With the most of them."""
-    requests: tuple[int, ...]
-    variants: tuple[str, ...]
-    profile: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Times:
-    """Of a replica, by its numbers of requests; seconds, NaN where they do not fit."""
-
-    memory_bytes: Floats
-    ttft_s: Mapping[str, Floats]
-    """By variant."""
-    decode_s: Mapping[str, Floats]
-    problem: str = ""
-    """Why there are no times, if not for lack of memory."""
-
-    def fits(self, row: int) -> bool:
-        """Whether there are times."""
-        return not np.isnan(next(iter(self.ttft_s.values()))[row])
-
-
-def _times(replica: _Replica) -> _Times:
-    """Memory first: what does not fit is not simulated."""
-    scenario, requests = replica.scenario, np.array(replica.requests)
-    workload = scenario.workload
-    memory_bytes = np.broadcast_to(total_bytes(scenario, requests, workload.prompt, workload.gen), requests.shape)
-    fits = memory_bytes <= scenario.cluster.gpu.hbm_bytes
-    ttft_s, decode_s = ({name: np.full(len(requests), np.nan) for name in replica.variants} for _ in range(2))
-    problem = ""
-    if fits.any():
-        try:
-            measured = resolve_profile(scenario, replica.profile)
-            varied: dict[str, Any] = {workload.load_field: requests[fits]}
-            for name, request in simulate_requests(scenario, varied, replica.variants, measured).items():
-                ttft_s[name][fits], decode_s[name][fits] = request.ttft_s, request.decode_s
-        except ProfileError:
-            # not the fault of the plan
-            raise
-        except LadderSimError as error:
-            problem = error.message
-    return _Times(memory_bytes=memory_bytes, ttft_s=ttft_s, decode_s=decode_s, problem=problem)
-
-
-def _simulated(
-    base: Scenario,
-    plans: Sequence[Plan],
-    loads: Sequence[int],
-    variants: tuple[str, ...],
-    *,
-    profile: str | None,
-    price: float | None,
-    workers: int,
-) -> tuple[list[Option], list[Unfit]]:
-    """All plans with all loads that leave no group without a request; what cannot run, the closest to fit first."""
-    # replicas exchange nothing: each is a plan of its own for its part of the requests
-    several: dict[Plan, list[tuple[Plan, int, int]]] = defaultdict(list)
-    for plan in plans:
-        alone = dataclasses.replace(plan, dp=1)
-        several[alone] += [(plan, load, -(-load // plan.dp)) for load in loads if load >= plan.groups]
-    replicas = []
-    for alone, points in several.items():
-        requests = tuple(sorted({part for _, _, part in points}))
-        scenario = _scenario(base, alone, requests[-1])
-        replicas.append(_Replica(scenario=scenario, requests=requests, variants=variants, profile=profile))
-    executor = serial if min(workers, len(replicas) // FEW_REPLICAS) < 2 else Processes(workers)
-    options: list[Option] = []
-    unfit: list[Unfit] = []
-    for replica, points, times in zip(replicas, several.values(), executor(_times, replicas), strict=True):
-        for plan, load, part in points:
-            row = replica.requests.index(part)
-            scenario, memory_bytes = _scenario(base, plan, load), float(times.memory_bytes[row])
-            if not times.fits(row):
-                problem = times.problem if memory_bytes <= base.cluster.gpu.hbm_bytes else ""
-                unfit.append(Unfit(scenario=scenario, problem=problem, memory_bytes=memory_bytes))
-                continue
-            for variant in variants:
-                ttft_s, decode_s = float(times.ttft_s[variant][row]), float(times.decode_s[variant][row])
-                further, rate = base.workload.gen - 1, load * base.workload.gen / (ttft_s + decode_s)
-                options.append(
-                    Option(
-                        variant=variant,
-                        scenario=scenario,
-                        ttft_s=ttft_s,
-                        tpot_s=decode_s / further if further else ttft_s,
-                        tokens_per_s=rate,
-                        memory_bytes=memory_bytes,
-                        usd_per_Mtoken=None if price is None else token_price(price, plan.gpus, rate),
-                    )
-                )
-    return options, sorted(unfit, key=lambda each: (bool(each.problem), each.memory_bytes))
-
-
-def _scenario(base: Scenario, plan: Plan, load: int) -> Scenario:
-    """On the nodes that a plan needs."""
-    workload = dataclasses.replace(base.workload, **{base.workload.load_field: load})  # type: ignore[arg-type]
-    return dataclasses.replace(base, plan=plan, nodes=plan.nodes(base.cluster.gpus_per_node), workload=workload)
-
-
 def _cautions(options: Sequence[Option], loads: Sequence[int], *, bounded: bool) -> Iterator[str]:
     """From the options, best first, and the numbers of requests that were tried."""
     best = options[0]
@@ -345,7 +231,7 @@ def _enough_gpus(base: Scenario, gpus: int, given: Mapping[str, Sequence[Any]], 
             plans = legal_plans(dataclasses.replace(base, nodes=nodes), more, {**given, "dp": [1]}).legal
         except UsageError:
             continue
-        if any(load >= plan.groups and memory_use(_scenario(base, plan, load)).fits for plan in plans):
+        if any(load >= plan.groups and memory_use(at_load(base, plan, load)).fits for plan in plans):
             return more
     return None
 

@@ -1,0 +1,150 @@
+"""Times and memory of many plans: each replica is simulated once, with all numbers of requests that it may get."""
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ladder_sim.analysis.advice import Option, Unfit
+from ladder_sim.costs.memory import total_bytes
+from ladder_sim.des.shared import Floats
+from ladder_sim.errors import LadderSimError, ProfileError
+from ladder_sim.prediction import resolve_profile
+from ladder_sim.serving.step import simulate_requests
+from ladder_sim.specs.plan import Plan
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.sweeps.executors import Processes, serial
+from ladder_sim.sweeps.price import token_price
+
+# replicas for each worker below which a search ends before another process has started
+FEW_REPLICAS = 64
+
+
+def at_load(base: Scenario, plan: Plan, load: int) -> Scenario:
+    """The scenario of a plan, on the nodes that it needs, with so many requests."""
+    workload = dataclasses.replace(base.workload, **{base.workload.load_field: load})  # type: ignore[arg-type]
+    return dataclasses.replace(base, plan=plan, nodes=plan.nodes(base.cluster.gpus_per_node), workload=workload)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Replica:
+    """One replica, with each number of requests that it may have to serve."""
+
+    scenario: Scenario
+    """With the most of them."""
+    requests: tuple[int, ...]
+    variants: tuple[str, ...]
+    profile: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Times:
+    """Of a replica, by its numbers of requests; seconds, NaN where they do not fit."""
+
+    memory_bytes: Floats
+    ttft_s: Mapping[str, Floats]
+    """By variant."""
+    decode_s: Mapping[str, Floats]
+    problem: str = ""
+    """Why there are no times, if not for lack of memory."""
+
+    def fits(self, row: int) -> bool:
+        """Whether there are times."""
+        return not np.isnan(next(iter(self.ttft_s.values()))[row])
+
+
+def _times(replica: _Replica) -> _Times:
+    """Memory first: what does not fit is not simulated."""
+    scenario, requests = replica.scenario, np.array(replica.requests)
+    workload = scenario.workload
+    memory_bytes = np.broadcast_to(total_bytes(scenario, requests, workload.prompt, workload.gen), requests.shape)
+    fits = memory_bytes <= scenario.cluster.gpu.hbm_bytes
+    ttft_s, decode_s = ({name: np.full(len(requests), np.nan) for name in replica.variants} for _ in range(2))
+    problem = ""
+    if fits.any():
+        try:
+            measured = resolve_profile(scenario, replica.profile)
+            varied: dict[str, Any] = {workload.load_field: requests[fits]}
+            for name, request in simulate_requests(scenario, varied, replica.variants, measured).items():
+                ttft_s[name][fits], decode_s[name][fits] = request.ttft_s, request.decode_s
+        except ProfileError:
+            # not the fault of the plan
+            raise
+        except LadderSimError as error:
+            problem = error.message
+    return _Times(memory_bytes=memory_bytes, ttft_s=ttft_s, decode_s=decode_s, problem=problem)
+
+
+def simulated_options(
+    base: Scenario,
+    plans: Sequence[Plan],
+    loads: Sequence[int],
+    variants: tuple[str, ...],
+    *,
+    profile: str | None,
+    price: float | None,
+    workers: int,
+) -> tuple[list[Option], list[Unfit]]:
+    """Simulate plans with every number of requests that leaves no group without one.
+
+    Parameters
+    ----------
+    base
+        Everything else.
+    plans
+        To be simulated.
+    loads
+        Numbers of requests, of all replicas together.
+    variants
+        Residual wirings.
+    profile
+        As in `ladder_sim.prediction.predict`.
+    price
+        US dollars of one GPU for an hour; None: options have no price.
+    workers
+        Processes, if there are enough plans for them.
+
+    Returns
+    -------
+    tuple
+        Options in the order of the plans, and plans that cannot run, the closest to fit first.
+    """
+    # replicas exchange nothing: each is a plan of its own for its part of the requests
+    several: dict[Plan, list[tuple[Plan, int, int]]] = defaultdict(list)
+    for plan in plans:
+        alone = dataclasses.replace(plan, dp=1)
+        several[alone] += [(plan, load, -(-load // plan.dp)) for load in loads if load >= plan.groups]
+    replicas = []
+    for alone, points in several.items():
+        requests = tuple(sorted({part for _, _, part in points}))
+        scenario = at_load(base, alone, requests[-1])
+        replicas.append(_Replica(scenario=scenario, requests=requests, variants=variants, profile=profile))
+    executor = serial if min(workers, len(replicas) // FEW_REPLICAS) < 2 else Processes(workers)
+    options: list[Option] = []
+    unfit: list[Unfit] = []
+    for replica, points, times in zip(replicas, several.values(), executor(_times, replicas), strict=True):
+        for plan, load, part in points:
+            row = replica.requests.index(part)
+            scenario, memory_bytes = at_load(base, plan, load), float(times.memory_bytes[row])
+            if not times.fits(row):
+                problem = times.problem if memory_bytes <= base.cluster.gpu.hbm_bytes else ""
+                unfit.append(Unfit(scenario=scenario, problem=problem, memory_bytes=memory_bytes))
+                continue
+            for variant in variants:
+                ttft_s, decode_s = float(times.ttft_s[variant][row]), float(times.decode_s[variant][row])
+                further, rate = base.workload.gen - 1, load * base.workload.gen / (ttft_s + decode_s)
+                options.append(
+                    Option(
+                        variant=variant,
+                        scenario=scenario,
+                        ttft_s=ttft_s,
+                        tpot_s=decode_s / further if further else ttft_s,
+                        tokens_per_s=rate,
+                        memory_bytes=memory_bytes,
+                        usd_per_Mtoken=None if price is None else token_price(price, plan.gpus, rate),
+                    )
+                )
+    return options, sorted(unfit, key=lambda each: (bool(each.problem), each.memory_bytes))
