@@ -1,9 +1,9 @@
 """The kernels of a feed-forward block on one rank: an MLP of which it has a share, or routed experts.
 
 Routed experts are spread over all ranks of a stage. Where these share attention, each of them has every token, runs the
-experts that it holds, and the block ends in an all-reduce as before (vLLM 0.32.0, fused_moe/layer.py). Where ranks have
-requests of their own (data-parallel attention), their tokens are gathered before the experts, quantised, and the sums
-are scattered after them (vLLM's all2all backend "allgather_reducescatter"), or each token goes to the ranks of its
+experts that it holds, and the block ends in an all-reduce, as an MLP (vLLM 0.32.0, fused_moe/layer.py). Where ranks
+have requests of their own (data-parallel attention), their tokens are gathered before the experts, quantised, and the
+sums are scattered after them (vLLM's all2all backend "allgather_reducescatter"), or each token goes to the ranks of its
 experts and back (`StackSpec.dispatch`). The router comes first, so that the dispatch waits for it in every wiring; the
 combine may overlap the next block.
 """
@@ -45,35 +45,11 @@ def mlp(block: BlockKernels, kind: Dense, up: int, prefix: str = "") -> int:
 
 def _experts(block: BlockKernels, kind: Moe, prefix: str, *, reduces: bool) -> int:
     """Router, routed experts of this rank, and shared experts."""
-    rank, plan, expert, own = block.rank, block.rank.plan, kind.expert, block.rank.format("experts")
-    hidden, gathers = expert.hidden, plan.attention_dp > 1 and reduces
-    bias = kind.experts if kind.router_bias else 0
-    scores = block.linear(
-        f"{prefix}router", kind.experts, hidden, [NORM], format=FORMATS["bf16"], bias=bias, kind="router"
-    )
-    # scores and their order, 32-bit
-    moved = 2.0 * rank.tokens * kind.experts * SCORE_BYTES / 2
-    needed = block.elementwise(f"{prefix}top_k", "activation", moved, [scores])
-    every = rank.tokens * plan.attention_dp
+    rank, gathers = block.rank, block.rank.plan.attention_dp > 1 and reduces
+    needed = _router(block, kind, prefix)
     if gathers:
-        needed = _exchange(block, kind, prefix, "dispatch", own.activation_bytes, needed)
-    held = kind.experts // plan.ep
-    width = expert.width // plan.expert_tp
-    ups = expert.up_width // expert.width
-    biases = (ups * width + hidden) * expert.bias
-    shape = MoeShape(
-        tokens=every * rank.loads.busiest(plan.ep),
-        hidden=hidden,
-        width=expert.width,
-        experts=kind.experts,
-        top_k=kind.experts_per_token,
-        expert_tp=plan.expert_tp,
-        ep=plan.ep,
-        imbalance=rank.loads.tabled,
-        **operands(own),
-    )
-    weights = held * ((ups + 1) * float(hidden) * width * own.weight_bytes + biases * STATE_BYTES)
-    output = routed = block.op(f"{prefix}experts", "experts", shape, [needed], weights=weights)
+        needed = _exchange(block, kind, prefix, "dispatch", rank.format("experts").activation_bytes, needed)
+    output = routed = _routed(block, kind, prefix, needed)
     name = "experts"
     if gathers:
         name = "combine"
@@ -88,6 +64,38 @@ def _experts(block: BlockKernels, kind: Moe, prefix: str, *, reduces: bool) -> i
         block.shared = shared
         return output
     return block.elementwise(f"{prefix}{name}.shared_add", "add", 3 * rank.state_bytes, [output, shared])
+
+
+def _router(block: BlockKernels, kind: Moe, prefix: str) -> int:
+    """The score of every expert, and the choice of the best."""
+    bias = kind.experts if kind.router_bias else 0
+    scores = block.linear(
+        f"{prefix}router", kind.experts, kind.expert.hidden, [NORM], format=FORMATS["bf16"], bias=bias, kind="router"
+    )
+    # what is chosen is small next to the scores
+    moved = float(block.rank.tokens) * kind.experts * SCORE_BYTES
+    return block.elementwise(f"{prefix}top_k", "activation", moved, [scores])
+
+
+def _routed(block: BlockKernels, kind: Moe, prefix: str, needed: int) -> int:
+    """What this rank holds of the routed experts, for the tokens of all groups."""
+    rank, plan, expert, own = block.rank, block.rank.plan, kind.expert, block.rank.format("experts")
+    held, width = kind.experts // plan.ep, expert.width // plan.expert_tp
+    ups = expert.up_width // expert.width
+    biases = (ups * width + expert.hidden) * expert.bias
+    shape = MoeShape(
+        tokens=rank.tokens * plan.attention_dp * rank.loads.busiest(plan.ep),
+        hidden=expert.hidden,
+        width=expert.width,
+        experts=kind.experts,
+        top_k=kind.experts_per_token,
+        expert_tp=plan.expert_tp,
+        ep=plan.ep,
+        imbalance=rank.loads.tabled,
+        **operands(own),
+    )
+    weights = held * ((ups + 1) * float(expert.hidden) * width * own.weight_bytes + biases * STATE_BYTES)
+    return block.op(f"{prefix}experts", "experts", shape, [needed], weights=weights)
 
 
 def _exchange(
