@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ladder_sim.errors import SpecError
-from ladder_sim.specs.hf_layers import read_experts, read_latent, read_window
+from ladder_sim.specs.hf_layers import read_experts, read_ladder_layers, read_latent, read_window
 from ladder_sim.specs.hf_reader import ENCODERS, MAXIMA, TEXT_CONFIGS, ConfigReader
+from ladder_sim.specs.hf_refusals import refuse_architectures, refuse_types
 from ladder_sim.specs.hf_types import EXPERTS, SIZES
 from ladder_sim.specs.layers import QkNorm
 from ladder_sim.specs.quantization import FIELDS, read_quantization
@@ -74,10 +75,10 @@ def _read_json(file: Path) -> dict[str, object]:
 def shape_from_hf(config: Mapping[str, object], *, source: str) -> dict[str, Any]:
     """Translate a parsed config.json into the fields of ModelSpec that it decides; see `ModelSpec.from_hf`."""
     outer = ConfigReader(config, shown_path(source))
-    outer.refuse_other_architectures()
+    refuse_architectures(outer)
     reader = outer.decoder()
-    reader.refuse_other_architectures()
-    reader.refuse_other_types()
+    refuse_architectures(reader)
+    refuse_types(reader)
     names = EXPERTS.get(reader.model_type())
     keys = {**SIZES, "intermediate": names.dense} if names else SIZES
     sizes = {field: reader.size(key, MAXIMA[field]) for field, key in keys.items()}
@@ -108,7 +109,7 @@ def shape_from_hf(config: Mapping[str, object], *, source: str) -> dict[str, Any
         qk_norm=_qk_norm(reader),
         post_norms=reader.flag("post_norms"),
         attention_sinks=reader.flag("attention_sinks"),
-        ladder_layers=reader.ladder_layers(layers, ladder=reader.model_type() == "llamaLadder"),
+        ladder_layers=read_ladder_layers(reader, layers),
         parallel_blocks=reader.flag("parallel_blocks"),
         multimodal=any(config.get(key) for key in (*TEXT_CONFIGS, *ENCODERS)),
         weights_dtype=quantization.dtype,

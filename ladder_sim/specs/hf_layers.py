@@ -1,8 +1,9 @@
-"""What a config.json says of single layers: experts, latent attention, windows; as fields of ModelSpec."""
+"""What a config.json says of single layers: experts, latent attention, windows, wiring; as fields of ModelSpec."""
 
 from typing import Any
 
-from ladder_sim.specs.hf_reader import EXPERT_COUNTS, MAXIMA, ConfigReader
+from ladder_sim.specs.hf_reader import MAXIMA, ConfigReader
+from ladder_sim.specs.hf_refusals import EXPERT_COUNTS
 from ladder_sim.specs.hf_types import EXPERTS, LATENT_TYPES
 
 
@@ -128,3 +129,33 @@ def _in_pattern(reader: ConfigReader, layers: int) -> tuple[int, ...]:
     period = reader.size("sliding_window_pattern", MAXIMA["layers"])
     full = 0 if reader.flag("full_attention_first") else period - 1
     return tuple(layer for layer in range(layers) if layer % period != full)
+
+
+def read_ladder_layers(reader: ConfigReader, layers: int) -> tuple[int, ...]:
+    """Those that a llamaLadder config wires as ladder; empty: none."""
+    value = reader.config.get("ladder_layers")
+    if reader.model_type() != "llamaLadder":
+        if value:
+            raise reader.error(
+                "ladder_layers",
+                'only read with "model_type": "llamaLadder"',
+                "set the model_type, or drop the field and choose the wiring with --variant",
+            )
+        return ()
+    if value is None:
+        return ()
+    if isinstance(value, list):
+        chosen = value
+    elif isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= layers:
+        # a count is taken from the top of the stack, next to the LM head
+        chosen = list(range(layers - value, layers))
+    else:
+        chosen = [None]
+    good = all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < layers for i in chosen)
+    if not good or len(set(chosen)) != len(chosen):
+        raise reader.error(
+            "ladder_layers",
+            f"must be a count from 0 to {layers}, or a list of different layers from 0 to {layers - 1}",
+            "correct ladder_layers in the file",
+        )
+    return tuple(sorted(chosen))
