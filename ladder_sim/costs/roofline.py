@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from ladder_sim.des.shared import Floats, Number, any_true
 from ladder_sim.graph.inputs import STATE_BYTES, operands
-from ladder_sim.graph.ops import AttentionShape, BmmShape, GemmShape, MlaShape, MoeShape, Shape
+from ladder_sim.graph.ops import AttentionShape, BmmShape, GemmShape, MlaShape, MoeShape, Multiplication, Shape
 from ladder_sim.specs.cluster import GpuSpec
 from ladder_sim.specs.imbalance import Imbalance
 from ladder_sim.specs.workload import FORMATS, KV_BYTES, Format, TensorCores
@@ -90,7 +90,7 @@ class Gpu:
 
     def peak_flops(self, shape: Shape) -> Number:
         """Peak FLOP/s of the tensor cores that an op runs on."""
-        if not isinstance(shape, GemmShape | MoeShape | BmmShape):
+        if not isinstance(shape, Multiplication):
             return self.bf16_flops
         peaks: dict[TensorCores, Number] = {"bf16": self.bf16_flops, "fp8": self.fp8_flops, "fp4": self.fp4_flops}
         return peaks[GEMM_FORMATS[shape.format].tensor_cores]

@@ -71,7 +71,21 @@ def varies(size: object) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GemmShape:
+class Multiplication:
+    """Operands of a kernel that multiplies activations by weights: bytes of an element of each."""
+
+    weight_element_bytes: float
+    """Of the weights, scales included."""
+    input_element_bytes: float
+    """Of the input activations."""
+    output_element_bytes: float
+    """Of the output activations."""
+    format: str = "bf16"
+    """Of the operands, by `ladder_sim.specs.workload.Format.name`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmShape(Multiplication):
     """``[m, k] @ [k, n]``: a linear layer's shard over m tokens."""
 
     m: int
@@ -80,14 +94,6 @@ class GemmShape:
     """Output features on this rank."""
     k: int
     """Input features on this rank."""
-    weight_element_bytes: float
-    """Of the weight matrix, scales included."""
-    input_element_bytes: float
-    """Of the input activations."""
-    output_element_bytes: float
-    """Of the output activations."""
-    format: str = "bf16"
-    """Of the operands, by `ladder_sim.specs.workload.Format.name`."""
     duty: float = 0.0
     """Share of the time in which the GPU multiplies as much as here: prompts are compute bound, decode is not."""
 
@@ -181,7 +187,7 @@ class AttentionShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MoeShape:
+class MoeShape(Multiplication):
     """The routed experts of one layer, on the rank of their group that takes longest.
 
     Gate and up, activation, down, the sorting of tokens by expert before and their weighted sum after; no messages.
@@ -202,14 +208,6 @@ class MoeShape:
     """Ranks that share the width of each expert."""
     ep: int = 1
     """Parts into which the experts are spread; the group has `expert_tp` * `ep` ranks."""
-    weight_element_bytes: float
-    """Of the weights, scales included."""
-    input_element_bytes: float
-    """Of the input activations."""
-    output_element_bytes: float
-    """Of the output activations."""
-    format: str = "bf16"
-    """Of the operands, by `ladder_sim.specs.workload.Format.name`."""
     imbalance: Imbalance = "power-law-1.01"
     """How unevenly tokens choose experts."""
 
@@ -294,7 +292,7 @@ class MlaShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BmmShape:
+class BmmShape(Multiplication):
     """``[heads, m, k] @ [heads, k, n]``: a projection of each head by itself, as into and out of the latent space."""
 
     heads: int
@@ -305,14 +303,6 @@ class BmmShape:
     """Output features of a head."""
     k: int
     """Input features of a head."""
-    weight_element_bytes: float
-    """Of the weights, scales included."""
-    input_element_bytes: float
-    """Of the input activations."""
-    output_element_bytes: float
-    """Of the output activations."""
-    format: str = "bf16"
-    """As in `GemmShape`."""
 
     @property
     def flops(self) -> float:
