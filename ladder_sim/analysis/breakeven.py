@@ -41,7 +41,7 @@ class Crossing:
     """Where the speedup crosses the target."""
 
     value: float
-    """Of the field; for integer fields the first value past the target."""
+    """Of the field; for integer fields the first value past the target that can run."""
     rising: bool
     """The speedup grows with the field."""
 
@@ -158,9 +158,11 @@ def breakeven(
             error = fit_error(scenario, memory, otherwise=f"or {hint}")
             problem, hint = error.message, error.hint
         raise InfeasibleError(f"nothing in the range of {field} can run: {problem}", hint=hint)
+    # degrees of parallelism that cannot run lie between others that can; a figure has no value next to a gap
+    tried = [each for each in zip(values.values, scanned, strict=True) if not (whole and np.isnan(each[1]))]
     crossings = [
-        Crossing(value=_close_in(speedup, target, bracket, whole=whole), rising=bool(right > left))
-        for bracket, (left, right) in zip(pairwise(values.values), pairwise(scanned), strict=True)
+        Crossing(value=_close_in(speedup, target, (start, end), whole=whole), rising=bool(right > left))
+        for (start, left), (end, right) in pairwise(tried)
         # never where one is NaN
         if left < target <= right or left > target >= right
     ]
@@ -223,9 +225,17 @@ def _close_in(speedup: _Speedup, target: float, bracket: tuple[float, float], *,
 
     if whole:
         above = excess(left) > 0
-        while right - left > 1:
-            middle = (left + right) // 2
-            left, right = (middle, right) if (excess(middle) > 0) == above else (left, middle)
+        between: Sequence[int] = range(int(left) + 1, int(right))
+        while between:
+            middle = len(between) // 2
+            here = excess(between[middle])
+            if np.isnan(here):
+                # the bracket holds few values that cannot run: degrees between those that can
+                between = [*between[:middle], *between[middle + 1 :]]
+            elif (here > 0) == above:
+                between = between[middle + 1 :]
+            else:
+                right, between = between[middle], between[:middle]
         return right
     if excess(left) * excess(right) > 0:
         # a single value may be rounded otherwise than in the scan

@@ -48,6 +48,17 @@ def test_breakeven_of_a_whole_number_is_the_first_beyond(monkeypatch: pytest.Mon
         assert (after > found.target) is crossing.rising
 
 
+@pytest.mark.parametrize(("scanned", "given"), [(65, "1:8"), (2, "2:8")])
+def test_breakeven_along_a_degree_is_the_first_that_can_run(
+    monkeypatch: pytest.MonkeyPatch, scanned: int, given: str
+) -> None:
+    """Degrees in between cannot run, whether they are scanned or met on the way to the crossing."""
+    monkeypatch.setattr(breakevens, "SCANNED", scanned)
+    target = (_speedup("ladder", model="70b", tp=2) + _speedup("ladder", model="70b", tp=4)) / 2
+    result = breakeven({"model": "70b"}, "tp", given, gain=target - 1.0)
+    assert [(crossing.value, crossing.rising) for crossing in result.crossings] == [(4, True)]
+
+
 def test_no_crossing_is_said_so() -> None:
     found = breakeven(TWO_NODES, "inter.bandwidth", "50:800Gb/s", gain=5.0)
     assert found.crossings == ()

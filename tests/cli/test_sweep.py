@@ -235,3 +235,6 @@ def test_no_crossing_is_said_in_words() -> None:
     done = run("breakeven", "inter.bandwidth=100:400Gb/s", *TWO_NODES, "--gain", "400")
     assert done.code == 0
     assert "no crossing: at or below the target at all 65 values tried" in done.out
+    # of 1 to 8 only 2, 4 and 8 divide the model and fit
+    done = run("breakeven", "tp=1:8", "--model", "70b", "--gain", "100")
+    assert "no crossing: at or below the target at all 3 values tried that can run" in done.out

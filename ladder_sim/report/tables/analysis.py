@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -54,7 +55,10 @@ def breakeven_report(result: BreakEven) -> RenderableType:
     parts: list[RenderableType] = [Text(head, "bold"), table((name, "speedup", ""), rows, wrapped=())]
     if not result.crossings:
         side = "above" if low[1] > result.target else "at or below"
-        parts.append(Text(f"no crossing: {side} the target at all {len(result.values)} values tried"))
+        count = int(np.count_nonzero(~np.isnan(result.speedups)))
+        tried = f"all {count} values tried" if count > 1 else "the only value tried"
+        can_run = " that can run" if count < len(result.values) else ""
+        parts.append(Text(f"no crossing: {side} the target at {tried}{can_run}"))
     return Group(*parts)
 
 
