@@ -6,7 +6,7 @@ from typing import Annotated, cast
 
 import typer
 
-from ladder_sim.cli.options import MemoryFlags, PointFlags, SearchFlags, split_names, with_options
+from ladder_sim.cli.options import MemoryFlags, SearchFlags, split_names, with_options
 from ladder_sim.cli.output import Output
 from ladder_sim.units import parse_quantity
 
@@ -164,7 +164,7 @@ def compare(
 @with_options
 def sensitivity(
     *,
-    flags: PointFlags,
+    flags: MemoryFlags,
     variant: Annotated[list[str] | None, typer.Option(help="As in predict; --plot draws the last one.")] = None,
     step: Annotated[float, typer.Option(help="Change of each figure in percent.")] = 10.0,
     output: Output,
@@ -181,11 +181,13 @@ def sensitivity(
 
     names, fraction = split_names(variant) or ["standard", "parallel", "ladder"], step / 100.0
     scenario = scenario_at(flags.point())
+    # refuses what does not fit the memory
+    confidence = predict(scenario, names, profile=flags.profile, ignore_memory=flags.ignore_memory).confidence
     figures = analysis.sensitivity(scenario, names, profile=flags.profile, step=fraction)
     drawn = list(figures[0].responses)[-1]
     output.give(
         lambda: sensitivity_document(figures, fraction),
         lambda: sensitivity_report(figures, fraction),
         lambda: tornado_figure(figures, drawn, fraction, scenario_label(scenario)),
-        Notes(confidences={"": predict(scenario, names, profile=flags.profile, ignore_memory=True).confidence}),
+        Notes(confidences={"": confidence}),
     )

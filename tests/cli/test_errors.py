@@ -148,6 +148,8 @@ def test_other_commands_say_what_fits_too() -> None:
     refused(("advise", "--batches", "512", "--tp", "8"), 3, "at batch 512", "or --batches 183 fits")
     refused(("advise", "--model", "405b", "--tp", "8"), 3, "needs 111 GB per GPU at TP 8", "--gpus 16 fits")
     refused(("breakeven", "intra.latency=1:9us", "--model", "405b"), 3, "405b needs 111 GB", "--dtype fp8 fits")
+    refused(("sensitivity", "--model", "405b"), 3, "405b needs 111 GB", "--dtype fp8 fits", "--ignore-memory")
+    assert "does not fit: needs 111 GB" in run("sensitivity", "--model", "405b", "--ignore-memory").out
     refused(("compare", "h200-sxm", "h100-sxm", "--model", "405b"), 3, "error: h100-sxm: llama-3.1-405b needs 111 GB")
 
 
