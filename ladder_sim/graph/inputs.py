@@ -40,7 +40,7 @@ class PassInputs(NamedTuple):
 
     @classmethod
     def of(cls, scenario: Scenario) -> Self:
-        """Those of a scenario."""
+        """The inputs of a scenario's passes."""
         workload = scenario.workload
         if workload.concurrency is None:
             workload = replace(workload, batch=scenario.plan.micro_batch(workload.batch))
@@ -93,7 +93,7 @@ class ModelBlocks(NamedTuple):
 
 @lru_cache(maxsize=256)
 def model_blocks(model: ModelSpec) -> ModelBlocks:
-    """Those of a model."""
+    """The blocks of a model."""
     kinds = list(dict.fromkeys(model.kinds))
     # equal kinds of one model are the same object
     numbers = {id(kind): number for number, kind in enumerate(kinds)}

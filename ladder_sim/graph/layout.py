@@ -79,7 +79,7 @@ class Structure(NamedTuple):
     kinds: tuple[tuple[int, int], ...]
     """As `ModelBlocks.kinds`."""
     blocks: tuple[BlockStructure, ...]
-    """As `block_keys`."""
+    """Order of each block's kernels, in the order of `block_keys`."""
     stages: tuple[int, ...]
     """Layers of each pipeline stage; empty: there is one stage."""
     tensor_parallel: bool
@@ -105,7 +105,7 @@ class Structure(NamedTuple):
 
     @property
     def block_keys(self) -> list[BlockKey]:
-        """Of all blocks that differ."""
+        """Keys of all blocks that differ."""
         return list(
             dict.fromkeys(BlockKey.of(self.kinds[kind], part, reduces) for kind, part, reduces in self.wiring.forms)
         )

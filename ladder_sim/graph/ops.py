@@ -75,11 +75,11 @@ class Multiplication:
     """Operands of a kernel that multiplies activations by weights: bytes of an element of each."""
 
     weight_element_bytes: float
-    """Of the weights, scales included."""
+    """Bytes of one weight, its share of the scales included."""
     input_element_bytes: float
-    """Of the input activations."""
+    """Bytes of one input activation."""
     output_element_bytes: float
-    """Of the output activations."""
+    """Bytes of one output activation."""
     format: str = "bf16"
     """Of the operands, by `ladder_sim.specs.workload.Format.name`."""
 
@@ -132,9 +132,9 @@ class AttentionShape:
     head_dim: int
     """Width of one head."""
     element_bytes: int
-    """Of queries, scores and output."""
+    """Bytes of one element of queries, scores and output."""
     kv_element_bytes: int = 2
-    """Of the cached keys and values."""
+    """Bytes of one cached element of keys and values."""
     shares_step: bool = False
     """Of prompts whose step decodes other sequences too; `kv_len` is what their tokens read on average."""
     window: int = 0
@@ -266,7 +266,7 @@ class MlaShape:
     element_bytes: int
     """Of queries, expanded keys and values, and output."""
     kv_element_bytes: int = 2
-    """Of the cached latent vectors."""
+    """Bytes of one cached element of latent vectors."""
     shares_step: bool = False
     """As in `AttentionShape`."""
 
@@ -343,7 +343,7 @@ class CollectiveShape:
     per_sequence: bool = False
     """It grows with the sequences, not with their tokens."""
     kernel: str = ""
-    """Of a dispatch or combine."""
+    """Kernel of a dispatch or combine, by the names of `StackSpec.dispatch`; empty for other collectives."""
 
     @property
     def flops(self) -> float:

@@ -20,7 +20,7 @@ class Collective:
     count: int
     """In the pass."""
     message_bytes: float
-    """Of each."""
+    """Message of each, bytes."""
     after: str
     """The last op whose result it waits for."""
     next_to: tuple[str, ...]
@@ -30,7 +30,7 @@ class Collective:
     seconds: float
     """All of them, hidden or not."""
     hidden_s: float
-    """Of that, while kernels run."""
+    """Part of these seconds in which kernels run."""
 
 
 class _Place(NamedTuple):

@@ -57,11 +57,11 @@ class Order:
     """How a layout's ops run: the same for any size and cost."""
 
     streams: tuple[int, ...]
-    """Of each op."""
+    """Stream of each op."""
     role_streams: tuple[int, ...]
-    """Of each of the layout's roles."""
+    """Stream of each of the layout's roles."""
     leads: tuple[Lead, ...]
-    """Of each op."""
+    """Lead of each op."""
     spans: Mapping[tuple[int, Lead], int]
     """How often each role comes after which lead, layers left out included."""
     stages: tuple[Mapping[tuple[int, Lead], int], ...]
@@ -80,7 +80,7 @@ class Schedule:
     """What a forward pass runs in which order, some identical layers left out."""
 
     kernels: PassKernels
-    """Those of one token."""
+    """Kernels of a pass over one token."""
     variant: str
     """Canonical name."""
     fuses_norm: bool
@@ -98,12 +98,12 @@ class Schedule:
 
     @cached_property
     def ops(self) -> tuple[Op, ...]:
-        """Those of one token, in issue order."""
+        """Its ops, of one token, in issue order."""
         return self.kernels.ops(self.layout)
 
     @property
     def distinct(self) -> dict[int, Op]:
-        """Those that differ in kind or shape, by number."""
+        """Its ops that differ in kind or shape, by number."""
         return {number: self.kernels.distinct[number] for number in self.numbers}
 
     def with_periods(self, keep: int) -> "Schedule":

@@ -111,7 +111,7 @@ def _window_layers(reader: ConfigReader, layers: int) -> tuple[int, ...]:
 
 
 def _rotated_layers(reader: ConfigReader, layers: int) -> tuple[int, ...]:
-    """Of Llama 4."""
+    """Layers of Llama 4 with rotary embeddings."""
     rotated = reader.config.get("no_rope_layers") or []
     if not rotated:
         return _in_pattern(reader, layers)

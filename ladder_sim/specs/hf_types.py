@@ -123,7 +123,7 @@ class ExpertFields(NamedTuple):
     routed: str
     """Routed experts of a layer."""
     width: str = "moe_intermediate_size"
-    """Of one of them."""
+    """Width of one of them."""
     dense: str = "intermediate_size"
     """Width of an MLP without experts."""
 

@@ -109,7 +109,7 @@ class Mla:
 
     @property
     def window(self) -> int:
-        """It attends to all tokens."""
+        """0: it attends to all tokens."""
         return 0
 
     def kv_share(self, tp: int) -> float:
@@ -158,7 +158,7 @@ class Moe:
     experts: int
     """Routed experts."""
     experts_per_token: int
-    """Of them those that a token is sent to."""
+    """Routed experts that each token is sent to."""
     shared: Dense | None = None
     """All shared experts together, which are one MLP."""
     router_bias: bool = False

@@ -61,7 +61,7 @@ class Plan:
 
     @property
     def ranks(self) -> int:
-        """Of a stage."""
+        """Ranks of a stage."""
         return self.tp * self.attention_dp
 
     @property

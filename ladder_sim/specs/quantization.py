@@ -59,7 +59,7 @@ class Quantization(NamedTuple):
     """What a checkpoint stores in which precision."""
 
     dtype: DType
-    """Of linear layers."""
+    """Precision of linear layers."""
     kv_dtype: KvDType | None
     """Of the KV cache; None: the config does not say."""
     unquantized: tuple[LayerPart, ...] = ()

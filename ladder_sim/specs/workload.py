@@ -22,9 +22,9 @@ class Format:
     name: str
     """Of the tables of its GEMMs."""
     weight_bytes: float
-    """Of one weight, its share of the scales included."""
+    """Bytes of one weight, its share of the scales included."""
     activation_bytes: float
-    """Of one input, likewise."""
+    """Bytes of one input, likewise."""
     tensor_cores: TensorCores
     """Whose peak bounds its GEMMs, on a GPU that has them."""
     quantizes: bool = False

@@ -25,9 +25,9 @@ class Facts:
     unquantized: tuple[LayerPart, ...] = ()
     """Parts of each layer that the checkpoint keeps in 16 bits."""
     kv_dtype: KvDType | None = None
-    """Of the server."""
+    """Precision of the server's KV cache."""
     arrivals: str = "steady"
-    """Of the requests."""
+    """How requests arrive, as `ladder_sim.Scenario.of` has it."""
     server: Mapping[str, float] = field(default_factory=dict)
     """Settings of the server, as `Scenario.of` has overrides, that are not the stack's."""
     length_share: float = 1.0

@@ -254,7 +254,7 @@ def _check_times(serving: Serving, cell: Mapping[str, str]) -> None:
 
 
 def _active_share(model: ModelSpec) -> float:
-    """Of the weights, those that one token uses."""
+    """Share of the weights that one token uses."""
     layers = [kind.feed_forward for kind in model.kinds]
     idle = sum(
         (each.experts - each.experts_per_token) * each.expert.parameters for each in layers if isinstance(each, Moe)
