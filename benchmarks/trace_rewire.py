@@ -19,6 +19,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from ladder_sim.traces.contention import default_contention
+from ladder_sim.traces.graph import TraceGraph
 from ladder_sim.traces.load import load
 from ladder_sim.traces.replay import replay
 from ladder_sim.traces.wirings import predict_variants
@@ -90,17 +92,30 @@ def compare(case: Case, pairs: int) -> bool:
         graph = load([Path(name, "trace")])
     measured_s = np.array([step.recorded_s for step in replay(graph).steps])
     standard_s, ladder_s = measured_s[::2], measured_s[1::2]
-    predicted_s = np.array(
-        [predict_variants(graph.of_step(2 * pair), ["ladder"])["ladder"].seconds for pair in range(pairs)]
-    )
+    predicted_s = np.array([predicted(graph.of_step(2 * pair)) for pair in range(pairs)])
+    return judge(case.name, standard_s, predicted_s, ladder_s)
+
+
+def judge(
+    name: str,
+    standard_s: npt.NDArray[np.float64],
+    predicted_s: npt.NDArray[np.float64],
+    ladder_s: npt.NDArray[np.float64],
+) -> bool:
+    """Print the row of a case; returns whether its error may be within the bound."""
     errors = predicted_s / ladder_s - 1.0
-    draws = np.random.default_rng(0).choice(errors, (RESAMPLES, pairs))
+    draws = np.random.default_rng(0).choice(errors, (RESAMPLES, len(errors)))
     low, high = np.percentile(np.median(draws, axis=1), INTERVAL)
     within = bool(low <= BOUND and high >= -BOUND)
     times = " | ".join(format_seconds(median(seconds)) for seconds in (standard_s, predicted_s, ladder_s))
     verdict = f"{'within' if within else 'BEYOND'} {BOUND:.0%}"
-    print(f"| {case.name} | {times} | {median(errors):+.1%} | {low:+.1%} to {high:+.1%} | {verdict} |", flush=True)
+    print(f"| {name} | {times} | {median(errors):+.1%} | {low:+.1%} to {high:+.1%} | {verdict} |", flush=True)
     return within
+
+
+def predicted(step: TraceGraph) -> float:
+    """Time of a recorded standard step as ladder, seconds."""
+    return predict_variants(step, ["ladder"], contention=default_contention(step))["ladder"].seconds
 
 
 def median(values: npt.NDArray[np.float64]) -> float:

@@ -1,5 +1,6 @@
 """`ladder-sim trace`: read recorded runs, replay them, rewire them, write them for Perfetto."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast, get_args
@@ -16,13 +17,13 @@ from ladder_sim.specs.scenario import Scenario
 if TYPE_CHECKING:
     from ladder_sim.traces.graph import TraceGraph
 
-_WHAT_IF, _OUTPUT = "What if", "Output"
+_PART, _WHAT_IF, _OUTPUT = "Part of the run", "What if", "Output"
 
 trace = typer.Typer(help="Learn from a recorded run what ladder would give it.", no_args_is_help=True)
 
 Files = Annotated[
     list[Path],
-    typer.Argument(help="Traces of torch.profiler, one for each rank, or their folder; or one exported file."),
+    typer.Argument(help="Traces of torch.profiler or Nsight Systems (sqlite), or their folder; or one exported file."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object.", rich_help_panel=_OUTPUT)]
 Save = Annotated[Path | None, typer.Option(help="Write to a file instead of stdout.", rich_help_panel=_OUTPUT)]
@@ -33,12 +34,51 @@ Plot = Annotated[Path | None, typer.Option(help="Draw the timeline: .html, .png 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Part(OptionGroup):
+    """A part of a recorded run."""
+
+    step: Annotated[str | None, typer.Option(help="Only the step of this name.", rich_help_panel=_PART)] = None
+    annotation: Annotated[
+        str | None,
+        typer.Option(
+            help="Steps begin at annotations or NVTX ranges with such a name, e.g. 'execute_*'.", rich_help_panel=_PART
+        ),
+    ] = None
+    from_: Annotated[
+        str | None, typer.Option("--from", help="Only what starts from this time on, e.g. 20ms.", rich_help_panel=_PART)
+    ] = None
+    to: Annotated[str | None, typer.Option(help="Only what starts before this time.", rich_help_panel=_PART)] = None
+
+    def load(self, files: list[Path]) -> "TraceGraph":
+        """The run, or what starts in the given time."""
+        from ladder_sim.traces.iterations import between
+        from ladder_sim.traces.load import load
+        from ladder_sim.units import parse_quantity
+
+        graph = load(files, marks=self.annotation)
+        if self.from_ is None and self.to is None:
+            return graph
+        times = [
+            None if text is None else parse_quantity(text, "s", name=name)
+            for name, text in (("--from", self.from_), ("--to", self.to))
+        ]
+        return between(graph, *times)
+
+    def load_step(self, files: list[Path]) -> "TraceGraph":
+        """The run, or the step if one is named."""
+        from ladder_sim.traces.iterations import choose_step
+
+        graph = self.load(files)
+        return graph if self.step is None else choose_step(graph, self.step)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf(OptionGroup):
     """Changes to a recorded run."""
 
     scale: Annotated[
         list[str] | None,
-        typer.Option(help="KIND=FACTOR or NAME=FACTOR, e.g. gemm=0.5 or '*flash*=2'.", rich_help_panel=_WHAT_IF),
+        typer.Option(help="Of a kind, name or module: gemm=0.5, '*flash*=2' or 'MLP_*=0.8'.", rich_help_panel=_WHAT_IF),
     ] = None
     no_launch_gaps: Annotated[
         bool, typer.Option("--no-launch-gaps", help="Launch in no time, as CUDA graphs do.", rich_help_panel=_WHAT_IF)
@@ -51,14 +91,26 @@ class WhatIf(OptionGroup):
         int | None, typer.Option(help="Ranks on that cluster; default: all its GPUs.", rich_help_panel=_WHAT_IF)
     ] = None
     allreduce: Annotated[str | None, typer.Option(help=ARGUMENTS["allreduce"].help, rich_help_panel=_WHAT_IF)] = None
+    message_bytes: Annotated[
+        str | None,
+        typer.Option(help="Size of all-reduces that the trace does not know, e.g. 128KiB.", rich_help_panel=_WHAT_IF),
+    ] = None
+    keep_gaps: Annotated[
+        bool,
+        typer.Option("--keep-gaps", help="Keep the gaps between kernels of a CUDA graph.", rich_help_panel=_WHAT_IF),
+    ] = False
 
     def __post_init__(self) -> None:
-        if self.interconnect is None and (self.nodes != 1 or self.tp is not None or self.allreduce is not None):
-            raise UsageError("--nodes, --tp and --allreduce need --interconnect", hint="for example h100-sxm")
+        network = (self.tp, self.allreduce, self.message_bytes)
+        if self.interconnect is None and (self.nodes != 1 or any(flag is not None for flag in network)):
+            raise UsageError(
+                "--nodes, --tp, --allreduce and --message-bytes need --interconnect", hint="for example h100-sxm"
+            )
 
     def apply(self, graph: "TraceGraph") -> "TraceGraph":
         """The graph with all changes; the same object if there are none."""
         from ladder_sim.traces import whatif
+        from ladder_sim.units import parse_quantity
 
         for text in self.scale or []:
             what, _, factor = text.rpartition("=")
@@ -68,8 +120,17 @@ class WhatIf(OptionGroup):
                 raise UsageError(f"--scale '{text}' is not KIND=FACTOR", hint="for example --scale gemm=0.5") from None
         if self.interconnect is not None:
             scenario = Scenario.of(cluster=self.interconnect, nodes=self.nodes, tp=self.tp, allreduce=self.allreduce)
-            graph = whatif.with_all_reduce_times(graph, whatif.all_reduce_seconds(scenario))
+            size = 0.0
+            if self.message_bytes is not None:
+                size = parse_quantity(self.message_bytes, "bytes", name="--message-bytes")
+            graph = whatif.with_all_reduce_times(graph, whatif.all_reduce_seconds(scenario), size)
         return whatif.without_launch_gaps(graph) if self.no_launch_gaps else graph
+
+    def recorded(self, graph: "TraceGraph") -> "TraceGraph":
+        """The recording to change: with the gaps inside CUDA graphs, or a note on them."""
+        from ladder_sim.traces import whatif
+
+        return whatif.with_gaps(graph) if self.keep_gaps else whatif.with_note_on_gaps(graph)
 
 
 @trace.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -101,9 +162,31 @@ def import_(files: Files, save: Annotated[Path, typer.Option(help="File to write
 
 
 @trace.command()
+@with_options
+def chakra(
+    files: Files,
+    part: Part,
+    folder: Annotated[Path, typer.Option(help="Folder to write into.")],
+) -> None:
+    """Write Chakra execution traces, one for each rank, for ASTRA-sim and other simulators."""
+    from ladder_sim.traces.chakra import write_chakra
+
+    for path in write_chakra(part.load_step(files), folder):
+        print(f"written: {path}", file=sys.stderr)
+
+
+@trace.command()
+@with_options
 def info(
     files: Files,
+    part: Part,
     top: Annotated[int, typer.Option(help="Ops to show.", min=1)] = 15,
+    spread: Annotated[
+        bool, typer.Option("--spread", help="Show each op's share, shortest, longest time and deviation.")
+    ] = False,
+    modules: Annotated[
+        bool, typer.Option("--modules", help="Show the time of modules, if the profiler recorded them, and of ranges.")
+    ] = False,
     json: Json = False,
     save: Save = None,
     plot: Plot = None,
@@ -111,22 +194,22 @@ def info(
     """Show ops by time, hidden and exposed communication, and the critical path."""
     from ladder_sim.report.documents import info_document
     from ladder_sim.report.tables.traces import info_report
-    from ladder_sim.traces.load import load
     from ladder_sim.traces.summary import summarize_run
 
-    graph = load(files)
+    graph = part.load_step(files)
     summary = summarize_run(graph)
     _draw({"recorded": graph}, plot, "Recorded run")
     if json:
         write(info_document(graph, summary).to_json(), save)
     else:
-        show(info_report(graph, summary, top), save)
+        show(info_report(graph, summary, top, spread=spread, modules=modules), save)
 
 
 @trace.command()
 @with_options
 def replay(
     files: Files,
+    part: Part,
     what_if: WhatIf,
     json: Json = False,
     save: Save = None,
@@ -143,20 +226,22 @@ def replay(
     from ladder_sim.report.documents import replay_document
     from ladder_sim.report.tables.traces import replay_report
     from ladder_sim.traces import perfetto
-    from ladder_sim.traces.load import load
     from ladder_sim.traces.replay import replay as run
     from ladder_sim.traces.whatif import without_communication
 
-    recorded = load(files)
-    changed = what_if.apply(recorded)
-    replayed = run(without_communication(changed) if no_communication else changed)
+    recorded = what_if.recorded(part.load_step(files))
+    replayed = run(recorded)
+    graph = what_if.apply(recorded)
+    graph = without_communication(graph) if no_communication else graph
+    changed = None if graph is recorded else run(graph)
+    result = (changed or replayed).simulated
     if save_trace is not None:
-        perfetto.write({"replayed": replayed.simulated}, save_trace)
-    _draw({"recorded": recorded, "replayed": replayed.simulated}, plot, "Recorded and replayed")
+        perfetto.write({"replayed": result}, save_trace)
+    _draw({"recorded": recorded, "replayed": result}, plot, "Recorded and replayed")
     if json:
-        write(replay_document(replayed).to_json(), save)
+        write(replay_document(replayed, changed).to_json(), save)
     else:
-        show(replay_report(replayed, changed=replayed.graph is not recorded), save)
+        show(replay_report(replayed, changed), save)
     worst = max(replayed.steps, key=lambda step: abs(step.error))
     if max_error is not None and abs(worst.error) > max_error / 100.0:
         raise LadderSimError(
@@ -169,6 +254,7 @@ def replay(
 @with_options
 def predict(
     files: Files,
+    part: Part,
     what_if: WhatIf,
     json: Json = False,
     save: Save = None,
@@ -178,33 +264,46 @@ def predict(
         list[str] | None,
         typer.Option(help="standard, parallel, ladder, hybrid-ladder:K or upper-bound; repeatable, commas allowed."),
     ] = None,
-    step: Annotated[str | None, typer.Option(help="Name of the iteration; default: the last.")] = None,
     stream_wait: Annotated[
         str, typer.Option(help="Cost of waiting for another stream, for all-reduces on the compute stream.")
     ] = "1us",
+    contention: Annotated[
+        str | None,
+        typer.Option(
+            help="Cluster of the catalog whose GPU says how overlapping kernels slow each other, or none. "
+            "Default: none on GPUs; on CPUs gloo's threads take time of their rank's core."
+        ),
+    ] = None,
 ) -> None:
-    """Predict the time of a standard tensor-parallel run in other wirings."""
+    """Predict the time of a standard tensor-parallel step, by default the last, in other wirings."""
     from ladder_sim.report.documents import variants_document
     from ladder_sim.report.tables.traces import variants_report
     from ladder_sim.traces import perfetto
-    from ladder_sim.traces.blocks import find_passes
+    from ladder_sim.traces.blocks import cover
+    from ladder_sim.traces.contention import Contention, default_contention
     from ladder_sim.traces.iterations import choose_step
-    from ladder_sim.traces.load import load
-    from ladder_sim.traces.wirings import DEFAULT_VARIANTS, predict_variants
+    from ladder_sim.traces.wirings import DEFAULT_VARIANTS, baseline, predict_variants
     from ladder_sim.units import parse_quantity
 
     wait_s = parse_quantity(stream_wait, "s", name="--stream-wait")
-    recorded = what_if.apply(choose_step(load(files), step))
-    layers = find_passes(recorded)[0].layers
-    times = predict_variants(recorded, split_names(variant) or DEFAULT_VARIANTS, stream_wait_s=wait_s)
+    run = what_if.recorded(part.load(files))
+    replayed = baseline(run, part.step)
+    recorded = what_if.apply(choose_step(run, part.step))
+    covered = cover(recorded)
+    shared = default_contention(recorded) if contention is None else None
+    if contention not in (None, "none"):
+        shared = Contention.of_gpu(contention)
+    times = predict_variants(
+        recorded, split_names(variant) or DEFAULT_VARIANTS, stream_wait_s=wait_s, contention=shared
+    )
     runs = {name: time.graph for name, time in times.items()}
     if save_trace is not None:
         perfetto.write(runs, save_trace)
     _draw(runs, plot, "The recorded step in other wirings")
     if json:
-        write(variants_document(recorded, layers, times).to_json(), save)
+        write(variants_document(recorded, covered, replayed, times).to_json(), save)
     else:
-        show(variants_report(recorded, layers, times), save)
+        show(variants_report(recorded, covered, replayed, times, shared), save)
 
 
 @trace.command()
@@ -249,7 +348,7 @@ def diff(
 
     names = [path.name for path in (first, second)]
     if names[0] == names[1]:
-        names = [str(first), str(second)]
+        names = [str(first), str(second)] if first != second else [f"{names[0]} (1)", f"{names[1]} (2)"]
     runs = dict(zip(names, (load([first]), load([second])), strict=True))
     if save_trace is not None:
         perfetto.write(runs, save_trace)

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from ladder_sim.analysis.sensitivity import Sensitivity
     from ladder_sim.specs.scenario import Scenario
     from ladder_sim.specs.settings import Setting
+    from ladder_sim.traces.blocks import Cover
     from ladder_sim.traces.graph import TraceGraph
-    from ladder_sim.traces.replay import Replay
+    from ladder_sim.traces.replay import Replay, StepError
     from ladder_sim.traces.summary import RankSummary, RunSummary
     from ladder_sim.traces.wirings import VariantTime
     from ladder_sim.validation.compare import Comparison, ComparisonsByLevel, ErrorStats, GroupSummary, Quantity
@@ -315,26 +316,34 @@ def info_document(graph: TraceGraph, summary: RunSummary) -> Document:
         steps=list(graph.steps),
         ops=[asdict(total) for total in summary.totals],
         ranks=[_communication(rank) for rank in summary.ranks],
+        idle=[{**asdict(idle), "idle_s": idle.idle_s} for idle in summary.idle],
+        modules=[module._asdict() for module in summary.modules],
         critical_path_s=summary.critical_s,
     )
 
 
-def replay_document(replay: Replay) -> Document:
-    """Replay and recording, step by step."""
+def replay_document(replay: Replay, changed: Replay | None = None) -> Document:
+    """Replay and recording, step by step, and the replay of a changed graph."""
+    steps = [{**asdict(step), "error": step.error} for step in replay.steps]
+    for row, step, after in zip(steps, replay.steps, changed.steps if changed is not None else (), strict=False):
+        row |= {"changed_s": after.replayed_s, "change": after.replayed_s / step.replayed_s - 1.0}
     return _trace_document(
         replay.graph,
-        steps=[{**asdict(step), "error": step.error} for step in replay.steps],
+        steps=steps,
         unexplained=[{"op": wait.op.name, "seconds": wait.seconds} for wait in replay.unexplained()[:20]],
     )
 
 
-def variants_document(recorded: TraceGraph, layers: int, times: Mapping[str, VariantTime]) -> Document:
+def variants_document(
+    recorded: TraceGraph, cover: Cover, replayed: StepError, times: Mapping[str, VariantTime]
+) -> Document:
     """A recorded step in other wirings."""
     variants = {
         name: {"seconds": time.seconds, "speedup": time.speedup, **_communication(time.comm)}
         for name, time in times.items()
     }
-    return _trace_document(recorded, layers=layers, variants=variants)
+    step = {**asdict(replayed), "error": replayed.error}
+    return _trace_document(recorded, **asdict(cover), step=step, variants=variants)
 
 
 def _communication(rank: RankSummary) -> dict[str, Any]:

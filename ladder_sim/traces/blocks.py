@@ -1,19 +1,32 @@
-"""Finds the transformer blocks of a trace by their repetition between all-reduces.
+"""Finds the transformer blocks of a trace by what runs between its all-reduces.
 
 In the standard wiring, the attention and the MLP of a tensor-parallel layer both end in an all-reduce. So the kernels
-between all-reduces alternate: MLP, attention, MLP, ... Such a segment has the same kernels as the last but one. The
-first block is the segment before them, which begins with the embedding.
+between all-reduces alternate: MLP, attention, MLP, ... Layers may be of several kinds (sliding windows, experts): every
+segment has the kernels of one of the attentions, or of one of the MLPs. The first block is the segment before them,
+which begins with the embedding; a pass ends with the LM head, sampling or the loss.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ladder_sim.errors import UsageError
-from ladder_sim.traces.graph import HOST_KINDS, TraceGraph, TraceOp
+from ladder_sim.traces.graph import HOST_KINDS, REDUCES, TraceGraph, TraceOp
 
 # ops that may differ between equal blocks
 _IGNORED = HOST_KINDS | {"sync", "memcpy", "memset"}
+# a block multiplies matrices
+_MULTIPLIES = frozenset({"gemm", "bmm", "expand", "experts"})
+# between two passes
+_BETWEEN_PASSES = frozenset({"embedding", "lm_head", "sample", "loss"})
+# all-reduces with a block before and behind: two layers have so many
+_MIN_SEGMENTS = 3
+# of the segments of a pass, those whose like occurs again
+_MIN_REPEATED = 0.5
+
+# kinds and names of a segment's kernels
+Signature = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +47,36 @@ class Pass:
         return len(self.reduces) // 2
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cover:
+    """How much of a run the passes are."""
+
+    layers: int
+    """Of the longest pass."""
+    passes: int
+    """Of one rank."""
+    covered: int
+    """All-reduces that belong to a pass."""
+    reduces: int
+    """All of them."""
+
+    @property
+    def share(self) -> float:
+        """Of the all-reduces, those that belong to a pass."""
+        return self.covered / self.reduces
+
+
+def cover(graph: TraceGraph) -> Cover:
+    """What `find_passes` finds; raises UsageError like it."""
+    passes = find_passes(graph)
+    return Cover(
+        layers=max(forward.layers for forward in passes),
+        passes=sum(forward.rank == passes[0].rank for forward in passes),
+        covered=sum(len(forward.reduces) for forward in passes),
+        reduces=sum(op.kind in REDUCES for op in graph.ops),
+    )
+
+
 def find_passes(graph: TraceGraph) -> list[Pass]:
     """Every forward pass in the standard wiring, rank by rank.
 
@@ -45,15 +88,10 @@ def find_passes(graph: TraceGraph) -> list[Pass]:
     ranks = sorted({lane.rank for lane in graph.lanes})
     passes = [forward for rank in ranks for forward in _of_rank(graph, rank)]
     if not passes:
-        if any(op.kind == "all_reduce_norm" for op in graph.ops):
-            raise UsageError(
-                "the trace's all-reduces hold the norms: no wiring can move one without the other",
-                hint="export it with --set stack.fused_allreduce_norm=false",
-            )
-        count = sum(op.kind == "all_reduce" for op in graph.ops)
+        count = sum(op.kind in REDUCES for op in graph.ops)
         raise UsageError(
             f"no transformer blocks found: the trace has {count} all-reduces, and the kernels between them do not "
-            "alternate between attention and MLP",
+            "alternate between attention and MLP, or do not wait for them",
             hint="give a trace of a tensor-parallel forward pass of at least two layers in the standard wiring",
         )
     return passes
@@ -61,39 +99,65 @@ def find_passes(graph: TraceGraph) -> list[Pass]:
 
 def _of_rank(graph: TraceGraph, rank: int) -> list[Pass]:
     lane = _compute_lane(graph, rank)
-    own = [index for index, op in enumerate(graph.ops) if op.lane == lane and op.kind != "all_reduce"]
-    reduces = [
-        index for index, op in enumerate(graph.ops) if op.kind == "all_reduce" and graph.lanes[op.lane].rank == rank
-    ]
+    own = [index for index, op in enumerate(graph.ops) if op.lane == lane and op.kind not in REDUCES]
+    reduces = [index for index, op in enumerate(graph.ops) if op.kind in REDUCES and graph.lanes[op.lane].rank == rank]
     if lane is None or not reduces:
         return []
     # number of ops of the lane before each all-reduce
     places = [_place(graph, lane, own, index) for index in reduces]
     segments = [tuple(own[start:stop]) for start, stop in zip(places, [*places[1:], len(own)], strict=True)]
-    signatures = [_signature(graph.ops[index] for index in segment) for segment in segments]
     passes = []
-    at = 0
-    while at + 2 < len(reduces) - 1:
-        last = at
-        # segments `at` to `last` alternate; each has an all-reduce at both ends
-        while last + 2 < len(reduces) - 1 and signatures[last] == signatures[last + 2] != signatures[last + 1]:
-            last += 1
-        if last == at:
-            at += 1
-            continue
-        stop = last + 3
+    for first, stop in _runs(graph, reduces, segments):
         # a layer has two all-reduces; an additional first one belongs to an embedding that is sharded by vocabulary
-        first = at + (stop - at) % 2
-        passes.append(
-            Pass(rank=rank, lane=lane, reduces=tuple(reduces[first:stop]), segments=tuple(segments[first:stop]))
-        )
-        at = stop
+        start = first + (stop - first) % 2
+        forward = Pass(rank=rank, lane=lane, reduces=tuple(reduces[start:stop]), segments=tuple(segments[start:stop]))
+        if _is_awaited(graph, forward):
+            passes.append(forward)
     return passes
 
 
-def _signature(ops: Iterable[TraceOp]) -> list[tuple[str, str]]:
+def _runs(graph: TraceGraph, reduces: Sequence[int], segments: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, int]]:
+    """First all-reduce of each pass, and the one behind its last: the blocks between them alternate."""
+    first = 0
+    # kinds of blocks at even and at odd places
+    known: tuple[Counter[Signature], Counter[Signature]] = (Counter(), Counter())
+    for place in range(len(reduces)):
+        signature = _signature([graph.ops[index] for index in segments[place]])
+        ends = place + 1 == len(reduces) or graph.ops[reduces[place]].step != graph.ops[reduces[place + 1]].step
+        ends = ends or not _is_block(signature)
+        if ends or signature in known[(place + 1) % 2]:
+            if _repeats(known):
+                yield first, place + 1
+            first = place + ends
+            known = (Counter(), Counter())
+        if not ends:
+            known[place % 2][signature] += 1
+
+
+def _repeats(known: Iterable["Counter[Signature]"]) -> bool:
+    """Whether blocks are of few kinds."""
+    counts = [count for kinds in known for count in kinds.values()]
+    repeated = sum(count for count in counts if count > 1)
+    return sum(counts) >= _MIN_SEGMENTS and repeated >= _MIN_REPEATED * sum(counts)
+
+
+def _is_block(signature: "Signature") -> bool:
+    kinds = {kind for kind, _ in signature}
+    return not kinds.isdisjoint(_MULTIPLIES) and kinds.isdisjoint(_BETWEEN_PASSES)
+
+
+def _is_awaited(graph: TraceGraph, forward: Pass) -> bool:
+    """Whether computation waits for most all-reduces: nothing waits for those of gradients until the end of a step."""
+    awaited = sum(
+        graph.ops[reduce].lane == forward.lane or any(reduce in graph.ops[index].after for index in segment)
+        for reduce, segment in zip(forward.reduces, forward.segments, strict=True)
+    )
+    return 2 * awaited >= len(forward.reduces)
+
+
+def _signature(ops: Iterable[TraceOp]) -> Signature:
     """The kernels of a segment, without layer numbers."""
-    return [(op.kind, op.name_in_layer) for op in ops if op.kind not in _IGNORED]
+    return tuple((op.kind, op.name_in_layer) for op in ops if op.kind not in _IGNORED)
 
 
 def _compute_lane(graph: TraceGraph, rank: int) -> int | None:

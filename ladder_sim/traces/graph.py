@@ -11,11 +11,15 @@ from itertools import pairwise
 
 from ladder_sim.graph.ops import COLLECTIVE_KINDS
 
-# kinds of collectives: those that predictions have, and others
-COLLECTIVES = COLLECTIVE_KINDS | {"reduce_scatter", "all_to_all", "send_recv"}
+# kinds of collectives: those that predictions have, and others; "collective": which one is not recorded
+COLLECTIVES = COLLECTIVE_KINDS | {"all_to_all", "send_recv", "collective"}
+# all-reduces, alone or in one kernel with a norm
+REDUCES = frozenset({"all_reduce", "all_reduce_norm"})
 # work of a CPU between its calls to a device, and in them
 HOST_KINDS = frozenset({"host", "launch"})
 _LAYER = re.compile(r"layers?[._]?\d+")
+# between the names of a scope
+SCOPE_SEPARATOR = "/"
 # group of an op without peers; step of an op outside all steps
 ALONE = -1
 
@@ -71,6 +75,10 @@ class TraceOp:
     """Position of its iteration in `TraceGraph.steps`."""
     collective: Collective | None = None
     """Set for collectives."""
+    blocks: int = 0
+    """Thread blocks of its kernel; 0: not recorded."""
+    scope: str = ""
+    """Modules and ranges that launched it, outermost first: "Llama_0/MLP_3"; empty if not recorded."""
 
     @property
     def name_in_layer(self) -> str:
@@ -118,12 +126,14 @@ class TraceGraph:
         return frozenset(lanes)
 
     def of_step(self, step: int) -> "TraceGraph":
-        """One iteration alone, from time zero."""
-        return self.keep([index for index, op in enumerate(self.ops) if op.step == step]).with_starts()
+        """One step alone, from time zero."""
+        alone = self.keep([index for index, op in enumerate(self.ops) if op.step == step]).with_starts()
+        return replace(alone, steps=(self.steps[step],), ops=tuple(replace(op, step=0) for op in alone.ops))
 
     def with_starts(self) -> "TraceGraph":
-        """Let each CPU thread that waits for nothing begin at its recorded time."""
-        firsts = [self.ops[queue[0]] for queue in self.queues() if queue]
+        """Let each CPU thread that launches, and waits for nothing before, begin at its recorded time."""
+        queues = [queue for queue in self.queues() if any(self.ops[index].kind == "launch" for index in queue)]
+        firsts = [self.ops[queue[0]] for queue in queues]
         starts = [
             TraceOp(
                 name="start",

@@ -1,4 +1,4 @@
-"""Iterations of a trace: those without marks are found by repetition, one is chosen by name."""
+"""Steps of a trace: those without marks are found by repetition, one is chosen by name, a part of them by time."""
 
 from bisect import bisect_right
 from dataclasses import replace
@@ -34,20 +34,46 @@ def mark_repetitions(graph: TraceGraph) -> TraceGraph:
 
 
 def choose_step(graph: TraceGraph, step: str | None) -> TraceGraph:
-    """The iteration of this name; by default the last, or the whole trace if it has no iterations.
+    """The step of this name; by default the last, or the whole trace if it has no steps.
 
     Raises
     ------
     UsageError
-        No iteration has this name.
+        No step has this name.
     """
+    position = step_position(graph, step)
+    return graph if position is None else graph.of_step(position)
+
+
+def step_position(graph: TraceGraph, step: str | None) -> int | None:
+    """Position of the step that `choose_step` takes; None for the whole trace."""
     if step is None:
-        return graph.of_step(len(graph.steps) - 1) if graph.steps else graph
+        # a mark at the end of a recording may have nothing behind it
+        last = max((op.step for op in graph.ops), default=ALONE)
+        return None if last == ALONE else last
     if step not in graph.steps:
         raise UsageError(
             f"no step '{step}' in the trace", hint=f"steps: {', '.join(graph.steps) or 'none; leave --step out'}"
         )
-    return graph.of_step(graph.steps.index(step))
+    return graph.steps.index(step)
+
+
+def between(graph: TraceGraph, from_s: float | None, to_s: float | None) -> TraceGraph:
+    """What started in a stretch of time, in seconds since the first op.
+
+    Raises
+    ------
+    UsageError
+        Nothing did.
+    """
+    low_s, high_s = from_s or 0.0, float("inf") if to_s is None else to_s
+    chosen = [index for index, op in enumerate(graph.ops) if low_s <= op.start_s < high_s]
+    if not chosen:
+        end_s = max((op.end_s for op in graph.ops), default=0.0)
+        raise UsageError(
+            f"nothing starts from {low_s:g} s to {high_s:g} s", hint=f"the trace lasts from 0 to {end_s:.6g} s"
+        )
+    return graph.keep(chosen).with_starts()
 
 
 def _launched_s(graph: TraceGraph, index: int) -> float:

@@ -1,58 +1,94 @@
-"""Reads trace files: torch.profiler's, or those that `ladder-sim trace export` wrote."""
+"""Reads trace files: torch.profiler's, Nsight Systems', or those that `ladder-sim trace export` wrote."""
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from ladder_sim.errors import UsageError
-from ladder_sim.traces import perfetto
+from ladder_sim.traces import nsys, perfetto
 from ladder_sim.traces.graph import TraceGraph
 from ladder_sim.traces.iterations import mark_repetitions
 from ladder_sim.traces.kineto.cpu import CpuReader, communicates
 from ladder_sim.traces.kineto.cuda import CudaReader
 from ladder_sim.traces.kineto.draft import RankDraft
 from ladder_sim.traces.kineto.execution import read_execution_trace
+from ladder_sim.traces.kineto.marks import step_marks
+from ladder_sim.traces.kineto.processes import split_ranks
 from ladder_sim.traces.kineto.ranks import join
 from ladder_sim.traces.kineto.reader import (
-    CALL_CATEGORIES,
+    CALLS,
     GPU_CATEGORIES,
     KNOWN,
     KinetoFile,
+    is_trace,
     read_document,
     sort_events,
+    unread,
 )
 
 # the names of execution traces contain this
 _EXECUTION = ".execution.json"
+# phases that engines write to files of their own, as in "1763-TP-0-DECODE.trace.json.gz"
+_PHASE = re.compile(r"prefill|extend|decode|mixed", re.IGNORECASE)
 
 
-def load(paths: Sequence[Path]) -> TraceGraph:
+def load(paths: Sequence[Path], *, marks: str | None = None) -> TraceGraph:
     """Read the traces of one run.
 
     Parameters
     ----------
     paths
-        Files of `torch.profiler`, one for each rank, or a folder of them; or one file of `ladder-sim trace export`.
-        The execution trace of ``X.json`` or ``X.json.gz``, by `torch.profiler.ExecutionTraceObserver`, is
-        ``X.execution.json`` or ``X.execution.json.gz`` in the same folder.
+        Files of `torch.profiler` or databases of Nsight Systems, one for each rank or one of all, or a folder of them;
+        or one file of `ladder-sim trace export`. The execution trace of ``X.json``, by
+        `torch.profiler.ExecutionTraceObserver`, is ``X.execution.json`` in the same folder; both may be gzipped
+        (``.json.gz``).
+    marks
+        Pattern of the names of annotations or NVTX ranges that begin a step; by default those of the profiler or of an
+        engine.
 
     Raises
     ------
     UsageError
         A file cannot be read, or holds nothing to replay.
     """
-    ranks: list[RankDraft] = []
     files = [file for path in paths for file in _traces(path)]
+    ranks: dict[int, RankDraft] = {}
+    names: dict[int, str] = {}
+    strays: list[str] = []
     for file in files:
-        document = read_document(file)
+        database = file.suffix in nsys.SUFFIXES
+        document = {} if database else read_document(file)
         with _foreign(file):
             if perfetto.is_own(document):
                 if len(files) > 1:
                     raise UsageError(f"trace '{file}' holds all ranks of a run", hint="give this file alone")
                 return perfetto.parse(document, file)
-            ranks.append(_rank(sort_events(document), file))
-    return mark_repetitions(join(ranks))
+            if not database and not is_trace(document):
+                if file in paths or len(files) == len(strays) + 1:
+                    raise UsageError(f"trace '{file}' has no list 'traceEvents': unknown schema", hint=KNOWN)
+                strays.append(file.name)
+                continue
+            for part in nsys.read_database(file) if database else split_ranks(sort_events(document, file.name)):
+                part.marks = step_marks(part, marks)
+                if part.rank in ranks:
+                    raise _of_one_rank(part.rank, names[part.rank], file)
+                ranks[part.rank], names[part.rank] = _rank(part, file), file.name
+    graph = join(list(ranks.values()))
+    notes = (*graph.notes, *(f"'{name}' is no trace, left out" for name in strays))
+    return mark_repetitions(replace(graph, notes=notes))
+
+
+def _of_one_rank(rank: int, first: str, second: Path) -> UsageError:
+    """An error for two files of a rank: maybe an engine wrote one for each phase."""
+    phase = _PHASE.search(second.name)
+    other = _PHASE.search(first)
+    hint = "give one file for each rank"
+    if phase and other and phase[0] != other[0]:
+        hint = f"give the files of one phase, for example {second.parent}/*{phase[0]}*"
+    return UsageError(f"two of the traces are of rank {rank}: '{first}' and '{second.name}'", hint=hint)
 
 
 @contextmanager
@@ -71,9 +107,11 @@ def _traces(path: Path) -> list[Path]:
     # pathlib raises an error for a name that is too long
     if not os.path.isdir(path):
         return [] if _EXECUTION in path.name else [path]
-    files = [file for file in sorted(path.glob("*.json*")) if _EXECUTION not in file.name]
+    files = [file for file in sorted(path.glob("*")) if ".json" in file.name and _EXECUTION not in file.name]
+    files += sorted(path.glob("*.sqlite"))
     if not files:
-        raise UsageError(f"no traces in the folder '{path}'", hint="give a folder with *.json or *.json.gz files")
+        hint = "give a folder with *.json, *.json.gz or *.sqlite files"
+        raise UsageError(f"no traces in the folder '{path}'", hint=hint)
     return files
 
 
@@ -86,16 +124,23 @@ def _reads(path: Path) -> dict[int, frozenset[int]]:
 
 def _rank(file: KinetoFile, path: Path) -> RankDraft:
     if any(file.events[name] for name in GPU_CATEGORIES):
-        return CudaReader(file).read()
-    if communicates(file):
-        return CpuReader(file, _reads(path)).read()
-    if any(file.events[name] for name in CALL_CATEGORIES):
+        draft = CudaReader(file).read()
+    elif communicates(file):
+        draft = CpuReader(file, _reads(path)).read()
+    else:
+        raise _without_work(file, path)
+    draft.notes.extend(unread(file))
+    return draft
+
+
+def _without_work(file: KinetoFile, path: Path) -> UsageError:
+    if file.events[CALLS]:
         content = "calls of the CUDA runtime, but no GPU events"
     elif file.events["cpu_op"]:
         content = "operators, but neither GPU events nor collectives of CPUs"
     else:
         content = "no events of calls, operators or kernels"
-    raise UsageError(
+    return UsageError(
         f"trace '{path}' holds {content}",
         hint="record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], or on CPUs with the gloo backend",
     )

@@ -1,23 +1,25 @@
 """Simulates the graph of a trace, and compares the result with the recording."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ladder_sim.des import scan
+from ladder_sim.des import engine, scan
 from ladder_sim.des.program import NO_GROUP, Program, Stream, Task
+from ladder_sim.des.shared import NOTHING
 from ladder_sim.des.timeline import Timeline
-from ladder_sim.traces.graph import HOST_KINDS, Collective, Lane, TraceGraph, TraceOp
+from ladder_sim.traces.contention import Contention
+from ladder_sim.traces.graph import ALONE, HOST_KINDS, Collective, Lane, TraceGraph, TraceOp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepError:
-    """One iteration, recorded and replayed: from its first launch to its last end on a device."""
+    """One step, recorded and replayed (`step_seconds`)."""
 
     name: str
-    """Of the iteration; "trace" if none is marked."""
+    """Of the step; "trace" if none is marked."""
     recorded_s: float
     replayed_s: float
 
@@ -68,15 +70,20 @@ class Replay:
         return sorted(waits, key=lambda wait: -wait.seconds)
 
 
-def to_program(graph: TraceGraph) -> Program:
-    """One task for each op, in its position. The tasks share nothing."""
+def to_program(graph: TraceGraph, contention: Contention | None = None) -> Program:
+    """One task for each op, in its position. Without contention the tasks share nothing."""
+    demands = contention.demands(graph) if contention is not None else [NOTHING] * len(graph.ops)
     return Program(
-        tasks=tuple(Task(op.name, op.lane, op.duration_s, op.after, op.lead_s, group=op.group) for op in graph.ops),
+        tasks=tuple(
+            Task(op.name, op.lane, op.duration_s, op.after, op.lead_s, demand, op.group)
+            for op, demand in zip(graph.ops, demands, strict=True)
+        ),
         streams=tuple(Stream(name=lane.name, rank=lane.rank) for lane in graph.lanes),
+        device=contention.device if contention is not None else None,
     )
 
 
-def simulate(graph: TraceGraph) -> Timeline:
+def simulate(graph: TraceGraph, contention: Contention | None = None) -> Timeline:
     """Simulate when each op runs.
 
     Raises
@@ -84,7 +91,9 @@ def simulate(graph: TraceGraph) -> Timeline:
     DeadlockError
         Ops wait for each other.
     """
-    return scan.run(to_program(graph))
+    program = to_program(graph, contention)
+    # the other engine knows one stream that computes and one that communicates
+    return scan.run(program) if contention is None else engine.run(program)
 
 
 def to_timeline(graph: TraceGraph) -> Timeline:
@@ -144,27 +153,38 @@ def from_timeline(
 
 
 def replay(graph: TraceGraph) -> Replay:
-    """Simulate a trace and compare its iterations with the recording."""
+    """Simulate a trace and compare its steps with the recording."""
     simulated = with_times(graph, simulate(graph))
-    members: dict[int, list[int]] = {}
-    for index, op in enumerate(graph.ops):
-        members.setdefault(op.step if graph.steps else 0, []).append(index)
+    recorded_s, replayed_s = step_seconds(graph), step_seconds(simulated)
     return Replay(
         graph=graph,
         simulated=simulated,
         steps=tuple(
-            StepError(
-                name=name, recorded_s=elapsed_s(graph, members[step]), replayed_s=elapsed_s(simulated, members[step])
-            )
+            StepError(name=name, recorded_s=recorded_s[step], replayed_s=replayed_s[step])
             for step, name in enumerate(graph.steps or ("trace",))
-            if step in members
+            if step in recorded_s
         ),
     )
 
 
-def elapsed_s(graph: TraceGraph, members: Iterable[int]) -> float:
-    """Time that these ops take, from the first launch to the last end on a device; on CPUs, from first to last op."""
-    ops = [graph.ops[index] for index in members]
-    on_device = [op for op in ops if graph.lanes[op.lane].device]
-    launches = [op for op in ops if op.kind == "launch"] if on_device else [op for op in ops if op.kind != "host"]
-    return max(op.end_s for op in on_device or ops) - min(op.start_s for op in launches or ops)
+def step_seconds(graph: TraceGraph) -> dict[int, float]:
+    """Time of each step by its position; that of a trace without steps is 0.
+
+    From its first launch to its last end on a device, or from the last end of the step before, if the device was
+    behind: steps do not overlap. On CPUs from first to last op. Of several ranks, the longest.
+    """
+    members: dict[tuple[int, int], list[TraceOp]] = {}
+    for op in graph.ops:
+        members.setdefault((op.step if graph.steps else 0, graph.lanes[op.lane].rank), []).append(op)
+    seconds: dict[int, float] = {}
+
+    # last end of each rank
+    done_s: dict[int, float] = {}
+    for (step, rank), ops in sorted(members.items()):
+        if step != ALONE:
+            on_device = [op for op in ops if graph.lanes[op.lane].device]
+            begin = [op for op in ops if (op.kind == "launch" if on_device else op.kind != "host")] or ops
+            start_s = max(min(op.start_s for op in begin), done_s.get(rank, float("-inf")))
+            done_s[rank] = max(op.end_s for op in on_device or ops)
+            seconds[step] = max(seconds.get(step, 0.0), done_s[rank] - start_s)
+    return seconds

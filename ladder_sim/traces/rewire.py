@@ -8,11 +8,13 @@ An engine that fuses adds into norms has no adds to move; the norms stay as they
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import canonical, wiring
 from ladder_sim.traces.blocks import Pass, find_passes
+from ladder_sim.traces.fusion import split_norms
 from ladder_sim.traces.graph import Lane, TraceGraph, TraceOp
 
 REWIRED = ("standard", "parallel", "ladder", "hybrid-ladder:K", "upper-bound")
@@ -30,8 +32,8 @@ def rewire(graph: TraceGraph, variant: str, *, stream_wait_s: float = STREAM_WAI
     graph
         A run in the standard wiring.
     variant
-        One of `REWIRED`. Parallel drops the attention's all-reduces and keeps all kernels, so it does not gain from
-        wider GEMMs.
+        One of `REWIRED`. Standard is the recording itself. Parallel drops the attention's all-reduces and keeps all
+        kernels, so it does not gain from wider GEMMs.
     stream_wait_s
         Time that a stream takes to wait for another. Used for all-reduces on the compute stream, where the trace does
         not show it.
@@ -47,8 +49,11 @@ def rewire(graph: TraceGraph, variant: str, *, stream_wait_s: float = STREAM_WAI
             f"variant '{variant}' adds the residual before its all-reduces, in kernels that a standard run lacks",
             hint=f"choose {', '.join(REWIRED)}",
         )
-    rewiring = _Rewiring(graph, stream_wait_s)
-    for forward in find_passes(graph):
+    if name == "standard":
+        return graph
+    apart = split_norms(graph)
+    rewiring = _Rewiring(apart, stream_wait_s)
+    for forward in find_passes(apart):
         rewiring.rewire(forward, name)
     return rewiring.result()
 
@@ -68,12 +73,12 @@ class _Rewiring:
         self.waiting_s: dict[int, float] = {}
         self.before = graph.before_on_lane()
         self.followers = Counter(before for op in graph.ops for before in op.after)
-        self.smallest_lead_s = [
-            min((graph.ops[index].lead_s for index in queue), default=0.0) for queue in graph.queues()
+        self.usual_lead_s = [
+            median(graph.ops[index].lead_s for index in queue) if queue else 0.0 for queue in graph.queues()
         ]
 
     def rewire(self, forward: Pass, variant: str) -> None:
-        if variant not in ("standard", "upper-bound"):
+        if variant != "upper-bound":
             for number, index in enumerate(forward.reduces):
                 if self.graph.ops[index].lane == forward.lane:
                     self._free(forward, number, index)
@@ -185,6 +190,6 @@ class _Rewiring:
             self._shorten_lead(consumer)
 
     def _shorten_lead(self, consumer: int) -> None:
-        """Give an op that no longer waits for another stream the smallest lead of its lane."""
+        """Give an op that no longer waits for another stream the usual lead of its lane."""
         op = self._op(consumer)
-        self._change(consumer, lead_s=min(op.lead_s, self.smallest_lead_s[op.lane]))
+        self._change(consumer, lead_s=min(op.lead_s, self.usual_lead_s[op.lane]))

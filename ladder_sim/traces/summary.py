@@ -1,12 +1,18 @@
-"""Sums up a run: time of each op, hidden and exposed communication, the critical path."""
+"""Sums up a run: time of each op, hidden and exposed communication, idle time, the critical path."""
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass
+from statistics import pstdev
+from typing import NamedTuple
 
 from ladder_sim.des.spans import Spans, length_s, subtract, union
-from ladder_sim.traces.graph import TraceGraph
+from ladder_sim.traces.graph import SCOPE_SEPARATOR, TraceGraph
+from ladder_sim.traces.idle import IdleTime, idle_times
 from ladder_sim.traces.replay import to_timeline
 
+# of a module among those of its class
+_NUMBER = re.compile(r"_\d+$")
 # kinds that neither compute nor communicate
 _NO_WORK = frozenset({"host", "launch", "sync"})
 
@@ -22,6 +28,21 @@ class OpTotal:
     count: int
     seconds: float
     """Sum of their times from start to end."""
+    shortest_s: float
+    longest_s: float
+    deviation_s: float
+    """Standard deviation of their times."""
+
+
+class ModuleTotal(NamedTuple):
+    """All ops that modules of one class, or ranges of one name, launched."""
+
+    name: str
+    """Without the number that PyTorch gives each module of a class."""
+    calls: int
+    """Modules of the class."""
+    seconds: float
+    """Sum of their ops' times from start to end, those of modules inside included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +72,10 @@ class RunSummary:
     totals: tuple[OpTotal, ...]
     """By time, longest first."""
     ranks: tuple[RankSummary, ...]
+    idle: tuple[IdleTime, ...]
+    """Of the streams of devices."""
+    modules: tuple[ModuleTotal, ...]
+    """By time, longest first; none without recorded modules or annotations."""
     critical_s: dict[str, float]
     """Time of each kind on the critical path; "waiting" is time that no op on it explains."""
 
@@ -73,11 +98,36 @@ def summarize_run(graph: TraceGraph) -> RunSummary:
     return RunSummary(
         seconds=seconds,
         totals=tuple(
-            OpTotal(kind=kind, name=name, count=len(times), seconds=sum(times)) for (kind, name), times in ordered
+            OpTotal(
+                kind=kind,
+                name=name,
+                count=len(times),
+                seconds=sum(times),
+                shortest_s=min(times),
+                longest_s=max(times),
+                deviation_s=pstdev(times),
+            )
+            for (kind, name), times in ordered
         ),
         ranks=tuple(ranks),
+        idle=tuple(idle_times(graph)),
+        modules=tuple(module_totals(graph)),
         critical_s=_critical(graph, seconds),
     )
+
+
+def module_totals(graph: TraceGraph) -> list[ModuleTotal]:
+    """Time of all modules and ranges by class, longest first."""
+    seconds: dict[str, float] = defaultdict(float)
+    members: dict[str, set[str]] = defaultdict(set)
+    for op in graph.ops:
+        scopes = [scope for scope in op.scope.split(SCOPE_SEPARATOR) if scope]
+        for name in dict.fromkeys(_NUMBER.sub("", scope) for scope in scopes):
+            seconds[name] += op.end_s - op.start_s
+        for scope in scopes:
+            members[_NUMBER.sub("", scope)].add(scope)
+    ordered = sorted(seconds.items(), key=lambda item: -item[1])
+    return [ModuleTotal(name, len(members[name]), total_s) for name, total_s in ordered]
 
 
 def spans_of(graph: TraceGraph, rank: int) -> tuple[Spans, Spans]:

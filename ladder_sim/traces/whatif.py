@@ -1,4 +1,4 @@
-"""What-if changes to a trace: faster kernels, another interconnect, no communication, no launch gaps.
+"""What-if changes to a trace: faster kernels, another interconnect, no communication, launch gaps or none.
 
 Each function returns a graph with other durations or fewer ops. Simulate it to see when the ops would run.
 """
@@ -12,7 +12,7 @@ from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.ops import CollectiveShape, Op
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.traces.graph import HOST_KINDS, TraceGraph, TraceOp
+from ladder_sim.traces.graph import HOST_KINDS, REDUCES, SCOPE_SEPARATOR, TraceGraph, TraceOp
 
 
 def scale(graph: TraceGraph, what: str, factor: float) -> TraceGraph:
@@ -23,7 +23,8 @@ def scale(graph: TraceGraph, what: str, factor: float) -> TraceGraph:
     graph
         The run.
     what
-        A kind, such as ``"gemm"``, or a pattern of names, such as ``"*flash*"``.
+        A kind, such as ``"gemm"``, a pattern of names, such as ``"*flash*"``, or of modules and ranges around the
+        launch, such as ``"MLP_*"``.
     factor
         0 or more.
 
@@ -36,37 +37,73 @@ def scale(graph: TraceGraph, what: str, factor: float) -> TraceGraph:
         raise UsageError(f"scale {what}={factor}: the factor must be 0 or more", hint="for example gemm=0.5")
 
     def matches(op: TraceOp) -> bool:
-        return op.kind == what or fnmatch.fnmatchcase(op.name, what)
+        if op.kind == what or fnmatch.fnmatchcase(op.name, what):
+            return True
+        return any(fnmatch.fnmatchcase(scope, what) for scope in op.scope.split(SCOPE_SEPARATOR) if scope)
 
     if not any(map(matches, graph.ops)):
         kinds = ", ".join(sorted({op.kind for op in graph.ops}))
         raise UsageError(
-            f"scale {what}={factor}: no op has this kind or name",
-            hint=f"kinds in this trace: {kinds}; names may contain * and ?",
+            f"scale {what}={factor}: no op has this kind, name or module",
+            hint=f"kinds in this trace: {kinds}; names may contain * and ?; `trace info --modules` lists modules",
         )
     return _with_durations(graph, lambda op: op.duration_s * factor if matches(op) else op.duration_s)
 
 
-def with_all_reduce_times(graph: TraceGraph, seconds: Callable[[float], float]) -> TraceGraph:
+def with_all_reduce_times(
+    graph: TraceGraph, seconds: Callable[[float], float], message_bytes: float = 0.0
+) -> TraceGraph:
     """Let every all-reduce take `seconds(message_bytes)`; `all_reduce_seconds` gives those of another interconnect.
+
+    `message_bytes` is the size of those whose size is not recorded.
 
     Raises
     ------
     UsageError
         The trace has no all-reduces, or not their sizes.
     """
-    sizes = [op.collective.message_bytes for op in graph.ops if op.kind == "all_reduce" and op.collective is not None]
-    if not sizes or not all(sizes):
+    sizes = {
+        index: (op.collective.message_bytes if op.collective is not None else 0.0) or message_bytes
+        for index, op in enumerate(graph.ops)
+        if op.kind in REDUCES
+    }
+    if not sizes or not all(sizes.values()):
         what = "message sizes of all-reduces" if sizes else "all-reduces"
-        raise UsageError(f"the trace holds no {what}", hint="record with record_shapes=True, or use scale")
-    return _with_durations(
-        graph,
-        lambda op: (
-            seconds(op.collective.message_bytes)
-            if op.kind == "all_reduce" and op.collective is not None
-            else op.duration_s
-        ),
-    )
+        raise UsageError(f"the trace holds no {what}", hint="record with record_shapes=True, or give --message-bytes")
+    priced = {index: seconds(size) for index, size in sizes.items()}
+    ops = (replace(op, duration_s=priced.get(index, op.duration_s)) for index, op in enumerate(graph.ops))
+    return replace(graph, ops=tuple(ops))
+
+
+def with_gaps(graph: TraceGraph) -> TraceGraph:
+    """Keep the time between kernels of one launch (a CUDA graph): the device is not ready earlier."""
+    gaps_s = graph_gaps_s(graph)
+    ops = (replace(op, lead_s=op.lead_s + gaps_s.get(index, 0.0)) for index, op in enumerate(graph.ops))
+    return replace(graph, ops=tuple(ops))
+
+
+def with_note_on_gaps(graph: TraceGraph) -> TraceGraph:
+    """With a note on the time that a replay leaves out between kernels of one launch, if it is more than 1 %."""
+    gaps_s = sum(graph_gaps_s(graph).values())
+    # summed over devices as the gaps are
+    devices_s = sum(op.end_s - op.start_s for op in graph.ops if graph.lanes[op.lane].device) + gaps_s
+    if gaps_s <= 0.01 * devices_s:
+        return graph
+    what = f"gaps between kernels of CUDA graphs, {gaps_s / devices_s:.0%} of the devices' time"
+    return replace(graph, notes=(*graph.notes, f"{what}: --keep-gaps keeps them"))
+
+
+def graph_gaps_s(graph: TraceGraph) -> dict[int, float]:
+    """Idle time of the stream before each op that the launch of the op before it enqueued, too."""
+    gaps_s = {}
+    for index, before in graph.before_on_lane().items():
+        op, ahead = graph.ops[index], graph.ops[before]
+        shared = {launch for launch in op.after if graph.ops[launch].kind == "launch"}.intersection(ahead.after)
+        if shared and graph.lanes[op.lane].device:
+            ready_s = max([ahead.end_s, *(graph.ops[awaited].end_s for awaited in op.after)])
+            if op.start_s - op.lead_s > ready_s:
+                gaps_s[index] = op.start_s - op.lead_s - ready_s
+    return gaps_s
 
 
 def all_reduce_seconds(scenario: Scenario) -> Callable[[float], float]:

@@ -1,11 +1,13 @@
 """How long a recorded step would take in other wirings."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ladder_sim.graph.variants import canonical
+from ladder_sim.traces.contention import Contention
 from ladder_sim.traces.graph import TraceGraph
-from ladder_sim.traces.replay import elapsed_s, simulate, with_times
+from ladder_sim.traces.iterations import choose_step, step_position
+from ladder_sim.traces.replay import StepError, simulate, step_seconds, with_times
 from ladder_sim.traces.rewire import STREAM_WAIT_S, rewire
 from ladder_sim.traces.summary import RankSummary, summarize_run
 
@@ -27,13 +29,21 @@ class VariantTime:
 
 
 def predict_variants(
-    step: TraceGraph, variants: Sequence[str], *, stream_wait_s: float = STREAM_WAIT_S
+    step: TraceGraph,
+    variants: Sequence[str],
+    *,
+    stream_wait_s: float = STREAM_WAIT_S,
+    contention: Contention | None = None,
 ) -> dict[str, VariantTime]:
-    """Rewire one recorded iteration and simulate it; see `ladder_sim.traces.rewire.rewire`."""
+    """Rewire one recorded iteration and simulate it; see `ladder_sim.traces.rewire.rewire`.
+
+    What overlaps in the recording has slowed each other already: with `contention` only the other wirings slow it down.
+    """
     baseline_s, _ = _simulated(step)
     times = {}
     for variant in dict.fromkeys(map(canonical, variants)):
-        seconds, graph = _simulated(rewire(step, variant, stream_wait_s=stream_wait_s))
+        rewired = rewire(step, variant, stream_wait_s=stream_wait_s)
+        seconds, graph = _simulated(rewired, contention if rewired is not step else None)
         times[variant] = VariantTime(
             seconds=seconds,
             speedup=baseline_s / seconds,
@@ -43,7 +53,18 @@ def predict_variants(
     return times
 
 
-def _simulated(graph: TraceGraph) -> tuple[float, TraceGraph]:
+def baseline(graph: TraceGraph, step: str | None) -> StepError:
+    """A step of a trace (`choose_step`) as recorded, and as it is replayed alone."""
+    position = step_position(graph, step)
+    replayed_s, _ = _simulated(choose_step(graph, step))
+    return StepError(
+        name="trace" if position is None else graph.steps[position],
+        recorded_s=step_seconds(graph if position is not None else replace(graph, steps=()))[position or 0],
+        replayed_s=replayed_s,
+    )
+
+
+def _simulated(graph: TraceGraph, contention: Contention | None = None) -> tuple[float, TraceGraph]:
     """How long a graph takes, and its ops at their simulated times."""
-    simulated = with_times(graph, simulate(graph))
-    return elapsed_s(simulated, range(len(simulated.ops))), simulated
+    simulated = with_times(graph, simulate(graph, contention))
+    return step_seconds(replace(simulated, steps=()))[0], simulated

@@ -154,3 +154,81 @@ def tensor_parallel(*, stream: int = COMM, layers: int = LAYERS) -> TraceFile:
     for name in ("at::native::CUDAFunctor_add", "rms_norm_kernel", "lm_head_gemm"):
         run(name)
     return trace
+
+
+# a decode step of vLLM: kernels of a layer between its all-reduces, and of the head; names and microseconds
+NORM = ("void vllm::fused_add_rms_norm_kernel<c10::BFloat16, 8>(c10::BFloat16*)", 2.5)
+ATTENTION = (
+    ("nvjet_tst_64x8_64x16_4x1_v_bz_TNT", 6.0),
+    ("void vllm::rotary_embedding_kernel<c10::BFloat16, true>(long const*)", 2.0),
+    ("void vllm::reshape_and_cache_flash_kernel<__nv_bfloat16>", 2.0),
+    ("void flash::flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<128, 64, 128>>(flash::Flash_fwd_params)", 6.0),
+    ("nvjet_tst_64x8_64x16_2x1_v_bz_splitK_TNT", 4.0),
+)
+MLP = (
+    ("nvjet_tst_128x8_64x12_2x1_v_bz_TNT", 10.0),
+    ("void vllm::act_and_mul_kernel<c10::BFloat16, &vllm::silu_kernel<c10::BFloat16>, true>", 2.5),
+    ("nvjet_tst_64x8_64x16_2x1_v_bz_splitK_TNT", 7.0),
+)
+HEAD = (
+    NORM,
+    ("nvjet_tst_128x64_64x8_1x2_h_bz_TNT", 60.0),
+    ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::ArgMaxOps<float>>>", 9.0),
+)
+CUSTOM_REDUCE = ("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(vllm::RankData*)", 9.0, COMPUTE)
+DECODE_LAYERS, DECODE_GAP_US = 32, 1.0
+
+
+def decode_graph(
+    rank: int = 0,
+    *,
+    steps: int = 3,
+    reduce: tuple[tuple[str, float, int], ...] = (CUSTOM_REDUCE,),
+    norms: bool = True,
+    copy_back: tuple[str, ...] = ("cudaMemcpyAsync", "cudaEventSynchronize"),
+) -> TraceFile:
+    """Decode steps of `DECODE_LAYERS` layers, each one CUDA graph; the CPU waits for the tokens of each.
+
+    Parameters
+    ----------
+    rank
+        Of two.
+    steps
+        How many.
+    reduce
+        Name, microseconds and stream of the kernels of an all-reduce.
+    norms
+        Whether each block begins with a norm.
+    copy_back
+        The calls that copy the tokens and wait for them; one does both.
+    """
+    trace = TraceFile(rank, 2, sync_events=False)
+    begin = 0.0
+    for _ in range(steps):
+        trace.event("user_annotation", "execute_context_0(0)_generation_16(16)", begin, 300, MAIN)
+        trace.kernel("Memcpy HtoD (Pinned -> Device)", begin, begin + 8, 1.2, category="gpu_memcpy")
+        graph = trace.call("cudaGraphLaunch", begin + 60, 180)
+        now = begin + 120
+
+        def run(name: str, duration: float, correlation: int, stream: int = COMPUTE) -> None:
+            nonlocal now
+            trace.event("kernel", name, now, duration, stream, stream=stream, device=0, correlation=correlation)
+            now += duration + DECODE_GAP_US
+
+        for block in range(2 * DECODE_LAYERS):
+            for name, duration in ((NORM,) if norms else ()) + (MLP if block % 2 else ATTENTION):
+                run(name, duration, graph)
+            for name, duration, stream in reduce:
+                run(name, duration, graph, stream)
+        for number, (name, duration) in enumerate(HEAD):
+            run(name, duration, trace.call("cudaLaunchKernel", begin + 260 + 8 * number, 5))
+        copied = now + 1.5
+        last = copied + 4 - begin - 300
+        copy = trace.call(copy_back[0], begin + 300, last if len(copy_back) == 1 else 6)
+        trace.event(
+            "gpu_memcpy", "Memcpy DtoH (Device -> Host)", now, 1.5, COMPUTE, stream=COMPUTE, device=0, correlation=copy
+        )
+        for name in copy_back[1:]:
+            trace.call(name, begin + 310, last - 10)
+        begin = copied + 150
+    return trace

@@ -88,7 +88,7 @@ def test_without_an_execution_trace_asynchronous_waits_are_unknown(captured: Pat
     """One of the warm-ups lies there, which says nothing of the steps."""
     assert (captured / "ladder-unobserved" / "rank1.execution.json.gz").exists()
     graph = read(captured, "ladder-unobserved")
-    assert sum("no execution trace" in note for note in graph.notes) == 2
+    assert any("no execution trace" in note for note in graph.notes)
     assert sum(op.kind == "all_reduce" for op in graph.ops) == 2 * REDUCES
 
 

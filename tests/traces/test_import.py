@@ -421,3 +421,13 @@ def test_collectives_meet_in_the_order_of_their_issue(tmp_path: Path) -> None:
     ends = {group: {op.end_s for op in reduces if op.group == group} for group in (0, 1)}
     assert sorted(map(len, ends.values())) == [1, 1]
     assert graph.notes == ()
+
+
+@pytest.mark.parametrize(("busy", "waits"), [(False, False), (True, True)])
+def test_an_asynchronous_copy_waits_only_behind_others(saved: Saved, busy: bool, waits: bool) -> None:
+    """It may be over within its call by chance; behind a kernel it cannot, unless the call waits."""
+    trace = TraceFile()
+    trace.kernel("gemm", 0, 10, 20 if not busy else 100)
+    trace.kernel("Memcpy HtoD (Pinned -> Device)", 50, 112, 1, call=65, category="gpu_memcpy")
+    graph = saved(trace)
+    assert any(op.kind == "sync" for op in graph.ops) == waits

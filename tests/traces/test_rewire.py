@@ -1,5 +1,6 @@
 """A standard run in another wiring: what the simulator itself predicts, and answers worked out by hand."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -177,3 +178,52 @@ def test_variants_are_compared_with_the_recording(tmp_path: Path) -> None:
     wanted = (BUSY_US + 2 * LAYERS * REDUCE_US) / (BUSY_US + REDUCE_US - KERNEL_US)
     assert times["ladder"].speedup == pytest.approx(wanted, rel=1e-6)
     assert times["ladder"].comm.exposed_s == pytest.approx((REDUCE_US - KERNEL_US) * US)
+
+
+def layered(attentions: Sequence[str], mlps: Sequence[str], *, awaited: bool = True) -> TraceFile:
+    """A pass with these kernels in its blocks; `awaited`: the computation waits for each all-reduce."""
+    trace = TraceFile()
+    called = 0.0
+
+    def run(name: str) -> None:
+        nonlocal called
+        trace.kernel(name, called, 10_000 + 10 * called, 40)
+        called += 6
+
+    run("embedding")
+    for attention, mlp in zip(attentions, mlps, strict=True):
+        for name in (attention, mlp):
+            run("rms_norm_kernel")
+            run(name)
+            trace.wait(called, called + 1, on=COMPUTE, by=COMM)
+            trace.all_reduce(called + 3, 10_000 + 10 * called, 30)
+            if awaited:
+                trace.wait(called + 9, called + 10, on=COMM, by=COMPUTE)
+            called += 12
+    run("lm_head_gemm")
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("attentions", "mlps"),
+    [
+        (["full_gemm", "sliding_gemm"] * 4, ["mlp_gemm"] * 8),
+        (["full_gemm", *["sliding_gemm"] * 5] * 2, ["mlp_gemm"] * 12),
+        (["qkv_gemm"] * 8, [*["mlp_gemm"] * 3, *["experts_gemm"] * 5]),
+        (["qkv_gemm"] * 8, ["mlp_gemm", *["experts_gemm"] * 7]),
+    ],
+)
+def test_layers_of_several_kinds_are_one_pass(tmp_path: Path, attentions: list[str], mlps: list[str]) -> None:
+    """Regression: a layer had to equal the one before, so that each stretch of a kind was rewired as a model."""
+    graph = load([layered(attentions, mlps).write(tmp_path / "trace.json")])
+    assert [forward.layers for forward in find_passes(graph)] == [len(attentions)]
+
+
+def test_reductions_of_gradients_are_no_blocks(tmp_path: Path) -> None:
+    """Regression: 2 layers in data-parallel training, where nothing waits, or where half of them have no GEMM."""
+    for trace in (
+        layered(["qkv_gemm"] * 6, ["mlp_gemm"] * 6, awaited=False),
+        layered(["convolution"] * 6, ["batch_norm"] * 6),
+    ):
+        with pytest.raises(UsageError, match="no transformer blocks"):
+            find_passes(load([trace.write(tmp_path / "trace.json")]))

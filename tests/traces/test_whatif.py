@@ -66,7 +66,7 @@ def test_launch_gaps_go_and_waits_stay(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("what", "factor", "says"),
     [
-        ("conv", 0.5, "no op has this kind or name"),
+        ("conv", 0.5, "no op has this kind, name or module"),
         ("gemm", -1.0, "must be 0 or more"),
         ("gemm", float("nan"), "must be 0 or more"),
     ],

@@ -7,20 +7,29 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ladder_sim.display.console import table
+from ladder_sim.traces.blocks import Cover
+from ladder_sim.traces.contention import Contention
 from ladder_sim.traces.graph import TraceGraph
-from ladder_sim.traces.replay import Replay
+from ladder_sim.traces.replay import Replay, StepError
 from ladder_sim.traces.summary import RunSummary, summarize_run
 from ladder_sim.traces.wirings import VariantTime
 from ladder_sim.units import format_seconds
 
 # characters of a kernel's name: C++ templates run to hundreds
 SHOWN_NAME = 60
+# a smaller share of the all-reduces says little about the step
+COVERED = 0.9
 # longest waits that a replay leaves out
 SHOWN_UNEXPLAINED = 5
 
 
-def info_report(graph: TraceGraph, summary: RunSummary, top: int) -> RenderableType:
-    """What a trace holds, where its time goes, and what it does not record."""
+def info_report(
+    graph: TraceGraph, summary: RunSummary, top: int, *, spread: bool = False, modules: bool = False
+) -> RenderableType:
+    """What a trace holds, where its time goes, and what it does not record.
+
+    `spread` adds that of each op's time, `modules` the time of each class of modules.
+    """
     ranks = f"{len(summary.ranks)} rank{'s' if len(summary.ranks) > 1 else ''}"
     lanes = f"{len(graph.ops)} ops on {len(graph.lanes)} streams and threads of {ranks}"
     parts: list[RenderableType] = [
@@ -28,11 +37,25 @@ def info_report(graph: TraceGraph, summary: RunSummary, top: int) -> RenderableT
         Text(f"steps: {', '.join(graph.steps) or 'none marked, none recognised'}\n"),
     ]
     if top:
+        columns = ["kind", "op", "count", "time", "mean"]
         totals = [
             [total.kind, short(total.name), str(total.count), *_times(total.seconds, total.seconds / total.count)]
             for total in summary.totals[:top]
         ]
-        parts += [table(["kind", "op", "count", "time", "mean"], totals, left=2, keys=2, title="Ops by time"), Text()]
+        if spread:
+            columns += ["share", "shortest", "longest", "deviation"]
+            whole_s = sum(total.seconds for total in summary.totals)
+            for row, total in zip(totals, summary.totals, strict=False):
+                times = _times(total.shortest_s, total.longest_s, total.deviation_s)
+                row += [f"{total.seconds / whole_s:.1%}" if whole_s else "-", *times]
+        parts += [table(columns, totals, left=2, keys=2, title="Ops by time"), Text()]
+    if modules:
+        by_module = [
+            [module.name, str(module.calls), *_times(module.seconds, module.seconds / module.calls)]
+            for module in summary.modules[:top]
+        ]
+        title = "Ops launched by modules and ranges, with those inside them"
+        parts += [table(["module", "count", "time", "mean"], by_module, title=title), Text()]
     ranks_rows = [
         [str(rank.rank), *_times(rank.busy_s, rank.comm_s, rank.hidden_s, rank.exposed_s)] for rank in summary.ranks
     ]
@@ -43,17 +66,28 @@ def info_report(graph: TraceGraph, summary: RunSummary, top: int) -> RenderableT
     ]
     columns = ["rank", "computing", "communicating", "hidden", "exposed"]
     parts += [table(columns, ranks_rows, title="Communication"), Text()]
+    if summary.idle:
+        idle = [
+            [str(row.rank), row.stream, *_times(row.idle_s, row.host_s, row.kernel_s, row.other_s)]
+            for row in summary.idle
+        ]
+        title = "Idle time of streams, and what they waited for"
+        parts += [table(["rank", "stream", "idle", "host", "kernel", "other"], idle, left=2, title=title), Text()]
     return Group(*parts, table(["kind", "time", "share"], critical, title="Critical path"), *_notes(graph))
 
 
-def replay_report(replay: Replay, *, changed: bool = False) -> RenderableType:
-    """The error of the replay, or the effect of a change to the graph; the longest waits that it leaves out."""
+def replay_report(replay: Replay, changed: Replay | None = None) -> RenderableType:
+    """The error of the replay, the effect of a change to the graph, and the longest waits that a replay leaves out."""
+    columns = ["step", "recorded", "replayed", "error"]
     steps = [[step.name, *_times(step.recorded_s, step.replayed_s), f"{step.error:+.2%}"] for step in replay.steps]
+    if changed is not None:
+        columns += ["changed", "change"]
+        for row, step, after in zip(steps, replay.steps, changed.steps, strict=True):
+            row += [format_seconds(after.replayed_s), _change(step.replayed_s, after.replayed_s)[-1]]
     waits = [
         [short(wait.op.name), replay.graph.lanes[wait.op.lane].name, *_times(wait.op.start_s, wait.seconds)]
         for wait in replay.unexplained()[:SHOWN_UNEXPLAINED]
     ]
-    columns = ["step", "recorded", "replayed", "change" if changed else "error"]
     parts: list[RenderableType] = [table(columns, steps, title="Replay")]
     if waits:
         title = "Longest device waits that nothing in the trace explains, left out of the replay"
@@ -61,7 +95,13 @@ def replay_report(replay: Replay, *, changed: bool = False) -> RenderableType:
     return Group(*parts, *_notes(replay.graph))
 
 
-def variants_report(recorded: TraceGraph, layers: int, times: Mapping[str, VariantTime]) -> RenderableType:
+def variants_report(
+    recorded: TraceGraph,
+    cover: Cover,
+    replayed: StepError,
+    times: Mapping[str, VariantTime],
+    contention: Contention | None,
+) -> RenderableType:
     """A recorded step and its other wirings."""
     rows = [
         [
@@ -72,11 +112,20 @@ def variants_report(recorded: TraceGraph, layers: int, times: Mapping[str, Varia
         ]
         for name, time in times.items()
     ]
+    passes = f"{cover.passes} passes of up to " if cover.passes > 1 else ""
+    head = [f"{passes}{cover.layers} layers, {cover.covered} of {cover.reduces} all-reduces"]
+    if cover.share < COVERED:
+        head.append(f"WARNING: less than {COVERED:.0%} of them are in passes; the others stay where they are")
+    lengths = " and ".join(_times(replayed.recorded_s, replayed.replayed_s))
+    head.append(f"{replayed.name}: recorded and replayed {lengths}, error {replayed.error:+.2%}\n")
+    slowed = "those that overlap are not slowed down"
+    if contention is not None:
+        slowed = f"in other wirings those that overlap share the {'GPU' if contention.overlap is not None else 'core'}"
     return Group(
-        Text(f"{layers} layers\n"),
+        *map(Text, head),
         table(["variant", "step", "speedup", "communicating", "hidden", "exposed"], rows),
-        Text("\nKernels keep their recorded times; those that overlap are not slowed down."),
-        *_notes(recorded),
+        Text(f"\nKernels keep their recorded times; {slowed}."),
+        *_notes(recorded, *(time.graph for time in times.values())),
     )
 
 
@@ -111,7 +160,8 @@ def _change(first_s: float, second_s: float) -> list[str]:
     return [*_times(first_s, second_s), f"{second_s / first_s - 1.0:+.1%}" if first_s else "-"]
 
 
-def _notes(graph: TraceGraph) -> list[Text]:
-    if not graph.notes:
+def _notes(*graphs: TraceGraph) -> list[Text]:
+    notes = list(dict.fromkeys(note for graph in graphs for note in graph.notes))
+    if not notes:
         return []
-    return [Text("\nMissing from the trace, or left out"), *(Text(f"- {note}") for note in graph.notes)]
+    return [Text("\nMissing from the trace, or left out"), *(Text(f"- {note}") for note in notes)]

@@ -1,25 +1,35 @@
 """One rank's trace of a run on CPUs: operators of its threads, and collectives of gloo's threads or an emulated link.
 
-``c10d::allreduce_`` only issues; gloo's own ``gloo:all_reduce`` is the collective. The wait of the main thread is not
-recorded. A blocking call (``async_op`` False) waits at once. The result of an asynchronous call is awaited by the first
-operator that reads it, if not before; the execution trace shows which one that is. Messages and waits of an emulated
-link have spans of their own (`link.py`).
+``c10d::allreduce_`` only issues; gloo's own ``gloo:all_reduce`` is the collective, with all that its thread runs. Who
+waits is known from the first of these that a trace has:
+
+- a blocking call (``async_op`` False) waits at once;
+- ``wait_tensor`` of functional collectives (DTensor, torch.compile) waits for the oldest with a tensor of that shape;
+- the first operator that reads the result waits, if not a call before it: the execution trace shows what is read;
+- silence of the thread that issued it, which ends soon after the collective: it waited (``Work.wait`` has no event).
+
+Messages and waits of an emulated link have spans of their own (`link.py`).
 """
 
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ladder_sim.traces.graph import Collective, Lane
 from ladder_sim.traces.kineto import link
 from ladder_sim.traces.kineto.draft import Draft, RankDraft, rank_draft
-from ladder_sim.traces.kineto.kinds import collective_kind, element_bytes, kernel_kind
+from ladder_sim.traces.kineto.kinds import collective_kind, kernel_kind
+from ladder_sim.traces.kineto.modules import Scopes
 from ladder_sim.traces.kineto.reader import Clock, Event, KinetoFile
+from ladder_sim.traces.kineto.sizes import tensor_bytes
 
 _GLOO = "gloo:"
 _ISSUE = "c10d::"
+_FUNCTIONAL_WAIT = "_c10d_functional::wait_tensor"
 _FUNCTION = "Record function id"
+# a shorter silence of a thread is its own work
+_MIN_SILENCE_S = 50e-6
 
 
 def communicates(file: KinetoFile) -> bool:
@@ -37,8 +47,12 @@ class CpuReader:
         self.storages_read = {} if numbers.isdisjoint(reads) else reads
         marks = file.events["user_annotation"]
         self.collectives = [event for event in marks if event.name.startswith(_GLOO)]
-        self.spans = [*file.events["cpu_op"], *(event for event in marks if event.name.startswith(link.PREFIX))]
+        messages = (event for event in marks if event.name.startswith(link.PREFIX))
+        workers = {event.thread for event in self.collectives}
+        # what gloo's threads run is part of the collectives
+        self.spans = [event for event in (*file.events["cpu_op"], *messages) if event.thread not in workers]
         self.clock = Clock(file, [*self.spans, *self.collectives])
+        self.scopes = Scopes(file)
         self.notes: list[str] = []
         self.issued = self._by_issue()
         # collectives by gloo's thread, or the link
@@ -95,7 +109,9 @@ class CpuReader:
             end_s=self.clock.seconds(event.end_us),
             step=step,
             collective=Collective(
-                message_bytes=_bytes(event), group=str(config[0].get("pg_name", "")), ranks=self.file.world_size
+                message_bytes=tensor_bytes(event.args),
+                group=str(config[0].get("pg_name", "")),
+                ranks=self.file.world_size,
             ),
             # two gloo threads may begin in the other order
             issued_s=issued_s,
@@ -127,6 +143,16 @@ class CpuReader:
         return issued
 
 
+class _Running(NamedTuple):
+    """A collective that was issued asynchronously, and that nothing waited for yet."""
+
+    draft: Draft
+    storages: frozenset[int]
+    """That it writes; empty without an execution trace."""
+    tensors: Any
+    """Shapes of its tensors."""
+
+
 class _Thread:
     """A thread's ops: operators, calls that issue collectives, waits, and CPU time in between."""
 
@@ -137,8 +163,8 @@ class _Thread:
         # end of the last op
         self.end_s = 0.0
 
-        # running collectives, and the storages they write
-        self.awaited: list[tuple[Draft, frozenset[int]]] = []
+        # collectives whose wait is still to come
+        self.running: list[_Running] = []
 
         # collectives that the thread now waits for
         self.due: list[Draft] = []
@@ -148,19 +174,19 @@ class _Thread:
 
     def read(self, events: Sequence[Event]) -> list[Draft]:
         self.end_s = self.cpu.clock.seconds(events[0].start_us)
-        outermost = list(_outermost(events))
-        for event in outermost:
+        for event in _outermost(events):
             self._event(event)
         if self.due:
             self._put("wait", "sync", max(self.end_s, *(draft.end_s for draft in self.due)), after=self.due)
-        self._note(outermost)
+        self._note()
         return self.drafts
 
     def _event(self, event: Event) -> None:
         start_s, end_s = self.cpu.clock.seconds(event.start_us), self.cpu.clock.seconds(event.end_us)
         reads = self.cpu.reads(event)
-        self.due += [draft for draft, storages in self.awaited if storages & reads]
-        self.awaited = [(draft, storages) for draft, storages in self.awaited if not storages & reads]
+        self._await([running for running in self.running if running.storages & reads])
+        if not self.due:
+            self._await(self._behind_silence(start_s))
         if start_s > self.end_s:
             self._put("wait" if self.due else "host", "sync" if self.due else "host", start_s, after=self.due)
             self.due = []
@@ -169,10 +195,33 @@ class _Thread:
         number = link.awaited(event.name)
         if collective is not None:
             self._issue(event, collective, end_s, reads)
-        elif number is None:
-            self._put(event.name, kernel_kind(event.name), end_s)
-        else:
+        elif number is not None:
             self._put("wait", "sync", end_s, after=[self.sent[number]] if number in self.sent else [])
+        elif event.name == _FUNCTIONAL_WAIT and self.running:
+            self._await([self._written_to(event)])
+            self._put("wait", "sync", end_s, after=self.due)
+            self.due = []
+        else:
+            self._put(event.name, kernel_kind(event.name), end_s)
+            self.drafts[-1].scope = self.cpu.scopes.around(event)
+
+    def _await(self, awaited: Sequence[_Running]) -> None:
+        """Let the next op of the thread wait for these collectives."""
+        self.due += [running.draft for running in awaited]
+        self.running = [running for running in self.running if running not in awaited]
+
+    def _behind_silence(self, until_s: float) -> list[_Running]:
+        """The collective that the thread was silent for: most of the silence is before its end."""
+        if self.cpu.storages_read or until_s - self.end_s < _MIN_SILENCE_S:
+            return []
+        middle_s = (self.end_s + until_s) / 2.0
+        ended = [running for running in self.running if middle_s < running.draft.end_s <= until_s]
+        return sorted(ended, key=lambda running: running.draft.end_s)[-1:]
+
+    def _written_to(self, event: Event) -> _Running:
+        """The oldest collective that wrote the tensor of a wait, by its shape; the oldest of all if none has it."""
+        shapes = event.args.get("Input Dims", [])[:1]
+        return next((running for running in self.running if running.tensors == shapes), self.running[0])
 
     def _issue(self, event: Event, collective: Draft, end_s: float, reads: frozenset[int]) -> None:
         message = link.issued(event.name)
@@ -185,8 +234,9 @@ class _Thread:
             # the rest of the call is waiting, or a gloo thread that works on the same core
             self.due.append(collective)
             return
-        elif self.cpu.storages_read:
-            self.awaited.append((collective, reads))
+        else:
+            dims = event.args.get("Input Dims", [])
+            self.running.append(_Running(collective, reads, dims[0] if dims else None))
         if self.end_s < end_s:
             self._put(name, "launch", end_s)
 
@@ -206,26 +256,28 @@ class _Thread:
         self.drafts.append(draft)
         self.end_s = end_s
 
-    def _note(self, events: Sequence[Event]) -> None:
-        rank, issues = self.cpu.file.rank, [event for event in events if event.name.startswith(_ISSUE)]
-        if self.cpu.issued and not self.cpu.storages_read and not all(map(_is_blocking, issues)):
-            self.cpu.notes.append(
-                f"rank {rank} has asynchronous collectives and no execution trace of its steps: who waits is not known"
-            )
-        elif self.awaited:
-            self.cpu.notes.append(f"rank {rank}: {len(self.awaited)} collectives whose result nothing reads")
+    def _note(self) -> None:
+        if self.running:
+            unknown = "no execution trace of the steps shows who waits"
+            why = "nothing reads their results" if self.cpu.storages_read else unknown
+            self.cpu.notes.append(f"{len(self.running)} asynchronous collectives without a recorded wait: {why}")
 
 
 def _outermost(events: Sequence[Event]) -> Iterator[Event]:
-    """Operators that are not part of another; an operator that contains issues is replaced by its parts."""
-    issues_us = [event.start_us for event in events if event.name.startswith(_ISSUE)]
+    """Operators that are not part of another; one that contains an issue or a wait is replaced by its parts."""
+    inner_us = [event.start_us for event in events if _meets(event)]
     end_us = float("-inf")
     for event in events:
-        issues = bisect_right(issues_us, event.end_us) - bisect_right(issues_us, event.start_us)
-        if event.start_us < end_us or (issues and not event.name.startswith(_ISSUE)):
+        inner = bisect_right(inner_us, event.end_us) - bisect_right(inner_us, event.start_us)
+        if event.start_us < end_us or (inner and not _meets(event)):
             continue
         end_us = event.end_us
         yield event
+
+
+def _meets(event: Event) -> bool:
+    """Whether an operator issues a collective or waits for one."""
+    return event.name.startswith(_ISSUE) or event.name == _FUNCTIONAL_WAIT
 
 
 def _with_wake_ups(queue: list[Draft]) -> Iterator[Draft]:
@@ -263,16 +315,3 @@ def _place(event: Event) -> tuple[Any, float]:
 def _is_blocking(event: Event) -> bool:
     """``c10d::allreduce_(tensors, group, op, sparse_indices, async_op, timeout)``: async_op is recorded as text."""
     return "True" not in event.args.get("Concrete Inputs", [])
-
-
-def _bytes(event: Event) -> float:
-    """Size of a collective's tensors, if shapes were recorded."""
-    total = 0.0
-    for shape, dtype in zip(event.args.get("Input Dims", []), event.args.get("Input type", []), strict=False):
-        elements = 1
-        for width in shape:
-            if not isinstance(width, int):
-                return 0.0
-            elements *= width
-        total += elements * element_bytes(str(dtype)) if shape else 0
-    return total

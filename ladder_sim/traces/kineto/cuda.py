@@ -8,12 +8,15 @@ show up as an error of the replay.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from typing import Any
 
 from ladder_sim.traces.graph import COLLECTIVES, Collective, Lane
-from ladder_sim.traces.kineto.draft import Draft, RankDraft, rank_draft
-from ladder_sim.traces.kineto.kinds import element_bytes, kernel_kind
-from ladder_sim.traces.kineto.reader import CALL_CATEGORIES, GPU_CATEGORIES, Clock, Event, KinetoFile
+from ladder_sim.traces.kineto.draft import SLACK_S, Draft, RankDraft, rank_draft
+from ladder_sim.traces.kineto.kinds import collective_kind, kernel_kind
+from ladder_sim.traces.kineto.modules import Scopes
+from ladder_sim.traces.kineto.reader import CALLS, GPU_CATEGORIES, Clock, Event, KinetoFile
+from ladder_sim.traces.kineto.sizes import element_bytes, tensor_bytes
 from ladder_sim.traces.kineto.threads import hand_over
 from ladder_sim.traces.kineto.waits import Call, Waits, blocks
 
@@ -24,12 +27,16 @@ class CudaReader:
     def __init__(self, file: KinetoFile) -> None:
         self.file = file
         self.on_device = [event for name in GPU_CATEGORIES for event in file.events[name]]
-        calls = [event for name in CALL_CATEGORIES for event in file.events[name]]
-        self.clock = Clock(file, [*self.on_device, *calls])
+        self.clock = Clock(file, [*self.on_device, *file.events[CALLS]])
         self.gpu = min((event.args.get("device", event.process) for event in self.on_device), key=str)
+
+        # by the id that they share with what they launch
+        self.operators = {event.args.get("External id"): event for event in file.events["cpu_op"]}
 
         # by correlation id of the call that enqueued them
         self.device: dict[Any, list[Draft]] = defaultdict(list)
+
+        self.scopes = Scopes(file)
 
         # end of the op ahead of each on its stream
         self.free_s: dict[int, float] = {}
@@ -39,9 +46,8 @@ class CudaReader:
         """All ops, with their dependencies."""
         streams = self._device_ops()
         threads: dict[Any, list[Event]] = defaultdict(list)
-        for name in CALL_CATEGORIES:
-            for event in self.file.events[name]:
-                threads[event.process, event.thread].append(event)
+        for event in self.file.events[CALLS]:
+            threads[event.process, event.thread].append(event)
         host: list[list[Draft]] = []
         for (_, thread), events in sorted(threads.items(), key=lambda item: str(item[0])):
             queue = self._thread(Lane(name=f"thread {thread}", rank=self.file.rank, device=False), events)
@@ -58,21 +64,34 @@ class CudaReader:
         streams: dict[Any, list[Draft]] = {}
         for event in sorted(self.on_device, key=lambda event: event.start_us):
             stream = (event.args.get("device", event.process), event.args.get("stream", event.thread))
-            named = str(event.args.get("Collective name") or event.name)
-            kind = kernel_kind(named) if event.category == "kernel" else event.category.removeprefix("gpu_")
+            named = collective_kind(str(event.args.get("Collective name", "")))
+            kind = named or (
+                kernel_kind(event.name) if event.category == "kernel" else event.category.removeprefix("gpu_")
+            )
             draft = Draft(
                 name=event.name,
                 kind=kind,
                 lane=Lane(name=self._stream_name(*stream), rank=self.file.rank),
                 start_s=self.clock.seconds(event.start_us),
                 end_s=self.clock.seconds(event.end_us),
-                collective=_collective(event.args) if kind in COLLECTIVES else None,
+                collective=self._collective(event.args) if kind in COLLECTIVES else None,
+                blocks=int(prod(event.args.get("grid") or [0])),
             )
             queue = streams.setdefault(stream, [])
             self.free_s[id(draft)] = queue[-1].end_s if queue else 0.0
             queue.append(draft)
             self.device[event.args.get("correlation")].append(draft)
         return streams
+
+    def _collective(self, args: Mapping[str, Any]) -> Collective:
+        """As NCCL's metadata says; else the size of the first tensor of the operator that launched it."""
+        message_bytes = float(args.get("In msg nelems") or 0) * element_bytes(str(args.get("dtype", "")))
+        operator = self.operators.get(args.get("External id"))
+        return Collective(
+            message_bytes=message_bytes or (tensor_bytes(operator.args, 1) if operator is not None else 0.0),
+            group=str(args.get("Process Group Name", "")),
+            ranks=int(args.get("Group size") or 0),
+        )
 
     def _stream_name(self, gpu: Any, stream: Any) -> str:
         """Streams of a process's second GPU may have the same numbers as those of the first."""
@@ -93,7 +112,7 @@ class CudaReader:
             start_s, end_s = self.clock.seconds(event.start_us), self.clock.seconds(event.end_us)
             step = self.clock.step(start_s)
             for draft in call.enqueued:
-                draft.step = step
+                draft.step, draft.scope = step, self.scopes.around(event)
             if queue and start_s > queue[-1].end_s:
                 queue.append(_between(idle, lane, queue[-1].end_s, start_s, step))
             idle = []
@@ -103,7 +122,7 @@ class CudaReader:
     def _call(self, call: Call, lane: Lane, start_s: float, end_s: float, step: int) -> Iterator[Draft]:
         """A call until it has enqueued its ops, and the rest of it."""
         name = call.event.name
-        blocking = blocks(name) or any("Pageable" in draft.name and "DtoH" in draft.name for draft in call.enqueued)
+        blocking = blocks(name) or any(self._waited(call, draft, start_s, end_s) for draft in call.enqueued)
         enqueued_s = self._enqueued_s(call.enqueued, start_s, end_s, blocking)
         if call.enqueued:
             launch = Draft(name=name, kind="launch", lane=lane, start_s=start_s, end_s=enqueued_s, step=step)
@@ -116,6 +135,17 @@ class CudaReader:
             call.wait = rest
         if blocking or enqueued_s < end_s:
             yield rest
+
+    def _waited(self, call: Call, draft: Draft, start_s: float, end_s: float) -> bool:
+        """Whether a call waited for a copy that it enqueued. No launch of a kernel waits.
+
+        Some copies do whatever their names (hipMemcpyWithStream, cudaMemcpyAsync of pageable memory): their calls end
+        behind them. So may that of an asynchronous one whose stream is idle, if it is over at once.
+        """
+        if draft.kind != "memcpy" or draft.end_s > end_s + SLACK_S:
+            return False
+        behind_others = self.free_s[id(draft)] > start_s
+        return behind_others or "Async" not in call.event.name or "Pageable" in draft.name
 
     def _enqueued_s(self, enqueued: Sequence[Draft], start_s: float, end_s: float, blocking: bool) -> float:
         """When a call had enqueued its ops: an op that starts during the call was enqueued by then."""
@@ -155,12 +185,3 @@ def _outermost(events: Sequence[Event]) -> Iterator[Event]:
         if event.end_us > end_us:
             end_us = event.end_us
             yield event
-
-
-def _collective(args: Mapping[str, Any]) -> Collective:
-    elements = float(args.get("In msg nelems") or 0)
-    return Collective(
-        message_bytes=elements * element_bytes(str(args.get("dtype", ""))),
-        group=str(args.get("Process Group Name", "")),
-        ranks=int(args.get("Group size") or 0),
-    )

@@ -31,6 +31,8 @@ class Draft:
     step: int = ALONE
     group: int = ALONE
     collective: Collective | None = None
+    blocks: int = 0
+    scope: str = ""
     issued_s: float | None = None
     """When a collective was issued, if that is recorded: all ranks issue those of a group in the same order."""
     ready_s: float = 0.0
@@ -108,6 +110,8 @@ def finish(drafts: Sequence[Draft], steps: tuple[str, ...], notes: Iterable[str]
                 group=draft.group,
                 step=draft.step,
                 collective=draft.collective,
+                blocks=draft.blocks,
+                scope=draft.scope,
             )
             for draft in ordered
         ),

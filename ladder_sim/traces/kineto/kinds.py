@@ -1,45 +1,211 @@
-"""The kind of a kernel or collective, from its name."""
+"""The kind of a kernel, operator or collective, from its name.
+
+The first library of `LIBRARIES` that recognises a name decides; the first of its patterns that occurs names the kind.
+"""
 
 import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import NamedTuple
 
-_COLLECTIVE = (
-    (re.compile(r"all_?reduce|cross_device_reduce", re.IGNORECASE), "all_reduce"),
-    (re.compile(r"all_?gather", re.IGNORECASE), "all_gather"),
-    (re.compile(r"reduce_?scatter", re.IGNORECASE), "reduce_scatter"),
-    (re.compile(r"all_?to_?all", re.IGNORECASE), "all_to_all"),
-    (re.compile(r"^broadcast|(?:nccl|gloo).*broadcast", re.IGNORECASE), "broadcast"),
-    (re.compile(r"^(?:send|recv)\b|nccl.*send_?recv", re.IGNORECASE), "send_recv"),
-)
-_FAMILIES = (
-    (re.compile(r"flash|fmha|attention|attn", re.IGNORECASE), "attention"),
-    (
-        re.compile(r"gemm|gemv|xmma|cutlass|nvjet|_mm_|::(?:mm|addmm|bmm|baddbmm|matmul|linear)\b", re.IGNORECASE),
-        "gemm",
-    ),
-    (re.compile(r"(?:layer|rms|batch|group)_?norm", re.IGNORECASE), "norm"),
-    (re.compile(r"rotary|rope", re.IGNORECASE), "rope"),
-    (re.compile(r"silu|gelu|relu|swiglu", re.IGNORECASE), "activation"),
-    (re.compile(r"CUDAFunctor_add|::add_?$", re.IGNORECASE), "add"),
-)
-_ELEMENT_BYTES = {
-    **dict.fromkeys(("double", "long", "int64", "float64"), 8),
-    **dict.fromkeys(("float", "int", "int32", "float32"), 4),
-    **dict.fromkeys(("half", "bfloat16", "float16", "short", "c10::half", "c10::bfloat16"), 2),
+
+class Library(NamedTuple):
+    """Names of one library's kernels."""
+
+    name: str
+    own: str
+    """Occurs in the names of its kernels."""
+    kinds: Mapping[str, str]
+    """Patterns in turn, each with a kind. A kernel of the library without any of them is of kind "kernel"."""
+
+
+_REDUCE = {r"all_?reduce": "all_reduce"}
+# also those that metadata and annotations name: "allreduce", "gloo:all_gather"
+_OF_GROUPS = {
+    **_REDUCE,
+    r"all_?gather": "all_gather",
+    r"reduce_?scatter": "reduce_scatter",
+    r"all_?to_?all": "all_to_all",
 }
+_COLLECTIVES = {**_OF_GROUPS, r"broadcast": "broadcast", r"send|recv": "send_recv"}
+_NORM = {r"(?:layer|rms|batch|group|qk)_?norm": "norm"}
+_ACTIVATION = {r"silu|gelu|swiglu|relu|act_and_mul|(?:^|::)activation": "activation"}
+_ROPE = {r"rotary|rope(?![a-z])": "rope"}
+
+# those that are recognised by more specific names first
+LIBRARIES = (
+    Library(
+        "NCCL, RCCL",
+        r"nccl|rccl|msccl",
+        # a generic kernel runs what its metadata says, if anything
+        {**_COLLECTIVES, r"": "collective"},
+    ),
+    Library("DeepEP", r"deep_ep::", {r"layout": "router", r"dispatch|combine": "all_to_all"}),
+    Library(
+        "Inductor",
+        # fused elementwise and reducing kernels, named after the operators that they replace: none communicates
+        r"^triton_(?:poi|red|per|tem|for|unk)_",
+        {
+            r"_tem_\w*attention|flex_attention": "attention",
+            r"_tem_\w*(?:mm|convolution)": "gemm",
+            r"nll_loss|cross_entropy": "loss",
+            r"embedding": "embedding",
+            r"layer_norm|rms_norm|rsqrt": "norm",
+            r"softmax": "softmax",
+            r"silu|gelu|relu|sigmoid": "activation",
+            r"fused_(?:[a-z]+_)*?(?:add)(?:_\d+)?$": "add",
+        },
+    ),
+    Library("FBGEMM", r"fbgemm", {r"embedding": "embedding", r"(?:bf16|f8|i8)\w*_gemm": "gemm"}),
+    Library(
+        "FlashInfer",
+        r"^(?:void |_ZN\d+)?flashinfer|create_flashinfer",
+        {
+            # its pattern 0 is an all-reduce alone
+            r"allreduce_?fusion\w*<(?!.*pattern\)0)": "all_reduce_norm",
+            **_REDUCE,
+            r"::norm::|norm_?kernel": "norm",
+            r"sampling": "sample",
+            r"::activation::|act_and_mul": "activation",
+            **_ROPE,
+            r"append_?paged|kv_indices": "cache",
+            r"quantiz": "quantize",
+            r"group_?gemm|gemm": "gemm",
+            r"prefill|decode|mla|merge_?state|attention": "attention",
+        },
+    ),
+    Library(
+        "Triton kernels of OpenAI",
+        r"^_(?:p_)?matmul_ogs|^_(?:topk_forward|sum_bitmatrix|combined_routing|routing_compute|finalize_matmul)",
+        {r"matmul": "experts", r"": "router"},
+    ),
+    Library(
+        "TensorRT-LLM",
+        r"tensorrt_llm|trtllm|^bmm_|^fmhaSm|^void moe::dev|fmha_v2|xqa|masked_multihead|shotallreduce",
+        {
+            r"allreduce_?fusion\w*<(?!.*pattern\)0)": "all_reduce_norm",
+            **_REDUCE,
+            r"quantize": "quantize",
+            r"routing|topk": "router",
+            r"^bmm_|moe": "experts",
+            **_NORM,
+            r"fmha|mha|multihead|xqa|attention|mla": "attention",
+            r"gemm|gemv": "gemm",
+            **_ACTIVATION,
+        },
+    ),
+    Library(
+        "AITER",
+        r"aiter",
+        {
+            r"allreduce_fusion": "all_reduce_norm",
+            r"cross_device_reduce": "all_reduce",
+            **_REDUCE,
+            **_NORM,
+            r"topk|sorting|routing": "router",
+            r"moe": "experts",
+            r"fmha|pa_|mla_|attention": "attention",
+            r"quant": "quantize",
+            r"gemm": "gemm",
+            **_ROPE,
+            **_ACTIVATION,
+        },
+    ),
+    Library(
+        "vLLM, SGLang",
+        r"vllm::|sgl_|sglang|^void (?:paged_attention|rotary_embedding)|fused_moe_kernel|moe_align|marlin|machete|"
+        r"^_fwd_(?:grouped_)?kernel|store_kvcache|kernel_unified_attention|^reduce_segments",
+        {
+            r"cross_device_reduce": "all_reduce",
+            **_REDUCE,
+            r"reshape_and_cache|concat_and_cache|store_kvcache|copy_blocks": "cache",
+            r"topk|moe_align|count_and_sort": "router",
+            r"moe": "experts",
+            **_NORM,
+            **_ROPE,
+            r"attention|attn_states|reduce_segments|_fwd_": "attention",
+            r"marlin|machete|gemm|gptq|awq": "gemm",
+            **_ACTIVATION,
+            r"quant": "quantize",
+        },
+    ),
+    Library(
+        "FlashAttention, FlashMLA",
+        r"flash::|flash_fwd|flash_bwd|flash_attn|flashattn|flash_attention|^attn_(?:fwd|bwd)|fmha|sdpa",
+        {r"": "attention"},
+    ),
+    Library(
+        "cuDNN, MIOpen",
+        r"cudnn|miopen|implicit_gemm|implicitgemm|fprop_|dgrad_|wgrad_",
+        {
+            r"mha|attention": "attention",
+            r"bn_|norm": "norm",
+            r"conv|implicit_?gemm|wgrad|dgrad|fprop|winograd": "convolution",
+            # older ones have the tile in the name, and the activation that they may apply
+            r"scudnn|cutlass": "convolution",
+        },
+    ),
+    Library(
+        "composable kernel",
+        r"ck_tile|ck::",
+        {**_NORM, r"fmha|attention": "attention", r"moe": "experts", r"conv": "convolution", r"gemm": "gemm"},
+    ),
+    Library("DeepGEMM", r"deep_gemm", {r"grouped|masked": "experts", r"": "gemm"}),
+    Library(
+        "cuBLAS, hipBLASLt, CUTLASS",
+        r"nvjet|cijk_|gemm|gemv|xmma|cutlass|splitk|cublas|rocblas",
+        {r"moe|grouped|groupproblem": "experts", r"": "gemm"},
+    ),
+    Library(
+        "PyTorch",
+        r"at::native|aten::|softmax",
+        {
+            r"convolution|conv\dd|conv_depthwise": "convolution",
+            r"nll_loss|cross_entropy|log_?softmax": "loss",
+            r"argmax|multinomial|exponential": "sample",
+            r"indexselect|aten::embedding": "embedding",
+            r"scaled_dot_product|attention": "attention",
+            **_NORM,
+            r"softmax": "softmax",
+            r"silu|gelu|relu|threshold_kernel": "activation",
+            r"::(?:mm|addmm|bmm|baddbmm|matmul|linear)\b": "gemm",
+            r"cudafunctor_add|::add_?$": "add",
+            r"direct_copy|catarray|copy_kernel": "copy",
+        },
+    ),
+    # any other: by words of the field
+    Library(
+        "others",
+        r"",
+        {
+            **_OF_GROUPS,
+            r"moe|experts": "experts",
+            r"attention|attn|flash": "attention",
+            r"matmul|_mm_": "gemm",
+            r"embedding(?!.*rotary)": "embedding",
+            **_NORM,
+            **_ROPE,
+            r"sampling|sampler": "sample",
+            **_ACTIVATION,
+            r"quant": "quantize",
+        },
+    ),
+)
 
 
 def collective_kind(name: str) -> str | None:
-    """Kind of a collective; None for anything else.
+    """Kind of a collective by its name in metadata or an annotation; None for anything else.
 
     Examples
     --------
-    >>> collective_kind("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)")
-    'all_reduce'
-    >>> collective_kind("void at::native::reduce_kernel<512, 1>")
+    >>> collective_kind("gloo:all_reduce"), collective_kind("_allgather_base"), collective_kind("aten::add")
+    ('all_reduce', 'all_gather', None)
     """
-    return next((kind for pattern, kind in _COLLECTIVE if pattern.search(name)), None)
+    return next((kind for pattern, kind in _COLLECTIVES.items() if re.search(pattern, name, re.IGNORECASE)), None)
 
 
+# a trace has few names, each thousands of times
+@lru_cache(maxsize=65536)
 def kernel_kind(name: str) -> str:
     """Kind of a kernel or operator; "kernel" if the name does not say.
 
@@ -47,11 +213,8 @@ def kernel_kind(name: str) -> str:
     --------
     >>> kernel_kind("sm80_xmma_gemm_bf16bf16"), kernel_kind("aten::add"), kernel_kind("elementwise_kernel")
     ('gemm', 'add', 'kernel')
+    >>> kernel_kind("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)")
+    'all_reduce'
     """
-    families = (kind for pattern, kind in _FAMILIES if pattern.search(name))
-    return collective_kind(name) or next(families, "kernel")
-
-
-def element_bytes(dtype: str) -> int:
-    """Size of an element by PyTorch's name of its type; 1 for an unknown name."""
-    return _ELEMENT_BYTES.get(dtype.lower(), 1)
+    kinds = next(library.kinds for library in LIBRARIES if re.search(library.own, name, re.IGNORECASE))
+    return next((kind for pattern, kind in kinds.items() if re.search(pattern, name, re.IGNORECASE)), "kernel")

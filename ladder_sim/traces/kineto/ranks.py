@@ -4,24 +4,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from ladder_sim.errors import UsageError
 from ladder_sim.traces.graph import TraceGraph
 from ladder_sim.traces.kineto.draft import SLACK_S, Draft, RankDraft, finish
 
 
 def join(files: Sequence[RankDraft]) -> TraceGraph:
-    """One graph of all ranks.
-
-    Raises
-    ------
-    UsageError
-        Two files are of the same rank.
-    """
+    """One graph of all ranks."""
     ranks = [file.rank for file in files]
-    twice = next((rank for rank in ranks if ranks.count(rank) > 1), None)
-    if twice is not None:
-        raise UsageError(f"two of the traces are of rank {twice}", hint="give one file for each rank")
-    notes = [note for file in files for note in file.notes]
+    notes = list(_shared_notes(files))
     if len(files) > 1:
         _on_one_clock(files)
     world = max(file.world_size for file in files)
@@ -42,6 +32,17 @@ def join(files: Sequence[RankDraft]) -> TraceGraph:
         notes.append(f"{alone} collectives have no partner in the other ranks' traces and keep their time")
     steps = max((file.steps for file in files), key=len)
     return finish([draft for file in files for draft in file.drafts], steps, notes).with_starts()
+
+
+def _shared_notes(files: Sequence[RankDraft]) -> Iterator[str]:
+    """Every note once, with its ranks if not all have it."""
+    ranks: dict[str, list[int]] = defaultdict(list)
+    for file in files:
+        for note in dict.fromkeys(file.notes):
+            ranks[note].append(file.rank)
+    for note, own in ranks.items():
+        named = f"rank{'s' if len(own) > 1 else ''} {', '.join(map(str, own))}: "
+        yield note if len(own) == len(files) else named + note
 
 
 def _match(files: Sequence[RankDraft]) -> Iterator[list[Draft]]:

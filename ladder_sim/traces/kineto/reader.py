@@ -1,14 +1,15 @@
 """Reads the JSON of PyTorch's profiler, plain or gzipped, and keeps the events of calls, operators and kernels.
 
 Each event shrinks to a tuple while the file is parsed, so that a file of 100 MB needs a few times its size in memory.
-Everything else (Python frames, flow arrows, counters) is dropped. The arrow from a launch to its kernel is not needed:
-both carry the correlation id of the launch.
+Everything else (Python frames, flow arrows, counters) is dropped, and counted. The arrow from a launch to its kernel is
+not needed: both carry the correlation id of the launch.
 """
 
 import json
+import re
 from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,15 +21,39 @@ from ladder_sim.traces.graph import ALONE
 from ladder_sim.units import quoted
 
 GPU_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
-CALL_CATEGORIES = frozenset({"cuda_runtime", "cuda_driver"})
-_KEPT = GPU_CATEGORIES | CALL_CATEGORIES | {"cpu_op", "user_annotation", "cuda_sync"}
+# of any device: "cuda_runtime", "cuda_driver", "xpu_runtime", ...
+CALLS = "calls"
+_CALL_ENDINGS = ("_runtime", "_driver")
+# frames of PyTorch's modules, among those of Python
+MODULES = "modules"
+MODULE_FRAME = "nn.Module: "
+_KEPT = GPU_CATEGORIES | {CALLS, MODULES, "cpu_op", "user_annotation", "cuda_sync"}
+# what PyTorch up to 1.10 called them
+_FORMER = {
+    "Kernel": "kernel",
+    "Memcpy": "gpu_memcpy",
+    "Memset": "gpu_memset",
+    "Runtime": CALLS,
+    "Operator": "cpu_op",
+}
+PYTHON_FRAMES = "python_function"
+# says nothing of when something ran
+_DISPENSABLE = frozenset(
+    {PYTHON_FRAMES, "gpu_user_annotation", "overhead", "Trace", "cpu_instant_event", "cuda_profiler_range"}
+)
 _US = 1e-6
+# times of a file are rounded to nanoseconds, so that a call may begin just before the annotation around it
+_ROUNDED_S = 2e-9
 # a century: clocks count from 1970
 _LONG_US = 100 * 365.25 * 86400 * 1e6
 # ranks of a run
 _MAX_RANKS = 1_000_000
-# name of the marks that `torch.profiler.profile.step` leaves
-_MARK = "ProfilerStep"
+# key of a parsed document: how many events of each category were dropped
+_DROPPED = "ladder_sim_dropped"
+# the rank in a file's name, the surest first: "tp8" is no rank, but SGLang's "TP-0" is
+_RANK_IN_NAME = tuple(
+    re.compile(rf"{word}(\d+)", re.IGNORECASE) for word in ("rank[-_.]?", "tp[-_.]", "(?:gpu|device)[-_.]?")
+)
 # unpacked; the events of such a file take several times as much memory
 LIMIT_BYTES = 2**30
 _AGAIN = "record it again, and let the profiler finish writing"
@@ -54,19 +79,36 @@ class Event(NamedTuple):
     """Its other properties."""
 
 
+class Mark(NamedTuple):
+    """A step of the run, as an annotation marks it."""
+
+    name: str
+    start_us: float
+    end_us: float
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class KinetoFile:
-    """The contents of one file."""
+    """The events of one process, usually those of a file."""
 
     metadata: dict[str, Any]
     """Its keys other than the events."""
     events: dict[str, list[Event]] = field(default_factory=lambda: defaultdict(list))
     """By category, in order of time."""
+    name: str = ""
+    """Of the file."""
+    marks: Sequence[Mark] = ()
+    """The steps (`marks.py`)."""
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """Number of events by category that were not kept."""
+    notes: Sequence[str] = ()
+    """What it does not record."""
 
     @property
     def rank(self) -> int:
-        """Rank of the process that wrote it; 0 if not recorded."""
-        return self._number("rank", 0, 0)
+        """Rank of the process that wrote it; if not recorded, by the name of the file; 0 if that has none."""
+        in_name = (pattern.search(self.name) for pattern in _RANK_IN_NAME)
+        return self._number("rank", next((int(match[1]) for match in in_name if match), 0), 0)
 
     @property
     def world_size(self) -> int:
@@ -92,14 +134,17 @@ class KinetoFile:
 def read_document(path: Path) -> dict[str, Any]:
     """Parse a trace. In ``traceEvents`` each event that is kept becomes an `Event`, each other one None.
 
+    Some other JSON may come back, too: `is_trace`.
+
     Raises
     ------
     UsageError
-        The file cannot be read, is cut off, is not JSON, or has no ``traceEvents``.
+        The file cannot be read, is cut off, or is not JSON.
     """
     text = read_trace(path)
+    dropped: Counter[str] = Counter()
     try:
-        document = json.loads(text, object_hook=_slim)
+        document = json.loads(text, object_hook=lambda item: _slim(item, dropped))
     except json.JSONDecodeError as error:
         cut_off = text[error.pos :].strip() == "" or error.msg.startswith("Unterminated")
         what = "ends in the middle: it is cut off" if cut_off else f"is not JSON: {error.msg} at {error.pos}"
@@ -109,15 +154,22 @@ def read_document(path: Path) -> dict[str, Any]:
     if isinstance(document, list):
         # Chrome's format also allows the bare list
         document = {"traceEvents": document}
-    if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
-        raise UsageError(f"trace '{path}' has no list 'traceEvents': unknown schema", hint=KNOWN)
-    return document
+    return {**document, _DROPPED: dropped} if isinstance(document, dict) else {}
 
 
-def sort_events(document: dict[str, Any]) -> KinetoFile:
-    """Sort the events of a parsed file by category and time."""
+def is_trace(document: dict[str, Any]) -> bool:
+    """Whether a parsed file has the events of a trace."""
+    return isinstance(document.get("traceEvents"), list)
+
+
+def sort_events(document: dict[str, Any], name: str = "") -> KinetoFile:
+    """Sort the events of a parsed file of this name by category and time."""
     events = document["traceEvents"]
-    file = KinetoFile(metadata={key: value for key, value in document.items() if key != "traceEvents"})
+    file = KinetoFile(
+        metadata={key: value for key, value in document.items() if key not in ("traceEvents", _DROPPED)},
+        name=name,
+        dropped=document.get(_DROPPED, {}),
+    )
     for event in events:
         if type(event) is Event:
             file.events[event.category].append(event)
@@ -149,13 +201,34 @@ def read_trace(path: Path) -> str:
     return raw.decode("utf-8", errors="replace")
 
 
-def _slim(item: dict[str, Any]) -> Any:
+def unread(file: KinetoFile) -> Iterator[str]:
+    """Notes on what a file does not record, and on dropped events that may matter."""
+    yield from file.notes
+    frames = file.dropped.get(PYTHON_FRAMES, 0)
+    if frames:
+        yield f"{frames} Python frames (with_stack=True): recording them slows the CPU, so that its times are too long"
+    for category, number in sorted(file.dropped.items()):
+        if category not in _DISPENSABLE:
+            yield f"{number} events of the unknown category '{category}', left out"
+
+
+def _slim(item: dict[str, Any], dropped: Counter[str]) -> Any:
     """Shrink an event as soon as it is parsed; other objects stay as they are."""
     phase = item.get("ph")
     if phase is None:
         return item
-    category = item.get("cat")
+    recorded = item.get("cat")
+    category = _FORMER.get(recorded, recorded) if isinstance(recorded, str) else ""
+    if category.endswith(_CALL_ENDINGS):
+        category = CALLS
+    elif recorded == "Operator" and str(item.get("name", "")).startswith("ProfilerStep"):
+        category = "user_annotation"
+    elif category == PYTHON_FRAMES and phase == "X":
+        dropped[category] += 1
+        category = MODULES if str(item.get("name", "")).startswith(MODULE_FRAME) else ""
     if phase != "X" or category not in _KEPT or "ts" not in item:
+        if phase == "X" and category:
+            dropped[category] += 1
         return None
     start_us, duration_us = item["ts"], item.get("dur", 0)
     name, args = item.get("name", ""), item.get("args") or {}
@@ -167,21 +240,20 @@ def _slim(item: dict[str, Any]) -> Any:
 
 
 class Clock:
-    """Seconds since the first event of a file, and the iterations that the profiler marked."""
+    """Seconds since the first event of a file, and the steps that its annotations mark."""
 
     def __init__(self, file: KinetoFile, events: Iterable[Event]) -> None:
         self._origin_us = min(event.start_us for event in events)
         self.origin_s = (file.clock_us + self._origin_us) * _US
-        marks = [event for event in file.events["user_annotation"] if event.name.startswith(_MARK)]
-        self.steps = tuple(event.name for event in marks)
-        self._starts_s = [self.seconds(event.start_us) for event in marks]
-        self._ends_s = [self.seconds(event.end_us) for event in marks]
+        self.steps = tuple(mark.name for mark in file.marks)
+        self._starts_s = [self.seconds(mark.start_us) for mark in file.marks]
+        self._ends_s = [self.seconds(mark.end_us) for mark in file.marks]
 
     def seconds(self, time_us: float) -> float:
         """A time of the file, in seconds since its first event."""
         return (time_us - self._origin_us) * _US
 
     def step(self, time_s: float) -> int:
-        """Position of the iteration at this time; `ALONE` outside all of them."""
-        index = bisect_right(self._starts_s, time_s) - 1
+        """Position of the step at this time; `ALONE` outside all of them."""
+        index = bisect_right(self._starts_s, time_s + _ROUNDED_S) - 1
         return index if index >= 0 and time_s < self._ends_s[index] else ALONE

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ladder_sim.des.spans import Span, Spans, subtract, union
 from ladder_sim.traces.kineto.draft import Draft
-from ladder_sim.traces.kineto.reader import CALL_CATEGORIES, Clock, KinetoFile
+from ladder_sim.traces.kineto.reader import CALLS, Clock, KinetoFile
 
 # a shorter silence is the thread's own work
 MIN_SILENCE_S = 50e-6
@@ -68,7 +68,7 @@ def _longest_silence(spans: Spans, start_s: float, end_s: float) -> Span:
 def _busy(file: KinetoFile, clock: Clock) -> dict[str, Spans]:
     """When each thread runs an operator or makes a call."""
     spans: dict[str, list[Span]] = defaultdict(list)
-    for name in ("cpu_op", *CALL_CATEGORIES):
+    for name in ("cpu_op", CALLS):
         for event in file.events[name]:
             spans[f"thread {event.thread}"].append((clock.seconds(event.start_us), clock.seconds(event.end_us)))
     return {name: union(own) for name, own in spans.items()}

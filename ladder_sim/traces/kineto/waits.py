@@ -69,6 +69,7 @@ class Waits:
             name = call.event.name
             if len({draft.lane for draft in call.enqueued}) > 1:
                 self._inside_graph(call.enqueued)
+                self._behind_graph(call)
             sync = self.syncs.get(call.correlation)
             if call.wait is not None and blocks(name):
                 self._block(call, call.wait, sync)
@@ -137,6 +138,16 @@ class Waits:
                 draft.after.append(latest)
                 self.counts["waits between streams of a CUDA graph, told from the times of its ops"] += 1
             last[draft.lane] = draft
+
+    def _behind_graph(self, call: Call) -> None:
+        """Let the op behind a CUDA graph on its stream wait for the graph's ops on other streams."""
+        first = call.enqueued[0].lane
+        queue = next(queue for queue in self.queues.values() if queue.drafts[0].lane == first)
+        behind = queue.next_after(call.event.end_us)
+        last = {draft.lane: draft for draft in call.enqueued}
+        for lane, draft in last.items():
+            if behind is not None and lane != first:
+                self._add(behind, draft)
 
     def _infer(self, unseen: Sequence[Call]) -> None:
         """Without cuda_sync events: infer the waits of collectives from the calls around them on the same thread."""

@@ -1,0 +1,77 @@
+"""What ops of a rewired run cost each other that the recorded run did not show: they did not run at the same time.
+
+On a GPU the thread blocks of a collective take SMs from kernels, which slow it down by their use of the memory
+(`ladder_sim/costs/contention.py`, with the figures of a profile). On CPUs gloo's thread takes time of the core on which
+its rank computes.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+from ladder_sim.costs.contention import OverlapParameters
+from ladder_sim.costs.profile_file import load_profile
+from ladder_sim.des.shared import NOTHING, Demand, Device
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.traces.graph import TraceGraph, TraceOp
+
+# gloo's threads for an all-reduce over TCP on one machine: CPU time less that of the caller, for 4 KB to 4 MB, torch
+# 2.9 on two cores of an AMD EPYC (`benchmarks/gloo_cpu_time.py`): 190 to 220 us up to 256 KB, 2.0 ms for 4 MB
+GLOO_MESSAGE_S = 200e-6
+GLOO_BYTE_S = 0.42e-9
+# name of its lanes
+_GLOO = "gloo "
+# parts into which a core is divided
+_PARTS = 1000
+# a thread of gloo leaves something to the others
+_MOST = 0.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contention:
+    """How the ops of a rank share its processor."""
+
+    device: Device
+    """The GPU's SMs, or the parts of a core."""
+    overlap: OverlapParameters | None = None
+    """Figures of the GPU; None: for CPUs."""
+
+    @classmethod
+    def of_gpu(cls, cluster: str) -> Self:
+        """Of the GPUs of a cluster of the catalog."""
+        spec = Scenario.of(cluster=cluster).cluster
+        measured = load_profile(spec.profile).overlap if spec.profile else {}
+        return cls(device=Device(sms=spec.gpu.sms), overlap=OverlapParameters.of(measured))
+
+    @classmethod
+    def of_cores(cls) -> Self:
+        """Of CPU ranks, each on a core of its own."""
+        return cls(device=Device(sms=_PARTS))
+
+    def demands(self, graph: TraceGraph) -> list[Demand]:
+        """What each op takes of its processor."""
+        return [self._on_gpu(op) if self.overlap is not None else self._on_core(graph, op) for op in graph.ops]
+
+    def _on_gpu(self, op: TraceOp) -> Demand:
+        """From the number of thread blocks, which only kernels have."""
+        if self.overlap is None or not op.blocks:
+            return NOTHING
+        if op.communicates:
+            # kernels keep at least one
+            held_sms = min(op.blocks, self.device.sms - 1)
+            return Demand(held_sms=held_sms, slowdown=self.overlap.collective_slowdown)
+        # one wave leaves SMs idle; more of them spread over those that are free
+        idle = 1.0 - op.blocks / self.device.sms
+        return Demand(spare=idle if idle >= 0.0 else self.overlap.memory_spare, memory=1.0)
+
+    def _on_core(self, graph: TraceGraph, op: TraceOp) -> Demand:
+        lane = graph.lanes[op.lane]
+        if op.communicates and lane.name.startswith(_GLOO) and op.collective is not None and op.duration_s > 0.0:
+            busy_s = GLOO_MESSAGE_S + GLOO_BYTE_S * op.collective.message_bytes
+            return Demand(held_sms=min(_MOST, busy_s / op.duration_s) * _PARTS)
+        works = not op.communicates and op.kind != "sync" and not lane.name.startswith(_GLOO)
+        return Demand(spare=0.0) if works else NOTHING
+
+
+def default_contention(graph: TraceGraph) -> Contention | None:
+    """Of cores where gloo's threads run; of a GPU only its profile says."""
+    return Contention.of_cores() if any(lane.name.startswith(_GLOO) for lane in graph.lanes) else None

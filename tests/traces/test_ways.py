@@ -1,0 +1,121 @@
+"""Ways of writing tensor parallelism in plain PyTorch: recorded steps whose ladder was measured too."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ladder_sim.traces.blocks import find_passes
+from ladder_sim.traces.contention import GLOO_BYTE_S, GLOO_MESSAGE_S, Contention, default_contention
+from ladder_sim.traces.graph import Collective, Lane, TraceGraph, TraceOp
+from ladder_sim.traces.iterations import choose_step
+from ladder_sim.traces.load import load
+from ladder_sim.traces.replay import replay, simulate
+from ladder_sim.traces.whatif import without_communication
+from ladder_sim.traces.wirings import predict_variants
+from tests.conftest import DATA
+from tests.support.trace_files import MAIN, TraceFile
+
+LAYERS = 6
+
+
+def recorded(way: str) -> TraceGraph:
+    return choose_step(load([DATA / "traces" / "tp" / way]), None)
+
+
+@pytest.mark.parametrize("way", ["hf_tp_plan", "dtensor_tp", "compiled_tp"])
+def test_a_recorded_way_is_a_standard_run_of_all_its_layers(way: str) -> None:
+    """Regression: the waits of functional collectives were ignored, so that the standard row was 0.8 of itself."""
+    step = recorded(way)
+    assert step.notes == ()
+    assert [forward.layers for forward in find_passes(step)] == [LAYERS, LAYERS]
+    times = predict_variants(step, ["standard", "ladder", "upper-bound"])
+    assert times["standard"].speedup == 1.0
+    assert times["standard"].comm.hidden_s < 0.02 * times["standard"].comm.comm_s
+    assert 1.0 < times["ladder"].speedup < times["upper-bound"].speedup
+
+
+def test_threads_of_gloo_do_no_work_of_their_own() -> None:
+    """Regression: an all-gather's copies on gloo's thread made it a CPU thread, and its silence before them work."""
+    step = recorded("hf_tp_plan")
+    assert not [
+        lane for lane in step.lanes if lane.name.startswith("thread") and lane.name.endswith(("21945", "21946"))
+    ]
+    times = predict_variants(step, ["ladder"])
+    # both measured
+    assert times["ladder"].speedup == pytest.approx(1.50, rel=0.1)
+    alone = replay(without_communication(step)).steps[0].replayed_s
+    assert replay(step).steps[0].replayed_s / alone == pytest.approx(2.54, rel=0.1)
+
+
+def test_functional_collectives_are_awaited_where_they_say() -> None:
+    assert predict_variants(recorded("dtensor_tp"), ["ladder"])["ladder"].speedup == pytest.approx(1.41, rel=0.1)
+
+
+def asynchronous(*, waits: bool) -> TraceFile:
+    """Megatron's way: issue an all-reduce, compute what does not need it, wait. gloo takes 600 us of its thread 9."""
+    trace = TraceFile()
+    issued: dict[str, Any] = {"Input Dims": [[[8, 512]], [], [], [], []], "Concrete Inputs": ["", "", "", "", "True"]}
+    reduced: dict[str, Any] = {"Input Dims": [[8, 512]], "Input type": ["float"]}
+    now = 0.0
+    for number in range(8):
+        trace.event("cpu_op", "aten::mm" if number % 2 else "aten::linear", now, 300, MAIN)
+        trace.event("cpu_op", "c10d::allreduce_", now + 310, 20, MAIN, **issued)
+        trace.event("user_annotation", "gloo:all_reduce", now + 330, 600 if waits else 100, 9, **reduced)
+        trace.event("cpu_op", "aten::copy_", now + 400, 10, 9)
+        trace.event("cpu_op", "aten::mul", now + 340, 100, MAIN)
+        now += 960 if waits else 460
+    trace.event("cpu_op", "aten::add", now, 10, MAIN)
+    return trace
+
+
+def test_a_wait_without_an_event_shows_as_silence(tmp_path: Path) -> None:
+    graph = load([asynchronous(waits=True).write(tmp_path / "rank0.json")])
+    waits = [op for op in graph.ops if op.kind == "sync"]
+    assert [graph.ops[op.after[0]].kind for op in waits] == ["all_reduce"] * 8
+    assert [lane.name for lane in graph.lanes] == ["gloo 9", f"thread {MAIN}"]
+    [forward] = find_passes(graph)
+    assert forward.layers == 4
+    # without that silence nobody is known to wait
+    notes = load([asynchronous(waits=False).write(tmp_path / "rank0.json")]).notes
+    assert any("asynchronous collectives without a recorded wait" in note for note in notes)
+
+
+def test_gloo_takes_time_of_the_core(tmp_path: Path) -> None:
+    """Of 600 us, what it works itself; while it waits for the network, the rank computes at full speed."""
+    step = load([asynchronous(waits=True).write(tmp_path / "rank0.json")])
+    free, shared = (
+        predict_variants(step, ["standard", "ladder", "upper-bound"], contention=contention)
+        for contention in (None, default_contention(step))
+    )
+    assert shared["standard"].seconds == free["standard"].seconds
+    assert shared["upper-bound"].seconds == pytest.approx(free["upper-bound"].seconds)
+    lost_s = shared["ladder"].seconds - free["ladder"].seconds
+    assert 0.0 < lost_s <= 8 * (GLOO_MESSAGE_S + GLOO_BYTE_S * 8 * 512 * 4)
+
+
+def test_thread_blocks_take_sms_of_a_gpu() -> None:
+    """A kernel that fills an H100 next to a collective of 12 blocks: 120 of 132 SMs, and the memory is busy."""
+    lanes = (Lane(name="compute"), Lane(name="comm"))
+    common = {"start_s": 0.0, "end_s": 1e-3, "duration_s": 1e-3}
+    kernel = TraceOp(name="gemm", kind="gemm", lane=0, blocks=132, **common)
+    small = replace(kernel, blocks=100)
+    reduce = TraceOp(name="reduce", kind="all_reduce", lane=1, blocks=12, collective=Collective(), **common)
+    contention = Contention.of_gpu("h100-sxm")
+
+    def ends_ms(*ops: TraceOp) -> list[float]:
+        return [1e3 * float(end_s) for end_s in simulate(TraceGraph(ops=ops, lanes=lanes), contention).end_s]
+
+    assert ends_ms(kernel) == [1.0]
+    alone = replace(reduce, after=(0,))
+    assert ends_ms(kernel, alone) == pytest.approx([1.0, 2.0])
+    overlap = contention.overlap
+    assert overlap is not None
+    slowed = 1.0 + float(overlap.collective_slowdown)
+    # the collective ends last, alone again from the end of the kernel on
+    assert ends_ms(kernel, reduce) == pytest.approx([1.1, 1.0 + 1.1 * (1.0 - 1.0 / slowed)])
+    # 120 SMs hold 100 blocks
+    assert ends_ms(small, reduce)[0] == pytest.approx(1.0)
+    # without a recorded grid nothing is known
+    assert ends_ms(replace(kernel, blocks=0), reduce) == [1.0, 1.0]
