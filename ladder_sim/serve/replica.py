@@ -37,6 +37,12 @@ class Replica:
         # requests that are not answered
         self.load = 0
         self.busy_s = 0.0
+        # share of the KV cache that is in use, times how long
+        self.kv_share_s = 0.0
+        # times between two tokens, and how many requests had to wait so long
+        self.gaps_s: list[tuple[float, int]] = []
+        self._last_s = 0.0
+
         # share of the time that prompts took lately
         self.duty = 0.0
         self._depth = 2 if spec.ahead else 1
@@ -62,6 +68,10 @@ class Replica:
             step = steps.popleft()
             yield self.env.timeout(self._seconds(step))
             self.scheduler.complete(step, self.env.now)
+            if step.mix.decoding:
+                self.gaps_s.append((self.env.now - self._last_s, step.mix.decoding))
+            if step.mix.decoding or step.first:
+                self._last_s = self.env.now
             self.load -= len(step.last)
             for answer in step.last:
                 self.answered(answer)
@@ -78,4 +88,6 @@ class Replica:
         kept = math.exp(-seconds / POWER_S)
         self.duty = kept * self.duty + (1.0 - kept) * prompts
         self.busy_s += seconds
+        blocks = self.scheduler.blocks
+        self.kv_share_s += seconds * (1.0 - len(blocks.free) / blocks.count)
         return seconds

@@ -104,7 +104,8 @@ class StepTimes:
         limits = limits or StepLimits(1024, scenario.step_tokens, min(CONTEXT, scenario.model.max_positions))
         moe = measured.moe if measured and (scenario.model.experts or scenario.model.kv_lora_rank) else None
         workload = Workload(dtype=scenario.workload.dtype, kv_dtype=scenario.workload.kv_dtype)
-        made_from = [replace(scenario, workload=workload), name, measured, moe, *limits]
+        one_replica = replace(scenario, workload=workload, plan=replace(scenario.plan, dp=1))
+        made_from = [one_replica, name, measured, moe, *limits]
         grids = cached(made_from, lambda: Grids.of(scenario, name, costs, limits))
         return cls(grids, limits, float(costs.hardware.stack.host_request_s))
 
