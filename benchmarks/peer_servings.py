@@ -93,7 +93,7 @@ def peer_errors(compared: tuple[ServingComparison, ...], python: Path) -> dict[t
         for gemm, rest in _MODES[setup.dtype]:
             prompts = {"one prompt": 1, "8192 tokens": max(8192 // serving.prompt, 1)}
             for chunk, count in prompts.items():
-                where = (_MODELS[setup.model], setup.cluster.replace("-", "_"), backend, setup.tp, gemm, rest)
+                where = (_MODELS[setup.model], setup.cluster.replace("-", "_"), backend, setup.plan.tp, gemm, rest)
                 calls.append((*where, serving.concurrency, serving.prompt, serving.gen, count * serving.prompt))
                 settings.append(((backend, setup.dtype), f"{gemm}, {chunk}", serving.tpot_s))
     done = subprocess.run([python, "-c", _PEER], input=json.dumps(calls), capture_output=True, text=True, check=False)

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 IMPORT = [sys.executable, "-c", "import ladder_sim"]
 COMMAND = [sys.executable, "-m", "ladder_sim", "predict", "--model", "405b", "--nodes", "2"]
+# 1,245 plans
+ADVISE = [sys.executable, "-m", "ladder_sim", "advise", "--model", "qwen3-235b-a22b", "--gpus", "128"]
 COLD_RUNS = 7
 WARM_RUNS = 41
 # kinds of hardware in one batch
@@ -52,7 +54,7 @@ def main() -> int:
     # a child's peak memory counts from what its parent had at the fork, so this process imports the package last
     swept = sweeps.measure() if arguments.page else []
     others = peers.measure_all(arguments.peers) if arguments.page and arguments.peers else []
-    figures += [*warm_predictions(), *growth(), *batches(), *events()]
+    figures += [*warm_predictions(), *own_graphs(), *growth(), *batches(), *events()]
     if arguments.page:
         arguments.page.write_text(page(figures, swept, others), encoding="utf-8")
     print(as_json([*figures, *swept]) if arguments.json else "\n".join(as_table([*figures, *swept])))
@@ -63,10 +65,12 @@ def cold_figures() -> list[Figure]:
     import_s = median_s(lambda: quietly(IMPORT), COLD_RUNS)
     command_s = median_s(lambda: quietly(COMMAND), COLD_RUNS)
     peak_bytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    advise_s = median_s(lambda: quietly([*ADVISE, "--concurrency", "256"]), 1)
     return [
         Figure(name="import ladder_sim", value=import_s * 1e3, target=300, unit="ms"),
         Figure(name="predict --model 405b --nodes 2, fresh process", value=command_s * 1e3, target=1500, unit="ms"),
         Figure(name="the same, peak memory", value=peak_bytes / 1e6, target=300, unit="MB"),
+        Figure(name="advise over 1,245 plans of Qwen3-235B on 128 GPUs", value=advise_s, target=10, unit="s"),
     ]
 
 
@@ -106,6 +110,7 @@ def warm_predictions() -> list[Figure]:
         measured("the same, and every interval", then=intervals, **two_nodes),
         measured("predict() of the same, vllm", **{**two_nodes, "stack": "vllm"}),
         measured("predict() of the same, gpt-fast, engine des", 200, engine="des", **two_nodes),
+        measured("predict() of DeepSeek-V3 on 16 GPUs, vllm", 6, model="deepseek-v3", nodes=2, stack="vllm"),
         *(
             measured(
                 f"predict() of 64 requests in flight, 70b on 8 GPUs, {stack}",
@@ -117,6 +122,35 @@ def warm_predictions() -> list[Figure]:
             for stack in ("vllm", "trtllm", "sglang")
         ),
     ]
+
+
+def own_graphs() -> list[Figure]:
+    """What it adds to a warm prediction that a point has kernels of its own, or a graph of its own."""
+    from ladder_sim import Scenario, predict
+
+    figures = []
+    for model in ("405b", "deepseek-v3"):
+        given: dict[str, Any] = {"model": model, "nodes": 2, "tp": 16, "stack": "vllm"}
+        shape = Scenario.of(**given).model
+        rows = [
+            [
+                Scenario.of(**given, overrides=overrides)
+                for overrides in (
+                    {"inter.bandwidth": f"{40 + number} GB/s"},
+                    {"model.vocab": str(shape.vocab + 1024 * number)},
+                    {"model.layers": str(shape.layers + number)},
+                )
+            ]
+            for number in range(1, WARM_RUNS + 1)
+        ]
+        predict(rows[0][0], ignore_memory=True)
+        # in turns, so that load on the machine slows all equally
+        times = [[median_s(partial(predict, each, ignore_memory=True), 1) for each in row] for row in rows]
+        warm_s, kernels_s, graph_s = (statistics.median(column) for column in zip(*times, strict=True))
+        for what, seconds, target in (("kernels", kernels_s, 2), ("layers", graph_s, None)):
+            name = f"what {what} of its own add to predict() of {model} on 16 GPUs, vllm"
+            figures.append(Figure(name=name, value=1e3 * (seconds - warm_s), target=target, unit="ms"))
+    return figures
 
 
 def growth() -> list[Figure]:
@@ -287,6 +321,9 @@ def page(figures: Sequence[Figure], swept: Sequence[Figure], others: Sequence[pe
             *as_table(figures),
             "",
             "Each warm prediction has another bandwidth; only graphs and tables are kept from call to call.",
+            "A point with kernels of its own, as of another plan, has another vocabulary here: their order along the",
+            "layers is known. One with layers of its own, as of another model or of other pipeline stages, has another",
+            "number of them.",
             "Breakdowns and intervals are computed when they are read. A batch varies in-node bandwidth and",
             "latency, memory bandwidth and tensor-core peak at random; kernels and collectives share the GPU unless",
             'the row says "nothing shared". Both engines give the same times: `python benchmarks/engines_agree.py`',

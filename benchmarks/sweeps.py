@@ -28,6 +28,28 @@ TENTH = {**HARDWARE, "gpu.hbm_bandwidth": "2:8:+0.6TB/s"}
 SIZES = {"model": "70b", "tp": "8", "stack": "vllm", "batch": "1:128:+1", "prompt": "16:4096:+16", "gen": "64:1024:x2"}
 # 163,840 points of other requests in flight
 SERVED = {**{name: axis for name, axis in SIZES.items() if name != "batch"}, "concurrency": "1:128:+1"}
+# 106,641 points
+EXPERTS = {
+    "model": "deepseek-v3",
+    "cluster": "h200-sxm",
+    "stack": "vllm",
+    "intra.bandwidth": "50:900:+17GB/s",
+    "intra.latency": "2:40:+0.76us",
+    "gpu.hbm_bandwidth": "2:8:+0.15TB/s",
+}
+# 384 plans, each with kernels of its own
+PLANS = {
+    **{name: EXPERTS[name] for name in ("model", "cluster")},
+    "stack": "vllm,trtllm,sglang",
+    "nodes": "16",
+    "tp": "8,16",
+    "attention_dp": "1,2",
+    "ep": "1,2,4,8",
+    "pp": "1,2",
+    "dp": "1,2",
+    "batch": "64",
+    "kv_dtype": "bf16,fp8",
+}
 # 384 points with a graph each
 GRAPHS = {"model": "8b,llama-2-13b,70b", "tp": "1:8", "stack": "vllm,trtllm", "model.layers": "20:80:+4"}
 
@@ -56,6 +78,7 @@ def measure() -> list[Figure]:
         million_s, tenth_s = sweep_s(HARDWARE, path), sweep_s(TENTH, path)
         flash_s = sweep_s({**HARDWARE, "stack": "vllm"}, path)
         sizes_s, served_s, graphs_s = (sweep_s(axes, path) for axes in (SIZES, SERVED, GRAPHS))
+        experts_s, plans_s = sweep_s(EXPERTS, path), sweep_s(PLANS, path)
         deep_s = sweep_s({**TENTH, "model.layers": "800"}, path)
         # a child's peak counts from what this process had at the fork: nothing of the package is imported here
         peak_bytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -68,7 +91,9 @@ def measure() -> list[Figure]:
         Figure(name="time of the same for 800 layers over that for 80", value=deep_s / tenth_s, target=1.2, unit=""),
         rate("163,840 batches, prompts and answers, 70B TP 8, vllm", 163_840 / sizes_s),
         rate("163,840 requests in flight, prompts and answers, 70B TP 8, vllm", 163_840 / served_s, 50_000),
+        rate("106,641 kinds of hardware, DeepSeek-V3 TP 8, vllm", 106_641 / experts_s, 40_000),
         rate("384 models and TP degrees, a graph for each", 384 / graphs_s),
+        rate("384 plans of DeepSeek-V3 on up to 128 GPUs", 384 / plans_s),
         Figure(name="largest process of all these", value=peak_bytes / 1e6, target=2000, unit="MB"),
     ]
 

@@ -128,6 +128,7 @@ def record(case: Case, pairs: int) -> None:
 
     from runtime.assemble import assemble
     from runtime.comm.emulate import EmulatedLink
+    from runtime.comm.process_group import Degrees
     from runtime.comm.rendezvous import CommConfig, connect
     from runtime.config import EngineConfig, ModelConfig
     from runtime.model.wiring import lay_out
@@ -135,7 +136,7 @@ def record(case: Case, pairs: int) -> None:
 
     torch.set_num_threads(1)
     shape = ModelConfig.from_file(Path("config.json"))
-    comm = connect(CommConfig(backend=case.backend, table=Path("link.csv")), case.tp)
+    comm = connect(CommConfig(backend=case.backend, table=Path("link.csv")), Degrees(case.tp))
     warmups = 4
     steps = len(TURNS) * pairs
     generator = assemble(

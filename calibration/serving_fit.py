@@ -2,7 +2,8 @@
 
 Four figures of stacks are free, in the order of `FIGURES`. The fit is robust least squares on the logarithm of the time
 per further token. How well it carries over is checked by leaving out each model in turn; the errors of those rows give
-90 % half-widths by split conformal prediction, for each engine on each cluster.
+90 % half-widths by split conformal prediction, for each engine on each cluster. Models with experts are never fitted:
+their rows are predicted by the stacks as they are, and have half-widths of their own.
 """
 
 import argparse
@@ -14,10 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from calibration.stack_fit.unseen import conformal
+from ladder_sim.confidence import UNCHECKED
 from ladder_sim.des.shared import Floats
 from ladder_sim.display.console import show, table
 from ladder_sim.errors import UsageError
@@ -61,15 +63,42 @@ class ServingFit:
     log_errors: Mapping[str, Floats]
     """Of TPOT and TTFT, predicted without the row's model; in the order of the rows."""
 
-    def half_widths(self, rows: Sequence[Serving]) -> dict[tuple[str, str], dict[str, float]]:
-        """By engine and cluster and by time, in the logarithm."""
-        groups: dict[tuple[str, str], list[int]] = defaultdict(list)
-        for number, row in enumerate(rows):
-            groups[_engine(row.setup), row.setup.cluster].append(number)
-        return {
-            key: {time: conformal(np.abs(errors[numbers]).tolist()) for time, errors in self.log_errors.items()}
-            for key, numbers in groups.items()
-        }
+
+def log_errors(rows: Sequence[Serving], tpot_s: Floats, ttft_s: Floats) -> dict[str, Floats]:
+    """Of predicted times, in the order of the rows."""
+    return {
+        "tpot": np.log(tpot_s / np.array([row.tpot_s for row in rows])),
+        "ttft": np.log(ttft_s / np.array([row.ttft_s for row in rows])),
+    }
+
+
+def half_widths(rows: Sequence[Serving], errors: Mapping[str, Floats]) -> dict[tuple[str, str], dict[str, float]]:
+    """By engine and cluster and by time, in the logarithm."""
+    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for number, row in enumerate(rows):
+        groups[_engine(row.setup), row.setup.cluster].append(number)
+    return {
+        key: {time: conformal(np.abs(each[numbers]).tolist()) for time, each in errors.items()}
+        for key, numbers in groups.items()
+    }
+
+
+def inside_of_others(rows: Sequence[Serving], tpot_errors: Floats) -> dict[tuple[str, str], float]:
+    """By engine and model, the share of its rows in intervals that the engine's other models give, where it has any.
+
+    They are wider by what `ladder_sim.confidence.UNCHECKED` adds for other layers and another family of models.
+    """
+    groups: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row, error in zip(rows, np.abs(tpot_errors).tolist(), strict=True):
+        groups[_engine(row.setup)][row.setup.model].append(error)
+    unlike = math.log1p(math.hypot(*(UNCHECKED[part].kernels for part in ("layers", "model_family"))))
+    shares = {}
+    for engine, models in groups.items():
+        for model, errors in models.items():
+            others = [error for name, each in models.items() if name != model for error in each]
+            if others:
+                shares[engine, model] = float(np.mean(np.array(errors) <= math.hypot(conformal(others), unlike)))
+    return shares
 
 
 class _Problem:
@@ -90,13 +119,13 @@ class _Problem:
             }
             self._groups.append((_engine(setup), scenario, resolve_profile(scenario, None), numbers, loads))
 
-    def times_s(self, values: Sequence[float] | Floats) -> tuple[Floats, Floats]:
-        """TPOT and TTFT of each row."""
+    def times_s(self, values: Sequence[float] | Floats | None = None) -> tuple[Floats, Floats]:
+        """TPOT and TTFT of each row; without values by the stacks as they are."""
         tpot_s, ttft_s = np.empty(len(self.rows)), np.empty(len(self.rows))
         for engine, scenario, profile, numbers, loads in self._groups:
             figures = {
                 f"stack.{figure.field}": np.full(len(numbers), value)
-                for figure, value in zip(FIGURES, values, strict=True)
+                for figure, value in ([] if values is None else zip(FIGURES, values, strict=True))
                 if engine in figure.engines
             }
             request = simulate_requests(scenario, {**loads, **figures}, ["standard"], profile)["standard"]
@@ -124,11 +153,7 @@ def fit_serving(rows: Sequence[Serving]) -> ServingFit:
         own = [number for number, row in enumerate(rows) if row.setup.model == model]
         left_out[model] = _fit([row for row in rows if row.setup.model != model])
         tpot_s[own], ttft_s[own] = _Problem([rows[number] for number in own]).times_s(left_out[model])
-    log_errors = {
-        "tpot": np.log(tpot_s / np.array([row.tpot_s for row in rows])),
-        "ttft": np.log(ttft_s / np.array([row.ttft_s for row in rows])),
-    }
-    return ServingFit(values=values, left_out=left_out, log_errors=log_errors)
+    return ServingFit(values=values, left_out=left_out, log_errors=log_errors(rows, tpot_s, ttft_s))
 
 
 def _fit(rows: Sequence[Serving]) -> Floats:
@@ -173,7 +198,29 @@ def add_to(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     content, name = read_table(options.servings)
-    rows = read_servings(content, name)
+    rows = [row for row in read_servings(content, name) if not row.left_out]
+    dense, sparse = (
+        [row for row in rows if bool(row.setup.scenario().model.experts) == experts] for experts in (False, True)
+    )
+    parts: list[RenderableType] = []
+    if dense:
+        parts += _fit_report(dense)
+    if sparse:
+        errors = log_errors(sparse, *_Problem(sparse).times_s())
+        shares = [(*key, f"{share:.0%}") for key, share in inside_of_others(sparse, errors["tpot"]).items()]
+        parts += [
+            *([Text()] if parts else []),
+            Text("models with experts are not fitted"),
+            *_widths_report(sparse, errors),
+            Text(),
+            Text("rows inside intervals that the engine's other models give, with what other layers and families add:"),
+            table(("engine", "model", "inside"), shares, left=2),
+        ]
+    show(Group(*parts), sys.stdout)
+
+
+def _fit_report(rows: Sequence[Serving]) -> list[RenderableType]:
+    """The figures, with and without each model, and half-widths."""
     fit = fit_serving(rows)
     figures = [
         (
@@ -182,20 +229,19 @@ def _run(options: argparse.Namespace) -> None:
         )
         for number, figure in enumerate(FIGURES)
     ]
+    headings = ("figure", "fitted", *(f"without {model}" for model in fit.left_out))
+    return [table(headings, figures), Text(), *_widths_report(rows, fit.log_errors)]
+
+
+def _widths_report(rows: Sequence[Serving], errors: Mapping[str, Floats]) -> list[RenderableType]:
+    """Errors of rows that nothing was fitted to, and half-widths."""
     widths = [
         (engine, cluster, *(f"{math.expm1(each[time]):.1%}" for time in ("tpot", "ttft")))
-        for (engine, cluster), each in fit.half_widths(rows).items()
+        for (engine, cluster), each in half_widths(rows, errors).items()
     ]
-    errors = np.abs(np.expm1(fit.log_errors["tpot"]))
-    show(
-        Group(
-            table(("figure", "fitted", *(f"without {model}" for model in fit.left_out)), figures),
-            Text(),
-            Text(
-                f"TPOT of rows whose model was left out: {errors.mean():.1%} on average, {np.median(errors):.1%} median"
-            ),
-            Text("90 % half-widths by split conformal prediction on them (ladder_sim/serving/data/checks.toml):"),
-            table(("engine", "cluster", "TPOT", "TTFT"), widths, left=2),
-        ),
-        sys.stdout,
-    )
+    tpot = np.abs(np.expm1(errors["tpot"]))
+    return [
+        Text(f"TPOT of rows whose model was left out: {tpot.mean():.1%} on average, {np.median(tpot):.1%} median"),
+        Text("90 % half-widths by split conformal prediction on them (ladder_sim/serving/data/checks.toml):"),
+        table(("engine", "cluster", "TPOT", "TTFT"), widths, left=2),
+    ]

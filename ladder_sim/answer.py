@@ -1,6 +1,7 @@
 """What `predict` returns: the figures of each variant, and how they look as a table, in a notebook and as JSON."""
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, get_args
 
@@ -17,6 +18,7 @@ from ladder_sim.display.labels import LEGEND, hardware_label, kind_label, stack_
 from ladder_sim.display.notes import Notes
 from ladder_sim.serving.step import ServedRequest
 from ladder_sim.simulate.breakdown import Breakdown
+from ladder_sim.simulate.collectives import Collective
 from ladder_sim.simulate.request import Request
 from ladder_sim.units import format_rate, format_seconds
 
@@ -65,6 +67,11 @@ class Prediction:
     def breakdown(self) -> Breakdown:
         """What the request's time is made of."""
         return self.request.breakdown
+
+    @property
+    def collectives(self) -> list[Collective]:
+        """Which collectives of a decode step can be hidden, and behind what; of the prefill if there is none."""
+        return (self.request.decode or self.request.prefill).collectives
 
     @property
     def unevenness(self) -> "Unevenness | None":
@@ -207,7 +214,8 @@ class Predictions(dict[str, Prediction]):
             *_load_table(self),
             *_unevenness_table(self),
             _breakdown(self),
-            *(Text(f"{word}: {meaning}") for word, meaning in LEGEND.items() if scenario.plan.tp > 1),
+            *_collectives_table(self),
+            *(Text(f"{word}: {meaning}") for word, meaning in LEGEND.items() if scenario.plan.replica_gpus > 1),
             Text(),
             _sources(self),
         )
@@ -216,6 +224,7 @@ class Predictions(dict[str, Prediction]):
         """A scenario and its variants; one row per variant, with the scenario on every row."""
         given = scenario_fields(self.confidence.scenario)
         variants = {name: prediction.fields() for name, prediction in self.items()}
+        collectives = {name: [asdict(each) for each in prediction.collectives] for name, prediction in self.items()}
         provenance = {
             "profile": self.confidence.profile,
             "measured_fraction": self.confidence.measured_fraction,
@@ -224,6 +233,7 @@ class Predictions(dict[str, Prediction]):
             "batching": self.confidence.scenario.workload.batching,
             "scenario": given,
             "variants": variants,
+            "collectives": collectives,
             "provenance": provenance,
             **self.notes.fields(),
         }
@@ -342,6 +352,27 @@ def _breakdown(predictions: Mapping[str, Prediction]) -> WholeTable:
     ]
     names = tuple(map(kind_label, limits))
     return table(("critical path", *names), rows, wrapped=[name for name in names if " " in name])
+
+
+def _collectives_table(predictions: Mapping[str, Prediction]) -> list[RenderableType]:
+    """Which collectives can run next to kernels, and which the next kernel waits for."""
+    rows = [
+        (name, *(", ".join(_names(prediction.collectives, hidden=hidden)) or "-" for hidden in (True, False)))
+        for name, prediction in predictions.items()
+        if prediction.collectives
+    ]
+    return [Text(), table(("collectives", "can be hidden", "needed at once"), rows, left=3)] if rows else []
+
+
+def _names(collectives: Sequence[Collective], *, hidden: bool) -> list[str]:
+    """Those that can be hidden, or that cannot; with their number where others of the same name differ."""
+    all_of: dict[str, int] = defaultdict(int)
+    chosen: dict[str, int] = defaultdict(int)
+    for each in collectives:
+        all_of[each.name] += each.count
+        if bool(each.next_to) == hidden:
+            chosen[each.name] += each.count
+    return [name if count == all_of[name] else f"{count} of {all_of[name]} {name}" for name, count in chosen.items()]
 
 
 def _sources(predictions: Mapping[str, Prediction]) -> Group:

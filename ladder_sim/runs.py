@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Collection
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ from ladder_sim.costs.hardware import Link
 from ladder_sim.costs.profile import CalibrationProfile, StackFit, run_sizes
 from ladder_sim.costs.profile_file import shipped_fits
 from ladder_sim.costs.roofline import Gpu
-from ladder_sim.serving.checks import ServingCheck, serving_checks
+from ladder_sim.serving.checks import ServingCheck, checks_of
 from ladder_sim.specs import catalog
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.plan import Plan
@@ -18,6 +19,8 @@ from ladder_sim.specs.workload import FORMATS
 
 # of parameters: Llama 2 and 3 of 70B differ by 2 %, in their vocabularies
 SAME_SIZE = 0.05
+# of a stack: how much room its server gives requests changes no step, and servings had any
+_ROOM = ("memory_fraction", "serving_reserve_bytes", "token_reserve_bytes")
 
 
 class Compared(NamedTuple):
@@ -61,7 +64,7 @@ def most_alike(scenario: Scenario, profile: CalibrationProfile | None) -> Compar
 def _compared(scenario: Scenario, profile: CalibrationProfile | None) -> list[Compared]:
     """The shipped servings for requests in flight, else the runs of shipped fits and of the profile's own."""
     if scenario.workload.concurrency is not None:
-        return [Compared(check.cluster, check) for check in serving_checks()]
+        return [Compared(check.cluster, check) for check in checks_of(scenario.model)]
     # a fit that another GPU takes over was not made on that one's tables
     return [
         Compared(each.cluster, each.stack_fit)
@@ -79,19 +82,31 @@ def parts_alike(scenario: Scenario, profile: CalibrationProfile | None, compared
     same_host = bool(runs.host_tps) and cluster.host_low_latency_share == measured_on.host_low_latency_share
     # tables of another GPU, carried over, were compared with nothing
     own_tables = profile is None or _same_gpu(profile.cluster, measured_on)
-    alike = {
+    return {
         # the figures of a version are in the stack
         "stack": (stack.name.partition("@")[0], stack.allreduce) == (runs.stack, runs.allreduce)
         and not own_figures(scenario),
         "gpu": _same_gpu(cluster, measured_on) and own_tables,
         "links": same_tiers and scenario.group_nodes in runs.nodes and (scenario.p2p or same_host),
+        "layers": scenario.model.experts_label in _layers(runs),
         "model_family": scenario.model.family in runs.families and not scenario.set_by_hand("model."),
         # a table holds every dtype of its size
         "precision": FORMATS[scenario.workload.dtype] in [FORMATS[dtype] for dtype in runs.dtypes],
+        "plan": scenario.plan.kind in _plans(runs),
         **{name: _within(name, size, runs) for name, size in run_sizes(scenario).items()},
     }
-    # all runs were of one tensor-parallel group
-    return {**alike, "tp": alike["tp"] and scenario.plan == Plan(tp=scenario.plan.tp)}
+
+
+def _plans(runs: StackFit | ServingCheck) -> Collection[str]:
+    """What `Plan.kind` says of the plans of runs."""
+    # static batches were those of one tensor-parallel group
+    return runs.plans if isinstance(runs, ServingCheck) else (Plan().kind,)
+
+
+def _layers(runs: StackFit | ServingCheck) -> Collection[str]:
+    """What `ModelSpec.experts_label` says of the models of runs."""
+    # static batches of models with experts were not measured
+    return runs.layers if isinstance(runs, ServingCheck) else ("",)
 
 
 def _same_gpu(cluster: ClusterSpec, other: ClusterSpec) -> bool:
@@ -105,7 +120,7 @@ def _same_gpu(cluster: ClusterSpec, other: ClusterSpec) -> bool:
 def own_figures(scenario: Scenario) -> bool:
     """Whether its stack has figures of its own: by hand, or in a file under a name of the catalog."""
     stack = scenario.stack
-    if scenario.set_by_hand("stack."):
+    if set(scenario.set_by_hand("stack.")) - {f"stack.{name}" for name in _ROOM}:
         return True
     if stack.name not in catalog.stack_names():
         return False
@@ -113,6 +128,7 @@ def own_figures(scenario: Scenario) -> bool:
     return stack != dataclasses.replace(
         catalog.stack(stack.name),
         allreduce=stack.allreduce,
+        **{name: getattr(stack, name) for name in _ROOM},
         profile=stack.profile,
         note=stack.note,
         source=stack.source,

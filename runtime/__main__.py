@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from ladder_sim.errors import LadderSimError, discard_output, exit_code
-from ladder_sim.system.processes import end_with_parent
+from ladder_sim.system.processes import end_with_parent, reserve_stdout
 from runtime.comm.launch import launch, report_error
 from runtime.commands import parse
 
@@ -18,7 +18,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     arguments = parse(argv)
-    ranks = arguments.tp * arguments.pp
+    ranks = arguments.tp * arguments.attention_dp * arguments.pp
     if ranks > 1 and not _emulates(arguments) and "RANK" not in os.environ:
         arguments.check(arguments)
         return launch(argv, ranks)
@@ -39,6 +39,8 @@ def _emulates(arguments: argparse.Namespace) -> bool:
 
 if __name__ == "__main__":
     end_with_parent()
+    if "RANK" in os.environ:
+        reserve_stdout()
     code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()

@@ -37,16 +37,20 @@ def assemble(
     cuda_graphs: bool = False,
     compiled: bool = False,
 ) -> Generator:
-    """A generator with random weights and prompts, of the same model and prompts on every rank; raises as `load`."""
-    weights = random_weights(seed, device)
-    model = load(shape, engine, comm, weights, device=device, dtype=dtype, batch=batch, prompt=prompt, gen=gen)
+    """A generator with random weights and prompts, of one model and batch on all ranks; raises as `load`.
+
+    Where groups of ranks have requests of their own, each has its part of the batch.
+    """
+    weights, each = random_weights(seed, device), batch // comm.exchange.size
+    model = load(shape, engine, comm, weights, device=device, dtype=dtype, batch=each, prompt=prompt, gen=gen)
     if compiled:
         for layer in model.layers:
             layer.compile()
     with enough_memory():
         numbers = torch.Generator(device).manual_seed(seed)
         prompt_BT = torch.randint(shape.vocab, (batch, prompt), generator=numbers, device=device)
-        return Generator(model, prompt_BT, gen, cuda_graphs=cuda_graphs)
+        own_BT = prompt_BT[comm.exchange.rank * each :][:each]
+        return Generator(model, own_BT, gen, cuda_graphs=cuda_graphs)
 
 
 def load(
@@ -68,6 +72,7 @@ def load(
     InfeasibleError
         It does not fit the memory with this batch and context; the hint is what would.
     """
+    ranks_here = comm.size * comm.exchange.size * comm.pipeline.stages if comm.name == "gloo" else 1
     check_fits(
         shape,
         engine,
@@ -76,7 +81,7 @@ def load(
         prompt=prompt,
         gen=gen,
         element_bytes=dtype.itemsize,
-        free_bytes=free_bytes(device, comm.size * comm.pipeline.stages if comm.name == "gloo" else 1),
+        free_bytes=free_bytes(device, ranks_here),
     )
     with enough_memory():
         with device, _default_dtype(dtype):

@@ -23,8 +23,9 @@ from ladder_sim.system.progress import Progress
 from runtime.assemble import TORCH_DTYPES, assemble, device_of
 from runtime.comm.base import Communicator
 from runtime.comm.emulate import EmulatedLink
+from runtime.comm.process_group import Degrees
 from runtime.comm.rendezvous import CommConfig, Place, connect
-from runtime.config import EngineConfig, ModelConfig, check_counts, check_dtype
+from runtime.config import EngineConfig, ModelConfig, check_counts, check_dtype, check_groups
 from runtime.environment import environment
 from runtime.generate import Generator
 from runtime.model import kernels
@@ -46,6 +47,8 @@ class BenchConfig:
     """Wirings."""
     tp: int = 1
     """Tensor-parallel degree."""
+    attention_dp: int = 1
+    """Groups of ranks, each with attention of its own for its share of the batch."""
     pp: int = 1
     """Pipeline stages."""
     batch: int = 1
@@ -70,10 +73,12 @@ class BenchConfig:
     """Run blocks through torch.compile."""
 
     def __post_init__(self) -> None:
-        check_counts(tp=self.tp, pp=self.pp, batch=self.batch, prompt=self.prompt, gen=self.gen)
+        check_counts(tp=self.tp, attention_dp=self.attention_dp, pp=self.pp)
+        check_counts(batch=self.batch, prompt=self.prompt, gen=self.gen)
         check_counts(repeats=self.repeats, threads=self.threads)
         check_counts(minimum=0, warmups=self.warmups)
         check_dtype(self.dtype)
+        check_groups(self.batch, self.attention_dp)
 
 
 def bench(config: BenchConfig, engine: EngineConfig, links: CommConfig, trace: Path | None = None) -> dict[str, object]:
@@ -100,7 +105,12 @@ def _measured(config: BenchConfig, engine: EngineConfig, links: CommConfig, trac
     if shape.activation not in kernels.ACTIVATIONS:
         raise UsageError(f"unknown hidden_act '{shape.activation}'", hint=f"known: {', '.join(kernels.ACTIVATIONS)}")
     wirings = [lay_out(name, shape.layers, shape.ladder_layers) for name in dict.fromkeys(config.variants)]
-    comm = connect(links, config.tp, config.pp)
+    comm = connect(links, Degrees(config.tp, config.attention_dp, config.pp))
+    if engine.dispatch == "all-to-all" and comm.name in ("emulate", "none") and comm.exchange.size > 1:
+        raise UsageError(
+            f"--backend {comm.name} is one rank, which does not know what others would send it in an all-to-all",
+            hint="leave out --dispatch, or use gloo or nccl",
+        )
     device = device_of(comm)
     dtype = config.dtype if config.dtype != "auto" else {"cuda": "bf16", "cpu": "fp32"}[device.type]
     generator = assemble(
@@ -182,8 +192,9 @@ def _request(generator: Generator, wiring: Wiring) -> _Sample:
     start_s = _now()
     generator.prefill(wiring)
     first_s = _now()
-    for step in range(1, generator.tokens_BG.shape[1]):
+    for step in range(1, generator.gen):
         generator.decode(wiring, step)
+    generator.finish()
     end_s = _now()
     if link:
         busy_s, waited_s = link.busy_s - busy_s, link.waited_s - waited_s
@@ -228,7 +239,7 @@ def _trace(generator: Generator, wirings: Sequence[Wiring], folder: Path) -> Non
     if isinstance(comm, EmulatedLink):
         model.comm = MarkedLink(comm)
     # decode steps; 0 is the prefill
-    steps = range(min(TRACED_DECODES + 1, generator.tokens_BG.shape[1]))
+    steps = range(min(TRACED_DECODES + 1, generator.gen))
     warmups = steps[:2]
     # NCCL's waits are seen on the GPU, the emulated link's are marked
     observe_steps = comm.name == "gloo"

@@ -11,12 +11,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, get_args
 
 from ladder_sim.errors import UsageError
 from ladder_sim.system.files import write_file
 from runtime.checkpoint.convert import convert
-from runtime.config import EngineConfig, ModelConfig, read_timeout
+from runtime.config import Dispatch, EngineConfig, ModelConfig, check_counts, check_groups, read_timeout
 from runtime.model.wiring import lay_out
 from runtime.prepare import CompletionConfig, EvaluationConfig, prepare_completion, prepare_evaluation
 
@@ -83,6 +83,8 @@ def _add_bench(commands: Any) -> None:
 
     add = _add_ranks(parser, dtype="bf16 on GPUs, fp32 on CPUs", backends=("auto", "nccl", "gloo", "emulate", "none"))
     _add_stages(add)
+    add("--attention-dp", type=int, default=1, metavar="N", help="groups of --tp ranks with a part of the batch each")
+    add("--dispatch", choices=get_args(Dispatch), default="allgather", help="how tokens reach experts of other groups")
     add("--emulate", dest="table", type=Path, metavar="TABLE", help="all-reduce latencies: CSV or JSON, bytes,seconds")
 
 
@@ -121,7 +123,7 @@ def _add_eval(commands: Any) -> None:
 
 def _add_convert(commands: Any) -> None:
     parser = _add_command(commands, "convert", "Wire a checkpoint's upper layers as ladder.")
-    parser.set_defaults(tp=1, pp=1, backend="none", run=_convert)
+    parser.set_defaults(tp=1, attention_dp=1, pp=1, backend="none", run=_convert)
     add = parser.add_argument
     add("model", type=Path, metavar="DIR", help="folder of a checkpoint")
     add("--ladder-layers", type=int, required=True, metavar="K", help="number of layers, from the top of the stack")
@@ -144,10 +146,10 @@ def _add_ranks(
     backends: Sequence[str] = ("auto", "nccl", "gloo"),
 ) -> Any:
     """Add what all commands with ranks share; returns the group's `add_argument`."""
-    parser.set_defaults(table=None, pp=1)
+    parser.set_defaults(table=None, attention_dp=1, pp=1)
     add = parser.add_argument_group("ranks").add_argument
     add("--tp", type=int, default=1, metavar="N", help="tensor-parallel degree")
-    add("--ep", type=int, default=1, metavar="N", help="groups of ranks that whole experts are distributed over")
+    add("--ep", type=int, default=1, metavar="N", help="parts in which whole experts are distributed over ranks")
     add("--dtype", default="auto", help=f"fp32, bf16 or fp16; auto: {dtype}")
     add("--threads", type=int, default=1, metavar="N", help="CPU threads of each rank")
     add("--backend", default="auto", choices=backends, help="auto: NCCL on GPUs, else gloo")
@@ -192,8 +194,10 @@ def _config(config: type[_Config], arguments: argparse.Namespace) -> _Config:
 
 def _check_bench(arguments: argparse.Namespace) -> None:
     shape = ModelConfig.from_file(arguments.model)
-    shape.check_ranks(arguments.tp, _config(EngineConfig, arguments).ep)
+    check_counts(attention_dp=arguments.attention_dp)
+    shape.check_ranks(arguments.tp, _config(EngineConfig, arguments).ep, arguments.attention_dp)
     shape.layers_of(0, arguments.pp)
+    check_groups(arguments.batch, arguments.attention_dp)
     for variant in arguments.variants:
         lay_out(variant, shape.layers)
 

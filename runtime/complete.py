@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 
 from runtime.assemble import TORCH_DTYPES, device_of, load
+from runtime.comm.process_group import Degrees
 from runtime.comm.rendezvous import CommConfig, connect
 from runtime.config import EngineConfig
 from runtime.generate import Generator
@@ -84,7 +85,7 @@ def complete(config: CompletionConfig, sampling: SamplingConfig, links: CommConf
     """Texts and their speed, the same on every rank; `show` is called as the texts grow."""
     task = prepare_completion(config)
     torch.set_num_threads(config.threads)
-    comm = connect(links, config.tp, config.pp)
+    comm = connect(links, Degrees(config.tp, pp=config.pp))
     device, checkpoint = device_of(comm), task.checkpoint
     dtype = checkpoint.dtype if config.dtype == "auto" else config.dtype
     rows, pads = left_padded(task.prompts)
@@ -134,7 +135,7 @@ def _grow(texts: Sequence[Completion], generator: Generator, task: CompletionInp
         else:
             generator.decode(task.wiring, step)
         # to the CPU: what follows waits for the GPU
-        for number, token in enumerate(generator.tokens_BG[:, step].tolist()):
+        for number, token in enumerate(generator.tokens()[:, step].tolist()):
             if texts[number].reason is None:
                 show(number, texts[number].push(token))
         times_s.append(time.perf_counter() - start_s)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim.units import parse_quantity
@@ -13,6 +13,7 @@ from runtime.kinds import Experts, Latent, RopeScaling, Yarn, rope_fields, rope_
 from runtime.model_types import TYPES, UNSUPPORTED
 
 Attention = Literal["flash", "math"]
+Dispatch = Literal["allgather", "all-to-all"]
 # names of `--dtype`
 DTYPES = ("fp32", "bf16", "fp16")
 
@@ -39,8 +40,8 @@ class ModelConfig:
     """Added to the mean square in RMSNorm."""
     rope_theta: float = 10000.0
     """Base of the rotary wavelengths."""
-    rope_scaling: RopeScaling | Yarn | None = None
-    """None: not stretched."""
+    rope_scaling: RopeScaling | Yarn | float | None = None
+    """How rotary wavelengths are stretched; a number multiplies all. None: they are not."""
     qk_norm: bool = False
     """Queries and keys are normalised head by head before they are rotated."""
     latent: Latent | None = None
@@ -64,7 +65,9 @@ class ModelConfig:
     max_positions: int = 0
     """Longest context of the training, tokens; 0: unknown."""
     sliding_window: int = 0
-    """Tokens that some layers attend to; 0: every layer attends to all."""
+    """Tokens that some or all layers attend to; 0: all of them."""
+    window_layers: tuple[int, ...] = ()
+    """Layers that use the sliding window; empty: every layer, if there is one."""
 
     @property
     def variant(self) -> str:
@@ -140,7 +143,7 @@ class ModelConfig:
             mlp_bias=field(config, "mlp_bias", bool, False),
             ladder_layers=_ladder_layers(config, layers) if kind == "llamaLadder" else (),
             max_positions=max_positions,
-            sliding_window=_sliding_window(config),
+            **_windows(config, layers),
         )
 
     def experts_of(self, layer: int) -> Experts | None:
@@ -152,20 +155,24 @@ class ModelConfig:
         experts = self.experts_of(layer)
         return self.intermediate if experts is None else experts.shared
 
+    def window_of(self, layer: int) -> int:
+        """Tokens that a layer attends to; 0: all."""
+        return self.sliding_window if layer in (self.window_layers or range(self.layers)) else 0
+
     @property
     def longest_context(self) -> float:
-        """Tokens that every layer attends to; contexts beyond a sliding window are not implemented."""
-        return min(self.max_positions or math.inf, self.sliding_window or math.inf)
+        """Tokens of the longest context of the training."""
+        return self.max_positions or math.inf
 
     def check_context(self, tokens: int, *, hint: str) -> None:
         """Raise UsageError if this is longer than the longest context."""
         if tokens > self.longest_context:
-            windowed = self.longest_context == self.sliding_window
-            limit = "sliding window, beyond which nothing is implemented," if windowed else "longest context"
-            raise UsageError(f"{tokens} tokens: the model's {limit} is {self.longest_context}", hint=hint)
+            raise UsageError(f"{tokens} tokens: the model's longest context is {self.longest_context}", hint=hint)
 
     def layers_of(self, stage: int, stages: int) -> range:
-        """The layers of a pipeline stage: equal numbers, but for one more on the first ones where they do not divide.
+        """The layers of a pipeline stage; what is left over goes to the stages before the last, backwards.
+
+        As in vLLM: the last one has the LM head as well.
 
         Raises
         ------
@@ -177,40 +184,47 @@ class ModelConfig:
                 f"{stages} stages cannot share {self.layers} layers", hint=f"--pp must be at most {self.layers}"
             )
         each, more = divmod(self.layers, stages)
-        first = stage * each + min(stage, more)
-        return range(first, first + each + (stage < more))
+        longer = range(stages - 1 - more, stages - 1)
+        first = stage * each + sum(before in longer for before in range(stage))
+        return range(first, first + each + (stage in longer))
 
-    def check_ranks(self, tp: int, ep: int = 1) -> None:
-        """Raise InfeasibleError unless `tp` ranks can share this model, and `ep` groups of them its experts."""
-        if ep > 1:
-            self._check_groups(tp, ep)
-        if part := self._indivisible_part(tp, ep):
+    def check_ranks(self, tp: int, ep: int = 1, attention_dp: int = 1) -> None:
+        """Raise InfeasibleError unless ranks can share this model: `tp` in each of `attention_dp` groups.
+
+        Experts are distributed in `ep` parts over the ranks of all groups.
+        """
+        for option, degree in (("--ep", ep), ("--attention-dp", attention_dp)):
+            if degree > 1 and self.experts is None:
+                raise UsageError(f"{option} {degree}: the model has no experts", hint=f"leave out {option}")
+        if self.experts and ep > 1:
+            self._check_parts(self.experts.count, ep, tp * attention_dp)
+        if part := self._indivisible_part(tp, ep, attention_dp):
             degrees = [
-                str(degree) for degree in range(ep, self.heads + 1, ep) if not self._indivisible_part(degree, ep)
+                str(degree)
+                for degree in range(1, self.heads + 1)
+                if not (degree * attention_dp % ep or self._indivisible_part(degree, ep, attention_dp))
             ]
             raise InfeasibleError(
                 f"{tp} ranks cannot share {part} evenly",
                 hint=f"degrees that divide: {', '.join(degrees) or 'none with this --ep'}",
             )
 
-    def _check_groups(self, tp: int, ep: int) -> None:
-        if self.experts is None:
-            raise UsageError(f"--ep {ep}: the model has no experts", hint="leave out --ep")
-        degrees = [degree for degree in range(1, tp + 1) if not (tp % degree or self.experts.count % degree)]
+    def _check_parts(self, experts: int, ep: int, ranks: int) -> None:
+        degrees = [degree for degree in range(1, ranks + 1) if not (ranks % degree or experts % degree)]
         if ep not in degrees:
             raise InfeasibleError(
-                f"--ep {ep}: must divide {tp} ranks and {self.experts.count} experts",
+                f"--ep {ep}: must divide {ranks} ranks and {experts} experts",
                 hint=f"degrees that divide both: {', '.join(map(str, degrees))}",
             )
 
-    def _indivisible_part(self, tp: int, ep: int) -> str:
+    def _indivisible_part(self, tp: int, ep: int, attention_dp: int) -> str:
         """What `tp` ranks do not divide; empty: they divide all."""
         if self.heads % tp:
             return f"{self.heads} query heads"
         for width in sorted({self.mlp_of(layer) for layer in range(self.layers)}):
             if width % tp:
                 return f"an MLP of width {width}"
-        if self.experts and self.experts.intermediate % (tp // ep):
+        if self.experts and self.experts.intermediate % (tp * attention_dp // ep):
             return f"experts of width {self.experts.intermediate}"
         return f"{self.kv_heads} key/value heads" if self.kv_heads % tp and tp % self.kv_heads else ""
 
@@ -232,7 +246,9 @@ class EngineConfig:
     prefill_logits: Literal["all", "last"] = "last"
     """Logits of every prompt position, or of the last only."""
     ep: int = 1
-    """Groups of ranks over which whole experts are distributed; the ranks of a group split each expert's width."""
+    """Parts in which whole experts are distributed over ranks; those with the same part split each expert's width."""
+    dispatch: Dispatch = "allgather"
+    """How tokens reach the experts of other groups of ranks, with attention-DP."""
 
     def __post_init__(self) -> None:
         check_counts(ep=self.ep)
@@ -250,21 +266,40 @@ def check_counts(minimum: int = 1, **counts: int) -> None:
             raise UsageError(f"{name} is {count}: must be {minimum} or more")
 
 
+def check_groups(batch: int, attention_dp: int) -> None:
+    """Raise UsageError unless every group of ranks gets as many sequences."""
+    if batch % attention_dp:
+        raise UsageError(
+            f"--attention-dp {attention_dp}: must divide the batch, {batch}, of which every group has an equal part",
+            hint=f"give --batch {-(-batch // attention_dp) * attention_dp}",
+        )
+
+
 def check_dtype(dtype: str) -> None:
     """Raise UsageError unless it is auto or one of DTYPES."""
     if dtype not in ("auto", *DTYPES):
         raise UsageError(f"unknown dtype '{dtype}'", hint=f"known: auto, {', '.join(DTYPES)}")
 
 
-def _sliding_window(config: Mapping[str, object]) -> int:
+def _windows(config: Mapping[str, object], layers: int) -> dict[str, Any]:
+    """The sliding window, and the layers that use it: by their types, or from some layer on."""
+    window = field(config, "sliding_window", int, 0)
     kinds = field(config, "layer_types", list, [])
-    used = "sliding_attention" in kinds if kinds else field(config, "use_sliding_window", bool, True)
-    return field(config, "sliding_window", int, 0) if used else 0
+    if kinds and len(kinds) != layers:
+        raise UsageError(f"layer_types has {len(kinds)} entries: must be {layers}, one for each layer")
+    if kinds:
+        windowed = tuple(layer for layer, kind in enumerate(kinds) if kind == "sliding_attention")
+    else:
+        used = field(config, "use_sliding_window", bool, True)
+        windowed = tuple(range(field(config, "max_window_layers", int, 0), layers)) if used else ()
+    if window < 1 or not windowed:
+        return {}
+    return {"sliding_window": window, "window_layers": () if len(windowed) == layers else windowed}
 
 
 def _ladder_layers(config: Mapping[str, object], layers: int) -> tuple[int, ...]:
-    """The layers by number; a count is of those next to the LM head."""
-    value = config.get("ladder_layers", layers)
+    """The layers by number; a count is of those next to the LM head. A config that says nothing has none."""
+    value = config.get("ladder_layers", 0)
     numbers = list(range(layers - value, layers)) if isinstance(value, int) and value >= 0 else value
     if not isinstance(numbers, list) or not all(isinstance(i, int) and 0 <= i < layers for i in numbers):
         raise UsageError(f"ladder_layers is {value!r}: must be a count up to {layers} or a list of layers")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from runtime.assemble import TORCH_DTYPES, device_of, load
 from runtime.comm.base import Communicator
+from runtime.comm.process_group import Degrees
 from runtime.comm.rendezvous import CommConfig, connect
 from runtime.config import EngineConfig
 from runtime.memory import enough_memory
@@ -30,7 +31,7 @@ def evaluate(config: EvaluationConfig, links: CommConfig) -> Iterator[dict[str, 
     """Perplexity of every checkpoint under every wiring, in turn; rank 0's counts."""
     tasks = prepare_evaluation(config)
     torch.set_num_threads(config.threads)
-    comm = connect(links, config.tp)
+    comm = connect(links, Degrees(config.tp))
     for task in tasks:
         yield from _evaluate(task, config, comm)
 

@@ -1,19 +1,44 @@
 """Serve one static batch: prefill, then decode token by token.
 
-Shapes: B batch, T prompt tokens, G new tokens, V vocabulary.
+In a pipeline the batch is served in as many micro-batches as there are stages, so that each stage works on one while
+the others work on theirs.
+
+Shapes: B batch, or that of a micro-batch, T prompt tokens, G new tokens, V vocabulary.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ladder_sim.errors import MissingDependencyError, UsageError
+from runtime.comm.base import Handle
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import Wiring
 
 # from logits and their wiring to each sequence's next token, the same on every rank
 Pick = Callable[[Tensor, Wiring], Tensor]
+
+
+@dataclass(slots=True)
+class _MicroBatch:
+    """Sequences that pass the stages together."""
+
+    rows: slice
+    """Of the batch."""
+    pad_B: Tensor | None
+    """Positions of padding before each prompt."""
+    cache: Tensor
+    """Of this stage's layers."""
+    token_B1: Tensor
+    """The newest of each sequence."""
+    position_1: Tensor
+    """Of the next one."""
+    step: int | None = None
+    """New token on its way from the last stage, or not yet among the results; None: there is none."""
+    arriving: tuple[Handle, Tensor] | None = None
+    """What brings it, and where."""
 
 
 class Generator:
@@ -62,61 +87,103 @@ class Generator:
         batch, self._prompt = prompt_BT.shape
         device = prompt_BT.device
         self.model, self.prompt_BT = model, prompt_BT
-        self._pad_B, self._pick = pad_B, pick or model.next_token
-        # new tokens so far
-        self.tokens_BG = torch.zeros(batch, gen, dtype=torch.long, device=device)
-        self._cache = model.cache(batch)
-        self._token_B1 = torch.zeros(batch, 1, dtype=torch.long, device=device)
-        self._position_1 = torch.zeros(1, dtype=torch.long, device=device)
+        self._pick = pick or model.next_token
+        self._tokens_BG = torch.zeros(batch, gen, dtype=torch.long, device=device)
+        each = -(-batch // model.comm.pipeline.stages)
+        self._parts = [
+            _MicroBatch(
+                rows=slice(first, first + each),
+                pad_B=None if pad_B is None else pad_B[first : first + each],
+                cache=model.cache(min(each, batch - first)),
+                token_B1=torch.zeros(min(each, batch - first), 1, dtype=torch.long, device=device),
+                position_1=torch.zeros(1, dtype=torch.long, device=device),
+            )
+            for first in range(0, batch, each)
+        ]
         self._graphs: dict[str, Callable[[], None]] | None = {} if cuda_graphs else None
+
+    @property
+    def gen(self) -> int:
+        """New tokens of each sequence."""
+        return self._tokens_BG.shape[1]
+
+    def tokens(self) -> Tensor:
+        """New tokens so far, B x G, once they have arrived."""
+        self.finish()
+        return self._tokens_BG
 
     @torch.inference_mode()
     def prefill(self, wiring: Wiring) -> None:
         """Run the prompts and write the first new token of each."""
-        logits_BTV = self.model(self.prompt_BT, wiring, cache=self._cache, pad_B=self._pad_B)
-        self._token_B1[:, 0] = self._next(logits_BTV, wiring)
-        self._position_1.fill_(self._prompt)
-        self.tokens_BG[:, 0] = self._token_B1[:, 0]
+        for part in self._parts:
+            prompt_BT = self.prompt_BT[part.rows]
+            self._next(part, self.model(prompt_BT, wiring, cache=part.cache, pad_B=part.pad_B), wiring)
+            part.position_1.fill_(self._prompt)
+            part.step = 0
+        self.finish()
 
     @torch.inference_mode()
     def decode(self, wiring: Wiring, step: int) -> None:
-        """Write new token `step`; prefill's is 0."""
-        if self._graphs is None:
-            self._decode(wiring, self._prompt + step)
-        else:
-            if wiring.name not in self._graphs:
-                self._graphs[wiring.name] = self._capture(wiring)
-            self._graphs[wiring.name]()
-        self.tokens_BG[:, step] = self._token_B1[:, 0]
+        """Write new token `step`; prefill's is 0. In a pipeline it may be on its way yet: see `finish`."""
+        for part in self._parts:
+            self._settle(part)
+            if self._graphs is None:
+                self._decode(part, wiring, self._prompt + step)
+            else:
+                if wiring.name not in self._graphs:
+                    self._graphs[wiring.name] = self._capture(part, wiring)
+                self._graphs[wiring.name]()
+            part.step = step
+            if part.arriving is None:
+                self._settle(part)
 
-    def _decode(self, wiring: Wiring, context: int) -> None:
+    def finish(self) -> None:
+        """Wait until every new token is there."""
+        for part in self._parts:
+            self._settle(part)
+        self.model.comm.pipeline.finish()
+
+    def _decode(self, part: _MicroBatch, wiring: Wiring, context: int) -> None:
         logits_B1V = self.model(
-            self._token_B1, wiring, cache=self._cache, position_T=self._position_1, context=context, pad_B=self._pad_B
+            part.token_B1, wiring, cache=part.cache, position_T=part.position_1, context=context, pad_B=part.pad_B
         )
-        self._token_B1[:, 0] = self._next(logits_B1V, wiring)
-        self._position_1 += 1
+        self._next(part, logits_B1V, wiring)
+        part.position_1 += 1
 
-    def _next(self, logits_BTV: Tensor, wiring: Wiring) -> Tensor:
-        """Each sequence's next token, which the last stage picks for all."""
+    def _next(self, part: _MicroBatch, logits_BTV: Tensor, wiring: Wiring) -> None:
+        """Pick each sequence's next token; in a pipeline the last stage does, for all."""
         pipeline = self.model.comm.pipeline
+        if pipeline.stages == 1:
+            part.token_B1[:, 0] = self._pick(logits_BTV, wiring)
+            return
         is_last = pipeline.stage == pipeline.stages - 1
-        token_B = self._pick(logits_BTV, wiring) if is_last else torch.empty_like(self._token_B1[:, 0])
-        pipeline.share(token_B)
-        return token_B
+        token_B = self._pick(logits_BTV, wiring) if is_last else torch.empty_like(part.token_B1[:, 0])
+        part.arriving = pipeline.share(token_B), token_B
 
-    def _capture(self, wiring: Wiring) -> Callable[[], None]:
+    def _settle(self, part: _MicroBatch) -> None:
+        """Wait for the token that is under way, and write it to the results."""
+        if part.arriving is not None:
+            handle, token_B = part.arriving
+            handle.wait()
+            part.token_B1[:, 0] = token_B
+            part.arriving = None
+        if part.step is not None:
+            self._tokens_BG[part.rows, part.step] = part.token_B1[:, 0]
+            part.step = None
+
+    def _capture(self, part: _MicroBatch, wiring: Wiring) -> Callable[[], None]:
         """Record one decode step; the runs that warm it up do not change token and position."""
-        token_B1, position_1 = self._token_B1.clone(), self._position_1.clone()
+        token_B1, position_1 = part.token_B1.clone(), part.position_1.clone()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):
-                self._position_1.copy_(position_1)
-                self._decode(wiring, self._prompt)
+                part.position_1.copy_(position_1)
+                self._decode(part, wiring, self._prompt)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            self._decode(wiring, self._prompt)
-        self._token_B1.copy_(token_B1)
-        self._position_1.copy_(position_1)
+            self._decode(part, wiring, self._prompt)
+        part.token_B1.copy_(token_B1)
+        part.position_1.copy_(position_1)
         return graph.replay

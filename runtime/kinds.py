@@ -50,15 +50,18 @@ def rope_fields(config: Mapping[str, object]) -> Mapping[str, object]:
     return {"rope_theta": config.get("rope_theta"), **scaling}
 
 
-def rope_scaling(rope: Mapping[str, object], max_positions: int) -> RopeScaling | Yarn | None:
-    """How long wavelengths are stretched; None: they are not."""
+def rope_scaling(rope: Mapping[str, object], max_positions: int) -> RopeScaling | Yarn | float | None:
+    """How long wavelengths are stretched, or by which factor all are; None: they are not."""
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "default":
+    # dynamic: stretched beyond `max_position_embeddings`, where no context ends
+    if kind == "default" or (kind == "dynamic" and max_positions):
         return None
+    if kind == "linear":
+        return number(rope, "factor", 1.0)
     if kind == "yarn":
         return _yarn(rope, max_positions)
     if kind != "llama3":
-        raise UsageError(f"rope_type is {kind!r}: only llama3 and yarn are implemented")
+        raise UsageError(f"rope_type is {kind!r}: only llama3, yarn, linear and dynamic are implemented")
     return RopeScaling(
         factor=number(rope, "factor", 8.0),
         low_freq_factor=number(rope, "low_freq_factor", 1.0),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 
 from ladder_sim.errors import InfeasibleError
-from runtime.comm.base import Alone, Communicator
+from runtime.comm.base import Alone, AloneInExchange, Communicator
 from runtime.config import EngineConfig, ModelConfig
 from runtime.model.decoder import Decoder
 from runtime.model.layers import Layer
@@ -28,12 +28,14 @@ def check_fits(
 ) -> None:
     """Raise InfeasibleError with what would fit, if weights, cache and largest activations exceed the free memory."""
     usable = free_bytes * _USABLE
+    alone = Alone(comm.size, comm.pipeline, AloneInExchange(comm.exchange.size))
     with torch.device("meta"):
-        model = Decoder(config, engine, Alone(comm.size, comm.pipeline), positions=prompt + gen)
+        model = Decoder(config, engine, alone, positions=prompt + gen)
         cache = model.cache(batch=1)
     weights = sum(weight.numel() for weight in model.parameters()) * element_bytes
-    # of one sequence: the features of the widest block, its input and its output; logits
-    widest = prompt * (max(map(_features, model.layers)) + 4 * config.hidden)
+    # of one sequence: the features of the widest block, its input and its output; logits. Experts get the tokens of all
+    # groups
+    widest = prompt * comm.exchange.size * (max(map(_features, model.layers)) + 4 * config.hidden)
     logits = config.vocab * (prompt if engine.prefill_logits == "all" else 1)
     sequence = (cache.numel() + widest + logits) * element_bytes
     needed = weights + batch * sequence

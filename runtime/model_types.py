@@ -6,7 +6,9 @@ our own.
 
 from collections.abc import Mapping
 
-_QWEN3 = {"use_qk_norm": True, "use_sliding_window": False}
+# windows from layer 28 on, if there are any
+_QWEN_WINDOWS = {"use_sliding_window": False, "max_window_layers": 28}
+_QWEN3 = {"use_qk_norm": True, **_QWEN_WINDOWS}
 _DEEPSEEK_V3 = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "norm_topk_prob": True}
 
 TYPES: Mapping[str, Mapping[str, object]] = {
@@ -14,7 +16,7 @@ TYPES: Mapping[str, Mapping[str, object]] = {
     "llamaLadder": {},
     "mistral": {},
     # biases on q, k and v alone
-    "qwen2": {"attention_bias": True, "attention_out_bias": False, "use_sliding_window": False},
+    "qwen2": {"attention_bias": True, "attention_out_bias": False, **_QWEN_WINDOWS},
     "qwen3": {**_QWEN3, "head_dim": 128},
     "qwen3_moe": _QWEN3,
     "mixtral": {"norm_topk_prob": True, "rope_theta": 1e6},

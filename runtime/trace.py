@@ -103,7 +103,7 @@ class MarkedLink(EmulatedLink):
     """
 
     def __init__(self, link: EmulatedLink) -> None:
-        super().__init__(link.size, link.table)
+        super().__init__(link.size, link.table, link.exchange.size)
         self._sent = 0
 
     def send(self, kind: str, size_bytes: int) -> Handle:

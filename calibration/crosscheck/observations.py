@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from ladder_sim.costs.lookup import Curve
 from ladder_sim.costs.recorded import OpKey
-from ladder_sim.graph.build import STATE_BYTES, build
+from ladder_sim.graph.build import build
+from ladder_sim.graph.inputs import STATE_BYTES
 from ladder_sim.graph.ops import CollectiveShape, Op, Phase
 from ladder_sim.specs.scenario import Scenario
 

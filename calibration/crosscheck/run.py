@@ -14,6 +14,7 @@ from ladder_sim.graph.variants import canonical
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from runtime.comm.base import Alone, Communicator
+from runtime.comm.process_group import Degrees
 from runtime.comm.rendezvous import CommConfig, connect
 from runtime.environment import environment
 
@@ -62,7 +63,7 @@ def cross_check(experiment: Experiment, links: CommConfig, earlier: Path | None 
     machine, run = environment(), _run_fields(experiment, links)
     tp = experiment.scenario.plan.tp
     known = reuse(earlier, experiment.scenario, run, machine) if earlier else None
-    comm: Communicator = Alone(tp) if links.backend == "emulate" else connect(links, tp)
+    comm: Communicator = Alone(tp) if links.backend == "emulate" else connect(links, Degrees(tp))
     curves = {name: curves["all_reduce"] for name, curves in known.links.items()} if known else None
     observed = measure(experiment, comm, curves)
     calibration = known or Calibration.of(observed)

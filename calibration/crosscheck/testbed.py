@@ -13,14 +13,16 @@ import torch
 from calibration.crosscheck.observations import PHASES, Times
 from calibration.crosscheck.timers import OverlapTime, message, time_kernels, time_overlap
 from ladder_sim.costs.recorded import OpKey
-from ladder_sim.graph.build import build
-from ladder_sim.graph.ops import Phase, StepGraph
+from ladder_sim.errors import UsageError
+from ladder_sim.graph.build import StepGraph, build
+from ladder_sim.graph.ops import Phase
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import StackSpec
 from runtime.assemble import assemble
 from runtime.comm.base import Alone, Communicator
 from runtime.config import EngineConfig, ModelConfig
+from runtime.kinds import Experts, Latent
 from runtime.model.wiring import Wiring, lay_out
 
 # what CPUs compute in
@@ -42,7 +44,7 @@ class Testbed:
         self.scenario, self.comm = scenario, comm
         work = scenario.workload
         self._generator = assemble(
-            _config_of(ModelConfig, scenario.model),
+            model_config(scenario.model),
             _config_of(EngineConfig, scenario.stack),
             comm,
             device=torch.device("cpu"),
@@ -117,19 +119,21 @@ class Testbed:
 
     @torch.inference_mode()
     def wide_gemm(self, phase: Phase) -> float:
-        """Time of the GEMM that holds QKV and gate/up projections, over that of the two apart.
+        """Time of the GEMM that holds QKV and gate/up projections, over that of the two apart; 1 if no layer has it.
 
         Only `parallel` runs it, and no pass of `parallel` is calibrated on. All layers' weights are used in turn, so
         that they are as cold as in a pass.
         """
+        layers = [layer for layer in self._generator.model.layers if layer.is_wide]
+        if not layers:
+            return 1.0
         work = self.scenario.workload
         tokens = (work.batch, work.prompt if phase == "prefill" else 1)
         n_BTD = torch.ones(*tokens, self.scenario.model.hidden, dtype=DTYPE)
         self.comm.barrier()
-        layers = self._generator.model.layers
         start_s = time.perf_counter()
         for layer in layers:
-            layer.inputs(n_BTD, layer.attn_rows)
+            layer.inputs(n_BTD, slice(layer.mlp_rows.start))
             layer.inputs(n_BTD, layer.mlp_rows)
         middle_s = time.perf_counter()
         for layer in layers:
@@ -148,9 +152,49 @@ class Testbed:
         return lay_out(variant, spec.layers, spec.ladder_layers)
 
 
-def _config_of(config: type[_Config], spec: ModelSpec | StackSpec) -> _Config:
-    """The runtime's form of a spec: the fields that both have."""
-    return config(**{field.name: getattr(spec, field.name) for field in fields(config) if hasattr(spec, field.name)})
+def model_config(spec: ModelSpec) -> ModelConfig:
+    """The runtime's form of a model; which experts it would choose does not matter, but how many.
+
+    Raises
+    ------
+    UsageError
+        It has parts that the runtime has not.
+    """
+    unknown = {
+        "norms behind its blocks": spec.post_norms,
+        "attention sinks": spec.attention_sinks,
+        "norms over all heads": spec.qk_norm == "all",
+        "norms without weights": spec.qk_norm == "weightless",
+    }
+    if parts := [part for part, there in unknown.items() if there]:
+        raise UsageError(
+            f"{spec.name} has {' and '.join(parts)}, which real passes here do not run", hint="choose another --model"
+        )
+    experts = latent = None
+    if spec.experts:
+        experts = Experts(
+            count=spec.experts,
+            top_k=spec.experts_per_token,
+            intermediate=spec.expert_intermediate,
+            shared=spec.shared_intermediate,
+            dense_layers=spec.dense_layers,
+        )
+    if spec.kv_lora_rank:
+        latent = Latent(
+            q_rank=spec.q_lora_rank,
+            kv_rank=spec.kv_lora_rank,
+            rope_dim=spec.rope_head_dim,
+            value_dim=spec.value_head_dim,
+            interleaved=True,
+        )
+        spec = replace(spec, kv_heads=spec.heads, head_dim=spec.nope_head_dim + spec.rope_head_dim)
+    return _config_of(ModelConfig, spec, qk_norm=spec.qk_norm == "heads", experts=experts, latent=latent)
+
+
+def _config_of(config: type[_Config], spec: ModelSpec | StackSpec, **others: object) -> _Config:
+    """The runtime's form of a spec: the fields that both have, and others."""
+    same = {field.name: getattr(spec, field.name) for field in fields(config) if hasattr(spec, field.name)}
+    return config(**same | others)
 
 
 def _graph(scenario: Scenario, phase: Phase, step: int = 0) -> StepGraph:

@@ -14,7 +14,7 @@ import torch
 
 from calibration.crosscheck.observations import ELEMENT_BYTES
 from ladder_sim.costs.recorded import OpKey
-from ladder_sim.graph.ops import StepGraph
+from ladder_sim.graph.build import StepGraph
 from runtime.comm.base import DONE, Communicator
 from runtime.model.kernels import observed
 

@@ -35,6 +35,7 @@ SYSTEMS = {
     "h200_sxm": "h200-sxm",
     "a100_sxm": "a100-sxm",
     "b200_sxm": "b200-sxm",
+    "b300_sxm": "b300-sxm",
     "l40s": "l40s-pcie",
     "rtx_pro_6000_server": "rtx-pro-6000",
     "gb200": "gb200-nvl72",

@@ -51,7 +51,7 @@ EXCLUSIONS = (
         engine="trtllm",
         format="nvfp4",
         reason="not tuned for few rows: 1.3-1.6 times the others",
-        systems=("b200_sxm", "gb200"),
+        systems=("b200_sxm", "b300_sxm", "gb200"),
         to_m=512,
     ),
     Exclusion(

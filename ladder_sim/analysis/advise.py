@@ -1,28 +1,44 @@
-"""The tensor-parallel degree, batch and variant at which one static batch is best, and what they trade."""
+"""The plans and variants with which a model is served best, and what they trade."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 
-from ladder_sim.confidence import Confidence
+from ladder_sim.analysis.advice import RANKS, Advice, Objective, Option, Unfit, own_variant, pareto_front
+from ladder_sim.analysis.plans import DEGREES, legal_plans
 from ladder_sim.costs.fitting import fit_error
-from ladder_sim.costs.memory import memory_use
-from ladder_sim.display.notes import Notes
-from ladder_sim.errors import InfeasibleError, MemoryFitError, UnknownNameError, UsageError
-from ladder_sim.specs.model import ModelSpec
+from ladder_sim.costs.memory import memory_use, total_bytes
+from ladder_sim.des.shared import Floats
+from ladder_sim.display.labels import load_label
+from ladder_sim.errors import (
+    InfeasibleError,
+    LadderSimError,
+    MemoryFitError,
+    ProfileError,
+    UnknownNameError,
+    UsageError,
+)
+from ladder_sim.graph.variants import wiring
+from ladder_sim.prediction import resolve_profile
+from ladder_sim.serving.step import simulate_requests
+from ladder_sim.specs import catalog
+from ladder_sim.specs.arguments import ARGUMENTS
+from ladder_sim.specs.cluster import ClusterSpec
+from ladder_sim.specs.plan import Plan
+from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.signatures import typed
-from ladder_sim.sweeps.confidences import confidences
-from ladder_sim.sweeps.evaluate import MEMORY, PROBLEM
-from ladder_sim.sweeps.executors import serial
-from ladder_sim.sweeps.grid import Grid, scenario_at
+from ladder_sim.specs.values import whole
+from ladder_sim.sweeps.axes import axis
+from ladder_sim.sweeps.executors import Processes, serial
+from ladder_sim.sweeps.grid import variant_names
 from ladder_sim.sweeps.price import PRICE_CAVEAT, check_price, token_price
-from ladder_sim.sweeps.run import how_of, run
-from ladder_sim.sweeps.table import SweepTable
+from ladder_sim.sweeps.run import MAX_WORKERS
 from ladder_sim.units import format_seconds
 
-Objective = Literal["tpot", "ttft", "tokens_per_s", "tokens_per_gpu"]
 BATCHES = "1:256"
 SERVING = (
     "not a recommendation for serving: times and rates are of one static batch, while engines batch requests "
@@ -34,219 +50,326 @@ TTFT_BOUND = (
 )
 # variants that a model can be trained as; the upper bound is not one
 CANDIDATES = ("standard", "parallel", "ladder")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
-    """One way to run the model."""
-
-    variant: str
-    tp: int
-    """Tensor-parallel degree: GPUs in use."""
-    batch: int
-    """Requests that start together."""
-    ttft_s: float
-    tpot_s: float
-    """Time per further token; TTFT if there is one token only."""
-    tokens_per_s: float
-    """Of the whole batch."""
-    memory_bytes: float
-    """Of one GPU."""
-    usd_per_Mtoken: float | None
-    """US dollars for a million new tokens; None: no price was given."""
-
-    @property
-    def tokens_per_gpu(self) -> float:
-        """Tokens per second and GPU."""
-        return self.tokens_per_s / self.tp
-
-
-# the smallest is the best
-_RANKS: Mapping[Objective, Callable[[Option], float]] = {
-    "tpot": lambda option: option.tpot_s,
-    "ttft": lambda option: option.ttft_s,
-    "tokens_per_s": lambda option: -option.tokens_per_s,
-    "tokens_per_gpu": lambda option: -option.tokens_per_gpu,
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Advice:
-    """The options, and the best trade-offs among them."""
-
-    objective: Objective
-    options: tuple[Option, ...]
-    """Everything that fits the memory and the limits, best first."""
-    front: tuple[Option, ...]
-    """The Pareto front of time per token and tokens per GPU, fastest first."""
-    unfit: int
-    """Combinations of degree and batch that cannot run."""
-    beyond: int
-    """Options that exceed a limit."""
-    cautions: tuple[str, ...]
-    """Why the best option may not be the best choice, serving first."""
-    confidences: Mapping[str, Confidence]
-    """How sure the predictions are, by degree and batch."""
-
-    @property
-    def best(self) -> Option:
-        """The best option."""
-        return self.options[0]
-
-    @property
-    def notes(self) -> Notes:
-        """The cautions, and what the reader should know about the predictions."""
-        return Notes(confidences=self.confidences, about=self.cautions)
-
-    @property
-    def best_by_variant(self) -> dict[str, Option]:
-        """The best of each variant, best first."""
-        best: dict[str, Option] = {}
-        for option in self.options:
-            best.setdefault(option.variant, option)
-        return best
+# beyond any cluster that one command plans
+_MAX_GPUS = 100_000
+# GPUs that an error looks at for a plan that fits
+MOST_TRIED = 128
+# replicas for each worker below which a search ends before another process has started
+FEW_REPLICAS = 64
+# arguments that the search takes in its own way
+_SEARCHED = (*DEGREES, "nodes", "batch", "concurrency")
 
 
 @typed()
 def advise(
     point: Mapping[str, Any],
-    objective: Objective = "tokens_per_gpu",
+    objective: Objective | None = None,
     variants: str | Sequence[str] = CANDIDATES,
     *,
+    gpus: int | None = None,
     max_tpot_s: float = np.inf,
     max_ttft_s: float = np.inf,
     usd_per_gpu_hour: float | None = None,
     profile: str | None = None,
+    workers: int = 1,
 ) -> Advice:
-    """Search degrees, batches and variants for the best static batch that fits the memory.
-
-    Not a recommendation for serving, where requests are batched continuously.
+    """Search the plans and variants that fit the memory of some GPUs for the best ones.
 
     Parameters
     ----------
     point
-        Everything else, as for `ladder_sim.sweeps.run.sweep`. ``"nodes"`` is the largest number of nodes; ``"tp"`` and
-        ``"batch"`` restrict the search, by default to every degree and to 1, 2, 4 .. 256.
+        Everything else, as for `ladder_sim.sweeps.run.sweep`. ``"concurrency"`` is the requests in flight, one number
+        or several. Without it static batches are searched, ``"batch"`` or else 1, 2, 4 .. 256, and the answer is not a
+        recommendation for serving, where requests are batched continuously. ``"nodes"`` is the largest number of
+        nodes. Each of ``"tp"``, ``"pp"``, ``"ep"``, ``"attention_dp"``, ``"dp"`` and ``"sp"`` restricts the search to
+        its values; by default all are searched but ``"sp"`` (`ladder_sim.analysis.plans.legal_plans`).
     objective
-        ``"tpot"`` and ``"ttft"`` are best small, ``"tokens_per_s"`` and ``"tokens_per_gpu"`` large.
+        ``"tpot"`` and ``"ttft"`` are best small, ``"tokens_per_s"`` and ``"tokens_per_gpu"`` large. By default
+        ``"tokens_per_s"`` with requests in flight, and ``"tokens_per_gpu"`` of static batches.
     variants
         Residual wirings to choose from.
+    gpus
+        GPUs that may be used, on as many nodes as they fill; by default all of ``"nodes"``, or of one node.
     max_tpot_s, max_ttft_s
         Limits to keep.
     usd_per_gpu_hour
         Price of one GPU.
     profile
         As in `predict`.
+    workers
+        Processes for a search of several hundred plans; a smaller one runs in this one.
 
     Returns
     -------
     Advice
-        Every option that fits, best first, and the Pareto front of time per token and tokens per GPU.
+        Every option that fits, best first, the Pareto front of time per token and tokens per GPU, and what became of
+        the others.
 
     Raises
     ------
     UnknownNameError
         There is no such objective.
+    UsageError
+        No plan keeps the rules.
     InfeasibleError
         Nothing fits the memory and the limits.
 
     Examples
     --------
-    >>> best = advise({"model": "70b"}, "tpot").best
-    >>> best.variant, best.tp, best.batch
-    ('ladder', 8, 1)
+    >>> best = advise({"model": "70b", "stack": "vllm", "concurrency": 64}, gpus=8).best
+    >>> best.variant, str(best.plan)
+    ('ladder', 'TP 8')
     """
-    if objective not in _RANKS:
+    if objective is not None and objective not in RANKS:
         raise UnknownNameError("objective", objective, get_args(Objective))
-    if point.get("concurrency") is not None:
-        raise UsageError(
-            "advise searches static batches, not requests in flight",
-            hint="leave out --concurrency, or sweep it: ladder-sim sweep --concurrency 1:256",
-        )
     price = None if usd_per_gpu_hour is None else check_price(usd_per_gpu_hour)
-    fixed = {name: value for name, value in point.items() if name not in ("nodes", "tp", "batch")}
-    widest = scenario_at({**fixed, "nodes": point.get("nodes", 1), "tp": 1})
-    axes = {**fixed, "tp": point.get("tp", widest.tp_degrees()), "batch": point.get("batch", BATCHES)}
-    grid = Grid(axes, variants)
-    table = run(grid, how_of(grid, profile, ignore_memory=False), serial)
-    fitting = [
-        _option(table, int(row), variant, price) for row in np.flatnonzero(table.feasible) for variant in grid.variants
-    ]
-    options = [option for option in fitting if option.tpot_s <= max_tpot_s and option.ttft_s <= max_ttft_s]
+    names = variant_names(variants)
+    base, gpus, loads = _scope(point, gpus)
+    for name in names:
+        wiring(name, base.model.layers, base.model.ladder_layers)
+    given = {name: axis(name, point[name]).values for name in DEGREES if point.get(name) is not None}
+    plans = legal_plans(base, gpus, given)
+    whole(workers, "workers", 1, MAX_WORKERS, hint="processes, e.g. one per core")
+    fitting, unfit = _simulated(base, plans.legal, loads, names, profile=profile, price=price, workers=workers)
     if not fitting:
-        raise _unfit(table, {**fixed, "nodes": widest.nodes})
+        closest = next((each for each in unfit if each.problem), unfit[0])
+        raise _no_fit(closest, gpus, _enough_gpus(base, gpus, given, loads[0]))
+    options = [option for option in fitting if option.tpot_s <= max_tpot_s and option.ttft_s <= max_ttft_s]
     if not options:
         raise _beyond(fitting)
-    options.sort(key=_RANKS[objective])
+    if objective is None:
+        objective = "tokens_per_gpu" if base.workload.concurrency is None else "tokens_per_s"
+    options.sort(key=RANKS[objective])
     return Advice(
         objective=objective,
+        gpus=gpus,
+        plans=len(plans.legal),
+        variants=names,
+        loads=tuple(loads),
+        max_tpot_s=max_tpot_s,
+        max_ttft_s=max_ttft_s,
         options=tuple(options),
         front=pareto_front(options),
-        unfit=int(np.sum(~table.feasible)),
-        beyond=len(fitting) - len(options),
-        cautions=tuple(_cautions(options, widest.model, int(np.max(table["batch"])), bounded=max_ttft_s < np.inf)),
-        confidences=confidences(axes, variants, profile=profile),
+        beyond=tuple(option for option in fitting if option.tpot_s > max_tpot_s or option.ttft_s > max_ttft_s),
+        unfit=tuple(unfit),
+        cautions=(
+            *_cautions(options, loads, bounded=max_ttft_s < np.inf),
+            *(f"no plan has {degree}: {reason}" for degree, reason in plans.unused.items()),
+        ),
+        profile=profile,
     )
 
 
-def _cautions(options: Sequence[Option], model: ModelSpec, largest: int, *, bounded: bool) -> Iterator[str]:
-    """From the options, best first, and the largest batch that was tried."""
-    yield SERVING
-    if bounded:
-        yield TTFT_BOUND
+def _scope(point: Mapping[str, Any], gpus: int | None) -> tuple[Scenario, int, list[int]]:
+    """What all plans share: a scenario with the nodes and the most requests, GPUs, and numbers of requests."""
+    fixed = {name: value for name, value in point.items() if name not in _SEARCHED and value is not None}
+    served = {name: point[name] for name in ("batch", "concurrency") if point.get(name) is not None}
+    if len(served) > 1:
+        raise UsageError(
+            "batches and requests in flight are both given",
+            hint="give one of them: static batches, or --concurrency for continuous batching",
+        )
+    load, values = next(iter(served.items()), ("batch", BATCHES))
+    loads = sorted(axis(load, values).values)
+    settings = {name: value for name, value in fixed.items() if name not in ARGUMENTS}
+    arguments = {name: value for name, value in fixed.items() if name in ARGUMENTS}
+    base = Scenario.of(**arguments, tp=1, **{load: loads[-1]}, overrides=settings)
+    if base.set_by_hand("workload.batch"):
+        raise UsageError("workload.batch is searched, not set by hand", hint="give the batches to try: --batches 8")
+    per_node = base.cluster.gpus_per_node
+    if gpus is not None:
+        whole(gpus, "gpus", 1, _MAX_GPUS, hint="GPUs that may be used, e.g. --gpus 16")
+    nodes = point.get("nodes")
+    if nodes is None:
+        nodes = 1 if gpus is None else -(-gpus // per_node)
+    base = dataclasses.replace(base, nodes=ARGUMENTS["nodes"].read(nodes, name="nodes"))
+    total = base.nodes * per_node
+    if gpus is not None and gpus > total:
+        raise UsageError(
+            f"gpus {gpus}: there are {base.nodes} x {per_node}",
+            hint=f"add nodes (--nodes {-(-gpus // per_node)}) or leave out --nodes, or use --gpus {total} or less",
+        )
+    return base, total if gpus is None else gpus, loads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Replica:
+    """One replica, with each number of requests that it may have to serve."""
+
+    scenario: Scenario
+    """With the most of them."""
+    requests: tuple[int, ...]
+    variants: tuple[str, ...]
+    profile: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Times:
+    """Of a replica, by its numbers of requests; seconds, NaN where they do not fit."""
+
+    memory_bytes: Floats
+    ttft_s: Mapping[str, Floats]
+    """By variant."""
+    decode_s: Mapping[str, Floats]
+    problem: str = ""
+    """Why there are no times, if not for lack of memory."""
+
+    def fits(self, row: int) -> bool:
+        """Whether there are times."""
+        return not np.isnan(next(iter(self.ttft_s.values()))[row])
+
+
+def _times(replica: _Replica) -> _Times:
+    """Memory first: what does not fit is not simulated."""
+    scenario, requests = replica.scenario, np.array(replica.requests)
+    workload = scenario.workload
+    memory_bytes = np.broadcast_to(total_bytes(scenario, requests, workload.prompt, workload.gen), requests.shape)
+    fits = memory_bytes <= scenario.cluster.gpu.hbm_bytes
+    ttft_s, decode_s = ({name: np.full(len(requests), np.nan) for name in replica.variants} for _ in range(2))
+    problem = ""
+    if fits.any():
+        try:
+            measured = resolve_profile(scenario, replica.profile)
+            varied: dict[str, Any] = {workload.load_field: requests[fits]}
+            for name, request in simulate_requests(scenario, varied, replica.variants, measured).items():
+                ttft_s[name][fits], decode_s[name][fits] = request.ttft_s, request.decode_s
+        except ProfileError:
+            # not the fault of the plan
+            raise
+        except LadderSimError as error:
+            problem = error.message
+    return _Times(memory_bytes=memory_bytes, ttft_s=ttft_s, decode_s=decode_s, problem=problem)
+
+
+def _simulated(
+    base: Scenario,
+    plans: Sequence[Plan],
+    loads: Sequence[int],
+    variants: tuple[str, ...],
+    *,
+    profile: str | None,
+    price: float | None,
+    workers: int,
+) -> tuple[list[Option], list[Unfit]]:
+    """All plans with all loads that leave no group without a request; what cannot run, the closest to fit first."""
+    # replicas exchange nothing: each is a plan of its own for its part of the requests
+    several: dict[Plan, list[tuple[Plan, int, int]]] = defaultdict(list)
+    for plan in plans:
+        alone = dataclasses.replace(plan, dp=1)
+        several[alone] += [(plan, load, -(-load // plan.dp)) for load in loads if load >= plan.groups]
+    replicas = []
+    for alone, points in several.items():
+        requests = tuple(sorted({part for _, _, part in points}))
+        scenario = _scenario(base, alone, requests[-1])
+        replicas.append(_Replica(scenario=scenario, requests=requests, variants=variants, profile=profile))
+    executor = serial if min(workers, len(replicas) // FEW_REPLICAS) < 2 else Processes(workers)
+    options: list[Option] = []
+    unfit: list[Unfit] = []
+    for replica, points, times in zip(replicas, several.values(), executor(_times, replicas), strict=True):
+        for plan, load, part in points:
+            row = replica.requests.index(part)
+            scenario, memory_bytes = _scenario(base, plan, load), float(times.memory_bytes[row])
+            if not times.fits(row):
+                problem = times.problem if memory_bytes <= base.cluster.gpu.hbm_bytes else ""
+                unfit.append(Unfit(scenario=scenario, problem=problem, memory_bytes=memory_bytes))
+                continue
+            for variant in variants:
+                ttft_s, decode_s = float(times.ttft_s[variant][row]), float(times.decode_s[variant][row])
+                further, rate = base.workload.gen - 1, load * base.workload.gen / (ttft_s + decode_s)
+                options.append(
+                    Option(
+                        variant=variant,
+                        scenario=scenario,
+                        ttft_s=ttft_s,
+                        tpot_s=decode_s / further if further else ttft_s,
+                        tokens_per_s=rate,
+                        memory_bytes=memory_bytes,
+                        usd_per_Mtoken=None if price is None else token_price(price, plan.gpus, rate),
+                    )
+                )
+    return options, sorted(unfit, key=lambda each: (bool(each.problem), each.memory_bytes))
+
+
+def _scenario(base: Scenario, plan: Plan, load: int) -> Scenario:
+    """On the nodes that a plan needs."""
+    workload = dataclasses.replace(base.workload, **{base.workload.load_field: load})  # type: ignore[arg-type]
+    return dataclasses.replace(base, plan=plan, nodes=plan.nodes(base.cluster.gpus_per_node), workload=workload)
+
+
+def _cautions(options: Sequence[Option], loads: Sequence[int], *, bounded: bool) -> Iterator[str]:
+    """From the options, best first, and the numbers of requests that were tried."""
     best = options[0]
+    static = best.scenario.workload.concurrency is None
+    if static:
+        yield SERVING
+        if bounded:
+            yield TTFT_BOUND
     if best.usd_per_Mtoken is not None:
         yield PRICE_CAVEAT
-    own = "ladder" if model.ladder_layers else "parallel" if model.parallel_blocks else "standard"
+    model = best.scenario.model
+    own = own_variant(model)
     if best.variant != own:
         today = next((option for option in options if option.variant == own), None)
-        which = f"{own}, TP {today.tp}, batch {today.batch}" if today else f"{own}, which is no option"
+        which = str(today) if today else f"{own}, which is no option"
         yield f"{best.variant} must be trained: {model.name} has no such weights; best with its own: {which}"
-    if best.batch == largest > 1:
-        yield f"batch {largest} is the largest that was tried: a larger one may be better"
+    if len(loads) > 1 and best.requests == loads[-1] > 1:
+        yield f"{load_label(best.scenario.workload)} is the largest that was tried: a larger one may be better"
 
 
-def pareto_front(options: Sequence[Option]) -> tuple[Option, ...]:
-    """Options that no other beats in both time per token and tokens per GPU, fastest first."""
-    front: list[Option] = []
-    for option in sorted(options, key=lambda option: (option.tpot_s, -option.tokens_per_gpu)):
-        if not front or option.tokens_per_gpu > front[-1].tokens_per_gpu:
-            front.append(option)
-    return tuple(front)
-
-
-def _option(table: SweepTable, row: int, variant: str, price: float | None) -> Option:
-    ttft_s, tpot_s, tokens_per_s = (
-        float(table[f"{variant}.{metric}"][row]) for metric in ("ttft_s", "tpot_s", "tokens_per_s")
+def _no_fit(closest: Unfit, gpus: int, enough: int | None) -> InfeasibleError:
+    """No plan can run: why not even the one that needs least memory, and what would."""
+    scenario = closest.scenario
+    head = f"no plan on at most {gpus} GPU{'s' if gpus > 1 else ''} can run"
+    if closest.problem:
+        return InfeasibleError(f"{head}: {closest.problem}", hint="take other plans or variants")
+    load = f"{'at' if scenario.workload.concurrency is None else 'with'} {load_label(scenario.workload)}"
+    larger = _larger_gpus(scenario)
+    error = fit_error(
+        scenario,
+        memory_use(scenario),
+        flags={"batch": "--batches"},
+        more=f"--gpus {enough}" if enough else "",
+        otherwise=f"on GPUs with more memory --cluster {larger} fits" if larger else "",
     )
-    tp = int(table["tp"][row])
-    return Option(
-        variant=variant,
-        tp=tp,
-        batch=int(table["batch"][row]),
-        ttft_s=ttft_s,
-        tpot_s=ttft_s if np.isnan(tpot_s) else tpot_s,
-        tokens_per_s=tokens_per_s,
-        memory_bytes=float(table[MEMORY][row]),
-        usd_per_Mtoken=None if price is None else token_price(price, tp, tokens_per_s),
-    )
+    least = "the one that needs least, " if gpus > 1 else ""
+    return MemoryFitError(f"{head}: {least}{load} {error.message}", hint=error.hint)
 
 
-def _unfit(table: SweepTable, fixed: Mapping[str, Any]) -> InfeasibleError:
-    """No degree and batch can run: why not even the one that needs least, and what would."""
-    if np.isnan(table[MEMORY]).all():
-        return InfeasibleError(f"no degree and batch can run: {table[PROBLEM][-1]}", hint="take other degrees")
-    row = int(np.nanargmin(table[MEMORY]))
-    scenario = scenario_at({**fixed, "tp": int(table["tp"][row]), "batch": int(table["batch"][row])})
-    error = fit_error(scenario, memory_use(scenario), flags={"batch": "--batches"})
-    return MemoryFitError(
-        f"no degree and batch can run: at batch {scenario.workload.batch} {error.message}", hint=error.hint
-    )
+def _enough_gpus(base: Scenario, gpus: int, given: Mapping[str, Sequence[Any]], load: int) -> int | None:
+    """Twice as many GPUs, or four or eight times, for a plan that fits; None: there is none."""
+    for more in (2 * gpus, 4 * gpus, 8 * gpus):
+        if more > MOST_TRIED:
+            return None
+        nodes = -(-more // base.cluster.gpus_per_node)
+        try:
+            plans = legal_plans(dataclasses.replace(base, nodes=nodes), more, {**given, "dp": [1]}).legal
+        except UsageError:
+            continue
+        if any(load >= plan.groups and memory_use(_scenario(base, plan, load)).fits for plan in plans):
+            return more
+    return None
+
+
+def _larger_gpus(scenario: Scenario) -> str:
+    """The cluster of the catalog, of such nodes and links, with the least memory in which a plan fits; maybe empty."""
+    here = scenario.cluster
+    for cluster in sorted((catalog.cluster(name) for name in catalog.cluster_names()), key=_memory):
+        alike = cluster.gpus_per_node == here.gpus_per_node and cluster.intra.switch == here.intra.switch
+        larger = alike and _memory(cluster) > _memory(here)
+        if larger and memory_use(dataclasses.replace(scenario, cluster=cluster)).fits:
+            return cluster.name
+    return ""
+
+
+def _memory(cluster: ClusterSpec) -> int:
+    """Of a GPU, in tens of GB: those of one nominal size differ a little."""
+    return round(cluster.gpu.hbm_bytes / 1e10)
 
 
 def _beyond(fitting: Sequence[Option]) -> InfeasibleError:
-    tpot_s, ttft_s = min(option.tpot_s for option in fitting), min(option.ttft_s for option in fitting)
+    fastest, first = min(fitting, key=RANKS["tpot"]), min(fitting, key=RANKS["ttft"])
     return InfeasibleError(
         "every option exceeds the bound on TPOT or TTFT",
-        hint=f"the shortest TPOT is {format_seconds(tpot_s)}, the shortest TTFT {format_seconds(ttft_s)}",
+        hint=f"the shortest TPOT is {format_seconds(fastest.tpot_s)} ({fastest}), "
+        f"the shortest TTFT {format_seconds(first.ttft_s)} ({first})",
     )

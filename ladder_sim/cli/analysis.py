@@ -1,5 +1,6 @@
 """`ladder-sim advise`, `breakeven`, `compare` and `sensitivity`: answers that take many predictions."""
 
+import os
 from math import inf
 from typing import Annotated, cast
 
@@ -14,38 +15,65 @@ from ladder_sim.units import parse_quantity
 def advise(
     *,
     flags: SearchFlags,
-    objective: Annotated[str, typer.Option(help="tpot, ttft, tokens_per_s or tokens_per_gpu.")] = "tokens_per_gpu",
-    batches: Annotated[str, typer.Option(help="Batches to try.")] = "1:256",
+    gpus: Annotated[
+        int | None,
+        typer.Option(help="GPUs that may be used; default: all of --nodes.", rich_help_panel="Model and cluster"),
+    ] = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            help="Nodes there are; default: as many as --gpus fill, else 1.", rich_help_panel="Model and cluster"
+        ),
+    ] = None,
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            help="tpot, ttft, tokens_per_s or tokens_per_gpu; default: tokens_per_s with --concurrency, else "
+            "tokens_per_gpu."
+        ),
+    ] = None,
+    batches: Annotated[
+        str | None, typer.Option(help="Static batches to try, without --concurrency; default: 1:256.")
+    ] = None,
     max_tpot: Annotated[str | None, typer.Option(help="Longest time per token, e.g. 30ms.")] = None,
-    max_ttft: Annotated[str | None, typer.Option(help="Longest time to first token of a whole batch, e.g. 2s.")] = None,
+    max_ttft: Annotated[
+        str | None,
+        typer.Option(help="Longest time to first token, of a static batch that of all its prompts; e.g. 2s."),
+    ] = None,
     price: Annotated[float | None, typer.Option(help="US dollars per GPU and hour.")] = None,
     variant: Annotated[list[str] | None, typer.Option(help="Variants to choose from.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes for hundreds of plans; default: every core.")
+    ] = None,
     output: Output,
 ) -> None:
-    """Find the degree, batch and variant at which one static batch is best. Not a recommendation for serving."""
+    """Find the plan and variant that serve requests best, or the plan, static batch and variant.
+
+    Every plan on at most --gpus GPUs is searched; --tp, --pp, --ep, --attention-dp, --dp and --sp restrict it to their
+    values, e.g. --tp 8 --ep 1,8. Without --concurrency it is not a recommendation for serving.
+    """
     from ladder_sim.analysis import advise as search
+    from ladder_sim.analysis.advice import Objective
     from ladder_sim.report.documents import advice_document
     from ladder_sim.report.figures.analysis import pareto_figure
-    from ladder_sim.report.tables.analysis import advice_report
+    from ladder_sim.report.tables.analysis import advice_label, advice_report
 
     advice = search.advise(
-        {**flags.point(), "batch": batches},
+        {**flags.point(), "nodes": nodes, "batch": batches},
         # checked there
-        cast(search.Objective, objective),
+        cast(Objective | None, objective),
         split_names(variant) or search.CANDIDATES,
+        gpus=gpus,
         max_tpot_s=_seconds(max_tpot, "--max-tpot"),
         max_ttft_s=_seconds(max_ttft, "--max-ttft"),
         usd_per_gpu_hour=price,
         profile=flags.profile,
-    )
-    held = (flags.arguments[name] for name in ("dtype", "stack"))
-    subtitle = ", ".join(
-        ["{model} on {cluster}".format_map(flags.arguments), *(name for name in held if name), "static batches"]
+        workers=workers or len(os.sched_getaffinity(0)),
     )
     output.give(
         lambda: advice_document(advice),
         lambda: advice_report(advice),
-        lambda: pareto_figure(advice, subtitle),
+        lambda: pareto_figure(advice, advice_label(advice)),
         advice.notes,
     )
 

@@ -53,7 +53,7 @@ def list_(
         scenario = Scenario.of(
             model=model or DEFAULTS["model"],
             cluster=cluster or DEFAULTS["cluster"],
-            stack=stack or DEFAULTS["stack"],
+            stack=stack,
             tp=1,
         )
         document, report = settings_document(scenario), settings_report(scenario)

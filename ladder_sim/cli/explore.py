@@ -73,7 +73,7 @@ def _query(flags: MemoryFlags, variants: list[str], allowlist: "Allowlist") -> s
     state = State(
         arguments=flags.arguments | names,
         shape=spec,
-        profile=None if flags.profile is None else allowlist.name_of("profile", flags.profile),
+        profile=allowlist.name_of("profile", flags.profile),
         ignore_memory=flags.ignore_memory,
         settings=flags.settings,
         variants=tuple(map(canonical, variants)),

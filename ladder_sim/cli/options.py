@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, ClassVar, Self
 
 import typer
@@ -89,8 +89,9 @@ def option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 class PointFlags(OptionGroup):
     """A scenario and its profile, as typed: what every command takes that predicts."""
 
-    # arguments that a command takes in another way
+    # arguments that a command takes in another way, and those that it takes ranges of
     without: ClassVar[tuple[str, ...]] = ()
+    ranged: ClassVar[tuple[str, ...]] = ()
 
     arguments: dict[str, Any]
     """Of `Scenario.of`."""
@@ -107,14 +108,17 @@ class PointFlags(OptionGroup):
     def options(cls) -> list[inspect.Parameter]:
         """A flag for each argument of a scenario, and the other fields."""
         own = [option(field.name, field.type, field.default) for field in fields(cls) if field.name != "arguments"]
-        return [*map(_flag, cls._taken().values()), *own]
+        flags = (_range_flag(each) if name in cls.ranged else _flag(each) for name, each in cls._taken().items())
+        return [*flags, *own]
 
     @classmethod
     def of(cls, **given: Any) -> Self:
         """From the values of the flags."""
-        arguments = {name: given.pop(argument.key) for name, argument in cls._taken().items()}
+        arguments = {
+            name: given.pop(name if name in cls.ranged else argument.key) for name, argument in cls._taken().items()
+        }
         for name in arguments:
-            if ARGUMENTS[name].kind is bool:
+            if ARGUMENTS[name].kind is bool and name not in cls.ranged:
                 # a switch says that an argument is not at its default: --no-p2p
                 arguments[name] = arguments[name] != ARGUMENTS[name].default
         return cls(arguments=arguments, **given)
@@ -135,9 +139,10 @@ class PointFlags(OptionGroup):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchFlags(PointFlags):
-    """Of a command that searches for the best batch."""
+    """Of a command that searches for the best plan and load: these take several values, and all by default."""
 
-    without: ClassVar[tuple[str, ...]] = ("batch", "concurrency", "arrivals")
+    ranged: ClassVar[tuple[str, ...]] = ("tp", "pp", "ep", "attention_dp", "dp", "sp", "concurrency")
+    without: ClassVar[tuple[str, ...]] = ("nodes", "batch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +193,13 @@ def _flag(argument: Argument) -> inspect.Parameter:
     kind: Any = int if argument.kind is int else str
     optional = kind | None if argument.default is None else kind
     return option(argument.name, Annotated[optional, decorate()], argument.default)
+
+
+def _range_flag(argument: Argument) -> inspect.Parameter:
+    # left out, it has all its values
+    alone = replace(argument, help=argument.help.partition("; default")[0])
+    how = typer.Option(help=alone.range_help, rich_help_panel=argument.panel)
+    return option(argument.name, Annotated[str | None, how], None)
 
 
 def _jitter(text: str) -> float | str:

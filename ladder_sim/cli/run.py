@@ -172,7 +172,8 @@ def _report(result: Mapping[str, Any]) -> Any:
 
     how, machine = result["run"], result["environment"]
     where = machine.get("gpu", machine["cpu"])
-    degrees = f"TP {how['tp']}" + (f", PP {how['pp']}" if how["pp"] > 1 else "")
+    more = {"attention DP": how["attention_dp"], "EP": result["engine"]["ep"], "PP": how["pp"]}
+    degrees = ", ".join([f"TP {how['tp']}", *(f"{name} {degree}" for name, degree in more.items() if degree > 1)])
     title = (
         f"{how['model']}, {degrees}, backend {how['backend']}, {how['dtype']} on {where}\n"
         f"static batch of {how['batch']}, prompt {how['prompt']}, {how['gen']} new tokens, stack {how['stack']}, "

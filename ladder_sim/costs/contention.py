@@ -12,10 +12,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from ladder_sim.costs.collectives.algorithms import ALL_REDUCE, Holder
+from ladder_sim.costs.collectives.algorithms import ALL_REDUCE, DISPATCHES, Holder
 from ladder_sim.des.shared import Demand, Number, any_true, maximum, minimum
 from ladder_sim.errors import ProfileError
-from ladder_sim.graph.ops import AttentionShape, Count, GemmShape, Shape
+from ladder_sim.graph.ops import AttentionShape, BmmShape, Count, GemmShape, MlaShape, MoeShape, Shape
 
 # rows of a GEMM's thread-block tile: 64 up to 64 tokens, 128 above (cuBLAS and CUTLASS tiles on Ampere and Hopper)
 TILE_ROWS = (64, 128)
@@ -26,6 +26,7 @@ QUERY_TILE = 128
 # what each algorithm keeps SMs for: also NCCL through host memory, a ring, and across nodes
 HOLDERS: Mapping[str, Holder] = {
     **{name: algorithm.holder for name, algorithm in ALL_REDUCE.items()},
+    **{name: algorithm.holder for (_, name), algorithm in DISPATCHES.items()},
     "nccl-host": "ring",
     "tree": "tree",
     "tree-ll128": "tree",
@@ -54,9 +55,13 @@ class OverlapParameters:
     """Most blocks of vLLM's custom all-reduce."""
     multimem_blocks: Number = 8.0
     """Thread blocks of a multimem kernel: 8 are as fast as 32 (TokenWeave artifact, figure_7.csv)."""
+    deepep_sms: float = 20.0
+    """DeepEP's kernels, by themselves (DeepEP, deep_ep/buffer.py, Buffer.num_sms)."""
     ring_traffic: Number = 4.0
     """Device memory traffic of an all-reduce per message byte: sent and received about 1.75 times each, read and
     written."""
+    dispatch_traffic: float = 2.0
+    """Kernels for experts: tokens are read once, and written once where their experts are."""
     nvls_traffic: Number = 2.0
     """The switch reduces: read once, written once."""
     gemv_rows: float = 1.0
@@ -103,18 +108,19 @@ _OVERLAP_NAMES = {field.name for field in dataclasses.fields(OverlapParameters)}
 
 def kernel_demand(shape: Shape, sms: int, parameters: OverlapParameters, memory: Number) -> Demand:
     """What a kernel takes of a GPU with `sms` SMs, given the share of the memory's bandwidth that it uses."""
-    if isinstance(shape, GemmShape):
-        if not any_true(shape.m > parameters.gemv_rows):
+    if isinstance(shape, GemmShape | BmmShape | MoeShape):
+        rows: Any = shape.rows_of_expert if isinstance(shape, MoeShape) else shape.m
+        if not any_true(rows > parameters.gemv_rows):
             return Demand(spare=parameters.memory_spare, memory=memory)
-        tiles: Number = gemm_tiles(shape.m, shape.n, sms)
+        tiles: Number = gemm_tiles(rows, shape.n, sms) if isinstance(shape, GemmShape) else grouped_tiles(shape)
         idle = 1.0 - tiles / (-(-tiles // sms) * sms)
         return Demand(
-            tiles=_where(shape.m > parameters.stream_rows, tiles, 0),
-            spare=_where(shape.m > parameters.gemv_rows, idle, parameters.memory_spare),
+            tiles=_where(rows > parameters.stream_rows, tiles, 0),
+            spare=_where(rows > parameters.gemv_rows, idle, parameters.memory_spare),
             scatter=parameters.scatter,
             memory=memory,
         )
-    if isinstance(shape, AttentionShape) and shape.kernel == "flash":
+    if isinstance(shape, MlaShape) or (isinstance(shape, AttentionShape) and shape.kernel == "flash"):
         if shape.is_prompt:
             return Demand(tiles=shape.batch * shape.heads * -(-shape.q_len // QUERY_TILE), memory=memory)
         return Demand(spare=parameters.grid_spare, memory=memory)
@@ -144,6 +150,26 @@ def gemm_tiles(m: Count, n: int, sms: int) -> Any:
     return tiles
 
 
+def grouped_tiles(shape: BmmShape | MoeShape) -> Any:
+    """Thread blocks of as many equal GEMMs as there are heads, or experts that any token takes, in one kernel.
+
+    Of experts those of gate and up, whose columns are fewer.
+
+    Examples
+    --------
+    >>> sizes = {"weight_element_bytes": 1, "input_element_bytes": 1, "output_element_bytes": 2}
+    >>> grouped_tiles(MoeShape(tokens=64, hidden=7168, width=2048, experts=256, top_k=8, ep=8, **sizes))
+    896
+    """
+    if isinstance(shape, BmmShape):
+        groups, rows, columns = shape.heads, shape.m, shape.n
+    else:
+        groups, rows, columns = shape.experts_taken, shape.rows_of_expert, 2 * shape.width // shape.expert_tp
+    of_each = np.ceil(rows / _where(rows <= TILE_ROWS[0], *TILE_ROWS)) * -(-columns // TILE_COLUMNS[1])
+    tiles: Any = np.ceil(groups) * of_each
+    return tiles if isinstance(tiles, np.ndarray) else int(tiles)
+
+
 def _where(condition: Any, value: Any, other: Any) -> Any:
     """One of two values, element by element if the condition is an array."""
     if isinstance(condition, np.ndarray):
@@ -158,6 +184,8 @@ def collective_sms(algorithm: str, message_bytes: Number, parameters: OverlapPar
         return parameters.multimem_blocks
     if holder == "nvls":
         return parameters.nvls_channels
+    if holder == "deepep":
+        return parameters.deepep_sms
     if holder == "blocks":
         bytes_each, maximum_sms = parameters.block_bytes, parameters.max_blocks
     elif holder == "tree":
@@ -169,5 +197,7 @@ def collective_sms(algorithm: str, message_bytes: Number, parameters: OverlapPar
 
 def collective_traffic_bytes(algorithm: str, message_bytes: Number, parameters: OverlapParameters) -> Number:
     """Device memory traffic of a collective on each GPU."""
+    if ("dispatch", algorithm) in DISPATCHES:
+        return message_bytes * parameters.dispatch_traffic
     in_switch = HOLDERS[algorithm] in ("nvls", "multimem")
     return message_bytes * (parameters.nvls_traffic if in_switch else parameters.ring_traffic)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ladder_sim.costs.memory import MemoryUse, memory_use
-from ladder_sim.errors import MemoryFitError
+from ladder_sim.errors import MemoryFitError, PartitionError, UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.scenario import Scenario
@@ -16,7 +16,12 @@ Change = Mapping[str, Any]
 
 
 def fit_error(
-    scenario: Scenario, memory: MemoryUse, *, flags: Mapping[str, str] | None = None, otherwise: str = ""
+    scenario: Scenario,
+    memory: MemoryUse,
+    *,
+    flags: Mapping[str, str] | None = None,
+    more: str | None = None,
+    otherwise: str = "",
 ) -> MemoryFitError:
     """The error of a model that does not fit: what the memory holds, and the ways out.
 
@@ -26,6 +31,9 @@ def fit_error(
         What does not fit.
     flags
         Of a command that calls an argument otherwise, by argument.
+    more
+        Of a command that searches degrees: flags with which it fits on more GPUs, empty if none does. By default those
+        of `more_gpus`.
     otherwise
         What to do without a change; may be empty.
     """
@@ -35,12 +43,13 @@ def fit_error(
         f"{scenario.model.name} needs {format_bytes(memory.total_bytes)} per GPU at {scenario.plan} ({memory.parts}), "
         f"and {gpu.name} has {format_bytes(memory.capacity_bytes)} ({gibibytes})"
     )
-    here = [_typed(change, flags or {}) for change in same_gpus(scenario)]
-    wider = more_gpus(scenario)
+    here = [_typed(change, flags or {}) for change in same_gpus(scenario) if more is None or "tp" not in change]
+    if more is None:
+        more = _typed(more_gpus(scenario) or {}, flags or {})
     ways = [f"on these GPUs {' or '.join(here)} fits"] if here else []
-    ways += [f"on more GPUs {_typed(wider, flags or {})} fits"] if wider else []
+    ways += [f"on more GPUs {more} fits"] if more else []
     ways += [otherwise] if otherwise else []
-    if not here and not wider:
+    if not here and not more:
         ways.insert(0, "no other degree, precision, stack or batch of the catalog fits")
     return MemoryFitError(message, hint="; ".join(ways))
 
@@ -57,26 +66,26 @@ def same_gpus(scenario: Scenario) -> list[Change]:
 
 
 def more_gpus(scenario: Scenario) -> Change | None:
-    """The smallest degree and number of nodes at which the model fits, more than it has; None if none does."""
-    per_node, total = scenario.cluster.gpus_per_node, scenario.nodes * scenario.cluster.gpus_per_node
+    """The smallest TP degree and number of nodes at which the model fits, more than it has; None if none does."""
     fitting = smallest_fitting_tp(scenario)
-    if fitting is None or fitting <= total:
+    if fitting is None or (nodes := _nodes(scenario, fitting)) <= scenario.nodes:
         return None
-    return {"nodes": -(-fitting // per_node), "tp": fitting}
+    return {"nodes": nodes, "tp": fitting}
 
 
 def smallest_fitting_tp(scenario: Scenario) -> int | None:
-    """The smallest tensor-parallel degree at which the model fits, on as many nodes as it takes; None if none does."""
-    per_node = scenario.cluster.gpus_per_node
-    widest = dataclasses.replace(
-        scenario, plan=dataclasses.replace(scenario.plan, tp=1), nodes=-(-scenario.model.heads // per_node)
-    )
-    return next((tp for tp in widest.tp_degrees() if _fits(widest, {"tp": tp})), None)
+    """The smallest TP degree at which the model fits, on as many nodes as it takes; None if none does."""
+    return next((tp for tp in scenario.model.tp_degrees(scenario.model.heads) if _fits(scenario, {"tp": tp})), None)
+
+
+def _nodes(scenario: Scenario, tp: int) -> int:
+    """That the scenario's plan takes with another TP degree."""
+    return dataclasses.replace(scenario.plan, tp=tp).nodes(scenario.cluster.gpus_per_node)
 
 
 def _single(scenario: Scenario) -> Iterator[Change]:
     smallest = smallest_fitting_tp(scenario)
-    if smallest is not None and scenario.plan.tp < smallest <= scenario.nodes * scenario.cluster.gpus_per_node:
+    if smallest is not None and smallest > scenario.plan.tp and _nodes(scenario, smallest) <= scenario.nodes:
         yield {"tp": smallest}
     yield from _precisions(scenario)
     yield from _stacks(scenario)
@@ -105,12 +114,21 @@ def _stacks(scenario: Scenario) -> Iterator[Change]:
 
 
 def _fits(scenario: Scenario, change: Change) -> bool:
-    """Whether the model fits with a change of degree, stack or workload."""
+    """Whether the model fits with a change of degree, stack or workload, on as many nodes as that takes."""
     given = dict(change)
-    tp = given.pop("tp", scenario.plan.tp)
-    stack = catalog.stack(given.pop("stack")) if "stack" in given else scenario.stack
-    workload, plan = dataclasses.replace(scenario.workload, **given), dataclasses.replace(scenario.plan, tp=tp)
-    return memory_use(dataclasses.replace(scenario, plan=plan, stack=stack, workload=workload)).fits
+    try:
+        plan = dataclasses.replace(scenario.plan, tp=given.pop("tp", scenario.plan.tp))
+        changed = dataclasses.replace(
+            scenario,
+            plan=plan,
+            nodes=max(scenario.nodes, plan.nodes(scenario.cluster.gpus_per_node)),
+            stack=catalog.stack(given.pop("stack")) if "stack" in given else scenario.stack,
+            workload=dataclasses.replace(scenario.workload, **given),
+        )
+    except (UsageError, PartitionError):
+        # no plan, or no request for each group
+        return False
+    return memory_use(changed).fits
 
 
 def _typed(change: Change, flags: Mapping[str, str]) -> str:

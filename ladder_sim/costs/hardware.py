@@ -114,6 +114,8 @@ class Hardware:
     def stated(cls, scenario: Scenario, profile: CalibrationProfile | None = None) -> Self:
         """The figures as the scenario's specs and the profile's measurements state them."""
         stack = {name: getattr(scenario.stack, name) for name in _STACK_FIGURES}
+        if scenario.model.experts and "stack.eager_launch_s" not in scenario.settings:
+            stack["eager_launch_s"] = scenario.stack.expert_launch_s or scenario.stack.eager_launch_s
         for name, value in (profile.overheads if profile else {}).items():
             # measured with the tables; what was set by hand stays
             if name in stack and f"stack.{name}" not in scenario.settings:

@@ -20,6 +20,7 @@ from ladder_sim.costs.lookup import RatioTable
 from ladder_sim.costs.profile import HBM_EFFICIENCY, CalibrationProfile
 from ladder_sim.costs.roofline import (
     GPU_FIGURES,
+    MOE_KERNELS,
     Experts,
     Gpu,
     Kind,
@@ -28,21 +29,24 @@ from ladder_sim.costs.roofline import (
     coordinates,
     prompt_len,
     roofline_s,
+    splits_blocks,
     table_key,
     table_shape,
 )
 from ladder_sim.des.shared import Demand, Floats, Number, any_true, maximum, minimum
 from ladder_sim.graph.ops import (
     AttentionShape,
+    BmmShape,
     CollectiveKind,
     CollectiveShape,
     GemmShape,
     Group,
     MlaShape,
+    MoeShape,
     Op,
     Shape,
 )
-from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.scenario import HOPPER, Scenario
 
 # scores, softmax with mask, values; keys and values are read expanded
 MATH_ATTENTION_KERNELS = 3
@@ -82,6 +86,9 @@ class KernelCosts:
         # measured tables
         self.profile = profile
         self._sms = scenario.cluster.gpu.sms
+        hopper = scenario.cluster.gpu.compute_capability == HOPPER
+        self._padding = scenario.stack.expert_padding if hopper else 0
+        self._padded_share = scenario.stack.padded_share
         plan = scenario.plan
         ranks: dict[Group, int] = {"tensor": plan.tp, "experts": plan.attention_dp}
         self._networks = {
@@ -126,6 +133,8 @@ class KernelCosts:
         columns = [coordinates(shape) for shape in shapes]
         # one row per shape, so that hardware arrays broadcast along the second axis
         point = {name: _rows([column[name] for column in columns]) for name in columns[0]}
+        if self._padding and isinstance(table_of, Experts) and table_of.format == "fp8-block":
+            return [self._kernel(shape, self._padded_s(cast(MoeShape, shape)), "fitted") for shape in shapes]
         table, own = self._table(kind, table_of)
         gpu = self._table_gpu if table is not None else self.hardware.gpu
         seconds = roofline_s(table_shape(kind, table_of, point), gpu)
@@ -136,13 +145,27 @@ class KernelCosts:
             ]
         ratio, in_range = _ratio(table, point)
         sources: list[Source] = [
-            "transferred" if not (self._here and own) else "measured" if measured else table.beyond
-            for measured in in_range[:, 0]
+            "transferred"
+            if not (self._here and own) or (isinstance(shape, MoeShape) and splits_blocks(shape))
+            else "measured"
+            if measured
+            else table.beyond
+            for shape, measured in zip(shapes, in_range[:, 0], strict=True)
         ]
         return [
             self._kernel(shape, _plain(row), source)
             for shape, row, source in zip(shapes, seconds * ratio, sources, strict=True)
         ]
+
+    def _padded_s(self, shape: MoeShape) -> Number:
+        """The time of experts each of whose tokens are padded; small kernels around the two GEMMs wait for memory."""
+        experts, width = shape.experts / shape.ep, shape.width / shape.expert_tp
+        padding = self._padding
+        rows: Any = np.ceil((shape.tokens * shape.top_k / shape.ep + experts * (padding - 1)) / padding) * padding
+        flops = 6.0 * rows * shape.hidden * width
+        moved_bytes = rows * (2.0 * shape.hidden + 3.0 * width) * shape.output_element_bytes
+        multiplied_s = flops / (self._padded_share * self.hardware.gpu.peak_flops(shape))
+        return _number(multiplied_s + self._traffic_s(moved_bytes) + (MOE_KERNELS + 1) * self._floor_s)
 
     def _sustained(self, shape: Shape, seconds: Number) -> Number:
         """The time of a kernel at the rate that the GPU keeps up, where prompts keep its tensor cores busy."""
@@ -176,7 +199,8 @@ class KernelCosts:
             tables = kernels.get("flash", {})
         else:
             tables = self.profile.moe.tables.get(kind, {})
-        return tables.get(table_of, tables.get("bf16")), table_of in tables
+        nearest = "fp8" if (kind, table_of) == ("bmm", "fp8-block") else "bf16"
+        return tables.get(table_of, tables.get(nearest)), table_of in tables
 
     def _untabled(self, kind: str, shape: Shape) -> Estimate:
         if isinstance(shape, CollectiveShape):
@@ -209,11 +233,11 @@ class KernelCosts:
     def _stack_factor(self, shape: Shape) -> Number:
         """Time of the stack's kernel relative to the table's or the roofline's."""
         stack = self.hardware.stack
-        if isinstance(shape, AttentionShape):
+        if isinstance(shape, AttentionShape | MlaShape):
             if shape.is_prompt:
                 return stack.prompt_factor
-            return stack.attention_factor if shape.kernel == "flash" else 1.0
-        if not isinstance(shape, GemmShape):
+            return stack.attention_factor if isinstance(shape, MlaShape) or shape.kernel == "flash" else 1.0
+        if not isinstance(shape, GemmShape | BmmShape):
             return 1.0
         if isinstance(shape.m, int) and shape.m == 1:
             return stack.gemv_factor
@@ -249,7 +273,7 @@ class KernelCosts:
         network, message_bytes = self._networks.get(shape.group), shape.message_bytes
         if network is None:
             raise ValueError(f"{kind}: a collective on one rank")
-        times = network.times(kind, np.atleast_1d(message_bytes))
+        times = network.times(kind, np.atleast_1d(message_bytes), kernel=shape.kernel)
         in_range = bool(times.in_range[0]) and kind != "all_reduce_norm"
         source: Source = "measured" if in_range else times.source
         seconds = _plain(times.seconds)

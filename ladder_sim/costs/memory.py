@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from ladder_sim.des.shared import Floats
-from ladder_sim.graph.build import STATE_BYTES, PassInputs, build
+from ladder_sim.graph.inputs import STATE_BYTES, PassInputs
 from ladder_sim.graph.ops import Count
+from ladder_sim.graph.pass_kernels import kernels_of
 from ladder_sim.specs.layers import Dense, Moe
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.plan import Plan
@@ -67,16 +68,16 @@ def weight_bytes(scenario: Scenario) -> float:
 @lru_cache(maxsize=1024)
 def _weight_bytes(inputs: PassInputs) -> float:
     """Of the pipeline stage that holds most."""
-    plan = inputs.wiring.condense(2)
-    graph = build(inputs, "decode", inputs.workload.prompt + 1, layers=plan)
-    repeats = plan.repeats
+    kernels = kernels_of(inputs, "decode")
+    layout = kernels.layout(inputs.variant, fuses_norm=False, keep=2)
+    repeats = layout.wiring.repeats
     ends = list(itertools.accumulate(inputs.plan.stages(inputs.model.layers)))
     held = [0.0] * len(ends)
-    for op in graph.ops():
+    weights = [kernels.of(role).weight_bytes for role in layout.roles]
+    for number, (layer, like) in enumerate(zip(layout.layers, layout.same_as, strict=True)):
         # what belongs to no layer comes before the first, or after the last
-        before = op.name.startswith("embedding")
-        stage = (0 if before else -1) if op.layer < 0 else bisect.bisect_right(ends, op.layer)
-        held[stage] += op.weight_bytes * repeats.get(op.layer, 1)
+        stage = (0 if number == 0 else -1) if layer < 0 else bisect.bisect_right(ends, layer)
+        held[stage] += weights[like] * repeats.get(layer, 1)
     return max(held)
 
 

@@ -31,7 +31,7 @@ from ladder_sim.costs.table_parts import (
 from ladder_sim.costs.typed_json import BrokenRuleError, Part, refused
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import ProfileError
-from ladder_sim.graph.ops import Imbalance
+from ladder_sim.specs.imbalance import Imbalance
 from ladder_sim.specs.workload import KvDType
 from ladder_sim.system.files import read_bytes, write_file
 
@@ -44,8 +44,8 @@ _TABLES: tuple[Kind, ...] = ("mla_prefill", "mla_decode", "bmm")
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
 
-class LayerPart(Part):
-    """An `Experts`; an empty format stands for every format and width."""
+class ExpertLayer(Part):
+    """A layer's routed experts, as `Experts`; an empty format stands for every format and width."""
 
     format: Literal[FormatName, ""]
     hidden: Count
@@ -60,7 +60,7 @@ class LayerPart(Part):
         return Experts(*(getattr(self, name) for name in Experts._fields))
 
 
-class ExpertsPart(LayerPart):
+class ExpertsPart(ExpertLayer):
     """Experts and their table."""
 
     axes: dict[str, Annotated[list[Positive], Field(min_length=1)]]
@@ -69,7 +69,7 @@ class ExpertsPart(LayerPart):
     axis fastest; null where nothing was measured."""
 
 
-class SharePart(LayerPart):
+class SharePart(ExpertLayer):
     """Experts of an engine, on the grid of the GPU's table."""
 
     percent: list[Annotated[int, Field(ge=1, le=100)] | None]

@@ -13,7 +13,7 @@ from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.lookup import Curve
 from ladder_sim.des.shared import Demand
 from ladder_sim.errors import ProfileError
-from ladder_sim.graph.build import STATE_BYTES
+from ladder_sim.graph.inputs import STATE_BYTES
 from ladder_sim.graph.ops import CollectiveShape, Op, Shape
 
 # kind and shape of an op

@@ -1,7 +1,6 @@
 """Runs a Program event by event on simpy."""
 
 import numpy as np
-import simpy
 
 from ladder_sim.des.program import Program
 from ladder_sim.des.stream import Clocks, drain
@@ -32,6 +31,9 @@ def run(program: Program) -> Timeline:
     """
     if any(isinstance(value, np.ndarray) for task in program.tasks for value in (task.duration_s, task.lead_s)):
         raise ValueError("durations are arrays: this engine runs one configuration at a time; use scan.scan")
+    # the fast engine, which runs by default, needs none of it
+    import simpy
+
     environment = simpy.Environment()
     clocks = Clocks(environment, program)
     for stream, queue in enumerate(program.queues()):

@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-import networkx as nx
-
 from ladder_sim.des.program import NO_GROUP, Program
 
 
@@ -30,15 +28,16 @@ def evaluation_order(program: Program, compute: int, comm: int) -> Sequence[int]
 
 
 def _issued_in_order(program: Program, compute: int, comm: int) -> bool:
-    # the last one issued so far
-    kernel = -1
+    # the last kernel issued so far, and the last that the collectives so far wait for, one behind the other
+    kernel = waited = -1
     for index, task in enumerate(program.tasks):
         after = task.after
         if task.group != NO_GROUP or (after and max(after) >= index):
             return False
         if task.stream == comm:
             # it may overlap a kernel that it does not wait for, so it must come before that kernel
-            if kernel >= 0 and kernel not in after:
+            waited = max(waited, *(before for before in after if program.tasks[before].stream == compute), -1)
+            if waited < kernel:
                 return False
         elif task.stream == compute:
             kernel = index
@@ -46,6 +45,9 @@ def _issued_in_order(program: Program, compute: int, comm: int) -> bool:
 
 
 def _topological(program: Program, compute: int, comm: int) -> list[int]:
+    # programs in order need none of it
+    import networkx as nx
+
     unit_of = [task.group if task.group != NO_GROUP else -2 - index for index, task in enumerate(program.tasks)]
     members: dict[int, list[int]] = {}
     for index, unit in enumerate(unit_of):

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
-
-import networkx as nx
+from typing import TYPE_CHECKING, NamedTuple
 
 from ladder_sim.des.shared import NOTHING, Demand, Device, Number
 from ladder_sim.errors import DeadlockError
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 NO_GROUP = -1
 
@@ -70,6 +71,8 @@ class Program:
 
     def precedence(self) -> "nx.DiGraph[int]":
         """Edges from all tasks that must end before a task starts: dependencies and the task before on its stream."""
+        import networkx as nx
+
         graph: nx.DiGraph[int] = nx.DiGraph()
         graph.add_nodes_from(range(len(self.tasks)))
         for queue in self.queues():
@@ -80,6 +83,8 @@ class Program:
 
     def explain_deadlock(self, unfinished: Sequence[int]) -> DeadlockError:
         """Name a cycle among tasks that wait for each other (a collective waits for all its members' predecessors)."""
+        import networkx as nx
+
         precedence = self.precedence()
         for members in self.groups().values():
             before = {p for member in members for p in precedence.predecessors(member)}

@@ -110,31 +110,34 @@ class _Scan:
         self.rates: dict[tuple[Demand, Demand], tuple[Number, Number]] = {}
 
     def step(self, index: int) -> None:
-        task = self.program.tasks[index]
-        if task.stream == self.comm:
+        # unpacked, because most of the time of a scan goes here
+        _, stream, duration_s, after, lead_s, _, group = self.program.tasks[index]
+        if stream == self.comm:
             self._open(index)
             return
-        front_s = ready_s = self.front_s[task.stream]
-        for before in task.after:
+        front_s = ready_s = self.front_s[stream]
+        for before in after:
             if before in self.open:
-                if task.stream != self.compute:
+                if stream != self.compute:
                     raise ValueError(CANNOT_SHARE)
                 self.close_through(before)
             # the task before it on the stream ended at front_s
-            if self.end_s[before] is not front_s:
-                ready_s = self.maximum(ready_s, self.end_s[before])
-        if task.group != NO_GROUP:
+            end_s = self.end_s[before]
+            if end_s is not front_s:
+                ready_s = self.maximum(ready_s, end_s)
+        if group != NO_GROUP:
             # `evaluation_order` puts the members of a group next to each other, after all that any of them waits for
             self.ready_s[index] = ready_s
-            self._start_group(task.group, index)
+            self._start_group(group, index)
             return
-        start_s = ready_s + task.lead_s
-        if self.open and task.stream == self.compute:
+        start_s = ready_s + lead_s
+        if self.open and stream == self.compute:
             self._advance_alone(front_s, start_s)
             end_s = self._overlap(index, start_s)
         else:
-            end_s = start_s + task.duration_s
-        self._set(index, ready_s, start_s, end_s)
+            end_s = start_s + duration_s
+        self.ready_s[index], self.start_s[index], self.end_s[index] = ready_s, start_s, end_s
+        self.front_s[stream] = end_s
 
     def _set(self, index: int, ready_s: Number, start_s: Number, end_s: Number) -> None:
         self.ready_s[index], self.start_s[index], self.end_s[index] = ready_s, start_s, end_s
@@ -280,10 +283,9 @@ def _sharing(program: Program, groups: dict[int, list[int]]) -> tuple[Device, in
 
 def _varies(program: Program) -> bool:
     """Whether any figure of a program is an array."""
-    tasks = program.tasks
-    figures = {task.duration_s.__class__ for task in tasks} | {task.lead_s.__class__ for task in tasks}
-    for demand in {task.demand for task in tasks}:
-        figures |= {getattr(demand, name).__class__ for name in demand.__slots__}
+    figures = {type(figure) for task in program.tasks for figure in (task.duration_s, task.lead_s)}
+    for demand in {task.demand for task in program.tasks}:
+        figures |= {type(getattr(demand, name)) for name in demand.__slots__}
     return np.ndarray in figures
 
 

@@ -10,8 +10,11 @@ from ladder_sim.confidence import NO_PROFILE, Confidence
 from ladder_sim.costs.profile import run_sizes
 from ladder_sim.runs import Compared, own_figures
 from ladder_sim.serving.checks import ServingCheck
+from ladder_sim.simulate.collectives import Collective
+from ladder_sim.specs.imbalance import USUAL
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.units import format_quantity, short_name, step_for, unit_of
+from ladder_sim.specs.workload import Workload
+from ladder_sim.units import format_count, format_quantity, short_name, step_for, unit_of
 
 # what pages call the fields
 _TITLES = {
@@ -30,6 +33,7 @@ _TITLES = {
     "kv_dtype": "Type of the KV cache",
     "concurrency": "Requests in flight",
     "arrivals": "Arrivals",
+    "imbalance": "Imbalance of experts",
     "stack": "Engine",
     "allreduce": "All-reduce",
     "p2p": "Peer-to-peer links",
@@ -164,6 +168,12 @@ def kind_label(kind: str) -> str:
     return kind.replace("_", "-")
 
 
+def next_to_label(collective: Collective) -> str:
+    """The kernels that can run next to a collective: the first to the last."""
+    kernels = collective.next_to
+    return " to ".join(dict.fromkeys((kernels[0], kernels[-1]))) if kernels else "nothing"
+
+
 def workload_label(scenario: Scenario, *, batch: bool = True) -> str:
     """Batch and its size, if wanted, or requests in flight, prompt, new tokens and precision."""
     workload = scenario.workload
@@ -172,7 +182,20 @@ def workload_label(scenario: Scenario, *, batch: bool = True) -> str:
         number = f"{workload.concurrency} request{'s' if workload.concurrency > 1 else ''} in flight"
         size = (number if batch else "requests in flight") + (" in lockstep" if workload.arrivals == "lockstep" else "")
     tokens = f"{workload.gen} new token{'s' if workload.gen > 1 else ''}"
-    return f"{size}, prompt {workload.prompt}, {tokens}, {workload.dtype}"
+    loads = workload.imbalance
+    imbalance = f", experts {loads.name}" if loads != USUAL else ""
+    return f"{size}, prompt {workload.prompt}, {tokens}, {workload.dtype}{imbalance}"
+
+
+def load_label(workload: Workload) -> str:
+    """How many requests the GPUs serve at a time, where the rest is said elsewhere.
+
+    Examples
+    --------
+    >>> load_label(Workload(batch=32)), load_label(Workload(concurrency=64))
+    ('batch 32', '64 in flight')
+    """
+    return f"batch {workload.batch}" if workload.concurrency is None else f"{workload.concurrency} in flight"
 
 
 def batching_label(batching: Iterable[str]) -> str:
@@ -239,12 +262,12 @@ def _absent(confidence: Confidence) -> dict[str, str]:
         "stack": f"{scenario.stack.name}, all-reduce {scenario.stack.allreduce}",
         "gpu": f"{scenario.cluster.gpu.name}, profile {confidence.profile}",
         "links": _links_label(scenario),
+        "layers": scenario.model.experts_label or "no experts",
         "model_family": scenario.model.family or "unknown",
         "precision": scenario.workload.dtype,
         **{name: str(size) for name, size in run_sizes(scenario).items()},
-        "model_size": f"{scenario.model.parameters / 1e9:.3g}B parameters",
-        # next to the name of the part
-        "tp": str(scenario.plan).removeprefix("TP "),
+        "model_size": f"{format_count(scenario.model.parameters).replace(' ', '')} parameters",
+        "plan": scenario.plan.kind,
     }
     if own_figures(scenario) and not scenario.set_by_hand(*_SETTINGS_OF["stack"]):
         details["stack"] += ", other figures than the catalog's"

@@ -62,8 +62,10 @@ class Allowlist:
         models = (*catalog.MODEL_ALIASES, *catalog.model_names())
         return cls(models=models, clusters=clusters, stacks=stacks, profiles=profiles, files=files)
 
-    def name_of(self, kind: str, given: str) -> str:
-        """The name on the page of what was given when the explorer was started."""
+    def name_of(self, kind: str, given: str | None) -> str | None:
+        """The name on the page of what was given when the explorer was started; None stays."""
+        if given is None:
+            return None
         names = (name for (file_kind, name), path in self.files.items() if (file_kind, path) == (kind, given))
         return next(names, _key(given))
 

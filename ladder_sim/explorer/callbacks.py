@@ -70,6 +70,7 @@ def _headline(app: Dash, queries: Queries, draw: _Draw, scheduler: Scheduler) ->
                 "summary": headline.summary(answer),
                 "cards": headline.cards(answer),
                 "memory": headline.memory_bar(answer),
+                "messages": headline.messages(answer),
                 "serving": headline.notes(answer),
                 "evidence": headline.evidence(answer, queries.published_error(answer.scenario)),
                 "cli": command_line(state, queries.allowlist),

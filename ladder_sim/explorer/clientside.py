@@ -2,7 +2,7 @@
 
 from dash import ClientsideFunction, Dash, Input, Output, State
 
-from ladder_sim.explorer.controls import SLIDER_KEYS, control_id
+from ladder_sim.explorer.controls import SLIDER_KEYS, SWITCHES, control_id
 
 TEXTS_TO_COPY = ("link", "cli", "python")
 # that can be saved as a picture
@@ -10,9 +10,9 @@ FIGURES = ("breakdown", "curve", "timeline", "map", "pareto", "tornado")
 # in the order of the script's arguments
 CONTROLS = (
     *SLIDER_KEYS,
-    *("model", "cluster", "concurrency", "dtype", "stack", "allreduce", "profile"),
+    *("model", "cluster", "concurrency", "arrivals", "imbalance", "dtype", "kv_dtype", "stack", "allreduce", "profile"),
     *("along", "across", "up", "variant", "over", "phase"),
-    *("no_p2p", "ignore_memory", "variants", "settings", "layers", "every"),
+    *(*SWITCHES, "variants", "settings", "layers", "every"),
     *("price", "max_ttft", "max_tpot"),
 )
 

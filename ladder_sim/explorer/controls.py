@@ -15,8 +15,9 @@ from ladder_sim.explorer.native import Choices, FileField, Select
 from ladder_sim.explorer.upload import MAX_BYTES
 from ladder_sim.graph.variants import DEFAULT_VARIANTS, VARIANTS
 from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS
+from ladder_sim.specs.imbalance import Imbalance
 from ladder_sim.specs.stack import AllReduce
-from ladder_sim.specs.workload import DType
+from ladder_sim.specs.workload import Arrivals, DType, KvDType
 from ladder_sim.units import short_name
 
 # fields that a curve or a map can be drawn over
@@ -50,13 +51,21 @@ class Slider:
         return field_title(self.field)
 
 
-SLIDERS = (
+_SHAPE = (
     Slider(field="nodes", low=1, high=16, doubling=True),
     Slider(field="gpus_per_node", low=1, high=128, doubling=True),
-    Slider(field="tp", low=1, high=128, doubling=True),
+)
+_PLAN = tuple(
+    Slider(field=name, low=1, high=128, doubling=True)
+    for name, argument in ARGUMENTS.items()
+    if argument.panel == "Plan" and argument.kind is int
+)
+_WORK = (
     Slider(field="batch", low=1, high=1024, doubling=True),
     Slider(field="prompt", low=16, high=131_072, doubling=True),
     Slider(field="gen", low=1, high=16_384, doubling=True),
+)
+_HARDWARE = (
     Slider(field="intra.bandwidth_Bps", low=1e9, high=4e12),
     Slider(field="intra.latency_s", low=1e-6, high=1e-3),
     Slider(field="inter.bandwidth_Bps", low=1e9, high=1e12),
@@ -64,8 +73,11 @@ SLIDERS = (
     Slider(field="gpu.hbm_bandwidth_Bps", low=1e11, high=4e13),
     Slider(field="gpu.bf16_flops", low=2e13, high=2e16),
 )
+SLIDERS = (*_SHAPE, *_PLAN, *_WORK, *_HARDWARE)
 SLIDER_KEYS = tuple(slider.key for slider in SLIDERS)
 _NO_P2P, _IGNORE_MEMORY = "No peer-to-peer (host memory)", "Predict even if it does not fit"
+# tick boxes, by name
+SWITCHES = {"no_p2p": _NO_P2P, "sp": field_title("sp"), "ignore_memory": _IGNORE_MEMORY}
 _SETTINGS, _VARIANTS = "Other figures, by name", "Variants to show"
 # what the page has in the place of a flag
 _TITLES = {argument.flag: field_title(name) for name, argument in ARGUMENTS.items()} | {
@@ -76,7 +88,6 @@ _TITLES = {argument.flag: field_title(name) for name, argument in ARGUMENTS.item
 }
 # parameters of the variants that have one
 AMOUNTS = {"hybrid-ladder": 16, "desync": 4}
-_SHAPE, _WORK, _HARDWARE = SLIDERS[:3], SLIDERS[3:6], SLIDERS[6:]
 
 
 def control_id(key: str) -> str:
@@ -138,27 +149,33 @@ def controls(allowlist: Allowlist) -> html.Aside:
                 [
                     _choice("cluster", "Cluster", list(allowlist.clusters)),
                     *map(_slider, _SHAPE),
-                    _flag("no_p2p", _NO_P2P),
+                    _flag("no_p2p"),
                 ],
             ),
+            _group("Plan", [*map(_slider, _PLAN), _flag("sp")]),
             _group(
                 "Workload",
                 [
                     *map(_slider, _WORK),
                     _text("concurrency", field_title("concurrency"), "64"),
+                    _choice("arrivals", field_title("arrivals"), list(get_args(Arrivals))),
+                    _choice("imbalance", field_title("imbalance"), list(get_args(Imbalance))),
                     _choice("dtype", "Precision", list(get_args(DType)), empty="the model's"),
+                    _choice(
+                        "kv_dtype", field_title("kv_dtype"), list(get_args(KvDType)), empty="the model's or engine's"
+                    ),
                 ],
             ),
             _group(
                 "Stack",
                 [
-                    _choice("stack", "Engine", list(allowlist.stacks)),
+                    _choice("stack", "Engine", list(allowlist.stacks), empty="the workload's"),
                     _choice("allreduce", "All-reduce", list(get_args(AllReduce)), empty="the engine's"),
                     _choice("profile", "Measured profile", list(allowlist.profiles), empty="the cluster's"),
                 ],
             ),
             _group("Hardware", [*map(_slider, _HARDWARE), _settings()]),
-            _group("Variants", [_variants(), _flag("ignore_memory", _IGNORE_MEMORY)]),
+            _group("Variants", [_variants(), _flag("ignore_memory")]),
             _group(
                 "Price and bounds",
                 [
@@ -217,8 +234,8 @@ def _slider(slider: Slider) -> html.Div:
     )
 
 
-def _flag(key: str, title: str) -> Choices:
-    return Choices(id=control_id(key), type="checkbox", options=[{"label": title, "value": "1"}], value=[])
+def _flag(key: str) -> Choices:
+    return Choices(id=control_id(key), type="checkbox", options=[{"label": SWITCHES[key], "value": "1"}], value=[])
 
 
 def _text(key: str, title: str, example: str) -> html.Div:

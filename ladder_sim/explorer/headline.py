@@ -15,6 +15,7 @@ from ladder_sim.display.labels import (
     field_title,
     hardware_label,
     kind_label,
+    next_to_label,
     stack_label,
     validated_lines,
     workload_label,
@@ -102,11 +103,29 @@ def evidence(answer: Answer, error: ErrorStats | None) -> list[Component]:
     ]
 
 
+def messages(answer: Answer) -> list[Component]:
+    """The collectives of every variant, those of most layers, and whether it can hide them."""
+    rows = []
+    for name, prediction in answer.predictions.items():
+        usual = {each.name: each for each in prediction.collectives}
+        for each in prediction.collectives:
+            usual[each.name] = max(usual[each.name], each, key=lambda collective: collective.count)
+        for number, each in enumerate(usual.values()):
+            variant = [] if number else [html.Th(name, scope="rowgroup", rowSpan=len(usual))]
+            hidden = f"{each.hidden_s / each.seconds:.0%}"
+            cells = (each.name, hidden, next_to_label(each), each.needed_by or "the next step", each.after)
+            rows.append(html.Tr([*variant, *map(html.Td, cells)]))
+    titles = ("", "message", "hidden", "can run next to", "needed by", "waits for")
+    head = html.Tr([html.Th(title, scope="col") for title in titles])
+    return [html.Table([html.Thead(head), html.Tbody(rows)], className="compare")] if rows else [html.P("None.")]
+
+
 def notes(answer: Answer) -> html.Ul:
     """What the reader of latency, throughput and prices should know."""
-    bounded = [TTFT_BOUND] if answer.state.max_ttft else []
+    static = answer.scenario.workload.concurrency is None
+    bounded = [TTFT_BOUND] if static and answer.state.max_ttft else []
     priced = [PRICE_CAVEAT] if answer.state.price is not None else []
-    return _warnings([SERVING, *bounded, *priced])
+    return _warnings([*([SERVING] if static else []), *bounded, *priced])
 
 
 def control_values(setup: Setup) -> ControlValues:

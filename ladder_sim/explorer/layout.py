@@ -8,7 +8,7 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from ladder_sim.explorer.allowlist import Allowlist
-from ladder_sim.explorer.controls import AMOUNTS, SLIDERS, axis_choice, control_id, controls, extra, labelled
+from ladder_sim.explorer.controls import AMOUNTS, SLIDERS, SWITCHES, axis_choice, control_id, controls, extra, labelled
 from ladder_sim.explorer.glossary import GLOSSARY
 from ladder_sim.explorer.native import Choices, Select
 from ladder_sim.explorer.state import PHASES, State
@@ -59,13 +59,14 @@ def _defaults() -> dict[str, Any]:
     """What a link leaves out, and the sliders whose steps double."""
     state = State()
     return {
-        **{name: DEFAULTS[name] for name in ("model", "cluster", "stack")},
+        **{name: DEFAULTS[name] for name in ("model", "cluster", "arrivals", "imbalance")},
         "variant": state.variant,
         "over": state.over,
         "phase": state.phase,
         "variants": DEFAULT_VARIANTS[1:],
         "amounts": AMOUNTS,
         "doubling": [slider.key for slider in SLIDERS if slider.doubling],
+        "switches": list(SWITCHES),
     }
 
 
@@ -99,6 +100,7 @@ def _results() -> html.Main:
                 _view("curve", "Speedup over standard", "curve.csv", axis_choice("along", "along", empty=_LATENCY)),
             ),
             _view("timeline", "Two layers, lane by lane", "", _phase(), _hatching()),
+            _messages(),
             _pair(
                 _view(
                     "map",
@@ -148,6 +150,13 @@ def _view(name: str, title: str, table: str, *choices: Component, below: str = "
 def _graph(name: str) -> dcc.Graph:
     # the surrounding element decides the height
     return dcc.Graph(id=name, figure=EMPTY, config=_GRAPH, responsive=True, style={"height": "100%"})
+
+
+def _messages() -> html.Section:
+    title = "Messages of a decode step, and what can hide them"
+    # wider than a phone: the keyboard has to reach what it scrolls
+    named = extra("aria-label", title)
+    return _section(title, html.Div(id="messages", className="scroll", role="region", tabIndex="0", **named))
 
 
 def _comparison() -> html.Section:

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial, wraps
 from typing import Any, TypeVar
 
-from ladder_sim.analysis.advise import CANDIDATES, Advice, advise
+from ladder_sim.analysis.advice import Advice
+from ladder_sim.analysis.advise import BATCHES, CANDIDATES, advise
 from ladder_sim.analysis.compare import Candidate
 from ladder_sim.analysis.sensitivity import STEP, Sensitivity, sensitivity
 from ladder_sim.answer import Prediction, Predictions
@@ -141,15 +142,15 @@ class Queries:
 
     @_cached
     def advice(self, query: str) -> Advice:
-        """Every degree and batch that fits, and the Pareto front."""
+        """Every degree that fits, with every batch or number of requests in flight, and the Pareto front."""
         answer = self.answer(query)
-        # static batches
-        point = answer.state.point(self.allowlist, "tp", "batch", "concurrency", "arrivals")
+        load = answer.scenario.workload.load_field
+        point = answer.state.point(self.allowlist, "tp", "batch", "concurrency")
         degrees = list(answer.scenario.tp_degrees()[-MAX_DEGREES:])
         profile = answer.state.how(self.allowlist)["profile"]
         trained = [name for name in answer.predictions if name != "upper-bound"]
         return advise(
-            {**point, "tp": degrees},
+            {**point, "tp": degrees, load: BATCHES},
             variants=trained or CANDIDATES,
             max_ttft_s=answer.state.max_ttft_s,
             max_tpot_s=answer.state.max_tpot_s,

@@ -15,6 +15,7 @@ from ladder_sim.graph.variants import canonical
 from ladder_sim.prediction import default_variants
 from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS, Argument
 from ladder_sim.specs.fields import field_kinds
+from ladder_sim.specs.imbalance import Imbalance
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.reading import read_table
 from ladder_sim.specs.scenario import Scenario
@@ -160,7 +161,7 @@ class State:
             **self.arguments,
             "model": self.shape or self.arguments["model"],
             "cluster": allowlist.clusters[self.arguments["cluster"]],
-            "stack": allowlist.stacks[self.arguments["stack"]],
+            "stack": allowlist.stacks.get(self.arguments["stack"]),
         }
 
     def _check(self, allowlist: Allowlist) -> None:
@@ -170,6 +171,7 @@ class State:
             ("stack", self.arguments["stack"], allowlist.stacks),
             ("profile", self.profile, allowlist.profiles),
             ("phase", self.phase, PHASES),
+            ("imbalance", self.arguments["imbalance"], get_args(Imbalance)),
         ):
             if name is not None and name not in names:
                 more = "or drop a config.json on the page" if kind == "model" else ""

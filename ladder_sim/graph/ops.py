@@ -1,25 +1,33 @@
-"""Operations of one rank in one forward pass, and the dependency graph that holds them.
+"""Operations of one rank in one forward pass.
 
 Every count is per rank and per forward pass: FLOPs, bytes of device memory moved, bytes of messages.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
-import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
+
+from ladder_sim.specs.imbalance import Imbalance
 
 # mixed: a step of continuous batching, decode of some sequences and prompt tokens of others in one pass
 Phase = Literal["prefill", "decode", "mixed"]
 Stream = Literal["compute", "comm"]
 # by phase, `GemmShape.duty` of a run of such passes alone; that of mixed steps depends on how many there are
 PROMPT_DUTY: Mapping[Phase, float] = {"prefill": 1.0, "decode": 0.0, "mixed": 0.0}
-
-# how tokens choose experts: all equally often, or the i-th most frequent one in proportion to i to minus this power
-Imbalance = Literal["balanced", "power-law-1.01", "power-law-1.2"]
-CollectiveKind = Literal["all_reduce", "all_reduce_norm", "all_gather", "reduce_scatter", "broadcast", "send"]
+CollectiveKind = Literal[
+    "all_reduce",
+    "all_reduce_norm",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "dispatch",
+    "combine",
+    "broadcast",
+    "send",
+]
 
 # whose ranks take part: a tensor-parallel group, those of the same position in all such groups of a stage, which share
 # its experts, or two stages
@@ -43,6 +51,9 @@ OpKind = Literal[
     "all_reduce_norm",
     "all_gather",
     "reduce_scatter",
+    "all_to_all",
+    "dispatch",
+    "combine",
     "broadcast",
     "send",
 ]
@@ -176,8 +187,9 @@ class MoeShape:
     Gate and up, activation, down, the sorting of tokens by expert before and their weighted sum after; no messages.
     """
 
-    tokens: int
-    """Tokens that enter the group, of all its ranks together."""
+    tokens: float
+    """Tokens that enter the group, of all its ranks together; where they are spread by counts, as many as if every part
+    of the experts had those of the busiest."""
     hidden: int
     """Width of the residual stream."""
     width: int
@@ -202,6 +214,16 @@ class MoeShape:
     """How unevenly tokens choose experts."""
 
     @property
+    def experts_taken(self) -> Any:
+        """Experts of a rank that any token takes, with tokens spread evenly."""
+        return self.experts / self.ep * (1.0 - (1.0 - self.top_k / self.experts) ** self.tokens)
+
+    @property
+    def rows_of_expert(self) -> Any:
+        """Tokens of each of them."""
+        return self.tokens * self.top_k / self.ep / self.experts_taken
+
+    @property
     def flops(self) -> float:
         """Multiply-adds counted as two, if every rank has as much to do."""
         return 6.0 * self.tokens * self.top_k / self.ep * self.hidden * self.width / self.expert_tp
@@ -212,9 +234,8 @@ class MoeShape:
 
         What several experts return for a token is written, and read again for the sum.
         """
-        idle = (1.0 - self.top_k / self.experts) ** self.tokens
         width = self.width / self.expert_tp
-        weights = 3.0 * self.experts / self.ep * (1.0 - idle) * self.hidden * width * self.weight_element_bytes
+        weights: float = 3.0 * self.experts_taken * self.hidden * width * self.weight_element_bytes
         ends = 1.0 * self.tokens * self.hidden * (self.input_element_bytes + self.output_element_bytes)
         inner = 3.0 * width + (2.0 * self.hidden if self.top_k > 1 else 0.0)
         return weights + ends + self.tokens * self.top_k / self.ep * inner * self.output_element_bytes
@@ -325,11 +346,14 @@ class CollectiveShape:
     """A message between ranks."""
 
     message_bytes: float
-    """All-reduce, broadcast, send: the tensor; all-gather: the result; reduce-scatter: all that is scattered."""
+    """All-reduce, broadcast, send: the tensor; all-gather: the result; reduce-scatter: all that is scattered;
+    all-to-all: what a rank sends; dispatch and combine: its tokens in 16 bits, once for each of their experts."""
     group: Group = "tensor"
     """Whose ranks take part."""
     per_sequence: bool = False
     """It grows with the sequences, not with their tokens."""
+    kernel: str = ""
+    """Of a dispatch or combine."""
 
     @property
     def flops(self) -> float:
@@ -364,42 +388,3 @@ class Op:
     def stream(self) -> Stream:
         """Collectives run in order on a stream of their own, everything else on the compute stream."""
         return "comm" if self.kind in COLLECTIVE_KINDS else "compute"
-
-
-if TYPE_CHECKING:
-    _OpGraph = nx.DiGraph[str]
-else:
-    _OpGraph = nx.DiGraph
-
-
-class StepGraph(_OpGraph):
-    """Dependency graph of one forward pass: nodes are op names in issue order, edges are data dependencies.
-
-    Node attribute ``op`` holds the `Op`. Costs are kept apart, so that one graph serves any hardware.
-
-    Parameters
-    ----------
-    phase
-        What the pass is.
-    """
-
-    def __init__(self, phase: Phase = "decode", **attributes: Any) -> None:
-        super().__init__(**attributes)
-        self.phase: Phase = phase
-
-    def add_op(self, op: Op, *, after: Iterable[str]) -> str:
-        """Append `op`, which needs the ops named in `after`; returns its name."""
-        self.add_node(op.name, op=op)
-        for name in after:
-            self.add_edge(name, op.name)
-        return op.name
-
-    def op(self, name: str) -> Op:
-        """The op called `name`."""
-        op: Op = self.nodes[name]["op"]
-        return op
-
-    def ops(self) -> Iterator[Op]:
-        """Every op, in issue order."""
-        for name in self.nodes:
-            yield self.op(name)

@@ -132,5 +132,8 @@ class Sizes:
         if isinstance(shape, ElementwiseShape):
             return ElementwiseShape(moved_bytes=rows * shape.moved_bytes / self.smallest)
         return CollectiveShape(
-            message_bytes=rows * shape.message_bytes / self.smallest, group=shape.group, per_sequence=per_sequence
+            message_bytes=rows * shape.message_bytes / self.smallest,
+            group=shape.group,
+            per_sequence=per_sequence,
+            kernel=shape.kernel,
         )

@@ -1,6 +1,6 @@
 """Residual wirings: which block reads which residual, and which outputs are all-reduced.
 
-A wiring is a sequence of blocks. What a block computes is `build.py`'s business; here only the residual stream
+A wiring is a sequence of blocks. What a block computes is `kernels.py`'s business; here only the residual stream
 counts. A block first *joins* the outputs of earlier blocks into the residual, then reads it. Blocking variants join the
 block just before; ladder joins the one before that, so that an all-reduce overlaps a whole block.
 
@@ -11,9 +11,9 @@ Ladder Residual, arXiv 2501.06589; PaLM (parallel blocks), arXiv 2204.02311.
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal
 
 from ladder_sim.errors import UnknownNameError, UsageError
@@ -61,7 +61,8 @@ class Layer:
     """Layers that it stands for in a condensed wiring."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# no slots: what is computed of all layers is kept
+@dataclass(frozen=True, kw_only=True)
 class Wiring:
     """A variant laid out over a model's layers."""
 
@@ -74,12 +75,18 @@ class Wiring:
     period: int
     """Layers after which the pattern repeats."""
 
-    @property
-    def repeats(self) -> dict[int, int]:
+    @cached_property
+    def repeats(self) -> Mapping[int, int]:
         """Layers that each layer stands for, by its index in the model."""
         return {layer.index: layer.repeats for layer in self.layers}
 
-    @property
+    @cached_property
+    def forms(self) -> tuple[tuple[int, Part, bool], ...]:
+        """Kind of the layer, what it computes and whether it reduces, of blocks that differ in these."""
+        blocks = ((layer.kind, block) for layer in self.layers for block in layer.blocks)
+        return tuple(dict.fromkeys((kind, block.part, block.reduces) for kind, block in blocks))
+
+    @cached_property
     def reduces(self) -> bool:
         """Whether any block is all-reduced; without, ranks disagree about the next token."""
         return any(block.reduces for layer in self.layers for block in layer.blocks)
@@ -102,16 +109,14 @@ class Wiring:
 
     def _runs(self) -> list[tuple[int, int, int]]:
         """Maximal runs of a repeating pattern as (first layer, layers in the pattern, times it stands there)."""
+        # what layers have in common that are simulated once
+        alike = [(layer.blocks, layer.kind, layer.starts_stage) for layer in self.layers]
         runs: list[tuple[int, int, int]] = []
         start = 0
-        while start < len(self.layers):
-            width = min(self.period, len(self.layers) - start)
-            pattern = [_alike(layer) for layer in self.layers[start : start + width]]
-            periods = 1
-            while True:
-                at = start + periods * width
-                if [_alike(layer) for layer in self.layers[at : at + width]] != pattern:
-                    break
+        while start < len(alike):
+            width = min(self.period, len(alike) - start)
+            pattern, periods = alike[start : start + width], 1
+            while alike[start + periods * width : start + (periods + 1) * width] == pattern:
                 periods += 1
             if periods == 1:
                 # a layer that starts no run stands alone, so that the next one may start a longer run
@@ -119,11 +124,6 @@ class Wiring:
             runs.append((start, width, periods))
             start += periods * width
         return runs
-
-
-def _alike(layer: Layer) -> tuple[object, ...]:
-    """What layers have in common that are simulated once."""
-    return layer.blocks, layer.kind, layer.starts_stage
 
 
 def _kind_period(kinds: Sequence[int]) -> int:
@@ -188,6 +188,35 @@ def canonical_names(given: str | Iterable[str]) -> tuple[str, ...]:
     return names
 
 
+def checked(variant: str, layers: int) -> tuple[str, str, int]:
+    """Canonical name, family and parameter (0: none) of a variant of a model of so many layers.
+
+    Raises
+    ------
+    UsageError
+        The parameter does not fit the model.
+
+    Examples
+    --------
+    >>> checked("Hybrid-Ladder:4", 32)
+    ('hybrid-ladder:4', 'hybrid-ladder', 4)
+    """
+    name = canonical(variant)
+    family, _, parameter = name.partition(":")
+    count = int(parameter) if parameter else 0
+    if family == "hybrid-ladder" and count > layers:
+        raise UsageError(
+            f"variant '{variant}': the model has {layers} layers, so at most {layers} can be ladder",
+            hint=f"use 'hybrid-ladder:{layers}' or 'ladder'",
+        )
+    if family == "desync" and count > 2 * layers:
+        raise UsageError(
+            f"variant '{variant}': the model has {2 * layers} blocks, so none but the last would be reduced",
+            hint=f"use a number up to {2 * layers}, or 'upper-bound' for no all-reduce at all",
+        )
+    return name, family, count
+
+
 @lru_cache(maxsize=256)
 def wiring(
     variant: str,
@@ -222,19 +251,7 @@ def wiring(
     >>> [block.joins for block in wiring("ladder", 2).layers[1].blocks]
     [(2,), (2,)]
     """
-    name = canonical(variant)
-    family, _, parameter = name.partition(":")
-    count = int(parameter) if parameter else 0
-    if family == "hybrid-ladder" and count > layers:
-        raise UsageError(
-            f"variant '{variant}': the model has {layers} layers, so at most {layers} can be ladder",
-            hint=f"use 'hybrid-ladder:{layers}' or 'ladder'",
-        )
-    if family == "desync" and count > 2 * layers:
-        raise UsageError(
-            f"variant '{variant}': the model has {2 * layers} blocks, so none but the last would be reduced",
-            hint=f"use a number up to {2 * layers}, or 'upper-bound' for no all-reduce at all",
-        )
+    name, family, count = checked(variant, layers)
     if family == "parallel":
         parts: list[Part] = ["both"] * layers
     else:
@@ -250,20 +267,18 @@ def wiring(
     reads = [i - 2 if i // per_layer in is_ladder else i - 1 for i in range(len(parts))]
     desync = family == "desync" and count > 1
 
+    # equal blocks are the same object
+    known: dict[tuple[Part, tuple[int, ...], bool], Block] = {}
     blocks: list[Block] = []
     joined = -1
     for i, part in enumerate(parts):
-        joins = tuple(i - j for j in range(joined + 1, reads[i] + 1))
+        joins = tuple(range(i - joined - 1, i - reads[i] - 1, -1))
         joined = max(joined, reads[i])
         reduces = family != "upper-bound" and (not desync or (i + 1) % count == 0 or i == last)
-        blocks.append(
-            Block(
-                part=part,
-                joins=joins,
-                reduces=reduces,
-                folds_residual=desync and reduces,
-            )
-        )
+        form = part, joins, reduces
+        if form not in known:
+            known[form] = Block(part=part, joins=joins, reduces=reduces, folds_residual=desync and reduces)
+        blocks.append(known[form])
     of_layer = kinds or (0,) * layers
     starts = set(itertools.accumulate(stages[:-1]))
     return Wiring(

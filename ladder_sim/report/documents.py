@@ -5,6 +5,7 @@ The answers' modules are imported for their types only: a command needs those of
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, get_args
@@ -12,9 +13,10 @@ from typing import TYPE_CHECKING, Any, get_args
 from ladder_sim.display.document import Document, scenario_fields
 from ladder_sim.specs.workload import STATIC
 from ladder_sim.sweeps.price import token_price
+from ladder_sim.units import format_bytes
 
 if TYPE_CHECKING:
-    from ladder_sim.analysis.advise import Advice
+    from ladder_sim.analysis.advice import Advice, Option, Unfit
     from ladder_sim.analysis.breakeven import BreakEven
     from ladder_sim.analysis.compare import Candidate
     from ladder_sim.analysis.sensitivity import Sensitivity
@@ -59,14 +61,77 @@ def sensitivity_document(sensitivities: Sequence[Sensitivity], step: float) -> D
 
 
 def advice_document(advice: Advice) -> Document:
-    """One row per option, best first."""
-    front = set(advice.front)
+    """One row per option, best first, then those that exceed a bound, then plans that cannot run."""
     rows = [
-        {**asdict(option), "tokens_per_s_per_gpu": option.tokens_per_gpu, "on_front": option in front}
-        for option in advice.options
+        *(_option_fields(advice, option) for option in (*advice.options, *advice.beyond)),
+        *(
+            _choice_fields(each.scenario, None, each.memory_bytes)
+            | dict.fromkeys(_OPTION_FIGURES)
+            | {"outcome": "infeasible" if each.problem else "memory", "reason": each.problem or _lacking(each)}
+            for each in advice.unfit
+        ),
     ]
-    head = {"objective": advice.objective, "unfit": advice.unfit, "beyond": advice.beyond}
-    return _rows_document({"batching": STATIC, **head}, rows)
+    head = {
+        "batching": advice.best.scenario.workload.batching,
+        "objective": advice.objective,
+        "max_gpus": advice.gpus,
+        "plans": advice.plans,
+        "unfit": len(advice.unfit),
+        "beyond": len(advice.beyond),
+    }
+    return _rows_document(head, rows)
+
+
+# of an option; a plan that cannot run has none
+_OPTION_FIGURES = (
+    "ttft_s",
+    "tpot_s",
+    "tokens_per_s",
+    "tokens_per_s_low",
+    "tokens_per_s_high",
+    "tokens_per_s_per_gpu",
+    "usd_per_Mtoken",
+)
+
+
+def _choice_fields(scenario: Scenario, variant: str | None, memory_bytes: float) -> dict[str, Any]:
+    """A plan, its load and variant, as arguments of `predict`."""
+    workload = scenario.workload
+    return {
+        "variant": variant,
+        **asdict(scenario.plan),
+        "gpus": scenario.plan.gpus,
+        "nodes": scenario.nodes,
+        "batch": workload.batch,
+        "concurrency": workload.concurrency,
+        "memory_bytes": memory_bytes,
+    }
+
+
+def _option_fields(advice: Advice, option: Option) -> dict[str, Any]:
+    """Of an option; intervals of those that a table shows."""
+    outcome, prediction = advice.outcome(option), advice.predictions.get(option)
+    rate = prediction.tokens_per_s if prediction else None
+    figures = (
+        option.ttft_s,
+        option.tpot_s,
+        option.tokens_per_s,
+        rate.low if rate else None,
+        rate.high if rate else None,
+        option.tokens_per_gpu,
+        option.usd_per_Mtoken,
+    )
+    return {
+        **_choice_fields(option.scenario, option.variant, option.memory_bytes),
+        **dict(zip(_OPTION_FIGURES, figures, strict=True)),
+        "outcome": outcome,
+        "reason": f"no better than {advice.dominating(option)}" if outcome == "dominated" else "",
+    }
+
+
+def _lacking(unfit: Unfit) -> str:
+    capacity_bytes = unfit.scenario.cluster.gpu.hbm_bytes
+    return f"needs {format_bytes(unfit.memory_bytes)} of {format_bytes(capacity_bytes)} per GPU"
 
 
 def comparison_document(candidates: Sequence[Candidate]) -> Document:
@@ -184,16 +249,26 @@ def servings_document(name: str, comparisons: Sequence[ServingComparison]) -> Do
         by: {value: errors(pair) for value, pair in values.items()}
         for by, values in summarize_servings(comparisons).items()
     }
-    head = {"batching": "continuous", "dataset": name, "summary": errors(summary(comparisons)), "by": groups}
+    missing = Counter(each.note for each in comparisons if each.ttft is None)
+    head = {
+        "batching": "continuous",
+        "dataset": name,
+        "summary": errors(summary(comparisons)),
+        "by": groups,
+        "not_predicted": dict(missing),
+    }
     return _rows_document(head, list(map(_serving_fields, comparisons)))
 
 
 def _serving_fields(comparison: ServingComparison) -> dict[str, Any]:
     row, setup = comparison.serving, comparison.serving.setup
+    fields = asdict(setup)
+    plan = fields.pop("plan")
     return {
         "line": row.line,
         "source": row.source,
-        **asdict(setup),
+        **fields,
+        **plan,
         "concurrency": row.concurrency,
         "prompt": row.prompt,
         "gen": row.gen,

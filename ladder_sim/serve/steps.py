@@ -8,7 +8,7 @@ import numpy as np
 
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.des.shared import Floats, Number
-from ladder_sim.graph.build import PassInputs
+from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.ops import CollectiveShape, Op, Phase
 from ladder_sim.graph.sizes import Sizes
 from ladder_sim.simulate.lower import op_times
@@ -85,12 +85,13 @@ def _sizes(scenario: Scenario, steps: Mixes, duty: Floats) -> tuple[Phase, Sizes
 
 def _total_s(forward: ForwardPass, belongs: Callable[[Op], bool]) -> Number:
     """What some ops of a pass take together, layers left out included."""
-    plan = forward.plan
-    durations_s, leads_s, _ = op_times(plan, forward.estimates(plan), forward.hardware)
+    schedule = forward.schedule
+    durations_s, leads_s, _ = op_times(schedule, forward.estimates(schedule), forward.hardware)
+    ops = forward.distinct(schedule)
     total_s: Number = 0.0
-    for (like, lead), count in plan.spans.items():
-        if belongs(plan.distinct[like]):
-            total_s = total_s + count * (durations_s[like] + leads_s[lead])
+    for (role, lead), count in schedule.order.spans.items():
+        if belongs(ops[role]):
+            total_s = total_s + count * (durations_s[role] + leads_s[lead])
     return total_s
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ladder_sim.specs import catalog
 from ladder_sim.specs.cluster import ClusterSpec
+from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.stack import AllReduce
 from ladder_sim.specs.workload import DType
 
@@ -34,10 +35,19 @@ class ServingCheck:
     """Half-width of intervals of the time per token, as a fraction."""
     ttft: float
     """The same of the time to first token."""
+    plans: tuple[str, ...] = ("TP",)
+    """What their plans were made of, as `ladder_sim.specs.plan.Plan.kind` says."""
+    layers: tuple[str, ...] = ("",)
+    """Of these models, as `ladder_sim.specs.model.ModelSpec.experts_label` says."""
     allreduce: AllReduce = "auto"
     nodes: tuple[int, ...] = (1,)
     host_tps: tuple[int, ...] = field(default=(), repr=False)
     """Degrees without peer-to-peer access: none."""
+
+
+def checks_of(model: ModelSpec) -> tuple[ServingCheck, ...]:
+    """Those of models with experts for such a model, the others for a dense one."""
+    return tuple(check for check in serving_checks() if any(check.layers) == bool(model.experts_label))
 
 
 @cache
@@ -49,15 +59,16 @@ def serving_checks() -> tuple[ServingCheck, ...]:
 
 def _check(entries: Mapping[str, Any]) -> ServingCheck:
     models = [catalog.model(name) for name in entries["models"]]
+    lists = {name: tuple(entries[name]) for name in ("models", "dtypes", "plans") if name in entries}
     parameters = [model.parameters for model in models]
     sizes = {name: (low, high) for name, (low, high) in entries["sizes"].items()}
     return ServingCheck(
         **{
             **entries,
+            **lists,
             "cluster": catalog.cluster(entries["cluster"]),
-            "models": tuple(entries["models"]),
             "families": tuple(sorted({model.family for model in models})),
-            "dtypes": tuple(entries["dtypes"]),
+            "layers": tuple(sorted({model.experts_label for model in models})),
             "sizes": {"model_size": (min(parameters), max(parameters)), **sizes},
         }
     )

@@ -54,7 +54,13 @@ StepTimes = Callable[[Number, Number], tuple[Number, Number]]
 
 
 def steady(
-    times: StepTimes, *, concurrency: Number, steps: Number, slots: Number, prompt_steps: Number = 1.0
+    times: StepTimes,
+    *,
+    concurrency: Number,
+    steps: Number,
+    slots: Number,
+    prompt_steps: Number = 1.0,
+    way_s: Number = 0.0,
 ) -> Served:
     """Requests that arrive spread over time, each when another one ends.
 
@@ -70,6 +76,8 @@ def steady(
         Requests that can run at the same time. At least 1.
     prompt_steps
         Steps of each prompt.
+    way_s
+        Time of a prompt in pipeline stages other than the slowest.
 
     Examples
     --------
@@ -87,7 +95,7 @@ def steady(
         decode_s, prompt_s = times(decoding, duty)
         prompts_s, decodes_s = concurrency * prompt_s, concurrency * held * decode_s
         # with a slot for every request, TTFT is known and the cycle is the larger root of its two expressions
-        first_s = ahead * prompt_s + prompt_steps * decode_s
+        first_s = ahead * prompt_s + prompt_steps * decode_s + way_s
         alone_s = first_s + steps * decode_s - share * prompt_s
         free_s = 0.5 * (alone_s + prompts_s + ((alone_s - prompts_s) ** 2 + 4.0 * share * prompt_s * decodes_s) ** 0.5)
         running = minimum(decodes_s / (free_s - prompts_s), most)
@@ -106,12 +114,14 @@ def steady(
     )
 
 
-def lockstep(times: StepTimes, *, concurrency: Number, steps: Number, slots: Number, together: Number) -> Served:
+def lockstep(
+    times: StepTimes, *, concurrency: Number, steps: Number, slots: Number, together: Number, way_s: Number = 0.0
+) -> Served:
     """Requests that start and end together: an engine that runs prompts first, `together` of them in one step.
 
     Parameters
     ----------
-    times, concurrency, steps, slots
+    times, concurrency, steps, slots, way_s
         As in `steady`.
     together
         Prompts in one step.
@@ -131,7 +141,7 @@ def lockstep(times: StepTimes, *, concurrency: Number, steps: Number, slots: Num
     in_step = minimum(decoding, together)
     # those of the first step wait for the prompts behind them, those of the last for all before them
     behind_s = (decoding - in_step) / 2.0 * prompt_s
-    ahead_s = (decoding + in_step) / 2.0 * prompt_s + decode_s
+    ahead_s = (decoding + in_step) / 2.0 * prompt_s + decode_s + way_s
     return Served(
         ttft_s=ahead_s + (concurrency / decoding - 1.0) * round_s,
         running=decoding,

@@ -19,7 +19,7 @@ from ladder_sim.costs.memory import kv_requests
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.des.shared import Number, maximum, minimum
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.build import PassInputs
+from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.ops import Phase
 from ladder_sim.graph.sizes import Sizes
 from ladder_sim.serving.closed_loop import Served, lockstep, steady
@@ -135,7 +135,7 @@ class _Requests:
     together: Any
     """Prompts that fit one step."""
     stages: int
-    """Of the pipeline: as many steps run at a time, each with its part of the requests."""
+    """Of the pipeline."""
 
     @classmethod
     def of(cls, scenario: Scenario, *, concurrency: Any, prompt: Any, gen: Any) -> "_Requests":
@@ -166,6 +166,10 @@ class _Requests:
         """A smaller number, at which steps are simulated too."""
         return maximum(self.most / 2.0, 1.0)
 
+    def at_once(self, running: Any) -> Any:
+        """Steps that run at a time, in different stages, each with its part of the requests."""
+        return minimum(self.stages, running)
+
     @property
     def chunks(self) -> Any:
         """Steps of one prompt."""
@@ -195,12 +199,13 @@ class _Requests:
         # the context when half of an answer is there
         context = self.prompt + self.gen / 2.0
         few, most = (
-            Sizes.of(stack, "decode", context, batch=number / self.stages, prompt=self.prompt, gen=self.gen)
+            Sizes.of(stack, "decode", context, batch=number / self.at_once(number), prompt=self.prompt, gen=self.gen)
             for number in (self.few, self.most)
         )
         prompts = {"prompts": self.prompts, "chunk": self.chunk, "prompt": self.prompt, "gen": self.gen}
         idle, busy = (
-            Sizes.mixed(stack, context, batch=self.most / self.stages, duty=duty, **prompts) for duty in (0.0, 1.0)
+            Sizes.mixed(stack, context, batch=self.most / self.at_once(self.most), duty=duty, **prompts)
+            for duty in (0.0, 1.0)
         )
         return [("decode", few), ("decode", most), ("mixed", idle), ("mixed", busy)]
 
@@ -228,7 +233,8 @@ def _serve(
 def _of_one_token(variant: str, load: _Requests, prefill: ForwardPass) -> ServedRequest:
     """A request that waits for the prompts of all others."""
     passes = load.concurrency / minimum(load.concurrency, load.together)
-    ttft_s: Number = passes * prefill.seconds
+    # the first one goes through every stage, each further one adds the time of the slowest
+    ttft_s: Number = (passes * prefill.slowest_stage + (1.0 - prefill.slowest_stage)) * prefill.seconds
     return ServedRequest(
         variant=variant,
         ttft_s=ttft_s,
@@ -269,11 +275,19 @@ class _Loop:
     ) -> None:
         self.load, self.host_request_s = load, host_request_s
         self.few, self.most, self.idle, self.busy = few, most, idle, busy
-        self._idle_s, self._busy_s = (
-            # a prompt keeps each stage for its part of the time
-            maximum(mixed.seconds - most.seconds, 0.0) * load.steps_per_prompt / load.stages
-            for mixed in (idle, busy)
+        self._few_s, self._most_s = (
+            step.seconds * step.round_trips(load.at_once(number))
+            for step, number in ((few, load.few), (most, load.most))
         )
+        self._at_once = load.at_once(load.most)
+        # by which a prompt delays each step: it keeps the slowest stage for its part of the time
+        delays = [
+            maximum(mixed.seconds * mixed.round_trips(self._at_once) - self._most_s, 0.0) / self._at_once
+            for mixed in (idle, busy)
+        ]
+        self._idle_s, self._busy_s = (delay_s * load.steps_per_prompt for delay_s in delays)
+        # and it goes through the others
+        self._way_s = maximum(idle.seconds - most.seconds - delays[0], 0.0)
 
     def _share(self, decoding: Number) -> Number:
         """How far a number of requests is on the way from few to most."""
@@ -283,21 +297,21 @@ class _Loop:
     def times(self, decoding: Number, duty: Number) -> tuple[Number, Number]:
         """As `closed_loop.StepTimes`."""
         share = self._share(decoding)
-        decode_s = (1.0 - share) * self.few.seconds + share * self.most.seconds
-        host_s = self.host_request_s * decoding / self.load.stages
+        decode_s = (1.0 - share) * self._few_s + share * self._most_s
+        host_s = self.host_request_s * decoding / self._at_once
         return decode_s + host_s, (1.0 - duty) * self._idle_s + duty * self._busy_s
 
     def request(self, variant: str, *, in_lockstep: bool) -> ServedRequest:
         """A request in steady state."""
         load, further = self.load, self.load.gen - 1
-        sizes = {"concurrency": load.concurrency, "steps": further, "slots": load.slots}
+        sizes = {"concurrency": load.concurrency, "steps": further, "slots": load.slots, "way_s": self._way_s}
         served = (
             lockstep(self.times, **sizes, together=load.together)
             if in_lockstep
             else steady(self.times, **sizes, prompt_steps=load.chunks)
         )
         # for each request
-        steps = further / served.decoding + (load.steps_per_prompt if in_lockstep else 0.0)
+        steps = further * self._at_once / served.decoding + (load.steps_per_prompt if in_lockstep else 0.0)
         request = ServedRequest(
             variant=variant,
             ttft_s=served.ttft_s,
@@ -311,7 +325,7 @@ class _Loop:
     def _with_passes(self, request: ServedRequest) -> ServedRequest:
         """The same with what the GPUs run in its time: its own prompt and tokens, and those of the others."""
         load, served = self.load, request.served
-        steps = load.concurrency / served.decoding * (load.gen - 1)
+        steps = load.concurrency / served.decoding * (load.gen - 1) * self._at_once
         mixed = load.concurrency * load.steps_per_prompt
         share = self._share(served.decoding)
         # what prompts add to a step of few requests is simulated next to most of them

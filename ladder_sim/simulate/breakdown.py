@@ -37,24 +37,24 @@ class SimulatedOp:
 
 
 def simulated_ops(
-    plan: Schedule, distinct: Sequence[Op], estimates: Sequence[Estimate], timeline: Timeline, critical: Set[int]
+    schedule: Schedule, distinct: Sequence[Op], estimates: Sequence[Estimate], timeline: Timeline, critical: Set[int]
 ) -> list[SimulatedOp]:
     """Every op of a simulated pass, in issue order.
 
     Parameters
     ----------
-    plan
+    schedule
         The simulated layers.
     distinct, estimates
-        Of each of ``plan.distinct``: the op at the size of the pass, and its cost.
+        Of each role in ``schedule.layout``: the op at the size of the pass, and its cost.
     timeline
         When its tasks ran: launches, then ops.
     critical
         Tasks on the critical path.
     """
-    launches = len(timeline.end_s) - len(plan.ops)
+    launches = len(timeline.end_s) - len(schedule.ops)
     span_s = (timeline.end_s - timeline.start_s).tolist()
-    repeats = plan.wiring.repeats
+    repeats = schedule.layout.wiring.repeats
     return [
         SimulatedOp(
             op=replace(op, shape=distinct[like].shape),
@@ -63,7 +63,7 @@ def simulated_ops(
             repeats=repeats.get(op.layer, 1),
             critical=index in critical,
         )
-        for index, (op, like) in enumerate(zip(plan.ops, plan.same_as, strict=True), launches)
+        for index, (op, like) in enumerate(zip(schedule.ops, schedule.layout.same_as, strict=True), launches)
     ]
 
 
@@ -99,7 +99,7 @@ class Breakdown:
     @classmethod
     def of(
         cls,
-        plan: Schedule,
+        schedule: Schedule,
         distinct: Sequence[Op],
         estimates: Sequence[Estimate],
         timeline: Timeline,
@@ -107,7 +107,7 @@ class Breakdown:
         gpu: GpuSpec,
     ) -> Self:
         """That of one pass; as `simulated_ops`, on `gpu`."""
-        repeats = plan.wiring.repeats
+        repeats = schedule.layout.wiring.repeats
         compute = timeline.busy([COMPUTE])
         figures = Gpu.of(gpu)
         limits = [_limit(op, figures) for op in distinct]
@@ -117,11 +117,11 @@ class Breakdown:
         sources_s: dict[tuple[str, str], float] = defaultdict(float)
         comm_s = hidden_s = slowed_s = 0.0
         ready, start, end = timeline.ready_s.tolist(), timeline.start_s.tolist(), timeline.end_s.tolist()
-        launches = len(end) - len(plan.ops)
-        for index, op in enumerate(plan.ops[:launches]):
+        launches = len(end) - len(schedule.ops)
+        for index, op in enumerate(schedule.ops[:launches]):
             if index in critical:
                 limits_s["launches"] += repeats.get(op.layer, 1) * (end[index] - start[index])
-        for index, (op, like) in enumerate(zip(plan.ops, plan.same_as, strict=True), launches):
+        for index, (op, like) in enumerate(zip(schedule.ops, schedule.layout.same_as, strict=True), launches):
             times, span_s = repeats.get(op.layer, 1), end[index] - start[index]
             task, estimate = timeline.program.tasks[index], estimates[like]
             busy_s[op.kind] += times * span_s

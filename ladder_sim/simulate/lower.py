@@ -7,19 +7,21 @@ slower rank is the one that is simulated, because every collective waits for it;
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import groupby
 from typing import NamedTuple
 
 from ladder_sim.costs.estimate import Estimate
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.des.program import Program, Stream, Task
-from ladder_sim.des.shared import Device, Number
-from ladder_sim.graph.build import PassInputs, build
-from ladder_sim.graph.ops import COLLECTIVE_KINDS, Op, Phase
-from ladder_sim.graph.variants import Layer, Wiring
+from ladder_sim.des.shared import Device, Number, maximum
+from ladder_sim.graph.layout import Layout
+from ladder_sim.graph.ops import COLLECTIVE_KINDS, Op
+from ladder_sim.graph.pass_kernels import PassKernels
 
 COMPUTE, COMM, LAUNCH = range(3)
+# kinds of ops at which every rank waits for the slowest
+MEETINGS = COLLECTIVE_KINDS - {"broadcast", "send"}
 STREAMS = (Stream(name="compute"), Stream(name="comm"), Stream(name="launch"))
 
 
@@ -31,8 +33,8 @@ class Lead(NamedTuple):
     waits: bool
     """For an op of the other stream."""
     collective: int
-    """Position in `distinct` of the collective whose result is needed at once, for itself and for the op that needs it;
-    else -1."""
+    """Position in the layout's roles of the collective whose result is needed at once, for itself and for the op that
+    needs it; else -1."""
 
 
 class Period(NamedTuple):
@@ -51,110 +53,138 @@ class Period(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Schedule:
-    """What a forward pass runs in which order, some identical layers left out: the same for any size and cost."""
+class Order:
+    """How a layout's ops run: the same for any size and cost."""
 
-    inputs: PassInputs
-    """What runs, for one token."""
-    phase: Phase
-    """Of the pass."""
-    keep: int
-    """Periods left of each run of identical layers."""
-    wiring: Wiring
-    """The layers that are there."""
-    ops: tuple[Op, ...]
-    """Those of one token, in issue order."""
     streams: tuple[int, ...]
     """Of each op."""
-    after: tuple[tuple[int, ...], ...]
-    """Positions of the ops that each op needs."""
+    role_streams: tuple[int, ...]
+    """Of each of the layout's roles."""
     leads: tuple[Lead, ...]
     """Of each op."""
-    distinct: tuple[Op, ...]
-    """One op of each kind and shape."""
-    keys: tuple[str, ...]
-    """Kind and shape of each of them, as text, which remembers its hash."""
-    same_as: tuple[int, ...]
-    """Position in `distinct` of each op's like."""
     spans: Mapping[tuple[int, Lead], int]
-    """How often each of the distinct ops comes after which lead, layers left out included."""
+    """How often each role comes after which lead, layers left out included."""
+    stages: tuple[Mapping[tuple[int, Lead], int], ...]
+    """The same of each pipeline stage, its send included; empty if there is one stage."""
     periods: tuple[Period, ...]
     """Where layers are left out."""
-    eager: bool
-    """Launched one by one instead of as a CUDA graph."""
     synchronises: bool
-    """Holds an all-reduce or all-gather, at which every rank waits for the slowest."""
+    """Holds one of `MEETINGS`."""
     serial: bool
     """Every op starts after the one issued before it has ended."""
 
 
+# no slots: its ops are made once, when they are read
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Schedule:
+    """What a forward pass runs in which order, some identical layers left out."""
+
+    kernels: PassKernels
+    """Those of one token."""
+    variant: str
+    """Canonical name."""
+    fuses_norm: bool
+    """As in `PassKernels.layout`."""
+    keep: int
+    """Periods left of each run of identical layers."""
+    layout: Layout
+    """Ops and what they need."""
+    order: Order
+    """Their streams."""
+    numbers: tuple[int, ...]
+    """Which of `kernels.distinct` each of the layout's roles is."""
+    eager: bool
+    """Launched one by one instead of as a CUDA graph."""
+
+    @cached_property
+    def ops(self) -> tuple[Op, ...]:
+        """Those of one token, in issue order."""
+        return self.kernels.ops(self.layout)
+
+    @property
+    def distinct(self) -> dict[int, Op]:
+        """Those that differ in kind or shape, by number."""
+        return {number: self.kernels.distinct[number] for number in self.numbers}
+
+    def with_periods(self, keep: int) -> "Schedule":
+        """The same pass with so many periods of each run of identical layers."""
+        return schedule_pass(self.kernels, self.variant, keep, fuses_norm=self.fuses_norm)
+
+
 @lru_cache(maxsize=1024)
-def schedule(inputs: PassInputs, phase: Phase, keep: int) -> Schedule:
+def schedule_pass(kernels: PassKernels, variant: str, keep: int, *, fuses_norm: bool = False) -> Schedule:
     """Put the ops of a pass on streams, in issue order.
 
     Parameters
     ----------
-    inputs
-        What runs, for one token (`PassInputs.of_one_token`).
-    phase
-        ``"prefill"`` or ``"decode"``.
+    kernels
+        What runs, for one token.
+    variant
+        Residual wiring.
     keep
         Periods left of each run of identical layers.
+    fuses_norm
+        As in `PassKernels.layout`.
     """
-    stack = inputs.stack
-    condensed = inputs.wiring.condense(keep)
-    graph = build(inputs, phase, 1, layers=condensed)
-    ops = tuple(graph.ops())
-    position = {op.name: number for number, op in enumerate(ops)}
-    streams = tuple(COMM if op.kind in COLLECTIVE_KINDS else COMPUTE for op in ops)
-    after = tuple(tuple(position[name] for name in graph.predecessors(op.name)) for op in ops)
-    numbers: dict[str, int] = {}
-    same_as = tuple(numbers.setdefault(f"{op.kind} {op.shape}", len(numbers)) for op in ops)
-    first = {number: op for op, number in reversed(list(zip(ops, same_as, strict=True)))}
-    leads = _leads(streams, after, same_as)
-    repeats = condensed.repeats
-    spans: dict[tuple[int, Lead], int] = defaultdict(int)
-    for op, like, lead in zip(ops, same_as, leads, strict=True):
-        spans[like, lead] += repeats.get(op.layer, 1)
+    stack, phase = kernels.rank.stack, kernels.rank.phase
+    layout = kernels.layout(variant, fuses_norm=fuses_norm, keep=keep)
     return Schedule(
-        inputs=inputs,
-        phase=phase,
+        kernels=kernels,
+        variant=variant,
+        fuses_norm=fuses_norm,
         keep=keep,
-        wiring=condensed,
-        ops=ops,
-        streams=streams,
-        after=after,
-        leads=leads,
-        distinct=tuple(first[number] for number in range(len(numbers))),
-        keys=tuple(numbers),
-        same_as=same_as,
-        spans=dict(spans),
-        periods=_periods(condensed.layers, ops),
+        layout=layout,
+        order=_order(layout),
+        numbers=tuple(kernels.number(role) for role in layout.roles),
         eager=not (stack.cuda_graphs if phase == "decode" else stack.prefill_cuda_graphs),
-        synchronises=any(op.kind in ("all_reduce", "all_reduce_norm", "all_gather", "reduce_scatter") for op in ops),
-        serial=all(streams[i] == streams[i - 1] or i - 1 in after[i] for i in range(1, len(ops))),
     )
+
+
+@lru_cache(maxsize=1024)
+def _order(layout: Layout) -> Order:
+    after, same_as = layout.after, layout.same_as
+    streams = tuple(COMM if kind in COLLECTIVE_KINDS else COMPUTE for kind in layout.kinds)
+    leads = _leads(streams, after, same_as)
+    repeats = layout.wiring.repeats
+    spans: dict[tuple[int, Lead], int] = defaultdict(int)
+    for layer, like, lead in zip(layout.layers, same_as, leads, strict=True):
+        spans[like, lead] += repeats.get(layer, 1)
+    return Order(
+        streams=streams,
+        role_streams=tuple(stream for _, stream in sorted(dict(zip(same_as, streams, strict=True)).items())),
+        leads=leads,
+        spans=dict(spans),
+        stages=_stages(layout, leads) if "send" in layout.kinds else (),
+        periods=_periods(layout),
+        synchronises=not MEETINGS.isdisjoint(layout.kinds),
+        serial=all(streams[i] == streams[i - 1] or i - 1 in after[i] for i in range(1, len(streams))),
+    )
+
+
+def _stages(layout: Layout, leads: Sequence[Lead]) -> tuple[dict[tuple[int, Lead], int], ...]:
+    repeats = layout.wiring.repeats
+    stages: list[dict[tuple[int, Lead], int]] = [defaultdict(int)]
+    for layer, like, lead, kind in zip(layout.layers, layout.same_as, leads, layout.kinds, strict=True):
+        stages[-1][like, lead] += repeats.get(layer, 1)
+        if kind == "send":
+            stages.append(defaultdict(int))
+    return tuple(map(dict, stages))
 
 
 def _leads(streams: Sequence[int], after: Sequence[tuple[int, ...]], same_as: Sequence[int]) -> tuple[Lead, ...]:
     blocking = [-1] * len(streams)
-    for number, (stream, needed) in enumerate(zip(streams, after, strict=True)):
-        if stream == COMPUTE and number and streams[number - 1] == COMM and number - 1 in needed:
-            blocking[number - 1] = blocking[number] = number - 1
-    return tuple(
-        Lead(
-            stream=stream,
-            waits=any(streams[i] != stream for i in needed),
-            collective=same_as[collective] if collective >= 0 else -1,
-        )
-        for stream, needed, collective in zip(streams, after, blocking, strict=True)
-    )
+    for number in range(1, len(streams)):
+        if streams[number] == COMPUTE and streams[number - 1] == COMM and number - 1 in after[number]:
+            blocking[number - 1] = blocking[number] = same_as[number - 1]
+    across = (True in [streams[i] != stream for i in needed] for stream, needed in zip(streams, after, strict=True))
+    return tuple(map(Lead, streams, across, blocking))
 
 
-def _periods(layers: Sequence[Layer], ops: Sequence[Op]) -> tuple[Period, ...]:
+def _periods(layout: Layout) -> tuple[Period, ...]:
+    layers = layout.wiring.layers
     ops_of: dict[int, list[int]] = defaultdict(list)
-    for number, op in enumerate(ops):
-        ops_of[op.layer].append(number)
+    for number, layer in enumerate(layout.layers):
+        ops_of[layer].append(number)
     periods = []
     for repeats, run in groupby(range(len(layers)), key=lambda position: layers[position].repeats):
         if repeats == 1:
@@ -170,7 +200,7 @@ def _periods(layers: Sequence[Layer], ops: Sequence[Op]) -> tuple[Period, ...]:
 
 
 def op_times(
-    plan: Schedule, estimates: Sequence[Estimate], hardware: Hardware
+    schedule: Schedule, estimates: Sequence[Estimate], hardware: Hardware
 ) -> tuple[list[Number], dict[Lead, Number], Number]:
     """How long a schedule's ops take alone, and what comes before them.
 
@@ -180,10 +210,10 @@ def op_times(
 
     Parameters
     ----------
-    plan
+    schedule
         Ops and their order.
     estimates
-        Of ``plan.distinct``.
+        Of each of the layout's roles.
     hardware
         Launch and wait costs, and the slowest rank's skew.
 
@@ -196,11 +226,11 @@ def op_times(
     stack = hardware.stack
     # NCCL (2.21.5, src/enqueue.cc) captures a host node with every collective that needs the network's proxy: it runs
     # ahead of the kernels, and the collective waits for its event
-    host_node_s = stack.stream_wait_s if hardware.across_nodes and not plan.eager else 0.0
+    host_node_s = stack.stream_wait_s if hardware.across_nodes and not schedule.eager else 0.0
     # where nothing makes the ranks meet, the one whose token counts is a typical one
-    slowdown = 1.0 + hardware.rank_skew if plan.synchronises else 1.0
+    slowdown = 1.0 + hardware.rank_skew if schedule.order.synchronises else 1.0
     leads_s: dict[Lead, Number] = {}
-    for lead in plan.leads:
+    for _, lead in schedule.order.spans:
         if lead in leads_s:
             continue
         held_s = stack.collective_launch_s + host_node_s if lead.stream == COMM else stack.kernel_gap_s
@@ -209,13 +239,19 @@ def op_times(
             held_s = held_s + stack.stream_wait_s * (1.0 - inline)
         leads_s[lead] = held_s
     durations_s = [
-        estimate.seconds if op.kind in COLLECTIVE_KINDS else estimate.seconds * slowdown
-        for op, estimate in zip(plan.distinct, estimates, strict=True)
+        estimate.seconds if stream == COMM else estimate.seconds * slowdown
+        for stream, estimate in zip(schedule.order.role_streams, estimates, strict=True)
     ]
-    return durations_s, leads_s, stack.eager_launch_s if plan.eager else stack.graph_launch_s
+    for first, others in schedule.layout.next_to.items():
+        alone_s = sum((durations_s[other] for other in others), start=0.0)
+        # each keeps its part of what they last longer
+        longer = maximum(0.0, 1.0 - durations_s[first] / alone_s)
+        for other in others:
+            durations_s[other] = durations_s[other] * longer
+    return durations_s, leads_s, stack.eager_launch_s if schedule.eager else stack.graph_launch_s
 
 
-def lower(plan: Schedule, estimates: Sequence[Estimate], hardware: Hardware, sms: int) -> Program:
+def lower(schedule: Schedule, estimates: Sequence[Estimate], hardware: Hardware, sms: int) -> Program:
     """One rank's tasks: first every CPU launch, then every op, each in issue order.
 
     Without a CUDA graph a CPU thread launches op after op, and an op starts no earlier than its launch ends; with one,
@@ -223,20 +259,29 @@ def lower(plan: Schedule, estimates: Sequence[Estimate], hardware: Hardware, sms
 
     Parameters
     ----------
-    plan, estimates, hardware
+    schedule, estimates, hardware
         As in `op_times`.
     sms
         Of the GPU.
     """
-    durations_s, leads_s, launch_s = op_times(plan, estimates, hardware)
-    demands = [estimate.demand for estimate in estimates]
+    layout, order = schedule.layout, schedule.order
+    durations_s, leads_s, launch_s = op_times(schedule, estimates, hardware)
     free = isinstance(launch_s, float) and launch_s == 0.0
-    names = [] if free else [f"launch {op.name}" for op in plan.ops] if plan.eager else ["launch graph"]
-    tasks = [Task(name=name, stream=LAUNCH, duration_s=launch_s) for name in names]
-    launches = len(tasks)
-    rows = zip(plan.ops, plan.streams, plan.after, plan.leads, plan.same_as, strict=True)
-    for number, (op, stream, needed, lead, like) in enumerate(rows):
-        launched = (number,) if number < launches else ()
-        after = (*(launches + i for i in needed), *launched) if launches else needed
-        tasks.append(Task(op.name, stream, durations_s[like], after, leads_s[lead], demands[like]))
+    launches, after = ((), layout.after) if free else _launched(layout, schedule.eager)
+    tasks = [Task(name=name, stream=LAUNCH, duration_s=launch_s) for name in launches]
+    alone = [(durations_s[like], estimate.demand) for like, estimate in enumerate(estimates)]
+    rows = zip(layout.names, order.streams, after, order.leads, layout.same_as, strict=True)
+    for name, stream, needed, lead, like in rows:
+        duration_s, demand = alone[like]
+        tasks.append(Task(name, stream, duration_s, needed, leads_s[lead], demand))
     return Program(tasks=tuple(tasks), streams=STREAMS, device=Device(sms=sms))
+
+
+@lru_cache(maxsize=1024)
+def _launched(layout: Layout, eager: bool) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
+    """Names of the launches of a layout's ops, one by one or together, and the tasks that each op needs behind them."""
+    launches = tuple(f"launch {name}" for name in layout.names) if eager else ("launch graph",)
+    return launches, tuple(
+        (*(len(launches) + before for before in needed), *((number,) if number < len(launches) else ()))
+        for number, needed in enumerate(layout.after)
+    )

@@ -10,9 +10,8 @@ nothing back. If the periods are not yet equal, more of them are simulated, in t
 A pass in which nothing overlaps takes as long as its ops together, and is simulated only when its timeline is read.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from functools import cached_property, reduce
-from math import inf
 from typing import Any, Literal
 
 import numpy as np
@@ -24,11 +23,13 @@ from ladder_sim.des import engine, scan
 from ladder_sim.des.program import Program
 from ladder_sim.des.shared import Number, any_true, maximum, minimum
 from ladder_sim.des.timeline import Timeline
-from ladder_sim.graph.build import PassInputs
+from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.ops import Op, Phase
+from ladder_sim.graph.pass_kernels import kernels_of
 from ladder_sim.graph.sizes import Sizes
 from ladder_sim.simulate.breakdown import Breakdown, SimulatedOp, simulated_ops
-from ladder_sim.simulate.lower import Schedule, lower, op_times, schedule
+from ladder_sim.simulate.collectives import Collective, collectives
+from ladder_sim.simulate.lower import Schedule, lower, op_times, schedule_pass
 from ladder_sim.specs.cluster import GpuSpec
 from ladder_sim.specs.scenario import Scenario
 
@@ -51,12 +52,12 @@ FIRST_PERIODS = 3
 MORE = 3
 # relative difference under which two periods count as equal: rounding of sums, not a model error
 STEADY = 1e-9
-# ops at the size of a pass and what each costs, by `Schedule.keys`
-Prices = Mapping[str, tuple[Op, Estimate]]
+# ops at the size of a pass and what each costs, by their numbers in `PassKernels.distinct`
+Prices = Mapping[int, tuple[Op, Estimate]]
 
 
 def price(
-    costs: CostModel, passes: Sequence[tuple[Phase, Sizes]], distinct: Sequence[Mapping[str, Op]]
+    costs: CostModel, passes: Sequence[tuple[Phase, Sizes]], distinct: Sequence[Mapping[int, Op]]
 ) -> list[Prices]:
     """Price the ops of passes, equal ones once and all in one call, so that each table is looked up once.
 
@@ -68,14 +69,14 @@ def price(
         Phase and sizes of each. Where passes differ in context only (`Sizes.apart_from_context`), nothing changes but
         attention.
     distinct
-        Of each pass: the ops of one token that may run in it, by `Schedule.keys`.
+        Of each pass: the ops of one token that may run in it, by number.
 
     Returns
     -------
     list
         Of each pass.
     """
-    keys: list[tuple[int, str]] = []
+    keys: list[tuple[int, int]] = []
     sized: list[Op] = []
     first: dict[tuple[Phase, Hashable], int] = {}
     alike = []
@@ -86,7 +87,7 @@ def price(
             if number == start or op.kind == "attention":
                 keys.append((number, key))
                 sized.append(sizes.op(op))
-    prices: list[dict[str, tuple[Op, Estimate]]] = [{} for _ in passes]
+    prices: list[dict[int, tuple[Op, Estimate]]] = [{} for _ in passes]
     for (number, key), op, estimate in zip(keys, sized, costs.estimates(sized), strict=True):
         prices[number][key] = op, estimate
     return [{**prices[start], **own} for start, own in zip(alike, prices, strict=True)]
@@ -99,7 +100,7 @@ class ForwardPass:
 
     Parameters
     ----------
-    plan
+    schedule
         What it runs, some of its layers left out.
     prices
         Of its ops.
@@ -112,52 +113,73 @@ class ForwardPass:
     """
 
     def __init__(
-        self, plan: Schedule, prices: Prices, hardware: Hardware, gpu: GpuSpec, engine: Engine = "fast"
+        self, schedule: Schedule, prices: Prices, hardware: Hardware, gpu: GpuSpec, engine: Engine = "fast"
     ) -> None:
-        self.plan, self.prices, self.hardware, self.gpu, self.engine = plan, prices, hardware, gpu, engine
+        self.schedule, self.prices, self.hardware, self.gpu, self.engine = schedule, prices, hardware, gpu, engine
         # start to end
         self.seconds: Number
 
         # what was simulated for it
         self._ran: Sequence[Any] = ()
-        if plan.serial and engine == "fast":
-            self.seconds = _serial_s(plan, self.estimates(plan), hardware)
+        if schedule.order.serial and engine == "fast":
+            self.seconds = _serial_s(schedule, self.estimates(schedule), hardware)
         else:
             *ran, self.seconds = self._run()
             if not isinstance(self.seconds, np.ndarray):
                 self._ran = ran
 
-    def estimates(self, plan: Schedule) -> list[Estimate]:
-        """Of the distinct ops of a schedule of this pass, each alone on its GPU."""
-        return [self.prices[key][1] for key in plan.keys]
+    @cached_property
+    def slowest_stage(self) -> Number:
+        """Part of its time that the slowest pipeline stage takes, by what the ops of each take one by one."""
+        if not self.schedule.order.stages:
+            return 1.0
+        durations_s, leads_s, _ = op_times(self.schedule, self.estimates(self.schedule), self.hardware)
+        stages_s = [
+            sum(count * (durations_s[like] + leads_s[lead]) for (like, lead), count in stage.items())
+            for stage in self.schedule.order.stages
+        ]
+        return reduce(maximum, stages_s) / sum(stages_s)
 
-    def distinct(self, plan: Schedule) -> list[Op]:
-        """The distinct ops of a schedule of this pass, at its size."""
-        return [self.prices[key][0] for key in plan.keys]
+    def round_trips(self, passes: Number) -> Number:
+        """Return how many times its length it takes, where so many go through the pipeline's stages in turn.
+
+        Once, unless its slowest stage has more to do for all of them.
+        """
+        return maximum(1.0, passes * self.slowest_stage)
+
+    def estimates(self, schedule: Schedule) -> list[Estimate]:
+        """Of each role in a schedule of this pass, alone on its GPU."""
+        return [self.prices[number][1] for number in schedule.numbers]
+
+    def distinct(self, schedule: Schedule) -> list[Op]:
+        """The op of each role in a schedule of this pass, at its size."""
+        return [self.prices[number][0] for number in schedule.numbers]
 
     def lowered(self, keep: int, hardware: Hardware | None = None) -> tuple[Schedule, Program]:
         """Its tasks, with `keep` periods of each run of identical layers; on other hardware, if any is given."""
-        plan = schedule(self.plan.inputs, self.plan.phase, keep)
-        return plan, self._lower(plan, hardware or self.hardware)
+        schedule = self.schedule.with_periods(keep)
+        return schedule, self._lower(schedule, hardware or self.hardware)
 
-    def _lower(self, plan: Schedule, hardware: Hardware) -> Program:
-        return lower(plan, self.estimates(plan), hardware, self.gpu.sms)
+    def _lower(self, schedule: Schedule, hardware: Hardware) -> Program:
+        return lower(schedule, self.estimates(schedule), hardware, self.gpu.sms)
 
     def _run(self) -> tuple[Schedule, Program, TaskTimes, Number]:
         """Simulate it with few of its periods, with more, and in the end with all, which is always steady."""
-        plan, program = self.plan, self._lower(self.plan, self.hardware)
+        schedule, program = self.schedule, self._lower(self.schedule, self.hardware)
         while True:
             times = ENGINES[self.engine](program)
-            makespan_s, added_s, steady = _added(plan, program, times)
+            makespan_s, added_s, steady = _added(schedule, program, times)
             if np.all(steady):
-                return plan, program, times, makespan_s + added_s
-            plan, program = self.lowered(plan.keep + 1 if plan.keep == FIRST_PERIODS else MORE * plan.keep)
+                return schedule, program, times, makespan_s + added_s
+            schedule, program = self.lowered(
+                schedule.keep + 1 if schedule.keep == FIRST_PERIODS else MORE * schedule.keep
+            )
 
     @cached_property
     def simulated(self) -> tuple[Schedule, Timeline]:
         """The simulated layers, and when their tasks ran."""
-        plan, program, times = self._ran or self._run()[:-1]
-        return plan, timeline_of(program, times)
+        schedule, program, times = self._ran or self._run()[:-1]
+        return schedule, timeline_of(program, times)
 
     @property
     def timeline(self) -> Timeline:
@@ -171,14 +193,22 @@ class ForwardPass:
     @cached_property
     def ops(self) -> list[SimulatedOp]:
         """Every simulated op, in issue order."""
-        plan, timeline = self.simulated
-        return simulated_ops(plan, self.distinct(plan), self.estimates(plan), timeline, self._critical)
+        schedule, timeline = self.simulated
+        return simulated_ops(schedule, self.distinct(schedule), self.estimates(schedule), timeline, self._critical)
+
+    @cached_property
+    def collectives(self) -> list[Collective]:
+        """Its collectives, and what each can run next to, layers left out included."""
+        schedule, timeline = self.simulated
+        return collectives(schedule, self.distinct(schedule), timeline)
 
     @cached_property
     def breakdown(self) -> Breakdown:
         """What its time was made of, layers left out included."""
-        plan, timeline = self.simulated
-        return Breakdown.of(plan, self.distinct(plan), self.estimates(plan), timeline, self._critical, self.gpu)
+        schedule, timeline = self.simulated
+        return Breakdown.of(
+            schedule, self.distinct(schedule), self.estimates(schedule), timeline, self._critical, self.gpu
+        )
 
 
 def forward_passes(
@@ -209,15 +239,16 @@ def forward_passes(
     """
     inputs = PassInputs.of(scenario)
     kinds = [(phase, bool(np.all(inputs.fuses_norm(sizes.tokens)))) for phase, sizes in passes]
-    graphs = {fuses_norm: inputs.of_one_token(fuses_norm=fuses_norm) for _, fuses_norm in kinds}
+    one_token = inputs.of_one_token()
+    kernels = {phase: kernels_of(one_token, phase) for phase, _ in kinds}
     schedules = {
-        (name, kind): schedule(graphs[kind[1]]._replace(variant=name), kind[0], keep)
+        (name, kind): schedule_pass(kernels[kind[0]], name, keep, fuses_norm=kind[1])
         for name in variants
         for kind in dict.fromkeys(kinds)
     }
-    distinct: dict[tuple[Phase, bool], dict[str, Op]] = {kind: {} for kind in kinds}
-    for (_, kind), plan in schedules.items():
-        distinct[kind].update(zip(plan.keys, plan.distinct, strict=True))
+    distinct: dict[tuple[Phase, bool], dict[int, Op]] = {kind: {} for kind in kinds}
+    for (_, kind), schedule in schedules.items():
+        distinct[kind].update(schedule.distinct)
     prices = price(costs, passes, [distinct[kind] for kind in kinds])
     return {
         name: [
@@ -265,22 +296,22 @@ def timeline_of(program: Program, times: TaskTimes) -> Timeline:
     return Timeline(program=program, ready_s=ready_s, start_s=start_s, end_s=end_s)
 
 
-def _serial_s(plan: Schedule, estimates: Sequence[Estimate], hardware: Hardware) -> Number:
+def _serial_s(schedule: Schedule, estimates: Sequence[Estimate], hardware: Hardware) -> Number:
     """Seconds of a pass in which nothing overlaps: what its ops and their leads take together.
 
     Where the CPU launches op after op, the pass also lasts as long as any op's launch and everything from that op on.
     Over equal layers that sum is linear, so that it is largest in the first or the last of them, which are both there.
     """
-    durations_s, leads_s, launch_s = op_times(plan, estimates, hardware)
-    if not plan.eager:
-        held_s = sum((count * leads_s[lead] for (_, lead), count in plan.spans.items()), start=launch_s)
-        return sum((count * durations_s[like] for (like, _), count in plan.spans.items()), start=held_s)
-    spans_s = {(like, lead): durations_s[like] + leads_s[lead] for like, lead in plan.spans}
-    in_order = list(zip(plan.same_as, plan.leads, strict=True))
+    durations_s, leads_s, launch_s = op_times(schedule, estimates, hardware)
+    if not schedule.eager:
+        held_s = sum((count * leads_s[lead] for (_, lead), count in schedule.order.spans.items()), start=launch_s)
+        return sum((count * durations_s[like] for (like, _), count in schedule.order.spans.items()), start=held_s)
+    spans_s = {(like, lead): durations_s[like] + leads_s[lead] for like, lead in schedule.order.spans}
+    in_order = list(zip(schedule.layout.same_as, schedule.order.leads, strict=True))
     # the sum can be larger than the one from the op before only where that op is shorter than a launch
     short = {span for span, seconds in spans_s.items() if any_true(seconds < launch_s)}
-    left_out = {period.ops[-1]: period for period in plan.periods}
-    launches = sum(plan.spans.values())
+    left_out = {period.ops[-1]: period for period in schedule.order.periods}
+    launches = sum(schedule.order.spans.values())
     left_s: Number = 0.0
     longest_s: Number = 0.0
     for number in reversed(range(len(in_order))):
@@ -295,22 +326,22 @@ def _serial_s(plan: Schedule, estimates: Sequence[Estimate], hardware: Hardware)
     return longest_s
 
 
-def _added(plan: Schedule, program: Program, times: TaskTimes) -> tuple[Number, Number, "bool | NDArray[np.bool_]"]:
+def _added(schedule: Schedule, program: Program, times: TaskTimes) -> tuple[Number, Number, "bool | NDArray[np.bool_]"]:
     """How long the simulated layers take, how much those left out add, and whether the kept ones are in a period."""
     makespan_s = _makespan_s(program, times[2])
     added_s: Number = 0.0
     steady: bool | NDArray[np.bool_] = True
-    launches = len(program.tasks) - len(plan.ops)
+    launches = len(program.tasks) - len(schedule.layout.names)
     launched_s, ready_s = times[2][:launches], times[0][launches:]
-    for period in plan.periods:
+    for period in schedule.order.periods:
         pairs = list(zip(period.ops, period.twins, strict=True))
         low, high = _range(
-            column[launches + late] - column[launches + early] for column in times for late, early in pairs
+            [column[launches + late] - column[launches + early] for column in times for late, early in pairs]
         )
         steady = steady & (high - low <= STEADY * makespan_s)
-        if plan.eager and launches:
+        if schedule.eager and launches:
             # a thread that launches more slowly than this would fall behind in time
-            _, most_s = _range(launched_s[late] - launched_s[early] for late, early in pairs)
+            _, most_s = _range([launched_s[late] - launched_s[early] for late, early in pairs])
             behind_s = most_s - low
             steady = steady & (behind_s <= STEADY * makespan_s)
             # one that runs ahead is further ahead behind the layers left out: later ops must not depend on how far
@@ -328,10 +359,8 @@ def _makespan_s(program: Program, end_s: Sequence[Number]) -> Number:
     return reduce(maximum, (end_s[number] for number in last.values()))
 
 
-def _range(values: Iterable[Number]) -> tuple[Number, Number]:
+def _range(values: Sequence[Number]) -> tuple[Number, Number]:
     """Smallest and largest, configuration by configuration."""
-    low: Number = inf
-    high: Number = -inf
-    for value in values:
-        low, high = minimum(low, value), maximum(high, value)
-    return low, high
+    if np.ndarray in set(map(type, values)):
+        return reduce(minimum, values), reduce(maximum, values)
+    return min(values), max(values)

@@ -67,23 +67,23 @@ def simulate_ranks(step: ForwardPass, ranks: int, jitter: Jitter) -> RankedStep:
     """
     skew = float(np.max(step.hardware.rank_skew))
     typical = replace(step.hardware, rank_skew=0.0)
-    plan, program = step.lowered(PERIODS, typical)
-    if not any(op.stream == "comm" and op.layer >= 0 for op in plan.ops):
+    schedule, program = step.lowered(PERIODS, typical)
+    if not any(op.stream == "comm" and op.layer >= 0 for op in schedule.ops):
         # ranks that meet at the end only drift apart all along
-        plan, program = step.lowered(step.plan.inputs.model.layers, typical)
-    lasted_s: list[list[float]] = [[] for _ in plan.periods]
+        schedule, program = step.lowered(step.schedule.kernels.rank.model.layers, typical)
+    lasted_s: list[list[float]] = [[] for _ in schedule.order.periods]
     ends_s, waits_s = [], []
     for replicate in range(REPLICATES if jitter.sigma else 1):
         random = np.random.default_rng([jitter.seed, replicate])
-        timeline = run(_all_ranks(plan, program, ranks, skew, jitter.sigma, random))
-        paced = _PacedRun(plan, timeline, ranks)
+        timeline = run(_all_ranks(schedule, program, ranks, skew, jitter.sigma, random))
+        paced = _PacedRun(schedule, timeline, ranks)
         ends_s.append(paced.end_s)
         waits_s.append(paced.waiting_s)
         for known, increments in zip(lasted_s, paced.increments(), strict=True):
             known += increments
     random = np.random.default_rng([jitter.seed, REPLICATES])
     totals = np.repeat(np.array(ends_s), DRAWS)
-    for known, period in zip(lasted_s, plan.periods, strict=True):
+    for known, period in zip(lasted_s, schedule.order.periods, strict=True):
         totals += random.choice(known, size=(totals.size, period.left_out)).sum(axis=1)
     p50_s, p95_s = np.quantile(totals, [0.5, 0.95])
     return RankedStep(
@@ -94,21 +94,21 @@ def simulate_ranks(step: ForwardPass, ranks: int, jitter: Jitter) -> RankedStep:
 def replicate_of_every_layer(step: ForwardPass, ranks: int, jitter: Jitter) -> tuple[Schedule, Timeline]:
     """The first replicate on all ranks, no layer left out: tasks are those of the first rank, then of the next."""
     typical = replace(step.hardware, rank_skew=0.0)
-    plan, program = step.lowered(step.plan.inputs.model.layers, typical)
+    schedule, program = step.lowered(step.schedule.kernels.rank.model.layers, typical)
     random = np.random.default_rng([jitter.seed, 0])
     skew = float(np.max(step.hardware.rank_skew))
-    return plan, run(_all_ranks(plan, program, ranks, skew, jitter.sigma, random))
+    return schedule, run(_all_ranks(schedule, program, ranks, skew, jitter.sigma, random))
 
 
 def _all_ranks(
-    plan: Schedule, program: Program, ranks: int, skew: float, sigma: float, random: np.random.Generator
+    schedule: Schedule, program: Program, ranks: int, skew: float, sigma: float, random: np.random.Generator
 ) -> Program:
     """The program of every rank, its kernels slower by its skew and by chance, its collectives joined."""
     count = len(program.tasks)
     slower = 1.0 + skew * np.arange(ranks) / max(1, ranks - 1)
     # mean 1, so that jitter alone makes no kernel slower on average
     chance = np.exp(random.normal(-0.5 * sigma**2, sigma, size=(ranks, count))) if sigma else np.ones((ranks, count))
-    kinds = ["launch"] * (count - len(plan.ops)) + [op.kind for op in plan.ops]
+    kinds = ["launch"] * (count - len(schedule.ops)) + [op.kind for op in schedule.ops]
     tasks: list[Task] = []
     for rank in range(ranks):
         first_task, first_stream = rank * count, rank * len(STREAMS)
@@ -132,12 +132,12 @@ def _all_ranks(
 class _PacedRun:
     """One replicate, read along the ranks: what it took, what was waited for, how long each period lasted."""
 
-    def __init__(self, plan: Schedule, timeline: Timeline, ranks: int) -> None:
-        self.plan, self.timeline = plan, timeline
+    def __init__(self, schedule: Schedule, timeline: Timeline, ranks: int) -> None:
+        self.schedule, self.timeline = schedule, timeline
         # where nothing makes the ranks meet, the one whose token counts is the first, a typical one
-        self.ranks = ranks if plan.synchronises else 1
+        self.ranks = ranks if schedule.order.synchronises else 1
         self.count = len(timeline.end_s) // ranks
-        self.launches = self.count - len(plan.ops)
+        self.launches = self.count - len(schedule.ops)
         self.end = timeline.end_s.reshape(ranks, self.count)[: self.ranks]
 
     @property
@@ -147,13 +147,13 @@ class _PacedRun:
     @property
     def waiting_s(self) -> float:
         """Mean over ranks of what they wait at collectives; the layers left out wait as the last periods do."""
-        layers = self.plan.wiring.layers
+        layers = self.schedule.layout.wiring.layers
         times = {layer.index: 1.0 for layer in layers}
-        for period in self.plan.periods:
+        for period in self.schedule.order.periods:
             for back in range(LAST):
                 for layer in layers[period.start - back * period.width :][: period.width]:
                     times[layer.index] += period.left_out / LAST
-        weights = np.array([0.0] * self.launches + [times.get(op.layer, 1.0) for op in self.plan.ops])
+        weights = np.array([0.0] * self.launches + [times.get(op.layer, 1.0) for op in self.schedule.ops])
         meets = np.array([task.group != NO_GROUP for task in self.timeline.program.tasks[: self.count]])
         waits = (self.timeline.start_s - self.timeline.ready_s).reshape(-1, self.count)
         # the last rank to arrive waits for no one: what it spends is its launch, and SMs that were not free
@@ -163,7 +163,7 @@ class _PacedRun:
     def increments(self) -> list[list[float]]:
         """How long the periods of every run of equal layers took, apart from the first ones and the last; seconds."""
         lasted_s = []
-        for period in self.plan.periods:
+        for period in self.schedule.order.periods:
             # the one that stands for others is the second last of its run
             last_layers = [period.start + period.width - 1 - period.width * back for back in range(PERIODS - 1)]
             ends = [self._layer_end_s(position) for position in reversed(last_layers)]
@@ -172,10 +172,10 @@ class _PacedRun:
 
     def _layer_end_s(self, position: int) -> float:
         """When the last kernel of a layer ends on the slowest rank, seconds."""
-        index = self.plan.wiring.layers[position].index
+        index = self.schedule.layout.wiring.layers[position].index
         own = [
             self.launches + number
-            for number, op in enumerate(self.plan.ops)
+            for number, op in enumerate(self.schedule.ops)
             if op.layer == index and op.stream == "compute"
         ]
         return float(self.end[:, own].max())

@@ -18,7 +18,7 @@ from ladder_sim.costs.hardware import Hardware, one_length
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.des.shared import Number
-from ladder_sim.graph.build import PassInputs
+from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.ops import Count, Phase
 from ladder_sim.graph.sizes import Sizes
 from ladder_sim.simulate.breakdown import Breakdown
@@ -65,7 +65,7 @@ class Request:
     @property
     def decode(self) -> ForwardPass | None:
         """The decode step at mid-answer context."""
-        steps = [step for step, _ in self.passes if step.plan.phase == "decode"]
+        steps = [step for step, _ in self.passes if step.schedule.kernels.rank.phase == "decode"]
         return steps[len(steps) // 2] if steps else None
 
     @cached_property
@@ -111,9 +111,9 @@ def simulate_request(
     given = sizes or {name: getattr(workload, name) for name in SIZES}
     prompt, gen = given["prompt"], given["gen"]
     plain = {name: single(values) for name, values in given.items()}
-    prompts = scenario.plan.prefill_passes(plain["batch"], scenario.model.layers)
+    micro_batches = scenario.plan.micro_batches(plain["batch"])
     plain["batch"] = scenario.plan.micro_batch(plain["batch"])
-    steps: list[tuple[Phase, Count, Number]] = [("prefill", plain["prompt"], prompts)]
+    steps: list[tuple[Phase, Count, Number]] = [("prefill", plain["prompt"], 1.0)]
     steps += [
         ("decode", single(kv_len), times)
         for kv_len, times in decode_contexts(prompt, gen, static_cache=stack.static_cache)
@@ -121,9 +121,23 @@ def simulate_request(
     passes = [(phase, Sizes.of(stack, phase, kv_len, **plain)) for phase, kv_len, _ in steps]
     stands_for = [times for _, _, times in steps]
     return {
-        name: _request(name, list(zip(simulated, stands_for, strict=True)), scenario.plan.ranks, jitter)
+        name: _request(name, _in_turn(simulated, stands_for, micro_batches), scenario.plan.ranks, jitter)
         for name, simulated in forward_passes(scenario, variants, costs, passes, engine=engine).items()
     }
+
+
+def _in_turn(
+    passes: Sequence[ForwardPass], stands_for: Sequence[Number], micro_batches: Number
+) -> list[tuple[ForwardPass, Number]]:
+    """Passes of a prefill and of decode steps, and how many each stands for, of micro-batches that follow one another.
+
+    Prompts: the first pass goes through every stage, each further one adds the time of the slowest. Tokens: a step
+    begins when its own micro-batch's last one has ended, and the slowest stage is free.
+    """
+    prefill, *steps = passes
+    prompts = 1.0 + (micro_batches - 1) * prefill.slowest_stage
+    rounds = [step.round_trips(micro_batches) * times for step, times in zip(steps, stands_for[1:], strict=True)]
+    return list(zip(passes, [prompts, *rounds], strict=True))
 
 
 def _request(variant: str, passes: Sequence[tuple[ForwardPass, Number]], ranks: int, jitter: Jitter) -> Request:

@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 from ladder_sim.errors import UsageError
 from ladder_sim.specs import catalog
+from ladder_sim.specs.imbalance import USUAL, ExpertLoads, Imbalance
 from ladder_sim.specs.reading import read_value
 from ladder_sim.specs.stack import AllReduce
 from ladder_sim.specs.workload import Arrivals, DType, KvDType
@@ -115,6 +116,14 @@ _TABLE = (
     ),
     Argument("arrivals", Arrivals, "steady", "workload.arrivals", _WORK, "Of requests in flight: steady or lockstep."),
     Argument(
+        "imbalance",
+        ExpertLoads.of,
+        USUAL.name,
+        "workload.imbalance.name",
+        _WORK,
+        f"Of tokens over experts: {', '.join(get_args(Imbalance))}, or a file of tokens per expert.",
+    ),
+    Argument(
         "dtype",
         DType,
         None,
@@ -133,10 +142,11 @@ _TABLE = (
     Argument(
         "stack",
         catalog.stack,
-        "gpt-fast",
+        None,
         "stack.name",
         _HOW,
-        "gpt-fast, vllm, trtllm, sglang, one of a version as in vllm@0.19, or a stack .toml.",
+        "gpt-fast, vllm, trtllm, sglang, one of a version as in vllm@0.19, or a stack .toml; "
+        "default: gpt-fast, or vllm with requests in flight.",
     ),
     Argument("allreduce", AllReduce, None, "stack.allreduce", _HOW, f"{', '.join(get_args(AllReduce)[:-1])} or auto."),
     Argument("p2p", bool, True, "p2p", _HOW, "GPUs reach each other through host memory."),

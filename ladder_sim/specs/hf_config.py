@@ -14,6 +14,7 @@ from ladder_sim.errors import SpecError
 from ladder_sim.specs.hf_layers import read_experts, read_latent, read_window
 from ladder_sim.specs.hf_reader import ENCODERS, MAXIMA, TEXT_CONFIGS, ConfigReader
 from ladder_sim.specs.hf_types import EXPERTS, SIZES
+from ladder_sim.specs.layers import QkNorm
 from ladder_sim.specs.quantization import FIELDS, read_quantization
 from ladder_sim.system.files import read_text, shown_path
 from ladder_sim.units import quoted
@@ -93,9 +94,6 @@ def shape_from_hf(config: Mapping[str, object], *, source: str) -> dict[str, Any
     # covers the output as well
     qkv_only = reader.flag("use_qkv_bias")
     attention_bias = reader.flag("attention_bias", default=everywhere or qkv_only)
-    # StableLM has a name of its own for it
-    qk_norm = reader.flag("use_qk_norm", default=reader.flag("qk_layernorm"))
-    joint, weightless = reader.flag("joint_qk_norm"), reader.flag("weightless_qk_norm")
     return dict(
         **sizes,
         **attention,
@@ -107,9 +105,7 @@ def shape_from_hf(config: Mapping[str, object], *, source: str) -> dict[str, Any
         qkv_bias=attention_bias,
         out_bias=reader.flag("attention_out_bias", default=attention_bias and not qkv_only),
         mlp_bias=reader.flag("mlp_bias", default=everywhere),
-        qk_norm=qk_norm and not joint and not weightless,
-        joint_qk_norm=joint and qk_norm,
-        weightless_qk_norm=weightless and qk_norm,
+        qk_norm=_qk_norm(reader),
         post_norms=reader.flag("post_norms"),
         attention_sinks=reader.flag("attention_sinks"),
         ladder_layers=reader.ladder_layers(layers, ladder=reader.model_type() == "llamaLadder"),
@@ -121,6 +117,14 @@ def shape_from_hf(config: Mapping[str, object], *, source: str) -> dict[str, Any
         # llamaLadder has the same blocks, wired otherwise
         family="llama" if reader.model_type() == "llamaLadder" else reader.model_type(),
     )
+
+
+def _qk_norm(reader: ConfigReader) -> QkNorm:
+    joint, weightless = reader.flag("joint_qk_norm"), reader.flag("weightless_qk_norm")
+    # StableLM has a name of its own for it
+    if not reader.flag("use_qk_norm", default=reader.flag("qk_layernorm")):
+        return "none"
+    return "all" if joint else "weightless" if weightless else "heads"
 
 
 def _heads(reader: ConfigReader, heads: int, hidden: int) -> dict[str, int]:

@@ -80,14 +80,15 @@ def read_latent(reader: ConfigReader) -> dict[str, Any]:
 
 
 def read_window(reader: ConfigReader, layers: int) -> dict[str, Any]:
-    """The window or chunk that layers attend to, and which of them do."""
-    key = "attention_chunk_size" if reader.model_type() == "llama4_text" else "sliding_window"
+    """The window or chunk that layers attend to, which of them do, and which are not rotated."""
+    llama_4 = reader.model_type() == "llama4_text"
+    key = "attention_chunk_size" if llama_4 else "sliding_window"
     # read in any case, so that a damaged file does not pass
     tokens = 0 if reader.config.get(key) in (None, 0) else reader.size(key, MAXIMA["max_positions"])
     windowed = _window_layers(reader, layers)
-    if not tokens or not windowed:
-        return {}
-    return {"sliding_window": tokens, "window_layers": () if len(windowed) == layers else windowed}
+    nope = sorted({*range(layers)}.difference(_rotated_layers(reader, layers))) if llama_4 else ()
+    windows = {"sliding_window": tokens, "window_layers": () if len(windowed) == layers else windowed}
+    return {**(windows if tokens and windowed else {}), "nope_layers": tuple(nope)}
 
 
 def _window_layers(reader: ConfigReader, layers: int) -> tuple[int, ...]:
@@ -100,14 +101,30 @@ def _window_layers(reader: ConfigReader, layers: int) -> tuple[int, ...]:
         return tuple(layer for layer, kind in enumerate(kinds) if kind != "full_attention")
     if not reader.flag("use_sliding_window", default=True):
         return ()
+    if reader.model_type() == "llama4_text":
+        # those that are rotated attend to a chunk
+        return _rotated_layers(reader, layers)
     # Qwen2 and Qwen3
     first = reader.size("max_window_layers", MAXIMA["layers"], default=0, minimum=0)
-    rotated = reader.config.get("no_rope_layers") or None
-    if isinstance(rotated, list):
-        # Llama 4: those that rotate attend to a chunk
-        return tuple(layer for layer, each in enumerate(rotated[:layers]) if each)
+    return tuple(layer for layer in _in_pattern(reader, layers) if layer >= first)
+
+
+def _rotated_layers(reader: ConfigReader, layers: int) -> tuple[int, ...]:
+    """Of Llama 4."""
+    rotated = reader.config.get("no_rope_layers") or []
+    if not rotated:
+        return _in_pattern(reader, layers)
+    if not (isinstance(rotated, list) and len(rotated) >= layers and all(each in (0, 1) for each in rotated)):
+        raise reader.error(
+            "no_rope_layers", f"must be 0 or 1 for each of {layers} layers", "correct it or num_hidden_layers"
+        )
+    return tuple(layer for layer, each in enumerate(rotated[:layers]) if each)
+
+
+def _in_pattern(reader: ConfigReader, layers: int) -> tuple[int, ...]:
+    """All but one layer of each period; all if there is no pattern."""
     if reader.config.get("sliding_window_pattern") is None:
-        return tuple(range(first, layers))
+        return tuple(range(layers))
     period = reader.size("sliding_window_pattern", MAXIMA["layers"])
     full = 0 if reader.flag("full_attention_first") else period - 1
-    return tuple(layer for layer in range(first, layers) if layer % period != full)
+    return tuple(layer for layer in range(layers) if layer % period != full)

@@ -75,6 +75,7 @@ _REFUSED = (
 )
 # fields that say how many experts there are, or that attention is latent: contradictions in a type that has neither
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_EXPERT_FIELDS = (*EXPERT_COUNTS, "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts")
 _LATENT_RANKS = ("kv_lora_rank", "q_lora_rank")
 
 
@@ -140,7 +141,7 @@ class ConfigReader:
         # the object around a decoder has a type of its own
         if any(self.config.get(key) for key in TEXT_CONFIGS):
             return
-        for key in EXPERT_COUNTS:
+        for key in _EXPERT_FIELDS:
             if self.config.get(key) and self.model_type() not in EXPERTS:
                 raise self.error(
                     key,
@@ -201,7 +202,7 @@ class ConfigReader:
                 )
             return ()
         if value is None:
-            return tuple(range(layers))
+            return ()
         if isinstance(value, list):
             chosen = value
         elif isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= layers:

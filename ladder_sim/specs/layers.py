@@ -13,6 +13,10 @@ from typing import Literal
 # and shared experts, the routed experts
 LayerPart = Literal["qkv", "out", "mlp", "experts"]
 
+# of queries and keys, before they are rotated: head by head as in Qwen3 and Gemma 3, over all heads together as in
+# OLMo 2, where ranks add up their squares first, or head by head without weights as in Llama 4
+QkNorm = Literal["none", "heads", "all", "weightless"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gqa:
@@ -30,12 +34,14 @@ class Gqa:
     """Bias vectors on the query, key and value projections."""
     out_bias: bool = False
     """Bias vector on the output projection."""
-    qk_norm: Literal["", "heads", "all", "weightless"] = ""
-    """Norm of queries and keys: none, of each head, over all heads together, of each head without weights."""
+    qk_norm: QkNorm = "none"
+    """Norm of queries and keys."""
     sinks: bool = False
     """A learned logit for each head joins the softmax."""
     window: int = 0
     """Tokens that it attends to; 0: all."""
+    rotated: bool = True
+    """Queries and keys are rotated; else queries are scaled by their position instead, and neither is normalised."""
 
     @property
     def parameters(self) -> int:

@@ -9,7 +9,7 @@ from ladder_sim.errors import SpecError
 from ladder_sim.specs.fields import Limits, check_fields
 from ladder_sim.specs.hf_config import shape_from_hf
 from ladder_sim.specs.hf_reader import MAXIMA
-from ladder_sim.specs.layers import Dense, Gqa, LayerKind, LayerPart, Mla, Moe
+from ladder_sim.specs.layers import Dense, Gqa, LayerKind, LayerPart, Mla, Moe, QkNorm
 from ladder_sim.specs.values import choice, nonempty, whole
 from ladder_sim.specs.workload import DType, KvDType
 from ladder_sim.units import quoted
@@ -59,18 +59,16 @@ class ModelSpec:
     """Bias vector on attention's output projection."""
     mlp_bias: bool = False
     """Bias vectors in the MLP."""
-    qk_norm: bool = False
-    """Queries and keys are normalised head by head before they are rotated, as in Qwen3 and Gemma 3."""
-    joint_qk_norm: bool = False
-    """Queries and keys are normalised over all heads, as in OLMo 2: ranks add up their squares first."""
-    weightless_qk_norm: bool = False
-    """Queries and keys are normalised head by head without weights, as in Llama 4."""
+    qk_norm: QkNorm = "none"
+    """Norm of queries and keys: of each head (Qwen3), over all heads (OLMo 2), of each without weights (Llama 4)."""
     post_norms: bool = False
     """The output of each block is normalised as well before it is added, as in Gemma 3."""
     sliding_window: Annotated[int, Limits(0, MAXIMA["max_positions"])] = 0
     """Tokens that some or all layers attend to, or of a chunk; 0: all of them."""
     window_layers: tuple[int, ...] = ()
     """Layers that use the sliding window; empty: every layer, if there is one."""
+    nope_layers: tuple[int, ...] = ()
+    """Layers without rotary embeddings, which scale queries by their position instead, as in Llama 4."""
     attention_sinks: bool = False
     """A learned logit for each head joins the softmax, as in gpt-oss."""
     kv_lora_rank: Annotated[int, Limits(0, MAXIMA["hidden"])] = 0
@@ -125,6 +123,7 @@ class ModelSpec:
             ("ladder_layers", self.layers - 1),
             # a model may be cut short with --set model.layers
             ("window_layers", MAXIMA["layers"]),
+            ("nope_layers", MAXIMA["layers"]),
             ("dense_layers", MAXIMA["layers"]),
         ):
             layers = getattr(self, name)
@@ -208,6 +207,22 @@ class ModelSpec:
         norms = (4 if self.post_norms else 2) * self.hidden
         return sum(kind.parameters for kind in self.kinds) + self.layers * norms + self.hidden + embeddings
 
+    @property
+    def experts_label(self) -> str:
+        """Its experts and latent attention in words; empty for a dense model.
+
+        Examples
+        --------
+        >>> from ladder_sim.specs import catalog
+        >>> catalog.model("deepseek-v3").experts_label
+        '256 experts of 7168 x 2048, 8 per token, latent attention'
+        """
+        sizes = (
+            f"{self.experts} experts of {self.hidden} x {self.expert_intermediate}, {self.experts_per_token} per token"
+        )
+        parts = [*([sizes] if self.experts else []), *(["latent attention"] if self.kv_lora_rank else [])]
+        return ", ".join(parts)
+
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         """Return the KV cache that one token of one request takes over all layers, once each, in bytes.
 
@@ -250,18 +265,20 @@ class ModelSpec:
 def _kinds(model: ModelSpec) -> tuple[LayerKind, ...]:
     """Of each layer, made once for each model and kind."""
     windows = frozenset(model.window_layers or range(model.layers)) if model.sliding_window else frozenset()
-    dense = frozenset(model.dense_layers)
-    kinds: dict[tuple[bool, bool], LayerKind] = {}
+    dense, nope = frozenset(model.dense_layers), frozenset(model.nope_layers)
+    kinds: dict[tuple[bool, bool, bool], LayerKind] = {}
     layers = []
     for layer in range(model.layers):
-        key = layer in windows, layer in dense or not model.experts
+        key = layer in windows, layer not in nope, layer in dense or not model.experts
         if key not in kinds:
-            kinds[key] = LayerKind(attention=_attention(model, key[0]), feed_forward=_feed_forward(model, key[1]))
+            windowed, rotated, is_dense = key
+            attention = _attention(model, windowed=windowed, rotated=rotated)
+            kinds[key] = LayerKind(attention=attention, feed_forward=_feed_forward(model, is_dense))
         layers.append(kinds[key])
     return tuple(layers)
 
 
-def _attention(model: ModelSpec, windowed: bool) -> Gqa | Mla:
+def _attention(model: ModelSpec, *, windowed: bool, rotated: bool) -> Gqa | Mla:
     if model.kv_lora_rank:
         return Mla(
             hidden=model.hidden,
@@ -279,17 +296,10 @@ def _attention(model: ModelSpec, windowed: bool) -> Gqa | Mla:
         head_dim=model.head_dim,
         qkv_bias=model.qkv_bias,
         out_bias=model.out_bias,
-        qk_norm=(
-            "heads"
-            if model.qk_norm
-            else "all"
-            if model.joint_qk_norm
-            else "weightless"
-            if model.weightless_qk_norm
-            else ""
-        ),
+        qk_norm=model.qk_norm,
         sinks=model.attention_sinks,
         window=model.sliding_window if windowed else 0,
+        rotated=rotated,
     )
 
 

@@ -84,6 +84,21 @@ class Plan:
         """Groups of ranks with requests of their own."""
         return self.attention_dp * self.dp
 
+    @property
+    def kind(self) -> str:
+        """What it is made of, without degrees, e.g. "TP + EP".
+
+        Examples
+        --------
+        >>> Plan(tp=8).kind, Plan(attention_dp=8, ep=8).kind, Plan(tp=4, pp=2).kind
+        ('TP', 'attention DP + EP', 'TP + PP')
+        """
+        # ranks may share experts under tensor parallelism, but no attention
+        shares = self.tp > 1 or self.expert_tp > 1
+        degrees = {"attention DP": self.attention_dp, "TP": 1 + shares, "EP": self.ep, "PP": self.pp, "DP": self.dp}
+        parts = [name for name, degree in degrees.items() if degree > 1] + ["SP"] * self.sp
+        return " + ".join(parts) or "TP"
+
     def group_requests(self, requests: Any) -> Any:
         """Return the requests of the group that has most of them; `requests` may be an array."""
         return -(-requests // self.groups)
@@ -92,13 +107,9 @@ class Plan:
         """Return how many of them are in one pass: the stages of a pipeline work on as many passes at a time."""
         return -(-self.group_requests(requests) // self.pp)
 
-    def prefill_passes(self, requests: Any, layers: int) -> Any:
-        """Return how many passes over all prompts of a batch take as long as one micro-batch after another.
-
-        The first one goes through every stage; each further one adds the time of the largest stage.
-        """
-        micro_batches = -(-self.group_requests(requests) // self.micro_batch(requests))
-        return 1.0 + (micro_batches - 1) * (max(self.stages(layers)) / layers)
+    def micro_batches(self, requests: Any) -> Any:
+        """Return in how many passes the requests of a group go through the stages."""
+        return -(-self.group_requests(requests) // self.micro_batch(requests))
 
     def stages(self, layers: int) -> tuple[int, ...]:
         """Return the layers of each stage; what is left over goes to the stages before the last, backwards.

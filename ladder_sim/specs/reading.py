@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from inspect import isfunction
+from inspect import isroutine
 from numbers import Real
 from typing import Literal, TypeVar, get_args, get_origin
 
@@ -41,7 +41,7 @@ def read_value(raw: object, field: str, kind: object, *, name: str) -> object:
     UnitError, SpecError, UnknownNameError
         If the value does not fit the field.
     """
-    if isfunction(kind):
+    if isroutine(kind):
         return kind(raw) if isinstance(raw, str) else raw
     if isinstance(raw, str):
         raw = raw.strip()

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Self, cast
@@ -11,6 +11,7 @@ from ladder_sim.errors import PartitionError, UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.cluster import ClusterSpec
+from ladder_sim.specs.imbalance import ExpertLoads
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.settings import IN_CLUSTER, Overrides, Parts, override_parts, settings_of
@@ -23,9 +24,9 @@ from ladder_sim.units import short_name
 # far beyond any cluster one tensor-parallel group spans
 _MAX_NODES = 100_000
 # arguments that the specs check
-_CHECKED = {*ARGUMENTS, "variant"} - {"model", "cluster", "stack"}
-# compute capability of the A100
-AMPERE = 8.0
+_CHECKED = {*ARGUMENTS, "variant"} - {"model", "cluster", "stack", "imbalance"}
+# compute capabilities of the A100 and of the H100
+AMPERE, HOPPER = 8.0, 9.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +110,13 @@ class Scenario:
                 f"pp {plan.pp}: model '{model.name}' has {model.layers} layers, and each stage needs one",
                 hint=f"use --pp {model.layers} or less",
             )
+        counts = self.workload.imbalance.counts
+        if counts and len(counts) != model.experts:
+            raise UsageError(
+                f"imbalance {self.workload.imbalance.name}: tokens of {len(counts)} experts, and model '{model.name}' "
+                f"has {model.experts or 'none'}",
+                hint="give the tokens of each expert of one layer, or a name, e.g. --imbalance balanced",
+            )
         problem = model.partition_problem(plan.tp, attention_dp=plan.attention_dp, ep=plan.ep)
         if not problem:
             return
@@ -157,9 +165,10 @@ class Scenario:
         gen: int = 512,
         concurrency: int | None = None,
         arrivals: str = "steady",
+        imbalance: str | Sequence[float] | ExpertLoads = "power-law-1.01",
         dtype: str | None = None,
         kv_dtype: str | None = None,
-        stack: str | StackSpec = "gpt-fast",
+        stack: str | StackSpec | None = None,
         variant: str = "standard",
         allreduce: str | None = None,
         p2p: bool = True,
@@ -170,7 +179,8 @@ class Scenario:
         Parameters
         ----------
         model, cluster, stack
-            Catalog names or paths of files (see `ladder_sim.specs.catalog`), or the specs themselves.
+            Catalog names or paths of files (see `ladder_sim.specs.catalog`), or the specs themselves. The stack is
+            gpt-fast by default, and vllm with requests in flight.
         nodes
             Nodes there are.
         gpus_per_node
@@ -183,6 +193,9 @@ class Scenario:
             Requests of a static batch, tokens of each prompt, new tokens of each request.
         concurrency, arrivals
             Requests kept in flight under continuous batching, instead of a static batch, and how they arrive.
+        imbalance
+            How unevenly tokens choose experts: a name (`ladder_sim.specs.imbalance.Imbalance`), a file of tokens per
+            expert, or a list of them.
         dtype, kv_dtype
             Precision of linear layers (`ladder_sim.specs.workload.FORMATS`) and of the KV cache; by default what the
             model's config.json says. Without a word there: bf16, and the stack's habit for the cache.
@@ -202,6 +215,8 @@ class Scenario:
         PartitionError
             If the plan does not divide the model.
         """
+        if stack is None:
+            stack = "gpt-fast" if concurrency is None else "vllm"
         parts = Parts(
             model=catalog.model(model) if isinstance(model, str) else model,
             cluster=catalog.cluster(cluster) if isinstance(cluster, str) else cluster,
@@ -213,6 +228,7 @@ class Scenario:
                 gen=gen,
                 concurrency=concurrency,
                 arrivals=cast(Arrivals, arrivals),
+                imbalance=ExpertLoads.of(imbalance),
                 dtype="bf16" if dtype is None else cast(DType, dtype),
                 kv_dtype="bf16" if kv_dtype is None else cast(KvDType, kv_dtype),
             ),
@@ -322,7 +338,7 @@ class Scenario:
         return ranks <= per_node or (ranks % per_node == 0 and (tp % per_node == 0 or per_node % tp == 0))
 
     def unused(self, name: str) -> str:
-        """Why a figure of a link changes nothing here, and what uses it; empty if it is used.
+        """Why a figure changes nothing here, and what uses it; empty if it is used.
 
         Examples
         --------
@@ -334,6 +350,8 @@ class Scenario:
             return "the group is within one node; --nodes 2 uses it"
         if tier == "intra" and self.plan.replica_gpus == 1:
             return "a single GPU has no link to use; --tp 2 uses it"
+        if name == "stack.dispatch" and self.plan.attention_dp == 1:
+            return "every rank has the tokens of its experts; --attention-dp 2 uses it"
         if tier == "host" and self.p2p:
             return "GPUs reach each other directly; --no-p2p uses it"
         return ""
@@ -396,6 +414,17 @@ class Scenario:
         used = self.plan.nodes(self.cluster.gpus_per_node)
         if used < self.nodes:
             warnings.append(f"{_flags(self.plan, 'tp', 'attention_dp', 'pp', 'dp')} uses {used} of {self.nodes} nodes")
+        gpus = used * self.cluster.gpus_per_node
+        # a tensor-parallel degree alone is chosen as it is
+        if self.plan.tp < self.plan.gpus < gpus:
+            warnings.append(
+                f"{_flags(self.plan, 'tp', 'attention_dp', 'pp', 'dp')} uses {self.plan.gpus} of {gpus} GPUs"
+            )
+        group = self.plan.group_requests(self.workload.in_flight)
+        if group < self.plan.pp:
+            warnings.append(
+                f"{group} request{'s' if group > 1 else ''} on {self.plan.pp} stages: no more stages work at a time"
+            )
         stages = self.plan.stages(self.model.layers)
         if len(set(stages)) > 1:
             warnings.append(f"{self.model.layers} layers on {self.plan.pp} stages: {', '.join(map(str, stages))}")

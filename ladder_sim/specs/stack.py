@@ -25,6 +25,11 @@ AllReduce = Literal[
     "fused-norm",
     "auto",
 ]
+# how ranks with requests of their own exchange tokens and experts' outputs; DeepEP's low-latency and normal kernels,
+# TensorRT-LLM's over NVLink; auto: as SGLang's --deepep-mode auto, low latency in decode
+Dispatch = Literal[
+    "allgather", "all-to-all", "deepep-ll", "deepep-ht", "deepep-auto", "nvlink-one-sided", "nvlink-two-sided"
+]
 PrefillLogits = Literal["all", "last"]
 MemoryFractionOf = Literal["total", "free"]
 
@@ -130,6 +135,8 @@ class StackSpec:
     """CPU time to launch one kernel where no CUDA graph is used, seconds."""
     memory_overhead_bytes: Bytes
     """Context, communicator buffers and allocator slack per GPU, bytes."""
+    expert_launch_s: Seconds = 0.0
+    """CPU time to launch one kernel of a model with experts, seconds; 0: as long as of any other model."""
     graph_launch_s: Seconds = 0.0
     """CPU time from deciding to run a CUDA graph to its first kernel, seconds."""
     kernel_gap_s: Seconds = 0.0
@@ -165,6 +172,15 @@ class StackSpec:
     """What quantising the input of a GEMM at run time takes beyond one small kernel, seconds."""
     quantize_element_bytes: Annotated[float, Limits(0, 1_000)] = 3.0
     """Memory traffic that quantising one element takes as long as, bytes: 2 read and 1 written, or more."""
+    dispatch: Dispatch = "allgather"
+    """How tokens of data-parallel attention reach their experts: NCCL's all-gather and reduce-scatter of all tokens,
+    its all-to-all of each expert's, or a kernel."""
+    shared_expert_stream: bool = False
+    """In decode shared experts run on a stream of their own, next to the routed ones."""
+    expert_padding: Tokens = 0
+    """Rows to a multiple of which an expert's tokens are padded, of every expert of a rank, in fp8 blocks on Hopper."""
+    padded_share: Factor = 1.0
+    """Share of the tensor cores' peak at which padded experts are multiplied."""
     fp8_kv_cache: bool = False
     """The KV cache is fp8 by default where activations have 8 bits or fewer."""
     step_tokens: Tokens = 0

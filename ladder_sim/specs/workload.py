@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from ladder_sim.errors import SpecError
 from ladder_sim.specs.fields import Limits, check_fields
+from ladder_sim.specs.imbalance import USUAL, ExpertLoads
 
 DType = Literal["bf16", "fp16", "fp8", "fp8-dynamic", "fp8-block", "nvfp4", "w4a16", "mxfp4"]
 KvDType = Literal["bf16", "fp8"]
@@ -62,6 +63,12 @@ KV_BYTES: Mapping[KvDType, int] = MappingProxyType({"bf16": 2, "fp8": 1})
 Batching = Literal["static", "continuous"]
 STATIC: Batching = "static"
 
+
+def batching_of(concurrency: object) -> Batching:
+    """How requests share the GPUs, by how many are kept in flight, if any."""
+    return STATIC if concurrency is None else "continuous"
+
+
 # beyond any published context, in tokens
 _MAX_CONTEXT = 100_000_000
 
@@ -83,6 +90,8 @@ class Workload:
     """Type of the KV cache."""
     concurrency: Annotated[int | None, Limits(1, 1_000_000, hint="requests in flight, e.g. --concurrency 64")] = None
     """Requests kept in flight under continuous batching; None: a static batch."""
+    imbalance: ExpertLoads = USUAL
+    """How often tokens choose each expert, in models that have any."""
     arrivals: Arrivals = "steady"
     """Requests in flight arrive spread over time, or in lockstep: all prompts first, then all answers together."""
 
@@ -107,7 +116,7 @@ class Workload:
     @property
     def batching(self) -> Batching:
         """How requests share the GPUs."""
-        return STATIC if self.concurrency is None else "continuous"
+        return batching_of(self.concurrency)
 
     @property
     def load_field(self) -> Literal["batch", "concurrency"]:

@@ -14,7 +14,7 @@ from ladder_sim.prediction import resolve_profile
 from ladder_sim.serving.step import SIZES, simulate_requests
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.workload import STATIC
+from ladder_sim.specs.workload import batching_of
 from ladder_sim.sweeps.axes import figure_of
 from ladder_sim.sweeps.grid import Chunk, Columns, SweepBlock
 from ladder_sim.sweeps.price import token_price
@@ -154,5 +154,6 @@ def _constants(block: SweepBlock) -> dict[str, Any]:
     named = {name: value if isinstance(value, str | int | float) else value.name for name, value in block.point.items()}
     settings = {name: value for name, value in named.items() if name not in ARGUMENTS}
     if block.scenario is None:
-        return {**{name: named.get(name) for name in ARGUMENTS}, BATCHING_COLUMN: STATIC, **settings}
+        batching = batching_of(named.get("concurrency"))
+        return {**{name: named.get(name) for name in ARGUMENTS}, BATCHING_COLUMN: batching, **settings}
     return {**block.scenario.fields(), BATCHING_COLUMN: block.scenario.workload.batching, **settings}

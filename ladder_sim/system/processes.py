@@ -65,6 +65,13 @@ def end_with_parent() -> None:
         os._exit(128 + int(last))
 
 
+def reserve_stdout() -> None:
+    """Keep stdout for what this program prints: what libraries write to it goes to stderr, e.g. lines of NCCL_DEBUG."""
+    sys.stdout.flush()
+    sys.stdout = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
+    os.dup2(2, 1)
+
+
 def run(module: Sequence[str], *, capture: bool = False, given: str | None = None) -> tuple[int, str]:
     """Run ``python -m MODULE ...`` to its end; returns its exit code, and its stdout if that is captured.
 

@@ -29,9 +29,9 @@ def predicted_step(
     workload = scenario.workload
     context = workload.prompt + (workload.gen // 2 if phase == "decode" else 0)
     step = simulate(scenario, phase, context, costs, engine=engine, keep=scenario.model.layers)
-    plan, timeline = replicate_of_every_layer(step, scenario.plan.tp, uneven) if uneven.sigma else step.simulated
-    distinct = step.distinct(plan)
-    ops = [distinct[like] for like in plan.same_as]
+    schedule, timeline = replicate_of_every_layer(step, scenario.plan.tp, uneven) if uneven.sigma else step.simulated
+    distinct = step.distinct(schedule)
+    ops = [distinct[like] for like in schedule.layout.same_as]
     ranks = scenario.plan.tp if uneven.sigma else 1
     launches = len(timeline.end_s) // ranks - len(ops)
     collectives = [

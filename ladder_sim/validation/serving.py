@@ -74,19 +74,25 @@ def compare_servings(
     """
     groups: dict[Setup, list[Serving]] = {}
     for row in servings:
-        groups.setdefault(row.setup, []).append(row)
+        if not row.left_out:
+            groups.setdefault(row.setup, []).append(row)
     compared = {
         each.serving.line: each for setup, rows in groups.items() for each in _compare_group(setup, rows, profile)
     }
+    for row in servings:
+        if row.left_out:
+            compared[row.line] = ServingComparison(serving=row, ttft=None, tpot=None, note=row.left_out)
     return tuple(compared[row.line] for row in servings)
 
 
 def summarize_servings(
     comparisons: Sequence[ServingComparison],
 ) -> Mapping[str, Mapping[str, tuple[ErrorSummary | None, ErrorSummary | None]]]:
-    """Errors of TPOT and TTFT by engine with precision and GPU, and by stack, GPU, precision, degree, concurrency."""
+    """Errors of TPOT and TTFT by engine with precision and GPU, and by other parts, of rows that are not left out."""
     by: dict[str, dict[Any, list[ServingComparison]]] = {}
     for each in comparisons:
+        if each.serving.left_out:
+            continue
         setup = each.serving.setup
         engine = setup.stack.partition("@")[0]
         parts = {
@@ -94,7 +100,10 @@ def summarize_servings(
             "stack": setup.stack,
             "cluster": setup.cluster,
             "dtype": setup.dtype,
-            "tp": setup.tp,
+            "setup": f"{setup.stack}, {setup.cluster}, {setup.model} {setup.dtype}, {setup.plan.kind}",
+            "model": setup.model,
+            "plan": setup.plan.kind,
+            "tp": setup.plan.tp,
             "concurrency": each.serving.concurrency,
         }
         for name, value in parts.items():
@@ -119,7 +128,7 @@ def gate(comparisons: Sequence[ServingComparison], maximum: float) -> None:
         It does, or a row could not be predicted.
     """
     for each in comparisons:
-        if each.tpot is None:
+        if each.tpot is None and not each.serving.left_out:
             # a row that cannot be predicted must not make the mean better
             raise LadderSimError(
                 f"--max-error: line {each.serving.line} is {each.note}", hint="leave the row out, or add what it lacks"

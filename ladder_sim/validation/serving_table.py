@@ -4,35 +4,43 @@
     Qwen/Qwen3-32B,h100_sxm,vllm,0.12.0,bf16,,4,64,1024,512,346.1,19.6
 
 This is the form of the servings in aiconfigurator-core. ``isl`` and ``osl`` are tokens of each prompt and answer,
-``silicon_ttft_ms`` and ``silicon_tpot_ms`` mean times in milliseconds. Columns that may be left out or empty:
-backend_version (the newest), gemm_quant_mode (as dtype), kv_dtype and arrivals (as `ladder_sim.Scenario.of` has them)
-and source. Lines that start with ``#`` are comments.
+``silicon_ttft_ms`` and ``silicon_tpot_ms`` mean times in milliseconds. dtype may be called precision. Columns that may
+be left out or empty: backend_version (the newest), gemm_quant_mode and moe_quant_mode (as dtype), kv_dtype and arrivals
+(as `ladder_sim.Scenario.of` has them), source, and those of a plan: pp_size, attention_dp_size, moe_tp_size and
+moe_ep_size. concurrency counts the requests of one of attention_dp_size groups. What the columns do not say of known
+campaigns is in `ladder_sim.validation.campaigns`; a row with a source is read as it stands. Lines that start with ``#``
+are comments.
 """
 
+import dataclasses
 import re
-import tomllib
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from types import MappingProxyType
-from typing import Any
+from typing import NamedTuple, cast
 
 from ladder_sim.costs.memory import weight_bytes
 from ladder_sim.errors import InfeasibleError, UnknownNameError, UsageError
 from ladder_sim.specs import catalog
+from ladder_sim.specs.layers import LayerPart, Moe
+from ladder_sim.specs.model import ModelSpec
+from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.values import real
+from ladder_sim.specs.workload import DType
 from ladder_sim.units import quoted
+from ladder_sim.validation.campaigns import Facts, facts
 from ladder_sim.validation.dataset import COLUMNS as RUN_COLUMNS
 from ladder_sim.validation.dataset import check_known, table_rows
 
 TIMES = ("silicon_ttft_ms", "silicon_tpot_ms")
 REQUIRED = ("model_path", "system", "backend", "dtype", "tp_size", "concurrency", "isl", "osl", *TIMES)
-DEFAULTS = MappingProxyType(
-    {"backend_version": "", "gemm_quant_mode": "", "kv_dtype": "", "arrivals": "", "source": ""}
-)
-COLUMNS = (*REQUIRED, *DEFAULTS)
+_PLAN = ("pp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
+_OPTIONAL = ("backend_version", "gemm_quant_mode", "moe_quant_mode", *_PLAN, "kv_dtype", "arrivals", "source")
+# another name of the column
+_ALIAS = {"precision": "dtype"}
+COLUMNS = (*REQUIRED, *_ALIAS, *_OPTIONAL)
 
 # names of systems in aiconfigurator-core that are not those of our clusters with underscores
 _SYSTEMS = MappingProxyType(
@@ -58,6 +66,8 @@ _FORMATS = MappingProxyType(
 _MAX_MILLISECONDS = 1e9
 # of the time that the weights take at the memory's bandwidth: less is another unit or another model
 _LEAST_SHARE = 0.5
+# of two measurements of TPOT: the smaller is another setting's. Repeats differ by less
+_SAME_TPOT = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,23 +81,32 @@ class Setup:
     dtype: str
     kv_dtype: str | None
     arrivals: str
-    tp: int
+    plan: Plan
+    unquantized: tuple[LayerPart, ...] = ()
+    """Parts of the layers that the checkpoint keeps in 16 bits, if that is not the model's."""
+    server: tuple[tuple[str, float], ...] = ()
+    """Settings of the server that are not the stack's."""
 
-    def scenario(self, concurrency: int = 1, prompt: int = 1024, gen: int = 512) -> Scenario:
+    def scenario(self, concurrency: int | None = None, prompt: int = 1024, gen: int = 512) -> Scenario:
         """One of its loads, of any variant."""
-        per_node = catalog.cluster(self.cluster).gpus_per_node
+        plan = self.plan
+        model = catalog.model(self.model)
+        if self.unquantized:
+            dtype = cast(DType, self.dtype)
+            model = dataclasses.replace(model, weights_dtype=dtype, unquantized=self.unquantized)
         return Scenario.of(
-            model=self.model,
+            model=model,
             cluster=self.cluster,
-            nodes=-(-self.tp // per_node),
-            tp=self.tp,
+            nodes=plan.nodes(catalog.cluster(self.cluster).gpus_per_node),
+            **dataclasses.asdict(plan),
             stack=self.stack,
             dtype=self.dtype,
             kv_dtype=self.kv_dtype,
             arrivals=self.arrivals,
-            concurrency=concurrency,
+            concurrency=plan.groups if concurrency is None else concurrency,
             prompt=prompt,
             gen=gen,
+            overrides=dict(self.server),
         )
 
 
@@ -107,10 +126,12 @@ class Serving:
     """Measured."""
     source: str = ""
     """Who measured it."""
+    left_out: str = ""
+    """Why it is not predicted, as far as its campaign is known."""
 
     def __str__(self) -> str:
         setup = self.setup
-        where = f"{setup.model}, {setup.dtype}, TP {setup.tp} on {setup.cluster}, {setup.stack}"
+        where = f"{setup.model}, {setup.dtype}, {setup.plan} on {setup.cluster}, {setup.stack}"
         return f"{where}, {self.concurrency} in flight, {self.prompt} + {self.gen} tokens"
 
 
@@ -120,6 +141,7 @@ def is_serving_table(content: bytes) -> bool:
     header = next((line for line in lines if line and not line.startswith("#")), "")
     # separated by anything: reading the table says that commas are needed
     names = set(re.findall(r"\w+", header))
+    names = {_ALIAS.get(name, name) for name in names}
     return len(names & set(REQUIRED)) > len(names & {*RUN_COLUMNS})
 
 
@@ -138,62 +160,160 @@ def read_servings(content: bytes, name: str) -> tuple[Serving, ...]:
     UsageError
         The file is no such table, or a row breaks a rule; the message names line and column.
     """
-    servings = tuple(row for _, row in table_rows(content, name, _check_columns, _serving))
-    if not servings:
+    rows = [row for _, row in table_rows(content, name, _check_columns, _row)]
+    if not rows:
         raise UsageError(f"{name}: holds no serving", hint=f"columns: {', '.join(COLUMNS)}; then a row per serving")
-    return servings
+    return _compared(rows)
+
+
+class _Row(NamedTuple):
+    """A line, and what can be said of it only next to others."""
+
+    serving: Serving
+    without_attention_dp: Setup | None
+    """What ran if the degree of attention had no effect, if that may be so."""
+    faster_left_out: str
+    """Why it is left out if the same was also measured slower."""
+
+
+def _compared(rows: Sequence[_Row]) -> tuple[Serving, ...]:
+    """The servings, with what rows say of each other."""
+    measured: dict[tuple[object, ...], list[float]] = defaultdict(list)
+    for row in rows:
+        measured[_point(row.serving, row.serving.setup)].append(row.serving.tpot_s)
+    servings = []
+    for serving, setup, faster in rows:
+        like_s = measured[_point(serving, setup)] if setup else ()
+        if setup and any(abs(serving.tpot_s - tpot_s) < _SAME_TPOT * tpot_s for tpot_s in like_s):
+            serving = dataclasses.replace(serving, setup=setup)
+        slowest_s = max(measured[_point(serving, serving.setup)], default=0.0)
+        if faster and serving.tpot_s < (1.0 - _SAME_TPOT) * slowest_s:
+            serving = dataclasses.replace(serving, left_out=faster)
+        servings.append(serving)
+    return tuple(servings)
+
+
+def _point(serving: Serving, setup: Setup) -> tuple[object, ...]:
+    """What two measurements of the same have in common."""
+    return setup, serving.concurrency, serving.prompt, serving.gen
 
 
 def _check_columns(columns: list[str], where: str) -> None:
-    missing = [column for column in REQUIRED if column not in columns]
+    named = [_ALIAS.get(column, column) for column in columns]
+    missing = [column for column in REQUIRED if column not in named]
     if missing:
         raise UsageError(
             f"{where}: missing column{'s' if len(missing) > 1 else ''} {', '.join(missing)}",
             hint=f"the first line names the columns: {', '.join(REQUIRED)}",
         )
     check_known(columns, COLUMNS, where)
+    if len(set(named)) < len(named):
+        raise UsageError(f"{where}: columns dtype and precision are the same", hint="keep one of them")
 
 
-def _serving(line: int, cells: Mapping[str, str]) -> Serving:
-    cell = {**DEFAULTS, **cells}
+def _row(line: int, cells: Mapping[str, str]) -> _Row:
+    cell = {
+        **dict.fromkeys((*REQUIRED, *_OPTIONAL), ""),
+        **{_ALIAS.get(name, name): text for name, text in cells.items()},
+    }
     for column in REQUIRED:
         if not cell[column]:
             raise UsageError(f"{column} is empty: must be given on every row", hint=f"fill the column {column}")
+    # who measured it says so: it is of none of these campaigns
+    known = Facts() if cell["source"] else facts(cell)
+    model = _model(known.model or cell["model_path"])
+    dtype = _format(cell, model, known)
+    plan, groups = _plan(cell, known, has_experts=catalog.model(model).experts > 0)
     setup = Setup(
-        model=_model(cell["model_path"]),
+        model=model,
         cluster=_cluster(cell["system"]),
         stack=_stack(cell["backend"], cell["backend_version"]),
-        dtype=_format(cell),
-        kv_dtype=cell["kv_dtype"] or None,
-        arrivals=cell["arrivals"] or _arrivals(cell["backend"].lower(), cell["backend_version"]),
-        tp=_whole(cell, "tp_size"),
+        dtype=dtype,
+        kv_dtype=cell["kv_dtype"] or known.kv_dtype,
+        arrivals=cell["arrivals"] or known.arrivals,
+        plan=plan,
+        unquantized=known.unquantized,
+        server=tuple(known.server.items()),
     )
-    row = Serving(
+    serving = Serving(
         line=line,
         setup=setup,
-        concurrency=_whole(cell, "concurrency"),
-        prompt=_whole(cell, "isl"),
-        gen=_whole(cell, "osl"),
+        concurrency=groups * _whole(cell, "concurrency"),
+        prompt=_tokens(cell, "isl", known),
+        gen=_tokens(cell, "osl", known),
         ttft_s=_seconds(cell, "silicon_ttft_ms"),
         # one token has no time per further token
         tpot_s=_seconds(cell, "silicon_tpot_ms", zero=_whole(cell, "osl") == 1),
         source=cell["source"],
+        left_out=known.left_out,
     )
+    _check_times(serving, cell)
+    ignored = plan.attention_dp > 1 and known.attention_dp_in_tp
+    shared = dataclasses.replace(plan, tp=plan.ranks, attention_dp=1)
+    return _Row(serving, dataclasses.replace(setup, plan=shared) if ignored else None, known.faster_left_out)
+
+
+def _check_times(serving: Serving, cell: Mapping[str, str]) -> None:
+    """Refuse times that no such model takes."""
+    if serving.left_out:
+        return
     try:
-        scenario = setup.scenario(row.concurrency, row.prompt, row.gen)
+        scenario = serving.setup.scenario(serving.concurrency, serving.prompt, serving.gen)
     except InfeasibleError:
         # reported by the comparison
-        return row
-    least_s = _LEAST_SHARE * weight_bytes(scenario) / scenario.cluster.gpu.hbm_bandwidth_Bps
+        return
+    read_bytes = _active_share(scenario.model) * weight_bytes(scenario)
+    least_s = _LEAST_SHARE * read_bytes / scenario.cluster.gpu.hbm_bandwidth_Bps
     # the first token takes a step, too
-    for column in TIMES if row.gen > 1 else TIMES[:1]:
+    for column in TIMES if serving.gen > 1 else TIMES[:1]:
         if _seconds(cell, column) < least_s:
             raise UsageError(
                 f"{column} is {cell[column]}: a step reads the weights, which takes more than "
                 f"{1e3 * least_s:.3g} ms here",
                 hint="times are in milliseconds; check model, tp_size and precision too",
             )
-    return row
+
+
+def _active_share(model: ModelSpec) -> float:
+    """Of the weights, those that one token uses."""
+    layers = [kind.feed_forward for kind in model.kinds]
+    idle = sum(
+        (each.experts - each.experts_per_token) * each.expert.parameters for each in layers if isinstance(each, Moe)
+    )
+    return 1.0 - idle / model.parameters
+
+
+def _plan(cell: Mapping[str, str], known: Facts, *, has_experts: bool) -> tuple[Plan, int]:
+    """The plan of a row, and how many groups have the requests that it counts."""
+    tp, pp = _whole(cell, "tp_size"), _degree(cell, "pp_size", 1)
+    if not has_experts:
+        # the scenario refuses groups
+        attention_dp = _degree(cell, "attention_dp_size", 1)
+        return Plan(tp=tp, pp=pp, attention_dp=attention_dp), attention_dp
+    ep = _degree(cell, "moe_ep_size", 1)
+    expert_tp = _degree(cell, "moe_tp_size", max(1, tp // ep))
+    groups = attention_dp = _degree(cell, "attention_dp_size", max(1, expert_tp * ep // tp))
+    if known.product_of_gpus and tp * attention_dp == expert_tp * ep and expert_tp == ep:
+        tp, attention_dp, expert_tp = min(tp, ep), min(attention_dp, ep), 1
+    if attention_dp > 1 and known.attention_dp_ignored:
+        attention_dp, expert_tp, ep = 1, 1, tp
+    elif attention_dp > 1 and known.attention_dp_in_tp:
+        tp, attention_dp, expert_tp, ep = 1, tp, 1, tp
+    if tp * attention_dp != expert_tp * ep:
+        raise UsageError(
+            f"tp_size {tp} x attention_dp_size {attention_dp}: must be moe_tp_size {expert_tp} x moe_ep_size {ep}, the "
+            "same GPUs",
+            hint="attention and experts of a layer are on the same ranks",
+        )
+    return Plan(tp=tp, pp=pp, ep=ep, attention_dp=attention_dp), groups
+
+
+def _degree(cell: Mapping[str, str], column: str, empty: int) -> int:
+    return _whole(cell, column) if cell[column] else empty
+
+
+def _tokens(cell: Mapping[str, str], column: str, known: Facts) -> int:
+    return max(1, round(known.length_share * _whole(cell, column)))
 
 
 def _model(path: str) -> str:
@@ -217,6 +337,8 @@ def _cluster(system: str) -> str:
 
 def _stack(backend: str, version: str) -> str:
     name = backend.lower()
+    # made after the newest release
+    version = "" if version.lower().startswith("nightly") else version
     known = tuple(each for each in catalog.stack_names() if catalog.stack(each).serves)
     if name not in known and not name.endswith(".toml"):
         raise UnknownNameError("backend", backend, known, more="a stack's file ends in .toml")
@@ -228,31 +350,21 @@ def _stack(backend: str, version: str) -> str:
     return stack
 
 
-def _format(cell: Mapping[str, str]) -> str:
-    column = "gemm_quant_mode" if cell["gemm_quant_mode"] else "dtype"
+def _format(cell: Mapping[str, str], model: str, known: Facts) -> str:
+    # most weights of a model with experts are theirs
+    columns = ("moe_quant_mode", "gemm_quant_mode") if catalog.model(model).experts else ("gemm_quant_mode",)
+    column = next((each for each in columns if cell[each]), "dtype")
     key = cell[column].lower()
     name = _FORMATS.get(key, key.replace("_", "-"))
+    if name == "fp8":
+        checkpoint = known.fp8 or catalog.model(model).weights_dtype
+        name = checkpoint if checkpoint.startswith("fp8") else name
     try:
         # the spec checks it
         Scenario.of(dtype=name)
     except UsageError as error:
         raise UsageError(f"{column}: {error.message}", hint=error.hint) from error
     return name
-
-
-def _arrivals(backend: str, version: str) -> str:
-    campaigns = _campaigns().get("lockstep", ())
-    return (
-        "lockstep"
-        if any(backend == each["backend"] and version in each["versions"] for each in campaigns)
-        else "steady"
-    )
-
-
-@cache
-def _campaigns() -> Mapping[str, Any]:
-    text = (resources.files("ladder_sim.validation") / "data" / "campaigns.toml").read_text("utf-8")
-    return tomllib.loads(text)
 
 
 def _whole(cell: Mapping[str, str], column: str) -> int:

@@ -30,6 +30,8 @@ def save(model: Decoder, folder: Path, config: Mapping[str, object], *, file_byt
         raise UsageError("the config.json to be saved is not that of the model", hint="give the one it was made from")
     if model.comm.pipeline.stages > 1:
         raise UsageError("a model in pipeline stages is not saved", hint="load it with tensor parallelism alone")
+    if model.comm.exchange.size > 1:
+        raise UsageError("a model of several groups is not saved", hint="load it without attention-DP")
     try:
         from safetensors.torch import save_file
     except ImportError:

@@ -25,13 +25,37 @@ class Pipeline(Protocol):
     """Number of stages, 1 without pipeline parallelism."""
 
     def send(self, *tensors: Tensor) -> None:
-        """Send tensors to the next stage."""
+        """Start to send tensors to the next stage, once those before have left."""
 
     def receive(self, x: Tensor) -> Handle:
         """Start to overwrite `x` with the next tensor that the stage before sends."""
 
-    def share(self, x: Tensor) -> None:
-        """Overwrite `x` with the last stage's."""
+    def share(self, x: Tensor) -> Handle:
+        """Start to overwrite `x` with the last stage's."""
+
+    def finish(self) -> None:
+        """Wait until everything sent has left."""
+
+
+class Exchange(Protocol):
+    """The ranks at one position of every group with requests of its own; they share their experts.
+
+    Rows are tokens.
+    """
+
+    rank: int
+    """Number of this process's group."""
+    size: int
+    """Number of groups, 1 without attention-DP."""
+
+    def all_gather(self, *tensors: Tensor) -> list[Tensor]:
+        """Every rank's rows of some tensors; ranks have equally many."""
+
+    def reduce_scatter(self, x: Tensor) -> tuple[Tensor, Handle]:
+        """Start summing `x` over the ranks; each gets its part of the rows."""
+
+    def all_to_all(self, x: Tensor, sent: list[int], received: list[int]) -> tuple[Tensor, Handle]:
+        """Start to send so many rows to each rank, and to receive so many from each."""
 
 
 class Communicator(Protocol):
@@ -45,6 +69,8 @@ class Communicator(Protocol):
     """Number of ranks."""
     pipeline: Pipeline
     """Where this group's stage is among the others."""
+    exchange: Exchange
+    """Where this group is among those with requests of their own."""
 
     def all_reduce(self, x: Tensor) -> Handle:
         """Start summing `x` over the ranks, in place."""
@@ -56,13 +82,25 @@ class Communicator(Protocol):
         """Overwrite `x` with rank 0's."""
 
     def slowest(self, seconds: Tensor) -> Tensor:
-        """The maximum over the ranks, element by element; called after a measurement, not in it."""
+        """The maximum over the ranks of all groups, element by element; called after a measurement, not in it."""
 
     def barrier(self) -> None:
-        """Wait for every rank."""
+        """Wait for every rank of all groups."""
 
     def settings(self) -> dict[str, object]:
         """What a result reports of the communication."""
+
+
+class _NoCollective:
+    def wait(self) -> None:
+        """No-op."""
+
+    def observe(self, sink: Callable[[float], None]) -> None:
+        """No-op: no collective ran."""
+
+
+# of a collective that did not have to run
+DONE: Handle = _NoCollective()
 
 
 class _OneStage:
@@ -76,11 +114,36 @@ class _OneStage:
     def receive(self, x: Tensor) -> Handle:
         return DONE
 
-    def share(self, x: Tensor) -> None:
-        """No-op: this is the last stage."""
+    def share(self, x: Tensor) -> Handle:
+        return DONE
+
+    def finish(self) -> None:
+        """No-op: nothing was sent."""
 
 
 ONE_STAGE: Pipeline = _OneStage()
+
+
+class AloneInExchange:
+    """A single rank that stands for all of an exchange: the others gather the same rows, and nothing takes time."""
+
+    rank = 0
+
+    def __init__(self, size: int = 1) -> None:
+        self.size = size
+
+    def all_gather(self, *tensors: Tensor) -> list[Tensor]:
+        return [x.repeat(self.size, *[1] * (x.dim() - 1)) for x in tensors]
+
+    def reduce_scatter(self, x: Tensor) -> tuple[Tensor, Handle]:
+        return x[: len(x) // self.size], DONE
+
+    def all_to_all(self, x: Tensor, sent: list[int], received: list[int]) -> tuple[Tensor, Handle]:
+        # what the others would send is not known
+        return x.new_zeros((sum(received), *x.shape[1:])), DONE
+
+
+ONE_GROUP: Exchange = AloneInExchange()
 
 
 class Alone:
@@ -89,8 +152,8 @@ class Alone:
     name = "none"
     rank = 0
 
-    def __init__(self, size: int = 1, pipeline: Pipeline = ONE_STAGE) -> None:
-        self.size, self.pipeline = size, pipeline
+    def __init__(self, size: int = 1, pipeline: Pipeline = ONE_STAGE, exchange: Exchange = ONE_GROUP) -> None:
+        self.size, self.pipeline, self.exchange = size, pipeline, exchange
 
     def all_reduce(self, x: Tensor) -> Handle:
         return DONE
@@ -109,15 +172,3 @@ class Alone:
 
     def settings(self) -> dict[str, object]:
         return {}
-
-
-class _NoCollective:
-    def wait(self) -> None:
-        """No-op."""
-
-    def observe(self, sink: Callable[[float], None]) -> None:
-        """No-op: no collective ran."""
-
-
-# of a collective that did not have to run
-DONE: Handle = _NoCollective()

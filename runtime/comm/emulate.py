@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from runtime.comm.base import Alone, Handle
+from runtime.comm.base import Alone, AloneInExchange, Handle
 from runtime.comm.table import LatencyTable
 
 # end of a wait, spent spinning: time.sleep would overshoot
@@ -22,8 +22,8 @@ class _Link(Alone):
 
     name = "emulate"
 
-    def __init__(self, size: int, table: LatencyTable) -> None:
-        super().__init__(size)
+    def __init__(self, size: int, table: LatencyTable, groups: int = 1) -> None:
+        super().__init__(size, exchange=_Exchange(groups, self))
         # time of an all-reduce by message size
         self.table = table
 
@@ -49,11 +49,28 @@ class _Link(Alone):
         return self.table.seconds(size_bytes) * (1 if kind == "all_reduce" else 0.5)
 
 
+class _Exchange(AloneInExchange):
+    """Its messages are on the same link; a reduce-scatter takes as long as a gather."""
+
+    def __init__(self, size: int, link: _Link) -> None:
+        super().__init__(size)
+        self._link = link
+
+    def all_gather(self, *tensors: Tensor) -> list[Tensor]:
+        gathered = super().all_gather(*tensors)
+        self._link.send("all_gather", sum(x.nbytes for x in gathered)).wait()
+        return gathered
+
+    def reduce_scatter(self, x: Tensor) -> tuple[Tensor, Handle]:
+        part, _ = super().reduce_scatter(x)
+        return part, self._link.send("reduce_scatter", x.nbytes)
+
+
 class EmulatedLink(_Link):
     """CPU: deadlines on a serial virtual link; no thread takes the core from the computation."""
 
-    def __init__(self, size: int, table: LatencyTable) -> None:
-        super().__init__(size, table)
+    def __init__(self, size: int, table: LatencyTable, groups: int = 1) -> None:
+        super().__init__(size, table, groups)
         # when the link has carried all messages so far, perf_counter seconds
         self._free_s = 0.0
         # time that messages took on the link so far
@@ -87,8 +104,8 @@ class _Deadline:
 class EmulatedGpuLink(_Link):
     """GPU: a side stream that sleeps, ordered against the computation by events, so that CUDA graphs can capture it."""
 
-    def __init__(self, size: int, table: LatencyTable) -> None:
-        super().__init__(size, table)
+    def __init__(self, size: int, table: LatencyTable, groups: int = 1) -> None:
+        super().__init__(size, table, groups)
         self._stream = torch.cuda.Stream()
         self._cycles_per_s = _sleep_rate()
 

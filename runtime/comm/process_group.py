@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ladder_sim.errors import MissingDependencyError
-from runtime.comm.base import ONE_STAGE, Handle, Pipeline
+from runtime.comm.base import ONE_GROUP, ONE_STAGE, Exchange, Handle, Pipeline
 
 
 class ProcessGroup:
@@ -29,6 +30,8 @@ class ProcessGroup:
         What a result reports of it.
     pipeline
         Where the group's stage is among the others.
+    exchange
+        The ranks at this position of every group with requests of its own; None: there is one group.
     """
 
     def __init__(
@@ -38,11 +41,14 @@ class ProcessGroup:
         on_failure: Callable[[RuntimeError], Exception] = lambda error: error,
         settings: dict[str, object] | None = None,
         pipeline: Pipeline = ONE_STAGE,
+        exchange: "ProcessGroup | None" = None,
     ) -> None:
         self.name, self.rank, self.size = name, group.rank(), group.size()
         # collectives so far
         self.issued = 0
         self.pipeline = pipeline
+        self._others = exchange
+        self.exchange: Exchange = RowExchange(exchange) if exchange else ONE_GROUP
         self._group, self._on_failure, self._settings = group, on_failure, settings or {}
 
     def all_reduce(self, x: Tensor) -> Handle:
@@ -50,17 +56,39 @@ class ProcessGroup:
         return self._start(lambda: self._group.allreduce([x]))
 
     def all_gather(self, x: Tensor) -> Tensor:
-        self.issued += 1
-        every = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
-        self._start(lambda: self._group._allgather_base(every, x.contiguous())).wait()
+        every, handle = self.gather_rows(x)
+        handle.wait()
         gathered: Tensor = every.unflatten(0, (self.size, -1)).movedim(0, -2).flatten(-2)
         return gathered
 
-    def broadcast(self, x: Tensor, root: int = 0) -> None:
+    def gather_rows(self, x: Tensor) -> tuple[Tensor, Handle]:
+        """Start to gather every rank's `x`, one after the other."""
+        self.issued += 1
+        every = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
+        return every, self._start(lambda: self._group._allgather_base(every, x.contiguous()))
+
+    def scatter_sum(self, x: Tensor) -> tuple[Tensor, Handle]:
+        """Start to sum `x` over the ranks, each of which gets an equal part of the rows."""
+        self.issued += 1
+        part = x.new_empty((len(x) // self.size, *x.shape[1:]))
+        options = dist.ReduceScatterOptions()
+        return part, self._start(lambda: self._group._reduce_scatter_base(part, x.contiguous(), options))
+
+    def swap_rows(self, x: Tensor, sent: list[int], received: list[int]) -> tuple[Tensor, Handle]:
+        """Start to send so many rows to each rank, and to receive so many from each."""
+        self.issued += 1
+        arriving = x.new_empty((sum(received), *x.shape[1:]))
+        return arriving, self._start(lambda: self._group.alltoall_base(arriving, x.contiguous(), received, sent))
+
+    def broadcast(self, x: Tensor) -> None:
+        self.broadcast_from(0, x).wait()
+
+    def broadcast_from(self, root: int, x: Tensor) -> Handle:
+        """Start to overwrite `x` with that of a rank."""
         self.issued += 1
         options = dist.BroadcastOptions()
         options.rootRank = root
-        self._start(lambda: self._group.broadcast([x], options)).wait()
+        return self._start(lambda: self._group.broadcast([x], options))
 
     def send(self, x: Tensor, rank: int) -> Handle:
         """Start sending to a rank; tensors arrive in the order in which they are sent."""
@@ -75,7 +103,7 @@ class ProcessGroup:
         largest.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
         maximum = seconds.to("cuda" if self.name == "nccl" else "cpu", copy=True)
         self._start(lambda: self._group.allreduce([maximum], largest)).wait()
-        return maximum.cpu()
+        return maximum.cpu() if self._others is None else self._others.slowest(maximum)
 
     def barrier(self) -> None:
         self.issued += 1
@@ -107,40 +135,121 @@ class _Work:
             self._work.get_future().add_done_callback(lambda _: sink(time.perf_counter()))
 
 
+class RowExchange:
+    """An exchange over a group of the ranks at one position of every group, in the order of the groups."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self.rank, self.size = group.rank, group.size
+        self._group = group
+
+    def all_gather(self, *tensors: Tensor) -> list[Tensor]:
+        started = [self._group.gather_rows(x) for x in tensors]
+        for _, handle in started:
+            handle.wait()
+        return [every for every, _ in started]
+
+    def reduce_scatter(self, x: Tensor) -> tuple[Tensor, Handle]:
+        return self._group.scatter_sum(x)
+
+    def all_to_all(self, x: Tensor, sent: list[int], received: list[int]) -> tuple[Tensor, Handle]:
+        return self._group.swap_rows(x, sent, received)
+
+
 class Stages:
     """A pipeline over a group of the ranks that hold the same part of each stage, in the order of the stages."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self.stage, self.stages = group.rank, group.size
         self._group = group
+        # under way, with the tensors that must not be freed before they have left
+        self._sent: list[tuple[Handle, Tensor]] = []
 
     def send(self, *tensors: Tensor) -> None:
-        for sent in [self._group.send(x.contiguous(), self.stage + 1) for x in tensors]:
-            sent.wait()
+        # the stage computes the next micro-batch while these leave
+        self.finish()
+        kept = [x.contiguous() for x in tensors]
+        self._sent = [(self._group.send(x, self.stage + 1), x) for x in kept]
 
     def receive(self, x: Tensor) -> Handle:
         return self._group.receive(x, self.stage - 1)
 
-    def share(self, x: Tensor) -> None:
-        self._group.broadcast(x, root=self.stages - 1)
+    def share(self, x: Tensor) -> Handle:
+        return self._group.broadcast_from(self.stages - 1, x)
+
+    def finish(self) -> None:
+        for handle, _ in self._sent:
+            handle.wait()
+        self._sent = []
 
 
-# of the ranks of this rank's stage, and of those that hold its part of every stage; None: there is one stage
-Groups = tuple[dist.ProcessGroup, dist.ProcessGroup | None]
+class Degrees(NamedTuple):
+    """Of the ranks of a run: they count through the ranks of a group, the groups of a stage, and the stages."""
+
+    tp: int = 1
+    """Ranks of a group."""
+    attention_dp: int = 1
+    """Groups of a stage, each with requests of its own."""
+    pp: int = 1
+    """Stages."""
+
+    @property
+    def ranks(self) -> int:
+        """All of them."""
+        return self.tp * self.attention_dp * self.pp
+
+    def place(self, rank: int) -> tuple[int, int, int]:
+        """Position in its group, group and stage of a rank."""
+        stage, part = divmod(rank, self.tp * self.attention_dp)
+        group, position = divmod(part, self.tp)
+        return position, group, stage
+
+    def groups(self) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
+        """Ranks of every group, those at one position of all groups of a stage, and those of all stages at one."""
+        places = {self.place(rank): rank for rank in range(self.ranks)}
+        positions, groups, stages = range(self.tp), range(self.attention_dp), range(self.pp)
+        return (
+            [[places[p, g, s] for p in positions] for g in groups for s in stages],
+            [[places[p, g, s] for g in groups] for p in positions for s in stages],
+            [[places[p, g, s] for s in stages] for p in positions for g in groups],
+        )
 
 
-def gloo_groups(store: Store, rank: int, tp: int, pp: int, *, threads: int, timeout_s: float) -> Groups:
-    """Gloo groups with this number of communication threads; `rank` counts through the stages.
+class Groups(NamedTuple):
+    """The process groups of a rank; None: of one rank alone."""
+
+    tensor: dist.ProcessGroup
+    """Its group of ranks that share attention."""
+    exchange: dist.ProcessGroup | None
+    """The ranks at its position of every such group of the stage."""
+    stages: dist.ProcessGroup | None
+    """The ranks at its position of every stage."""
+
+
+def gloo_groups(store: Store, rank: int, degrees: Degrees, *, threads: int, timeout_s: float) -> Groups:
+    """Gloo groups with this number of communication threads.
 
     One thread runs collectives strictly in turn, as one NCCL stream does; with gloo's default, two, the latencies of
     two collectives overlap. As for torch's own groups, GLOO_SOCKET_IFNAME names the interfaces.
     """
-    stage, part = divmod(rank, tp)
 
-    def group(name: str, own: int, size: int) -> dist.ProcessGroup:
-        return _gloo_group(PrefixStore(name, store), own, size, threads=threads, timeout_s=timeout_s)
+    def own(kind: str, groups: list[list[int]]) -> dist.ProcessGroup | None:
+        number, members = next((number, members) for number, members in enumerate(groups) if rank in members)
+        prefixed = PrefixStore(f"{kind} {number}", store)
+        at = members.index(rank)
+        if len(members) == 1 and kind != "tensor":
+            return None
+        return _gloo_group(prefixed, at, len(members), threads=threads, timeout_s=timeout_s)
 
-    return group(f"stage {stage}", part, tp), group(f"part {part}", stage, pp) if pp > 1 else None
+    return _made(own, degrees)
+
+
+def _made(own: Callable[[str, list[list[int]]], dist.ProcessGroup | None], degrees: Degrees) -> Groups:
+    """The groups of this rank, of each kind, by what makes one."""
+    tensor, exchange, stages = (
+        own(kind, groups) for kind, groups in zip(("tensor", "exchange", "stages"), degrees.groups(), strict=True)
+    )
+    assert tensor is not None
+    return Groups(tensor, exchange, stages)
 
 
 def _gloo_group(store: Store, rank: int, size: int, *, threads: int, timeout_s: float) -> dist.ProcessGroup:
@@ -158,33 +267,30 @@ def _gloo_group(store: Store, rank: int, size: int, *, threads: int, timeout_s: 
     return group
 
 
-def nccl_groups(store: Store, rank: int, tp: int, pp: int, *, local_rank: int, timeout_s: float) -> Groups:
-    """NCCL groups with one GPU per rank; `rank` counts through the stages."""
-    if not (torch.cuda.is_available() and dist.is_nccl_available()):
-        raise MissingDependencyError(
-            "NCCL needs GPUs, and torch finds none",
-            hint="--backend gloo runs on CPUs, --backend emulate in one process",
-        )
-    if local_rank >= torch.cuda.device_count():
-        raise MissingDependencyError(
-            f"rank {rank} has no GPU: there are {torch.cuda.device_count()}", hint="use a smaller --tp, or more nodes"
-        )
-    torch.cuda.set_device(local_rank)
+def nccl_groups(store: Store, rank: int, degrees: Degrees, *, gpu: int, timeout_s: float) -> Groups:
+    """NCCL groups with one GPU per rank; `gpu` is the number of this rank's among those that it sees."""
+    if not dist.is_nccl_available():
+        raise MissingDependencyError("this torch has no NCCL", hint="--backend gloo runs on CPUs")
+    torch.cuda.set_device(gpu)
     dist.init_process_group(
         "nccl",
         store=store,
         rank=rank,
-        world_size=tp * pp,
+        world_size=degrees.ranks,
         timeout=timedelta(seconds=timeout_s),
-        device_id=torch.device("cuda", local_rank),
+        device_id=torch.device("cuda", gpu),
     )
     world = dist.group.WORLD
     if world is None:
         raise MissingDependencyError("torch.distributed did not start NCCL")
-    if pp == 1:
-        return world, None
-    # every rank has to take part in making every group
-    stages = [dist.new_group(list(range(stage * tp, (stage + 1) * tp))) for stage in range(pp)]
-    parts = [dist.new_group(list(range(part, tp * pp, tp))) for part in range(tp)]
-    stage, part = divmod(rank, tp)
-    return stages[stage], parts[part]
+    if degrees.ranks == degrees.tp:
+        return Groups(world, None, None)
+
+    def own(kind: str, groups: list[list[int]]) -> dist.ProcessGroup | None:
+        if len(groups[0]) == 1 and kind != "tensor":
+            return None
+        # every rank has to take part in making every group
+        made: list[dist.ProcessGroup] = [dist.new_group(members) for members in groups]
+        return next(group for group, members in zip(made, groups, strict=True) if rank in members)
+
+    return _made(own, degrees)

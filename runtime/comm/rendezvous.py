@@ -10,12 +10,12 @@ import torch
 from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import Store
 
-from ladder_sim.errors import RankError, UsageError
-from runtime.comm.base import ONE_STAGE, Alone, Communicator
+from ladder_sim.errors import MissingDependencyError, RankError, UsageError
+from runtime.comm.base import ONE_STAGE, Alone, AloneInExchange, Communicator
 from runtime.comm.emulate import EmulatedGpuLink, EmulatedLink
 from runtime.comm.heartbeat import Heartbeat
 from runtime.comm.launch import FOLDER
-from runtime.comm.process_group import ProcessGroup, Stages, gloo_groups, nccl_groups
+from runtime.comm.process_group import Degrees, ProcessGroup, Stages, gloo_groups, nccl_groups
 from runtime.comm.table import LatencyTable
 
 # more than a week, which nobody waits
@@ -28,7 +28,7 @@ class CommConfig:
     """How ranks communicate."""
 
     backend: str = "auto"
-    """One of BACKENDS; auto: emulate with a table, else NCCL where every rank has a GPU, else gloo."""
+    """One of BACKENDS; auto: emulate with a table, else NCCL if there are GPUs, else gloo."""
     table: Path | None = None
     """All-reduce latencies to emulate."""
     gloo_threads: int = 1
@@ -63,52 +63,53 @@ class Place(NamedTuple):
         return cls(rank, size, int(os.environ.get("LOCAL_RANK", rank)))
 
 
-def connect(config: CommConfig, tp: int, pp: int = 1) -> Communicator:
-    """A communicator, once all ranks have connected: `tp` ranks in a row are one of `pp` stages.
+def connect(config: CommConfig, degrees: Degrees) -> Communicator:
+    """A communicator, once all ranks have connected.
 
     Raises
     ------
     UsageError
         The number of processes is not that of the ranks, a port is in use, or a table is missing.
     MissingDependencyError
-        NCCL without a GPU for each rank.
+        There is no GPU for each rank, and NCCL is wanted or some have one.
     RankError
         Another rank did not connect in time.
     """
     place = Place.from_environment()
-    backend = _choose(config, place, tp * pp)
+    backend = _choose(config, place, degrees.ranks)
+    gpu = -1
     if backend in ("emulate", "none"):
-        if pp > 1:
-            raise UsageError(f"--backend {backend} runs one stage, and --pp is {pp}", hint="use gloo or nccl")
+        if degrees.pp > 1:
+            raise UsageError(f"--backend {backend} runs one stage, and --pp is {degrees.pp}", hint="use gloo or nccl")
         if place.size > 1:
             raise UsageError(
                 f"--backend {backend} stands for all ranks in one process, and {place.size} were started",
                 hint="start one process, without torchrun",
             )
-        return _alone(config, backend, tp)
-    if place.size != tp * pp:
-        ranks = f"--tp {tp} --pp {pp}" if pp > 1 else f"--tp {tp}"
+        return _alone(config, backend, degrees)
+    if place.size != degrees.ranks:
+        options = {"--tp": degrees.tp, "--attention-dp": degrees.attention_dp, "--pp": degrees.pp}
+        ranks = " ".join(f"{option} {degree}" for option, degree in options.items() if degree > 1 or option == "--tp")
         raise UsageError(f"{ranks}, but {place.size} processes were started", hint="start one for each rank")
     store = _store(config, place)
     heartbeat = Heartbeat(store, place.rank, place.size)
     settings: dict[str, object] = {}
     try:
+        if backend != "gloo":
+            backend, gpu = agree(store, place, backend)
         if backend == "nccl":
-            tensor, stages = nccl_groups(
-                store, place.rank, tp, pp, local_rank=place.local_rank, timeout_s=config.timeout_s
-            )
+            groups = nccl_groups(store, place.rank, degrees, gpu=gpu, timeout_s=config.timeout_s)
         else:
             settings["gloo_threads"] = config.gloo_threads
-            tensor, stages = gloo_groups(
-                store, place.rank, tp, pp, threads=config.gloo_threads, timeout_s=config.timeout_s
-            )
+            groups = gloo_groups(store, place.rank, degrees, threads=config.gloo_threads, timeout_s=config.timeout_s)
     except RuntimeError as error:
         raise heartbeat.blame(error) from error
-    pipeline = Stages(ProcessGroup(backend, stages, heartbeat.blame)) if stages else ONE_STAGE
-    comm = ProcessGroup(backend, tensor, heartbeat.blame, settings, pipeline)
-    if pp == 1:
+    pipeline = Stages(ProcessGroup(backend, groups.stages, heartbeat.blame)) if groups.stages else ONE_STAGE
+    exchange = ProcessGroup(backend, groups.exchange, heartbeat.blame) if groups.exchange else None
+    comm = ProcessGroup(backend, groups.tensor, heartbeat.blame, settings, pipeline, exchange)
+    if degrees.pp == 1:
         # stages issue different numbers of collectives
-        heartbeat.count(lambda: comm.issued)
+        heartbeat.count(lambda: comm.issued + (exchange.issued if exchange else 0))
     return comm
 
 
@@ -120,18 +121,53 @@ def _choose(config: CommConfig, place: Place, ranks: int) -> str:
     if place.size == ranks == 1:
         # nothing to communicate
         return "none"
-    if config.backend != "auto":
-        return config.backend
-    return "nccl" if torch.cuda.device_count() > place.local_rank else "gloo"
+    return config.backend
 
 
-def _alone(config: CommConfig, backend: str, tp: int) -> Communicator:
+def agree(store: Store, place: Place, backend: str) -> tuple[str, int]:
+    """The backend of all ranks, "nccl" if it is "auto" and there are GPUs, and this rank's GPU, -1 without one.
+
+    Each rank says which GPU it would take, and all decide the same, before the first collective.
+
+    Raises
+    ------
+    MissingDependencyError
+        There are GPUs, but not one for each rank.
+    """
+    gpus = visible_gpus()
+    # ranks see all of a node's, or each its own
+    own = place.local_rank % len(gpus) if gpus else -1
+    store.set(f"gpu/{place.rank}", gpus[own] if gpus else "")
+    if backend == "nccl" and not gpus:
+        raise MissingDependencyError(
+            "NCCL needs GPUs, and torch finds none",
+            hint="--backend gloo runs on CPUs, --backend emulate in one process",
+        )
+    taken = {store.get(f"gpu/{rank}").decode() for rank in range(place.size)} - {""}
+    if backend == "auto" and not taken:
+        return "gloo", -1
+    if taken and len(taken) < place.size:
+        raise MissingDependencyError(
+            f"{place.size} ranks have {len(taken)} GPU{'s' * (len(taken) > 1)}: NCCL needs one for each",
+            hint="start fewer ranks or use more nodes; --backend gloo runs on CPUs",
+        )
+    return "nccl", own
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that this process may use, by names that no others have."""
+    return [f"{torch.cuda.get_device_properties(i).uuid}" for i in range(torch.cuda.device_count())]
+
+
+def _alone(config: CommConfig, backend: str, degrees: Degrees) -> Communicator:
+    tp, groups = degrees.tp, degrees.attention_dp
     if backend == "none":
-        return Alone(tp)
+        return Alone(tp, exchange=AloneInExchange(groups))
     if config.table is None:
         raise UsageError("--backend emulate needs all-reduce latencies", hint="--emulate TABLE.csv: bytes,seconds")
     table = LatencyTable.from_file(config.table)
-    return EmulatedGpuLink(tp, table) if torch.cuda.is_available() else EmulatedLink(tp, table)
+    link = EmulatedGpuLink if torch.cuda.is_available() else EmulatedLink
+    return link(tp, table, groups)
 
 
 def _store(config: CommConfig, place: Place) -> Store:

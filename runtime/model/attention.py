@@ -1,11 +1,12 @@
 """Grouped-query attention, and what every kind of attention has.
 
-A kind takes the projections of the residual stream from its layer, `inputs` features that it shares with the
-feed-forward block's in one matrix, and returns partial sums over this rank's heads.
+A kind takes the projections of the residual stream from its layer, one GEMM for each of its `inputs`, the features of
+each, and returns partial sums over this rank's heads.
 
 Shapes: B batch, T new tokens, S positions, H query heads, G key/value heads, K head width, N features.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -30,21 +31,27 @@ class Step:
     """Positions of padding before each sequence."""
 
     def attend(
-        self, engine: EngineConfig, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, scale: float | None = None
+        self,
+        engine: EngineConfig,
+        q_BHTK: Tensor,
+        k_BGSK: Tensor,
+        v_BGSK: Tensor,
+        scale: float | None = None,
+        window: int = 0,
     ) -> Tensor:
-        """Causal attention; returns B, T, H * width of the values."""
+        """Causal attention to the last `window` tokens, or to all; returns B, T, H * width of the values."""
         if engine.attention == "math":
-            return kernels.math_attention(q_BHTK, k_BGSK, v_BGSK, self.position_T, self.pad_B, scale)
-        return kernels.flash_attention(q_BHTK, k_BGSK, v_BGSK, self.position_T, self.context, self.pad_B, scale)
+            return kernels.math_attention(q_BHTK, k_BGSK, v_BGSK, self.position_T, self.pad_B, scale, window)
+        return kernels.flash_attention(q_BHTK, k_BGSK, v_BGSK, self.position_T, self.context, self.pad_B, scale, window)
 
 
 class GroupedAttention(nn.Module):
     """Queries, keys and values of whole heads; the cache holds keys and values."""
 
-    def __init__(self, config: ModelConfig, shard: Shard, engine: EngineConfig) -> None:
+    def __init__(self, config: ModelConfig, shard: Shard, engine: EngineConfig, window: int = 0) -> None:
         super().__init__()
-        self.shard, self.engine, self.head_dim = shard, engine, config.head_dim
-        self.inputs = (shard.heads + 2 * shard.kv_heads) * config.head_dim
+        self.shard, self.engine, self.head_dim, self.window = shard, engine, config.head_dim, window
+        self.inputs = ((shard.heads + 2 * shard.kv_heads) * config.head_dim,)
         self.q_norm, self.k_norm = (
             RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None for _ in range(2)
         )
@@ -54,7 +61,8 @@ class GroupedAttention(nn.Module):
         """Of one layer's cache."""
         return (2, batch, self.shard.kv_heads, positions, self.head_dim)
 
-    def forward(self, qkv_BTN: Tensor, step: Step, cache_2BGSK: Tensor | None) -> Tensor:
+    def forward(self, inputs: Sequence[Tensor], step: Step, cache_2BGSK: Tensor | None) -> Tensor:
+        (qkv_BTN,) = inputs
         heads, kv_heads = self.shard.heads, self.shard.kv_heads
         qkv_BTXK = qkv_BTN.unflatten(-1, (heads + 2 * kv_heads, -1))
         q_BTHK, k_BTGK, v_BTGK = qkv_BTXK.split((heads, kv_heads, kv_heads), dim=2)
@@ -63,5 +71,5 @@ class GroupedAttention(nn.Module):
         q_BHTK, k_BGSK, v_BGSK = kernels.rope(
             q_BTHK, k_BTGK, v_BTGK, step.table_2SK, step.position_T, cache_2BGSK, step.pad_B
         )
-        output_BTD: Tensor = self.o(step.attend(self.engine, q_BHTK, k_BGSK, v_BGSK))
+        output_BTD: Tensor = self.o(step.attend(self.engine, q_BHTK, k_BGSK, v_BGSK, window=self.window))
         return output_BTD

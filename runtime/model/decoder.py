@@ -44,7 +44,7 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig, engine: EngineConfig, comm: Communicator, positions: int) -> None:
         super().__init__()
         self.config, self.engine, self.comm = config, engine, comm
-        self.shard = Shard.of(config, engine, comm.rank, comm.size, comm.pipeline)
+        self.shard = Shard.of(config, engine, comm.rank, comm.size, comm.pipeline, comm.exchange)
         self.embedding_VD = nn.Parameter(torch.empty(self.shard.embedding_rows, config.hidden))
         self.layers: Sequence[Layer] = nn.ModuleList(  # type: ignore[assignment]
             Layer(config, index, self.shard, engine) for index in self.shard.layers
@@ -96,14 +96,14 @@ class Decoder(nn.Module):
         blocks = [block for block in wiring.blocks if block.layer in held]
         stream = ResidualStream(self._embed(tokens_BT, wiring), self.comm, self.engine)
         if held.start > 0:
-            stream.receive(pipeline, leave=blocks[0].leaves)
+            stream.receive(pipeline, wiring.outputs_before(held.start, self.comm.size))
         for block in blocks:
             at = block.layer - held.start
             n_BTD = shared(stream.read(self.layers[at].norm(block.part), leave=block.leaves), self.comm)
-            stream.write(self.layers[at](block.part, n_BTD, step, None if cache is None else cache[at]), block)
+            layer_cache = None if cache is None else cache[at]
+            stream.write(self.layers[at](block, n_BTD, step, layer_cache, self.comm.exchange), block)
         if held.stop < self.config.layers:
-            after = next(block for block in wiring.blocks if block.layer == held.stop)
-            stream.send(pipeline, leave=after.leaves)
+            stream.send(pipeline)
             return stream.x_BTD.new_empty(0)
         return self._logits(stream.read(self.norm))
 

@@ -12,7 +12,7 @@ import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
 
@@ -81,6 +81,13 @@ def embed(tokens_BT: Tensor, weight_VD: Tensor, first: int | None) -> Tensor:
 def norm(x_BTD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """RMSNorm."""
     return nn.functional.rms_norm(x_BTD, weight_D.shape, weight_D, eps)
+
+
+@_kernel("norm")
+def norm_both(x_BTD: Tensor, y_BTF: Tensor, weight_D: Tensor, weight_F: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """RMSNorms of two tensors, each by itself, in one kernel on a GPU."""
+    n_BTD = nn.functional.rms_norm(x_BTD, weight_D.shape, weight_D, eps)
+    return n_BTD, nn.functional.rms_norm(y_BTF, weight_F.shape, weight_F, eps)
 
 
 @_kernel("norm")
@@ -155,7 +162,7 @@ def rope(
 
 @_kernel("rope")
 def rope_latent(
-    q_BTHK: Tensor,
+    q_BTHP: Tensor,
     c_BTR: Tensor,
     k_BTP: Tensor,
     table_2SP: Tensor,
@@ -169,19 +176,17 @@ def rope_latent(
     Returns
     -------
     tuple
-        q_BHTK, c_BSC: the whole cache, or without one the new tokens' alone.
+        q_BHTP, c_BSC: the whole cache, or without one the new tokens' alone.
     """
     turn_2TP = _turns(table_2SP, position_T, pad_B)
-    channels = k_BTP.shape[-1]
-    q_BHTM, q_BHTP = q_BTHK.transpose(1, 2).split((q_BTHK.shape[-1] - channels, channels), dim=-1)
-    k_B1TP = k_BTP.unsqueeze(1)
+    q_BHTP, k_B1TP = q_BTHP.transpose(1, 2), k_BTP.unsqueeze(1)
     if interleaved:
         q_BHTP, k_B1TP = (x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) for x in (q_BHTP, k_B1TP))
     q_BHTP, k_B1TP = _rotate(q_BHTP, *turn_2TP), _rotate(k_B1TP, *turn_2TP)
-    q_BHTK, c_BTC = torch.cat((q_BHTM, q_BHTP), dim=-1), torch.cat((c_BTR, k_B1TP.squeeze(1)), dim=-1)
+    c_BTC = torch.cat((c_BTR, k_B1TP.squeeze(1)), dim=-1)
     if cache_BSC is None:
-        return q_BHTK, c_BTC
-    return q_BHTK, cache_BSC.index_copy_(1, position_T, c_BTC)
+        return q_BHTP, c_BTC
+    return q_BHTP, cache_BSC.index_copy_(1, position_T, c_BTC)
 
 
 def _turns(table_2SK: Tensor, position_T: Tensor, pad_B: Tensor | None) -> Tensor:
@@ -198,25 +203,37 @@ def _rotate(x_BHTK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
     return (x * cos_TK + turned * sin_TK).to(x_BHTK.dtype)
 
 
-@_kernel("concat")
-def expand_latent(kv_BSN: Tensor, k_BSP: Tensor, heads: int, nope: int) -> tuple[Tensor, Tensor]:
-    """Keys and values of the heads, k_BHSK and v_BHSV; the first `nope` channels of a key are its own."""
-    kv_BHSN = kv_BSN.unflatten(-1, (heads, -1)).transpose(1, 2)
+@_kernel("expand")
+def expand_latent(c_BSC: Tensor, weight_NR: Tensor, q_BTHM: Tensor, q_BHTP: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values of the heads, q_BHTK, k_BHSK and v_BHSV, to be attended to as any others."""
+    heads, nope = q_BTHM.shape[2:]
+    c_BSR, k_BSP = c_BSC.split((weight_NR.shape[1], q_BHTP.shape[-1]), dim=-1)
+    # one GEMM over all sequences, although this is a part of the cache
+    kv_XN = nn.functional.linear(c_BSR.flatten(0, 1), weight_NR)
+    kv_BHSN = kv_XN.view(*c_BSR.shape[:2], heads, -1).transpose(1, 2)
     k_BHSP = k_BSP.unsqueeze(1).expand(-1, heads, -1, -1)
-    return torch.cat((kv_BHSN[..., :nope], k_BHSP), dim=-1), kv_BHSN[..., nope:]
+    k_BHSK = torch.cat((kv_BHSN[..., :nope], k_BHSP), dim=-1)
+    return torch.cat((q_BTHM.transpose(1, 2), q_BHTP), dim=-1), k_BHSK, kv_BHSN[..., nope:]
 
 
 @_kernel("bmm")
-def absorb_queries(q_BHTK: Tensor, weight_HMR: Tensor) -> Tensor:
+def absorb_queries(q_BTHM: Tensor, q_BHTP: Tensor, weight_HMR: Tensor) -> Tensor:
     """Queries to be compared with latent vectors and their rotated keys, q_BHTC."""
-    nope = weight_HMR.shape[1]
-    return torch.cat((q_BHTK[..., :nope] @ weight_HMR, q_BHTK[..., nope:]), dim=-1)
+    q_BHTR = _by_head(q_BTHM, weight_HMR).transpose(1, 2)
+    return torch.cat((q_BHTR, q_BHTP), dim=-1)
 
 
 @_kernel("bmm")
 def absorbed_values(out_BTHR: Tensor, weight_HVR: Tensor) -> Tensor:
     """Values of the heads made of weighted latent vectors; returns B, T, H * V."""
-    return (out_BTHR.transpose(1, 2) @ weight_HVR.transpose(1, 2)).transpose(1, 2).flatten(2)
+    return _by_head(out_BTHR, weight_HVR.transpose(1, 2)).flatten(2)
+
+
+def _by_head(x_BTHF: Tensor, weight_HFN: Tensor) -> Tensor:
+    """One matrix for each head, whatever the sequences; returns B, T, H, N."""
+    x_HXF = x_BTHF.flatten(0, 1).transpose(0, 1)
+    x_BTHN: Tensor = torch.bmm(x_HXF, weight_HFN).transpose(0, 1).unflatten(0, x_BTHF.shape[:2])
+    return x_BTHN
 
 
 @_kernel("attention")
@@ -228,19 +245,22 @@ def flash_attention(
     context: int,
     pad_B: Tensor | None = None,
     scale: float | None = None,
+    window: int = 0,
 ) -> Tensor:
     """Causal attention over the first `context` positions in one fused kernel; returns B, T, H * width of the values.
 
-    Scores are multiplied by `scale`, by default 1 / sqrt(K).
+    Scores are multiplied by `scale`, by default 1 / sqrt(K). With a window a token attends to no more tokens than that,
+    itself included; positions before that of the first token are not read.
     """
     tokens = q_BHTK.shape[2]
+    first = max(0, context - tokens + 1 - window) if window else 0
     mask_TS = None
-    if 1 < tokens < context or pad_B is not None:
-        mask_TS = _causal_mask(position_T, context, pad_B)
+    if 1 < tokens < context or 0 < window < tokens or pad_B is not None:
+        mask_TS = _causal_mask(position_T, range(first, context), pad_B, window)
     out_BHTK = nn.functional.scaled_dot_product_attention(
         q_BHTK,
-        k_BGSK[:, :, :context],
-        v_BGSK[:, :, :context],
+        k_BGSK[:, :, first:context],
+        v_BGSK[:, :, first:context],
         attn_mask=mask_TS,
         is_causal=mask_TS is None and tokens > 1,
         scale=scale,
@@ -257,20 +277,24 @@ def math_attention(
     position_T: Tensor,
     pad_B: Tensor | None = None,
     scale: float | None = None,
+    window: int = 0,
 ) -> Tensor:
     """The same over every position of the cache, masked, KV heads expanded."""
     shares = q_BHTK.shape[1] // k_BGSK.shape[1]
     k_BHSK, v_BHSK = k_BGSK.repeat_interleave(shares, dim=1), v_BGSK.repeat_interleave(shares, dim=1)
-    mask_TS = _causal_mask(position_T, k_BHSK.shape[2], pad_B)
+    mask_TS = _causal_mask(position_T, range(k_BHSK.shape[2]), pad_B, window)
     scores_BHTS = q_BHTK @ k_BHSK.transpose(2, 3) * (scale or q_BHTK.shape[-1] ** -0.5)
     weights_BHTS = scores_BHTS.masked_fill(~mask_TS, -math.inf).softmax(dim=-1)
     return (weights_BHTS @ v_BHSK).transpose(1, 2).flatten(2)
 
 
-def _causal_mask(position_T: Tensor, context: int, pad_B: Tensor | None) -> Tensor:
-    """Positions that each new token attends to, T x S; with padding, B x 1 x T x S."""
-    at_S, position_T1 = torch.arange(context, device=position_T.device), position_T.unsqueeze(-1)
+def _causal_mask(position_T: Tensor, positions: range, pad_B: Tensor | None, window: int) -> Tensor:
+    """Which of some positions each new token attends to, T x S; with padding, B x 1 x T x S."""
+    at_S = torch.arange(positions.start, positions.stop, device=position_T.device)
+    position_T1 = position_T.unsqueeze(-1)
     seen_TS = at_S <= position_T1
+    if window:
+        seen_TS = seen_TS & (at_S > position_T1 - window)
     if pad_B is None:
         return seen_TS
     # padding attends to itself: attention to nothing would be NaN and spread through the cache
@@ -292,9 +316,14 @@ def _activate(x_BTN: Tensor, name: str, gated: bool) -> Tensor:
 
 
 @_kernel("router")
-def route(logits_BTE: Tensor, choice_bias_E: Tensor | None, experts: Experts) -> tuple[Tensor, Tensor]:
+def score(x_BTD: Tensor, weight_ED: Tensor) -> Tensor:
+    """A router's score of every expert for every token, float32: the choice depends on small differences."""
+    return nn.functional.linear(x_BTD, weight_ED).float()
+
+
+@_kernel("activation")
+def choose(logits_BTE: Tensor, choice_bias_E: Tensor | None, experts: Experts) -> tuple[Tensor, Tensor]:
     """Weights and numbers of each token's experts, both B x T x top_k."""
-    logits_BTE = logits_BTE.float()
     score_BTE = logits_BTE.sigmoid() if experts.sigmoid else logits_BTE.softmax(dim=-1)
     choice_BTE = score_BTE if choice_bias_E is None else score_BTE + choice_bias_E
     if experts.groups > 1:
@@ -310,25 +339,24 @@ def route(logits_BTE: Tensor, choice_bias_E: Tensor | None, experts: Experts) ->
     return weight_BTk * experts.scale, chosen_BTk
 
 
-@_kernel("moe")
+@_kernel("experts")
 def run_experts(
-    x_BTD: Tensor,
-    weight_BTk: Tensor,
-    chosen_BTk: Tensor,
+    x_MD: Tensor,
+    weight_Mk: Tensor,
+    chosen_Mk: Tensor,
     up_LND: Tensor,
     down_LDI: Tensor,
     first: int,
     activation: str,
     gated: bool,
 ) -> Tensor:
-    """What this rank's experts, the first of which has number `first`, add to each token, weighted; B x T x D."""
-    x_MD = x_BTD.flatten(0, 1)
+    """What this rank's experts, the first of which has number `first`, add to each token, weighted; M x D."""
     # a token's every choice, in the order of the experts: this rank's are in a row
-    expert_X, choice_X = chosen_BTk.flatten().sort(stable=True)
-    bounds = torch.arange(first, first + len(up_LND) + 1, device=x_BTD.device)
+    expert_X, choice_X = chosen_Mk.flatten().sort(stable=True)
+    bounds = torch.arange(first, first + len(up_LND) + 1, device=x_MD.device)
     starts = torch.searchsorted(expert_X, bounds).tolist()
     choice_X = choice_X[starts[0] : starts[-1]]
-    token_X = choice_X // chosen_BTk.shape[-1]
+    token_X = choice_X // chosen_Mk.shape[-1]
     parts = x_MD[token_X].split([end - start for start, end in itertools.pairwise(starts)])
     outputs = [
         nn.functional.linear(_activate(nn.functional.linear(part_XD, up_ND), activation, gated), down_DI)
@@ -336,8 +364,32 @@ def run_experts(
         if len(part_XD)
     ]
     # there may be none
-    output_XD = torch.cat((x_MD[:0], *outputs)) * weight_BTk.flatten()[choice_X].unsqueeze(-1).to(x_BTD.dtype)
-    return torch.zeros_like(x_MD).index_add(0, token_X, output_XD).view_as(x_BTD)
+    output_XD = torch.cat((x_MD[:0], *outputs)) * weight_Mk.flatten()[choice_X].unsqueeze(-1).to(x_MD.dtype)
+    return torch.zeros_like(x_MD).index_add(0, token_X, output_XD)
+
+
+@_kernel("permute")
+def copies_by_rank(x_MD: Tensor, chosen_Mk: Tensor, held: Sequence[range]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """A copy of a token for each choice of an expert, rank by rank; `held` are the experts of each rank.
+
+    Returns
+    -------
+    tuple
+        x_XD; the experts, X x 1; numbers of the choices, X; how many are for each rank, R.
+    """
+    chosen_Y = chosen_Mk.flatten()
+    goes_RY = torch.stack([(chosen_Y >= part.start) & (chosen_Y < part.stop) for part in held])
+    choice_X = goes_RY.nonzero()[:, 1]
+    copies_XD = x_MD[choice_X // chosen_Mk.shape[-1]]
+    return copies_XD, chosen_Y[choice_X].unsqueeze(-1), choice_X, goes_RY.sum(dim=-1)
+
+
+@_kernel("permute")
+def sum_copies(x_XD: Tensor, choice_X: Tensor, weight_Mk: Tensor) -> Tensor:
+    """The weighted sum of what a token's choices returned, M x D."""
+    weighted_XD = x_XD * weight_Mk.flatten()[choice_X].unsqueeze(-1).to(x_XD.dtype)
+    sum_MD = x_XD.new_zeros(len(weight_Mk), x_XD.shape[-1])
+    return sum_MD.index_add(0, choice_X // weight_Mk.shape[-1], weighted_XD)
 
 
 @_kernel("sample")

@@ -6,12 +6,15 @@ step is absorbed: its queries are carried over to the latent space, where the la
 single head, and its outputs are carried back.
 
 Shapes: B batch, T new tokens, S positions, H heads, K = M + P head width, of it M without position (`nope`) and P
-rotated, R width of the latent vector, C = R + P cached features, V width of a head's values, N features.
+rotated, Q width of the queries' latent vector, R width of that of keys and values, C = R + P cached features, V width
+of a head's values, N features.
 
 References
 ----------
 DeepSeek-V2, arXiv 2405.04434, section 2.1 and appendix C.
 """
+
+from collections.abc import Sequence
 
 from torch import Tensor, nn
 
@@ -37,8 +40,9 @@ class LatentAttention(nn.Module):
         # width of the part of a head's keys that carries no position, and of all that is made of the latent vector
         self.nope = config.head_dim - latent.rope_dim
         made = self.nope + latent.value_dim
-        self.q_inputs = latent.q_rank or heads * config.head_dim
-        self.inputs = self.q_inputs + latent.kv_rank + latent.rope_dim
+        low = latent.q_rank + latent.kv_rank + latent.rope_dim
+        # queries that are not compressed are this rank's heads', the rest is whole: two GEMMs
+        self.inputs = (low,) if latent.q_rank else (heads * config.head_dim, low)
         self.q_norm = RMSNorm(latent.q_rank, LATENT_EPS) if latent.q_rank else None
         self.q = Linear(heads * config.head_dim, latent.q_rank) if latent.q_rank else None
         self.kv_norm = RMSNorm(latent.kv_rank, LATENT_EPS)
@@ -51,14 +55,18 @@ class LatentAttention(nn.Module):
         """Of one layer's cache."""
         return (batch, positions, self.latent.kv_rank + self.latent.rope_dim)
 
-    def forward(self, x_BTN: Tensor, step: Step, cache_BSC: Tensor | None) -> Tensor:
+    def forward(self, inputs: Sequence[Tensor], step: Step, cache_BSC: Tensor | None) -> Tensor:
         latent = self.latent
-        q_BTN, c_BTR, k_BTP = x_BTN.split((self.q_inputs, latent.kv_rank, latent.rope_dim), dim=-1)
+        c_BTR, k_BTP = inputs[-1][..., latent.q_rank :].split((latent.kv_rank, latent.rope_dim), dim=-1)
         if self.q is not None and self.q_norm is not None:
-            q_BTN = self.q(self.q_norm(q_BTN))
-        q_BHTK, c_BSC = kernels.rope_latent(
-            q_BTN.unflatten(-1, (self.heads, -1)),
-            self.kv_norm(c_BTR),
+            low_BTQ, c_BTR = self.q_norm.with_other(inputs[0][..., : latent.q_rank], self.kv_norm, c_BTR)
+            q_BTN = self.q(low_BTQ)
+        else:
+            q_BTN, c_BTR = inputs[0], self.kv_norm(c_BTR)
+        q_BTHM, q_BTHP = q_BTN.unflatten(-1, (self.heads, -1)).split((self.nope, latent.rope_dim), dim=-1)
+        q_BHTP, c_BSC = kernels.rope_latent(
+            q_BTHP,
+            c_BTR,
             k_BTP,
             step.table_2SK,
             step.position_T,
@@ -66,21 +74,19 @@ class LatentAttention(nn.Module):
             step.pad_B,
             latent.interleaved,
         )
-        decodes = cache_BSC is not None and q_BHTK.shape[2] == 1
-        out_BTN = self._absorbed(q_BHTK, c_BSC, step) if decodes else self._expanded(q_BHTK, c_BSC, step)
-        output_BTD: Tensor = self.o(out_BTN)
+        decodes = cache_BSC is not None and q_BTHM.shape[1] == 1
+        attend = self._absorbed if decodes else self._expanded
+        output_BTD: Tensor = self.o(attend(q_BTHM, q_BHTP, c_BSC, step))
         return output_BTD
 
-    def _expanded(self, q_BHTK: Tensor, c_BSC: Tensor, step: Step) -> Tensor:
-        if self.engine.attention == "flash":
-            c_BSC = c_BSC[:, : step.context]
-        kv_BSN = self.kv(c_BSC[..., : self.latent.kv_rank])
-        k_BHSK, v_BHSV = kernels.expand_latent(kv_BSN, c_BSC[..., self.latent.kv_rank :], self.heads, self.nope)
-        return step.attend(self.engine, q_BHTK, k_BHSK, v_BHSV, self.scale)
+    def _expanded(self, q_BTHM: Tensor, q_BHTP: Tensor, c_BSC: Tensor, step: Step) -> Tensor:
+        # tokens so far, also of a static cache: its rest would be expanded for nothing
+        expanded = kernels.expand_latent(c_BSC[:, : step.context], self.kv.weight_NF, q_BTHM, q_BHTP)
+        return step.attend(self.engine, *expanded, self.scale)
 
-    def _absorbed(self, q_BHTK: Tensor, c_BSC: Tensor, step: Step) -> Tensor:
+    def _absorbed(self, q_BTHM: Tensor, q_BHTP: Tensor, c_BSC: Tensor, step: Step) -> Tensor:
         weight_HNR = self.kv.weight_NF.unflatten(0, (self.heads, -1))
-        q_BHTC = kernels.absorb_queries(q_BHTK, weight_HNR[:, : self.nope])
+        q_BHTC = kernels.absorb_queries(q_BTHM, q_BHTP, weight_HNR[:, : self.nope])
         c_B1SC = c_BSC.unsqueeze(1)
         out_BTN = step.attend(self.engine, q_BHTC, c_B1SC, c_B1SC[..., : self.latent.kv_rank], self.scale)
         return kernels.absorbed_values(out_BTN.unflatten(-1, (self.heads, -1)), weight_HNR[:, self.nope :])

@@ -5,14 +5,16 @@ Shapes: B batch, T new tokens, D hidden, N features.
 
 from torch import Tensor, nn
 
+from runtime.comm.base import Exchange
 from runtime.config import EngineConfig, ModelConfig
 from runtime.model import kernels
 from runtime.model.attention import GroupedAttention, Step
+from runtime.model.dispatch import Arriving, arrived
 from runtime.model.feed_forward import MLP, RoutedExperts
 from runtime.model.latent import LatentAttention
 from runtime.model.linear import Linear, RMSNorm
 from runtime.model.shard import Shard
-from runtime.model.wiring import Part
+from runtime.model.wiring import BlockPlan, Part
 
 
 class Layer(nn.Module):
@@ -31,34 +33,56 @@ class Layer(nn.Module):
         self.attention = (
             LatentAttention(config, config.latent, shard, engine)
             if config.latent
-            else GroupedAttention(config, shard, engine)
+            else GroupedAttention(config, shard, engine, config.window_of(index))
         )
         # of all tokens: the only one of its layer, or shared experts
         self.mlp = MLP(config, shard, width) if width else None
-        self.experts = RoutedExperts(config, experts, shard) if experts else None
-        attn, mlp = self.attention.inputs, self.mlp.inputs if self.mlp else 0
-        self.attn_rows, self.mlp_rows = slice(0, attn), slice(attn, attn + mlp)
+        self.experts = RoutedExperts(config, experts, shard, engine) if experts else None
+        # where both blocks begin with one GEMM of the same tokens, `parallel` runs them as one
+        self.is_wide = not (config.latent or experts)
+        attn, mlp = sum(self.attention.inputs), self.mlp.inputs if self.mlp else 0
+        self.mlp_rows = slice(attn, attn + mlp)
         self.inputs = Linear(attn + mlp, config.hidden, bias=config.qkv_bias or config.mlp_bias)
 
     def norm(self, part: Part) -> RMSNorm:
         """The norm before a block; "both" reads attention's."""
         return self.mlp_norm if part == "mlp" else self.attn_norm
 
-    def forward(self, part: Part, n_BTD: Tensor, step: Step, cache: Tensor | None) -> Tensor:
-        if part == "attn":
-            return self._attend(self.inputs(n_BTD, self.attn_rows), step, cache)
-        if part == "mlp":
-            return self._transform(n_BTD, self.inputs(n_BTD, self.mlp_rows) if self.mlp else None)
-        wide_BTN = self.inputs(n_BTD)
-        attention_BTD = self._attend(wide_BTN[..., self.attn_rows], step, cache)
-        return kernels.add(attention_BTD, self._transform(n_BTD, wide_BTN[..., self.mlp_rows]))
+    def forward(
+        self, block: BlockPlan, n_BTD: Tensor, step: Step, cache: Tensor | None, exchange: Exchange
+    ) -> Tensor | Arriving:
+        if block.part == "attn":
+            return self._attend(n_BTD, step, cache)
+        if block.part == "mlp":
+            return self._transform(n_BTD, exchange, reduces=block.reduces)
+        if self.is_wide and self.mlp:
+            wide_BTN = self.inputs(n_BTD)
+            up_BTN = wide_BTN[..., self.mlp_rows]
+            attended_BTD = self.attention((wide_BTN[..., : self.mlp_rows.start],), step, cache)
+            return kernels.add(attended_BTD, self.mlp(up_BTN))
+        attended_BTD = self._attend(n_BTD, step, cache)
+        return kernels.add(attended_BTD, arrived(self._transform(n_BTD, exchange, reduces=block.reduces)))
 
-    def _attend(self, x_BTN: Tensor, step: Step, cache: Tensor | None) -> Tensor:
-        output_BTD: Tensor = self.attention(x_BTN, step, cache)
+    def _attend(self, n_BTD: Tensor, step: Step, cache: Tensor | None) -> Tensor:
+        inputs, first = [], 0
+        for features in self.attention.inputs:
+            inputs.append(self.inputs(n_BTD, slice(first, first + features)))
+            first += features
+        output_BTD: Tensor = self.attention(inputs, step, cache)
         return output_BTD
 
-    def _transform(self, n_BTD: Tensor, up_BTN: Tensor | None) -> Tensor:
-        parts = [self.mlp(up_BTN)] if self.mlp else []
-        parts += [self.experts(n_BTD)] if self.experts else []
-        output_BTD: Tensor = parts[0] if len(parts) == 1 else kernels.add(*parts)
+    def _transform(self, n_BTD: Tensor, exchange: Exchange, *, reduces: bool) -> Tensor | Arriving:
+        if self.experts is None:
+            return self._mlp(n_BTD)
+        output: Tensor | Arriving = self.experts(n_BTD, exchange, reduces=reduces)
+        if self.mlp is None:
+            return output
+        shared_BTD = self._mlp(n_BTD)
+        if isinstance(output, Arriving):
+            return output.then(lambda sum_BTD: kernels.add(sum_BTD, shared_BTD))
+        return kernels.add(output, shared_BTD)
+
+    def _mlp(self, n_BTD: Tensor) -> Tensor:
+        assert self.mlp is not None
+        output_BTD: Tensor = self.mlp(self.inputs(n_BTD, self.mlp_rows))
         return output_BTD

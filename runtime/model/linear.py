@@ -20,6 +20,10 @@ class RMSNorm(nn.Module):
     def forward(self, x_BTD: Tensor) -> Tensor:
         return kernels.norm(x_BTD, self.weight_D, self.eps)
 
+    def with_other(self, x_BTD: Tensor, other: "RMSNorm", y_BTF: Tensor) -> tuple[Tensor, Tensor]:
+        """The norm of `x_BTD`, and another norm of `y_BTF` in the same kernel."""
+        return kernels.norm_both(x_BTD, y_BTF, self.weight_D, other.weight_D, self.eps)
+
     def of_sum(self, x_BTD: Tensor, y_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """The sum and its norm."""
         return kernels.add_norm(x_BTD, y_BTD, self.weight_D, self.eps)

@@ -13,6 +13,7 @@ from runtime.comm.base import Communicator, Handle, Pipeline
 from runtime.config import EngineConfig
 from runtime.model import kernels
 from runtime.model.autograd import reduced
+from runtime.model.dispatch import Arriving, arrived
 from runtime.model.linear import RMSNorm
 from runtime.model.wiring import BlockPlan
 
@@ -21,7 +22,7 @@ from runtime.model.wiring import BlockPlan
 class _Output:
     """A block's output that is not yet in the residual."""
 
-    y_BTD: Tensor
+    output: Tensor | Arriving
     """Partial or reduced sums."""
     reduction: Handle | None
     """All-reduce to wait for."""
@@ -29,7 +30,8 @@ class _Output:
     """It becomes the residual instead of being added."""
 
     def wait(self) -> Tensor:
-        return self.y_BTD if self.reduction is None else reduced(self.y_BTD, self.reduction)
+        y_BTD = arrived(self.output)
+        return y_BTD if self.reduction is None else reduced(y_BTD, self.reduction)
 
 
 class ResidualStream:
@@ -69,24 +71,29 @@ class ResidualStream:
             y_BTD = output.wait()
             self.x_BTD = y_BTD if output.replaces else kernels.add(self.x_BTD, y_BTD)
 
-    def write(self, y_BTD: Tensor, block: BlockPlan) -> None:
-        """Take a block's partial sums and start their all-reduce, if the plan has one."""
+    def write(self, output: Tensor | Arriving, block: BlockPlan) -> None:
+        """Take a block's partial sums and start their all-reduce, if the plan has one.
+
+        What arrives from other groups of ranks is waited for at once only if it has to be reduced.
+        """
         reduction = None
         carries = block.carries and self._comm.size > 1
         if block.reduces and self._comm.size > 1:
+            output = arrived(output)
             if carries:
-                y_BTD = kernels.add_share(y_BTD, self.x_BTD, self._comm.size)
-            reduction = self._comm.all_reduce(y_BTD.detach())
-        self._pending.append(_Output(y_BTD, reduction, carries))
+                output = kernels.add_share(output, self.x_BTD, self._comm.size)
+            reduction = self._comm.all_reduce(output.detach())
+        self._pending.append(_Output(output, reduction, carries))
 
-    def send(self, pipeline: Pipeline, leave: int) -> None:
-        """Hand the stream to the next stage, whose first block does not wait for the newest `leave` outputs."""
-        self._add(leave)
+    def send(self, pipeline: Pipeline) -> None:
+        """Hand the stream to the next stage, which adds the outputs that are not in it yet."""
+        if self._pending and self._pending[-1].replaces:
+            self._add(0)
         pipeline.send(self.x_BTD, *(output.wait() for output in self._pending))
 
-    def receive(self, pipeline: Pipeline, leave: int) -> None:
-        """Take over the stream of the stage before; its outputs that this stage need not wait for come later."""
+    def receive(self, pipeline: Pipeline, outputs: int) -> None:
+        """Take over the stream of the stage before, and as many outputs that are not in it yet; these come later."""
         pipeline.receive(self.x_BTD).wait()
-        for _ in range(leave):
+        for _ in range(outputs):
             y_BTD = torch.empty_like(self.x_BTD)
             self._pending.append(_Output(y_BTD, pipeline.receive(y_BTD), replaces=False))

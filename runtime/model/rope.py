@@ -23,6 +23,8 @@ def rope_table(config: ModelConfig, positions: int) -> Tensor:
     exponent = torch.arange(0, channels, 2, dtype=torch.float32) / channels
     frequency, amplitude = config.rope_theta**-exponent, 1.0
     match config.rope_scaling:
+        case float() as factor:
+            frequency = frequency / factor
         case RopeScaling() as scaling:
             turns = scaling.original_positions * frequency / (2 * torch.pi)
             low, high = scaling.low_freq_factor, scaling.high_freq_factor

@@ -2,13 +2,14 @@
 
 Query, key, value, gate and up projections are split by output features (whole heads), output and down projections by
 input features, so that a block needs one sum over the ranks. With more ranks than key/value heads, several ranks hold
-the same head. Routed experts are distributed over groups of ranks; the ranks of a group split each expert's width.
+the same head. Groups of such ranks may have requests of their own: each then has all of attention and of every MLP.
+Routed experts are distributed over the ranks of all groups, whole or in parts of their width.
 """
 
 from dataclasses import dataclass
 from typing import Self
 
-from runtime.comm.base import ONE_STAGE, Pipeline
+from runtime.comm.base import ONE_GROUP, ONE_STAGE, Exchange, Pipeline
 from runtime.config import EngineConfig, ModelConfig
 
 
@@ -26,8 +27,12 @@ class Shard:
     """Key/value heads on this rank."""
     kv_first: int
     """Number of the first of them in the model."""
+    group: int
+    """Number of this rank's group among those with requests of their own."""
+    groups: int
+    """How many these are."""
     ep: int
-    """Groups of ranks over which experts are distributed."""
+    """Parts in which experts are distributed over the ranks of all groups."""
     layers: range
     """Those of this rank's stage."""
     embedding_rows: int
@@ -37,10 +42,16 @@ class Shard:
 
     @classmethod
     def of(
-        cls, config: ModelConfig, engine: EngineConfig, rank: int, ranks: int, pipeline: Pipeline = ONE_STAGE
+        cls,
+        config: ModelConfig,
+        engine: EngineConfig,
+        rank: int,
+        ranks: int,
+        pipeline: Pipeline = ONE_STAGE,
+        exchange: Exchange = ONE_GROUP,
     ) -> Self:
-        """Split `config` over `ranks` of each stage; raises InfeasibleError if they do not divide it."""
-        config.check_ranks(ranks, engine.ep)
+        """Split `config` over `ranks` of each group and stage; raises InfeasibleError if they do not divide it."""
+        config.check_ranks(ranks, engine.ep, exchange.size)
         part = -(-config.vocab // ranks)
         layers = config.layers_of(pipeline.stage, pipeline.stages)
         has_embedding, has_lm_head = layers.start == 0, layers.stop == config.layers
@@ -50,11 +61,18 @@ class Shard:
             heads=config.heads // ranks,
             kv_heads=max(1, config.kv_heads // ranks),
             kv_first=rank * config.kv_heads // ranks,
+            group=exchange.rank,
+            groups=exchange.size,
             ep=engine.ep,
             layers=layers,
             embedding_rows=(part if engine.sharded_embedding else config.vocab) if has_embedding else 0,
             lm_head_rows=(part if engine.sharded_lm_head else config.vocab) if has_lm_head else 0,
         )
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks that hold a part of the experts: those of all groups."""
+        return self.ranks * self.groups
 
     def query(self, width: int) -> slice:
         """Features of this rank's heads among those of all query heads, `width` for each."""
@@ -69,20 +87,24 @@ class Shard:
         each = width // self.ranks
         return slice(self.rank * each, (self.rank + 1) * each)
 
-    def experts(self, count: int) -> range:
-        """The experts of this rank, out of `count`."""
+    def experts(self, count: int, group: int | None = None) -> range:
+        """The experts of this rank, out of `count`, or of the rank at its position in another group."""
         each = count // self.ep
-        first = self.rank * self.ep // self.ranks * each
+        first = self._expert_rank(group) * self.ep // self.expert_ranks * each
         return range(first, first + each)
 
     def expert(self, number: int, *, count: int, width: int) -> slice:
-        """Part of the width of an expert that this rank holds: nothing, if it is another group's."""
+        """Part of the width of an expert that this rank holds: nothing, if it is on others."""
         if number not in self.experts(count):
             return slice(0, 0)
-        group = self.ranks // self.ep
-        each = width // group
-        first = self.rank % group * each
+        shares = self.expert_ranks // self.ep
+        each = width // shares
+        first = self._expert_rank() % shares * each
         return slice(first, first + each)
+
+    def _expert_rank(self, group: int | None = None) -> int:
+        """Number of a rank among those of all groups."""
+        return (self.group if group is None else group) * self.ranks + self.rank
 
     def vocabulary(self, rows: int, vocab: int) -> slice:
         """Tokens whose embedding or LM head this rank holds in `rows` rows, without padding."""

@@ -50,6 +50,14 @@ class Wiring:
         """Whether the ranks ever agree; if not, rank 0's token counts."""
         return any(block.reduces for block in self.blocks)
 
+    def outputs_before(self, layer: int, ranks: int) -> int:
+        """Outputs of blocks on `ranks` ranks that are not in the residual yet when a layer begins."""
+        before = [block for block in self.blocks if block.layer < layer]
+        if before[-1].carries and ranks > 1:
+            # it has become the residual
+            return 0
+        return min(before[-1].leaves, len(before) - 1) + 1
+
 
 def lay_out(variant: str, layers: int, ladder_layers: Collection[int] = ()) -> Wiring:
     """Lay `variant` out over `layers` decoder layers.

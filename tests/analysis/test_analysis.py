@@ -1,6 +1,5 @@
 """Break-even, sensitivity, advice and comparison: the answers agree with single predictions."""
 
-import dataclasses
 import math
 
 import numpy as np
@@ -8,13 +7,12 @@ import pytest
 
 from ladder_sim import Scenario, predict
 from ladder_sim.analysis import breakeven as breakevens
-from ladder_sim.analysis.advise import CANDIDATES, advise
+from ladder_sim.analysis.advise import advise
 from ladder_sim.analysis.breakeven import breakeven
 from ladder_sim.analysis.compare import compare, comparison_notes
 from ladder_sim.analysis.sensitivity import sensitivity
 from ladder_sim.costs.hardware import Hardware
-from ladder_sim.errors import InfeasibleError, PartitionError, UnknownNameError, UsageError
-from ladder_sim.specs import catalog
+from ladder_sim.errors import InfeasibleError, PartitionError, UsageError
 from ladder_sim.sweeps.price import PRICE_CAVEAT, token_price
 
 TWO_NODES = {"model": "405b", "nodes": 2}
@@ -144,56 +142,11 @@ def test_sensitivity_covers_every_figure_that_is_not_zero() -> None:
         sensitivity(scenario, step=2.0)
 
 
-@pytest.mark.parametrize("objective", ["tpot", "ttft", "tokens_per_s", "tokens_per_gpu"])
-def test_advice_is_the_best_of_all_that_fit(objective: str) -> None:
-    """Checked against every degree, batch and variant, one by one."""
-    point = {"model": "70b", "batch": "1,16", "tp": "2,4,8"}
-    found = advise(point, objective)  # type: ignore[arg-type]
-    better = {"tpot": min, "ttft": min, "tokens_per_s": max, "tokens_per_gpu": max}[objective]
-    seen = {}
-    for tp in (2, 4, 8):
-        for batch in (1, 16):
-            for variant, one in predict(Scenario.of(model="70b", tp=tp, batch=batch), CANDIDATES).items():
-                rate = one.tokens_per_s.value
-                figures = {"tpot": one.tpot_s, "ttft": one.ttft_s, "tokens_per_s": rate, "tokens_per_gpu": rate / tp}
-                seen[variant, tp, batch] = figures[objective]
-    best = found.best
-    assert (best.variant, best.tp, best.batch) == better(seen, key=lambda key: seen[key])
-    assert len(found.options) == len(seen)
-
-
-def test_the_front_holds_what_nothing_beats() -> None:
-    found = advise({"model": "70b"}, "tpot")
-    for option in found.options:
-        beaten = any(
-            other.tpot_s <= option.tpot_s and other.tokens_per_gpu >= option.tokens_per_gpu and other != option
-            for other in found.options
-        )
-        assert (option in found.front) is not beaten
-    assert [one.tpot_s for one in found.front] == sorted(one.tpot_s for one in found.front)
-    assert found.unfit > 0
-
-
-def test_bounds_are_kept() -> None:
-    free = advise({"model": "70b"})
-    bound = advise({"model": "70b"}, max_tpot_s=0.02, max_ttft_s=1.0)
-    assert free.best.tpot_s > 0.02 >= max(one.tpot_s for one in bound.options)
-    assert max(one.ttft_s for one in bound.options) <= 1.0
-    assert len(bound.options) + bound.beyond == len(free.options)
-    with pytest.raises(InfeasibleError, match="every option exceeds") as caught:
-        advise({"model": "70b"}, max_tpot_s=1e-4)
-    assert "shortest TPOT" in caught.value.hint
-    with pytest.raises(InfeasibleError, match=r"no degree and batch can run: at batch 1 llama-3.1-405b needs"):
-        advise({"model": "405b"})
-    with pytest.raises(UnknownNameError, match="unknown objective 'tops'"):
-        advise({"model": "8b"}, "tops")  # type: ignore[arg-type]
-
-
 def test_prices() -> None:
     """8 GPUs at 3 dollars an hour and 1000 tokens a second: 24 dollars for 3.6 million tokens."""
     assert token_price(3.0, 8, 1000.0) == pytest.approx(24 / 3.6)
     best = advise({"model": "70b"}, usd_per_gpu_hour=3.0).best
-    assert best.usd_per_Mtoken == pytest.approx(token_price(3.0, best.tp, best.tokens_per_s))
+    assert best.usd_per_Mtoken == pytest.approx(token_price(3.0, best.plan.gpus, best.tokens_per_s))
     priced, free = (advise({"model": "8b"}, usd_per_gpu_hour=price).notes.warnings for price in (3.0, None))
     assert (PRICE_CAVEAT in priced, PRICE_CAVEAT in free) == (True, False)
     with pytest.raises(UsageError, match="price 0: must be above 0"):
@@ -259,32 +212,6 @@ def test_compare_keeps_the_warnings_of_predict() -> None:
         "fp16 uses the bf16 tables: the same bytes and tensor-core rate"
     ]
     assert any(text.startswith("h100-pcie: stack 'vllm' does not use its own all-reduce") for text in warnings)
-
-
-def test_advice_is_no_recommendation_for_serving() -> None:
-    free, bound = (advise({"model": "8b", "tp": "1:2", "batch": "1:4"}, max_ttft_s=limit) for limit in (np.inf, 60.0))
-    assert any("not a recommendation for serving" in text for text in free.notes.warnings)
-    assert not any("bound on TTFT" in text for text in free.notes.warnings)
-    assert any("the bound on TTFT bounds the prefill of a whole batch" in text for text in bound.notes.warnings)
-
-
-def test_advice_says_what_must_be_trained_and_what_was_not_tried() -> None:
-    own, best, wider = (
-        advise({"model": "8b", "tp": 8, "batch": batch}, objective, variants).notes.warnings
-        for batch, objective, variants in (
-            ("1:4", "tpot", ["standard"]),
-            ("1:4", "tpot", ["standard", "ladder"]),
-            ("1:4", "tokens_per_s", ["standard", "ladder"]),
-        )
-    )
-    trained = "ladder must be trained: llama-3.1-8b has no such weights; best with its own: standard, TP 8, batch "
-    largest = "batch 4 is the largest that was tried: a larger one may be better"
-    assert not any("trained" in text for text in own)
-    assert f"{trained}1" in best
-    assert f"{trained}4" in wider
-    assert (largest in best, largest in wider) == (False, True)
-    rewired = dataclasses.replace(catalog.model("8b"), ladder_layers=tuple(range(32)))
-    assert not any("trained" in text for text in advise({"model": rewired, "tp": 8}, "tpot").notes.warnings)
 
 
 def test_stacks_are_not_ranked() -> None:

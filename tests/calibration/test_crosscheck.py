@@ -22,12 +22,14 @@ from calibration.crosscheck.observations import PHASES, Observations, Run, Times
 from calibration.crosscheck.predict import Calibration
 from calibration.crosscheck.run import cross_check, own_scenario
 from calibration.crosscheck.store import read_result, reuse
+from calibration.crosscheck.testbed import model_config
 from calibration.crosscheck.timers import OverlapTime
 from ladder_sim.costs.lookup import Curve
 from ladder_sim.display import console
 from ladder_sim.errors import ProfileError, UsageError, install_command
 from ladder_sim.report.crosscheck_page import crosscheck_page
 from ladder_sim.report.tables.crosscheck import crosscheck_report
+from ladder_sim.specs import catalog
 from runtime.comm.rendezvous import CommConfig
 from tests.conftest import REPO
 from tests.support.commands import process
@@ -65,6 +67,54 @@ def test_every_variant_is_predicted_and_measured(result: Any) -> None:
     # what is calibrated on is not judged
     assert rows["calibration", "standard", "prefill"]["bound"] is None
     assert rows["40%", "standard", "prefill"]["bound"] == 0.1
+
+
+LATENT = {
+    "model_type": "deepseek_v3",
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "vocab_size": 96,
+    "intermediate_size": 96,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 40,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-6,
+}
+
+
+def test_experts_and_latent_attention_are_predicted_and_measured(tmp_path: Path) -> None:
+    """Every kernel of theirs is timed in its place, and the graph says which it is."""
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(LATENT))
+    scenario = own_scenario(str(file), "gpt-fast", tp=4, batch=1, prompt=8, gen=3, overrides={})
+    small = Experiment(scenario=scenario, variants=("parallel", "ladder"), shares=(0.4,), rounds=2, threads=1)
+    rows = cross_check(small, CommConfig(backend="emulate"))["rows"]
+    assert {row["variant"] for row in rows} == {"standard", "parallel", "ladder"}
+    assert all(row["predicted"] > 0 for row in rows)
+
+
+def test_parts_that_the_runtime_has_not_are_refused() -> None:
+    scenario = own_scenario("gpt-oss-20b", "gpt-fast", tp=4, batch=1, prompt=8, gen=3, overrides={"model.layers": "2"})
+    unknown = Experiment(scenario=scenario, variants=("ladder",), shares=(0.4,), rounds=2, threads=1)
+    with pytest.raises(UsageError, match="gpt-oss-20b has attention sinks, which real passes here do not run"):
+        cross_check(unknown, CommConfig(backend="emulate"))
+
+
+def test_real_passes_have_the_norms_of_queries_and_keys_of_their_model() -> None:
+    assert model_config(catalog.model("qwen3-30b-a3b")).qk_norm is True
+    assert model_config(catalog.model("8b")).qk_norm is False
+    for name, norms in (("minimax-m2.5", "norms over all heads"), ("llama-4-scout", "norms without weights")):
+        with pytest.raises(UsageError, match=f"{name} has {norms}, which real passes here do not run"):
+            model_config(catalog.model(name))
 
 
 def test_it_is_shown_as_a_table_as_json_and_as_a_page(

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from calibration.serving_fit import FIGURES, _Problem, fit_serving
+from calibration.serving_fit import FIGURES, _Problem, fit_serving, half_widths, inside_of_others
 from ladder_sim.errors import UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.validation.serving_table import Serving, read_servings
@@ -39,7 +39,7 @@ def test_the_figures_that_made_the_servings_are_found() -> None:
         if figure.field == "host_request_s"
     ]
     assert host_s[0] == host_s[1]
-    widths = fit.half_widths(made)
+    widths = half_widths(made, fit.log_errors)
     assert widths["trtllm", "h100-sxm"]["tpot"] < 0.01 < widths["vllm", "h100-sxm"]["tpot"]
 
 
@@ -59,6 +59,23 @@ def test_servings_that_cannot_be_fitted_are_refused() -> None:
         fit_serving([row for row in rows if row.setup.model == "qwen3-32b"])
     with pytest.raises(UsageError, match="one token"):
         fit_serving([*rows, dataclasses.replace(rows[0], gen=1)])
+
+
+def test_intervals_are_tried_on_the_engines_other_models() -> None:
+    # twice, so that nine tenths of them can be told
+    rows = 2 * [row for row in servings() if row.setup.stack.startswith(("trtllm", "vllm"))]
+    wide = np.array([0.5 if row.setup.model == "qwen3-32b" else 0.01 for row in rows])
+    assert inside_of_others(rows, wide) == {("trtllm", "qwen3-32b"): 0.0, ("trtllm", "llama-3.1-8b"): 1.0}
+
+
+def test_models_with_experts_are_not_fitted() -> None:
+    sample = DATA / "serving_moe.csv"
+    command = [sys.executable, "-m", "calibration", "fit-serving", str(sample)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "models with experts are not fitted" in done.stdout
+    assert "collective_launch_s" not in done.stdout
+    assert "inside intervals that the engine's other models give" in done.stdout
 
 
 @pytest.mark.slow

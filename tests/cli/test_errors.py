@@ -143,9 +143,10 @@ def _without(flag: str, arguments: tuple[str, ...]) -> tuple[str, ...]:
 
 def test_other_commands_say_what_fits_too() -> None:
     """The memory they name is that of the smallest batch, of the scenario, of the cluster that fails."""
-    err = refused(("advise", "--model", "405b"), 3, "at batch 1 llama-3.1-405b needs 111 GB", "--dtype fp8 fits")
+    err = refused(("advise", "--model", "405b"), 3, "at batch 1 llama-3.1-405b needs 105 GB", "--dtype fp8 fits")
     assert "--batch" not in err
     refused(("advise", "--batches", "512", "--tp", "8"), 3, "at batch 512", "or --batches 183 fits")
+    refused(("advise", "--model", "405b", "--tp", "8"), 3, "needs 111 GB per GPU at TP 8", "--gpus 16 fits")
     refused(("breakeven", "intra.latency=1:9us", "--model", "405b"), 3, "405b needs 111 GB", "--dtype fp8 fits")
     refused(("compare", "h200-sxm", "h100-sxm", "--model", "405b"), 3, "error: h100-sxm: llama-3.1-405b needs 111 GB")
 

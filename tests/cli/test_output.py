@@ -13,7 +13,7 @@ from tests.support.commands import SMALL, Ran, process, run
 from tests.support.configs import MISTRAL_7B
 
 FOUR = ["standard", "parallel", "ladder", "upper-bound"]
-TOP = ["schema_version", "batching", "scenario", "variants", "provenance", "validated", "warnings"]
+TOP = ["schema_version", "batching", "scenario", "variants", "collectives", "provenance", "validated", "warnings"]
 SCENARIO = {
     "model": "llama-3.1-405b",
     "cluster": "h100-sxm",
@@ -30,6 +30,7 @@ SCENARIO = {
     "gen": 512,
     "concurrency": None,
     "arrivals": "steady",
+    "imbalance": "power-law-1.01",
     "dtype": "bf16",
     "kv_dtype": "bf16",
     "stack": "gpt-fast",
@@ -67,7 +68,15 @@ def test_json_has_exactly_the_documented_keys(default: Any) -> None:
     for figures in default["variants"].values():
         assert list(figures) == FIGURES
     assert list(default["provenance"]) == ["profile", "measured_fraction"]
-    checked = {"stack": True, "gpu": True, "links": False, "model_family": True, "precision": True}
+    checked = {
+        "stack": True,
+        "gpu": True,
+        "links": False,
+        "layers": True,
+        "model_family": True,
+        "precision": True,
+        "plan": True,
+    }
     checked |= {"model_size": False, "tp": False, "batch": True, "prompt": True, "gen": True}
     assert default["validated"] == checked
     assert list(default["validated"]) == list(checked)

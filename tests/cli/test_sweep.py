@@ -122,7 +122,7 @@ def test_progress_says_how_far_how_fast_and_how_long() -> None:
     [
         (("breakeven", "inter.latency=1:40us", *TWO_NODES, "--gain", "10"), ["inter.latency", "speedup"]),
         (("sensitivity", *TWO_NODES), ["figure", "value", "standard", "time"]),
-        (("advise", *TWO_NODES, "--price", "2.5"), ["variant", "TP", "batch", "TTFT", "TPOT"]),
+        (("advise", *TWO_NODES, "--price", "2.5"), ["variant", "plan", "batch", "GPUs", "TTFT", "TPOT"]),
         (("compare", "h100-sxm", "h200-sxm", "--model", "70b"), ["variant", "on", "TTFT", "TPOT"]),
     ],
     ids=["breakeven", "sensitivity", "advise", "compare"],

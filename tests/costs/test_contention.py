@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ladder_sim.costs.collectives.algorithms import DISPATCHES
 from ladder_sim.costs.contention import (
     HOLDERS,
     TILE_COLUMNS,
@@ -25,10 +26,12 @@ from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.des.shared import Demand, Device
 from ladder_sim.errors import ProfileError
-from ladder_sim.graph.build import PassInputs, build
+from ladder_sim.graph.build import build
+from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.ops import AttentionShape, ElementwiseShape, GemmShape, Op, Phase, Shape
 from ladder_sim.prediction import predict
 from ladder_sim.specs.scenario import Scenario
+from tests.support.shapes import bmm_shape, mla_shape, moe_shape
 
 DEFAULTS = OverlapParameters()
 SMS = 132
@@ -139,9 +142,41 @@ def test_a_librarys_gemm_loses_its_share_of_the_sms(m: int, n: int, held_sms: in
     assert rate == pytest.approx(share) if m <= DEFAULTS.stream_rows else rate <= share * (1 + 1e-12)
 
 
+def test_grids_of_experts_and_heads() -> None:
+    """By the tokens of an expert: DeepSeek-V3 on 8 ranks has 32 of them, with 32 columns of 128 each."""
+
+    def use(shape: Shape) -> tuple[int, float]:
+        demand = kernel_demand(shape, SMS, DEFAULTS, 0.5)
+        return demand.tiles, demand.spare
+
+    # 1 - (31 / 32)^m of the experts are taken
+    few, some, many = (moe_shape(tokens=tokens, ep=8) for tokens in (1, 32, 16_384))
+    assert few.rows_of_expert == pytest.approx(1.0)
+    assert use(few)[0] == 0
+    assert some.experts_taken == pytest.approx(32 * (1 - (31 / 32) ** 32))
+    # 21 experts of two rows stream their weights, 32 of 512 rows run in waves of blocks of 128
+    assert use(some) == (0, pytest.approx(1 - 21 * 32 / (6 * SMS)))
+    assert use(many)[0] == 32 * 4 * 32
+    # shares of the width leave fewer columns
+    assert use(moe_shape(tokens=16_384, expert_tp=8))[0] == 256 * 4 * 4
+    # heads are as many GEMMs; one row is a reduction of many small blocks
+    assert use(bmm_shape(heads=16, m=1)) == (0, DEFAULTS.memory_spare)
+    assert use(bmm_shape(heads=16, m=4)) == (0, pytest.approx(1 - 64 / SMS))
+    assert use(bmm_shape(heads=16, m=64)) == (64, pytest.approx(1 - 64 / SMS))
+    # latent attention as any other
+    assert use(mla_shape(batch=4, kv_len=1000)) == (0, DEFAULTS.grid_spare)
+    assert use(mla_shape(batch=2, q_len=1000, kv_len=1000, heads=8)) == (128, 1.0)
+    # in a sweep over batches each has its own
+    swept = kernel_demand(moe_shape(tokens=np.array([1, 32, 16_384]), ep=8), SMS, DEFAULTS, 0.5)
+    for number, shape in enumerate((few, some, many)):
+        assert (swept.tiles[number], swept.spare[number]) == pytest.approx(use(shape))  # type: ignore[index]
+
+
 SHAPES = st.one_of(
     st.builds(gemm, st.integers(1, 4096), st.integers(64, 60_000), st.just(8192)),
     st.builds(attention, st.integers(1, 4096), kernel=st.sampled_from(["flash", "math"])),
+    st.builds(moe_shape, tokens=st.integers(1, 100_000), ep=st.sampled_from([1, 8, 64])),
+    st.builds(bmm_shape, heads=st.integers(1, 128), m=st.integers(1, 4096)),
     st.builds(ElementwiseShape, moved_bytes=st.floats(1.0, 1e10)),
 )
 
@@ -208,7 +243,7 @@ def test_elementwise() -> None:
 @given(one=MESSAGES, other=MESSAGES)
 def test_channels_grow_with_the_message_up_to_a_cap(algorithm: str, one: float, other: float) -> None:
     few, many = (collective_sms(algorithm, size, DEFAULTS) for size in sorted((one, other)))
-    cap = {"ring": 24, "tree": 16, "nvls": 16, "multimem": 8, "blocks": 36}[HOLDERS[algorithm]]
+    cap = {"ring": 24, "tree": 16, "nvls": 16, "multimem": 8, "blocks": 36, "deepep": 20}[HOLDERS[algorithm]]
     assert 1 <= few <= many <= cap
     assert collective_sms(algorithm, 1e12, DEFAULTS) == cap
 
@@ -238,7 +273,9 @@ def test_known_channels(algorithm: str, message_bytes: float, sms: int) -> None:
 
 def test_the_switch_spares_the_memory() -> None:
     assert {collective_traffic_bytes(name, 1e6, DEFAULTS) for name in IN_SWITCH} == {2e6}
-    ring = [name for name in ALGORITHMS if name not in IN_SWITCH]
+    for_experts = {kernel for _, kernel in DISPATCHES}
+    assert {collective_traffic_bytes(name, 1e6, DEFAULTS) for name in for_experts} == {2e6}
+    ring = set(ALGORITHMS) - IN_SWITCH - for_experts
     assert {collective_traffic_bytes(name, 1e6, DEFAULTS) for name in ring} == {4e6}
 
 
@@ -317,8 +354,16 @@ def test_a_profiles_overlap_section_changes_what_overlaps_only() -> None:
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 @pytest.mark.parametrize("batch", [1, 16, 64])
 def test_demands_are_possible(profile: str, phase: Phase, batch: int) -> None:
-    for model, stack in (("70b", "gpt-fast"), ("1b", "vllm")):
-        scenario = Scenario.of(model=model, stack=stack, batch=batch)
+    apart = {"tp": 1, "attention_dp": 8, "ep": 8, "overrides": {"stack.dispatch": "deepep-auto"}}
+    for model, stack, plan in (
+        ("70b", "gpt-fast", {}),
+        ("1b", "vllm", {}),
+        ("minimax-m2.5", "vllm", {"ep": 8}),
+        ("deepseek-v3", "sglang", apart),
+    ):
+        if plan and batch < 8:
+            continue
+        scenario = Scenario.of(model=model, stack=stack, batch=batch, **plan)  # type: ignore[arg-type]
         costs = KernelCosts(scenario, None if profile == "none" else load_profile(profile))
         ops = list(build(PassInputs.of(scenario), phase, 1025).ops())
         for op, estimate in zip(ops, costs.estimates(ops), strict=True):
@@ -330,3 +375,14 @@ def test_demands_are_possible(profile: str, phase: Phase, batch: int) -> None:
             else:
                 assert estimate.demand.held_sms == estimate.demand.link == 0
             assert np.isfinite(estimate.seconds)
+
+
+def test_a_combine_takes_sms_from_the_block_that_it_overlaps() -> None:
+    """Of DeepEP as many as it says, whatever the message."""
+    plan = {"tp": 1, "attention_dp": 8, "ep": 8, "batch": 512, "overrides": {"stack.dispatch": "deepep-ht"}}
+    scenario = Scenario.of(model="deepseek-v2-lite", stack="sglang", **plan)  # type: ignore[arg-type]
+    slowed_s = [
+        predict(scenario, ["ladder"], profile=with_overlap(deepep_sms=sms))["ladder"].breakdown.slowed_s
+        for sms in (1.0, 20.0, 60.0)
+    ]
+    assert 0.0 <= slowed_s[0] < slowed_s[1] < slowed_s[2]

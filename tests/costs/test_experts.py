@@ -19,7 +19,7 @@ from tests.support.shapes import bmm_shape, mla_shape, moe_shape
 
 SMALL = Experts("bf16", 1024, 512, 16, 2)
 SPLITS = {"expert_tp": [1.0, 2.0, 4.0], "ep": [1.0, 2.0, 4.0]}
-GPUS = ("a100-sxm", "b200-sxm", "gb200-nvl72", "h100-sxm", "h200-sxm", "l40s-pcie", "rtx-pro-6000")
+GPUS = ("a100-sxm", "b200-sxm", "b300-sxm", "gb200-nvl72", "h100-sxm", "h200-sxm", "l40s-pcie", "rtx-pro-6000")
 ENGINES = ("", "-vllm", "-trtllm", "-sglang")
 # published layers of experts that no engine was measured on: DeepSeek-V2-Lite, V2, GLM-4.5, GLM-4.5-Air
 UNMEASURED = ((2048, 1408, 64, 6), (5120, 1536, 160, 6), (5120, 1536, 160, 8), (4096, 1408, 128, 8))
@@ -206,3 +206,72 @@ def test_a_chunk_of_a_prompt_takes_its_share_of_the_whole() -> None:
         mla_shape(q_len=np.array([1024]), kv_len=(4096 + 1024) / 2, heads=16, shares_step=True), stack="trtllm"
     )
     assert float(np.atleast_1d(chunk.seconds)[0]) == pytest.approx(float(whole.seconds) / 4)
+
+
+def test_blocks_of_scales_are_not_split() -> None:
+    """MiniMax-M2.5 on 8 ranks would have 192 columns of an expert each: whole experts are priced, as carried over."""
+    layer = {"hidden": 3072, "width": 1536, "experts": 256, "top_k": 8, "tokens": 40}
+    for stack in ("vllm", "trtllm"):
+        split, whole = (
+            estimate(sized("fp8-block", **layer, expert_tp=tp, ep=8 // tp), cluster="h200-sxm", stack=stack)
+            for tp in (8, 1)
+        )
+        assert split.seconds == whole.seconds
+        assert split.source == "transferred"
+        halves, quarters = (
+            estimate(sized("fp8-block", **layer, expert_tp=tp, ep=1), cluster="h200-sxm", stack=stack) for tp in (2, 4)
+        )
+        assert halves.seconds > quarters.seconds
+        assert quarters.source != "transferred"
+
+
+def test_products_of_heads_in_fp8_blocks_are_priced_as_plain_fp8() -> None:
+    """Their own tables have neither; what engines multiply is fp8 (DeepSeek-R1: 0.5 ms of a step of 11 ms)."""
+    plain, blocks, wide = (
+        estimate(bmm_shape(m=4, heads=16, **elements_of(dtype)), cluster="h200-sxm", stack="trtllm").seconds
+        for dtype in ("fp8", "fp8-block", "bf16")
+    )
+    assert blocks == pytest.approx(plain, rel=0.02)
+    assert plain != pytest.approx(wide, rel=0.1)
+
+
+def elements_of(dtype: DType) -> dict[str, Any]:
+    of = FORMATS[dtype]
+    return {"format": of.name, "weight_element_bytes": of.weight_bytes}
+
+
+def test_padded_experts_take_as_long_for_a_few_tokens_as_for_many() -> None:
+    """DeepGEMM's layout in vLLM 0.12: 128 rows for every expert of a rank, in fp8 blocks on Hopper."""
+    layer = {"hidden": 4096, "width": 1536, "experts": 128, "top_k": 8}
+    padded, usual = "vllm@0.12", "vllm@0.13"
+    where = {"cluster": "h200-sxm"}
+
+    def seconds(stack: str, tokens: int, dtype: DType = "fp8-block", **given: Any) -> float:
+        split = {"ep": given.pop("ep", 2), "expert_tp": 1}
+        return float(estimate(sized(dtype, **layer, **split, tokens=tokens), stack=stack, **{**where, **given}).seconds)
+
+    assert seconds(padded, 16) == pytest.approx(seconds(padded, 4), rel=0.02)
+    assert seconds(usual, 16) > 1.5 * seconds(usual, 4)
+    # 64 experts of 128 rows: 53 GFLOP of a layer at 0.45 of 1,979 TFLOP/s, and what small kernels move
+    multiplied_s = 6 * 128 * 64 * 4096 * 1536 / (0.45 * 1979e12)
+    assert multiplied_s < seconds(padded, 4) < 1.25 * multiplied_s
+    assert seconds(padded, 4, ep=4) == pytest.approx(seconds(padded, 4) / 2, rel=0.1)
+    # neither other formats nor other GPUs
+    assert seconds(padded, 4, "bf16") == seconds(usual, 4, "bf16")
+    assert seconds(padded, 4, cluster="b200-sxm") == seconds(usual, 4, cluster="b200-sxm")
+
+
+def test_factors_of_a_stack_are_those_of_attention_and_of_gemms() -> None:
+    single, several = bmm_shape(m=1, heads=16), bmm_shape(m=4, heads=16)
+    token, prompt = mla_shape(kv_len=500, heads=16), mla_shape(q_len=500, kv_len=500, heads=16)
+    for shape, factor in (
+        (single, "gemv_factor"),
+        (several, "gemm_factor"),
+        (token, "attention_factor"),
+        (prompt, "prompt_factor"),
+    ):
+        usual, twice = (
+            estimate(shape, stack="trtllm", overrides={f"stack.{name}": 2.0}).seconds
+            for name in ("collective_launch_s", factor)
+        )
+        assert twice == pytest.approx(2.0 * usual), factor

@@ -12,10 +12,11 @@ from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.costs.roofline import Gpu
-from ladder_sim.graph.build import PassInputs
+from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.ops import GemmShape, Op, Phase
+from ladder_sim.graph.pass_kernels import kernels_of
 from ladder_sim.graph.sizes import Sizes
-from ladder_sim.simulate.lower import schedule
+from ladder_sim.simulate.lower import schedule_pass
 from ladder_sim.simulate.passes import FIRST_PERIODS, ForwardPass, price
 from ladder_sim.specs.workload import FORMATS
 
@@ -33,11 +34,14 @@ def priced(
 ) -> tuple[dict[str, tuple[Op, Estimate]], ForwardPass]:
     """Ops of the last layer and the head by name, and the pass."""
     costs = KernelCosts(scenario, profile)
-    plan = schedule(PassInputs.of(scenario).of_one_token(), phase, FIRST_PERIODS)
-    (prices,) = price(costs, [(phase, sizes)], [dict(zip(plan.keys, plan.distinct, strict=True))])
-    step = ForwardPass(plan, prices, costs.hardware, scenario.cluster.gpu)
-    names = {op.name.partition(".")[2] or op.name: like for op, like in zip(plan.ops, plan.same_as, strict=True)}
-    return {name: prices[plan.keys[like]] for name, like in names.items()}, step
+    schedule = schedule_pass(kernels_of(PassInputs.of(scenario).of_one_token(), phase), scenario.variant, FIRST_PERIODS)
+    (prices,) = price(costs, [(phase, sizes)], [schedule.distinct])
+    step = ForwardPass(schedule, prices, costs.hardware, scenario.cluster.gpu)
+    names = {
+        op.name.partition(".")[2] or op.name: like
+        for op, like in zip(schedule.ops, schedule.layout.same_as, strict=True)
+    }
+    return {name: prices[schedule.numbers[like]] for name, like in names.items()}, step
 
 
 def decode(scenario: Scenario, profile: CalibrationProfile | None, batch: Any = 8) -> dict[str, tuple[Op, Estimate]]:

@@ -76,11 +76,24 @@ def test_nothing_fits() -> None:
         ({"tp": 1}, [{"tp": 2}, {"dtype": "fp8"}]),
         # it has no fp8
         ({"cluster": "a100-sxm-hdr", "tp": 1}, [{"tp": 2}]),
+        # the other degrees of a plan stay
+        ({"model": "405b", "tp": 2, "pp": 4}, [{"dtype": "fp8"}]),
+        ({"model": "deepseek-v3", "attention_dp": 8, "ep": 8, "tp": 1, "batch": 64}, []),
         # neither alone
         (
             {"model": "405b", "prompt": 60_000},
             [{"dtype": "fp8", "stack": name} for name in ("sglang", "trtllm", "vllm")],
         ),
+        # plans: what the other degrees leave, or allow
+        ({"model": "deepseek-v3", "tp": 8, "ep": 8}, []),
+        ({"model": "deepseek-v3", "attention_dp": 8, "ep": 8, "batch": 8}, []),
+        ({"model": "deepseek-v3", "dtype": "bf16", "nodes": 4, "tp": 8, "pp": 2}, [{"tp": 16}, {"dtype": "fp8"}]),
+        ({"model": "405b", "tp": 4, "pp": 2}, [{"dtype": "fp8"}]),
+        (
+            {"model": "qwen3-30b-a3b", "attention_dp": 8, "ep": 8, "batch": 4096, "stack": "vllm"},
+            [{"batch": 2904}],
+        ),
+        ({"model": "8b", "dp": 8, "batch": 3000}, [{"batch": 1144}]),
         # a stack by name would not have this figure
         ({"batch": 512, "overrides": {"stack.memory_overhead": "3GB"}}, [{"batch": 178}]),
     ],
@@ -208,3 +221,43 @@ def test_served_requests_fit_while_one_has_room(stack: str) -> None:
     assert too_many.fits
     assert too_many.total_bytes == pytest.approx(too_many.capacity_bytes, rel=0.01)
     assert not used(1, model="70b").fits
+
+
+def test_tied_embeddings_are_on_the_first_and_the_last_stage() -> None:
+    model = catalog.model("gemma-3-1b")
+    assert model.tied_embeddings
+    table = model.vocab * model.hidden * 2
+    layers = 2 * model.parameters - table
+    whole, halves = (weight_bytes(Scenario.of(model=model, tp=1, pp=pp, stack="vllm")) for pp in (1, 2))
+    assert whole == layers + table
+    # and the last norm
+    assert halves == pytest.approx(layers / 2 + table, rel=1e-5)
+    graph = build(Scenario.of(model=model, tp=1, pp=2, stack="vllm"), "decode", 1025)
+    assert sum(op.weight_bytes for op in graph.ops()) == layers + 2 * table
+
+
+@pytest.mark.parametrize(
+    ("plan", "expert_parts"),
+    [
+        ({"tp": 8}, 8),
+        ({"tp": 8, "ep": 8}, 8),
+        ({"tp": 8, "ep": 2}, 8),
+        ({"tp": 1, "attention_dp": 8, "ep": 8}, 8),
+        ({"tp": 2, "attention_dp": 4, "ep": 4}, 8),
+        ({"tp": 2, "attention_dp": 2, "ep": 4}, 4),
+    ],
+)
+def test_weights_and_cache_of_a_rank_under_each_plan(plan: dict[str, int], expert_parts: int) -> None:
+    """DeepSeek-V3: TP shares heads, MLPs and vocabulary; latent projections and their cache are on every rank."""
+    scenario = Scenario.of(model="deepseek-v3", dtype="bf16", kv_dtype="bf16", stack="vllm", batch=64, **plan)  # type: ignore[arg-type]
+    tp, hidden, heads = plan["tp"], 7168, 128
+    latent = hidden * (1536 + 512 + 64) + 1536 + 512
+    of_heads = heads * (1536 * 192 + 512 * 256 + 128 * hidden)
+    norms, router = 2 * hidden, 256 * (hidden + 1)
+    attention = 61 * (latent + of_heads / tp + norms)
+    experts = 58 * (256 * 3 * hidden * 2048 / expert_parts + 3 * hidden * 2048 / tp + router)
+    dense = 3 * 3 * hidden * 18432 / tp
+    ends = 2 * 129280 * hidden / tp + hidden
+    assert weight_bytes(scenario) == pytest.approx(2 * (attention + experts + dense + ends), rel=1e-6)
+    requests = 64 / plan.get("attention_dp", 1)
+    assert memory_use(scenario).kv_cache_bytes == requests * scenario.workload.context * 61 * 576 * 2

@@ -24,7 +24,7 @@ from ladder_sim.costs.roofline import roofline_s, table_shape
 from ladder_sim.errors import ProfileError
 from tests.support.strategies import damaged
 
-SHIPPED = ("a100-sxm", "b200-sxm", "gb200-nvl72", "h100-sxm", "h200-sxm", "l40s-pcie", "rtx-pro-6000")
+SHIPPED = ("a100-sxm", "b200-sxm", "b300-sxm", "gb200-nvl72", "h100-sxm", "h200-sxm", "l40s-pcie", "rtx-pro-6000")
 ENGINES = ("sglang", "trtllm", "vllm")
 FOLDER = Path(profile_file.__file__).parent / "profiles"
 
@@ -103,7 +103,7 @@ def test_every_format_that_was_measured_has_a_table() -> None:
     assert formats == {
         "a100-sxm": older,
         **dict.fromkeys(("h100-sxm", "h200-sxm", "l40s-pcie"), hopper),
-        **dict.fromkeys(("b200-sxm", "gb200-nvl72", "rtx-pro-6000"), blackwell),
+        **dict.fromkeys(("b200-sxm", "b300-sxm", "gb200-nvl72", "rtx-pro-6000"), blackwell),
     }
 
 

@@ -8,7 +8,7 @@ from playwright.sync_api import Browser
 
 from ladder_sim.cli.main import main
 from ladder_sim.explorer.clientside import CONTROLS
-from ladder_sim.explorer.controls import SLIDER_KEYS, control_id
+from ladder_sim.explorer.controls import SLIDER_KEYS, SWITCHES, control_id
 from tests.support.accessibility import violations
 from tests.support.explorer_browser import Watched
 
@@ -18,7 +18,7 @@ SCHEMES = ("light", "dark")
 SIZES = {"desktop": (1280, 900), "phone": (390, 844)}
 QUERY = "?model=405b&nodes=2&pin=model%3D405b%26nodes%3D2%26batch%3D8"
 # boxes and buttons in a group, which have no ids of their own
-GROUPS = ("no_p2p", "ignore_memory", "variants", "phase")
+GROUPS = (*SWITCHES, "variants", "phase")
 # what has the focus, and its name for people: no element has it twice unless it is a trap
 FOCUS = """() => {
   const at = document.activeElement;

@@ -108,6 +108,20 @@ def test_controls_move_numbers_and_link_by_hand_and_by_key(seen: Watched) -> Non
     assert "model=qwen3-32b" in page.url
 
 
+def test_a_link_keeps_its_plan_when_a_control_moves(seen: Watched) -> None:
+    plan = "model=qwen3-30b-a3b&nodes=2&tp=4&pp=2&ep=4&dp=2&batch=8&sp=1&kv_dtype=fp8"
+    page = seen.open(f"?{plan}")
+    seen.until_text("#summary", "TP 4, EP 4, PP 2, DP 2, SP")
+    page.focus("#c-dp-slider")
+    page.keyboard.press("ArrowLeft")
+    seen.until_text("#summary", "TP 4, EP 4, PP 2, SP")
+    kept = plan.replace("dp=2", "dp=1").split("&")
+    assert set(kept) <= set(page.url.partition("?")[2].split("&"))
+    page.fill("#c-ep", "3")
+    page.press("#c-ep", "Enter")
+    seen.until_text("#error", "ep 3: must divide the 4 ranks of a stage")
+
+
 def test_back_undoes_one_change_at_a_time(seen: Watched) -> None:
     page = seen.open("?model=70b")
     page.select_option("#c-model", "8b")
@@ -229,7 +243,7 @@ def test_two_pinned_scenarios_and_a_file_to_keep(seen: Watched) -> None:
     page.press("#c-tp", "Enter")
     seen.until_text("#summary", "TP 4")
     page.click("#pin")
-    seen.until("document.querySelectorAll('.compare thead th').length === 4")
+    seen.until("document.querySelectorAll('#compared thead th').length === 4")
     assert page.url.count("pin=") == 2
     seen.drawn()
     seen.screenshot("compared")

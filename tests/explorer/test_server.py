@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from ladder_sim import Scenario
+from ladder_sim import Scenario, predict
 from ladder_sim.analysis.sensitivity import sensitivity
 from ladder_sim.cli.main import main
 from ladder_sim.display.labels import field_label, field_title
 from ladder_sim.explorer.allowlist import Allowlist
+from ladder_sim.explorer.clientside import CONTROLS
 from ladder_sim.explorer.controls import AXIS_FIELDS, SLIDERS
 from ladder_sim.explorer.server import MAX_REQUEST_BYTES, make_app
 from ladder_sim.specs import catalog
@@ -106,6 +107,43 @@ def test_a_bad_link_shows_its_error_and_the_next_one_works(page: Page) -> None:
     assert page.views("model=8b")["error"] == ""
 
 
+PLAN = "model=qwen3-30b-a3b&stack=vllm&attention_dp=8&ep=8&batch=64"
+
+
+def test_a_plan_is_predicted_as_by_the_command_line(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ("--model", "qwen3-30b-a3b", "--stack", "vllm", "--attention-dp", "8", "--ep", "8", "--batch", "64")
+    assert main(["predict", *command, "--json"]) == 0
+    assert page.client.get(f"/download/prediction.json?{PLAN}").text == capsys.readouterr().out
+    views = page.views(PLAN)
+    assert "TP 1 x attention DP 8, EP 8" in texts(views["summary"])
+    assert "mlp.dispatch0%nothingmlp.expertsmlp.top_k" in texts(views["messages"]).replace("\n", "").replace(" ", "")
+    assert "attn.norm to attn.o" in texts(views["messages"])
+
+
+@pytest.mark.parametrize(
+    ("change", "rule", "way_out"),
+    [
+        ("&ep=3", "ep 3: must divide the 8 ranks of a stage (tp 1 x attention_dp 8)", "'Tensor-parallel degree'"),
+        ("&batch=4", "each of 8 groups needs a request", "use 'Batch' 8 or more"),
+        ("&pp=2", "attention_dp 8 x pp 2 needs 16 GPUs: there are 1 x 8", "add nodes ('Nodes' 2)"),
+        ("&model=8b", "model 'llama-3.1-8b' has no experts", "leave out 'Expert-parallel degree'; 'Replicas' runs"),
+        ("&sp=1", "sp with tp 1: there is no all-reduce to split", "'Tensor-parallel degree' 2 or more"),
+        ("&sp=yes", "sp is 'yes': must be 1", "leave it out"),
+    ],
+)
+def test_an_illegal_plan_shows_its_rule(page: Page, change: str, rule: str, way_out: str) -> None:
+    key = change[1:].partition("=")[0]
+    kept = "&".join(part for part in PLAN.split("&") if not part.startswith(f"{key}="))
+    error = texts(page.views(kept + change)["error"])
+    assert rule in error
+    assert way_out in error
+
+
+def test_every_argument_has_a_control() -> None:
+    """Guards against links whose fields are lost when a control moves."""
+    assert {argument.key for argument in ARGUMENTS.values()} - set(CONTROLS) == set()
+
+
 def test_text_of_a_link_stays_text(page: Page) -> None:
     """Guards against scripts in a link: the page takes its views in as HTML."""
     error = page.views("model=<img src=x onerror=alert(1)>")["error"]
@@ -189,8 +227,9 @@ def test_pinned_scenarios_have_the_warnings_of_compare(page: Page, capsys: pytes
 def test_prices_and_bounds_reach_the_files(page: Page) -> None:
     query = "model=8b&price=2.5&max_tpot=10ms&max_ttft=50ms"
     rows = list(csv.DictReader(page.client.get(f"/download/pareto.csv?{query}").text.splitlines()))
-    assert rows
-    for row in rows:
+    kept = [row for row in rows if row["outcome"] in ("front", "dominated")]
+    assert kept
+    for row in kept:
         assert float(row["tpot_s"]) <= 0.010
         assert float(row["ttft_s"]) <= 0.050
         assert float(row["usd_per_Mtoken"]) > 0.0
@@ -200,6 +239,19 @@ def test_prices_and_bounds_reach_the_files(page: Page) -> None:
     assert "GPUs that are never idle" in notes
     assert "bounds the prefill" not in plain
     assert "never idle" not in plain
+
+
+def test_the_front_is_of_requests_in_flight_where_the_scenario_is(page: Page) -> None:
+    """Regression: it was of static batches, next to a mark of what an engine serves."""
+    query = "model=8b&tp=2&concurrency=16&max_ttft=9s"
+    rows = list(csv.DictReader(page.client.get(f"/download/pareto.csv?{query}").text.splitlines()))
+    assert {row["concurrency"] for row in rows} == {str(2**power) for power in range(9)}
+    alone = predict(Scenario.of(model="8b", tp=2, concurrency=16), "ladder")
+    same = [row for row in rows if (row["variant"], row["tp"], row["concurrency"]) == ("ladder", "2", "16")]
+    assert [float(row["tokens_per_s"]) for row in same] == pytest.approx([alone.rate])
+    notes = texts(page.views(query)["serving"])
+    assert "serving" not in notes
+    assert "prefill of a whole batch" not in notes
 
 
 def test_every_figure_that_a_page_can_show_has_a_name_in_words() -> None:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ladder_sim.graph.build import build
-from ladder_sim.graph.ops import COLLECTIVE_KINDS, AttentionShape, CollectiveShape, GemmShape, Phase, StepGraph
+from ladder_sim.graph.build import StepGraph, build
+from ladder_sim.graph.ops import COLLECTIVE_KINDS, AttentionShape, CollectiveShape, GemmShape, Phase
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from tests.support.scenarios import VARIANTS, shallow

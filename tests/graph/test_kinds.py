@@ -2,16 +2,18 @@
 
 import itertools
 import math
+from typing import get_args
 
 import networkx as nx
 import pytest
 
 from ladder_sim.costs.memory import memory_use, weight_bytes
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.build import build
-from ladder_sim.graph.ops import COLLECTIVE_KINDS, AttentionShape, CollectiveShape, MoeShape, Op, StepGraph
+from ladder_sim.graph.build import StepGraph, build
+from ladder_sim.graph.ops import COLLECTIVE_KINDS, AttentionShape, CollectiveShape, MoeShape, Op
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.stack import Dispatch
 
 GIB = 2**30
 SPARSE = [name for name in catalog.model_names() if catalog.model(name).experts]
@@ -31,8 +33,23 @@ def test_weights_and_cache_of_every_phase_are_the_parameters(name: str) -> None:
     for phase in ("prefill", "decode", "mixed"):
         graph = graph_of(phase, model=name, dtype="bf16")
         assert sum(op.weight_bytes for op in graph.ops()) == 2 * model.parameters, phase
-    used = memory_use(Scenario.of(model=name, tp=1, dtype="bf16", kv_dtype="bf16", batch=3, prompt=100, gen=20))
-    assert used.kv_cache_bytes == model.kv_bytes_per_token(2) * 3 * 120
+
+
+@pytest.mark.parametrize("name", catalog.model_names())
+def test_a_step_reads_the_cache_that_is_held(name: str) -> None:
+    """What a further token of context adds to both is that of the layers that attend to all of them."""
+    model, length = catalog.model(name), 100_000
+    kinds = [kind.attention for kind in model.kinds]
+    token = 2 * sum(attention.kv_elements for attention in kinds if not attention.window)
+    assert all(0 <= attention.window < length for attention in kinds)
+    one = {"model": model, "tp": 1, "dtype": "bf16", "kv_dtype": "bf16", "stack": "vllm", "batch": 3, "gen": 1}
+    # within every window
+    assert memory_use(Scenario.of(**one, prompt=99)).kv_cache_bytes == 3 * 100 * model.kv_bytes_per_token(2)
+    held = [memory_use(Scenario.of(**one, prompt=length + more)).kv_cache_bytes for more in (0, 1)]
+    assert held[1] - held[0] == 3 * token
+    graphs = [build(Scenario.of(**one), "decode", length + more) for more in (0, 1)]
+    read = [sum(op.shape.moved_bytes for op in graph.ops() if op.kind == "attention") for graph in graphs]
+    assert read[1] - read[0] == 3 * token
 
 
 def test_published_sizes_of_checkpoints() -> None:
@@ -111,6 +128,29 @@ def test_messages_of_each_plan() -> None:
     assert {op.shape.message_bytes for op in both if op.kind == "all_reduce"} == {4 * hidden * 2}  # type: ignore[union-attr]
 
 
+def test_tokens_go_to_their_experts_by_the_stacks_kernel() -> None:
+    """A rank's own tokens, once for each of their eight experts; kernels are told 16 bits and send fewer."""
+    model, hidden = "qwen3-30b-a3b", 2048
+    for dispatch, kernels in (
+        ("deepep-ll", ("deepep-ll", "deepep-ll")),
+        ("deepep-ht", ("deepep-ht", "deepep-ht")),
+        ("deepep-auto", ("deepep-ll", "deepep-ht")),
+        ("nvlink-two-sided", ("nvlink-two-sided", "nvlink-two-sided")),
+        ("all-to-all", ("", "")),
+    ):
+        for phase, kernel in zip(("decode", "mixed"), kernels, strict=True):
+            for dtype, element_bytes in (("bf16", 2), ("nvfp4", 0.5625 if dispatch == "all-to-all" else 2)):
+                plan = {"attention_dp": 8, "ep": 8, "batch": 16, "prompt": 98}
+                chosen = {"overrides": {"stack.dispatch": dispatch}, "dtype": dtype}
+                first, last = collectives(graph_of(phase, model=model, **plan, **chosen))[:2]
+                kinds = ("all_to_all", "all_to_all") if dispatch == "all-to-all" else ("dispatch", "combine")
+                assert (first.kind, last.kind) == kinds
+                tokens = 2 if phase == "decode" else 100
+                for op, size in ((first, element_bytes), (last, 2)):
+                    message = CollectiveShape(message_bytes=tokens * 8 * hidden * size, group="experts", kernel=kernel)
+                    assert op.shape == message, (dispatch, phase, dtype)
+
+
 def test_quantised_tokens_are_gathered() -> None:
     sizes = {
         dtype: collectives(graph_of(model="qwen3-30b-a3b", attention_dp=8, ep=8, batch=8, dtype=dtype))[0].shape
@@ -119,9 +159,14 @@ def test_quantised_tokens_are_gathered() -> None:
     assert sizes["nvfp4"].message_bytes == 0.5625 / 2 * sizes["bf16"].message_bytes  # type: ignore[union-attr]
 
 
+DISPATCHES = get_args(Dispatch)
+
+
+@pytest.mark.parametrize("dispatch", DISPATCHES)
 @pytest.mark.parametrize("variant", ["standard", "ladder"])
-def test_a_ladder_hides_the_combine_not_the_dispatch(variant: str) -> None:
-    graph = graph_of(model="qwen3-30b-a3b", attention_dp=8, ep=8, batch=8, variant=variant)
+def test_a_ladder_hides_the_combine_not_the_dispatch(variant: str, dispatch: str) -> None:
+    overrides = {"stack.dispatch": dispatch}
+    graph = graph_of(model="qwen3-30b-a3b", attention_dp=8, ep=8, batch=8, variant=variant, overrides=overrides)
     combine = "layer4.mlp.combine"
     # the router comes first
     assert nx.has_path(graph, "layer4.mlp.router", "layer4.mlp.dispatch")
@@ -179,6 +224,26 @@ def test_norms_over_all_heads_exchange_squares() -> None:
     graph = graph_of(model="minimax-m2.5", tp=8, batch=4, stack="gpt-fast")
     assert graph.op("layer0.attn.qk_all_reduce").shape == CollectiveShape(message_bytes=4 * 8)
     assert "layer0.attn.qk_all_reduce" not in graph_of(model="minimax-m2.5", tp=8, variant="upper-bound")
+
+
+def test_every_fourth_layer_of_llama_4_is_not_rotated() -> None:
+    """Its queries are scaled instead, neither they nor keys are normalised, and it attends to all tokens."""
+    scout, maverick = (graph_of(model=f"llama-4-{name}", tp=8, nodes=2, dtype="fp8") for name in ("scout", "maverick"))
+    for layer in range(48):
+        own = {op.name.removeprefix(f"layer{layer}.attn.") for op in scout.ops() if op.layer == layer}
+        nope = layer % 4 == 3
+        assert {"q_scale", "cache_write"} <= own if nope else {"q_norm", "k_norm", "rope"} <= own
+        assert not own & ({"q_norm", "k_norm", "rope"} if nope else {"q_scale", "cache_write"})
+        window = scout.op(f"layer{layer}.attn.attention").shape.window  # type: ignore[union-attr]
+        assert window == (0 if nope else 8192)
+    assert "layer3.attn.q_scale" in maverick
+    assert not any(op.name.endswith("q_norm") for op in maverick.ops())
+    # as much is moved
+    moved = [
+        maverick.op(f"layer{name}").shape.moved_bytes
+        for name in ("2.attn.rope", "3.attn.q_scale", "3.attn.cache_write")
+    ]
+    assert moved[0] == moved[1] + moved[2]
 
 
 def test_parts_in_16_bits() -> None:

@@ -406,7 +406,7 @@ def _launches_s(prediction: Prediction, launch_s: float) -> float:
     return math.fsum(
         launch_s * float(times) * sum(op.repeats for op in step.ops)
         for step, times in prediction.request.passes
-        if step.plan.eager
+        if step.schedule.eager
     )
 
 

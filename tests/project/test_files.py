@@ -23,6 +23,8 @@ from ladder_sim.errors import LadderSimError, ProfileError, SpecError, UsageErro
 from ladder_sim.specs import catalog
 from ladder_sim.system.files import TOML_BYTES, append, locked, read_bytes, read_text, replacing, write_all, write_file
 from ladder_sim.validation.dataset import read_dataset
+from ladder_sim.validation.serving import compare_servings
+from ladder_sim.validation.serving_table import read_servings
 from runtime.comm.table import LatencyTable
 from tests.conftest import REPO
 from tests.support.commands import process, run
@@ -184,6 +186,14 @@ ranks_per_node = 8
 bytes = [1024, 1048576]
 time_us = [30.0, 35.0]
 """
+SERVINGS = """\
+concurrency,isl,osl,silicon_ttft_ms,silicon_tpot_ms,tp_size,attention_dp_size,moe_tp_size,moe_ep_size,model_path,system,\
+backend,backend_version,precision,moe_quant_mode
+32.0,1024,1024,200.0,12.0,2.0,1.0,1.0,2.0,MiniMaxAI/MiniMax-M2.5,b200_sxm,vllm,0.19.0,fp8,fp8
+16.0,1024,1024,200.0,12.1,2.0,2.0,1.0,4.0,MiniMaxAI/MiniMax-M2.5,b200_sxm,vllm,0.19.0,fp8,fp8
+16.0,1024,8192,200.0,8.0,8.0,1.0,8.0,1.0,deepseek-ai/DeepSeek-R1,b200_sxm,trtllm,1.2.0rc6.post3,fp4,nvfp4
+64.0,1024,512,346.1,19.6,4.0,,,,Qwen/Qwen3-32B,h100_sxm,vllm,0.12.0,bf16,
+"""
 ROWS = [{"bytes": 1024, "seconds": 1e-5}, {"bytes": 1048576, "seconds": 1e-3}]
 
 
@@ -211,6 +221,14 @@ READERS: Mapping[str, tuple[str, Callable[[Path], float]]] = {
         "gen,variant,tp,cluster,model,batch,prompt,tokens_per_s\n"
         "32,ladder,4,h100-sxm,8b,2,128,90\n32,standard,4,h100-sxm,8b,2,128,80\n",
         lambda path: len(read_dataset(str(path)).measurements),
+    ),
+    "servings.csv": (
+        SERVINGS,
+        lambda path: math.fsum(
+            each.tpot.predicted.value
+            for each in compare_servings(read_servings(path.read_bytes(), path.name))
+            if each.tpot
+        ),
     ),
     "table.csv": ("bytes,seconds\n1024,1e-5\n1048576,1e-3\n", lambda path: LatencyTable.from_file(path).seconds(2048)),
 }

@@ -129,6 +129,12 @@ def test_import_is_light(heavy: str) -> None:
     assert _python(f"import sys, ladder_sim; print({heavy!r} in sys.modules)", REPO) == "False"
 
 
+@pytest.mark.parametrize("heavy", ["scipy", "networkx", "simpy", "plotly"])
+def test_a_prediction_loads_only_what_it_needs(heavy: str) -> None:
+    code = "from ladder_sim import Scenario, predict; predict(Scenario.of(model='8b', tp=2, gen=2))"
+    assert _python(f"import sys; {code}; print({heavy!r} in sys.modules)", REPO) == "False"
+
+
 def test_calibrate_starts_without_torch() -> None:
     """Only `calibrate run` and `crosscheck` need it, and importing it takes seconds."""
     assert _python("import sys, calibration.__main__; print('torch' in sys.modules)", REPO) == "False"

@@ -1,5 +1,7 @@
 """Every figure renders in every format and holds the data it claims to."""
 
+import dataclasses
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from ladder_sim.report.figures.analysis import breakeven_figure, comparison_figu
 from ladder_sim.report.figures.prediction import breakdown_figure, timeline_figure
 from ladder_sim.report.figures.style import VARIANT_COLOURS, save_figure, variant_colour
 from ladder_sim.report.figures.sweep import speedup_lines, speedup_map, sweep_figure
+from ladder_sim.specs import catalog
 from ladder_sim.sweeps.run import sweep
 from tests.support.browser import browser_path
 
@@ -93,6 +96,16 @@ def test_the_breakdown_sums_to_the_request() -> None:
         assert sum(trace.x[index] for trace in figure.data) == pytest.approx(prediction.request_s, rel=0.01)
 
 
+def test_the_timeline_shows_the_layers_that_most_are_like() -> None:
+    """Guards against the first dense layers of a model with experts, and none of its messages."""
+    scenario = Scenario.of(model="deepseek-v2-lite", attention_dp=8, ep=8, batch=8, stack="vllm")
+    figure = timeline_figure(scenario, predict(scenario, ["standard"]))
+    ops = {op for trace in figure.data if trace.name != "exposed" for op, _ in trace.customdata}
+    assert {op.partition(".")[2] for op in ops} >= {"mlp.experts", "mlp.dispatch", "mlp.combine"}
+    short = Scenario.of(model=dataclasses.replace(catalog.model("8b"), layers=1), tp=2)
+    assert timeline_figure(short, predict(short, ["standard"])).data
+
+
 def test_the_timeline_holds_the_simulated_ops() -> None:
     """Lanes of every variant; ladder's all-reduces overlap compute, standard's do not."""
     scenario = Scenario.of(model="405b", nodes=2)
@@ -145,6 +158,25 @@ def test_pareto_holds_every_option_and_the_front() -> None:
     assert {trace.name: trace.marker.color for trace in variants} == {
         name: VARIANT_COLOURS[name] for name in ("standard", "parallel", "ladder")
     }
+
+
+def test_the_front_has_intervals_inside_the_axis_and_names_that_are_apart() -> None:
+    advice = advise({"model": "8b", "stack": "vllm", "concurrency": "8:64"}, gpus=4)
+    drawn = pareto_figure(advice)
+    front = drawn.data[0]
+    low, high = drawn.layout.yaxis.range
+    for option, above, below in zip(advice.front, front.error_y.array, front.error_y.arrayminus, strict=True):
+        rate = advice.predictions[option].tokens_per_s
+        assert option.tokens_per_gpu + above == pytest.approx(rate.high / option.plan.gpus)
+        assert option.tokens_per_gpu - below == pytest.approx(rate.low / option.plan.gpus)
+        assert 10**low < rate.low / option.plan.gpus < rate.high / option.plan.gpus < 10**high
+    named = [option for option, text in zip(advice.front, front.text, strict=True) if text]
+    assert named[0] is advice.front[0]
+    for before, after in itertools.pairwise(named):
+        assert max(after.tpot_s / before.tpot_s, after.tokens_per_gpu / before.tokens_per_gpu) > 1.15
+    # of a part of a page: neither
+    compact = pareto_figure(advice, compact=True).data[0]
+    assert (compact.error_y.array, compact.mode) == (None, "lines")
 
 
 def test_the_comparison_holds_rates_and_intervals() -> None:

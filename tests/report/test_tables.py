@@ -81,6 +81,7 @@ def test_figures_stay_in_one_piece(predictions: Predictions, width: int, monkeyp
         "breakeven inter.latency --model 405b --nodes 2 --gain 10",
         "sensitivity --model 405b --nodes 2",
         "advise --price 2",
+        "advise --model mixtral-8x7b --stack vllm --concurrency 8,16 --gpus 4 --max-tpot 12ms",
         "compare h100-sxm a100-sxm-hdr --price 2 --nodes 2",
         "validate --level protocol-b",
         "trace info tests/data/traces/nccl_ddp.json.gz",
@@ -113,7 +114,7 @@ def test_a_file_holds_plain_lines_that_are_not_broken(predictions: Predictions) 
     text = to_text(explained(predictions))
     assert "\x1b" not in text
     assert all(line == line.rstrip() for line in text.splitlines())
-    assert len(re.findall(r"^hybrid-ladder:100 ", text, re.M)) == 2
+    assert len(re.findall(r"^hybrid-ladder:100 ", text, re.M)) == 3
     assert re.search(r"^attn\.attention +math, 8/1 heads, 1024 on 1536 +\w+ +126 ", text, re.M)
 
 
@@ -196,3 +197,27 @@ def test_an_explanation_names_the_all_reduces(
     text = shown(explanation(predictions.values()), 200, monkeypatch)
     rows = [line for line in text.splitlines() if "all_reduce" in line]
     assert {name for row in rows for name in re.findall(r"B, ([a-z][a-z-]+)", row)} == names
+
+
+def test_every_kernel_of_experts_and_latent_attention_says_where_its_time_comes_from() -> None:
+    plan = {"tp": 1, "attention_dp": 8, "ep": 8, "overrides": {"stack.dispatch": "deepep-auto"}}
+    scenario = Scenario.of(model="deepseek-v3", cluster="h200-sxm", stack="sglang", concurrency=64, **plan)  # type: ignore[arg-type]
+    text = to_text(explained(predict(scenario, ["standard"])))
+    mixed, decode = text.split("standard: one ")[1:]
+    sources = {
+        row[0]: row[1]
+        for row in re.findall(
+            r"^((?:attn|mlp)\.\S+) .*? (measured|fitted|transferred|roofline) +\d+ ", decode, re.MULTILINE
+        )
+    }
+    # whole experts in fp8 blocks, latent attention and DeepEP were measured; products of heads are those of plain fp8
+    for name in ("mlp.experts", "attn.attention", "attn.qkv_a", "mlp.router", "mlp.dispatch", "mlp.combine"):
+        assert sources[name] == "measured", name
+    assert sources["attn.k_absorb"] == sources["attn.v_absorb"] == "transferred"
+    assert sources["mlp.top_k"] == "roofline"
+    assert len(sources) >= 18
+    assert "deepep-ll" in decode
+    assert "deepep-ht" in mixed
+    # shared experts take nothing of a decode step, whose routed ones last longer
+    assert decode.count("stream of its own") == 3
+    assert "stream of its own" not in mixed

@@ -1,38 +1,46 @@
 """The simulator's graph and the runtime's forward pass are the same: every op, size, message and wait, in order.
 
 Shards of 70B and 405B run on meta tensors in a fake process group, so that no memory and no other rank is needed.
-Sizes come from what reaches PyTorch's dispatcher, not from what the model says of itself.
+How many tokens an expert gets depends on numbers, so that small models of every kind run on real ones.
 """
 
 import itertools
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
+from functools import partial
 from importlib import resources
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ladder_sim.errors import InfeasibleError
-from ladder_sim.graph.build import PassInputs, build
-from ladder_sim.graph.ops import AttentionShape, CollectiveShape, GemmShape, Phase, StepGraph
+from ladder_sim.graph.build import build
+from ladder_sim.graph.inputs import PassInputs
+from ladder_sim.graph.ops import Phase
 from ladder_sim.specs import catalog
+from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.stack import StackSpec
 from ladder_sim.specs.workload import Workload
-from runtime.comm.base import Handle
-from runtime.comm.process_group import ProcessGroup
+from runtime.checkpoint.weights import fill, random_weights
 from runtime.config import EngineConfig, ModelConfig
 from runtime.model import kernels
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import lay_out
 from tests.support.scenarios import VARIANTS
+from tests.support.watched import (
+    SeesAttention,
+    Watched,
+    WatchedExchange,
+    WatchedGroup,
+    WatchedRank,
+    engine_of,
+    simulated,
+)
 
 pytestmark = pytest.mark.torch
 
@@ -40,128 +48,7 @@ pytestmark = pytest.mark.torch
 LAYERS = 4
 SHIPPED = catalog.stack_names()
 WORKLOAD = Workload(batch=2, prompt=24, gen=8)
-Entry = tuple[object, ...]
-
-# outside of kernels only these may run: they compute nothing on activations
-GEMM_OPS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
-FREE_OPS = {"empty", "new_empty", "arange", "view", "slice", "select", "detach", "movedim", "permute", "clone"}
-FREE_OPS |= {
-    "_unsafe_view",
-    "transpose",
-    "split_with_sizes",
-    "allreduce_",
-    "_allgather_base_",
-    "broadcast_",
-    "t",
-    "alias",
-}
-
-
-class Watched(TorchDispatchMode):
-    """What one forward pass does, in order; observes kernels and, below them, the dispatcher."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.entries: list[Entry] = []
-
-        # number of an all-reduce -> entries before its wait
-        self.waits: dict[int, int] = {}
-        self._inside: list[str] = []
-        self._gemms: list[tuple[int, int, int]] = []
-        self.attended: list[tuple[int, ...]] = []
-
-    def kernel(self, kind: str, run: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        self._inside.append(kind)
-        self._gemms, self.attended = [], []
-        result = run(*args)
-        self._inside.pop()
-        self.entries.append(self._entry(kind, args, result))
-        return result
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__
-        if func in GEMM_OPS:
-            a, b = args[-2:]
-            self._gemms.append((a.shape[0], b.shape[1], a.shape[1]))
-        elif name == "bmm" and self._inside == ["attention"]:
-            self._gemms.append((args[0].shape[0], *args[0].shape[1:], args[1].shape[2]))
-        elif name == "allreduce_":
-            self.entries.append(("all_reduce", args[0][0].nbytes))
-        elif name == "_allgather_base_":
-            self.entries.append(("all_gather", args[0].nbytes))
-        elif name == "broadcast_":
-            self.entries.append(("broadcast", args[0][0].nbytes))
-        assert self._inside or name in FREE_OPS, f"{func} outside of any kernel"
-        return result
-
-    def _entry(self, kind: str, args: tuple[Any, ...], result: Any) -> Entry:
-        if kind in ("gemm", "lm_head"):
-            (sizes,) = self._gemms
-            return (kind, *sizes)
-        if kind == "attention":
-            q_BHTK, k_BGSK = args[0], args[1]
-            if self.attended:
-                (shape,) = self.attended
-                return (kind, "flash", *shape)
-            (slices, q_len, head_dim, kv_len), _ = self._gemms
-            batch = q_BHTK.shape[0]
-            return (kind, "math", batch, q_len, kv_len, slices // batch, k_BGSK.shape[1], head_dim)
-        return (kind, float(_moved_bytes(kind, args, result)))
-
-
-class SeesAttention(TorchFunctionMode):
-    """Catches fused attention before meta tensors decompose it."""
-
-    def __init__(self, watched: Watched) -> None:
-        super().__init__()
-        self._watched = watched
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is nn.functional.scaled_dot_product_attention:
-            (batch, heads, q_len, head_dim), (_, kv_heads, kv_len, _) = args[0].shape, args[1].shape
-            self._watched.attended.append((batch, q_len, kv_len, heads, kv_heads, head_dim))
-        return func(*args, **(kwargs or {}))
-
-
-def _moved_bytes(kind: str, args: tuple[Any, ...], result: Any) -> int:
-    """Activations read and written."""
-    match kind:
-        case "embedding":
-            return 2 * int(result.nbytes)
-        case "rope":
-            # queries, keys and values
-            return 2 * sum(x.nbytes for x in args[:3])
-        case "sample":
-            return int(args[0][:, -1].nbytes)
-        case "norm":
-            written = result if isinstance(result, tuple) else (result,)
-            return sum(x.nbytes for x in (*args, *written) if isinstance(x, Tensor) and x.dim() > 1)
-        case _:
-            return sum(x.nbytes for x in (*args, result) if isinstance(x, Tensor))
-
-
-class WatchedGroup(ProcessGroup):
-    """The fake group, which notes where the model waits."""
-
-    def __init__(self, group: dist.ProcessGroup, watched: Watched) -> None:
-        super().__init__("fake", group)
-        self._watched = watched
-        self._reductions = 0
-
-    def all_reduce(self, x: Tensor) -> Handle:
-        number, self._reductions = self._reductions, self._reductions + 1
-        inner, watched = super().all_reduce(x), self._watched
-
-        class Noted:
-            def wait(self) -> None:
-                watched.waits.setdefault(number, len(watched.entries))
-                inner.wait()
-
-            def observe(self, sink: Callable[[float], None]) -> None:
-                """Not used."""
-
-        return Noted()
+PASSES: list[tuple[Phase, int]] = [("prefill", WORKLOAD.prompt), ("decode", WORKLOAD.prompt + 3)]
 
 
 @pytest.fixture(params=[8, 16])
@@ -191,27 +78,6 @@ def run_pass(config: ModelConfig, engine: EngineConfig, variant: str, group: dis
     return watched
 
 
-def simulated(graph: StepGraph) -> tuple[list[Entry], dict[int, int]]:
-    """The graph in the same words: entries, and for every all-reduce the entries before its first reader."""
-    entries: list[Entry] = []
-    names = list(graph)
-    waits = {}
-    for number, op in enumerate(op for op in graph.ops() if op.kind == "all_reduce"):
-        waits[number] = min(names.index(reader) for reader in graph.successors(op.name))
-    for op in graph.ops():
-        match op.shape:
-            case GemmShape(m=m, n=n, k=k):
-                entries.append((op.kind, m, n, k))
-            case AttentionShape() as a:
-                sizes = (a.batch, a.q_len, a.kv_len, a.heads, a.kv_heads, a.head_dim)
-                entries.append((op.kind, a.kernel, *sizes))
-            case CollectiveShape(message_bytes=size):
-                entries.append((op.kind, int(size)))
-            case other:
-                entries.append((op.kind, other.moved_bytes))
-    return entries, waits
-
-
 def stacks() -> dict[str, StackSpec]:
     """The catalog's, and each option of theirs on its own."""
     plain = replace(
@@ -232,17 +98,6 @@ def stacks() -> dict[str, StackSpec]:
     }
 
 
-def engine_of(stack: StackSpec) -> EngineConfig:
-    return EngineConfig(
-        attention=stack.attention,
-        fused_residual_add=stack.fused_residual_add,
-        fused_ladder_add=stack.fused_ladder_add,
-        sharded_lm_head=stack.sharded_lm_head,
-        sharded_embedding=stack.sharded_embedding,
-        prefill_logits=stack.prefill_logits,
-    )
-
-
 MODELS = resources.files("ladder_sim.specs") / "data" / "models"
 CASES = [(model, stack) for model in ("70b", "405b") for stack in stacks() if model == "405b" or stack in SHIPPED]
 # norms of queries and keys
@@ -258,14 +113,129 @@ def test_the_runtime_runs_what_the_simulator_costs(model: str, stack: str, fake_
     spec = replace(catalog.model(model), layers=LAYERS)
     config = replace(config_of(spec.name), layers=LAYERS)
     options = stacks()[stack]
-    phases: list[tuple[Phase, int]] = [("prefill", WORKLOAD.prompt), ("decode", WORKLOAD.prompt + 3)]
-    for variant, (phase, kv_len) in itertools.product(VARIANTS, phases):
+    for variant, (phase, kv_len) in itertools.product(VARIANTS, PASSES):
         watched = run_pass(config, engine_of(options), variant, fake_group, phase)
         plan = Plan(tp=fake_group.size())
         inputs = PassInputs(model=spec, workload=WORKLOAD, stack=options, plan=plan, variant=variant)
-        entries, waits = simulated(build(inputs, phase, kv_len))
+        entries, waits = simulated(build(inputs, phase, kv_len), options.attention)
         assert watched.entries == entries, (variant, phase)
         assert watched.waits == waits, (variant, phase)
+
+
+# published config.json files made small
+COMMON: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 8,
+    "vocab_size": 96,
+    "intermediate_size": 96,
+    "num_experts_per_tok": 3,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+}
+GROUPED = COMMON | {"num_key_value_heads": 4, "head_dim": 12}
+LATENT = COMMON | {
+    "num_key_value_heads": 8,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 40,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+}
+KINDS: dict[str, dict[str, Any]] = {
+    # contexts are longer than the window
+    "mixtral": GROUPED | {"model_type": "mixtral", "num_local_experts": 8, "sliding_window": 16},
+    "qwen3_moe": GROUPED
+    | {"model_type": "qwen3_moe", "num_experts": 8, "moe_intermediate_size": 32, "mlp_only_layers": [2]},
+    "deepseek_v2": LATENT | {"model_type": "deepseek_v2", "q_lora_rank": None},
+    "deepseek_v3": LATENT | {"model_type": "deepseek_v3", "q_lora_rank": 24, "n_group": 4, "topk_group": 2},
+}
+
+PLANS = [
+    Plan(tp=2),
+    Plan(tp=2, ep=2),
+    Plan(tp=4, ep=2),
+    Plan(attention_dp=2, ep=2),
+    Plan(tp=2, attention_dp=2, ep=4),
+    Plan(attention_dp=2),
+    Plan(tp=2, pp=2),
+    Plan(pp=3, attention_dp=2, ep=2),
+]
+
+
+@pytest.fixture
+def fake_world() -> Iterator[None]:
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
+    yield
+    dist.destroy_process_group()
+
+
+# a rank of a stage, and what connects it for a pass that is watched
+Stage = tuple[Decoder, Callable[[Watched], WatchedRank]]
+
+
+def stages_of(config: ModelConfig, stack: StackSpec, plan: Plan) -> list[Stage]:
+    """One rank of each stage."""
+    groups = [dist.new_group(sorted({1, *range(size)})[-size:]) for size in (plan.tp, plan.attention_dp)]
+
+    def connect(watched: Watched, stage: int) -> WatchedRank:
+        exchange = WatchedExchange(groups[1], watched) if plan.attention_dp > 1 else None
+        return WatchedRank(groups[0], watched, exchange=exchange, stage=stage, stages=plan.pp)
+
+    stages = []
+    for stage in range(plan.pp):
+        model = Decoder(config, engine_of(stack, ep=plan.ep), connect(Watched(), stage), WORKLOAD.context)
+        fill(model.requires_grad_(False), random_weights(seed=0))
+        stages.append((model, partial(connect, stage=stage)))
+    return stages
+
+
+@pytest.fixture
+def half_precision() -> Iterator[None]:
+    torch.set_default_dtype(torch.bfloat16)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.usefixtures("fake_world", "half_precision")
+def test_every_kind_of_layer_runs_what_the_simulator_costs_under_every_plan(kind: str, plan: Plan) -> None:
+    """One rank of each stage, one after the other."""
+    check_conformance(kind, plan, [stacks()["fused"], stacks()["math"]])
+
+
+@pytest.mark.parametrize("plan", [Plan(attention_dp=2, ep=2), Plan(attention_dp=4, ep=4)], ids=str)
+@pytest.mark.parametrize("kind", ["mixtral", "deepseek_v3"])
+@pytest.mark.usefixtures("fake_world", "half_precision")
+def test_tokens_are_exchanged_by_all_to_all_as_the_simulator_costs_it(kind: str, plan: Plan) -> None:
+    check_conformance(kind, plan, [replace(stacks()["plain"], dispatch="all-to-all")])
+
+
+def check_conformance(kind: str, plan: Plan, options_of_stacks: list[StackSpec]) -> None:
+    """Ops, sizes, messages and waits of every wiring."""
+    config, spec = ModelConfig.from_hf(KINDS[kind]), ModelSpec.from_hf(KINDS[kind], name=kind, source="config.json")
+    for options in options_of_stacks:
+        stages = stages_of(config, options, plan)
+        for variant, (phase, context) in itertools.product(VARIANTS, PASSES):
+            watched, wiring = Watched(), lay_out(variant, LAYERS)
+            tokens = context if phase == "prefill" else 1
+            tokens_BT = torch.zeros(WORKLOAD.batch, tokens, dtype=torch.long)
+            now = {"position_T": torch.arange(context - tokens, context), "context": context}
+            for model, connect in stages:
+                model.comm, cache = connect(watched), model.cache(WORKLOAD.batch)
+                with kernels.observed(watched.kernel), SeesAttention(watched), watched:
+                    logits = model(tokens_BT, wiring, cache=cache, **now)
+                    if logits.numel():
+                        model.next_token(logits, wiring)
+            inputs = PassInputs(model=spec, workload=WORKLOAD, stack=options, plan=plan, variant=variant)
+            entries, waits = simulated(build(inputs, phase, context), options.attention)
+            assert watched.entries == entries, (options.attention, variant, phase)
+            assert watched.waits == waits, (options.attention, variant, phase)
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,20 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from ladder_sim.errors import InfeasibleError, MissingDependencyError, RankError, UsageError
 from ladder_sim.system.files import locked
 from runtime.comm.launch import FOLDER
-from runtime.comm.rendezvous import CommConfig, connect
+from runtime.comm.process_group import Degrees
+from runtime.comm.rendezvous import CommConfig, Place, agree, connect
 from runtime.config import ModelConfig
 from runtime.model.wiring import lay_out
 from tests.conftest import REPO
@@ -151,7 +156,74 @@ def connect_as(
     """Connect as one rank of several, with the environment variables that say where they meet."""
     for name, value in {"RANK": rank, "WORLD_SIZE": size, **where}.items():
         monkeypatch.setenv(name, str(value))
-    connect(CommConfig(backend=backend, timeout_s=IN_VAIN_S), tp=2, pp=pp)
+    connect(CommConfig(backend=backend, timeout_s=IN_VAIN_S), Degrees(2, pp=pp))
+
+
+GPUS = ("GPU-a", "GPU-b", "GPU-c", "GPU-d")
+
+
+@pytest.mark.parametrize(
+    ("visible", "backend", "taken"),
+    [
+        # every rank sees all of a node's, or its own alone
+        ([GPUS] * 4, "nccl", [0, 1, 2, 3]),
+        ([GPUS[rank : rank + 1] for rank in range(4)], "nccl", [0, 0, 0, 0]),
+        ([()] * 4, "gloo", [-1] * 4),
+    ],
+)
+def test_ranks_agree_on_backend_and_gpus(
+    monkeypatch: pytest.MonkeyPatch, visible: list[tuple[str, ...]], backend: str, taken: list[int]
+) -> None:
+    assert agreed(monkeypatch, visible) == [(backend, gpu) for gpu in taken]
+
+
+@pytest.mark.parametrize(
+    ("visible", "words"),
+    [
+        ([GPUS] * 8, "8 ranks have 4 GPUs"),
+        ([GPUS[:1]] * 2, "2 ranks have 1 GPU:"),
+        ([GPUS, GPUS, ()], "3 ranks have 2 GPUs"),
+    ],
+)
+def test_every_rank_refuses_too_few_gpus(
+    monkeypatch: pytest.MonkeyPatch, visible: list[tuple[str, ...]], words: str
+) -> None:
+    """Some took NCCL and some gloo, and the run hung."""
+    assert all(isinstance(x, MissingDependencyError) and words in x.message for x in agreed(monkeypatch, visible))
+
+
+def agreed(monkeypatch: pytest.MonkeyPatch, visible: list[tuple[str, ...]]) -> list[Any]:
+    """What every rank decides, each with the GPUs that it sees; ranks are threads that meet in one store."""
+    store, size = dist.HashStore(), len(visible)
+    sees = threading.local()
+    monkeypatch.setattr("runtime.comm.rendezvous.visible_gpus", lambda: list(sees.gpus))
+
+    def decide(rank: int) -> Any:
+        sees.gpus = visible[rank]
+        try:
+            return agree(store, Place(rank, size, rank), "auto")
+        except MissingDependencyError as error:
+            return error
+
+    with ThreadPoolExecutor(size) as ranks:
+        return list(ranks.map(decide, range(size)))
+
+
+def test_what_libraries_print_is_not_in_the_result(model: Path, tmp_path: Path) -> None:
+    """With NCCL_DEBUG NCCL writes to stdout, past Python: a result could not be read."""
+    noise = tmp_path / "noise"
+    noise.mkdir()
+    (noise / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "sys.addaudithook(lambda event, args: event == 'import' and args[0] == 'torch' and os.write(1, b'NCCL INFO'))\n"
+    )
+    paths = os.pathsep.join((str(noise), str(REPO)))
+    options = ("--tp", "2", "--backend", "gloo", "--prompt", "4", "--gen", "2", "--repeats", "1", "--warmups", "0")
+    run = start(model, *options, PYTHONPATH=paths)
+    output, errors = run.communicate(timeout=HANG_S)
+    assert run.returncode == 0, errors
+    assert json.loads(output)["run"]["tp"] == 2
+    assert "NCCL INFO" in errors
 
 
 @pytest.fixture
@@ -192,7 +264,7 @@ def test_as_many_processes_as_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nccl_without_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("runtime.comm.rendezvous.visible_gpus", list)
     with pytest.raises(MissingDependencyError, match="finds none"):
         connect_as(monkeypatch, 0, 2, backend="nccl", **{FOLDER: tmp_path})
 
@@ -219,7 +291,7 @@ def test_a_variant_that_is_none(variant: str) -> None:
         ({"hidden_size": "64"}, "must be int"),
         ({"num_key_value_heads": 3}, "must divide"),
         ({"model_type": "apertus"}, "norms of queries"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "only llama3 and yarn"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "only llama3, yarn, linear and dynamic"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "original_max_position_embeddings is missing"),
         ({"rope_theta": -1}, "above 0"),
         ({"model_type": "llamaLadder", "ladder_layers": [2]}, "ladder_layers"),

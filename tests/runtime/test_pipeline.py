@@ -16,11 +16,12 @@ from runtime.checkpoint.weights import fill, random_weights
 from runtime.comm.base import DONE, Alone, Communicator, Handle
 from runtime.comm.rendezvous import CommConfig
 from runtime.config import EngineConfig
+from runtime.generate import Generator
 from runtime.model import kernels
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import lay_out
 from tests.support.ranks import on_ranks
-from tests.support.world import GROUPED, MODELS, VARIANTS, Case, logits
+from tests.support.world import GROUPED, MODELS, VARIANTS, Case, decoder, logits
 
 pytestmark = pytest.mark.torch
 
@@ -69,7 +70,10 @@ class Second:
         self._received += 1
         return Arrival(self._order, self._received)
 
-    def share(self, x: Tensor) -> None:
+    def share(self, x: Tensor) -> Handle:
+        return DONE
+
+    def finish(self) -> None:
         """Not used."""
 
 
@@ -99,10 +103,66 @@ def test_a_ladder_stage_computes_while_the_last_output_is_sent(variant: str) -> 
     with kernels.observed(watch), torch.inference_mode():
         model(torch.zeros(1, 4, dtype=torch.long), lay_out(variant, 2))
     assert order[0] == "wait 1"
-    if variant == "standard":
-        assert "wait 2" not in order
-    else:
-        assert "attention" in order[: order.index("wait 2")]
+    newest = "wait 2" if variant == "standard" else "wait 3"
+    assert ("attention" in order[: order.index(newest)]) == (variant == "ladder")
+
+
+def generated(comm: Communicator, variant: str) -> Tensor:
+    """Tokens of three prompts, one of them behind padding: with two stages, in micro-batches of two and of one."""
+    torch.set_num_threads(1)
+    model = decoder(GROUPED, EngineConfig(), comm)
+    prompt_BT = torch.randint(GROUPED.vocab, (3, 7), generator=torch.Generator().manual_seed(3))
+    generator, wiring = Generator(model, prompt_BT, 5, pad_B=torch.tensor([0, 2, 0])), lay_out(variant, GROUPED.layers)
+    generator.prefill(wiring)
+    for step in range(1, generator.gen):
+        generator.decode(wiring, step)
+    return generator.tokens()
+
+
+@pytest.mark.parametrize("variant", ["standard", "ladder"])
+@pytest.mark.parametrize("stages", [2, 3])
+def test_micro_batches_generate_what_one_batch_does(variant: str, stages: int, tmp_path: Path) -> None:
+    """On every rank."""
+    expected = generated(Alone(), variant)
+    assert all(torch.equal(x, expected) for x in on_ranks(stages, tmp_path, generated, variant, stages=stages))
+
+
+class First(Second):
+    """The first of two stages, which notes what it sends and when it waits for tokens."""
+
+    stage = 0
+
+    def send(self, *tensors: Tensor) -> None:
+        self._order.append("send")
+
+    def share(self, x: Tensor) -> Handle:
+        x.zero_()
+        self._received += 1
+        return Arrival(self._order, self._received)
+
+
+def test_a_stage_computes_the_next_micro_batch_while_another_stage_has_the_last() -> None:
+    order: list[str] = []
+
+    def watch(kind: str, run: Any, args: Any) -> Any:
+        if kind == "attention":
+            order.append(kind)
+        return run(*args)
+
+    model = Decoder(replace(GROUPED, layers=2), EngineConfig(), Alone(1, First(order)), positions=6)
+    fill(model, random_weights(seed=0))
+    generator, wiring = Generator(model, torch.zeros(2, 4, dtype=torch.long), 3), lay_out("ladder", 2)
+    both = ["attention", "send"] * 2
+    with kernels.observed(watch):
+        generator.prefill(wiring)
+        assert order == [*both, "wait 1", "wait 2"]
+        order.clear()
+        for step in (1, 2):
+            generator.decode(wiring, step)
+        # a step's token is waited for when the micro-batch needs it
+        assert order == [*both, "wait 3", "attention", "send", "wait 4", "attention", "send"]
+        generator.finish()
+        assert order[-2:] == ["wait 5", "wait 6"]
 
 
 def test_weights_of_each_stage_are_its_own() -> None:

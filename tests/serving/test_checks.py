@@ -7,9 +7,10 @@ import pytest
 
 from ladder_sim import Prediction, Scenario, predict
 from ladder_sim.confidence import UNCHECKED
-from ladder_sim.costs.profile import run_sizes
 from ladder_sim.display.labels import validated_lines
-from ladder_sim.serving.checks import serving_checks
+from ladder_sim.runs import Compared, parts_alike
+from ladder_sim.serving.checks import checks_of, serving_checks
+from ladder_sim.specs import catalog
 from ladder_sim.validation.serving import compare_servings, summary
 from ladder_sim.validation.serving_table import read_servings
 from tests.conftest import DATA
@@ -24,7 +25,7 @@ def served(**given: Any) -> Prediction:
 
 
 def test_what_was_served_has_the_width_of_the_servings() -> None:
-    (check,) = (each for each in serving_checks() if each.stack == "vllm")
+    (check,) = (each for each in checks_of(catalog.model("qwen3-32b")) if each.stack == "vllm")
     prediction = served()
     assert prediction.confidence.validated == dict.fromkeys(prediction.confidence.validated, True)
     assert prediction.tokens_per_s.log_width == pytest.approx(math.log1p(check.tpot))
@@ -50,7 +51,7 @@ def test_what_no_serving_had_is_wider(given: dict[str, Any], part: str) -> None:
 
 
 def test_waiting_of_another_engine_or_gpu_is_as_uncertain_as_where_it_is_missed_most() -> None:
-    worst = max(math.log1p(check.ttft) for check in serving_checks())
+    worst = max(math.log1p(check.ttft) for check in checks_of(catalog.model("qwen3-32b")))
     assert served().confidence.widths["standard"].ttft < 0.5 * worst
     for given in ({"cluster": "b200-sxm"}, {"allreduce": "nccl"}, {"stack": "sglang", "cluster": "h200-sxm"}):
         assert served(**given).confidence.widths["standard"].ttft >= worst
@@ -88,27 +89,86 @@ def test_the_servings_of_the_stack_are_compared_first() -> None:
 
 
 def test_the_ranges_hold_every_row_of_the_sample() -> None:
-    for row in read_servings((DATA / "serving_dense.csv").read_bytes(), "serving_dense.csv"):
-        engine = row.setup.stack.partition("@")[0]
-        (check,) = (each for each in serving_checks() if (each.stack, each.cluster.name) == (engine, row.setup.cluster))
-        for name, size in run_sizes(row.setup.scenario(row.concurrency, row.prompt, row.gen)).items():
-            low, high = check.sizes[name]
-            assert low <= size <= high, (name, size)
-        assert set(check.sizes) <= set(UNCHECKED)
+    """And what else an engine's servings on a GPU are said to have."""
+    for sample in ("serving_dense.csv", "serving_moe.csv"):
+        for row in read_servings((DATA / sample).read_bytes(), sample):
+            # one row of GB200 is none to set an interval by
+            if row.left_out or row.setup.cluster == "gb200-nvl72":
+                continue
+            scenario = row.setup.scenario(row.concurrency, row.prompt, row.gen)
+            where = (row.setup.stack.partition("@")[0], row.setup.cluster)
+            (check,) = (each for each in checks_of(scenario.model) if (each.stack, each.cluster.name) == where)
+            assert set(check.sizes) <= set(UNCHECKED)
+            compared = Compared(check.cluster, check)
+            assert [part for part, alike in parts_alike(scenario, None, compared).items() if not alike] == [], row
 
 
 def test_each_check_is_of_an_engine_and_a_gpu_of_the_catalog() -> None:
     checks = serving_checks()
-    assert sum(check.servings for check in checks) == 577
-    assert len({(check.stack, check.cluster.name) for check in checks}) == len(checks)
+    dense = checks_of(catalog.model("qwen3-32b"))
+    experts = checks_of(catalog.model("deepseek-r1"))
+    assert [*dense, *experts] == [*checks]
+    assert [sum(check.servings for check in each) for each in (dense, experts)] == [577, 998]
+    for each in (dense, experts):
+        assert len({(check.stack, check.cluster.name) for check in each}) == len(each)
     for check in checks:
         assert 0.0 < check.tpot < 0.5
         assert check.ttft > check.tpot
 
 
 def test_nine_tenths_of_a_sample_lie_inside() -> None:
-    sample = DATA / "serving_dense.csv"
-    tpot, _ = summary(compare_servings(read_servings(sample.read_bytes(), sample.name)))
-    assert tpot is not None
-    assert 0.85 <= tpot.inside_90 <= 1.0
-    assert tpot.half_width < 0.2
+    for name, half_width in (("serving_dense.csv", 0.2), ("serving_moe.csv", 0.25)):
+        sample = DATA / name
+        tpot, _ = summary(compare_servings(read_servings(sample.read_bytes(), sample.name)))
+        assert tpot is not None
+        assert 0.85 <= tpot.inside_90 <= 1.0
+        assert tpot.half_width < half_width
+
+
+def experts(model: str, **given: Any) -> Prediction:
+    return served(**{"model": model, "tp": 8, "dtype": "fp8-block", "cluster": "h200-sxm", "stack": "sglang", **given})
+
+
+def test_models_with_experts_have_servings_of_their_own() -> None:
+    prediction = experts("deepseek-r1")
+    assert prediction.confidence.compared.runs.models == ("deepseek-r1", "qwen3-235b-a22b")
+    assert prediction.confidence.validated == dict.fromkeys(prediction.confidence.validated, True)
+    # its model is another one by name only
+    assert experts("deepseek-v3").tokens_per_s.log_width == prediction.tokens_per_s.log_width
+    runs, *rest = validated_lines(prediction.confidence)
+    assert "54 servings of standard, sglang 0.5.6 to 0.5.9 on H200 SXM5 141GB: deepseek-r1, qwen3-235b" in runs
+    assert rest == []
+    # how much memory a server takes changes no step
+    assert all(experts("deepseek-r1", overrides={"stack.memory_fraction": 0.95}).confidence.validated.values())
+
+
+@pytest.mark.parametrize(
+    ("given", "parts"),
+    [
+        ({"model": "kimi-k2"}, {"layers", "model_family", "model_size"}),
+        ({"model": "glm-4.6"}, {"layers", "model_family"}),
+        ({"model": "mixtral-8x22b", "dtype": "bf16"}, {"layers", "model_family", "model_size", "precision"}),
+        # latent attention under an engine whose servings had none
+        ({"model": "deepseek-r1", "stack": "vllm"}, {"layers", "model_family", "model_size"}),
+        ({"model": "deepseek-r1", "ep": 8}, {"plan"}),
+        ({"model": "deepseek-r1", "tp": 1, "attention_dp": 8, "ep": 8}, {"plan"}),
+        ({"model": "deepseek-r1", "stack": "trtllm", "cluster": "gb200-nvl72"}, {"gpu"}),
+    ],
+)
+def test_experts_and_plans_that_no_serving_had_are_wider(given: dict[str, Any], parts: set[str]) -> None:
+    prediction = experts(**given)
+    unlike = {part for part, alike in prediction.confidence.validated.items() if not alike}
+    assert parts <= unlike
+    compared = prediction.confidence.compared.runs
+    assert prediction.tokens_per_s.log_width > 1.02 * math.log1p(compared.tpot)
+
+
+def test_the_footer_says_which_experts_no_serving_had() -> None:
+    _, wider = validated_lines(experts("kimi-k2", cluster="b200-sxm", attention_dp=8, tp=1, ep=8).confidence)
+    assert "layers (384 experts of 7168 x 2048, 8 per token, latent attention), model family (kimi_k2)" in wider
+    assert "plan (attention DP + EP), model size (1.03T parameters)" in wider
+
+
+def test_static_batches_of_models_with_experts_were_never_compared() -> None:
+    static = predict(Scenario.of(model="deepseek-v3", cluster="h200-sxm", tp=8, stack="vllm"), "standard")
+    assert not static.confidence.validated["layers"]

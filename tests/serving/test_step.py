@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ladder_sim import Scenario, advise, predict, sweep
+from ladder_sim import Scenario, predict, sweep
 from ladder_sim.costs.memory import kv_requests
 from ladder_sim.errors import MemoryFitError, UsageError
 from ladder_sim.prediction import resolve_profile
@@ -102,6 +102,11 @@ def test_requests_beyond_the_kv_cache_wait() -> None:
     assert isinstance(full.request, ServedRequest)
     assert full.request.served.running == pytest.approx(room)
     assert any("KV cache has room for" in text for text in full.confidence.warnings)
+    # each replica has a cache of its own
+    shared = {"model": "70b", "tp": 4, "dp": 2, "prompt": 4000, "gen": 500}
+    fitting, waiting = (predict(scenario(**shared, concurrency=2 * n), "standard") for n in (int(room), int(room) + 9))
+    assert not any("KV cache" in text for text in fitting.confidence.warnings)
+    assert any("KV cache of each of 2 groups has room for" in text for text in waiting.confidence.warnings)
     # those that wait take nothing from the others
     more = predict(scenario(model="70b", tp=4, concurrency=800, prompt=4000, gen=500), "standard")
     assert more.tpot_s == pytest.approx(full.tpot_s, rel=1e-2)
@@ -119,8 +124,6 @@ def test_what_needs_a_static_batch_says_so() -> None:
         scenario(stack="gpt-fast")
     with pytest.raises(UsageError, match="jitter is for static batches"):
         predict(scenario(), jitter=0.05)
-    with pytest.raises(UsageError, match="advise searches static batches"):
-        advise({"model": "8b", "stack": "vllm", "concurrency": 8})
 
 
 def test_a_sweep_over_requests_in_flight_is_that_many_predictions() -> None:

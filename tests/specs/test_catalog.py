@@ -20,6 +20,7 @@ CLUSTERS = (
     "a100-sxm-hdr",
     "a100-sxm-roce",
     "b200-sxm",
+    "b300-sxm",
     "gb200-nvl72",
     "h100-a3mega",
     "h100-crusoe",
@@ -67,7 +68,7 @@ PARAMETERS = {
     "gemma-3-27b": 27_009_346_304,
 }
 # fabrics of which no two-node log is shipped
-WITHOUT_CURVE = {"roce-200"}
+WITHOUT_CURVE = {"ib-xdr800", "roce-200"}
 
 
 def test_names() -> None:

@@ -84,8 +84,8 @@ def test_biases() -> None:
     assert qwen2.qkv_bias
     assert not qwen2.out_bias
     assert not read(model_type="qwen3").qkv_bias
-    assert read(model_type="qwen3").qk_norm
-    assert not read(model_type="qwen2").qk_norm
+    assert read(model_type="qwen3").qk_norm == "heads"
+    assert read(model_type="qwen2").qk_norm == "none"
 
 
 def test_published_parameter_counts() -> None:
@@ -115,7 +115,7 @@ def test_ungated_and_other_types() -> None:
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        (None, tuple(range(32))),
+        (None, ()),
         (0, ()),
         (4, (28, 29, 30, 31)),
         (32, tuple(range(32))),
@@ -314,6 +314,7 @@ def test_other_dense_models(name: str) -> None:
 
 
 MIXTRAL = {**LLAMA_8B, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+LLAMA_4 = {**MIXTRAL, "model_type": "llama4_text", "num_experts_per_tok": 1, "intermediate_size_mlp": 16384}
 DEEPSEEK = {
     **LLAMA_8B,
     "model_type": "deepseek_v3",
@@ -346,6 +347,15 @@ DEEPSEEK = {
         (LLAMA_8B, {"n_routed_experts": 8}, "n_routed_experts is 8: model_type 'llama' is not a mixture-of-experts"),
         (
             LLAMA_8B,
+            {"num_experts_per_tok": 2},
+            "num_experts_per_tok is 2: model_type 'llama' is not a mixture-of-experts",
+        ),
+        (LLAMA_8B, {"moe_intermediate_size": 64}, "moe_intermediate_size is 64: model_type 'llama' is not a mixture"),
+        (LLAMA_4, {"no_rope_layers": [1, 0]}, "no_rope_layers is [1, 0]: must be 0 or 1 for each of 32 layers"),
+        (LLAMA_4, {"no_rope_layers": ["1"] * 32}, "no_rope_layers is"),
+        (LLAMA_4, {"no_rope_layers": 4}, "no_rope_layers is 4: must be 0 or 1"),
+        (
+            LLAMA_8B,
             {"layer_types": ["full_attention"]},
             "layer_types is ['full_attention']: must have an entry",
         ),
@@ -373,6 +383,18 @@ def test_layers_with_experts() -> None:
         model = ModelSpec.from_hf({**MIXTRAL, key: value}, name="m", source="config.json")
         assert model.dense_layers == dense
         assert [isinstance(kind.feed_forward, Moe) for kind in model.kinds] == [i not in dense for i in range(32)]
+
+
+def test_layers_without_rotation() -> None:
+    """Llama 4 says for each layer whether it is rotated, and that is whether it attends to a chunk."""
+    every_fourth = ModelSpec.from_hf(LLAMA_4, name="m", source="config.json")
+    assert every_fourth.nope_layers == tuple(range(3, 32, 4))
+    listed = ModelSpec.from_hf({**LLAMA_4, "no_rope_layers": [0, 1] * 16}, name="m", source="config.json")
+    assert listed.nope_layers == tuple(range(0, 32, 2))
+    assert listed.window_layers == tuple(range(1, 32, 2))
+    chunks = {"no_rope_layers": [1] * 32, "layer_types": ["full_attention"] * 32}
+    assert ModelSpec.from_hf({**LLAMA_4, **chunks}, name="m", source="config.json").sliding_window == 0
+    assert ModelSpec.from_hf(MIXTRAL, name="m", source="config.json").nope_layers == ()
 
 
 # configs of published models of other kinds, with the fields that give them away; the field to name; the kind

@@ -37,12 +37,16 @@ CATALOG = {
     "Mixtral-8x7B-v0.1": "mixtral-8x7b",
     "Qwen3-30B-A3B": "qwen3-30b-a3b",
     "DeepSeek-V2-Lite": "deepseek-v2-lite",
+    "DeepSeek-V2": "deepseek-v2",
     "DeepSeek-V3": "deepseek-v3",
     "gpt-oss-20b": "gpt-oss-20b",
     "GLM-4.5-Air": "glm-4.5-air",
+    "GLM-4.5": "glm-4.5",
     "Kimi-K2-Instruct": "kimi-k2",
     "MiniMax-M2.5": "minimax-m2.5",
     "Llama-4-Scout-17B-16E-Instruct": "llama-4-scout",
+    "Llama-4-Maverick-17B-128E-Instruct": "llama-4-maverick",
+    "gemma-3-1b-it": "gemma-3-1b",
     "gemma-3-4b-it": "gemma-3-4b",
     "gemma-3-12b-it": "gemma-3-12b",
     "gemma-3-27b-it": "gemma-3-27b",
@@ -69,6 +73,16 @@ def test_a_file_is_the_model_of_the_catalog(name: str) -> None:
     assert dataclasses.replace(file, name=ours.name, source=ours.source, multimodal=False) == ours
 
 
+@pytest.mark.parametrize("path", sorted(CONFIGS.iterdir()), ids=lambda path: path.stem)
+def test_a_file_predicts(path: Path) -> None:
+    plan = ("--cluster", "b200-sxm", "--tp", "2", "--pp", "4")
+    for stack in ("vllm", "gpt-fast"):
+        code, out, err = run("predict", "--model", str(path), "--stack", stack, *plan, "--json")
+        assert code == 0, err
+        variants = json.loads(out)["variants"]
+        assert variants["standard"]["request_s"] > variants["upper-bound"]["request_s"] > 0
+
+
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_published_parameters(name: str) -> None:
     assert read(name).parameters == PARAMETERS[name]
@@ -81,7 +95,7 @@ def test_gemma_3(name: str) -> None:
     assert round((model.parameters - model.vocab * model.hidden) / 1e6) == WITHOUT_EMBEDDING[name]
     assert (model.vocab, model.max_positions, model.sliding_window) == (262_208, 131_072, 1024)
     assert model.tied_embeddings
-    assert model.qk_norm
+    assert model.qk_norm == "heads"
     assert model.post_norms
     assert model.multimodal
     text_only = (f"'{name}': only the text decoder is predicted, not its encoders",)

@@ -98,7 +98,19 @@ def test_illegal_plans(arguments: dict[str, Any], error: type[LadderSimError], m
     assert caught.value.exit_code == (3 if error is PartitionError else 2)
 
 
+def test_what_a_plan_leaves_idle_is_said() -> None:
+    three = Scenario.of(model="8b", pp=3, batch=8)
+    assert three.plan.gpus == 6
+    assert "tp 2 x pp 3 uses 6 of 8 GPUs" in three.warnings()
+    assert not any("GPUs" in line for line in Scenario.of(model="8b", tp=4).warnings())
+    assert not any("GPUs" in line for line in Scenario.of(model="8b", tp=4, dp=2, batch=2).warnings())
+    one = "1 request on 4 stages: no more stages work at a time"
+    assert one in Scenario.of(model="8b", tp=2, pp=4).warnings()
+    assert one in Scenario.of(model="8b", pp=4, dp=2, concurrency=2, stack="vllm").warnings()
+    assert not any("stages" in line for line in Scenario.of(model="8b", tp=2, pp=4, batch=4).warnings())
+
+
 def test_uneven_stages_are_shown() -> None:
     warnings = Scenario.of(model="deepseek-v3", nodes=4, pp=4).warnings()
     assert "61 layers on 4 stages: 15, 15, 16, 15" in warnings
-    assert not any("stages" in line for line in Scenario.of(model="70b", nodes=2, pp=2).warnings())
+    assert not any("layers on" in line for line in Scenario.of(model="70b", nodes=2, pp=2).warnings())

@@ -77,7 +77,7 @@ FAMILIES = {
     "mistral": Family(
         transformers.MistralConfig,
         transformers.MistralForCausalLM,
-        {"num_key_value_heads": 1, "head_dim": 24, "sliding_window": 256},
+        {"num_key_value_heads": 1, "head_dim": 24, "sliding_window": 6},
     ),
     "qwen2": Family(transformers.Qwen2Config, transformers.Qwen2ForCausalLM, {"num_key_value_heads": 2}),
     "qwen3": Family(
@@ -142,6 +142,28 @@ FAMILIES = {
         transformers.Qwen2Config,
         transformers.Qwen2ForCausalLM,
         {"num_key_value_heads": 2, "tie_word_embeddings": True},
+    ),
+    # the first two layers attend to all tokens
+    "qwen2-windows": Family(
+        transformers.Qwen2Config,
+        transformers.Qwen2ForCausalLM,
+        {
+            "num_key_value_heads": 2,
+            "use_sliding_window": True,
+            "sliding_window": 4,
+            "max_window_layers": 2,
+            "rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 1e4},
+        },
+    ),
+    "llama-dynamic": Family(
+        transformers.LlamaConfig,
+        transformers.LlamaForCausalLM,
+        {"num_key_value_heads": 2, "rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}},
+    ),
+    "qwen3-yarn": Family(
+        transformers.Qwen3Config,
+        transformers.Qwen3ForCausalLM,
+        {"num_key_value_heads": 2, "head_dim": 24, "rope_parameters": YARN},
     ),
 }
 

@@ -65,7 +65,7 @@ def completed(
     generator.prefill(wiring)
     for step in range(1, GEN):
         generator.decode(wiring, step)
-    return generator.tokens_BG, torch.stack(logits, dim=1)
+    return generator.tokens(), torch.stack(logits, dim=1)
 
 
 def compute(comm: Communicator, root: Path) -> dict[str, Any]:

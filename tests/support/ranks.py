@@ -9,23 +9,25 @@ import torch
 import torch.distributed as dist
 
 from runtime.comm.base import ONE_STAGE, Alone
-from runtime.comm.process_group import ProcessGroup, Stages, gloo_groups
+from runtime.comm.process_group import Degrees, ProcessGroup, Stages, gloo_groups
 from tests.support.waiting import HANG_S
 
 
-def on_ranks(size: int, folder: Path, compute: Callable[..., Any], *arguments: Any, stages: int = 1) -> list[Any]:
+def on_ranks(
+    size: int, folder: Path, compute: Callable[..., Any], *arguments: Any, stages: int = 1, groups: int = 1
+) -> list[Any]:
     """What ``compute(comm, *arguments)`` returns on every rank; `compute` is a function of a module.
 
-    The ranks are those of `stages` pipeline stages, one stage after the other.
+    The ranks are those of `stages` pipeline stages, one stage after the other, and in each of them of `groups` groups
+    with requests of their own.
     """
     if size == 1:
         return [compute(Alone(), *arguments)]
     # one process imports torch, the ranks fork from it
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([compute.__module__])
-    ranks = [
-        context.Process(target=_rank, args=(rank, size, stages, folder, compute, arguments)) for rank in range(size)
-    ]
+    degrees = Degrees(size // stages // groups, groups, stages)
+    ranks = [context.Process(target=_rank, args=(rank, degrees, folder, compute, arguments)) for rank in range(size)]
     for process in ranks:
         process.start()
     for process in ranks:
@@ -34,12 +36,12 @@ def on_ranks(size: int, folder: Path, compute: Callable[..., Any], *arguments: A
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(size)]
 
 
-def _rank(
-    rank: int, size: int, stages: int, folder: Path, compute: Callable[..., Any], arguments: tuple[Any, ...]
-) -> None:
-    store = dist.FileStore(str(folder / "store"), size)
-    tensor, others = gloo_groups(store, rank, size // stages, stages, threads=1, timeout_s=HANG_S)
-    pipeline = Stages(ProcessGroup("gloo", others)) if others else ONE_STAGE
-    comm = ProcessGroup("gloo", tensor, pipeline=pipeline)
+def _rank(rank: int, degrees: Degrees, folder: Path, compute: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    store = dist.FileStore(str(folder / "store"), degrees.ranks)
+    groups = gloo_groups(store, rank, degrees, threads=1, timeout_s=HANG_S)
+    pipeline = Stages(ProcessGroup("gloo", groups.stages)) if groups.stages else ONE_STAGE
+    exchange = ProcessGroup("gloo", groups.exchange) if groups.exchange else None
+    comm = ProcessGroup("gloo", groups.tensor, pipeline=pipeline, exchange=exchange)
     torch.save(compute(comm, *arguments), folder / f"{rank}.pt")
+    comm.pipeline.finish()
     comm.barrier()

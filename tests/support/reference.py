@@ -17,10 +17,20 @@ Weights = Mapping[str, Tensor]
 
 
 def reference_logits(
-    config: ModelConfig, weights: Weights, tokens_BT: Tensor, variant: str, ranks: int, ep: int = 1
+    config: ModelConfig,
+    weights: Weights,
+    tokens_BT: Tensor,
+    variant: str,
+    ranks: int,
+    ep: int = 1,
+    group: int = 0,
+    groups: int = 1,
 ) -> list[Tensor]:
-    """Logits of every position, one tensor per rank; experts are distributed over `ep` groups of ranks."""
-    model = _Equations(config, weights, ranks, ep)
+    """Logits of every position, one tensor per rank; experts are distributed in `ep` parts over the ranks.
+
+    Those of other groups have experts too, and requests of their own, which do not matter to these.
+    """
+    model = _Equations(config, weights, ranks, ep, group, groups)
     embedded = weights["model.embed_tokens.weight"][tokens_BT]
     family, _, parameter = variant.partition(":")
     if family in ("desync", "upper-bound"):
@@ -35,8 +45,9 @@ def reference_logits(
 
 
 class _Equations:
-    def __init__(self, config: ModelConfig, weights: Weights, ranks: int, ep: int) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, ranks: int, ep: int, group: int, groups: int) -> None:
         self.config, self.weights, self.ranks, self.ep = config, weights, ranks, ep
+        self.group, self.groups = group, groups
 
     def together(self, embedded: Tensor, ladder_from: int) -> Tensor:
         """``x[i+1] = x[i] + h[i+1](x[i])``, and from layer `ladder_from` on ``h[i+1](x[i-1])``."""
@@ -60,9 +71,14 @@ class _Equations:
         """Each rank's own residual; after every N-th block and the last they become ``sum(h + x / ranks)``."""
         blocks = 2 * self.config.layers
         for i in range(blocks):
-            h = self.attention if i % 2 == 0 else self.mlp
-            outputs = [h(i // 2, x[rank], rank) for rank in range(self.ranks)]
-            if every is not None and ((i + 1) % every == 0 or i == blocks - 1):
+            reduces = every is not None and ((i + 1) % every == 0 or i == blocks - 1)
+            outputs = [
+                self.attention(i // 2, x[rank], rank)
+                if i % 2 == 0
+                else self.mlp(i // 2, x[rank], rank, alone=not reduces)
+                for rank in range(self.ranks)
+            ]
+            if reduces:
                 x = [sum(outputs) + sum(x) / self.ranks] * self.ranks
             else:
                 x = [own + output for own, output in zip(x, outputs, strict=True)]
@@ -118,19 +134,22 @@ class _Equations:
         q = torch.cat((q[..., :plain], self._rotated(q[..., plain:])), -1)
         return q, torch.cat((kv[..., :plain], shared), -1), kv[..., plain:]
 
-    def mlp(self, layer: int, x: Tensor, rank: int, norm: str = "") -> Tensor:
+    def mlp(self, layer: int, x: Tensor, rank: int, norm: str = "", *, alone: bool = False) -> Tensor:
+        """Of a rank, with its experts and those of the ranks at its place in other groups; `alone` without these."""
         n = self.norm(x, norm or f"model.layers.{layer}.post_attention_layernorm.weight")
         experts = self.config.experts_of(layer)
         if experts is None:
             return self._mlp(layer, "mlp", n, rank, self.ranks)
         out = self._mlp(layer, "mlp.shared_experts", n, rank, self.ranks) if experts.shared else 0
-        # ranks of one group have the same experts, each a part of their width
-        group = self.ranks // self.ep
+        # so many ranks have the same experts, each a part of their width
+        shares = self.ranks * self.groups // self.ep
         each = experts.count // self.ep
         weights = self._chosen(layer, n, experts)
-        for number in range(rank // group * each, (rank // group + 1) * each):
-            part = self._mlp(layer, f"mlp.experts.{number}", n, rank % group, group)
-            out = out + weights[..., number : number + 1] * part
+        for group in [self.group] if alone else range(self.groups):
+            first, share = divmod(group * self.ranks + rank, shares)
+            for number in range(first * each, (first + 1) * each):
+                part = self._mlp(layer, f"mlp.experts.{number}", n, share, shares)
+                out = out + weights[..., number : number + 1] * part
         return out
 
     def _mlp(self, layer: int, name: str, n: Tensor, rank: int, ranks: int) -> Tensor:

@@ -86,6 +86,8 @@ ENGINES = {
     "sharded": EngineConfig(prefill_logits="all", sharded_lm_head=True, sharded_embedding=True),
     # at TP 2 every rank has whole experts, at TP 4 two ranks share them
     "distributed": EngineConfig(prefill_logits="all", ep=2),
+    # tokens travel to the ranks of their experts alone, where groups have requests of their own
+    "exchanged": EngineConfig(prefill_logits="all", ep=4, dispatch="all-to-all"),
 }
 # of the whole sequence; of the part that is prefilled, the rest is decoded
 TOKENS, PROMPT = 11, 7
@@ -117,13 +119,13 @@ def cases() -> Iterator[Case]:
 
 
 def engine_of(case: Case, size: int) -> EngineConfig:
-    """The engine of a case, with no more groups of experts than there are ranks."""
+    """The engine of a case, with no more parts of experts than there are ranks."""
     engine = ENGINES[case.engine]
     return replace(engine, ep=min(engine.ep, size))
 
 
-def tokens_of(config: ModelConfig) -> Tensor:
-    return torch.randint(config.vocab, (2, TOKENS), generator=torch.Generator().manual_seed(7))
+def tokens_of(config: ModelConfig, group: int = 0) -> Tensor:
+    return torch.randint(config.vocab, (2, TOKENS), generator=torch.Generator().manual_seed(7 + group))
 
 
 def decoder(config: ModelConfig, engine: EngineConfig, comm: Communicator) -> Decoder:
@@ -134,8 +136,9 @@ def decoder(config: ModelConfig, engine: EngineConfig, comm: Communicator) -> De
 
 def logits(case: Case, comm: Communicator) -> dict[str, Tensor]:
     """Of all positions at once, without a cache, and of a prefill and single decode steps, with one."""
-    config, engine = MODELS[case.model], engine_of(case, comm.size)
-    model, wiring, tokens_BT = decoder(config, engine, comm), lay_out(case.variant, config.layers), tokens_of(config)
+    config, exchange = MODELS[case.model], comm.exchange
+    model = decoder(config, engine_of(case, comm.size * exchange.size), comm)
+    wiring, tokens_BT = lay_out(case.variant, config.layers), tokens_of(config, exchange.rank)
     with torch.inference_mode():
         cache = model.cache(len(tokens_BT))
         parts = [model(tokens_BT[:, :PROMPT], wiring, cache=cache)]

@@ -128,6 +128,13 @@ def test_what_cannot_run_is_a_row_with_the_reason() -> None:
     assert not np.isnan(found["ladder.speedup"][~blank]).any()
 
 
+def test_what_cannot_run_is_batched_as_the_rest() -> None:
+    for load in ({"concurrency": 8}, {"batch": 8}):
+        table = sweep({"model": "8b", "stack": "vllm", "tp": 8, "pp": [1, 2], **load}, variants=["ladder"])
+        assert list(table.feasible) == [True, False]
+        assert set(table["batching"]) == {"continuous" if "concurrency" in load else "static"}
+
+
 def test_a_variant_deeper_than_the_model_is_a_reason_too() -> None:
     found = sweep({"model": "8b,70b"}, ["hybrid-ladder:40"])
     assert "at most 32" in found["infeasible"][0]

@@ -35,9 +35,11 @@ ALIKE = {
 def predicted(variant: str, phase: Phase, stack: str) -> TraceGraph:
     """Our own simulation of every layer, with nothing shared: a trace does not say what was."""
     scenario = Scenario.of(model="8b", tp=8, batch=4, stack=stack, variant=variant, overrides=ALIKE)
-    plan, program = passes.simulate(scenario, phase, 1100, KernelCosts(scenario, None)).lowered(scenario.model.layers)
+    schedule, program = passes.simulate(scenario, phase, 1100, KernelCosts(scenario, None)).lowered(
+        scenario.model.layers
+    )
     program = replace(program, device=None, tasks=tuple(task._replace(demand=NOTHING) for task in program.tasks))
-    kinds = ["launch"] * (len(program.tasks) - len(plan.ops)) + [op.kind for op in plan.ops]
+    kinds = ["launch"] * (len(program.tasks) - len(schedule.ops)) + [op.kind for op in schedule.ops]
     return from_timeline(scan.run(program), kinds)
 
 

@@ -92,6 +92,10 @@ def _on_pcie(scenario: Scenario) -> bool:
     return not scenario.cluster.intra.full_nvlink
 
 
+def _in_one_node(scenario: Scenario) -> bool:
+    return scenario.layout("experts")[0] == 1
+
+
 def _at_most(ranks: int, scenario: Scenario) -> bool:
     return scenario.ranks_per_node <= ranks
 
@@ -103,14 +107,16 @@ NVLINK = Need(
     attrgetter("cluster.intra.full_nvlink"),
     "--set intra.full_nvlink=true if it joins them",
 )
+ONE_NODE = Need("ranks of one node", _in_one_node, "take deepep-auto", has="; {cluster} has {fabric} in a node")
 PCIE = Need("GPUs that NVLink does not join", _on_pcie, "a cluster on PCIe, e.g. --cluster rtx-pro-6000")
 UP_TO_8, UP_TO_16 = (
     Need(f"{most} GPUs of a node or fewer", partial(_at_most, most), f"--tp {most} or less", has="; there are {ranks}")
     for most in (8, 16)
 )
 
-# what keeps SMs: NCCL's channels of a ring, a tree or NVLS, thread blocks of engines' kernels in the switch or by bytes
-Holder = Literal["ring", "tree", "nvls", "multimem", "blocks"]
+# what keeps SMs: NCCL's channels of a ring, a tree or NVLS, thread blocks of kernels in the switch or by bytes,
+# DeepEP's
+Holder = Literal["ring", "tree", "nvls", "multimem", "blocks", "deepep"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,7 +259,10 @@ INLINE = frozenset(name for name, algorithm in ALL_REDUCE.items() if algorithm.i
 # SGLang on 8 H100s; NVLink: TensorRT-LLM on 8 GB200s, of NVFP4, the exchange of counts included
 DISPATCHES: Mapping[tuple[str, str], Algorithm] = {
     (op, kernel): Algorithm(
-        lines=(Line(floor_us / of_us, rate_GBps / of_GBps, one_way),), needs=(P2P,), measured_on=cluster
+        lines=(Line(floor_us / of_us, rate_GBps / of_GBps, one_way),),
+        needs=(P2P, NVLINK, *(() if kernel.startswith("deepep") else (ONE_NODE,))),
+        holder="deepep" if kernel.startswith("deepep") else "blocks",
+        measured_on=cluster,
     )
     for kernel, cluster, of_us, of_GBps, lines in (
         ("deepep-ll", "h100-sxm", _H100_US, _H100_GBps, {"dispatch": (13, 471), "combine": (13.5, 213)}),

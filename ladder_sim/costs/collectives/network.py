@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ladder_sim.costs.collectives.algorithms import ALGORITHMS, ALL_REDUCE, DISPATCHES, OWN, Algorithm
 from ladder_sim.costs.collectives.fabrics import fabric_curve
 from ladder_sim.costs.collectives.formulas import (
+    INTER_EFFICIENCY,
     NVLS_NODE_S,
     TREE_LL,
     Formula,
@@ -41,8 +42,11 @@ COLLECTIVE_ERROR: Mapping[Source, float] = {"measured": 0.08, "fitted": 0.2, "tr
 CUSTOM = ("one-shot", "two-shot")
 # device memory traffic of a copy, bytes for each of a message
 COPY_TRAFFIC = 2.0
-# what a collective does: those of a graph, and what sequence parallelism has
-Kind = CollectiveKind | Literal["reduce_scatter", "all_to_all"]
+# what DeepEP's kernels take longer across nodes, as a share of the floor of an all-reduce over two: 9, 14 and 16 us on
+# 2, 4 and 8 nodes of H100s
+DISPATCH_HOP = 0.3
+# bytes of an element that DeepEP sends across nodes for one of 16 bits: it quantises what it dispatches to fp8
+DISPATCHED = {"dispatch": 0.5, "combine": 1.0}
 # the choice of a single algorithm
 ONLY = np.zeros(1, np.int_)
 
@@ -139,7 +143,7 @@ class Network:
         ideal = _fastest_way(ideals_s)
         return np.log(sizes), np.log(self._fabric.curve.seconds / ideal.seconds), ideal.names
 
-    def times(self, kind: Kind, message_bytes: Floats) -> CollectiveTimes:
+    def times(self, kind: CollectiveKind, message_bytes: Floats, *, kernel: str = "") -> CollectiveTimes:
         """Time collectives of one kind.
 
         Parameters
@@ -150,8 +154,12 @@ class Network:
             without what the norm adds.
         message_bytes
             Sizes of the messages; of the gathered result for an all-gather, of all that is scattered, of all that a
-            rank sends for an all-to-all.
+            rank sends for the others.
+        kernel
+            Of a dispatch or combine.
         """
+        if kind in ("dispatch", "combine"):
+            return self._dispatch(kind, kernel, message_bytes)
         if self._nodes > 1:
             return self._across(kind, message_bytes)
         if kind == "broadcast":
@@ -244,17 +252,18 @@ class Network:
         switch_s = 2.0 * barrier_s + ALL_REDUCE["nvls"](message, self._ranks, 0.0, self._hardware.intra.bandwidth_Bps)
         return _fastest([host, _unmeasured(np.maximum(peer.seconds, switch_s), "nvls", self._without_p2p)])
 
-    def _in_node(self, kind: str, name: str, message: Floats) -> CollectiveTimes:
-        algorithm, tier = ALGORITHMS[kind, name], self._hardware.intra
-        if algorithm.across_roots < 1.0 and self._ranks * self._cluster.pcie_roots > self._cluster.gpus_per_node:
+    def _in_node(self, kind: str, name: str, message: Floats, ranks: int = 0) -> CollectiveTimes:
+        """Of the ranks in a node, or of so many where some are measured across nodes."""
+        algorithm, tier, ranks = ALGORITHMS[kind, name], self._hardware.intra, ranks or self._ranks
+        if algorithm.across_roots < 1.0 and ranks * self._cluster.pcie_roots > self._cluster.gpus_per_node:
             tier = dataclasses.replace(tier, bandwidth_Bps=algorithm.across_roots * tier.bandwidth_Bps)
-        seconds = _at_tier(algorithm, message, self._ranks, tier)
+        seconds = _at_tier(algorithm, message, ranks, tier)
         # what dense models do not need is in a file of its own
         measured_s = self.profile.measured_dispatches if self.profile and (kind, name) in DISPATCHES else self._measured
         measured = measured_s.get((kind, name))
         if measured is None:
             return _unmeasured(seconds, name, self._source(algorithm))
-        ratio, in_range = measured.ratio(message, self._ranks)
+        ratio, in_range = measured.ratio(message, ranks)
         here = self._measured_here
         # NCCL does not say from which size on its curve is NVLS, so no point of it is a measurement of NVLS
         return CollectiveTimes(
@@ -272,7 +281,24 @@ class Network:
         here = algorithm.measured_on and self._hardware.same_node(catalog.cluster(algorithm.measured_on))
         return "fitted" if here else "transferred"
 
-    def _across(self, kind: Kind, message: Floats) -> CollectiveTimes:
+    def _dispatch(self, kind: str, kernel: str, message: Floats) -> CollectiveTimes:
+        """Tokens to their experts, or back, by a kernel for that."""
+        if self._nodes == 1:
+            return self.alone(kind, kernel, message)
+        self._require(kind, kernel)
+        algorithm, hardware, ranks = ALGORITHMS[kind, kernel], self._hardware, self._nodes * self._ranks
+        measured = self.profile.measured_dispatches.get((kind, kernel)) if self.profile else None
+        network = self.profile and Link.of(self.profile.cluster.inter).same_as(hardware.inter)
+        if measured and network and self._measured_here and ranks in measured.curves:
+            return self._in_node(kind, kernel, message, ranks)
+        # the port carries a token once for each expert on another node; the normal kernels once for each such node
+        top_k, others = self._scenario.model.experts_per_token, (self._nodes - 1) / self._nodes
+        copies = others if kernel == "deepep-ll" else (self._nodes - 1) * (1.0 - others**top_k) / top_k
+        port_s = DISPATCHED[kind] * copies * message / (INTER_EFFICIENCY * hardware.inter.bandwidth_Bps)
+        floor_s = _at_tier(algorithm, np.zeros_like(message), self._ranks, hardware.intra)
+        return _unmeasured(floor_s + DISPATCH_HOP * hardware.inter.latency_s + port_s, kernel, "transferred")
+
+    def _across(self, kind: CollectiveKind, message: Floats) -> CollectiveTimes:
         """Across nodes everything is NCCL: custom kernels access peers of their own node only."""
         times = self._hierarchical(kind, message)
         fabric = self._fabric
@@ -294,12 +320,12 @@ class Network:
             source="fitted" if fitted else "transferred",
         )
 
-    def _hierarchical(self, kind: Kind, message: Floats) -> CollectiveTimes:
+    def _hierarchical(self, kind: CollectiveKind, message: Floats) -> CollectiveTimes:
         """The fastest of NCCL's algorithms across nodes, from GPU to GPU in each."""
         node_wire_s = self._node_wire_s(_stages(kind), message, self._hardware.intra, self._ranks)
         return _fastest_way(self._ways(kind, message, node_wire_s, nvlink=self._cluster.intra.full_nvlink))
 
-    def _across_without_p2p(self, kind: Kind, message: Floats, direct: CollectiveTimes) -> CollectiveTimes:
+    def _across_without_p2p(self, kind: CollectiveKind, message: Floats, direct: CollectiveTimes) -> CollectiveTimes:
         """What is left without peer-to-peer access: LL128 needs it; trees go through host memory in each node.
 
         NVLS stays, between two barriers through host memory as inside one node.
@@ -318,7 +344,7 @@ class Network:
             ways["nccl-host"] = longer_s + through_host["nccl"]
         return _fastest_way({name: np.maximum(direct.seconds, seconds) for name, seconds in ways.items()})
 
-    def _ways(self, kind: Kind, message: Floats, node_wire_s: Floats, *, nvlink: bool) -> dict[str, Floats]:
+    def _ways(self, kind: CollectiveKind, message: Floats, node_wire_s: Floats, *, nvlink: bool) -> dict[str, Floats]:
         """NCCL's algorithms across nodes, given the stages inside each."""
         return across_nodes_s(
             message,
@@ -347,7 +373,7 @@ class Network:
         ratio, at_floor = measured.factor(message, ranks), measured.factor(nothing, ranks)
         return wire_s * ratio + floor_s * np.maximum(0.0, ratio - at_floor)
 
-    def _host_stages_s(self, kind: Kind, message: Floats) -> Floats:
+    def _host_stages_s(self, kind: CollectiveKind, message: Floats) -> Floats:
         """The same through host memory, with its floor."""
         return np.zeros_like(message) if self._ranks == 1 else self._through_host_s(_stages(kind), message)
 
@@ -357,7 +383,7 @@ class Network:
         return formula(message, self._ranks, tier.latency_s, tier.bandwidth_Bps, share)
 
 
-def _stages(kind: Kind) -> Literal["all_reduce", "all_gather"]:
+def _stages(kind: CollectiveKind) -> Literal["all_reduce", "all_gather"]:
     """What a collective across nodes does inside each: a broadcast is counted as an all-gather."""
     return "all_reduce" if kind == "all_reduce" else "all_gather"
 

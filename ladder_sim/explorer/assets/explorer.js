@@ -114,8 +114,7 @@
       layers: amount("hybrid-ladder"),
       every: amount("desync"),
       settings: settings.join(", "),
-      no_p2p: given.get("no_p2p") ? ["1"] : [],
-      ignore_memory: given.get("ignore_memory") ? ["1"] : [],
+      ...Object.fromEntries(defaults.switches.map((key) => [key, given.get(key) ? ["1"] : []])),
       pins: given.getAll("pin"),
       shape: page.shape,
     };

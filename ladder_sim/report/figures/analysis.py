@@ -1,12 +1,13 @@
 """The answers of `ladder_sim.analysis`: break-even, tornado, Pareto front, comparison."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ladder_sim.analysis.advise import Advice
+from ladder_sim.analysis.advice import Advice, Option
 from ladder_sim.analysis.breakeven import BreakEven
 from ladder_sim.analysis.compare import Candidate
 from ladder_sim.analysis.sensitivity import MIN_CHANGE, Sensitivity
+from ladder_sim.confidence import Interval
 from ladder_sim.display.labels import axis_values, field_label, field_text, field_title, workload_label
 from ladder_sim.report.figures.style import (
     NOW_MARKER,
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 # of a tornado
 MAX_BARS = 12
+# ratio of two figures of a Pareto front, from which both options are named
+_APART = 1.15
 _LOWER_COLOUR, _HIGHER_COLOUR = "#E69F00", "#0072B2"
 
 
@@ -117,7 +120,7 @@ def tornado_figure(
 def pareto_figure(
     advice: Advice, subtitle: str = "", *, compact: bool = False, now: tuple[str, float, float] | None = None
 ) -> "go.Figure":
-    """Time per token against tokens per GPU: every option, and the front.
+    """Time per token against tokens per GPU: every option, and the front with its 90 % intervals.
 
     Parameters
     ----------
@@ -126,7 +129,7 @@ def pareto_figure(
     subtitle
         What they are for.
     compact
-        For a part of a page: the front's options are not named.
+        For a part of a page: the front's options are not named and have no intervals.
     now
         A scenario to mark: its variant, seconds per token, and tokens per second and GPU.
     """
@@ -134,17 +137,24 @@ def pareto_figure(
 
     drawn = figure("Latency against throughput", subtitle)
     front = advice.front
+    heights = [option.tokens_per_gpu for option in advice.options]
+    errors = None
+    if not compact:
+        rates = [(advice.predictions[option].tokens_per_s, option.plan.gpus) for option in front]
+        errors = _error_bars([rate for rate, _ in rates], [gpus for _, gpus in rates])
+        heights += [end / gpus for rate, gpus in rates for end in (rate.low, rate.high)]
     drawn.add_trace(
         go.Scatter(
             x=[1e3 * option.tpot_s for option in front],
             y=[option.tokens_per_gpu for option in front],
             mode="lines" if compact else "lines+text",
             line={"color": TEXT_COLOUR, "width": 1.5, "dash": "dot"},
-            text=[f"TP {option.tp}, batch {option.batch}" for option in front],
+            text=_places(advice),
             textposition="top left",
             textfont={"size": 11},
             cliponaxis=False,
             name="Pareto front",
+            error_y=errors,
         )
     )
     for variant in dict.fromkeys(option.variant for option in advice.options):
@@ -156,7 +166,7 @@ def pareto_figure(
                 mode="markers",
                 marker={"color": variant_colour(variant), "size": 9, "line": {"color": "white", "width": 1}},
                 name=variant,
-                text=[f"TP {option.tp}, batch {option.batch}" for option in options],
+                text=[advice.place(option.scenario) for option in options],
                 hovertemplate="%{text}: %{x:.1f} ms, %{y:.1f} tok/s per GPU<extra></extra>",
             )
         )
@@ -174,8 +184,35 @@ def pareto_figure(
         )
     return drawn.update_layout(
         xaxis=log_axis("time per output token (ms)", [1e3 * option.tpot_s for option in advice.options]),
-        yaxis=log_axis("tokens per second and GPU", [option.tokens_per_gpu for option in advice.options]),
+        yaxis=log_axis("tokens per second and GPU", heights),
     )
+
+
+def _places(advice: Advice) -> list[str]:
+    """Names of the front's options; one that is close to the one before it has none."""
+    texts: list[str] = []
+    named: Option | None = None
+    for option in advice.front:
+        apart = (
+            named is None or max(option.tpot_s / named.tpot_s, option.tokens_per_gpu / named.tokens_per_gpu) > _APART
+        )
+        texts.append(advice.place(option.scenario) if apart else "")
+        named = option if apart else named
+    return texts
+
+
+def _error_bars(intervals: Sequence[Interval], per: Sequence[float] | None = None) -> dict[str, Any]:
+    """Of 90 % intervals, each divided by a number."""
+    parts = per or [1.0] * len(intervals)
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [(each.high - each.value) / part for each, part in zip(intervals, parts, strict=True)],
+        "arrayminus": [(each.value - each.low) / part for each, part in zip(intervals, parts, strict=True)],
+        "thickness": 1.2,
+        "width": 4,
+        "color": TEXT_COLOUR,
+    }
 
 
 def comparison_figure(candidates: Sequence[Candidate], *, compact: bool = False) -> "go.Figure":
@@ -199,15 +236,7 @@ def comparison_figure(candidates: Sequence[Candidate], *, compact: bool = False)
                 y=[rate.value for rate in rates],
                 name=candidate.name,
                 marker={"color": colour},
-                error_y={
-                    "type": "data",
-                    "symmetric": False,
-                    "array": [rate.high - rate.value for rate in rates],
-                    "arrayminus": [rate.value - rate.low for rate in rates],
-                    "thickness": 1.2,
-                    "width": 4,
-                    "color": TEXT_COLOUR,
-                },
+                error_y=_error_bars(rates),
                 text=None if compact else speedups,
                 textposition="inside",
                 insidetextanchor="start",

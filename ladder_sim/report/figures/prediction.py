@@ -26,7 +26,10 @@ _LIMIT_COLOURS = {
     "all_reduce": "#D55E00",
     "all_reduce_norm": "#D55E00",
     "all_gather": "#CC79A7",
-    "reduce_scatter": "#CC79A7",
+    "reduce_scatter": "#882255",
+    "all_to_all": "#CC79A7",
+    "dispatch": "#CC79A7",
+    "combine": "#882255",
     "broadcast": "#CC79A7",
     "send": "#CC79A7",
     "waits": "#F0E442",
@@ -46,6 +49,9 @@ _KINDS = {
     "all_reduce_norm": ("all-reduce", "#D55E00"),
     "all_gather": ("other messages", "#CC79A7"),
     "reduce_scatter": ("other messages", "#CC79A7"),
+    "all_to_all": ("other messages", "#CC79A7"),
+    "dispatch": ("other messages", "#CC79A7"),
+    "combine": ("other messages", "#CC79A7"),
     "broadcast": ("other messages", "#CC79A7"),
     "send": ("other messages", "#CC79A7"),
 }
@@ -196,12 +202,15 @@ def _lane(variant: str, stream: int) -> str:
 
 
 def _window(step: ForwardPass) -> Iterator[_Bar]:
-    """Ops of the second and third simulated layer, cut off where the layer after them begins to compute."""
-    timeline, ops = step.timeline, step.simulated[0].ops
+    """Ops of two layers of the longest run of equal ones, cut off where the layer after them begins to compute."""
+    timeline, schedule = step.timeline, step.simulated[0]
+    ops = schedule.ops
     first = len(timeline.end_s) - len(ops)
     sources = {summary.op.name: summary.estimate.source for summary in step.ops}
-    kept = sorted({op.layer for op in ops if op.layer >= 0})
-    chosen = kept[1 : 1 + _TIMELINE_LAYERS] or kept
+    kept = [layer.index for layer in schedule.layout.wiring.layers]
+    # the second layer where none is left out
+    at = kept.index(max(kept[1:] or kept, key=lambda index: schedule.layout.wiring.repeats[index]))
+    chosen = kept[at : at + _TIMELINE_LAYERS]
     inside = [first + number for number, op in enumerate(ops) if op.layer in chosen and op.stream == "compute"]
     begin = float(np.min(timeline.start_s[inside]))
     after = [first + number for number, op in enumerate(ops) if op.layer not in chosen and number > inside[-1] - first]

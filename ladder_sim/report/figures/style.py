@@ -110,6 +110,10 @@ def value_axis(name: str, values: Any, *, title: str = "", typed: str = "") -> t
     return drawn, axis
 
 
+# decades below those of a range in which a step is looked for
+_FINEST = 6
+
+
 def log_axis(title: str, values: Sequence[float]) -> dict[str, Any]:
     """A logarithmic axis with a margin on both sides."""
     low, high = min(values), max(values)
@@ -129,12 +133,21 @@ def round_ticks(low: float, high: float) -> list[float]:
     --------
     >>> round_ticks(3.0, 80.0)
     [5.0, 10.0, 20.0, 50.0]
+    >>> round_ticks(94.0, 151.0)
+    [100.0, 120.0, 140.0]
     """
     decades = range(floor(log10(low)), ceil(log10(high)) + 1)
     ticks: list[float] = []
-    for digits in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8), [tenth / 10 for tenth in range(10, 100, 2)]):
+    for digits in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8)):
         ticks = [digit * 10.0**decade for decade in decades for digit in digits]
         ticks = [tick for tick in ticks if low * 0.999 <= tick <= high * 1.001]
+        if len(ticks) > 2:
+            return ticks
+    # equal steps of a range that is narrow
+    for step in (
+        digit * 10.0**decade for decade in range(decades[-1], decades[0] - _FINEST, -1) for digit in (5, 2, 1)
+    ):
+        ticks = [number * step for number in range(ceil(low / step), floor(high / step) + 1)]
         if len(ticks) > 2:
             break
     return ticks

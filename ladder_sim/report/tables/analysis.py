@@ -1,18 +1,30 @@
 """The answers of `ladder_sim.analysis` as tables."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ladder_sim.analysis.advise import Advice, Option
+from ladder_sim.analysis.advice import Advice, Objective, Option
 from ladder_sim.analysis.breakeven import BreakEven
 from ladder_sim.analysis.compare import Candidate
 from ladder_sim.analysis.sensitivity import MIN_CHANGE, Sensitivity
 from ladder_sim.display.console import table
 from ladder_sim.display.labels import field_label, field_text, workload_label
+from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.settings import find_setting
 from ladder_sim.units import format_bytes, format_rate, format_seconds
+
+# of an answer to `advise`
+_PLANS_SHOWN, _DOMINATORS_SHOWN = 8, 4
+# of two figures: a smaller difference rounds to 0 %
+_SAME = 0.005
+_OBJECTIVES: Mapping[Objective, tuple[str, Callable[[Option], str]]] = {
+    "tpot": ("TPOT", lambda option: format_seconds(option.tpot_s)),
+    "ttft": ("TTFT", lambda option: format_seconds(option.ttft_s)),
+    "tokens_per_s": ("tok/s", lambda option: format_rate(option.tokens_per_s)),
+    "tokens_per_gpu": ("tok/s per GPU", lambda option: format_rate(option.tokens_per_gpu)),
+}
 
 
 def breakeven_report(result: BreakEven) -> RenderableType:
@@ -71,24 +83,48 @@ def sensitivity_report(sensitivities: Sequence[Sensitivity], step: float) -> Ren
     )
 
 
+def advice_label(advice: Advice) -> str:
+    """What was searched, in a line."""
+    scenario = advice.best.scenario
+    gpus = f"at most {_counted(advice.gpus, 'GPU')} of {scenario.cluster.name}"
+    load = workload_label(scenario, batch=len(advice.loads) == 1)
+    return f"{scenario.model.name} on {gpus}, {load}, {scenario.stack.name}"
+
+
 def advice_report(advice: Advice) -> RenderableType:
-    """The best of each variant, and the Pareto front."""
-    best = advice.best
-    head = f"best static batch by {advice.objective}: {best.variant}, TP {best.tp}, batch {best.batch}"
-    options = len(advice.options) + advice.beyond
-    left_out = [f"{_counted(advice.unfit, 'pair')} of TP and batch that cannot run"]
-    if advice.beyond:
-        left_out.append(
-            f"{advice.beyond} of {_counted(options, 'option')} (a pair with a variant) beyond --max-tpot or --max-ttft"
-        )
+    """The best of each variant, the best plans, the Pareto front, and why the others lost."""
+    best, own = advice.best, advice.best_own
+    head = f"best by {advice.objective}: {_label(advice, best)}"
+    if own and own is not best:
+        head += f"; with the weights of the model: {_label(advice, own)}"
     return Group(
         Text(head, "bold"),
-        _options("best of each variant", list(advice.best_by_variant.values())),
+        Text(advice_label(advice)),
+        Text(_searched(advice)),
         Text(),
-        _options("Pareto front of TPOT and tok/s per GPU", advice.front),
+        _options("best of each variant", advice, list(advice.best_by_variant.values())),
         Text(),
-        Text(f"left out: {', '.join(left_out)}"),
+        _best_plans(advice),
+        Text(),
+        _options("Pareto front of TPOT and tok/s per GPU", advice, advice.front),
+        Text(),
+        _losers(advice),
     )
+
+
+def _searched(advice: Advice) -> str:
+    """How many options there were, and became candidates."""
+    loads = [f"{len(advice.loads)} {'batches' if _static(advice) else 'loads'}"] if len(advice.loads) > 1 else []
+    counts = [_counted(advice.plans, "plan"), *loads, _counted(len(advice.variants), "variant")]
+    return f"searched {' x '.join(counts)}; {_counted(len(advice.options), 'option')} left"
+
+
+def _static(advice: Advice) -> bool:
+    return advice.best.scenario.workload.concurrency is None
+
+
+def _label(advice: Advice, option: Option) -> str:
+    return f"{option.variant}, {advice.place(option.scenario)}"
 
 
 def _settable_label(figure: str) -> str:
@@ -101,24 +137,115 @@ def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' if number != 1 else ''}"
 
 
-def _options(title: str, options: Sequence[Option]) -> RenderableType:
-    columns = ("variant", "TP", "batch", "TTFT", "TPOT", "tok/s", "tok/s per GPU", "memory", "$/Mtoken")
+def _load_column(advice: Advice) -> tuple[str, ...]:
+    """Where several numbers of requests were searched."""
+    return ("batch" if _static(advice) else "in flight",) if len(advice.loads) > 1 else ()
+
+
+def _options(title: str, advice: Advice, options: Sequence[Option]) -> RenderableType:
+    priced = options[0].usd_per_Mtoken is not None
+    load = _load_column(advice)
+    columns = ("variant", "plan", *load, "GPUs", "TTFT", "TPOT", "tok/s (90%)", "tok/s per GPU", "memory")
+    rows = []
+    for option in options:
+        rate = advice.predictions[option].tokens_per_s
+        rows.append(
+            (
+                option.variant,
+                str(option.plan),
+                *([str(option.requests)] if load else []),
+                str(option.plan.gpus),
+                format_seconds(option.ttft_s),
+                format_seconds(option.tpot_s),
+                f"{format_rate(rate.value)} ({format_rate(rate.low)}-{format_rate(rate.high)})",
+                format_rate(option.tokens_per_gpu),
+                format_bytes(option.memory_bytes),
+                *([_price(option.usd_per_Mtoken)] if priced else []),
+            )
+        )
+    columns = (*columns, *(["$/Mtoken"] if priced else []))
+    return table(columns, rows, left=2, keys=2 + len(load), wrapped=(), title=title)
+
+
+def _best_plans(advice: Advice) -> RenderableType:
+    """The best plans, each with its best load, and what every variant does there."""
+    name, figure = _OBJECTIVES[advice.objective]
+    # the options are in order
+    best: dict[Plan, Option] = {}
+    for option in advice.options:
+        best.setdefault(option.plan, option)
+    shown = list(best.values())[:_PLANS_SHOWN]
+    figures = {(option.scenario, option.variant): figure(option) for option in advice.options}
+    load = _load_column(advice)
     rows = [
         (
-            option.variant,
-            str(option.tp),
-            str(option.batch),
-            format_seconds(option.ttft_s),
-            format_seconds(option.tpot_s),
-            format_rate(option.tokens_per_s),
-            format_rate(option.tokens_per_gpu),
-            format_bytes(option.memory_bytes),
-            _price(option.usd_per_Mtoken),
+            str(option.plan),
+            *([str(option.requests)] if load else []),
+            str(option.plan.gpus),
+            *(figures.get((option.scenario, variant), "-") for variant in advice.variants),
         )
-        for option in options
+        for option in shown
     ]
-    kept = len(columns) if options[0].usd_per_Mtoken is not None else -1
-    return table(columns[:kept], [row[:kept] for row in rows], keys=3, title=title)
+    title = f"{name} on the best plans" + (f", {len(shown)} of {len(best)}" if len(best) > len(shown) else "")
+    return table(("plan", *load, "GPUs", *advice.variants), rows, keys=1 + len(load), wrapped=(), title=title)
+
+
+def _losers(advice: Advice) -> RenderableType:
+    """What is not on the front, by reason, and what came closest."""
+    rows = [*_not_run(advice), *_over_bounds(advice), *_dominated(advice)]
+    if not rows:
+        return Text("all options are on the front")
+    columns = ("not on the front", "closest", "options")
+    return table(columns, rows, left=2, wrapped=columns[:2])
+
+
+def _not_run(advice: Advice) -> Iterator[tuple[str, str, str]]:
+    no_room = [each for each in advice.unfit if not each.problem]
+    others = [each for each in advice.unfit if each.problem]
+    if no_room:
+        lacking = f"{advice.place(no_room[0].scenario)}: lacks {format_bytes(no_room[0].missing_bytes)} per GPU"
+        yield "does not fit the memory", lacking, str(len(no_room) * len(advice.variants))
+    if others:
+        yield (
+            "cannot run",
+            f"{advice.place(others[0].scenario)}: {others[0].problem}",
+            str(len(others) * len(advice.variants)),
+        )
+
+
+def _over_bounds(advice: Advice) -> Iterator[tuple[str, str, str]]:
+    over: dict[str, list[Option]] = {"max_tpot": [], "max_ttft": []}
+    for option in advice.beyond:
+        over[advice.outcome(option)].append(option)
+    if slow := over["max_tpot"]:
+        fastest = min(slow, key=lambda option: option.tpot_s)
+        bound = format_seconds(advice.max_tpot_s)
+        yield f"TPOT over {bound}", f"{_label(advice, fastest)}: {format_seconds(fastest.tpot_s)}", str(len(slow))
+    if late := over["max_ttft"]:
+        first = min(late, key=lambda option: option.ttft_s)
+        bound = format_seconds(advice.max_ttft_s)
+        yield f"TTFT over {bound}", f"{_label(advice, first)}: {format_seconds(first.ttft_s)}", str(len(late))
+
+
+def _dominated(advice: Advice) -> Iterator[tuple[str, str, str]]:
+    by_better: dict[Option, list[Option]] = {}
+    for option in advice.options:
+        if better := advice.dominating(option):
+            by_better.setdefault(better, []).append(option)
+    groups = sorted(by_better.items(), key=lambda group: -len(group[1]))
+    for better, worse in groups[:_DOMINATORS_SHOWN]:
+        closest = max(worse, key=lambda option: option.tokens_per_gpu)
+        rate, tpot = closest.tokens_per_gpu / better.tokens_per_gpu, closest.tpot_s / better.tpot_s
+        detail = f"{_label(advice, closest)}: {_apart(rate)} tok/s per GPU, {_apart(tpot)} TPOT"
+        yield f"no better than {_label(advice, better)}", detail, str(len(worse))
+    if rest := groups[_DOMINATORS_SHOWN:]:
+        count = sum(len(worse) for _, worse in rest)
+        yield "no better than others of the front", "each in --json and --csv", str(count)
+
+
+def _apart(ratio: float) -> str:
+    """A difference in percent."""
+    return "the same" if abs(ratio - 1) < _SAME else f"{ratio - 1:+.0%}"
 
 
 def _price(usd_per_Mtoken: float | None) -> str:

@@ -1,14 +1,16 @@
 """What `predict --explain` adds: every op of each variant."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ladder_sim.answer import Prediction
 from ladder_sim.display.console import WholeTable, table
+from ladder_sim.display.labels import next_to_label
 from ladder_sim.graph.ops import AttentionShape, BmmShape, CollectiveShape, GemmShape, MlaShape, MoeShape, Op, Phase
 from ladder_sim.simulate.breakdown import SimulatedOp
+from ladder_sim.simulate.collectives import Collective
 from ladder_sim.simulate.passes import ForwardPass
 from ladder_sim.specs.workload import KV_BYTES
 from ladder_sim.units import format_bytes, format_seconds
@@ -30,8 +32,11 @@ def _explanation(prediction: Prediction) -> list[RenderableType]:
     parts: list[RenderableType] = [Text(), Text(_load_text(prediction))] if prediction.load else []
     for step in (prediction.request.prefill, prediction.request.decode):
         if step is not None:
-            name = _STEPS[step.plan.phase]
-            parts += [Text(), _op_table(f"{prediction.variant}: {name}, {format_seconds(float(step.seconds))}", step)]
+            name = _STEPS[step.schedule.kernels.rank.phase]
+            title = f"{prediction.variant}: {name}, {format_seconds(float(step.seconds))}"
+            parts += [Text(), _op_table(title, step)]
+            if step.collectives:
+                parts += [Text(), _collectives_table(step.collectives)]
     memory = prediction.memory
     parts.append(
         Text(
@@ -65,9 +70,12 @@ def _load_text(prediction: Prediction) -> str:
 def _op_table(title: str, step: ForwardPass) -> WholeTable:
     """Equal ops of all layers on one row, in the order of the last layer, where every join has happened."""
     rows: dict[tuple[str, str, float], list[SimulatedOp]] = {}
-    for member in reversed(step.ops):
+    layout = step.simulated[0].layout
+    apart = {like for others in layout.next_to.values() for like in others}
+    for member, like in reversed(list(zip(step.ops, layout.same_as, strict=True))):
         name = member.op.name.partition(".")[2] if member.op.layer >= 0 else member.op.name
-        shape = ", ".join(filter(None, (_shape_text(member.op), member.estimate.algorithm)))
+        stream = "stream of its own" if like in apart else ""
+        shape = ", ".join(filter(None, (_shape_text(member.op), member.estimate.algorithm, stream)))
         rows.setdefault((name, shape, float(member.estimate.seconds)), []).append(member)
     body = []
     for (name, shape, each_s), members in reversed(rows.items()):
@@ -89,6 +97,28 @@ def _op_table(title: str, step: ForwardPass) -> WholeTable:
         )
     columns = ("op", "shape per GPU", "source", "count", "alone", "all", "of step", "critical")
     return table(columns, body, left=3, keys=2, title=title)
+
+
+def _collectives_table(collectives: Sequence[Collective]) -> WholeTable:
+    """What each collective of a step waits for, what it can run next to, and what waits for it."""
+    rows = [
+        (
+            each.name,
+            each.after,
+            next_to_label(each),
+            each.needed_by or "the next step",
+            str(each.count),
+            format_bytes(each.message_bytes),
+            format_seconds(each.seconds),
+            f"{each.hidden_s / each.seconds:.0%}",
+        )
+        for each in collectives
+    ]
+    return table(
+        ("collective", "waits for", "can run next to", "needed by", "count", "message", "all", "hidden"),
+        rows,
+        left=4,
+    )
 
 
 def _shape_text(op: Op) -> str:

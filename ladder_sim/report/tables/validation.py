@@ -38,7 +38,14 @@ SERVING_COLUMNS = (
     *("TTFT: mean", "median", "bias", "inside", "half-width"),
 )
 # headings of the groups that errors are shown by
-GROUPS = {"engine": "engine", "stack": "version", "tp": "TP", "concurrency": "requests in flight"}
+GROUPS = {
+    "engine": "engine",
+    "stack": "version",
+    "setup": "version, GPU, model, plan",
+    "plan": "plan",
+    "tp": "TP",
+    "concurrency": "requests in flight",
+}
 FAR_COLUMNS = ("line", "serving", "TPOT", "predicted (90%)", "error", "note")
 # errors from which a row of servings is named
 FAR_OFF = 0.2
@@ -65,7 +72,7 @@ def validation_report(data: Dataset, comparisons: ComparisonsByLevel) -> Rendera
 
 
 def servings_report(name: str, comparisons: Sequence[ServingComparison]) -> RenderableType:
-    """Errors of all and by group, the rows that are far off, and those that could not be predicted."""
+    """Errors of all and by group, the rows that are far off, and those that are not predicted, with the reason."""
     parts: list[RenderableType] = [Text(f"{name}: {len(comparisons)} measured servings, continuous batching", "bold")]
     title = "absolute errors, mean signed error, share of rows inside the 90 % interval, and its mean half-width"
     parts += [Text(title), Text()]
@@ -75,11 +82,18 @@ def servings_report(name: str, comparisons: Sequence[ServingComparison]) -> Rend
             rows = [(value, *_serving_cells(pair)) for value, pair in values.items()]
             columns = (GROUPS[by], *SERVING_COLUMNS[1:])
             parts += [table(columns, [*rows, *([everything] if by == "engine" else [])]), Text()]
-    far = [each for each in comparisons if each.tpot and abs(each.tpot.error) > FAR_OFF]
-    parts.append(Text(f"rows whose TPOT is off by more than {FAR_OFF:.0%}: {len(far)} of {len(comparisons)}"))
+    timed = [each for each in comparisons if each.tpot]
+    far = [each for each in timed if each.tpot and abs(each.tpot.error) > FAR_OFF]
+    parts.append(Text(f"rows whose TPOT is off by more than {FAR_OFF:.0%}: {len(far)} of {len(timed)}"))
     if far:
         parts.append(table(FAR_COLUMNS, list(map(_far_cells, far)), left=2, wrapped=("serving", "note")))
-    parts += [Text(f"line {each.serving.line}: {each.note}") for each in comparisons if each.ttft is None]
+    missing: dict[str, list[int]] = {}
+    for each in comparisons:
+        if each.ttft is None:
+            missing.setdefault(each.note, []).append(each.serving.line)
+    for note, lines in missing.items():
+        rows_lines = f"{len(lines)} rows, lines" if len(lines) > 1 else "line"
+        parts.append(Text(f"{rows_lines} {', '.join(map(str, lines))}: {note}"))
     return Group(*parts)
 
 

@@ -1,0 +1,159 @@
+"""The kernels of attention on one rank, which has its share of the heads: column-parallel in, row-parallel out."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ladder_sim.graph.inputs import STATE_BYTES
+from ladder_sim.graph.kernels import NORM, BlockKernels
+from ladder_sim.graph.ops import AttentionShape, BmmShape, MlaShape
+from ladder_sim.specs.layers import Gqa, Mla
+
+# a sum of squares, 32-bit
+SQUARES_BYTES = 4
+
+
+def attention(block: BlockKernels, kind: Gqa | Mla, prefix: str = "", *, reduces: bool) -> int:
+    """All of them; `reduces`: ranks exchange what they need. Returns the output's position, as all of these do."""
+    if isinstance(kind, Mla):
+        return _latent(block, kind, prefix)
+    width = qkv_width(kind, block.rank.tp)
+    bias = width * kind.qkv_bias
+    qkv = block.linear(f"{prefix}qkv", width, kind.hidden, [NORM], format=block.rank.format("qkv"), bias=bias)
+    return attend(block, kind, qkv, prefix, reduces=reduces)
+
+
+def qkv_width(kind: Gqa, tp: int) -> int:
+    """Queries, keys and values of one rank."""
+    heads, kv_heads = _heads(kind, tp)
+    return (heads + 2 * kv_heads) * kind.head_dim
+
+
+def _heads(kind: Gqa, tp: int) -> tuple[int, int]:
+    return kind.heads // tp, max(1, kind.kv_heads // tp)
+
+
+def attend(block: BlockKernels, kind: Gqa, qkv: int, prefix: str = "", *, reduces: bool) -> int:
+    """From queries, keys and values to attention's output."""
+    rank = block.rank
+    heads, kv_heads = _heads(kind, rank.tp)
+    if kind.qk_norm != "none" and kind.rotated:
+        qkv = _qk_norm(block, kind, qkv, prefix, reduces=reduces)
+    # with the cache write
+    moved = 2.0 * rank.tokens * qkv_width(kind, rank.tp) * STATE_BYTES
+    if not kind.rotated:
+        # by a kernel of its own: vLLM, Llama4Attention
+        scaled = 2.0 * rank.tokens * heads * kind.head_dim * STATE_BYTES
+        qkv, moved = block.elementwise(f"{prefix}q_scale", "rope", scaled, [qkv]), moved - scaled
+    rope = block.elementwise(f"{prefix}{'rope' if kind.rotated else 'cache_write'}", "rope", moved, [qkv])
+    shape = AttentionShape(
+        kernel=rank.stack.attention,
+        batch=rank.batch,
+        q_len=rank.q_len,
+        kv_len=rank.kv_len,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=kind.head_dim,
+        element_bytes=STATE_BYTES,
+        kv_element_bytes=rank.kv_element_bytes,
+        window=kind.window,
+    )
+    sinks = float(heads * STATE_BYTES) if kind.sinks else 0.0
+    outputs = [block.op(f"{prefix}attention", "attention", shape, [rope], weights=sinks)]
+    if rank.prompt:
+        prompt = replace(shape, batch=1, q_len=rank.prompt, kv_len=rank.prompt, shares_step=True)
+        outputs.append(block.op(f"{prefix}prompt_attention", "attention", prompt, [rope]))
+    return _out(block, kind, heads * kind.head_dim, outputs, prefix, bias=kind.out_bias)
+
+
+def _out(block: BlockKernels, kind: Gqa | Mla, k: int, after: Sequence[int], prefix: str, *, bias: bool) -> int:
+    hidden = kind.hidden
+    return block.linear(f"{prefix}o", hidden, k, after, format=block.rank.format("out"), bias=hidden if bias else 0)
+
+
+def _qk_norm(block: BlockKernels, kind: Gqa, qkv: int, prefix: str, *, reduces: bool) -> int:
+    """Two kernels of the shard's heads, as in vLLM's Qwen3Attention: one over the queries, one over the keys.
+
+    Over all heads, ranks add up the squares of both for each token first, as in vLLM's MiniMaxText01RMSNormTP.
+    """
+    rank, after = block.rank, qkv
+    heads, kv_heads = _heads(kind, rank.tp)
+    if kind.qk_norm == "all" and rank.tp > 1 and reduces:
+        message = float(rank.tokens) * 2 * SQUARES_BYTES
+        after = block.collective(f"{prefix}qk_all_reduce", "all_reduce", message, [after])
+    for name, normed in (("q_norm", heads), ("k_norm", kv_heads)):
+        moved = 2.0 * rank.tokens * normed * kind.head_dim * STATE_BYTES
+        held = {"heads": 1, "all": normed}.get(kind.qk_norm, 0)
+        weights = float(held * kind.head_dim) * STATE_BYTES
+        after = block.elementwise(f"{prefix}{name}", "norm", moved, [after], weights)
+    return after
+
+
+def _latent(block: BlockKernels, kind: Mla, prefix: str) -> int:
+    """Multi-head latent attention: absorbed for single new tokens, expanded for prompts (vLLM, mla/common.py)."""
+    rank = block.rank
+    heads, hidden, qkv = kind.heads // rank.tp, kind.hidden, rank.format("qkv")
+    latent, rope = kind.kv_lora_rank, kind.rope_head_dim
+    q_width = heads * kind.q_head_dim
+    low = kind.q_lora_rank + latent
+    norm_moved, norm_weights = 2.0 * rank.tokens * low * STATE_BYTES, float(low) * STATE_BYTES
+    if kind.q_lora_rank:
+        # every rank has all of it
+        down = block.linear(f"{prefix}qkv_a", low + rope, hidden, [NORM], format=qkv)
+        normed = block.elementwise(f"{prefix}latent_norm", "norm", norm_moved, [down], norm_weights)
+        queries = block.linear(f"{prefix}q_b", q_width, kind.q_lora_rank, [normed], format=qkv)
+    else:
+        queries = block.linear(f"{prefix}q", q_width, hidden, [NORM], format=qkv)
+        down = block.linear(f"{prefix}kv_a", latent + rope, hidden, [NORM], format=qkv)
+        normed = block.elementwise(f"{prefix}latent_norm", "norm", norm_moved, [down], norm_weights)
+    # queries and the shared key are rotated, the latent vector is written to the cache
+    moved = 2.0 * rank.tokens * (heads * rope + latent + rope) * STATE_BYTES
+    rotated = block.elementwise(f"{prefix}rope", "rope", moved, [queries, normed])
+    shape = MlaShape(
+        batch=rank.batch,
+        q_len=rank.q_len,
+        kv_len=rank.kv_len,
+        heads=heads,
+        latent=latent,
+        rope=rope,
+        nope=kind.nope_head_dim,
+        value=kind.value_head_dim,
+        element_bytes=STATE_BYTES,
+        kv_element_bytes=rank.kv_element_bytes,
+    )
+    outputs = []
+    if rank.phase != "prefill":
+        into = _per_head(block, f"{prefix}k_absorb", heads, latent, kind.nope_head_dim, [rotated])
+        attended = block.op(f"{prefix}attention", "attention", shape, [into])
+        outputs.append(_per_head(block, f"{prefix}v_absorb", heads, kind.value_head_dim, latent, [attended]))
+    if rank.phase == "prefill" or rank.prompt:
+        expanded = block.linear(
+            f"{prefix}kv_b",
+            heads * (kind.nope_head_dim + kind.value_head_dim),
+            latent,
+            [rotated],
+            format=qkv,
+            kind="expand",
+            tokens=rank.prompt or rank.tokens,
+            # the absorbed form holds the same weights
+            held=rank.phase == "prefill",
+        )
+        name = f"{prefix}prompt_attention" if rank.prompt else f"{prefix}attention"
+        if rank.prompt:
+            shape = replace(shape, batch=1, q_len=rank.prompt, kv_len=rank.prompt, shares_step=True)
+        outputs.append(block.op(name, "attention", shape, [expanded]))
+    return _out(block, kind, heads * kind.value_head_dim, outputs, prefix, bias=False)
+
+
+def _per_head(block: BlockKernels, name: str, heads: int, n: int, k: int, after: Sequence[int]) -> int:
+    qkv = block.rank.format("qkv")
+    shape = BmmShape(
+        heads=heads,
+        m=block.rank.batch * block.rank.q_len,
+        n=n,
+        k=k,
+        weight_element_bytes=qkv.weight_bytes,
+        input_element_bytes=STATE_BYTES,
+        output_element_bytes=STATE_BYTES,
+        format=qkv.name,
+    )
+    return block.op(name, "bmm", shape, after, weights=float(heads) * n * k * qkv.weight_bytes)

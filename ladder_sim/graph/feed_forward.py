@@ -1,0 +1,109 @@
+"""The kernels of a feed-forward block on one rank: an MLP of which it has a share, or routed experts.
+
+Routed experts are spread over all ranks of a stage. Where these share attention, each of them has every token, runs the
+experts that it holds, and the block ends in an all-reduce as before (vLLM 0.32.0, fused_moe/layer.py). Where ranks have
+requests of their own (data-parallel attention), their tokens are gathered before the experts, quantised, and the sums
+are scattered after them (vLLM's all2all backend "allgather_reducescatter"), or each token goes to the ranks of its
+experts and back (`StackSpec.dispatch`). The router comes first, so that the dispatch waits for it in every wiring; the
+combine may overlap the next block.
+"""
+
+from typing import Literal
+
+from ladder_sim.graph.inputs import STATE_BYTES, operands
+from ladder_sim.graph.kernels import NORM, BlockKernels
+from ladder_sim.graph.ops import CollectiveKind, CollectiveShape, MoeShape
+from ladder_sim.specs.layers import Dense, Moe
+from ladder_sim.specs.workload import FORMATS
+
+# a router's score, 32-bit
+SCORE_BYTES = 4
+
+
+def feed_forward(block: BlockKernels, kind: Dense | Moe, prefix: str = "", *, reduces: bool) -> int:
+    """All of them; `reduces`: ranks exchange what they need. Returns the output's position, as all of these do."""
+    if isinstance(kind, Moe):
+        return _experts(block, kind, prefix, reduces=reduces)
+    return mlp(block, kind, _up(block, kind, prefix), prefix)
+
+
+def _up(block: BlockKernels, kind: Dense, prefix: str) -> int:
+    width = kind.up_width // block.rank.tp
+    bias = width if kind.bias else 0
+    return block.linear(f"{prefix}up", width, kind.hidden, [NORM], format=block.rank.format("mlp"), bias=bias)
+
+
+def mlp(block: BlockKernels, kind: Dense, up: int, prefix: str = "") -> int:
+    """From the output of the first projection to that of the second."""
+    rank = block.rank
+    width, hidden = kind.width // rank.tp, kind.hidden
+    moved = float(rank.tokens) * (kind.up_width // rank.tp + width) * STATE_BYTES
+    activation = block.elementwise(f"{prefix}activation", "activation", moved, [up])
+    bias = hidden if kind.bias else 0
+    return block.linear(f"{prefix}down", hidden, width, [activation], format=rank.format("mlp"), bias=bias)
+
+
+def _experts(block: BlockKernels, kind: Moe, prefix: str, *, reduces: bool) -> int:
+    """Router, routed experts of this rank, and shared experts."""
+    rank, plan, expert, own = block.rank, block.rank.plan, kind.expert, block.rank.format("experts")
+    hidden, gathers = expert.hidden, plan.attention_dp > 1 and reduces
+    bias = kind.experts if kind.router_bias else 0
+    scores = block.linear(
+        f"{prefix}router", kind.experts, hidden, [NORM], format=FORMATS["bf16"], bias=bias, kind="router"
+    )
+    # scores and their order, 32-bit
+    moved = 2.0 * rank.tokens * kind.experts * SCORE_BYTES / 2
+    needed = block.elementwise(f"{prefix}top_k", "activation", moved, [scores])
+    every = rank.tokens * plan.attention_dp
+    if gathers:
+        needed = _exchange(block, kind, prefix, "dispatch", own.activation_bytes, needed)
+    held = kind.experts // plan.ep
+    width = expert.width // plan.expert_tp
+    ups = expert.up_width // expert.width
+    biases = (ups * width + hidden) * expert.bias
+    shape = MoeShape(
+        tokens=every * rank.loads.busiest(plan.ep),
+        hidden=hidden,
+        width=expert.width,
+        experts=kind.experts,
+        top_k=kind.experts_per_token,
+        expert_tp=plan.expert_tp,
+        ep=plan.ep,
+        imbalance=rank.loads.tabled,
+        **operands(own),
+    )
+    weights = held * ((ups + 1) * float(hidden) * width * own.weight_bytes + biases * STATE_BYTES)
+    output = routed = block.op(f"{prefix}experts", "experts", shape, [needed], weights=weights)
+    name = "experts"
+    if gathers:
+        name = "combine"
+        output = _exchange(block, kind, prefix, "combine", STATE_BYTES, output)
+    if kind.shared is None:
+        return output
+    block.next_to = routed if rank.phase == "decode" and rank.stack.shared_expert_stream else NORM
+    shared = mlp(block, kind.shared, _up(block, kind.shared, f"{prefix}shared."), f"{prefix}shared.")
+    block.next_to = NORM
+    if gathers and rank.tp == 1 and block.part == "mlp":
+        # what other ranks send may be waited for later
+        block.shared = shared
+        return output
+    return block.elementwise(f"{prefix}{name}.shared_add", "add", 3 * rank.state_bytes, [output, shared])
+
+
+def _exchange(
+    block: BlockKernels, kind: Moe, prefix: str, name: Literal["dispatch", "combine"], element_bytes: float, after: int
+) -> int:
+    """Tokens to their experts, or what these return, between ranks that have requests of their own."""
+    rank, kernel, hidden = block.rank, block.rank.stack.dispatch, float(kind.expert.hidden)
+    if kernel == "allgather":
+        message = rank.tokens * rank.plan.attention_dp * hidden * element_bytes
+        gather: CollectiveKind = "all_gather" if name == "dispatch" else "reduce_scatter"
+        return block.collective(f"{prefix}{name}", gather, message, [after], "experts")
+    copies = rank.tokens * kind.experts_per_token * hidden
+    if kernel == "all-to-all":
+        return block.collective(f"{prefix}{name}", "all_to_all", copies * element_bytes, [after], "experts")
+    if kernel == "deepep-auto":
+        kernel = "deepep-ll" if rank.phase == "decode" else "deepep-ht"
+    # whatever precision the kernel sends them in
+    shape = CollectiveShape(message_bytes=copies * STATE_BYTES, group="experts", kernel=kernel)
+    return block.op(f"{prefix}{name}", name, shape, [after])

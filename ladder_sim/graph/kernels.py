@@ -1,0 +1,99 @@
+"""The kernels of one block, from the norm in front of it to its output: once for all layers that have it."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ladder_sim.graph.inputs import STATE_BYTES, RankPass, operands
+from ladder_sim.graph.ops import CollectiveKind, CollectiveShape, ElementwiseShape, GemmShape, Group, Op, OpKind, Shape
+from ladder_sim.specs.workload import Format
+
+# position of what a block starts from
+NORM = -1
+
+
+class Kernel(NamedTuple):
+    """One op of a block."""
+
+    name: str
+    """In the block."""
+    kind: OpKind
+    after: tuple[int, ...]
+    """Positions in the block of those that it needs; `NORM`: the norm in front of the block."""
+    next_to: int = NORM
+    """Of the one during which it and its like run, on a stream of their own: they take what they last longer; `NORM`:
+    it has none."""
+
+
+class BlockStructure(NamedTuple):
+    """What the order of a block's kernels depends on: all but their sizes."""
+
+    kernels: tuple[Kernel, ...]
+    """In issue order."""
+    output: int
+    """Position of the one that makes the block's output."""
+    shared: int = NORM
+    """Of the one that makes an output which is added to that when it is joined; `NORM`: there is none."""
+
+
+class BlockKernels:
+    """The kernels of a block of one rank; each method appends one and returns its position."""
+
+    def __init__(self, rank: RankPass, part: str) -> None:
+        self.rank, self.part = rank, part
+        self.kernels: list[Kernel] = []
+        self.ops: list[Op] = []
+
+        # as in `Kernel`, of those that are appended
+        self.next_to = NORM
+
+        # as in `BlockStructure`
+        self.output = self.shared = NORM
+
+    @property
+    def structure(self) -> BlockStructure:
+        """What is the same for any size."""
+        return BlockStructure(tuple(self.kernels), self.output, self.shared)
+
+    def op(self, name: str, kind: OpKind, shape: Shape, after: Sequence[int], *, weights: float = 0.0) -> int:
+        """Any kernel; `weights` are the bytes that it holds in memory."""
+        self.kernels.append(Kernel(name, kind, tuple(after), self.next_to))
+        self.ops.append(Op(name=f"layer.{self.part}.{name}", kind=kind, shape=shape, weight_bytes=weights))
+        return len(self.ops) - 1
+
+    def elementwise(self, name: str, kind: OpKind, moved: float, after: Sequence[int], weights: float = 0.0) -> int:
+        """A memory-bound kernel that moves so many bytes."""
+        return self.op(name, kind, ElementwiseShape(moved_bytes=moved), after, weights=weights)
+
+    def collective(
+        self, name: str, kind: CollectiveKind, message: float, after: Sequence[int], group: Group = "tensor"
+    ) -> int:
+        """A message of so many bytes between the ranks of a group."""
+        return self.op(name, kind, CollectiveShape(message_bytes=message, group=group), after)
+
+    def linear(
+        self,
+        name: str,
+        n: int,
+        k: int,
+        after: Sequence[int],
+        *,
+        format: Format,
+        bias: int = 0,
+        kind: OpKind = "gemm",
+        tokens: int | None = None,
+        held: bool = True,
+    ) -> int:
+        """A linear layer of all tokens, or of so many; its input is quantised first where the format wants it."""
+        rank = self.rank
+        shape = GemmShape(
+            m=rank.tokens if tokens is None else tokens,
+            n=n,
+            k=k,
+            duty=rank.duty,
+            **operands(format),
+        )
+        if format.quantizes:
+            moved = float(rank.tokens) * k * rank.stack.quantize_element_bytes
+            after = [self.elementwise(f"{name}_quantize", "quantize", moved, after)]
+        weights = float(n) * k * format.weight_bytes + bias * STATE_BYTES if held else 0.0
+        return self.op(name, kind, shape, after, weights=weights)

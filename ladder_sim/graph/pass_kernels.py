@@ -1,0 +1,193 @@
+"""The kernels of one forward pass, each once, and their order along a residual wiring.
+
+The wiring (variants.py) says what each block joins and whether it reduces, a layout (layout.py) what waits for what.
+Tensor parallelism is Megatron's: column-parallel QKV and gate/up, row-parallel output and down projections, so that a
+block ends in partial sums (arXiv 1909.08053).
+"""
+
+from functools import lru_cache
+
+from ladder_sim.graph.attention import attend, attention, qkv_width
+from ladder_sim.graph.feed_forward import feed_forward, mlp
+from ladder_sim.graph.inputs import STATE_BYTES, PassInputs, RankPass, model_blocks, operands
+from ladder_sim.graph.kernels import NORM, BlockKernels
+from ladder_sim.graph.layout import PART_NAMES, BlockKey, Layout, ResidualOp, Role, Structure, lay_out
+from ladder_sim.graph.ops import CollectiveShape, ElementwiseShape, GemmShape, Op, OpKind, Phase, Shape
+from ladder_sim.specs.layers import Dense, Gqa
+from ladder_sim.specs.workload import FORMATS
+
+# one token id, int64 as PyTorch indexes with
+TOKEN_BYTES = 8
+
+
+@lru_cache(maxsize=256)
+def kernels_of(inputs: PassInputs, phase: Phase) -> "PassKernels":
+    """Those of a pass over one token (`PassInputs.of_one_token`), made once."""
+    return PassKernels(inputs, phase)
+
+
+class PassKernels:
+    """The kernels of a forward pass on one rank, each once, whichever wiring strings them together.
+
+    Parameters
+    ----------
+    inputs
+        What the pass depends on, but for the variant.
+    phase, kv_len
+        As in `ladder_sim.graph.build.build`.
+    """
+
+    def __init__(self, inputs: PassInputs, phase: Phase, kv_len: int = 1) -> None:
+        self.rank = RankPass(inputs, phase, kv_len)
+        self._model_blocks = model_blocks(inputs.model)
+        self._blocks: dict[BlockKey, BlockKernels] = {}
+        self._of: dict[Role, Op] = {}
+
+        # one op of each kind and shape, and the positions of these
+        self.distinct: list[Op] = []
+        self._numbers: dict[tuple[OpKind, Shape], int] = {}
+
+    def layout(self, variant: str, *, fuses_norm: bool, keep: int | None = None) -> Layout:
+        """Their order in a variant.
+
+        Parameters
+        ----------
+        variant
+            Residual wiring.
+        fuses_norm
+            All-reduces are small enough to be fused with norms.
+        keep
+            As in `ladder_sim.graph.layout.lay_out`.
+        """
+        rank, blocks = self.rank, self._model_blocks
+        model, stack, plan = rank.model, rank.stack, rank.plan
+        sharded = plan.tp > 1
+        structure = Structure(
+            variant=variant,
+            layers=model.layers,
+            ladder_layers=model.ladder_layers,
+            layer_kinds=blocks.layers,
+            kinds=blocks.kinds,
+            blocks=(),
+            stages=plan.stages(model.layers) if plan.pp > 1 else (),
+            tensor_parallel=sharded,
+            splits=plan.sp,
+            fused_add=stack.fused_residual_add,
+            fused_ladder_add=stack.fused_ladder_add,
+            fuses_norm=fuses_norm and stack.fused_residual_add and not model.post_norms and not plan.sp,
+            post_norms=model.post_norms,
+            sharded_embedding=stack.sharded_embedding and sharded,
+            sharded_lm_head=stack.sharded_lm_head and sharded,
+        )
+        orders = tuple(self._block(key).structure for key in structure.block_keys)
+        return lay_out(structure._replace(blocks=orders), keep)
+
+    def of(self, role: Role) -> Op:
+        """The kernel of a role; it has no layer."""
+        if role not in self._of:
+            if isinstance(role, ResidualOp):
+                self._of[role] = self._stream(role)
+            else:
+                key, position = role
+                self._of[role] = self._block(key).ops[position]
+        return self._of[role]
+
+    def number(self, role: Role) -> int:
+        """Position in `distinct` of the op that is like it."""
+        op = self.of(role)
+        number = self._numbers.setdefault((op.kind, op.shape), len(self.distinct))
+        if number == len(self.distinct):
+            self.distinct.append(op)
+        return number
+
+    def ops(self, layout: Layout) -> tuple[Op, ...]:
+        """Every op of a layout, in issue order."""
+        own = [self.of(role) for role in layout.roles]
+        return tuple(
+            Op(name=name, kind=kind, shape=own[like].shape, layer=layer, weight_bytes=own[like].weight_bytes)
+            for name, kind, layer, like in zip(layout.names, layout.kinds, layout.layers, layout.same_as, strict=True)
+        )
+
+    def _block(self, key: BlockKey) -> BlockKernels:
+        if key not in self._blocks:
+            self._blocks[key] = self._made(key)
+        return self._blocks[key]
+
+    def _made(self, key: BlockKey) -> BlockKernels:
+        rank, blocks, reduces = self.rank, self._model_blocks, key.reduces
+        block = BlockKernels(rank, PART_NAMES[key.part])
+        if key.part == "attention":
+            block.output = attention(block, blocks.attentions[key.attention], reduces=reduces)
+        elif key.part == "mlp":
+            block.output = feed_forward(block, blocks.feed_forwards[key.feed_forward], reduces=reduces)
+        else:
+            own, other = blocks.attentions[key.attention], blocks.feed_forwards[key.feed_forward]
+            if isinstance(own, Gqa) and isinstance(other, Dense) and not rank.unquantized:
+                outputs = _wide(block, own, other, reduces=reduces)
+            else:
+                outputs = [
+                    attention(block, own, "attn.", reduces=reduces),
+                    feed_forward(block, other, "mlp.", reduces=reduces),
+                ]
+            block.output = block.elementwise("sum", "add", 3 * rank.state_bytes, outputs)
+        return block
+
+    def _stream(self, role: ResidualOp) -> Op:
+        """An op of the residual stream between the blocks."""
+        rank, name = self.rank, role.op
+        own_bytes = rank.state_bytes / rank.tp if role.split else rank.state_bytes
+        norm_weights = float(rank.model.hidden) * STATE_BYTES
+        if name in ("norm", "add_norm", "post_norm"):
+            moved = own_bytes * (4 if name == "add_norm" else 2)
+            return _op(role, "norm", ElementwiseShape(moved_bytes=moved), norm_weights)
+        if name in ("add", "shared_add", "fold"):
+            return _op(role, "add", ElementwiseShape(moved_bytes=3 * own_bytes))
+        if name == "send":
+            return _op(role, name, CollectiveShape(message_bytes=role.tensors * own_bytes, group="stages"))
+        if name in ("all_reduce", "all_gather", "reduce_scatter", "all_reduce_norm"):
+            weights = norm_weights if name == "all_reduce_norm" else 0.0
+            return _op(role, name, CollectiveShape(message_bytes=rank.state_bytes), weights)
+        return self._end(role)
+
+    def _end(self, role: ResidualOp) -> Op:
+        """An op before the first block or after the last."""
+        rank, name, model, stack = self.rank, role.op, self.rank.model, self.rank.stack
+        if name == "embedding":
+            rows = -(-model.vocab // rank.tp) if stack.sharded_embedding else model.vocab
+            moved = ElementwiseShape(moved_bytes=2 * rank.state_bytes)
+            return _op(role, name, moved, float(rows) * model.hidden * STATE_BYTES)
+        sequences = rank.batch + (1 if rank.prompt else 0)
+        rows = rank.tokens if stack.prefill_logits == "all" else sequences
+        vocab = -(-model.vocab // rank.tp) if stack.sharded_lm_head else model.vocab
+        if name == "lm_head":
+            shape = GemmShape(
+                m=rows,
+                n=vocab,
+                k=model.hidden,
+                duty=rank.duty,
+                **operands(FORMATS["bf16"]),
+            )
+            # the first stage's, unless that is another
+            held = 0.0 if model.tied_embeddings and rank.plan.pp == 1 else float(vocab) * model.hidden * STATE_BYTES
+            return _op(role, name, shape, held)
+        if name == "gather_logits":
+            gathered = float(rows) * vocab * rank.tp * STATE_BYTES
+            per_sequence = stack.prefill_logits != "all"
+            return _op(role, "all_gather", CollectiveShape(message_bytes=gathered, per_sequence=per_sequence))
+        if name == "broadcast":
+            message = float(sequences) * TOKEN_BYTES
+            return _op(role, name, CollectiveShape(message_bytes=message, per_sequence=True))
+        return _op(role, "sample", ElementwiseShape(moved_bytes=float(sequences) * model.vocab * STATE_BYTES))
+
+
+def _op(role: ResidualOp, kind: OpKind, shape: Shape, weights: float = 0.0) -> Op:
+    return Op(name=f"stream.{role.op}", kind=kind, shape=shape, weight_bytes=weights)
+
+
+def _wide(block: BlockKernels, own: Gqa, other: Dense, *, reduces: bool) -> list[int]:
+    """Attention and MLP side by side, whose first projections are one GEMM."""
+    rank = block.rank
+    qkv, up = qkv_width(own, rank.tp), other.up_width // rank.tp
+    bias = qkv * own.qkv_bias + up * other.bias
+    wide = block.linear("qkv_up", qkv + up, own.hidden, [NORM], format=rank.format("qkv"), bias=bias)
+    return [attend(block, own, wide, reduces=reduces), mlp(block, other, wide)]

@@ -1,0 +1,88 @@
+"""What is known of campaigns that measured servings, and follows from no column of their tables.
+
+``data/campaigns.toml`` holds it with its evidence.
+"""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from ladder_sim.specs.layers import LayerPart
+from ladder_sim.specs.workload import DType, KvDType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Of one row of a table; what is empty is as its columns say."""
+
+    model: str = ""
+    """In the catalog."""
+    fp8: DType | None = None
+    """Which fp8 the checkpoint has."""
+    unquantized: tuple[LayerPart, ...] = ()
+    """Parts of each layer that the checkpoint keeps in 16 bits."""
+    kv_dtype: KvDType | None = None
+    """Of the server."""
+    arrivals: str = "steady"
+    """Of the requests."""
+    server: Mapping[str, float] = field(default_factory=dict)
+    """Settings of the server, as `Scenario.of` has overrides, that are not the stack's."""
+    length_share: float = 1.0
+    """Mean length of prompts and answers, as a share of the longest, which are in the table."""
+    product_of_gpus: bool = False
+    """Where moe_tp is moe_ep and not 1, the degree of attention is their product: GPUs are counted twice."""
+    attention_dp_in_tp: bool = False
+    """Ranks of attention-DP are those of tp_size."""
+    attention_dp_ignored: bool = False
+    """They ran under tensor parallelism with experts over the same ranks, whatever the column says."""
+    left_out: str = ""
+    """Why the row is not predicted."""
+    faster_left_out: str = ""
+    """Why it is not, if the same was also measured clearly slower."""
+
+
+def facts(cell: Mapping[str, str]) -> Facts:
+    """What is known of a row.
+
+    Parameters
+    ----------
+    cell
+        Its text by column.
+    """
+    said: dict[str, Any] = {}
+    for entry in _entries():
+        if _matches(cell, entry["where"]) and not any(_matches(cell, each) for each in entry.get("but", ())):
+            said = {**{name: entry[name] for name in _NAMES & entry.keys()}, **said}
+    if "unquantized" in said:
+        said["unquantized"] = tuple(said["unquantized"])
+    return Facts(**said)
+
+
+_NAMES = frozenset(each.name for each in fields(Facts))
+
+
+def _matches(cell: Mapping[str, str], conditions: Mapping[str, Any]) -> bool:
+    """Whether each cell is the value asked for, or one of several."""
+    return all(
+        any(_is(cell[column], value) for value in (asked if isinstance(asked, list) else [asked]))
+        for column, asked in conditions.items()
+    )
+
+
+def _is(text: str, value: str | float) -> bool:
+    if isinstance(value, str):
+        return text.lower() == value.lower()
+    try:
+        return float(text) == value
+    except ValueError:
+        return False
+
+
+@cache
+def _entries() -> Sequence[Mapping[str, Any]]:
+    text = (resources.files("ladder_sim.validation") / "data" / "campaigns.toml").read_text("utf-8")
+    entries: Sequence[Mapping[str, Any]] = tomllib.loads(text)["facts"]
+    return entries

@@ -1,0 +1,78 @@
+"""Tokens on their way to the experts of other ranks and back, where groups of ranks have requests of their own.
+
+Attention is then replicated: every group attends to its own requests, and the experts of a layer are distributed over
+the ranks of all groups. A token has to reach those of its experts (dispatch), and what they add to it has to come back
+(combine). All-gather: every rank gets every group's tokens, and sums over the ranks are scattered back (vLLM's
+``allgather_reducescatter``). All-to-all: a rank gets a copy of a token for each of its experts that the token chose.
+
+Shapes: M tokens of this group, A those of all groups, X copies on their way, D hidden, k experts of a token, R ranks.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from runtime.comm.base import Exchange, Handle
+from runtime.model import kernels
+
+# hidden state of tokens, weights and numbers of their experts
+Routed = tuple[Tensor, Tensor, Tensor]
+# from tokens, weights and numbers of their experts to what this rank's experts add to each token
+RunExperts = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class Arriving:
+    """A block's output, parts of which are still on their way from other ranks.
+
+    Parameters
+    ----------
+    handle
+        What brings them.
+    finish
+        Makes the output of what has arrived.
+    """
+
+    def __init__(self, handle: Handle, finish: Callable[[], Tensor]) -> None:
+        self._handle, self._finish = handle, finish
+
+    def then(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """What `change` makes of it, once it has arrived."""
+        finish = self._finish
+        return type(self)(self._handle, lambda: change(finish()))
+
+    def wait(self) -> Tensor:
+        """Wait for the parts, and return the output."""
+        self._handle.wait()
+        return self._finish()
+
+
+def arrived(output: Tensor | Arriving) -> Tensor:
+    """An output, as soon as all of it is there."""
+    return output.wait() if isinstance(output, Arriving) else output
+
+
+def gathered(exchange: Exchange, tokens: Routed, run_experts: RunExperts) -> Arriving:
+    """Dispatch by all-gather, combine by reduce-scatter."""
+    n_AD, weight_Ak, chosen_Ak = exchange.all_gather(*tokens)
+    sum_AD = run_experts(n_AD, weight_Ak, chosen_Ak)
+    sum_MD, handle = exchange.reduce_scatter(sum_AD)
+    return Arriving(handle, lambda: sum_MD)
+
+
+def exchanged(exchange: Exchange, tokens: Routed, run_experts: RunExperts, held: Sequence[range]) -> Arriving:
+    """Dispatch and combine by all-to-alls; `held` are the experts of each rank of the exchange."""
+    n_MD, weight_Mk, chosen_Mk = tokens
+    copies_XD, expert_X1, choice_X, sent_R = kernels.copies_by_rank(n_MD, chosen_Mk, held)
+    each = [1] * exchange.size
+    received_R, known = exchange.all_to_all(sent_R, each, each)
+    known.wait()
+    sent, received = sent_R.tolist(), received_R.tolist()
+    (n_XD, arriving), (own_X1, numbered) = (exchange.all_to_all(x, sent, received) for x in (copies_XD, expert_X1))
+    arriving.wait()
+    numbered.wait()
+    # weighted by the rank that they return to
+    output_XD = run_experts(n_XD, torch.ones_like(own_X1, dtype=weight_Mk.dtype), own_X1)
+    back_XD, handle = exchange.all_to_all(output_XD, received, sent)
+    return Arriving(handle, lambda: kernels.sum_copies(back_XD, choice_X, weight_Mk))
