@@ -154,6 +154,6 @@ def _constants(block: SweepBlock) -> dict[str, Any]:
     named = {name: value if isinstance(value, str | int | float) else value.name for name, value in block.point.items()}
     settings = {name: value for name, value in named.items() if name not in ARGUMENTS}
     if block.scenario is None:
-        batching = batching_of(named.get("concurrency"))
+        batching = batching_of(named.get("concurrency", block.columns.get("concurrency")))
         return {**{name: named.get(name) for name in ARGUMENTS}, BATCHING_COLUMN: batching, **settings}
     return {**block.scenario.fields(), BATCHING_COLUMN: block.scenario.workload.batching, **settings}

@@ -1,5 +1,6 @@
 """The points of a sweep, in order, cut into chunks that can be predicted one by one."""
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from ladder_sim.graph.variants import DEFAULT_VARIANTS, canonical_names
 from ladder_sim.prediction import default_variants
 from ladder_sim.serving.step import SIZES
 from ladder_sim.specs.arguments import ARGUMENTS
+from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.values import whole
 from ladder_sim.sweeps.axes import Axis, axis, figure_of
@@ -185,12 +187,14 @@ def _blocks(point: Mapping[str, Any], columns: Columns, count: int) -> Iterator[
 
 
 def scenario_at(point: Mapping[str, Any]) -> Scenario:
-    """The scenario of a point; without "nodes" it gets those that its tensor-parallel group needs."""
+    """The scenario of a point; with "tp" and without "nodes" its plan gets the nodes that it needs."""
     fields = {name: value for name, value in point.items() if name in ARGUMENTS}
     settings = {name: value for name, value in point.items() if name not in ARGUMENTS}
     if "tp" in fields and "nodes" not in fields:
-        alone = Scenario.of(**{**fields, "tp": 1}, overrides=settings)
-        fields["nodes"] = -(-fields["tp"] // alone.cluster.gpus_per_node)
+        degrees = {each.name: fields[each.name] for each in dataclasses.fields(Plan) if each.name in fields}
+        # any plan will do to look up the cluster: that of one GPU breaks no rule
+        alone = Scenario.of(**{**fields, **dataclasses.asdict(Plan())}, overrides=settings)
+        fields["nodes"] = Plan(**degrees).nodes(alone.cluster.gpus_per_node)
     return Scenario.of(**fields, overrides=settings)
 
 

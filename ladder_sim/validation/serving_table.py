@@ -17,11 +17,10 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import NamedTuple, cast
 
 from ladder_sim.costs.memory import weight_bytes
-from ladder_sim.errors import InfeasibleError, UnknownNameError, UsageError
+from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.layers import LayerPart, Moe
 from ladder_sim.specs.model import ModelSpec
@@ -33,6 +32,7 @@ from ladder_sim.units import quoted
 from ladder_sim.validation.campaigns import Facts, facts
 from ladder_sim.validation.dataset import COLUMNS as RUN_COLUMNS
 from ladder_sim.validation.dataset import check_known, table_rows
+from ladder_sim.validation.serving_names import cluster_name, format_name, model_name, stack_name
 
 TIMES = ("silicon_ttft_ms", "silicon_tpot_ms")
 REQUIRED = ("model_path", "system", "backend", "dtype", "tp_size", "concurrency", "isl", "osl", *TIMES)
@@ -42,27 +42,6 @@ _OPTIONAL = ("backend_version", "gemm_quant_mode", "moe_quant_mode", *_PLAN, "kv
 _ALIAS = {"precision": "dtype"}
 COLUMNS = (*REQUIRED, *_ALIAS, *_OPTIONAL)
 
-# names of systems in aiconfigurator-core that are not those of our clusters with underscores
-_SYSTEMS = MappingProxyType(
-    {
-        "a100_sxm": "a100-sxm-hdr",
-        "gb200": "gb200-nvl72",
-        "gb200_sxm": "gb200-nvl72",
-        "l40s": "l40s-pcie",
-        "rtx_pro_6000_server": "rtx-pro-6000",
-    }
-)
-# its names of precisions; what is left is our own
-_FORMATS = MappingProxyType(
-    {
-        "bfloat16": "bf16",
-        "float16": "fp16",
-        "fp8_static": "fp8",
-        "fp8_block": "fp8-block",
-        "fp4": "nvfp4",
-        "int4_wo": "w4a16",
-    }
-)
 _MAX_MILLISECONDS = 1e9
 # of the time that the weights take at the memory's bandwidth: less is another unit or another model
 _LEAST_SHARE = 0.5
@@ -221,13 +200,13 @@ def _row(line: int, cells: Mapping[str, str]) -> _Row:
             raise UsageError(f"{column} is empty: must be given on every row", hint=f"fill the column {column}")
     # who measured it says so: it is of none of these campaigns
     known = Facts() if cell["source"] else facts(cell)
-    model = _model(known.model or cell["model_path"])
-    dtype = _format(cell, model, known)
+    model = model_name(known.model or cell["model_path"])
+    dtype = format_name(cell, model, known)
     plan, groups = _plan(cell, known, has_experts=catalog.model(model).experts > 0)
     setup = Setup(
         model=model,
-        cluster=_cluster(cell["system"]),
-        stack=_stack(cell["backend"], cell["backend_version"]),
+        cluster=cluster_name(cell["system"]),
+        stack=stack_name(cell["backend"], cell["backend_version"]),
         dtype=dtype,
         kv_dtype=cell["kv_dtype"] or known.kv_dtype,
         arrivals=cell["arrivals"] or known.arrivals,
@@ -314,57 +293,6 @@ def _degree(cell: Mapping[str, str], column: str, empty: int) -> int:
 
 def _tokens(cell: Mapping[str, str], column: str, known: Facts) -> int:
     return max(1, round(known.length_share * _whole(cell, column)))
-
-
-def _model(path: str) -> str:
-    # checked here, so that the message names the column
-    try:
-        catalog.model(path)
-    except UsageError as error:
-        raise UsageError(f"model_path: {error.message}", hint=error.hint) from error
-    name = catalog.model_id(path)
-    return name if name in catalog.model_names() else path
-
-
-def _cluster(system: str) -> str:
-    key = system.lower()
-    name = _SYSTEMS.get(key, key.replace("_", "-"))
-    if name in catalog.cluster_names() or system.lower().endswith(".toml"):
-        return name if name in catalog.cluster_names() else system
-    known = (*_SYSTEMS, *(each.replace("-", "_") for each in catalog.cluster_names()))
-    raise UnknownNameError("system", system, known, more="`ladder-sim list clusters` shows all, with - for _")
-
-
-def _stack(backend: str, version: str) -> str:
-    name = backend.lower()
-    # made after the newest release
-    version = "" if version.lower().startswith("nightly") else version
-    known = tuple(each for each in catalog.stack_names() if catalog.stack(each).serves)
-    if name not in known and not name.endswith(".toml"):
-        raise UnknownNameError("backend", backend, known, more="a stack's file ends in .toml")
-    stack = f"{name}@{version}" if version else backend if name.endswith(".toml") else name
-    try:
-        catalog.stack(stack)
-    except UsageError as error:
-        raise UsageError(f"backend_version: {error.message}", hint=error.hint) from error
-    return stack
-
-
-def _format(cell: Mapping[str, str], model: str, known: Facts) -> str:
-    # most weights of a model with experts are theirs
-    columns = ("moe_quant_mode", "gemm_quant_mode") if catalog.model(model).experts else ("gemm_quant_mode",)
-    column = next((each for each in columns if cell[each]), "dtype")
-    key = cell[column].lower()
-    name = _FORMATS.get(key, key.replace("_", "-"))
-    if name == "fp8":
-        checkpoint = known.fp8 or catalog.model(model).weights_dtype
-        name = checkpoint if checkpoint.startswith("fp8") else name
-    try:
-        # the spec checks it
-        Scenario.of(dtype=name)
-    except UsageError as error:
-        raise UsageError(f"{column}: {error.message}", hint=error.hint) from error
-    return name
 
 
 def _whole(cell: Mapping[str, str], column: str) -> int:

@@ -129,9 +129,10 @@ def test_what_cannot_run_is_a_row_with_the_reason() -> None:
 
 
 def test_what_cannot_run_is_batched_as_the_rest() -> None:
-    for load in ({"concurrency": 8}, {"batch": 8}):
-        table = sweep({"model": "8b", "stack": "vllm", "tp": 8, "pp": [1, 2], **load}, variants=["ladder"])
-        assert list(table.feasible) == [True, False]
+    for load in ({"concurrency": 8}, {"concurrency": [8, 16]}, {"batch": 8}, {"batch": [8, 16]}):
+        point = {"model": "8b", "stack": "vllm", "nodes": 1, "tp": 8, "pp": [1, 2], **load}
+        table = sweep(point, variants=["ladder"])
+        assert table.feasible.tolist() == [True] * (len(table) // 2) + [False] * (len(table) // 2)
         assert set(table["batching"]) == {"continuous" if "concurrency" in load else "static"}
 
 
@@ -145,6 +146,20 @@ def test_a_group_gets_the_nodes_it_needs() -> None:
     found = sweep({"model": "405b", "tp": "8:32"}, ["ladder"], ignore_memory=True)
     assert found["nodes"].tolist() == [1, 2, 4]
     assert sweep({"model": "405b", "tp": "16", "nodes": "1"}).feasible.tolist() == [False]
+
+
+def test_a_plan_gets_the_nodes_it_needs_and_is_that_of_predict() -> None:
+    plans = {"tp": [1, 4], "pp": [1, 4], "ep": [1, 4], "attention_dp": [1, 4]}
+    point = {"model": "mixtral-8x7b", "stack": "vllm", "batch": 8}
+    table = sweep({**point, **plans}, ["standard"], ignore_memory=True)
+    # four parts of the experts need the ranks of a stage to be a multiple of four
+    assert table.feasible.sum() == 14
+    for row in np.flatnonzero(table.feasible):
+        plan = {name: int(table[name][row]) for name in plans}
+        nodes = int(table["nodes"][row])
+        assert nodes == -(-plan["tp"] * plan["pp"] * plan["attention_dp"] // 8)
+        alone = predict(Scenario.of(**point, nodes=nodes, **plan), "standard", ignore_memory=True)
+        assert table["standard.ttft_s"][row] == pytest.approx(alone.ttft_s, rel=1e-12)
 
 
 def test_one_new_token_has_no_time_per_token() -> None:
