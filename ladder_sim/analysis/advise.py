@@ -10,6 +10,7 @@ import numpy as np
 
 from ladder_sim.analysis.advice import RANKS, Advice, Objective, Option, Unfit, own_variant, pareto_front
 from ladder_sim.analysis.plans import DEGREES, legal_plans
+from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.costs.fitting import fit_error
 from ladder_sim.costs.memory import memory_use, total_bytes
 from ladder_sim.des.shared import Floats
@@ -24,7 +25,6 @@ from ladder_sim.errors import (
 )
 from ladder_sim.graph.variants import wiring
 from ladder_sim.prediction import resolve_profile
-from ladder_sim.serving.step import simulate_requests
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.cluster import ClusterSpec

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ladder_sim import Scenario
+from ladder_sim import Scenario, predict
 from ladder_sim.errors import MemoryFitError, UsageError
 from ladder_sim.serve import Lengths, Promise, Request, Traffic, capacity, serve
 from tests.support.commands import run
@@ -60,6 +60,17 @@ def test_the_replica_that_has_a_prompt_s_beginning_computes_less_of_it() -> None
     )
     # the first of each beginning computes it
     assert aware == (120 - 11) * 992 > turns > 0
+
+
+@pytest.mark.parametrize("concurrency", [1, 16, 64])
+def test_requests_in_flight_take_what_the_closed_form_says(concurrency: int) -> None:
+    """Of requests that arrive spread over time; those of one length that begin together would fall into lockstep."""
+    given = scenario(concurrency=concurrency, prompt=1024, gen=256)
+    expected = predict(given, "standard")
+    lengths = {"prompt": Lengths.parse("uniform:820:1228"), "gen": Lengths.parse("uniform:205:307")}
+    traffic = Traffic(concurrency=concurrency, requests=8 * concurrency + 50, **lengths)
+    outcome = serve(given, traffic, ["standard"], concurrency=concurrency)["standard"]
+    assert outcome.seconds("tpot") == pytest.approx(expected.tpot_s, rel=0.03)
 
 
 def test_so_many_requests_are_in_flight() -> None:
