@@ -19,12 +19,12 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from calibration.stack_fit.unseen import conformal
+from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.confidence import UNCHECKED
 from ladder_sim.des.shared import Floats
 from ladder_sim.display.console import show, table
 from ladder_sim.errors import UsageError
 from ladder_sim.prediction import resolve_profile
-from ladder_sim.serving.step import simulate_requests
 from ladder_sim.units import format_quantity
 from ladder_sim.validation.dataset import read_table
 from ladder_sim.validation.serving_table import Serving, Setup, read_servings
@@ -242,6 +242,6 @@ def _widths_report(rows: Sequence[Serving], errors: Mapping[str, Floats]) -> lis
     tpot = np.abs(np.expm1(errors["tpot"]))
     return [
         Text(f"TPOT of rows whose model was left out: {tpot.mean():.1%} on average, {np.median(tpot):.1%} median"),
-        Text("90 % half-widths by split conformal prediction on them (ladder_sim/serving/data/checks.toml):"),
+        Text("90 % half-widths by split conformal prediction on them (ladder_sim/closed_loop/data/checks.toml):"),
         table(("engine", "cluster", "TPOT", "TTFT"), widths, left=2),
     ]

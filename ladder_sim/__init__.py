@@ -14,10 +14,12 @@ The way of a prediction through the package:
     how long each op takes, and how sure that is
 ``des``
     tasks on streams that share a GPU; knows no transformers
-``simulate``, ``serving``
+``simulate``, ``closed_loop``
     from ops to the seconds of a request; many requests in flight under continuous batching
 ``prediction``, ``answer``, ``confidence``, ``runs``
     `predict`; what it returns, which prints itself; the intervals and sources of that; the runs behind it
+``serve``
+    requests that arrive one by one: schedulers, replicas, promises; times of steps for others
 ``sweeps``, ``analysis``, ``validation``, ``traces``
     many predictions, questions about them, published measurements, a profiler's traces
 ``display``, ``report``, ``explorer``, ``cli``

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ladder_sim.closed_loop.step import ServedRequest
 from ladder_sim.confidence import Confidence, Interval
 from ladder_sim.costs.estimate import Source
 from ladder_sim.costs.memory import MemoryUse
@@ -16,7 +17,6 @@ from ladder_sim.display.console import WholeTable, table, to_html, to_text
 from ladder_sim.display.document import Document, scenario_fields
 from ladder_sim.display.labels import LEGEND, hardware_label, kind_label, stack_label, workload_label
 from ladder_sim.display.notes import Notes
-from ladder_sim.serving.step import ServedRequest
 from ladder_sim.simulate.breakdown import Breakdown
 from ladder_sim.simulate.collectives import Collective
 from ladder_sim.simulate.request import Request

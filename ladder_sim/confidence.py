@@ -13,13 +13,13 @@ from functools import cached_property
 
 import numpy as np
 
+from ladder_sim.closed_loop.checks import ServingCheck, checks_of
+from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.memory import MemoryUse, kv_requests
 from ladder_sim.costs.profile import CalibrationProfile, IntervalScale, StackFit
 from ladder_sim.runs import Compared, most_alike, parts_alike
-from ladder_sim.serving.checks import ServingCheck, checks_of
-from ladder_sim.serving.step import simulate_requests
 from ladder_sim.simulate.request import Request
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.scenario_warnings import scenario_warnings

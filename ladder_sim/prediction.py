@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Literal, overload
 
 from ladder_sim.answer import Prediction, Predictions
+from ladder_sim.closed_loop.step import simulate_request
 from ladder_sim.confidence import NO_PROFILE, Confidence
 from ladder_sim.costs.fitting import fit_error
 from ladder_sim.costs.kernels import KernelCosts
@@ -14,7 +15,6 @@ from ladder_sim.costs.profile import JITTER_KEY, CalibrationProfile
 from ladder_sim.costs.profile_file import is_shipped, load_profile
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.graph.variants import DEFAULT_VARIANTS, canonical_names, checked
-from ladder_sim.serving.step import simulate_request
 from ladder_sim.simulate.passes import ENGINES, Engine
 from ladder_sim.simulate.ranks import Jitter
 from ladder_sim.simulate.request import Request

@@ -6,11 +6,11 @@ from collections.abc import Collection
 from operator import attrgetter
 from typing import NamedTuple
 
+from ladder_sim.closed_loop.checks import ServingCheck, checks_of
 from ladder_sim.costs.hardware import Link
 from ladder_sim.costs.profile import CalibrationProfile, StackFit, run_sizes
 from ladder_sim.costs.profile_file import shipped_fits
 from ladder_sim.costs.roofline import Gpu
-from ladder_sim.serving.checks import ServingCheck, checks_of
 from ladder_sim.specs import catalog
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.plan import Plan

@@ -26,10 +26,14 @@ os.environ["OMP_NUM_THREADS"] = "1"
 collect_ignore = ["support"]
 
 _TORCH_FILE = re.compile(r"^pytestmark = .*pytest\.mark\.torch\b", re.MULTILINE)
+# tests that need an environment of their own are there only if it is: nothing is skipped
+_VLLM_FILES = {"test_vllm.py", "vllm_scheduler.py"}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """With ``-m "not torch"``, do not import files of torch tests: importing torch takes seconds."""
+    if collection_path.name in _VLLM_FILES and "LADDER_TEST_VLLM" not in os.environ:
+        return True
     left_out = "not torch" in config.option.markexpr and collection_path.suffix == ".py"
     return True if left_out and _TORCH_FILE.search(collection_path.read_text("utf-8")) else None
 
@@ -66,10 +70,11 @@ def _no_skip(report: Report) -> Report:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _plain_environment() -> Iterator[None]:
-    """Keep the caller's terminal out of what a command prints."""
+def _plain_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the caller's terminal out of what a command prints, and his files out of what is read."""
     # Session scope: hypothesis refuses function-scoped fixtures around its examples.
     with pytest.MonkeyPatch.context() as patch:
         for name in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "COLUMNS", "LINES"):
             patch.delenv(name, raising=False)
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from ladder_sim.analysis.advice import Option, Unfit
+from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.costs.memory import total_bytes
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import LadderSimError, ProfileError
 from ladder_sim.prediction import resolve_profile
-from ladder_sim.serving.step import simulate_requests
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.sweeps.executors import Processes, serial

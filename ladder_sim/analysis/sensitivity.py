@@ -7,12 +7,12 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
+from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import canonical_names
 from ladder_sim.prediction import default_variants, resolve_profile
-from ladder_sim.serving.step import simulate_requests
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.signatures import typed
 

@@ -17,6 +17,7 @@ from ladder_sim.cli.explore import explore
 from ladder_sim.cli.options import PASSED_ON, OnceCommand
 from ladder_sim.cli.predict import predict
 from ladder_sim.cli.run import run
+from ladder_sim.cli.serve import capacity, serve
 from ladder_sim.cli.sweep import sweep
 from ladder_sim.cli.trace import trace
 from ladder_sim.cli.validate import validate
@@ -37,6 +38,8 @@ app.command(cls=OnceCommand)(breakeven)
 app.command(cls=OnceCommand)(sensitivity)
 app.command(cls=OnceCommand)(advise)
 app.command(cls=OnceCommand)(compare)
+app.command(cls=OnceCommand)(serve)
+app.command(cls=OnceCommand)(capacity)
 app.command(cls=OnceCommand)(explore)
 app.command(context_settings=PASSED_ON)(run)
 app.command(context_settings=PASSED_ON)(crosscheck)

@@ -121,16 +121,24 @@ def kv_requests(scenario: Scenario, prompt: Count, gen: Count) -> float | Floats
     prompt, gen
         Tokens of one request, which may be arrays of one length.
     """
+    tokens: Any = prompt + scenario.stack.kv_answer_share * gen
+    requests: float | Floats = _kv_pool_bytes(scenario) / _kv_bytes(scenario, tokens)
+    return requests
+
+
+def kv_tokens(scenario: Scenario, context: int) -> float:
+    """Tokens whose KV cache the stack has room for under continuous batching, of requests of `context` tokens each."""
+    return float(_kv_pool_bytes(scenario) / _kv_bytes(scenario, context) * context)
+
+
+def _kv_pool_bytes(scenario: Scenario) -> float:
+    """What the stack leaves for the KV cache on a GPU."""
     stack = scenario.stack
     reserve_bytes = stack.serving_reserve_bytes + stack.token_reserve_bytes * scenario.step_tokens
     capacity_bytes, weights_bytes = scenario.cluster.gpu.hbm_bytes, weight_bytes(scenario)
     if stack.memory_fraction_of == "free":
-        pool_bytes = stack.memory_fraction * (capacity_bytes - weights_bytes - reserve_bytes)
-    else:
-        pool_bytes = stack.memory_fraction * capacity_bytes - weights_bytes - reserve_bytes
-    tokens: Any = prompt + stack.kv_answer_share * gen
-    requests: float | Floats = max(0.0, pool_bytes) / _kv_bytes(scenario, tokens)
-    return requests
+        return max(0.0, stack.memory_fraction * (capacity_bytes - weights_bytes - reserve_bytes))
+    return max(0.0, stack.memory_fraction * capacity_bytes - weights_bytes - reserve_bytes)
 
 
 def _bytes_next_to_weights(

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ladder_sim.closed_loop.checks import ServingCheck
 from ladder_sim.confidence import NO_PROFILE, Confidence
 from ladder_sim.costs.profile import run_sizes
 from ladder_sim.runs import Compared, own_figures
-from ladder_sim.serving.checks import ServingCheck
 from ladder_sim.simulate.collectives import Collective
 from ladder_sim.specs.imbalance import USUAL
 from ladder_sim.specs.scenario import Scenario

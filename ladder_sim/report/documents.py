@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from ladder_sim.display.document import Document, scenario_fields
 from ladder_sim.specs.workload import STATIC
+from ladder_sim.sweeps.price import token_price
 from ladder_sim.units import format_bytes
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from ladder_sim.analysis.breakeven import BreakEven
     from ladder_sim.analysis.compare import Candidate
     from ladder_sim.analysis.sensitivity import Sensitivity
+    from ladder_sim.serve import Capacity, Outcome, Promise, Trace, Traffic
     from ladder_sim.specs.scenario import Scenario
     from ladder_sim.specs.settings import Setting
     from ladder_sim.traces.blocks import Cover
@@ -352,3 +354,61 @@ def _communication(rank: RankSummary) -> dict[str, Any]:
 
 def _trace_document(graph: TraceGraph, **content: Any) -> Document:
     return Document(content={**content, "notes": list(graph.notes)})
+
+
+def serve_document(
+    scenario: Scenario, requests: Traffic | Trace, outcomes: Mapping[str, Outcome], usd_per_gpu_hour: float | None
+) -> Document:
+    """One row per variant."""
+    rows = [
+        {"variant": name, **outcome.fields(), **_price(usd_per_gpu_hour, outcome.gpus, outcome.tokens_per_s)}
+        for name, outcome in outcomes.items()
+    ]
+    return _load_document(scenario, requests, rows)
+
+
+def capacity_document(
+    scenario: Scenario,
+    traffic: Traffic,
+    promise: Promise,
+    needs: Mapping[str, Capacity],
+    usd_per_gpu_hour: float | None,
+) -> Document:
+    """One row per variant."""
+    rows = [
+        {
+            "variant": name,
+            "gpus": need.gpus or None,
+            "replicas": need.replicas or None,
+            "rate_limit": need.rate_limit,
+            "breaks": ", ".join(need.breaks),
+            "ttft_p95_s": need.outcome.seconds("ttft", 95),
+            "tpot_p95_s": need.outcome.seconds("tpot", 95),
+            **_price(usd_per_gpu_hour, need.gpus, need.outcome.tokens_per_s),
+        }
+        for name, need in needs.items()
+    ]
+    return _load_document(scenario, traffic, rows, promise=str(promise))
+
+
+def _price(usd_per_gpu_hour: float | None, gpus: int, tokens_per_s: float) -> dict[str, Any]:
+    if usd_per_gpu_hour is None:
+        return {}
+    return {"usd_per_Mtoken": token_price(usd_per_gpu_hour, gpus, tokens_per_s) if gpus else None}
+
+
+def _load_document(
+    scenario: Scenario, requests: Traffic | Trace, rows: Sequence[Mapping[str, Any]], **content: Any
+) -> Document:
+    load = {
+        name: value if isinstance(value, int | float | None) else str(value) for name, value in asdict(requests).items()
+    }
+    for name in ("prompt", "gen"):
+        if name in load:
+            load[name] = str(getattr(requests, name))
+    given = {
+        name: value
+        for name, value in scenario.fields().items()
+        if name not in ("batch", "prompt", "gen", "concurrency")
+    }
+    return _rows_document({"scenario": given, "load": load, **content}, rows)

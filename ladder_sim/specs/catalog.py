@@ -165,7 +165,7 @@ def fabric_names(tier: str) -> tuple[str, ...]:
     Examples
     --------
     >>> fabric_names("host")
-    ('nvlink-c2c-host', 'pcie4-host', 'pcie5-host')
+    ('nvlink-c2c-host', 'pcie4-host', 'pcie5-host', 'pcie6-host')
     """
     return tuple(sorted({getattr(cluster(name), tier).fabric for name in cluster_names()}))
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ladder_sim.closed_loop.step import SIZES, simulate_requests
 from ladder_sim.costs.memory import total_bytes
 from ladder_sim.errors import LadderSimError, ProfileError
 from ladder_sim.prediction import resolve_profile
-from ladder_sim.serving.step import SIZES, simulate_requests
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.workload import batching_of

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ladder_sim.closed_loop.step import SIZES
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.graph.variants import DEFAULT_VARIANTS, canonical_names
 from ladder_sim.prediction import default_variants
-from ladder_sim.serving.step import SIZES
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.confidence import Interval
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import InfeasibleError, LadderSimError
 from ladder_sim.prediction import predict, resolve_profile
-from ladder_sim.serving.step import simulate_requests
 from ladder_sim.validation.compare import Quantity
 from ladder_sim.validation.serving_table import Serving, Setup
 

@@ -16,6 +16,8 @@ def test_the_pages_show_every_command() -> None:
         "sensitivity",
         "advise",
         "compare",
+        "serve",
+        "capacity",
     }
 
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from calibration.serving_fit import _Problem, half_widths, inside_of_others, log_errors
+from ladder_sim.closed_loop.checks import checks_of
 from ladder_sim.confidence import Interval
 from ladder_sim.display.console import to_text
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.report.documents import servings_document
 from ladder_sim.report.figures.validation import servings_figure
 from ladder_sim.report.tables.validation import servings_report
-from ladder_sim.serving.checks import checks_of
 from ladder_sim.specs import catalog
 from ladder_sim.validation.compare import Quantity
 from ladder_sim.validation.serving import ErrorSummary, compare_servings, gate, summarize_servings, summary

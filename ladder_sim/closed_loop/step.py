@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ladder_sim.closed_loop.cycle import Served, lockstep, steady
 from ladder_sim.costs.estimate import CostModel
 from ladder_sim.costs.hardware import Hardware, one_length
 from ladder_sim.costs.kernels import KernelCosts
@@ -22,7 +23,6 @@ from ladder_sim.errors import UsageError
 from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.ops import Phase
 from ladder_sim.graph.sizes import Sizes
-from ladder_sim.serving.closed_loop import Served, lockstep, steady
 from ladder_sim.simulate import request as static
 from ladder_sim.simulate.passes import Engine, ForwardPass, forward_passes
 from ladder_sim.simulate.ranks import Jitter
@@ -295,7 +295,7 @@ class _Loop:
         return minimum(maximum(decoding - self.load.few, 0.0), apart) / apart
 
     def times(self, decoding: Number, duty: Number) -> tuple[Number, Number]:
-        """As `closed_loop.StepTimes`."""
+        """As `cycle.LoopTimes`."""
         share = self._share(decoding)
         decode_s = (1.0 - share) * self._few_s + share * self._most_s
         host_s = self.host_request_s * decoding / self._at_once

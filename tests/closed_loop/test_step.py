@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ladder_sim import Scenario, predict, sweep
+from ladder_sim.closed_loop.step import ServedRequest, simulate_requests
 from ladder_sim.costs.memory import kv_requests
 from ladder_sim.errors import MemoryFitError, UsageError
 from ladder_sim.prediction import resolve_profile
-from ladder_sim.serving.step import ServedRequest, simulate_requests
 from ladder_sim.specs.catalog import stack as stack_of
 from ladder_sim.specs.catalog import stack_names
 from tests.support.commands import run

@@ -50,11 +50,11 @@ class Served:
 
 
 # of so many decoding requests and of such a share of prompts: a decode step, and what one prompt adds
-StepTimes = Callable[[Number, Number], tuple[Number, Number]]
+LoopTimes = Callable[[Number, Number], tuple[Number, Number]]
 
 
 def steady(
-    times: StepTimes,
+    times: LoopTimes,
     *,
     concurrency: Number,
     steps: Number,
@@ -115,7 +115,7 @@ def steady(
 
 
 def lockstep(
-    times: StepTimes, *, concurrency: Number, steps: Number, slots: Number, together: Number, way_s: Number = 0.0
+    times: LoopTimes, *, concurrency: Number, steps: Number, slots: Number, together: Number, way_s: Number = 0.0
 ) -> Served:
     """Requests that start and end together: an engine that runs prompts first, `together` of them in one step.
 

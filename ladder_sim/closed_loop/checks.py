@@ -53,7 +53,7 @@ def checks_of(model: ModelSpec) -> tuple[ServingCheck, ...]:
 @cache
 def serving_checks() -> tuple[ServingCheck, ...]:
     """Return those that come with the package."""
-    text = (resources.files("ladder_sim.serving") / "data" / "checks.toml").read_text("utf-8")
+    text = (resources.files("ladder_sim.closed_loop") / "data" / "checks.toml").read_text("utf-8")
     return tuple(map(_check, tomllib.loads(text)["checks"]))
 
 

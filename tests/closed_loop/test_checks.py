@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from ladder_sim import Prediction, Scenario, predict
+from ladder_sim.closed_loop.checks import checks_of, serving_checks
 from ladder_sim.confidence import UNCHECKED
 from ladder_sim.display.labels import validated_lines
 from ladder_sim.runs import Compared, parts_alike
-from ladder_sim.serving.checks import checks_of, serving_checks
 from ladder_sim.specs import catalog
 from ladder_sim.validation.serving import compare_servings, summary
 from ladder_sim.validation.serving_table import read_servings

@@ -12,7 +12,7 @@ import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ladder_sim.serving.closed_loop import Served, StepTimes, lockstep, steady
+from ladder_sim.closed_loop.cycle import LoopTimes, Served, lockstep, steady
 
 MILLISECONDS = st.floats(0.1, 200.0).map(lambda value: value * 1e-3)
 CONCURRENCIES = st.one_of(st.integers(1, 16), st.integers(1, 4096))
@@ -21,7 +21,7 @@ SLOTS = st.one_of(st.floats(1.0, 64.0), st.just(1e9))
 
 
 @st.composite
-def step_times(draw: st.DrawFn) -> StepTimes:
+def step_times(draw: st.DrawFn) -> LoopTimes:
     """Steps that take longer the more requests they decode; prompts that slow down the more of the time they take."""
     floor_s, prompt_s, added_s = draw(MILLISECONDS), draw(MILLISECONDS), draw(st.floats(0.0, 0.01))
     slower = draw(st.floats(0.0, 0.6))
@@ -34,7 +34,7 @@ def cycle_s(served: Served, steps: int) -> Any:
 
 @given(step_times(), CONCURRENCIES, STEPS, SLOTS, st.floats(1.0, 16.0))
 def test_the_engine_does_all_the_work_of_a_cycle_and_nothing_else(
-    times: StepTimes, concurrency: int, steps: int, slots: float, prompt_steps: float
+    times: LoopTimes, concurrency: int, steps: int, slots: float, prompt_steps: float
 ) -> None:
     served = steady(times, concurrency=concurrency, steps=steps, slots=slots, prompt_steps=prompt_steps)
     work_s = concurrency * served.prompt_s + concurrency / served.decoding * steps * served.decode_s
@@ -50,7 +50,7 @@ def test_the_engine_does_all_the_work_of_a_cycle_and_nothing_else(
 
 @given(step_times(), CONCURRENCIES, STEPS, SLOTS, st.floats(1.0, 64.0))
 def test_in_lockstep_every_round_pays_each_prompt_once(
-    times: StepTimes, concurrency: int, steps: int, slots: float, together: float
+    times: LoopTimes, concurrency: int, steps: int, slots: float, together: float
 ) -> None:
     served = lockstep(times, concurrency=concurrency, steps=steps, slots=slots, together=together)
     rounds = concurrency / min(concurrency, slots)
@@ -62,7 +62,7 @@ def test_in_lockstep_every_round_pays_each_prompt_once(
 
 
 @given(step_times(), STEPS, st.floats(1.0, 64.0))
-def test_one_request_in_flight_is_a_static_batch_of_one(times: StepTimes, steps: int, together: float) -> None:
+def test_one_request_in_flight_is_a_static_batch_of_one(times: LoopTimes, steps: int, together: float) -> None:
     alone = [
         steady(times, concurrency=1, steps=steps, slots=1e9),
         lockstep(times, concurrency=1, steps=steps, slots=1e9, together=together),
@@ -74,7 +74,7 @@ def test_one_request_in_flight_is_a_static_batch_of_one(times: StepTimes, steps:
 
 @given(step_times(), st.integers(2, 4096), STEPS, st.floats(1.0, 64.0))
 def test_beyond_the_slots_more_requests_wait_and_nothing_else_changes(
-    times: StepTimes, concurrency: int, steps: int, slots: float
+    times: LoopTimes, concurrency: int, steps: int, slots: float
 ) -> None:
     full = steady(times, concurrency=int(1e7), steps=steps, slots=slots)
     assert full.running == slots
@@ -88,7 +88,7 @@ def test_beyond_the_slots_more_requests_wait_and_nothing_else_changes(
 
 @given(step_times(), st.integers(1, 2000), STEPS, SLOTS, st.booleans())
 def test_more_requests_in_flight_never_serve_fewer_tokens(
-    times: StepTimes, concurrency: int, steps: int, slots: float, waves: bool
+    times: LoopTimes, concurrency: int, steps: int, slots: float, waves: bool
 ) -> None:
     fewer, more = (
         lockstep(times, concurrency=count, steps=steps, slots=slots, together=8.0)
@@ -105,7 +105,7 @@ def test_more_requests_in_flight_never_serve_fewer_tokens(
 
 
 @given(step_times(), st.lists(CONCURRENCIES, min_size=1, max_size=5), STEPS, SLOTS)
-def test_arrays_hold_what_numbers_give(times: StepTimes, counts: list[int], steps: int, slots: float) -> None:
+def test_arrays_hold_what_numbers_give(times: LoopTimes, counts: list[int], steps: int, slots: float) -> None:
     array: Any = np.array(counts, np.float64)
     for solve in (steady, lambda times, **sizes: lockstep(times, together=4.0, **sizes)):
         together = solve(times, concurrency=array, steps=steps, slots=slots)

@@ -1,0 +1,181 @@
+"""`ladder-sim serve` and `capacity`: what a load does, and what it needs."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import typer
+
+from ladder_sim.cli.options import PointFlags, split_names, with_options
+from ladder_sim.cli.output import Output
+from ladder_sim.errors import UsageError
+from ladder_sim.specs.scenario import Scenario
+
+if TYPE_CHECKING:
+    from ladder_sim.serve import Traffic
+
+_LOAD = "Load"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadFlags(PointFlags):
+    """A scenario, and requests that come to it."""
+
+    without: ClassVar[tuple[str, ...]] = ("batch", "prompt", "gen", "concurrency", "arrivals")
+
+    prompt: Annotated[
+        str,
+        typer.Option(help="Tokens of prompts: 1024, uniform:512:1536 or lognormal:1024:0.5.", rich_help_panel=_LOAD),
+    ] = "1024"
+    gen: Annotated[str, typer.Option(help="Tokens of answers, likewise.", rich_help_panel=_LOAD)] = "256"
+    rate: Annotated[float, typer.Option(help="Requests per second.", rich_help_panel=_LOAD)] = 0.0
+    concurrency: Annotated[
+        int, typer.Option(help="Requests kept in flight, instead of a rate.", rich_help_panel=_LOAD)
+    ] = 0
+    burstiness: Annotated[
+        float, typer.Option(help="Of the times between requests: 1 is a Poisson process.", rich_help_panel=_LOAD)
+    ] = 1.0
+    prefix: Annotated[
+        int, typer.Option(help="Tokens that all prompts begin with, in addition.", rich_help_panel=_LOAD)
+    ] = 0
+    requests: Annotated[int | None, typer.Option(help="How many: 1000, or all of a trace.", rich_help_panel=_LOAD)] = (
+        None
+    )
+    seed: Annotated[int, typer.Option(help="Of the requests' random numbers.", rich_help_panel=_LOAD)] = 0
+    router: Annotated[
+        str, typer.Option(help="round-robin, least-loaded or prefix-aware, among --dp replicas.", rich_help_panel=_LOAD)
+    ] = "round-robin"
+    policy: Annotated[str, typer.Option(help="fcfs or priority.", rich_help_panel=_LOAD)] = "fcfs"
+
+    def scenario(self) -> Scenario:
+        """Resolve names and check everything; each replica has a request, whatever comes."""
+        replicas = self.arguments["dp"] * self.arguments["attention_dp"]
+        return Scenario.of(**self.arguments, concurrency=replicas, overrides=self.settings)
+
+    def traffic(self) -> "Traffic":
+        """Requests drawn at random."""
+        from ladder_sim.serve import Lengths, Traffic
+
+        return Traffic(
+            prompt=Lengths.parse(self.prompt),
+            gen=Lengths.parse(self.gen),
+            rate=self.rate,
+            concurrency=self.concurrency,
+            requests=1000 if self.requests is None else self.requests,
+            burstiness=self.burstiness,
+            prefix=self.prefix,
+            seed=self.seed,
+        )
+
+    def how(self) -> dict[str, Any]:
+        """Fields of a `Service`."""
+        from ladder_sim.errors import UnknownNameError
+        from ladder_sim.serve.queues import QUEUES
+        from ladder_sim.serve.routers import ROUTERS
+
+        for what, name, names in (("router", self.router, ROUTERS), ("policy", self.policy, QUEUES)):
+            if name not in names:
+                raise UnknownNameError(what, name, names)
+        return {"router": self.router, "profile": self.profile, "changed": {"policy": self.policy}}
+
+
+@with_options
+def serve(
+    *,
+    flags: LoadFlags,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of requests: Mooncake, Azure LLM or BurstGPT, instead of a rate.", rich_help_panel=_LOAD
+        ),
+    ] = None,
+    speed: Annotated[
+        float, typer.Option(help="How much faster than recorded a trace comes.", rich_help_panel=_LOAD)
+    ] = 1.0,
+    slo: Annotated[
+        str | None, typer.Option(help="What is promised, e.g. ttft_p95=500ms,tpot_p95=30ms.", rich_help_panel=_LOAD)
+    ] = None,
+    variant: Annotated[list[str] | None, typer.Option(help="As in predict; standard and ladder by default.")] = None,
+    price: Annotated[float | None, typer.Option(help="US dollars per GPU and hour.")] = None,
+    output: Output,
+) -> None:
+    """Serve requests that arrive under load, one by one, and show their times for each variant."""
+    from ladder_sim.display.notes import Notes
+    from ladder_sim.report.documents import serve_document
+    from ladder_sim.report.figures.serve import times_figure
+    from ladder_sim.report.tables.serve import load_label, serve_report
+    from ladder_sim.serve import Promise, Trace
+    from ladder_sim.serve import serve as simulate
+    from ladder_sim.serve.load import DEFAULT_VARIANTS
+    from ladder_sim.sweeps.price import check_price
+    from ladder_sim.system.progress import StatusLine
+
+    scenario = flags.scenario()
+    usd_per_gpu_hour = None if price is None else check_price(price)
+    promise = Promise.parse(slo) if slo else None
+    if trace is not None and (flags.rate or flags.concurrency):
+        raise UsageError("--trace with --rate or --concurrency: a trace has its own times", hint="use --speed instead")
+    if not 1e-6 <= speed <= 1e6:
+        raise UsageError(f"--speed {speed:g}: must be 1e-6 to 1e6", hint="2 plays a trace twice as fast")
+    requests: Trace | Traffic = (
+        flags.traffic() if trace is None else Trace(path=trace, requests=flags.requests, speed=speed)
+    )
+    with StatusLine() as line:
+        outcomes = simulate(
+            scenario,
+            requests,
+            split_names(variant) or DEFAULT_VARIANTS,
+            concurrency=flags.concurrency,
+            promise=promise,
+            watch=lambda answered: line.show(f"{answered} requests answered"),
+            **flags.how(),
+        )
+    about = tuple(
+        f"{name}: the queue grows without end at this load; its times depend on how many requests there are"
+        for name, outcome in outcomes.items()
+        if not outcome.stable
+    )
+    label = load_label(scenario, requests)
+    output.give(
+        lambda: serve_document(scenario, requests, outcomes, usd_per_gpu_hour),
+        lambda: serve_report(label, outcomes, usd_per_gpu_hour),
+        lambda: times_figure(label, outcomes),
+        Notes(confidences={}, about=(*scenario.warnings(), *about)),
+    )
+
+
+@with_options
+def capacity(
+    *,
+    flags: LoadFlags,
+    slo: Annotated[
+        str, typer.Option(help="What is promised, e.g. ttft_p95=500ms,tpot_p95=30ms.", rich_help_panel=_LOAD)
+    ],
+    variant: Annotated[list[str] | None, typer.Option(help="As in predict; standard and ladder by default.")] = None,
+    price: Annotated[float | None, typer.Option(help="US dollars per GPU and hour.")] = None,
+    output: Output,
+) -> None:
+    """Find the fewest GPUs that keep a promise at a rate, and the rate at which one replica breaks it."""
+    from ladder_sim.display.notes import Notes
+    from ladder_sim.report.documents import capacity_document
+    from ladder_sim.report.figures.serve import capacity_figure
+    from ladder_sim.report.tables.serve import capacity_report, load_label
+    from ladder_sim.serve import Promise
+    from ladder_sim.serve import capacity as search
+    from ladder_sim.serve.load import DEFAULT_VARIANTS
+    from ladder_sim.sweeps.price import check_price
+    from ladder_sim.system.progress import StatusLine
+
+    scenario, traffic, promise = flags.scenario(), flags.traffic(), Promise.parse(slo)
+    usd_per_gpu_hour = None if price is None else check_price(price)
+    with StatusLine() as line:
+        needs = search(
+            scenario, traffic, promise, split_names(variant) or DEFAULT_VARIANTS, watch=line.show, **flags.how()
+        )
+    label = f"{load_label(scenario, traffic)}; promised: {promise}"
+    output.give(
+        lambda: capacity_document(scenario, traffic, promise, needs, usd_per_gpu_hour),
+        lambda: capacity_report(label, needs, usd_per_gpu_hour),
+        lambda: capacity_figure(label, needs),
+        Notes(confidences={}, about=scenario.warnings()),
+    )

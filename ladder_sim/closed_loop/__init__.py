@@ -1,0 +1,5 @@
+"""Requests kept in flight under continuous batching, each followed by the next: a closed loop, in closed form.
+
+`cycle` is arithmetic on the times of steps; `step` prices the steps and simulates them. `ladder_sim.serve` simulates
+requests one by one.
+"""

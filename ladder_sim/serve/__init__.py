@@ -1,0 +1,32 @@
+"""Serving under load, request by request: arrivals, schedulers, replicas, and what they promise.
+
+`step_times` says how long a step of an engine takes; `StepTimes` is of use alone, to other simulators and schedulers.
+`scheduler` decides what each step runs, `replica` runs it, `simulation` puts replicas behind a router. `traffic` draws
+requests and `traces` reads them. `load` and `capacity` are the questions: what a load does, and what it needs.
+"""
+
+from ladder_sim.serve.capacity import Capacity, capacity
+from ladder_sim.serve.grids import StepLimits
+from ladder_sim.serve.lengths import Lengths
+from ladder_sim.serve.load import Service, serve
+from ladder_sim.serve.outcome import Outcome
+from ladder_sim.serve.promise import Promise
+from ladder_sim.serve.requests import Request
+from ladder_sim.serve.step_times import StepTimes
+from ladder_sim.serve.traces import Trace
+from ladder_sim.serve.traffic import Traffic
+
+__all__ = [
+    "Capacity",
+    "Lengths",
+    "Outcome",
+    "Promise",
+    "Request",
+    "Service",
+    "StepLimits",
+    "StepTimes",
+    "Trace",
+    "Traffic",
+    "capacity",
+    "serve",
+]

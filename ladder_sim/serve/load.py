@@ -1,0 +1,129 @@
+"""The public function `serve`: requests through the replicas of a scenario, for each variant."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ladder_sim.costs.profile import CalibrationProfile
+from ladder_sim.errors import UsageError
+from ladder_sim.graph.variants import canonical_names
+from ladder_sim.serve.engines import scheduler_spec
+from ladder_sim.serve.grids import StepLimits
+from ladder_sim.serve.outcome import Outcome
+from ladder_sim.serve.promise import Promise
+from ladder_sim.serve.requests import Request
+from ladder_sim.serve.routers import Router
+from ladder_sim.serve.scheduler import SchedulerSpec
+from ladder_sim.serve.simulation import simulate
+from ladder_sim.serve.step_times import StepTimes
+from ladder_sim.specs.scenario import Scenario
+
+DEFAULT_VARIANTS = ("standard", "ladder")
+
+
+# no slots: times are made once for each variant and kept
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Service:
+    """A scenario that serves: its scheduler, and the times of its steps."""
+
+    scenario: Scenario
+    """Model, GPUs, plan and stack; its requests do not count."""
+    context: int
+    """Tokens of the longest request."""
+    router: Router = "round-robin"
+    """Which replica a request goes to."""
+    profile: str | CalibrationProfile | None = None
+    """As in `ladder_sim.predict`."""
+    changed: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `SchedulerSpec` to set otherwise."""
+    _times: dict[str, StepTimes] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def for_requests(cls, scenario: Scenario, requests: Iterable[Request], **how: Any) -> "Service":
+        """One that takes requests as long as these, which are read once."""
+        longest = max((request.prompt + request.gen for request in requests), default=0)
+        if not longest:
+            raise UsageError("no requests to serve", hint="ask for at least one, e.g. --requests 1000")
+        return cls(scenario=scenario, context=longest, **how)
+
+    @property
+    def spec(self) -> SchedulerSpec:
+        """How each replica schedules."""
+        return scheduler_spec(self.scenario, self.context, **self.changed)
+
+    def times(self, variant: str) -> StepTimes:
+        """Of the steps of a variant."""
+        if variant not in self._times:
+            spec = self.spec
+            # a power of two, so that files serve many loads
+            context = max(4096, 1 << (self.context - 1).bit_length())
+            limits = StepLimits(requests=min(spec.step_requests, 1024), tokens=spec.step_tokens, context=context)
+            self._times[variant] = StepTimes.of(self.scenario, variant, profile=self.profile, limits=limits)
+        return self._times[variant]
+
+    def run(self, variant: str, requests: Iterable[Request], *, replicas: int | None = None, **how: Any) -> Outcome:
+        """Serve requests with one variant; `how` is as in `ladder_sim.serve.simulation.simulate`."""
+        plan = self.scenario.plan
+        return simulate(
+            variant,
+            self.times(variant),
+            self.spec,
+            requests,
+            gpus=plan.replica_gpus,
+            replicas=plan.dp if replicas is None else replicas,
+            router=self.router,
+            **how,
+        )
+
+
+def serve(
+    scenario: Scenario,
+    requests: Iterable[Request],
+    variants: Sequence[str] = DEFAULT_VARIANTS,
+    *,
+    concurrency: int = 0,
+    promise: Promise | None = None,
+    watch: Callable[[int], object] = lambda answered: None,
+    **how: Any,
+) -> dict[str, Outcome]:
+    """Serve the same requests with several residual wirings.
+
+    Parameters
+    ----------
+    scenario
+        Model, GPUs, plan and stack; its ``dp`` is the number of replicas.
+    requests
+        In order of arrival; iterated once for each variant, and once before.
+    variants
+        Residual wirings.
+    concurrency
+        Requests in flight, instead of times of arrival.
+    promise
+        To be kept.
+    watch
+        Is given the number of requests answered so far, of all variants.
+    **how
+        Fields of `Service`.
+
+    Examples
+    --------
+    >>> from ladder_sim import Scenario
+    >>> from ladder_sim.serve import Lengths, Traffic, serve
+    >>> lengths = {"prompt": Lengths.parse("1024"), "gen": Lengths.parse("256")}
+    >>> outcomes = serve(Scenario.of(model="70b", stack="vllm"), Traffic(rate=4.0, requests=200, **lengths))
+    >>> {name: f"{1e3 * outcome.seconds('tpot', 95):.0f} ms" for name, outcome in outcomes.items()}
+    {'standard': '15 ms', 'ladder': '12 ms'}
+    """
+    service = Service.for_requests(scenario, requests, **how)
+    outcomes: dict[str, Outcome] = {}
+    before = 0
+    for name in canonical_names(variants):
+        outcomes[name] = service.run(
+            name,
+            requests,
+            concurrency=concurrency,
+            promise=promise,
+            watch=lambda answered, before=before: watch(before + answered),
+        )
+        before += len(outcomes[name].answers)
+    return outcomes

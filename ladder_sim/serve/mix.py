@@ -1,0 +1,52 @@
+"""What one step of an engine runs: requests that decode, and chunks of prompts."""
+
+from collections.abc import Iterable
+from typing import NamedTuple, Self
+
+
+class Mix(NamedTuple):
+    """The requests of one step, added up.
+
+    Attention of prompts grows with the pairs of a new token and one that it reads. Of a chunk of `new` tokens after
+    `before` others, ``new * (2 * before + new)`` is twice their number.
+    """
+
+    decoding: int = 0
+    """Requests that decode a token."""
+    context: int = 0
+    """Tokens that they read together, the new ones included."""
+    prompts: int = 0
+    """Requests that run a chunk of their prompt."""
+    chunk: int = 0
+    """New tokens of these chunks together."""
+    pairs: int = 0
+    """Twice the pairs of a new token of theirs and one that it reads."""
+
+    @classmethod
+    def of(cls, decode: Iterable[int] = (), prefill: Iterable[tuple[int, int]] = ()) -> Self:
+        """Add up the requests of a step.
+
+        Parameters
+        ----------
+        decode
+            Of each request that decodes, the tokens that it reads, its new one included.
+        prefill
+            Of each chunk of a prompt, its new tokens and those before them. A single one is a request that decodes.
+
+        Examples
+        --------
+        >>> Mix.of(decode=[1025, 600], prefill=[(512, 0)])
+        Mix(decoding=2, context=1625, prompts=1, chunk=512, pairs=262144)
+        """
+        contexts = list(decode)
+        return cls(len(contexts), sum(contexts)).with_prompts(prefill)
+
+    def with_prompts(self, prefill: Iterable[tuple[int, int]]) -> Self:
+        """The same with chunks of prompts, as in `of`."""
+        decoding, context, prompts, chunk, pairs = self
+        for new, before in prefill:
+            if new == 1:
+                decoding, context = decoding + 1, context + before + 1
+            else:
+                prompts, chunk, pairs = prompts + 1, chunk + new, pairs + new * (2 * before + new)
+        return type(self)(decoding, context, prompts, chunk, pairs)

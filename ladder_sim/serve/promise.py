@@ -1,0 +1,71 @@
+"""What is promised of the times of requests."""
+
+from dataclasses import dataclass
+from typing import Literal, Self, get_args
+
+from ladder_sim.errors import UnknownNameError, UsageError
+from ladder_sim.units import format_seconds, parse_quantity, quoted
+
+Metric = Literal["ttft", "tpot", "itl", "e2e"]
+METRICS: tuple[Metric, ...] = get_args(Metric)
+PERCENTILES = (50, 90, 95, 99)
+_HINT = "e.g. ttft_p95=500ms,tpot_p95=30ms"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """One of the bounds of a promise."""
+
+    metric: Metric
+    """Time to first token, time per token, time between two tokens, or from arrival to the last token."""
+    percentile: int
+    """Share of them that keep it, in percent; 0: their mean."""
+    seconds: float
+    """The bound."""
+
+    @property
+    def name(self) -> str:
+        """E.g. "ttft_p95"."""
+        return f"{self.metric}_p{self.percentile}" if self.percentile else f"{self.metric}_mean"
+
+    def __str__(self) -> str:
+        return f"{self.name}={format_seconds(self.seconds).replace(' ', '')}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """Bounds, all of which are to be kept.
+
+    Examples
+    --------
+    >>> promise = Promise.parse("ttft_p95=500ms, tpot_p95=30ms")
+    >>> [(bound.name, bound.seconds) for bound in promise.bounds]
+    [('ttft_p95', 0.5), ('tpot_p95', 0.03)]
+    """
+
+    bounds: tuple[Bound, ...]
+    """At least one."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a promise as it is typed."""
+        bounds = []
+        for part in text.split(","):
+            name, equals, limit = part.strip().partition("=")
+            metric, _, percentile = name.partition("_")
+            if not equals or not percentile:
+                raise UsageError(f"promise {quoted(part.strip())}: must be METRIC_PERCENTILE=TIME", hint=_HINT)
+            if metric not in METRICS:
+                raise UnknownNameError("metric", metric, METRICS)
+            allowed = [f"p{number}" for number in PERCENTILES]
+            if percentile not in (*allowed, "mean"):
+                raise UnknownNameError("percentile", percentile, (*allowed, "mean"))
+            seconds = parse_quantity(limit, "s", name=name, likely=("ms", "s"))
+            if seconds <= 0.0:
+                raise UsageError(f"promise {quoted(part.strip())}: must be above 0", hint=_HINT)
+            number = 0 if percentile == "mean" else int(percentile[1:])
+            bounds.append(Bound(metric=metric, percentile=number, seconds=seconds))
+        return cls(bounds=tuple(bounds))
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self.bounds))

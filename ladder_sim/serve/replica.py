@@ -1,0 +1,93 @@
+"""A replica on simpy: an engine that runs the steps that its scheduler decides on."""
+
+import math
+from collections import deque
+from collections.abc import Callable, Generator
+
+import simpy
+
+from ladder_sim.serve.requests import Answer
+from ladder_sim.serve.scheduler import Scheduler, SchedulerSpec, Step
+from ladder_sim.serve.step_times import StepTimes
+
+# over how long the power limit of a GPU averages, seconds: judgement; nvidia-smi reports the last second
+POWER_S = 1.0
+
+
+class Replica:
+    """One copy of the model, with the requests that it was given.
+
+    Parameters
+    ----------
+    env
+        Simulated time.
+    times
+        Of its steps.
+    spec
+        How it schedules.
+    answered
+        What to do with a request that is answered.
+    """
+
+    def __init__(
+        self, env: simpy.Environment, times: StepTimes, spec: SchedulerSpec, answered: Callable[[Answer], object]
+    ) -> None:
+        self.env, self.times, self.answered = env, times, answered
+        self.scheduler = Scheduler(spec)
+        # requests that are not answered
+        self.load = 0
+        self.busy_s = 0.0
+        # share of the KV cache that is in use, times how long
+        self.kv_share_s = 0.0
+        # times between two tokens, and how many requests had to wait so long
+        self.gaps_s: list[tuple[float, int]] = []
+        self._last_s = 0.0
+
+        # share of the time that prompts took lately
+        self.duty = 0.0
+        self._depth = 2 if spec.ahead else 1
+        self._arrival = env.event()
+        env.process(self._run())
+
+    def add(self, answer: Answer) -> None:
+        """Give it a request."""
+        self.load += 1
+        self.scheduler.add(answer)
+        if not self._arrival.triggered:
+            self._arrival.succeed()
+
+    def _run(self) -> Generator[simpy.Event, object, None]:
+        steps: deque[Step] = deque()
+        while True:
+            while len(steps) < self._depth and (step := self.scheduler.schedule()):
+                steps.append(step)
+            if not steps:
+                self._arrival = self.env.event()
+                yield self._arrival
+                continue
+            step = steps.popleft()
+            yield self.env.timeout(self._seconds(step))
+            self.scheduler.complete(step, self.env.now)
+            if step.mix.decoding:
+                self.gaps_s.append((self.env.now - self._last_s, step.mix.decoding))
+            if step.mix.decoding or step.first:
+                self._last_s = self.env.now
+            self.load -= len(step.last)
+            for answer in step.last:
+                self.answered(answer)
+
+    def _seconds(self, step: Step) -> float:
+        """How long a step takes; it changes what the next one meets."""
+        mix, of_mix = step.mix, self.times.of_mix
+        seconds = of_mix(mix, self.duty)
+        if mix.prompts:
+            alone_s = of_mix(mix._replace(prompts=0, chunk=0, pairs=0)) if mix.decoding else 0.0
+            prompts = 1.0 - alone_s / seconds
+        else:
+            prompts = 0.0
+        kept = math.exp(-seconds / POWER_S)
+        self.duty = kept * self.duty + (1.0 - kept) * prompts
+        self.busy_s += seconds
+        blocks = self.scheduler.blocks
+        self.kv_share_s += seconds * (1.0 - len(blocks.free) / blocks.count)
+        return seconds

@@ -1,0 +1,66 @@
+"""Requests drawn at random: when they come, how long they are, and what they have in common."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ladder_sim.errors import UsageError
+from ladder_sim.serve.lengths import Lengths
+from ladder_sim.serve.requests import Request
+
+# requests that are drawn at a time
+_DRAWN = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Requests at a rate, or so many in flight; the same seed draws the same requests."""
+
+    prompt: Lengths
+    """Tokens of prompts."""
+    gen: Lengths
+    """Tokens of answers."""
+    rate: float = 0.0
+    """Requests per second; 0: the next one comes when one is answered."""
+    concurrency: int = 0
+    """Requests in flight, where there is no rate."""
+    requests: int = 1000
+    """How many there are."""
+    burstiness: float = 1.0
+    """Shape of the gamma distribution of times between requests, as in ``vllm bench serve``: 1 is a Poisson process,
+    less comes in bursts, more is more regular."""
+    prefix: int = 0
+    """Tokens that all prompts begin with, in addition to their own."""
+    seed: int = 0
+    """Of the random numbers."""
+
+    def __post_init__(self) -> None:
+        if not (0.0 < self.rate <= 1e6) == (not self.concurrency):
+            raise UsageError(
+                f"rate {self.rate:g} and concurrency {self.concurrency}: must be one of them",
+                hint="requests come at a rate, e.g. --rate 4, or when one is answered, e.g. --concurrency 64",
+            )
+        if not 0.01 <= self.burstiness <= 1000.0:
+            raise UsageError(f"burstiness {self.burstiness:g}: must be 0.01 to 1000", hint="1 is a Poisson process")
+
+    def __iter__(self) -> Iterator[Request]:
+        random = np.random.default_rng(self.seed)
+        now_s, left = 0.0, self.requests
+        while left:
+            count = min(left, _DRAWN)
+            left -= count
+            gaps_s = np.zeros(count)
+            if self.rate:
+                gaps_s = random.gamma(self.burstiness, 1.0 / (self.rate * self.burstiness), count)
+            arrivals_s = now_s + np.cumsum(gaps_s)
+            now_s = float(arrivals_s[-1])
+            prompts, gens = self.prompt.draw(random, count), self.gen.draw(random, count)
+            for arrival_s, prompt, gen in zip(arrivals_s.tolist(), prompts.tolist(), gens.tolist(), strict=True):
+                yield Request(
+                    arrival_s=arrival_s,
+                    prompt=self.prefix + prompt,
+                    gen=gen,
+                    prefix=("common",) if self.prefix else (),
+                    prefix_tokens=self.prefix,
+                )

@@ -1,0 +1,171 @@
+"""Loads and what they need: through the public functions and the commands."""
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ladder_sim import Scenario, predict
+from ladder_sim.errors import MemoryFitError, UsageError
+from ladder_sim.serve import Lengths, Promise, Request, Traffic, capacity, serve
+from tests.support.commands import run
+
+FLAGS = ("--model", "8b", "--tp", "2", "--stack", "vllm", "--requests", "150")
+LOAD = {"prompt": Lengths.parse("uniform:100:900"), "gen": Lengths.parse("uniform:10:90"), "requests": 150}
+
+
+def scenario(**given: Any) -> Scenario:
+    return Scenario.of(**{"model": "8b", "tp": 2, "stack": "vllm", **given})
+
+
+def test_ladder_answers_the_same_requests_sooner() -> None:
+    outcomes = serve(scenario(), Traffic(rate=20.0, **LOAD))
+    standard, ladder = outcomes["standard"], outcomes["ladder"]
+    for metric in ("ttft", "tpot", "itl", "e2e"):
+        assert ladder.seconds(metric, 95) < standard.seconds(metric, 95)
+        assert standard.seconds(metric, 50) <= standard.seconds(metric, 90) <= standard.seconds(metric, 99)
+    assert [each.request for each in standard.answers] == [each.request for each in ladder.answers]
+
+
+def test_more_replicas_share_a_load() -> None:
+    traffic = Traffic(rate=60.0, **LOAD)
+    one, four = (serve(scenario(dp=dp, concurrency=dp), traffic, ["ladder"])["ladder"] for dp in (1, 4))
+    assert (one.gpus, four.gpus) == (2, 8)
+    assert four.seconds("tpot", 95) < one.seconds("tpot", 95)
+    assert len(four.replicas) == 4
+    assert all(replica.gaps_s for replica in four.replicas)
+
+
+def test_the_least_loaded_replica_answers_sooner_than_the_next_in_turn() -> None:
+    traffic = Traffic(rate=80.0, burstiness=0.2, **LOAD)
+    given = scenario(dp=4, concurrency=4)
+    turns, least = (
+        serve(given, traffic, ["ladder"], router=name)["ladder"] for name in ("round-robin", "least-loaded")
+    )
+    assert least.seconds("e2e") < turns.seconds("e2e")
+
+
+def test_the_replica_that_has_a_prompt_s_beginning_computes_less_of_it() -> None:
+    requests = [
+        Request(arrival_s=0.1 * number, prompt=1200, gen=20, prefix=(number * 7 % 11,), prefix_tokens=1000)
+        for number in range(120)
+    ]
+    given = scenario(dp=4, concurrency=4)
+    turns, aware = (
+        sum(answer.reused for answer in serve(given, requests, ["ladder"], router=name)["ladder"].answers)
+        for name in ("round-robin", "prefix-aware")
+    )
+    # the first of each beginning computes it
+    assert aware == (120 - 11) * 992 > turns > 0
+
+
+@pytest.mark.parametrize("concurrency", [1, 16, 64])
+def test_requests_in_flight_take_what_the_closed_form_says(concurrency: int) -> None:
+    """Of requests that arrive spread over time; those of one length that begin together would fall into lockstep."""
+    given = scenario(concurrency=concurrency, prompt=1024, gen=256)
+    expected = predict(given, "standard")
+    lengths = {"prompt": Lengths.parse("uniform:820:1228"), "gen": Lengths.parse("uniform:205:307")}
+    traffic = Traffic(concurrency=concurrency, requests=8 * concurrency + 50, **lengths)
+    outcome = serve(given, traffic, ["standard"], concurrency=concurrency)["standard"]
+    assert outcome.seconds("tpot") == pytest.approx(expected.tpot_s, rel=0.03)
+
+
+def test_so_many_requests_are_in_flight() -> None:
+    outcome = serve(scenario(), Traffic(concurrency=8, **LOAD), ["ladder"], concurrency=8)["ladder"]
+    events = sorted(
+        event for answer in outcome.answers for event in ((answer.request.arrival_s, 1), (answer.last_s, -1))
+    )
+    flying = peak = 0
+    for _, change in events:
+        flying += change
+        peak = max(peak, flying)
+    assert peak == 8
+
+
+def test_overload_is_said() -> None:
+    load = {**LOAD, "requests": 3000}
+    given = scenario(overrides={"stack.serving_reserve_bytes": "50GB"})
+    assert serve(given, Traffic(rate=5.0, **{**load, "requests": 200}), ["standard"])["standard"].stable
+    assert not serve(given, Traffic(rate=2000.0, **load), ["standard"])["standard"].stable
+
+
+def test_capacity_is_where_the_promise_breaks() -> None:
+    traffic = Traffic(rate=150.0, **LOAD)
+    promise = Promise.parse("ttft_p95=300ms,tpot_p95=8ms")
+    needs = capacity(scenario(), traffic, promise)
+    for name, need in needs.items():
+        assert need.replicas >= 2
+        for rate, kept in ((need.rate_limit, True), (1.03 * need.rate_limit, False)):
+            outcome = serve(scenario(), Traffic(rate=rate, **LOAD), [name], promise=promise)[name]
+            assert (bool(outcome.kept) and outcome.stable) == kept
+    assert needs["ladder"].rate_limit > needs["standard"].rate_limit
+    assert needs["ladder"].gpus <= needs["standard"].gpus
+
+
+def test_a_promise_that_nothing_keeps_is_named() -> None:
+    need = capacity(scenario(), Traffic(rate=1.0, **LOAD), Promise.parse("ttft_p50=1us,tpot_p95=1s"))["ladder"]
+    assert (need.rate_limit, need.replicas, need.breaks) == (0.0, 0, ("ttft_p50",))
+
+
+def test_requests_that_have_no_room_are_refused() -> None:
+    lengths = {"prompt": Lengths.parse("100000"), "gen": Lengths.parse("10")}
+    tight = scenario(overrides={"stack.serving_reserve_bytes": "70GB"})
+    with pytest.raises(MemoryFitError, match="a request has 100010"):
+        serve(tight, Traffic(rate=1.0, requests=3, **lengths))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("ttft=5ms", "must be METRIC_PERCENTILE=TIME"),
+        ("ttft_p95", "must be METRIC_PERCENTILE=TIME"),
+        ("tttf_p95=5ms", "unknown metric 'tttf'"),
+        ("ttft_p96=5ms", "unknown percentile 'p96'"),
+        ("ttft_p95=5", "ttft_p95"),
+        ("ttft_p95=0s", "must be above 0"),
+    ],
+)
+def test_promises_that_are_none_are_refused(text: str, shown: str) -> None:
+    with pytest.raises(UsageError, match=shown):
+        Promise.parse(text)
+
+
+def test_the_command_prints_tables_json_and_csv(tmp_path: Path) -> None:
+    text = run("serve", *FLAGS, "--rate", "20", "--slo", "ttft_p95=500ms", "--price", "2").out
+    assert "20 requests/s, prompt 1024 + 256; 150 requests, 2 GPUs" in text
+    assert "promise kept" in text
+    answer = json.loads(run("serve", *FLAGS, "--rate", "20", "--json", "--gen", "uniform:1:99").out)
+    assert answer["load"]["gen"] == "uniform:1:99"
+    assert [row["variant"] for row in answer["rows"]] == ["standard", "ladder"]
+    rows = list(csv.DictReader(io.StringIO(run("serve", *FLAGS, "--concurrency", "4", "--csv").out)))
+    assert float(rows[1]["tpot_p50_s"]) < float(rows[0]["tpot_p50_s"])
+    trace = tmp_path / "trace.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,374,44\n")
+    assert "trace trace.csv; 1 requests" in run("serve", *FLAGS, "--trace", str(trace)).out
+    needs = json.loads(run("capacity", *FLAGS, "--rate", "40", "--slo", "tpot_p95=9ms", "--json").out)
+    assert needs["promise"] == "tpot_p95=9.00ms"
+    assert needs["rows"][1]["gpus"] <= needs["rows"][0]["gpus"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "shown"),
+    [
+        ((), "rate 0 and concurrency 0: must be one of them"),
+        (("--rate", "-1"), "rate -1 and concurrency 0"),
+        (("--rate", "1", "--router", "best"), "unknown router 'best'"),
+        (("--rate", "1", "--policy", "lifo"), "unknown policy 'lifo'"),
+        (("--rate", "1", "--requests", "0"), "no requests to serve"),
+        (("--rate", "1", "--trace", "x"), "a trace has its own times"),
+        (("--rate", "1", "--burstiness", "0"), "burstiness 0: must be"),
+        (("--rate", "1", "--stack", "gpt-fast"), "runs static batches only"),
+    ],
+)
+def test_bad_flags_are_named(flags: tuple[str, ...], shown: str) -> None:
+    given = FLAGS if "--requests" not in flags else FLAGS[:-2]
+    given = given if "--stack" not in flags else ("--model", "8b")
+    result = run("serve", *given, *flags)
+    assert result.code == 2
+    assert shown in result.err

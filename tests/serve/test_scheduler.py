@@ -1,0 +1,172 @@
+"""The scheduler and its replica: what holds whatever arrives, and queues whose waiting times are known."""
+
+import itertools
+from collections.abc import Generator, Sequence
+from random import Random
+
+import pytest
+import simpy
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ladder_sim.serve.mix import Mix
+from ladder_sim.serve.replica import Replica
+from ladder_sim.serve.requests import Answer, Request
+from ladder_sim.serve.scheduler import SchedulerSpec
+
+SPEC = SchedulerSpec(step_tokens=256, step_requests=16, kv_blocks=1000)
+
+
+class Steps:
+    """Times of steps that a test knows, and a look at the replica at each."""
+
+    def __init__(self, step_s: float = 0.01, token_s: float = 1e-4) -> None:
+        self.step_s, self.token_s = step_s, token_s
+        self.tokens = 0
+        self.replica: Replica | None = None
+
+    def of_mix(self, mix: Mix, duty: float | None = None) -> float:
+        if duty is not None:
+            self.tokens += mix.decoding + mix.chunk
+            self.check(mix)
+        return self.step_s + self.token_s * (mix.decoding + mix.chunk)
+
+    def check(self, mix: Mix) -> None:
+        """Every block is free or held; no step is larger than it may be."""
+        assert self.replica is not None
+        scheduler = self.replica.scheduler
+        held = {block for answer in scheduler.running for block in answer.blocks}
+        assert held.isdisjoint(scheduler.blocks.free)
+        assert len(held) + len(scheduler.blocks.free) == scheduler.spec.kv_blocks
+        assert mix.decoding + mix.chunk <= scheduler.spec.step_tokens
+        assert max(mix.decoding + mix.prompts, len(scheduler.running)) <= scheduler.spec.step_requests
+
+
+def serve(requests: Sequence[Request], spec: SchedulerSpec, steps: Steps) -> list[Answer]:
+    env, answers = simpy.Environment(), list[Answer]()
+    steps.replica = replica = Replica(env, steps, spec, answers.append)  # type: ignore[arg-type]
+
+    def arrive() -> Generator[simpy.Event, object, None]:
+        for number, request in enumerate(requests):
+            yield env.timeout(request.arrival_s - env.now)
+            replica.add(Answer(request=request, number=number))
+
+    env.process(arrive())
+    env.run()
+    return answers
+
+
+REQUESTS = st.lists(
+    st.builds(
+        lambda gap, prompt, gen, parts, priority: (gap, prompt, gen, parts, priority),
+        st.sampled_from([0.0, 0.0, 0.003, 0.1]),
+        st.integers(1, 500),
+        st.integers(1, 90),
+        st.integers(0, 4),
+        st.integers(0, 2),
+    ),
+    min_size=1,
+    max_size=30,
+)
+SPECS = st.builds(
+    SchedulerSpec,
+    step_tokens=st.sampled_from([16, 100, 1000]),
+    step_requests=st.sampled_from([1, 3, 16]),
+    kv_blocks=st.sampled_from([40, 60, 400]),
+    policy=st.sampled_from(["fcfs", "priority"]),
+    mixed_steps=st.booleans(),
+    prefix_cache=st.booleans(),
+    ahead=st.booleans(),
+    whole_answers=st.booleans(),
+)
+
+
+@given(REQUESTS, SPECS)
+def test_tokens_and_blocks_are_conserved(drawn: list[tuple[float, int, int, int, int]], spec: SchedulerSpec) -> None:
+    requests, now_s = [], 0.0
+    for gap, prompt, gen, parts, priority in drawn:
+        now_s += gap
+        prefix = tuple(range(parts))
+        requests.append(
+            Request(arrival_s=now_s, prompt=prompt, gen=gen, prefix=prefix, prefix_tokens=48, priority=priority)
+        )
+    steps = Steps()
+    answers = serve(requests, spec, steps)
+    assert sorted(answer.number for answer in answers) == list(range(len(requests)))
+    needed = sum(request.prompt + request.gen - 1 for request in requests)
+    reused = sum(answer.reused for answer in answers)
+    started_again = sum(answer.preemptions for answer in answers)
+    # each token once, but those that were cached, and those of requests that had to start again
+    assert steps.tokens + reused == needed if not started_again else steps.tokens + reused > needed
+    assert steps.replica is not None
+    assert len(steps.replica.scheduler.blocks.free) == spec.kv_blocks
+    assert not (started_again and spec.whole_answers)
+    for answer in answers:
+        assert answer.request.arrival_s < answer.first_s <= answer.last_s
+        assert (answer.first_s == answer.last_s) == (answer.request.gen == 1)
+
+
+@pytest.mark.parametrize("load", [0.3, 0.5, 0.9])
+def test_requests_that_are_served_one_by_one_wait_as_in_a_queue_of_one_server(load: float) -> None:
+    """M/D/1: arrivals at random, one server, equal times of service."""
+    random, service_s = Random(1), 0.01
+    arrivals_s = list(itertools.accumulate(random.expovariate(load / service_s) for _ in range(20_000)))
+    spec = SchedulerSpec(step_tokens=1, step_requests=1, kv_blocks=1, ahead=False)
+    answers = serve([Request(arrival_s=at_s, prompt=1, gen=1) for at_s in arrivals_s], spec, Steps(service_s, 0.0))
+    # who comes waits for what is left of the one before (Lindley)
+    ends_s = itertools.accumulate(arrivals_s, lambda end_s, at_s: max(end_s, at_s) + service_s, initial=0.0)
+    assert [answer.last_s for answer in answers] == pytest.approx(list(ends_s)[1:])
+    if load < 0.9:
+        # Pollaczek and Khinchine; near full load, means of so many requests still scatter
+        waiting_s = sum(answer.ttft_s - service_s for answer in answers) / len(answers)
+        assert waiting_s == pytest.approx(load * service_s / (2.0 * (1.0 - load)), rel=0.05)
+
+
+@pytest.mark.parametrize("rate", [1.0, 8.0, 30.0])
+def test_requests_there_are_as_many_as_arrive_in_the_time_of_one(rate: float) -> None:
+    """Little's law: the mean number of requests is their rate times their mean time, at every load."""
+    random, seen = Random(2), list[int]()
+
+    gaps = (random.expovariate(rate) for _ in range(3000))
+    requests = [
+        Request(arrival_s=at_s, prompt=random.randint(1, 300), gen=random.randint(1, 40))
+        for at_s in itertools.accumulate(gaps)
+    ]
+    steps = Steps()
+    env, answers = simpy.Environment(), list[Answer]()
+    steps.replica = replica = Replica(env, steps, SPEC, answers.append)  # type: ignore[arg-type]
+
+    def arrive() -> Generator[simpy.Event, object, None]:
+        for number, request in enumerate(requests):
+            yield env.timeout(request.arrival_s - env.now)
+            replica.add(Answer(request=request, number=number))
+
+    def watch() -> Generator[simpy.Event, object, None]:
+        while len(answers) < len(requests):
+            seen.append(replica.load)
+            yield env.timeout(random.expovariate(20.0 * rate))
+
+    env.process(arrive())
+    env.process(watch())
+    env.run()
+    mean_s = sum(answer.request_s for answer in answers) / len(answers)
+    through = len(answers) / max(answer.last_s for answer in answers)
+    assert sum(seen) / len(seen) == pytest.approx(through * mean_s, rel=0.05)
+
+
+def test_the_first_token_waits_for_the_step_that_was_decided_before() -> None:
+    """A request that arrives during a step joins the next, or the one after it if the next was decided on ahead."""
+    for ahead, joins in ((False, 1), (True, 2)):
+        spec = SchedulerSpec(step_tokens=256, step_requests=16, kv_blocks=1000, ahead=ahead)
+        requests = [Request(arrival_s=0.0, prompt=1, gen=50), Request(arrival_s=0.055, prompt=1, gen=1)]
+        second = next(answer for answer in serve(requests, spec, Steps(0.01, 0.0)) if answer.number)
+        assert second.ttft_s == pytest.approx(0.005 + 0.01 * joins)
+
+
+def test_prompts_go_first_where_steps_are_not_mixed() -> None:
+    spec = SchedulerSpec(step_tokens=100, step_requests=16, kv_blocks=1000, mixed_steps=False, ahead=False)
+    requests = [Request(arrival_s=0.0, prompt=50, gen=10), Request(arrival_s=0.015, prompt=300, gen=1)]
+    first, second = sorted(serve(requests, spec, Steps(0.01, 0.0)), key=lambda answer: answer.number)
+    # it begins at 20 ms, and takes three steps in which nothing is decoded
+    assert second.first_s == pytest.approx(0.05)
+    assert first.last_s == pytest.approx(0.01 * (10 + 3))

@@ -1,0 +1,148 @@
+"""Times of steps: against simulating each step, at the edges, idle, and on disk."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ladder_sim import Scenario, predict
+from ladder_sim.costs.kernels import KernelCosts
+from ladder_sim.errors import UsageError
+from ladder_sim.prediction import resolve_profile
+from ladder_sim.serve import StepLimits, StepTimes
+from ladder_sim.serve import cache as cache_module
+from ladder_sim.serve.grids import Grids
+from ladder_sim.serve.lookup import Axis, Line, Lines
+from ladder_sim.serve.mix import Mix
+from ladder_sim.serve.steps import Mixes, simulate_steps
+
+LIMITS = StepLimits(requests=256, tokens=8192, context=8192)
+
+
+def scenario(**given: Any) -> Scenario:
+    return Scenario.of(**{"model": "70b", "stack": "vllm", **given})
+
+
+def drawn(count: int, *, prompts: bool) -> Mixes:
+    """Steps of all sizes within the limits."""
+    random = np.random.default_rng(1)
+
+    def between(low: float, high: Any) -> Any:
+        return np.round(np.exp(random.uniform(np.log(low), np.log(high), count)))
+
+    decoding = between(1, LIMITS.requests)
+    context, nothing = between(1, LIMITS.context), np.zeros(count)
+    if not prompts:
+        return Mixes(decoding, decoding * context, nothing, nothing, nothing)
+    chunk = np.minimum(between(4, LIMITS.tokens), LIMITS.tokens - decoding)
+    several = np.minimum(between(1, 16), np.floor(chunk / 2))
+    length = chunk / several
+    before = np.where(random.random(count) < 0.5, 0.0, np.minimum(between(1, LIMITS.context), LIMITS.context - length))
+    length += 2.0 * np.maximum(before, 0.0)
+    return Mixes(decoding, decoding * context, several, chunk, chunk * length)
+
+
+def errors(given: Scenario, variant: str, steps: Mixes, duty: float) -> Any:
+    """Of times looked up, relative to steps simulated one by one."""
+    times = StepTimes.of(given, variant, limits=LIMITS)
+    costs = KernelCosts(given, resolve_profile(given, None))
+    simulated = simulate_steps(given, variant, costs, steps, np.full(len(steps.chunk), duty))
+    direct_s = simulated.seconds + times.host_request_s * steps.decoding
+    looked_up_s = np.array(
+        [times.of_mix(Mix(*(float(each) for each in row)), duty) for row in zip(*steps, strict=True)]
+    )
+    return np.abs(looked_up_s / direct_s - 1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prompts", [False, True])
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"model": "8b", "tp": 1, "stack": "sglang"}, {"cluster": "l40s-pcie"}, {"model": "405b", "nodes": 2}],
+    ids=["70b", "8b on one GPU", "70b over PCIe", "405b on two nodes"],
+)
+def test_steps_are_as_simulated(given: dict[str, Any], prompts: bool) -> None:
+    """Nothing overlaps in standard. In ladder, kernels jump where they lose a wave: some mixes elsewhere."""
+    steps = drawn(600, prompts=prompts)
+    for duty in (0.0, 1.0):
+        assert errors(scenario(**given), "standard", steps, duty).max() < 0.01
+        ladder = errors(scenario(**given), "ladder", steps, duty)
+        assert np.quantile(ladder, 0.95) < 0.02
+        assert ladder.max() < 0.07
+
+
+@pytest.mark.parametrize("variant", ["standard", "ladder"])
+def test_an_idle_system_takes_what_predict_says(variant: str) -> None:
+    # the power that prompts leave to each other is another in a static batch
+    given = scenario(overrides={"stack.sustained_share": 1.0}, gen=2)
+    alone = predict(given, variant)
+    times = StepTimes.of(given, variant, limits=LIMITS)
+    assert times.seconds(prefill=[(1024, 0)]) == pytest.approx(alone.ttft_s, rel=0.02)
+    assert alone.tpot_s is not None
+    assert times.seconds(decode=[1025]) - times.host_request_s == pytest.approx(alone.tpot_s, rel=0.005)
+
+
+def test_a_single_token_of_a_prompt_is_decoded() -> None:
+    times = StepTimes.of(scenario(), "standard", limits=LIMITS)
+    assert times.seconds(decode=[700], prefill=[(1, 499)]) == times.seconds(decode=[700, 500])
+
+
+@pytest.mark.parametrize(
+    ("decode", "prefill", "shown"),
+    [((), (), "0 requests"), ([9] * 300, (), "300 requests"), ((), [(9000, 0)], "9000 tokens")],
+)
+def test_steps_beyond_the_limits_are_refused(
+    decode: Sequence[int], prefill: Sequence[tuple[int, int]], shown: str
+) -> None:
+    with pytest.raises(UsageError, match=f"a step of {shown}: must be 1 to"):
+        StepTimes.of(scenario(), "standard", limits=LIMITS).seconds(decode, prefill)
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [({"stack": "gpt-fast"}, "runs static batches only"), ({"tp": 4, "pp": 2}, "pp 2: steps are those of one group")],
+)
+def test_what_has_no_steps_of_mixed_requests_is_refused(given: dict[str, Any], shown: str) -> None:
+    with pytest.raises(UsageError, match=shown):
+        StepTimes.of(scenario(**given))
+
+
+def test_a_second_call_reads_the_first_one_s_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = StepTimes.of(scenario(prompt=100), "ladder", limits=LIMITS).seconds(decode=[900] * 7, prefill=[(300, 50)])
+    made = list[str]()
+    make = Grids.of
+
+    def counted(*args: Any) -> Grids:
+        made.append(args[1])
+        return make(*args)
+
+    monkeypatch.setattr(Grids, "of", counted)
+    # the requests of a scenario change nothing
+    again = StepTimes.of(scenario(prompt=200, gen=7), "ladder", limits=LIMITS)
+    assert (made, again.seconds(decode=[900] * 7, prefill=[(300, 50)])) == ([], first)
+    for path in cache_module.folder().iterdir():
+        path.write_bytes(b"damaged")
+    damaged = StepTimes.of(scenario(), "ladder", limits=LIMITS)
+    assert (made, damaged.seconds(decode=[900] * 7, prefill=[(300, 50)])) == (["ladder"], first)
+    StepTimes.of(scenario(overrides={"intra.latency": "9us"}), "ladder", limits=LIMITS)
+    assert len(made) == 2
+
+
+AXES = st.lists(st.integers(0, 1000), min_size=2, max_size=6, unique=True).map(sorted)
+
+
+@given(AXES, st.data())
+def test_no_value_lies_outside_those_next_to_it(axis: list[int], data: st.DataObject) -> None:
+    values = data.draw(st.lists(st.integers(-9, 9), min_size=len(axis), max_size=len(axis)))
+    at = data.draw(st.floats(-10, 1010))
+    line = Line(Axis(np.array(axis, float)), np.array(values, float))
+    cell, _ = line.axis.place(at)
+    nearby = values[cell : cell + 2]
+    assert min(nearby) - 1e-9 <= line.at(at) <= max(nearby) + 1e-9
+    assert line.at(axis[0]) == values[0]
+    assert line.at(axis[-1]) == values[-1]
+    plane = Lines(Axis(np.array([1.0, 3.0])), [line, Line(line.axis, np.array(values, float) + 2.0)])
+    assert plane.at(2.0, at) == pytest.approx(line.at(at) + 1.0)
