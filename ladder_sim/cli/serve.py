@@ -10,6 +10,7 @@ from ladder_sim.cli.options import PointFlags, split_names, with_options
 from ladder_sim.cli.output import Output
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.scenario_warnings import scenario_warnings
 
 if TYPE_CHECKING:
     from ladder_sim.serve import Traffic
@@ -140,7 +141,7 @@ def serve(
         lambda: serve_document(scenario, requests, outcomes, usd_per_gpu_hour),
         lambda: serve_report(label, outcomes, usd_per_gpu_hour),
         lambda: times_figure(label, outcomes),
-        Notes(confidences={}, about=(*scenario.warnings(), *about)),
+        Notes(confidences={}, about=(*scenario_warnings(scenario), *about)),
     )
 
 
@@ -177,5 +178,5 @@ def capacity(
         lambda: capacity_document(scenario, traffic, promise, needs, usd_per_gpu_hour),
         lambda: capacity_report(label, needs, usd_per_gpu_hour),
         lambda: capacity_figure(label, needs),
-        Notes(confidences={}, about=scenario.warnings()),
+        Notes(confidences={}, about=scenario_warnings(scenario)),
     )
