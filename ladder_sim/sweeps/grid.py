@@ -179,8 +179,10 @@ def _blocks(point: Mapping[str, Any], columns: Columns, count: int) -> Iterator[
         except LadderSimError as error:
             problems.append(error.message)
     if sizes and count > 1 and problems and len(set(problems)) + len(scenarios) > 1:
-        for row in range(count):
-            yield from _blocks(point, {name: values[row : row + 1] for name, values in columns.items()}, 1)
+        # figures vary faster than sizes: points of the same sizes follow each other
+        changes = np.flatnonzero(np.any([values[1:] != values[:-1] for values in sizes.values()], axis=0)) + 1
+        for start, stop in itertools.pairwise((0, *changes.tolist(), count)):
+            yield from _blocks(point, {name: values[start:stop] for name, values in columns.items()}, stop - start)
         return
     scenario, problem = (None, problems[0]) if problems else (scenarios[0], "")
     yield SweepBlock(point=point, scenario=scenario, problem=problem, columns=columns, count=count)

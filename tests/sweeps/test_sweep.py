@@ -162,6 +162,14 @@ def test_a_plan_gets_the_nodes_it_needs_and_is_that_of_predict() -> None:
         assert table["standard.ttft_s"][row] == pytest.approx(alone.ttft_s, rel=1e-12)
 
 
+def test_sizes_that_cannot_run_do_not_take_a_block_apart() -> None:
+    """Two requests cannot be shared by four groups; the figures of the others are still priced in one call."""
+    fixed = {"model": ["mixtral-8x7b"], "stack": ["vllm"], "nodes": [1], "tp": [1], "attention_dp": [4]}
+    grid = Grid({**fixed, "batch": [2, 4, 8], "intra.bandwidth": "100:400:+1GB/s"}, ["standard"])
+    blocks = grid.chunk(0)
+    assert [(block.count, block.problem == "") for block in blocks] == [(301, False), (301, True), (301, True)]
+
+
 def test_one_new_token_has_no_time_per_token() -> None:
     found = sweep({"model": "8b", "gen": "1,2"}, ["ladder"])
     assert np.isnan(found["ladder.tpot_s"]).tolist() == [True, False]
