@@ -10,7 +10,6 @@ from ladder_sim.cli.options import PointFlags, split_names, with_options
 from ladder_sim.cli.output import Output
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.scenario_warnings import scenario_warnings
 
 if TYPE_CHECKING:
     from ladder_sim.serve import Traffic
@@ -107,6 +106,7 @@ def serve(
     from ladder_sim.report.tables.serve import load_label, serve_report
     from ladder_sim.serve import Promise, Trace
     from ladder_sim.serve import serve as simulate
+    from ladder_sim.serve.evidence import confidence_of, sureness
     from ladder_sim.serve.load import DEFAULT_VARIANTS
     from ladder_sim.sweeps.price import check_price
     from ladder_sim.system.progress import StatusLine
@@ -136,12 +136,13 @@ def serve(
         for name, outcome in outcomes.items()
         if not outcome.stable
     )
+    confidence = confidence_of(scenario, outcomes, profile=flags.profile)
     label = load_label(scenario, requests)
     output.give(
         lambda: serve_document(scenario, requests, outcomes, usd_per_gpu_hour),
         lambda: serve_report(label, outcomes, usd_per_gpu_hour),
         lambda: times_figure(label, outcomes),
-        Notes(confidences={}, about=(*scenario_warnings(scenario), *about)),
+        Notes(confidences={"": confidence}, about=(*about, sureness(confidence))),
     )
 
 
@@ -163,6 +164,7 @@ def capacity(
     from ladder_sim.report.tables.serve import capacity_report, load_label
     from ladder_sim.serve import Promise
     from ladder_sim.serve import capacity as search
+    from ladder_sim.serve.evidence import confidence_of, sureness
     from ladder_sim.serve.load import DEFAULT_VARIANTS
     from ladder_sim.sweeps.price import check_price
     from ladder_sim.system.progress import StatusLine
@@ -174,9 +176,11 @@ def capacity(
             scenario, traffic, promise, split_names(variant) or DEFAULT_VARIANTS, watch=line.show, **flags.how()
         )
     label = f"{load_label(scenario, traffic)}; promised: {promise}"
+    outcomes = {name: need.outcome for name, need in needs.items()}
+    confidence = confidence_of(scenario, outcomes, profile=flags.profile)
     output.give(
         lambda: capacity_document(scenario, traffic, promise, needs, usd_per_gpu_hour),
         lambda: capacity_report(label, needs, usd_per_gpu_hour),
         lambda: capacity_figure(label, needs),
-        Notes(confidences={}, about=scenario_warnings(scenario)),
+        Notes(confidences={"": confidence}, about=(sureness(confidence),)),
     )

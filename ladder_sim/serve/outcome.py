@@ -98,6 +98,11 @@ class Outcome:
         return float(good.sum()) / self.duration_s
 
     @property
+    def in_flight(self) -> float:
+        """Requests that wait or run, on average; by Little's law."""
+        return sum(answer.request_s for answer in self.answers) / self.duration_s
+
+    @property
     def tokens_per_s(self) -> float:
         """New tokens."""
         return sum(answer.request.gen for answer in self.answers) / self.duration_s

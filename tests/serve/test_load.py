@@ -85,6 +85,14 @@ def test_so_many_requests_are_in_flight() -> None:
     assert peak == 8
 
 
+@pytest.mark.parametrize(("model", "checked"), [("qwen3-32b", True), ("70b", False)])
+def test_what_no_run_was_compared_with_is_said(model: str, checked: bool) -> None:
+    flags = ("serve", "--model", model, "--stack", "vllm", "--tp", "8", "--rate", "8", "--requests", "100", "--json")
+    answer = json.loads(run(*flags).out)
+    assert answer["validated"]["model_family"] is checked
+    assert any("times of steps may be off" in warning for warning in answer["warnings"])
+
+
 def test_overload_is_said() -> None:
     load = {**LOAD, "requests": 3000}
     given = scenario(overrides={"stack.serving_reserve_bytes": "50GB"})

@@ -1,0 +1,41 @@
+"""How sure the times of requests under load are."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from ladder_sim.confidence import Confidence
+from ladder_sim.prediction import predict
+from ladder_sim.serve.outcome import Outcome
+from ladder_sim.specs.scenario import Scenario
+
+
+def confidence_of(scenario: Scenario, outcomes: Mapping[str, Outcome], *, profile: str | None) -> Confidence:
+    """That of the steady load that comes closest: as many requests in flight, of the same mean lengths.
+
+    Parameters
+    ----------
+    scenario
+        What serves them.
+    outcomes
+        Of each variant; the first says how many are in flight.
+    profile
+        As in `ladder_sim.prediction.predict`.
+    """
+    outcome = next(iter(outcomes.values()))
+    each = outcome.in_flight / len(outcome.replicas)
+    prompt, gen = (
+        round(float(np.mean([getattr(answer.request, name) for answer in outcome.answers])))
+        for name in ("prompt", "gen")
+    )
+    requests = scenario.plan.groups * max(1, round(each))
+    load = replace(scenario.workload, batch=1, concurrency=requests, prompt=max(1, prompt), gen=max(1, gen))
+    return predict(replace(scenario, workload=load), list(outcomes), profile=profile, ignore_memory=True).confidence
+
+
+def sureness(confidence: Confidence) -> str:
+    """How far each variant's times of steps may be off, as a sentence: percentiles move with them."""
+    each = ", ".join(f"{name} {math.expm1(widths.rate):.0%}" for name, widths in confidence.widths.items())
+    return f"times of steps may be off by so much (90 % interval), those of waiting by more: {each}"
