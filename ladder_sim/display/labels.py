@@ -183,7 +183,7 @@ def workload_label(scenario: Scenario, *, batch: bool = True) -> str:
         size = (number if batch else "requests in flight") + (" in lockstep" if workload.arrivals == "lockstep" else "")
     tokens = f"{workload.gen} new token{'s' if workload.gen > 1 else ''}"
     loads = workload.imbalance
-    imbalance = f", experts {loads.name}" if loads != USUAL else ""
+    imbalance = f", experts {loads.name}" if scenario.model.experts and loads != USUAL else ""
     return f"{size}, prompt {workload.prompt}, {tokens}, {workload.dtype}{imbalance}"
 
 
