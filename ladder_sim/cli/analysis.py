@@ -54,7 +54,7 @@ def advise(
     """
     from ladder_sim.analysis import advise as search
     from ladder_sim.analysis.advice import Objective
-    from ladder_sim.report.documents import advice_document
+    from ladder_sim.report.documents.analysis import advice_document
     from ladder_sim.report.figures.analysis import pareto_figure
     from ladder_sim.report.tables.analysis import advice_label, advice_report
 
@@ -103,7 +103,7 @@ def breakeven(
     """Find the value of a field at which a variant's gain crosses a target."""
     from ladder_sim.analysis.breakeven import breakeven as search
     from ladder_sim.display.labels import scenario_label
-    from ladder_sim.report.documents import breakeven_document
+    from ladder_sim.report.documents.analysis import breakeven_document
     from ladder_sim.report.figures.analysis import breakeven_figure
     from ladder_sim.report.tables.analysis import breakeven_report
     from ladder_sim.sweeps.grid import scenario_at
@@ -141,7 +141,7 @@ def compare(
 ) -> None:
     """Predict the same static batch on several clusters, or under several stacks, side by side."""
     from ladder_sim.analysis import compare as analysis
-    from ladder_sim.report.documents import comparison_document
+    from ladder_sim.report.documents.analysis import comparison_document
     from ladder_sim.report.figures.analysis import comparison_figure
     from ladder_sim.report.tables.analysis import comparison_report
 
@@ -174,7 +174,7 @@ def sensitivity(
     from ladder_sim.display.labels import scenario_label
     from ladder_sim.display.notes import Notes
     from ladder_sim.prediction import predict
-    from ladder_sim.report.documents import sensitivity_document
+    from ladder_sim.report.documents.analysis import sensitivity_document
     from ladder_sim.report.figures.analysis import tornado_figure
     from ladder_sim.report.tables.analysis import sensitivity_report
     from ladder_sim.sweeps.grid import scenario_at

@@ -47,7 +47,7 @@ def list_(
         print(Document(content=names).to_json() if json else text, end="")
         return
     if what == "settings":
-        from ladder_sim.report.documents import settings_document
+        from ladder_sim.report.documents.settings import settings_document
         from ladder_sim.report.tables.settings import settings_report
 
         scenario = Scenario.of(

@@ -101,7 +101,7 @@ def serve(
 ) -> None:
     """Serve requests that arrive under load, one by one, and show their times for each variant."""
     from ladder_sim.display.notes import Notes
-    from ladder_sim.report.documents import serve_document
+    from ladder_sim.report.documents.serve import serve_document
     from ladder_sim.report.figures.serve import times_figure
     from ladder_sim.report.tables.serve import load_label, serve_report
     from ladder_sim.serve import Promise, Trace
@@ -159,7 +159,7 @@ def capacity(
 ) -> None:
     """Find the fewest GPUs that keep a promise at a rate, and the rate at which one replica breaks it."""
     from ladder_sim.display.notes import Notes
-    from ladder_sim.report.documents import capacity_document
+    from ladder_sim.report.documents.serve import capacity_document
     from ladder_sim.report.figures.serve import capacity_figure
     from ladder_sim.report.tables.serve import capacity_report, load_label
     from ladder_sim.serve import Promise

@@ -192,7 +192,7 @@ def info(
     plot: Plot = None,
 ) -> None:
     """Show ops by time, hidden and exposed communication, and the critical path."""
-    from ladder_sim.report.documents import info_document
+    from ladder_sim.report.documents.traces import info_document
     from ladder_sim.report.tables.traces import info_report
     from ladder_sim.traces.summary import summarize_run
 
@@ -223,7 +223,7 @@ def replay(
     ] = None,
 ) -> None:
     """Run the recorded graph through the simulator, with or without changes."""
-    from ladder_sim.report.documents import replay_document
+    from ladder_sim.report.documents.traces import replay_document
     from ladder_sim.report.tables.traces import replay_report
     from ladder_sim.traces import perfetto
     from ladder_sim.traces.replay import replay as run
@@ -276,7 +276,7 @@ def predict(
     ] = None,
 ) -> None:
     """Predict the time of a standard tensor-parallel step, by default the last, in other wirings."""
-    from ladder_sim.report.documents import variants_document
+    from ladder_sim.report.documents.traces import variants_document
     from ladder_sim.report.tables.traces import variants_report
     from ladder_sim.traces import perfetto
     from ladder_sim.traces.blocks import cover

@@ -36,7 +36,7 @@ def validate(
 ) -> None:
     """Compare measured runs of static batches, or servings with requests in flight, with predictions."""
     # imported here: `--help` needs no simulator
-    from ladder_sim.report.documents import validation_document
+    from ladder_sim.report.documents.validation import validation_document
     from ladder_sim.report.figures.validation import error_figure
     from ladder_sim.report.tables.validation import validation_report
     from ladder_sim.validation import compare as comparison
@@ -64,7 +64,7 @@ def validate(
 def _validate_servings(
     servings: "Sequence[Serving]", name: str, profile: str | None, maximum: float | None, output: Output
 ) -> None:
-    from ladder_sim.report.documents import servings_document
+    from ladder_sim.report.documents.validation import servings_document
     from ladder_sim.report.figures.validation import servings_figure
     from ladder_sim.report.tables.validation import servings_report
     from ladder_sim.validation import serving

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from ladder_sim.specs.scenario import Scenario
 
@@ -21,6 +21,11 @@ class Document:
     """What the JSON object holds."""
     rows: Sequence[Mapping[str, Any]] = ()
     """Lines of the CSV, with the same keys each; empty: there is no CSV."""
+
+    @classmethod
+    def of_rows(cls, head: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Self:
+        """One whose JSON object holds the lines of the CSV as well."""
+        return cls(content={**head, "rows": rows}, rows=rows)
 
     def to_dict(self) -> dict[str, Any]:
         """What JSON can hold, with the version of its keys."""

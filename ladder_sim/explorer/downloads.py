@@ -10,7 +10,7 @@ from ladder_sim.explorer.figures import FIGURES
 from ladder_sim.explorer.offline import standalone_page
 from ladder_sim.explorer.queries import Queries
 from ladder_sim.graph.ops import Phase
-from ladder_sim.report.documents import advice_document, sensitivity_document
+from ladder_sim.report.documents.analysis import advice_document, sensitivity_document
 from ladder_sim.report.figures.page import figure_page
 from ladder_sim.sweeps.evaluate import How
 from ladder_sim.sweeps.executors import serial

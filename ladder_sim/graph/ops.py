@@ -47,15 +47,7 @@ OpKind = Literal[
     "add",
     "lm_head",
     "sample",
-    "all_reduce",
-    "all_reduce_norm",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "dispatch",
-    "combine",
-    "broadcast",
-    "send",
+    CollectiveKind,
 ]
 
 # of one pass, or of many. Shapes of many passes hold arrays too (`ladder_sim.graph.sizes`); their fields are typed as

@@ -14,7 +14,7 @@ from ladder_sim.analysis.advise import CANDIDATES, advise
 from ladder_sim.analysis.plans import legal_plans
 from ladder_sim.costs.memory import memory_use
 from ladder_sim.errors import InfeasibleError, LadderSimError, MemoryFitError, UnknownNameError, UsageError
-from ladder_sim.report.documents import advice_document
+from ladder_sim.report.documents.analysis import advice_document
 from ladder_sim.specs import catalog
 
 SERVED = {"stack": "vllm", "concurrency": 16}

@@ -206,17 +206,17 @@ def half_precision() -> Iterator[None]:
 @pytest.mark.usefixtures("fake_world", "half_precision")
 def test_every_kind_of_layer_runs_what_the_simulator_costs_under_every_plan(kind: str, plan: Plan) -> None:
     """One rank of each stage, one after the other."""
-    check_conformance(kind, plan, [stacks()["fused"], stacks()["math"]])
+    assert_conforms(kind, plan, [stacks()["fused"], stacks()["math"]])
 
 
 @pytest.mark.parametrize("plan", [Plan(attention_dp=2, ep=2), Plan(attention_dp=4, ep=4)], ids=str)
 @pytest.mark.parametrize("kind", ["mixtral", "deepseek_v3"])
 @pytest.mark.usefixtures("fake_world", "half_precision")
 def test_tokens_are_exchanged_by_all_to_all_as_the_simulator_costs_it(kind: str, plan: Plan) -> None:
-    check_conformance(kind, plan, [replace(stacks()["plain"], dispatch="all-to-all")])
+    assert_conforms(kind, plan, [replace(stacks()["plain"], dispatch="all-to-all")])
 
 
-def check_conformance(kind: str, plan: Plan, options_of_stacks: list[StackSpec]) -> None:
+def assert_conforms(kind: str, plan: Plan, options_of_stacks: list[StackSpec]) -> None:
     """Ops, sizes, messages and waits of every wiring."""
     config, spec = ModelConfig.from_hf(KINDS[kind]), ModelSpec.from_hf(KINDS[kind], name=kind, source="config.json")
     for options in options_of_stacks:

@@ -1,0 +1,72 @@
+"""Serving under load as JSON and CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from ladder_sim.display.document import Document
+from ladder_sim.sweeps.price import token_price
+
+if TYPE_CHECKING:
+    from ladder_sim.serve import Capacity, Outcome, Promise, Trace, Traffic
+    from ladder_sim.specs.scenario import Scenario
+
+
+def serve_document(
+    scenario: Scenario, requests: Traffic | Trace, outcomes: Mapping[str, Outcome], usd_per_gpu_hour: float | None
+) -> Document:
+    """One row per variant."""
+    rows = [
+        {"variant": name, **outcome.fields(), **_price(usd_per_gpu_hour, outcome.gpus, outcome.tokens_per_s)}
+        for name, outcome in outcomes.items()
+    ]
+    return _load_document(scenario, requests, rows)
+
+
+def capacity_document(
+    scenario: Scenario,
+    traffic: Traffic,
+    promise: Promise,
+    needs: Mapping[str, Capacity],
+    usd_per_gpu_hour: float | None,
+) -> Document:
+    """One row per variant."""
+    rows = [
+        {
+            "variant": name,
+            "gpus": need.gpus or None,
+            "replicas": need.replicas or None,
+            "rate_limit": need.rate_limit,
+            "breaks": ", ".join(need.breaks),
+            "ttft_p95_s": need.outcome.seconds("ttft", 95),
+            "tpot_p95_s": need.outcome.seconds("tpot", 95),
+            **_price(usd_per_gpu_hour, need.gpus, need.outcome.tokens_per_s),
+        }
+        for name, need in needs.items()
+    ]
+    return _load_document(scenario, traffic, rows, promise=str(promise))
+
+
+def _price(usd_per_gpu_hour: float | None, gpus: int, tokens_per_s: float) -> dict[str, Any]:
+    if usd_per_gpu_hour is None:
+        return {}
+    return {"usd_per_Mtoken": token_price(usd_per_gpu_hour, gpus, tokens_per_s) if gpus else None}
+
+
+def _load_document(
+    scenario: Scenario, requests: Traffic | Trace, rows: Sequence[Mapping[str, Any]], **content: Any
+) -> Document:
+    load = {
+        name: value if isinstance(value, int | float | None) else str(value) for name, value in asdict(requests).items()
+    }
+    for name in ("prompt", "gen"):
+        if name in load:
+            load[name] = str(getattr(requests, name))
+    given = {
+        name: value
+        for name, value in scenario.fields().items()
+        if name not in ("batch", "prompt", "gen", "concurrency")
+    }
+    return Document.of_rows({"scenario": given, "load": load, **content}, rows)

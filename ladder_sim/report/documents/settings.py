@@ -1,0 +1,44 @@
+"""Settings as JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, get_args
+
+from ladder_sim.display.document import Document
+
+if TYPE_CHECKING:
+    from ladder_sim.specs.scenario import Scenario
+    from ladder_sim.specs.settings import Setting
+
+
+def settings_document(scenario: Scenario) -> Document:
+    """Every setting in SI units and the words of JSON Schema, with the value that predictions of a scenario use."""
+    from ladder_sim.prediction import resolve_profile
+    from ladder_sim.specs.settings import described
+    from ladder_sim.sweeps.axes import used_value
+
+    profile = resolve_profile(scenario, None)
+    settings = {
+        name: {
+            **_schema(setting),
+            "unit": setting.unit,
+            "default": used_value(scenario, setting.name, profile),
+            "description": setting.meaning,
+        }
+        for name, setting in sorted(described().items())
+    }
+    names = {part: getattr(scenario, part).name for part in ("model", "cluster", "stack")}
+    return Document(content={**names, "settings": settings})
+
+
+def _schema(setting: Setting) -> dict[str, Any]:
+    limits, choices = setting.limits, get_args(setting.kind)
+    if limits:
+        return {
+            "type": "integer" if setting.kind is int else "number",
+            "exclusiveMinimum" if limits.above else "minimum": limits.minimum,
+            "maximum": setting.kind(limits.maximum),
+        }
+    if setting.kind is bool:
+        return {"type": "boolean"}
+    return {"type": "string", **({"enum": list(choices)} if choices else {})}

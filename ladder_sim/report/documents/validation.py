@@ -1,0 +1,138 @@
+"""Comparisons with measurements as JSON and CSV."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Any
+
+from ladder_sim.display.document import Document
+from ladder_sim.specs.workload import STATIC
+
+if TYPE_CHECKING:
+    from ladder_sim.validation.compare import Comparison, ComparisonsByLevel, ErrorStats, GroupSummary, Quantity
+    from ladder_sim.validation.dataset import Dataset
+    from ladder_sim.validation.serving import ErrorSummary, ServingComparison
+
+
+def validation_document(data: Dataset, comparisons: ComparisonsByLevel) -> Document:
+    """Every run and the summaries by level; errors, shares and half-widths are fractions."""
+    from ladder_sim.validation.compare import evidence, summarize
+    from ladder_sim.validation.splits import PROTOCOLS
+
+    rows = {level: list(map(_comparison_fields, members)) for level, members in comparisons.items()}
+    content = {
+        "batching": STATIC,
+        "dataset": data.name,
+        "protocols": {
+            name: {"fit_variants": protocol.variants, "fit_tp": protocol.tps} for name, protocol in PROTOCOLS.items()
+        },
+        "levels": {
+            level: {
+                "evidence": evidence(level),
+                "rows": rows[level],
+                "summary": list(map(_summary_fields, summarize(members))),
+            }
+            for level, members in comparisons.items()
+        },
+    }
+    return Document(
+        content=content, rows=[{"level": level, **row} for level, members in rows.items() for row in members]
+    )
+
+
+def _comparison_fields(comparison: Comparison) -> dict[str, Any]:
+    run, configuration = comparison.measurement, comparison.measurement.configuration
+    return {
+        "line": run.line,
+        "source": configuration.source,
+        "model": configuration.model,
+        "cluster": configuration.cluster,
+        "nodes": configuration.nodes,
+        "tp": configuration.tp,
+        "p2p": configuration.p2p,
+        "stack": configuration.stack,
+        "dtype": configuration.dtype,
+        "variant": run.variant,
+        "batch": configuration.batch,
+        "prompt": configuration.prompt,
+        "gen": configuration.gen,
+        "use": "fit" if comparison.seen else "test",
+        **_quantity_fields("tokens_per_s", comparison.tokens_per_s),
+        # measured, whether or not it can be predicted
+        "tokens_per_s_measured": run.tokens_per_s,
+        **_quantity_fields("speedup", comparison.speedup),
+        "note": comparison.note,
+    }
+
+
+def servings_document(name: str, comparisons: Sequence[ServingComparison]) -> Document:
+    """Every serving, and errors of all and by group; seconds, errors and shares as fractions."""
+    from ladder_sim.validation.serving import summarize_servings, summary
+
+    def errors(pair: tuple[ErrorSummary | None, ErrorSummary | None]) -> dict[str, Any]:
+        return {time: asdict(each) if each else None for time, each in zip(("tpot", "ttft"), pair, strict=True)}
+
+    groups = {
+        by: {value: errors(pair) for value, pair in values.items()}
+        for by, values in summarize_servings(comparisons).items()
+    }
+    missing = Counter(each.note for each in comparisons if each.ttft is None)
+    head = {
+        "batching": "continuous",
+        "dataset": name,
+        "summary": errors(summary(comparisons)),
+        "by": groups,
+        "not_predicted": dict(missing),
+    }
+    return Document.of_rows(head, list(map(_serving_fields, comparisons)))
+
+
+def _serving_fields(comparison: ServingComparison) -> dict[str, Any]:
+    row, setup = comparison.serving, comparison.serving.setup
+    fields = asdict(setup)
+    plan = fields.pop("plan")
+    return {
+        "line": row.line,
+        "source": row.source,
+        **fields,
+        **plan,
+        "concurrency": row.concurrency,
+        "prompt": row.prompt,
+        "gen": row.gen,
+        **_quantity_fields("tpot_s", comparison.tpot),
+        **_quantity_fields("ttft_s", comparison.ttft),
+        # measured, whether or not they can be predicted
+        "tpot_s_measured": row.tpot_s,
+        "ttft_s_measured": row.ttft_s,
+        "note": comparison.note,
+    }
+
+
+def _quantity_fields(name: str, quantity: Quantity | None) -> dict[str, Any]:
+    keys = [f"{name}_{part}" for part in ("measured", "predicted", "low", "high", "error", "inside")]
+    if quantity is None:
+        return dict.fromkeys(keys)
+    predicted = quantity.predicted
+    values = (quantity.measured, predicted.value, predicted.low, predicted.high, quantity.error, quantity.inside)
+    return dict(zip(keys, values, strict=True))
+
+
+def _summary_fields(summary: GroupSummary) -> dict[str, Any]:
+    return {
+        "variant": summary.variant,
+        "p2p": summary.p2p,
+        "tp": summary.tps,
+        "rows": summary.rows,
+        "unseen": summary.unseen,
+        **_spread_fields("speedup", summary.speedup),
+        **_spread_fields("tokens_per_s", summary.tokens_per_s),
+    }
+
+
+def _spread_fields(name: str, spread: ErrorStats | None) -> dict[str, Any]:
+    from ladder_sim.validation.compare import ErrorStats
+
+    values = asdict(spread) if spread else {"rows": 0, **dict.fromkeys([f.name for f in fields(ErrorStats)][1:])}
+    return {f"{name}_{part}": value for part, value in values.items()}
