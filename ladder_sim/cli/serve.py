@@ -103,7 +103,7 @@ def serve(
     from ladder_sim.display.notes import Notes
     from ladder_sim.report.documents.serve import serve_document
     from ladder_sim.report.figures.serve import times_figure
-    from ladder_sim.report.tables.serve import load_label, serve_report
+    from ladder_sim.report.tables.serve import load_label, load_subtitle, serve_report
     from ladder_sim.serve import Promise, Trace
     from ladder_sim.serve import serve as simulate
     from ladder_sim.serve.evidence import confidence_of, sureness
@@ -141,7 +141,7 @@ def serve(
     output.give(
         lambda: serve_document(scenario, requests, outcomes, usd_per_gpu_hour),
         lambda: serve_report(label, outcomes, usd_per_gpu_hour),
-        lambda: times_figure(label, outcomes),
+        lambda: times_figure(load_subtitle(scenario, requests), outcomes),
         Notes(confidences={"": confidence}, about=(*about, sureness(confidence))),
     )
 
@@ -161,7 +161,7 @@ def capacity(
     from ladder_sim.display.notes import Notes
     from ladder_sim.report.documents.serve import capacity_document
     from ladder_sim.report.figures.serve import capacity_figure
-    from ladder_sim.report.tables.serve import capacity_report, load_label
+    from ladder_sim.report.tables.serve import capacity_report, load_label, load_subtitle
     from ladder_sim.serve import Promise
     from ladder_sim.serve import capacity as search
     from ladder_sim.serve.evidence import confidence_of, sureness
@@ -181,6 +181,6 @@ def capacity(
     output.give(
         lambda: capacity_document(scenario, traffic, promise, needs, usd_per_gpu_hour),
         lambda: capacity_report(label, needs, usd_per_gpu_hour),
-        lambda: capacity_figure(label, needs),
+        lambda: capacity_figure(f"{load_subtitle(scenario, traffic)}; promised: {promise}", needs),
         Notes(confidences={"": confidence}, about=(sureness(confidence),)),
     )

@@ -18,13 +18,21 @@ _COLUMNS = (("mean", 0), ("p50", 50), ("p90", 90), ("p95", 95), ("p99", 99))
 
 def load_label(scenario: Scenario, requests: Traffic | Trace) -> str:
     """What is served where, in a line."""
+    return f"{scenario.model.name}, {hardware_label(scenario)}, {stack_label(scenario)}; {_arrivals(requests)}"
+
+
+def load_subtitle(scenario: Scenario, requests: Traffic | Trace) -> str:
+    """The same by names, for a figure."""
+    where = f"{scenario.plan} on {scenario.cluster.name}"
+    return f"{scenario.model.name}, {where}, {_arrivals(requests)}, {scenario.stack.name}"
+
+
+def _arrivals(requests: Traffic | Trace) -> str:
     if isinstance(requests, Trace):
-        load = f"trace {requests.path.name}"
-    else:
-        come = f"{requests.rate:g} requests/s" if requests.rate else f"{requests.concurrency} requests in flight"
-        shared = f"{requests.prefix} shared + " if requests.prefix else ""
-        load = f"{come}, prompt {shared}{requests.prompt} + {requests.gen}"
-    return f"{scenario.model.name}, {hardware_label(scenario)}, {stack_label(scenario)}; {load}"
+        return f"trace {requests.path.name}"
+    come = f"{requests.rate:g} requests/s" if requests.rate else f"{requests.concurrency} requests in flight"
+    shared = f"{requests.prefix} shared + " if requests.prefix else ""
+    return f"{come}, prompt {shared}{requests.prompt} + {requests.gen}"
 
 
 def serve_report(label: str, outcomes: Mapping[str, Outcome], usd_per_gpu_hour: float | None) -> RenderableType:
