@@ -10,6 +10,7 @@ import pytest
 
 from ladder_sim import Scenario, predict
 from ladder_sim.errors import MemoryFitError, UsageError
+from ladder_sim.report.figures.serve import capacity_figure, times_figure
 from ladder_sim.serve import Lengths, Promise, Request, Traffic, capacity, serve
 from tests.support.commands import run
 
@@ -116,6 +117,19 @@ def test_capacity_is_where_the_promise_breaks() -> None:
 def test_a_promise_that_nothing_keeps_is_named() -> None:
     need = capacity(scenario(), Traffic(rate=1.0, **LOAD), Promise.parse("ttft_p50=1us,tpot_p95=1s"))["ladder"]
     assert (need.rate_limit, need.replicas, need.breaks) == (0.0, 0, ("ttft_p50",))
+
+
+def test_figures_show_every_request_and_the_gpus_of_each_variant() -> None:
+    outcomes = serve(scenario(), Traffic(rate=20.0, **LOAD))
+    drawn = times_figure("here", outcomes)
+    assert [line.name for line in drawn.data] == ["standard", "standard", "ladder", "ladder"]
+    for line, metric in zip(drawn.data, ("ttft", "tpot", "ttft", "tpot"), strict=True):
+        slowest = 1e3 * outcomes[line.name].seconds(metric, 99)  # type: ignore[arg-type]
+        assert line.x[-1] >= slowest >= line.x[100]
+        assert (line.y[0], line.y[-1]) == (0.0, 100.0)
+    unkept = Promise.parse("ttft_p50=1us")
+    needs = capacity(scenario(), Traffic(rate=1.0, **LOAD), unkept, ["ladder"])
+    assert capacity_figure("here", needs).data[0].text == ("no number keeps it",)
 
 
 def test_requests_that_have_no_room_are_refused() -> None:
