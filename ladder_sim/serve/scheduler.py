@@ -196,8 +196,10 @@ class Scheduler:
         return True
 
     def _end(self, answer: Answer) -> None:
+        """Take a request out of those that decode; it may stand in the calendar still, even twice at one tick."""
         self._decoding.remove(answer)
         self._base -= answer.base
+        answer.grows = answer.ends = -1
 
     def _make_room(self, answer: Answer, count: int) -> bool:
         """Make others start again until so many blocks are free; False if it is the request itself that has to."""
@@ -224,7 +226,6 @@ class Scheduler:
             # the last token is not in the KV cache, nor is the one before, if it is on its way, known by its contents
             computed = answer.prompt - (2 if self.spec.ahead else 1)
         self.blocks.release(answer, computed)
-        answer.grows = answer.ends = -1
         if answer.produced < answer.request.gen:
             self.waiting.put_back(answer)
 
@@ -232,14 +233,15 @@ class Scheduler:
 
     def _step(self, chunks: list["_Chunk"], held: list[Answer], *, decodes: bool = False) -> Step | None:
         """The step that runs chunks of prompts, and if it `decodes`, all that decode but those that are held."""
-        mix, last = Mix(), []
+        mix, last = Mix(), list[Answer]()
         if decodes:
             mix = Mix(len(self._decoding), self._base + len(self._decoding) * self._tick)
             if held:
                 mix = self._without(held, mix)
-            last = [answer for answer in self._ending.pop(self._tick, ()) if answer.ends == self._tick]
-            for answer in last:
-                self._end(answer)
+            for answer in self._ending.pop(self._tick, ()):
+                if answer.ends == self._tick:
+                    self._end(answer)
+                    last.append(answer)
             self._tick += 1
         if chunks:
             mix = mix.with_prompts((chunk.tokens, chunk.before) for chunk in chunks)
