@@ -3,15 +3,31 @@
 import math
 from collections import deque
 from collections.abc import Callable, Generator
+from typing import NamedTuple
 
 import simpy
 
+from ladder_sim.serve.mix import Mix
 from ladder_sim.serve.requests import Answer
 from ladder_sim.serve.scheduler import Scheduler, SchedulerSpec, Step
 from ladder_sim.serve.step_times import StepTimes
 
 # over how long the power limit of a GPU averages, seconds: judgement; nvidia-smi reports the last second
 POWER_S = 1.0
+
+
+class StepRun(NamedTuple):
+    """A step that has run."""
+
+    start_s: float
+    seconds: float
+    mix: Mix
+    running: int
+    """Requests that are admitted when it ends."""
+    waiting: int
+    """Those that are not."""
+    kv_share: float
+    """Of the KV cache, in use then."""
 
 
 class Replica:
@@ -27,10 +43,18 @@ class Replica:
         How it schedules.
     answered
         What to do with a request that is answered.
+    record
+        Whether to keep every step.
     """
 
     def __init__(
-        self, env: simpy.Environment, times: StepTimes, spec: SchedulerSpec, answered: Callable[[Answer], object]
+        self,
+        env: simpy.Environment,
+        times: StepTimes,
+        spec: SchedulerSpec,
+        answered: Callable[[Answer], object],
+        *,
+        record: bool = False,
     ) -> None:
         self.env, self.times, self.answered = env, times, answered
         self.scheduler = Scheduler(spec)
@@ -42,6 +66,9 @@ class Replica:
         # times between two tokens, and how many requests had to wait so long
         self.gaps_s: list[tuple[float, int]] = []
         self._last_s = 0.0
+        # empty unless they are kept
+        self.steps: list[StepRun] = []
+        self._record = record
 
         # share of the time that prompts took lately
         self.duty = 0.0
@@ -66,7 +93,8 @@ class Replica:
                 yield self._arrival
                 continue
             step = steps.popleft()
-            yield self.env.timeout(self._seconds(step))
+            start_s, seconds = self.env.now, self._seconds(step)
+            yield self.env.timeout(seconds)
             self.scheduler.complete(step, self.env.now)
             if step.mix.decoding:
                 self.gaps_s.append((self.env.now - self._last_s, step.mix.decoding))
@@ -75,6 +103,10 @@ class Replica:
             self.load -= len(step.last)
             for answer in step.last:
                 self.answered(answer)
+            if self._record:
+                scheduler = self.scheduler
+                running, waiting = len(scheduler.running), len(scheduler.waiting)
+                self.steps.append(StepRun(start_s, seconds, step.mix, running, waiting, self._kv_share))
 
     def _seconds(self, step: Step) -> float:
         """How long a step takes; it changes what the next one meets."""
@@ -88,6 +120,10 @@ class Replica:
         kept = math.exp(-seconds / POWER_S)
         self.duty = kept * self.duty + (1.0 - kept) * prompts
         self.busy_s += seconds
-        blocks = self.scheduler.blocks
-        self.kv_share_s += seconds * (1.0 - len(blocks.free) / blocks.count)
+        self.kv_share_s += seconds * self._kv_share
         return seconds
+
+    @property
+    def _kv_share(self) -> float:
+        blocks = self.scheduler.blocks
+        return 1.0 - len(blocks.free) / blocks.count

@@ -27,6 +27,7 @@ def simulate(
     concurrency: int = 0,
     promise: Promise | None = None,
     watch: Callable[[int], object] = lambda answered: None,
+    record: bool = False,
 ) -> Outcome:
     """Serve requests, all of them.
 
@@ -48,6 +49,8 @@ def simulate(
         To be kept.
     watch
         Is given the number of requests answered so far.
+    record
+        Whether replicas keep every step.
 
     Raises
     ------
@@ -55,7 +58,7 @@ def simulate(
         A request is larger than the KV cache or than what times are made for.
     """
     env = simpy.Environment()
-    system = _System(env, times, spec, replicas, router, watch)
+    system = _System(env, times, spec, replicas, router, watch, record=record)
     source = iter(requests)
     if concurrency:
         system.source = source
@@ -85,9 +88,11 @@ class _System:
         replicas: int,
         router: Router,
         watch: Callable[[int], object],
+        *,
+        record: bool,
     ) -> None:
         self.env, self.spec, self.limit = env, spec, times.limits.context
-        self.replicas = [Replica(env, times, spec, self._answered) for _ in range(replicas)]
+        self.replicas = [Replica(env, times, spec, self._answered, record=record) for _ in range(replicas)]
         self._choose, self._watch = ROUTERS[router](), watch
         self.answers: list[Answer] = []
         self.source: Iterator[Request] = iter(())

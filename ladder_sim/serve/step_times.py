@@ -10,6 +10,7 @@ part is simulated on a grid of its own and linear between; that of the rest is r
 from what it gives, so that steps at which an engine changes kernels stay sharp.
 """
 
+import copy
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Self
@@ -60,6 +61,7 @@ class StepTimes:
 
     def __init__(self, grids: Grids, limits: StepLimits, host_request_s: float) -> None:
         self.limits, self.host_request_s = limits, host_request_s
+        self._factor = 1.0
         requests, contexts, lengths = Axis(grids.requests), Axis(grids.contexts), Axis(grids.lengths)
         self._decode = _plane(requests, contexts, grids.decode_s)
         planes = [_plane(requests, lengths, of_share) for of_share in grids.prompt_s]
@@ -109,6 +111,12 @@ class StepTimes:
         grids = cached(made_from, lambda: Grids.of(scenario, name, costs, limits))
         return cls(grids, limits, float(costs.hardware.stack.host_request_s))
 
+    def slower(self, factor: float) -> Self:
+        """The same, with steps that take so many times as long."""
+        other = copy.copy(self)
+        other._factor = factor * self._factor
+        return other
+
     def seconds(
         self, decode: Iterable[int] = (), prefill: Iterable[tuple[int, int]] = (), *, duty: float = 0.0
     ) -> float:
@@ -154,7 +162,7 @@ class StepTimes:
                 # what overlaps attention meets one that uses memory, or arithmetic
                 mixed_s = self._mixed_rest.at(tokens, attention_s, duty)
                 rest_s += decode_s / attention_s * (mixed_s - rest_s)
-        return attention_s + rest_s + self._head.at(sequences) + self.host_request_s * decoding
+        return self._factor * (attention_s + rest_s + self._head.at(sequences) + self.host_request_s * decoding)
 
 
 class _RestTimes:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from ladder_sim import Scenario, predict
 from ladder_sim.errors import MemoryFitError, UsageError
 from ladder_sim.report.figures.serve import capacity_figure, times_figure
-from ladder_sim.serve import Lengths, Promise, Request, Traffic, capacity, serve
+from ladder_sim.serve import Lengths, Promise, Request, Service, StepTimes, Traffic, capacity, serve
 from tests.support.commands import run
 
 FLAGS = ("--model", "8b", "--tp", "2", "--stack", "vllm", "--requests", "150")
@@ -72,6 +73,25 @@ def test_requests_in_flight_take_what_the_closed_form_says(concurrency: int) -> 
     traffic = Traffic(concurrency=concurrency, requests=8 * concurrency + 50, **lengths)
     outcome = serve(given, traffic, ["standard"], concurrency=concurrency)["standard"]
     assert outcome.seconds("tpot") == pytest.approx(expected.tpot_s, rel=0.03)
+
+
+def test_steps_are_kept_on_request() -> None:
+    traffic = Traffic(rate=20.0, **LOAD)
+    service = Service.for_requests(scenario(), traffic)
+    assert not service.run("ladder", traffic).replicas[0].steps
+    (replica,) = service.run("ladder", traffic, record=True).replicas
+    steps = replica.steps
+    assert sum(step.seconds for step in steps) == pytest.approx(replica.busy_s)
+    assert all(step.start_s + step.seconds <= after.start_s + 1e-9 for step, after in itertools.pairwise(steps))
+    assert sum(step.mix.decoding for step in steps) == sum(request.gen - 1 for request in traffic)
+    assert max(step.kv_share for step in steps) > steps[-1].kv_share
+    assert steps[-1].running == 0
+
+
+def test_slower_steps_are_slower() -> None:
+    times = StepTimes.of(scenario(), "ladder")
+    step = {"decode": [900] * 8, "prefill": [(512, 0)]}
+    assert times.slower(1.25).slower(2.0).seconds(**step) == pytest.approx(2.5 * times.seconds(**step))
 
 
 def test_so_many_requests_are_in_flight() -> None:
