@@ -21,6 +21,9 @@ class Mix(NamedTuple):
     """New tokens of these chunks together."""
     pairs: int = 0
     """Twice the pairs of a new token of theirs and one that it reads."""
+    drafted: int = 0
+    """Further tokens of the requests that decode, which others guessed: each is a row of the step, next to that of its
+    request, whose tokens are read once for all of its rows."""
 
     @classmethod
     def of(cls, decode: Iterable[int] = (), prefill: Iterable[tuple[int, int]] = ()) -> Self:
@@ -36,17 +39,22 @@ class Mix(NamedTuple):
         Examples
         --------
         >>> Mix.of(decode=[1025, 600], prefill=[(512, 0)])
-        Mix(decoding=2, context=1625, prompts=1, chunk=512, pairs=262144)
+        Mix(decoding=2, context=1625, prompts=1, chunk=512, pairs=262144, drafted=0)
         """
         contexts = list(decode)
         return cls(len(contexts), sum(contexts)).with_prompts(prefill)
 
     def with_prompts(self, prefill: Iterable[tuple[int, int]]) -> Self:
         """The same with chunks of prompts, as in `of`."""
-        decoding, context, prompts, chunk, pairs = self
+        decoding, context, prompts, chunk, pairs, drafted = self
         for new, before in prefill:
             if new == 1:
                 decoding, context = decoding + 1, context + before + 1
             else:
                 prompts, chunk, pairs = prompts + 1, chunk + new, pairs + new * (2 * before + new)
-        return type(self)(decoding, context, prompts, chunk, pairs)
+        return type(self)(decoding, context, prompts, chunk, pairs, drafted)
+
+    @property
+    def tokens(self) -> int:
+        """New tokens: the rows of the step."""
+        return self.decoding + self.drafted + self.chunk

@@ -135,7 +135,7 @@ class StepTimes:
             The step is empty, or larger than the limits.
         """
         mix = Mix.of(decode, prefill)
-        requests, tokens = mix.decoding + mix.prompts, mix.decoding + mix.chunk
+        requests, tokens = mix.decoding + mix.prompts, mix.tokens
         for number, limit, what in (
             (requests, self.limits.requests, "requests"),
             (tokens, max(self.limits.tokens, self.limits.requests), "tokens"),
@@ -149,9 +149,12 @@ class StepTimes:
 
     def of_mix(self, mix: Mix, duty: float = 0.0) -> float:
         """The same of requests that are added up, without checks."""
-        decoding, context, prompts, chunk, pairs = mix
+        decoding, context, prompts, chunk, pairs, drafted = mix
+        # tokens that a request reads pass once for all of its rows
         decode_s = self._decode.at(decoding, context / decoding) if decoding else 0.0
-        tokens, sequences = decoding + chunk, decoding + prompts
+        # each row has logits
+        rows = decoding + drafted
+        tokens, sequences = rows + chunk, rows + prompts
         if not prompts:
             attention_s, rest_s = decode_s, self._decode_rest.at(tokens, decode_s, 0.0)
         else:
