@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, log2
 
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import canonical_names
@@ -46,6 +46,7 @@ def capacity(
     promise: Promise,
     variants: Sequence[str] = DEFAULT_VARIANTS,
     *,
+    service: Service | None = None,
     watch: Callable[[str], object] = lambda text: None,
     **how: object,
 ) -> dict[str, Capacity]:
@@ -61,6 +62,8 @@ def capacity(
         To be kept, by a queue that does not grow without end.
     variants
         Residual wirings.
+    service
+        What serves the requests, if there is one already.
     watch
         Is told what is simulated.
     **how
@@ -68,7 +71,7 @@ def capacity(
     """
     if not traffic.rate:
         raise UsageError("capacity without a rate: there is no load to carry", hint="give --rate, requests per second")
-    service = Service.for_requests(scenario, traffic, **how)
+    service = service or Service.for_requests(scenario, traffic, **how)
     return {name: _Search(service, name, traffic, promise, watch).capacity() for name in canonical_names(variants)}
 
 
@@ -106,14 +109,23 @@ class _Search:
         return self.service.run(self.variant, traffic, replicas=replicas, promise=self.promise)
 
     def _rate_limit(self) -> tuple[float, tuple[str, ...]]:
-        """The highest rate of one replica, and what breaks above it."""
-        kept, broken = _IDLE_RATE, self.traffic.rate
-        while not (breaks := self._breaks(broken)):
-            kept, broken = broken, 2.0 * broken
-            if broken > _MOST_RATE:
-                return kept, ()
+        """The highest rate of one replica, and what breaks above it; the same for every rate that is to be served.
+
+        From a power of two near that rate by doubling or halving, for a replica with little to do takes longest to
+        simulate, then by bisection.
+        """
+        kept = broken = 2.0 ** round(log2(self.traffic.rate))
+        if breaks := self._breaks(broken):
+            kept /= 2.0
+            while kept > _IDLE_RATE and (bounds := self._breaks(kept)):
+                kept, broken, breaks = kept / 2.0, kept, bounds
+        else:
+            broken *= 2.0
+            while not (breaks := self._breaks(broken)):
+                kept, broken = broken, 2.0 * broken
+                if broken > _MOST_RATE:
+                    return kept, ()
         while broken > (1.0 + PRECISION) * kept:
-            # from an idle system on, the rate is somewhere in its orders of magnitude
             middle = (kept * broken) ** 0.5
             if bounds := self._breaks(middle):
                 broken, breaks = middle, bounds

@@ -122,16 +122,38 @@ def test_overload_is_said() -> None:
 
 
 def test_capacity_is_where_the_promise_breaks() -> None:
-    traffic = Traffic(rate=150.0, **LOAD)
+    # of fewer, one request decides a percentile, which then goes up and down with the rate
+    load = {**LOAD, "requests": 1000}
+    traffic = Traffic(rate=150.0, **load)
     promise = Promise.parse("ttft_p95=300ms,tpot_p95=8ms")
     needs = capacity(scenario(), traffic, promise)
     for name, need in needs.items():
         assert need.replicas >= 2
         for rate, kept in ((need.rate_limit, True), (1.03 * need.rate_limit, False)):
-            outcome = serve(scenario(), Traffic(rate=rate, **LOAD), [name], promise=promise)[name]
+            outcome = serve(scenario(), Traffic(rate=rate, **load), [name], promise=promise)[name]
             assert (bool(outcome.kept) and outcome.stable) == kept
     assert needs["ladder"].rate_limit > needs["standard"].rate_limit
     assert needs["ladder"].gpus <= needs["standard"].gpus
+
+
+def test_the_limit_of_a_replica_does_not_depend_on_the_rate_to_serve() -> None:
+    """Guards its bisection: what was simulated for one rate serves another."""
+    promise, service = Promise.parse("tpot_p95=8ms"), Service.for_requests(scenario(), Traffic(rate=1.0, **LOAD))
+    simulated: list[str] = []
+    limits = set()
+    for rate in (4.0, 150.0, 900.0):
+        needs = capacity(
+            scenario(),
+            Traffic(rate=rate, **LOAD),
+            promise,
+            ["ladder"],
+            service=service,
+            watch=simulated.append,
+        )
+        limits.add(needs["ladder"].rate_limit)
+    assert len(limits) == 1
+    # of the bisection, not of the way to it
+    assert len({text for text in simulated if "1 replicas" in text}) < 0.6 * len(simulated)
 
 
 def test_a_promise_that_nothing_keeps_is_named() -> None:
