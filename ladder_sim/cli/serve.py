@@ -42,6 +42,9 @@ class LoadFlags(PointFlags):
         None
     )
     seed: Annotated[int, typer.Option(help="Of the requests' random numbers.", rich_help_panel=_LOAD)] = 0
+    seeds: Annotated[
+        int | None, typer.Option(help="Loads to simulate, for intervals; 5, or a trace.", rich_help_panel=_LOAD)
+    ] = None
     router: Annotated[
         str, typer.Option(help="round-robin, least-loaded or prefix-aware, among --dp replicas.", rich_help_panel=_LOAD)
     ] = "round-robin"
@@ -97,23 +100,27 @@ def serve(
     ] = None,
     variant: Annotated[list[str] | None, typer.Option(help="As in predict; standard and ladder by default.")] = None,
     price: Annotated[float | None, typer.Option(help="US dollars per GPU and hour.")] = None,
+    perfetto: Annotated[
+        Path | None, typer.Option(help="Write a minute of one replica for ui.perfetto.dev: .json or .json.gz.")
+    ] = None,
     output: Output,
 ) -> None:
     """Serve requests that arrive under load, one by one, and show their times for each variant."""
     from ladder_sim.display.notes import Notes
     from ladder_sim.report.documents.serve import serve_document
-    from ladder_sim.report.figures.serve import times_figure
+    from ladder_sim.report.figures.serve import load_figure
     from ladder_sim.report.tables.serve import load_label, load_subtitle, serve_report
-    from ladder_sim.serve import Promise, Trace
-    from ladder_sim.serve import serve as simulate
-    from ladder_sim.serve.evidence import confidence_of, sureness
+    from ladder_sim.serve import Promise, Trace, estimate
     from ladder_sim.serve.load import DEFAULT_VARIANTS
     from ladder_sim.sweeps.price import check_price
-    from ladder_sim.system.progress import StatusLine
+    from ladder_sim.system.files import check_folder
+    from ladder_sim.system.progress import Progress
+    from ladder_sim.traces.serving import write_steps
 
     scenario = flags.scenario()
+    check_folder("--perfetto", perfetto)
     usd_per_gpu_hour = None if price is None else check_price(price)
-    promise = Promise.parse(slo) if slo else None
+    promise = Promise.parse(slo) if slo is not None else None
     if trace is not None and (flags.rate or flags.concurrency):
         raise UsageError("--trace with --rate or --concurrency: a trace has its own times", hint="use --speed instead")
     if not 1e-6 <= speed <= 1e6:
@@ -121,28 +128,25 @@ def serve(
     requests: Trace | Traffic = (
         flags.traffic() if trace is None else Trace(path=trace, requests=flags.requests, speed=speed)
     )
-    with StatusLine() as line:
-        outcomes = simulate(
+    with Progress(1, "requests") as progress:
+        estimates = estimate(
             scenario,
             requests,
             split_names(variant) or DEFAULT_VARIANTS,
+            seeds=flags.seeds,
             concurrency=flags.concurrency,
             promise=promise,
-            watch=lambda answered: line.show(f"{answered} requests answered"),
+            record=output.plot is not None or perfetto is not None,
+            watch=progress,
             **flags.how(),
         )
-    about = tuple(
-        f"{name}: the queue grows without end at this load; its times depend on how many requests there are"
-        for name, outcome in outcomes.items()
-        if not outcome.stable
-    )
-    confidence = confidence_of(scenario, outcomes, profile=flags.profile)
-    label = load_label(scenario, requests)
+    if perfetto is not None:
+        write_steps(perfetto, {name: each.outcome for name, each in estimates.variants.items()})
     output.give(
-        lambda: serve_document(scenario, requests, outcomes, usd_per_gpu_hour),
-        lambda: serve_report(label, outcomes, usd_per_gpu_hour),
-        lambda: times_figure(load_subtitle(scenario, requests), outcomes),
-        Notes(confidences={"": confidence}, about=(*about, sureness(confidence))),
+        lambda: serve_document(scenario, requests, estimates, usd_per_gpu_hour),
+        lambda: serve_report(load_label(scenario, requests), estimates, usd_per_gpu_hour),
+        lambda: load_figure(load_subtitle(scenario, requests), estimates),
+        Notes(confidences={"": estimates.confidence}, about=estimates.cautions),
     )
 
 
@@ -164,7 +168,7 @@ def capacity(
     from ladder_sim.report.tables.serve import capacity_report, load_label, load_subtitle
     from ladder_sim.serve import Promise
     from ladder_sim.serve import capacity as search
-    from ladder_sim.serve.evidence import confidence_of, sureness
+    from ladder_sim.serve.evidence import confidence_of, interval_note
     from ladder_sim.serve.load import DEFAULT_VARIANTS
     from ladder_sim.sweeps.price import check_price
     from ladder_sim.system.progress import StatusLine
@@ -182,5 +186,5 @@ def capacity(
         lambda: capacity_document(scenario, traffic, promise, needs, usd_per_gpu_hour),
         lambda: capacity_report(label, needs, usd_per_gpu_hour),
         lambda: capacity_figure(f"{load_subtitle(scenario, traffic)}; promised: {promise}", needs),
-        Notes(confidences={"": confidence}, about=(sureness(confidence),)),
+        Notes(confidences={"": confidence}, about=(interval_note(confidence.widths, 1),)),
     )

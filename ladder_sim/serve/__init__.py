@@ -7,6 +7,7 @@ requests and `traces` reads them. `load` and `capacity` are the questions: what 
 
 from ladder_sim.serve.capacity import Capacity, capacity
 from ladder_sim.serve.grids import StepLimits
+from ladder_sim.serve.intervals import Estimate, Estimates, estimate
 from ladder_sim.serve.lengths import Lengths
 from ladder_sim.serve.load import Service, serve
 from ladder_sim.serve.outcome import Outcome
@@ -18,6 +19,8 @@ from ladder_sim.serve.traffic import Traffic
 
 __all__ = [
     "Capacity",
+    "Estimate",
+    "Estimates",
     "Lengths",
     "Outcome",
     "Promise",
@@ -28,5 +31,6 @@ __all__ = [
     "Trace",
     "Traffic",
     "capacity",
+    "estimate",
     "serve",
 ]

@@ -6,13 +6,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from ladder_sim.confidence import Confidence
+from ladder_sim.confidence import Confidence, Widths
+from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.prediction import predict
 from ladder_sim.serve.outcome import Outcome
 from ladder_sim.specs.scenario import Scenario
 
 
-def confidence_of(scenario: Scenario, outcomes: Mapping[str, Outcome], *, profile: str | None) -> Confidence:
+def confidence_of(
+    scenario: Scenario, outcomes: Mapping[str, Outcome], *, profile: str | CalibrationProfile | None
+) -> Confidence:
     """That of the steady load that comes closest: as many requests in flight, of the same mean lengths.
 
     Parameters
@@ -35,7 +38,12 @@ def confidence_of(scenario: Scenario, outcomes: Mapping[str, Outcome], *, profil
     return predict(replace(scenario, workload=load), list(outcomes), profile=profile, ignore_memory=True).confidence
 
 
-def sureness(confidence: Confidence) -> str:
-    """How far each variant's times of steps may be off, as a sentence: percentiles move with them."""
-    each = ", ".join(f"{name} {math.expm1(widths.rate):.0%}" for name, widths in confidence.widths.items())
-    return f"times of steps may be off by so much (90 % interval), those of waiting by more: {each}"
+def interval_note(widths: Mapping[str, Widths], seeds: int) -> str:
+    """What intervals hold, as a sentence."""
+    steps = ", ".join(f"{name} {math.expm1(each.rate):.0%}" for name, each in widths.items())
+    first = max(math.expm1(each.ttft) for each in widths.values())
+    loads = f"{seeds} seeds, and over " if seeds > 1 else ""
+    return (
+        f"intervals (90 %) are over {loads}what times of steps may be off by: {steps}; times to first token by at "
+        f"least {first:.0%}. Of what the engine does beside its steps, and of other lengths, they hold nothing"
+    )

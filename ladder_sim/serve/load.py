@@ -30,6 +30,8 @@ class Service:
     """Model, GPUs, plan and stack; its requests do not count."""
     context: int
     """Tokens of the longest request."""
+    requests: int = 0
+    """How many there are, if that is known."""
     router: Router = "round-robin"
     """Which replica a request goes to."""
     profile: str | CalibrationProfile | None = None
@@ -41,10 +43,12 @@ class Service:
     @classmethod
     def for_requests(cls, scenario: Scenario, requests: Iterable[Request], **how: Any) -> "Service":
         """One that takes requests as long as these, which are read once."""
-        longest = max((request.prompt + request.gen for request in requests), default=0)
-        if not longest:
+        count = longest = 0
+        for request in requests:
+            count, longest = count + 1, max(longest, request.prompt + request.gen)
+        if not count:
             raise UsageError("no requests to serve", hint="ask for at least one, e.g. --requests 1000")
-        return cls(scenario=scenario, context=longest, **how)
+        return cls(scenario=scenario, context=longest, requests=count, **how)
 
     @property
     def spec(self) -> SchedulerSpec:
@@ -61,12 +65,34 @@ class Service:
             self._times[variant] = StepTimes.of(self.scenario, variant, profile=self.profile, limits=limits)
         return self._times[variant]
 
-    def run(self, variant: str, requests: Iterable[Request], *, replicas: int | None = None, **how: Any) -> Outcome:
-        """Serve requests with one variant; `how` is as in `ladder_sim.serve.simulation.simulate`."""
+    def run(
+        self,
+        variant: str,
+        requests: Iterable[Request],
+        *,
+        replicas: int | None = None,
+        slower: float = 1.0,
+        **how: Any,
+    ) -> Outcome:
+        """Serve requests with one variant.
+
+        Parameters
+        ----------
+        variant
+            Residual wiring.
+        requests
+            In order of arrival.
+        replicas
+            How many; by default those of the plan.
+        slower
+            How many times as long all steps take.
+        **how
+            As in `ladder_sim.serve.simulation.simulate`.
+        """
         plan = self.scenario.plan
         return simulate(
             variant,
-            self.times(variant),
+            self.times(variant).slower(slower),
             self.spec,
             requests,
             gpus=plan.replica_gpus,

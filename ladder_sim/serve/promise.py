@@ -49,7 +49,7 @@ class Promise:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read a promise as it is typed."""
-        bounds = []
+        bounds: list[Bound] = []
         for part in text.split(","):
             name, equals, limit = part.strip().partition("=")
             metric, _, percentile = name.partition("_")
@@ -64,6 +64,8 @@ class Promise:
             if seconds <= 0.0:
                 raise UsageError(f"promise {quoted(part.strip())}: must be above 0", hint=_HINT)
             number = 0 if percentile == "mean" else int(percentile[1:])
+            if any((bound.metric, bound.percentile) == (metric, number) for bound in bounds):
+                raise UsageError(f"{name} is promised twice: must be once", hint="leave one out")
             bounds.append(Bound(metric=metric, percentile=number, seconds=seconds))
         return cls(bounds=tuple(bounds))
 

@@ -44,7 +44,7 @@ class Replica:
     answered
         What to do with a request that is answered.
     record
-        Whether to keep every step.
+        Whether to keep every step and every request.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class Replica:
         self._last_s = 0.0
         # empty unless they are kept
         self.steps: list[StepRun] = []
+        self.answers: list[Answer] = []
         self._record = record
 
         # share of the time that prompts took lately
@@ -80,6 +81,8 @@ class Replica:
         """Give it a request."""
         self.load += 1
         self.scheduler.add(answer)
+        if self._record:
+            self.answers.append(answer)
         if not self._arrival.triggered:
             self._arrival.succeed()
 

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from ladder_sim.errors import UsageError
-from ladder_sim.serve.lengths import Lengths
+from ladder_sim.serve.lengths import MOST_TOKENS, Lengths
 from ladder_sim.serve.requests import Request
+from ladder_sim.specs.values import whole
 
+# one request in a fortnight, and more than any service has
+MIN_RATE, MAX_RATE = 1e-6, 1e6
 # requests that are drawn at a time
 _DRAWN = 4096
 
@@ -36,11 +39,18 @@ class Traffic:
     """Of the random numbers."""
 
     def __post_init__(self) -> None:
-        if not (0.0 < self.rate <= 1e6) == (not self.concurrency):
+        if bool(self.rate) == bool(self.concurrency):
             raise UsageError(
                 f"rate {self.rate:g} and concurrency {self.concurrency}: must be one of them",
                 hint="requests come at a rate, e.g. --rate 4, or when one is answered, e.g. --concurrency 64",
             )
+        if self.rate and not MIN_RATE <= self.rate <= MAX_RATE:
+            raise UsageError(
+                f"rate {self.rate:g}: must be {MIN_RATE:g} to {MAX_RATE:g} requests/s", hint="e.g. --rate 4"
+            )
+        for name, low, hint in (("concurrency", 0, "e.g. 64"), ("requests", 1, "e.g. 1000"), ("prefix", 0, "e.g. 512")):
+            whole(getattr(self, name), name, low, MOST_TOKENS, hint=hint)
+        whole(self.seed, "seed", 0, 2**32 - 1, hint="e.g. 0")
         if not 0.01 <= self.burstiness <= 1000.0:
             raise UsageError(f"burstiness {self.burstiness:g}: must be 0.01 to 1000", hint="1 is a Poisson process")
 

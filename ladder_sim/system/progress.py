@@ -48,7 +48,7 @@ class Progress(StatusLine):
     Parameters
     ----------
     total
-        Of the whole run.
+        Of the whole run, unless a call says otherwise.
     what
         What is counted: "points".
     wanted
@@ -61,8 +61,9 @@ class Progress(StatusLine):
         self._started_s = self._shown_s
         self._first: int | None = None
 
-    def __call__(self, done: int) -> None:
-        """Say how much is done by now."""
+    def __call__(self, done: int, total: int | None = None) -> None:
+        """Say how much is done by now, of how much."""
+        self._total = total or self._total
         now_s = time.monotonic()
         if self._first is None:
             # a resumed run did not compute its first points, and workers need time to start

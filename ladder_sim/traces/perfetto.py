@@ -7,7 +7,7 @@ gives the same graph.
 
 import gzip
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from itertools import count
 from pathlib import Path
@@ -23,11 +23,11 @@ SCHEMA_VERSION = 1
 _KEY = "ladder_sim"
 _EXPOSED = "exposed communication"
 # nanoseconds of the format's unit
-_US = 1000
+US = 1000
 _CATEGORIES = {"memcpy": "gpu_memcpy", "memset": "gpu_memset"}
 _FIELDS = {item.name: item.default for item in fields(TraceOp)}
 # an event's place: numbers of its process and its thread, "pid" and "tid"
-_Track = dict[str, int]
+Track = dict[str, int]
 
 
 def to_json(runs: dict[str, TraceGraph]) -> str:
@@ -48,7 +48,11 @@ def to_json(runs: dict[str, TraceGraph]) -> str:
             "notes": list(graph.notes),
             "not_drawn": [_arguments(index, op) for index, op in enumerate(graph.ops) if index not in drawn],
         }
-    return json.dumps({"displayTimeUnit": "ms", _KEY: about, "traceEvents": events}, separators=(",", ":")) + "\n"
+    return _document(events, {_KEY: about})
+
+
+def _document(events: Sequence[Mapping[str, Any]], about: Mapping[str, Any]) -> str:
+    return json.dumps({"displayTimeUnit": "ms", **about, "traceEvents": events}, separators=(",", ":")) + "\n"
 
 
 def write(runs: dict[str, TraceGraph], path: Path) -> None:
@@ -59,7 +63,16 @@ def write(runs: dict[str, TraceGraph], path: Path) -> None:
     UsageError
         It cannot be written.
     """
-    data = to_json(runs).encode()
+    _write(to_json(runs), path)
+
+
+def write_events(events: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Write events of other things than ops, as `write` does; such a file is not read back."""
+    _write(_document(events, {}), path)
+
+
+def _write(text: str, path: Path) -> None:
+    data = text.encode()
     write_file(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 
 
@@ -106,29 +119,29 @@ def parse(document: dict[str, Any], path: Path) -> TraceGraph:
 
 
 def _run(graph: TraceGraph, prefix: str, numbers: Iterator[int]) -> Iterator[dict[str, Any]]:
-    threads: dict[int, _Track] = {}
+    threads: dict[int, Track] = {}
     for rank in sorted({lane.rank for lane in graph.lanes}):
         process = next(numbers)
-        yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": f"{prefix}rank {rank}"}}
+        yield process_name(process, f"{prefix}rank {rank}")
         own = [number for number, lane in enumerate(graph.lanes) if lane.rank == rank]
         threads |= {number: {"pid": process, "tid": next(numbers)} for number in own}
         exposed = {"pid": process, "tid": next(numbers)}
         for number in own:
-            yield _thread_name(threads[number], graph.lanes[number].name)
-        yield _thread_name(exposed, _EXPOSED)
+            yield thread_name(threads[number], graph.lanes[number].name)
+        yield thread_name(exposed, _EXPOSED)
         for start_s, end_s in exposed_spans(graph, rank):
-            if _ns(start_s) < _ns(end_s):
-                yield _slice(_EXPOSED, "exposed", exposed, (_ns(start_s), _ns(end_s)), {})
+            if nanoseconds(start_s) < nanoseconds(end_s):
+                yield slice_event(_EXPOSED, "exposed", exposed, (nanoseconds(start_s), nanoseconds(end_s)), {})
     drawn = _drawn(graph)
     for index, span in drawn.items():
         op = graph.ops[index]
         category = _CATEGORIES.get(op.kind, "kernel" if graph.lanes[op.lane].device else "cpu_op")
-        yield _slice(op.name, category, threads[op.lane], span, _arguments(index, op))
+        yield slice_event(op.name, category, threads[op.lane], span, _arguments(index, op))
     yield from _arrows(graph, drawn, threads, numbers)
 
 
 def _arrows(
-    graph: TraceGraph, drawn: Mapping[int, tuple[int, int]], threads: Mapping[int, _Track], numbers: Iterator[int]
+    graph: TraceGraph, drawn: Mapping[int, tuple[int, int]], threads: Mapping[int, Track], numbers: Iterator[int]
 ) -> Iterator[dict[str, Any]]:
     """Dependencies between lanes."""
     for index, (start_ns, _) in drawn.items():
@@ -137,8 +150,8 @@ def _arrows(
             # a blocking call may begin before the op it waits for; Perfetto would draw that arrow in reverse
             if graph.ops[before].lane != op.lane and before in drawn and drawn[before][0] <= start_ns:
                 arrow = {"bp": "e", "id": next(numbers), "cat": "dependency", "name": "dependency"}
-                yield {"ph": "s", **arrow, **threads[graph.ops[before].lane], "ts": drawn[before][0] / _US}
-                yield {"ph": "f", **arrow, **threads[op.lane], "ts": start_ns / _US}
+                yield {"ph": "s", **arrow, **threads[graph.ops[before].lane], "ts": drawn[before][0] / US}
+                yield {"ph": "f", **arrow, **threads[op.lane], "ts": start_ns / US}
 
 
 def _drawn(graph: TraceGraph) -> dict[int, tuple[int, int]]:
@@ -150,24 +163,34 @@ def _drawn(graph: TraceGraph) -> dict[int, tuple[int, int]]:
     spans: dict[int, tuple[int, int]] = {}
     free_ns = [0] * len(graph.lanes)
     for index, op in enumerate(graph.ops):
-        start_ns, end_ns = max(_ns(op.start_s), free_ns[op.lane]), _ns(op.end_s)
+        start_ns, end_ns = max(nanoseconds(op.start_s), free_ns[op.lane]), nanoseconds(op.end_s)
         if start_ns < end_ns:
             spans[index] = start_ns, end_ns
             free_ns[op.lane] = end_ns
     return spans
 
 
-def _thread_name(thread: _Track, name: str) -> dict[str, Any]:
+def process_name(process: int, name: str) -> dict[str, Any]:
+    """What a process is called."""
+    return {"ph": "M", "name": "process_name", "pid": process, "args": {"name": name}}
+
+
+def thread_name(thread: Track, name: str) -> dict[str, Any]:
+    """What a thread is called."""
     return {"ph": "M", "name": "thread_name", **thread, "args": {"name": name}}
 
 
-def _ns(seconds: float) -> int:
+def nanoseconds(seconds: float) -> int:
+    """Perfetto's unit."""
     return round(seconds * 1e9)
 
 
-def _slice(name: str, category: str, track: _Track, span: tuple[int, int], arguments: dict[str, Any]) -> dict[str, Any]:
+def slice_event(
+    name: str, category: str, track: Track, span: tuple[int, int], arguments: dict[str, Any]
+) -> dict[str, Any]:
+    """Something that lasts on a thread, from and to nanoseconds."""
     start_ns, end_ns = span
-    times = {"ts": start_ns / _US, "dur": (end_ns - start_ns) / _US}
+    times = {"ts": start_ns / US, "dur": (end_ns - start_ns) / US}
     return {"ph": "X", "cat": category, "name": name, **track, **times, "args": arguments}
 
 

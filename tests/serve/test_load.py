@@ -11,8 +11,8 @@ import pytest
 
 from ladder_sim import Scenario, predict
 from ladder_sim.errors import MemoryFitError, UsageError
-from ladder_sim.report.figures.serve import capacity_figure, times_figure
-from ladder_sim.serve import Lengths, Promise, Request, Service, StepTimes, Traffic, capacity, serve
+from ladder_sim.report.figures.serve import capacity_figure, load_figure
+from ladder_sim.serve import Lengths, Promise, Request, Service, StepTimes, Traffic, capacity, estimate, serve
 from tests.support.commands import run
 
 FLAGS = ("--model", "8b", "--tp", "2", "--stack", "vllm", "--requests", "150")
@@ -162,13 +162,22 @@ def test_a_promise_that_nothing_keeps_is_named() -> None:
 
 
 def test_figures_show_every_request_and_the_gpus_of_each_variant() -> None:
-    outcomes = serve(scenario(), Traffic(rate=20.0, **LOAD))
-    drawn = times_figure("here", outcomes)
-    assert [line.name for line in drawn.data] == ["standard", "standard", "ladder", "ladder"]
-    for line, metric in zip(drawn.data, ("ttft", "tpot", "ttft", "tpot"), strict=True):
-        slowest = 1e3 * outcomes[line.name].seconds(metric, 99)  # type: ignore[arg-type]
-        assert line.x[-1] >= slowest >= line.x[100]
-        assert (line.y[0], line.y[-1]) == (0.0, 100.0)
+    promise = Promise.parse("ttft_p95=500ms,e2e_p50=9s")
+    variants = estimate(scenario(), Traffic(rate=20.0, **LOAD), seeds=1, promise=promise, record=True)
+    drawn = load_figure("here", variants)
+    panels = {axis: [line for line in drawn.data if line.xaxis == axis] for axis in ("x", "x2", "x3", "x4", "x5")}
+    assert [line.name for line in panels["x"]] == ["standard", "ladder"]
+    for axis, metric in (("x", "ttft"), ("x2", "tpot")):
+        for line in panels[axis]:
+            slowest = 1e3 * variants.variants[line.name].outcome.seconds(metric, 99)  # type: ignore[arg-type]
+            assert line.x[-1] >= slowest >= line.x[100]
+            assert (line.y[0], line.y[-1]) == (0.0, 100.0)
+    assert [line.name for line in panels["x3"]] == ["standard", "standard, waiting", "ladder", "ladder, waiting"]
+    (arrivals,) = panels["x5"]
+    assert sum(arrivals.y) * (arrivals.x[1] - arrivals.x[0]) == pytest.approx(LOAD["requests"])
+    # a line at the bound on what is drawn, inside the panel
+    assert [line.x0 for line in drawn.layout.shapes] == [500.0]
+    assert drawn.layout.xaxis.range[1] > 500.0
     unkept = Promise.parse("ttft_p50=1us")
     needs = capacity(scenario(), Traffic(rate=1.0, **LOAD), unkept, ["ladder"])
     assert capacity_figure("here", needs).data[0].text == ("no number keeps it",)
@@ -199,16 +208,22 @@ def test_promises_that_are_none_are_refused(text: str, shown: str) -> None:
 
 def test_the_command_prints_tables_json_and_csv(tmp_path: Path) -> None:
     text = run("serve", *FLAGS, "--rate", "20", "--slo", "ttft_p95=500ms", "--price", "2").out
-    assert "20 requests/s, prompt 1024 + 256; 150 requests, 2 GPUs" in text
+    assert "20 requests/s, prompt 1024 + 256; 150 requests x 5 seeds, 2 GPUs" in text
     assert "promise kept" in text
     answer = json.loads(run("serve", *FLAGS, "--rate", "20", "--json", "--gen", "uniform:1:99").out)
     assert answer["load"]["gen"] == "uniform:1:99"
     assert [row["variant"] for row in answer["rows"]] == ["standard", "ladder"]
+    assert answer["seeds"] == 5
+    for row in answer["rows"]:
+        assert row["tpot_p95_s_low"] < row["tpot_p95_s"] < row["tpot_p95_s_high"]
+    assert [row["gain_tpot_p95_s"] > 1.0 for row in answer["rows"]] == [False, True]
     rows = list(csv.DictReader(io.StringIO(run("serve", *FLAGS, "--concurrency", "4", "--csv").out)))
     assert float(rows[1]["tpot_p50_s"]) < float(rows[0]["tpot_p50_s"])
     trace = tmp_path / "trace.csv"
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,374,44\n")
     assert "trace trace.csv; 1 requests" in run("serve", *FLAGS, "--trace", str(trace)).out
+    seeds = run("serve", *FLAGS, "--trace", str(trace), "--seeds", "3")
+    assert (seeds.code, "these requests are not random" in seeds.err) == (2, True)
     needs = json.loads(run("capacity", *FLAGS, "--rate", "40", "--slo", "tpot_p95=9ms", "--json").out)
     assert needs["promise"] == "tpot_p95=9.00ms"
     assert needs["rows"][1]["gpus"] <= needs["rows"][0]["gpus"]
@@ -218,10 +233,23 @@ def test_the_command_prints_tables_json_and_csv(tmp_path: Path) -> None:
     ("flags", "shown"),
     [
         ((), "rate 0 and concurrency 0: must be one of them"),
-        (("--rate", "-1"), "rate -1 and concurrency 0"),
+        (("--rate", "-1"), "rate -1: must be 1e-06 to 1e+06 requests/s"),
+        (("--rate", "nan"), "rate nan: must be"),
+        (("--rate", "1e9"), "rate 1e+09: must be"),
+        (("--rate", "1", "--concurrency", "4"), "rate 1 and concurrency 4: must be one of them"),
+        (("--concurrency", "-4"), "concurrency is -4: must be a whole number from 0"),
+        (("--rate", "1", "--prefix", "-1"), "prefix is -1: must be"),
+        (("--rate", "1", "--seed", "-1"), "seed is -1: must be"),
+        (("--rate", "1", "--seeds", "0"), "seeds is 0: must be a whole number from 1"),
+        (("--rate", "1", "--seeds", "100000"), "seeds is 100000: must be"),
+        (("--rate", "1", "--price", "-2"), "price -2: must be above 0"),
+        (("--rate", "1", "--price", "nan"), "price nan: must be above 0"),
+        (("--rate", "1", "--slo", "ttft_p95"), "must be METRIC_PERCENTILE=TIME"),
+        (("--rate", "1", "--slo", "ttft_p42=1s"), "unknown percentile 'p42'"),
+        (("--rate", "1", "--slo", "ttft_p95=1s,ttft_p95=2s"), "ttft_p95 is promised twice"),
         (("--rate", "1", "--router", "best"), "unknown router 'best'"),
         (("--rate", "1", "--policy", "lifo"), "unknown policy 'lifo'"),
-        (("--rate", "1", "--requests", "0"), "no requests to serve"),
+        (("--rate", "1", "--requests", "0"), "requests is 0: must be a whole number from 1"),
         (("--rate", "1", "--trace", "x"), "a trace has its own times"),
         (("--rate", "1", "--burstiness", "0"), "burstiness 0: must be"),
         (("--rate", "1", "--stack", "gpt-fast"), "runs static batches only"),

@@ -6,23 +6,57 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from ladder_sim.confidence import Interval
 from ladder_sim.display.document import Document
 from ladder_sim.sweeps.price import token_price
 
 if TYPE_CHECKING:
-    from ladder_sim.serve import Capacity, Outcome, Promise, Trace, Traffic
+    from ladder_sim.serve import Capacity, Estimate, Estimates, Promise, Trace, Traffic
     from ladder_sim.specs.scenario import Scenario
 
 
 def serve_document(
-    scenario: Scenario, requests: Traffic | Trace, outcomes: Mapping[str, Outcome], usd_per_gpu_hour: float | None
+    scenario: Scenario, requests: Traffic | Trace, estimates: Estimates, usd_per_gpu_hour: float | None
 ) -> Document:
-    """One row per variant."""
-    rows = [
-        {"variant": name, **outcome.fields(), **_price(usd_per_gpu_hour, outcome.gpus, outcome.tokens_per_s)}
-        for name, outcome in outcomes.items()
-    ]
-    return _load_document(scenario, requests, rows)
+    """One row per variant: figures with the ends of their intervals, and gains over the first variant."""
+    rows = []
+    for name, each in estimates.variants.items():
+        figures = dict(each.figures)
+        if usd_per_gpu_hour is not None:
+            figures["usd_per_Mtoken"] = price_of(each, usd_per_gpu_hour)
+        same = Interval(value=1.0, low=1.0, high=1.0)
+        gains = {f"gain_{figure}": each.gains.get(figure, same) for figure in estimates.gained}
+        rows.append(
+            {
+                "variant": name,
+                "requests": len(each.outcome.answers),
+                "gpus": each.outcome.gpus,
+                **_ends(figures),
+                "stable": each.stable,
+                "promise_kept": each.kept,
+                "broken": ",".join(each.broken),
+                "unsure": ",".join(each.unsure),
+                **_ends(gains),
+            }
+        )
+    promise = estimates.variants[estimates.first].promise
+    about = {"seeds": estimates.seeds, "promise": str(promise) if promise else None}
+    return _load_document(scenario, requests, rows, **about)
+
+
+def price_of(estimate: Estimate, usd_per_gpu_hour: float) -> Interval:
+    """US dollars for a million new tokens."""
+    rate, gpus = estimate.figures["tokens_per_s"], estimate.outcome.gpus
+    value, low, high = (token_price(usd_per_gpu_hour, gpus, each) for each in (rate.value, rate.high, rate.low))
+    return Interval(value=value, low=low, high=high)
+
+
+def _ends(figures: Mapping[str, Interval]) -> dict[str, float]:
+    return {
+        f"{name}{end}": value
+        for name, each in figures.items()
+        for end, value in (("", each.value), ("_low", each.low), ("_high", each.high))
+    }
 
 
 def capacity_document(

@@ -1,44 +1,101 @@
 """Requests under load."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ladder_sim.report.figures.style import figure, variant_colour
-from ladder_sim.serve import Capacity, Outcome
+from ladder_sim.des.shared import Floats
+from ladder_sim.report.figures.style import SERIES_COLOURS, TEXT_COLOUR, figure, variant_colour
+from ladder_sim.serve import Capacity, Estimates, Outcome, Promise
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _POINTS = np.linspace(0.0, 1.0, 201)
+# of a timeline: each is a mean over its part of the load
+_BINS = 120
+_PANEL_PX, _HEAD_PX = 190, 190
+_TIMES = {"ttft": "time to first token (ms), or less", "tpot": "time per output token (ms), or less"}
 
 
-def times_figure(subtitle: str, outcomes: Mapping[str, Outcome]) -> "go.Figure":
-    """Share of requests whose time to first token, and time per token, is no longer."""
-    import plotly.graph_objects as go
+def load_figure(subtitle: str, estimates: Estimates) -> "go.Figure":
+    """Times that requests see, and what a replica does meanwhile."""
+    axes = [(below, "requests (%)") for below in _TIMES.values()]
+    axes += [("", "running, waiting"), ("", "KV cache (%)"), ("time (s)", "arrivals/s")]
+    panels = _panels("Requests under load", subtitle, axes)
+    for name, each in estimates.variants.items():
+        outcome, colour = each.outcome, variant_colour(name)
+        for row, metric in enumerate(_TIMES, start=1):
+            values = [getattr(answer, f"{metric}_s") for answer in outcome.answers]
+            _line(panels, row, 1e3 * np.quantile(values, _POINTS), 100.0 * _POINTS, name, colour, legend=row == 1)
+        at_s, running, waiting, kv_share = _timeline(outcome)
+        _line(panels, 3, at_s, running, name, colour)
+        _line(panels, 3, at_s, waiting, f"{name}, waiting", colour, dash="dot", legend=True)
+        _line(panels, 4, at_s, 100.0 * kv_share, name, colour)
+    first = estimates.variants[estimates.first]
+    arrivals, edges = np.histogram(
+        [answer.request.arrival_s for answer in first.outcome.replicas[0].answers], _BINS // 2
+    )
+    _line(panels, 5, edges[:-1], arrivals / np.diff(edges), "arrivals", TEXT_COLOUR)
+    for row in (4, 5):
+        panels.update_xaxes(matches="x3", row=row)
+    _promised(panels, first.promise)
+    return panels
+
+
+def _panels(title: str, subtitle: str, axes: Sequence[tuple[str, str]]) -> "go.Figure":
+    """One below the other: as readable on a phone as on a desk."""
     from plotly.subplots import make_subplots
 
-    panels = make_subplots(1, 2, shared_yaxes=True, horizontal_spacing=0.06)
-    panels.update_layout(figure("Times that requests see", subtitle).layout)
-    for name, outcome in outcomes.items():
-        for column, values in enumerate(
-            ([each.ttft_s for each in outcome.answers], [each.tpot_s for each in outcome.answers]), start=1
-        ):
-            line = go.Scatter(
-                x=1e3 * np.quantile(values, _POINTS),
-                y=100.0 * _POINTS,
-                name=name,
-                legendgroup=name,
-                showlegend=column == 1,
-                line={"color": variant_colour(name)},
-            )
-            panels.add_trace(line, 1, column)
-    for column, what in enumerate(("time to first token", "time per output token"), start=1):
-        panels.update_xaxes(title=f"{what} (ms), or less", rangemode="tozero", col=column)
-    panels.update_yaxes(range=(0, 101))
-    panels.update_yaxes(title="requests (%)", col=1)
+    height = _HEAD_PX + _PANEL_PX * len(axes)
+    panels = make_subplots(len(axes), 1, vertical_spacing=0.3 / len(axes))
+    panels.update_layout(figure(title, subtitle, layout={"height": height}).layout)
+    for row, (below, beside) in enumerate(axes, start=1):
+        panels.update_xaxes(title=below, rangemode="tozero", row=row)
+        panels.update_yaxes(title=beside, rangemode="tozero", row=row)
     return panels
+
+
+def _line(
+    panels: "go.Figure",
+    row: int,
+    x: Floats,
+    y: Floats,
+    name: str,
+    colour: str,
+    *,
+    dash: str = "solid",
+    legend: bool = False,
+) -> None:
+    import plotly.graph_objects as go
+
+    line = {"color": colour, "width": 2, "dash": dash}
+    panels.add_trace(
+        go.Scatter(x=x, y=y, mode="lines", name=name, legendgroup=name, showlegend=legend, line=line), row, 1
+    )
+
+
+def _promised(panels: "go.Figure", promise: Promise | None) -> None:
+    """A line at each bound on a time that is shown."""
+    for bound in promise.bounds if promise else ():
+        if bound.metric in _TIMES:
+            row = list(_TIMES).index(bound.metric) + 1
+            text = f"promised: {bound}"
+            line = {"color": SERIES_COLOURS[5], "dash": "dash", "width": 1.5}
+            place = {"annotation": {"text": text}, "annotation_position": "bottom left"}
+            panels.add_vline(x=1e3 * bound.seconds, row=row, line=line, **place)
+            slowest_ms = max(max(each.x) for each in panels.data if each.xaxis == panels.layout.annotations[-1].xref)
+            panels.update_xaxes(range=(0.0, 1.04 * max(1e3 * bound.seconds, slowest_ms)), row=row)
+
+
+def _timeline(outcome: Outcome) -> tuple[Floats, Floats, Floats, Floats]:
+    """Of the first replica: times, requests that run and wait, and share of the KV cache."""
+    steps = outcome.replicas[0].steps
+    columns = np.array([(each.start_s, each.running, each.waiting, each.kv_share) for each in steps])
+    parts = np.array_split(columns, min(_BINS, len(columns)))
+    at_s, running, waiting, kv_share = np.array([part.mean(axis=0) for part in parts]).T
+    return at_s, running, waiting, kv_share
 
 
 def capacity_figure(subtitle: str, needs: Mapping[str, Capacity]) -> "go.Figure":
@@ -55,7 +112,7 @@ def capacity_figure(subtitle: str, needs: Mapping[str, Capacity]) -> "go.Figure"
         "textposition": "outside",
         "cliponaxis": False,
     }
-    layout = {
+    layout: dict[str, Any] = {
         "xaxis": {"title": {"text": "GPUs"}, "rangemode": "tozero"},
         "yaxis": {"autorange": "reversed"},
         "height": 200 + 60 * len(needs),

@@ -1,19 +1,23 @@
 """The answers of `ladder_sim.serve` as tables."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from ladder_sim.confidence import Interval
 from ladder_sim.display.console import table
 from ladder_sim.display.labels import hardware_label, stack_label
-from ladder_sim.serve import Capacity, Outcome, Trace, Traffic
+from ladder_sim.report.documents.serve import price_of
+from ladder_sim.serve import Capacity, Estimate, Estimates, Trace, Traffic
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.sweeps.price import token_price
-from ladder_sim.units import format_rate, format_seconds
+from ladder_sim.units import format_rate, format_seconds, step_for
 
 _TIMES = (("TTFT", "ttft"), ("TPOT", "tpot"), ("ITL", "itl"), ("E2E", "e2e"))
-_COLUMNS = (("mean", 0), ("p50", 50), ("p90", 90), ("p95", 95), ("p99", 99))
+_COLUMNS = ("mean", "p50", "p90", "p95", "p99")
+_GAINS = tuple((*time, column) for time in (*_TIMES[:2], _TIMES[3]) for column in ("p50", "p95"))
 
 
 def load_label(scenario: Scenario, requests: Traffic | Trace) -> str:
@@ -35,39 +39,70 @@ def _arrivals(requests: Traffic | Trace) -> str:
     return f"{come}, prompt {shared}{requests.prompt} + {requests.gen}"
 
 
-def serve_report(label: str, outcomes: Mapping[str, Outcome], usd_per_gpu_hour: float | None) -> RenderableType:
-    """Times of requests by percentile, then rates."""
+def serve_report(label: str, estimates: Estimates, usd_per_gpu_hour: float | None) -> RenderableType:
+    """Times of requests by percentile, then rates, then what each variant gains."""
+    variants = estimates.variants
     rows = [
-        (name, title, *(format_seconds(outcome.seconds(metric, number)) for _, number in _COLUMNS))  # type: ignore[arg-type]
+        (name, title, *(_seconds_span(each.figures[f"{metric}_{column}_s"]) for column in _COLUMNS))
         for title, metric in _TIMES
-        for name, outcome in outcomes.items()
+        for name, each in variants.items()
     ]
     rates = []
-    for name, outcome in outcomes.items():
-        fields = outcome.fields()
+    for name, each in variants.items():
+        figures = each.figures
         row = [
             name,
-            format_rate(outcome.tokens_per_s),
-            format_rate(fields["tokens_per_s_per_gpu"]),
-            f"{100 * fields['utilisation']:.0f} %",
-            f"{100 * fields['kv_occupancy']:.0f} %",
-            str(fields["preemptions"]),
+            _span(figures["tokens_per_s"], format_rate),
+            format_rate(figures["tokens_per_s_per_gpu"].value),
+            f"{100 * figures['utilisation'].value:.0f} %",
+            f"{100 * figures['kv_occupancy'].value:.0f} %",
+            f"{figures['preemptions'].value:.0f}",
         ]
-        if outcome.promise:
-            row += [f"{fields['goodput']:.3g}", "yes" if outcome.kept else f"no: {', '.join(outcome.broken)}"]
+        if each.promise:
+            row += [_span(figures["goodput"], "{:.3g}".format), _kept(each)]
         if usd_per_gpu_hour is not None:
-            row.append(f"${token_price(usd_per_gpu_hour, outcome.gpus, outcome.tokens_per_s):.2f}")
+            row.append(_span(price_of(each, usd_per_gpu_hour), "${:.2f}".format))
         rates.append(row)
-    first = next(iter(outcomes.values()))
+    first = variants[estimates.first]
     columns = ["variant", "tok/s", "tok/s/GPU", "busy", "KV cache", "preempted"]
     columns += ["goodput/s", "promise kept"] if first.promise else []
     columns += ["$/Mtok"] if usd_per_gpu_hour is not None else []
+    gains = [
+        (name, *(_span(each.gains[f"{metric}_{column}_s"], "{:.2f}".format) for _, metric, column in _GAINS))
+        for name, each in variants.items()
+        if each.gains
+    ]
+    gained = (f"faster than {estimates.first}", *(f"{title} {column}" for title, _, column in _GAINS))
+    outcome = first.outcome
+    loads = f" x {estimates.seeds} seeds" if estimates.seeds > 1 else ""
     return Group(
-        Text(f"{label}; {len(first.answers)} requests, {first.gpus} GPUs", "bold"),
-        table(("variant", "", *(title for title, _ in _COLUMNS)), rows, left=2, keys=2, wrapped=()),
+        Text(f"{label}; {len(outcome.answers)} requests{loads}, {outcome.gpus} GPUs", "bold"),
+        table(("variant", "", *_COLUMNS), rows, left=2, keys=2, wrapped=()),
         "",
         table(columns, rates, wrapped=()),
+        *(("", table(gained, gains, wrapped=())) if gains else ()),
     )
+
+
+def _kept(estimate: Estimate) -> str:
+    doubt = f", unsure: {', '.join(estimate.unsure)}" if estimate.unsure else ""
+    return ("yes" if estimate.kept else f"no: {', '.join(estimate.broken)}") + doubt
+
+
+def _span(interval: Interval, write: Callable[[float], str]) -> str:
+    return f"{write(interval.value)} ({write(interval.low).lstrip('$')}-{write(interval.high).lstrip('$')})"
+
+
+def _seconds_span(interval: Interval) -> str:
+    """All three in the unit that suits the value."""
+    if math.isnan(interval.value):
+        return "-"
+    size, _ = step_for(interval.value, "s")
+    low, high = (
+        f"{end:#.3g}".rstrip(".") if end < 999.5 else f"{end:.0f}"
+        for end in (interval.low / size, interval.high / size)
+    )
+    return f"{format_seconds(interval.value)} ({low}-{high})"
 
 
 def capacity_report(label: str, needs: Mapping[str, Capacity], usd_per_gpu_hour: float | None) -> RenderableType:

@@ -1,0 +1,269 @@
+"""Figures of requests under load with 90 % intervals: over seeds, and over what times of steps may be off by.
+
+The same requests are served by every variant, with several seeds and with slower and faster steps. A figure is the mean
+over the seeds. Its interval joins, in the logarithm, where one further seed is expected (Student's t) and what the
+figure does where all steps take as much longer or shorter as times per token of such a load may be off by
+(`ladder_sim.confidence`). Times to first token were missed by more than that where they were compared: they move by
+the rest of it as well. A gain is the ratio to the first variant with the same requests, and its error of steps is what
+the two do not share.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ladder_sim.confidence import Confidence, Interval, Widths
+from ladder_sim.errors import UsageError
+from ladder_sim.graph.variants import canonical_names
+from ladder_sim.serve.evidence import confidence_of, interval_note
+from ladder_sim.serve.load import DEFAULT_VARIANTS, Service
+from ladder_sim.serve.outcome import Outcome
+from ladder_sim.serve.promise import METRICS, Promise
+from ladder_sim.serve.requests import Request
+from ladder_sim.serve.traffic import Traffic
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.values import whole
+
+# by default: of three, the spread of a percentile is hardly known, and each takes a simulation more
+SEEDS = 5
+MOST_SEEDS = 1000
+_SHARES = ("utilisation", "kv_occupancy", "cached_prompt_share")
+_RATES = ("goodput", "requests_per_s", "tokens_per_s")
+
+
+# no slots: what is drawn from it is made once
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Estimate:
+    """One variant under load, and how far its figures may be off."""
+
+    outcome: Outcome
+    """Of the first seed, with times of steps as predicted."""
+    figures: Mapping[str, Interval]
+    """By name, as in `Outcome.fields`."""
+    gains: Mapping[str, Interval]
+    """The same over the first variant: above 1 is better; empty: it is the first."""
+    widths: Widths
+    """Of its times of steps."""
+    stable: bool
+    """With no seed the queue grows without end."""
+    stable_slower: bool
+    """Nor with slower steps."""
+    promise: Promise | None = field(repr=False)
+    """To be kept."""
+
+    @property
+    def broken(self) -> tuple[str, ...]:
+        """Bounds of the promise that are not kept."""
+        return tuple(name for name, limit_s in self._limits_s.items() if not self.figures[f"{name}_s"].value <= limit_s)
+
+    @property
+    def unsure(self) -> tuple[str, ...]:
+        """Bounds that lie in the interval of what they bound."""
+        return tuple(
+            name
+            for name, limit_s in self._limits_s.items()
+            if self.figures[f"{name}_s"].low <= limit_s < self.figures[f"{name}_s"].high
+        )
+
+    @property
+    def kept(self) -> bool | None:
+        """Whether the promise is kept; None: there is none."""
+        return not self.broken if self.promise else None
+
+    @property
+    def overload(self) -> str:
+        """Whether more arrives than is answered, as a sentence; maybe empty."""
+        if not self.stable:
+            return "the queue grows without end at this load; its times depend on how many requests there are"
+        if not self.stable_slower:
+            return "with steps as slow as the interval allows, the queue grows without end at this load"
+        return ""
+
+    @property
+    def _limits_s(self) -> dict[str, float]:
+        return {bound.name: bound.seconds for bound in self.promise.bounds} if self.promise else {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimates:
+    """Variants under the same load."""
+
+    variants: Mapping[str, Estimate]
+    """By canonical name."""
+    seeds: int
+    """Simulated of each."""
+    confidence: Confidence = field(repr=False)
+    """Of the steady load that comes closest."""
+
+    @property
+    def first(self) -> str:
+        """The variant that gains are over."""
+        return next(iter(self.variants))
+
+    @property
+    def gained(self) -> tuple[str, ...]:
+        """Figures that have gains."""
+        return tuple(dict.fromkeys(figure for each in self.variants.values() for figure in each.gains))
+
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """What the reader should know, one sentence each."""
+        widths = {name: each.widths for name, each in self.variants.items()}
+        overloads = (f"{name}: {text}" for name, each in self.variants.items() if (text := each.overload))
+        return (*overloads, interval_note(widths, self.seeds))
+
+
+def estimate(
+    scenario: Scenario,
+    requests: Iterable[Request],
+    variants: Sequence[str] = DEFAULT_VARIANTS,
+    *,
+    seeds: int | None = None,
+    concurrency: int = 0,
+    promise: Promise | None = None,
+    record: bool = False,
+    watch: Callable[[int, int], object] = lambda answered, total: None,
+    **how: Any,
+) -> Estimates:
+    """Serve the same requests with several residual wirings, and say how sure the figures are.
+
+    Parameters
+    ----------
+    scenario, requests, variants, concurrency, promise
+        As in `ladder_sim.serve.serve`.
+    seeds
+        Of random requests, 5 by default; a trace has one.
+    record
+        Whether replicas of the first seed keep every step.
+    watch
+        Is given the number of requests answered so far, and of all.
+    **how
+        Fields of `Service`.
+
+    Examples
+    --------
+    >>> from ladder_sim import Scenario
+    >>> from ladder_sim.serve import Lengths, Traffic, estimate
+    >>> lengths = {"prompt": Lengths.parse("1024"), "gen": Lengths.parse("256")}
+    >>> load = Traffic(rate=4.0, requests=200, **lengths)
+    >>> ladder = estimate(Scenario.of(model="70b", stack="vllm"), load).variants["ladder"]
+    >>> tpot, gain = ladder.figures["tpot_p95_s"], ladder.gains["tpot_p95_s"]
+    >>> f"{1e3 * tpot.low:.0f} to {1e3 * tpot.high:.0f} ms, {gain.low:.2f} to {gain.high:.2f} times as fast"
+    '9 to 16 ms, 1.07 to 1.48 times as fast'
+    """
+    loads = _loads(requests, seeds)
+    service = Service.for_requests(scenario, requests, **how)
+    names = canonical_names(variants)
+    runs = len(names) * (len(loads) + 2) + 2 * (len(names) - 1)
+    answered = 0
+
+    def run(name: str, load: Iterable[Request], **more: Any) -> Outcome:
+        nonlocal answered
+        before = answered
+        outcome = service.run(
+            name,
+            load,
+            concurrency=concurrency,
+            promise=promise,
+            watch=lambda number: watch(before + number, runs * service.requests),
+            **more,
+        )
+        answered += len(outcome.answers)
+        return outcome
+
+    outcomes = {name: run(name, loads[0], record=record) for name in names}
+    confidence = confidence_of(scenario, outcomes, profile=service.profile)
+    first = next(iter(names))
+    bases: Sequence[Mapping[str, float]] = ()
+    estimates: dict[str, Estimate] = {}
+    for name, outcome in outcomes.items():
+        widths = confidence.widths[name]
+        more = [run(name, load) for load in loads[1:]]
+        rows = [_figures(each) for each in (outcome, *more)]
+        ends = [_figures(run(name, loads[0], slower=math.exp(width))) for width in (widths.rate, -widths.rate)]
+        slow = ends[0]
+        gains = {}
+        if name == first:
+            bases = rows
+        else:
+            gain_ends = [
+                _gains(bases[0], _figures(run(name, loads[0], slower=math.exp(width))))
+                for width in (widths.speedup, -widths.speedup)
+            ]
+            gains = _intervals([_gains(base, row) for base, row in zip(bases, rows, strict=True)], gain_ends)
+        beyond = max(0.0, widths.ttft - widths.rate)
+        estimates[name] = Estimate(
+            outcome=outcome,
+            figures=_intervals(rows, [_later(end, sign * beyond) for end, sign in zip(ends, (1, -1), strict=True)]),
+            gains=gains,
+            widths=widths,
+            stable=all(each.stable for each in (outcome, *more)),
+            stable_slower=bool(slow["stable"]),
+            promise=promise,
+        )
+    return Estimates(variants=estimates, seeds=len(loads), confidence=confidence)
+
+
+def _loads(requests: Iterable[Request], seeds: int | None) -> list[Iterable[Request]]:
+    """The same load with each seed."""
+    if not isinstance(requests, Traffic):
+        if seeds not in (None, 1):
+            raise UsageError(f"seeds {seeds}: these requests are not random", hint="leave it out for a trace")
+        return [requests]
+    count = whole(SEEDS if seeds is None else seeds, "seeds", 1, MOST_SEEDS, hint="loads to simulate, e.g. --seeds 5")
+    return [replace(requests, seed=requests.seed + number) for number in range(count)]
+
+
+def _figures(outcome: Outcome) -> dict[str, float]:
+    """Its fields that are numbers; of one that has no promise, without goodput."""
+    return {
+        name: float(value)
+        for name, value in outcome.fields().items()
+        if isinstance(value, int | float) and name not in ("gpus", "requests", "promise_kept")
+    }
+
+
+def _later(figures: Mapping[str, float], width: float) -> dict[str, float]:
+    """The same with first tokens that come later."""
+    return {name: value * math.exp(width) if name[:4] == "ttft" else value for name, value in figures.items()}
+
+
+def _gains(base: Mapping[str, float], row: Mapping[str, float]) -> dict[str, float]:
+    times = {name: (base[name], row[name]) for name in row if name.startswith(METRICS)}
+    rates = {name: (row[name], base[name]) for name in _RATES if name in row}
+    return {name: over / under if under else math.nan for name, (over, under) in (times | rates).items()}
+
+
+def _intervals(rows: Sequence[Mapping[str, float]], ends: Sequence[Mapping[str, float]]) -> dict[str, Interval]:
+    """Of each figure, from its values of all seeds, and of the first seed with slower and with faster steps."""
+    names = [name for name in rows[0] if name != "stable"]
+    return {name: _interval(name, [row[name] for row in rows], [end[name] for end in ends]) for name in names}
+
+
+def _interval(name: str, values: Sequence[float], ends: Sequence[float]) -> Interval:
+    value = float(np.mean(values))
+    if not min(*values, *ends) > 0.0:
+        # no logarithm
+        return Interval(value=value, low=min(*values, *ends), high=max(*values, *ends))
+    spread = further_seed(len(values)) * float(np.std(np.log(values), ddof=1)) if len(values) > 1 else 0.0
+    moves = [math.log(end / values[0]) for end in ends]
+    low, high = (
+        value * math.exp(sign * math.hypot(spread, max(0.0, *(sign * move for move in moves)))) for sign in (-1, 1)
+    )
+    return Interval(value=value, low=low, high=min(high, 1.0) if name in _SHARES else high)
+
+
+def further_seed(seeds: int) -> float:
+    """Standard deviations of so many seeds, either way, in which one more is expected in nine of ten cases.
+
+    Examples
+    --------
+    >>> round(further_seed(5), 2), round(further_seed(1000), 2)
+    (2.34, 1.65)
+    """
+    from scipy.special import stdtrit
+
+    return float(stdtrit(seeds - 1, 0.95)) * math.sqrt(1.0 + 1.0 / seeds)
