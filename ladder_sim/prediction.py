@@ -14,7 +14,7 @@ from ladder_sim.costs.memory import MemoryUse, memory_use
 from ladder_sim.costs.profile import JITTER_KEY, CalibrationProfile
 from ladder_sim.costs.profile_file import is_shipped, load_profile
 from ladder_sim.errors import UnknownNameError, UsageError
-from ladder_sim.graph.variants import DEFAULT_VARIANTS, canonical_names, checked
+from ladder_sim.graph.variants import DEFAULT_VARIANTS, canonical_names, parse
 from ladder_sim.simulate.passes import ENGINES, Engine
 from ladder_sim.simulate.ranks import Jitter
 from ladder_sim.simulate.request import Request
@@ -106,7 +106,7 @@ def predict(
         raise UnknownNameError("engine", engine, ENGINES)
     names = canonical_names(default_variants(scenario) if variants is None else variants)
     for name in names:
-        checked(name, scenario.model.layers)
+        parse(name).check(scenario.model.layers)
     costs, memory, uneven = simulation_inputs(scenario, profile, ignore_memory=ignore_memory, jitter=jitter, seed=seed)
     simulated = list(dict.fromkeys(["standard", *names]))
     requests = simulate_request(scenario, simulated, costs, engine=engine, jitter=uneven)

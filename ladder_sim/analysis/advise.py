@@ -18,7 +18,7 @@ from ladder_sim.errors import (
     UnknownNameError,
     UsageError,
 )
-from ladder_sim.graph.variants import wiring
+from ladder_sim.graph.variants import parse
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.cluster import ClusterSpec
@@ -116,7 +116,7 @@ def advise(
     names = variant_names(variants)
     base, gpus, loads = _scope(point, gpus)
     for name in names:
-        wiring(name, base.model.layers, base.model.ladder_layers)
+        parse(name).check(base.model.layers)
     given = {name: axis(name, point[name]).values for name in DEGREES if point.get(name) is not None}
     plans = legal_plans(base, gpus, given)
     whole(workers, "workers", 1, MAX_WORKERS, hint="processes, e.g. one per core")

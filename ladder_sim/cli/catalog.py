@@ -189,9 +189,9 @@ def _stacks() -> Rows:
 
 
 def _variants() -> Rows:
-    from ladder_sim.graph.variants import VARIANTS
+    from ladder_sim.graph.families import FAMILIES
 
-    return ("variant", "wiring"), [(name, VARIANTS[name]) for name in VARIANTS]
+    return ("variant", "wiring"), [(family.pattern, family.summary) for family in FAMILIES.values()]
 
 
 def _profiles() -> Rows:

@@ -13,7 +13,7 @@ from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.glossary import GLOSSARY
 from ladder_sim.explorer.native import Choices, FileField, Select
 from ladder_sim.explorer.upload import MAX_BYTES
-from ladder_sim.graph.variants import DEFAULT_VARIANTS, VARIANTS
+from ladder_sim.graph.variants import DEFAULT_VARIANTS
 from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS
 from ladder_sim.specs.imbalance import Imbalance
 from ladder_sim.specs.stack import AllReduce
@@ -264,7 +264,7 @@ def _variants() -> html.Div:
         field = dcc.Input(id=control_id(key), type="number", min=1, step=1, value=AMOUNTS[family], debounce=True)
         return labelled(key, title, field, "amount")
 
-    options = [name.partition(":")[0] for name in VARIANTS if name != "standard"]
+    options = ["parallel", "ladder", "hybrid-ladder", "desync", "upper-bound"]
     return html.Div(
         [
             Choices(

@@ -50,16 +50,18 @@ def _experts(block: BlockKernels, kind: Moe, prefix: str, *, reduces: bool) -> i
     if gathers:
         needed = _exchange(block, kind, prefix, "dispatch", rank.format("experts").activation_bytes, needed)
     output = routed = _routed(block, kind, prefix, needed)
-    name = "experts"
+    name, ends_in_combine = "experts", gathers and rank.tp == 1 and block.part == "mlp"
     if gathers:
         name = "combine"
         output = _exchange(block, kind, prefix, "combine", STATE_BYTES, output)
+    if ends_in_combine:
+        block.own = routed
     if kind.shared is None:
         return output
     block.next_to = routed if rank.phase == "decode" and rank.stack.shared_expert_stream else NORM
     shared = mlp(block, kind.shared, _up(block, kind.shared, f"{prefix}shared."), f"{prefix}shared.")
     block.next_to = NORM
-    if gathers and rank.tp == 1 and block.part == "mlp":
+    if ends_in_combine:
         # what other ranks send may be waited for later
         block.shared = shared
         return output

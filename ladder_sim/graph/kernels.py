@@ -33,6 +33,8 @@ class BlockStructure(NamedTuple):
     """Position of the one that makes the block's output."""
     shared: int = NORM
     """Of the one that makes an output which is added to that when it is joined; `NORM`: there is none."""
+    own: int = NORM
+    """Of the one that makes the rank's own part of it, if the block exchanges parts itself; `NORM`: it does not."""
 
 
 class BlockKernels:
@@ -47,12 +49,12 @@ class BlockKernels:
         self.next_to = NORM
 
         # as in `BlockStructure`
-        self.output = self.shared = NORM
+        self.output = self.shared = self.own = NORM
 
     @property
     def structure(self) -> BlockStructure:
         """What is the same for any size."""
-        return BlockStructure(tuple(self.kernels), self.output, self.shared)
+        return BlockStructure(tuple(self.kernels), self.output, self.shared, self.own)
 
     def op(self, name: str, kind: OpKind, shape: Shape, after: Sequence[int], *, weights: float = 0.0) -> int:
         """Any kernel; `weights` are the bytes that it holds in memory."""

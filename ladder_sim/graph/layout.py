@@ -4,28 +4,33 @@ Blocks are strung along the residual stream: joins and norms in front of each, t
 Models, plans and precisions of one structure share one layout: it is built from `Structure` alone.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from ladder_sim.errors import UsageError
+from ladder_sim.graph.families import Part
 from ladder_sim.graph.kernels import NORM, BlockStructure
 from ladder_sim.graph.ops import OpKind
-from ladder_sim.graph.variants import Block, Layer, Part, Wiring, wiring
+from ladder_sim.graph.wiring import Block, Layer, Wiring, wiring
 
 PART_NAMES: dict[Part, str] = {"attention": "attn", "mlp": "mlp", "both": "block"}
 
-# ops between the blocks, and before and after all of them; "add_norm" is a norm that adds an output first
+# ops between the blocks, and before and after all of them; "add_norm" is a norm that adds an output first, "add_others"
+# adds a sum without the rank's own part, which the residual has
 ResidualOpName = Literal[
     "embedding",
     "add",
+    "add_others",
     "post_norm",
     "shared_add",
     "norm",
     "add_norm",
     "all_reduce_norm",
     "fold",
+    "slice",
     "all_gather",
     "reduce_scatter",
     "all_reduce",
@@ -45,6 +50,23 @@ class ResidualOp(NamedTuple):
     """Every rank has its share of the stream's tokens (sequence parallel)."""
     tensors: int = 1
     """How many of them it sends."""
+    percent: int = 100
+    """First channels of the residual that it is about."""
+    others: bool = False
+    """It is about the other channels instead."""
+
+
+class Output(NamedTuple):
+    """What a block put out, by the ops that make it."""
+
+    own: int
+    """The rank's own part."""
+    sum: int
+    """What joins the residual."""
+    exchanged: bool
+    """Other ranks have parts of it."""
+    shared: int = NORM
+    """What shared experts put out next to it, which joins it; `NORM`: nothing that is not added yet."""
 
 
 class BlockKey(NamedTuple):
@@ -165,21 +187,27 @@ class _Builder:
         self.roles: dict[Role, int] = {}
         self.residual = -1
 
-        # output of every block so far: what a join waits for
-        self.pending: list[int] = []
+        # what every block so far put out, and the numbers of those that are not joined
+        self.outputs: list[Output] = []
+        self.waiting: list[int] = []
 
-        # outputs that replace the residual instead of being added to it
+        # those of which the rank's own part, or what shared experts put out, is read ahead of the sum
+        self.read_ahead: set[int] = set()
+        self.read_shared: set[int] = set()
+
+        # sums that replace the residual instead of being added to it
         self.folded: set[int] = set()
 
         # partial sums that the next norm's kernel is to reduce
         self.partial: set[int] = set()
 
-        # outputs of shared experts, by what they are added to once it has arrived
-        self.shared: dict[int, int] = {}
+        # how often each name was wanted
+        self.used: Counter[str] = Counter()
 
     def build(self, wiring: Wiring) -> Layout:
         blocks = [(layer, block) for layer in wiring.layers for block in layer.blocks]
-        if self.split and len({block.reduces for _, block in blocks}) > 1:
+        apart = wiring.percent < 100 or any(block.reads_ahead for _, block in blocks)
+        if self.split and (apart or len({block.reduces for _, block in blocks}) > 1):
             raise UsageError(
                 f"variant '{wiring.name}' with sp: its ranks keep different residuals, which cannot be split",
                 hint="leave out --sp, or choose another variant",
@@ -187,11 +215,12 @@ class _Builder:
         self.split = self.split and wiring.reduces
         self._embedding(reduces=wiring.reduces)
         following = [*((block.joins, layer.starts_stage) for layer, block in blocks[1:]), (wiring.final_joins, False)]
-        joined = 0
+        for number, (_, block) in enumerate(blocks):
+            self.read_ahead.update(number - back for back in block.reads_ahead)
+            self.read_shared.update([number - 1] if block.reads_shared or block.reads_ahead else [])
         for (layer, block), (joins, sent) in zip(blocks, following, strict=True):
             if layer.starts_stage and block is layer.blocks[0]:
-                self._send(layer.index, joined)
-            joined += len(block.joins)
+                self._send(layer.index)
             self._block(layer, block, needed_at_once=joins == (1,) and not sent)
         self._head(wiring)
         return Layout(
@@ -224,87 +253,144 @@ class _Builder:
         self.same_as.append(self.roles.setdefault(role, len(self.roles)))
         return len(self.names) - 1
 
-    def _join(self, joins: Sequence[int], prefix: str, layer: int, *, fuse_last: bool) -> list[int]:
-        """Bring outputs into the residual; returns the one that the next norm is to add itself, if any."""
-        outputs = [self.pending[len(self.pending) - back] for back in joins]
-        for number, output in enumerate(outputs):
-            if output in self.folded:
-                self.residual = output
+    def _numbered(self, name: str) -> str:
+        """A name, with a number from the second time on."""
+        self.used[name] += 1
+        return name if self.used[name] == 1 else f"{name}{self.used[name]}"
+
+    def _join(self, joins: Sequence[int], prefix: str, layer: int) -> list[int]:
+        """Bring outputs into the residual; the last one is returned instead, if only its add is missing."""
+        last: list[int] = []
+        for number in [len(self.outputs) - back for back in joins]:
+            self.waiting.remove(number)
+            output = self.outputs[number]
+            if output.sum in self.folded:
+                self.residual = output.sum
                 continue
-            output = self._with_shared(output)
-            if self.structure.post_norms:
-                name = f"{prefix}.post_norm{number + 1 if number else ''}"
-                output = self._op(name, "norm", ResidualOp("post_norm", self.split), [output], layer)
-            if fuse_last and number == len(outputs) - 1:
-                return [output]
-            name = f"{prefix}.add" if number == 0 else f"{prefix}.add{number + 1}"
-            self.residual = self._op(name, "add", ResidualOp("add", self.split), [self.residual, output], layer)
-        return []
+            self._add(last, prefix, layer)
+            last = []
+            if number not in self.read_ahead:
+                last = [self._normed(self._with_shared(number).sum, prefix, layer)]
+            elif output.exchanged:
+                needed = [self.residual, self._normed(output.sum, prefix, layer), output.own]
+                name = self._numbered(f"{prefix}.add_others")
+                self.residual = self._op(name, "add", ResidualOp("add_others"), needed, layer)
+        return last
 
-    def _with_shared(self, output: int) -> int:
-        """An output and that of the shared experts next to it, if there are any that were not added before."""
-        if output not in self.shared:
-            return output
-        needed = [output, self.shared.pop(output)]
-        return self._op(
-            f"{self.names[output]}.shared_add", "add", ResidualOp("shared_add"), needed, self.layers[output]
-        )
+    def _read_ahead(self, block: Block, prefix: str, layer: int) -> list[int]:
+        """Tensors that a block reads ahead of the sums that have them."""
+        tensors = []
+        for number in [len(self.outputs) - back for back in block.reads_ahead]:
+            output = self.outputs[number]
+            tensors.append(self._normed(output.own, prefix, layer))
+            if block.folds_ahead:
+                self.waiting.remove(number)
+            else:
+                self.outputs[number] = output._replace(own=tensors[-1])
+        if self.outputs and (block.reads_ahead or block.reads_shared):
+            shared = self.outputs[-1].shared
+            tensors += [shared] if shared != NORM else []
+            self.outputs[-1] = self.outputs[-1]._replace(shared=NORM)
+        return tensors
 
-    def _norm(self, prefix: str, joins: Sequence[int], layer: int, *, deferred: bool) -> int:
+    def _add(self, tensors: Sequence[int], prefix: str, layer: int) -> None:
+        for tensor in tensors:
+            name = self._numbered(f"{prefix}.add")
+            self.residual = self._op(name, "add", ResidualOp("add", self.split), [self.residual, tensor], layer)
+
+    def _normed(self, tensor: int, prefix: str, layer: int) -> int:
+        """An output as it is added: models may normalise it first."""
+        if not self.structure.post_norms:
+            return tensor
+        name = self._numbered(f"{prefix}.post_norm")
+        return self._op(name, "norm", ResidualOp("post_norm", self.split), [tensor], layer)
+
+    def _with_shared(self, number: int) -> Output:
+        """An output with that of the shared experts next to it, if there are any that were not added before."""
+        output = self.outputs[number]
+        if output.shared != NORM:
+            name, needed = f"{self.names[output.sum]}.shared_add", [output.sum, output.shared]
+            added = self._op(name, "add", ResidualOp("shared_add"), needed, self.layers[output.sum])
+            output = self.outputs[number] = output._replace(sum=added, shared=NORM)
+        return output
+
+    def _norm(self, prefix: str, joins: Sequence[int], layer: int, block: Block | None = None) -> int:
         """Join, then normalise; a fused kernel reads residual and output, writes the new residual and the norm.
 
         It may begin with the output's all-reduce. Shares of the residual stream are gathered after it.
         """
-        fuses = self.structure.fused_ladder_add if deferred else self.structure.fused_add
-        added = self._join(joins, prefix, layer, fuse_last=fuses)
-        needed = [self.residual, *added]
-        if self.partial.intersection(added):
+        deferred = len(joins) > 1 if block is None else any(back > 1 for back in joins)
+        last, kept = self._join(joins, prefix, layer), -1
+        for tensor in self._read_ahead(block, prefix, layer) if block else ():
+            self._add(last, prefix, layer)
+            last, kept, deferred = [tensor], self.residual, False
+        if not (self.structure.fused_ladder_add if deferred else self.structure.fused_add):
+            self._add(last, prefix, layer)
+            last = []
+        needed = [self.residual, *last]
+        if self.partial.intersection(last):
             norm = self._op(
                 f"{prefix}.all_reduce_norm", "all_reduce_norm", ResidualOp("all_reduce_norm"), needed, layer
             )
         else:
             norm = self._op(
-                f"{prefix}.norm", "norm", ResidualOp("add_norm" if added else "norm", self.split), needed, layer
+                f"{prefix}.norm", "norm", ResidualOp("add_norm" if last else "norm", self.split), needed, layer
             )
-        if added:
+        if last:
             self.residual = norm
+        if block and block.folds_ahead and self.structure.tensor_parallel:
+            # what it read ahead goes into its sum instead
+            self.residual = kept
         if not self.split:
             return norm
         return self._op(f"{prefix}.all_gather", "all_gather", ResidualOp("all_gather"), [norm], layer)
 
     def _reduce(self, prefix: str, block: Block, output: int, layer: int, *, needed_at_once: bool) -> int:
-        if not block.reduces or not self.structure.tensor_parallel:
-            return output
+        """What joins the residual of an output of several ranks."""
         if self.split:
             return self._op(f"{prefix}.reduce_scatter", "reduce_scatter", ResidualOp("reduce_scatter"), [output], layer)
-        if needed_at_once and self.structure.fuses_norm and not block.folds_residual:
+        folded = [self.residual] if block.folds_residual else []
+        if block.folds_ahead:
+            folded = [self.outputs[len(self.outputs) - back].own for back in block.reads_ahead]
+        for tensor in folded:
+            output = self._op(f"{prefix}.fold", "add", ResidualOp("fold"), [tensor, output], layer)
+        if block.percent < 100:
+            output = self._op(f"{prefix}.slice", "copy", ResidualOp("slice", percent=block.percent), [output], layer)
+        elif needed_at_once and self.structure.fuses_norm and not block.folds_residual:
             self.partial.add(output)
             return output
-        if block.folds_residual:
-            output = self._op(f"{prefix}.fold", "add", ResidualOp("fold"), [self.residual, output], layer)
-        reduced = self._op(f"{prefix}.all_reduce", "all_reduce", ResidualOp("all_reduce"), [output], layer)
+        role = ResidualOp("all_reduce", percent=block.percent)
+        reduced = self._op(f"{prefix}.all_reduce", "all_reduce", role, [output], layer)
         if block.folds_residual:
             self.folded.add(reduced)
         return reduced
 
-    def _send(self, layer: int, joined: int) -> None:
+    def _send(self, layer: int) -> None:
         """Hand the residual stream, and outputs that are not joined yet, to the next pipeline stage."""
-        # a folded output is the residual
-        waiting = [self._with_shared(output) for output in self.pending[joined:]]
-        whole = 0 if self.folded.intersection(waiting) else 1
-        tensors = whole + len(waiting)
-        sent = self._op(
-            f"layer{layer}.send", "send", ResidualOp("send", self.split, tensors), [self.residual, *waiting], layer
-        )
-        self.folded.update({sent} if self.folded.intersection(waiting) else ())
-        self.pending[joined:] = [sent] * len(waiting)
+        needed, whole = [self.residual], 1
+        for number in self.waiting:
+            output = self.outputs[number]
+            if number not in self.read_shared:
+                output = self._with_shared(number)
+            needed += [output.sum]
+            needed += [output.own] if number in self.read_ahead and output.exchanged else []
+            needed += [output.shared] if output.shared != NORM else []
+            # that one is the residual
+            whole = 0 if output.sum in self.folded else whole
+        role = ResidualOp("send", self.split, len(needed) - 1 + whole)
+        sent = self._op(f"layer{layer}.send", "send", role, needed, layer)
+        for number in self.waiting:
+            output = self.outputs[number]
+            self.folded.update([sent] if output.sum in self.folded else [])
+            shared = output.shared if output.shared == NORM else sent
+            self.outputs[number] = output._replace(own=sent, sum=sent, shared=shared)
         self.residual = sent
 
     def _block(self, layer: Layer, block: Block, *, needed_at_once: bool) -> None:
         prefix, at = f"layer{layer.index}.{PART_NAMES[block.part]}", layer.index
-        norm = self._norm(prefix, block.joins, at, deferred=any(back > 1 for back in block.joins))
+        norm = self._norm(prefix, block.joins, at, block)
         key = self.keys[layer.kind, block.part, block.reduces]
-        kernels, output, shared = self.blocks[key]
+        kernels, output, shared, own = self.blocks[key]
         start = len(self.names)
         # one by one they take most of the time of a layout
         self.names += [f"{prefix}.{kernel.name}" for kernel in kernels]
@@ -314,10 +400,16 @@ class _Builder:
             tuple([norm if before == NORM else start + before for before in kernel.after]) for kernel in kernels
         ]
         self.same_as += [self.roles.setdefault((key, position), len(self.roles)) for position in range(len(kernels))]
-        reduced = self._reduce(prefix, block, start + output, at, needed_at_once=needed_at_once)
-        if shared != NORM:
-            self.shared[reduced] = start + shared
-        self.pending.append(reduced)
+        made, exchanged = start + output, block.reduces and self.structure.tensor_parallel
+        self.outputs.append(
+            Output(
+                own=made if own == NORM else start + own,
+                sum=self._reduce(prefix, block, made, at, needed_at_once=needed_at_once) if exchanged else made,
+                exchanged=exchanged or own != NORM,
+                shared=NORM if shared == NORM else start + shared,
+            )
+        )
+        self.waiting.append(len(self.outputs) - 1)
 
     def _embedding(self, *, reduces: bool) -> None:
         self.residual = self._op("embedding", "embedding", ResidualOp("embedding"), [])
@@ -325,7 +417,15 @@ class _Builder:
             self.residual = self._op("embedding.all_reduce", "all_reduce", ResidualOp("all_reduce"), [self.residual])
 
     def _head(self, wiring: Wiring) -> None:
-        norm = self._norm("final", wiring.final_joins, -1, deferred=len(wiring.final_joins) > 1)
+        joins = wiring.final_joins
+        if wiring.percent < 100 and self.structure.tensor_parallel:
+            # shards of the vocabulary need one residual: the mean of the ranks' own channels, scaled as they are copied
+            self._add(self._join(joins, "final", -1), "final", -1)
+            role = ResidualOp("slice", percent=wiring.percent, others=True)
+            own = self._op("final.slice", "copy", role, [self.residual])
+            self.residual = self._op("final.all_reduce", "all_reduce", role._replace(op="all_reduce"), [own])
+            joins = ()
+        norm = self._norm("final", joins, -1)
         logits = self._op("lm_head", "lm_head", ResidualOp("lm_head"), [norm])
         if self.structure.sharded_lm_head:
             logits = self._op("lm_head.all_gather", "all_gather", ResidualOp("gather_logits"), [logits])

@@ -45,6 +45,7 @@ OpKind = Literal[
     "attention",
     "activation",
     "add",
+    "copy",
     "lm_head",
     "sample",
     CollectiveKind,

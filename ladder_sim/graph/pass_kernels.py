@@ -1,6 +1,6 @@
 """The kernels of one forward pass, each once, and their order along a residual wiring.
 
-The wiring (variants.py) says what each block joins and whether it reduces, a layout (layout.py) what waits for what.
+The wiring (wiring.py) says what each block joins and whether it reduces, a layout (layout.py) what waits for what.
 Tensor parallelism is Megatron's: column-parallel QKV and gate/up, row-parallel output and down projections, so that a
 block ends in partial sums (arXiv 1909.08053).
 """
@@ -18,6 +18,8 @@ from ladder_sim.specs.workload import FORMATS
 
 # one token id, int64 as PyTorch indexes with
 TOKEN_BYTES = 8
+# a share of the channels is rounded up to as many: 16 bytes, which kernels read at once
+CHANNELS = 8
 
 
 @lru_cache(maxsize=256)
@@ -140,14 +142,23 @@ class PassKernels:
         if name in ("norm", "add_norm", "post_norm"):
             moved = own_bytes * (4 if name == "add_norm" else 2)
             return _op(role, "norm", ElementwiseShape(moved_bytes=moved), norm_weights)
-        if name in ("add", "shared_add", "fold"):
-            return _op(role, "add", ElementwiseShape(moved_bytes=3 * own_bytes))
+        if name in ("add", "shared_add", "fold", "add_others"):
+            return _op(role, "add", ElementwiseShape(moved_bytes=own_bytes * (4 if name == "add_others" else 3)))
+        channels_bytes = float(rank.tokens) * self._channels(role) * STATE_BYTES
+        if name == "slice":
+            return _op(role, "copy", ElementwiseShape(moved_bytes=2 * channels_bytes))
         if name == "send":
             return _op(role, name, CollectiveShape(message_bytes=role.tensors * own_bytes, group="stages"))
         if name in ("all_reduce", "all_gather", "reduce_scatter", "all_reduce_norm"):
             weights = norm_weights if name == "all_reduce_norm" else 0.0
-            return _op(role, name, CollectiveShape(message_bytes=rank.state_bytes), weights)
+            return _op(role, name, CollectiveShape(message_bytes=channels_bytes), weights)
         return self._end(role)
+
+    def _channels(self, role: ResidualOp) -> int:
+        """Of the residual, those that an op is about."""
+        hidden = self.rank.model.hidden
+        first = min(hidden, -(-hidden * role.percent // (100 * CHANNELS)) * CHANNELS)
+        return hidden - first if role.others else first
 
     def _end(self, role: ResidualOp) -> Op:
         """An op before the first block or after the last."""

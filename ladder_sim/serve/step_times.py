@@ -21,7 +21,7 @@ from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.variants import canonical_names, wiring
+from ladder_sim.graph.variants import canonical_names, parse
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.serve.cache import cached
 from ladder_sim.serve.grids import SHARES, Grids, StepLimits
@@ -100,7 +100,7 @@ class StepTimes:
         """
         _check(scenario)
         (name,) = canonical_names(variant or scenario.variant)
-        wiring(name, scenario.model.layers, scenario.model.ladder_layers)
+        parse(name).check(scenario.model.layers)
         measured = resolve_profile(scenario, profile)
         costs = KernelCosts(scenario, measured)
         limits = limits or StepLimits(1024, scenario.step_tokens, min(CONTEXT, scenario.model.max_positions))

@@ -12,7 +12,8 @@ from statistics import median
 from typing import Any
 
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.variants import canonical, wiring
+from ladder_sim.graph.variants import canonical
+from ladder_sim.graph.wiring import wiring
 from ladder_sim.traces.blocks import Pass, find_passes
 from ladder_sim.traces.fusion import split_norms
 from ladder_sim.traces.graph import Lane, TraceGraph, TraceOp

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ladder_sim.errors import InfeasibleError, UnknownNameError, UsageError
-from ladder_sim.graph.variants import canonical, checked
+from ladder_sim.graph.variants import canonical, parse
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS, Argument
 from ladder_sim.specs.scenario import Scenario
@@ -265,7 +265,7 @@ def _value(argument: Argument, text: str) -> Any:
 def _check(configuration: Configuration, variant: str) -> None:
     """Refuse what breaks a rule; a scenario that cannot run is reported by the comparison."""
     model = catalog.model(configuration.model)
-    checked(variant, model.layers)
+    parse(variant).check(model.layers)
     try:
         configuration.scenario()
     except InfeasibleError:

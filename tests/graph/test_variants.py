@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ladder_sim.errors import LadderSimError, UnknownNameError, UsageError
-from ladder_sim.graph.variants import DEFAULT_VARIANTS, Wiring, canonical, wiring
+from ladder_sim.graph.variants import DEFAULT_VARIANTS, canonical
+from ladder_sim.graph.wiring import Wiring, wiring
 from ladder_sim.prediction import default_variants
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
@@ -227,7 +228,7 @@ def test_parameter_must_be_a_positive_whole_number(name: str) -> None:
     assert f"'{name.partition(':')[0]}:" in caught.value.hint
 
 
-@pytest.mark.parametrize("name", ["ladder:3", "standard:", "upper-bound:1", "parallel:2"])
+@pytest.mark.parametrize("name", ["parallel:3", "standard:", "upper-bound:1", "parallel:2"])
 def test_parameter_not_wanted(name: str) -> None:
     with pytest.raises(UsageError, match="takes no parameter"):
         canonical(name)

@@ -1,0 +1,281 @@
+"""Families of residual wirings: names, parameters, papers and equations, each family once.
+
+Blocks i = 0, 1, ... (attention, MLP, attention, ...; "parallel": one a layer) put out p_i^r on rank r, a partial sum;
+s_i is the sum of p_i^r over the ranks, which an all-reduce makes; x is the embedding. The docstring of a family's rule
+says what a block reads on rank r. The LM head reads x and all sums, if nothing else is said.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+Part = Literal["attention", "mlp", "both"]
+# what a sum has besides the output: residual / ranks, so that it is the new residual, or own parts of earlier outputs
+Carried = Literal["nothing", "residual", "own"]
+
+
+class Place(NamedTuple):
+    """Where a block is among those with its wiring."""
+
+    number: int
+    """Blocks with this wiring before it."""
+    part: Part
+    """What it computes; "both": attention and MLP side by side."""
+    is_last: bool
+    """None of them comes after it."""
+
+
+class Rule(NamedTuple):
+    """What a block reads, and what becomes of its output."""
+
+    late: int = 0
+    """Newest outputs whose sums it does not wait for."""
+    reads_own: bool = False
+    """It reads the rank's own parts of those."""
+    reads_shared: bool = False
+    """It reads what shared experts put out just before, where that needs no exchange."""
+    reduces: bool = True
+    """Its output is summed over the ranks."""
+    percent: int = 100
+    """Channels that are summed; of the others each rank keeps its own part."""
+    carries: Carried = "nothing"
+    """What the sum has besides its output; "own": the parts of others that the block reads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """The number behind a family's name."""
+
+    letter: str
+    """In the name's pattern."""
+    meaning: str
+    """What it says, in words that have the letter."""
+    counts: Literal["layers", "blocks", "percent"]
+    """What it is a number of: at most those that there are, or 100."""
+    example: int
+    """One that many models can have."""
+    smallest: int = 1
+    default: int | None = None
+    """Where the name has none; None: it must have one."""
+    too_large: str = ""
+    """What a number of more than there are would do."""
+    instead: str = ""
+    """What to write in the place of one that is too small or too large."""
+
+    def largest(self, layers: int) -> int:
+        """With so many layers."""
+        return {"layers": layers, "blocks": 2 * layers, "percent": 100}[self.counts]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Family:
+    """Wirings of one name."""
+
+    name: str
+    summary: str
+    """In a line."""
+    rule: Callable[[Place, int], Rule]
+    """Of a block at its place, by the parameter (0: there is none)."""
+    paper: str = ""
+    """Where it was published; empty: it is the usual one, or no model."""
+    parameter: Parameter | None = None
+    parts: tuple[Part, ...] = ("attention", "mlp")
+    """Blocks of a layer."""
+    period: Callable[[int], int] = lambda parameter: 1
+    """Blocks after which the rule repeats, by the parameter."""
+    is_tail: bool = False
+    """The parameter is the number of the last layers, which alone have it."""
+
+    @property
+    def pattern(self) -> str:
+        """Its name with the letter of its parameter."""
+        if self.parameter is None:
+            return self.name
+        letter = f":{self.parameter.letter}"
+        return self.name + (letter if self.parameter.default is None else f"[{letter}]")
+
+    @property
+    def retrained(self) -> bool:
+        """Only a model that was trained with it computes anything useful."""
+        return bool(self.paper)
+
+    @property
+    def fits_hybrids(self) -> bool:
+        """It may be the wiring of the last layers of a model that is standard otherwise."""
+        return self.retrained and not self.is_tail
+
+
+def standard(at: Place, parameter: int) -> Rule:
+    """``x + sum_{j<i} s_j``."""
+    return Rule()
+
+
+def ladder(at: Place, late: int) -> Rule:
+    """``x + sum_{j<=i-1-D} s_j``: an all-reduce may take as long as D blocks."""
+    return Rule(late=late)
+
+
+def delayed(at: Place, late: int) -> Rule:
+    """``x + sum_{j<=i-1-D} s_j + sum_{i-1-D<j<i} p_j^r``: the own part at once, those of the others D blocks later."""
+    return Rule(late=late, reads_own=late > 0)
+
+
+def desync(at: Place, every: int) -> Rule:
+    """A residual for each rank: ``x^r + p_i^r``, after every N-th block ``sum over r of (x^r / ranks + p_i^r)``."""
+    reduces = (at.number + 1) % every == 0 or at.is_last
+    return Rule(reduces=reduces, carries="residual" if reduces and every > 1 else "nothing")
+
+
+def track(at: Place, layers: int) -> Rule:
+    """As `desync`, after the last block of every D-th layer."""
+    return desync(at, 2 * layers)
+
+
+def drop(at: Place, parameter: int) -> Rule:
+    """The MLP reads ``x + sum_{j<i-1} s_j + p_{i-1}^r``, and its all-reduce sums ``p_{i-1}^r + p_i^r``."""
+    if at.part == "attention":
+        return Rule(reduces=False)
+    return Rule(late=1, reads_own=True, carries="own")
+
+
+def partial(at: Place, percent: int) -> Rule:
+    """``x + sum_{j<i} s_j`` in the first P percent of the channels, ``x + sum_{j<i} p_j^r`` in the others.
+
+    The LM head's shards need one residual: before it, the others are averaged over the ranks.
+    """
+    return Rule(percent=percent)
+
+
+def farskip(at: Place, parameter: int) -> Rule:
+    """``x + sum_{j<i-1} s_j``, and what the shared experts of block i - 1 put out, where that needs no exchange.
+
+    Equation 8a: experts read the residual before attention; attention reads it without the routed experts before it.
+    """
+    return Rule(late=1, reads_shared=True)
+
+
+def farskip_own(at: Place, parameter: int) -> Rule:
+    """``x + sum_{j<i-1} s_j + p_{i-1}^r``: equation 8b, the rank's own part of what is missing."""
+    return Rule(late=1, reads_own=True)
+
+
+def upper_bound(at: Place, parameter: int) -> Rule:
+    """``x + sum_{j<i} p_j^r``; the LM head reads that as well."""
+    return Rule(reduces=False)
+
+
+FAMILIES: Mapping[str, Family] = {
+    family.name: family
+    for family in (
+        Family(name="standard", summary="each block waits for the all-reduce of the one before", rule=standard),
+        Family(
+            name="parallel",
+            summary="attention and MLP side by side: one all-reduce per layer",
+            rule=standard,
+            paper="arXiv 2204.02311",
+            parts=("both",),
+        ),
+        Family(
+            name="ladder",
+            summary="each block reads the residual before the last D blocks (1), whose all-reduces it overlaps",
+            rule=ladder,
+            paper="arXiv 2501.06589",
+            parameter=Parameter(
+                letter="D",
+                meaning="an all-reduce may take D blocks",
+                counts="blocks",
+                example=1,
+                default=1,
+                too_large="only the LM head would read a sum",
+                instead="'standard' for 0",
+            ),
+        ),
+        Family(
+            name="delayed",
+            summary="each rank adds its own part at once, the sum of the others D blocks later",
+            rule=delayed,
+            paper="arXiv 2609.13846",
+            parameter=Parameter(
+                letter="D",
+                meaning="parts of other ranks arrive D blocks late",
+                counts="blocks",
+                example=2,
+                smallest=0,
+                too_large="only the LM head would read a sum",
+            ),
+        ),
+        Family(
+            name="track",
+            summary="ranks are independent tracks, averaged by one all-reduce every D layers",
+            rule=track,
+            paper="arXiv 2602.07306",
+            parameter=Parameter(
+                letter="D",
+                meaning="an all-reduce every D layers",
+                counts="layers",
+                example=4,
+                too_large="none but the last would be reduced",
+            ),
+            period=lambda layers: 2 * layers,
+        ),
+        Family(
+            name="desync",
+            summary="only every N-th block is all-reduced, and the last",
+            rule=desync,
+            paper="arXiv 2501.06589",
+            parameter=Parameter(
+                letter="N",
+                meaning="every N-th block is all-reduced",
+                counts="blocks",
+                example=4,
+                too_large="none but the last would be reduced",
+                instead="'upper-bound' for no all-reduce at all",
+            ),
+            period=lambda every: every,
+        ),
+        Family(
+            name="drop",
+            summary="no all-reduce after attention in the last K layers; the one after the MLP sums both",
+            rule=drop,
+            paper="arXiv 2502.20727",
+            parameter=Parameter(
+                letter="K",
+                meaning="the last K layers have one all-reduce",
+                counts="layers",
+                example=16,
+                smallest=0,
+                too_large="no more can have one all-reduce",
+            ),
+            is_tail=True,
+        ),
+        Family(
+            name="partial",
+            summary="P percent of the channels are all-reduced, the others stay each rank's own",
+            rule=partial,
+            paper="arXiv 2506.19645",
+            parameter=Parameter(
+                letter="P",
+                meaning="P percent of the channels are all-reduced",
+                counts="percent",
+                example=50,
+            ),
+        ),
+        Family(
+            name="farskip",
+            summary="ladder on MoE; attention also reads what shared experts put out without an exchange",
+            rule=farskip,
+            paper="arXiv 2511.11505",
+        ),
+        Family(
+            name="farskip:own",
+            summary="farskip that also reads the rank's own part of what is on the way",
+            rule=farskip_own,
+            paper="arXiv 2511.11505",
+        ),
+        Family(
+            name="upper-bound",
+            summary="no block is all-reduced: no communication, standard GEMMs",
+            rule=upper_bound,
+        ),
+    )
+}
