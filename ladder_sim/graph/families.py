@@ -87,12 +87,18 @@ class Family:
     """The parameter is the number of the last layers, which alone have it."""
 
     @property
+    def shortest(self) -> str:
+        """Its name, with the letter of a parameter that it must have."""
+        if self.parameter is None or self.parameter.default is not None:
+            return self.name
+        return f"{self.name}:{self.parameter.letter}"
+
+    @property
     def pattern(self) -> str:
         """Its name with the letter of its parameter."""
-        if self.parameter is None:
-            return self.name
-        letter = f":{self.parameter.letter}"
-        return self.name + (letter if self.parameter.default is None else f"[{letter}]")
+        if self.parameter is None or self.parameter.default is None:
+            return self.shortest
+        return f"{self.name}[:{self.parameter.letter}]"
 
     @property
     def retrained(self) -> bool:

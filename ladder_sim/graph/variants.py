@@ -85,7 +85,8 @@ def parse(variant: str) -> Variant:
     # the longest one: names may hold colons
     name = max((name for name in names if f"{body}:".startswith(f"{name}:")), key=len, default="")
     if not name:
-        raise UnknownNameError("variant", variant, [*FAMILIES, *(f"{HYBRID}{name}" for name in names)])
+        hybrids = [f"{HYBRID}{family.shortest}:K" for family in FAMILIES.values() if family.fits_hybrids]
+        raise UnknownNameError("variant", variant, [*(family.shortest for family in FAMILIES.values()), *hybrids])
     family = FAMILIES[name]
     given = body[len(name) + 1 :].split(":") if body != name else []
     last = _number(variant, family, _LAST, given.pop() if given else "", hybrid=hybrid) if hybrid else 0
