@@ -1,23 +1,39 @@
-"""The rate at which a promise breaks, and the fewest replicas that keep it, found by bisection."""
+"""The rate at which a promise breaks, and the fewest replicas that keep it, found by bisection.
 
-from collections.abc import Callable, Sequence
+Behind a router that takes replicas in turn, each of R gets every R-th request: one of them is simulated, with the times
+between requests of R together. Other routers decide by what the replicas have, and all are simulated.
+"""
+
+import json
+import math
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, log2
+
+import numpy as np
 
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import canonical_names
 from ladder_sim.serve.load import DEFAULT_VARIANTS, Service
 from ladder_sim.serve.outcome import Outcome
 from ladder_sim.serve.promise import Promise
-from ladder_sim.serve.traffic import Traffic
+from ladder_sim.serve.traffic import MAX_BURSTINESS, Traffic
 from ladder_sim.specs.scenario import Scenario
 
 # of the rate at which one replica breaks the promise
 PRECISION = 0.02
+# what breaks where every bound is kept
+ENDLESS = "the queue grows without end"
 # requests to an idle system, and how seldom they come
 _IDLE_REQUESTS, _IDLE_RATE = 50, 1e-3
 # beyond, all requests come at once
 _MOST_RATE = 1e5
+# of simulations with all replicas: a quarter of an hour
+_MOST_REQUESTS = 5_000_000
+# of a bound: beyond these, a further seed decides nothing
+_CLEARLY = 1.5
+# figures of simulations, by what was simulated: one for each bound, and whether the queue has an end
+Points = MutableMapping[str, "tuple[list[float], bool]"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +53,22 @@ class Capacity:
     gpus: int
     """Of these replicas."""
     outcome: Outcome
-    """Of these replicas at the rate; if there are none, of an idle one."""
+    """Of one of these replicas; if there are none, of an idle one. Of all, if their router does not take turns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """How predictions may be off."""
+
+    slower: float = 1.0
+    """How many times as long all steps take."""
+    later: float = 1.0
+    """How many times as long times to first token are, beyond that."""
+    end: int = 0
+    """End of the 90 % interval of the mean over seeds: 1 upper, -1 lower, 0 the mean."""
+
+
+AS_PREDICTED = Case()
 
 
 def capacity(
@@ -50,7 +81,7 @@ def capacity(
     watch: Callable[[str], object] = lambda text: None,
     **how: object,
 ) -> dict[str, Capacity]:
-    """Find the fewest replicas that keep a promise, for each variant.
+    """Find the fewest replicas that keep a promise, for each variant, on the plan of the scenario.
 
     Parameters
     ----------
@@ -69,31 +100,164 @@ def capacity(
     **how
         Fields of `ladder_sim.serve.load.Service`.
     """
+    check_rate(traffic)
+    service = service or Service.for_requests(scenario, traffic, **how)
+    return {name: Search(service, name, traffic, promise, watch=watch).capacity() for name in canonical_names(variants)}
+
+
+def check_rate(traffic: Traffic) -> None:
+    """Require requests at a rate."""
     if not traffic.rate:
         raise UsageError("capacity without a rate: there is no load to carry", hint="give --rate, requests per second")
-    service = service or Service.for_requests(scenario, traffic, **how)
-    return {name: _Search(service, name, traffic, promise, watch).capacity() for name in canonical_names(variants)}
 
 
-class _Search:
-    """Of one variant."""
+class Search:
+    """The limits of one variant on one plan.
+
+    Parameters
+    ----------
+    service
+        Of one replica.
+    variant
+        Canonical name.
+    traffic, promise
+        As in `capacity`.
+    seeds
+        Bounds are compared with means over so many.
+    points
+        Simulations that are known; others are added.
+    watch
+        Is told what is simulated.
+    """
 
     def __init__(
-        self, service: Service, variant: str, traffic: Traffic, promise: Promise, watch: Callable[[str], object]
+        self,
+        service: Service,
+        variant: str,
+        traffic: Traffic,
+        promise: Promise,
+        *,
+        seeds: int = 1,
+        points: Points | None = None,
+        watch: Callable[[str], object] = lambda text: None,
     ) -> None:
         self.service, self.variant, self.traffic, self.promise = service, variant, traffic, promise
-        self.watch = watch
+        self.seeds, self.points, self.watch = seeds, {} if points is None else points, watch
 
     def capacity(self) -> Capacity:
         """Search."""
-        idle = self._run(replace(self.traffic, rate=_IDLE_RATE, requests=min(_IDLE_REQUESTS, self.traffic.requests)), 1)
-        if idle.broken:
-            return self._answer(0.0, idle.broken, 0, idle)
-        limit, breaks = self._rate_limit()
-        replicas, outcome = self._fewest(max(1, ceil(self.traffic.rate / limit)))
-        return self._answer(limit, breaks, replicas, outcome)
+        broken = self.breaks(_IDLE_RATE, 1)
+        if broken:
+            return self._answer(0.0, broken, 0)
+        limit, breaks = self.limit()
+        return self._answer(limit, breaks, self.fewest(limit))
 
-    def _answer(self, limit: float, breaks: tuple[str, ...], replicas: int, outcome: Outcome) -> Capacity:
+    def limit(self, case: Case = AS_PREDICTED, near: float | None = None) -> tuple[float, tuple[str, ...]]:
+        """The highest rate of one replica, and what breaks above it; the same for every rate that is to be served.
+
+        From a power of two, or a rate that is near, by doubling or halving, for a replica with little to do takes
+        longest to simulate, then by bisection.
+        """
+        step = 2.0 if near is None else 1.2
+        kept = broken = self._guess() if near is None else near
+        if breaks := self.breaks(broken, 1, case):
+            kept /= step
+            while kept > _IDLE_RATE and (bounds := self.breaks(kept, 1, case)):
+                kept, broken, breaks = kept / step, kept, bounds
+        else:
+            broken *= step
+            while not (breaks := self.breaks(broken, 1, case)):
+                kept, broken = broken, step * broken
+                if broken > _MOST_RATE:
+                    return kept, ()
+        while broken > (1.0 + PRECISION) * kept:
+            middle = (kept * broken) ** 0.5
+            if bounds := self.breaks(middle, 1, case):
+                broken, breaks = middle, bounds
+            else:
+                kept = middle
+        return kept, breaks
+
+    def fewest(self, limit: float, case: Case = AS_PREDICTED) -> int:
+        """The fewest replicas, near the number that a limit of one says: routers make arrivals more or less regular."""
+        enough = max(1, ceil(self.traffic.rate / limit))
+        if self._keeps(enough, case):
+            few, step = enough - 1, 1
+            while few and self._keeps(few, case):
+                enough, step = few, 2 * step
+                few = max(0, few - step)
+        else:
+            few, step = enough, 1
+            while not self._keeps(few + step, case):
+                few, step = few + step, 2 * step
+            enough = few + step
+        while enough - few > 1:
+            middle = (few + enough) // 2
+            few, enough = (few, middle) if self._keeps(middle, case) else (middle, enough)
+        return enough
+
+    def possible(self, case: Case) -> bool:
+        """Whether an idle replica keeps the promise."""
+        return not self.breaks(_IDLE_RATE, 1, case)
+
+    def breaks(self, rate: float, replicas: int, case: Case = AS_PREDICTED) -> tuple[str, ...]:
+        """What of the promise some replicas break at a rate; empty: nothing."""
+        bounds_s = np.array([bound.seconds for bound in self.promise.bounds])
+        later = np.array([case.later if bound.metric == "ttft" else 1.0 for bound in self.promise.bounds])
+        rows: list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]] = []
+        for seed in range(self.seeds):
+            seconds, stable = self._point(rate, replicas, seed, case.slower)
+            rows.append(later * seconds)
+            clear = (rows[0] * _CLEARLY <= bounds_s).all() or (rows[0] > _CLEARLY * bounds_s).any()
+            if not stable or clear:
+                break
+        values_s = np.mean(rows, axis=0)
+        if case.end and len(rows) > 1:
+            values_s *= np.exp(case.end * _of_mean(len(rows)) * np.std(np.log(rows), axis=0, ddof=1))
+        # what no request has is kept by none
+        broken = tuple(
+            bound.name for bound, kept in zip(self.promise.bounds, values_s <= bounds_s, strict=True) if not kept
+        )
+        return broken or (() if stable else (ENDLESS,))
+
+    def _keeps(self, replicas: int, case: Case) -> bool:
+        return not self.breaks(self.traffic.rate, replicas, case)
+
+    def _point(self, rate: float, replicas: int, seed: int, slower: float) -> tuple[list[float], bool]:
+        """Figures of a simulation, one for each bound."""
+        key = json.dumps([self.variant, str(self.service.scenario.plan), slower, seed, rate, replicas])
+        if key not in self.points:
+            outcome = self._run(rate, replicas, seed, slower)
+            seconds = [outcome.seconds(bound.metric, bound.percentile) for bound in self.promise.bounds]
+            self.points[key] = seconds, outcome.stable
+        return self.points[key]
+
+    def _run(self, rate: float, replicas: int, seed: int = 0, slower: float = 1.0) -> Outcome:
+        self.watch(f"{self.variant}, {self.service.scenario.plan}: {replicas} replicas at {rate:.4g} requests/s")
+        requests = self.traffic.requests if rate > _IDLE_RATE else min(_IDLE_REQUESTS, self.traffic.requests)
+        load = replace(self.traffic, rate=rate, requests=requests, seed=self.traffic.seed + seed)
+        if self.service.router == "round-robin":
+            regular = min(MAX_BURSTINESS, replicas * load.burstiness)
+            load, replicas = replace(load, rate=rate / replicas, burstiness=regular), 1
+        else:
+            load = replace(load, requests=replicas * requests)
+            if load.requests > _MOST_REQUESTS:
+                raise UsageError(
+                    f"{replicas} replicas with {requests} requests each: at most {_MOST_REQUESTS} requests",
+                    hint="--router round-robin needs one of them, or use fewer --requests",
+                )
+        return self.service.run(self.variant, load, replicas=replicas, promise=self.promise, slower=slower)
+
+    def _guess(self) -> float:
+        """A power of two near the rate at which 64 requests decode at a time."""
+        times, prompt, gen = self.service.times(self.variant), self.traffic.prompt.mean, self.traffic.gen.mean
+        chunk = max(1, min(round(prompt), times.limits.tokens))
+        prompt_s = prompt / chunk * times.seconds(prefill=[(chunk, 0)])
+        decoding = min(64, times.limits.requests)
+        decode_s = times.seconds(decode=[round(prompt + gen / 2)] * decoding)
+        return 2.0 ** round(log2(min(1.0 / (prompt_s + gen * decode_s / decoding), _MOST_RATE)))
+
+    def _answer(self, limit: float, breaks: tuple[str, ...], replicas: int) -> Capacity:
         return Capacity(
             variant=self.variant,
             rate=self.traffic.rate,
@@ -101,54 +265,12 @@ class _Search:
             breaks=breaks,
             replicas=replicas,
             gpus=replicas * self.service.scenario.plan.replica_gpus,
-            outcome=outcome,
+            outcome=self._run(self.traffic.rate, replicas) if replicas else self._run(_IDLE_RATE, 1),
         )
 
-    def _run(self, traffic: Traffic, replicas: int) -> Outcome:
-        self.watch(f"{self.variant}: {replicas} replicas at {traffic.rate:.4g} requests/s")
-        return self.service.run(self.variant, traffic, replicas=replicas, promise=self.promise)
 
-    def _rate_limit(self) -> tuple[float, tuple[str, ...]]:
-        """The highest rate of one replica, and what breaks above it; the same for every rate that is to be served.
+def _of_mean(seeds: int) -> float:
+    """Standard deviations of so many seeds, either way, that hold their mean in nine of ten cases."""
+    from scipy.special import stdtrit
 
-        From a power of two near that rate by doubling or halving, for a replica with little to do takes longest to
-        simulate, then by bisection.
-        """
-        kept = broken = 2.0 ** round(log2(self.traffic.rate))
-        if breaks := self._breaks(broken):
-            kept /= 2.0
-            while kept > _IDLE_RATE and (bounds := self._breaks(kept)):
-                kept, broken, breaks = kept / 2.0, kept, bounds
-        else:
-            broken *= 2.0
-            while not (breaks := self._breaks(broken)):
-                kept, broken = broken, 2.0 * broken
-                if broken > _MOST_RATE:
-                    return kept, ()
-        while broken > (1.0 + PRECISION) * kept:
-            middle = (kept * broken) ** 0.5
-            if bounds := self._breaks(middle):
-                broken, breaks = middle, bounds
-            else:
-                kept = middle
-        return kept, breaks
-
-    def _breaks(self, rate: float) -> tuple[str, ...]:
-        outcome = self._run(replace(self.traffic, rate=rate), 1)
-        return outcome.broken or (() if outcome.stable else ("the queue grows without end",))
-
-    def _fewest(self, replicas: int) -> tuple[int, Outcome]:
-        """The fewest replicas, near a number that should do: a router spreads requests less evenly than one queue."""
-        outcome = self._run(self.traffic, replicas)
-        if self._keeps(outcome):
-            while replicas > 1 and self._keeps(fewer := self._run(self.traffic, replicas - 1)):
-                replicas, outcome = replicas - 1, fewer
-            return replicas, outcome
-        while not self._keeps(outcome):
-            replicas += 1
-            outcome = self._run(self.traffic, replicas)
-        return replicas, outcome
-
-    @staticmethod
-    def _keeps(outcome: Outcome) -> bool:
-        return not outcome.broken and outcome.stable
+    return float(stdtrit(seeds - 1, 0.95)) / math.sqrt(seeds)

@@ -12,6 +12,7 @@ from ladder_sim.specs.values import whole
 
 # one request in a fortnight, and more than any service has
 MIN_RATE, MAX_RATE = 1e-6, 1e6
+MIN_BURSTINESS, MAX_BURSTINESS = 0.01, 1000.0
 # requests that are drawn at a time
 _DRAWN = 4096
 
@@ -51,8 +52,11 @@ class Traffic:
         for name, low, hint in (("concurrency", 0, "e.g. 64"), ("requests", 1, "e.g. 1000"), ("prefix", 0, "e.g. 512")):
             whole(getattr(self, name), name, low, MOST_TOKENS, hint=hint)
         whole(self.seed, "seed", 0, 2**32 - 1, hint="e.g. 0")
-        if not 0.01 <= self.burstiness <= 1000.0:
-            raise UsageError(f"burstiness {self.burstiness:g}: must be 0.01 to 1000", hint="1 is a Poisson process")
+        if not MIN_BURSTINESS <= self.burstiness <= MAX_BURSTINESS:
+            raise UsageError(
+                f"burstiness {self.burstiness:g}: must be {MIN_BURSTINESS:g} to {MAX_BURSTINESS:g}",
+                hint="1 is a Poisson process",
+            )
 
     def __iter__(self) -> Iterator[Request]:
         random = np.random.default_rng(self.seed)

@@ -1,28 +1,22 @@
 """A sweep's file: rows as CSV, JSON lines or Parquet, written so that it can be killed at any moment and go on later.
 
-Chunks are appended to ``FILE.part``, and after each a line of ``FILE.part.journal`` says where it ends, with a checksum
-of it. The journal begins with a fingerprint of the sweep. To go on, what follows the last sound chunk is cut off.
-``FILE`` itself appears when everything is there, and is the same whether or not the sweep was interrupted. One process
-at a time writes it.
+It is the same whether or not the sweep was interrupted (`ladder_sim.system.journal`).
 """
 
 import csv
 import io
 import itertools
 import json
-import os
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from ladder_sim.errors import MissingPackageError, UsageError
+from ladder_sim.errors import MissingPackageError
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.sweeps.evaluate import PROBLEM, Rows
-from ladder_sim.system.files import locked, replacing, write_all
+from ladder_sim.system.journal import Journal, settle
 
 # by extension
 FORMATS = {".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}
@@ -129,172 +123,19 @@ def _write_parquet(streams: Iterable[bytes], path: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartFile:
+class PartFile(Journal):
     """A sweep's file until it is complete."""
 
-    path: Path
-    """Where the complete file will be."""
     form: str
     """A value of `FORMATS`."""
-    fingerprint: str
-    start: bytes
-    """What precedes the first row."""
 
-    @property
-    def part(self) -> Path:
-        """The chunks so far."""
-        return self.path.with_name(f"{self.path.name}.part")
-
-    @property
-    def journal(self) -> Path:
-        """Where each of them ends."""
-        return self.path.with_name(f"{self.path.name}.part.journal")
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keep other processes from writing it, from before `done` to after `write`.
-
-        Raises
-        ------
-        UsageError
-            Another process writes it, or its folder cannot be written.
-        """
-        with ExitStack() as stack:
-            with self._writable():
-                stack.enter_context(locked(self.part))
-            yield
-
-    def done(self) -> list[int]:
-        """Feasible points of each chunk that an interrupted run has left.
-
-        Raises
-        ------
-        UsageError
-            It was another sweep.
-        """
-        return [mark.feasible for mark in self._marks()[1:]]
-
-    def write(self, chunks: Iterable[tuple[bytes, int]], done: int) -> Iterator[int]:
-        """Append chunks after the first `done`, with how many of their points are feasible, then put the file in place.
-
-        Yields
-        ------
-        int
-            Those feasible points, as soon as the chunk is safe.
-
-        Raises
-        ------
-        UsageError
-            The file cannot be written.
-        """
-        with self._writable():
-            self._begin(done)
-            # unbuffered: what is written stays when the process is killed
-            part, journal = self.part.open("ab", buffering=0), self.journal.open("ab", buffering=0)
-        with part, journal:
-            for chunk, feasible in chunks:
-                with self._writable():
-                    write_all(part, chunk)
-                    write_all(journal, _Mark.after(chunk, part.tell(), feasible).line)
-                yield feasible
-        with self._writable():
-            self._finish()
-
-    def _begin(self, done: int) -> None:
-        """Keep the first `done` chunks only."""
-        marks = self._marks()[: done + 1] if done else [_Mark.after(self.start, len(self.start), 0)]
-        if done:
-            os.truncate(self.part, marks[-1].end)
-        else:
-            self.part.write_bytes(self.start)
-        with replacing(self.journal) as file:
-            file.write(b"".join([f"{self.fingerprint}\n".encode(), *(mark.line for mark in marks)]))
-
-    def _finish(self) -> None:
-        """Put the complete file in its place."""
-        if self.form == "parquet":
-            made = self.path.with_name(f"{self.path.name}.part.parquet")
-            _write_parquet(self._chunks(), made)
-            _settle(made)
-            made.replace(self.path)
-            self.part.unlink()
-        else:
-            _settle(self.part)
-            self.part.replace(self.path)
-        self.journal.unlink()
-
-    @contextmanager
-    def _writable(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise UsageError(
-                f"'{self.path}' cannot be written: {error.strerror or error}",
-                hint="choose another folder; --resume goes on where this stopped",
-            ) from error
-
-    def _chunks(self) -> Iterator[bytes]:
-        ends = [mark.end for mark in self._marks()]
-        with self.part.open("rb") as part:
-            part.seek(ends[0])
-            for start, end in itertools.pairwise(ends):
-                yield part.read(end - start)
-
-    def _marks(self) -> "list[_Mark]":
-        """The start and the chunks after it, up to the first that is incomplete or damaged."""
-        if not (self.journal.exists() and self.part.exists()):
-            return []
-        # the last line may be incomplete, or the only one
-        *whole, _ = self.journal.read_bytes().split(b"\n")
-        if not whole:
-            return []
-        fingerprint, *lines = whole
-        if fingerprint != self.fingerprint.encode():
-            raise UsageError(
-                f"'{self.part}' belongs to another sweep, or to other contents of a file that it reads",
-                hint="repeat its flags, or leave out --resume to start anew",
-            )
-        return list(_sound(lines, self.part))
-
-
-class _Mark(NamedTuple):
-    """A line of the journal: one chunk, or the start."""
-
-    end: int
-    """Where it ends in the file, bytes."""
-    feasible: int
-    """Its points that have figures."""
-    checksum: int
-    """Of its bytes and of these numbers."""
-
-    @classmethod
-    def after(cls, chunk: bytes, end: int, feasible: int) -> "_Mark":
-        return cls(end, feasible, zlib.crc32(f"{end} {feasible}".encode(), zlib.crc32(chunk)))
-
-    @property
-    def line(self) -> bytes:
-        return f"{self.end} {self.feasible} {self.checksum}\n".encode()
-
-
-def _sound(lines: Iterable[bytes], part: Path) -> Iterator[_Mark]:
-    """The marks up to the first whose line or chunk was changed, cut off or doubled."""
-    with part.open("rb") as file:
-        for number, line in enumerate(lines):
-            try:
-                end, feasible, _ = map(int, line.split())
-            except ValueError:
-                return
-            start = file.tell()
-            # a chunk is never empty, the start may be
-            if not start + bool(number) <= end <= os.fstat(file.fileno()).st_size:
-                return
-            mark = _Mark.after(file.read(end - start), end, feasible)
-            if mark.line != line + b"\n":
-                return
-            yield mark
-
-
-def _settle(path: Path) -> None:
-    """Wait until a file is on the disk."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    def finish(self) -> None:
+        """Put the complete file in its place; a Parquet file is made of the chunks' Arrow streams."""
+        if self.form != "parquet":
+            Journal.finish(self)
+            return
+        made = self.path.with_name(f"{self.path.name}.part.parquet")
+        _write_parquet(self.chunks(), made)
+        settle(made)
+        made.replace(self.path)
+        self.drop()
