@@ -118,6 +118,8 @@ class PointFlags(OptionGroup):
             name: given.pop(name if name in cls.ranged else argument.key) for name, argument in cls._taken().items()
         }
         for name in arguments:
+            if ARGUMENTS[name].repeats and name not in cls.ranged:
+                arguments[name] = "+".join(arguments[name] or []) or ARGUMENTS[name].default
             if ARGUMENTS[name].kind is bool and name not in cls.ranged:
                 # a switch says that an argument is not at its default: --no-p2p
                 arguments[name] = arguments[name] != ARGUMENTS[name].default
@@ -190,6 +192,8 @@ def _flag(argument: Argument) -> inspect.Parameter:
     decorate = functools.partial(typer.Option, help=argument.help, rich_help_panel=argument.panel)
     if argument.kind is bool:
         return option(argument.key, Annotated[bool, decorate(argument.flag)], False)
+    if argument.repeats:
+        return option(argument.name, Annotated[list[str] | None, decorate()], None)
     kind: Any = int if argument.kind is int else str
     optional = kind | None if argument.default is None else kind
     return option(argument.name, Annotated[optional, decorate()], argument.default)

@@ -23,6 +23,7 @@ from ladder_sim.errors import UsageError
 from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.ops import Phase
 from ladder_sim.graph.sizes import Sizes
+from ladder_sim.graph.techniques.forms import form
 from ladder_sim.simulate import request as static
 from ladder_sim.simulate.passes import Engine, ForwardPass, forward_passes
 from ladder_sim.simulate.ranks import Jitter
@@ -112,13 +113,12 @@ def _alike(scenario: Scenario, sizes: Mapping[str, static.Counts]) -> Iterator[s
     """Which configurations can be simulated together."""
     # answers of one token need no decode steps, prompts of one token take another kernel
     kinds = 2 * (sizes["gen"] == 1) + (sizes["prompt"] == 1)
-    fuses_norm = PassInputs.of(scenario).fuses_norm
+    inputs = PassInputs.of(scenario)
     for kind in np.unique(kinds):
         rows = np.flatnonzero(kinds == kind)
         load = _Requests.of(scenario, **{key: values[rows] for key, values in sizes.items()})
-        # steps fuse their norms or do not
-        fused = np.array([fuses_norm(step.tokens) for _, step in load.passes(scenario.stack)]).T
-        yield from (rows[(alike == fused).all(axis=1)] for alike in np.unique(fused, axis=0))
+        forms = np.array([form(inputs, phase, step.tokens) for phase, step in load.passes(scenario.stack)]).T
+        yield from (rows[(alike == forms).all(axis=1)] for alike in np.unique(forms, axis=0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -63,6 +63,8 @@ CALIBRATED_KERNEL_ERROR: Mapping[Source, float] = {**KERNEL_ERROR, "measured": 0
 # small kernel stays: with the start-up of collectives that servings of engines without fusion show, 357 servings of
 # TensorRT-LLM (serving_dense.csv) demand 2.0 to 3.0 us
 FUSED_NORM_TRAFFIC = 2.0
+# the same of add and norm in a kernel of their own: output and residual are read, residual and norm written
+NORM_TRAFFIC = 4.0
 
 
 class KernelCosts:
@@ -273,13 +275,18 @@ class KernelCosts:
         network, message_bytes = self._networks.get(shape.group), shape.message_bytes
         if network is None:
             raise ValueError(f"{kind}: a collective on one rank")
-        times = network.times(kind, np.atleast_1d(message_bytes), kernel=shape.kernel)
+        message = np.atleast_1d(message_bytes)
+        if kind == "all_reduce_norm":
+            fused_s, apart_s = (
+                self._floor_s + self._traffic_s(traffic * message_bytes)
+                for traffic in (FUSED_NORM_TRAFFIC, NORM_TRAFFIC)
+            )
+            times = network.with_norm(message, fused_s, apart_s)
+        else:
+            times = network.times(kind, message, kernel=shape.kernel)
         in_range = bool(times.in_range[0]) and kind != "all_reduce_norm"
         source: Source = "measured" if in_range else times.source
         seconds = _plain(times.seconds)
-        if kind == "all_reduce_norm":
-            norm_s = self._floor_s + self._traffic_s(FUSED_NORM_TRAFFIC * message_bytes)
-            seconds = seconds + times.choose([0.0 if name == "fused-norm" else norm_s for name in times.algorithms])
         overlap = self.hardware.overlap
         sms = times.choose([collective_sms(name, message_bytes, overlap) for name in times.algorithms])
         traffic = times.choose(

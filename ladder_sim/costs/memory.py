@@ -70,7 +70,7 @@ def _weight_bytes(inputs: PassInputs) -> float:
     """Of the pipeline stage that holds most."""
     kernels = kernels_of(inputs, "decode")
     # as many periods as a pass is simulated with at first, whose layout it is
-    layout = kernels.layout(inputs.variant, fuses_norm=False, keep=3)
+    layout = kernels.layout(inputs.variant, keep=3)
     repeats = layout.wiring.repeats
     ends = list(itertools.accumulate(inputs.plan.stages(inputs.model.layers)))
     held = [0.0] * len(ends)

@@ -36,6 +36,7 @@ _TITLES = {
     "imbalance": "Imbalance of experts",
     "stack": "Engine",
     "allreduce": "All-reduce",
+    "technique": "Technique",
     "p2p": "Peer-to-peer links",
     "tp": "Tensor-parallel degree",
     "pp": "Pipeline stages",
@@ -230,8 +231,13 @@ def _links_label(scenario: Scenario) -> str:
 
 
 def stack_label(scenario: Scenario) -> str:
-    """Engine and all-reduce."""
-    return f"stack {scenario.stack.name}, all-reduce {scenario.stack.allreduce}"
+    """Engine, all-reduce and techniques."""
+    return f"stack {_stack_text(scenario)}"
+
+
+def _stack_text(scenario: Scenario) -> str:
+    techniques = "".join(f", {name}" for name in scenario.techniques.chosen)
+    return f"{scenario.stack.name}, all-reduce {scenario.stack.allreduce}{techniques}"
 
 
 def validated_lines(*confidences: Confidence) -> list[str]:
@@ -259,7 +265,7 @@ def _absent(confidence: Confidence) -> dict[str, str]:
     """What of a scenario the runs did not have, by part."""
     scenario = confidence.scenario
     details = {
-        "stack": f"{scenario.stack.name}, all-reduce {scenario.stack.allreduce}",
+        "stack": _stack_text(scenario),
         "gpu": f"{scenario.cluster.gpu.name}, profile {confidence.profile}",
         "links": _links_label(scenario),
         "layers": scenario.model.experts_label or "no experts",

@@ -10,7 +10,8 @@ FIGURES = ("breakdown", "curve", "timeline", "map", "pareto", "tornado")
 # in the order of the script's arguments
 CONTROLS = (
     *SLIDER_KEYS,
-    *("model", "cluster", "concurrency", "arrivals", "imbalance", "dtype", "kv_dtype", "stack", "allreduce", "profile"),
+    *("model", "cluster", "concurrency", "arrivals", "imbalance", "dtype", "kv_dtype", "stack", "allreduce"),
+    *("technique", "profile"),
     *("along", "across", "up", "variant", "over", "phase"),
     *(*SWITCHES, "variants", "settings", "layers", "every"),
     *("price", "max_ttft", "max_tpot"),

@@ -171,6 +171,7 @@ def controls(allowlist: Allowlist) -> html.Aside:
                 [
                     _choice("stack", "Engine", list(allowlist.stacks), empty="the workload's"),
                     _choice("allreduce", "All-reduce", list(get_args(AllReduce)), empty="the engine's"),
+                    _text("technique", field_title("technique"), "fused-norm"),
                     _choice("profile", "Measured profile", list(allowlist.profiles), empty="the cluster's"),
                 ],
             ),

@@ -8,6 +8,7 @@ import networkx as nx
 from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.ops import Op, Phase
 from ladder_sim.graph.pass_kernels import PassKernels
+from ladder_sim.graph.techniques.forms import form, rewrites_of
 from ladder_sim.specs.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def build(scenario: Scenario | PassInputs, phase: Phase, kv_len: int) -> StepGra
     """
     inputs = scenario if isinstance(scenario, PassInputs) else PassInputs.of(scenario)
     kernels = PassKernels(inputs, phase, kv_len)
-    layout = kernels.layout(inputs.variant, fuses_norm=bool(inputs.fuses_norm(kernels.rank.tokens)))
+    layout = kernels.layout(inputs.variant, rewrites_of(inputs, form(inputs, phase, kernels.rank.tokens)))
     graph = StepGraph(phase)
     for op, needed in zip(kernels.ops(layout), layout.after, strict=True):
         graph.add_op(op, after=[layout.names[number] for number in needed])

@@ -37,6 +37,8 @@ class PassInputs(NamedTuple):
     variant: str
     fused_norm_bytes: float = 0.0
     """As `Scenario.fused_norm_bytes`."""
+    techniques: tuple[str, ...] = ()
+    """As `Techniques.chosen`."""
 
     @classmethod
     def of(cls, scenario: Scenario) -> Self:
@@ -44,16 +46,24 @@ class PassInputs(NamedTuple):
         workload = scenario.workload
         if workload.concurrency is None:
             workload = replace(workload, batch=scenario.plan.micro_batch(workload.batch))
-        fused_norm_bytes = scenario.fused_norm_bytes
-        return cls(scenario.model, workload, scenario.stack, scenario.plan, scenario.variant, fused_norm_bytes)
+        return cls(
+            scenario.model,
+            workload,
+            scenario.stack,
+            scenario.plan,
+            scenario.variant,
+            scenario.fused_norm_bytes,
+            scenario.techniques.chosen,
+        )
 
     def fuses_norm(self, tokens: Count) -> Any:
-        """Whether an all-reduce of so many tokens is small enough to be fused with the norm that needs it."""
+        """Whether the engine by itself fuses an all-reduce of so many tokens with the norm that needs it."""
         return tokens * float(self.model.hidden * STATE_BYTES) <= self.fused_norm_bytes
 
     def of_one_token(self) -> Self:
         """The same pass over a single token, in both phases: `ladder_sim.graph.sizes` gives its ops any size."""
-        return self._replace(workload=replace(self.workload, batch=1, prompt=1, gen=1), fused_norm_bytes=0.0)
+        workload = replace(self.workload, batch=1, prompt=1, gen=1)
+        return self._replace(workload=workload, fused_norm_bytes=0.0, techniques=())
 
 
 class RankPass:

@@ -112,8 +112,6 @@ class Structure(NamedTuple):
     """A norm adds the output of the block just before it."""
     fused_ladder_add: bool
     """And one that is joined later."""
-    fuses_norm: bool
-    """An all-reduce is part of the norm that needs it at once."""
     post_norms: bool
     """Outputs are normalised before they are joined."""
     sharded_embedding: bool
@@ -198,9 +196,6 @@ class _Builder:
         # sums that replace the residual instead of being added to it
         self.folded: set[int] = set()
 
-        # partial sums that the next norm's kernel is to reduce
-        self.partial: set[int] = set()
-
         # how often each name was wanted
         self.used: Counter[str] = Counter()
 
@@ -214,14 +209,13 @@ class _Builder:
             )
         self.split = self.split and wiring.reduces
         self._embedding(reduces=wiring.reduces)
-        following = [*((block.joins, layer.starts_stage) for layer, block in blocks[1:]), (wiring.final_joins, False)]
         for number, (_, block) in enumerate(blocks):
             self.read_ahead.update(number - back for back in block.reads_ahead)
             self.read_shared.update([number - 1] if block.reads_shared or block.reads_ahead else [])
-        for (layer, block), (joins, sent) in zip(blocks, following, strict=True):
+        for layer, block in blocks:
             if layer.starts_stage and block is layer.blocks[0]:
                 self._send(layer.index)
-            self._block(layer, block, needed_at_once=joins == (1,) and not sent)
+            self._block(layer, block)
         self._head(wiring)
         return Layout(
             wiring=wiring,
@@ -317,7 +311,7 @@ class _Builder:
     def _norm(self, prefix: str, joins: Sequence[int], layer: int, block: Block | None = None) -> int:
         """Join, then normalise; a fused kernel reads residual and output, writes the new residual and the norm.
 
-        It may begin with the output's all-reduce. Shares of the residual stream are gathered after it.
+        Shares of the residual stream are gathered after it.
         """
         deferred = len(joins) > 1 if block is None else any(back > 1 for back in joins)
         last, kept = self._join(joins, prefix, layer), -1
@@ -328,14 +322,8 @@ class _Builder:
             self._add(last, prefix, layer)
             last = []
         needed = [self.residual, *last]
-        if self.partial.intersection(last):
-            norm = self._op(
-                f"{prefix}.all_reduce_norm", "all_reduce_norm", ResidualOp("all_reduce_norm"), needed, layer
-            )
-        else:
-            norm = self._op(
-                f"{prefix}.norm", "norm", ResidualOp("add_norm" if last else "norm", self.split), needed, layer
-            )
+        role = ResidualOp("add_norm" if last else "norm", self.split)
+        norm = self._op(f"{prefix}.norm", "norm", role, needed, layer)
         if last:
             self.residual = norm
         if block and block.folds_ahead and self.structure.tensor_parallel:
@@ -345,7 +333,7 @@ class _Builder:
             return norm
         return self._op(f"{prefix}.all_gather", "all_gather", ResidualOp("all_gather"), [norm], layer)
 
-    def _reduce(self, prefix: str, block: Block, output: int, layer: int, *, needed_at_once: bool) -> int:
+    def _reduce(self, prefix: str, block: Block, output: int, layer: int) -> int:
         """What joins the residual of an output of several ranks."""
         if self.split:
             return self._op(f"{prefix}.reduce_scatter", "reduce_scatter", ResidualOp("reduce_scatter"), [output], layer)
@@ -356,9 +344,6 @@ class _Builder:
             output = self._op(f"{prefix}.fold", "add", ResidualOp("fold"), [tensor, output], layer)
         if block.percent < 100:
             output = self._op(f"{prefix}.slice", "copy", ResidualOp("slice", percent=block.percent), [output], layer)
-        elif needed_at_once and self.structure.fuses_norm and not block.folds_residual:
-            self.partial.add(output)
-            return output
         role = ResidualOp("all_reduce", percent=block.percent)
         reduced = self._op(f"{prefix}.all_reduce", "all_reduce", role, [output], layer)
         if block.folds_residual:
@@ -386,7 +371,7 @@ class _Builder:
             self.outputs[number] = output._replace(own=sent, sum=sent, shared=shared)
         self.residual = sent
 
-    def _block(self, layer: Layer, block: Block, *, needed_at_once: bool) -> None:
+    def _block(self, layer: Layer, block: Block) -> None:
         prefix, at = f"layer{layer.index}.{PART_NAMES[block.part]}", layer.index
         norm = self._norm(prefix, block.joins, at, block)
         key = self.keys[layer.kind, block.part, block.reduces]
@@ -404,7 +389,7 @@ class _Builder:
         self.outputs.append(
             Output(
                 own=made if own == NORM else start + own,
-                sum=self._reduce(prefix, block, made, at, needed_at_once=needed_at_once) if exchanged else made,
+                sum=self._reduce(prefix, block, made, at) if exchanged else made,
                 exchanged=exchanged or own != NORM,
                 shared=NORM if shared == NORM else start + shared,
             )

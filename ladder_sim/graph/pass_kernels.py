@@ -13,6 +13,7 @@ from ladder_sim.graph.inputs import STATE_BYTES, PassInputs, RankPass, model_blo
 from ladder_sim.graph.kernels import NORM, BlockKernels
 from ladder_sim.graph.layout import PART_NAMES, BlockKey, Layout, ResidualOp, Role, Structure, lay_out
 from ladder_sim.graph.ops import CollectiveShape, ElementwiseShape, GemmShape, Op, OpKind, Phase, Shape
+from ladder_sim.graph.techniques.forms import rewritten
 from ladder_sim.specs.layers import Dense, Gqa
 from ladder_sim.specs.workload import FORMATS
 
@@ -49,15 +50,15 @@ class PassKernels:
         self.distinct: list[Op] = []
         self._numbers: dict[tuple[OpKind, Shape], int] = {}
 
-    def layout(self, variant: str, *, fuses_norm: bool, keep: int | None = None) -> Layout:
+    def layout(self, variant: str, rewrites: tuple[str, ...] = (), *, keep: int | None = None) -> Layout:
         """Their order in a variant.
 
         Parameters
         ----------
         variant
             Residual wiring.
-        fuses_norm
-            All-reduces are small enough to be fused with norms.
+        rewrites
+            Names of what is done to it (`ladder_sim.graph.techniques.forms`).
         keep
             As in `ladder_sim.graph.layout.lay_out`.
         """
@@ -76,13 +77,12 @@ class PassKernels:
             splits=plan.sp,
             fused_add=stack.fused_residual_add,
             fused_ladder_add=stack.fused_ladder_add,
-            fuses_norm=fuses_norm and stack.fused_residual_add and not model.post_norms and not plan.sp,
             post_norms=model.post_norms,
             sharded_embedding=stack.sharded_embedding and sharded,
             sharded_lm_head=stack.sharded_lm_head and sharded,
         )
         orders = tuple(self._block(key).structure for key in structure.block_keys)
-        return lay_out(structure._replace(blocks=orders), keep)
+        return rewritten(lay_out(structure._replace(blocks=orders), keep), rewrites)
 
     def of(self, role: Role) -> Op:
         """The kernel of a role; it has no layer."""

@@ -11,6 +11,7 @@ from ladder_sim.des.shared import Floats, Number
 from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.ops import CollectiveShape, Op, Phase
 from ladder_sim.graph.sizes import Sizes
+from ladder_sim.graph.techniques.forms import form
 from ladder_sim.simulate.lower import op_times
 from ladder_sim.simulate.passes import ForwardPass, forward_passes
 from ladder_sim.specs.scenario import Scenario
@@ -58,11 +59,9 @@ def simulate_steps(
     parts = {name: np.empty(count) for name in StepSeconds.__dataclass_fields__}
     duty = np.zeros(count) if duty is None else duty
     tokens: Any = steps.decoding + steps.chunk
-    fused = PassInputs.of(scenario).fuses_norm(tokens)
-    for alike in (fused, ~fused):
-        rows = np.flatnonzero(alike)
-        if not len(rows):
-            continue
+    forms = form(PassInputs.of(scenario), "mixed" if np.any(steps.prompts) else "decode", tokens)
+    for alike in np.unique(forms):
+        rows = np.flatnonzero(forms == alike)
         phase, sizes = _sizes(scenario, Mixes(*(values[rows] for values in steps)), duty[rows])
         forward = forward_passes(scenario, [variant], costs, [(phase, sizes)])[variant][0]
         parts["seconds"][rows] = forward.seconds

@@ -83,7 +83,7 @@ class Schedule:
     """Kernels of a pass over one token."""
     variant: str
     """Canonical name."""
-    fuses_norm: bool
+    rewrites: tuple[str, ...]
     """As in `PassKernels.layout`."""
     keep: int
     """Periods left of each run of identical layers."""
@@ -108,11 +108,11 @@ class Schedule:
 
     def with_periods(self, keep: int) -> "Schedule":
         """The same pass with so many periods of each run of identical layers."""
-        return schedule_pass(self.kernels, self.variant, keep, fuses_norm=self.fuses_norm)
+        return schedule_pass(self.kernels, self.variant, keep, self.rewrites)
 
 
 @lru_cache(maxsize=1024)
-def schedule_pass(kernels: PassKernels, variant: str, keep: int, *, fuses_norm: bool = False) -> Schedule:
+def schedule_pass(kernels: PassKernels, variant: str, keep: int, rewrites: tuple[str, ...] = ()) -> Schedule:
     """Put the ops of a pass on streams, in issue order.
 
     Parameters
@@ -123,15 +123,15 @@ def schedule_pass(kernels: PassKernels, variant: str, keep: int, *, fuses_norm: 
         Residual wiring.
     keep
         Periods left of each run of identical layers.
-    fuses_norm
+    rewrites
         As in `PassKernels.layout`.
     """
     stack, phase = kernels.rank.stack, kernels.rank.phase
-    layout = kernels.layout(variant, fuses_norm=fuses_norm, keep=keep)
+    layout = kernels.layout(variant, rewrites, keep=keep)
     return Schedule(
         kernels=kernels,
         variant=variant,
-        fuses_norm=fuses_norm,
+        rewrites=rewrites,
         keep=keep,
         layout=layout,
         order=_order(layout),

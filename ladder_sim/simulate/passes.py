@@ -27,6 +27,7 @@ from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.ops import Op, Phase
 from ladder_sim.graph.pass_kernels import kernels_of
 from ladder_sim.graph.sizes import Sizes
+from ladder_sim.graph.techniques.forms import form, rewrites_of
 from ladder_sim.simulate.breakdown import Breakdown, SimulatedOp, simulated_ops
 from ladder_sim.simulate.collectives import Collective, collectives
 from ladder_sim.simulate.lower import Schedule, lower, op_times, schedule_pass
@@ -231,22 +232,22 @@ def forward_passes(
     costs
         Times of their ops.
     passes
-        Phase and sizes of each; sizes of one pass are all on the same side of `Scenario.fused_norm_bytes`.
+        Phase and sizes of each; sizes of one pass are all of one form (`ladder_sim.graph.techniques.forms`).
     engine
         ``"fast"`` or ``"des"``.
     keep
         Periods of each run of identical layers that are simulated at first.
     """
     inputs = PassInputs.of(scenario)
-    kinds = [(phase, bool(np.all(inputs.fuses_norm(sizes.tokens)))) for phase, sizes in passes]
+    kinds = [(phase, int(np.max(form(inputs, phase, sizes.tokens)))) for phase, sizes in passes]
     one_token = inputs.of_one_token()
     kernels = {phase: kernels_of(one_token, phase) for phase, _ in kinds}
     schedules = {
-        (name, kind): schedule_pass(kernels[kind[0]], name, keep, fuses_norm=kind[1])
+        (name, kind): schedule_pass(kernels[kind[0]], name, keep, rewrites_of(inputs, kind[1]))
         for name in variants
         for kind in dict.fromkeys(kinds)
     }
-    distinct: dict[tuple[Phase, bool], dict[int, Op]] = {kind: {} for kind in kinds}
+    distinct: dict[tuple[Phase, int], dict[int, Op]] = {kind: {} for kind in kinds}
     for (_, kind), schedule in schedules.items():
         distinct[kind].update(schedule.distinct)
     prices = price(costs, passes, [distinct[kind] for kind in kinds])

@@ -21,6 +21,7 @@ from ladder_sim.des.shared import Number
 from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.ops import Count, Phase
 from ladder_sim.graph.sizes import Sizes
+from ladder_sim.graph.techniques.forms import form
 from ladder_sim.simulate.breakdown import Breakdown
 from ladder_sim.simulate.passes import Engine, ForwardPass, forward_passes
 from ladder_sim.simulate.ranks import Jitter, RankedStep, simulate_ranks
@@ -263,13 +264,13 @@ def weighted_contexts(prompt: Counts, gen: Counts, count: int) -> tuple[Counts, 
 def _alike(scenario: Scenario, *, batch: Counts, prompt: Counts, gen: Counts) -> list[Counts | slice]:
     """Which requests can be simulated together.
 
-    Prompts have one token or several, decode has as many contexts, and passes fuse their norms or do not.
+    Prompts have one token or several, decode has as many contexts, and passes have the same form.
     """
     counts = context_counts(prompt, gen)
     kinds = 2 * (np.minimum(counts, 1) if scenario.stack.static_cache else counts) + (prompt == 1)
-    fuses_norm = PassInputs.of(scenario).fuses_norm
-    batch = scenario.plan.micro_batch(batch)
-    kinds = 4 * kinds + 2 * fuses_norm(batch * prompt) + fuses_norm(batch)
+    inputs, batch = PassInputs.of(scenario), scenario.plan.micro_batch(batch)
+    prefill, decode = form(inputs, "prefill", batch * prompt), form(inputs, "decode", batch)
+    kinds = (kinds * (1 + prefill.max()) + prefill) * (1 + decode.max()) + decode
     several = np.unique(kinds)
     return [slice(None)] if len(several) == 1 else [np.flatnonzero(kinds == kind) for kind in several]
 

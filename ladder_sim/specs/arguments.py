@@ -14,6 +14,7 @@ from ladder_sim.specs import catalog
 from ladder_sim.specs.imbalance import USUAL, ExpertLoads, Imbalance
 from ladder_sim.specs.reading import read_value
 from ladder_sim.specs.stack import AllReduce
+from ladder_sim.specs.techniques import TECHNIQUES, Techniques
 from ladder_sim.specs.workload import Arrivals, DType, KvDType
 
 _WHERE, _PLAN, _WORK, _HOW = "Model and cluster", "Plan", "Workload", "Stack and costs"
@@ -37,6 +38,8 @@ class Argument:
     """Of its flag, for `--help`."""
     doubles: bool = field(default=False, kw_only=True)
     """A range without a step doubles."""
+    repeats: bool = field(default=False, kw_only=True)
+    """Its flag may be given several times."""
     maximum: int = field(default=0, kw_only=True)
     """Largest whole number that a link of the explorer may hold."""
 
@@ -149,6 +152,15 @@ _TABLE = (
         "default: gpt-fast, or vllm with requests in flight.",
     ),
     Argument("allreduce", AllReduce, None, "stack.allreduce", _HOW, f"{', '.join(get_args(AllReduce)[:-1])} or auto."),
+    Argument(
+        "technique",
+        Techniques.of,
+        "none",
+        "techniques.name",
+        _HOW,
+        f"{', '.join(TECHNIQUES)}; repeatable, or joined by +.",
+        repeats=True,
+    ),
     Argument("p2p", bool, True, "p2p", _HOW, "GPUs reach each other through host memory."),
 )
 ARGUMENTS: Mapping[str, Argument] = MappingProxyType({argument.name: argument for argument in _TABLE})

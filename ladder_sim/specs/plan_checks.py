@@ -6,6 +6,7 @@ from ladder_sim.specs.imbalance import ExpertLoads
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.stack import StackSpec
+from ladder_sim.specs.techniques import Techniques
 from ladder_sim.specs.workload import Workload
 
 
@@ -102,6 +103,19 @@ def check_requests(plan: Plan, workload: Workload, stack: StackSpec) -> None:
             f"{name} {workload.in_flight} on {named_degrees(plan, 'attention_dp', 'dp')}: each of {plan.groups} groups "
             "needs a request",
             hint=f"use --{name} {plan.groups} or more, or lower a degree",
+        )
+
+
+def check_techniques(techniques: Techniques, plan: Plan, group_nodes: int) -> None:
+    """Raise a UsageError if a technique has nothing to work on."""
+    if techniques.chosen and plan.tp == 1:
+        raise UsageError(
+            f"technique '{techniques.name}' with tp 1: there is no all-reduce", hint="it needs --tp 2 or more"
+        )
+    if "fused-norm" in techniques and group_nodes > 1:
+        raise UsageError(
+            f"technique 'fused-norm' on {group_nodes} nodes: all-reduces across nodes are NCCL's, which adds no norm",
+            hint="use --tp for ranks of one node, or leave it out",
         )
 
 

@@ -19,18 +19,20 @@ from ladder_sim.specs.plan_checks import (
     check_nodes,
     check_partition,
     check_requests,
+    check_techniques,
     tp_degrees,
 )
 from ladder_sim.specs.settings import IN_CLUSTER, Overrides, Parts, override_parts, settings_of
 from ladder_sim.specs.signatures import typed
 from ladder_sim.specs.stack import LARGE_GPU_BYTES, SMALL_GPU_BYTES, AllReduce, AllReduceRule, StackSpec
+from ladder_sim.specs.techniques import NO_TECHNIQUES, Techniques
 from ladder_sim.specs.values import flag, nonempty, whole
 from ladder_sim.specs.workload import FORMATS, Arrivals, DType, KvDType, Workload
 
 # far beyond any cluster one tensor-parallel group spans
 _MAX_NODES = 100_000
 # arguments that the specs check
-_CHECKED = {*ARGUMENTS, "variant"} - {"model", "cluster", "stack", "imbalance"}
+_CHECKED = {*ARGUMENTS, "variant"} - {"model", "cluster", "stack", "imbalance", "technique"}
 # compute capabilities of the A100 and of the H100
 AMPERE, HOPPER = 8.0, 9.0
 
@@ -63,6 +65,8 @@ class Scenario:
     """How the model is spread over GPUs."""
     variant: str = "standard"
     """Residual wiring, e.g. "ladder", "hybrid-ladder:16", "desync:4"."""
+    techniques: Techniques = NO_TECHNIQUES
+    """What is done about communication besides the wiring."""
     p2p: bool = True
     """GPUs of a node reach each other directly; False: through host memory (NCCL_P2P_DISABLE=1)."""
     settings: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -77,6 +81,7 @@ class Scenario:
         check_partition(self.plan, self.model, self.nodes, self.cluster.gpus_per_node)
         check_requests(self.plan, self.workload, self.stack)
         check_groups(self.plan, self.cluster.gpus_per_node)
+        check_techniques(self.techniques, self.plan, self.group_nodes)
 
     @classmethod
     @typed(unless=_CHECKED)
@@ -104,6 +109,7 @@ class Scenario:
         stack: str | StackSpec | None = None,
         variant: str = "standard",
         allreduce: str | None = None,
+        technique: str | Sequence[str] | Techniques = "none",
         p2p: bool = True,
         overrides: Overrides | None = None,
     ) -> Self:
@@ -136,6 +142,9 @@ class Scenario:
             Residual wiring.
         allreduce
             Algorithm of the all-reduce; the stack's by default.
+        technique
+            What is done about communication besides the wiring (`ladder_sim.specs.techniques.TECHNIQUES`): a name,
+            several joined by "+", or a list of them.
         p2p
             False: GPUs of a node reach each other through host memory.
         overrides
@@ -182,7 +191,15 @@ class Scenario:
         plan = Plan(ep=1, pp=pp, attention_dp=attention_dp, dp=dp)
         degree = max(1, nodes * parts.cluster.gpus_per_node // plan.gpus) if tp is None else tp
         plan = dataclasses.replace(plan, tp=degree, ep=ep, sp=sp)
-        return cls(**parts._asdict(), nodes=nodes, plan=plan, variant=variant, p2p=p2p, settings=settings)
+        return cls(
+            **parts._asdict(),
+            nodes=nodes,
+            plan=plan,
+            variant=variant,
+            techniques=Techniques.of(technique),
+            p2p=p2p,
+            settings=settings,
+        )
 
     def fields(self) -> dict[str, Any]:
         """Return its value for each argument of `of`, specs by name; the variant and settings left out."""
@@ -233,7 +250,7 @@ class Scenario:
 
     @property
     def fused_norm_bytes(self) -> float:
-        """Largest all-reduce that is one kernel with the add and norm that need its sum at once; 0: there is none."""
+        """Largest all-reduce that an engine by itself fuses with the add and norm that need it at once; 0: none."""
         stack = self.stack
         if stack.allreduce == "fused-norm" and self.group_nodes == 1:
             return math.inf

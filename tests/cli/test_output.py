@@ -34,6 +34,7 @@ SCENARIO = {
     "dtype": "bf16",
     "kv_dtype": "bf16",
     "stack": "gpt-fast",
+    "technique": "none",
     "p2p": True,
     "batching": "static",
 }

@@ -45,6 +45,7 @@ states = st.builds(
             "arrivals": st.sampled_from(["steady", "lockstep"]),
             "imbalance": st.sampled_from(["balanced", "power-law-1.01"]),
             "allreduce": st.sampled_from([None, "nccl", "auto"]),
+            "technique": st.sampled_from(["none", "fused-norm"]),
             "p2p": st.booleans(),
             "sp": st.booleans(),
             **{name: numbers(name) for name, argument in ARGUMENTS.items() if argument.kind is int},

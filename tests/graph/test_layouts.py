@@ -17,7 +17,7 @@ DENSE: dict[str, Any] = {"model": "70b", "stack": "vllm", "tp": 8}
 
 def layout_of(variant: str, phase: Phase = "decode", **given: Any) -> Layout:
     kernels = kernels_of(PassInputs.of(Scenario.of(**given)).of_one_token(), phase)
-    return kernels.layout(variant, fuses_norm=False, keep=3)
+    return kernels.layout(variant, keep=3)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -41,7 +41,7 @@ def test_layers_of_two_kinds_share_the_kernels_that_they_have_in_common() -> Non
     """Gemma's layers differ in their window, DeepSeek's in their feed-forward."""
     for model, attentions in (("gemma-3-27b", 2), ("deepseek-v3", 1)):
         kernels = PassKernels(PassInputs.of(Scenario.of(model=model, stack="vllm", tp=8)).of_one_token(), "decode")
-        layout = kernels.layout("standard", fuses_norm=False, keep=3)
+        layout = kernels.layout("standard", keep=3)
         numbers = {kernels.number(role) for role in layout.roles}
         kinds = [kernels.distinct[number].kind for number in numbers]
         assert kinds.count("attention") == attentions, model

@@ -15,6 +15,7 @@ from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.ops import Phase
 from ladder_sim.graph.pass_kernels import PassKernels
 from ladder_sim.graph.sizes import Sizes
+from ladder_sim.graph.techniques.forms import form, rewrites_of
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.request import context_counts, decode_contexts, simulate_requests, weighted_contexts
 from ladder_sim.specs import catalog
@@ -38,9 +39,9 @@ def test_every_op_grows_from_one_token(case: tuple[str, int, str], phase: Phase,
     if phase == "mixed":
         sizes = Sizes.mixed(scenario.stack, sizes.kv_len, batch=3, prompts=1, chunk=50, prompt=50, gen=20, duty=0.0)
     inputs = PassInputs.of(scenario)
-    fuses_norm = bool(inputs.fuses_norm(sizes.tokens))
+    rewrites = rewrites_of(inputs, form(inputs, phase, sizes.tokens))
     small, grown = PassKernels(inputs.of_one_token(), phase), PassKernels(inputs, phase, kv_len)
-    layouts = [kernels.layout(variant, fuses_norm=fuses_norm) for kernels in (small, grown)]
+    layouts = [kernels.layout(variant, rewrites) for kernels in (small, grown)]
     assert layouts[0] is layouts[1]
     assert [sizes.op(op) for op in small.ops(layouts[0])] == list(build(scenario, phase, kv_len).ops())
 

@@ -19,6 +19,7 @@ from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.ops import CollectiveShape, Phase
 from ladder_sim.graph.pass_kernels import PassKernels
 from ladder_sim.graph.sizes import Sizes
+from ladder_sim.graph.techniques.forms import form, rewrites_of
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.lower import COMM, COMPUTE
 from ladder_sim.simulate.passes import FIRST_PERIODS, ForwardPass, simulate
@@ -71,9 +72,9 @@ def test_ops_of_any_size_follow_from_those_of_one_token(name: str) -> None:
             kv_len = workload.prompt + (phase == "decode")
             requests = {"batch": inputs.workload.batch, "prompt": workload.prompt, "gen": workload.gen}
             sizes = Sizes.of(scenario.stack, phase, kv_len, **requests)
-            fuses_norm = bool(inputs.fuses_norm(sizes.tokens))
+            rewrites = rewrites_of(inputs, form(inputs, phase, sizes.tokens))
             small = PassKernels(inputs.of_one_token(), phase)
-            ops = small.ops(small.layout(scenario.variant, fuses_norm=fuses_norm))
+            ops = small.ops(small.layout(scenario.variant, rewrites))
             assert [sizes.op(op) for op in ops] == list(build(scenario, phase, kv_len).ops()), (stack, phase)
 
 

@@ -151,6 +151,11 @@ class Algorithm:
             fastest = np.minimum(fastest, line.seconds(message, ranks, latency_s, bandwidth_Bps))
         return fastest
 
+    @property
+    def holds_norm(self) -> bool:
+        """Its kernels can add and normalise what they reduced: every rank has all of it in its registers."""
+        return self.inline and not self.symmetric
+
     def unmet(self, scenario: Scenario) -> Need | None:
         """The first need that a scenario does not meet; None if it works there."""
         return next((need for need in self.needs if not need.met(scenario)), None)

@@ -69,8 +69,11 @@ class Network:
         self.profile = profile
         self._measured = profile.measured_collectives if profile else {}
         self._fabric = fabric_curve(self._cluster.inter.fabric) if self._nodes > 1 else None
+        self._fuses_norm = "fused-norm" in scenario.techniques and group == "tensor"
         if self._choice != "auto":
             self._require("all_reduce", self._choice)
+        if self._fuses_norm and not (self._holds_norm or self._multicasts_norm):
+            self._require("all_reduce", "fused-norm")
 
     @cached_property
     def _measured_here(self) -> bool:
@@ -134,6 +137,38 @@ class Network:
             return self.alone("all_reduce", "multimem" if plain else self._choice, message_bytes)
         stack = self._scenario.stack
         return self._auto(stack.allreduce_rules if kind == "all_reduce" else stack.fused_norm_rules, message_bytes)
+
+    @property
+    def _holds_norm(self) -> bool:
+        """Whether the stack's all-reduce has kernels that can add and normalise: not NCCL's."""
+        return self._custom if self._choice == "auto" else ALL_REDUCE[self._choice].holds_norm
+
+    @cached_property
+    def _multicasts_norm(self) -> bool:
+        return ALL_REDUCE["fused-norm"].unmet(self._scenario) is None
+
+    def with_norm(self, message: Floats, fused_s: Number, apart_s: Number) -> CollectiveTimes:
+        """Time all-reduces with the norms that read their sums.
+
+        Parameters
+        ----------
+        message
+            Sizes of the messages.
+        fused_s
+            What the norm adds to an all-reduce after which every rank normalises every token.
+        apart_s
+            Time of a norm of its own.
+        """
+        if not self._fuses_norm:
+            times = self.times("all_reduce_norm", message)
+            added = [0.0 if name == "fused-norm" else fused_s for name in times.algorithms]
+            return dataclasses.replace(times, seconds=times.seconds + times.choose(added))
+        plain = self.times("all_reduce", message)
+        added = [fused_s if ALL_REDUCE[name].holds_norm else apart_s for name in plain.algorithms]
+        ways = [dataclasses.replace(plain, seconds=plain.seconds + plain.choose(added))]
+        if self._multicasts_norm:
+            ways.append(self._in_engine("fused-norm", message))
+        return fastest(ways)
 
     def alone(self, kind: str, name: str, message: Floats) -> CollectiveTimes:
         """Time collectives of one kind inside a node by one algorithm, whichever the stack takes.

@@ -1,0 +1,62 @@
+"""Which rewrites a forward pass undergoes, given its tokens, and their application.
+
+Engines decide by the size of a pass. Passes of one form have the same ops in the same order.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+from ladder_sim.graph.inputs import PassInputs
+from ladder_sim.graph.layout import Layout
+from ladder_sim.graph.ops import Count, Phase
+from ladder_sim.graph.techniques import fused_norm
+
+
+class Rewrite(NamedTuple):
+    """One of them."""
+
+    applies: Callable[[PassInputs, Phase, Count], Any]
+    """Whether a pass of so many tokens undergoes it; an array for an array."""
+    apply: Callable[[Layout], Layout]
+
+
+def _always(inputs: PassInputs, phase: Phase, tokens: Count) -> Any:
+    return tokens == tokens
+
+
+# in the order in which they are applied
+REWRITES: Mapping[str, Rewrite] = {
+    # what an engine fuses by itself
+    "own-fused-norm": Rewrite(
+        lambda inputs, _, tokens: inputs.fuses_norm(tokens), partial(fused_norm.rewrite, at_once=True)
+    ),
+    "fused-norm": Rewrite(_always, fused_norm.rewrite),
+}
+
+
+def possible(inputs: PassInputs) -> tuple[str, ...]:
+    """The rewrites that passes of any size may undergo."""
+    own = () if "fused-norm" in inputs.techniques else ("own-fused-norm",)
+    return (*own, *inputs.techniques)
+
+
+def form(inputs: PassInputs, phase: Phase, tokens: Count) -> Any:
+    """The form of a pass, a bit for each of `possible`."""
+    return sum(
+        (REWRITES[name].applies(inputs, phase, tokens) * (1 << bit) for bit, name in enumerate(possible(inputs))),
+        start=0,
+    )
+
+
+def rewrites_of(inputs: PassInputs, form: int) -> tuple[str, ...]:
+    """The rewrites of a form."""
+    return tuple(name for bit, name in enumerate(possible(inputs)) if form >> bit & 1)
+
+
+@lru_cache(maxsize=1024)
+def rewritten(layout: Layout, rewrites: tuple[str, ...]) -> Layout:
+    """A layout after some rewrites."""
+    for name in rewrites:
+        layout = REWRITES[name].apply(layout)
+    return layout

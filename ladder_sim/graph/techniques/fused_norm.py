@@ -1,0 +1,68 @@
+"""All-reduce, residual add and norm in one kernel.
+
+The kernel reads the rank's partial sums and the residual, and writes the new residual and its norm. It runs where the
+all-reduce ran: if a block waits for it, nothing changes but that two kernels are one; in ladder the add and the norm of
+the older block leave the compute stream.
+
+References
+----------
+TokenWeave, arXiv 2505.11329; FlashInfer's kernels in vLLM (vllm-project/vllm#20691).
+"""
+
+from collections.abc import Mapping
+
+from ladder_sim.graph.layout import Layout, ResidualOp
+from ladder_sim.graph.ops import COLLECTIVE_KINDS
+from ladder_sim.graph.techniques.rewriting import Step, layout_of, readers_of, steps_of
+
+_REDUCE, _ADD, _NORM, _ADD_NORM = (ResidualOp(op) for op in ("all_reduce", "add", "norm", "add_norm"))
+
+
+def rewrite(layout: Layout, *, at_once: bool = False) -> Layout:
+    """Fuse every all-reduce whose only reader adds it and is normalised.
+
+    Parameters
+    ----------
+    layout
+        Of a pass.
+    at_once
+        Only those that the very next kernel adds and normalises: what engines fuse by themselves.
+    """
+    steps = steps_of(layout)
+    readers = readers_of(steps)
+    # the key of the fused op in place of each that it replaces
+    fused: dict[int, int] = {}
+    placed: dict[int, Step] = {}
+    for at, step in enumerate(steps):
+        if step.role != _REDUCE or len(readers[at]) != 1:
+            continue
+        (add,) = readers[at]
+        norm = _norm_of(steps, readers, add)
+        if norm is None or (at_once and norm != at + 1):
+            if not at_once and steps[add].layer < 0:
+                # of the head: a layer that stands for others has only what all of them have
+                placed[at] = step._replace(layer=-1)
+            continue
+        (residual,) = (fused.get(needed, needed) for needed in steps[add].after if needed != at)
+        place = at
+        if residual > at:
+            if any(between.kind in COLLECTIVE_KINDS for between in steps[at + 1 : norm]):
+                continue
+            place = norm
+        name = f"{steps[norm].name.removesuffix('norm')}all_reduce_norm"
+        placed[place] = Step(
+            name, "all_reduce_norm", steps[norm].layer, ResidualOp("all_reduce_norm"), (residual, *step.after)
+        )
+        fused |= dict.fromkeys((at, add, norm), place)
+    kept = [(at, placed.get(at, step)) for at, step in enumerate(steps) if at in placed or at not in fused]
+    return layout_of(
+        layout, [(at, step._replace(after=tuple(fused.get(key, key) for key in step.after))) for at, step in kept]
+    )
+
+
+def _norm_of(steps: list[Step], readers: Mapping[int, list[int]], add: int) -> int | None:
+    """The norm of what a step adds, maybe the same; None if there is none."""
+    if steps[add].role == _ADD_NORM:
+        return add
+    norms = [reader for reader in readers[add] if steps[reader].role == _NORM] if steps[add].role == _ADD else []
+    return norms[0] if norms else None

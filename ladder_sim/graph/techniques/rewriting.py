@@ -1,0 +1,64 @@
+"""A layout as a list of ops that can be replaced, moved and repeated, and back."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from ladder_sim.graph.layout import Layout, Role
+from ladder_sim.graph.ops import OpKind
+
+
+class Step(NamedTuple):
+    """One op of a layout that is being rewritten."""
+
+    name: str
+    kind: OpKind
+    layer: int
+    """As `Op.layer`."""
+    role: Role
+    after: tuple[int, ...]
+    """Keys of the steps that it needs; in an unchanged layout their positions."""
+
+
+def steps_of(layout: Layout) -> list[Step]:
+    """The ops of a layout, in issue order."""
+    rows = zip(layout.names, layout.kinds, layout.layers, layout.same_as, layout.after, strict=True)
+    return [Step(name, kind, layer, layout.roles[like], after) for name, kind, layer, like, after in rows]
+
+
+def readers_of(steps: Sequence[Step]) -> Mapping[int, list[int]]:
+    """Positions of the steps that need each."""
+    readers: dict[int, list[int]] = defaultdict(list)
+    for position, step in enumerate(steps):
+        for needed in step.after:
+            readers[needed].append(position)
+    return readers
+
+
+def layout_of(layout: Layout, steps: Iterable[tuple[int, Step]]) -> Layout:
+    """The same layout with other ops: each with the key by which others need it, in issue order."""
+    positions: dict[int, int] = {}
+    roles: dict[Role, int] = {}
+    names, kinds, layers, after, same_as = [], [], [], [], []
+    for position, (key, step) in enumerate(steps):
+        positions[key] = position
+        names.append(step.name)
+        kinds.append(step.kind)
+        layers.append(step.layer)
+        after.append(tuple(dict.fromkeys(positions[needed] for needed in step.after)))
+        same_as.append(roles.setdefault(step.role, len(roles)))
+    next_to = {
+        roles[layout.roles[first]]: tuple(roles[layout.roles[other]] for other in others)
+        for first, others in layout.next_to.items()
+    }
+    return replace(
+        layout,
+        names=tuple(names),
+        kinds=tuple(kinds),
+        layers=tuple(layers),
+        after=tuple(after),
+        same_as=tuple(same_as),
+        roles=tuple(roles),
+        next_to=next_to,
+    )

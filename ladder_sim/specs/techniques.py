@@ -1,0 +1,99 @@
+"""Techniques that hide or shorten communication without another model, and which of them go together.
+
+What each does to a pass is in `ladder_sim.graph.techniques`.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self, cast
+
+from ladder_sim.errors import UnknownNameError, UsageError
+from ladder_sim.units import quoted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Technique:
+    """One technique."""
+
+    summary: str
+    """What it does, in a line."""
+    exact: bool = True
+    """The answers stay the same, up to rounding."""
+    support: str
+    """Engines that have it, with the source."""
+
+
+TECHNIQUES: Mapping[str, Technique] = {
+    "fused-norm": Technique(
+        summary="all-reduce, residual add and norm are one kernel",
+        support="vLLM and TensorRT-LLM for small messages, by themselves (vLLM 0.32.0, allreduce_rms_fusion.py; "
+        "TensorRT-LLM, plugin/plugin.py); TokenWeave at any size on vLLM 0.8.5 (arXiv 2505.11329)",
+    ),
+}
+
+# why two of them cannot be combined
+CONFLICTS: Mapping[frozenset[str], str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Techniques:
+    """Those of a scenario, in the order of `TECHNIQUES`."""
+
+    chosen: tuple[str, ...] = ()
+    """Names, with their parameters."""
+
+    @classmethod
+    def of(cls, given: "str | Sequence[str] | Techniques") -> Self:
+        """Read names, each alone or joined by "+"; "none" for no technique.
+
+        Raises
+        ------
+        UsageError
+            One is unknown, given twice, or cannot be combined with another.
+
+        Examples
+        --------
+        >>> Techniques.of("fused-norm").name, Techniques.of("none").name
+        ('fused-norm', 'none')
+        """
+        if isinstance(given, cls):
+            return given
+        texts = [given] if isinstance(given, str) else list(cast(Sequence[str], given))
+        if not all(isinstance(text, str) for text in texts):
+            raise UsageError(f"technique is {quoted(given)}: must be a name or several", hint="e.g. 'fused-norm'")
+        names = [_canonical(name) for text in texts for name in text.split("+") if name.strip().lower() != "none"]
+        for first, second in itertools.combinations(names, 2):
+            _check_pair(_family(first), _family(second))
+        return cls(tuple(sorted(names, key=lambda name: list(TECHNIQUES).index(_family(name)))))
+
+    @property
+    def name(self) -> str:
+        """All of them, e.g. "fused-norm"; "none" if there are none."""
+        return "+".join(self.chosen) or "none"
+
+    def __contains__(self, family: str) -> bool:
+        return family in map(_family, self.chosen)
+
+
+NO_TECHNIQUES = Techniques()
+
+
+def _family(name: str) -> str:
+    return name.partition(":")[0]
+
+
+def _canonical(text: str) -> str:
+    """Check a technique's name."""
+    name = text.strip().lower()
+    if name not in TECHNIQUES:
+        raise UnknownNameError("technique", text, TECHNIQUES)
+    return name
+
+
+def _check_pair(first: str, second: str) -> None:
+    if first == second:
+        raise UsageError(f"technique '{first}' is given twice: must be given once", hint="leave one out")
+    reason = CONFLICTS.get(frozenset((first, second)))
+    if reason is not None:
+        raise UsageError(f"'{first}' and '{second}' cannot be combined: {reason}", hint="leave one out")
