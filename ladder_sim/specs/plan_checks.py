@@ -106,12 +106,8 @@ def check_requests(plan: Plan, workload: Workload, stack: StackSpec) -> None:
         )
 
 
-def check_techniques(techniques: Techniques, plan: Plan, group_nodes: int) -> None:
-    """Raise a UsageError if a technique has nothing to work on."""
-    if techniques.chosen and plan.tp == 1:
-        raise UsageError(
-            f"technique '{techniques.name}' with tp 1: there is no all-reduce", hint="it needs --tp 2 or more"
-        )
+def check_techniques(techniques: Techniques, group_nodes: int) -> None:
+    """Raise a UsageError if a technique does not work across nodes."""
     if "fused-norm" in techniques and group_nodes > 1:
         raise UsageError(
             f"technique 'fused-norm' on {group_nodes} nodes: all-reduces across nodes are NCCL's, which adds no norm",

@@ -17,7 +17,8 @@ def scenario_warnings(scenario: Scenario) -> tuple[str, ...]:
     >>> scenario_warnings(Scenario.of(model="405b", nodes=2))
     ('8 KV heads on 16 ranks: each KV head is held by 2 ranks',)
     """
-    return (*_model(scenario), *_precision(scenario), *_ranks(scenario), *_settings(scenario), *_idle(scenario))
+    subjects = (_model, _precision, _ranks, _techniques, _settings, _idle)
+    return tuple(line for subject in subjects for line in subject(scenario))
 
 
 def _model(scenario: Scenario) -> Iterator[str]:
@@ -71,6 +72,11 @@ def _ranks(scenario: Scenario) -> Iterator[str]:
             f"stack '{scenario.stack.name}' does not use its own all-reduce on {tp} GPUs that NVLink does "
             f"not fully connect ({scenario.cluster.intra.fabric}): NCCL's is predicted"
         )
+
+
+def _techniques(scenario: Scenario) -> Iterator[str]:
+    if scenario.techniques.chosen and scenario.plan.tp == 1:
+        yield f"technique {scenario.techniques.name} changes nothing: one GPU has no all-reduce; --tp 2 has"
 
 
 def _settings(scenario: Scenario) -> Iterator[str]:

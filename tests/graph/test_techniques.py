@@ -4,13 +4,14 @@ from typing import Any
 
 import pytest
 
-from ladder_sim import Scenario, predict
+from ladder_sim import Scenario, predict, sweep
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.graph.build import StepGraph, build
 from ladder_sim.graph.ops import Phase
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.passes import simulate
+from ladder_sim.specs.scenario_warnings import scenario_warnings
 from ladder_sim.specs.techniques import TECHNIQUES, Techniques
 from tests.support.scenarios import VARIANTS
 
@@ -89,10 +90,25 @@ def test_names() -> None:
         assert technique.support
 
 
+def test_one_gpu_has_nothing_to_fuse() -> None:
+    scenario = Scenario.of(model="8b", tp=1, technique="fused-norm")
+    assert any("changes nothing: one GPU" in line for line in scenario_warnings(scenario))
+    assert predict(scenario, "standard").request_s == predict(Scenario.of(model="8b", tp=1), "standard").request_s
+
+
+def test_sweeps_and_searches_take_them() -> None:
+    points = sweep({"model": "8b", "stack": "vllm", "tp": "1,2", "batch": "1,16", "technique": "none,fused-norm"})
+    assert points.feasible.all()
+    for tp, technique, batch, ttft_s in zip(
+        points["tp"], points["technique"], points["batch"], points["standard.ttft_s"], strict=True
+    ):
+        scenario = Scenario.of(model="8b", stack="vllm", tp=int(tp), batch=int(batch), technique=str(technique))
+        assert ttft_s == pytest.approx(predict(scenario, "standard").ttft_s, rel=1e-8)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"tp": 1}, "no all-reduce"),
         ({"nodes": 2}, "NCCL's"),
         ({"cluster": "l40s-pcie"}, "needs an NVLink switch"),
     ],

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.layout import Layout
 from ladder_sim.graph.ops import Count, Phase
@@ -37,6 +39,8 @@ REWRITES: Mapping[str, Rewrite] = {
 
 def possible(inputs: PassInputs) -> tuple[str, ...]:
     """The rewrites that passes of any size may undergo."""
+    if inputs.plan.tp == 1:
+        return ()
     own = () if "fused-norm" in inputs.techniques else ("own-fused-norm",)
     return (*own, *inputs.techniques)
 
@@ -45,7 +49,7 @@ def form(inputs: PassInputs, phase: Phase, tokens: Count) -> Any:
     """The form of a pass, a bit for each of `possible`."""
     return sum(
         (REWRITES[name].applies(inputs, phase, tokens) * (1 << bit) for bit, name in enumerate(possible(inputs))),
-        start=0,
+        start=np.zeros(np.shape(tokens), np.int64),
     )
 
 
