@@ -1,6 +1,7 @@
 """Times of collectives, of one algorithm or of the one that each configuration takes."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -60,8 +61,14 @@ def fastest(candidates: Sequence[CollectiveTimes]) -> CollectiveTimes:
         return candidates[0]
     best = min(candidates, key=lambda times: float(times.seconds.sum()))
     table = np.stack(np.broadcast_arrays(*(times.seconds for times in candidates)))
-    names = tuple(times.most_common for times in candidates)
-    return dataclasses.replace(best, seconds=table.min(axis=0), algorithms=names, choice=table.argmin(axis=0))
+    names = [name for times in candidates for name in times.algorithms]
+    # a candidate may itself be several algorithms
+    starts = itertools.accumulate((len(times.algorithms) for times in candidates), initial=0)
+    choices = [
+        np.broadcast_to(start + times.choice, table[0].shape) for start, times in zip(starts, candidates, strict=False)
+    ]
+    choice = np.stack(choices)[table.argmin(axis=0), np.arange(table.shape[1])]
+    return dataclasses.replace(best, seconds=table.min(axis=0), algorithms=tuple(names), choice=choice)
 
 
 def of_each(candidates: Sequence[CollectiveTimes], choice: NDArray[np.int_]) -> CollectiveTimes:
