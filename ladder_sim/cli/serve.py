@@ -12,7 +12,9 @@ from ladder_sim.errors import UsageError
 from ladder_sim.specs.scenario import Scenario
 
 if TYPE_CHECKING:
-    from ladder_sim.serve import Traffic
+    from ladder_sim.confidence import Confidence
+    from ladder_sim.display.notes import Notes
+    from ladder_sim.serve import MeasuredSteps, Traffic
 
 _LOAD = "Load"
 
@@ -49,6 +51,10 @@ class LoadFlags(PointFlags):
         str, typer.Option(help="round-robin, least-loaded or prefix-aware, among --dp replicas.", rich_help_panel=_LOAD)
     ] = "round-robin"
     policy: Annotated[str, typer.Option(help="fcfs or priority.", rich_help_panel=_LOAD)] = "fcfs"
+    steps: Annotated[
+        Path | None,
+        typer.Option(help="Times of a running vLLM's steps: file of `calibrate fit-steps`.", rich_help_panel=_LOAD),
+    ] = None
 
     def scenario(self) -> Scenario:
         """Resolve names and check everything; each replica has a request, whatever comes."""
@@ -73,13 +79,19 @@ class LoadFlags(PointFlags):
     def how(self) -> dict[str, Any]:
         """Fields of a `Service`."""
         from ladder_sim.errors import UnknownNameError
+        from ladder_sim.serve import MeasuredSteps
         from ladder_sim.serve.queues import QUEUES
         from ladder_sim.serve.routers import ROUTERS
 
         for what, name, names in (("router", self.router, ROUTERS), ("policy", self.policy, QUEUES)):
             if name not in names:
                 raise UnknownNameError(what, name, names)
-        return {"router": self.router, "profile": self.profile, "changed": {"policy": self.policy}}
+        return {
+            "router": self.router,
+            "profile": self.profile,
+            "changed": {"policy": self.policy},
+            "steps": None if self.steps is None else MeasuredSteps.read(self.steps),
+        }
 
 
 @with_options
@@ -106,7 +118,6 @@ def serve(
     output: Output,
 ) -> None:
     """Serve requests that arrive under load, one by one, and show their times for each variant."""
-    from ladder_sim.display.notes import Notes
     from ladder_sim.report.documents.serve import serve_document
     from ladder_sim.report.figures.serve import load_figure
     from ladder_sim.report.tables.serve import load_label, load_subtitle, serve_report
@@ -117,7 +128,7 @@ def serve(
     from ladder_sim.system.progress import Progress
     from ladder_sim.traces.serving import write_steps
 
-    scenario = flags.scenario()
+    scenario, how = flags.scenario(), flags.how()
     check_folder("--perfetto", perfetto)
     usd_per_gpu_hour = None if price is None else check_price(price)
     promise = Promise.parse(slo) if slo is not None else None
@@ -138,15 +149,15 @@ def serve(
             promise=promise,
             record=output.plot is not None or perfetto is not None,
             watch=progress,
-            **flags.how(),
+            **how,
         )
     if perfetto is not None:
         write_steps(perfetto, {name: each.outcome for name, each in estimates.variants.items()})
     output.give(
         lambda: serve_document(scenario, requests, estimates, usd_per_gpu_hour),
-        lambda: serve_report(load_label(scenario, requests), estimates, usd_per_gpu_hour),
-        lambda: load_figure(load_subtitle(scenario, requests), estimates),
-        Notes(confidences={"": estimates.confidence}, about=estimates.cautions),
+        lambda: serve_report(load_label(scenario, requests, how["steps"]), estimates, usd_per_gpu_hour),
+        lambda: load_figure(load_subtitle(scenario, requests, how["steps"]), estimates),
+        _notes(scenario, estimates.confidence, how["steps"], estimates.cautions),
     )
 
 
@@ -162,29 +173,40 @@ def capacity(
     output: Output,
 ) -> None:
     """Find the fewest GPUs that keep a promise at a rate, and the rate at which one replica breaks it."""
-    from ladder_sim.display.notes import Notes
     from ladder_sim.report.documents.serve import capacity_document
     from ladder_sim.report.figures.serve import capacity_figure
     from ladder_sim.report.tables.serve import capacity_report, load_label, load_subtitle
     from ladder_sim.serve import Promise
     from ladder_sim.serve import capacity as search
-    from ladder_sim.serve.evidence import confidence_of, interval_note
+    from ladder_sim.serve.evidence import confidence_of, interval_note, widths_of
     from ladder_sim.serve.load import DEFAULT_VARIANTS
     from ladder_sim.sweeps.price import check_price
     from ladder_sim.system.progress import StatusLine
 
-    scenario, traffic, promise = flags.scenario(), flags.traffic(), Promise.parse(slo)
+    scenario, traffic, promise, how = flags.scenario(), flags.traffic(), Promise.parse(slo), flags.how()
     usd_per_gpu_hour = None if price is None else check_price(price)
     with StatusLine() as line:
-        needs = search(
-            scenario, traffic, promise, split_names(variant) or DEFAULT_VARIANTS, watch=line.show, **flags.how()
-        )
-    label = f"{load_label(scenario, traffic)}; promised: {promise}"
+        needs = search(scenario, traffic, promise, split_names(variant) or DEFAULT_VARIANTS, watch=line.show, **how)
+    label = f"{load_label(scenario, traffic, how['steps'])}; promised: {promise}"
     outcomes = {name: need.outcome for name, need in needs.items()}
     confidence = confidence_of(scenario, outcomes, profile=flags.profile)
     output.give(
         lambda: capacity_document(scenario, traffic, promise, needs, usd_per_gpu_hour),
         lambda: capacity_report(label, needs, usd_per_gpu_hour),
-        lambda: capacity_figure(f"{load_subtitle(scenario, traffic)}; promised: {promise}", needs),
-        Notes(confidences={"": confidence}, about=(interval_note(confidence.widths, 1),)),
+        lambda: capacity_figure(f"{load_subtitle(scenario, traffic, how['steps'])}; promised: {promise}", needs),
+        _notes(scenario, confidence, how["steps"], (interval_note(widths_of(confidence, how["steps"]), 1),)),
     )
+
+
+def _notes(
+    scenario: Scenario, confidence: "Confidence", steps: "MeasuredSteps | None", about: tuple[str, ...]
+) -> "Notes":
+    """The end of an answer; what predictions were compared with says nothing of a running engine's own steps."""
+    from ladder_sim.display.notes import Notes
+    from ladder_sim.serve.evidence import steps_note
+
+    if steps is None:
+        return Notes(confidences={"": confidence}, about=about)
+    rewired = [name for name in confidence.widths if name != "standard"]
+    confidences = {", ".join(rewired): confidence} if rewired else {}
+    return Notes(confidences=confidences, about=(steps_note(steps, scenario, rewired), *about))

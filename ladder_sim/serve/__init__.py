@@ -6,10 +6,11 @@ requests and `traces` reads them. `load` and `capacity` are the questions: what 
 """
 
 from ladder_sim.serve.capacity import Capacity, capacity
-from ladder_sim.serve.grids import StepLimits
 from ladder_sim.serve.intervals import Estimate, Estimates, estimate
 from ladder_sim.serve.lengths import Lengths
 from ladder_sim.serve.load import Service, serve
+from ladder_sim.serve.measured_steps import MeasuredSteps
+from ladder_sim.serve.mix import StepLimits
 from ladder_sim.serve.outcome import Outcome
 from ladder_sim.serve.promise import Promise
 from ladder_sim.serve.requests import Request
@@ -22,6 +23,7 @@ __all__ = [
     "Estimate",
     "Estimates",
     "Lengths",
+    "MeasuredSteps",
     "Outcome",
     "Promise",
     "Request",

@@ -15,6 +15,7 @@ import numpy as np
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import canonical_names
 from ladder_sim.serve.load import DEFAULT_VARIANTS, Service
+from ladder_sim.serve.mix import Mix
 from ladder_sim.serve.outcome import Outcome
 from ladder_sim.serve.promise import Promise
 from ladder_sim.serve.traffic import MAX_BURSTINESS, Traffic
@@ -252,9 +253,9 @@ class Search:
         """A power of two near the rate at which 64 requests decode at a time."""
         times, prompt, gen = self.service.times(self.variant), self.traffic.prompt.mean, self.traffic.gen.mean
         chunk = max(1, min(round(prompt), times.limits.tokens))
-        prompt_s = prompt / chunk * times.seconds(prefill=[(chunk, 0)])
+        prompt_s = prompt / chunk * times.of_mix(Mix.of(prefill=[(chunk, 0)]))
         decoding = min(64, times.limits.requests)
-        decode_s = times.seconds(decode=[round(prompt + gen / 2)] * decoding)
+        decode_s = times.of_mix(Mix.of(decode=[round(prompt + gen / 2)] * decoding))
         return 2.0 ** round(log2(min(1.0 / (prompt_s + gen * decode_s / decoding), _MOST_RATE)))
 
     def _answer(self, limit: float, breaks: tuple[str, ...], replicas: int) -> Capacity:

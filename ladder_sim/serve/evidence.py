@@ -1,7 +1,7 @@
 """How sure the times of requests under load are."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -9,8 +9,12 @@ import numpy as np
 from ladder_sim.confidence import Confidence, Widths
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.prediction import predict
+from ladder_sim.serve.measured_steps import MeasuredSteps
 from ladder_sim.serve.outcome import Outcome
 from ladder_sim.specs.scenario import Scenario
+
+# what predictions of a server at moderate load kept, by steps that were fitted to its log (docs/load.md)
+MEASURED = math.log(1.15)
 
 
 def confidence_of(
@@ -36,6 +40,23 @@ def confidence_of(
     requests = scenario.plan.groups * max(1, round(each))
     load = replace(scenario.workload, batch=1, concurrency=requests, prompt=max(1, prompt), gen=max(1, gen))
     return predict(replace(scenario, workload=load), list(outcomes), profile=profile, ignore_memory=True).confidence
+
+
+def widths_of(confidence: Confidence, steps: MeasuredSteps | None) -> Mapping[str, Widths]:
+    """How far times of each variant's steps may be off; measured ones of other wirings by the simulated ratio too."""
+    if steps is None:
+        return confidence.widths
+    rates = {name: math.hypot(MEASURED, widths.speedup) for name, widths in confidence.widths.items()}
+    return {name: replace(confidence.widths[name], rate=rate, ttft=rate) for name, rate in rates.items()}
+
+
+def steps_note(steps: MeasuredSteps, scenario: Scenario, rewired: Sequence[str]) -> str:
+    """Where measured steps come from, as a sentence."""
+    note = f"times of steps are fitted to {steps.steps} steps of {steps.engine}, half of them within {steps.error:.1%}"
+    if not rewired:
+        return note
+    where = f"{scenario.model.name}, {scenario.plan} on {scenario.cluster.name}"
+    return f"{note}; {', '.join(rewired)}: times the ratio to standard as simulated for {where}"
 
 
 def interval_note(widths: Mapping[str, Widths], seeds: int) -> str:

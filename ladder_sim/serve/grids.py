@@ -8,6 +8,7 @@ import numpy as np
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.des.shared import Floats
+from ladder_sim.serve.mix import StepLimits
 from ladder_sim.serve.rest import Rest, Steps, rest_of
 from ladder_sim.serve.steps import Mixes, StepSeconds, simulate_steps
 from ladder_sim.specs.scenario import Scenario
@@ -19,17 +20,6 @@ SHARES = (1 / 256, 1 / 32, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0)
 # a mixed step decodes one request and runs two tokens of a prompt, or more
 LEAST_MIXED = 3
 _NONE: Floats = np.zeros(0)
-
-
-class StepLimits(NamedTuple):
-    """The largest step that times are made for."""
-
-    requests: int
-    """In one step."""
-    tokens: int
-    """New ones, in one step."""
-    context: int
-    """Tokens of one request, prompt and answer."""
 
 
 class Grids(NamedTuple):

@@ -18,7 +18,7 @@ import numpy as np
 from ladder_sim.confidence import Confidence, Interval, Widths
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import canonical_names
-from ladder_sim.serve.evidence import confidence_of, interval_note
+from ladder_sim.serve.evidence import confidence_of, interval_note, widths_of
 from ladder_sim.serve.load import DEFAULT_VARIANTS, Service
 from ladder_sim.serve.outcome import Outcome
 from ladder_sim.serve.promise import METRICS, Promise
@@ -176,11 +176,12 @@ def estimate(
 
     outcomes = {name: run(name, loads[0], record=record) for name in names}
     confidence = confidence_of(scenario, outcomes, profile=service.profile)
+    all_widths = widths_of(confidence, service.steps)
     first = next(iter(names))
     bases: Sequence[Mapping[str, float]] = ()
     estimates: dict[str, Estimate] = {}
     for name, outcome in outcomes.items():
-        widths = confidence.widths[name]
+        widths = all_widths[name]
         more = [run(name, load) for load in loads[1:]]
         rows = [_figures(each) for each in (outcome, *more)]
         ends = [_figures(run(name, loads[0], slower=math.exp(width))) for width in (widths.rate, -widths.rate)]

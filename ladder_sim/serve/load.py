@@ -1,14 +1,15 @@
 """The public function `serve`: requests through the replicas of a scenario, for each variant."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import canonical_names
 from ladder_sim.serve.engines import scheduler_spec
-from ladder_sim.serve.grids import StepLimits
+from ladder_sim.serve.measured_steps import MeasuredSteps, RewiredSteps
+from ladder_sim.serve.mix import MixTimes, StepLimits
 from ladder_sim.serve.outcome import Outcome
 from ladder_sim.serve.promise import Promise
 from ladder_sim.serve.requests import Request
@@ -38,7 +39,9 @@ class Service:
     """As in `ladder_sim.predict`."""
     changed: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `SchedulerSpec` to set otherwise."""
-    _times: dict[str, StepTimes] = field(default_factory=dict, repr=False)
+    steps: MeasuredSteps | None = None
+    """Those of a running engine with the standard wiring, instead of simulated ones."""
+    _times: dict[str, MixTimes] = field(default_factory=dict, repr=False)
 
     @classmethod
     def for_requests(cls, scenario: Scenario, requests: Iterable[Request], **how: Any) -> "Service":
@@ -53,17 +56,27 @@ class Service:
     @property
     def spec(self) -> SchedulerSpec:
         """How each replica schedules."""
+        if self.steps:
+            return replace(self.steps.spec, **self.changed)
         return scheduler_spec(self.scenario, self.context, **self.changed)
 
-    def times(self, variant: str) -> StepTimes:
+    def times(self, variant: str) -> MixTimes:
         """Of the steps of a variant."""
         if variant not in self._times:
-            spec = self.spec
-            # a power of two, so that files serve many loads
-            context = max(4096, 1 << (self.context - 1).bit_length())
-            limits = StepLimits(requests=min(spec.step_requests, 1024), tokens=spec.step_tokens, context=context)
-            self._times[variant] = StepTimes.of(self.scenario, variant, profile=self.profile, limits=limits)
+            if self.steps is None:
+                self._times[variant] = self._simulated(variant)
+            elif variant == "standard":
+                self._times[variant] = self.steps
+            else:
+                self._times[variant] = RewiredSteps(self.steps, self._simulated("standard"), self._simulated(variant))
         return self._times[variant]
+
+    def _simulated(self, variant: str) -> StepTimes:
+        spec = self.spec
+        # a power of two, so that files serve many loads
+        context = max(4096, 1 << (self.context - 1).bit_length())
+        limits = StepLimits(requests=min(spec.step_requests, 1024), tokens=spec.step_tokens, context=context)
+        return StepTimes.of(self.scenario, variant, profile=self.profile, limits=limits)
 
     def run(
         self,

@@ -1,7 +1,18 @@
-"""What one step of an engine runs: requests that decode, and chunks of prompts."""
+"""What one step of an engine runs: requests that decode, and chunks of prompts; and what knows how long that takes."""
 
 from collections.abc import Iterable
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
+
+
+class StepLimits(NamedTuple):
+    """The largest step that times are made for."""
+
+    requests: int
+    """In one step."""
+    tokens: int
+    """New ones, in one step."""
+    context: int
+    """Tokens of one request, prompt and answer."""
 
 
 class Mix(NamedTuple):
@@ -58,3 +69,17 @@ class Mix(NamedTuple):
     def tokens(self) -> int:
         """New tokens: the rows of the step."""
         return self.decoding + self.drafted + self.chunk
+
+
+class MixTimes(Protocol):
+    """How long steps take: simulated (`ladder_sim.serve.StepTimes`) or measured (`MeasuredSteps`)."""
+
+    @property
+    def limits(self) -> StepLimits:
+        """The largest step."""
+
+    def of_mix(self, mix: Mix, duty: float = 0.0) -> float:
+        """Seconds of a step, while prompts take a share `duty` of the time."""
+
+    def slower(self, factor: float) -> Self:
+        """The same, with steps that take so many times as long."""

@@ -7,10 +7,9 @@ from typing import NamedTuple
 
 import simpy
 
-from ladder_sim.serve.mix import Mix
+from ladder_sim.serve.mix import Mix, MixTimes
 from ladder_sim.serve.requests import Answer
 from ladder_sim.serve.scheduler import Scheduler, SchedulerSpec, Step
-from ladder_sim.serve.step_times import StepTimes
 
 # over how long the power limit of a GPU averages, seconds: judgement; nvidia-smi reports the last second
 POWER_S = 1.0
@@ -50,7 +49,7 @@ class Replica:
     def __init__(
         self,
         env: simpy.Environment,
-        times: StepTimes,
+        times: MixTimes,
         spec: SchedulerSpec,
         answered: Callable[[Answer], object],
         *,

@@ -40,6 +40,8 @@ class SchedulerSpec:
     """The next step is scheduled while one runs."""
     whole_answers: bool = False
     """A request is admitted when there is room for its whole answer, which it keeps: none has to start again."""
+    frontend_s: float = 0.0
+    """Time of a request before it can be scheduled: HTTP, and the tokens of its text."""
 
 
 class Step(NamedTuple):

@@ -6,18 +6,18 @@ from dataclasses import replace
 import simpy
 
 from ladder_sim.errors import UsageError
+from ladder_sim.serve.mix import MixTimes
 from ladder_sim.serve.outcome import Outcome
 from ladder_sim.serve.promise import Promise
 from ladder_sim.serve.replica import Replica
 from ladder_sim.serve.requests import Answer, Request
 from ladder_sim.serve.routers import ROUTERS, Router
 from ladder_sim.serve.scheduler import SchedulerSpec
-from ladder_sim.serve.step_times import StepTimes
 
 
 def simulate(
     variant: str,
-    times: StepTimes,
+    times: MixTimes,
     spec: SchedulerSpec,
     requests: Iterable[Request],
     *,
@@ -83,7 +83,7 @@ class _System:
     def __init__(
         self,
         env: simpy.Environment,
-        times: StepTimes,
+        times: MixTimes,
         spec: SchedulerSpec,
         replicas: int,
         router: Router,
@@ -102,16 +102,22 @@ class _System:
     def arrivals(self, source: Iterator[Request]) -> Generator[simpy.Event, object, None]:
         """Send each request when it comes."""
         for request in source:
-            if request.arrival_s > self.env.now:
-                yield self.env.timeout(request.arrival_s - self.env.now)
+            at_s = request.arrival_s + self.spec.frontend_s
+            if at_s > self.env.now:
+                yield self.env.timeout(at_s - self.env.now)
             self._send(request)
             self._queues.append(sum(len(replica.scheduler.waiting) for replica in self.replicas))
 
     def send_next(self) -> None:
         """Send the next request now, if there is one."""
         request = next(self.source, None)
-        if request is not None:
-            self._send(replace(request, arrival_s=self.env.now))
+        if request is None:
+            return
+        request = replace(request, arrival_s=self.env.now)
+        if self.spec.frontend_s:
+            self.env.timeout(self.spec.frontend_s).callbacks.append(lambda _: self._send(request))
+        else:
+            self._send(request)
 
     def queued(self) -> tuple[int, int]:
         """As in `Outcome`."""

@@ -24,9 +24,9 @@ from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import canonical_names, parse
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.serve.cache import cached
-from ladder_sim.serve.grids import SHARES, Grids, StepLimits
+from ladder_sim.serve.grids import SHARES, Grids
 from ladder_sim.serve.lookup import Axis, Line, Lines
-from ladder_sim.serve.mix import Mix
+from ladder_sim.serve.mix import Mix, StepLimits
 from ladder_sim.serve.rest import Rest
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.workload import Workload

@@ -10,7 +10,7 @@ from ladder_sim.confidence import Interval
 from ladder_sim.display.console import table
 from ladder_sim.display.labels import hardware_label, stack_label
 from ladder_sim.report.documents.serve import price_of
-from ladder_sim.serve import Capacity, Estimate, Estimates, Trace, Traffic
+from ladder_sim.serve import Capacity, Estimate, Estimates, MeasuredSteps, Trace, Traffic
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.sweeps.price import token_price
 from ladder_sim.units import format_rate, format_seconds, step_for
@@ -20,13 +20,16 @@ _COLUMNS = ("mean", "p50", "p90", "p95", "p99")
 _GAINS = tuple((*time, column) for time in (*_TIMES[:2], _TIMES[3]) for column in ("p50", "p95"))
 
 
-def load_label(scenario: Scenario, requests: Traffic | Trace) -> str:
+def load_label(scenario: Scenario, requests: Traffic | Trace, steps: MeasuredSteps | None) -> str:
     """What is served where, in a line."""
-    return f"{scenario.model.name}, {hardware_label(scenario)}, {stack_label(scenario)}; {_arrivals(requests)}"
+    where = f"{scenario.model.name}, {hardware_label(scenario)}, {stack_label(scenario)}"
+    return f"{f'steps of {steps.engine}' if steps else where}; {_arrivals(requests)}"
 
 
-def load_subtitle(scenario: Scenario, requests: Traffic | Trace) -> str:
+def load_subtitle(scenario: Scenario, requests: Traffic | Trace, steps: MeasuredSteps | None) -> str:
     """The same by names, for a figure."""
+    if steps:
+        return f"steps of {steps.engine}, {_arrivals(requests)}"
     where = f"{scenario.plan} on {scenario.cluster.name}"
     return f"{scenario.model.name}, {where}, {_arrivals(requests)}, {scenario.stack.name}"
 
