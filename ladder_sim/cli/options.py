@@ -140,6 +140,30 @@ class PointFlags(OptionGroup):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FileFlags(PointFlags):
+    """What a file of measured loads does not say of its scenario; left out, a flag is as in the file."""
+
+    without: ClassVar[tuple[str, ...]] = ("batch", "prompt", "gen", "concurrency", "arrivals")
+
+    @classmethod
+    def _taken(cls) -> dict[str, Argument]:
+        taken = super(FileFlags, cls)._taken()
+        return {
+            name: argument if argument.kind is bool else replace(argument, default=None)
+            for name, argument in taken.items()
+        }
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Arguments of `Scenario.of` that were given."""
+        return {
+            name: value
+            for name, value in self.arguments.items()
+            if value is not None and (ARGUMENTS[name].kind is not bool or value != ARGUMENTS[name].default)
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SearchFlags(PointFlags):
     """Of a command that searches for the best plan and load: these take several values, and all by default."""
 

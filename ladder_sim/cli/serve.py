@@ -101,7 +101,8 @@ def serve(
     trace: Annotated[
         Path | None,
         typer.Option(
-            help="File of requests: Mooncake, Azure LLM or BurstGPT, instead of a rate.", rich_help_panel=_LOAD
+            help="File of requests instead of a rate: Mooncake, Azure LLM, BurstGPT, AIPerf or vllm bench serve.",
+            rich_help_panel=_LOAD,
         ),
     ] = None,
     speed: Annotated[

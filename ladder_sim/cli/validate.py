@@ -1,30 +1,39 @@
 """`ladder-sim validate`: predictions compared with measured runs."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from ladder_sim.cli.options import with_options
+from ladder_sim.cli.options import FileFlags, with_options
 from ladder_sim.cli.output import Output
 from ladder_sim.errors import UsageError
+from ladder_sim.system.files import shown_path
 from ladder_sim.validation.dataset import DEFAULT_DATASET, read_runs, read_table
 
 if TYPE_CHECKING:
     from ladder_sim.validation.serving_table import Serving
+
+# endings of results of load generators; tables are CSV
+_RESULTS = (".json", ".jsonl", ".gz")
 
 
 @with_options
 def validate(
     *,
     dataset: Annotated[
-        str, typer.Argument(help="CSV file of runs or servings, or a data set of the package.")
+        str,
+        typer.Argument(
+            help="CSV file of runs or servings, a data set of the package, or JSON of vllm bench serve, AIPerf or "
+            "InferenceX."
+        ),
     ] = DEFAULT_DATASET,
+    flags: FileFlags,
     level: Annotated[
         str,
         typer.Option(help="Evidence behind the predictions: roofline, microbench, protocol-a, protocol-b, or all."),
     ] = "all",
-    profile: Annotated[str | None, typer.Option(help="Predict from this profile instead: a name or a file.")] = None,
     max_error: Annotated[
         str | None,
         typer.Option(
@@ -34,7 +43,10 @@ def validate(
     ] = None,
     output: Output,
 ) -> None:
-    """Compare measured runs of static batches, or servings with requests in flight, with predictions."""
+    """Compare measured runs of static batches, servings with requests in flight, or loads, with predictions.
+
+    The flags of a scenario say what a file of a load does not.
+    """
     # imported here: `--help` needs no simulator
     from ladder_sim.report.documents.validation import validation_document
     from ladder_sim.report.figures.validation import error_figure
@@ -43,6 +55,14 @@ def validate(
     from ladder_sim.validation.serving_table import is_serving_table, read_servings
 
     maximum = None if max_error is None else _fraction(max_error)
+    if Path(dataset).suffix in _RESULTS:
+        if level != "all":
+            raise UsageError("--level is for runs of static batches", hint="leave it out for a measured load")
+        _validate_loads(Path(dataset), flags, maximum, output)
+        return
+    if flags.given or flags.set_:
+        raise UsageError("the scenario is in the table: its flags are for a measured load", hint="leave them out")
+    profile = flags.profile
     content, name = read_table(dataset)
     if is_serving_table(content):
         if level != "all":
@@ -59,6 +79,36 @@ def validate(
     )
     if maximum is not None:
         comparison.gate(list(compared.values())[-1], maximum)
+
+
+def _validate_loads(path: Path, flags: FileFlags, maximum: float | None, output: Output) -> None:
+    from ladder_sim.display.notes import Notes
+    from ladder_sim.report.documents.validation import loads_document
+    from ladder_sim.report.figures.validation import loads_figure
+    from ladder_sim.report.tables.validation import loads_report
+    from ladder_sim.serve.results import read_results
+    from ladder_sim.system.progress import StatusLine
+    from ladder_sim.validation.load import compare_loads, gate_loads
+
+    results = read_results(path)
+    with StatusLine() as line:
+        compared = compare_loads(
+            results,
+            flags.given,
+            flags.settings,
+            profile=flags.profile,
+            watch=lambda done: line.show(f"{done} of {len(results)} loads simulated"),
+        )
+    name = shown_path(path)
+    confidences = {f"load {number}": each.confidence for number, each in enumerate(compared, 1) if each.confidence}
+    output.give(
+        lambda: loads_document(name, compared),
+        lambda: loads_report(name, compared),
+        lambda: loads_figure(name, compared),
+        Notes(confidences=confidences, about=tuple(dict.fromkeys(text for each in compared for text in each.cautions))),
+    )
+    if maximum is not None:
+        gate_loads(compared, maximum)
 
 
 def _validate_servings(

@@ -134,6 +134,11 @@ def gate(comparisons: Sequence[ServingComparison], maximum: float) -> None:
                 f"--max-error: line {each.serving.line} is {each.note}", hint="leave the row out, or add what it lacks"
             )
     errors, _ = summary(comparisons)
+    check_error(errors, maximum)
+
+
+def check_error(errors: ErrorSummary | None, maximum: float) -> None:
+    """Refuse errors of TPOT whose mean exceeds `maximum`, a fraction."""
     if errors and errors.mean_abs_error > maximum:
         raise LadderSimError(
             f"mean absolute error of TPOT over {errors.n} rows is {errors.mean_abs_error:.2%}: must be at most "

@@ -1,6 +1,6 @@
 """What tables of servings call models, systems, engines and precisions, in the names of the catalog.
 
-Theirs are those of aiconfigurator-core, or our own.
+Theirs are those of aiconfigurator-core, of InferenceX, or our own.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.validation.campaigns import Facts
 
-# names of systems in aiconfigurator-core that are not those of our clusters with underscores
+# names of systems that are not those of our clusters with underscores
 _SYSTEMS = MappingProxyType(
     {
         "a100_sxm": "a100-sxm-hdr",
@@ -19,6 +19,11 @@ _SYSTEMS = MappingProxyType(
         "gb200_sxm": "gb200-nvl72",
         "l40s": "l40s-pcie",
         "rtx_pro_6000_server": "rtx-pro-6000",
+        # of InferenceX
+        "h100": "h100-sxm",
+        "h200": "h200-sxm",
+        "b200": "b200-sxm",
+        "b300": "b300-sxm",
     }
 )
 # its names of precisions; what is left is our own

@@ -1,6 +1,7 @@
 """Recorded requests: three formats, and files that are damaged, out of order, absurd or no traces at all."""
 
 import contextlib
+import gzip
 import itertools
 import json
 from pathlib import Path
@@ -70,11 +71,35 @@ def test_a_trace_is_not_read_before_it_is_needed(tmp_path: Path) -> None:
         (BURSTGPT.replace("18", "1e30"), "line 2: answer of"),
         (AZURE.splitlines()[0], "holds no request"),
         ("{" * 5_000_000, "is longer than"),
+        (MOONCAKE + AZURE, "line 3: cannot be read"),
+        (AZURE + BURSTGPT, "line 4: cannot be read"),
+        (MOONCAKE + '{"metadata": {}, "metrics": {}}', "line 3: cannot be read .KeyError"),
+        (MOONCAKE.replace("[0, 1, 7]", "[[0], 1, 7]"), "whole numbers"),
+        (MOONCAKE.replace("[0, 1, 7]", '"017"'), "whole numbers"),
+        (MOONCAKE.replace("5,", "true,"), "whole numbers"),
+        (MOONCAKE.replace("27000", "-1e400"), "line 1: comes"),
+        (MOONCAKE.replace("1200", "100000001"), "line 1: prompt of 100000001 tokens"),
+        (MOONCAKE.replace("27500", "1" * 400), "line 2: cannot be read .OverflowError"),
+        (BURSTGPT.replace("472", "1e999"), "line 2: cannot be read"),
+        (AZURE.replace("2023-11-16 18:17:03", "2023-13-16 18:17:03"), "line 2: cannot be read"),
+        ("\x00" * 1000, "unknown format"),
     ],
 )
 def test_faults_are_named(tmp_path: Path, text: str, shown: str) -> None:
     with pytest.raises(UsageError, match=shown):
         read(tmp_path, text)
+
+
+def test_a_gzipped_trace_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "trace.gz"
+    path.write_bytes(gzip.compress(AZURE.encode()))
+    assert [each.prompt for each in Trace(path=path)] == [374, 396]
+    rows = AZURE.encode() + 1000 * AZURE.splitlines()[-1].encode()
+    # a shorter one, and another checksum
+    for damaged in (gzip.compress(rows)[:-30], gzip.compress(AZURE.encode())[:-8] + bytes(8)):
+        path.write_bytes(damaged)
+        with pytest.raises(UsageError, match="gzip file that is cut off or damaged"):
+            list(Trace(path=path))
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:

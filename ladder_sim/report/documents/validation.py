@@ -13,6 +13,7 @@ from ladder_sim.specs.workload import STATIC
 if TYPE_CHECKING:
     from ladder_sim.validation.compare import Comparison, ComparisonsByLevel, ErrorStats, GroupSummary, Quantity
     from ladder_sim.validation.dataset import Dataset
+    from ladder_sim.validation.load import LoadComparison
     from ladder_sim.validation.serving import ErrorSummary, ServingComparison
 
 
@@ -110,8 +111,34 @@ def _serving_fields(comparison: ServingComparison) -> dict[str, Any]:
     }
 
 
+def loads_document(name: str, comparisons: Sequence[LoadComparison]) -> Document:
+    """A row for each figure of each load, and errors by figure; seconds, errors and shares as fractions."""
+    from ladder_sim.validation.load import summarize_loads
+
+    rows = []
+    for number, each in enumerate(comparisons, 1):
+        scenario = each.scenario.fields() if each.scenario else {}
+        load = {
+            "load": number,
+            "tool": each.result.tool,
+            **{key: scenario.get(key) for key in ("model", "cluster", "stack", "dtype", "tp", "ep", "attention_dp")},
+            "concurrency": each.result.concurrency or None,
+        }
+        figures = each.figures or dict.fromkeys(each.result.figures)
+        for figure, quantity in figures.items():
+            fields = {**_quantity_fields("", quantity), "measured": each.result.figures[figure]}
+            rows.append({**load, "figure": figure, **fields, "note": each.note})
+    head = {
+        "batching": "continuous",
+        "dataset": name,
+        "summary": {figure: asdict(errors) for figure, errors in summarize_loads(comparisons).items()},
+    }
+    return Document.of_rows(head, rows)
+
+
 def _quantity_fields(name: str, quantity: Quantity | None) -> dict[str, Any]:
-    keys = [f"{name}_{part}" for part in ("measured", "predicted", "low", "high", "error", "inside")]
+    before = f"{name}_" if name else ""
+    keys = [f"{before}{part}" for part in ("measured", "predicted", "low", "high", "error", "inside")]
     if quantity is None:
         return dict.fromkeys(keys)
     predicted = quantity.predicted

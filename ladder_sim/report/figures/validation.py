@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from ladder_sim.report.figures.style import TEXT_COLOUR, figure, variant_colour
 from ladder_sim.validation.compare import Comparison, ComparisonsByLevel, Quantity, error_stats, unseen
 from ladder_sim.validation.dataset import Dataset
+from ladder_sim.validation.load import LoadComparison
 from ladder_sim.validation.serving import ServingComparison, summary
 
 if TYPE_CHECKING:
@@ -56,30 +57,48 @@ def error_figure(data: Dataset, comparisons: ComparisonsByLevel) -> "go.Figure":
 
 def servings_figure(name: str, comparisons: Sequence[ServingComparison]) -> "go.Figure":
     """Time per token of servings, predicted over measured."""
-    import plotly.graph_objects as go
-
     errors, _ = summary(comparisons)
     subtitle = f"{errors.n} servings: error {errors.mean_abs_error:.1%} on average" if errors else "nothing to compare"
-    drawn = figure(f"Time per token with requests in flight, predicted and measured: {name}", subtitle)
-    rows = [(each.serving, each.tpot) for each in comparisons if each.tpot]
+    points = [(each.serving.setup.stack, str(each.serving), each.tpot) for each in comparisons if each.tpot]
+    title = f"Time per token with requests in flight, predicted and measured: {name}"
+    return _parity_figure(title, subtitle, "TPOT", points)
+
+
+def loads_figure(name: str, comparisons: Sequence[LoadComparison]) -> "go.Figure":
+    """Times of requests under load, predicted over measured."""
+    points = [
+        (figure.partition("_")[0].upper(), f"load {number}, {figure.removesuffix('_s')}", quantity)
+        for number, each in enumerate(comparisons, 1)
+        for figure, quantity in each.figures.items()
+        if "per_s" not in figure
+    ]
+    title = f"Times of requests under load, predicted and measured: {name}"
+    return _parity_figure(title, f"{len(comparisons)} loads", "time", points)
+
+
+def _parity_figure(title: str, subtitle: str, what: str, points: Sequence[tuple[str, str, Quantity]]) -> "go.Figure":
+    """Times, predicted over measured: each with its group and its name."""
+    import plotly.graph_objects as go
+
+    drawn = figure(title, subtitle)
     drawn.update_layout(
-        xaxis={"type": "log", "title": {"text": "measured TPOT (ms)"}},
-        yaxis={"type": "log", "title": {"text": "predicted TPOT (ms)"}},
+        xaxis={"type": "log", "title": {"text": f"measured {what} (ms)"}},
+        yaxis={"type": "log", "title": {"text": f"predicted {what} (ms)"}},
     )
-    if not rows:
+    if not points:
         return drawn
-    ends = [1e3 * limit(tpot.measured for _, tpot in rows) for limit in (min, max)]
+    ends = [1e3 * limit(quantity.measured for *_, quantity in points) for limit in (min, max)]
     line = {"color": TEXT_COLOUR, "width": 1}
     drawn.add_trace(go.Scatter(x=ends, y=ends, mode="lines", line=line, showlegend=False, hoverinfo="skip"))
-    for stack in dict.fromkeys(row.setup.stack for row, _ in rows):
-        members = [(row, tpot) for row, tpot in rows if row.setup.stack == stack]
+    for group in dict.fromkeys(group for group, *_ in points):
+        members = [(text, quantity) for name, text, quantity in points if name == group]
         drawn.add_trace(
             go.Scatter(
-                x=[1e3 * tpot.measured for _, tpot in members],
-                y=[1e3 * tpot.predicted.value for _, tpot in members],
+                x=[1e3 * quantity.measured for _, quantity in members],
+                y=[1e3 * quantity.predicted.value for _, quantity in members],
                 mode="markers",
-                name=stack,
-                text=[str(row) for row, _ in members],
+                name=group,
+                text=[text for text, _ in members],
                 hovertemplate="%{text}<br>%{x:.1f} ms measured, %{y:.1f} predicted<extra>%{fullData.name}</extra>",
             )
         )

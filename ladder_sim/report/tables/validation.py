@@ -1,12 +1,17 @@
 """Measured runs and their predictions, as tables."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ladder_sim.display.console import table
-from ladder_sim.units import format_seconds
+from ladder_sim.display.labels import hardware_label, stack_label
+from ladder_sim.serve import Traffic
+from ladder_sim.serve.results import Result
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.units import format_rate, format_seconds
 from ladder_sim.validation.compare import (
     Comparison,
     ComparisonsByLevel,
@@ -19,6 +24,7 @@ from ladder_sim.validation.compare import (
     unseen,
 )
 from ladder_sim.validation.dataset import Configuration, Dataset
+from ladder_sim.validation.load import LoadComparison, summarize_loads
 from ladder_sim.validation.serving import ErrorSummary, ServingComparison, summarize_servings, summary
 
 ROW_COLUMNS = ("variant", "TP", "P2P", "batch", "use", "tok/s", "predicted", "error", "in")
@@ -49,6 +55,9 @@ GROUPS = {
 FAR_COLUMNS = ("line", "serving", "TPOT", "predicted (90%)", "error", "note")
 # errors from which a row of servings is named
 FAR_OFF = 0.2
+FIGURE_COLUMNS = ("figure", "measured", "predicted (90%)", "error", "in")
+# loads of which each figure is shown
+_SHOWN_LOADS = 4
 
 
 def validation_report(data: Dataset, comparisons: ComparisonsByLevel) -> RenderableType:
@@ -95,6 +104,54 @@ def servings_report(name: str, comparisons: Sequence[ServingComparison]) -> Rend
         rows_lines = f"{len(lines)} rows, lines" if len(lines) > 1 else "line"
         parts.append(Text(f"{rows_lines} {', '.join(map(str, lines))}: {note}"))
     return Group(*parts)
+
+
+def loads_report(name: str, comparisons: Sequence[LoadComparison]) -> RenderableType:
+    """Every figure of few loads, errors by figure of many, and what is not predicted, with the reason."""
+    timed = [each for each in comparisons if each.scenario and each.figures]
+    parts: list[RenderableType] = [Text(f"{name}: measured loads, simulated request by request", "bold")]
+    for each in timed[:_SHOWN_LOADS]:
+        assert each.scenario is not None
+        rows = [_figure_cells(figure, quantity) for figure, quantity in each.figures.items()]
+        parts += [Text(), Text(load_title(each.result, each.scenario)), table(FIGURE_COLUMNS, rows)]
+    if len(timed) > 1:
+        if len(timed) > _SHOWN_LOADS:
+            parts += [Text(), Text(f"{len(timed) - _SHOWN_LOADS} further loads: --json and --csv have them")]
+        rows = [
+            (_title(figure), str(errors.n), *_error_cells(errors)) for figure, errors in summarize_loads(timed).items()
+        ]
+        columns = ("figure", "loads", "mean", "median", "bias", "inside", "half-width")
+        parts += [Text(), Text("errors of all loads"), table(columns, rows)]
+    notes = Counter(each.note for each in comparisons if each.note)
+    parts += [Text(f"{count} load{'s' if count > 1 else ''}: {note}") for note, count in notes.items()]
+    return Group(*parts)
+
+
+def load_title(result: Result, scenario: Scenario) -> str:
+    """What was measured, where and by what."""
+    requests = result.requests
+    count = requests.requests if isinstance(requests, Traffic) else len(requests)
+    come = "as they were recorded"
+    if result.concurrency:
+        come = f"{result.concurrency} in flight"
+    elif isinstance(requests, Traffic):
+        come = f"{requests.rate:g} requests/s"
+    where = f"{scenario.model.name}, {hardware_label(scenario)}, {stack_label(scenario)}"
+    return f"{where}; {result.tool}, {count} requests, {come}"
+
+
+def _figure_cells(name: str, quantity: Quantity) -> tuple[str, ...]:
+    show = format_seconds if name.endswith("_s") and not name.endswith("per_s") else format_rate
+    measured = show(quantity.measured)
+    value, low, high = map(show, (quantity.predicted.value, quantity.predicted.low, quantity.predicted.high))
+    return (_title(name), measured, f"{value} ({low}-{high})", *_verdict(quantity))
+
+
+def _title(name: str) -> str:
+    """A figure as a heading: "TTFT p99", "tok/s"."""
+    rates = {"requests_per_s": "requests/s", "tokens_per_s": "tok/s", "tokens_per_s_per_gpu": "tok/s per GPU"}
+    metric, _, statistic = name.removesuffix("_s").partition("_")
+    return rates.get(name, f"{metric.upper()} {statistic}")
 
 
 def _serving_cells(pair: tuple[ErrorSummary | None, ErrorSummary | None]) -> tuple[str, ...]:

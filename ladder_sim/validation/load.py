@@ -1,0 +1,161 @@
+"""Loads that a load generator measured, next to simulations of the same requests."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ladder_sim.confidence import Confidence
+from ladder_sim.errors import LadderSimError, UsageError
+from ladder_sim.serve.intervals import estimate
+from ladder_sim.serve.results import Result
+from ladder_sim.specs import catalog
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.validation.campaigns import Facts
+from ladder_sim.validation.compare import Quantity
+from ladder_sim.validation.serving import ErrorSummary, check_error
+from ladder_sim.validation.serving_names import cluster_name, format_name, stack_name
+
+# what InferenceX calls engines
+_ENGINES = {"trt": "trtllm", "tensorrt-llm": "trtllm"}
+# without it nothing is predicted, with an example
+_NEEDED = {"model": "70b", "cluster": "h100-sxm", "tp": "8", "stack": "vllm"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadComparison:
+    """One measured load and its simulation."""
+
+    result: Result
+    scenario: Scenario | None
+    """What served it; None where the file and the caller do not say."""
+    figures: Mapping[str, Quantity]
+    """Each measured figure with its prediction; empty where it cannot be predicted."""
+    confidence: Confidence | None
+    """Of the predictions."""
+    cautions: tuple[str, ...] = ()
+    """What the reader should know."""
+    note: str = ""
+    """Why it is not predicted."""
+
+
+def compare_loads(
+    results: Sequence[Result],
+    given: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    *,
+    profile: str | None = None,
+    watch: Callable[[int], object] = lambda done: None,
+) -> tuple[LoadComparison, ...]:
+    """Simulate measured loads, standard wiring.
+
+    Parameters
+    ----------
+    results
+        As `ladder_sim.serve.results.read_results` returns them.
+    given
+        Arguments of `Scenario.of`; where there is none, what the file says counts.
+    overrides
+        As in `Scenario.of`.
+    profile
+        As in `ladder_sim.predict`.
+    watch
+        Is given the number of loads done so far.
+
+    Raises
+    ------
+    LadderSimError
+        None of them can be predicted; with the reason of the first.
+    """
+    compared, faults = [], []
+    for number, result in enumerate(results, 1):
+        try:
+            compared.append(_compare(result, given, overrides, profile))
+        except LadderSimError as error:
+            faults.append(error)
+            note = f"not predicted: {error.message}"
+            compared.append(LoadComparison(result=result, scenario=None, figures={}, confidence=None, note=note))
+        watch(number)
+    if len(faults) == len(results):
+        raise faults[0]
+    return tuple(compared)
+
+
+def summarize_loads(comparisons: Sequence[LoadComparison]) -> Mapping[str, ErrorSummary]:
+    """Errors of each figure that was measured."""
+    names = dict.fromkeys(name for each in comparisons for name in each.figures)
+    summaries = {name: ErrorSummary.of(each.figures.get(name) for each in comparisons) for name in names}
+    return {name: errors for name, errors in summaries.items() if errors}
+
+
+def gate_loads(comparisons: Sequence[LoadComparison], maximum: float) -> None:
+    """Refuse predictions whose mean error of the mean TPOT exceeds `maximum`, a fraction.
+
+    Raises
+    ------
+    LadderSimError
+        It does, or a load could not be predicted.
+    """
+    for each in comparisons:
+        if each.note and not each.result.left_out:
+            raise LadderSimError(f"--max-error: a load is {each.note}", hint="leave it out, or add what it lacks")
+    check_error(ErrorSummary.of(each.figures.get("tpot_mean_s") for each in comparisons), maximum)
+
+
+def _compare(
+    result: Result, given: Mapping[str, Any], overrides: Mapping[str, Any], profile: str | None
+) -> LoadComparison:
+    scenario = _scenario(result, given, overrides)
+    if result.left_out:
+        return LoadComparison(result=result, scenario=scenario, figures={}, confidence=None, note=result.left_out)
+    estimates = estimate(scenario, result.requests, ["standard"], concurrency=result.concurrency, profile=profile)
+    predicted = estimates.variants["standard"].figures
+    return LoadComparison(
+        result=result,
+        scenario=scenario,
+        figures={
+            name: Quantity(measured=measured, predicted=predicted[name]) for name, measured in result.figures.items()
+        },
+        confidence=estimates.confidence,
+        cautions=estimates.cautions,
+    )
+
+
+def _scenario(result: Result, given: Mapping[str, Any], overrides: Mapping[str, Any]) -> Scenario:
+    """What served a load: as the file says, but for what is given."""
+    arguments = {**_said(result.server, given), **given}
+    missing = [name for name in _NEEDED if name not in arguments]
+    if missing:
+        raise UsageError(
+            f"the result of {result.tool} does not say {', '.join(missing)}",
+            hint="add " + " ".join(f"--{name} {_NEEDED[name]}" for name in missing),
+        )
+    # each replica has a request, whatever comes
+    replicas = arguments.get("dp", 1) * arguments.get("attention_dp", 1)
+    return Scenario.of(**arguments, concurrency=replicas, overrides=overrides)
+
+
+def _said(server: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a scenario that a file says, without those that are given."""
+    said: dict[str, Any] = {}
+    if "model" in server and "model" not in given:
+        said["model"] = str(server["model"])
+        try:
+            catalog.model(said["model"])
+        except UsageError as error:
+            raise UsageError(error.message, hint="give --model: a name of the catalog or a config.json") from error
+    if "system" in server and "cluster" not in given:
+        said["cluster"] = cluster_name(str(server["system"]))
+    if "backend" in server and "stack" not in given:
+        engine = str(server["backend"])
+        said["stack"] = stack_name(_ENGINES.get(engine, engine), "")
+    if "dtype" in server and "dtype" not in given:
+        model = str(given.get("model") or said["model"])
+        cell = {"moe_quant_mode": "", "gemm_quant_mode": "", "dtype": str(server["dtype"])}
+        said["dtype"] = format_name(cell, model, Facts())
+    if "tp" in server and not {"tp", "attention_dp"} & given.keys():
+        # of attention, if it has not the whole of its groups on each GPU
+        said["attention_dp" if server.get("dp_attention") else "tp"] = int(server["tp"])
+        said.setdefault("tp", 1)
+    if int(server.get("ep", 1)) > 1 and "ep" not in given:
+        said["ep"] = int(server["ep"])
+    return said
