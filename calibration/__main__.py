@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from calibration import serving_fit, show
+from calibration import serving_fit, show, steps_fit
 from calibration.crosscheck import command as crosscheck_command
 from calibration.fit import command as fit_command
 from calibration.importers import command as import_command
@@ -39,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
         fit_command,
         stack_fit_command,
         serving_fit,
+        steps_fit,
         import_command,
         crosscheck_command,
         show,

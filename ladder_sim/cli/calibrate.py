@@ -17,6 +17,7 @@ COMMANDS = {
     "import": "Make a profile or a fabric file of published measurements or nccl-tests logs.",
     "fit-stack": "Fit a stack's figures that microbenchmarks cannot see to a few of its end-to-end runs.",
     "fit-serving": "Fit what engines take beyond their kernels to measured servings, and print it.",
+    "fit-steps": "Fit times of steps to the log of a running vLLM server, for `serve --steps`.",
     "show": "Show what a profile holds, where it comes from and how well it interpolates.",
 }
 

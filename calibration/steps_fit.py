@@ -1,0 +1,125 @@
+"""`calibrate fit-steps`: fits times of steps to the log of a running vLLM server, for `ladder-sim serve --steps`.
+
+The log says what each step ran, and how long the engine waited for the model: robust least squares on the logarithm
+gives what a step takes, a new token of a prompt, a decoded token and a token that it reads, none of them negative. What
+the log leaves out comes from the requests of the same run as a load generator measured them. Served again by the fit,
+the time between two steps makes their median time per further token right, and what the API server does before the
+engine has a request their median time to first token.
+"""
+
+import argparse
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from calibration.step_log import StepLog, read_step_log
+from ladder_sim.des.shared import Floats
+from ladder_sim.display.console import show, table
+from ladder_sim.errors import UsageError
+from ladder_sim.serve import MeasuredSteps, Outcome
+from ladder_sim.serve.results import Result, read_results
+from ladder_sim.serve.simulation import simulate
+from ladder_sim.system.files import check_folder, write_file
+from ladder_sim.units import format_seconds
+
+# errors beyond it, of the logarithm of a time, count less than their squares
+USUAL_ERROR = 0.05
+# of the time between two steps, as a share of the time per further token
+_CLOSE = 1e-4
+
+
+def serve_again(steps: MeasuredSteps, result: Result) -> Outcome:
+    """Serve the requests of a run with measured steps."""
+    return simulate("standard", steps, steps.spec, result.requests, gpus=1, concurrency=result.concurrency)
+
+
+def fit_steps(log: StepLog, result: Result) -> MeasuredSteps:
+    """Fit times of steps to a log, and what it leaves out to what the requests of the same run met.
+
+    Raises
+    ------
+    UsageError
+        The result lacks a median time to first token or per further token.
+    """
+    from scipy.optimize import brentq
+
+    for time in ("ttft", "tpot"):
+        if f"{time}_p50_s" not in result.figures:
+            raise UsageError(
+                f"the result holds no median {time.upper()}", hint="give one of `vllm bench serve --save-result`"
+            )
+    ttft_s, tpot_s = (result.figures[f"{time}_p50_s"] for time in ("ttft", "tpot"))
+    steps = _fit(log)
+
+    def excess_s(between_s: float) -> float:
+        return serve_again(replace(steps, between_s=between_s), result).seconds("tpot", 50) - tpot_s
+
+    if excess_s(0.0) < 0.0:
+        steps = replace(steps, between_s=brentq(excess_s, 0.0, tpot_s, xtol=_CLOSE * tpot_s))
+    return replace(steps, frontend_s=max(0.0, ttft_s - serve_again(steps, result).seconds("ttft", 50)))
+
+
+def _fit(log: StepLog) -> MeasuredSteps:
+    """Fit what the log holds."""
+    from scipy.optimize import least_squares, nnls
+
+    # the KV cache holds prompts as well, and of each request half a block that is empty
+    held = log.kv_share * log.server["kv_tokens"] - log.chunk - log.server["block_tokens"] / 2.0 * log.decoded
+    context = np.maximum(0.0, held) * (log.decoded > 0.0)
+    parts = np.stack([np.ones_like(context), log.chunk, log.decoded, context], axis=1)
+    # figures are fitted as multiples of what would be the whole time of a step
+    scales = np.median(log.seconds) / np.maximum(1.0, parts.max(axis=0))
+    parts *= scales
+    start, _ = nnls(parts / log.seconds[:, None], np.ones_like(log.seconds))
+
+    def residuals(figures: Floats) -> Floats:
+        errors: Floats = np.log(parts @ figures / log.seconds) / USUAL_ERROR
+        return errors
+
+    solved = least_squares(residuals, np.maximum(start, 1e-3), loss="soft_l1", bounds=(0.0, np.inf))
+    names = ("step_s", "prompt_token_s", "decode_token_s", "context_token_s")
+    return MeasuredSteps(
+        steps=len(log.seconds),
+        error=float(np.median(np.abs(parts @ solved.x / log.seconds - 1.0))),
+        **dict(zip(names, (scales * solved.x).tolist(), strict=True)),
+        between_s=0.0,
+        frontend_s=0.0,
+        **log.server,
+    )
+
+
+def steps_toml(steps: MeasuredSteps) -> str:
+    """The file that `ladder-sim serve --steps` reads."""
+    lines = []
+    for name, value in asdict(steps).items():
+        text = f"{round(value, 12):.4g}" if isinstance(value, float) else str(value).lower()
+        lines.append(f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {text}")
+    return "\n".join(["# `ladder-sim calibrate fit-steps`", *lines, ""])
+
+
+def add_to(commands: Any) -> None:
+    """Add `fit-steps` to the command line."""
+    fit = commands.add_parser("fit-steps", help="fit times of steps to the log of a running vLLM server")
+    fit.add_argument("log", type=Path, help="its output, with --enable-logging-iteration-details")
+    fit.add_argument("result", type=Path, help="file of `vllm bench serve --save-result --save-detailed` on it")
+    fit.add_argument("--out", type=Path, required=True, help="TOML file for `ladder-sim serve --steps`")
+    fit.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> None:
+    check_folder("--out", options.out)
+    log, results = read_step_log(options.log), read_results(options.result)
+    if len(results) != 1:
+        raise UsageError(f"{options.result}: {len(results)} results: must be one", hint="give that of the log's run")
+    steps = fit_steps(log, results[0])
+    write_file(options.out, steps_toml(steps))
+    figures = [
+        (name.removesuffix("_s").replace("_", " "), format_seconds(value))
+        for name, value in asdict(steps).items()
+        if name.endswith("_s")
+    ]
+    title = f"{steps.engine}: {steps.steps} steps, half of them within {steps.error:.1%}"
+    show(table(("", "time"), figures, title=title), sys.stdout)
