@@ -6,6 +6,7 @@ the measured GPU that is the measurement; on another it is the measurement carri
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -223,6 +224,8 @@ class KernelCosts:
 
     def _kernel(self, shape: Shape, seconds: Number, source: Source) -> Estimate:
         seconds = self._sustained(shape, seconds) * self._stack_factor(shape)
+        if isinstance(shape, AttentionShape) and shape.shares_step:
+            seconds = self._chunk_s(shape, seconds)
         return Estimate(
             seconds=seconds,
             error=self._kernel_error[source],
@@ -231,6 +234,16 @@ class KernelCosts:
                 shape, self._sms, self.hardware.overlap, self._memory_share(shape.moved_bytes, seconds)
             ),
         )
+
+    def _chunk_s(self, shape: AttentionShape, share_s: Number) -> Number:
+        """The time of a chunk that takes a share of its prompt's: at least that of one token, which reads as much."""
+        continues: Any = prompt_len(shape) > shape.q_len
+        if not any_true(continues):
+            return share_s
+        token_shape = replace(shape, q_len=1, shares_step=False)
+        (token,) = self.estimates([Op(name="token", kind="attention", shape=token_shape)])
+        longer_s = maximum(share_s, token.seconds)
+        return np.where(continues, longer_s, share_s) if isinstance(longer_s, np.ndarray) else longer_s
 
     def _stack_factor(self, shape: Shape) -> Number:
         """Time of the stack's kernel relative to the table's or the roofline's."""

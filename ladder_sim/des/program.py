@@ -1,11 +1,14 @@
 """The simulator's input: tasks in issue order on FIFO streams, with dependencies."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from ladder_sim.des.shared import NOTHING, Demand, Device, Number
+import numpy as np
+from numpy.typing import NDArray
+
+from ladder_sim.des.shared import NOTHING, Demand, Device, Number, values_of
 from ladder_sim.errors import DeadlockError
 
 if TYPE_CHECKING:
@@ -53,6 +56,25 @@ class Program:
     """The streams they run on."""
     device: Device | None = None
     """Shared by the streams of a rank; None: they share nothing."""
+
+    def of(self, chosen: NDArray[np.int_]) -> "Program":
+        """The same tasks in some of the configurations that their arrays hold."""
+        demands = {task.demand: task.demand.of(chosen) for task in self.tasks}
+        return replace(
+            self,
+            tasks=tuple(
+                Task(
+                    name,
+                    stream,
+                    values_of(duration_s, chosen),
+                    after,
+                    values_of(lead_s, chosen),
+                    demands[demand],
+                    group,
+                )
+                for name, stream, duration_s, after, lead_s, demand, group in self.tasks
+            ),
+        )
 
     def queues(self) -> list[list[int]]:
         """Task indices of every stream, in issue order."""

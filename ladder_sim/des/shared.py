@@ -10,7 +10,8 @@ A task alone always runs at rate 1. Numbers may be arrays with one element per c
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,11 @@ def any_true(value: "Number | bool | NDArray[np.bool_]") -> bool:
     return bool(value.any()) if isinstance(value, np.ndarray) else bool(value)
 
 
+def values_of(value: Number, chosen: NDArray[np.int_]) -> Number:
+    """A number, or the values of some configurations from an array of one for each."""
+    return value[chosen] if isinstance(value, np.ndarray) else value
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Demand:
     """The resources that a task uses when it runs alone."""
@@ -58,6 +64,11 @@ class Demand:
     """Share of the interconnect's bandwidth."""
     slowdown: Number = 0.0
     """Of a collective: how much longer it takes while kernels use all memory bandwidth, as a fraction."""
+
+    def of(self, chosen: NDArray[np.int_]) -> "Demand":
+        """The same in some of the configurations that its arrays hold."""
+        parts: dict[str, Any] = {name: values_of(getattr(self, name), chosen) for name in self.__slots__}
+        return replace(self, **parts)
 
     @property
     def uses_shared(self) -> bool:

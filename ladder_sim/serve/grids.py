@@ -1,24 +1,39 @@
 """The grids behind `StepTimes`, simulated for one variant of a scenario."""
 
+import itertools
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
+from ladder_sim.costs.contention import TILE_ROWS
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.des.shared import Floats
 from ladder_sim.serve.mix import StepLimits
 from ladder_sim.serve.rest import Rest, Steps, rest_of
-from ladder_sim.serve.steps import Mixes, StepSeconds, simulate_steps
+from ladder_sim.serve.steps import Attention, Mixes, StepModel
 from ladder_sim.specs.scenario import Scenario
 
 # ratio of neighbours on the axes of sequences and of lengths
 SPACING = 1.2
 # parts of a prompt in one chunk
-SHARES = (1 / 256, 1 / 32, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0)
+SHARES = tuple(1.5**power for power in range(-18, 1))
 # a mixed step decodes one request and runs two tokens of a prompt, or more
 LEAST_MIXED = 3
+# attention of mixed steps: parts that requests that decode have in it, and how much more of the time that of prompts
+# takes while a collective holds SMs, as a fraction
+PARTS = (0.0, 0.5, 1.0)
+LOSSES = (0.0, 1.0)
+# attention at the ends of a line, relative to that of as many requests as possible with the shortest and the longest
+# contexts: others may have less, or more
+WIDER = (0.25, 2.0)
+# shares of the time that prompts take
+DUTIES = (0.0, 1.0)
+# numbers of the kinds of mixed steps
+KINDS = np.arange(len(DUTIES) * len(PARTS) * len(LOSSES)).reshape(len(DUTIES), len(PARTS), len(LOSSES))
 _NONE: Floats = np.zeros(0)
 
 
@@ -29,52 +44,52 @@ class Grids(NamedTuple):
     """Axis: sequences of a step."""
     contexts: Floats
     """Axis: tokens that a request reads."""
+    rows: Floats
+    """Axis: logits of a step."""
     lengths: Floats
     """Axis: tokens of a prompt up to a chunk's end and before it, together."""
     decode_s: Floats
     """Attention of requests that decode, by requests and context."""
     prompt_s: Floats
-    """Attention of a chunk of each prompt, by its share (0, then `SHARES`), requests and length."""
+    """Attention of a chunk of each prompt, by its share (`SHARES`), requests and length."""
     head_s: Floats
-    """Logits and tokens, by requests."""
+    """Logits and tokens, by rows."""
     decode: Rest
     """Of steps that decode only."""
-    prompts: Rest
-    """Of steps with prompts next to one request that decodes."""
     mixed: Rest
-    """Of steps with prompts next to as many of them as possible."""
+    """Of steps with prompts; of kinds by `KINDS`."""
 
     @classmethod
     def of(cls, scenario: Scenario, variant: str, costs: KernelCosts, limits: StepLimits) -> Self:
         """Simulate them."""
-        simulate = partial(simulate_steps, scenario, variant, costs)
+        model = StepModel(scenario=scenario, variant=variant, costs=costs)
         bends = partial(_bends, costs.profile)
         requests = _axis(1, limits.requests)
         contexts = _axis(1, limits.context, bends("kv_len"))
         lengths = _axis(2, 2 * limits.context, bends("q_len"))
-        tokens = bends("m", "tokens")
+        tiles = np.arange(TILE_ROWS[1], limits.tokens, TILE_ROWS[1], dtype=np.float64)
+        tokens = np.concatenate([bends("m", "tokens"), tiles, tiles + 1.0])
+        rows = max(limits.requests, limits.tokens)
+        longest = 2 * limits.context
         count, context = (grid.ravel() for grid in np.meshgrid(requests, contexts, indexing="ij"))
-        decode_s = simulate(_decode(count, context)).decode_s.reshape(len(requests), -1)
-        share, count, length = (grid.ravel() for grid in np.meshgrid(SHARES, requests, lengths, indexing="ij"))
-        chunk = count * share * length
+        share, prompts, length = (grid.ravel() for grid in np.meshgrid(SHARES, requests, lengths, indexing="ij"))
+        chunk = prompts * share * length
         alone = np.ones_like(chunk)
-        prompt_s = simulate(Mixes(alone, alone, count, chunk, chunk * length)).prompt_s
-        prompt_s = prompt_s.reshape(len(SHARES), len(requests), -1)
-        rest = partial(rest_of, context=2 * limits.context)
-        decode, prompts, mixed = (
-            partial(_rests, simulate, mixes)
-            for mixes in (_decode, partial(_mixed, most=1), partial(_mixed, most=limits.requests))
-        )
+        prompt_s = model.kernels(Mixes(alone, alone, prompts, chunk, chunk * length)).prompt_s
+        heads = _axis(1, rows)
+        kinds = list(itertools.product(DUTIES, PARTS, LOSSES))
+        decode = partial(_rests, model, _decode, [(0.0, 1.0, 0.0)], longest)
+        mixed = partial(_rests, model, partial(_mixed, most=limits.requests), kinds, longest)
         return cls(
             requests=requests,
             contexts=contexts,
             lengths=lengths,
-            decode_s=decode_s,
-            prompt_s=np.concatenate([np.zeros_like(prompt_s[:1]), prompt_s]),
-            head_s=simulate(_decode(requests, np.ones_like(requests))).head_s,
-            decode=rest(decode, _axis(1, limits.requests, tokens)),
-            prompts=rest(prompts, _axis(LEAST_MIXED, limits.tokens, tokens)),
-            mixed=rest(mixed, _axis(LEAST_MIXED, limits.tokens, tokens)),
+            rows=heads,
+            decode_s=model.kernels(_decode(count, context)).decode_s.reshape(len(requests), -1),
+            prompt_s=prompt_s.reshape(len(SHARES), len(requests), -1),
+            head_s=model.kernels(_decode(heads, np.ones_like(heads))).head_s,
+            decode=rest_of(decode, _axis(1, rows, tokens), longest),
+            mixed=rest_of(mixed, _axis(LEAST_MIXED, limits.tokens, tokens), longest),
         )
 
 
@@ -96,17 +111,13 @@ def _bends(profile: CalibrationProfile | None, *names: str) -> Floats:
     return np.unique(np.concatenate([_NONE, *axes]))
 
 
-class _Family(Protocol):
-    def __call__(self, tokens: Floats, context: Floats) -> Mixes: ...
-
-
 def _decode(tokens: Floats, context: Floats) -> Mixes:
     """Steps that decode only."""
     nothing = np.zeros_like(tokens)
     return Mixes(tokens, tokens * context, nothing, nothing, nothing)
 
 
-def _mixed(tokens: Floats, context: Floats, *, most: int) -> Mixes:
+def _mixed(tokens: Floats, context: Floats, most: int) -> Mixes:
     """Steps that run at least two tokens of prompts, and decode as many requests as there is room for, at most `most`.
 
     Short contexts are those of whole prompts, and longer ones than a chunk come before it.
@@ -117,18 +128,26 @@ def _mixed(tokens: Floats, context: Floats, *, most: int) -> Mixes:
     return Mixes(decoding, decoding * context, np.maximum(1.0, chunk / length), chunk, chunk * length)
 
 
-class _Simulate(Protocol):
-    def __call__(self, steps: Mixes, duty: Floats | None = None) -> StepSeconds: ...
-
-
-def _rests(simulate: _Simulate, mixes: _Family, tokens: Floats, context: Floats) -> Steps:
-    """Simulate steps with prompts that take none of the time and all of it; without prompts that is the same."""
-    steps, count = mixes(tokens, context), len(tokens)
-    if np.any(steps.prompts):
-        both = Mixes(*(np.tile(column, 2) for column in steps))
-        simulated = simulate(both, np.repeat([0.0, 1.0], count))
-    else:
-        simulated = simulate(steps)
-    attention_s = simulated.decode_s + simulated.prompt_s
-    rests_s = (simulated.seconds - attention_s - simulated.head_s).reshape(-1, count)
-    return Steps(attention_s[:count], np.broadcast_to(rests_s, (2, count)))
+def _rests(
+    model: StepModel,
+    family: Callable[[Floats, Floats], Mixes],
+    kinds: Sequence[tuple[float, float, float]],
+    longest: int,
+    tokens: Floats,
+    context: Floats,
+) -> Steps:
+    """Simulate steps with about as much attention as those of a family, of each kind."""
+    count = len(tokens)
+    mixes = family(tokens, context)
+    decode_s, prompt_s, head_s, free_sms = model.kernels(mixes)
+    attention_s = (decode_s + prompt_s) * WIDER[0] * context ** math.log(WIDER[1] / WIDER[0], longest)
+    duty, part, loss = (np.repeat(column, count) for column in zip(*kinds, strict=True))
+    alike = partial(np.tile, reps=len(kinds))
+    attention = Attention(
+        part * alike(attention_s / decode_s),
+        (1.0 - part) * alike(attention_s / np.where(prompt_s == 0.0, 1.0, prompt_s)),
+        # in as few waves as lose so much
+        np.where(loss == 0.0, 1.0, model.scenario.cluster.gpu.sms / np.where(loss == 0.0, 1.0, loss)),
+    )
+    seconds = model.seconds(Mixes(*map(alike, mixes)), duty=duty, attention=attention)
+    return Steps(attention_s, free_sms, seconds.reshape(len(kinds), count) - attention_s - head_s)

@@ -5,6 +5,9 @@ Everything is linear between the points of a grid, so that no value lies outside
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import Any
+
+from numpy.typing import NDArray
 
 from ladder_sim.des.shared import Floats
 
@@ -32,32 +35,28 @@ class Axis:
         return cell, (value - low) / (values[cell + 1] - low)
 
 
-class Line:
-    """Values along one axis."""
+class Grid:
+    """Values at the points of some axes."""
 
-    __slots__ = ("axis", "values")
+    __slots__ = ("axes", "values")
 
-    def __init__(self, axis: Axis, values: Floats) -> None:
-        self.axis = axis
-        self.values: Sequence[float] = values.tolist()
+    def __init__(self, axes: Sequence[Axis], values: NDArray[Any]) -> None:
+        self.axes, self.values = axes, values.tolist()
 
-    def at(self, coordinate: float) -> float:
-        """The value at a point."""
-        cell, up = self.axis.place(coordinate)
-        low = self.values[cell]
-        return low + up * (self.values[cell + 1] - low)
+    def at(self, *coordinates: float) -> float:
+        """The value at a point; its coordinates are in the order of the axes."""
+        value = 0.0
+        for corner, weight in self.corners(*coordinates):
+            value += weight * corner
+        return value
 
-
-class Lines:
-    """Lines at the points of one more axis; each may have an axis of its own."""
-
-    __slots__ = ("axis", "lines")
-
-    def __init__(self, axis: Axis, lines: "Sequence[Line | Lines]") -> None:
-        self.axis, self.lines = axis, lines
-
-    def at(self, coordinate: float, *rest: float) -> float:
-        """The value at a point; the first coordinate is that of the added axis."""
-        cell, up = self.axis.place(coordinate)
-        low = self.lines[cell].at(*rest)
-        return low + up * (self.lines[cell + 1].at(*rest) - low) if up else low
+    def corners(self, *coordinates: float) -> list[tuple[Any, float]]:
+        """The values that the one at a point is between, and the weight of each."""
+        corners = [(self.values, 1.0)]
+        for axis, coordinate in zip(self.axes, coordinates, strict=True):
+            cell, up = axis.place(coordinate)
+            nearest = [(values[cell], weight * (1.0 - up)) for values, weight in corners]
+            if up:
+                nearest += [(values[cell + 1], weight * up) for values, weight in corners]
+            corners = nearest
+        return corners

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ladder_sim.des.shared import Floats
 
@@ -28,8 +29,10 @@ class Steps(NamedTuple):
 
     attention_s: Floats
     """Of all layers."""
+    free_sms: Floats
+    """SMs that collectives leave to it."""
     rests_s: Floats
-    """With prompts that take none of the time, and all of it."""
+    """With each kind of attention that takes so long."""
 
 
 class Rest(NamedTuple):
@@ -37,10 +40,14 @@ class Rest(NamedTuple):
 
     tokens: Floats
     """New tokens of the step; increasing from line to line."""
+    context: Floats
+    """Tokens that its requests read; increasing on a line."""
     attention_s: Floats
     """Of all layers; increasing on a line."""
+    free_sms: Floats
+    """SMs that collectives leave to it."""
     rests_s: Floats
-    """What the rest takes, with prompts that take none of the time, and all of it; shape (2, points)."""
+    """What the rest takes with each kind of attention; shape (kinds, points)."""
 
     def lines(self) -> "dict[float, Rest]":
         """Each line by its tokens."""
@@ -65,65 +72,78 @@ def rest_of(simulate: Simulate, tokens: Floats, context: int) -> Rest:
     context
         The longest.
     """
-    lines = _rest(simulate, tokens, context).lines()
-    left, right = tokens[:-1], tokens[1:]
-    while True:
-        apart = right - left > 1.0
-        left, right = left[apart], right[apart]
-        if not len(left):
-            return Rest(*(np.concatenate(column, axis=-1) for column in zip(*_sorted(lines), strict=True)))
-        middle = np.floor((left + right) / 2.0)
-        lines |= _rest(simulate, middle, context).lines()
-        thirds = zip(left.tolist(), middle.tolist(), right.tolist(), strict=True)
-        bent = np.array([_bends(*(lines[tokens] for tokens in three)) for three in thirds])
-        left, right = np.concatenate([[left, middle], [middle, right]], axis=1)[:, np.tile(bent, 2)]
-
-
-def _sorted(lines: dict[float, Rest]) -> list[Rest]:
-    return [lines[tokens] for tokens in sorted(lines)]
-
-
-def _rest(simulate: Simulate, tokens: Floats, context: int) -> Rest:
-    """One line for each number of tokens, halved where it bends."""
     contexts = np.geomspace(1.0, context, FIRST_CONTEXTS)
-    at_tokens, at_context = (grid.ravel() for grid in np.meshgrid(tokens, contexts, indexing="ij"))
-    attention_s, rests_s = simulate(at_tokens, at_context)
+    first = _halved(simulate, _simulated(simulate, [(each, contexts) for each in tokens.tolist()])).lines()
+    lines = dict(first)
+    gaps = list(itertools.pairwise(tokens.tolist()))
+    while gaps := [(left, right) for left, right in gaps if right - left > 1.0]:
+        middles = [(left + right) // 2.0 for left, right in gaps]
+        # a line is about as bent as its neighbours
+        contexts_of = [np.union1d(lines[left].context, lines[right].context) for left, right in gaps]
+        lines |= _simulated(simulate, list(zip(middles, contexts_of, strict=True))).lines()
+        gaps = [
+            half
+            for (left, right), middle in zip(gaps, middles, strict=True)
+            if _bends(lines[left], lines[middle], lines[right])
+            for half in ((left, middle), (middle, right))
+        ]
+    added = [lines[each] for each in sorted(lines.keys() - first)]
+    lines = first | (_halved(simulate, _joined(added)).lines() if added else {})
+    return _by_attention(_joined([lines[each] for each in sorted(lines)]))
+
+
+def _simulated(simulate: Simulate, contexts_of: list[tuple[float, Floats]]) -> Rest:
+    """Lines of so many tokens at contexts."""
+    tokens = np.repeat([each for each, _ in contexts_of], [len(contexts) for _, contexts in contexts_of])
+    context = np.concatenate([contexts for _, contexts in contexts_of])
+    return Rest(tokens, context, *simulate(tokens, context))
+
+
+def _joined(lines: list[Rest]) -> Rest:
+    return Rest(*(np.concatenate(column, axis=-1) for column in zip(*lines, strict=True)))
+
+
+def _halved(simulate: Simulate, lines: Rest) -> Rest:
+    """The same lines, halved where they bend."""
     # lower ends of intervals that may bend
-    low = np.flatnonzero(at_tokens[1:] == at_tokens[:-1])
-    while len(low):
-        middle = at_tokens[low], np.sqrt(at_context[low] * at_context[low + 1])
-        own_s, own_rests_s = simulate(*middle)
-        span_s = attention_s[low + 1] - attention_s[low]
-        up = np.clip((own_s - attention_s[low]) / np.where(span_s == 0.0, 1.0, span_s), 0.0, 1.0)
-        between_s = rests_s[:, low] + up * (rests_s[:, low + 1] - rests_s[:, low])
-        bent = (np.abs(between_s - own_rests_s) > TOLERANCE * (own_rests_s + own_s)).any(axis=0)
-        bent &= at_context[low + 1] > NARROWEST * at_context[low]
-        at_tokens, at_context, attention_s, rests_s = (
-            np.insert(column, low + 1, new, axis=-1)
-            for column, new in (
-                (at_tokens, middle[0]),
-                (at_context, middle[1]),
-                (attention_s, own_s),
-                (rests_s, own_rests_s),
-            )
-        )
+    low = np.flatnonzero(lines.tokens[1:] == lines.tokens[:-1])
+    while len(low := low[lines.context[low + 1] > NARROWEST * lines.context[low]]):
+        tokens, context = lines.tokens[low], np.sqrt(lines.context[low] * lines.context[low + 1])
+        middle = Rest(tokens, context, *simulate(tokens, context))
+        span_s = lines.attention_s[low + 1] - lines.attention_s[low]
+        up = np.clip((middle.attention_s - lines.attention_s[low]) / np.where(span_s == 0.0, 1.0, span_s), 0.0, 1.0)
+        between_s = lines.rests_s[:, low] + up * (lines.rests_s[:, low + 1] - lines.rests_s[:, low])
+        bent = _differ(between_s, middle.rests_s, middle.attention_s)
+        lines = Rest(*(np.insert(column, low + 1, new, axis=-1) for column, new in zip(lines, middle, strict=True)))
         # every point before an interval has moved it up by one
         low = (low + np.arange(len(low)))[bent]
         low = np.sort(np.concatenate([low, low + 1]))
+    return lines
+
+
+def _by_attention(lines: Rest) -> Rest:
     # attention of a chunk can be shorter after a longer context, because tables hold whole prompts
-    order = np.lexsort((attention_s, at_tokens))
-    apart_s = LEAST_APART_S * np.arange(len(order))
-    return Rest(at_tokens[order], attention_s[order] + apart_s, rests_s[:, order])
+    ordered = Rest(*(column[..., np.lexsort((lines.attention_s, lines.tokens))] for column in lines))
+    return ordered._replace(attention_s=ordered.attention_s + LEAST_APART_S * np.arange(len(ordered.tokens)))
 
 
 def _bends(left: Rest, middle: Rest, right: Rest) -> bool:
     """Whether a line differs from what those on its left and right say."""
-    at_s = middle.attention_s
+    low_s, high_s = (_at(_by_attention(line), middle.attention_s) for line in (left, right))
     up = (middle.tokens[0] - left.tokens[0]) / (right.tokens[0] - left.tokens[0])
-    for own_s, *others_s in zip(middle.rests_s, left.rests_s, right.rests_s, strict=True):
-        low_s, high_s = (
-            np.interp(at_s, line.attention_s, rest_s) for line, rest_s in zip((left, right), others_s, strict=True)
-        )
-        if np.any(np.abs(low_s + up * (high_s - low_s) - own_s) > TOLERANCE * (own_s + at_s)):
-            return True
-    return False
+    return bool(_differ(low_s + up * (high_s - low_s), middle.rests_s, middle.attention_s).any())
+
+
+def _at(line: Rest, attention_s: Floats) -> Floats:
+    """The rests on a line, with attention that takes so long."""
+    point = np.interp(attention_s, line.attention_s, np.arange(len(line.tokens), dtype=np.float64))
+    low = np.minimum(point.astype(int), len(line.tokens) - 2)
+    low_s, high_s = line.rests_s[:, low], line.rests_s[:, low + 1]
+    between_s: Floats = low_s + (point - low) * (high_s - low_s)
+    return between_s
+
+
+def _differ(guessed_s: Floats, rests_s: Floats, attention_s: Floats) -> NDArray[np.bool_]:
+    """At which points any rest is off by more than is allowed."""
+    differ: NDArray[np.bool_] = np.any(np.abs(guessed_s - rests_s) > TOLERANCE * (rests_s + attention_s), axis=0)
+    return differ

@@ -11,21 +11,22 @@ from what it gives, so that steps at which an engine changes kernels stay sharp.
 """
 
 import copy
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Self
 
 import numpy as np
 
+from ladder_sim.costs.contention import QUERY_TILE
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
-from ladder_sim.des.shared import Floats
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import canonical_names, parse
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.serve.cache import cached
-from ladder_sim.serve.grids import SHARES, Grids
-from ladder_sim.serve.lookup import Axis, Line, Lines
+from ladder_sim.serve.grids import DUTIES, KINDS, LOSSES, PARTS, SHARES, Grids
+from ladder_sim.serve.lookup import Axis, Grid
 from ladder_sim.serve.mix import Mix, StepLimits
 from ladder_sim.serve.rest import Rest
 from ladder_sim.specs.scenario import Scenario
@@ -46,6 +47,10 @@ class StepTimes:
         The largest step.
     host_request_s
         CPU time of each request that decodes.
+    heads
+        Of a rank's attention.
+    sms
+        Of a GPU.
 
     Examples
     --------
@@ -59,17 +64,15 @@ class StepTimes:
     ladder 23.3 ms
     """
 
-    def __init__(self, grids: Grids, limits: StepLimits, host_request_s: float) -> None:
+    def __init__(self, grids: Grids, limits: StepLimits, *, host_request_s: float, heads: int, sms: int) -> None:
         self.limits, self.host_request_s = limits, host_request_s
+        self._heads, self._sms = heads, sms
         self._factor = 1.0
         requests, contexts, lengths = Axis(grids.requests), Axis(grids.contexts), Axis(grids.lengths)
-        self._decode = _plane(requests, contexts, grids.decode_s)
-        planes = [_plane(requests, lengths, of_share) for of_share in grids.prompt_s]
-        self._prompt = Lines(Axis(np.array([0.0, *SHARES])), planes)
-        self._head = Line(requests, grids.head_s)
-        self._decode_rest, self._prompts_rest, self._mixed_rest = (
-            _RestTimes(rest) for rest in (grids.decode, grids.prompts, grids.mixed)
-        )
+        self._decode = Grid([requests, contexts], grids.decode_s)
+        self._prompt = Grid([Axis(np.array(SHARES)), requests, lengths], grids.prompt_s)
+        self._head = Grid([Axis(grids.rows)], grids.head_s)
+        self._decode_rest, self._mixed_rest = _RestTimes(grids.decode), _RestTimes(grids.mixed)
 
     @classmethod
     def of(
@@ -109,7 +112,13 @@ class StepTimes:
         one_replica = replace(scenario, workload=workload, plan=replace(scenario.plan, dp=1))
         made_from = [one_replica, name, measured, moe, *limits]
         grids = cached(made_from, lambda: Grids.of(scenario, name, costs, limits))
-        return cls(grids, limits, float(costs.hardware.stack.host_request_s))
+        return cls(
+            grids,
+            limits,
+            host_request_s=float(costs.hardware.stack.host_request_s),
+            heads=scenario.model.heads // scenario.plan.tp,
+            sms=scenario.cluster.gpu.sms,
+        )
 
     def slower(self, factor: float) -> Self:
         """The same, with steps that take so many times as long."""
@@ -156,16 +165,23 @@ class StepTimes:
         rows = decoding + drafted
         tokens, sequences = rows + chunk, rows + prompts
         if not prompts:
-            attention_s, rest_s = decode_s, self._decode_rest.at(tokens, decode_s, 0.0)
+            attention_s, rest_s = decode_s, self._decode_rest.at(tokens, decode_s, _DECODES)
         else:
             length = pairs / chunk
             attention_s = decode_s + self._prompt.at(chunk / prompts / length, prompts, length)
-            rest_s = self._prompts_rest.at(tokens, attention_s, duty)
-            if decode_s:
-                # what overlaps attention meets one that uses memory, or arithmetic
-                mixed_s = self._mixed_rest.at(tokens, attention_s, duty)
-                rest_s += decode_s / attention_s * (mixed_s - rest_s)
+            loss = self._loss(tokens, prompts, chunk)
+            rest_s = self._mixed_rest.at(tokens, attention_s, _KINDS.corners(duty, decode_s / attention_s, loss))
         return self._factor * (attention_s + rest_s + self._head.at(sequences) + self.host_request_s * decoding)
+
+    def _loss(self, tokens: int, prompts: int, chunk: int) -> float:
+        """How much longer attention of prompts takes while collectives hold SMs, as a fraction."""
+        tiles = self._heads * prompts * math.ceil(chunk / prompts / QUERY_TILE)
+        return math.ceil(tiles / self._mixed_rest.free_sms_at(tokens)) / math.ceil(tiles / self._sms) - 1.0
+
+
+# steps that decode are of one kind
+_DECODES = [(0, 1.0)]
+_KINDS = Grid([Axis(np.array(nodes)) for nodes in (DUTIES, PARTS, LOSSES)], KINDS)
 
 
 class _RestTimes:
@@ -173,21 +189,28 @@ class _RestTimes:
 
     def __init__(self, rest: Rest) -> None:
         lines = rest.lines()
-        tokens = Axis(np.array(list(lines)))
-        axes = [Axis(line.attention_s) for line in lines.values()]
-        self._cold, self._busy = (
-            Lines(tokens, [Line(axis, line.rests_s[busy]) for axis, line in zip(axes, lines.values(), strict=True)])
-            for busy in (0, 1)
-        )
+        self.tokens = Axis(np.array(list(lines)))
+        self.free_sms = [float(line.free_sms[0]) for line in lines.values()]
+        self._lines = [(Axis(line.attention_s), line.rests_s.T.tolist()) for line in lines.values()]
 
-    def at(self, tokens: float, attention_s: float, duty: float) -> float:
-        """Seconds of a step of so many tokens, with attention that takes so long."""
-        cold_s = self._cold.at(tokens, attention_s)
-        return cold_s + duty * (self._busy.at(tokens, attention_s) - cold_s) if duty else cold_s
+    def at(self, tokens: float, attention_s: float, kinds: Sequence[tuple[int, float]]) -> float:
+        """Seconds of a step of so many tokens, with attention that takes so long: of some kinds, each by its weight."""
+        cell, up = self.tokens.place(tokens)
+        low_s = self._on(cell, attention_s, kinds)
+        return low_s + up * (self._on(cell + 1, attention_s, kinds) - low_s) if up else low_s
 
+    def free_sms_at(self, tokens: float) -> float:
+        """SMs that collectives leave to the kernels of such a step."""
+        return self.free_sms[self.tokens.place(tokens)[0]]
 
-def _plane(rows: Axis, columns: Axis, values: Floats) -> Lines:
-    return Lines(rows, [Line(columns, row) for row in values])
+    def _on(self, line: int, attention_s: float, kinds: Sequence[tuple[int, float]]) -> float:
+        axis, points = self._lines[line]
+        cell, up = axis.place(attention_s)
+        low, high = points[cell], points[cell + 1]
+        rest_s = 0.0
+        for kind, weight in kinds:
+            rest_s += weight * (low[kind] + up * (high[kind] - low[kind]))
+        return rest_s
 
 
 def _check(scenario: Scenario) -> None:

@@ -1,20 +1,26 @@
 """Simulates steps of any mix of requests, thousands at once: what `StepTimes` is made from and compared with."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ladder_sim.costs.kernels import KernelCosts
-from ladder_sim.des.shared import Floats, Number
+from ladder_sim.costs.estimate import CostModel, Estimate
+from ladder_sim.costs.hardware import Hardware
+from ladder_sim.des.shared import Floats, Number, maximum
 from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.ops import CollectiveShape, Op, Phase
 from ladder_sim.graph.sizes import Sizes
 from ladder_sim.graph.techniques.forms import form
 from ladder_sim.simulate.lower import op_times
-from ladder_sim.simulate.passes import ForwardPass, forward_passes
+from ladder_sim.simulate.passes import FIRST_PERIODS, ForwardPass, forward_passes
 from ladder_sim.specs.scenario import Scenario
+
+# periods of equal layers that are simulated at first: of thousands of steps, some need one more than most do
+PERIODS = FIRST_PERIODS + 1
 
 
 class Mixes(NamedTuple):
@@ -26,52 +32,94 @@ class Mixes(NamedTuple):
     chunk: Floats
     pairs: Floats
 
+    def of(self, chosen: NDArray[np.int_]) -> Self:
+        """Some of the steps."""
+        return type(self)(*(values[chosen] for values in self))
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSeconds:
-    """Steps, and those of their ops that grow with something else than tokens; one value each."""
 
-    seconds: Floats
-    """Start to end, without the CPU's time for each request."""
+class Attention(NamedTuple):
+    """Attention of many steps as it is wanted, relative to that of their requests: arrays of one value each."""
+
+    decode: Floats
+    """How many times as long that of requests that decode takes."""
+    prompts: Floats
+    """The same of prompts."""
+    tiles: Floats
+    """Thread blocks of the latter."""
+
+    def of(self, chosen: NDArray[np.int_]) -> Self:
+        """That of some of the steps."""
+        return type(self)(*(values[chosen] for values in self))
+
+
+class StepKernels(NamedTuple):
+    """Kernels of many steps that grow with something else than tokens: arrays of one value each."""
+
     decode_s: Floats
-    """Attention of requests that decode, in all layers."""
+    """Attention of requests that decode, in all layers, seconds."""
     prompt_s: Floats
     """The same of prompts."""
     head_s: Floats
     """What grows with the sequences: logits and tokens."""
+    free_sms: Floats
+    """SMs that collectives leave to all of them."""
 
 
-def simulate_steps(
-    scenario: Scenario, variant: str, costs: KernelCosts, steps: Mixes, duty: Floats | None = None
-) -> StepSeconds:
-    """Simulate steps of one variant, every one as a forward pass of its own.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepModel:
+    """Steps of one variant, every one a forward pass of its own; of one call all run prompts, or none does."""
 
-    Parameters
-    ----------
-    scenario, variant, costs
-        What runs, and the times of its ops.
-    steps
-        All of them run prompts next to requests that decode, or none of them does.
-    duty
-        Of each step, the share of the time that prompts take (`ladder_sim.graph.ops.GemmShape.duty`); none by default.
-    """
-    count = len(steps.decoding)
-    parts = {name: np.empty(count) for name in StepSeconds.__dataclass_fields__}
-    duty = np.zeros(count) if duty is None else duty
-    tokens: Any = steps.decoding + steps.chunk
-    forms = form(PassInputs.of(scenario), "mixed" if np.any(steps.prompts) else "decode", tokens)
-    for alike in np.unique(forms):
-        rows = np.flatnonzero(forms == alike)
-        phase, sizes = _sizes(scenario, Mixes(*(values[rows] for values in steps)), duty[rows])
-        forward = forward_passes(scenario, [variant], costs, [(phase, sizes)])[variant][0]
-        parts["seconds"][rows] = forward.seconds
-        parts["decode_s"][rows] = _total_s(forward, _decodes)
-        parts["prompt_s"][rows] = _total_s(forward, _runs_prompts)
-        parts["head_s"][rows] = _total_s(forward, _per_sequence)
-    return StepSeconds(**parts)
+    scenario: Scenario
+    """What runs."""
+    variant: str
+    """Residual wiring."""
+    costs: CostModel
+    """Times of its ops."""
+
+    def kernels(self, steps: Mixes) -> StepKernels:
+        """What some of their kernels take."""
+        return StepKernels(*self._each(_kernels, steps, None, None))
+
+    def seconds(self, steps: Mixes, *, duty: Floats | None = None, attention: Attention | None = None) -> Floats:
+        """Simulate steps, start to end, without the CPU's time for each request.
+
+        Parameters
+        ----------
+        steps
+            Their requests.
+        duty
+            Of each step, the share of the time that prompts take (`ladder_sim.graph.ops.GemmShape.duty`); none by
+            default.
+        attention
+            Other attention than that of these requests.
+        """
+        (seconds,) = self._each(lambda forward: (forward.seconds,), steps, duty, attention)
+        return seconds
+
+    def _each(
+        self,
+        measure: Callable[[ForwardPass], Sequence[Number]],
+        steps: Mixes,
+        duty: Floats | None,
+        attention: Attention | None,
+    ) -> Sequence[Floats]:
+        """What is to be known of passes, those of each form at once."""
+        count = len(steps.decoding)
+        tokens: Any = steps.decoding + steps.chunk
+        forms = form(PassInputs.of(self.scenario), "mixed" if np.any(steps.prompts) else "decode", tokens)
+        measured: dict[int, Floats] = defaultdict(lambda: np.empty(count))
+        for alike in np.unique(forms):
+            rows = np.flatnonzero(forms == alike)
+            phase, sizes = _sizes(self.scenario, steps.of(rows), 0.0 if duty is None else duty[rows])
+            costs = self.costs if attention is None else _Given(self.costs, attention.of(rows))
+            passes = forward_passes(self.scenario, [self.variant], costs, [(phase, sizes)], keep=PERIODS)
+            (forward,) = passes[self.variant]
+            for number, values in enumerate(measure(forward)):
+                measured[number][rows] = values
+        return list(measured.values())
 
 
-def _sizes(scenario: Scenario, steps: Mixes, duty: Floats) -> tuple[Phase, Sizes]:
+def _sizes(scenario: Scenario, steps: Mixes, duty: float | Floats) -> tuple[Phase, Sizes]:
     """Sizes of passes; chunks of a step enter as equally many average ones with as many tokens and pairs."""
     stack = scenario.stack
     context: Any = steps.context / steps.decoding
@@ -82,19 +130,27 @@ def _sizes(scenario: Scenario, steps: Mixes, duty: Floats) -> tuple[Phase, Sizes
     return "mixed", Sizes.mixed(stack, context, duty=duty, **sizes)
 
 
-def _total_s(forward: ForwardPass, belongs: Callable[[Op], bool]) -> Number:
-    """What some ops of a pass take together, layers left out included."""
+def _kernels(forward: ForwardPass) -> tuple[Number, ...]:
+    """As `StepKernels`, of one pass."""
     schedule = forward.schedule
-    durations_s, leads_s, _ = op_times(schedule, forward.estimates(schedule), forward.hardware)
-    ops = forward.distinct(schedule)
-    total_s: Number = 0.0
-    for (role, lead), count in schedule.order.spans.items():
-        if belongs(ops[role]):
-            total_s = total_s + count * (durations_s[role] + leads_s[lead])
-    return total_s
+    estimates, ops = forward.estimates(schedule), forward.distinct(schedule)
+    durations_s, _, _ = op_times(schedule, estimates, forward.hardware)
+    counts = Counter[int]()
+    for (role, _), count in schedule.order.spans.items():
+        counts[role] += count
+    held_sms: Number = 0.0
+    for op, estimate in zip(ops, estimates, strict=True):
+        if isinstance(op.shape, CollectiveShape) and not op.shape.per_sequence:
+            held_sms = maximum(held_sms, estimate.demand.held_sms)
+    totals_s = (
+        sum((count * durations_s[role] for role, count in counts.items() if belongs(ops[role])), start=0.0)
+        for belongs in (_decodes, _runs_prompts, _per_sequence)
+    )
+    return (*totals_s, forward.gpu.sms - held_sms)
 
 
 def _runs_prompts(op: Op) -> bool:
+    """Whether an op of a step is attention of prompts."""
     return op.kind == "expand" or (op.kind == "attention" and bool(getattr(op.shape, "shares_step", False)))
 
 
@@ -105,3 +161,27 @@ def _decodes(op: Op) -> bool:
 def _per_sequence(op: Op) -> bool:
     shape = op.shape
     return op.kind in ("lm_head", "sample") or (isinstance(shape, CollectiveShape) and shape.per_sequence)
+
+
+class _Given:
+    """Costs with other attention."""
+
+    def __init__(self, costs: CostModel, attention: Attention) -> None:
+        self._costs, self._attention = costs, attention
+
+    @property
+    def hardware(self) -> Hardware:
+        return self._costs.hardware
+
+    def estimates(self, ops: Sequence[Op]) -> Sequence[Estimate]:
+        return list(map(self._of, ops, self._costs.estimates(ops)))
+
+    def _of(self, op: Op, estimate: Estimate) -> Estimate:
+        if _decodes(op):
+            return replace(estimate, seconds=estimate.seconds * self._attention.decode)
+        if not _runs_prompts(op):
+            return estimate
+        demand = estimate.demand
+        if op.kind == "attention":
+            demand = replace(demand, tiles=self._attention.tiles)
+        return replace(estimate, seconds=estimate.seconds * self._attention.prompts, demand=demand)

@@ -117,17 +117,19 @@ class ForwardPass:
         self, schedule: Schedule, prices: Prices, hardware: Hardware, gpu: GpuSpec, engine: Engine = "fast"
     ) -> None:
         self.schedule, self.prices, self.hardware, self.gpu, self.engine = schedule, prices, hardware, gpu, engine
-        # start to end
-        self.seconds: Number
 
         # what was simulated for it
         self._ran: Sequence[Any] = ()
-        if schedule.order.serial and engine == "fast":
-            self.seconds = _serial_s(schedule, self.estimates(schedule), hardware)
-        else:
-            *ran, self.seconds = self._run()
-            if not isinstance(self.seconds, np.ndarray):
-                self._ran = ran
+
+    @cached_property
+    def seconds(self) -> Number:
+        """Start to end."""
+        if self.schedule.order.serial and self.engine == "fast":
+            return _serial_s(self.schedule, self.estimates(self.schedule), self.hardware)
+        *ran, seconds = self._run()
+        if not isinstance(seconds, np.ndarray):
+            self._ran = ran
+        return seconds
 
     @cached_property
     def slowest_stage(self) -> Number:
@@ -165,16 +167,29 @@ class ForwardPass:
         return lower(schedule, self.estimates(schedule), hardware, self.gpu.sms)
 
     def _run(self) -> tuple[Schedule, Program, TaskTimes, Number]:
-        """Simulate it with few of its periods, with more, and in the end with all, which is always steady."""
+        """Simulate it with few of its periods, with more, and in the end with all, which is always steady.
+
+        Of several configurations those that are not steady go on.
+        """
         schedule, program = self.schedule, self._lower(self.schedule, self.hardware)
+        seconds: Number = 0.0
+        left: NDArray[Any] | None = None
         while True:
             times = ENGINES[self.engine](program)
             makespan_s, added_s, steady = _added(schedule, program, times)
+            if left is not None and isinstance(seconds, np.ndarray):
+                seconds[left] = makespan_s + added_s
+            else:
+                seconds = makespan_s + added_s
             if np.all(steady):
-                return schedule, program, times, makespan_s + added_s
+                return schedule, program, times, seconds
             schedule, program = self.lowered(
                 schedule.keep + 1 if schedule.keep == FIRST_PERIODS else MORE * schedule.keep
             )
+            if isinstance(seconds, np.ndarray):
+                left = np.arange(len(seconds)) if left is None else left
+                left = left[~np.broadcast_to(steady, len(left))]
+                program = program if len(left) == len(seconds) else program.of(left)
 
     @cached_property
     def simulated(self) -> tuple[Schedule, Timeline]:
