@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 import networkx as nx
 
 from ladder_sim.graph.inputs import PassInputs
-from ladder_sim.graph.ops import Op, Phase
+from ladder_sim.graph.ops import WHOLE, Op, Phase
 from ladder_sim.graph.pass_kernels import PassKernels
+from ladder_sim.graph.sizes import Sizes
 from ladder_sim.graph.techniques.forms import form, rewrites_of
 from ladder_sim.specs.scenario import Scenario
 
@@ -72,6 +73,16 @@ def build(scenario: Scenario | PassInputs, phase: Phase, kv_len: int) -> StepGra
     kernels = PassKernels(inputs, phase, kv_len)
     layout = kernels.layout(inputs.variant, rewrites_of(inputs, form(inputs, phase, kernels.rank.tokens)))
     graph = StepGraph(phase)
-    for op, needed in zip(kernels.ops(layout), layout.after, strict=True):
-        graph.add_op(op, after=[layout.names[number] for number in needed])
+    # of a part, grown from one token's
+    sizes, small = _sizes(inputs, phase, kv_len), PassKernels(inputs.of_one_token(), phase).ops(layout)
+    for op, one, needed in zip(kernels.ops(layout), small, layout.after, strict=True):
+        graph.add_op(op if op.portion == WHOLE else sizes.op(one), after=[layout.names[number] for number in needed])
     return graph
+
+
+def _sizes(inputs: PassInputs, phase: Phase, kv_len: int) -> Sizes:
+    workload = inputs.workload
+    sizes = {"batch": workload.batch, "prompt": workload.prompt, "gen": workload.gen}
+    if phase != "mixed":
+        return Sizes.of(inputs.stack, phase, kv_len, **sizes)
+    return Sizes.mixed(inputs.stack, kv_len, **sizes, prompts=1, chunk=workload.prompt, duty=0.0)

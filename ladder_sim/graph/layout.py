@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.families import Part
 from ladder_sim.graph.kernels import NORM, BlockStructure
-from ladder_sim.graph.ops import OpKind
+from ladder_sim.graph.ops import OpKind, Portion
 from ladder_sim.graph.wiring import Block, Layer, Wiring, wiring
 
 PART_NAMES: dict[Part, str] = {"attention": "attn", "mlp": "mlp", "both": "block"}
@@ -86,8 +86,15 @@ class BlockKey(NamedTuple):
         return cls(part, -1 if part == "mlp" else kind[0], -1 if part == "attention" else kind[1], reduces)
 
 
+class PortionOf(NamedTuple):
+    """A kernel on a part of the tokens."""
+
+    role: "Role"
+    portion: Portion
+
+
 # which of a pass's kernels an op is
-Role = ResidualOp | tuple[BlockKey, int]
+Role = ResidualOp | tuple[BlockKey, int] | PortionOf
 
 
 class Structure(NamedTuple):
@@ -231,7 +238,7 @@ class _Builder:
     def _next_to(self) -> dict[int, tuple[int, ...]]:
         others: dict[int, tuple[int, ...]] = {}
         for role, number in self.roles.items():
-            if not isinstance(role, ResidualOp):
+            if not isinstance(role, ResidualOp | PortionOf):
                 key, position = role
                 first = self.blocks[key].kernels[position].next_to
                 if first != NORM:

@@ -5,7 +5,7 @@ Every count is per rank and per forward pass: FLOPs, bytes of device memory move
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -352,6 +352,17 @@ class CollectiveShape:
 Shape = GemmShape | MoeShape | BmmShape | AttentionShape | MlaShape | ElementwiseShape | CollectiveShape
 
 
+class Portion(NamedTuple):
+    """A part of a pass's tokens."""
+
+    number: int = 0
+    of: int = 1
+    """So many parts."""
+
+
+WHOLE = Portion()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
     """One kernel of a forward pass on one rank."""
@@ -366,6 +377,8 @@ class Op:
     """Decoder layer; -1: before the first or after the last."""
     weight_bytes: float = 0.0
     """Parameters this op holds in memory, bytes."""
+    portion: Portion = WHOLE
+    """Tokens that it processes."""
 
     @property
     def stream(self) -> Stream:

@@ -5,14 +5,15 @@ Tensor parallelism is Megatron's: column-parallel QKV and gate/up, row-parallel 
 block ends in partial sums (arXiv 1909.08053).
 """
 
+from dataclasses import replace
 from functools import lru_cache
 
 from ladder_sim.graph.attention import attend, attention, qkv_width
 from ladder_sim.graph.feed_forward import feed_forward, mlp
 from ladder_sim.graph.inputs import STATE_BYTES, PassInputs, RankPass, model_blocks, operands
 from ladder_sim.graph.kernels import NORM, BlockKernels
-from ladder_sim.graph.layout import PART_NAMES, BlockKey, Layout, ResidualOp, Role, Structure, lay_out
-from ladder_sim.graph.ops import CollectiveShape, ElementwiseShape, GemmShape, Op, OpKind, Phase, Shape
+from ladder_sim.graph.layout import PART_NAMES, BlockKey, Layout, PortionOf, ResidualOp, Role, Structure, lay_out
+from ladder_sim.graph.ops import CollectiveShape, ElementwiseShape, GemmShape, Op, OpKind, Phase, Portion, Shape
 from ladder_sim.graph.techniques.forms import rewritten
 from ladder_sim.specs.layers import Dense, Gqa
 from ladder_sim.specs.workload import FORMATS
@@ -48,7 +49,7 @@ class PassKernels:
 
         # one op of each kind and shape, and the positions of these
         self.distinct: list[Op] = []
-        self._numbers: dict[tuple[OpKind, Shape], int] = {}
+        self._numbers: dict[tuple[OpKind, Shape, Portion], int] = {}
 
     def layout(self, variant: str, rewrites: tuple[str, ...] = (), *, keep: int | None = None) -> Layout:
         """Their order in a variant.
@@ -89,6 +90,8 @@ class PassKernels:
         if role not in self._of:
             if isinstance(role, ResidualOp):
                 self._of[role] = self._stream(role)
+            elif isinstance(role, PortionOf):
+                self._of[role] = replace(self.of(role.role), portion=role.portion)
             else:
                 key, position = role
                 self._of[role] = self._block(key).ops[position]
@@ -97,7 +100,7 @@ class PassKernels:
     def number(self, role: Role) -> int:
         """Position in `distinct` of the op that is like it."""
         op = self.of(role)
-        number = self._numbers.setdefault((op.kind, op.shape), len(self.distinct))
+        number = self._numbers.setdefault((op.kind, op.shape, op.portion), len(self.distinct))
         if number == len(self.distinct):
             self.distinct.append(op)
         return number
@@ -106,7 +109,7 @@ class PassKernels:
         """Every op of a layout, in issue order."""
         own = [self.of(role) for role in layout.roles]
         return tuple(
-            Op(name=name, kind=kind, shape=own[like].shape, layer=layer, weight_bytes=own[like].weight_bytes)
+            replace(own[like], name=name, kind=kind, layer=layer)
             for name, kind, layer, like in zip(layout.names, layout.kinds, layout.layers, layout.same_as, strict=True)
         )
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ladder_sim.graph.ops import (
     PROMPT_DUTY,
+    WHOLE,
     AttentionShape,
     BmmShape,
     CollectiveShape,
@@ -23,10 +24,14 @@ from ladder_sim.graph.ops import (
     MoeShape,
     Op,
     Phase,
+    Portion,
     Shape,
     varies,
 )
 from ladder_sim.specs.stack import StackSpec
+
+# rows of the tile of a GEMM
+TILE_ROWS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -49,6 +54,8 @@ class Sizes:
     """Tokens of each of those prompts in the step."""
     chunk_kv_len: Count = 0
     """What the last of these tokens reads, if the chunk is an average one."""
+    whole_kv_len: Count = 0
+    """Of the whole prompts of which these are parts, `kv_len`; 0: they are whole."""
     smallest: int = 1
     """Tokens and sequences of the graph of one token: two in a mixed step, one of each kind."""
 
@@ -94,13 +101,53 @@ class Sizes:
 
     def op(self, op: Op) -> Op:
         """An op of these sizes, given that of a single token."""
-        return Op(name=op.name, kind=op.kind, shape=self.shape(op), layer=op.layer, weight_bytes=op.weight_bytes)
+        sizes = self if op.portion == WHOLE else self.part(op.portion)
+        return Op(
+            name=op.name,
+            kind=op.kind,
+            shape=sizes.shape(op),
+            layer=op.layer,
+            weight_bytes=op.weight_bytes,
+            portion=op.portion,
+        )
+
+    def part(self, portion: Portion) -> "Sizes":
+        """Those of one of several parts of the tokens.
+
+        Sequences are spread over the parts, and what decodes whole ones. A single prompt is cut at whole tiles of its
+        GEMMs, so that the parts have no more waves than the whole; each part reads what those before it left behind.
+        """
+        number, of = portion
+        if self.smallest == 2:
+            shares: Any = {"batch": self.batch / of, "prompts": self.prompts / of}
+            return replace(self, **shares)
+        if not varies(self.q_len) and self.q_len == 1:
+            counted = isinstance(self.batch, int) or (varies(self.batch) and self.batch.dtype.kind == "i")
+            own: Any = (self.batch + of - 1 - number) // of if counted else self.batch / of
+            return replace(self, batch=own)
+        start, end = _cut(self.q_len, number, of), _cut(self.q_len, number + 1, of)
+        if not varies(self.batch) and self.batch != 1:
+            share: Any = self.batch / of
+            return replace(self, batch=share)
+        alone: Any = self.batch == 1
+        both = (
+            (1, self.batch / of),
+            (end - start, self.q_len),
+            (self.kv_len - self.q_len + end, self.kv_len),
+            (self.kv_len, 0),
+        )
+        batch, q_len, kv_len, whole = (np.where(alone, *pair) if varies(alone) else pair[0] for pair in both)
+        return replace(self, batch=batch, q_len=q_len, kv_len=kv_len, whole_kv_len=whole)
 
     def shape(self, op: Op) -> Shape:
         """The shape of an op of these sizes, given the op of a single token of each sequence."""
         shape = op.shape
         if isinstance(shape, AttentionShape | MlaShape):
             sizes: Any = {"batch": self.batch, "q_len": self.q_len, "kv_len": self.kv_len}
+            if np.any(self.whole_kv_len):
+                # the math kernel reads the whole cache
+                math = isinstance(shape, AttentionShape) and shape.kernel == "math"
+                sizes |= {"kv_len": self.whole_kv_len} if math else {"shares_step": True}
             if shape.shares_step:
                 sizes = {"batch": self.prompts, "q_len": self.chunk, "kv_len": self.chunk_kv_len}
             return replace(shape, **sizes)
@@ -137,3 +184,13 @@ class Sizes:
             per_sequence=per_sequence,
             kernel=shape.kernel,
         )
+
+
+def _cut(tokens: Any, at: int, of: int) -> Any:
+    """Where the part of a prompt begins that comes after so many of them: at a tile, if each has one."""
+    if at == of:
+        return tokens
+    tile, even, has_tile = tokens * at // (of * TILE_ROWS) * TILE_ROWS, tokens * at // of, tokens >= of * TILE_ROWS
+    if varies(tokens):
+        return np.where(has_tile, tile, even)
+    return tile if has_tile else even

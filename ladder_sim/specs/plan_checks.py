@@ -106,8 +106,13 @@ def check_requests(plan: Plan, workload: Workload, stack: StackSpec) -> None:
         )
 
 
-def check_techniques(techniques: Techniques, group_nodes: int) -> None:
-    """Raise a UsageError if a technique does not work across nodes."""
+def check_techniques(techniques: Techniques, plan: Plan, group_nodes: int) -> None:
+    """Raise a UsageError if a technique does not fit the plan."""
+    if "token-split" in techniques and plan.pp > 1:
+        raise UsageError(
+            f"technique 'token-split' with pp {plan.pp}: stages already work on parts of the batch in turn",
+            hint="leave out one of them",
+        )
     if "fused-norm" in techniques and group_nodes > 1:
         raise UsageError(
             f"technique 'fused-norm' on {group_nodes} nodes: all-reduces across nodes are NCCL's, which adds no norm",

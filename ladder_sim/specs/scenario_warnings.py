@@ -75,7 +75,7 @@ def _ranks(scenario: Scenario) -> Iterator[str]:
 
 
 def _techniques(scenario: Scenario) -> Iterator[str]:
-    if scenario.techniques.chosen and scenario.plan.tp == 1:
+    if scenario.techniques.chosen and scenario.plan.ranks == 1:
         yield f"technique {scenario.techniques.name} changes nothing: one GPU has no all-reduce; --tp 2 has"
 
 

@@ -18,6 +18,8 @@ class Technique:
 
     summary: str
     """What it does, in a line."""
+    parameters: tuple[str, ...] = ()
+    """What may follow its name and a colon; the first by default."""
     exact: bool = True
     """The answers stay the same, up to rounding."""
     support: str
@@ -29,6 +31,12 @@ TECHNIQUES: Mapping[str, Technique] = {
         summary="all-reduce, residual add and norm are one kernel",
         support="vLLM and TensorRT-LLM for small messages, by themselves (vLLM 0.32.0, allreduce_rms_fusion.py; "
         "TensorRT-LLM, plugin/plugin.py); TokenWeave at any size on vLLM 0.8.5 (arXiv 2505.11329)",
+    ),
+    "token-split": Technique(
+        summary="parts of the batch take turns, so that all-reduces of one overlap blocks of another",
+        parameters=("2", "3", "4"),
+        support="TokenWeave on vLLM 0.8.5 (arXiv 2505.11329); for experts vLLM (0.32.0, --enable-dbo) and SGLang "
+        "(--enable-two-batch-overlap); NanoFlow (arXiv 2408.12757)",
     ),
 }
 
@@ -84,11 +92,15 @@ def _family(name: str) -> str:
 
 
 def _canonical(text: str) -> str:
-    """Check a technique's name."""
-    name = text.strip().lower()
+    """Check a technique's name and parameter."""
+    name, colon, parameter = text.strip().lower().partition(":")
     if name not in TECHNIQUES:
         raise UnknownNameError("technique", text, TECHNIQUES)
-    return name
+    known = TECHNIQUES[name].parameters
+    if colon and parameter not in known:
+        takes = f"takes one of {', '.join(known)}" if known else "takes no parameter"
+        raise UsageError(f"technique '{text}': '{name}' {takes}", hint=f"write '{':'.join([name, *known[:1]])}'")
+    return ":".join([name, *([parameter] if parameter else known[:1])])
 
 
 def _check_pair(first: str, second: str) -> None:

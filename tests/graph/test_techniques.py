@@ -13,15 +13,16 @@ from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.passes import simulate
 from ladder_sim.specs.scenario_warnings import scenario_warnings
 from ladder_sim.specs.techniques import TECHNIQUES, Techniques
-from tests.support.scenarios import VARIANTS
+from tests.support.scenarios import VARIANTS as KNOWN
 
-TECHNIQUE_SETS = ("fused-norm",)
+TECHNIQUE_SETS = ("fused-norm", "token-split", "fused-norm+token-split:3")
+VARIANTS = (*KNOWN, "ladder:4", "delayed:2", "drop:4", "partial:50", "track:2", "farskip")
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
 
 
 def graph_of(variant: str, technique: str, *, phase: Phase = "decode", **fields: Any) -> StepGraph:
     scenario = Scenario.of(**{"model": "8b", "stack": "vllm", **fields}, variant=variant, technique=technique)
-    return build(scenario, phase, 64)
+    return build(scenario, phase, scenario.workload.prompt if phase == "prefill" else 64)
 
 
 @pytest.mark.parametrize("technique", TECHNIQUE_SETS)
@@ -58,6 +59,67 @@ def test_short_cuts_and_engines_agree(variant: str, technique: str) -> None:
 def test_fused_norms(variant: str, stack: str, fused: int, reduces: int, adds: int) -> None:
     kinds = [op.kind for op in graph_of(variant, "fused-norm", stack=stack, prompt=4096, phase="prefill").ops()]
     assert (kinds.count("all_reduce_norm"), kinds.count("all_reduce"), kinds.count("add")) == (fused, reduces, adds)
+
+
+def test_parts_take_turns_block_by_block() -> None:
+    graph = graph_of("standard", "token-split", prompt=1200, phase="prefill", stack="vllm@0.16")
+    names = list(graph.nodes)
+    blocks = [name for name in names if name.startswith("layer1.") and "all_reduce" in name]
+    assert blocks == [f"layer1.{part}.all_reduce[{turn}]" for part in ("attn", "mlp") for turn in (1, 2)]
+    # the second part's attention runs next to the first one's all-reduce, and reads what that left in the cache
+    order = [names.index(f"layer1.attn.{name}") for name in ("all_reduce[1]", "norm[2]", "all_reduce[2]")]
+    assert order == sorted(order)
+    assert names.index("layer1.attn.all_reduce[2]") < names.index("layer1.mlp.norm[1]")
+    assert set(graph.predecessors("layer1.attn.attention[2]")) == {"layer1.attn.rope[1]", "layer1.attn.rope[2]"}
+    # whole tiles first
+    tokens = [graph.op(f"layer1.mlp.up[{turn}]").shape.m for turn in (1, 2)]
+    assert tokens == [512, 688]
+    first, second = (graph.op(f"layer1.attn.attention[{turn}]").shape for turn in (1, 2))
+    assert (first.q_len, first.kv_len, second.q_len, second.kv_len) == (512, 512, 688, 1200)
+    whole = build(Scenario.of(model="8b", stack="vllm", prompt=1200), "prefill", 1200).op("layer1.attn.attention").shape
+    assert first.flops + second.flops == pytest.approx(whole.flops)
+    assert set(graph.predecessors("lm_head")) == {"final.norm[1]", "final.norm[2]"}
+
+
+@pytest.mark.parametrize(
+    ("phase", "fields", "parts"),
+    [
+        ("decode", {"batch": 31}, (31,)),
+        ("decode", {"batch": 33}, (17, 16)),
+        ("prefill", {"prompt": 511}, (511,)),
+        ("prefill", {"prompt": 512}, (256, 256)),
+        ("prefill", {"prompt": 512, "batch": 3}, (768, 768)),
+        ("mixed", {"prompt": 510, "batch": 2}, (256, 256)),
+    ],
+)
+def test_small_passes_are_not_split(phase: Phase, fields: dict[str, Any], parts: tuple[int, ...]) -> None:
+    graph = graph_of("standard", "token-split", phase=phase, **fields)
+    assert tuple(op.shape.m for op in graph.ops() if op.name.startswith("layer1.mlp.up")) == parts
+
+
+def test_weights_are_read_for_each_part() -> None:
+    """Decode waits for memory: over links without delay it is faster whole."""
+    fields: dict[str, Any] = {"model": "8b", "tp": 2, "stack": "vllm", "batch": 32, "gen": 8}
+    whole, split = (predict(Scenario.of(**fields, technique=name), "standard") for name in ("none", "token-split"))
+    assert split.tpot_s > 1.2 * whole.tpot_s
+
+
+def test_exact_techniques_do_not_beat_communication_and_norms_for_nothing() -> None:
+    for fields in (
+        {"model": "70b", "prompt": 8192},
+        {"model": "8b", "tp": 2, "batch": 64, "prompt": 256},
+        {"model": "70b", "cluster": "l40s-pcie", "stack": "sglang", "prompt": 2048, "dtype": "fp8"},
+        {"model": "mixtral-8x7b", "batch": 4, "prompt": 1024},
+    ):
+        for technique in TECHNIQUE_SETS:
+            if "fused" in technique and "cluster" in fields:
+                continue
+            scenario = Scenario.of(**{"stack": "vllm", "gen": 4, **fields}, technique=technique)
+            predictions = predict(scenario, ["standard", "ladder"], ignore_memory=True)
+            free = predict(Scenario.of(**{"stack": "vllm", "gen": 4, **fields}), "upper-bound", ignore_memory=True)
+            norms_s = free.request.breakdown.busy_s["norm"]
+            for prediction in predictions.values():
+                assert prediction.request_s > 0.995 * (free.request_s - norms_s), (fields, technique)
 
 
 def test_in_ladder_add_and_norm_of_the_older_block_run_with_its_all_reduce() -> None:

@@ -4,7 +4,7 @@ Engines decide by the size of a pass. Passes of one form have the same ops in th
 """
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.layout import Layout
 from ladder_sim.graph.ops import Count, Phase
-from ladder_sim.graph.techniques import fused_norm
+from ladder_sim.graph.techniques import fused_norm, token_split
 
 
 class Rewrite(NamedTuple):
@@ -20,26 +20,35 @@ class Rewrite(NamedTuple):
 
     applies: Callable[[PassInputs, Phase, Count], Any]
     """Whether a pass of so many tokens undergoes it; an array for an array."""
-    apply: Callable[[Layout], Layout]
+    apply: Callable[[Layout, str], Layout]
+    """With the parameter as typed."""
 
 
 def _always(inputs: PassInputs, phase: Phase, tokens: Count) -> Any:
     return tokens == tokens
 
 
+def _fuses_itself(inputs: PassInputs, phase: Phase, tokens: Count) -> Any:
+    # parts of a split pass are reduced one by one
+    split = next((name for name in inputs.techniques if name.startswith("token-split:")), "")
+    if not split:
+        return inputs.fuses_norm(tokens)
+    parts: Any = np.where(token_split.applies(inputs, phase, tokens), int(split.partition(":")[2]), 1)
+    return inputs.fuses_norm(tokens / parts)
+
+
 # in the order in which they are applied
 REWRITES: Mapping[str, Rewrite] = {
     # what an engine fuses by itself
-    "own-fused-norm": Rewrite(
-        lambda inputs, _, tokens: inputs.fuses_norm(tokens), partial(fused_norm.rewrite, at_once=True)
-    ),
-    "fused-norm": Rewrite(_always, fused_norm.rewrite),
+    "own-fused-norm": Rewrite(_fuses_itself, lambda layout, _: fused_norm.rewrite(layout, at_once=True)),
+    "fused-norm": Rewrite(_always, lambda layout, _: fused_norm.rewrite(layout)),
+    "token-split": Rewrite(token_split.applies, lambda layout, parts: token_split.rewrite(layout, int(parts))),
 }
 
 
 def possible(inputs: PassInputs) -> tuple[str, ...]:
     """The rewrites that passes of any size may undergo."""
-    if inputs.plan.tp == 1:
+    if inputs.plan.ranks == 1:
         return ()
     own = () if "fused-norm" in inputs.techniques else ("own-fused-norm",)
     return (*own, *inputs.techniques)
@@ -48,7 +57,7 @@ def possible(inputs: PassInputs) -> tuple[str, ...]:
 def form(inputs: PassInputs, phase: Phase, tokens: Count) -> Any:
     """The form of a pass, a bit for each of `possible`."""
     return sum(
-        (REWRITES[name].applies(inputs, phase, tokens) * (1 << bit) for bit, name in enumerate(possible(inputs))),
+        (_rewrite(name).applies(inputs, phase, tokens) * (1 << bit) for bit, name in enumerate(possible(inputs))),
         start=np.zeros(np.shape(tokens), np.int64),
     )
 
@@ -62,5 +71,9 @@ def rewrites_of(inputs: PassInputs, form: int) -> tuple[str, ...]:
 def rewritten(layout: Layout, rewrites: tuple[str, ...]) -> Layout:
     """A layout after some rewrites."""
     for name in rewrites:
-        layout = REWRITES[name].apply(layout)
+        layout = _rewrite(name).apply(layout, name.partition(":")[2])
     return layout
+
+
+def _rewrite(name: str) -> Rewrite:
+    return REWRITES[name.partition(":")[0]]

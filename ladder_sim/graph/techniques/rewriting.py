@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ladder_sim.graph.layout import Layout, Role
+from ladder_sim.graph.layout import Layout, PortionOf, Role
 from ladder_sim.graph.ops import OpKind
 
 
@@ -48,10 +48,13 @@ def layout_of(layout: Layout, steps: Iterable[tuple[int, Step]]) -> Layout:
         layers.append(step.layer)
         after.append(tuple(dict.fromkeys(positions[needed] for needed in step.after)))
         same_as.append(roles.setdefault(step.role, len(roles)))
-    next_to = {
-        roles[layout.roles[first]]: tuple(roles[layout.roles[other]] for other in others)
-        for first, others in layout.next_to.items()
-    }
+    beside = {layout.roles[other]: layout.roles[first] for first, others in layout.next_to.items() for other in others}
+    next_to: dict[int, tuple[int, ...]] = {}
+    for role, number in roles.items():
+        first = beside.get(role.role if isinstance(role, PortionOf) else role)
+        if first is not None:
+            like = roles[PortionOf(first, role.portion) if isinstance(role, PortionOf) else first]
+            next_to[like] = (*next_to.get(like, ()), number)
     return replace(
         layout,
         names=tuple(names),
