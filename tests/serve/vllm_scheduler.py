@@ -4,7 +4,7 @@
 
 The clock is simulated: waiting for a step's result moves it. A case holds the scheduler's limits, requests in order of
 arrival, and the coefficients of a step's time; what comes out holds for each step when it ended, and for each of its
-requests the tokens computed before and the new ones.
+requests the tokens computed before, the new ones, how many of these are drafted, and how many its answer gained.
 """
 
 import importlib.metadata
@@ -36,7 +36,7 @@ from vllm.v1.engine import EngineCoreRequest  # noqa: E402
 from vllm.v1.engine.core import EngineCore  # noqa: E402
 from vllm.v1.executor.abstract import Executor  # noqa: E402
 from vllm.v1.kv_cache_interface import FullAttentionSpec  # noqa: E402
-from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput  # noqa: E402
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, ModelRunnerOutput  # noqa: E402
 
 CASE = json.load(sys.stdin)
 MODEL = {
@@ -51,6 +51,8 @@ MODEL = {
     "max_position_embeddings": 131072,
     "torch_dtype": "float32",
 }
+# the method that needs no second model
+SPECULATIVE = {"method": "ngram", "num_speculative_tokens": CASE["drafts"]} if CASE["drafts"] else None
 
 
 class Clock:
@@ -59,7 +61,9 @@ class Clock:
     def __init__(self) -> None:
         self.now_s = self.free_s = 0.0
         self.steps: list[dict[str, object]] = []
+        # tokens in the KV cache that are not rejected, and tokens of answers, by request
         self.computed: dict[str, int] = {}
+        self.produced: dict[str, int] = {}
 
 
 CLOCK = Clock()
@@ -89,6 +93,7 @@ class TimedModel(Executor):
 
     def _init_executor(self) -> None:
         self.output: TimedFuture | None = None
+        self.drafting: list[str] = []
 
     @classmethod
     def supports_async_scheduling(cls) -> bool:
@@ -127,13 +132,24 @@ class TimedModel(Executor):
         before = {new.req_id: new.num_computed_tokens for new in scheduler_output.scheduled_new_reqs}
         cached = scheduler_output.scheduled_cached_reqs
         before |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        parts = {int(name): [before[name], tokens] for name, tokens in scheduled.items()}
+        drafts = scheduler_output.scheduled_spec_decode_tokens
+        # the scheduler counts drafts on their way as accepted
+        before |= {name: CLOCK.computed[name] for name in drafts}
+        parts = {int(name): [before[name], tokens, len(drafts.get(name, ()))] for name, tokens in scheduled.items()}
         start_s = max(CLOCK.now_s, CLOCK.free_s)
         CLOCK.free_s = start_s + seconds(parts)
-        CLOCK.steps.append({"start_s": start_s, "end_s": CLOCK.free_s, "requests": parts})
         names = list(scheduled)
         requests = ENGINE.scheduler.requests
-        tokens = [[] if requests[name].is_prefill_chunk else [1] for name in names]
+        tokens = [
+            [] if requests[name].is_prefill_chunk else [1] * gain(name, len(drafts.get(name, ()))) for name in names
+        ]
+        for name, new in zip(names, tokens, strict=True):
+            CLOCK.produced[name] = CLOCK.produced.get(name, 0) + len(new)
+            rejected = 1 + len(drafts[name]) - len(new) if name in drafts else 0
+            CLOCK.computed[name] = before[name] + scheduled[name] - rejected
+        gained = {name: len(new) for name, new in zip(names, tokens, strict=True)}
+        CLOCK.steps.append({"start_s": start_s, "end_s": CLOCK.free_s, "requests": parts, "gained": gained})
+        self.drafting = [name for name, new in zip(names, tokens, strict=True) if new]
         output = ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: number for number, name in enumerate(names)},
@@ -149,14 +165,25 @@ class TimedModel(Executor):
             return future
         return None
 
+    def take_draft_token_ids(self):
+        return DraftTokenIds(self.drafting, [[1] * CASE["drafts"] for _ in self.drafting])
+
     def sample_tokens(self, grammar_output, non_block=False):
         return self.output if non_block else self.output.result()
+
+
+def gain(name: str, drafts: int) -> int:
+    """Tokens that a step brings a request whose prompt is done."""
+    if not drafts:
+        return 1
+    gains = CASE["gains"][int(name)]
+    return min(1 + drafts, gains[min(CLOCK.produced[name], len(gains)) - 1])
 
 
 def seconds(parts: dict[int, list[int]]) -> float:
     """The time of a step."""
     fixed, per_token = CASE["step_s"]
-    return fixed + per_token * sum(new for _, new in parts.values())
+    return fixed + per_token * sum(new for _, new, _ in parts.values())
 
 
 def engine() -> EngineCore:
@@ -175,6 +202,7 @@ def engine() -> EngineCore:
         scheduling_policy=CASE["policy"],
         enable_prefix_caching=CASE["prefix_cache"],
         distributed_executor_backend=TimedModel,
+        speculative_config=SPECULATIVE,
     )
     config = arguments.create_engine_config()
     config.scheduler_config.async_scheduling = CASE["ahead"]
@@ -208,5 +236,6 @@ while waiting or ENGINE.scheduler.has_requests() or ENGINE.batch_queue:
         CLOCK.now_s = max(CLOCK.now_s, waiting[0][1]["arrival_s"])
     while waiting and waiting[0][1]["arrival_s"] <= CLOCK.now_s:
         add(*waiting.popleft())
-    ENGINE.step_fn()
+    _, ran = ENGINE.step_fn()
+    ENGINE.post_step(ran)
 json.dump(CLOCK.steps, sys.stdout)
