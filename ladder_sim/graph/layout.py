@@ -6,7 +6,7 @@ Models, plans and precisions of one structure share one layout: it is built from
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -54,6 +54,10 @@ class ResidualOp(NamedTuple):
     """First channels of the residual that it is about."""
     others: bool = False
     """It is about the other channels instead."""
+    kernel: str = ""
+    """As `CollectiveShape.kernel`."""
+    gemm: "Role | None" = None
+    """With which it runs chunk by chunk; None: by itself."""
 
 
 class Output(NamedTuple):
@@ -156,6 +160,8 @@ class Layout:
     """Those that there are, in the order of their first ops."""
     next_to: Mapping[int, tuple[int, ...]]
     """Of roles with others next to them, as `Kernel.next_to` says, and of those."""
+    chunked: Mapping[int, int] = field(default_factory=dict)
+    """Of roles that run chunk by chunk with a GEMM, and of that."""
 
 
 @lru_cache(maxsize=1024)

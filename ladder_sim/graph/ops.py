@@ -336,7 +336,7 @@ class CollectiveShape:
     per_sequence: bool = False
     """It grows with the sequences, not with their tokens."""
     kernel: str = ""
-    """Kernel of a dispatch or combine, by the names of `StackSpec.dispatch`; empty for other collectives."""
+    """Kernel of a dispatch or combine, by the names of `StackSpec.dispatch`; bits of a quantised all-reduce."""
 
     @property
     def flops(self) -> float:

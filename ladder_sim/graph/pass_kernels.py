@@ -14,7 +14,7 @@ from ladder_sim.graph.inputs import STATE_BYTES, PassInputs, RankPass, model_blo
 from ladder_sim.graph.kernels import NORM, BlockKernels
 from ladder_sim.graph.layout import PART_NAMES, BlockKey, Layout, PortionOf, ResidualOp, Role, Structure, lay_out
 from ladder_sim.graph.ops import CollectiveShape, ElementwiseShape, GemmShape, Op, OpKind, Phase, Portion, Shape
-from ladder_sim.graph.techniques.forms import rewritten
+from ladder_sim.graph.techniques.forms import SPLITTING, rewritten
 from ladder_sim.specs.layers import Dense, Gqa
 from ladder_sim.specs.workload import FORMATS
 
@@ -75,7 +75,7 @@ class PassKernels:
             blocks=(),
             stages=plan.stages(model.layers) if plan.pp > 1 else (),
             tensor_parallel=sharded,
-            splits=plan.sp,
+            splits=plan.sp or not SPLITTING.isdisjoint(rewrites),
             fused_add=stack.fused_residual_add,
             fused_ladder_add=stack.fused_ladder_add,
             post_norms=model.post_norms,
@@ -154,7 +154,7 @@ class PassKernels:
             return _op(role, name, CollectiveShape(message_bytes=role.tensors * own_bytes, group="stages"))
         if name in ("all_reduce", "all_gather", "reduce_scatter", "all_reduce_norm"):
             weights = norm_weights if name == "all_reduce_norm" else 0.0
-            return _op(role, name, CollectiveShape(message_bytes=channels_bytes), weights)
+            return _op(role, name, CollectiveShape(message_bytes=channels_bytes, kernel=role.kernel), weights)
         return self._end(role)
 
     def _channels(self, role: ResidualOp) -> int:

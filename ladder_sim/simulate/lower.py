@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ladder_sim.costs.estimate import Estimate
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.des.program import Program, Stream, Task
-from ladder_sim.des.shared import Device, Number, maximum
+from ladder_sim.des.shared import Device, Number, maximum, minimum
 from ladder_sim.graph.layout import Layout
 from ladder_sim.graph.ops import COLLECTIVE_KINDS, Op
 from ladder_sim.graph.pass_kernels import PassKernels
@@ -248,6 +248,12 @@ def op_times(
         longer = maximum(0.0, 1.0 - durations_s[first] / alone_s)
         for other in others:
             durations_s[other] = durations_s[other] * longer
+    for collective, gemm in schedule.layout.chunked.items():
+        # the longer of both, a chunk of the other one, and an event for each chunk; the GEMM is there as it is
+        chunks, own_s, gemm_s = schedule.kernels.rank.tp, durations_s[collective], durations_s[gemm]
+        durations_s[collective] = (
+            maximum(0.0, own_s - gemm_s) + minimum(own_s, gemm_s) / chunks + chunks * stack.stream_wait_s
+        )
     return durations_s, leads_s, stack.eager_launch_s if schedule.eager else stack.graph_launch_s
 
 

@@ -113,6 +113,13 @@ def check_techniques(techniques: Techniques, plan: Plan, group_nodes: int) -> No
             f"technique 'token-split' with pp {plan.pp}: stages already work on parts of the batch in turn",
             hint="leave out one of them",
         )
+    if plan.sp:
+        techniques.check_next_to("sequence-parallel")
+    if "quantized-allreduce" in techniques and group_nodes > 1:
+        raise UsageError(
+            f"technique 'quantized-allreduce' on {group_nodes} nodes: its kernels access peers of their own node",
+            hint="use --tp for ranks of one node, or leave it out",
+        )
     if "fused-norm" in techniques and group_nodes > 1:
         raise UsageError(
             f"technique 'fused-norm' on {group_nodes} nodes: all-reduces across nodes are NCCL's, which adds no norm",

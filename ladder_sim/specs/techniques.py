@@ -32,6 +32,20 @@ TECHNIQUES: Mapping[str, Technique] = {
         support="vLLM and TensorRT-LLM for small messages, by themselves (vLLM 0.32.0, allreduce_rms_fusion.py; "
         "TensorRT-LLM, plugin/plugin.py); TokenWeave at any size on vLLM 0.8.5 (arXiv 2505.11329)",
     ),
+    "sequence-parallel": Technique(
+        summary="reduce-scatter, norm of a share of the tokens, all-gather",
+        support="vLLM (0.32.0, compilation/passes), Megatron-LM (arXiv 2205.05198)",
+    ),
+    "gemm-overlap": Technique(
+        summary="sequence parallel, with GEMMs and collectives chunk by chunk",
+        support="vLLM's asynchronous tensor parallelism (fuse_gemm_comms), PyTorch, Flux (arXiv 2406.06858)",
+    ),
+    "quantized-allreduce": Technique(
+        summary="large all-reduces in 8 or 4 bits, in two shots",
+        parameters=("int8", "fp8", "int4"),
+        exact=False,
+        support="QuickReduce in vLLM 0.32.0 (quick_all_reduce.py) and SGLang, on AMD; vllm-project/vllm#39783",
+    ),
     "token-split": Technique(
         summary="parts of the batch take turns, so that all-reduces of one overlap blocks of another",
         parameters=("2", "3", "4"),
@@ -41,7 +55,15 @@ TECHNIQUES: Mapping[str, Technique] = {
 }
 
 # why two of them cannot be combined
-CONFLICTS: Mapping[frozenset[str], str] = {}
+CONFLICTS: Mapping[frozenset[str], str] = {
+    frozenset({"fused-norm", "sequence-parallel"}): "reduce-scatters leave no all-reduce to fuse",
+    frozenset({"fused-norm", "gemm-overlap"}): "reduce-scatters leave no all-reduce to fuse",
+    frozenset({"fused-norm", "quantized-allreduce"}): "no kernel does both",
+    frozenset({"sequence-parallel", "gemm-overlap"}): "gemm-overlap is sequence parallel, chunk by chunk",
+    frozenset({"sequence-parallel", "quantized-allreduce"}): "no all-reduce is left to quantise",
+    frozenset({"gemm-overlap", "quantized-allreduce"}): "no all-reduce is left to quantise",
+    frozenset({"gemm-overlap", "token-split"}): "both fill the time of the same collectives, and no engine has both",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +101,12 @@ class Techniques:
     def name(self) -> str:
         """All of them, e.g. "fused-norm"; "none" if there are none."""
         return "+".join(self.chosen) or "none"
+
+    def check_next_to(self, family: str) -> None:
+        """Raise a UsageError if one of them cannot be combined with another technique."""
+        for name in self.chosen:
+            if _family(name) != family:
+                _check_pair(_family(name), family)
 
     def __contains__(self, family: str) -> bool:
         return family in map(_family, self.chosen)

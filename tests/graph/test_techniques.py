@@ -8,14 +8,25 @@ from ladder_sim import Scenario, predict, sweep
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.graph.build import StepGraph, build
-from ladder_sim.graph.ops import Phase
+from ladder_sim.graph.ops import CollectiveShape, Phase
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.passes import simulate
 from ladder_sim.specs.scenario_warnings import scenario_warnings
-from ladder_sim.specs.techniques import TECHNIQUES, Techniques
+from ladder_sim.specs.techniques import CONFLICTS, TECHNIQUES, Techniques
 from tests.support.scenarios import VARIANTS as KNOWN
 
-TECHNIQUE_SETS = ("fused-norm", "token-split", "fused-norm+token-split:3")
+TECHNIQUE_SETS = (
+    "fused-norm",
+    "token-split",
+    "fused-norm+token-split:3",
+    "sequence-parallel",
+    "sequence-parallel+token-split",
+    "gemm-overlap",
+    "quantized-allreduce:int4",
+    "quantized-allreduce:fp8+token-split",
+)
+# wirings whose ranks keep different residuals, of which none has a share
+APART = ("desync", "delayed", "drop", "partial", "track", "farskip")
 VARIANTS = (*KNOWN, "ladder:4", "delayed:2", "drop:4", "partial:50", "track:2", "farskip")
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
 
@@ -29,6 +40,8 @@ def graph_of(variant: str, technique: str, *, phase: Phase = "decode", **fields:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_short_cuts_and_engines_agree(variant: str, technique: str) -> None:
     """Layers left out are equal to those kept, and event by event on simpy a pass takes as long."""
+    if variant.startswith(APART) and ("sequence" in technique or "gemm" in technique):
+        return
     for stack in ("vllm", "gpt-fast"):
         scenario = Scenario.of(model="8b", stack=stack, tp=8, prompt=4096, variant=variant, technique=technique)
         costs = KernelCosts(scenario, resolve_profile(scenario, None))
@@ -112,7 +125,7 @@ def test_exact_techniques_do_not_beat_communication_and_norms_for_nothing() -> N
         {"model": "mixtral-8x7b", "batch": 4, "prompt": 1024},
     ):
         for technique in TECHNIQUE_SETS:
-            if "fused" in technique and "cluster" in fields:
+            if "quantized" in technique or ("fused" in technique and "cluster" in fields):
                 continue
             scenario = Scenario.of(**{"stack": "vllm", "gen": 4, **fields}, technique=technique)
             predictions = predict(scenario, ["standard", "ladder"], ignore_memory=True)
@@ -138,6 +151,67 @@ def test_a_stack_that_fuses_already_is_not_fused_twice() -> None:
         fields = {"model": "8b", "stack": stack, "tp": 8, "gen": 4, "batch": 4}
         own, asked = predict(Scenario.of(**fields)), predict(Scenario.of(**fields, technique="fused-norm"))
         assert asked["standard"].tpot_s == pytest.approx(own["standard"].tpot_s, rel=1e-12)
+
+
+def test_sequence_parallel_is_the_one_of_the_plan() -> None:
+    fields: dict[str, Any] = {"model": "8b", "stack": "vllm", "tp": 4, "batch": 8, "gen": 4}
+    technique = predict(Scenario.of(**fields, technique="sequence-parallel"), "ladder")
+    assert technique.request_s == predict(Scenario.of(**fields, sp=True), "ladder").request_s
+
+
+def test_gemms_and_collectives_chunk_by_chunk() -> None:
+    """The longer of both, a chunk of the other, and an event for each of them."""
+    fields: dict[str, Any] = {"model": "8b", "stack": "vllm", "tp": 4, "prompt": 4096, "gen": 1}
+    plain, overlapped = (
+        predict(Scenario.of(**fields, technique=name), "standard").request.prefill.ops
+        for name in ("sequence-parallel", "gemm-overlap")
+    )
+    assert [op.op.name for op in plain] == [op.op.name for op in overlapped]
+    before, after = ({op.op.name: op for op in ops} for ops in (plain, overlapped))
+    for collective, gemm in (
+        ("layer1.attn.reduce_scatter", "layer1.attn.o"),
+        ("layer1.mlp.all_gather", "layer1.mlp.up"),
+        ("layer1.mlp.reduce_scatter", "layer1.mlp.down"),
+    ):
+        own_s, gemm_s = before[collective].seconds, before[gemm].seconds
+        expected_s = max(0.0, own_s - gemm_s) + min(own_s, gemm_s) / 4 + 4e-6
+        assert after[collective].seconds == pytest.approx(expected_s, rel=0.02)
+    # 4 chunks of 128 rows
+    names = {
+        tokens: [op.kind for op in graph_of("standard", "gemm-overlap", tp=4, batch=tokens).ops()]
+        for tokens in (511, 512)
+    }
+    assert "reduce_scatter" not in names[511]
+    assert "reduce_scatter" in names[512]
+
+
+def test_quantised_all_reduces() -> None:
+    """Of 2 MiB or more; fewer bits take less time, and the reader is warned."""
+    fields: dict[str, Any] = {"model": "8b", "cluster": "l40s-pcie", "stack": "vllm", "tp": 4}
+    for tokens, kernel in ((255, ""), (256, "int8")):
+        graph = graph_of("standard", "quantized-allreduce", batch=tokens, **fields)
+        shapes = [op.shape for op in graph.ops() if op.name == "layer1.mlp.all_reduce"]
+        assert shapes == [CollectiveShape(message_bytes=tokens * 8192.0, kernel=kernel)]
+    ttft_s = {}
+    for bits in ("int8", "fp8", "int4"):
+        scenario = Scenario.of(**fields, technique=f"quantized-allreduce:{bits}")
+        assert any("is lossy" in line for line in scenario_warnings(scenario))
+        ttft_s[bits] = predict(scenario, "standard").ttft_s
+    assert ttft_s["int4"] < ttft_s["int8"] == ttft_s["fp8"] < predict(Scenario.of(**fields), "standard").ttft_s
+
+
+def test_what_cannot_be_combined() -> None:
+    for pair in CONFLICTS:
+        first, second = sorted(pair)
+        with pytest.raises(UsageError, match="cannot be combined"):
+            Techniques.of([first, second])
+        assert pair <= set(TECHNIQUES)
+    with pytest.raises(UsageError, match="no all-reduce is left"):
+        Scenario.of(model="8b", tp=2, sp=True, technique="quantized-allreduce")
+    with pytest.raises(UsageError, match="in turn"):
+        Scenario.of(model="8b", tp=2, pp=2, technique="token-split")
+    with pytest.raises(UsageError, match="of their own node"):
+        Scenario.of(model="8b", nodes=2, technique="quantized-allreduce")
 
 
 def test_names() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.layout import Layout
 from ladder_sim.graph.ops import Count, Phase
-from ladder_sim.graph.techniques import fused_norm, token_split
+from ladder_sim.graph.techniques import fused_norm, gemm_overlap, quantized_allreduce, token_split
 
 
 class Rewrite(NamedTuple):
@@ -42,8 +42,15 @@ REWRITES: Mapping[str, Rewrite] = {
     # what an engine fuses by itself
     "own-fused-norm": Rewrite(_fuses_itself, lambda layout, _: fused_norm.rewrite(layout, at_once=True)),
     "fused-norm": Rewrite(_always, lambda layout, _: fused_norm.rewrite(layout)),
+    "sequence-parallel": Rewrite(_always, lambda layout, _: layout),
+    "gemm-overlap": Rewrite(gemm_overlap.applies, lambda layout, _: gemm_overlap.rewrite(layout)),
+    "quantized-allreduce": Rewrite(quantized_allreduce.applies, quantized_allreduce.rewrite),
     "token-split": Rewrite(token_split.applies, lambda layout, parts: token_split.rewrite(layout, int(parts))),
 }
+
+
+# those that start from a layout in which every rank has its share of the residual stream
+SPLITTING = frozenset({"sequence-parallel", "gemm-overlap"})
 
 
 def possible(inputs: PassInputs) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ladder_sim.graph.layout import Layout, PortionOf, Role
+from ladder_sim.graph.layout import Layout, PortionOf, ResidualOp, Role
 from ladder_sim.graph.ops import OpKind
 
 
@@ -55,6 +55,11 @@ def layout_of(layout: Layout, steps: Iterable[tuple[int, Step]]) -> Layout:
         if first is not None:
             like = roles[PortionOf(first, role.portion) if isinstance(role, PortionOf) else first]
             next_to[like] = (*next_to.get(like, ()), number)
+    chunked = {
+        number: roles[PortionOf(own.gemm, role.portion) if isinstance(role, PortionOf) else own.gemm]
+        for role, number in roles.items()
+        if isinstance(own := role.role if isinstance(role, PortionOf) else role, ResidualOp) and own.gemm is not None
+    }
     return replace(
         layout,
         names=tuple(names),
@@ -64,4 +69,5 @@ def layout_of(layout: Layout, steps: Iterable[tuple[int, Step]]) -> Layout:
         same_as=tuple(same_as),
         roles=tuple(roles),
         next_to=next_to,
+        chunked=chunked,
     )
