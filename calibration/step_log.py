@@ -96,7 +96,8 @@ def _step(where: str, line: str) -> tuple[float, ...] | None:
     # a step without requests, and one that runs more than the model
     if dummy or encoder:
         return None
-    return float(chunk), float(decoded), 1e-3 * float(elapsed_ms), 1e-2 * float(kv_percent)
+    # times are in hundredths; scheduling ahead, an engine may not wait at all
+    return float(chunk), float(decoded), 1e-3 * max(0.01, float(elapsed_ms)), 1e-2 * float(kv_percent)
 
 
 def _server(name: str, lines: Sequence[str]) -> dict[str, Any]:

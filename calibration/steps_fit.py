@@ -8,6 +8,7 @@ engine has a request their median time to first token.
 """
 
 import argparse
+import json
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -31,7 +32,7 @@ USUAL_ERROR = 0.05
 _CLOSE = 1e-4
 
 
-def serve_again(steps: MeasuredSteps, result: Result) -> Outcome:
+def _serve_again(steps: MeasuredSteps, result: Result) -> Outcome:
     """Serve the requests of a run with measured steps."""
     return simulate("standard", steps, steps.spec, result.requests, gpus=1, concurrency=result.concurrency)
 
@@ -55,11 +56,11 @@ def fit_steps(log: StepLog, result: Result) -> MeasuredSteps:
     steps = _fit(log)
 
     def excess_s(between_s: float) -> float:
-        return serve_again(replace(steps, between_s=between_s), result).seconds("tpot", 50) - tpot_s
+        return _serve_again(replace(steps, between_s=between_s), result).seconds("tpot", 50) - tpot_s
 
     if excess_s(0.0) < 0.0:
         steps = replace(steps, between_s=brentq(excess_s, 0.0, tpot_s, xtol=_CLOSE * tpot_s))
-    return replace(steps, frontend_s=max(0.0, ttft_s - serve_again(steps, result).seconds("ttft", 50)))
+    return replace(steps, frontend_s=max(0.0, ttft_s - _serve_again(steps, result).seconds("ttft", 50)))
 
 
 def _fit(log: StepLog) -> MeasuredSteps:
@@ -95,8 +96,8 @@ def steps_toml(steps: MeasuredSteps) -> str:
     """The file that `ladder-sim serve --steps` reads."""
     lines = []
     for name, value in asdict(steps).items():
-        text = f"{round(value, 12):.4g}" if isinstance(value, float) else str(value).lower()
-        lines.append(f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {text}")
+        text = f"{round(value, 12):.4g}" if isinstance(value, float) else json.dumps(value)
+        lines.append(f"{name} = {text}")
     return "\n".join(["# `ladder-sim calibrate fit-steps`", *lines, ""])
 
 

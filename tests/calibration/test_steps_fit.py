@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -136,6 +137,13 @@ def test_a_few_steps_that_waited_change_little(run: tuple[Path, Path], tmp_path:
     clean, noisy = (fit_steps(read_step_log(each), read_results(result)[0]) for each in (log, path))
     for name in ("step_s", "prompt_token_s"):
         assert getattr(noisy, name) == pytest.approx(getattr(clean, name), rel=0.1), name
+
+
+def test_an_engine_that_did_not_wait_is_no_fault(run: tuple[Path, Path], tmp_path: Path) -> None:
+    log, result = run
+    path = tmp_path / "server.log"
+    path.write_text(re.sub(r"time: \d+\.\d+ ms", "time: 0.00 ms", log.read_text("utf-8"), count=50), "utf-8")
+    assert fit_steps(read_step_log(path), read_results(result)[0]).step_s > 0.005
 
 
 def test_what_cannot_be_told_apart_is_not_negative(run: tuple[Path, Path]) -> None:
