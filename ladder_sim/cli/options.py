@@ -159,7 +159,8 @@ class FileFlags(PointFlags):
         return {
             name: value
             for name, value in self.arguments.items()
-            if value is not None and (ARGUMENTS[name].kind is not bool or value != ARGUMENTS[name].default)
+            if value is not None
+            and (value != ARGUMENTS[name].default or not (ARGUMENTS[name].repeats or ARGUMENTS[name].kind is bool))
         }
 
 
