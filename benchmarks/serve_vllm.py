@@ -134,10 +134,12 @@ def measure(python: str, degrees: Sequence[int], seconds: float, rounds: int, pl
     """Run everything; logs go to one folder, what is to be kept to the other."""
     _write_model(place / "model")
     (place / "vllm_cpu.py").write_text(_VLLM, "utf-8")
+    before = _load_average()
     results = {
         "date": date.today().isoformat(),
         "cores": os.cpu_count(),
         "versions": json.loads(_output([python, "-c", _VERSIONS])),
+        "load_average": before,
         "runs": [run for tp in degrees for run in _runs(place, recorded, python, tp, seconds, rounds)],
     }
     (recorded / "runs.json").write_text(to_text(results), "utf-8")
@@ -159,7 +161,6 @@ def _runs(place: Path, recorded: Path, python: str, tp: int, seconds: float, rou
         for number in range(rounds):
             for at, (load, share) in enumerate(LOADS.items()):
                 rate = round(share * most_requests(steps), 1)
-                before = os.getloadavg()[0]
                 seed = 10 + number * len(LOADS) + at
                 result = _bench(place, python, port, rate=rate, count=round(seconds * rate), seed=seed)
                 run = {
@@ -167,7 +168,7 @@ def _runs(place: Path, recorded: Path, python: str, tp: int, seconds: float, rou
                     "load": load,
                     "rate": rate,
                     "seed": seed,
-                    "load_average": [round(before, 1), round(os.getloadavg()[0], 1)],
+                    "load_average": _load_average(),
                     **{name: round(result.figures[name], 6) for name in TIMES},
                     "arrival_ms": [round(1e3 * request.arrival_s) for request in result.requests],
                     "prompt": [request.prompt for request in result.requests],
@@ -177,6 +178,11 @@ def _runs(place: Path, recorded: Path, python: str, tp: int, seconds: float, rou
                 times = (f"{name[:8]} {_ms(result.figures[name])} ({_ms(predicted[name])})" for name in TIMES)
                 print(f"TP {tp}, {rate}/s, measured (predicted), ms: {', '.join(times)}", file=sys.stderr)
                 yield run
+
+
+def _load_average() -> float:
+    """Of the last minute."""
+    return round(os.getloadavg()[0], 1)
 
 
 def most_requests(steps: MeasuredSteps) -> float:
@@ -351,8 +357,8 @@ virtual machine with nothing else to do, {date}: a Llama of 8 layers of 512 with
 TP 1 and 2 (gloo). Requests arrive at random (Poisson), with {prompts} tokens of prompt and {gens} of answer. Times of
 steps were fitted (`calibrate fit-steps`) to {burst} requests at once and one run of {fitted:g} requests/s, {errors}.
 Then {rounds} runs at each of three rates took turns, {requests} requests of their own in each; the fit serves requests
-that come at the same times. Load averages were {before} before the runs, {after} after them. Shown are medians of the
-runs; *in flight* is what the simulation says.
+that come at the same times. The load average was {before} before the first server, and {after} after each run. Shown are
+medians of the runs; *in flight* is what the simulation says.
 """
 _TABLE = (
     "| TP | load | requests/s | in flight | time | measured, ms | of single runs | predicted, ms | error |",
@@ -370,7 +376,6 @@ def to_section(recorded: Path) -> str:
     runs, rows = results["runs"], compare(recorded)
     fits = {tp: MeasuredSteps.read(recorded / f"tp{tp}.toml") for tp in dict.fromkeys(run["tp"] for run in runs)}
     counts = [len(run["arrival_ms"]) for run in runs]
-    before, after = zip(*(run["load_average"] for run in runs), strict=True)
     method = _METHOD.format(
         **results["versions"],
         cores=results["cores"],
@@ -382,8 +387,8 @@ def to_section(recorded: Path) -> str:
         errors=" and ".join(f"half of the steps within {fit.error:.0%} at TP {tp}" for tp, fit in fits.items()),
         rounds=len(rows[0].measured_s),
         requests=_range(counts),
-        before=_range(before),
-        after=_range(after),
+        before=results["load_average"],
+        after=_range(run["load_average"] for run in runs),
     )
     cells = [
         (

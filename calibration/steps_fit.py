@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Group
+from rich.text import Text
 
 from calibration.step_log import StepLog, read_step_log
 from ladder_sim.des.shared import Floats
@@ -123,4 +125,4 @@ def _run(options: argparse.Namespace) -> None:
         if name.endswith("_s")
     ]
     title = f"{steps.engine}: {steps.steps} steps, half of them within {steps.error:.1%}"
-    show(table(("", "time"), figures, title=title), sys.stdout)
+    show(Group(Text(title), table(("", "time"), figures)), sys.stdout)
