@@ -357,8 +357,8 @@ virtual machine with nothing else to do, {date}: a Llama of 8 layers of 512 with
 TP 1 and 2 (gloo). Requests arrive at random (Poisson), with {prompts} tokens of prompt and {gens} of answer. Times of
 steps were fitted (`calibrate fit-steps`) to {burst} requests at once and one run of {fitted:g} requests/s, {errors}.
 Then {rounds} runs at each of three rates took turns, {requests} requests of their own in each; the fit serves requests
-that come at the same times. The load average was {before} before the first server, and {after} after each run. Shown are
-medians of the runs; *in flight* is what the simulation says.
+that come at the same times. The load average was {before} before the first server, and {after} after each run. Shown
+are medians of the runs; *in flight* is what the simulation says.
 """
 _TABLE = (
     "| TP | load | requests/s | in flight | time | measured, ms | of single runs | predicted, ms | error |",
