@@ -149,7 +149,7 @@ class FileFlags(PointFlags):
     def _taken(cls) -> dict[str, Argument]:
         taken = super(FileFlags, cls)._taken()
         return {
-            name: argument if argument.kind is bool else replace(argument, default=None)
+            name: argument if _has_default(argument) else replace(argument, default=None)
             for name, argument in taken.items()
         }
 
@@ -159,8 +159,7 @@ class FileFlags(PointFlags):
         return {
             name: value
             for name, value in self.arguments.items()
-            if value is not None
-            and (value != ARGUMENTS[name].default or not (ARGUMENTS[name].repeats or ARGUMENTS[name].kind is bool))
+            if value != (ARGUMENTS[name].default if _has_default(ARGUMENTS[name]) else None)
         }
 
 
@@ -211,6 +210,11 @@ class ScenarioFlags(MemoryFlags):
             "seed": self.seed,
             "ignore_memory": self.ignore_memory,
         }
+
+
+def _has_default(argument: Argument) -> bool:
+    """Whether it has its default where its flag is left out, whatever the flag's."""
+    return argument.kind is bool or argument.repeats
 
 
 def _flag(argument: Argument) -> inspect.Parameter:

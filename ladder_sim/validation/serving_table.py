@@ -98,13 +98,17 @@ class Serving:
     setup: Setup
     concurrency: int
     prompt: int
+    """Mean length."""
     gen: int
+    """Mean length."""
     ttft_s: float
     """Measured."""
     tpot_s: float
     """Measured."""
     source: str = ""
     """Who measured it."""
+    shortest: float = 1.0
+    """Of the lengths, as a share of the longest."""
     left_out: str = ""
     """Why it is not predicted, as far as its campaign is known."""
 
@@ -224,6 +228,7 @@ def _row(line: int, cells: Mapping[str, str]) -> _Row:
         # one token has no time per further token
         tpot_s=_seconds(cell, "silicon_tpot_ms", zero=_whole(cell, "osl") == 1),
         source=cell["source"],
+        shortest=known.shortest,
         left_out=known.left_out,
     )
     _check_times(serving, cell)
@@ -292,7 +297,7 @@ def _degree(cell: Mapping[str, str], column: str, empty: int) -> int:
 
 
 def _tokens(cell: Mapping[str, str], column: str, known: Facts) -> int:
-    return max(1, round(known.length_share * _whole(cell, column)))
+    return max(1, round((1.0 + known.shortest) / 2.0 * _whole(cell, column)))
 
 
 def _whole(cell: Mapping[str, str], column: str) -> int:
