@@ -265,10 +265,14 @@ class _Builder:
         self.used[name] += 1
         return name if self.used[name] == 1 else f"{name}{self.used[name]}"
 
-    def _join(self, joins: Sequence[int], prefix: str, layer: int) -> list[int]:
+    def _due(self, joins: Sequence[int]) -> list[int]:
+        """Numbers of the outputs that join; of one that was read ahead there may be no more."""
+        return [number for back in joins if (number := len(self.outputs) - back) in self.waiting]
+
+    def _join(self, numbers: Sequence[int], prefix: str, layer: int) -> list[int]:
         """Bring outputs into the residual; the last one is returned instead, if only its add is missing."""
         last: list[int] = []
-        for number in [len(self.outputs) - back for back in joins]:
+        for number in numbers:
             self.waiting.remove(number)
             output = self.outputs[number]
             if output.sum in self.folded:
@@ -278,7 +282,7 @@ class _Builder:
             last = []
             if number not in self.read_ahead:
                 last = [self._normed(self._with_shared(number).sum, prefix, layer)]
-            elif output.exchanged:
+            else:
                 needed = [self.residual, self._normed(output.sum, prefix, layer), output.own]
                 name = self._numbered(f"{prefix}.add_others")
                 self.residual = self._op(name, "add", ResidualOp("add_others"), needed, layer)
@@ -290,7 +294,7 @@ class _Builder:
         for number in [len(self.outputs) - back for back in block.reads_ahead]:
             output = self.outputs[number]
             tensors.append(self._normed(output.own, prefix, layer))
-            if block.folds_ahead:
+            if block.folds_ahead or not output.exchanged:
                 self.waiting.remove(number)
             else:
                 self.outputs[number] = output._replace(own=tensors[-1])
@@ -326,8 +330,9 @@ class _Builder:
 
         Shares of the residual stream are gathered after it.
         """
-        deferred = len(joins) > 1 if block is None else any(back > 1 for back in joins)
-        last, kept = self._join(joins, prefix, layer), -1
+        numbers = self._due(joins)
+        deferred = any(number < len(self.outputs) - 1 for number in numbers)
+        last, kept = self._join(numbers, prefix, layer), -1
         for tensor in self._read_ahead(block, prefix, layer) if block else ():
             self._add(last, prefix, layer)
             last, kept, deferred = [tensor], self.residual, False
@@ -418,7 +423,7 @@ class _Builder:
         joins = wiring.final_joins
         if wiring.percent < 100 and self.structure.tensor_parallel:
             # shards of the vocabulary need one residual: the mean of the ranks' own channels, scaled as they are copied
-            self._add(self._join(joins, "final", -1), "final", -1)
+            self._add(self._join(self._due(joins), "final", -1), "final", -1)
             role = ResidualOp("slice", percent=wiring.percent, others=True)
             own = self._op("final.slice", "copy", role, [self.residual])
             self.residual = self._op("final.all_reduce", "all_reduce", role._replace(op="all_reduce"), [own])

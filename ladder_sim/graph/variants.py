@@ -140,6 +140,15 @@ def canonical(variant: str) -> str:
     return parse(variant).name
 
 
+def is_variant(text: str) -> bool:
+    """Whether it is a variant's name."""
+    try:
+        parse(text)
+    except UsageError:
+        return False
+    return True
+
+
 def canonical_names(given: str | Iterable[str]) -> tuple[str, ...]:
     """Check one name or several, and leave out what is repeated.
 

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from ladder_sim.closed_loop.step import SIZES
 from ladder_sim.errors import LadderSimError, UsageError
-from ladder_sim.graph.variants import DEFAULT_VARIANTS, canonical_names
+from ladder_sim.graph.variants import DEFAULT_VARIANTS, canonical_names, is_variant
 from ladder_sim.prediction import default_variants
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.plan import Plan
@@ -151,18 +152,21 @@ class Grid:
 
 
 def variant_names(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Variants by name, their parameters maybe as ranges.
+    """Variants by name, their last parameters maybe as ranges; what is a variant's name is no range.
 
     Examples
     --------
     >>> variant_names(["standard", "hybrid-ladder:8:32:x2"])
     ('standard', 'hybrid-ladder:8', 'hybrid-ladder:16', 'hybrid-ladder:32')
+    >>> variant_names(["hybrid-delayed:2:8", "hybrid-delayed:2:8:16"])
+    ('hybrid-delayed:2:8', 'hybrid-delayed:2:16')
     """
     names = []
     for text in [given] if isinstance(given, str) else given:
-        family, _, parameter = text.partition(":")
-        if ":" in parameter:
-            names += [f"{family}:{value}" for value in expand(parameter, name=family, factor=2)]
+        steps = re.search(r"(:\d+){2}(:[x+]\d+)?\s*$", text)
+        if steps and not is_variant(text):
+            head = text[: steps.start()]
+            names += [f"{head}:{value}" for value in expand(steps[0][1:], name=head, factor=2)]
         else:
             names.append(text)
     return canonical_names(names)

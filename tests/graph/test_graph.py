@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ladder_sim.graph.build import StepGraph, build
 from ladder_sim.graph.ops import COLLECTIVE_KINDS, AttentionShape, CollectiveShape, GemmShape, Phase
+from ladder_sim.graph.variants import parse
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from tests.support.scenarios import VARIANTS, shallow
@@ -21,6 +22,8 @@ STACKS = catalog.stack_names()
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
 BLOCK_OUTPUTS = (".attn.o", ".mlp.down", ".block.o", ".block.down")
 NORMS = ("norm", "all_reduce_norm")
+# an output, and "sum" or "own": that over all ranks, or the rank's part
+Content = tuple[int, str]
 
 
 def graph_of(variant: str, *, phase: Phase = "decode", kv_len: int = 1025, **scenario: object) -> StepGraph:
@@ -31,11 +34,10 @@ def weight_bytes(graph: StepGraph) -> float:
     return sum(op.weight_bytes for op in graph.ops())
 
 
-def block_of(name: str, variant: str) -> int:
+def block_of(name: str, graph: StepGraph) -> int:
     """Number of the block that an op belongs to."""
-    layer, part = name.split(".")[:2]
-    index = int(layer.removeprefix("layer"))
-    return index if variant == "parallel" else 2 * index + (part == "mlp")
+    prefixes = dict.fromkeys(".".join(each.split(".")[:2]) for each in graph if each.startswith("layer"))
+    return list(prefixes).index(".".join(name.split(".")[:2]))
 
 
 def final_norm(graph: StepGraph) -> str:
@@ -44,21 +46,29 @@ def final_norm(graph: StepGraph) -> str:
     return name
 
 
-def residual_contents(graph: StepGraph, variant: str) -> dict[str, Counter[int]]:
-    """Which block outputs each op's result holds, followed along the edges of the graph.
+def residual_contents(graph: StepGraph) -> dict[str, Counter[Content]]:
+    """Which block outputs each op's result holds, followed along the edges of the graph, and whether as sums.
 
-    Adds sum what they are given, norms too (a fused add), a block's last GEMM makes its output, all else passes on.
+    Adds sum what they are given, norms too (a fused add), a block's last GEMM makes its output, an all-reduce makes
+    sums of the rank's own parts, all else passes on.
     """
-    contents: dict[str, Counter[int]] = {}
+    contents: dict[str, Counter[Content]] = {}
     for op in graph.ops():
-        inputs = [contents[name] for name in graph.predecessors(op.name)]
+        before = list(graph.predecessors(op.name))
+        inputs = [contents[name] for name in before]
         if op.name.endswith(BLOCK_OUTPUTS):
-            contents[op.name] = Counter({block_of(op.name, variant): 1})
+            contents[op.name] = Counter({(block_of(op.name, graph), "own"): 1})
         elif op.kind == "embedding":
-            contents[op.name] = Counter({EMBEDDING: 1})
+            contents[op.name] = Counter({(EMBEDDING, "sum"): 1})
         elif op.name.endswith(".sum"):
             # attention and MLP of one parallel block
             contents[op.name] = inputs[0]
+        elif ".add_others" in op.name:
+            residual, total, own = inputs
+            assert set(own) <= set(residual), op.name
+            contents[op.name] = residual + total - own
+        elif op.kind == "all_reduce" or (op.kind == "all_reduce_norm" and graph.op(before[-1]).kind != "all_reduce"):
+            contents[op.name] = Counter({(j, "sum"): count for (j, _), count in sum(inputs, Counter()).items()})
         else:
             contents[op.name] = sum(inputs, Counter())
     return contents
@@ -82,25 +92,22 @@ def test_the_graph_carries_out_the_equations(variant: str) -> None:
     expected = equation(variant, 5)
     for stack, tp in product(STACKS, (1, 4)):
         graph = graph_of(variant, stack=stack, tp=tp)
-        contents = residual_contents(graph, variant)
-        for op in graph.ops():
-            if op.kind in NORMS and op.layer >= 0:
-                read = contents[op.name]
-                assert set(read) == expected[block_of(op.name, variant)], (stack, tp, op.name)
-                assert set(read.values()) == {1}, (stack, tp, op.name)
-        assert contents[final_norm(graph)] == Counter(dict.fromkeys(range(EMBEDDING, len(expected)), 1)), (stack, tp)
+        contents = residual_contents(graph)
+        norms = [op.name for op in graph.ops() if op.kind in NORMS and op.layer >= 0]
+        for name, read in zip([*norms, final_norm(graph)], expected, strict=True):
+            # one rank has everything; where channels differ, those that are summed are followed
+            states = {(j, "own" if state == "own" or (tp == 1 and j >= 0) else "sum") for j, state in read.items()}
+            assert contents[name] == Counter(dict.fromkeys(states, 1)), (stack, tp, name)
 
 
 @given(st.sets(st.integers(0, 4), min_size=1), st.sampled_from(STACKS))
 def test_the_graph_carries_out_a_configs_own_ladder_layers(listed: set[int], stack: str) -> None:
     variant = f"hybrid-ladder:{len(listed)}"
     graph = graph_of(variant, model=shallow(5, ladder_layers=tuple(sorted(listed))), stack=stack)
-    contents = residual_contents(graph, variant)
-    expected = equation("hybrid-ladder", 5, frozenset(listed))
-    for op in graph.ops():
-        if op.kind in NORMS and op.layer >= 0:
-            assert contents[op.name] == Counter(dict.fromkeys(expected[block_of(op.name, variant)], 1))
-    assert contents[final_norm(graph)] == Counter(dict.fromkeys(range(EMBEDDING, 10), 1))
+    contents = residual_contents(graph)
+    norms = [op.name for op in graph.ops() if op.kind in NORMS and op.layer >= 0]
+    for name, read in zip([*norms, final_norm(graph)], equation("ladder", 5, frozenset(listed)), strict=True):
+        assert contents[name] == Counter(dict.fromkeys(((j, "sum") for j in read), 1))
 
 
 def test_ladder_attention_does_not_wait_for_the_all_reduce_it_overlaps() -> None:
@@ -146,13 +153,14 @@ def test_shards_add_up(tp: int, stack: str, variant: str) -> None:
     """All ranks' weights: the model, plus what every rank replicates, plus KV heads that several ranks hold."""
     spec = shallow(5)
     scenario = Scenario.of(model=spec, stack=stack, tp=tp, nodes=4, variant=variant)
-    norms = (1 if variant == "parallel" else 2) * spec.layers + 1
-    replicated = norms * spec.hidden
+    # attention and MLP of a parallel block share one
+    missing = len(parse(variant).layers(spec.layers)) if "parallel" in variant else 0
+    replicated = (2 * spec.layers - missing + 1) * spec.hidden
     replicated += 0 if scenario.stack.sharded_embedding else spec.vocab * spec.hidden
     replicated += 0 if scenario.stack.sharded_lm_head else spec.vocab * spec.hidden
     kv_copies = max(1, tp // spec.kv_heads)
     keys_and_values = spec.layers * 2 * spec.hidden * spec.kv_heads * spec.head_dim
-    parameters = spec.parameters - (spec.layers * spec.hidden if variant == "parallel" else 0)
+    parameters = spec.parameters - missing * spec.hidden
     expected = parameters + (tp - 1) * replicated + (kv_copies - 1) * keys_and_values
     assert tp * weight_bytes(build(scenario, "decode", 1025)) == 2 * expected
 
@@ -187,7 +195,7 @@ def test_variants_compute_the_same() -> None:
     shapes = {
         variant: {op.name: op.shape for op in graph_of(variant).ops() if op.kind in ("gemm", "attention", "lm_head")}
         for variant in VARIANTS
-        if variant != "parallel"
+        if "parallel" not in variant
     }
     assert all(of_variant == shapes["standard"] for of_variant in shapes.values())
 
@@ -273,6 +281,11 @@ def test_one_rank_needs_no_collectives() -> None:
         ("desync:3", 4),
         ("desync:10", 1),
         ("upper-bound", 0),
+        ("delayed:3", 10),
+        ("track:2", 3),
+        ("drop:2", 8),
+        ("hybrid-parallel:2", 8),
+        ("hybrid-track:2:4", 4),
     ],
 )
 def test_block_all_reduces(variant: str, count: int) -> None:
@@ -303,11 +316,67 @@ def test_upper_bound_keeps_the_gather_and_broadcasts_the_token() -> None:
     assert not [op for op in graph_of("ladder", stack="vllm").ops() if op.kind == "broadcast"]
 
 
-def test_desync_1_is_standard() -> None:
-    for stack, tp in product(STACKS, (1, 4)):
-        desync, standard = graph_of("desync:1", stack=stack, tp=tp), graph_of("standard", stack=stack, tp=tp)
-        assert [op for _, op in desync.nodes(data="op")] == [op for _, op in standard.nodes(data="op")]
-        assert list(desync.edges) == list(standard.edges)
+@pytest.mark.parametrize(
+    ("variant", "same_as"),
+    [
+        *((variant, "standard") for variant in ("desync:1", "delayed:0", "drop:0", "partial:100", "hybrid-desync:1:3")),
+        *(("ladder:1", "ladder"), ("hybrid-ladder:5", "ladder"), ("track:1", "desync:2"), ("track:2", "desync:4")),
+        # of dense models, whose MLPs all exchange what they put out
+        *(("farskip", "ladder"), ("farskip:own", "delayed:1"), ("hybrid-parallel:5", "parallel")),
+    ],
+)
+def test_equal_by_definition(variant: str, same_as: str) -> None:
+    for stack, tp, phase in product(STACKS, (1, 4), PHASES):
+        one, other = (graph_of(name, stack=stack, tp=tp, phase=phase) for name in (variant, same_as))
+        assert [op for _, op in one.nodes(data="op")] == [op for _, op in other.nodes(data="op")]
+        assert list(one.edges) == list(other.edges)
+
+
+def test_one_rank_has_nothing_to_read_late_or_apart() -> None:
+    """Its own part is everything, and it sums nothing."""
+    standard = graph_of("standard", tp=1)
+    for variant in ("delayed:3", "drop:2", "partial:50", "farskip:own", "upper-bound"):
+        graph = graph_of(variant, tp=1)
+        assert [op for _, op in graph.nodes(data="op")] == [op for _, op in standard.nodes(data="op")], variant
+        assert list(graph.edges) == list(standard.edges), variant
+
+
+def test_delayed_adds_the_own_part_at_once_and_that_of_the_others_later() -> None:
+    graph, state = graph_of("delayed:2", stack="vllm"), 4096 * 2
+    assert not nx.has_path(graph, "layer2.attn.all_reduce", "layer3.attn.norm")
+    # the norm adds the own part, as in standard, and a kernel before it the sum without the own part
+    assert set(graph.predecessors("layer3.attn.norm")) == {"layer3.attn.add_others", "layer2.mlp.down"}
+    added = {"layer2.mlp.norm", "layer1.mlp.all_reduce", "layer1.mlp.down"}
+    assert set(graph.predecessors("layer3.attn.add_others")) == added
+    assert graph.op("layer3.attn.add_others").shape.moved_bytes == 4 * state
+    assert graph.op("layer3.attn.norm").shape.moved_bytes == 4 * state
+    # the last output joins in whole
+    assert [name for name in graph if name.startswith("final.")] == [
+        *("final.add_others", "final.add_others2", "final.norm")
+    ]
+
+
+def test_drop_reduces_attention_with_the_mlp() -> None:
+    graph = graph_of("drop:2", stack="vllm", allreduce="nccl")
+    assert "layer2.attn.all_reduce" in graph
+    assert "layer3.attn.all_reduce" not in graph
+    # the residual that attention read stays: the sum of both is added to it
+    assert set(graph.predecessors("layer4.mlp.norm")) == {"layer4.attn.norm", "layer4.attn.o"}
+    assert set(graph.predecessors("layer3.mlp.fold")) == {"layer3.attn.o", "layer3.mlp.down"}
+    assert set(graph.predecessors("layer4.attn.norm")) == {"layer3.attn.norm", "layer3.mlp.all_reduce"}
+
+
+@pytest.mark.parametrize(("percent", "channels"), [(50, 2048), (1, 48), (99, 4056)])
+def test_partial_reduces_the_first_channels_and_averages_the_others_in_the_end(percent: int, channels: int) -> None:
+    """Rounded up to a multiple of 8."""
+    graph = graph_of(f"partial:{percent}", batch=4)
+    reduced = [op for op in graph.ops() if op.kind == "all_reduce"]
+    assert [op.shape for op in reduced[:-1]] == [CollectiveShape(message_bytes=4 * channels * 2)] * 10
+    assert list(graph.predecessors("layer1.mlp.all_reduce")) == ["layer1.mlp.slice"]
+    assert graph.op("layer1.mlp.slice").shape.moved_bytes == 2 * 4 * channels * 2
+    assert reduced[-1].name == "final.all_reduce"
+    assert reduced[-1].shape == CollectiveShape(message_bytes=4 * (4096 - channels) * 2)
+    assert list(graph.successors("final.all_reduce")) == ["final.norm"]
 
 
 def test_desync_folds_the_ranks_residual_into_what_it_reduces() -> None:
@@ -331,6 +400,15 @@ def test_desync_folds_the_ranks_residual_into_what_it_reduces() -> None:
         ("ladder", True, False, 10),
         ("ladder", False, True, 1),
         ("upper-bound", True, False, 0),
+        # a norm adds the own part, but no sum without it; the last output joins late, in whole
+        ("delayed:2", True, False, 10),
+        ("delayed:2", True, True, 9),
+        ("delayed:2", False, True, 18),
+        # what attention and MLP of two layers put out is summed before
+        ("drop:2", True, False, 2),
+        ("drop:2", False, False, 12),
+        # the last output joins before the ranks' own channels are averaged
+        ("partial:50", True, False, 1),
         # one add for attention + MLP of each layer
         ("parallel", True, False, 5),
         ("parallel", False, False, 10),
@@ -394,6 +472,11 @@ def test_an_all_reduce_whose_sum_is_needed_at_once_is_one_kernel_with_add_and_no
         # the sum is the residual: nothing is added
         ("desync:2", {}, 0),
         ("upper-bound", {}, 0),
+        ("delayed:1", {}, 0),
+        # all but two of attention
+        ("drop:2", {}, 8),
+        # a share of the channels
+        ("partial:50", {}, 0),
         ("standard", {"tp": 1}, 0),
         # a norm of the output lies between
         ("standard", {"model": shallow(5, post_norms=True)}, 0),

@@ -7,32 +7,51 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ladder_sim.errors import LadderSimError, UnknownNameError, UsageError
-from ladder_sim.graph.variants import DEFAULT_VARIANTS, canonical
+from ladder_sim.graph.variants import DEFAULT_VARIANTS, canonical, parse
 from ladder_sim.graph.wiring import Wiring, wiring
 from ladder_sim.prediction import default_variants
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
-from tests.support.strategies import EMBEDDING, LAYERS, equation, laid_out
+from tests.support.strategies import EMBEDDING, LAYERS, State, equation, laid_out
 
 
-def contributions(plan: Wiring) -> tuple[list[set[int]], list[int]]:
-    """What each block reads when the wiring's joins are carried out, and the final residual (with repetitions)."""
-    residual, reads, done = [EMBEDDING], [], 0
-    for layer in plan.layers:
-        for block in layer.blocks:
-            residual += [done - back for back in block.joins]
-            assert len(residual) == len(set(residual)), "an output was added twice"
-            reads.append(set(residual))
-            done += 1
-    return reads, residual + [done - back for back in plan.final_joins]
+def contributions(plan: Wiring) -> list[dict[int, State]]:
+    """What each block reads, and the LM head, when the wiring's joins are carried out."""
+    residual: dict[int, State] = {EMBEDDING: "sum"}
+    blocks = [block for layer in plan.layers for block in layer.blocks]
+    reads: list[dict[int, State]] = []
+    for number, joins in enumerate([*(block.joins for block in blocks), plan.final_joins]):
+        for j in (number - back for back in joins):
+            joined = blocks[j]
+            ahead = any(j == i - back for i, each in enumerate(blocks[:number]) for back in each.reads_ahead)
+            assert (j in residual) == ahead, "an output was added twice, or left out"
+            if joined.folds_residual:
+                # others that the ranks had by themselves are averaged
+                residual = {i: "mean" if state == "own" else state for i, state in residual.items()}
+            carried = [j - back for back in joined.reads_ahead] if joined.folds_ahead else []
+            for i in (*carried, j):
+                residual[i] = "own" if not joined.reduces else "sum" if joined.percent == 100 else "mixed"
+        read = dict(residual)
+        for j in (number - back for back in (blocks[number].reads_ahead if number < len(blocks) else ())):
+            assert j not in residual
+            read[j] = "own"
+        if number == len(blocks) or not blocks[number].folds_ahead:
+            residual = dict(read)
+        reads.append(read)
+    return reads
+
+
+def read_by(plan: Wiring) -> list[set[int]]:
+    """The same, whatever form an output is read in."""
+    return [set(read) for read in contributions(plan)]
 
 
 @given(laid_out())
 def test_every_block_reads_what_the_equations_say(case: tuple[str, int]) -> None:
     variant, layers = case
-    reads, final = contributions(wiring(variant, layers))
+    reads = contributions(wiring(variant, layers))
     assert reads == equation(variant, layers)
-    assert sorted(final) == [EMBEDDING, *range(len(reads))]
+    assert set(reads[-1]) == {EMBEDDING, *range(len(reads) - 1)}
 
 
 @given(laid_out())
@@ -41,15 +60,19 @@ def test_layers_hold_their_blocks(case: tuple[str, int]) -> None:
     plan = wiring(variant, layers)
     assert plan.name == variant
     assert [layer.index for layer in plan.layers] == list(range(layers))
-    parts = ("both",) if variant == "parallel" else ("attention", "mlp")
+    both = parse(variant).layers(layers) if "parallel" in variant else ()
     for layer in plan.layers:
+        parts = ("both",) if layer.index in both else ("attention", "mlp")
         assert tuple(block.part for block in layer.blocks) == parts
         assert layer.repeats == 1
 
 
 @pytest.mark.parametrize(
     ("variant", "per_layer"),
-    [("standard", 2), ("ladder", 2), ("hybrid-ladder:5", 2), ("parallel", 1), ("desync:1", 2), ("upper-bound", 0)],
+    [
+        *(("standard", 2), ("ladder", 2), ("hybrid-ladder:5", 2), ("parallel", 1), ("desync:1", 2), ("upper-bound", 0)),
+        *(("ladder:3", 2), ("delayed:2", 2), ("track:1", 1), ("drop:12", 1), ("partial:50", 2), ("farskip", 2)),
+    ],
 )
 def test_all_reduces_per_layer(variant: str, per_layer: int) -> None:
     for layer in wiring(variant, 12).layers:
@@ -79,14 +102,14 @@ def test_desync_in_words() -> None:
 
 def test_ladder_in_words() -> None:
     """In layer 0 both blocks read the embedding; at the end both outputs are waited for."""
-    reads, _ = contributions(wiring("ladder", 3))
+    reads = read_by(wiring("ladder", 3))
     assert reads[:4] == [{EMBEDDING}, {EMBEDDING}, {EMBEDDING, 0}, {EMBEDDING, 0, 1}]
     assert wiring("ladder", 3).final_joins == (2, 1)
 
 
 def test_hybrid_boundary_in_words() -> None:
     """The first ladder attention does not wait for the last standard MLP; the first ladder MLP does."""
-    reads, _ = contributions(wiring("hybrid-ladder:1", 3))
+    reads = read_by(wiring("hybrid-ladder:1", 3))
     last_standard_attention, last_standard_mlp, first_ladder_attention = 2, 3, 4
     assert max(reads[first_ladder_attention]) == last_standard_attention
     assert max(reads[first_ladder_attention + 1]) == last_standard_mlp
@@ -103,9 +126,9 @@ def test_hybrid_of_all_layers_is_ladder(layers: int) -> None:
 def test_a_configs_own_ladder_layers(case: tuple[int, set[int]]) -> None:
     layers, listed = case
     plan = wiring(f"hybrid-ladder:{len(listed)}", layers, tuple(sorted(listed)))
-    reads, final = contributions(plan)
-    assert reads == equation("hybrid-ladder", layers, frozenset(listed))
-    assert sorted(final) == [EMBEDDING, *range(2 * layers)]
+    reads = contributions(plan)
+    assert reads == equation("ladder", layers, frozenset(listed))
+    assert set(reads[-1]) == {EMBEDDING, *range(2 * layers)}
 
 
 def test_another_count_than_the_configs_list_means_the_last_layers() -> None:
@@ -169,7 +192,10 @@ def test_condensing_leaves_short_models_alone(case: tuple[str, int]) -> None:
 
 
 def test_condensed_size_does_not_grow_with_the_model() -> None:
-    for variant in ("standard", "parallel", "ladder", "hybrid-ladder:40", "desync:6", "upper-bound"):
+    for variant in (
+        *("standard", "parallel", "ladder", "hybrid-ladder:40", "desync:6", "upper-bound", "ladder:3", "delayed:4"),
+        *("track:2", "drop:30", "partial:50", "farskip:own", "hybrid-delayed:1:40"),
+    ):
         assert len(wiring(variant, 1000).condense(4).layers) == len(wiring(variant, 100).condense(4).layers) <= 16
 
 

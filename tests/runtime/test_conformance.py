@@ -31,7 +31,6 @@ from runtime.config import EngineConfig, ModelConfig
 from runtime.model import kernels
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import lay_out
-from tests.support.scenarios import VARIANTS
 from tests.support.watched import (
     SeesAttention,
     Watched,
@@ -44,6 +43,8 @@ from tests.support.watched import (
 
 pytestmark = pytest.mark.torch
 
+# wirings that the graph and the runtime have
+VARIANTS = ("standard", "parallel", "ladder", "hybrid-ladder:2", "desync:2", "desync:3", "upper-bound")
 # enough for the first, the last, a hybrid's boundary and more than a period of desync:3
 LAYERS = 4
 SHIPPED = catalog.stack_names()

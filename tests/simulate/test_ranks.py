@@ -84,8 +84,10 @@ def test_without_jitter_it_is_the_step_of_one_rank(model_name: str, nodes: int, 
         costs = KernelCosts(scenario, profile)
         alone = simulate(scenario, phase, 1280, costs)
         ranked = simulate_ranks(alone, scenario.plan.tp, EVEN)
+        # until faster ranks are several blocks ahead, their all-reduces run next to other kernels of the slowest
+        settles = not overrides and variant in ("ladder:3", "delayed:2", "hybrid-delayed:2:2")
         for seconds in (ranked.mean_s, ranked.p50_s, ranked.p95_s):
-            assert seconds == pytest.approx(alone.seconds, rel=RTOL), (phase, overrides)
+            assert seconds == pytest.approx(alone.seconds, rel=0.01 if settles else RTOL), (phase, overrides)
         if overrides:
             assert ranked.waiting_s == pytest.approx(0.0, abs=RTOL * alone.seconds), phase
 

@@ -6,7 +6,11 @@ from ladder_sim.specs import catalog
 from ladder_sim.specs.model import ModelSpec
 
 # every family, and parameters that fit a few layers
-VARIANTS = ("standard", "parallel", "ladder", "hybrid-ladder:2", "desync:2", "desync:3", "upper-bound")
+VARIANTS = (
+    *("standard", "parallel", "ladder", "hybrid-ladder:2", "desync:2", "desync:3", "upper-bound"),
+    *("ladder:3", "delayed:1", "delayed:2", "track:2", "drop:2", "partial:50", "farskip", "farskip:own"),
+    *("hybrid-delayed:2:2", "hybrid-partial:25:2", "hybrid-track:1:2", "hybrid-parallel:2"),
+)
 
 
 def shallow(layers: int, name: str = "8b", **fields: object) -> ModelSpec:

@@ -1,12 +1,14 @@
 """Hypothesis strategies that several test files share, and the design's equations that they are held against."""
 
 import json
-from typing import Any
+from typing import Any, Literal
 
 from hypothesis import strategies as st
 
 from ladder_sim.des.program import NO_GROUP, Program, Stream, Task
 from ladder_sim.des.shared import NOTHING, Demand, Device
+from ladder_sim.graph.families import FAMILIES
+from ladder_sim.graph.variants import Variant
 
 # whole numbers make ties, fractions make sums that round
 SECONDS = st.one_of(st.integers(0, 3).map(float), st.floats(1e-3, 10.0))
@@ -149,32 +151,64 @@ def sharing_programs(draw: st.DrawFn, *, maximum_tasks: int = 14, host: bool = F
     return Program(tasks=tuple(tasks), streams=streams, device=Device(sms=SMS))
 
 
+# what a residual may have of an output: the sum over the ranks, or their mean, or the rank's own part, or either, by
+# channel
+State = Literal["sum", "mean", "own", "mixed"]
+
+
 @st.composite
 def laid_out(draw: st.DrawFn) -> tuple[str, int]:
     """A variant that fits a number of layers."""
     layers = draw(LAYERS)
-    family = draw(st.sampled_from(["standard", "parallel", "ladder", "hybrid-ladder", "desync", "upper-bound"]))
-    if family == "hybrid-ladder":
-        return f"{family}:{draw(st.integers(1, layers))}", layers
-    if family == "desync":
-        return f"{family}:{draw(st.integers(1, 2 * layers))}", layers
-    return family, layers
+    families = list(FAMILIES.values())
+    hybrid = draw(st.booleans())
+    family = draw(st.sampled_from([each for each in families if each.fits_hybrids or not hybrid]))
+    last = draw(st.integers(1, layers)) if hybrid else layers
+    number = 0
+    if family.parameter is not None:
+        number = draw(st.integers(family.parameter.smallest, family.parameter.largest(last)))
+    return Variant(family=family, number=number, last=last if hybrid else 0).name, layers
 
 
-def equation(variant: str, layers: int, ladder_layers: frozenset[int] | None = None) -> list[set[int]]:
-    """Outputs in the residual that each block reads, by the design's equations; block -1 is the embedding.
+def equation(variant: str, layers: int, ladder_layers: frozenset[int] | None = None) -> list[dict[int, State]]:
+    """What each block reads of which outputs, by the papers' equations; block -1 is the embedding.
 
-    The residual after block i is x[i], the sum of the embedding and the outputs of blocks 0 to i.
+    In the end there is one more, for the LM head.
     """
-    family, _, parameter = variant.partition(":")
-    blocks = layers if family == "parallel" else 2 * layers
-    per_layer = blocks // layers
-    if ladder_layers is None:
-        ladder_layers = frozenset(
-            range(layers - int(parameter), layers)
-            if family == "hybrid-ladder"
-            else (range(layers) if family == "ladder" else ())
-        )
-    # x[i+1] = x[i] + h[i+1](x[i-1]) in ladder layers, x[i+1] = x[i] + h[i+1](x[i]) in all others
-    reads = [i - 2 if i // per_layer in ladder_layers else i - 1 for i in range(blocks)]
-    return [{EMBEDDING, *range(newest + 1)} for newest in reads]
+    family, *numbers = variant.removeprefix("hybrid-").replace("farskip:own", "farskip-own").split(":")
+    last = int(numbers.pop()) if variant.startswith("hybrid-") else layers
+    number = int(numbers[0]) if numbers else 1
+    if family == "drop":
+        last = number
+    tail = range(layers - last, layers) if ladder_layers is None else sorted(ladder_layers)
+    parts = [
+        (layer, part)
+        for layer in range(layers)
+        for part in (("both",) if family == "parallel" and layer in tail else ("attention", "mlp"))
+    ]
+    count, first = len(parts), len(parts) - sum(layer in tail for layer, _ in parts)
+    late = {"ladder": number, "delayed": number, "farskip": 1, "farskip-own": 1}.get(family, 0)
+    every = {"track": 2 * number, "desync": number}.get(family, 1)
+
+    def exchanged(i: int, j: int) -> State:
+        """What block i reads of output j, both of the tail, where ranks may keep what is their own."""
+        if family == "upper-bound" or (family == "drop" and parts[j][1] == "attention" and i == j + 1):
+            return "own"
+        if family == "partial" and number < 100:
+            return "mixed"
+        reduced = min(first + -(-(j - first + 1) // every) * every, count) - 1
+        return "own" if reduced >= i else "sum" if reduced == j else "mean"
+
+    reads: list[dict[int, State]] = []
+    for i in range(count + 1):
+        # a sum that was read once stays
+        read = {j: state for j, state in reads[-1].items() if state != "own"} if reads else {}
+        in_tail = i < count and parts[i][0] in tail
+        for j in range(i):
+            own_rules = ladder_layers is None and j >= first
+            if j < i - (late if in_tail else 0):
+                read[j] = exchanged(i, j) if own_rules else "sum"
+            elif family in ("delayed", "farskip-own"):
+                read.setdefault(j, "own")
+        reads.append({EMBEDDING: "sum", **read})
+    return reads

@@ -23,6 +23,12 @@ VARIANT_COLOURS = {
     "hybrid-ladder": "#56B4E9",
     "desync": "#CC79A7",
     "upper-bound": "#009E73",
+    "delayed": "#D55E00",
+    # P. Tol, "Colour schemes", SRON technical note 2021, the muted scheme
+    "track": "#882255",
+    "drop": "#999933",
+    "partial": "#AA4499",
+    "farskip": "#332288",
 }
 # for other series, from the same source
 SERIES_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#595959", "#F0E442")
@@ -82,7 +88,8 @@ PNG_SCALE = 2
 
 def variant_colour(variant: str) -> str:
     """The colour of a variant in every figure."""
-    return VARIANT_COLOURS[variant.partition(":")[0]]
+    name = variant.partition(":")[0]
+    return VARIANT_COLOURS.get(name) or VARIANT_COLOURS[name.removeprefix("hybrid-")]
 
 
 def figure(
