@@ -13,7 +13,7 @@ CONTROLS = (
     *("model", "cluster", "concurrency", "arrivals", "imbalance", "dtype", "kv_dtype", "stack", "allreduce"),
     *("technique", "profile"),
     *("along", "across", "up", "variant", "over", "phase"),
-    *(*SWITCHES, "variants", "settings", "layers", "every"),
+    *(*SWITCHES, "variants", "settings", "layers", "every", "others"),
     *("price", "max_ttft", "max_tpot"),
 )
 

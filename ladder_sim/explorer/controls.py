@@ -78,7 +78,7 @@ SLIDER_KEYS = tuple(slider.key for slider in SLIDERS)
 _NO_P2P, _IGNORE_MEMORY = "No peer-to-peer (host memory)", "Predict even if it does not fit"
 # tick boxes, by name
 SWITCHES = {"no_p2p": _NO_P2P, "sp": field_title("sp"), "ignore_memory": _IGNORE_MEMORY}
-_SETTINGS, _VARIANTS = "Other figures, by name", "Variants to show"
+_SETTINGS, _VARIANTS, _OTHERS = "Other figures, by name", "Variants to show", "Other variants, by name"
 # what the page has in the place of a flag
 _TITLES = {argument.flag: field_title(name) for name, argument in ARGUMENTS.items()} | {
     "--no-p2p": _NO_P2P,
@@ -265,7 +265,7 @@ def _variants() -> html.Div:
         field = dcc.Input(id=control_id(key), type="number", min=1, step=1, value=AMOUNTS[family], debounce=True)
         return labelled(key, title, field, "amount")
 
-    options = ["parallel", "ladder", "hybrid-ladder", "desync", "upper-bound"]
+    options = [*DEFAULT_VARIANTS[1:-1], *AMOUNTS, DEFAULT_VARIANTS[-1]]
     return html.Div(
         [
             Choices(
@@ -279,6 +279,7 @@ def _variants() -> html.Div:
                 [amount("layers", "Ladder layers", "hybrid-ladder"), amount("every", "Desync every", "desync")],
                 className="amounts",
             ),
+            _text("others", _OTHERS, "delayed:2, partial:50"),
         ]
     )
 

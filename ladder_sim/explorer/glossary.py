@@ -3,14 +3,11 @@
 from collections.abc import Mapping
 
 from ladder_sim.display.labels import LEGEND
+from ladder_sim.graph.families import FAMILIES
 
 GLOSSARY: Mapping[str, str] = {
-    "standard": "Each block waits for the all-reduce of the block before.",
-    "parallel": "Attention and MLP side by side: one all-reduce per layer.",
-    "ladder": "Each block reads the residual from before the last block, so that block's all-reduce runs meanwhile.",
-    "hybrid-ladder": "Standard, with the last layers ladder.",
-    "desync": "Only every N-th block is all-reduced, and the last.",
-    "upper-bound": "No communication, standard GEMMs. It is no model, and variants with other kernels may beat it.",
+    **{family.pattern: family.sentence for family in FAMILIES.values()},
+    "hybrid-NAME:K": "Standard, with the last K layers as any of these, parameter included: hybrid-delayed:2:16.",
     "All-reduce": "The sum over all GPUs after each block, which all of them wait for.",
     "Tensor-parallel degree": "GPUs that share each layer; empty: all that the other degrees leave.",
     "Pipeline stages": "Groups of GPUs that hold consecutive layers; a stage sends its result to the next.",

@@ -23,6 +23,7 @@ from ladder_sim.display.labels import (
 from ladder_sim.explorer.controls import SLIDERS, extra, page_words
 from ladder_sim.explorer.glossary import GLOSSARY
 from ladder_sim.explorer.queries import Answer, Setup
+from ladder_sim.graph.variants import parse
 from ladder_sim.report.figures.style import variant_colour
 from ladder_sim.sweeps.price import PRICE_CAVEAT, token_price
 from ladder_sim.units import format_bytes, format_rate, format_seconds
@@ -165,7 +166,7 @@ def _card(prediction: Prediction, answer: Answer) -> html.Article:
     chosen = prediction is answer.chosen and not standard
     return html.Article(
         [
-            html.H3(prediction.variant, title=GLOSSARY[prediction.variant.partition(":")[0]]),
+            html.H3(prediction.variant, title=parse(prediction.variant).sentence),
             html.Div("1.00x" if standard else f"{gain.value:.2f}x", className="gain"),
             html.Div("baseline" if standard else f"90 %: {gain.low:.2f}-{gain.high:.2f}", className="interval"),
             html.Dl([html.Div([html.Dt(name, title=GLOSSARY[name]), html.Dd(text)]) for name, text in lines.items()]),

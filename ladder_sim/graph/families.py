@@ -106,6 +106,12 @@ class Family:
         return bool(self.paper)
 
     @property
+    def sentence(self) -> str:
+        """The summary, and what using it takes."""
+        needs = f"; for models trained with it ({self.paper})" if self.retrained else ""
+        return f"{self.summary[0].upper()}{self.summary[1:]}{needs}."
+
+    @property
     def fits_hybrids(self) -> bool:
         """It may be the wiring of the last layers of a model that is standard otherwise."""
         return self.retrained and not self.is_tail

@@ -33,6 +33,11 @@ class Variant:
         numbers += [self.last] if self.last else []
         return ":".join([(HYBRID if self.last else "") + self.family.name, *map(str, numbers)])
 
+    @property
+    def sentence(self) -> str:
+        """What it is, and what using it takes."""
+        return (f"The last {self.last} layers: " if self.last else "") + self.family.sentence
+
     def layers(self, layers: int) -> range:
         """Those that have it, of so many."""
         last = self.number if self.family.is_tail else self.last or layers

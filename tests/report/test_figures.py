@@ -16,6 +16,7 @@ from ladder_sim.analysis.breakeven import breakeven
 from ladder_sim.analysis.compare import compare
 from ladder_sim.analysis.sensitivity import sensitivity
 from ladder_sim.errors import MissingDependencyError, UsageError, install_command
+from ladder_sim.graph.families import FAMILIES
 from ladder_sim.report.figures import style
 from ladder_sim.report.figures.analysis import breakeven_figure, comparison_figure, pareto_figure, tornado_figure
 from ladder_sim.report.figures.prediction import breakdown_figure, timeline_figure
@@ -24,7 +25,6 @@ from ladder_sim.report.figures.sweep import speedup_lines, speedup_map, sweep_fi
 from ladder_sim.specs import catalog
 from ladder_sim.sweeps.run import sweep
 from tests.support.browser import browser_path
-from tests.support.scenarios import VARIANTS
 
 SMALL = {"model": "8b", "tp": 4}
 
@@ -190,8 +190,9 @@ def test_the_comparison_holds_rates_and_intervals() -> None:
 
 
 def test_every_variant_has_a_colour_of_its_own() -> None:
-    families = {name.partition(":")[0] for name in VARIANTS}
+    families = {name.partition(":")[0] for name in FAMILIES} | {"hybrid-ladder"}
     assert len({variant_colour(name) for name in families}) == len(families)
+    assert variant_colour("hybrid-delayed:2:8") == variant_colour("delayed:1")
 
 
 def _figures() -> dict[str, Callable[[], go.Figure]]:

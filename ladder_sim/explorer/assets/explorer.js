@@ -66,10 +66,11 @@
   function variantsOf(values) {
     const chosen = values.variants || [];
     const usual = page.defaults.variants;
-    if (chosen.length === usual.length && usual.every((name) => chosen.includes(name))) return "";
+    const others = String(values.others || "").split(",").map((name) => name.trim()).filter(Boolean);
+    if (!others.length && chosen.length === usual.length && usual.every((name) => chosen.includes(name))) return "";
     const amount = { "hybrid-ladder": values.layers, desync: values.every };
     const names = chosen.map((name) => (name in amount ? `${name}:${amount[name] ?? ""}` : name));
-    return ["standard", ...names].join(",");
+    return ["standard", ...names, ...others].join(",");
   }
 
   function queryOf(values, pins) {
@@ -82,7 +83,7 @@
     put("model", page.shape ? nameOf(page.shape) : values.model);
     put("shape", page.shape);
     for (const [key, value] of Object.entries(values)) {
-      if (["model", "variants", "layers", "every", "settings"].includes(key)) continue;
+      if (["model", "variants", "layers", "every", "others", "settings"].includes(key)) continue;
       put(key, Array.isArray(value) ? value[0] : value);
     }
     for (const part of String(values.settings || "").split(",")) {
@@ -106,11 +107,15 @@
     const named = variants ? variants.split(",") : defaults.variants;
     const amount = (family) =>
       Number((named.find((name) => name.startsWith(`${family}:`)) || `:${defaults.amounts[family]}`).split(":")[1]);
+    // a tick box stands for its name, or for its name and one number
+    const amounts = Object.keys(defaults.amounts);
+    const boxed = (name) => defaults.variants.includes(name) || amounts.some((family) => new RegExp(`^${family}:[^:]*$`).test(name));
     page.opened = query;
     page.shape = given.get("shape");
     const values = {
       model: page.shape ? null : given.get("model") || defaults.model,
-      variants: named.map((name) => name.split(":")[0]).filter((name) => name !== "standard"),
+      variants: named.filter(boxed).map((name) => name.split(":")[0]),
+      others: named.filter((name) => !boxed(name) && name !== "standard").join(", "),
       layers: amount("hybrid-ladder"),
       every: amount("desync"),
       settings: settings.join(", "),
