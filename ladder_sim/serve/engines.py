@@ -33,7 +33,7 @@ _AHEAD_SINCE = {"vllm": (0, 14)}
 
 
 def scheduler_spec(scenario: Scenario, context: int, **changed: Any) -> SchedulerSpec:
-    """How the stack of a scenario schedules on its GPUs.
+    """How the stack of a scenario schedules on its GPUs; each of the steps in a pipeline has its part of the room.
 
     Parameters
     ----------
@@ -49,17 +49,18 @@ def scheduler_spec(scenario: Scenario, context: int, **changed: Any) -> Schedule
     MemoryFitError
         The KV cache has no room for one such request.
     """
-    stack = scenario.stack
+    stack, stages = scenario.stack, scenario.plan.pp
     habits = dict(_HABITS.get(stack.engine, {"step_requests": 1024}))
     version = tuple(int(part) for part in stack.version.split(".") if part.isdigit())
     blocks = int(kv_tokens(scenario, context) // habits.get("block_tokens", 16))
     spec = SchedulerSpec(
         **{
             "step_tokens": scenario.step_tokens,
-            "kv_blocks": blocks,
             "mixed_steps": stack.mixed_steps,
             "ahead": not version or version >= _AHEAD_SINCE.get(stack.engine, (0,)),
             **habits,
+            "step_requests": habits["step_requests"] // stages,
+            "kv_blocks": blocks // stages,
             **changed,
         }
     )

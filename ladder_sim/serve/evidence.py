@@ -37,7 +37,7 @@ def confidence_of(
         round(float(np.mean([getattr(answer.request, name) for answer in outcome.answers])))
         for name in ("prompt", "gen")
     )
-    requests = scenario.plan.groups * max(1, round(each))
+    requests = scenario.plan.dp * scenario.plan.steps_at_once * max(1, round(each))
     load = replace(scenario.workload, batch=1, concurrency=requests, prompt=max(1, prompt), gen=max(1, gen))
     return predict(replace(scenario, workload=load), list(outcomes), profile=profile, ignore_memory=True).confidence
 

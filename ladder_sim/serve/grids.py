@@ -17,10 +17,9 @@ from ladder_sim.serve.rest import Rest, Steps, rest_of
 from ladder_sim.serve.steps import Attention, Mixes, StepModel
 from ladder_sim.specs.scenario import Scenario
 
-# ratio of neighbours on the axes of sequences and of lengths
+# ratio of neighbours on the axes of sequences and of lengths, and on that of shares
 SPACING = 1.2
-# parts of a prompt in one chunk
-SHARES = tuple(1.5**power for power in range(-18, 1))
+SHARE_SPACING = 1.3
 # a mixed step decodes one request and runs two tokens of a prompt, or more
 LEAST_MIXED = 3
 # attention of mixed steps: parts that requests that decode have in it, and how much more of the time that of prompts
@@ -48,10 +47,12 @@ class Grids(NamedTuple):
     """Axis: logits of a step."""
     lengths: Floats
     """Axis: tokens of a prompt up to a chunk's end and before it, together."""
+    shares: Floats
+    """Axis: part of these that a chunk has."""
     decode_s: Floats
     """Attention of requests that decode, by requests and context."""
     prompt_s: Floats
-    """Attention of a chunk of each prompt, by its share (`SHARES`), requests and length."""
+    """Attention of a chunk of each prompt, by its share, requests and length."""
     head_s: Floats
     """Logits and tokens, by rows."""
     decode: Rest
@@ -64,7 +65,8 @@ class Grids(NamedTuple):
         """Simulate them."""
         model = StepModel(scenario=scenario, variant=variant, costs=costs)
         bends = partial(_bends, costs.profile)
-        requests = _axis(1, limits.requests)
+        kv_heads = max(1, scenario.model.kv_heads // scenario.plan.tp)
+        requests = _axis(1, limits.requests, bends("batch_kv_heads") / kv_heads)
         contexts = _axis(1, limits.context, bends("kv_len"))
         lengths = _axis(2, 2 * limits.context, bends("q_len"))
         tiles = np.arange(TILE_ROWS[1], limits.tokens, TILE_ROWS[1], dtype=np.float64)
@@ -72,7 +74,9 @@ class Grids(NamedTuple):
         rows = max(limits.requests, limits.tokens)
         longest = 2 * limits.context
         count, context = (grid.ravel() for grid in np.meshgrid(requests, contexts, indexing="ij"))
-        share, prompts, length = (grid.ravel() for grid in np.meshgrid(SHARES, requests, lengths, indexing="ij"))
+        # down to single tokens
+        shares = SHARE_SPACING ** -np.arange(math.ceil(math.log(longest, SHARE_SPACING)), -1.0, -1.0)
+        share, prompts, length = (grid.ravel() for grid in np.meshgrid(shares, requests, lengths, indexing="ij"))
         chunk = prompts * share * length
         alone = np.ones_like(chunk)
         prompt_s = model.kernels(Mixes(alone, alone, prompts, chunk, chunk * length)).prompt_s
@@ -84,9 +88,10 @@ class Grids(NamedTuple):
             requests=requests,
             contexts=contexts,
             lengths=lengths,
+            shares=shares,
             rows=heads,
             decode_s=model.kernels(_decode(count, context)).decode_s.reshape(len(requests), -1),
-            prompt_s=prompt_s.reshape(len(SHARES), len(requests), -1),
+            prompt_s=prompt_s.reshape(len(shares), len(requests), -1),
             head_s=model.kernels(_decode(heads, np.ones_like(heads))).head_s,
             decode=rest_of(decode, _axis(1, rows, tokens), longest),
             mixed=rest_of(mixed, _axis(LEAST_MIXED, limits.tokens, tokens), longest),

@@ -114,6 +114,7 @@ class Service:
             requests,
             gpus=plan.replica_gpus,
             replicas=plan.dp if replicas is None else replicas,
+            steps_at_once=plan.steps_at_once,
             router=self.router,
             **how,
         )

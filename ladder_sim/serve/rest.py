@@ -7,6 +7,7 @@ their neighbours do not say what theirs is, down to the very number at which an 
 """
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -17,8 +18,8 @@ from ladder_sim.des.shared import Floats
 
 # lines are refined until simulated steps differ by no more, as a fraction of the step: a fifth of what is promised
 TOLERANCE = 0.008
-# contexts at which a line is simulated first, and the ratio of neighbours below which it is not halved
-FIRST_CONTEXTS = 5
+# ratio of the contexts at which a line is simulated first, and of neighbours below which it is not halved
+WIDEST = 6.0
 NARROWEST = 1.1
 # keeps times that increase apart, seconds: no kernel is that short
 LEAST_APART_S = 1e-12
@@ -72,7 +73,7 @@ def rest_of(simulate: Simulate, tokens: Floats, context: int) -> Rest:
     context
         The longest.
     """
-    contexts = np.geomspace(1.0, context, FIRST_CONTEXTS)
+    contexts = np.geomspace(1.0, context, 1 + math.ceil(math.log(context, WIDEST)))
     first = _halved(simulate, _simulated(simulate, [(each, contexts) for each in tokens.tolist()])).lines()
     lines = dict(first)
     gaps = list(itertools.pairwise(tokens.tolist()))

@@ -23,6 +23,7 @@ def simulate(
     *,
     gpus: int,
     replicas: int = 1,
+    steps_at_once: int = 1,
     router: Router = "round-robin",
     concurrency: int = 0,
     promise: Promise | None = None,
@@ -43,6 +44,8 @@ def simulate(
         Of one replica.
     replicas, router
         How many, and which of them a request goes to.
+    steps_at_once
+        Of each replica; each is for requests of its own, as if they were further replicas.
     concurrency
         Requests in flight: each of the others comes when one is answered, whatever its time of arrival; 0: then.
     promise
@@ -58,7 +61,7 @@ def simulate(
         A request is larger than the KV cache or than what times are made for.
     """
     env = simpy.Environment()
-    system = _System(env, times, spec, replicas, router, watch, record=record)
+    system = _System(env, times, spec, replicas * steps_at_once, router, watch, record=record)
     source = iter(requests)
     if concurrency:
         system.source = source

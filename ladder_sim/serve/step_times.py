@@ -25,12 +25,11 @@ from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import canonical_names, parse
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.serve.cache import cached
-from ladder_sim.serve.grids import DUTIES, KINDS, LOSSES, PARTS, SHARES, Grids
+from ladder_sim.serve.grids import DUTIES, KINDS, LOSSES, PARTS, Grids
 from ladder_sim.serve.lookup import Axis, Grid
 from ladder_sim.serve.mix import Mix, StepLimits
 from ladder_sim.serve.rest import Rest
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.workload import Workload
 
 # tokens of the longest request that times are made for by default; fewer where the model takes fewer
 CONTEXT = 16384
@@ -70,7 +69,7 @@ class StepTimes:
         self._factor = 1.0
         requests, contexts, lengths = Axis(grids.requests), Axis(grids.contexts), Axis(grids.lengths)
         self._decode = Grid([requests, contexts], grids.decode_s)
-        self._prompt = Grid([Axis(np.array(SHARES)), requests, lengths], grids.prompt_s)
+        self._prompt = Grid([Axis(grids.shares), requests, lengths], grids.prompt_s)
         self._head = Grid([Axis(grids.rows)], grids.head_s)
         self._decode_rest, self._mixed_rest = _RestTimes(grids.decode), _RestTimes(grids.mixed)
 
@@ -99,7 +98,7 @@ class StepTimes:
         Raises
         ------
         UsageError
-            The stack does not serve, or the plan has pipeline stages or data-parallel attention.
+            The stack runs static batches only.
         """
         _check(scenario)
         (name,) = canonical_names(variant or scenario.variant)
@@ -108,7 +107,10 @@ class StepTimes:
         costs = KernelCosts(scenario, measured)
         limits = limits or StepLimits(1024, scenario.step_tokens, min(CONTEXT, scenario.model.max_positions))
         moe = measured.moe if measured and (scenario.model.experts or scenario.model.kv_lora_rank) else None
-        workload = Workload(dtype=scenario.workload.dtype, kv_dtype=scenario.workload.kv_dtype)
+        # requests do not count
+        workload = replace(
+            scenario.workload, batch=scenario.plan.attention_dp, concurrency=None, prompt=1, gen=1, arrivals="steady"
+        )
         one_replica = replace(scenario, workload=workload, plan=replace(scenario.plan, dp=1))
         made_from = [one_replica, name, measured, moe, *limits]
         grids = cached(made_from, lambda: Grids.of(scenario, name, costs, limits))
@@ -219,9 +221,3 @@ def _check(scenario: Scenario) -> None:
             f"stack '{scenario.stack.name}' runs static batches only: its steps take no mix of requests",
             hint="take one that batches continuously, e.g. --stack vllm",
         )
-    for name in ("pp", "attention_dp"):
-        if getattr(scenario.plan, name) > 1:
-            raise UsageError(
-                f"{name} {getattr(scenario.plan, name)}: steps are those of one group of ranks with all layers",
-                hint="leave it out; `ladder-sim predict --concurrency` takes it",
-            )

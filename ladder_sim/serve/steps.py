@@ -83,6 +83,8 @@ class StepModel:
     def seconds(self, steps: Mixes, *, duty: Floats | None = None, attention: Attention | None = None) -> Floats:
         """Simulate steps, start to end, without the CPU's time for each request.
 
+        In a pipeline as many steps run as there are stages: the next of the same requests waits for all of them.
+
         Parameters
         ----------
         steps
@@ -93,7 +95,10 @@ class StepModel:
         attention
             Other attention than that of these requests.
         """
-        (seconds,) = self._each(lambda forward: (forward.seconds,), steps, duty, attention)
+        stages = self.scenario.plan.pp
+        (seconds,) = self._each(
+            lambda forward: (forward.seconds * forward.round_trips(stages),), steps, duty, attention
+        )
         return seconds
 
     def _each(

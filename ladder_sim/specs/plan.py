@@ -85,6 +85,11 @@ class Plan:
         return self.attention_dp * self.dp
 
     @property
+    def steps_at_once(self) -> int:
+        """Steps that a replica runs at a time, each for requests of its own: of groups, and in stages of a pipeline."""
+        return self.attention_dp * self.pp
+
+    @property
     def kind(self) -> str:
         """What it is made of, without degrees, e.g. "TP + EP".
 

@@ -8,41 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.step_times import LIMITS, drawn
 from ladder_sim import Scenario, predict
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.errors import UsageError
 from ladder_sim.prediction import resolve_profile
-from ladder_sim.serve import StepLimits, StepTimes
+from ladder_sim.serve import StepTimes
 from ladder_sim.serve import cache as cache_module
 from ladder_sim.serve.grids import Grids
 from ladder_sim.serve.lookup import Axis, Grid
 from ladder_sim.serve.mix import Mix
 from ladder_sim.serve.steps import Attention, Mixes, StepModel
 
-LIMITS = StepLimits(requests=256, tokens=8192, context=8192)
-
 
 def scenario(**given: Any) -> Scenario:
     return Scenario.of(**{"model": "70b", "stack": "vllm", **given})
-
-
-def drawn(count: int, *, prompts: bool) -> Mixes:
-    """Steps of all sizes within the limits."""
-    random = np.random.default_rng(1)
-
-    def between(low: float, high: Any) -> Any:
-        return np.round(np.exp(random.uniform(np.log(low), np.log(high), count)))
-
-    decoding = between(1, LIMITS.requests)
-    context, nothing = between(1, LIMITS.context), np.zeros(count)
-    if not prompts:
-        return Mixes(decoding, decoding * context, nothing, nothing, nothing)
-    chunk = np.minimum(between(4, LIMITS.tokens), LIMITS.tokens - decoding)
-    several = np.minimum(between(1, 16), np.floor(chunk / 2))
-    length = chunk / several
-    before = np.where(random.random(count) < 0.5, 0.0, np.minimum(between(1, LIMITS.context), LIMITS.context - length))
-    length += 2.0 * np.maximum(before, 0.0)
-    return Mixes(decoding, decoding * context, several, chunk, chunk * length)
 
 
 def looked_up_s(times: StepTimes, steps: Mixes, duty: float = 0.0, drafted: Any = 0.0) -> Any:
@@ -73,8 +53,20 @@ def errors(given: Scenario, variant: str, steps: Mixes, duty: float) -> Any:
         {"cluster": "b200-sxm", "stack": "trtllm", "dtype": "fp8"},
         {"model": "gemma-3-27b"},
         {"model": "qwen3-235b-a22b"},
+        {"model": "qwen3-30b-a3b", "tp": 1, "attention_dp": 8, "ep": 8, "concurrency": 8},
+        {"tp": 4, "pp": 2},
     ],
-    ids=["70b", "8b on one GPU", "70b over PCIe", "405b on two nodes", "launched one by one", "windows", "experts"],
+    ids=[
+        "70b",
+        "8b on one GPU",
+        "70b over PCIe",
+        "405b on two nodes",
+        "launched one by one",
+        "windows",
+        "experts",
+        "attention DP",
+        "stages",
+    ],
 )
 def test_steps_are_as_simulated(given: dict[str, Any], prompts: bool) -> None:
     steps = drawn(2000, prompts=prompts)
@@ -123,13 +115,19 @@ def test_steps_beyond_the_limits_are_refused(
         StepTimes.of(scenario(), "standard", limits=LIMITS).seconds(decode, prefill)
 
 
-@pytest.mark.parametrize(
-    ("given", "shown"),
-    [({"stack": "gpt-fast"}, "runs static batches only"), ({"tp": 4, "pp": 2}, "pp 2: steps are those of one group")],
-)
-def test_what_has_no_steps_of_mixed_requests_is_refused(given: dict[str, Any], shown: str) -> None:
-    with pytest.raises(UsageError, match=shown):
-        StepTimes.of(scenario(**given))
+def test_static_batches_have_no_steps_of_mixed_requests() -> None:
+    with pytest.raises(UsageError, match="runs static batches only"):
+        StepTimes.of(scenario(stack="gpt-fast"))
+
+
+def test_stages_of_a_pipeline_run_as_many_steps() -> None:
+    """Each takes its way through all of them, or as long as the slowest needs for all: that of the LM head."""
+    decode = {"decode": [1024] * 64}
+    one_s, two_s = (
+        StepTimes.of(scenario(tp=4, **stages), "standard", limits=LIMITS).seconds(**decode)
+        for stages in ({}, {"pp": 2})
+    )
+    assert one_s < two_s < 1.1 * one_s
 
 
 def test_a_second_call_reads_the_first_one_s_file(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,6 +149,15 @@ def test_a_second_call_reads_the_first_one_s_file(monkeypatch: pytest.MonkeyPatc
     assert (made, damaged.seconds(decode=[900] * 7, prefill=[(300, 50)])) == (["ladder"], first)
     StepTimes.of(scenario(overrides={"intra.latency": "9us"}), "ladder", limits=LIMITS)
     assert len(made) == 2
+
+
+def test_how_unevenly_tokens_choose_experts_counts() -> None:
+    """Its times were once those of whichever came first."""
+    usual, even = (
+        StepTimes.of(scenario(model="qwen3-30b-a3b", tp=1, attention_dp=8, ep=8, concurrency=8, **given), limits=LIMITS)
+        for given in ({}, {"imbalance": "balanced"})
+    )
+    assert even.seconds(decode=[1024] * 64) < 0.99 * usual.seconds(decode=[1024] * 64)
 
 
 AXES = st.lists(st.integers(0, 1000), min_size=2, max_size=6, unique=True).map(sorted)
