@@ -265,6 +265,11 @@ def further_seed(seeds: int) -> float:
     >>> round(further_seed(5), 2), round(further_seed(1000), 2)
     (2.34, 1.65)
     """
+    return of_mean(seeds) * math.sqrt(seeds + 1.0)
+
+
+def of_mean(seeds: int) -> float:
+    """Standard deviations of so many seeds, either way, that hold the mean of all in nine of ten cases."""
     from scipy.special import stdtrit
 
-    return float(stdtrit(seeds - 1, 0.95)) * math.sqrt(1.0 + 1.0 / seeds)
+    return float(stdtrit(seeds - 1, 0.95)) / math.sqrt(seeds)
