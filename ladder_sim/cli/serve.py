@@ -1,6 +1,7 @@
 """`ladder-sim serve` and `capacity`: what a load does, and what it needs."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from ladder_sim.confidence import Confidence
     from ladder_sim.display.notes import Notes
     from ladder_sim.serve import MeasuredSteps, Traffic
+    from ladder_sim.specs.plan import Plan
 
 _LOAD = "Load"
 
@@ -169,56 +171,98 @@ def serve(
         lambda: serve_document(scenario, requests, estimates, usd_per_gpu_hour),
         lambda: serve_report(load_label(scenario, requests, how["steps"]), estimates, usd_per_gpu_hour),
         lambda: load_figure(load_subtitle(scenario, requests, how["steps"]), estimates),
-        _notes(scenario, estimates.confidence, how["steps"], estimates.cautions),
+        _notes(scenario, {"": estimates.confidence}, how["steps"], estimates.cautions),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetFlags(LoadFlags):
+    """The same of a search for the best plan of a replica: degrees take several values, and all by default."""
+
+    ranged: ClassVar[tuple[str, ...]] = ("tp", "pp", "ep", "attention_dp", "sp")
+    without: ClassVar[tuple[str, ...]] = (*LoadFlags.without, "dp")
+
+    def scenario(self) -> Scenario:
+        """Resolve names and check everything but the plan."""
+        fixed = {name: value for name, value in self.arguments.items() if name not in self.ranged}
+        base = Scenario.of(**fixed, tp=1, concurrency=1, overrides=self.settings)
+        gpus = base.nodes * base.cluster.gpus_per_node
+        return replace(base, workload=replace(base.workload, concurrency=gpus))
+
+    def plans(self, scenario: Scenario) -> "Sequence[Plan]":
+        """Of one replica."""
+        from ladder_sim.analysis.plans import legal_plans
+        from ladder_sim.sweeps.axes import axis
+
+        typed = {name: self.arguments[name] for name in self.ranged if self.arguments[name] is not None}
+        given = {name: axis(name, text).values for name, text in typed.items()}
+        if self.steps is not None:
+            # those of a running engine are of one plan
+            given = {"tp": (scenario.cluster.gpus_per_node,), **dict.fromkeys(self.ranged[1:4], (1,)), **given}
+        return legal_plans(scenario, scenario.workload.in_flight, {**given, "dp": [1]}).legal
 
 
 @with_options
 def capacity(
     *,
-    flags: LoadFlags,
+    flags: FleetFlags,
     slo: Annotated[
         str, typer.Option(help="What is promised, e.g. ttft_p95=500ms,tpot_p95=30ms.", rich_help_panel=_LOAD)
     ],
     variant: Annotated[list[str] | None, typer.Option(help="As in predict; standard and ladder by default.")] = None,
     price: Annotated[float | None, typer.Option(help="US dollars per GPU and hour.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where a search with --save was killed.")] = False,
     output: Output,
 ) -> None:
-    """Find the fewest GPUs that keep a promise at a rate, and the rate at which one replica breaks it."""
+    """Find the fewest GPUs that keep a promise at a rate, over plans, and the rate at which one replica breaks it."""
     from ladder_sim.report.documents.serve import capacity_document
     from ladder_sim.report.figures.serve import capacity_figure
-    from ladder_sim.report.tables.serve import capacity_report, load_label, load_subtitle
-    from ladder_sim.serve import Promise
-    from ladder_sim.serve import capacity as search
-    from ladder_sim.serve.evidence import confidence_of, interval_note, widths_of
+    from ladder_sim.report.tables.serve import capacity_label, capacity_report
+    from ladder_sim.serve import Promise, smallest_fleets
     from ladder_sim.serve.load import DEFAULT_VARIANTS
     from ladder_sim.sweeps.price import check_price
-    from ladder_sim.system.progress import StatusLine
+    from ladder_sim.system.progress import Progress
 
+    if resume and output.save is None:
+        raise UsageError("--resume without --save", hint="name the file whose search was killed")
     scenario, traffic, promise, how = flags.scenario(), flags.traffic(), Promise.parse(slo), flags.how()
     usd_per_gpu_hour = None if price is None else check_price(price)
-    with StatusLine() as line:
-        needs = search(scenario, traffic, promise, split_names(variant) or DEFAULT_VARIANTS, watch=line.show, **how)
-    label = f"{load_label(scenario, traffic, how['steps'])}; promised: {promise}"
-    outcomes = {name: need.outcome for name, need in needs.items()}
-    confidence = confidence_of(scenario, outcomes, profile=flags.profile)
+    with Progress(1, "points") as progress:
+        fleets = smallest_fleets(
+            scenario,
+            traffic,
+            promise,
+            split_names(variant) or DEFAULT_VARIANTS,
+            plans=flags.plans(scenario),
+            seeds=flags.seeds,
+            path=output.save,
+            resume=resume,
+            curves=output.plot is not None,
+            watch=progress,
+            **how,
+        )
+    confidences = {str(each.scenario.plan): each.confidence for each in fleets.variants.values() if each.confidence}
     output.give(
-        lambda: capacity_document(scenario, traffic, promise, needs, usd_per_gpu_hour),
-        lambda: capacity_report(label, needs, usd_per_gpu_hour),
-        lambda: capacity_figure(f"{load_subtitle(scenario, traffic, how['steps'])}; promised: {promise}", needs),
-        _notes(scenario, confidence, how["steps"], (interval_note(widths_of(confidence, how["steps"]), 1),)),
+        lambda: capacity_document(scenario, fleets, usd_per_gpu_hour),
+        lambda: capacity_report(capacity_label(scenario, fleets), fleets, usd_per_gpu_hour),
+        lambda: capacity_figure(f"{scenario.model.name}, {scenario.cluster.name}, {scenario.stack.name}", fleets),
+        _notes(scenario, confidences, how["steps"], fleets.cautions),
     )
 
 
 def _notes(
-    scenario: Scenario, confidence: "Confidence", steps: "MeasuredSteps | None", about: tuple[str, ...]
+    scenario: Scenario,
+    confidences: "Mapping[str, Confidence]",
+    steps: "MeasuredSteps | None",
+    about: tuple[str, ...],
 ) -> "Notes":
     """The end of an answer; what predictions were compared with says nothing of a running engine's own steps."""
     from ladder_sim.display.notes import Notes
     from ladder_sim.serve.evidence import steps_note
 
     if steps is None:
-        return Notes(confidences={"": confidence}, about=about)
-    rewired = [name for name in confidence.widths if name != "standard"]
-    confidences = {", ".join(rewired): confidence} if rewired else {}
-    return Notes(confidences=confidences, about=(steps_note(steps, scenario, rewired), *about))
+        return Notes(confidences=confidences, about=about)
+    rewired = [name for each in confidences.values() for name in each.widths if name != "standard"]
+    confidence = next(iter(confidences.values()), None)
+    of_rewired = {", ".join(rewired): confidence} if rewired and confidence else {}
+    return Notes(confidences=of_rewired, about=(steps_note(steps, scenario, rewired), *about))

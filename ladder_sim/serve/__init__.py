@@ -6,6 +6,7 @@ requests and `traces` reads them. `load` and `capacity` are the questions: what 
 """
 
 from ladder_sim.serve.capacity import Capacity, capacity
+from ladder_sim.serve.fleet import Fleet, Fleets, smallest_fleets
 from ladder_sim.serve.intervals import Estimate, Estimates, estimate
 from ladder_sim.serve.lengths import Lengths
 from ladder_sim.serve.load import Service, serve
@@ -22,6 +23,8 @@ __all__ = [
     "Capacity",
     "Estimate",
     "Estimates",
+    "Fleet",
+    "Fleets",
     "Lengths",
     "MeasuredSteps",
     "Outcome",
@@ -35,4 +38,5 @@ __all__ = [
     "capacity",
     "estimate",
     "serve",
+    "smallest_fleets",
 ]

@@ -199,6 +199,10 @@ class Search:
             few, enough = (few, middle) if self._keeps(middle, case) else (middle, enough)
         return enough
 
+    def seconds(self, rate: float) -> Sequence[float]:
+        """What each bound bounds, of one replica with the first seed."""
+        return self._point(rate, 1, 0, 1.0)[0]
+
     def possible(self, case: Case) -> bool:
         """Whether an idle replica keeps the promise."""
         return not self.breaks(_IDLE_RATE, 1, case)

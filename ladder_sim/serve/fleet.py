@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from ladder_sim.graph.variants import canonical_names
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.serve.cache import digest
 from ladder_sim.serve.capacity import Capacity, Case, Points, Search, check_rate
-from ladder_sim.serve.evidence import confidence_of, interval_note
+from ladder_sim.serve.evidence import confidence_of, interval_note, widths_of
 from ladder_sim.serve.intervals import MOST_SEEDS, of_mean
 from ladder_sim.serve.load import DEFAULT_VARIANTS, Service
 from ladder_sim.serve.promise import Promise
@@ -37,11 +37,15 @@ from ladder_sim.units import format_seconds
 
 # by default: a bound is compared with the mean over them
 SEEDS = 3
+# of a plan that cannot do with as few as the best
+MORE = "needs more GPUs"
 # requests in flight at which the closed form says what a replica carries at most
 _LOADS = np.array([1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024])
 # the closed form of requests in flight lies within this of simulated ones, in rates and times per token
 # (tests/serve/test_fleet.py)
 _SLACK = 1.25
+# of the limit of a replica, for a curve
+_SHARES = (0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 1.0, 1.05, 1.1, 1.2)
 # points of one search, about: of a limit and of replicas
 _SEARCH_POINTS = 12
 
@@ -78,8 +82,12 @@ class Fleet:
     """The plans, those simulated first."""
     confidence: Confidence | None = field(repr=False)
     """None: no number keeps the promise."""
+    widths: Widths | None
+    """Of its times of steps, likewise."""
     reasons: tuple[str, ...]
     """Why no number does, by bound; empty: one does."""
+    curve: Mapping[float, Sequence[float]] = field(repr=False)
+    """What each bound of the promise bounds, in seconds, by the rate of one replica; empty unless it is asked for."""
 
     def price(self, traffic: Traffic, usd_per_gpu_hour: float) -> Interval:
         """US dollars for a million new tokens, at the rate that is served."""
@@ -103,7 +111,7 @@ class Fleets:
     @property
     def cautions(self) -> tuple[str, ...]:
         """What the reader should know, one sentence each."""
-        widths = {name: each.confidence.widths[name] for name, each in self.variants.items() if each.confidence}
+        widths = {name: each.widths for name, each in self.variants.items() if each.widths}
         why = (f"{name}: {text}" for name, each in self.variants.items() for text in each.reasons)
         return (*why, *((interval_note(widths, self.seeds),) if widths else ()))
 
@@ -118,6 +126,7 @@ def smallest_fleets(
     seeds: int | None = None,
     path: Path | None = None,
     resume: bool = False,
+    curves: bool = False,
     watch: Callable[[int, int], object] = lambda done, total: None,
     **how: Any,
 ) -> Fleets:
@@ -135,6 +144,8 @@ def smallest_fleets(
         Simulations are kept next to this file until the search ends.
     resume
         Whether to go on with what a killed search has left there.
+    curves
+        Whether to simulate one replica of the best plan at further rates, with the first seed.
     watch
         Is given how much is simulated, and about how much there is.
     **how
@@ -153,7 +164,7 @@ def smallest_fleets(
     progress = _Progress(len(names) * (len(bases) + 2), watch)
     made_from = [ladder_sim.__version__, bases, traffic, promise, names, count, how]
     with _kept_points(path, digest(made_from), resume=resume) as points:
-        context = _Context(traffic=traffic, promise=promise, seeds=count, points=points, progress=progress)
+        context = _Context(traffic, promise, count, points, progress, curves)
         fleets: dict[str, Fleet] = {}
         for name in names:
             first = next(iter(fleets.values()), None)
@@ -205,8 +216,7 @@ class _Progress:
         self.left, self.points = self.left - 1, 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Context:
+class _Context(NamedTuple):
     """What all searches share."""
 
     traffic: Traffic
@@ -214,6 +224,7 @@ class _Context:
     seeds: int
     points: Points
     progress: _Progress
+    curves: bool
 
     def search(self, service: Service, variant: str) -> Search:
         return Search(
@@ -250,7 +261,7 @@ def _smallest(
         plan, search = service.scenario.plan, context.search(service, variant)
         enough = best[0].gpus // plan.replica_gpus if best else None
         if enough is not None and (gpus > enough * plan.replica_gpus or search.breaks(context.traffic.rate, enough)):
-            left_out.append(Tried(plan=plan, gpus=0, reason="needs more GPUs"))
+            left_out.append(Tried(plan=plan, gpus=0, reason=MORE))
         else:
             need = search.capacity()
             reason = f"{', '.join(need.breaks)} on an idle replica" if not need.replicas else ""
@@ -282,8 +293,10 @@ def _excess(need: Capacity) -> float:
 def _least_gpus(service: Service, variant: str, context: _Context) -> float:
     """GPUs without which a plan cannot carry the load, by the closed form; 0: it does not say."""
     scenario, traffic = service.scenario, context.traffic
-    # what a step costs is refused first
+    # what has no times of steps is refused first
     service.times(variant)
+    if service.steps:
+        return 0.0
     prompt, gen = (max(1, round(each.mean)) for each in (traffic.prompt, traffic.gen))
     load = replace(scenario.workload, batch=1, concurrency=1, prompt=prompt, gen=gen)
     profile = resolve_profile(scenario, service.profile)
@@ -303,7 +316,7 @@ def _with_ends(
     """The best plan's needs where its steps are slower and faster."""
     service, variant = search.service, search.variant
     confidence = confidence_of(service.scenario, {variant: need.outcome}, profile=service.profile)
-    widths = confidence.widths[variant]
+    widths = widths_of(confidence, service.steps)[variant]
     limits = [need.rate_limit]
     limits += [search.limit(near=need.rate_limit, seed=seed)[0] for seed in range(1, context.seeds)]
     limit = float(np.exp(np.mean(np.log(limits))))
@@ -327,7 +340,9 @@ def _with_ends(
         gain=gain,
         tried=tried,
         confidence=confidence,
+        widths=widths,
         reasons=(),
+        curve={share * limit: search.seconds(share * limit) for share in (_SHARES if context.curves else ())},
     )
 
 
@@ -369,5 +384,7 @@ def _none(unfit: tuple[Capacity, Search], tried: tuple[Tried, ...]) -> Fleet:
         gain=zero,
         tried=tried,
         confidence=None,
+        widths=None,
         reasons=tuple(reasons),
+        curve={},
     )

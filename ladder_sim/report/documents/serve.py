@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from ladder_sim.display.document import Document
 from ladder_sim.sweeps.price import token_price
 
 if TYPE_CHECKING:
-    from ladder_sim.serve import Capacity, Estimate, Estimates, Promise, Trace, Traffic
+    from ladder_sim.serve import Estimate, Estimates, Fleets, Trace, Traffic
     from ladder_sim.specs.scenario import Scenario
 
 
@@ -51,42 +52,42 @@ def price_of(estimate: Estimate, usd_per_gpu_hour: float) -> Interval:
     return Interval(value=value, low=low, high=high)
 
 
-def _ends(figures: Mapping[str, Interval]) -> dict[str, float]:
+def _ends(figures: Mapping[str, Interval]) -> dict[str, float | None]:
+    """Each with its ends; what is infinite is no number."""
     return {
-        f"{name}{end}": value
+        f"{name}{end}": value if math.isfinite(value) else None
         for name, each in figures.items()
         for end, value in (("", each.value), ("_low", each.low), ("_high", each.high))
     }
 
 
-def capacity_document(
-    scenario: Scenario,
-    traffic: Traffic,
-    promise: Promise,
-    needs: Mapping[str, Capacity],
-    usd_per_gpu_hour: float | None,
-) -> Document:
-    """One row per variant."""
-    rows = [
-        {
-            "variant": name,
-            "gpus": need.gpus or None,
-            "replicas": need.replicas or None,
-            "rate_limit": need.rate_limit,
-            "breaks": ", ".join(need.breaks),
-            "ttft_p95_s": need.outcome.seconds("ttft", 95),
-            "tpot_p95_s": need.outcome.seconds("tpot", 95),
-            **_price(usd_per_gpu_hour, need.gpus, need.outcome.tokens_per_s),
-        }
-        for name, need in needs.items()
+def capacity_document(scenario: Scenario, fleets: Fleets, usd_per_gpu_hour: float | None) -> Document:
+    """One row per variant, and what became of each plan."""
+    rows = []
+    for name, each in fleets.variants.items():
+        need, outcome = each.capacity, each.capacity.outcome
+        figures = {"gpus": each.gpus, "rate_limit": each.rate_limit, "gpus_saved": each.saved, "rate_gain": each.gain}
+        if usd_per_gpu_hour is not None:
+            figures["usd_per_Mtoken"] = each.price(fleets.traffic, usd_per_gpu_hour)
+        rows.append(
+            {
+                "variant": name,
+                "plan": str(each.scenario.plan),
+                "replicas": need.replicas or None,
+                **_ends(figures),
+                "breaks": ", ".join(need.breaks),
+                "ttft_p95_s": outcome.seconds("ttft", 95),
+                "tpot_p95_s": outcome.seconds("tpot", 95),
+                "reasons": "; ".join(each.reasons),
+            }
+        )
+    plans = [
+        {"variant": name, "plan": str(tried.plan), "gpus": tried.gpus or None, "reason": tried.reason}
+        for name, each in fleets.variants.items()
+        for tried in each.tried
     ]
-    return _load_document(scenario, traffic, rows, promise=str(promise))
-
-
-def _price(usd_per_gpu_hour: float | None, gpus: int, tokens_per_s: float) -> dict[str, Any]:
-    if usd_per_gpu_hour is None:
-        return {}
-    return {"usd_per_Mtoken": token_price(usd_per_gpu_hour, gpus, tokens_per_s) if gpus else None}
+    about = {"seeds": fleets.seeds, "promise": str(fleets.promise), "plans": plans}
+    return _load_document(scenario, fleets.traffic, rows, **about)
 
 
 def _load_document(

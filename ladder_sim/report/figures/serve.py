@@ -1,13 +1,14 @@
 """Requests under load."""
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ladder_sim.des.shared import Floats
 from ladder_sim.report.figures.style import SERIES_COLOURS, TEXT_COLOUR, figure, variant_colour
-from ladder_sim.serve import Capacity, Estimates, Outcome, Promise
+from ladder_sim.serve import Estimates, Fleets, Outcome, Promise
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -98,23 +99,44 @@ def _timeline(outcome: Outcome) -> tuple[Floats, Floats, Floats, Floats]:
     return at_s, running, waiting, kv_share
 
 
-def capacity_figure(subtitle: str, needs: Mapping[str, Capacity]) -> "go.Figure":
-    """GPUs of each variant."""
-    gpus = [need.gpus for need in needs.values()]
-    bars = {
-        "type": "bar",
-        "y": list(needs),
-        "x": gpus,
-        "orientation": "h",
-        "width": 0.6,
-        "marker": {"color": [variant_colour(name) for name in needs]},
-        "text": [str(number) if number else "no number keeps it" for number in gpus],
-        "textposition": "outside",
-        "cliponaxis": False,
-    }
-    layout: dict[str, Any] = {
-        "xaxis": {"title": {"text": "GPUs"}, "rangemode": "tozero"},
-        "yaxis": {"autorange": "reversed"},
-        "height": 200 + 60 * len(needs),
-    }
-    return figure("GPUs that keep the promise", subtitle, data=[bars], layout=layout)
+def capacity_figure(subtitle: str, fleets: Fleets) -> "go.Figure":
+    """GPUs of each variant, and what each bound bounds against the rate."""
+    import plotly.graph_objects as go
+
+    bounds = fleets.promise.bounds
+    axes = [("GPUs that keep the promise", ""), *(("", f"{bound.name} (ms)") for bound in bounds)]
+    axes[-1] = ("requests/s per GPU", axes[-1][1])
+    panels = _panels("Capacity under a promise", f"{subtitle}, {fleets.traffic.rate:g} requests/s", axes)
+    for name, each in fleets.variants.items():
+        gpus, colour = each.gpus, variant_colour(name)
+        known = math.isfinite(gpus.value)
+        over = gpus.high - gpus.value if math.isfinite(gpus.high) else gpus.value
+        bar = go.Bar(
+            x=[gpus.value if known else 0],
+            y=[name],
+            orientation="h",
+            marker={"color": colour},
+            text=f"{gpus.value:.0f}" if known else "no number keeps it",
+            textposition="inside" if known else "outside",
+            textfont={"color": "white"} if known else None,
+            insidetextanchor="start",
+            error_x={"type": "data", "symmetric": False, "array": [over], "arrayminus": [gpus.value - gpus.low]}
+            if known
+            else None,
+            showlegend=False,
+            width=0.6,
+        )
+        panels.add_trace(bar, 1, 1)
+        rates = np.array(list(each.curve)) / each.scenario.plan.replica_gpus
+        for number, _ in enumerate(bounds):
+            values_ms = 1e3 * np.array([seconds[number] for seconds in each.curve.values()])
+            _line(panels, 2 + number, rates, values_ms, name, colour, legend=number == 0)
+    panels.update_yaxes(autorange="reversed", row=1)
+    for number, bound in enumerate(bounds):
+        limit_ms = 1e3 * bound.seconds
+        line = {"color": SERIES_COLOURS[5], "dash": "dash", "width": 1.5}
+        place = {"annotation": {"text": f"promised: {bound}"}, "annotation_position": "top left"}
+        panels.add_hline(y=limit_ms, row=2 + number, line=line, **place)
+        # beyond its limit a replica's times grow without end
+        panels.update_yaxes(range=(0.0, 2.0 * limit_ms), row=2 + number)
+    return panels

@@ -1,7 +1,7 @@
 """The answers of `ladder_sim.serve` as tables."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -10,12 +10,14 @@ from ladder_sim.confidence import Interval
 from ladder_sim.display.console import table
 from ladder_sim.display.labels import hardware_label, stack_label
 from ladder_sim.report.documents.serve import price_of
-from ladder_sim.serve import Capacity, Estimate, Estimates, MeasuredSteps, Trace, Traffic
+from ladder_sim.serve import Estimate, Estimates, Fleets, MeasuredSteps, Trace, Traffic
+from ladder_sim.serve.fleet import MORE
+from ladder_sim.serve.promise import Metric
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.sweeps.price import token_price
 from ladder_sim.units import format_rate, format_seconds, step_for
 
 _TIMES = (("TTFT", "ttft"), ("TPOT", "tpot"), ("ITL", "itl"), ("E2E", "e2e"))
+_P95: tuple[Metric, ...] = ("ttft", "tpot")
 _COLUMNS = ("mean", "p50", "p90", "p95", "p99")
 _GAINS = tuple((*time, column) for time in (*_TIMES[:2], _TIMES[3]) for column in ("p50", "p95"))
 
@@ -32,6 +34,13 @@ def load_subtitle(scenario: Scenario, requests: Traffic | Trace, steps: Measured
         return f"steps of {steps.engine}, {_arrivals(requests)}"
     where = f"{scenario.plan} on {scenario.cluster.name}"
     return f"{scenario.model.name}, {where}, {_arrivals(requests)}, {scenario.stack.name}"
+
+
+def capacity_label(scenario: Scenario, fleets: Fleets) -> str:
+    """What is to be served on which GPUs, in a line."""
+    gpus = f"{scenario.nodes} x {scenario.cluster.gpus_per_node} {scenario.cluster.gpu.name}"
+    where = f"{scenario.model.name}, replicas on at most {gpus}, {stack_label(scenario)}"
+    return f"{where}; {_arrivals(fleets.traffic)}; promised: {fleets.promise}"
 
 
 def _arrivals(requests: Traffic | Trace) -> str:
@@ -108,20 +117,39 @@ def _seconds_span(interval: Interval) -> str:
     return f"{format_seconds(interval.value)} ({low}-{high})"
 
 
-def capacity_report(label: str, needs: Mapping[str, Capacity], usd_per_gpu_hour: float | None) -> RenderableType:
-    """What each variant needs, and where it breaks."""
+def capacity_report(label: str, fleets: Fleets, usd_per_gpu_hour: float | None) -> RenderableType:
+    """What each variant needs, what it saves, and where it breaks; then the plans."""
+    first = next(iter(fleets.variants))
     rows = []
-    for name, need in needs.items():
-        row = [name]
+    for name, each in fleets.variants.items():
+        need, outcome = each.capacity, each.capacity.outcome
+        row = [name, str(each.scenario.plan)]
         if need.replicas:
-            row += [str(need.gpus), str(need.replicas), f"{need.rate_limit:.3g}", ", ".join(need.breaks)]
-            row += [format_seconds(need.outcome.seconds(metric, 95)) for metric in ("ttft", "tpot")]
+            row += [_span(each.gpus, _gpus), str(need.replicas), _span(each.rate_limit, "{:.3g}".format)]
+            row += [", ".join(need.breaks), *(format_seconds(outcome.seconds(metric, 95)) for metric in _P95)]
         else:
             row += ["none", "none", "0", f"{', '.join(need.breaks)} on an idle replica", "", ""]
+        saves = need.replicas and name != first
+        row += [_span(each.saved, _gpus), _span(each.gain, "{:.2f}".format)] if saves else ["", ""]
         if usd_per_gpu_hour is not None:
-            tokens_per_s = need.outcome.tokens_per_s
-            row.append(f"${token_price(usd_per_gpu_hour, need.gpus, tokens_per_s):.2f}" if need.replicas else "")
+            row.append(_span(each.price(fleets.traffic, usd_per_gpu_hour), "${:.2f}".format) if need.replicas else "")
         rows.append(row)
-    columns = ["variant", "GPUs", "replicas", "requests/s of one", "breaks first", "TTFT p95", "TPOT p95"]
-    columns += ["$/Mtok"] if usd_per_gpu_hour is not None else []
-    return Group(Text(label, "bold"), table(columns, rows, wrapped=()))
+    columns = ["variant", "plan", "GPUs", "replicas", "requests/s of one", "breaks first", "TTFT p95", "TPOT p95"]
+    columns += ["GPUs saved", "rate per GPU"] + (["$/Mtok"] if usd_per_gpu_hour is not None else [])
+    return Group(Text(label, "bold"), table(columns, rows, left=2, wrapped=()), *map(Text, _plans(fleets)))
+
+
+def _gpus(number: float) -> str:
+    return f"{number:.0f}" if math.isfinite(number) else "none"
+
+
+def _plans(fleets: Fleets) -> Iterator[str]:
+    """Plans that are not the best, a line for each reason."""
+    plans: dict[str, dict[str, None]] = {}
+    for name, each in fleets.variants.items():
+        for tried in each.tried:
+            if tried.plan != each.scenario.plan:
+                reason = f"{name} needs {tried.gpus} GPUs" if tried.gpus else tried.reason
+                plans.setdefault(f"{name} {reason}" if reason == MORE else reason, {})[str(tried.plan)] = None
+    for reason, names in plans.items():
+        yield f"{'; '.join(names)}: {reason}"
