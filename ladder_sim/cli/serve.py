@@ -47,7 +47,7 @@ class LoadFlags(PointFlags):
     )
     seed: Annotated[int, typer.Option(help="Of the requests' random numbers.", rich_help_panel=_LOAD)] = 0
     seeds: Annotated[
-        int | None, typer.Option(help="Loads to simulate, for intervals; 5, or a trace.", rich_help_panel=_LOAD)
+        int | None, typer.Option(help="Loads to simulate, for intervals: 5, in capacity 3.", rich_help_panel=_LOAD)
     ] = None
     router: Annotated[
         str, typer.Option(help="round-robin, least-loaded or prefix-aware, among --dp replicas.", rich_help_panel=_LOAD)

@@ -11,7 +11,7 @@ import pytest
 
 from ladder_sim import Scenario, predict
 from ladder_sim.errors import MemoryFitError, UsageError
-from ladder_sim.report.figures.serve import capacity_figure, load_figure
+from ladder_sim.report.figures.serve import load_figure
 from ladder_sim.serve import Lengths, Promise, Request, Service, StepTimes, Traffic, capacity, estimate, serve
 from tests.support.commands import run
 
@@ -161,7 +161,7 @@ def test_a_promise_that_nothing_keeps_is_named() -> None:
     assert (need.rate_limit, need.replicas, need.breaks) == (0.0, 0, ("ttft_p50",))
 
 
-def test_figures_show_every_request_and_the_gpus_of_each_variant() -> None:
+def test_the_figure_shows_every_request_and_what_a_replica_does() -> None:
     promise = Promise.parse("ttft_p95=500ms,e2e_p50=9s")
     variants = estimate(scenario(), Traffic(rate=20.0, **LOAD), seeds=1, promise=promise, record=True)
     drawn = load_figure("here", variants)
@@ -178,9 +178,6 @@ def test_figures_show_every_request_and_the_gpus_of_each_variant() -> None:
     # a line at the bound on what is drawn, inside the panel
     assert [line.x0 for line in drawn.layout.shapes] == [500.0]
     assert drawn.layout.xaxis.range[1] > 500.0
-    unkept = Promise.parse("ttft_p50=1us")
-    needs = capacity(scenario(), Traffic(rate=1.0, **LOAD), unkept, ["ladder"])
-    assert capacity_figure("here", needs).data[0].text == ("no number keeps it",)
 
 
 def test_requests_that_have_no_room_are_refused() -> None:
@@ -210,23 +207,20 @@ def test_the_command_prints_tables_json_and_csv(tmp_path: Path) -> None:
     text = run("serve", *FLAGS, "--rate", "20", "--slo", "ttft_p95=500ms", "--price", "2").out
     assert "20 requests/s, prompt 1024 + 256; 150 requests x 5 seeds, 2 GPUs" in text
     assert "promise kept" in text
-    answer = json.loads(run("serve", *FLAGS, "--rate", "20", "--json", "--gen", "uniform:1:99").out)
+    answer = json.loads(run("serve", *FLAGS, "--rate", "20", "--json", "--gen", "uniform:1:99", "--seeds", "2").out)
     assert answer["load"]["gen"] == "uniform:1:99"
     assert [row["variant"] for row in answer["rows"]] == ["standard", "ladder"]
-    assert answer["seeds"] == 5
+    assert answer["seeds"] == 2
     for row in answer["rows"]:
         assert row["tpot_p95_s_low"] < row["tpot_p95_s"] < row["tpot_p95_s_high"]
     assert [row["gain_tpot_p95_s"] > 1.0 for row in answer["rows"]] == [False, True]
-    rows = list(csv.DictReader(io.StringIO(run("serve", *FLAGS, "--concurrency", "4", "--csv").out)))
+    rows = list(csv.DictReader(io.StringIO(run("serve", *FLAGS, "--concurrency", "4", "--seeds", "1", "--csv").out)))
     assert float(rows[1]["tpot_p50_s"]) < float(rows[0]["tpot_p50_s"])
     trace = tmp_path / "trace.csv"
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,374,44\n")
     assert "trace trace.csv; 1 requests" in run("serve", *FLAGS, "--trace", str(trace)).out
     seeds = run("serve", *FLAGS, "--trace", str(trace), "--seeds", "3")
     assert (seeds.code, "these requests are not random" in seeds.err) == (2, True)
-    needs = json.loads(run("capacity", *FLAGS, "--rate", "40", "--slo", "tpot_p95=9ms", "--json").out)
-    assert needs["promise"] == "tpot_p95=9.00ms"
-    assert needs["rows"][1]["gpus"] <= needs["rows"][0]["gpus"]
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,8 @@ def capacity_figure(subtitle: str, fleets: Fleets) -> "go.Figure":
         gpus, colour = each.gpus, variant_colour(name)
         known = math.isfinite(gpus.value)
         over = gpus.high - gpus.value if math.isfinite(gpus.high) else gpus.value
+        spread = {"type": "data", "symmetric": False, "array": [over], "arrayminus": [gpus.value - gpus.low]}
+        spread |= {"color": SERIES_COLOURS[1], "thickness": 2}
         bar = go.Bar(
             x=[gpus.value if known else 0],
             y=[name],
@@ -120,9 +122,7 @@ def capacity_figure(subtitle: str, fleets: Fleets) -> "go.Figure":
             textposition="inside" if known else "outside",
             textfont={"color": "white"} if known else None,
             insidetextanchor="start",
-            error_x={"type": "data", "symmetric": False, "array": [over], "arrayminus": [gpus.value - gpus.low]}
-            if known
-            else None,
+            error_x=spread if known else None,
             showlegend=False,
             width=0.6,
         )
@@ -138,5 +138,5 @@ def capacity_figure(subtitle: str, fleets: Fleets) -> "go.Figure":
         place = {"annotation": {"text": f"promised: {bound}"}, "annotation_position": "top left"}
         panels.add_hline(y=limit_ms, row=2 + number, line=line, **place)
         # beyond its limit a replica's times grow without end
-        panels.update_yaxes(range=(0.0, 2.0 * limit_ms), row=2 + number)
+        panels.update_yaxes(range=(0.0, 1.6 * limit_ms), row=2 + number)
     return panels
