@@ -1,0 +1,108 @@
+"""Gains of techniques, predicted and measured: the tables of docs/versus.md.
+
+python benchmarks/techniques.py
+"""
+
+import csv
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from ladder_sim import Scenario, predict
+from ladder_sim.specs.arguments import ARGUMENTS
+
+DATA = Path(__file__).parents[1] / "tests" / "data"
+# of the runs of TokenWeave: eager vLLM with its multimem all-reduce
+TOKENWEAVE = {"model": "70b", "stack": "vllm", "allreduce": "multimem", "gen": 1}
+BOTH = "fused-norm+token-split"
+
+
+class Gain(NamedTuple):
+    """One row: how many times as fast."""
+
+    cells: tuple[str, ...]
+    measured: float
+    predicted: float
+
+    @property
+    def sign(self) -> bool:
+        """Both are gains, or both are losses."""
+        return (self.measured > 1.0) == (self.predicted > 1.0)
+
+    @property
+    def error(self) -> float:
+        """Of the prediction, as a fraction."""
+        return self.predicted / self.measured - 1.0
+
+    @property
+    def points(self) -> float:
+        """Percentage points that the prediction is above the measurement."""
+        return 100.0 * (self.predicted - self.measured)
+
+
+def tokenweave() -> list[Gain]:
+    """Prefills of Llama-3.3-70B in two parts with fused norms, over those with multimem alone."""
+    gains = []
+    for row in _rows("tokenweave_prefill.csv"):
+        fields = TOKENWEAVE | {"tp": int(row["tp"]), "prompt": int(row["prompt"])}
+        plain = predict(Scenario.of(**fields), ["standard", "upper-bound"])
+        standard_s, free_s = plain["standard"].ttft_s, plain["upper-bound"].ttft_s
+        fused_s, both_s = (
+            predict(Scenario.of(**fields, technique=name), "standard").ttft_s for name in ("fused-norm", BOTH)
+        )
+        measured = {name: float(value) for name, value in row.items()}
+        bound = measured["ttft_ms"] / measured["without_allreduce_ms"]
+        cells = (row["tp"], row["prompt"], f"{bound:.2f}", f"{standard_s / free_s:.2f}", f"{standard_s / fused_s:.2f}")
+        gains.append(Gain(cells, measured["ttft_ms"] / measured["overlapped_ms"], standard_s / both_s))
+    return gains
+
+
+def published() -> list[Gain]:
+    """The rows of others that a scenario can express."""
+    gains = []
+    for row in _rows("overlap_techniques.csv"):
+        before, after = (
+            predict(Scenario.of(**_fields(text)), "standard", ignore_memory=True)
+            for text in (row["scenario"], f"{row['scenario']} {row['change']}")
+        )
+        predicted = getattr(before, row["metric"]) / getattr(after, row["metric"])
+        gains.append(Gain((row["what"], row["source"], row["stands_in"]), float(row["measured"]), predicted))
+    return gains
+
+
+def tables() -> tuple[str, str]:
+    """Both, in Markdown."""
+    head = ("TP", "prompt", "no all-reduce, measured", "predicted", "fused norms alone", "both, measured", "predicted")
+    first = [
+        [*gain.cells, f"{gain.measured:.2f}", f"{gain.predicted:.2f}", f"{100 * gain.error:+.0f} %"]
+        for gain in tokenweave()
+    ]
+    second = [
+        [gain.cells[0], f"{gain.measured:.2f}", f"{gain.predicted:.2f}", f"{gain.points:+.1f}", *gain.cells[1:]]
+        for gain in published()
+    ]
+    other = ("row", "measured", "predicted", "points", "source", "stands in for what is not stated")
+    return _table((*head, "error"), first), _table(other, second)
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    cells = list(head)
+    return "\n".join([_line(cells), f"|{'---|' * len(cells)}", *map(_line, rows)])
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _fields(text: str) -> dict[str, object]:
+    given = dict(pair.split("=") for pair in text.split())
+    return {name: ARGUMENTS[name].read(value, name=name) for name, value in given.items()}
+
+
+def _rows(name: str) -> list[Mapping[str, str]]:
+    with (DATA / name).open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+if __name__ == "__main__":
+    print("\n\n".join(tables()))
