@@ -35,6 +35,7 @@ from calibration.step_log import read_step_log
 from calibration.steps_fit import fit_steps, steps_toml
 from ladder_sim.errors import LadderSimError, MissingDependencyError, exit_code
 from ladder_sim.serve import MeasuredSteps, Outcome, Request
+from ladder_sim.serve.evidence import MEASURED
 from ladder_sim.serve.mix import Mix
 from ladder_sim.serve.results import Result, read_results
 from ladder_sim.serve.simulation import simulate
@@ -45,7 +46,7 @@ RECORDED = REPO / "tests" / "data" / "serve_vllm"
 PAGE = REPO / "docs" / "load.md"
 HEADING = "## Held against a real server"
 # what errors at moderate load must keep
-LIMIT = 0.15
+LIMIT = math.expm1(MEASURED)
 # requests per second of the run that is fitted
 FITTED_RATE = 3.0
 # requests that come at once before it, so that the log has steps of many requests
