@@ -162,6 +162,8 @@ class Layout:
     """Of roles with others next to them, as `Kernel.next_to` says, and of those."""
     chunked: Mapping[int, int] = field(default_factory=dict)
     """Of roles that run chunk by chunk with a GEMM, and of that."""
+    apart: bool = False
+    """Its streams share nothing of the GPU."""
 
 
 @lru_cache(maxsize=1024)

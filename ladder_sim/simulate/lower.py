@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ladder_sim.costs.estimate import Estimate
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.des.program import Program, Stream, Task
-from ladder_sim.des.shared import Device, Number, maximum, minimum
+from ladder_sim.des.shared import NOTHING, Device, Number, maximum, minimum
 from ladder_sim.graph.layout import Layout
 from ladder_sim.graph.ops import COLLECTIVE_KINDS, Op
 from ladder_sim.graph.pass_kernels import PassKernels
@@ -275,7 +275,9 @@ def lower(schedule: Schedule, estimates: Sequence[Estimate], hardware: Hardware,
     free = isinstance(launch_s, float) and launch_s == 0.0
     launches, after = ((), layout.after) if free else _launched(layout, schedule.eager)
     tasks = [Task(name=name, stream=LAUNCH, duration_s=launch_s) for name in launches]
-    alone = [(durations_s[like], estimate.demand) for like, estimate in enumerate(estimates)]
+    alone = [
+        (durations_s[like], NOTHING if layout.apart else estimate.demand) for like, estimate in enumerate(estimates)
+    ]
     rows = zip(layout.names, order.streams, after, order.leads, layout.same_as, strict=True)
     for name, stream, needed, lead, like in rows:
         duration_s, demand = alone[like]

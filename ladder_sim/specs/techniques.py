@@ -46,6 +46,9 @@ TECHNIQUES: Mapping[str, Technique] = {
         exact=False,
         support="QuickReduce in vLLM 0.32.0 (quick_all_reduce.py) and SGLang, on AMD; vllm-project/vllm#39783",
     ),
+    "ideal-overlap": Technique(
+        summary="a limit: each layer's collectives run next to its own kernels, at no cost", support="none: a limit"
+    ),
     "token-split": Technique(
         summary="parts of the batch take turns, so that all-reduces of one overlap blocks of another",
         parameters=("2", "3", "4"),
@@ -62,6 +65,8 @@ CONFLICTS: Mapping[frozenset[str], str] = {
     frozenset({"sequence-parallel", "gemm-overlap"}): "gemm-overlap is sequence parallel, chunk by chunk",
     frozenset({"sequence-parallel", "quantized-allreduce"}): "no all-reduce is left to quantise",
     frozenset({"gemm-overlap", "quantized-allreduce"}): "no all-reduce is left to quantise",
+    frozenset({"gemm-overlap", "ideal-overlap"}): "nothing is left to overlap",
+    frozenset({"ideal-overlap", "token-split"}): "nothing is left to overlap",
     frozenset({"gemm-overlap", "token-split"}): "both fill the time of the same collectives, and no engine has both",
 }
 

@@ -23,6 +23,8 @@ TECHNIQUE_SETS = (
     "sequence-parallel+token-split",
     "gemm-overlap",
     "quantized-allreduce:int4",
+    "ideal-overlap",
+    "fused-norm+ideal-overlap",
     "quantized-allreduce:fp8+token-split",
 )
 # wirings whose ranks keep different residuals, of which none has a share
@@ -183,6 +185,27 @@ def test_gemms_and_collectives_chunk_by_chunk() -> None:
     }
     assert "reduce_scatter" not in names[511]
     assert "reduce_scatter" in names[512]
+
+
+def test_a_layer_overlaps_ideally() -> None:
+    """It takes the longer of its kernels and its collectives."""
+    for cluster, tp in (("h100-sxm", 8), ("l40s-pcie", 8)):
+        fields: dict[str, Any] = {
+            "model": "8b",
+            "cluster": cluster,
+            "stack": "vllm",
+            "tp": tp,
+            "prompt": 4096,
+            "gen": 1,
+        }
+        apart, ideal = (
+            predict(Scenario.of(**fields, technique=name), "standard").request.prefill
+            for name in ("none", "ideal-overlap")
+        )
+        comm_s = apart.breakdown.comm_s
+        longer_s = max(comm_s, apart.seconds - comm_s)
+        assert longer_s * 0.97 < ideal.seconds < longer_s * 1.05
+        assert ideal.breakdown.slowed_s == pytest.approx(0.0, abs=1e-9)
 
 
 def test_quantised_all_reduces() -> None:

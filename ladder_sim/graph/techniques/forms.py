@@ -12,7 +12,7 @@ import numpy as np
 from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.layout import Layout
 from ladder_sim.graph.ops import Count, Phase
-from ladder_sim.graph.techniques import fused_norm, gemm_overlap, quantized_allreduce, token_split
+from ladder_sim.graph.techniques import fused_norm, gemm_overlap, ideal_overlap, quantized_allreduce, token_split
 
 
 class Rewrite(NamedTuple):
@@ -45,6 +45,7 @@ REWRITES: Mapping[str, Rewrite] = {
     "sequence-parallel": Rewrite(_always, lambda layout, _: layout),
     "gemm-overlap": Rewrite(gemm_overlap.applies, lambda layout, _: gemm_overlap.rewrite(layout)),
     "quantized-allreduce": Rewrite(quantized_allreduce.applies, quantized_allreduce.rewrite),
+    "ideal-overlap": Rewrite(_always, lambda layout, _: ideal_overlap.rewrite(layout)),
     "token-split": Rewrite(token_split.applies, lambda layout, parts: token_split.rewrite(layout, int(parts))),
 }
 
