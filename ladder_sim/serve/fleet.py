@@ -255,25 +255,34 @@ def _smallest(
             problem = problem or error
             left_out.append(Tried(plan=base.plan, gpus=0, reason=error.message))
             context.progress.searched()
-    if not least and problem:
-        raise problem
     for gpus, service in sorted(least, key=lambda each: each[0]):
         plan, search = service.scenario.plan, context.search(service, variant)
         enough = best[0].gpus // plan.replica_gpus if best else None
-        if enough is not None and (gpus > enough * plan.replica_gpus or search.breaks(context.traffic.rate, enough)):
-            left_out.append(Tried(plan=plan, gpus=0, reason=MORE))
-        else:
+        try:
+            if enough is not None and (
+                gpus > enough * plan.replica_gpus or search.breaks(context.traffic.rate, enough)
+            ):
+                left_out.append(Tried(plan=plan, gpus=0, reason=MORE))
+                continue
             need = search.capacity()
-            reason = f"{', '.join(need.breaks)} on an idle replica" if not need.replicas else ""
-            simulated.append(Tried(plan=plan, gpus=need.gpus, reason=reason))
-            if need.replicas and (best is None or _rank(need) < _rank(best[0])):
-                best = need, search
-            elif not need.replicas and (unfit is None or _excess(need) < _excess(unfit[0])):
-                unfit = need, search
-        context.progress.searched()
+        except LadderSimError as error:
+            # what has no times of steps
+            problem = problem or error
+            left_out.append(Tried(plan=plan, gpus=0, reason=error.message))
+            continue
+        finally:
+            context.progress.searched()
+        reason = f"{', '.join(need.breaks)} on an idle replica" if not need.replicas else ""
+        simulated.append(Tried(plan=plan, gpus=need.gpus, reason=reason))
+        if need.replicas and (best is None or _rank(need) < _rank(best[0])):
+            best = need, search
+        elif not need.replicas and (unfit is None or _excess(need) < _excess(unfit[0])):
+            unfit = need, search
     tried = (*simulated, *left_out)
     if best is None:
-        assert unfit is not None
+        if unfit is None:
+            assert problem is not None
+            raise problem
         return _none(unfit, tried)
     return _with_ends(context, *best, tried, first)
 
@@ -291,22 +300,22 @@ def _excess(need: Capacity) -> float:
 
 
 def _least_gpus(service: Service, variant: str, context: _Context) -> float:
-    """GPUs without which a plan cannot carry the load, by the closed form; 0: it does not say."""
-    scenario, traffic = service.scenario, context.traffic
-    # what has no times of steps is refused first
-    service.times(variant)
+    """GPUs without which a plan cannot carry the load, by the closed form; infinite: no number can."""
+    scenario, traffic, spec = service.scenario, context.traffic, service.spec
     if service.steps:
         return 0.0
     prompt, gen = (max(1, round(each.mean)) for each in (traffic.prompt, traffic.gen))
-    load = replace(scenario.workload, batch=1, concurrency=1, prompt=prompt, gen=gen)
+    groups = scenario.plan.groups
+    loads = groups * _LOADS[spec.step_requests >= _LOADS]
+    workload = replace(scenario.workload, batch=1, concurrency=groups, prompt=prompt, gen=gen)
     profile = resolve_profile(scenario, service.profile)
-    figures = {"concurrency": _LOADS[service.spec.step_requests >= _LOADS]}
-    request = simulate_requests(replace(scenario, workload=load), figures, [variant], profile)[variant]
-    rates = figures["concurrency"] / (request.ttft_s + request.decode_s)
+    load = replace(scenario, workload=workload)
+    request = simulate_requests(load, {"concurrency": loads}, [variant], profile)[variant]
     bounds_s = [bound.seconds for bound in context.promise.bounds if bound.metric == "tpot"]
-    kept = request.decode_s / max(1, gen - 1) <= _SLACK * min(bounds_s, default=math.inf)
-    # the slowest load says nothing: an idle replica may be just fast enough
-    rate = _SLACK * float(np.max(rates, where=kept, initial=rates[0]))
+    kept = np.asarray(request.decode_s) <= max(1, gen - 1) * _SLACK * min(bounds_s, default=math.inf)
+    if not kept.any():
+        return math.inf
+    rate = _SLACK * float(np.max((loads / (request.ttft_s + request.decode_s))[kept]))
     return math.ceil(traffic.rate / rate) * scenario.plan.replica_gpus
 
 
