@@ -42,7 +42,7 @@ def graph_of(variant: str, technique: str, *, phase: Phase = "decode", **fields:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_short_cuts_and_engines_agree(variant: str, technique: str) -> None:
     """Layers left out are equal to those kept, and event by event on simpy a pass takes as long."""
-    if variant.startswith(APART) and ("sequence" in technique or "gemm" in technique):
+    if any(name in variant for name in APART) and ("sequence" in technique or "gemm" in technique):
         return
     for stack in ("vllm", "gpt-fast"):
         scenario = Scenario.of(model="8b", stack=stack, tp=8, prompt=4096, variant=variant, technique=technique)
