@@ -1,14 +1,15 @@
 """Step times on disk, in files named by what they were made from: the scenario, its profile, and the code.
 
-A file can be deleted at any time, and one that cannot be read is made again.
+A file can be deleted at any time, and one that is damaged is made again: it begins with a hash of the rest. Where none
+can be read or written, times are made in every process. Processes may share the folder: a file is whole, or not there.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import io
 import os
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,22 +22,29 @@ from ladder_sim.system.files import replacing
 
 # packages whose code the times depend on
 _CODE = ("costs", "des", "graph", "serve", "simulate", "specs")
+# the oldest files beyond so many are deleted: half a gigabyte
+MOST_FILES = 256
+_HASH_BYTES = hashlib.sha256().digest_size
 
 
 def cached(made_from: Sequence[object], make: Callable[[], Grids]) -> Grids:
     """What `make` returns, from the file of an earlier call if there is one."""
     path = folder() / f"{digest([*made_from, _code()])}.npz"
-    try:
-        return _read(path)
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
-        grids = make()
+    with contextlib.suppress(OSError):
+        content = path.read_bytes()
+        if hashlib.sha256(content[_HASH_BYTES:]).digest() == content[:_HASH_BYTES]:
+            return _read(content[_HASH_BYTES:])
+    grids = make()
+    # a disk that is full, or not ours
+    with contextlib.suppress(OSError):
         _write(path, grids)
-        return grids
+    return grids
 
 
 def folder() -> Path:
     """Where the files are (XDG Base Directory Specification)."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ladder-sim" / "step-times"
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (base if base.is_absolute() else Path(os.path.expanduser("~/.cache"))) / "ladder-sim" / "step-times"
 
 
 def digest(value: object) -> str:
@@ -81,13 +89,13 @@ def _code() -> str:
 def _write(path: Path, grids: Grids) -> None:
     file = io.BytesIO()
     np.savez(file, **_arrays(grids))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as target:
-            target.write(file.getvalue())
-    except OSError:
-        # a disk that is full, or not ours
-        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as target:
+        target.write(hashlib.sha256(file.getbuffer()).digest())
+        target.write(file.getbuffer())
+    files = sorted(path.parent.glob("*.npz"), key=lambda each: each.stat().st_mtime)
+    for oldest in files[:-MOST_FILES]:
+        oldest.unlink(missing_ok=True)
 
 
 def _arrays(grids: Grids) -> dict[str, Any]:
@@ -99,8 +107,8 @@ def _arrays(grids: Grids) -> dict[str, Any]:
     }
 
 
-def _read(path: Path) -> Grids:
-    with np.load(path, allow_pickle=False) as file:
+def _read(content: bytes) -> Grids:
+    with np.load(io.BytesIO(content), allow_pickle=False) as file:
         parts: dict[str, Any] = {
             name: file[name] if name in file else Rest(*(file[f"{name}.{column}"] for column in Rest._fields))
             for name in Grids._fields

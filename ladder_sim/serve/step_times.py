@@ -5,15 +5,17 @@ logits with sequences. Attention is one kernel of each layer, and a step takes
 
     attention + rest(tokens, attention) + head(sequences)
 
-The rest is the same for every attention where nothing overlaps, and nearly so where collectives hide behind it. Each
-part is simulated on a grid of its own and linear between; that of the rest is refined wherever a simulated step differs
-from what it gives, so that steps at which an engine changes kernels stay sharp.
+The rest is the same for every attention where nothing overlaps. Where collectives hide behind attention, it depends
+also on the part that requests that decode have in it, and on whether the tiles of prompts lose a wave to the
+collectives' SMs. Each part of a step is simulated on a grid of its own and linear between; that of the rest is refined
+wherever a simulated step differs from what it gives, so that steps at which an engine changes kernels stay sharp.
 """
 
 import copy
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from numbers import Integral
 from typing import Self
 
 import numpy as np
@@ -31,6 +33,7 @@ from ladder_sim.serve.mix import Mix, StepLimits
 from ladder_sim.serve.rest import Rest
 from ladder_sim.specs.scenario import Scenario
 
+_LARGER = "for larger steps, give StepTimes.of other limits, e.g. limits=StepLimits(1024, 8192, 131072)"
 # tokens of the longest request that times are made for by default; fewer where the model takes fewer
 CONTEXT = 16384
 
@@ -59,7 +62,7 @@ class StepTimes:
     >>> for variant in ("standard", "ladder"):
     ...     times = StepTimes.of(scenario, variant)
     ...     print(variant, round(1e3 * times.seconds(decode=[1024] * 64, prefill=[(512, 0)]), 1), "ms")
-    standard 32.6 ms
+    standard 32.5 ms
     ladder 23.3 ms
     """
 
@@ -131,31 +134,54 @@ class StepTimes:
     def seconds(
         self, decode: Iterable[int] = (), prefill: Iterable[tuple[int, int]] = (), *, duty: float = 0.0
     ) -> float:
-        """How long a step takes, seconds.
+        """How long a step takes, seconds, from its start to that of the next.
 
         Parameters
         ----------
-        decode, prefill
-            As in `Mix.of`.
+        decode
+            Of each request that decodes, the tokens that it reads, its new one included.
+        prefill
+            Of each chunk of a prompt, its new tokens and those before it. A single one is a request that decodes.
         duty
             Share of the time that prompts take: the GPU's power limit slows those that never pause.
 
         Raises
         ------
         UsageError
-            The step is empty, or larger than the limits.
+            The step is empty or holds what is no number of tokens, or it is larger than the limits.
+
+        Examples
+        --------
+        >>> from ladder_sim import Scenario
+        >>> times = StepTimes.of(Scenario.of(model="8b", tp=1, stack="vllm"), "standard")
+        >>> short, long = times.seconds(prefill=[(512, 0)]), times.seconds(prefill=[(512, 8192)])
+        >>> f"{1e3 * short:.1f} ms, after 8192 tokens {1e3 * long:.1f} ms"
+        '12.2 ms, after 8192 tokens 14.9 ms'
         """
-        mix = Mix.of(decode, prefill)
-        requests, tokens = mix.decoding + mix.prompts, mix.tokens
+        contexts = list(decode)
+        try:
+            chunks = [(new, before) for new, before in prefill]
+        except (TypeError, ValueError):
+            raise UsageError(
+                "prefill: each chunk must be two numbers",
+                hint="its new tokens and those before it, e.g. prefill=[(512, 0)]",
+            ) from None
+        for name, tokens, least in (
+            ("decode", contexts, 1),
+            ("prefill, new tokens", [new for new, _ in chunks], 1),
+            ("prefill, tokens before", [before for _, before in chunks], 0),
+            ("prefill, new tokens and those before", [sum(chunk) for chunk in chunks], 1),
+        ):
+            _check_tokens(name, tokens, least, self.limits.context)
+        mix = Mix.of(contexts, chunks)
         for number, limit, what in (
-            (requests, self.limits.requests, "requests"),
-            (tokens, max(self.limits.tokens, self.limits.requests), "tokens"),
+            (mix.decoding + mix.prompts, self.limits.requests, "requests"),
+            (mix.tokens, max(self.limits.tokens, self.limits.requests), "tokens"),
         ):
             if not 1 <= number <= limit:
-                raise UsageError(
-                    f"a step of {number} {what}: must be 1 to {limit}",
-                    hint="for larger steps, give StepTimes.of other limits",
-                )
+                raise UsageError(f"a step of {number} {what}: must be 1 to {limit}", hint=_LARGER)
+        if not 0.0 <= duty <= 1.0:
+            raise UsageError(f"duty {duty}: must be 0 to 1", hint="the share of the time that prompts take")
         return self.of_mix(mix, duty)
 
     def of_mix(self, mix: Mix, duty: float = 0.0) -> float:
@@ -213,6 +239,17 @@ class _RestTimes:
         for kind, weight in kinds:
             rest_s += weight * (low[kind] + up * (high[kind] - low[kind]))
         return rest_s
+
+
+def _check_tokens(name: str, tokens: Sequence[int], least: int, most: int) -> None:
+    # of each type once: a step has hundreds of requests
+    by_type: dict[type[object], int] = {type(each): each for each in tokens}
+    for of_type, number in by_type.items():
+        if not issubclass(of_type, Integral):
+            raise UsageError(f"{name}: {number!r}: must be a whole number", hint="tokens of each request")
+    for number in (min(tokens, default=least), max(tokens, default=least)):
+        if not least <= number <= most:
+            raise UsageError(f"{name}: {number}: must be {least} to {most}", hint=_LARGER)
 
 
 def _check(scenario: Scenario) -> None:

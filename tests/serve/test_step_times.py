@@ -1,11 +1,14 @@
 """Times of steps: against simulating each step, at the edges, idle, and on disk."""
 
-from collections.abc import Sequence
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.step_times import LIMITS, drawn
@@ -15,9 +18,11 @@ from ladder_sim.errors import UsageError
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.serve import StepTimes
 from ladder_sim.serve import cache as cache_module
+from ladder_sim.serve.cache import cached, digest, folder
 from ladder_sim.serve.grids import Grids
 from ladder_sim.serve.lookup import Axis, Grid
 from ladder_sim.serve.mix import Mix
+from ladder_sim.serve.rest import Rest
 from ladder_sim.serve.steps import Attention, Mixes, StepModel
 
 
@@ -105,14 +110,46 @@ def test_a_single_token_of_a_prompt_is_decoded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("decode", "prefill", "shown"),
-    [((), (), "0 requests"), ([9] * 300, (), "300 requests"), ((), [(9000, 0)], "9000 tokens")],
+    ("step", "shown"),
+    [
+        ({}, "a step of 0 requests: must be 1 to 256"),
+        ({"decode": [9] * 300}, "a step of 300 requests: must be 1 to 256"),
+        ({"prefill": [(5000, 0), (5000, 0)]}, "a step of 10000 tokens: must be 1 to 8192"),
+        ({"decode": [9, 0]}, "decode: 0: must be 1 to 8192"),
+        ({"decode": [9000]}, "decode: 9000: must be 1 to 8192"),
+        ({"decode": [9.5]}, "decode: 9.5: must be a whole number"),
+        ({"decode": [9, float("nan")]}, "decode: nan: must be a whole number"),
+        ({"decode": "12"}, "decode: '2': must be a whole number"),
+        ({"prefill": [(0, 5)]}, "prefill, new tokens: 0: must be 1"),
+        ({"prefill": [(512, -1)]}, "prefill, tokens before: -1: must be 0"),
+        ({"prefill": [(512, 8000)]}, "prefill, new tokens and those before: 8512: must be 1 to 8192"),
+        ({"prefill": [(512,)]}, "prefill: each chunk must be two numbers"),
+        ({"decode": [9], "duty": 1.5}, "duty 1.5: must be 0 to 1"),
+        ({"decode": [9], "duty": float("nan")}, "duty nan: must be 0 to 1"),
+    ],
 )
-def test_steps_beyond_the_limits_are_refused(
-    decode: Sequence[int], prefill: Sequence[tuple[int, int]], shown: str
-) -> None:
-    with pytest.raises(UsageError, match=f"a step of {shown}: must be 1 to"):
-        StepTimes.of(scenario(), "standard", limits=LIMITS).seconds(decode, prefill)
+def test_steps_that_there_are_no_times_for_are_refused(step: dict[str, Any], shown: str) -> None:
+    with pytest.raises(UsageError, match=f"^{shown}") as error:
+        StepTimes.of(scenario(), "standard", limits=LIMITS).seconds(**step)
+    assert error.value.hint
+
+
+def test_numbers_of_numpy_are_tokens() -> None:
+    times = StepTimes.of(scenario(), "standard", limits=LIMITS)
+    chunk = np.array([[300, 20]])
+    assert times.seconds(np.array([700, 500]), chunk) == times.seconds(iter([700, 500]), iter([(300, 20)]))
+
+
+@pytest.mark.parametrize("model", ["70b", "gemma-3-27b"])
+def test_a_chunk_takes_at_least_as_long_as_a_token_that_reads_as_much(model: str) -> None:
+    """Its share of a long prompt's attention was once less than reading the cache takes."""
+    steps = model_of(scenario(model=model), "standard")
+    new, before, one = np.array([2.0, 4.0, 64.0, 4096.0]), 8000.0, np.ones(4)
+    chunk_s = steps.kernels(Mixes(one, one, one, new, new * (2.0 * before + new))).prompt_s
+    token_s = steps.kernels(Mixes(one, before + new, 0.0 * one, 0.0 * one, 0.0 * one)).decode_s
+    assert np.all(chunk_s >= token_s)
+    assert np.all(np.diff(chunk_s) >= 0.0)
+    assert chunk_s[-1] > 2.0 * token_s[-1]
 
 
 def test_static_batches_have_no_steps_of_mixed_requests() -> None:
@@ -143,12 +180,72 @@ def test_a_second_call_reads_the_first_one_s_file(monkeypatch: pytest.MonkeyPatc
     # the requests of a scenario change nothing
     again = StepTimes.of(scenario(prompt=200, gen=7), "ladder", limits=LIMITS)
     assert (made, again.seconds(decode=[900] * 7, prefill=[(300, 50)])) == ([], first)
-    for path in cache_module.folder().iterdir():
-        path.write_bytes(b"damaged")
-    damaged = StepTimes.of(scenario(), "ladder", limits=LIMITS)
-    assert (made, damaged.seconds(decode=[900] * 7, prefill=[(300, 50)])) == (["ladder"], first)
     StepTimes.of(scenario(overrides={"intra.latency": "9us"}), "ladder", limits=LIMITS)
-    assert len(made) == 2
+    assert len(made) == 1
+
+
+GRIDS = Grids(
+    *(np.arange(float(place + 2)) for place in range(8)), *(Rest(*([np.arange(6.0)] * 4), np.ones((2, 6))),) * 2
+)
+
+
+@pytest.fixture
+def makes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], bool]:
+    """Asks for the same grids; whether they had to be made."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def ask() -> bool:
+        made = list[bool]()
+        got = cached(["times"], lambda: made.append(True) or GRIDS)  # type: ignore[func-returns-value]
+        assert digest(got) == digest(GRIDS)
+        return bool(made)
+
+    return ask
+
+
+@given(st.data())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_damaged_file_is_made_again(makes: Callable[[], bool], data: st.DataObject) -> None:
+    makes()
+    assert not makes()
+    (path,) = folder().iterdir()
+    content = bytearray(path.read_bytes())
+    if data.draw(st.booleans()):
+        del content[data.draw(st.integers(0, len(content) - 1)) :]
+    else:
+        content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(content)
+    assert makes()
+    assert not makes()
+
+
+def test_without_a_place_for_files_times_are_made_every_time(
+    makes: Callable[[], bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        assert makes()
+        assert makes()
+        assert not list(folder().iterdir())
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert makes()
+    assert makes()
+
+
+def test_of_many_files_the_oldest_go(makes: Callable[[], bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_module, "MOST_FILES", 2)
+    makes()
+    (first,) = folder().iterdir()
+    for number in (1, 2):
+        first.with_name(f"{number}.npz").write_bytes(b"")
+        os.utime(first.with_name(f"{number}.npz"), (number, number))
+    first.unlink()
+    makes()
+    assert {path.name for path in folder().iterdir()} == {first.name, "2.npz"}
 
 
 def test_how_unevenly_tokens_choose_experts_counts() -> None:
