@@ -368,7 +368,10 @@ def _end(search: Search, limit: float, spread: float, widths: Widths, sign: int)
         return float(search.fewest(limit) * search.service.scenario.plan.replica_gpus), limit
     wider = math.hypot(1.0, spread / move)
     end = limit * math.exp(-sign * wider * move)
-    replicas = search.fewest(end, replace(case, slower=case.slower**wider))
+    farther = replace(case, slower=case.slower**wider)
+    if not search.possible(farther):
+        return math.inf, end
+    replicas = search.fewest(end, farther)
     return float(replicas * search.service.scenario.plan.replica_gpus), end
 
 
