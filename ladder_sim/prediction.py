@@ -137,11 +137,12 @@ def simulation_inputs(
 
 
 def default_variants(scenario: Scenario) -> tuple[str, ...]:
-    """Variants compared by default: the usual four, with the model's own hybrid in place of ladder if it has one."""
-    ladder_layers = len(scenario.model.ladder_layers)
-    if 0 < ladder_layers < scenario.model.layers:
-        return tuple(f"hybrid-ladder:{ladder_layers}" if name == "ladder" else name for name in DEFAULT_VARIANTS)
-    return DEFAULT_VARIANTS
+    """Variants compared by default: the usual four, with the model's own in place of ladder if it has one."""
+    model = scenario.model
+    own = model.wiring or "ladder"
+    if 0 < len(model.ladder_layers) < model.layers:
+        own = f"hybrid-ladder:{len(model.ladder_layers)}"
+    return canonical_names(own if name == "ladder" else name for name in DEFAULT_VARIANTS)
 
 
 def resolve_profile(scenario: Scenario, profile: str | CalibrationProfile | None) -> CalibrationProfile | None:

@@ -191,7 +191,13 @@ def _stacks() -> Rows:
 def _variants() -> Rows:
     from ladder_sim.graph.families import FAMILIES
 
-    return ("variant", "wiring"), [(family.pattern, family.summary) for family in FAMILIES.values()]
+    rows = [
+        (family.pattern, family.summary, family.paper or "-", "needed" if family.retrained else "none")
+        for family in FAMILIES.values()
+    ]
+    hybrid = "standard, with the last K layers as another, parameter included: hybrid-delayed:2:16"
+    rows.append(("hybrid-NAME:K", hybrid, "-", "needed"))
+    return ("variant", "wiring", "paper", "training"), rows
 
 
 def _profiles() -> Rows:

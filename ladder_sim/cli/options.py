@@ -10,6 +10,7 @@ import typer
 import typer.core
 
 from ladder_sim.errors import UnknownNameError, UsageError
+from ladder_sim.graph.families import FAMILIES
 from ladder_sim.specs.arguments import ARGUMENTS, Argument
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.settings import settings
@@ -245,6 +246,11 @@ def _jitter(text: str) -> float | str:
             f"--jitter '{text}' is not a number",
             hint="0.05 spreads kernel times by 5 %; 'measured' takes the profile's spread",
         ) from None
+
+
+_PATTERNS = ", ".join(family.pattern for family in FAMILIES.values())
+# of `--variant`
+VARIANT_HELP = f"{_PATTERNS}, hybrid-NAME:K; repeatable, commas allowed."
 
 
 def split_names(given: Sequence[str] | None) -> list[str]:

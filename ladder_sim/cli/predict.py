@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ladder_sim.cli.options import ScenarioFlags, split_names, with_options
+from ladder_sim.cli.options import VARIANT_HELP, ScenarioFlags, split_names, with_options
 from ladder_sim.cli.output import PANEL, Output, check_plot, draw
 
 
@@ -16,7 +16,7 @@ def predict(
     variant: Annotated[
         list[str] | None,
         typer.Option(
-            help="standard, parallel, ladder, hybrid-ladder:K, desync:N or upper-bound; repeatable, commas allowed.",
+            help=VARIANT_HELP,
             rich_help_panel=PANEL,
         ),
     ] = None,

@@ -110,6 +110,7 @@ def shape_from_hf(config: Mapping[str, object], *, source: str) -> dict[str, Any
         post_norms=reader.flag("post_norms"),
         attention_sinks=reader.flag("attention_sinks"),
         ladder_layers=read_ladder_layers(reader, layers),
+        wiring=_wiring(reader),
         parallel_blocks=reader.flag("parallel_blocks"),
         multimodal=any(config.get(key) for key in (*TEXT_CONFIGS, *ENCODERS)),
         weights_dtype=quantization.dtype,
@@ -118,6 +119,16 @@ def shape_from_hf(config: Mapping[str, object], *, source: str) -> dict[str, Any
         # llamaLadder has the same blocks, wired otherwise
         family="llama" if reader.model_type() == "llamaLadder" else reader.model_type(),
     )
+
+
+def _wiring(reader: ConfigReader) -> str:
+    """A field of this project: published wirings other than llamaLadder's have none that is known."""
+    value = reader.config.get("ladder_sim_wiring", "")
+    if not isinstance(value, str):
+        raise reader.error("ladder_sim_wiring", "must be the name of a variant", "for example 'delayed:2'")
+    if value and reader.model_type() == "llamaLadder":
+        raise reader.error("ladder_sim_wiring", "a llamaLadder has its ladder_layers", "drop one of both")
+    return value
 
 
 def _qk_norm(reader: ConfigReader) -> QkNorm:

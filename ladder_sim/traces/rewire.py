@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.variants import canonical
+from ladder_sim.graph.variants import parse
 from ladder_sim.graph.wiring import wiring
 from ladder_sim.traces.blocks import Pass, find_passes
 from ladder_sim.traces.fusion import split_norms
@@ -44,10 +44,11 @@ def rewire(graph: TraceGraph, variant: str, *, stream_wait_s: float = STREAM_WAI
     UsageError
         The variant needs kernels that a standard run does not have, or there are no transformer blocks.
     """
-    name = canonical(variant)
-    if name.startswith("desync"):
+    chosen = parse(variant)
+    name = chosen.name
+    if name not in REWIRED and (chosen.family.name != "ladder" or chosen.number > 1):
         raise UsageError(
-            f"variant '{variant}' adds the residual before its all-reduces, in kernels that a standard run lacks",
+            f"variant '{variant}' needs kernels that a standard run lacks, or another order of its adds",
             hint=f"choose {', '.join(REWIRED)}",
         )
     if name == "standard":

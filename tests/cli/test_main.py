@@ -17,6 +17,7 @@ from ladder_sim import __version__
 from ladder_sim.cli.options import ScenarioFlags
 from ladder_sim.display.labels import field_text
 from ladder_sim.errors import install_command
+from ladder_sim.graph.families import FAMILIES
 from ladder_sim.specs import catalog
 from ladder_sim.specs.settings import settable
 from tests.conftest import REPO
@@ -85,7 +86,7 @@ def test_list(what: str) -> None:
         "models": catalog.model_names(),
         "clusters": catalog.cluster_names(),
         "stacks": catalog.stack_names(),
-        "variants": ("standard", "parallel", "ladder", "hybrid-ladder:K", "desync:N", "upper-bound"),
+        "variants": (*(family.pattern for family in FAMILIES.values()), "hybrid-NAME:K"),
         "profiles": ("h100-sxm",),
         "settings": settable(),
     }[what]

@@ -1,5 +1,6 @@
 """Residual wirings against the equations of the design."""
 
+import re
 from itertools import groupby
 
 import pytest
@@ -7,11 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ladder_sim.errors import LadderSimError, UnknownNameError, UsageError
+from ladder_sim.graph.families import FAMILIES
 from ladder_sim.graph.variants import DEFAULT_VARIANTS, canonical, parse
 from ladder_sim.graph.wiring import Wiring, wiring
 from ladder_sim.prediction import default_variants
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
+from tests.conftest import REPO
 from tests.support.strategies import EMBEDDING, LAYERS, State, equation, laid_out
 
 
@@ -200,6 +203,27 @@ def test_condensed_size_does_not_grow_with_the_model() -> None:
 
 
 # names
+
+
+def test_the_table_of_the_documentation_is_that_of_the_families() -> None:
+    text = (REPO / "docs" / "model.md").read_text()
+    rows = re.findall(r"^\| `([^`]+)` \|.*\| ([^|]+) \|$", text[text.index("## Wirings") :].partition("\n## ")[0], re.M)
+    assert rows == [(family.pattern, family.paper or "-") for family in FAMILIES.values()]
+
+
+def test_names_of_hybrids_and_defaults() -> None:
+    for name in ("ladder:3", "hybrid-ladder:2:8", "hybrid-farskip:own:8", "hybrid-parallel:3", "partial:7", "drop:0"):
+        assert canonical(f" {name.upper()} ") == name
+    assert canonical("hybrid-ladder:1:8") == "hybrid-ladder:8"
+    assert canonical("ladder:01") == "ladder"
+
+
+@given(laid_out())
+def test_a_name_means_itself(case: tuple[str, int]) -> None:
+    variant, layers = case
+    assert canonical(variant) == variant
+    parse(variant).check(layers)
+    assert parse(variant).sentence.endswith(".")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ladder_sim.analysis.advice import own_variant
 from ladder_sim.errors import SpecError, UnknownNameError
+from ladder_sim.prediction import default_variants
 from ladder_sim.specs import catalog
 from ladder_sim.specs.hf_config import read_config
 from ladder_sim.specs.layers import Moe
@@ -28,7 +30,7 @@ SIZES = (
     "vocab_size",
     "max_position_embeddings",
 )
-OTHERS = ("model_type", "ladder_layers", "layer_types", "rms_norm_eps", "sliding_window")
+OTHERS = ("model_type", "ladder_layers", "ladder_sim_wiring", "layer_types", "rms_norm_eps", "sliding_window")
 FLAGS = (
     "tie_word_embeddings",
     "attention_bias",
@@ -137,6 +139,16 @@ def test_ladder_layers_of_another_type_are_not_dropped_silently() -> None:
     error = refused(ladder_layers=4)
     assert "ladder_layers is 4" in error.message
     assert "--variant" in error.hint
+
+
+def test_a_wiring_by_name() -> None:
+    model = read(ladder_sim_wiring="delayed:2")
+    assert default_variants(Scenario.of(model=model, tp=8)) == ("standard", "parallel", "delayed:2", "upper-bound")
+    assert own_variant(model) == "delayed:2"
+    assert "must be the name" in refused(ladder_sim_wiring=2).message
+    assert "ladder_layers" in refused(ladder_sim_wiring="ladder", model_type="llamaLadder").message
+    with pytest.raises(UnknownNameError, match="dleayed"):
+        default_variants(Scenario.of(model=read(ladder_sim_wiring="dleayed:2"), tp=8))
 
 
 @pytest.mark.parametrize("field", [f for f in SIZES if f not in ("num_key_value_heads", "head_dim")])
