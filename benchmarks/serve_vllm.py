@@ -37,6 +37,7 @@ from ladder_sim.errors import LadderSimError, MissingDependencyError, exit_code
 from ladder_sim.serve import MeasuredSteps, Outcome, Request
 from ladder_sim.serve.evidence import MEASURED
 from ladder_sim.serve.mix import Mix
+from ladder_sim.serve.pools import Pool
 from ladder_sim.serve.results import Result, read_results
 from ladder_sim.serve.simulation import simulate
 from ladder_sim.system.processes import ending_children
@@ -349,7 +350,7 @@ def predict(steps: MeasuredSteps, run: Mapping[str, Any]) -> Outcome:
     """Serve the requests of a run with fitted steps."""
     lists = zip(run["arrival_ms"], run["prompt"], run["gen"], strict=True)
     requests = [Request(arrival_s=1e-3 * at_ms, prompt=prompt, gen=gen) for at_ms, prompt, gen in lists]
-    return simulate("standard", steps, steps.spec, requests, gpus=1)
+    return simulate("standard", Pool(times=steps, spec=steps.spec), requests)
 
 
 _METHOD = """

@@ -23,6 +23,7 @@ from ladder_sim.des.shared import Floats
 from ladder_sim.display.console import show, table
 from ladder_sim.errors import UsageError
 from ladder_sim.serve import MeasuredSteps, Outcome
+from ladder_sim.serve.pools import Pool
 from ladder_sim.serve.results import Result, read_results
 from ladder_sim.serve.simulation import simulate
 from ladder_sim.system.files import check_folder, write_file
@@ -36,7 +37,8 @@ _CLOSE = 1e-4
 
 def _serve_again(steps: MeasuredSteps, result: Result) -> Outcome:
     """Serve the requests of a run with measured steps."""
-    return simulate("standard", steps, steps.spec, result.requests, gpus=1, concurrency=result.concurrency)
+    pool = Pool(times=steps, spec=steps.spec)
+    return simulate("standard", pool, result.requests, concurrency=result.concurrency)
 
 
 def fit_steps(log: StepLog, result: Result) -> MeasuredSteps:

@@ -11,6 +11,7 @@ from ladder_sim.cli.options import PointFlags, split_names, with_options
 from ladder_sim.cli.output import Output
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.values import whole
 
 if TYPE_CHECKING:
     from ladder_sim.confidence import Confidence
@@ -67,8 +68,28 @@ class LoadFlags(PointFlags):
 
     def scenario(self) -> Scenario:
         """Resolve names and check everything; each replica has a request, whatever comes."""
-        replicas = self.arguments["dp"] * self.arguments["attention_dp"]
-        return Scenario.of(**self.arguments, concurrency=replicas, overrides=self.settings)
+        return self._scenario(**self.arguments)
+
+    def _scenario(self, **arguments: Any) -> Scenario:
+        replicas = arguments["dp"] * arguments["attention_dp"]
+        return Scenario.of(**arguments, concurrency=replicas, overrides=self.settings)
+
+    def prefill(self, replicas: int, tp: int | None) -> Scenario | None:
+        """Of replicas that run prompts only."""
+        if not replicas:
+            if tp is not None:
+                raise UsageError(
+                    f"--prefill-tp {tp} without --prefill-replicas: no replica runs prompts only",
+                    hint="say how many, e.g. --prefill-replicas 2",
+                )
+            return None
+        if self.steps is not None:
+            raise UsageError(
+                "--prefill-replicas with --steps: only a whole server was measured", hint="leave out one of them"
+            )
+        whole(replicas, "--prefill-replicas", 1, 10_000)
+        tp = self.scenario().plan.tp if tp is None else tp
+        return self._scenario(**{**self.arguments, "dp": replicas, "tp": tp})
 
     def traffic(self) -> "Traffic":
         """Requests drawn at random."""
@@ -126,6 +147,12 @@ def serve(
     ] = None,
     variant: Annotated[list[str] | None, typer.Option(help="As in predict; standard and ladder by default.")] = None,
     price: Annotated[float | None, typer.Option(help="US dollars per GPU and hour.")] = None,
+    prefill_replicas: Annotated[
+        int, typer.Option(help="Further replicas that run the prompts for those of --dp.", rich_help_panel=_LOAD)
+    ] = 0,
+    prefill_tp: Annotated[
+        int | None, typer.Option(help="Their tensor parallelism; as --tp by default.", rich_help_panel=_LOAD)
+    ] = None,
     perfetto: Annotated[
         Path | None, typer.Option(help="Write a minute of one replica for ui.perfetto.dev: .json or .json.gz.")
     ] = None,
@@ -142,7 +169,8 @@ def serve(
     from ladder_sim.system.progress import Progress
     from ladder_sim.traces.serving import write_steps
 
-    scenario, how = flags.scenario(), flags.how()
+    scenario = flags.scenario()
+    how = {"prefill": flags.prefill(prefill_replicas, prefill_tp), **flags.how()}
     check_folder("--perfetto", perfetto)
     usd_per_gpu_hour = None if price is None else check_price(price)
     promise = Promise.parse(slo) if slo is not None else None
@@ -168,9 +196,9 @@ def serve(
     if perfetto is not None:
         write_steps(perfetto, {name: each.outcome for name, each in estimates.variants.items()})
     output.give(
-        lambda: serve_document(scenario, requests, estimates, usd_per_gpu_hour),
-        lambda: serve_report(load_label(scenario, requests, how["steps"]), estimates, usd_per_gpu_hour),
-        lambda: load_figure(load_subtitle(scenario, requests, how["steps"]), estimates),
+        lambda: serve_document(scenario, requests, how, estimates, usd_per_gpu_hour),
+        lambda: serve_report(load_label(scenario, requests, how), estimates, usd_per_gpu_hour),
+        lambda: load_figure(load_subtitle(scenario, requests, how), estimates),
         _notes(scenario, {"": estimates.confidence}, how["steps"], estimates.cautions),
     )
 
@@ -243,8 +271,8 @@ def capacity(
         )
     confidences = {str(each.scenario.plan): each.confidence for each in fleets.variants.values() if each.confidence}
     output.give(
-        lambda: capacity_document(scenario, fleets, usd_per_gpu_hour),
-        lambda: capacity_report(capacity_label(scenario, fleets), fleets, usd_per_gpu_hour),
+        lambda: capacity_document(scenario, how, fleets, usd_per_gpu_hour),
+        lambda: capacity_report(capacity_label(scenario, how, fleets), fleets, usd_per_gpu_hour),
         lambda: capacity_figure(f"{scenario.model.name}, {scenario.cluster.name}, {scenario.stack.name}", fleets),
         _notes(scenario, confidences, how["steps"], fleets.cautions),
     )

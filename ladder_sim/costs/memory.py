@@ -123,13 +123,13 @@ def kv_requests(scenario: Scenario, prompt: Count, gen: Count) -> float | Floats
         Tokens of one request, which may be arrays of one length.
     """
     tokens: Any = prompt + scenario.stack.kv_answer_share * gen
-    requests: float | Floats = _kv_pool_bytes(scenario) / _kv_bytes(scenario, tokens)
+    requests: float | Floats = _kv_pool_bytes(scenario) / kv_bytes(scenario, tokens)
     return requests
 
 
 def kv_tokens(scenario: Scenario, context: int) -> float:
     """Tokens whose KV cache the stack has room for under continuous batching, of requests of `context` tokens each."""
-    return float(_kv_pool_bytes(scenario) / _kv_bytes(scenario, context) * context)
+    return float(_kv_pool_bytes(scenario) / kv_bytes(scenario, context) * context)
 
 
 def _kv_pool_bytes(scenario: Scenario) -> float:
@@ -150,7 +150,7 @@ def _bytes_next_to_weights(
         return *_growing_bytes(scenario, requests, prompt, gen), scenario.stack.memory_overhead_bytes
     room = kv_requests(scenario, prompt, gen)
     tokens: Any = prompt + scenario.stack.kv_answer_share * gen
-    request_bytes = _kv_bytes(scenario, tokens)
+    request_bytes = kv_bytes(scenario, tokens)
     requests = scenario.plan.group_requests(requests)
     kept_bytes = np.maximum(0.0, scenario.cluster.gpu.hbm_bytes - weight_bytes(scenario) - room * request_bytes)
     # activations are part of what the stack keeps
@@ -163,7 +163,7 @@ def _growing_bytes(
     """KV cache and activations: what grows with the requests."""
     model, stack, tp = scenario.model, scenario.stack, scenario.plan.tp
     context: Any = prompt + gen
-    kv_bytes = _kv_bytes(scenario, context) * scenario.plan.group_requests(batch)
+    cache_bytes = kv_bytes(scenario, context) * scenario.plan.group_requests(batch)
     # of one pass
     batch = scenario.plan.micro_batch(batch)
     tokens: Any = batch * prompt
@@ -177,7 +177,7 @@ def _growing_bytes(
     residual = 1.0 * tokens * model.hidden * STATE_BYTES
     # logits are made when the layers' activations are gone, but the residual is still there
     activations: Floats = np.maximum(np.maximum(widest, attention + 2.0 * residual), logits + residual)
-    return kv_bytes, activations
+    return cache_bytes, activations
 
 
 @lru_cache(maxsize=1024)
@@ -195,7 +195,7 @@ def _width(feed_forward: Dense | Moe, plan: Plan) -> float:
     return copies * (expert.up_width + expert.width) / plan.expert_tp
 
 
-def _kv_bytes(scenario: Scenario, tokens: Any) -> Any:
+def kv_bytes(scenario: Scenario, tokens: Any) -> Any:
     """KV cache of so many tokens of one request on one GPU, replicas included; tokens may be an array."""
     stages = _kv_elements(scenario.model, scenario.plan)
     element_bytes = KV_BYTES[scenario.workload.kv_dtype]

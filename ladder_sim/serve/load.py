@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from ladder_sim.costs.profile import CalibrationProfile
@@ -11,6 +12,7 @@ from ladder_sim.serve.engines import scheduler_spec, with_drafter
 from ladder_sim.serve.measured_steps import MeasuredSteps, RewiredSteps
 from ladder_sim.serve.mix import MixTimes, StepLimits
 from ladder_sim.serve.outcome import Outcome
+from ladder_sim.serve.pools import Pool, Prefill
 from ladder_sim.serve.promise import Promise
 from ladder_sim.serve.requests import Request
 from ladder_sim.serve.routers import Router
@@ -41,6 +43,8 @@ class Service:
     """Fields of `SchedulerSpec` to set otherwise."""
     steps: MeasuredSteps | None = None
     """Those of a running engine with the standard wiring, instead of simulated ones."""
+    prefill: Scenario | None = None
+    """The same for replicas that run prompts only, if there are any; its ``dp`` is their number."""
     _times: dict[str, MixTimes] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -106,18 +110,26 @@ class Service:
         **how
             As in `ladder_sim.serve.simulation.simulate`.
         """
-        plan = self.scenario.plan
-        return simulate(
-            variant,
-            self.times(variant).slower(slower),
-            self.spec,
-            requests,
-            gpus=plan.replica_gpus,
-            replicas=plan.dp if replicas is None else replicas,
-            steps_at_once=plan.steps_at_once,
-            router=self.router,
-            **how,
-        )
+        pool = self._pool(variant, replicas, slower)
+        prefill = None
+        if self._prompts:
+            prompts = self._prompts._pool(variant, None, slower)
+            prefill = Prefill.between(prompts, self._prompts.scenario, self.scenario, pool.gpus + prompts.gpus)
+        return simulate(variant, pool, requests, prefill=prefill, router=self.router, **how)
+
+    @cached_property
+    def _prompts(self) -> "Service | None":
+        """What runs prompts only."""
+        if self.prefill is None:
+            return None
+        changed = {**self.changed, "hands_over": True, "speculation": None}
+        return replace(self, scenario=self.prefill, changed=changed, prefill=None, _times={})
+
+    def _pool(self, variant: str, replicas: int | None, slower: float) -> Pool:
+        plan, times = self.scenario.plan, self.times(variant).slower(slower)
+        count = plan.dp if replicas is None else replicas
+        # steps at once are for requests of their own, as if they were further replicas
+        return Pool(times=times, spec=self.spec, replicas=count * plan.steps_at_once, gpus=count * plan.replica_gpus)
 
 
 def serve(

@@ -82,6 +82,14 @@ class Replica:
         self.scheduler.add(answer)
         if self._record:
             self.answers.append(answer)
+        self._wake()
+
+    def release(self, answer: Answer) -> None:
+        """Stop holding the KV cache of a prompt that another replica has now."""
+        self.scheduler.release(answer)
+        self._wake()
+
+    def _wake(self) -> None:
         if not self._arrival.triggered:
             self._arrival.succeed()
 

@@ -44,8 +44,10 @@ class Answer:
     """How often it had to start again."""
     reused: int = 0
     """Tokens that were cached when it was admitted, at any time."""
+    received: int = 0
+    """Tokens whose KV cache comes from another replica."""
     produced: int = 0
-    """Tokens of its answer, there or on their way, when it had to start again."""
+    """Tokens of its answer, there or on their way, when it had to start again or came from another replica."""
     blocks: list[int] = field(default_factory=list)
     """Of the KV cache that it holds."""
     admitted: int = 0

@@ -49,6 +49,11 @@ class SchedulerSpec:
     speculation: Speculation | None = None
     """Requests decode drafted tokens too."""
 
+    hands_over: bool = False
+    """It runs prompts only; their blocks are held until another replica has the KV cache."""
+    takes_first_token: bool = False
+    """From a replica that runs prompts only the first token comes too; else the last token of the prompt runs again."""
+
     @property
     def rows(self) -> int:
         """Tokens that a request decodes in a step, those that are rejected included."""
@@ -146,9 +151,14 @@ class Scheduler:
             # it may have had to start again since, in vain
             if answer in self.running:
                 del self.running[answer]
-                self.blocks.release(answer, answer.request.prompt + answer.request.gen - 1)
+                if not self.spec.hands_over:
+                    self.release(answer)
             if answer in self._decoding:
                 self._end(answer)
+
+    def release(self, answer: Answer) -> None:
+        """Stop using the blocks of a request that is answered."""
+        self.blocks.release(answer, answer.request.prompt + answer.request.gen - 1)
 
     # prompts
 
@@ -172,7 +182,8 @@ class Scheduler:
             return None
         answer, blocks = self.waiting.peek(), self.blocks
         cached = blocks.cached(answer)
-        computed = len(cached) * self.spec.block_tokens
+        # of a KV cache that has come, one token is left to run
+        computed = max(len(cached) * self.spec.block_tokens, answer.received - 1)
         tokens = min(answer.prompt - computed, room)
         kept = max(answer.prompt, computed + tokens + self._lookahead)
         if self.spec.whole_answers:
@@ -184,7 +195,8 @@ class Scheduler:
         answer.blocks, answer.computed = cached, computed
         if self.spec.whole_answers:
             answer.blocks += blocks.take(blocks.needed(kept) - len(cached))
-        answer.reused += answer.computed
+        if not answer.received:
+            answer.reused += computed
         answer.admitted, self.admissions = self.admissions, self.admissions + 1
         self.running[answer] = None
         return self._run(answer, tokens)
@@ -194,7 +206,7 @@ class Scheduler:
         before = answer.computed
         answer.computed += tokens
         answer.blocks += self.blocks.take(self._lacks(answer, answer.computed))
-        self.blocks.publish(answer, before, answer.computed)
+        self.blocks.publish(answer, 0 if answer.received else before, answer.computed)
         self._prompt = answer if answer.computed < answer.prompt else None
         return _Chunk(answer, tokens, before)
 
@@ -294,6 +306,7 @@ class Scheduler:
         del self.running[answer]
         self.preemptions += 1
         answer.preemptions += 1
+        answer.received = 0
         # known by its contents
         computed = answer.computed
         if answer is self._prompt:

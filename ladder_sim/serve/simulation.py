@@ -2,28 +2,25 @@
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import simpy
 
 from ladder_sim.errors import UsageError
-from ladder_sim.serve.mix import MixTimes
 from ladder_sim.serve.outcome import Outcome
+from ladder_sim.serve.pools import Pool, Prefill
 from ladder_sim.serve.promise import Promise
 from ladder_sim.serve.replica import Replica
 from ladder_sim.serve.requests import Answer, Request
 from ladder_sim.serve.routers import ROUTERS, Router
-from ladder_sim.serve.scheduler import SchedulerSpec
 
 
 def simulate(
     variant: str,
-    times: MixTimes,
-    spec: SchedulerSpec,
+    pool: Pool,
     requests: Iterable[Request],
     *,
-    gpus: int,
-    replicas: int = 1,
-    steps_at_once: int = 1,
+    prefill: Prefill | None = None,
     router: Router = "round-robin",
     concurrency: int = 0,
     promise: Promise | None = None,
@@ -36,16 +33,14 @@ def simulate(
     ----------
     variant
         Whose steps these are.
-    times, spec
-        Of each replica.
+    pool
+        Replicas that serve them.
     requests
         In order of arrival.
-    gpus
-        Of one replica.
-    replicas, router
-        How many, and which of them a request goes to.
-    steps_at_once
-        Of each replica; each is for requests of its own, as if they were further replicas.
+    prefill
+        Replicas that run the prompts for them.
+    router
+        Which replica of a pool a request goes to.
     concurrency
         Requests in flight: each of the others comes when one is answered, whatever its time of arrival; 0: then.
     promise
@@ -61,7 +56,7 @@ def simulate(
         A request is larger than the KV cache or than what times are made for.
     """
     env = simpy.Environment()
-    system = _System(env, times, spec, replicas * steps_at_once, router, watch, record=record)
+    system = _System(env, pool, prefill, router, watch, record=record)
     source = iter(requests)
     if concurrency:
         system.source = source
@@ -74,7 +69,7 @@ def simulate(
         raise UsageError("no requests to serve", hint="ask for at least one, e.g. --requests 1000")
     return Outcome(
         variant=variant,
-        gpus=replicas * gpus,
+        gpus=pool.gpus + (prefill.pool.gpus if prefill else 0),
         answers=system.answers,
         replicas=system.replicas,
         queued=system.queued(),
@@ -86,30 +81,43 @@ class _System:
     def __init__(
         self,
         env: simpy.Environment,
-        times: MixTimes,
-        spec: SchedulerSpec,
-        replicas: int,
+        pool: Pool,
+        prefill: Prefill | None,
         router: Router,
         watch: Callable[[int], object],
         *,
         record: bool,
     ) -> None:
-        self.env, self.spec, self.limit = env, spec, times.limits.context
-        self.replicas = [Replica(env, times, spec, self._answered, record=record) for _ in range(replicas)]
-        self._choose, self._watch = ROUTERS[router](), watch
+        self.env, self.pool, self.prefill, self._watch = env, pool, prefill, watch
+        decoding = [Replica(env, pool.times, pool.spec, self._answered, record=record) for _ in range(pool.replicas)]
+        prompts = [self._prefill_replica(prefill.pool) for _ in range(prefill.pool.replicas)] if prefill else []
+        self.replicas = [*decoding, *prompts]
+        self._choose, self._choose_prefill = partial(ROUTERS[router](), decoding), partial(ROUTERS[router](), prompts)
+        # of each replica, taken by one KV cache at a time
+        self._links = {replica: simpy.Resource(env) for replica in self.replicas}
+        # KV caches on their way
+        self._moving = 0
         self.answers: list[Answer] = []
         self.source: Iterator[Request] = iter(())
         self._queues: list[int] = []
         self._done = 0
 
+    def _prefill_replica(self, pool: Pool) -> Replica:
+        def answered(part: Answer) -> None:
+            self.env.process(self._hand_over(part, replica))
+
+        replica = Replica(self.env, pool.times, pool.spec, answered)
+        return replica
+
     def arrivals(self, source: Iterator[Request]) -> Generator[simpy.Event, object, None]:
         """Send each request when it comes."""
         for request in source:
-            at_s = request.arrival_s + self.spec.frontend_s
+            at_s = request.arrival_s + self.pool.spec.frontend_s
             if at_s > self.env.now:
                 yield self.env.timeout(at_s - self.env.now)
             self._send(request)
-            self._queues.append(sum(len(replica.scheduler.waiting) for replica in self.replicas))
+            waiting = sum(len(replica.scheduler.waiting) for replica in self.replicas)
+            self._queues.append(waiting + self._moving)
 
     def send_next(self) -> None:
         """Send the next request now, if there is one."""
@@ -117,8 +125,8 @@ class _System:
         if request is None:
             return
         request = replace(request, arrival_s=self.env.now)
-        if self.spec.frontend_s:
-            self.env.timeout(self.spec.frontend_s).callbacks.append(lambda _: self._send(request))
+        if frontend_s := self.pool.spec.frontend_s:
+            self.env.timeout(frontend_s).callbacks.append(lambda _: self._send(request))
         else:
             self._send(request)
 
@@ -128,16 +136,46 @@ class _System:
 
     def _send(self, request: Request) -> None:
         context = request.prompt + request.gen
-        room = self.spec.room
-        if context > min(room, self.limit):
-            what = "the KV cache has room for" if room < self.limit else "times of steps are made for"
+        room, limit = self.pool.spec.room, self.pool.times.limits.context
+        if context > min(room, limit):
+            what = "the KV cache has room for" if room < limit else "times of steps are made for"
             raise UsageError(
-                f"request {len(self.answers) + 1}: {context} tokens: {what} {min(room, self.limit)}",
+                f"request {len(self.answers) + 1}: {context} tokens: {what} {min(room, limit)}",
                 hint="leave out longer requests, or use more GPUs",
             )
         answer = Answer(request=request, number=len(self.answers))
         self.answers.append(answer)
-        self._choose(self.replicas, answer).add(answer)
+        if self.prefill is None:
+            self._choose(answer).add(answer)
+        else:
+            part = Answer(request=replace(request, gen=1), number=answer.number)
+            self._choose_prefill(part).add(part)
+
+    def _hand_over(self, part: Answer, source: Replica) -> Generator[simpy.Event, object, None]:
+        """Send the KV cache of a prompt that is done to a replica that decodes."""
+        assert self.prefill is not None
+        answer = self.answers[part.number]
+        target = self._choose(answer)
+        # it counts for those that come next
+        target.load += 1
+        self._moving += 1
+        with self._links[source].request() as sending:
+            yield sending
+            with self._links[target].request() as receiving:
+                yield receiving
+                yield self.env.timeout(self.prefill.seconds(part.request.prompt))
+        self._moving -= 1
+        target.load -= 1
+        source.release(part)
+        answer.reused, answer.preemptions = part.reused, part.preemptions
+        if self.pool.spec.takes_first_token:
+            answer.first_s, answer.produced = self.env.now, 1
+        if answer.produced == answer.request.gen:
+            answer.last_s = self.env.now
+            self._answered(answer)
+        else:
+            answer.received = answer.prompt
+            target.add(answer)
 
     def _answered(self, answer: Answer) -> None:
         self._done += 1

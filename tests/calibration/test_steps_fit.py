@@ -15,6 +15,7 @@ from calibration.steps_fit import fit_steps, steps_toml
 from ladder_sim.errors import UsageError
 from ladder_sim.serve import Lengths, MeasuredSteps, Outcome, Traffic
 from ladder_sim.serve.mix import Mix
+from ladder_sim.serve.pools import Pool
 from ladder_sim.serve.results import read_results
 from ladder_sim.serve.simulation import simulate
 
@@ -55,7 +56,7 @@ STEP = (
 def served(server: MeasuredSteps) -> Outcome:
     lengths = {"prompt": Lengths.parse("uniform:64:256"), "gen": Lengths.parse("uniform:20:200")}
     traffic = Traffic(rate=4.0, burstiness=1.0, requests=150, **lengths)
-    return simulate("standard", server, server.spec, traffic, gpus=1, record=True)
+    return simulate("standard", Pool(times=server, spec=server.spec), traffic, record=True)
 
 
 def to_log(outcome: Outcome) -> str:

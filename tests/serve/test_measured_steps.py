@@ -10,6 +10,7 @@ from ladder_sim import Scenario
 from ladder_sim.errors import SpecError, UnknownNameError, UsageError
 from ladder_sim.serve import MeasuredSteps, Request, Service
 from ladder_sim.serve.mix import Mix
+from ladder_sim.serve.pools import Pool
 from ladder_sim.serve.simulation import simulate
 from tests.support.commands import run
 
@@ -48,7 +49,7 @@ def test_a_step_costs_what_it_runs() -> None:
 def test_a_request_meets_the_front_end_first(concurrency: int) -> None:
     """One at a time: nobody waits, whether requests come at times of their own or after each other."""
     requests = [Request(arrival_s=10.0 * number, prompt=300, gen=2) for number in range(3)]
-    answers = simulate("standard", STEPS, STEPS.spec, requests, gpus=1, concurrency=concurrency).answers
+    answers = simulate("standard", Pool(times=STEPS, spec=STEPS.spec), requests, concurrency=concurrency).answers
     prompt_s, token_s = STEPS.of_mix(Mix.of(prefill=[(300, 0)])), STEPS.of_mix(Mix.of(decode=[301]))
     assert [answer.ttft_s for answer in answers] == pytest.approx(3 * [0.008 + prompt_s])
     assert [answer.tpot_s for answer in answers] == pytest.approx(3 * [token_s])

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 
 def serve_document(
-    scenario: Scenario, requests: Traffic | Trace, estimates: Estimates, usd_per_gpu_hour: float | None
+    scenario: Scenario,
+    requests: Traffic | Trace,
+    how: Mapping[str, Any],
+    estimates: Estimates,
+    usd_per_gpu_hour: float | None,
 ) -> Document:
     """One row per variant: figures with the ends of their intervals, and gains over the first variant."""
     rows = []
@@ -42,7 +46,7 @@ def serve_document(
         )
     promise = estimates.variants[estimates.first].promise
     about = {"seeds": estimates.seeds, "promise": str(promise) if promise else None}
-    return _load_document(scenario, requests, rows, **about)
+    return _load_document(scenario, requests, how, rows, **about)
 
 
 def price_of(estimate: Estimate, usd_per_gpu_hour: float) -> Interval:
@@ -61,7 +65,9 @@ def _ends(figures: Mapping[str, Interval]) -> dict[str, float | None]:
     }
 
 
-def capacity_document(scenario: Scenario, fleets: Fleets, usd_per_gpu_hour: float | None) -> Document:
+def capacity_document(
+    scenario: Scenario, how: Mapping[str, Any], fleets: Fleets, usd_per_gpu_hour: float | None
+) -> Document:
     """One row per variant, and what became of each plan."""
     rows = []
     for name, each in fleets.variants.items():
@@ -87,12 +93,17 @@ def capacity_document(scenario: Scenario, fleets: Fleets, usd_per_gpu_hour: floa
         for tried in each.tried
     ]
     about = {"seeds": fleets.seeds, "promise": str(fleets.promise), "plans": plans}
-    return _load_document(scenario, fleets.traffic, rows, **about)
+    return _load_document(scenario, fleets.traffic, how, rows, **about)
 
 
 def _load_document(
-    scenario: Scenario, requests: Traffic | Trace, rows: Sequence[Mapping[str, Any]], **content: Any
+    scenario: Scenario,
+    requests: Traffic | Trace,
+    how: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    **content: Any,
 ) -> Document:
+    """What was served, `how` (fields of a `ladder_sim.serve.Service`) and what came out."""
     load = {
         name: value if isinstance(value, int | float | None) else str(value) for name, value in asdict(requests).items()
     }
@@ -104,4 +115,8 @@ def _load_document(
         for name, value in scenario.fields().items()
         if name not in ("batch", "prompt", "gen", "concurrency")
     }
+    if speculation := how["changed"].get("speculation"):
+        content["speculation"] = asdict(speculation)
+    if prefill := how.get("prefill"):
+        content["prefill"] = {"replicas": prefill.plan.dp, "tp": prefill.plan.tp}
     return Document.of_rows({"scenario": given, "load": load, **content}, rows)

@@ -1,7 +1,8 @@
 """The answers of `ladder_sim.serve` as tables."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -10,7 +11,7 @@ from ladder_sim.confidence import Interval
 from ladder_sim.display.console import table
 from ladder_sim.display.labels import hardware_label, stack_label
 from ladder_sim.report.documents.serve import price_of
-from ladder_sim.serve import Estimate, Estimates, Fleets, MeasuredSteps, Trace, Traffic
+from ladder_sim.serve import Estimate, Estimates, Fleets, Trace, Traffic
 from ladder_sim.serve.fleet import MORE
 from ladder_sim.serve.promise import Metric
 from ladder_sim.specs.scenario import Scenario
@@ -22,24 +23,37 @@ _COLUMNS = ("mean", "p50", "p90", "p95", "p99")
 _GAINS = tuple((*time, column) for time in (*_TIMES[:2], _TIMES[3]) for column in ("p50", "p95"))
 
 
-def load_label(scenario: Scenario, requests: Traffic | Trace, steps: MeasuredSteps | None) -> str:
-    """What is served where, in a line."""
+def load_label(scenario: Scenario, requests: Traffic | Trace, how: Mapping[str, Any]) -> str:
+    """What is served where, in a line; `how` has fields of a `ladder_sim.serve.Service`."""
     where = f"{scenario.model.name}, {hardware_label(scenario)}, {stack_label(scenario)}"
-    return f"{f'steps of {steps.engine}' if steps else where}; {_arrivals(requests)}"
+    if steps := how["steps"]:
+        where = f"steps of {steps.engine}"
+    return f"{where}{_manner(how)}; {_arrivals(requests)}"
 
 
-def load_subtitle(scenario: Scenario, requests: Traffic | Trace, steps: MeasuredSteps | None) -> str:
+def load_subtitle(scenario: Scenario, requests: Traffic | Trace, how: Mapping[str, Any]) -> str:
     """The same by names, for a figure."""
-    if steps:
-        return f"steps of {steps.engine}, {_arrivals(requests)}"
-    where = f"{scenario.plan} on {scenario.cluster.name}"
+    if steps := how["steps"]:
+        return f"steps of {steps.engine}{_manner(how)}, {_arrivals(requests)}"
+    where = f"{scenario.plan} on {scenario.cluster.name}{_manner(how)}"
     return f"{scenario.model.name}, {where}, {_arrivals(requests)}, {scenario.stack.name}"
 
 
-def capacity_label(scenario: Scenario, fleets: Fleets) -> str:
+def _manner(how: Mapping[str, Any]) -> str:
+    """Replicas for prompts, and drafted tokens, if there are any."""
+    parts = []
+    if prefill := how.get("prefill"):
+        parts.append(f"prompts on {prefill.plan}")
+    if speculation := how["changed"].get("speculation"):
+        rates = "/".join(f"{rate:.2g}" for rate in speculation.acceptance)
+        parts.append(f"{speculation.drafts} drafted, accepted {rates}")
+    return "".join(f", {part}" for part in parts)
+
+
+def capacity_label(scenario: Scenario, how: Mapping[str, Any], fleets: Fleets) -> str:
     """What is to be served on which GPUs, in a line."""
     gpus = f"{scenario.nodes} x {scenario.cluster.gpus_per_node} {scenario.cluster.gpu.name}"
-    where = f"{scenario.model.name}, replicas on at most {gpus}, {stack_label(scenario)}"
+    where = f"{scenario.model.name}, replicas on at most {gpus}, {stack_label(scenario)}{_manner(how)}"
     return f"{where}; {_arrivals(fleets.traffic)}; promised: {fleets.promise}"
 
 
