@@ -64,10 +64,20 @@ def test_the_replica_that_has_a_prompt_s_beginning_computes_less_of_it() -> None
     assert aware == (120 - 11) * 992 > turns > 0
 
 
-@pytest.mark.parametrize("concurrency", [1, 16, 64])
-def test_requests_in_flight_take_what_the_closed_form_says(concurrency: int) -> None:
+@pytest.mark.parametrize(
+    ("concurrency", "plan"),
+    [
+        (1, {}),
+        (16, {}),
+        (64, {}),
+        (24, {"tp": 4, "pp": 2}),
+        (64, {"model": "qwen3-30b-a3b", "tp": 1, "attention_dp": 8, "ep": 8}),
+    ],
+    ids=["1", "16", "64", "stages", "attention DP"],
+)
+def test_requests_in_flight_take_what_the_closed_form_says(concurrency: int, plan: dict[str, Any]) -> None:
     """Of requests that arrive spread over time; those of one length that begin together would fall into lockstep."""
-    given = scenario(concurrency=concurrency, prompt=1024, gen=256)
+    given = scenario(concurrency=concurrency, prompt=1024, gen=256, **plan)
     expected = predict(given, "standard")
     lengths = {"prompt": Lengths.parse("uniform:820:1228"), "gen": Lengths.parse("uniform:205:307")}
     traffic = Traffic(concurrency=concurrency, requests=8 * concurrency + 50, **lengths)

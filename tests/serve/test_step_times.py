@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from benchmarks.step_times import LIMITS, drawn
 from ladder_sim import Scenario, predict
 from ladder_sim.costs.kernels import KernelCosts
+from ladder_sim.des.program import Program
 from ladder_sim.errors import UsageError
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.serve import StepTimes
@@ -78,6 +79,24 @@ def test_steps_are_as_simulated(given: dict[str, Any], prompts: bool) -> None:
     for duty in (0.0, 1.0):
         for variant in ("standard", "ladder"):
             assert errors(scenario(**given), variant, steps, duty).max() < 0.02
+
+
+def test_steps_simulated_together_take_what_each_takes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some are in a period after few layers: the others go on without them."""
+    chosen = list[int]()
+    of = Program.of
+
+    def spied(program: Program, left: Any) -> Program:
+        chosen.append(len(left))
+        return of(program, left)
+
+    monkeypatch.setattr(Program, "of", spied)
+    steps = drawn(40, prompts=True)
+    model = model_of(scenario(cluster="b200-sxm", stack="trtllm", dtype="fp8"), "ladder")
+    together_s = model.seconds(steps)
+    assert 0 < sum(chosen) < 40
+    alone_s = np.concatenate([model.seconds(steps.of(np.array([number]))) for number in range(40)])
+    assert together_s == pytest.approx(alone_s, rel=1e-9)
 
 
 def test_drafted_tokens_are_rows_but_read_nothing() -> None:
