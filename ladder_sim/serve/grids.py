@@ -66,12 +66,13 @@ class Grids(NamedTuple):
         model = StepModel(scenario=scenario, variant=variant, costs=costs)
         bends = partial(_bends, costs.profile)
         kv_heads = max(1, scenario.model.kv_heads // scenario.plan.tp)
-        requests = _axis(1, limits.requests, bends("batch_kv_heads") / kv_heads)
+        rows = max(limits.requests, limits.tokens)
+        decode_changes, mixed_changes = (model.changes(phase, rows) for phase in ("decode", "mixed"))
+        requests = _axis(1, limits.requests, np.append(bends("batch_kv_heads") / kv_heads, decode_changes))
         contexts = _axis(1, limits.context, bends("kv_len"))
         lengths = _axis(2, 2 * limits.context, bends("q_len"))
         tiles = np.arange(TILE_ROWS[1], limits.tokens, TILE_ROWS[1], dtype=np.float64)
         tokens = np.concatenate([bends("m", "tokens"), tiles, tiles + 1.0])
-        rows = max(limits.requests, limits.tokens)
         longest = 2 * limits.context
         count, context = (grid.ravel() for grid in np.meshgrid(requests, contexts, indexing="ij"))
         # down to single tokens
@@ -93,8 +94,8 @@ class Grids(NamedTuple):
             decode_s=model.kernels(_decode(count, context)).decode_s.reshape(len(requests), -1),
             prompt_s=prompt_s.reshape(len(shares), len(requests), -1),
             head_s=model.kernels(_decode(heads, np.ones_like(heads))).head_s,
-            decode=rest_of(decode, _axis(1, rows, tokens), longest),
-            mixed=rest_of(mixed, _axis(LEAST_MIXED, limits.tokens, tokens), longest),
+            decode=rest_of(decode, _axis(1, rows, np.append(tokens, decode_changes)), longest),
+            mixed=rest_of(mixed, _axis(LEAST_MIXED, limits.tokens, np.append(tokens, mixed_changes)), longest),
         )
 
 

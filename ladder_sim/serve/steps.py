@@ -101,6 +101,17 @@ class StepModel:
         )
         return seconds
 
+    def changes(self, phase: Phase, most: int) -> Floats:
+        """The last tokens of a step that runs in one form, and the first of one in another, of at most so many."""
+        tokens = np.arange(1.0, most + 1.0)
+        forms = self._forms(phase, tokens)
+        last = tokens[:-1][forms[1:] != forms[:-1]]
+        return np.concatenate([last, last + 1.0])
+
+    def _forms(self, phase: Phase, tokens: Any) -> NDArray[np.int_]:
+        forms: NDArray[np.int_] = form(PassInputs.of(self.scenario), phase, tokens)
+        return forms
+
     def _each(
         self,
         measure: Callable[[ForwardPass], Sequence[Number]],
@@ -111,7 +122,7 @@ class StepModel:
         """What is to be known of passes, those of each form at once."""
         count = len(steps.decoding)
         tokens: Any = steps.decoding + steps.chunk
-        forms = form(PassInputs.of(self.scenario), "mixed" if np.any(steps.prompts) else "decode", tokens)
+        forms = self._forms("mixed" if np.any(steps.prompts) else "decode", tokens)
         measured: dict[int, Floats] = defaultdict(lambda: np.empty(count))
         for alike in np.unique(forms):
             rows = np.flatnonzero(forms == alike)
