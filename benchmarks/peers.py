@@ -190,12 +190,24 @@ def measure_all(folder: Path) -> list[Measured]:
     return [measure(peer, interpreter(peer, folder)) for peer in PEERS]
 
 
+# an hour at 10 requests/s in 4.5 to 6.0 s of CPU time, with other work on the machine
+_UNDER_LOAD = (
+    "",
+    "Under load: `ladder-sim serve` simulates 6,000 to 8,000 requests a second on one core (70B at TP 8, an hour at",
+    "10 requests/s: 35,833 requests of 1,024 + 256 tokens, half of it either way). Vidur 0.0.26 (MIT) installs from",
+    "the package index, but without the measured kernels that it predicts from, so it could not be run next to this.",
+    "Its paper (arXiv 2405.05465) gives no rate of requests: its search for the best deployment of Llama 2 70B takes",
+    "an hour on a machine of CPUs. LLMServingSim is not in the index, and we know of no published rate of requests.",
+)
+
+
 def section(speeds: Sequence[Measured]) -> list[str]:
     """Lines of a Markdown table, and what follows from it."""
     if not speeds:
         return [
             "Not measured in this run: `python benchmarks/peers.py --folder FOLDER` installs the other simulators, and",
             "`--peers FOLDER` takes them into this page.",
+            *_UNDER_LOAD,
         ]
     rows = [
         f"| {speed.name} | {speed.cold_s:.2f} s | {speed.per_s:,.{0 if speed.per_s >= 100 else 1}f} "
@@ -228,6 +240,7 @@ def section(speeds: Sequence[Measured]) -> list[str]:
         "We do not reach 50x its compiled engine: one of its points is a sum over the ops of one graph. One of",
         "ours is priced and simulated in numpy, in several decode contexts, for four wirings, one of them on",
         "two streams.",
+        *_UNDER_LOAD,
     ]
 
 
