@@ -22,13 +22,15 @@ _Whose = Annotated[str | None, typer.Option(help="Whose defaults `settings` show
 
 
 def list_(
-    what: Annotated[str, typer.Argument(help="models, clusters, stacks, variants, profiles or settings.")] = "all",
+    what: Annotated[
+        str, typer.Argument(help="models, clusters, stacks, variants, techniques, profiles or settings.")
+    ] = "all",
     model: _Whose = None,
     cluster: _Whose = None,
     stack: _Whose = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """List models, clusters, stacks, variants, profiles or settings."""
+    """List models, clusters, stacks, variants, techniques, profiles or settings."""
     if what not in ("all", "settings", *_LISTS):
         raise UnknownNameError("list", what, ("settings", *_LISTS))
     if what != "settings" and (model or cluster or stack):
@@ -200,6 +202,16 @@ def _variants() -> Rows:
     return ("variant", "wiring", "paper", "training"), rows
 
 
+def _techniques() -> Rows:
+    from ladder_sim.specs.techniques import TECHNIQUES
+
+    rows = [
+        (f"{name}{':' if each.parameters else ''}{'|'.join(each.parameters)}", each.summary, each.answers, each.support)
+        for name, each in TECHNIQUES.items()
+    ]
+    return ("technique", "what it does", "answers", "engines"), rows
+
+
 def _profiles() -> Rows:
     from ladder_sim.costs.profile_file import load_profile, shipped_profiles
 
@@ -213,5 +225,6 @@ _LISTS: dict[str, Callable[[], Rows]] = {
     "clusters": _clusters,
     "stacks": _stacks,
     "variants": _variants,
+    "techniques": _techniques,
     "profiles": _profiles,
 }

@@ -25,6 +25,11 @@ class Technique:
     support: str
     """Engines that have it, with the source."""
 
+    @property
+    def answers(self) -> str:
+        """What becomes of the answers, in a word."""
+        return "the same" if self.exact else "others"
+
 
 TECHNIQUES: Mapping[str, Technique] = {
     "fused-norm": Technique(
@@ -34,11 +39,11 @@ TECHNIQUES: Mapping[str, Technique] = {
     ),
     "sequence-parallel": Technique(
         summary="reduce-scatter, norm of a share of the tokens, all-gather",
-        support="vLLM (0.32.0, compilation/passes), Megatron-LM (arXiv 2205.05198)",
+        support="Megatron-LM (arXiv 2205.05198); vLLM (vllm-project/vllm#39505)",
     ),
     "gemm-overlap": Technique(
         summary="sequence parallel, with GEMMs and collectives chunk by chunk",
-        support="vLLM's asynchronous tensor parallelism (fuse_gemm_comms), PyTorch, Flux (arXiv 2406.06858)",
+        support="asynchronous TP in vLLM (vllm-project/vllm#17882, #39505); Flux (arXiv 2406.06858)",
     ),
     "quantized-allreduce": Technique(
         summary="large all-reduces in 8 or 4 bits, in two shots",
@@ -47,13 +52,13 @@ TECHNIQUES: Mapping[str, Technique] = {
         support="QuickReduce in vLLM 0.32.0 (quick_all_reduce.py) and SGLang, on AMD; vllm-project/vllm#39783",
     ),
     "ideal-overlap": Technique(
-        summary="a limit: each layer's collectives run next to its own kernels, at no cost", support="none: a limit"
+        summary="a limit: each layer's collectives run next to its own kernels, at no cost", support="none"
     ),
     "token-split": Technique(
         summary="parts of the batch take turns, so that all-reduces of one overlap blocks of another",
         parameters=("2", "3", "4"),
         support="TokenWeave on vLLM 0.8.5 (arXiv 2505.11329); for experts vLLM (0.32.0, --enable-dbo) and SGLang "
-        "(--enable-two-batch-overlap); NanoFlow (arXiv 2408.12757)",
+        "(sgl-project/sglang#7255); NanoFlow (arXiv 2408.12757)",
     ),
 }
 

@@ -77,7 +77,7 @@ def test_help_imports_no_simulator() -> None:
     assert done.stderr == "set()\n"
 
 
-@pytest.mark.parametrize("what", ["models", "clusters", "stacks", "variants", "profiles", "settings"])
+@pytest.mark.parametrize("what", ["models", "clusters", "stacks", "variants", "techniques", "profiles", "settings"])
 def test_list(what: str) -> None:
     ran = run("list", what)
     assert ran.code == 0
@@ -86,6 +86,7 @@ def test_list(what: str) -> None:
         "models": catalog.model_names(),
         "clusters": catalog.cluster_names(),
         "stacks": catalog.stack_names(),
+        "techniques": ("fused-norm", "token-split:2|3|4"),
         "variants": (*(family.pattern for family in FAMILIES.values()), "hybrid-NAME:K"),
         "profiles": ("h100-sxm",),
         "settings": settable(),
