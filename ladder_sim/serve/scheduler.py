@@ -48,7 +48,6 @@ class SchedulerSpec:
     """Time of a request before it can be scheduled: HTTP, and the tokens of its text."""
     speculation: Speculation | None = None
     """Requests decode drafted tokens too."""
-
     hands_over: bool = False
     """It runs prompts only; their blocks are held until another replica has the KV cache."""
     takes_first_token: bool = False
