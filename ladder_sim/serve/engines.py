@@ -19,9 +19,9 @@ _HABITS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "vllm": {"step_requests": 1024, "block_tokens": 16},
         # its documentation, "Server Arguments": --page-size 1, the radix cache and the overlap schedule are on; the
         # number of requests that run follows from the memory, up to 4096. --schedule-conservativeness 1 keeps room for
-        # most of the tokens to come: next to 14 measured servings, most with a full KV cache, room for all of
-        # them errs by 8 % in TPOT, none by 13 %. "PD Disaggregation": the first token comes with the KV cache from the server that
-        # ran the prompt
+        # most of the tokens to come: next to 14 measured servings, most with a full KV cache, room for all of them
+        # errs by 8 % in TPOT, none by 13 %. "PD Disaggregation": the first token comes with the KV cache from the
+        # server that ran the prompt
         "sglang": {"step_requests": 4096, "block_tokens": 1, "whole_answers": True, "takes_first_token": True},
         # its documentation, "TorchLlmArgs": max_batch_size, tokens_per_block, block reuse and the overlap scheduler are
         # on; GUARANTEED_NO_EVICT keeps room for whole answers. "Disaggregated Serving": the same, as first_gen_tokens
