@@ -1,12 +1,12 @@
-"""Measured servings, served request by request, agree with the closed form."""
+"""Measured servings, served request by request, agree with the closed form; the page shows the table of all."""
 
 from collections.abc import Sequence
 
 import pytest
 
-from benchmarks.served_loads import Compared, compare, section
+from benchmarks.served_loads import _HEAD, _TABLE, Compared, compare, section
 from ladder_sim.validation.serving_table import Serving, read_servings
-from tests.conftest import DATA
+from tests.conftest import DATA, REPO
 
 FILE = DATA / "serving_dense.csv"
 
@@ -43,3 +43,9 @@ def test_the_table_sums_up_by_engine_and_by_requests_in_flight() -> None:
     assert "| vllm | 2 |" in text
     assert "| 1 to 8 in flight | 1 |" in text
     assert "vllm 50 %, too early by 100 ms in the median (1 rows; with that time added 0 %)" in text
+
+
+def test_the_page_has_the_table() -> None:
+    page = (REPO / "docs" / "load.md").read_text("utf-8")
+    assert page.count(_HEAD) == 1
+    assert _TABLE.search(page)
