@@ -180,7 +180,7 @@ def wiring(
     placed = list(_rules(chosen, has_it, layers))
 
     # equal blocks are the same object
-    known: dict[Block, Block] = {}
+    known: dict[tuple[Part, Rule, tuple[int, ...], tuple[int, ...]], Block] = {}
     blocks: list[list[Block]] = [[] for _ in range(layers)]
     waiting: list[int] = []
     ahead: set[int] = set()
@@ -190,17 +190,11 @@ def wiring(
         waiting = waiting[len(joined) :]
         own = [j for j in waiting if j not in ahead] if rule.reads_own else []
         ahead.update(own)
-        block = Block(
-            part=part,
-            joins=tuple(i - j for j in joined),
-            reads_ahead=tuple(i - j for j in own),
-            reads_shared=rule.reads_shared,
-            reduces=rule.reduces,
-            percent=rule.percent,
-            folds_residual=rule.carries == "residual",
-            folds_ahead=rule.carries == "own",
-        )
-        blocks[layer].append(known.setdefault(block, block))
+        form = part, rule, tuple([i - j for j in joined]), tuple([i - j for j in own])
+        if form not in known:
+            known[form] = _block(*form)
+        block = known[form]
+        blocks[layer].append(block)
         reach = max(reach, layer - placed[(joined or [i])[0]][0])
         waiting = [*([] if block.folds_ahead else waiting), i]
     of_layer = kinds or (0,) * layers
@@ -216,6 +210,19 @@ def wiring(
         final_joins=tuple(len(placed) - j for j in waiting),
         # what a layer joins is no more than a period before
         period=repeats * math.ceil(reach / repeats),
+    )
+
+
+def _block(part: Part, rule: Rule, joins: tuple[int, ...], reads_ahead: tuple[int, ...]) -> Block:
+    return Block(
+        part=part,
+        joins=joins,
+        reads_ahead=reads_ahead,
+        reads_shared=rule.reads_shared,
+        reduces=rule.reduces,
+        percent=rule.percent,
+        folds_residual=rule.carries == "residual",
+        folds_ahead=rule.carries == "own",
     )
 
 
