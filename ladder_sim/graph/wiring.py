@@ -9,6 +9,7 @@ sum has; what joins where follows from that.
 
 import itertools
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -186,17 +187,18 @@ def wiring(
     ahead: set[int] = set()
     reach = 1
     for i, (layer, part, rule) in enumerate(placed):
-        joined = [j for j in waiting if j < i - rule.late]
-        waiting = waiting[len(joined) :]
+        due = bisect_left(waiting, i - rule.late)
+        joined, waiting = waiting[:due], waiting[due:]
         own = [j for j in waiting if j not in ahead] if rule.reads_own else []
         ahead.update(own)
         form = part, rule, tuple([i - j for j in joined]), tuple([i - j for j in own])
         if form not in known:
             known[form] = _block(*form)
-        block = known[form]
-        blocks[layer].append(block)
-        reach = max(reach, layer - placed[(joined or [i])[0]][0])
-        waiting = [*([] if block.folds_ahead else waiting), i]
+            reach = max(reach, layer - placed[joined[0]][0] if joined else 0)
+        blocks[layer].append(known[form])
+        if rule.carries == "own":
+            waiting = []
+        waiting.append(i)
     of_layer = kinds or (0,) * layers
     starts = set(itertools.accumulate(stages[:-1]))
     per_layer = len(chosen.family.parts)
