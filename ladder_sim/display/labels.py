@@ -79,6 +79,7 @@ _TITLES = {
     "overlap.memory_spare": "SMs to spare next to memory",
     "overlap.grid_spare": "SMs to spare of a fixed grid",
     "overlap.scatter": "SMs lost to clusters",
+    "rate": "Requests per second",
     "rank_skew": "Lag of the slowest rank",
 }
 # what the words of a breakdown mean

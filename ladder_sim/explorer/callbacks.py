@@ -14,13 +14,13 @@ from dash import Dash, Input, Output, State, ctx, html, no_update
 from dash.exceptions import PreventUpdate
 
 from ladder_sim.errors import LadderSimError
-from ladder_sim.explorer import headline, style
+from ladder_sim.explorer import capacity_cards, headline, style
 from ladder_sim.explorer.controls import control_id, page_words
 from ladder_sim.explorer.figures import FIGURES
 from ladder_sim.explorer.markup import markup
 from ladder_sim.explorer.queries import Queries
 from ladder_sim.explorer.scheduler import Scheduler, StaleError
-from ladder_sim.explorer.snippets import command_line, python_code
+from ladder_sim.explorer.snippets import capacity_code, capacity_command, command_line, python_code
 from ladder_sim.explorer.state import State as PageState
 from ladder_sim.explorer.upload import read_config
 
@@ -42,13 +42,14 @@ def register(app: Dash, queries: Queries) -> None:
     def draw(name: str, query: str, dark: bool) -> dict[str, Any]:
         answer = queries.answer(queries.state(query).query(pins=False))
         axes = {"curve": answer.along, "map": f"{answer.across} {answer.up}", "timeline": answer.state.phase}
-        return style.on_page(FIGURES[name](queries, query), dark=dark, zoom_key=axes.get(name, ""))
+        return style.on_page(FIGURES[name](queries, query).to_plotly_json(), dark=dark, zoom_key=axes.get(name, ""))
 
     scheduler = Scheduler()
     _headline(app, queries, draw, scheduler)
     for name in _VIEWS:
         _view(app, queries, draw, scheduler, name)
     _comparison(app, queries, draw, scheduler)
+    _serving(app, queries, scheduler)
     _upload(app)
 
 
@@ -120,6 +121,70 @@ def _comparison(app: Dash, queries: Queries, draw: _Draw, scheduler: Scheduler) 
         )
 
 
+def _serving(app: Dash, queries: Queries, scheduler: Scheduler) -> None:
+    @app.callback(
+        Output("load-progress", "children"),
+        Output("load-result", "children"),
+        Output("load-cards", "children"),
+        Output("load-notes", "children"),
+        Output("load-views", "hidden"),
+        Output("goodput", "figure"),
+        Output("latency", "figure"),
+        Output("serve", "hidden"),
+        Output("load-code", "hidden"),
+        Output("load-cli", "children"),
+        Output("load-python", "children"),
+        Output("load-clock", "disabled"),
+        Output("load-shown", "data"),
+        Input("settled", "data"),
+        Input("load-clock", "n_intervals"),
+        *_SHARED,
+        State("load-shown", "data"),
+        prevent_initial_call=True,
+    )
+    def served_views(query: object, _ticks: object, theme: object, load: object, shown: object) -> object:
+        page, dark = _page(load), theme == "dark"
+        nothing = (None, None, None, None, True, no_update, no_update, False, True, None, None, True, None)
+
+        def views() -> tuple[object, ...]:
+            try:
+                state = _answerable(queries, query)
+            except PreventUpdate:
+                # what is there stays, and nothing new comes
+                queries.worker.leave(page)
+                return (*(no_update,) * (len(nothing) - 2), True, None)
+            if state.rate is None:
+                queries.worker.leave(page)
+                return nothing
+            job = queries.worker.ask(page, queries.load_query(state.query()))
+            if job.error is not None:
+                return None, _banner(_in_page_words(job.error)), *nothing[2:]
+            ahead = queries.worker.ahead(job)
+            now = [job.question, job.reports, job.done, ahead, dark]
+            if now == shown:
+                raise PreventUpdate
+            report = job.report
+            figures: list[object] = [no_update, no_update]
+            if report is not None and report.figures:
+                figures = [style.on_page(report.figures[name], dark=dark) for name in ("goodput", "latency")]
+            return (
+                None if job.done else capacity_cards.progress(report, ahead),
+                capacity_cards.result(report) if report and job.done else None,
+                capacity_cards.cards(report) if report else no_update,
+                capacity_cards.notes(report) if report else no_update,
+                False if report and report.figures else no_update,
+                *figures,
+                True,
+                False,
+                capacity_command(state, queries.allowlist),
+                capacity_code(state, queries.allowlist),
+                job.done,
+                now,
+            )
+
+        return _respond(views, lambda error: (None, _banner(error), *nothing[2:]), scheduler.view(page, query))
+
+
 def _upload(app: Dash) -> None:
     @app.callback(
         Output("shape", "data", allow_duplicate=True),
@@ -158,10 +223,14 @@ def _respond(
     except PreventUpdate:
         raise
     except LadderSimError as error:
-        return error_view(LadderSimError(page_words(error.message), hint=page_words(error.hint)))
+        return error_view(_in_page_words(error))
     except Exception:
         traceback.print_exc()
         return error_view(LadderSimError("the simulator failed", hint="a bug: the terminal shows where"))
+
+
+def _in_page_words(error: LadderSimError) -> LadderSimError:
+    return LadderSimError(page_words(error.message), hint=page_words(error.hint))
 
 
 def _page(load: object) -> str | None:

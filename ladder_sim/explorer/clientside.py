@@ -2,11 +2,11 @@
 
 from dash import ClientsideFunction, Dash, Input, Output, State
 
-from ladder_sim.explorer.controls import SLIDER_KEYS, SWITCHES, control_id
+from ladder_sim.explorer.controls import SCENARIO_KEYS, SLIDER_KEYS, SWITCHES, control_id
 
-TEXTS_TO_COPY = ("link", "cli", "python")
+TEXTS_TO_COPY = ("link", "cli", "python", "load-cli", "load-python")
 # that can be saved as a picture
-FIGURES = ("breakdown", "curve", "timeline", "map", "pareto", "tornado")
+FIGURES = ("breakdown", "curve", "timeline", "map", "pareto", "tornado", "goodput", "latency")
 # in the order of the script's arguments
 CONTROLS = (
     *SLIDER_KEYS,
@@ -14,7 +14,7 @@ CONTROLS = (
     *("technique", "profile"),
     *("along", "across", "up", "variant", "over", "phase"),
     *(*SWITCHES, "variants", "settings", "layers", "every", "others"),
-    *("price", "max_ttft", "max_tpot"),
+    *("price", "max_ttft", "max_tpot", "ttft_p95", "tpot_p95"),
 )
 
 
@@ -59,8 +59,15 @@ def register(app: Dash) -> None:
     )
     app.clientside_callback(
         _script("reset"),
-        *(Output(control_id(key), "value", allow_duplicate=True) for key in (*SLIDER_KEYS, "settings")),
+        *(Output(control_id(key), "value", allow_duplicate=True) for key in (*SCENARIO_KEYS, "settings")),
         Input("reset", "n_clicks"),
+        prevent_initial_call=True,
+    )
+    app.clientside_callback(
+        _script("serve"),
+        Output(control_id("rate"), "value", allow_duplicate=True),
+        Input("serve", "n_clicks"),
+        State(control_id("rate"), "value"),
         prevent_initial_call=True,
     )
     app.clientside_callback(

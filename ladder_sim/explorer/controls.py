@@ -73,8 +73,11 @@ _HARDWARE = (
     Slider(field="gpu.hbm_bandwidth_Bps", low=1e11, high=4e13),
     Slider(field="gpu.bf16_flops", low=2e13, high=2e16),
 )
+# figures of the scenario
 SLIDERS = (*_SHAPE, *_PLAN, *_WORK, *_HARDWARE)
-SLIDER_KEYS = tuple(slider.key for slider in SLIDERS)
+SCENARIO_KEYS = tuple(slider.key for slider in SLIDERS)
+RATE = Slider(field="rate", low=0.01, high=10_000.0)
+SLIDER_KEYS = (*SCENARIO_KEYS, RATE.key)
 _NO_P2P, _IGNORE_MEMORY = "No peer-to-peer (host memory)", "Predict even if it does not fit"
 # tick boxes, by name
 SWITCHES = {"no_p2p": _NO_P2P, "sp": field_title("sp"), "ignore_memory": _IGNORE_MEMORY}
@@ -148,15 +151,15 @@ def controls(allowlist: Allowlist) -> html.Aside:
                 "Cluster",
                 [
                     _choice("cluster", "Cluster", list(allowlist.clusters)),
-                    *map(_slider, _SHAPE),
+                    *map(slider_row, _SHAPE),
                     _flag("no_p2p"),
                 ],
             ),
-            _group("Plan", [*map(_slider, _PLAN), _flag("sp")]),
+            _group("Plan", [*map(slider_row, _PLAN), _flag("sp")]),
             _group(
                 "Workload",
                 [
-                    *map(_slider, _WORK),
+                    *map(slider_row, _WORK),
                     _text("concurrency", field_title("concurrency"), "64"),
                     _choice("arrivals", field_title("arrivals"), list(get_args(Arrivals))),
                     _choice("imbalance", field_title("imbalance"), list(get_args(Imbalance))),
@@ -175,7 +178,7 @@ def controls(allowlist: Allowlist) -> html.Aside:
                     _choice("profile", "Measured profile", list(allowlist.profiles), empty="the cluster's"),
                 ],
             ),
-            _group("Hardware", [*map(_slider, _HARDWARE), _settings()]),
+            _group("Hardware", [*map(slider_row, _HARDWARE), _settings()]),
             _group("Variants", [_variants(), _flag("ignore_memory")]),
             _group(
                 "Price and bounds",
@@ -213,7 +216,8 @@ def _choice(key: str, title: str, names: list[str], *, empty: str = "") -> html.
     return labelled(key, title, own, "row")
 
 
-def _slider(slider: Slider) -> html.Div:
+def slider_row(slider: Slider) -> html.Div:
+    """A slider under its title, next to its field."""
     own = control_id(slider.key)
     scale = math.log2 if slider.doubling else math.log10
     return html.Div(
@@ -240,7 +244,12 @@ def _flag(key: str) -> Choices:
 
 
 def _text(key: str, title: str, example: str) -> html.Div:
-    return labelled(key, title, _entry(key, placeholder=f"e.g. {example}"), "row")
+    return text_row(key, title, f"e.g. {example}")
+
+
+def text_row(key: str, title: str, placeholder: str) -> html.Div:
+    """A field that takes any text."""
+    return labelled(key, title, _entry(key, placeholder=placeholder), "row")
 
 
 def _entry(key: str, **more: Any) -> dcc.Input:

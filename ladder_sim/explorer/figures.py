@@ -55,6 +55,22 @@ def tornado(queries: Queries, query: str) -> "go.Figure":
     return tornado_figure(queries.sensitivity(query), answer.chosen.variant, STEP, subtitle, compact=True)
 
 
+def goodput(queries: Queries, query: str) -> "go.Figure":
+    """Requests under load that keep their bounds, along their rate."""
+    return _served(queries, query, "goodput")
+
+
+def latency(queries: Queries, query: str) -> "go.Figure":
+    """Times of requests under load along their rate."""
+    return _served(queries, query, "latency")
+
+
+def _served(queries: Queries, query: str, name: str) -> "go.Figure":
+    import plotly.graph_objects as go
+
+    return go.Figure(queries.serving(query).figures[name])
+
+
 def comparison(queries: Queries, query: str) -> "go.Figure":
     """The pinned scenarios and the current one."""
     return comparison_figure(queries.candidates(queries.state(query)), compact=True)
@@ -69,4 +85,6 @@ FIGURES: Mapping[str, Callable[[Queries, str], "go.Figure"]] = {
     "pareto": pareto,
     "tornado": tornado,
     "comparison": comparison,
+    "goodput": goodput,
+    "latency": latency,
 }

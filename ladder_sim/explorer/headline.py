@@ -20,7 +20,7 @@ from ladder_sim.display.labels import (
     validated_lines,
     workload_label,
 )
-from ladder_sim.explorer.controls import SLIDERS, extra, page_words
+from ladder_sim.explorer.controls import RATE, SLIDERS, extra, page_words
 from ladder_sim.explorer.glossary import GLOSSARY
 from ladder_sim.explorer.queries import Answer, Setup
 from ladder_sim.graph.variants import parse
@@ -44,6 +44,8 @@ _SOURCES = {
     "stack": "#8A939E",
 }
 
+# requests per second where the rate's slider stands at first
+USUAL_RATE = 10.0
 # by slider: its value, and the same as the reader would type it
 ControlValues = dict[str, dict[str, float | str]]
 
@@ -100,7 +102,7 @@ def evidence(answer: Answer, error: ErrorStats | None) -> list[Component]:
         *_shares(sources),
         _runs(confidence),
         html.P(accuracy),
-        _warnings(confidence.warnings),
+        warnings(confidence.warnings),
     ]
 
 
@@ -126,7 +128,7 @@ def notes(answer: Answer) -> html.Ul:
     static = answer.scenario.workload.concurrency is None
     bounded = [TTFT_BOUND] if static and answer.state.max_ttft else []
     priced = [PRICE_CAVEAT] if answer.state.price is not None else []
-    return _warnings([*([SERVING] if static else []), *bounded, *priced])
+    return warnings([*([SERVING] if static else []), *bounded, *priced])
 
 
 def control_values(setup: Setup) -> ControlValues:
@@ -136,7 +138,8 @@ def control_values(setup: Setup) -> ControlValues:
         value = setup.current(slider.field)
         text = field_text(slider.field, int(value) if slider.doubling else value)
         values[slider.key] = {"value": value, "text": text}
-    return values
+    rate = setup.state.rate or USUAL_RATE
+    return values | {RATE.key: {"value": rate, "text": f"{rate:g}"}}
 
 
 def comparison(candidates: Sequence[Candidate]) -> list[Component]:
@@ -148,7 +151,7 @@ def comparison(candidates: Sequence[Candidate]) -> list[Component]:
     head = html.Tr([html.Th(""), *(html.Th(candidate.name, scope="col") for candidate in candidates)])
     table = html.Table([html.Thead(head), html.Tbody(rows)], className="compare")
     notes = comparison_notes(candidates)
-    return [table, _runs(*notes.confidences.values()), _warnings(notes.warnings)]
+    return [table, _runs(*notes.confidences.values()), warnings(notes.warnings)]
 
 
 def _card(prediction: Prediction, answer: Answer) -> html.Article:
@@ -188,7 +191,8 @@ def _runs(*confidences: Confidence) -> html.P:
     return html.P(page_words(" ".join(validated_lines(*confidences))))
 
 
-def _warnings(texts: Sequence[str]) -> html.Ul:
+def warnings(texts: Sequence[str]) -> html.Ul:
+    """What the reader should know."""
     return html.Ul([html.Li(page_words(text)) for text in texts], className="warnings")
 
 

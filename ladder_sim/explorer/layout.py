@@ -8,10 +8,22 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from ladder_sim.explorer.allowlist import Allowlist
-from ladder_sim.explorer.controls import AMOUNTS, SLIDERS, SWITCHES, axis_choice, control_id, controls, extra, labelled
+from ladder_sim.explorer.controls import (
+    AMOUNTS,
+    RATE,
+    SLIDERS,
+    SWITCHES,
+    axis_choice,
+    control_id,
+    controls,
+    extra,
+    labelled,
+    slider_row,
+    text_row,
+)
 from ladder_sim.explorer.glossary import GLOSSARY
 from ladder_sim.explorer.native import Choices, Select
-from ladder_sim.explorer.state import PHASES, State
+from ladder_sim.explorer.state import PHASES, PROMISE, State
 from ladder_sim.explorer.style import EMPTY
 from ladder_sim.graph.variants import DEFAULT_VARIANTS
 from ladder_sim.specs.arguments import DEFAULTS
@@ -19,6 +31,7 @@ from ladder_sim.specs.arguments import DEFAULTS
 _GRAPH: dcc.Graph.Config = {"displaylogo": False, "displayModeBar": False, "responsive": True}
 _LATENCY = "Busiest link's latency"
 _LOAD = "Load"
+_NEWS_MS = 400
 _PAPER = "https://arxiv.org/abs/2501.06589"
 # downloads of the whole page, and the text of their links
 _FILES = {
@@ -45,6 +58,10 @@ def layout(allowlist: Allowlist, start: str) -> html.Div:
             dcc.Store(id="shape"),
             dcc.Store(id="pins", data=[]),
             dcc.Store(id="theme", data="light"),
+            # ticks while requests under load are simulated, for what is new
+            dcc.Interval(id="load-clock", interval=_NEWS_MS, disabled=True),
+            # what the page has of them
+            dcc.Store(id="load-shown"),
             html.A("Skip to the results", href="#results", className="skip"),
             _header(),
             html.Div([controls(allowlist), _results()], className="columns"),
@@ -112,6 +129,16 @@ def _results() -> html.Main:
                 ),
                 _view("pareto", "Latency or throughput", "pareto.csv", below="serving"),
             ),
+            _serving(),
+            html.Div(
+                [
+                    _view("goodput", "Goodput of one replica", "rates.csv"),
+                    _view("latency", "Times at a rate: 95 % of requests, thin 50 %", ""),
+                ],
+                id="load-views",
+                className="pair",
+                hidden=True,
+            ),
             _pair(
                 _view("tornado", "Sensitivity", "sensitivity.csv"),
                 html.Div([_section("Sources of the numbers", html.Div(id="evidence")), _export()], className="stack"),
@@ -157,6 +184,33 @@ def _messages() -> html.Section:
     # wider than a phone: the keyboard has to reach what it scrolls
     named = extra("aria-label", title)
     return _section(title, html.Div(id="messages", className="scroll", role="region", tabIndex="0", **named))
+
+
+def _serving() -> html.Section:
+    """Requests that arrive: their rate, what is promised, and what each variant needs for it."""
+    promised = [text_row(name, f"{name[:4].upper()} of 95 % at most", usual) for name, usual in PROMISE.items()]
+    snippets = html.Details(
+        [
+            html.Summary("Command line and Python"),
+            _code("load-cli", "Command line of this view"),
+            _code("load-python", "Python of this view"),
+        ],
+        id="load-code",
+        hidden=True,
+    )
+    title = "Serving under load"
+    return _section(
+        title,
+        html.P("How many GPUs keep a promise to requests that arrive at random? Each request is simulated."),
+        html.Div([slider_row(RATE), *promised, html.Button("Simulate", id="serve")], className="load"),
+        html.Div(id="load-progress"),
+        html.P(id="load-result", role="status"),
+        html.Div(id="load-cards", className="cards"),
+        html.Div(id="load-notes"),
+        snippets,
+        links=[_download("serving.csv", "CSV", title), _download("serving.json", "JSON", title)],
+        id="load",
+    )
 
 
 def _comparison() -> html.Section:

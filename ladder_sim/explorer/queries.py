@@ -15,7 +15,9 @@ from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import UsageError
 from ladder_sim.explorer import quantities
 from ladder_sim.explorer.allowlist import Allowlist
+from ladder_sim.explorer.serving import ServingReport, ServingView
 from ladder_sim.explorer.state import State
+from ladder_sim.explorer.worker import Worker
 from ladder_sim.prediction import predict, resolve_profile
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.sweeps.evaluate import How
@@ -99,6 +101,7 @@ class Queries:
 
     def __init__(self, allowlist: Allowlist) -> None:
         self.allowlist = allowlist
+        self.worker: Worker[ServingReport] = Worker(ServingView(allowlist))
         # by method
         self._caches: dict[str, Callable[[str], Any]] = {}
 
@@ -163,6 +166,23 @@ class Queries:
         """What each figure does to the chosen variant's request time."""
         answer = self.answer(query)
         return sensitivity(answer.scenario, [answer.chosen.variant], profile=answer.profile or NO_PROFILE, step=STEP)
+
+    def load_query(self, query: str) -> str:
+        """What requests under load depend on.
+
+        Raises
+        ------
+        UsageError
+            There is no rate.
+        """
+        state = self.state(query)
+        if state.rate is None:
+            raise UsageError("no requests arrive", hint="set 'Requests per second'")
+        return state.under_load().query()
+
+    def serving(self, query: str) -> ServingReport:
+        """What requests under load need; it takes seconds."""
+        return self.worker.answer(self.load_query(query))
 
     def curve_grid(self, query: str) -> tuple[Grid, How]:
         """The sweep of the curve."""

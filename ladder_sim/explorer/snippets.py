@@ -5,8 +5,12 @@ import shlex
 from typing import Any
 
 from ladder_sim.explorer.allowlist import Allowlist
+from ladder_sim.explorer.serving import traffic_of
 from ladder_sim.explorer.state import State, model_fields
 from ladder_sim.specs.model import ModelSpec
+
+# arguments that arrivals, the promise and the search for replicas replace
+_REQUESTS = ("batch", "prompt", "gen", "concurrency", "arrivals", "dp")
 
 
 def command_line(state: State, allowlist: Allowlist) -> str:
@@ -18,10 +22,45 @@ def command_line(state: State, allowlist: Allowlist) -> str:
     >>> command_line(state, Allowlist.of())
     'ladder-sim predict --model 405b --nodes 2 --set inter.bandwidth=100Gb/s --variant standard,ladder'
     """
-    words = ["ladder-sim", "predict"]
+    words = ["ladder-sim", "predict", *_flags(state, allowlist)]
+    if state.variants:
+        words += ["--variant", ",".join(dict.fromkeys(("standard", *state.variants)))]
+    if state.ignore_memory:
+        words.append("--ignore-memory")
+    return shlex.join(words)
+
+
+def capacity_command(state: State, allowlist: Allowlist) -> str:
+    r"""The same for the requests under load of a page.
+
+    Examples
+    --------
+    >>> state = State.parse("model=8b&rate=4&tpot_p95=9ms&variants=ladder", Allowlist.of())
+    >>> print(capacity_command(state, Allowlist.of()).replace(" --slo ", " ...\n--slo "))
+    ladder-sim capacity --model 8b --prompt 1024 --gen 512 --rate 4 --requests 500 ...
+    --slo ttft_p95=500ms,tpot_p95=9.00ms --variant standard,ladder --seeds 1
+    """
+    words = ["ladder-sim", "capacity", *_flags(state, allowlist, *_REQUESTS)]
+    served = state.under_load()
+    traffic = traffic_of(served, served.scenario(allowlist))
+    for name in ("prompt", "gen", "rate", "requests"):
+        words += [f"--{name}", f"{getattr(traffic, name)}".removesuffix(".0")]
+    words += ["--slo", str(state.promise), "--variant", ",".join(state.names(served.scenario(allowlist)))]
+    # the page simulates one load
+    words += ["--seeds", "1"]
+    if state.price is not None:
+        words += ["--price", f"{state.price:g}"]
+    return shlex.join(words)
+
+
+def _flags(state: State, allowlist: Allowlist, *left_out: str) -> list[str]:
+    """Of the scenario, without some."""
+    words = []
     if state.shape is not None:
         words += ["--model", "config.json"]
     for argument, value in state.changed():
+        if argument.name in left_out:
+            continue
         if argument.kind is bool:
             words.append(argument.flag)
         elif argument.name != "model" or state.shape is None:
@@ -30,21 +69,11 @@ def command_line(state: State, allowlist: Allowlist) -> str:
         words += ["--profile", allowlist.given("profile", state.profile)]
     for key, text in state.settings.items():
         words += ["--set", f"{key}={text}"]
-    if state.variants:
-        words += ["--variant", ",".join(dict.fromkeys(("standard", *state.variants)))]
-    if state.ignore_memory:
-        words.append("--ignore-memory")
-    return shlex.join(words)
+    return words
 
 
 def python_code(state: State, allowlist: Allowlist) -> str:
     """The code that gives the same numbers in Python."""
-    given = {argument.name: allowlist.given(argument.name, value) for argument, value in state.changed()}
-    if state.shape is not None:
-        given["model"] = state.shape
-    arguments = [f"{name}={_literal(value)}" for name, value in given.items()]
-    if state.settings:
-        arguments.append(f"overrides={json.dumps(dict(state.settings))}")
     inputs = ["scenario"]
     if state.variants:
         inputs.append(json.dumps(list(dict.fromkeys(("standard", *state.variants)))))
@@ -58,11 +87,45 @@ def python_code(state: State, allowlist: Allowlist) -> str:
     shown = state.variant if not state.variants or state.variant in state.variants else state.variants[-1]
     lines += [
         "",
-        f"scenario = Scenario.of({', '.join(arguments)})",
+        f"scenario = Scenario.of({_arguments(state, allowlist)})",
         f"predictions = predict({', '.join(inputs)})",
         f'print(predictions["{shown}"].speedup)',
     ]
     return "\n".join(lines)
+
+
+def capacity_code(state: State, allowlist: Allowlist) -> str:
+    """The same for the requests under load of a page."""
+    served = state.under_load()
+    scenario = served.scenario(allowlist)
+    traffic = traffic_of(served, scenario)
+    inputs = ["scenario", "traffic", "promise", json.dumps(list(state.names(scenario)))]
+    if state.profile is not None:
+        inputs.append(f"profile={_literal(allowlist.given('profile', state.profile))}")
+    lengths = ", ".join(f'{name}=Lengths.parse("{getattr(traffic, name)}")' for name in ("prompt", "gen"))
+    lines = ["from ladder_sim import Scenario", "from ladder_sim.serve import Lengths, Promise, Traffic, capacity"]
+    if state.shape is not None:
+        lines.append("from ladder_sim.specs.model import ModelSpec")
+    lines += [
+        "",
+        f"scenario = Scenario.of({_arguments(served, allowlist)})",
+        f"traffic = Traffic({lengths}, rate={traffic.rate:g}, requests={traffic.requests})",
+        f'promise = Promise.parse("{state.promise}")',
+        f"needs = capacity({', '.join(inputs)})",
+        "print({name: need.gpus for name, need in needs.items()})",
+    ]
+    return "\n".join(lines)
+
+
+def _arguments(state: State, allowlist: Allowlist) -> str:
+    """Of `Scenario.of`."""
+    given = {argument.name: allowlist.given(argument.name, value) for argument, value in state.changed()}
+    if state.shape is not None:
+        given["model"] = state.shape
+    arguments = [f"{name}={_literal(value)}" for name, value in given.items()]
+    if state.settings:
+        arguments.append(f"overrides={json.dumps(dict(state.settings))}")
+    return ", ".join(arguments)
 
 
 def _literal(value: Any) -> str:

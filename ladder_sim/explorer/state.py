@@ -13,6 +13,7 @@ from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.graph.variants import canonical
 from ladder_sim.prediction import default_variants
+from ladder_sim.serve.promise import Promise
 from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS, Argument
 from ladder_sim.specs.fields import field_kinds
 from ladder_sim.specs.imbalance import Imbalance
@@ -29,6 +30,10 @@ from ladder_sim.units import parse_quantity, quoted
 MAX_CHARACTERS, MAX_FIELDS = 8000, 64
 MAX_VARIANTS, MAX_PINS = 6, 2
 PHASES = ("decode", "prefill")
+# of requests per second
+MAX_RATE = 100_000.0
+# promises by the name of their field, where a link has no other
+PROMISE = {"ttft_p95": "500ms", "tpot_p95": "30ms"}
 # characters that a model's name on a page has not: titles read some of them as tags
 _NOT_IN_NAMES = re.compile(r"[^\w.+ (),@=:\[\]-]")
 
@@ -73,6 +78,12 @@ class State:
     """Longest time to first token to accept, as typed; empty: any."""
     max_tpot: str = ""
     """Longest time per output token to accept, as typed; empty: any."""
+    rate: float | None = None
+    """Requests per second that arrive; None: nothing is served under load."""
+    ttft_p95: str = ""
+    """What is promised of the time to first token of 95 % of them, as typed; empty: `PROMISE`."""
+    tpot_p95: str = ""
+    """The same of the time per output token."""
     pins: tuple[str, ...] = ()
     """Queries to compare with."""
 
@@ -129,6 +140,27 @@ class State:
             The arguments do not fit each other.
         """
         return Scenario.of(**self._resolved(allowlist), overrides=self.settings)
+
+    @property
+    def promise(self) -> Promise:
+        """What is promised to requests under load."""
+        return Promise.parse(",".join(f"{name}={getattr(self, name) or usual}" for name, usual in PROMISE.items()))
+
+    def under_load(self) -> Self:
+        """What requests under load depend on: neither other views, nor how many requests the others hold in flight."""
+        groups = self.arguments["dp"] * self.arguments["attention_dp"]
+        requests = {name: DEFAULTS[name] for name in ("batch", "arrivals")} | {"concurrency": groups}
+        return type(self)(
+            arguments={**self.arguments, **requests},
+            shape=self.shape,
+            profile=self.profile,
+            settings=self.settings,
+            variants=self.variants,
+            price=self.price,
+            rate=self.rate,
+            ttft_p95=self.ttft_p95,
+            tpot_p95=self.tpot_p95,
+        )
 
     def point(self, allowlist: Allowlist, *left_out: str) -> dict[str, Any]:
         """The same as a sweep's point, without some fields."""
@@ -266,6 +298,18 @@ def _price(key: str, text: str) -> float:
         raise UsageError(f"{key} is {quoted(text)}: must be a number", hint=PRICE_HINT) from None
 
 
+def _rate(key: str, text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    if not 0.0 < rate <= MAX_RATE:
+        raise UsageError(
+            f"requests per second {quoted(text)}: must be a number above 0, at most {MAX_RATE:g}", hint="e.g. 10"
+        )
+    return rate
+
+
 def _duration(key: str, text: str) -> str:
     _seconds(key, text)
     return text
@@ -275,7 +319,8 @@ def _seconds(key: str, text: str) -> float:
     """A bound; errors call it what the page does."""
     if not text:
         return inf
-    name = f"bound on {key.removeprefix('max_').upper()}"
+    metric, _, percentile = key.removeprefix("max_").partition("_")
+    name = f"bound on {metric.upper()} {percentile}".strip()
     value = parse_quantity(text, "s", name=name, likely=("ms", "s"))
     if value <= 0.0:
         raise UsageError(f"{name} is {text[:40]!r}: must be above 0", hint="e.g. 50ms")
@@ -344,4 +389,7 @@ _READERS: Mapping[str, Callable[[str, str], Any]] = {
     "price": _price,
     "max_ttft": _duration,
     "max_tpot": _duration,
+    "rate": _rate,
+    "ttft_p95": _duration,
+    "tpot_p95": _duration,
 }

@@ -1,15 +1,13 @@
 """The figures of `ladder_sim.report` as parts of a page: without a title, in two colour schemes."""
 
+import re
 from collections.abc import Mapping
 from html import escape
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ladder_sim.errors import LadderSimError
 from ladder_sim.report.figures.style import GRID_COLOUR, TEXT_COLOUR, VARIANT_COLOURS
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 # the page's own background shows through
 PAPER = "rgba(0,0,0,0)"
@@ -27,6 +25,8 @@ EMPTY: dict[str, Any] = {
     },
 }
 
+# of panels that share a figure
+_AXIS = re.compile(r"[xy]axis\d*")
 # line of a message that fits on a phone
 _LINE_CHARACTERS = 44
 # colour of a light figure -> the same on a dark page
@@ -39,22 +39,20 @@ _DARK = {
 }
 
 
-def on_page(figure: "go.Figure", *, dark: bool, zoom_key: str = "") -> dict[str, Any]:
+def on_page(figure: Mapping[str, Any], *, dark: bool, zoom_key: str = "") -> dict[str, Any]:
     """A figure as a page shows it.
 
     Parameters
     ----------
     figure
-        Of `ladder_sim.report.figures`.
+        Of `ladder_sim.report.figures`, as plotly writes it.
     dark
         For the dark scheme.
     zoom_key
         The reader's zoom stays as long as this is the same.
     """
-    document: dict[str, Any] = figure.to_plotly_json()
-
-    # plain dictionaries from here on: a figure checks every value that is set
-    layout = document["layout"]
+    # plain dictionaries: a figure checks every value that is set
+    layout = {**figure["layout"]}
     layout |= {
         # the title of a picture that the reader saves
         "meta": {"title": layout.pop("title", {}).get("text", "")},
@@ -66,10 +64,10 @@ def on_page(figure: "go.Figure", *, dark: bool, zoom_key: str = "") -> dict[str,
         "legend": {**layout.get("legend", {}), "font": {"size": 12}, "itemwidth": 30},
     }
     layout.pop("height", None)
-    for name in ("xaxis", "yaxis"):
-        axis = layout.setdefault(name, {})
-        axis["title"] = {"standoff": 8, "font": {"size": 13}, **axis.get("title", {})}
-        axis.setdefault("tickfont", {"size": 12})
+    for name in {"xaxis", "yaxis"} | {name for name in layout if _AXIS.fullmatch(name)}:
+        axis = {"tickfont": {"size": 12}, **layout.get(name, {})}
+        layout[name] = {**axis, "title": {"standoff": 8, "font": {"size": 13}, **axis.get("title", {})}}
+    document = {**figure, "layout": layout}
     return _recolour(document) if dark else document
 
 

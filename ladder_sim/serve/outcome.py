@@ -86,16 +86,19 @@ class Outcome:
         )
 
     @property
-    def goodput(self) -> float | None:
-        """Requests per second that keep every bound of the promise on single requests; None: there is no promise."""
-        if self.promise is None:
-            return None
+    def good_share(self) -> float:
+        """Share of requests that keep every bound of the promise on single requests."""
         good = np.ones(len(self.answers), bool)
         times = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "request_s"}
-        for bound in self.promise.bounds:
+        for bound in self.promise.bounds if self.promise else ():
             if bound.metric in times:
                 good &= np.array([getattr(answer, times[bound.metric]) for answer in self.answers]) <= bound.seconds
-        return float(good.sum()) / self.duration_s
+        return float(good.mean())
+
+    @property
+    def goodput(self) -> float | None:
+        """The same as requests per second; None: there is no promise."""
+        return self.good_share * len(self.answers) / self.duration_s if self.promise else None
 
     @property
     def in_flight(self) -> float:

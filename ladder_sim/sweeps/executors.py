@@ -51,7 +51,7 @@ class Processes:
     def __call__(self, function: Callable[[Task], Answer], tasks: Iterable[Task]) -> Iterator[Answer]:
         # spawned: forking a process that has threads is not safe
         context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(self.workers, mp_context=context, initializer=_settle)
+        pool = ProcessPoolExecutor(self.workers, mp_context=context, initializer=settle)
         try:
             yield from _in_order(lambda task: pool.submit(function, task), tasks, self.workers * AHEAD)
         except BrokenProcessPool as error:
@@ -62,8 +62,8 @@ class Processes:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _settle() -> None:
-    """Leave Ctrl-C to the parent, and end when it ends, however that happens."""
+def settle() -> None:
+    """In a spawned process: leave Ctrl-C to the parent, and end when it ends, however that happens."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent is not None:

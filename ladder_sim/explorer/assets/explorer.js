@@ -186,14 +186,16 @@
     });
   }
 
+  const UNITS = [
+    ["bandwidth", [[1e12, "TB/s"], [1e9, "GB/s"], [1e6, "MB/s"]]],
+    ["latency", [[1e-3, "ms"], [1e-6, "us"], [1e-9, "ns"]]],
+    ["flops", [[1e15, "PFLOP/s"], [1e12, "TFLOP/s"]]],
+  ];
+
   function typed(key, position) {
     if (page.defaults.doubling.includes(key)) return String(2 ** position);
     const value = Number((10 ** position).toPrecision(2));
-    const units = key.endsWith("bandwidth")
-      ? [[1e12, "TB/s"], [1e9, "GB/s"], [1e6, "MB/s"]]
-      : key.endsWith("latency")
-        ? [[1e-3, "ms"], [1e-6, "us"], [1e-9, "ns"]]
-        : [[1e15, "PFLOP/s"], [1e12, "TFLOP/s"]];
+    const units = (UNITS.find(([ending]) => key.endsWith(ending)) || [])[1] || [[1, ""]];
     const [scale, unit] = units.find(([size]) => value >= size * 0.9999) || units[units.length - 1];
     return `${Number((value / scale).toPrecision(3))}${unit}`;
   }
@@ -239,6 +241,11 @@
 
   function reset() {
     return context().outputs_list.map(() => "");
+  }
+
+  /* From now on requests arrive, at the rate that the field shows. */
+  function serve(_clicks, rate) {
+    return rate || page.texts.rate;
   }
 
   function pin(_pinned, _unpinned, pins, query) {
@@ -328,6 +335,6 @@
   );
 
   window.dash_clientside = Object.assign({}, window.dash_clientside, {
-    explorer: { spread, gather, own_model, settle, slide, show, reset, pin, theme, copy, png },
+    explorer: { spread, gather, own_model, settle, slide, show, reset, serve, pin, theme, copy, png },
   });
 })();

@@ -1,0 +1,104 @@
+"""What requests under load need, as parts of the page."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dash import html
+from dash.development.base_component import Component
+
+from ladder_sim.explorer.controls import extra
+from ladder_sim.explorer.glossary import GLOSSARY
+from ladder_sim.explorer.headline import warnings
+from ladder_sim.explorer.serving import ServingReport
+from ladder_sim.report.figures.style import variant_colour
+from ladder_sim.serve.promise import METRICS
+from ladder_sim.units import format_seconds
+
+
+def progress(report: ServingReport | None, ahead: int) -> list[Component | str]:
+    """How far the simulation is; `ahead`: questions of others that come first."""
+    doing = report.doing if report else "starting"
+    if ahead:
+        doing = f"waits for {ahead} other question{'s' * (ahead > 1)}"
+    share = f"{report.share:.3f}" if report else "0"
+    return [html.Progress(value=share, max="1", **extra("aria-label", "Simulation of requests")), doing]
+
+
+def result(report: ServingReport) -> str:
+    """What ladder, or else the last variant, needs."""
+    rows = _rows(report)
+    name = next((name for name in rows if name.startswith(("ladder", "hybrid-ladder"))), list(rows)[-1])
+    standard, other = rows["standard"]["gpus"], rows[name]["gpus"]
+    if not standard and not other:
+        return "No number of GPUs keeps this promise."
+    if name == "standard":
+        return f"Standard needs {standard} GPUs."
+    if not standard or not other:
+        able, unable = (name, "standard") if other else ("standard", name)
+        return (
+            f"{able.capitalize()} needs {other or standard} GPUs; no number of GPUs keeps this promise with {unable}."
+        )
+    return f"{name.capitalize()} needs {other} GPUs, {_compared(other, standard)} standard."
+
+
+def _compared(gpus: int, others: int) -> str:
+    if gpus == others:
+        return "as many as"
+    return f"{abs(others - gpus)} {'fewer' if gpus < others else 'more'} than"
+
+
+def cards(report: ServingReport) -> list[html.Article]:
+    """One for each variant that was simulated."""
+    rows = _rows(report)
+    return [_card(row, rows.get("standard")) for row in rows.values()]
+
+
+def notes(report: ServingReport) -> list[Component]:
+    """What was simulated, what was compared with runs, and how sure times are."""
+    *compared, sure = report.notes or ("",)
+    return [
+        html.P(report.label, className="summary"),
+        html.P(" ".join(compared)),
+        *([warnings([sure])] if sure else []),
+    ]
+
+
+def _card(row: Mapping[str, Any], standard: Mapping[str, Any] | None) -> html.Article:
+    gpus, breaks = row["gpus"], row["breaks"]
+    for metric in METRICS:
+        breaks = breaks.replace(f"{metric}_", f"{metric.upper()} ")
+    if gpus:
+        below = "baseline"
+        if standard and row is not standard:
+            below = f"{_compared(gpus, standard['gpus'])} standard" if standard["gpus"] else "standard never does"
+        lines = {
+            "replicas": f"{row['replicas']} of {gpus // row['replicas']} GPUs",
+            "limit of each": f"{row['rate_limit']:.3g} requests/s",
+            "breaks first": breaks,
+            "TTFT p95": format_seconds(row["ttft_p95_s"]),
+            "TPOT p95": format_seconds(row["tpot_p95_s"]),
+        }
+    else:
+        below, lines = "no number of GPUs keeps it", {"broken when idle": breaks}
+    if row.get("usd_per_Mtoken"):
+        lines["$/Mtok"] = f"{row['usd_per_Mtoken']:.2f}"
+    name = row["variant"]
+    return html.Article(
+        [
+            html.H3(name, title=GLOSSARY[name.partition(":")[0]]),
+            html.Div(f"{gpus} GPUs" if gpus else "none", className="gain"),
+            html.Div(below, className="interval"),
+            html.Dl([html.Div([html.Dt(title, **_meaning(title)), html.Dd(text)]) for title, text in lines.items()]),
+        ],
+        className="card",
+        style={"--variant": variant_colour(name)},
+        **extra("data-variant", name),
+    )
+
+
+def _meaning(title: str) -> dict[str, Any]:
+    return {"title": GLOSSARY[title]} if title in GLOSSARY else {}
+
+
+def _rows(report: ServingReport) -> dict[str, Mapping[str, Any]]:
+    return {row["variant"]: row for row in report.needs.rows}

@@ -1,0 +1,250 @@
+"""The view of requests that arrive: what each variant needs to keep a promise, and what happens as the rate grows.
+
+It takes seconds, so a `Worker` computes it, piece by piece: every piece is reported when it is there.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from math import ceil, exp, expm1, floor, log2
+from typing import Any, cast
+
+from ladder_sim.display.document import Document, scenario_fields
+from ladder_sim.display.labels import validated_lines
+from ladder_sim.explorer.allowlist import Allowlist
+from ladder_sim.explorer.state import State
+from ladder_sim.report.figures.rates import goodput_figure, latency_figure
+from ladder_sim.report.tables.serve import load_label, load_subtitle
+from ladder_sim.serve import Capacity, Lengths, Outcome, Promise, Request, Service, Traffic, capacity
+from ladder_sim.serve.evidence import confidence_of
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.sweeps.price import token_price
+
+# of each simulation: percentiles are those of so many
+REQUESTS = 500
+# rates of a curve: steps to a doubling, and the doublings below and above the highest rate that one replica takes
+_STEPS, _BELOW, _ABOVE = 4, 2.5, 0.3
+# simulations of each variant
+_USUAL = 24
+_NO_INTERVALS = (
+    "one load is simulated, with times of steps as predicted; ladder-sim capacity has intervals over several loads and "
+    "over what these times may be off by (90 %)"
+)
+# scenarios whose simulations are kept
+_KEPT = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingReport:
+    """What is known so far."""
+
+    label: str
+    """What is served where, and what is promised."""
+    doing: str
+    """What comes next; empty: nothing."""
+    share: float
+    """Of the work that is done, about."""
+    needs: Document
+    """What each variant needs, as of `ladder-sim capacity`."""
+    curves: Document
+    """What one replica of each variant does at each rate."""
+    figures: Mapping[str, dict[str, Any]]
+    """By name, as plotly writes them."""
+    notes: tuple[str, ...]
+    """What was compared with runs, and how sure times are."""
+
+
+# no slots: as `Service`
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Memory(Service):
+    """A service that simulates no load twice."""
+
+    _outcomes: dict[tuple[object, ...], Outcome] = field(default_factory=dict, repr=False)
+
+    def run(
+        self,
+        variant: str,
+        requests: Iterable[Request],
+        *,
+        replicas: int | None = None,
+        slower: float = 1.0,
+        promise: Promise | None = None,
+        **how: Any,
+    ) -> Outcome:
+        """As `Service.run`, without what only times between tokens and preemptions need: megabytes of each."""
+        key = variant, requests, replicas, slower, *how.items()
+        if key not in self._outcomes:
+            outcome = self._outcomes[key] = super().run(variant, requests, replicas=replicas, slower=slower, **how)
+            for replica in outcome.replicas:
+                replica.gaps_s.clear()
+                del replica.scheduler
+        return replace(self._outcomes[key], promise=promise)
+
+
+class ServingView:
+    """Answers queries of the page.
+
+    Parameters
+    ----------
+    allowlist
+        What queries may name.
+    """
+
+    def __init__(self, allowlist: Allowlist) -> None:
+        self.allowlist = allowlist
+        # by what their simulations depend on
+        self._services: OrderedDict[str, _Memory] = OrderedDict()
+
+    def __call__(self, query: str, tell: Callable[[ServingReport], object]) -> None:
+        """Answer a query of `State.under_load`, piece by piece.
+
+        Raises
+        ------
+        LadderSimError
+            It has no answer.
+        """
+        _Answer(self, State.parse(query, self.allowlist), tell).give()
+
+    def service(self, state: State, scenario: Scenario, traffic: Traffic) -> Service:
+        """The one of earlier questions, where only rates, promises, variants and prices differ."""
+        key = replace(state, rate=None, ttft_p95="", tpot_p95="", variants=(), price=None).query()
+        if key not in self._services:
+            profile = state.how(self.allowlist)["profile"]
+            self._services[key] = cast("_Memory", _Memory.for_requests(scenario, traffic, profile=profile))
+        self._services.move_to_end(key)
+        if len(self._services) > _KEPT:
+            self._services.popitem(last=False)
+        return self._services[key]
+
+
+class _Answer:
+    """To one query."""
+
+    def __init__(self, view: ServingView, state: State, tell: Callable[[ServingReport], object]) -> None:
+        self._tell = tell
+        scenario = self._scenario = state.scenario(view.allowlist)
+        self._traffic, self._promise = traffic_of(state, scenario), state.promise
+        self._price, self._profile = state.price, state.how(view.allowlist)["profile"]
+        self._shown = state.names(scenario)
+        # what most ask about comes first
+        self._variants = sorted(self._shown, key=lambda name: name not in ("standard", "ladder"))
+        self._service = view.service(state, scenario, self._traffic)
+        self._needs: dict[str, Capacity] = {}
+        self._curves: dict[str, dict[float, Outcome]] = {}
+        self._done = 0
+        self._report = ServingReport(
+            label=f"{load_label(scenario, self._traffic)}; promised: {self._promise}",
+            doing="times of steps",
+            share=0.0,
+            needs=Document(content={}),
+            curves=Document(content={}),
+            figures={},
+            notes=(),
+        )
+
+    def give(self) -> None:
+        """Compute it."""
+        self._say("times of steps")
+        # the rest comes when the first two have their curves
+        for group in (self._variants[:2], self._variants[2:]):
+            for name in group:
+                self._needs |= capacity(
+                    self._scenario, self._traffic, self._promise, [name], service=self._service, watch=self._say
+                )
+                self._put(needs=self._document())
+            for name, need in self._needs.items():
+                if need.rate_limit:
+                    self._point(name, need.rate_limit)
+            for rate in self._rates():
+                for name in self._needs:
+                    self._say(f"{name}: one replica at {rate:.3g} requests/s")
+                    self._point(name, rate)
+                self._put(figures=self._figures(), curves=self._rows())
+        outcomes = {name: self._needs[name].outcome for name in self._shown}
+        confidence = confidence_of(self._scenario, outcomes, profile=self._profile)
+        steps = ", ".join(f"{name} {expm1(each.rate):.0%}" for name, each in confidence.widths.items())
+        self._put(notes=(*validated_lines(confidence), f"{_NO_INTERVALS}: {steps}"))
+        self._put(doing="", share=1.0)
+
+    def _point(self, name: str, rate: float) -> None:
+        """Of a curve."""
+        traffic = replace(self._traffic, rate=rate)
+        outcome = self._service.run(name, traffic, replicas=1, promise=self._promise)
+        self._curves.setdefault(name, {})[rate] = outcome
+
+    def _rates(self) -> list[float]:
+        """Of the curves: the same in every query, so that they are simulated once; first a few from end to end."""
+        limits = [need.rate_limit for need in self._needs.values()]
+        highest = log2(max(limits) or self._traffic.rate)
+        steps = range(ceil(_STEPS * (highest - _BELOW)), floor(_STEPS * (highest + _ABOVE)) + 2)
+        ordered = sorted(range(len(steps)), key=lambda number: (number % 4 > 0, number % 2 > 0))
+        return [2.0 ** (steps[number] / _STEPS) for number in ordered]
+
+    def _document(self) -> Document:
+        traffic = self._traffic
+        rows = []
+        for name in self._shown:
+            if name not in self._needs:
+                continue
+            need = self._needs[name]
+            row = {
+                "variant": name,
+                "gpus": need.gpus or None,
+                "replicas": need.replicas or None,
+                "rate_limit": need.rate_limit,
+                "breaks": ", ".join(need.breaks),
+                "ttft_p95_s": need.outcome.seconds("ttft", 95),
+                "tpot_p95_s": need.outcome.seconds("tpot", 95),
+            }
+            if self._price is not None:
+                price = token_price(self._price, need.gpus, traffic.rate * traffic.gen.mean)
+                row["usd_per_Mtoken"] = price if need.gpus else None
+            rows.append(row)
+        load = {"rate": traffic.rate, "requests": traffic.requests, "promise": str(self._promise)}
+        return Document.of_rows({"scenario": scenario_fields(self._scenario), "load": load}, rows)
+
+    def _rows(self) -> Document:
+        rows = [
+            {
+                "variant": name,
+                "rate": rate,
+                "goodput": rate * outcome.good_share,
+                "promise_kept": outcome.kept,
+                **{
+                    f"{metric}_p{percentile}_s": outcome.seconds(metric, percentile)
+                    for metric in ("ttft", "tpot")
+                    for percentile in (50, 95)
+                },
+            }
+            for name, outcomes in self._shown_curves().items()
+            for rate, outcome in sorted(outcomes.items())
+        ]
+        return Document(content={"rows": rows}, rows=rows)
+
+    def _figures(self) -> dict[str, dict[str, Any]]:
+        subtitle = f"{load_subtitle(self._scenario, self._traffic)}; promised: {self._promise}"
+        curves = self._shown_curves()
+        figures = {
+            "goodput": goodput_figure(subtitle, curves, self._needs),
+            "latency": latency_figure(subtitle, curves, self._promise),
+        }
+        return {name: figure.to_plotly_json() for name, figure in figures.items()}
+
+    def _shown_curves(self) -> dict[str, dict[float, Outcome]]:
+        """As they are by now, in the order of the page."""
+        return {name: self._curves[name] for name in self._shown if name in self._curves}
+
+    def _say(self, doing: str) -> None:
+        """Report what comes next; the share is a guess, for nobody knows how long a bisection takes."""
+        self._done += 1
+        self._put(doing=doing, share=1.0 - exp(-self._done / (_USUAL * len(self._shown))))
+
+    def _put(self, **changed: Any) -> None:
+        self._report = replace(self._report, **changed)
+        self._tell(self._report)
+
+
+def traffic_of(state: State, scenario: Scenario) -> Traffic:
+    """The requests of a page."""
+    prompt, gen = (Lengths.parse(str(tokens)) for tokens in (scenario.workload.prompt, scenario.workload.gen))
+    return Traffic(prompt=prompt, gen=gen, rate=state.rate or 0.0, requests=REQUESTS)

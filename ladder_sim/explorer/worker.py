@@ -1,0 +1,200 @@
+"""Computes answers that take seconds in a process of their own, so that the page's server stays free.
+
+One question at a time, in the order in which pages asked them. What no page waits for any more is given up.
+"""
+
+import multiprocessing
+import threading
+import traceback
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any, Generic, TypeVar
+
+from ladder_sim.errors import LadderSimError
+from ladder_sim.sweeps.executors import settle
+
+# answers that are kept
+_KEPT = 32
+_GIVE_UP = None
+
+Report = TypeVar("Report")
+# what a question is computed with: it reports what it has so far, the whole answer at last
+Compute = Callable[[Any, Callable[[Report], object]], object]
+
+
+class _GivenUpError(Exception):
+    """No page waits for the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """The worker is done with a question."""
+
+    error: LadderSimError | None = None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Job(Generic[Report]):
+    """A question and what is known of its answer."""
+
+    question: Hashable
+    pages: set[Hashable] = field(default_factory=set)
+    """That wait for it."""
+    reports: int = 0
+    """How often something new was reported."""
+    report: Report | None = None
+    """The latest."""
+    error: LadderSimError | None = None
+    """Why there is no answer."""
+    done: bool = False
+
+
+class Worker(Generic[Report]):
+    """A process that computes answers; it starts with the first question.
+
+    Parameters
+    ----------
+    compute
+        A function of a module, or a value with ``__call__`` that can be pickled.
+    """
+
+    def __init__(self, compute: Compute[Report]) -> None:
+        self._compute = compute
+        self._changed = threading.Condition()
+        # by question, oldest first
+        self._jobs: OrderedDict[Hashable, Job[Report]] = OrderedDict()
+        self._running: Job[Report] | None = None
+        self._connection: Connection[Any, Any] | None = None
+        self._thread: threading.Thread | None = None
+
+    def ask(self, page: Hashable, question: Hashable) -> Job[Report]:
+        """What is known of an answer by now; a page waits for the last question that it asked."""
+        with self._changed:
+            self._forget(page, question)
+            job = self._jobs.setdefault(question, Job(question=question))
+            if not job.done:
+                job.pages.add(page)
+                self._start()
+            self._changed.notify_all()
+            return job
+
+    def answer(self, question: Hashable) -> Report:
+        """The whole answer, once it is there.
+
+        Raises
+        ------
+        LadderSimError
+            The question has none.
+        """
+        page = object()
+        job = self.ask(page, question)
+        with self._changed:
+            self._changed.wait_for(lambda: job.done)
+        if job.error is not None or job.report is None:
+            raise job.error or LadderSimError("the worker reported nothing", hint="a bug: the terminal shows where")
+        return job.report
+
+    def ahead(self, job: Job[Report]) -> int:
+        """Questions that are answered before this one."""
+        with self._changed:
+            waiting = self._waiting()
+            return waiting.index(job) + (self._running is not None) if job in waiting else 0
+
+    def leave(self, page: Hashable) -> None:
+        """A page waits for nothing."""
+        with self._changed:
+            self._forget(page, None)
+
+    def _forget(self, page: Hashable, but: Hashable) -> None:
+        for question, job in list(self._jobs.items()):
+            if question == but or page not in job.pages:
+                continue
+            job.pages.discard(page)
+            if not job.pages and not job.done:
+                del self._jobs[question]
+                if job is self._running and self._connection is not None:
+                    self._connection.send(_GIVE_UP)
+
+    def _waiting(self) -> list[Job[Report]]:
+        return [job for job in self._jobs.values() if not job.done and job is not self._running]
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._hand_out, daemon=True)
+            self._thread.start()
+
+    def _hand_out(self) -> None:
+        """On a thread of its own: give the process one question after the other."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(self._waiting)
+                job = self._running = self._waiting()[0]
+            try:
+                end = self._listen(job)
+            except (EOFError, OSError):
+                self._connection = None
+                end = _End(LadderSimError("the worker process died, possibly out of memory", hint="ask for less"))
+            with self._changed:
+                self._running = None
+                job.error, job.done = end.error, True
+                job.pages.clear()
+                done = [question for question, each in self._jobs.items() if each.done]
+                for question in done[:-_KEPT]:
+                    del self._jobs[question]
+                self._changed.notify_all()
+
+    def _listen(self, job: Job[Report]) -> _End:
+        if self._connection is None:
+            self._connection = self._spawn()
+        connection = self._connection
+        with self._changed:
+            connection.send(job.question)
+            if self._jobs.get(job.question) is not job:
+                connection.send(_GIVE_UP)
+        while True:
+            message = connection.recv()
+            if isinstance(message, _End):
+                return message
+            with self._changed:
+                job.report = message
+                job.reports += 1
+                self._changed.notify_all()
+
+    def _spawn(self) -> "Connection[Any, Any]":
+        # spawned: forking a process that has threads is not safe
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        context.Process(target=_work, args=(theirs, self._compute), daemon=True).start()
+        theirs.close()
+        return ours
+
+
+def _work(connection: "Connection[Any, Any]", compute: Compute[Any]) -> None:
+    """The process: answer one question after the other."""
+    settle()
+
+    def tell(report: object) -> None:
+        connection.send(report)
+        if connection.poll():
+            connection.recv()
+            raise _GivenUpError
+
+    while True:
+        question = connection.recv()
+        # it came when the answer was on its way
+        if question is _GIVE_UP:
+            continue
+        error = None
+        try:
+            compute(question, tell)
+        except _GivenUpError:
+            pass
+        except LadderSimError as refused:
+            # the message and the hint: not all errors can be pickled
+            error = LadderSimError(refused.message, hint=refused.hint)
+        except Exception:
+            traceback.print_exc()
+            error = LadderSimError("the simulator failed", hint="a bug: the terminal shows where")
+        connection.send(_End(error))
