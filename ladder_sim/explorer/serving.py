@@ -133,7 +133,7 @@ class _Answer:
         self._curves: dict[str, dict[float, Outcome]] = {}
         self._done = 0
         self._report = ServingReport(
-            label=f"{load_label(scenario, self._traffic)}; promised: {self._promise}",
+            label=f"{load_label(scenario, self._traffic, None)}; promised: {self._promise}",
             doing="times of steps",
             share=0.0,
             needs=Document(content={}),
@@ -222,7 +222,7 @@ class _Answer:
         return Document(content={"rows": rows}, rows=rows)
 
     def _figures(self) -> dict[str, dict[str, Any]]:
-        subtitle = f"{load_subtitle(self._scenario, self._traffic)}; promised: {self._promise}"
+        subtitle = f"{load_subtitle(self._scenario, self._traffic, None)}; promised: {self._promise}"
         curves = self._shown_curves()
         figures = {
             "goodput": goodput_figure(subtitle, curves, self._needs),

@@ -17,6 +17,8 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 SCHEMES = ("light", "dark")
 SIZES = {"desktop": (1280, 900), "phone": (390, 844)}
 QUERY = "?model=405b&nodes=2&pin=model%3D405b%26nodes%3D2%26batch%3D8"
+# requests under load, short ones
+LOAD = "&prompt=64&gen=4&rate=50&variants=standard,ladder"
 # boxes and buttons in a group, which have no ids of their own
 GROUPS = (*SWITCHES, "variants", "phase")
 # what has the focus, and its name for people: no element has it twice unless it is a trap
@@ -49,9 +51,13 @@ def broken_rules(seen: Watched, name: str) -> dict[str, list[str]]:
 def test_the_explorer_breaks_no_rule(browser: Browser, address: str, tmp_path: Path) -> None:
     for scheme, seen in pages(browser, address, tmp_path):
         page = seen.page
-        page.goto(f"{address}/{QUERY}")
+        page.goto(f"{address}/{QUERY}{LOAD}")
         seen.drawn()
         page.wait_for_selector("#comparing:not([hidden]) table")
+        seen.until("!!document.querySelector('#load-progress progress, #load-result:not(:empty)')")
+        assert broken_rules(seen, f"{scheme}, simulating") == {}
+        seen.until_text("#load-result", "GPU")
+        page.click("text=Command line and Python")
         assert broken_rules(seen, scheme) == {}
         page.fill("#c-batch", "none")
         page.press("#c-batch", "Enter")

@@ -198,6 +198,41 @@ def test_prices_and_bounds(seen: Watched) -> None:
     assert "max_tpot=1ns" in str(page.get_attribute("[data-file='pareto.csv']", "href"))
 
 
+def test_requests_under_load_are_simulated_when_they_are_asked_for(seen: Watched) -> None:
+    page = seen.open("?model=8b&tp=2&prompt=64&gen=4&variants=standard,ladder")
+    seen.drawn()
+    assert page.locator("#load-views").is_hidden()
+    assert page.inner_text("#load-result") == ""
+    page.click("#serve")
+    seen.until_text("#load-result", "Ladder needs")
+    assert "rate=10" in page.url
+    seen.until("!!document.querySelector('#latency .scatterlayer .trace')")
+    assert page.inner_text("#load-cards .card[data-variant='ladder'] .gain") == "2 GPUs"
+    page.fill("#c-rate", "2000")
+    page.press("#c-rate", "Enter")
+    seen.until_text("#load-notes", "2000 requests/s")
+    seen.until_text("#load-result", "Ladder needs")
+    link, needs = page.url, page.inner_text("#load-result")
+    assert page.inner_text("#load-cards .card[data-variant='ladder'] .gain") != "2 GPUs"
+    page.click("text=Command line and Python")
+    assert "--rate 2000" in page.inner_text("#load-cli")
+    with page.expect_download() as table:
+        page.click("[data-file='serving.csv']")
+    assert table.value.path().read_text().count("\n") == 3
+    # a slider of the scenario asks anew
+    page.focus("#c-prompt-slider")
+    page.keyboard.press("ArrowRight")
+    seen.until_text("#load-notes", "prompt 128 + 4")
+    page.fill("#c-tpot_p95", "1us")
+    page.press("#c-tpot_p95", "Enter")
+    seen.until_text("#load-result", "No number of GPUs keeps this promise.")
+    page.select_option("#c-stack", "gpt-fast")
+    seen.until_text("#load-result", "gpt-fast")
+    page.goto("about:blank")
+    seen.open(link.removeprefix(seen.address + "/"))
+    seen.until_text("#load-result", needs)
+
+
 def test_a_pasted_config_is_read_and_bad_ones_show_their_error(seen: Watched) -> None:
     page = seen.open("?model=70b&tp=4")
     page.click("text=or paste it")

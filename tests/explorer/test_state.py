@@ -209,3 +209,26 @@ def test_names_of_the_catalog_in_any_case_are_no_files() -> None:
     allowlist = Allowlist.of(cluster=" H100-PCIe", stack="VLLM")
     assert not allowlist.files
     assert (allowlist.name_of("cluster", " H100-PCIe"), allowlist.name_of("stack", "VLLM")) == ("h100-pcie", "vllm")
+
+
+def test_requests_under_load_depend_on_no_other_view() -> None:
+    allowlist = Allowlist.of()
+    query = "model=8b&tp=2&dp=2&rate=4&ttft_p95=1s&price=2.5"
+    others = "&batch=8&phase=prefill&along=batch&max_tpot=9ms&variant=parallel&ignore_memory=1&pin=model%3D8b"
+    states = [State.parse(text, allowlist).under_load() for text in (query, query + others)]
+    assert states[0].query() == states[1].query()
+    assert State.parse(states[0].query(), allowlist) == states[0]
+    # an engine that serves, with a request for each replica
+    assert states[0].scenario(allowlist).stack.name == "vllm"
+    assert str(states[0].promise) == "ttft_p95=1.00s,tpot_p95=30.0ms"
+
+
+@pytest.mark.parametrize("rate", ["0", "-1", "nan", "inf", "1e9", "much"])
+def test_a_rate_is_a_number_above_0(rate: str) -> None:
+    with pytest.raises(UsageError, match="requests per second"):
+        State.parse(f"rate={rate}", Allowlist.of())
+
+
+def test_a_promise_that_is_no_time_names_its_bound() -> None:
+    with pytest.raises(UsageError, match="bound on TPOT p95: '-5ms'"):
+        State.parse("tpot_p95=-5ms", Allowlist.of())

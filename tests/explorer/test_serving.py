@@ -1,0 +1,216 @@
+"""Requests under load on the page: what the commands say, piece by piece, and nothing simulated twice."""
+
+import csv
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from ladder_sim.errors import LadderSimError
+from ladder_sim.explorer import serving
+from ladder_sim.explorer.allowlist import Allowlist
+from ladder_sim.explorer.capacity_cards import cards, progress, result
+from ladder_sim.explorer.markup import markup
+from ladder_sim.explorer.server import make_app
+from ladder_sim.explorer.serving import ServingReport, ServingView
+from ladder_sim.explorer.snippets import capacity_code, capacity_command
+from ladder_sim.explorer.state import State
+from ladder_sim.serve import Service
+from tests.support.commands import run
+from tests.support.explorer_client import Page, texts
+from tests.support.waiting import until
+
+ALLOWLIST = Allowlist.of()
+QUERY = "model=8b&tp=2&gen=32&prompt=256&rate=150&tpot_p95=6ms&variants=standard,ladder"
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few requests, in this process."""
+    monkeypatch.setattr(serving, "REQUESTS", 60)
+
+
+def reports(query: str, view: ServingView | None = None) -> list[ServingReport]:
+    """All that is told."""
+    told: list[ServingReport] = []
+    (view or ServingView(ALLOWLIST))(State.parse(query, ALLOWLIST).under_load().query(), told.append)
+    return told
+
+
+def rows(report: ServingReport) -> dict[str, Mapping[str, Any]]:
+    return {row["variant"]: row for row in report.needs.rows}
+
+
+def test_needs_are_those_of_the_python_code_on_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+    state = State.parse(QUERY, ALLOWLIST)
+    last = reports(QUERY)[-1]
+    exec(capacity_code(state, ALLOWLIST), {})
+    gpus = {name: row["gpus"] for name, row in rows(last).items()}
+    assert capsys.readouterr().out == f"{gpus}\n"
+    assert gpus["ladder"] < gpus["standard"]
+    assert run(*shlex.split(capacity_command(state, ALLOWLIST))[1:]).code == 0
+
+
+def test_pieces_come_as_they_are_computed() -> None:
+    told = reports(QUERY)
+    assert [report.share for report in told] == sorted(report.share for report in told)
+    assert [bool(report.doing) for report in told] == [True] * (len(told) - 1) + [False]
+    seen = [len(report.needs.rows) for report in told]
+    assert (seen[0], seen[-1], seen) == (0, 2, sorted(seen))
+    assert all(report.figures for report in told[-3:])
+    assert "one load is simulated" in told[-1].notes[-1]
+    assert "were compared with" in told[-1].notes[0]
+    assert told[-1].label.endswith("150 requests/s, prompt 256 + 32; promised: ttft_p95=500ms,tpot_p95=6.00ms")
+
+
+def test_curves_break_where_the_promise_does() -> None:
+    last = reports(QUERY)[-1]
+    for name, need in rows(last).items():
+        curve = [row for row in last.curves.rows if row["variant"] == name]
+        assert all(row["goodput"] <= row["rate"] for row in curve)
+        assert all(row["ttft_p50_s"] <= row["ttft_p95_s"] for row in curve)
+        kept = [row["rate"] for row in curve if row["promise_kept"]]
+        assert need["rate_limit"] in kept
+        assert curve[-1]["rate"] > need["rate_limit"]
+
+
+def test_no_load_is_simulated_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulated: list[object] = []
+    simulate = Service.run
+
+    def counted(self: Service, *given: Any, **how: Any) -> Any:
+        simulated.append(given)
+        return simulate(self, *given, **how)
+
+    monkeypatch.setattr(Service, "run", counted)
+    view = ServingView(ALLOWLIST)
+    counts = []
+    for change in ("", "&price=3", "&along=batch&phase=prefill&pin=model%3D8b"):
+        before = len(simulated)
+        reports(QUERY + change, view)
+        counts.append(len(simulated) - before)
+    assert counts[0] > 20
+    assert counts[1:] == [0, 0]
+    # of another rate the numbers of replicas near the answer
+    before = len(simulated)
+    reports(QUERY.replace("rate=150", "rate=300"), view)
+    assert 0 < len(simulated) - before < counts[0] / 2
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("", "fewer than standard."),
+        ("&variants=standard", "Standard needs"),
+        ("&rate=0.5", "Ladder needs 2 GPUs, as many as standard."),
+        ("&ttft_p95=1us", "No number of GPUs keeps this promise."),
+        ("&price=2.5", "fewer than standard."),
+    ],
+)
+def test_cards_say_what_is_needed(change: str, says: str) -> None:
+    key = change[1:].partition("=")[0]
+    kept = "&".join(part for part in QUERY.split("&") if part.partition("=")[0] != key)
+    last = reports(kept + change)[-1]
+    assert says in result(last)
+    shown = texts(markup(cards(last)))
+    for name, row in rows(last).items():
+        assert name in shown
+        assert f"{row['gpus']} GPUs" in shown if row["gpus"] else "no number of GPUs keeps it" in shown
+    assert ("$/Mtok" in shown) == ("price" in change)
+
+
+def test_a_price_is_that_of_the_gpus_at_the_rate_that_is_served() -> None:
+    row = rows(reports(f"{QUERY}&price=3.6")[-1])["ladder"]
+    # a GPU-second costs 0.1 cents
+    assert row["usd_per_Mtoken"] == pytest.approx(1e-3 * row["gpus"] / (150 * 32) * 1e6)
+
+
+def test_progress_names_questions_that_come_first() -> None:
+    assert "waits for 2 other questions" in texts(markup(progress(None, 2)))
+    assert 'aria-label="Simulation of requests"' in markup(progress(None, 0))
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("model=8b&rate=4&stack=gpt-fast", "gpt-fast"),
+        ("model=8b&rate=4&pp=2&tp=4", "pp 2"),
+        ("model=405b&rate=4", "KV cache has room for 0 tokens"),
+    ],
+)
+def test_a_scenario_that_does_not_serve_is_refused(query: str, message: str) -> None:
+    with pytest.raises(LadderSimError, match=message):
+        reports(query)
+
+
+@pytest.fixture(scope="module")
+def page() -> Page:
+    return Page(make_app(ALLOWLIST).server.test_client())
+
+
+# short requests, for the worker process simulates as many as it does for readers
+SHORT = "model=8b&tp=2&gen=4&prompt=64&rate=50&variants=standard,ladder"
+
+
+def answered(page: Page, query: str) -> dict[str, Any]:
+    """What the page gets when all is there."""
+
+    def last() -> dict[str, Any] | None:
+        answer = page.ask("load-result.children", query)
+        return answer if answer["load-clock"]["disabled"] else None
+
+    return until(last)
+
+
+def test_the_page_gets_pieces_until_all_is_there(page: Page) -> None:
+    first = page.ask("load-result.children", SHORT)
+    assert first["load-clock"]["disabled"] is False
+    assert texts(first["load-progress"]["children"]) == "starting"
+    last = answered(page, SHORT)
+    assert "Ladder needs" in last["load-result"]["children"]
+    assert last["load-views"]["hidden"] is False
+    assert {trace["name"] for trace in last["goodput"]["figure"]["data"] if "name" in trace} == {"standard", "ladder"}
+    assert texts(last["load-cli"]["children"]).startswith("ladder-sim capacity --model 8b --tp 2 --prompt 64 --gen 4")
+    # nothing new: nothing is sent
+    shown = {"load-shown": last["load-shown"]["data"]}
+    again = page.payload("load-result.children", {"settled": SHORT, "theme": "light"}, shown)
+    assert page.send(again).status_code == 204
+    dark = page.payload("load-result.children", {"settled": SHORT, "theme": "dark"}, shown)
+    assert page.send(dark).status_code == 200
+
+
+def test_files_hold_what_the_page_shows(page: Page) -> None:
+    last = answered(page, SHORT)
+    needs = json.loads(page.client.get(f"/download/serving.json?{SHORT}").text)["rows"]
+    shown = texts(last["load-cards"]["children"])
+    for row, line in zip(
+        needs, csv.DictReader(page.client.get(f"/download/serving.csv?{SHORT}").text.splitlines()), strict=True
+    ):
+        assert f"{row['gpus']} GPUs" in shown
+        assert str(row["rate_limit"]) == line["rate_limit"]
+    curves = csv.DictReader(page.client.get(f"/download/rates.csv?{SHORT}").text.splitlines())
+    assert {row["variant"] for row in curves} == {"standard", "ladder"}
+    for name in ("goodput", "latency"):
+        assert page.client.get(f"/download/{name}.html?{SHORT}").text.count("plotly") > 1
+    assert page.client.get("/download/serving.csv?model=8b").status_code == 400
+
+
+def test_without_a_rate_nothing_is_simulated(page: Page) -> None:
+    answer = page.ask("load-result.children", "model=8b")
+    assert answer["load-clock"]["disabled"] is True
+    assert answer["load-views"]["hidden"] is True
+    assert answer["serve"]["hidden"] is False
+
+
+def test_errors_stand_in_the_view_in_the_words_of_the_page(page: Page) -> None:
+    answer = answered(page, "model=8b&rate=4&pp=2&tp=4")
+    assert "pp 2" in texts(answer["load-result"]["children"])
+    refused = answered(page, "model=8b&rate=4&stack=gpt-fast")
+    assert "gpt-fast" in texts(refused["load-result"]["children"])
+    assert "--" not in texts(refused["load-result"]["children"])
+    # the headline says what is wrong with the rest
+    stays = page.ask("load-result.children", "model=405b&rate=4")
+    assert stays["load-clock"]["disabled"] is True
+    assert "load-result" not in stays

@@ -1,0 +1,68 @@
+"""Answers that take long: in a process of their own, one after the other, and only while a page waits for them."""
+
+from pathlib import Path
+
+import pytest
+
+from ladder_sim.errors import LadderSimError
+from ladder_sim.explorer.worker import Worker
+from tests.support.gates import compute
+from tests.support.waiting import until
+
+
+@pytest.fixture(scope="module")
+def worker() -> Worker[str]:
+    return Worker(compute)
+
+
+def test_a_question_reports_before_it_is_answered_and_is_computed_once(worker: Worker[str], tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    job = worker.ask("a", ("wait", str(gate)))
+    until(lambda: job.report == "waiting")
+    assert not job.done
+    gate.touch()
+    assert worker.answer(("wait", str(gate))) == str(gate)
+    (tmp_path / "gate.end").unlink()
+    assert worker.ask("b", ("wait", str(gate))) is job
+    assert worker.answer(("say", "next")) == "next"
+    assert not (tmp_path / "gate.end").exists()
+
+
+def test_a_newer_question_gives_the_older_up(worker: Worker[str], tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    older = worker.ask("a", ("wait", str(gate)))
+    until(lambda: older.reports)
+    newer = worker.ask("a", ("say", "newer"))
+    until(lambda: newer.done)
+    assert newer.report == "newer"
+    gate.touch()
+    assert worker.answer(("say", "another")) == "another"
+    assert not (tmp_path / "gate.end").exists()
+    # asked again, it is computed
+    assert worker.answer(("wait", str(gate))) == str(gate)
+
+
+def test_what_another_page_waits_for_goes_on(worker: Worker[str], tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    shared = worker.ask("a", ("wait", str(gate)))
+    worker.ask("b", ("wait", str(gate)))
+    until(lambda: shared.reports)
+    newer = worker.ask("a", ("say", "of a"))
+    left = worker.ask("c", ("say", "of c"))
+    assert [worker.ahead(job) for job in (shared, newer, left)] == [0, 1, 2]
+    worker.leave("c")
+    gate.touch()
+    until(lambda: newer.done)
+    assert shared.done
+    assert (shared.report, newer.report, left.report) == (str(gate), "of a", None)
+
+
+def test_errors_are_those_of_the_question_and_the_worker_goes_on(worker: Worker[str]) -> None:
+    with pytest.raises(LadderSimError, match="too much") as refused:
+        worker.answer(("refuse", "too much"))
+    assert refused.value.hint == "ask otherwise"
+    with pytest.raises(LadderSimError, match="the simulator failed"):
+        worker.answer(("fail", ""))
+    with pytest.raises(LadderSimError, match="the worker process died"):
+        worker.answer(("die", ""))
+    assert worker.answer(("say", "alive")) == "alive"

@@ -1,0 +1,25 @@
+"""Questions for a worker of the explorer: each says what is to become of it."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ladder_sim.errors import UsageError
+
+
+def compute(question: tuple[str, str], tell: Callable[[str], object]) -> None:
+    """Say a text; or wait until a file is there, whose end is noted in another; or fail in some way."""
+    what, text = question
+    if what == "wait":
+        while not Path(text).exists():
+            tell("waiting")
+            time.sleep(0.01)
+        Path(f"{text}.end").touch()
+    elif what == "refuse":
+        raise UsageError(text, hint="ask otherwise")
+    elif what == "fail":
+        raise ZeroDivisionError
+    elif what == "die":
+        os._exit(1)
+    tell(text)
