@@ -10,6 +10,7 @@ from ladder_sim.explorer.controls import extra
 from ladder_sim.explorer.glossary import GLOSSARY
 from ladder_sim.explorer.headline import warnings
 from ladder_sim.explorer.serving import ServingReport
+from ladder_sim.graph.variants import parse
 from ladder_sim.report.figures.style import variant_colour
 from ladder_sim.serve.promise import METRICS
 from ladder_sim.units import format_seconds
@@ -85,7 +86,7 @@ def _card(row: Mapping[str, Any], standard: Mapping[str, Any] | None) -> html.Ar
     name = row["variant"]
     return html.Article(
         [
-            html.H3(name, title=GLOSSARY[name.partition(":")[0]]),
+            html.H3(name, title=parse(name).sentence),
             html.Div(f"{gpus} GPUs" if gpus else "none", className="gain"),
             html.Div(below, className="interval"),
             html.Dl([html.Div([html.Dt(title, **_meaning(title)), html.Dd(text)]) for title, text in lines.items()]),

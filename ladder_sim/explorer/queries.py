@@ -102,6 +102,7 @@ class Queries:
     def __init__(self, allowlist: Allowlist) -> None:
         self.allowlist = allowlist
         self.worker: Worker[ServingReport] = Worker(ServingView(allowlist))
+
         # by method
         self._caches: dict[str, Callable[[str], Any]] = {}
 

@@ -10,11 +10,10 @@ from math import ceil, exp, expm1, floor, log2
 from typing import Any, cast
 
 from ladder_sim.display.document import Document, scenario_fields
-from ladder_sim.display.labels import validated_lines
+from ladder_sim.display.labels import hardware_label, stack_label, validated_lines
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.state import State
 from ladder_sim.report.figures.rates import goodput_figure, latency_figure
-from ladder_sim.report.tables.serve import load_label, load_subtitle
 from ladder_sim.serve import Capacity, Lengths, Outcome, Promise, Request, Service, Traffic, capacity
 from ladder_sim.serve.evidence import confidence_of
 from ladder_sim.specs.scenario import Scenario
@@ -125,6 +124,8 @@ class _Answer:
         scenario = self._scenario = state.scenario(view.allowlist)
         self._traffic, self._promise = traffic_of(state, scenario), state.promise
         self._price, self._profile = state.price, state.how(view.allowlist)["profile"]
+        lengths = f"prompt {self._traffic.prompt} + {self._traffic.gen}"
+        self._asked = f"{self._traffic.rate:g} requests/s, {lengths}; promised: {self._promise}"
         self._shown = state.names(scenario)
         # what most ask about comes first
         self._variants = sorted(self._shown, key=lambda name: name not in ("standard", "ladder"))
@@ -133,7 +134,7 @@ class _Answer:
         self._curves: dict[str, dict[float, Outcome]] = {}
         self._done = 0
         self._report = ServingReport(
-            label=f"{load_label(scenario, self._traffic, None)}; promised: {self._promise}",
+            label=f"{scenario.model.name}, {hardware_label(scenario)}, {stack_label(scenario)}; {self._asked}",
             doing="times of steps",
             share=0.0,
             needs=Document(content={}),
@@ -222,7 +223,9 @@ class _Answer:
         return Document(content={"rows": rows}, rows=rows)
 
     def _figures(self) -> dict[str, dict[str, Any]]:
-        subtitle = f"{load_subtitle(self._scenario, self._traffic, None)}; promised: {self._promise}"
+        scenario = self._scenario
+        where = f"{scenario.model.name}, {scenario.plan} on {scenario.cluster.name}, {scenario.stack.name}"
+        subtitle = f"{where}, {self._asked}"
         curves = self._shown_curves()
         figures = {
             "goodput": goodput_figure(subtitle, curves, self._needs),

@@ -22,6 +22,8 @@ from tests.support.commands import run
 from tests.support.explorer_client import Page, texts
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.slow
+
 ALLOWLIST = Allowlist.of()
 QUERY = "model=8b&tp=2&gen=32&prompt=256&rate=150&tpot_p95=6ms&variants=standard,ladder"
 
@@ -136,7 +138,6 @@ def test_progress_names_questions_that_come_first() -> None:
     ("query", "message"),
     [
         ("model=8b&rate=4&stack=gpt-fast", "gpt-fast"),
-        ("model=8b&rate=4&pp=2&tp=4", "pp 2"),
         ("model=405b&rate=4", "KV cache has room for 0 tokens"),
     ],
 )
@@ -205,8 +206,6 @@ def test_without_a_rate_nothing_is_simulated(page: Page) -> None:
 
 
 def test_errors_stand_in_the_view_in_the_words_of_the_page(page: Page) -> None:
-    answer = answered(page, "model=8b&rate=4&pp=2&tp=4")
-    assert "pp 2" in texts(answer["load-result"]["children"])
     refused = answered(page, "model=8b&rate=4&stack=gpt-fast")
     assert "gpt-fast" in texts(refused["load-result"]["children"])
     assert "--" not in texts(refused["load-result"]["children"])
