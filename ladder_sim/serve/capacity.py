@@ -181,8 +181,10 @@ class Search:
     def fewest(self, limit: float, case: Case = AS_PREDICTED) -> int:
         """The fewest replicas, near the number that a limit of one says: routers make arrivals more or less regular.
 
-        As predicted they keep the promise on average over all seeds, else with the first.
+        As predicted they keep the promise on average over all seeds, else with the first. 0: no number does.
         """
+        if not self.possible(case):
+            return 0
         enough = max(1, ceil(self.traffic.rate / limit))
         if self._keeps(enough, case):
             few, step = enough - 1, 1
@@ -193,6 +195,9 @@ class Search:
             few, step = enough, 1
             while not self._keeps(few + step, case):
                 few, step = few + step, 2 * step
+                # with another seed not even an idle one may do
+                if self.traffic.rate / few < _IDLE_RATE:
+                    return 0
             enough = few + step
         while enough - few > 1:
             middle = (few + enough) // 2

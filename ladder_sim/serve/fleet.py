@@ -328,14 +328,14 @@ def _with_ends(
     widths = widths_of(confidence, service.steps)[variant]
     limits = [need.rate_limit]
     limits += [search.limit(near=need.rate_limit, seed=seed)[0] for seed in range(1, context.seeds)]
-    limit = float(np.exp(np.mean(np.log(limits))))
+    limit = _mean(limits)
     spread = of_mean(context.seeds) * float(np.std(np.log(limits), ddof=1)) if context.seeds > 1 else 0.0
-    ends = [_end(search, limit, spread, widths, sign) for sign in (-1, 1)]
+    ends = [_end(search, limits, spread, widths, sign) for sign in (-1, 1)]
     saved, gain = (Interval(value=value, low=value, high=value) for value in (0.0, 1.0))
     if first and first.confidence:
         value = first.gpus.value
         # each end again, with the part of the error that the first variant does not share
-        apart = [_end(search, limit, 0.0, replace(widths, rate=widths.speedup, ttft=0.0), sign) for sign in (-1, 1)]
+        apart = [_end(search, limits, 0.0, replace(widths, rate=widths.speedup, ttft=0.0), sign) for sign in (-1, 1)]
         saved = Interval(value=value - need.gpus, low=value - apart[1][0], high=value - apart[0][0])
         base = first.rate_limit.value / first.scenario.plan.replica_gpus * service.scenario.plan.replica_gpus
         gain = Interval(value=limit / base, low=apart[1][1] / base, high=apart[0][1] / base)
@@ -355,24 +355,24 @@ def _with_ends(
     )
 
 
-def _end(search: Search, limit: float, spread: float, widths: Widths, sign: int) -> tuple[float, float]:
+def _end(search: Search, limits: Sequence[float], spread: float, widths: Widths, sign: int) -> tuple[float, float]:
     """GPUs, infinite if no number keeps the promise, and the limit of one replica where steps are slower (1) or faster.
 
-    The spread of the limit over seeds counts as a further error of steps, of the size that moves the limit as far.
+    By the first of the seeds' limits. Their spread counts as a further error of steps, of the size that moves the
+    limit as far.
     """
     case = Case(slower=math.exp(sign * widths.rate), later=math.exp(sign * max(0.0, widths.ttft - widths.rate)))
     if not search.possible(case):
         return math.inf, 0.0
-    move = abs(math.log(search.limit(case, near=limit / case.slower)[0] / limit))
-    if not move:
-        return float(search.fewest(limit) * search.service.scenario.plan.replica_gpus), limit
-    wider = math.hypot(1.0, spread / move)
-    end = limit * math.exp(-sign * wider * move)
-    farther = replace(case, slower=case.slower**wider)
-    if not search.possible(farther):
-        return math.inf, end
-    replicas = search.fewest(end, farther)
-    return float(replicas * search.service.scenario.plan.replica_gpus), end
+    move = abs(math.log(search.limit(case, near=limits[0] / case.slower)[0] / limits[0]))
+    wider = math.hypot(1.0, spread / move) if move else 1.0
+    end = _mean(limits) * math.exp(-sign * wider * move)
+    replicas = search.fewest(end, replace(case, slower=case.slower**wider))
+    return float(replicas * search.service.scenario.plan.replica_gpus) if replicas else math.inf, end
+
+
+def _mean(limits: Sequence[float]) -> float:
+    return float(np.exp(np.mean(np.log(limits))))
 
 
 def _none(unfit: tuple[Capacity, Search], tried: tuple[Tried, ...]) -> Fleet:
