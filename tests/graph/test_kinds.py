@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from typing import get_args
+from typing import Any, get_args
 
 import networkx as nx
 import pytest
@@ -125,7 +125,7 @@ def test_messages_of_each_plan() -> None:
     assert {op.shape for op in apart} == {CollectiveShape(message_bytes=16 * hidden * 2, group="experts")}
     both = collectives(graph_of(model=model, tp=2, attention_dp=4, ep=8, batch=16, stack="gpt-fast"))
     assert [op.kind for op in both] == ["all_reduce", "all_gather", "reduce_scatter", "all_reduce"] * 48
-    assert {op.shape.message_bytes for op in both if op.kind == "all_reduce"} == {4 * hidden * 2}  # type: ignore[union-attr]
+    assert {op.shape.message_bytes for op in both if op.kind == "all_reduce"} == {4 * hidden * 2}
 
 
 def test_tokens_go_to_their_experts_by_the_stacks_kernel() -> None:
@@ -156,7 +156,7 @@ def test_quantised_tokens_are_gathered() -> None:
         dtype: collectives(graph_of(model="qwen3-30b-a3b", attention_dp=8, ep=8, batch=8, dtype=dtype))[0].shape
         for dtype in ("bf16", "nvfp4")
     }
-    assert sizes["nvfp4"].message_bytes == 0.5625 / 2 * sizes["bf16"].message_bytes  # type: ignore[union-attr]
+    assert sizes["nvfp4"].message_bytes == 0.5625 / 2 * sizes["bf16"].message_bytes
 
 
 DISPATCHES = get_args(Dispatch)
@@ -189,7 +189,7 @@ def test_stages_send_the_residual_and_what_is_not_joined(variant: str) -> None:
     assert [op.layer for op in sends] == [8, 16, 24]
     tensors = {"standard": 2, "parallel": 2, "ladder": 3}
     if variant in tensors:
-        assert {op.shape.message_bytes for op in sends} == {tensors[variant] * 4096 * 2}  # type: ignore[union-attr]
+        assert {op.shape.message_bytes for op in sends} == {tensors[variant] * 4096 * 2}
     for earlier, later in itertools.pairwise(("layer7", "layer8")):
         assert nx.has_path(graph, f"{earlier}.{'block' if variant == 'parallel' else 'mlp'}.norm", f"{later}.send")
     # nothing else leads from one stage to the next
@@ -234,7 +234,7 @@ def test_every_fourth_layer_of_llama_4_is_not_rotated() -> None:
         nope = layer % 4 == 3
         assert {"q_scale", "cache_write"} <= own if nope else {"q_norm", "k_norm", "rope"} <= own
         assert not own & ({"q_norm", "k_norm", "rope"} if nope else {"q_scale", "cache_write"})
-        window = scout.op(f"layer{layer}.attn.attention").shape.window  # type: ignore[union-attr]
+        window = scout.op(f"layer{layer}.attn.attention").shape.window
         assert window == (0 if nope else 8192)
     assert "layer3.attn.q_scale" in maverick
     assert not any(op.name.endswith("q_norm") for op in maverick.ops())
@@ -248,9 +248,27 @@ def test_every_fourth_layer_of_llama_4_is_not_rotated() -> None:
 
 def test_parts_in_16_bits() -> None:
     graph = graph_of(model="gpt-oss-20b")
-    formats = {name: graph.op(f"layer0.{name}").shape.format for name in ("attn.qkv", "attn.o", "mlp.experts")}  # type: ignore[union-attr]
+    formats = {name: graph.op(f"layer0.{name}").shape.format for name in ("attn.qkv", "attn.o", "mlp.experts")}
     assert formats == {"attn.qkv": "bf16", "attn.o": "bf16", "mlp.experts": "mxfp4"}
     # another precision than the checkpoint's is that of all parts
     other = graph_of(model="gpt-oss-20b", dtype="fp8")
-    assert other.op("layer0.attn.qkv").shape.format == "fp8"  # type: ignore[union-attr]
+    assert other.op("layer0.attn.qkv").shape.format == "fp8"
     assert math.isclose(other.op("lm_head").weight_bytes, graph.op("lm_head").weight_bytes)
+
+
+def test_farskip_reads_shared_experts_at_once_and_routed_ones_a_block_later() -> None:
+    plan: dict[str, Any] = {"model": "deepseek-v3", "nodes": 8, "batch": 64, "attention_dp": 64, "ep": 64}
+    graph = graph_of(**plan, variant="farskip")
+    assert set(graph.predecessors("layer9.attn.norm")) == {"layer9.attn.add", "layer8.mlp.shared.down"}
+    assert set(graph.predecessors("layer9.mlp.norm")) == {"layer9.attn.norm", "layer8.mlp.combine"}
+    # its own experts' part too, and later what the combine has besides
+    own = graph_of(**plan, variant="farskip:own")
+    assert "layer8.mlp.experts" in own.predecessors("layer9.attn.add")
+    needed = {"layer9.attn.norm", "layer8.mlp.combine", "layer8.mlp.experts"}
+    assert set(own.predecessors("layer9.mlp.add_others")) == needed
+
+
+@pytest.mark.parametrize(("variant", "tensors"), [("standard", 2), ("ladder", 3), ("delayed:2", 7), ("drop:80", 2)])
+def test_a_stage_sends_sums_on_their_way_and_own_parts_read_ahead(variant: str, tensors: int) -> None:
+    graph = graph_of(model="70b", tp=4, pp=2, variant=variant)
+    assert graph.op("layer40.send").shape == CollectiveShape(message_bytes=tensors * 8192 * 2, group="stages")
