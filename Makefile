@@ -55,6 +55,7 @@ verify-measured: $(VENV)/.test-installed
 	$(BIN)/python benchmarks/sweeps.py
 	$(BIN)/python benchmarks/explorer_page.py
 	$(BIN)/python benchmarks/explorer_load.py
+	$(BIN)/python -m benchmarks.explorer_serving
 
 # A stamp is remade when what it installed from has changed. setuptools comes first and builds without isolation, so
 # that the build backend is the pinned one too.

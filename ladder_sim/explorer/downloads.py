@@ -62,6 +62,12 @@ def _csv_of(grid: Grid, how: How) -> str:
     return b"".join(piece for piece, _ in stream(grid, how, serial, form="csv")).decode()
 
 
+def _page(queries: Queries, query: str) -> str:
+    answer = queries.answer(query)
+    served = None if answer.state.rate is None else queries.serving(query)
+    return standalone_page(answer, queries.allowlist, served)
+
+
 _FILES: Mapping[str, Callable[[Queries, str], str]] = {
     "prediction.csv": lambda queries, query: queries.answer(query).predictions.document().to_csv(),
     "prediction.json": lambda queries, query: queries.answer(query).predictions.document().to_json(),
@@ -74,5 +80,5 @@ _FILES: Mapping[str, Callable[[Queries, str], str]] = {
     "rates.csv": lambda queries, query: queries.serving(query).curves.to_csv(),
     "decode.perfetto.json": _perfetto("decode"),
     "prefill.perfetto.json": _perfetto("prefill"),
-    "page.html": lambda queries, query: standalone_page(queries.answer(query), queries.allowlist),
+    "page.html": _page,
 }

@@ -16,6 +16,7 @@ from ladder_sim.display.labels import field_title, scenario_label, validated_lin
 from ladder_sim.explorer import quantities
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.queries import Answer
+from ladder_sim.explorer.serving import ServingReport
 from ladder_sim.explorer.snippets import command_line
 from ladder_sim.report.figures.style import variant_colour
 from ladder_sim.sweeps.evaluate import How
@@ -30,8 +31,17 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64)
 _DIGITS = 6
 
 
-def standalone_page(answer: Answer, allowlist: Allowlist) -> str:
+def standalone_page(answer: Answer, allowlist: Allowlist, served: ServingReport | None = None) -> str:
     """One HTML document with everything in it.
+
+    Parameters
+    ----------
+    answer
+        Of the scenario.
+    allowlist
+        Of its explorer.
+    served
+        Requests under load, which stay as they are: no slider of the page moves them.
 
     Raises
     ------
@@ -43,6 +53,7 @@ def standalone_page(answer: Answer, allowlist: Allowlist) -> str:
     parts = {
         "TITLE": html.escape(f"ladder-sim: {answer.scenario.model.name}"),
         "STYLE": _asset("assets/explorer.css") + _asset("pages/page.css"),
+        "SERVING": _serving(served) if served else "",
         "PLOTLY": get_plotlyjs(),
         # no closing tag may stand in a script
         "DATA": json.dumps(_data(answer, allowlist), separators=(",", ":")).replace("<", "\\u003c"),
@@ -52,6 +63,17 @@ def standalone_page(answer: Answer, allowlist: Allowlist) -> str:
     for name, text in parts.items():
         page = page.replace(f"<!-- {name} -->", text)
     return page
+
+
+def _serving(report: ServingReport) -> str:
+    """What requests under load need, as a panel."""
+    # imported here: dash is not needed to write a page
+    from ladder_sim.explorer.capacity_cards import cards, notes, result
+    from ladder_sim.explorer.markup import markup
+
+    head = "<div class='head'><h2>Serving under load, as it was</h2></div>"
+    needs = f"<p id='load-result'>{markup(result(report))}</p><div class='cards'>{markup(cards(report))}</div>"
+    return f"<section class='panel' id='load'>{head}{needs}<div id='load-notes'>{markup(notes(report))}</div></section>"
 
 
 def _data(answer: Answer, allowlist: Allowlist) -> dict[str, Any]:

@@ -195,6 +195,11 @@ def test_files_hold_what_the_page_shows(page: Page) -> None:
     assert {row["variant"] for row in curves} == {"standard", "ladder"}
     for name in ("goodput", "latency"):
         assert page.client.get(f"/download/{name}.html?{SHORT}").text.count("plotly") > 1
+    kept = page.client.get(f"/download/page.html?{SHORT}&stack=vllm").text
+    assert "Serving under load, as it was" in kept
+    assert markup(last["load-result"]["children"]) in kept
+    assert "<!-- SERVING" not in kept
+    assert "Serving under load" not in page.client.get("/download/page.html?model=8b&tp=2").text
     assert page.client.get("/download/serving.csv?model=8b").status_code == 400
 
 
