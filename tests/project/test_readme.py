@@ -46,3 +46,25 @@ def test_the_table_is_what_the_commands_print() -> None:
         assert f"{ladder['speedup']:.2f} ({low:.2f}-{high:.2f})" == speedup
         missing = [name.replace("_", " ") for name, checked in answer["validated"].items() if not checked]
         assert ", ".join(missing).replace("gpu", "GPU").replace("tp", "TP") == unchecked
+
+
+@pytest.mark.slow
+def test_the_gpus_that_keep_a_promise_are_what_the_commands_print() -> None:
+    flags = "--model 70b --stack vllm --tp 8 --pp 1 --rate 20 --requests 500 --price 3 --json"
+    command = ("capacity", *flags.split(), "--slo", "ttft_p95=500ms,tpot_p95=30ms")
+    plain = json.loads(run(*command).out)["rows"]
+    fused = json.loads(run(*command, "--technique", "fused-norm", "--variant", "standard").out)["rows"]
+    named = {"standard": plain[0], "standard, `--technique fused-norm`": fused[0], "ladder": plain[1]}
+    for name, row in named.items():
+        cells = [
+            " (".join(
+                (form(row[figure]), "-".join(form(row[f"{figure}_{end}"]).lstrip("$") for end in ("low", "high")))
+            )
+            for figure, form in (
+                ("gpus", "{:.0f}".format),
+                ("rate_limit", "{:.3g}".format),
+                ("usd_per_Mtoken", "${:.2f}".format),
+            )
+        ]
+        assert f"| {name} | {') | '.join(cells)}) |" in README
+    assert f"carries {plain[1]['rate_gain']:.2f} times the rate" in README
