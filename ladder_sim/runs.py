@@ -85,8 +85,9 @@ def parts_alike(scenario: Scenario, profile: CalibrationProfile | None, compared
     return {
         # the figures of a version are in the stack
         "stack": (stack.name.partition("@")[0], stack.allreduce) == (runs.stack, runs.allreduce)
-        and not own_figures(scenario)
-        and not scenario.techniques.chosen,
+        and not own_figures(scenario),
+        # all runs were without
+        "technique": not scenario.techniques.chosen,
         "gpu": _same_gpu(cluster, measured_on) and own_tables,
         "links": same_tiers and scenario.group_nodes in runs.nodes and (scenario.p2p or same_host),
         "layers": scenario.model.experts_label in _layers(runs),

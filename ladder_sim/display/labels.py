@@ -267,6 +267,7 @@ def _absent(confidence: Confidence) -> dict[str, str]:
     scenario = confidence.scenario
     details = {
         "stack": _stack_text(scenario),
+        "technique": scenario.techniques.name,
         "gpu": f"{scenario.cluster.gpu.name}, profile {confidence.profile}",
         "links": _links_label(scenario),
         "layers": scenario.model.experts_label or "no experts",

@@ -89,6 +89,7 @@ def test_runs_that_were_compared_are_checked_in_every_part() -> None:
         ({"model": "qwen3-32b"}, {"model_family", "model_size"}),
         ({"overrides": {"model.qkv_bias": "true"}}, {"model_family"}),
         ({"dtype": "fp8"}, {"precision"}),
+        ({"technique": "fused-norm"}, {"technique"}),
         ({"cluster": "a100-sxm-hdr"}, {"gpu", "links"}),
         ({"cluster": "b200-sxm", "stack": "trtllm", "dtype": "fp8", "model": "qwen2.5-72b"}, FIVE),
     ],
@@ -121,7 +122,11 @@ def test_a_fit_that_does_not_say_its_sizes_holds_none() -> None:
     assert profile.stack_fit is not None
     silent = dataclasses.replace(profile.stack_fit, sizes={})
     parts = parts_alike(Scenario.of(), profile, Compared(profile.cluster, silent))
-    assert {part for part, alike in parts.items() if not alike} == set(UNCHECKED) - FIVE - {"layers", "plan"}
+    assert {part for part, alike in parts.items() if not alike} == set(UNCHECKED) - FIVE - {
+        "layers",
+        "plan",
+        "technique",
+    }
 
 
 def test_answers_of_several_scenarios_say_each_value_once() -> None:
