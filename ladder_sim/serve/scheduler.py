@@ -112,6 +112,7 @@ class Scheduler:
         # by tick; those that had to start again, or to wait for a tick, may stand there still
         self._growing: defaultdict[int, list[Answer]] = defaultdict(list)
         self._ending: defaultdict[int, list[Answer]] = defaultdict(list)
+
         # with drafted tokens: those in answers beyond one a tick, by tick
         self._beyond = np.zeros(1024 if spec.speculation else 0, np.int64)
         # answers complete with the tick before, whose requests decode once more because that is not known yet

@@ -18,6 +18,7 @@ def test_the_pages_show_every_command() -> None:
         "compare",
         "serve",
         "capacity",
+        "validate",
     }
 
 

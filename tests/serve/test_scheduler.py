@@ -1,7 +1,7 @@
 """The scheduler and its replica: what holds whatever arrives, and queues whose waiting times are known."""
 
 import itertools
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from dataclasses import replace
 from random import Random
 
@@ -11,54 +11,14 @@ import simpy
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ladder_sim.serve.mix import Mix
 from ladder_sim.serve.replica import Replica
 from ladder_sim.serve.requests import Answer, Request
 from ladder_sim.serve.scheduler import SchedulerSpec
 from ladder_sim.serve.speculation import Speculation
+from tests.support.replicas import Steps, serve
 
 DRAFTS = Speculation(acceptance=(0.8, 0.6, 0.4), cost=0.02)
 SPEC = SchedulerSpec(step_tokens=256, step_requests=16, kv_blocks=1000)
-
-
-class Steps:
-    """Times of steps that a test knows, and a look at the replica at each."""
-
-    def __init__(self, step_s: float = 0.01, token_s: float = 1e-4) -> None:
-        self.step_s, self.token_s = step_s, token_s
-        self.tokens = 0
-        self.replica: Replica | None = None
-
-    def of_mix(self, mix: Mix, duty: float | None = None) -> float:
-        if duty is not None:
-            self.tokens += mix.tokens
-            self.check(mix)
-        return self.step_s + self.token_s * mix.tokens
-
-    def check(self, mix: Mix) -> None:
-        """Every block is free or held; no step is larger than it may be."""
-        assert self.replica is not None
-        scheduler = self.replica.scheduler
-        held = {block for answer in scheduler.running for block in answer.blocks}
-        assert held.isdisjoint(scheduler.blocks.free)
-        assert len(held) + len(scheduler.blocks.free) == scheduler.spec.kv_blocks
-        assert mix.tokens <= scheduler.spec.step_tokens
-        assert max(mix.decoding + mix.prompts, len(scheduler.running)) <= scheduler.spec.step_requests
-
-
-def serve(requests: Sequence[Request], spec: SchedulerSpec, steps: Steps) -> list[Answer]:
-    env, answers = simpy.Environment(), list[Answer]()
-    steps.replica = replica = Replica(env, steps, spec, answers.append)  # type: ignore[arg-type]
-
-    def arrive() -> Generator[simpy.Event, object, None]:
-        for number, request in enumerate(requests):
-            yield env.timeout(request.arrival_s - env.now)
-            replica.add(Answer(request=request, number=number))
-
-    env.process(arrive())
-    env.run()
-    return answers
-
 
 REQUESTS = st.lists(
     st.builds(

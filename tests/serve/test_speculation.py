@@ -12,8 +12,8 @@ from ladder_sim.serve.mix import Mix
 from ladder_sim.serve.requests import Request
 from ladder_sim.serve.scheduler import SchedulerSpec
 from ladder_sim.serve.speculation import Speculation
-from tests.serve.test_scheduler import Steps, serve
 from tests.support.commands import run
+from tests.support.replicas import Steps, serve
 
 RATES = (0.8, 0.6, 0.4)
 
