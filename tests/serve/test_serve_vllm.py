@@ -1,15 +1,65 @@
-"""`benchmarks/serve_vllm.py`: how it starts and ends a server."""
+"""`benchmarks/serve_vllm.py`: what it recorded of a server under load, and how it starts and ends one."""
 
 import json
+import math
 import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks import serve_vllm
-from benchmarks.serve_vllm import to_text
+from benchmarks.serve_vllm import LIMIT, LOADS, PAGE, RECORDED, Row, compare, to_section, to_text, with_section
 from ladder_sim.errors import LadderSimError, MissingDependencyError
+from ladder_sim.serve import MeasuredSteps
+from ladder_sim.serve.evidence import MEASURED
 from tests.support.waiting import until
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Row]:
+    """The recorded runs, predicted anew."""
+    return compare(RECORDED)
+
+
+def test_predictions_hold_at_moderate_load(rows: list[Row]) -> None:
+    """Within 15 %, but for what the page names; what intervals of measured steps are made of holds TP 1."""
+    errors = {(row.tp, row.figure): row.error for row in rows if row.load == "moderate"}
+    assert len(errors) == 8
+    beyond = {key for key, error in errors.items() if abs(error) > LIMIT}
+    assert beyond == {(1, "ttft_p95_s"), (1, "tpot_p95_s"), (2, "ttft_p95_s")}
+    assert all(abs(math.log1p(error)) < MEASURED for (tp, _), error in errors.items() if tp == 1)
+
+
+def test_medians_hold_at_every_load(rows: list[Row]) -> None:
+    medians = [row for row in rows if "p50" in row.figure]
+    assert len(medians) == 12
+    assert max(abs(row.error) for row in medians) < LIMIT
+
+
+def test_every_rate_was_run_three_times_with_requests_of_its_own(rows: list[Row]) -> None:
+    assert {len(row.measured_s) for row in rows} == {3}
+    runs = json.loads((RECORDED / "runs.json").read_text("utf-8"))["runs"]
+    for tp in (1, 2):
+        own = [run for run in runs if run["tp"] == tp]
+        assert len({run["seed"] for run in own}) == len(own) == 3 * len(LOADS)
+        # they take turns
+        assert [run["load"] for run in own] == 3 * list(LOADS)
+        assert len({tuple(run["arrival_ms"]) for run in own}) == len(own)
+
+
+def test_a_longer_step_would_not_hold(rows: list[Row]) -> None:
+    """The bound tells a wrong fit from a right one."""
+    run = next(
+        run for run in json.loads((RECORDED / "runs.json").read_text("utf-8"))["runs"] if run["load"] == "moderate"
+    )
+    steps = MeasuredSteps.read(RECORDED / f"tp{run['tp']}.toml")
+    right, wrong = (serve_vllm.predict(each, run).seconds("tpot", 50) for each in (steps, steps.slower(1.3)))
+    assert wrong / right - 1.0 > 2.0 * LIMIT
+
+
+def test_the_page_shows_what_was_recorded() -> None:
+    page = PAGE.read_text("utf-8")
+    assert with_section(page, to_section(RECORDED)) == page
 
 
 def test_results_are_written_a_run_a_line() -> None:
