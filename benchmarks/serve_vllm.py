@@ -5,8 +5,8 @@
     python benchmarks/serve_vllm.py --page                           only the section, from the recorded results
 
 docs/load.md says how to make the environment. For each TP degree a server of a small random Llama is started. Times of
-steps are fitted to one run at a rate of its own. Runs at three rates take turns, each with requests of its own; the fit
-serves requests that come at the same times, and the times of both are compared.
+steps are fitted to one run at the moderate of three rates. Runs at all three take turns, each with requests of its own;
+the fit serves requests that come at the same times, and the times of both are compared.
 """
 
 import argparse
