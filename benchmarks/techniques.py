@@ -25,7 +25,7 @@ class Gain(NamedTuple):
     predicted: float
 
     @property
-    def sign(self) -> bool:
+    def same_sign(self) -> bool:
         """Both are gains, or both are losses."""
         return (self.measured > 1.0) == (self.predicted > 1.0)
 

@@ -16,10 +16,9 @@ from ladder_sim.costs.collectives.algorithms import ALL_REDUCE, DISPATCHES, Hold
 from ladder_sim.des.shared import Demand, Number, any_true, maximum, minimum
 from ladder_sim.errors import ProfileError
 from ladder_sim.graph.ops import AttentionShape, BmmShape, Count, GemmShape, MlaShape, MoeShape, Shape
+from ladder_sim.graph.sizes import TILE_ROWS
 
-# rows of a GEMM's thread-block tile: 64 up to 64 tokens, 128 above (cuBLAS and CUTLASS tiles on Ampere and Hopper)
-TILE_ROWS = (64, 128)
-# its columns, in order of preference; the choice is the one that fills the last wave best
+# columns of a GEMM's thread-block tile, in order of preference; the choice is the one that fills the last wave best
 TILE_COLUMNS = (256, 128, 64)
 # query rows of a flash-attention tile (FlashAttention 2 and 3)
 QUERY_TILE = 128

@@ -2,7 +2,7 @@
 
 Blocks i = 0, 1, ... (attention, MLP, attention, ...; "parallel": one a layer) put out p_i^r on rank r, a partial sum;
 s_i is the sum of p_i^r over the ranks, which an all-reduce makes; x is the embedding. The docstring of a family's rule
-says what a block reads on rank r. The LM head reads x and all sums, if nothing else is said.
+says what a block reads on rank r. The LM head reads x and all sums, unless it says otherwise.
 """
 
 from collections.abc import Callable, Mapping
@@ -49,21 +49,21 @@ class Parameter:
     letter: str
     """In the name's pattern."""
     meaning: str
-    """What it says, in words that have the letter."""
+    """What the letter stands for, in a sentence with it."""
     counts: Literal["layers", "blocks", "percent"]
-    """What it is a number of: at most those that there are, or 100."""
+    """What it counts: at most as many as the model has, or 100."""
     example: int
-    """One that many models can have."""
+    """A number that fits most models."""
     smallest: int = 1
     default: int | None = None
-    """Where the name has none; None: it must have one."""
+    """Its value if the name has none; None: the name must have one."""
     too_large: str = ""
-    """What a number of more than there are would do."""
+    """What a number above the largest would do."""
     instead: str = ""
-    """What to write in the place of one that is too small or too large."""
+    """What to write instead of a number that is too small or too large."""
 
     def largest(self, layers: int) -> int:
-        """With so many layers."""
+        """The largest number in a model, or its last part, of so many layers."""
         return {"layers": layers, "blocks": 2 * layers, "percent": 100}[self.counts]
 
 
@@ -75,16 +75,16 @@ class Family:
     summary: str
     """In a line."""
     rule: Callable[[Place, int], Rule]
-    """Of a block at its place, by the parameter (0: there is none)."""
+    """Of a block at its place, given the parameter (0 if there is none)."""
     paper: str = ""
     """Where it was published; empty: it is the usual one, or no model."""
     parameter: Parameter | None = None
     parts: tuple[Part, ...] = ("attention", "mlp")
     """Blocks of a layer."""
     period: Callable[[int], int] = lambda parameter: 1
-    """Blocks after which the rule repeats, by the parameter."""
+    """Blocks after which the rule repeats, given the parameter."""
     is_tail: bool = False
-    """The parameter is the number of the last layers, which alone have it."""
+    """The parameter says how many of the last layers have it; the others are standard."""
 
     @property
     def shortest(self) -> str:

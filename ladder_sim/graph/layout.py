@@ -51,13 +51,13 @@ class ResidualOp(NamedTuple):
     tensors: int = 1
     """How many of them it sends."""
     percent: int = 100
-    """First channels of the residual that it is about."""
+    """First channels of the residual, which it processes."""
     others: bool = False
-    """It is about the other channels instead."""
+    """It processes the other channels instead."""
     kernel: str = ""
     """As `CollectiveShape.kernel`."""
     gemm: "Role | None" = None
-    """With which it runs chunk by chunk; None: by itself."""
+    """The GEMM with which it runs chunk by chunk; None: it runs by itself."""
 
 
 class Output(NamedTuple):
@@ -70,7 +70,7 @@ class Output(NamedTuple):
     exchanged: bool
     """Other ranks have parts of it."""
     shared: int = NORM
-    """What shared experts put out next to it, which joins it; `NORM`: nothing that is not added yet."""
+    """What shared experts put out next to it, to be added to it; `NORM`: nothing, or it was added."""
 
 
 class BlockKey(NamedTuple):
@@ -137,9 +137,8 @@ class Structure(NamedTuple):
     @property
     def block_keys(self) -> list[BlockKey]:
         """Keys of all blocks that differ."""
-        return list(
-            dict.fromkeys(BlockKey.of(self.kinds[kind], part, reduces) for kind, part, reduces in self.wiring.forms)
-        )
+        blocks = self.wiring.distinct_blocks
+        return list(dict.fromkeys(BlockKey.of(self.kinds[kind], part, reduces) for kind, part, reduces in blocks))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -161,9 +160,9 @@ class Layout:
     next_to: Mapping[int, tuple[int, ...]]
     """Of roles with others next to them, as `Kernel.next_to` says, and of those."""
     chunked: Mapping[int, int] = field(default_factory=dict)
-    """Of roles that run chunk by chunk with a GEMM, and of that."""
-    apart: bool = False
-    """Its streams share nothing of the GPU."""
+    """The GEMM of each collective that runs chunk by chunk with one; both are roles."""
+    uncontended: bool = False
+    """Its streams take nothing of the GPU from each other."""
 
 
 @lru_cache(maxsize=1024)
@@ -188,7 +187,7 @@ class _Builder:
         self.structure = structure
         self.keys = {
             (kind, part, reduces): BlockKey.of(structure.kinds[kind], part, reduces)
-            for kind, part, reduces in structure.wiring.forms
+            for kind, part, reduces in structure.wiring.distinct_blocks
         }
         self.blocks = dict(zip(structure.block_keys, structure.blocks, strict=True))
         self.split = structure.splits
@@ -216,11 +215,11 @@ class _Builder:
 
     def build(self, wiring: Wiring) -> Layout:
         blocks = [(layer, block) for layer in wiring.layers for block in layer.blocks]
-        apart = wiring.percent < 100 or any(block.reads_ahead for _, block in blocks)
-        if self.split and (apart or len({block.reduces for _, block in blocks}) > 1):
+        own_parts = wiring.percent < 100 or any(block.reads_ahead for _, block in blocks)
+        if self.split and (own_parts or len({block.reduces for _, block in blocks}) > 1):
             raise UsageError(
-                f"variant '{wiring.name}' with sp: its ranks keep different residuals, which cannot be split",
-                hint="leave out --sp, or choose another variant",
+                f"variant '{wiring.name}' in sequence parallel: its ranks' residuals differ, so they cannot be split",
+                hint="choose another variant, or leave out --sp, sequence-parallel and gemm-overlap",
             )
         self.split = self.split and wiring.reduces
         self._embedding(reduces=wiring.reduces)
@@ -268,11 +267,11 @@ class _Builder:
         return name if self.used[name] == 1 else f"{name}{self.used[name]}"
 
     def _due(self, joins: Sequence[int]) -> list[int]:
-        """Numbers of the outputs that join; of one that was read ahead there may be no more."""
+        """Numbers of the outputs that join, but for those that joined when they were read ahead."""
         return [number for back in joins if (number := len(self.outputs) - back) in self.waiting]
 
     def _join(self, numbers: Sequence[int], prefix: str, layer: int) -> list[int]:
-        """Bring outputs into the residual; the last one is returned instead, if only its add is missing."""
+        """Bring outputs into the residual, all but the last one: it is returned if a norm can still add it."""
         last: list[int] = []
         for number in numbers:
             self.waiting.remove(number)

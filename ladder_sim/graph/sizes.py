@@ -30,8 +30,8 @@ from ladder_sim.graph.ops import (
 )
 from ladder_sim.specs.stack import StackSpec
 
-# rows of the tile of a GEMM
-TILE_ROWS = 128
+# rows of a GEMM's thread-block tile: 64 up to 64 tokens, 128 above (cuBLAS and CUTLASS tiles on Ampere and Hopper)
+TILE_ROWS = (64, 128)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -114,8 +114,8 @@ class Sizes:
     def part(self, portion: Portion) -> "Sizes":
         """Those of one of several parts of the tokens.
 
-        Sequences are spread over the parts, and what decodes whole ones. A single prompt is cut at whole tiles of its
-        GEMMs, so that the parts have no more waves than the whole; each part reads what those before it left behind.
+        Sequences are spread over the parts; one that decodes is in a single part. A lone prompt is cut at whole tiles
+        of its GEMMs, so that the parts have no more waves than the whole; each reads what those before it left behind.
         """
         number, of = portion
         if self.smallest == 2:
@@ -130,13 +130,14 @@ class Sizes:
             share: Any = self.batch / of
             return replace(self, batch=share)
         alone: Any = self.batch == 1
-        both = (
+        pairs = (
+            # of a lone prompt, and of several
             (1, self.batch / of),
             (end - start, self.q_len),
             (self.kv_len - self.q_len + end, self.kv_len),
             (self.kv_len, 0),
         )
-        batch, q_len, kv_len, whole = (np.where(alone, *pair) if varies(alone) else pair[0] for pair in both)
+        batch, q_len, kv_len, whole = (np.where(alone, *pair) if varies(alone) else pair[0] for pair in pairs)
         return replace(self, batch=batch, q_len=q_len, kv_len=kv_len, whole_kv_len=whole)
 
     def shape(self, op: Op) -> Shape:
@@ -186,11 +187,12 @@ class Sizes:
         )
 
 
-def _cut(tokens: Any, at: int, of: int) -> Any:
-    """Where the part of a prompt begins that comes after so many of them: at a tile, if each has one."""
-    if at == of:
+def _cut(tokens: Any, number: int, of: int) -> Any:
+    """Token at which a part of a prompt begins: the first of a tile, if every part fills one."""
+    if number == of:
         return tokens
-    tile, even, has_tile = tokens * at // (of * TILE_ROWS) * TILE_ROWS, tokens * at // of, tokens >= of * TILE_ROWS
+    rows = TILE_ROWS[1]
+    tile, even, has_tile = tokens * number // (of * rows) * rows, tokens * number // of, tokens >= of * rows
     if varies(tokens):
         return np.where(has_tile, tile, even)
     return tile if has_tile else even

@@ -71,7 +71,7 @@ class Wiring:
     final_joins: tuple[int, ...]
     """Outputs joined after the last block, counted backwards from the end."""
     period: int
-    """Layers after which the pattern repeats, or a multiple: no layer joins what is more of them before."""
+    """A multiple of the layers after which the pattern repeats; no layer joins outputs from further back than that."""
 
     @cached_property
     def repeats(self) -> Mapping[int, int]:
@@ -79,7 +79,7 @@ class Wiring:
         return {layer.index: layer.repeats for layer in self.layers}
 
     @cached_property
-    def forms(self) -> tuple[tuple[int, Part, bool], ...]:
+    def distinct_blocks(self) -> tuple[tuple[int, Part, bool], ...]:
         """Kind of the layer, what it computes and whether it reduces, of blocks that differ in these."""
         blocks = ((layer.kind, block) for layer in self.layers for block in layer.blocks)
         return tuple(dict.fromkeys((kind, block.part, block.reduces) for kind, block in blocks))
@@ -210,7 +210,6 @@ def wiring(
             for layer in range(layers)
         ),
         final_joins=tuple(len(placed) - j for j in waiting),
-        # what a layer joins is no more than a period before
         period=repeats * math.ceil(reach / repeats),
     )
 
@@ -230,12 +229,12 @@ def _block(part: Part, rule: Rule, joins: tuple[int, ...], reads_ahead: tuple[in
 
 def _rules(chosen: Variant, has_it: Sequence[int], layers: int) -> Iterator[tuple[int, Part, Rule]]:
     """Layer, part and rule of every block, if the layers in `has_it` are wired as chosen and the others standard."""
-    family, standard, number = chosen.family, FAMILIES["standard"], 0
-    blocks = len(has_it) * len(family.parts)
+    family, standard = chosen.family, FAMILIES["standard"]
+    number, blocks = 0, len(has_it) * len(family.parts)
     for layer in range(layers):
         if layer not in has_it:
             yield from ((layer, part, Rule()) for part in standard.parts)
             continue
         for part in family.parts:
+            yield layer, part, family.rule(Place(number, part, number == blocks - 1), chosen.number)
             number += 1
-            yield layer, part, family.rule(Place(number - 1, part, number == blocks), chosen.number)

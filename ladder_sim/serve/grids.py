@@ -8,10 +8,10 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from ladder_sim.costs.contention import TILE_ROWS
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.des.shared import Floats
+from ladder_sim.graph.sizes import TILE_ROWS
 from ladder_sim.serve.mix import StepLimits
 from ladder_sim.serve.rest import Rest, Steps, rest_of
 from ladder_sim.serve.steps import Attention, Mixes, StepModel

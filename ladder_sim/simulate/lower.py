@@ -275,9 +275,8 @@ def lower(schedule: Schedule, estimates: Sequence[Estimate], hardware: Hardware,
     free = isinstance(launch_s, float) and launch_s == 0.0
     launches, after = ((), layout.after) if free else _launched(layout, schedule.eager)
     tasks = [Task(name=name, stream=LAUNCH, duration_s=launch_s) for name in launches]
-    alone = [
-        (durations_s[like], NOTHING if layout.apart else estimate.demand) for like, estimate in enumerate(estimates)
-    ]
+    demands = [NOTHING if layout.uncontended else estimate.demand for estimate in estimates]
+    alone = list(zip(durations_s, demands, strict=True))
     rows = zip(layout.names, order.streams, after, order.leads, layout.same_as, strict=True)
     for name, stream, needed, lead, like in rows:
         duration_s, demand = alone[like]

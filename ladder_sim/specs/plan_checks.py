@@ -115,16 +115,16 @@ def check_techniques(techniques: Techniques, plan: Plan, group_nodes: int) -> No
         )
     if plan.sp:
         techniques.check_next_to("sequence-parallel")
-    if "quantized-allreduce" in techniques and group_nodes > 1:
-        raise UsageError(
-            f"technique 'quantized-allreduce' on {group_nodes} nodes: its kernels access peers of their own node",
-            hint="use --tp for ranks of one node, or leave it out",
-        )
-    if "fused-norm" in techniques and group_nodes > 1:
-        raise UsageError(
-            f"technique 'fused-norm' on {group_nodes} nodes: all-reduces across nodes are NCCL's, which adds no norm",
-            hint="use --tp for ranks of one node, or leave it out",
-        )
+    within_node = {
+        "quantized-allreduce": "its kernels access peers of their own node",
+        "fused-norm": "all-reduces across nodes are NCCL's, which adds no norm",
+    }
+    for technique, reason in within_node.items():
+        if technique in techniques and group_nodes > 1:
+            raise UsageError(
+                f"technique '{technique}' on {group_nodes} nodes: {reason}",
+                hint="use --tp for ranks of one node, or leave it out",
+            )
 
 
 def check_groups(plan: Plan, gpus_per_node: int) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from ladder_sim.specs import catalog
 from ladder_sim.specs.plan_checks import named_degrees
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.techniques import TECHNIQUES
 from ladder_sim.specs.workload import FORMATS
 from ladder_sim.units import short_name
 
@@ -78,9 +77,8 @@ def _ranks(scenario: Scenario) -> Iterator[str]:
 def _techniques(scenario: Scenario) -> Iterator[str]:
     if scenario.techniques.chosen and scenario.plan.ranks == 1:
         yield f"technique {scenario.techniques.name} changes nothing: one GPU has no all-reduce; --tp 2 has"
-    for name in scenario.techniques.chosen:
-        if not TECHNIQUES[name.partition(":")[0]].exact:
-            yield f"technique {name} is lossy: answers change"
+    for name in scenario.techniques.lossy:
+        yield f"technique {name} is lossy: answers change"
 
 
 def _settings(scenario: Scenario) -> Iterator[str]:

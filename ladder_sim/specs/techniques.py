@@ -104,29 +104,40 @@ class Techniques:
             raise UsageError(f"technique is {quoted(given)}: must be a name or several", hint="e.g. 'fused-norm'")
         names = [_canonical(name) for text in texts for name in text.split("+") if name.strip().lower() != "none"]
         for first, second in itertools.combinations(names, 2):
-            _check_pair(_family(first), _family(second))
-        return cls(tuple(sorted(names, key=lambda name: list(TECHNIQUES).index(_family(name)))))
+            _check_pair(family_of(first), family_of(second))
+        return cls(tuple(sorted(names, key=lambda name: list(TECHNIQUES).index(family_of(name)))))
 
     @property
     def name(self) -> str:
         """All of them, e.g. "fused-norm"; "none" if there are none."""
         return "+".join(self.chosen) or "none"
 
+    @property
+    def lossy(self) -> tuple[str, ...]:
+        """Names of those that change the answers."""
+        return tuple(name for name in self.chosen if not TECHNIQUES[family_of(name)].exact)
+
     def check_next_to(self, family: str) -> None:
         """Raise a UsageError if one of them cannot be combined with another technique."""
         for name in self.chosen:
-            if _family(name) != family:
-                _check_pair(_family(name), family)
+            if family_of(name) != family:
+                _check_pair(family_of(name), family)
 
     def __contains__(self, family: str) -> bool:
-        return family in map(_family, self.chosen)
+        return family in map(family_of, self.chosen)
 
 
 NO_TECHNIQUES = Techniques()
 
 
-def _family(name: str) -> str:
+def family_of(name: str) -> str:
+    """A technique's name without its parameter."""
     return name.partition(":")[0]
+
+
+def parameter_of(name: str) -> str:
+    """What follows the colon in a technique's name; empty if nothing does."""
+    return name.partition(":")[2]
 
 
 def _canonical(text: str) -> str:

@@ -1,7 +1,7 @@
 """Rewires a recorded forward pass: the same kernels with the dependencies of another residual wiring.
 
 All-reduces on the compute stream move to a stream of their own. Each block waits for the outputs that its wiring joins
-(`graph/variants.py`) instead of the output of the block before. A residual add that the wiring does later moves there.
+(`graph/wiring.py`) instead of the output of the block before. A residual add that the wiring does later moves there.
 An engine that fuses adds into norms has no adds to move; the norms stay as they are.
 """
 

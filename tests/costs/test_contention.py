@@ -13,7 +13,6 @@ from ladder_sim.costs.collectives.algorithms import DISPATCHES
 from ladder_sim.costs.contention import (
     HOLDERS,
     TILE_COLUMNS,
-    TILE_ROWS,
     OverlapParameters,
     collective_sms,
     collective_traffic_bytes,
@@ -29,6 +28,7 @@ from ladder_sim.errors import ProfileError
 from ladder_sim.graph.build import build
 from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.ops import AttentionShape, ElementwiseShape, GemmShape, Op, Phase, Shape
+from ladder_sim.graph.sizes import TILE_ROWS
 from ladder_sim.prediction import predict
 from ladder_sim.specs.scenario import Scenario
 from tests.support.shapes import bmm_shape, mla_shape, moe_shape

@@ -216,7 +216,7 @@ def test_sequence_parallelism_splits_all_reduces_and_norms() -> None:
     assert [op.kind for op in collectives(split)] == ["all_gather", "reduce_scatter"] * 64 + ["all_gather"]
     assert split.op("layer3.mlp.norm").shape.moved_bytes == plain.op("layer3.mlp.norm").shape.moved_bytes / 8
     assert sum(op.weight_bytes for op in split.ops()) == sum(op.weight_bytes for op in plain.ops())
-    with pytest.raises(UsageError, match="variant 'desync:4' with sp"):
+    with pytest.raises(UsageError, match="variant 'desync:4' in sequence parallel"):
         graph_of(model="8b", tp=8, sp=True, variant="desync:4")
 
 

@@ -9,6 +9,7 @@ from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.graph.build import StepGraph, build
 from ladder_sim.graph.ops import CollectiveShape, Phase
+from ladder_sim.graph.techniques.forms import REWRITES
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.passes import simulate
 from ladder_sim.specs.scenario_warnings import scenario_warnings
@@ -223,6 +224,20 @@ def test_quantised_all_reduces() -> None:
     assert ttft_s["int4"] < ttft_s["int8"] == ttft_s["fp8"] < predict(Scenario.of(**fields), "standard").ttft_s
 
 
+def test_what_is_quantised_is_not_fused() -> None:
+    """On two H100s vLLM fuses all-reduces of up to 64 MiB by itself."""
+    for tokens, kind, kernel in ((255, "all_reduce_norm", ""), (256, "all_reduce", "int8")):
+        ops = graph_of("standard", "quantized-allreduce", tp=2, batch=tokens).ops()
+        (op,) = [op for op in ops if op.name in ("layer1.mlp.all_reduce", "layer2.attn.all_reduce_norm")]
+        assert (op.kind, op.shape.kernel) == (kind, kernel)
+
+
+def test_parts_are_quantised_by_their_own_size() -> None:
+    for tokens, kernel in ((511, ""), (512, "int8")):
+        graph = graph_of("standard", "quantized-allreduce+token-split", cluster="l40s-pcie", tp=4, batch=tokens)
+        assert graph.op("layer1.mlp.all_reduce[1]").shape.kernel == kernel
+
+
 def test_what_cannot_be_combined() -> None:
     for pair in CONFLICTS:
         first, second = sorted(pair)
@@ -244,6 +259,7 @@ def test_names() -> None:
         Techniques.of("fused")
     with pytest.raises(UsageError, match="given twice"):
         Techniques.of("fused-norm+fused-norm")
+    assert {*REWRITES} == {*TECHNIQUES, "own-fused-norm"}
     for technique in TECHNIQUES.values():
         assert technique.summary
         assert technique.support

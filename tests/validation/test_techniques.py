@@ -18,7 +18,7 @@ def test_prompts_in_two_parts_with_fused_norms() -> None:
     """TokenWeave; short prompts are launched op by op, at a rate that was never measured."""
     gains = tokenweave()
     assert len(gains) == 14
-    assert all(gain.sign for gain in gains)
+    assert all(gain.same_sign for gain in gains)
     assert mean(gains, "error") <= 0.075
     long = [gain for gain in gains if int(gain.cells[1]) >= 4096]
     assert mean(long, "error") <= 0.05
@@ -33,5 +33,5 @@ def test_prompts_in_two_parts_with_fused_norms() -> None:
 def test_published_gains() -> None:
     gains = published()
     assert len(gains) == 11
-    assert sum(gain.sign for gain in gains) >= 9
+    assert sum(gain.same_sign for gain in gains) >= 9
     assert mean(gains, "points") <= 5.0

@@ -212,7 +212,7 @@ class Network:
         times = fastest([self.alone("all_reduce", name, sent) for name in ("two-shot", "nccl")])
         quantized_s = COPY_TRAFFIC * message / (HBM_EFFICIENCY * self._hardware.gpu.hbm_bandwidth_Bps)
         return dataclasses.replace(
-            times, seconds=times.seconds + quantized_s, in_range=times.in_range & False, source="transferred"
+            times, seconds=times.seconds + quantized_s, in_range=np.zeros_like(times.in_range), source="transferred"
         )
 
     def _auto(self, rules: tuple[AllReduceRule, ...], message: Floats) -> CollectiveTimes:

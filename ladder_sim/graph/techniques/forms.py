@@ -13,38 +13,44 @@ from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.layout import Layout
 from ladder_sim.graph.ops import Count, Phase
 from ladder_sim.graph.techniques import fused_norm, gemm_overlap, ideal_overlap, quantized_allreduce, token_split
+from ladder_sim.specs.techniques import family_of, parameter_of
 
 
 class Rewrite(NamedTuple):
-    """One of them."""
+    """One rewrite."""
 
     applies: Callable[[PassInputs, Phase, Count], Any]
     """Whether a pass of so many tokens undergoes it; an array for an array."""
     apply: Callable[[Layout, str], Layout]
-    """With the parameter as typed."""
+    """Given the technique's parameter; empty if it has none."""
 
 
 def _always(inputs: PassInputs, phase: Phase, tokens: Count) -> Any:
     return np.ones(np.shape(tokens), bool)
 
 
+def _reduced(inputs: PassInputs, phase: Phase, tokens: Count) -> Any:
+    """Tokens of one all-reduce: parts of a split pass are reduced one by one."""
+    parts = next((int(parameter_of(name)) for name in inputs.techniques if family_of(name) == "token-split"), 1)
+    return tokens / np.where(token_split.applies(inputs, phase, tokens), parts, 1) if parts > 1 else tokens
+
+
 def _fuses_itself(inputs: PassInputs, phase: Phase, tokens: Count) -> Any:
-    # parts of a split pass are reduced one by one
-    split = next((name for name in inputs.techniques if name.startswith("token-split:")), "")
-    if not split:
-        return inputs.fuses_norm(tokens)
-    parts: Any = np.where(token_split.applies(inputs, phase, tokens), int(split.partition(":")[2]), 1)
-    return inputs.fuses_norm(tokens / parts)
+    return inputs.fuses_norm(_reduced(inputs, phase, tokens))
 
 
-# in the order in which they are applied
+def _quantizes(inputs: PassInputs, phase: Phase, tokens: Count) -> Any:
+    return quantized_allreduce.applies(inputs, _reduced(inputs, phase, tokens))
+
+
+# in the order in which they are applied: what is quantised is not fused
 REWRITES: Mapping[str, Rewrite] = {
+    "quantized-allreduce": Rewrite(_quantizes, quantized_allreduce.rewrite),
     # what an engine fuses by itself
     "own-fused-norm": Rewrite(_fuses_itself, lambda layout, _: fused_norm.rewrite(layout, at_once=True)),
     "fused-norm": Rewrite(_always, lambda layout, _: fused_norm.rewrite(layout)),
     "sequence-parallel": Rewrite(_always, lambda layout, _: layout),
     "gemm-overlap": Rewrite(gemm_overlap.applies, lambda layout, _: gemm_overlap.rewrite(layout)),
-    "quantized-allreduce": Rewrite(quantized_allreduce.applies, quantized_allreduce.rewrite),
     "ideal-overlap": Rewrite(_always, lambda layout, _: ideal_overlap.rewrite(layout)),
     "token-split": Rewrite(token_split.applies, lambda layout, parts: token_split.rewrite(layout, int(parts))),
 }
@@ -58,15 +64,13 @@ def possible(inputs: PassInputs) -> tuple[str, ...]:
     if inputs.plan.ranks == 1:
         return ()
     own = () if "fused-norm" in inputs.techniques else ("own-fused-norm",)
-    return (*own, *inputs.techniques)
+    return tuple(sorted((*own, *inputs.techniques), key=lambda name: list(REWRITES).index(family_of(name))))
 
 
 def form(inputs: PassInputs, phase: Phase, tokens: Count) -> Any:
     """The form of a pass, a bit for each of `possible`."""
-    return sum(
-        (_rewrite(name).applies(inputs, phase, tokens) * (1 << bit) for bit, name in enumerate(possible(inputs))),
-        start=np.zeros(np.shape(tokens), np.int64),
-    )
+    applied = (REWRITES[family_of(name)].applies(inputs, phase, tokens) for name in possible(inputs))
+    return sum((bit * 2**number for number, bit in enumerate(applied)), start=np.zeros(np.shape(tokens), np.int64))
 
 
 def rewrites_of(inputs: PassInputs, form: int) -> tuple[str, ...]:
@@ -78,9 +82,5 @@ def rewrites_of(inputs: PassInputs, form: int) -> tuple[str, ...]:
 def rewritten(layout: Layout, rewrites: tuple[str, ...]) -> Layout:
     """A layout after some rewrites."""
     for name in rewrites:
-        layout = _rewrite(name).apply(layout, name.partition(":")[2])
+        layout = REWRITES[family_of(name)].apply(layout, parameter_of(name))
     return layout
-
-
-def _rewrite(name: str) -> Rewrite:
-    return REWRITES[name.partition(":")[0]]

@@ -39,9 +39,6 @@ def rewrite(layout: Layout, *, at_once: bool = False) -> Layout:
         (add,) = readers[at]
         norm = _norm_of(steps, readers, add)
         if norm is None or (at_once and norm != at + 1):
-            if not at_once and steps[add].layer < 0:
-                # of the head: a layer that stands for others has only what all of them have
-                placed[at] = step._replace(layer=-1)
             continue
         (residual,) = (fused.get(needed, needed) for needed in steps[add].after if needed != at)
         place = at

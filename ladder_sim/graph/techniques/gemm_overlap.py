@@ -19,7 +19,7 @@ from ladder_sim.graph.techniques.rewriting import Step, layout_of, readers_of, s
 
 def applies(inputs: PassInputs, phase: Phase, tokens: Count) -> Any:
     """Whether each rank's chunk of a pass of so many tokens fills a tile."""
-    return tokens >= TILE_ROWS * inputs.plan.tp
+    return tokens >= TILE_ROWS[1] * inputs.plan.tp
 
 
 def rewrite(layout: Layout) -> Layout:

@@ -1,7 +1,7 @@
 """A limit and no technique: every layer's collectives run next to its own kernels, and neither slows the other.
 
-A layer takes the longer of its kernels and its collectives, whatever needs whatever. What overlaps and leaves out no
-work gains no more.
+A layer takes the longer of its kernels and its collectives, whatever needs whatever. Where layers are alike, what
+overlaps and leaves out no work gains no more.
 """
 
 from dataclasses import replace
@@ -31,4 +31,4 @@ def rewrite(layout: Layout) -> Layout:
             ordered.append((at, step))
         kernel = computes[-1] if computes else kernel
         collective = max((at for at in own if at not in computes), default=collective)
-    return replace(layout_of(layout, ordered), apart=True)
+    return replace(layout_of(layout, ordered), uncontended=True)

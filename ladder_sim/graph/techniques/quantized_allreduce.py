@@ -9,7 +9,7 @@ from typing import Any
 
 from ladder_sim.graph.inputs import STATE_BYTES, PassInputs
 from ladder_sim.graph.layout import Layout, ResidualOp
-from ladder_sim.graph.ops import Count, Phase
+from ladder_sim.graph.ops import Count
 from ladder_sim.graph.techniques.rewriting import Step, layout_of, steps_of
 
 # bytes of a message from which it pays: vLLM's smallest are 1 to 16 MiB, by GPUs and bits (0.32.0,
@@ -17,13 +17,13 @@ from ladder_sim.graph.techniques.rewriting import Step, layout_of, steps_of
 LEAST_BYTES = 2.0 * 2**20
 
 
-def applies(inputs: PassInputs, phase: Phase, tokens: Count) -> Any:
-    """Whether a message of so many tokens is large enough."""
+def applies(inputs: PassInputs, tokens: Count) -> Any:
+    """Whether an all-reduce of so many tokens is large enough."""
     return tokens * float(inputs.model.hidden * STATE_BYTES) >= LEAST_BYTES
 
 
 def rewrite(layout: Layout, bits: str) -> Layout:
-    """Quantise every all-reduce of a block's output."""
+    """Quantise every all-reduce but the embedding's."""
 
     def quantized(step: Step) -> Step:
         role = step.role

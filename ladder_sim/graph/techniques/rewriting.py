@@ -48,18 +48,21 @@ def layout_of(layout: Layout, steps: Iterable[tuple[int, Step]]) -> Layout:
         layers.append(step.layer)
         after.append(tuple(dict.fromkeys(positions[needed] for needed in step.after)))
         same_as.append(roles.setdefault(step.role, len(roles)))
-    beside = {layout.roles[other]: layout.roles[first] for first, others in layout.next_to.items() for other in others}
+
+    def number_of(other: Role, role: Role) -> int:
+        """Of another role, for the same tokens as `role`."""
+        return roles[PortionOf(other, role.portion) if isinstance(role, PortionOf) else other]
+
+    firsts = {layout.roles[other]: layout.roles[first] for first, others in layout.next_to.items() for other in others}
     next_to: dict[int, tuple[int, ...]] = {}
+    chunked: dict[int, int] = {}
     for role, number in roles.items():
-        first = beside.get(role.role if isinstance(role, PortionOf) else role)
-        if first is not None:
-            like = roles[PortionOf(first, role.portion) if isinstance(role, PortionOf) else first]
-            next_to[like] = (*next_to.get(like, ()), number)
-    chunked = {
-        number: roles[PortionOf(own.gemm, role.portion) if isinstance(role, PortionOf) else own.gemm]
-        for role, number in roles.items()
-        if isinstance(own := role.role if isinstance(role, PortionOf) else role, ResidualOp) and own.gemm is not None
-    }
+        whole = role.role if isinstance(role, PortionOf) else role
+        if whole in firsts:
+            first = number_of(firsts[whole], role)
+            next_to[first] = (*next_to.get(first, ()), number)
+        if isinstance(whole, ResidualOp) and whole.gemm is not None:
+            chunked[number] = number_of(whole.gemm, role)
     return replace(
         layout,
         names=tuple(names),
