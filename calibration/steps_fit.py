@@ -26,12 +26,12 @@ from ladder_sim.serve import MeasuredSteps, Outcome
 from ladder_sim.serve.pools import Pool
 from ladder_sim.serve.results import Result, read_results
 from ladder_sim.serve.simulation import simulate
-from ladder_sim.system.files import check_folder, write_file
+from ladder_sim.system.files import check_folder, shown_path, write_file
 from ladder_sim.units import format_seconds
 
-# errors beyond it, of the logarithm of a time, count less than their squares
+# larger errors of the logarithm of a time count less than their squares
 USUAL_ERROR = 0.05
-# of the time between two steps, as a share of the time per further token
+# how closely the time between two steps is found, as a share of the time per further token
 _CLOSE = 1e-4
 
 
@@ -112,7 +112,7 @@ def steps_toml(steps: MeasuredSteps) -> str:
 def add_to(commands: Any) -> None:
     """Add `fit-steps` to the command line."""
     fit = commands.add_parser("fit-steps", help="fit times of steps to the log of a running vLLM server")
-    fit.add_argument("log", type=Path, help="its output, with --enable-logging-iteration-details")
+    fit.add_argument("log", type=Path, help="output of `vllm serve` with --enable-logging-iteration-details")
     fit.add_argument("result", type=Path, help="file of `vllm bench serve --save-result --save-detailed` on it")
     fit.add_argument("--out", type=Path, required=True, help="TOML file for `ladder-sim serve --steps`")
     fit.set_defaults(run=_run)
@@ -122,7 +122,9 @@ def _run(options: argparse.Namespace) -> None:
     check_folder("--out", options.out)
     log, results = read_step_log(options.log), read_results(options.result)
     if len(results) != 1:
-        raise UsageError(f"{options.result}: {len(results)} results: must be one", hint="give that of the log's run")
+        raise UsageError(
+            f"{shown_path(options.result)}: {len(results)} results: must be one", hint="give that of the log's run"
+        )
     steps = fit_steps(log, results[0])
     write_file(options.out, steps_toml(steps))
     figures = [

@@ -3,6 +3,7 @@
 One question at a time, in the order in which pages asked them. What no page waits for any more is given up.
 """
 
+import contextlib
 import multiprocessing
 import threading
 import traceback
@@ -115,7 +116,9 @@ class Worker(Generic[Report]):
             if not job.pages and not job.done:
                 del self._jobs[question]
                 if job is self._running and self._connection is not None:
-                    self._connection.send(_GIVE_UP)
+                    # the process may have died, which `_hand_out` will notice
+                    with contextlib.suppress(OSError):
+                        self._connection.send(_GIVE_UP)
 
     def _waiting(self) -> list[Job[Report]]:
         return [job for job in self._jobs.values() if not job.done and job is not self._running]

@@ -18,7 +18,7 @@ from ladder_sim.errors import UsageError
 from ladder_sim.serve.lengths import Lengths
 from ladder_sim.serve.promise import PERCENTILES, Metric
 from ladder_sim.serve.requests import Request
-from ladder_sim.serve.traffic import Traffic
+from ladder_sim.serve.traffic import MAX_BURSTINESS, Traffic
 from ladder_sim.system.files import read_text, shown_path
 from ladder_sim.units import quoted
 
@@ -41,6 +41,7 @@ _AIPERF: Mapping[str, Metric] = {
     "request_latency": "e2e",
 }
 _STATISTICS = {"mean": "mean", "median": "p50", **{f"p{number}": f"p{number}" for number in PERCENTILES}}
+_AGAIN = "a truncated file? copy it again"
 _JSON = Mapping[str, Any]
 
 
@@ -114,9 +115,6 @@ def _documents(text: str, name: str) -> list[tuple[str, _JSON]]:
     if not whole or not all(isinstance(each, dict) for _, each in whole):
         raise UsageError(f"{name}: holds no results", hint=f"give results of {KINDS}")
     return whole
-
-
-_AGAIN = "a truncated file? copy it again"
 
 
 def _line(name: str, number: int, line: str) -> Any:
@@ -219,15 +217,14 @@ def _of_aiperf(document: _JSON) -> Result:
         raise UsageError(
             f"arrivals of type {quoted(load['type'])}", hint="give profile_export.jsonl, which has their times"
         )
-    # of times that are all equal
-    even = 1000.0 if load["type"] == "constant" else 1.0
+    regular = MAX_BURSTINESS if load["type"] == "constant" else 1.0
     traffic = Traffic(
         prompt=_spread(document["input_sequence_length"]),
         gen=_spread(document["output_sequence_length"]),
         requests=_count(document["request_count"], "avg"),
         rate=rate,
         concurrency=concurrency,
-        burstiness=_number(load, "smoothness") if load["type"] == "gamma" else even,
+        burstiness=_number(load, "smoothness") if load["type"] == "gamma" else regular,
     )
     figures = {
         f"{ours}_{statistic}_s": _UNITS[document[theirs]["unit"]] * _number(document[theirs], key)
@@ -248,8 +245,8 @@ def _of_aiperf(document: _JSON) -> Result:
 
 def _spread(figures: _JSON) -> Lengths:
     """Lengths of a mean and a standard deviation."""
-    mean, deviation = _number(figures, "avg"), figures.get("std") or 0.0
-    if not deviation:
+    mean = _number(figures, "avg")
+    if not figures.get("std"):
         return Lengths(kind="fixed", first=max(1.0, round(mean)))
     half = math.sqrt(3.0) * _number(figures, "std")
     return Lengths(kind="uniform", first=max(1.0, round(mean - half)), second=max(1.0, round(mean + half)))
@@ -262,7 +259,7 @@ def _of_records(documents: Sequence[_JSON]) -> Result:
     ends_s = [
         1e-9 * document["metadata"]["request_end_ns"] for document, row in zip(documents, rows, strict=True) if row[2]
     ]
-    duration_s = max(ends_s) - min(row[0] for row in rows if row[2])
+    duration_s = _positive(max(ends_s) - min(row[0] for row in rows if row[2]), "the time from first to last")
     figures = {}
     for theirs, ours in _AIPERF.items():
         cells = [each[theirs] for each in metrics if theirs in each]

@@ -57,7 +57,7 @@ class Trace:
     """
 
     path: Path
-    """In one of the formats above, told by its first line."""
+    """In one of the formats above, recognised by its first line."""
     requests: int | None = None
     """How many to read; all by default."""
     speed: float = 1.0
@@ -92,7 +92,7 @@ def _rows(lines: Iterator[tuple[int, str]], name: str) -> Iterator[tuple[str, "R
         raise UsageError(f"{name}: is empty", hint=f"give a trace: {_FORMATS}")
     reader, lines = _reader(first, lines, name)
     rows = _read(reader, lines, name)
-    return _sorted(rows) if reader is _record else rows
+    return _sorted(rows, name) if reader is _record else rows
 
 
 def _read(reader: Callable[[str], "Row"], lines: Iterator[tuple[int, str]], name: str) -> Iterator[tuple[str, "Row"]]:
@@ -109,7 +109,7 @@ def _read(reader: Callable[[str], "Row"], lines: Iterator[tuple[int, str]], name
             ) from None
 
 
-def _sorted(rows: Iterator[tuple[str, "Row"]]) -> Iterator[tuple[str, "Row"]]:
+def _sorted(rows: Iterator[tuple[str, "Row"]], name: str) -> Iterator[tuple[str, "Row"]]:
     """Rows of a file that is not in order of arrival: 24 bytes of each request are kept."""
     starts_s, lengths = array("d"), array("q")
     for where, (at_s, prompt, gen, _) in rows:
@@ -117,8 +117,8 @@ def _sorted(rows: Iterator[tuple[str, "Row"]]) -> Iterator[tuple[str, "Row"]]:
             _check_lengths(where, prompt, gen)
             starts_s.append(at_s)
             lengths.extend((prompt, gen))
-    for place in np.argsort(np.asarray(starts_s), kind="stable").tolist():
-        yield "", (starts_s[place], lengths[2 * place], lengths[2 * place + 1], ())
+    for number, place in enumerate(np.argsort(np.asarray(starts_s), kind="stable").tolist(), 1):
+        yield f"{name}, request {number}", (starts_s[place], lengths[2 * place], lengths[2 * place + 1], ())
 
 
 def _recorded(path: Path, name: str) -> Iterator[tuple[str, "Row"]]:

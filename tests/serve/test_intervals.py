@@ -13,6 +13,7 @@ from ladder_sim import Scenario
 from ladder_sim.confidence import Interval
 from ladder_sim.serve import Estimates, Lengths, Promise, Service, Traffic, estimate
 from ladder_sim.serve.intervals import further_seed
+from ladder_sim.serve.mix import Mix
 from tests.support.commands import run
 
 FLAGS = ("--model", "8b", "--tp", "2", "--stack", "vllm", "--requests", "150")
@@ -129,7 +130,7 @@ def test_a_minute_of_a_replica_is_written_for_perfetto(tmp_path: Path) -> None:
         steps = [event for event in events if event["pid"] == process and event["ph"] == "X"]
         assert 50e6 < steps[-1]["ts"] - steps[0]["ts"] <= 60e6
         assert all(a["ts"] + a["dur"] <= b["ts"] + 1e-3 for a, b in itertools.pairwise(steps))
-        assert {"decoding", "context", "prompts", "chunk", "pairs"} == set(steps[0]["args"])
+        assert set(Mix._fields) == set(steps[0]["args"])
         counters = {event["name"] for event in events if event["pid"] == process and event["ph"] == "C"}
         assert counters == {"requests", "KV cache (%)"}
         spans = [event for event in events if event["pid"] == process and event.get("cat") == "request"]

@@ -135,6 +135,25 @@ def test_requests_that_failed_or_warmed_up_are_left_out(tmp_path: Path) -> None:
     assert len(list(Trace(path=changed(VLLM, tmp_path, output_lens=[0, *lengths[1:]])))) == len(lengths) - 1
 
 
+def test_records_that_end_as_they_begin_are_refused(tmp_path: Path) -> None:
+    record = json.loads(RECORDS.read_text("utf-8").splitlines()[0])
+    record["metadata"]["request_end_ns"] = record["metadata"]["request_start_ns"]
+    path = tmp_path / "records.jsonl"
+    path.write_text(json.dumps(record), "utf-8")
+    with pytest.raises(UsageError, match="must be a number above 0"):
+        read_results(path)
+
+
+def test_requests_that_come_ten_years_apart_are_named(tmp_path: Path) -> None:
+    record = json.loads(RECORDS.read_text("utf-8").splitlines()[0])
+    later = json.loads(json.dumps(record))
+    later["metadata"]["request_start_ns"] += 10**18
+    path = tmp_path / "records.jsonl"
+    path.write_text("\n".join(map(json.dumps, (later, record))), "utf-8")
+    with pytest.raises(UsageError, match=r"records\.jsonl, request 2: comes .* after the first"):
+        list(Trace(path=path))
+
+
 def test_inferencex() -> None:
     first, _, _, drafts = read_results(INFERENCEX)
     assert first.server == {
