@@ -1,6 +1,6 @@
-"""`ladder-sim serve` and `capacity`: what a load does, and what it needs."""
+"""`ladder-sim serve` and `capacity`: what becomes of a load, and what it needs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -24,7 +24,7 @@ _LOAD = "Load"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadFlags(PointFlags):
-    """A scenario, and requests that come to it."""
+    """A scenario, and requests that arrive."""
 
     without: ClassVar[tuple[str, ...]] = ("batch", "prompt", "gen", "concurrency", "arrivals")
 
@@ -35,39 +35,49 @@ class LoadFlags(PointFlags):
     gen: Annotated[str, typer.Option(help="Tokens of answers, likewise.", rich_help_panel=_LOAD)] = "256"
     rate: Annotated[float, typer.Option(help="Requests per second.", rich_help_panel=_LOAD)] = 0.0
     concurrency: Annotated[
-        int, typer.Option(help="Requests kept in flight, instead of a rate.", rich_help_panel=_LOAD)
+        int, typer.Option(help="Requests in flight at all times, instead of a rate.", rich_help_panel=_LOAD)
     ] = 0
     burstiness: Annotated[
-        float, typer.Option(help="Of the times between requests: 1 is a Poisson process.", rich_help_panel=_LOAD)
+        float,
+        typer.Option(
+            help="Of times between requests: 1 is a Poisson process, less comes in bursts.", rich_help_panel=_LOAD
+        ),
     ] = 1.0
     prefix: Annotated[
         int, typer.Option(help="Tokens that all prompts begin with, in addition.", rich_help_panel=_LOAD)
     ] = 0
-    requests: Annotated[int | None, typer.Option(help="How many: 1000, or all of a trace.", rich_help_panel=_LOAD)] = (
-        None
-    )
-    seed: Annotated[int, typer.Option(help="Of the requests' random numbers.", rich_help_panel=_LOAD)] = 0
+    requests: Annotated[
+        int | None, typer.Option(help="How many requests: 1000 by default, or all of a trace.", rich_help_panel=_LOAD)
+    ] = None
+    seed: Annotated[int, typer.Option(help="Seed of the random numbers.", rich_help_panel=_LOAD)] = 0
     seeds: Annotated[
-        int | None, typer.Option(help="Loads to simulate, for intervals: 5, in capacity 3.", rich_help_panel=_LOAD)
+        int | None,
+        typer.Option(help="Seeds to simulate, for intervals: 5 by default, in capacity 3.", rich_help_panel=_LOAD),
     ] = None
     router: Annotated[
-        str, typer.Option(help="round-robin, least-loaded or prefix-aware, among --dp replicas.", rich_help_panel=_LOAD)
+        str,
+        typer.Option(
+            help="How replicas share requests: round-robin, least-loaded or prefix-aware.", rich_help_panel=_LOAD
+        ),
     ] = "round-robin"
-    policy: Annotated[str, typer.Option(help="fcfs or priority.", rich_help_panel=_LOAD)] = "fcfs"
+    policy: Annotated[str, typer.Option(help="How requests queue: fcfs or priority.", rich_help_panel=_LOAD)] = "fcfs"
     steps: Annotated[
         Path | None,
-        typer.Option(help="Times of a running vLLM's steps: file of `calibrate fit-steps`.", rich_help_panel=_LOAD),
+        typer.Option(
+            help="Step times of a running vLLM, from `calibrate fit-steps`, instead of simulated ones.",
+            rich_help_panel=_LOAD,
+        ),
     ] = None
     speculate: Annotated[
         str | None,
         typer.Option(
-            help="Drafted tokens and how often each is accepted: 3:0.7, or 0.8/0.6/0.4 by position.",
+            help="Speculative decoding, drafts and their acceptance: 3:0.7, or 0.8/0.6/0.4 by position.",
             rich_help_panel=_LOAD,
         ),
     ] = None
 
     def scenario(self) -> Scenario:
-        """Resolve names and check everything; each replica has a request, whatever comes."""
+        """Resolve names and check everything, with a request on each replica."""
         return self._scenario(**self.arguments)
 
     def _scenario(self, **arguments: Any) -> Scenario:
@@ -75,7 +85,7 @@ class LoadFlags(PointFlags):
         return Scenario.of(**arguments, concurrency=replicas, overrides=self.settings)
 
     def prefill(self, replicas: int, tp: int | None) -> Scenario | None:
-        """Of replicas that run prompts only."""
+        """The scenario of replicas that run prompts only, if there are any."""
         if not replicas:
             if tp is not None:
                 raise UsageError(
@@ -140,25 +150,29 @@ def serve(
         ),
     ] = None,
     speed: Annotated[
-        float, typer.Option(help="How much faster than recorded a trace comes.", rich_help_panel=_LOAD)
+        float, typer.Option(help="Play a trace so many times as fast as recorded.", rich_help_panel=_LOAD)
     ] = 1.0,
     slo: Annotated[
-        str | None, typer.Option(help="What is promised, e.g. ttft_p95=500ms,tpot_p95=30ms.", rich_help_panel=_LOAD)
+        str | None, typer.Option(help="Latency promise, e.g. ttft_p95=500ms,tpot_p95=30ms.", rich_help_panel=_LOAD)
     ] = None,
     variant: Annotated[list[str] | None, typer.Option(help="As in predict; standard and ladder by default.")] = None,
     price: Annotated[float | None, typer.Option(help="US dollars per GPU and hour.")] = None,
     prefill_replicas: Annotated[
-        int, typer.Option(help="Further replicas that run the prompts for those of --dp.", rich_help_panel=_LOAD)
+        int,
+        typer.Option(
+            help="Replicas that run prompts only, in addition to the --dp ones that decode.", rich_help_panel=_LOAD
+        ),
     ] = 0,
     prefill_tp: Annotated[
-        int | None, typer.Option(help="Their tensor parallelism; as --tp by default.", rich_help_panel=_LOAD)
+        int | None,
+        typer.Option(help="Tensor parallelism of the prefill replicas; by default as --tp.", rich_help_panel=_LOAD),
     ] = None,
     perfetto: Annotated[
         Path | None, typer.Option(help="Write a minute of one replica for ui.perfetto.dev: .json or .json.gz.")
     ] = None,
     output: Output,
 ) -> None:
-    """Serve requests that arrive under load, one by one, and show their times for each variant."""
+    """Simulate requests that arrive under load, one by one, and show their times for each variant."""
     from ladder_sim.report.documents.serve import serve_document
     from ladder_sim.report.figures.serve import load_figure
     from ladder_sim.report.tables.serve import load_label, load_subtitle, serve_report
@@ -199,13 +213,13 @@ def serve(
         lambda: serve_document(scenario, requests, how, estimates, usd_per_gpu_hour),
         lambda: serve_report(load_label(scenario, requests, how), estimates, usd_per_gpu_hour),
         lambda: load_figure(load_subtitle(scenario, requests, how), estimates),
-        _notes(scenario, {"": estimates.confidence}, how["steps"], estimates.cautions),
+        _notes(scenario, {"": estimates.confidence}, how["steps"], estimates.variants, estimates.cautions),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetFlags(LoadFlags):
-    """The same of a search for the best plan of a replica: degrees take several values, and all by default."""
+    """The same for a search over plans of a replica: each degree takes several values, by default all."""
 
     ranged: ClassVar[tuple[str, ...]] = ("tp", "pp", "ep", "attention_dp", "sp")
     without: ClassVar[tuple[str, ...]] = (*LoadFlags.without, "dp")
@@ -218,7 +232,7 @@ class FleetFlags(LoadFlags):
         return replace(base, workload=replace(base.workload, concurrency=gpus))
 
     def plans(self, scenario: Scenario) -> "Sequence[Plan]":
-        """Of one replica."""
+        """Those of one replica that are legal, within what was typed."""
         from ladder_sim.analysis.plans import legal_plans
         from ladder_sim.sweeps.axes import axis
 
@@ -226,7 +240,7 @@ class FleetFlags(LoadFlags):
         given = {name: axis(name, text).values for name, text in typed.items()}
         if self.steps is not None:
             # those of a running engine are of one plan
-            given = {"tp": (scenario.cluster.gpus_per_node,), **dict.fromkeys(self.ranged[1:4], (1,)), **given}
+            given = {"tp": (scenario.cluster.gpus_per_node,), "pp": (1,), "ep": (1,), "attention_dp": (1,), **given}
         return legal_plans(scenario, scenario.workload.in_flight, {**given, "dp": [1]}).legal
 
 
@@ -235,7 +249,7 @@ def capacity(
     *,
     flags: FleetFlags,
     slo: Annotated[
-        str, typer.Option(help="What is promised, e.g. ttft_p95=500ms,tpot_p95=30ms.", rich_help_panel=_LOAD)
+        str, typer.Option(help="Latency promise, e.g. ttft_p95=500ms,tpot_p95=30ms.", rich_help_panel=_LOAD)
     ],
     variant: Annotated[list[str] | None, typer.Option(help="As in predict; standard and ladder by default.")] = None,
     price: Annotated[float | None, typer.Option(help="US dollars per GPU and hour.")] = None,
@@ -274,7 +288,7 @@ def capacity(
         lambda: capacity_document(scenario, how, fleets, usd_per_gpu_hour),
         lambda: capacity_report(capacity_label(scenario, how, fleets), fleets, usd_per_gpu_hour),
         lambda: capacity_figure(f"{scenario.model.name}, {scenario.cluster.name}, {scenario.stack.name}", fleets),
-        _notes(scenario, confidences, how["steps"], fleets.cautions),
+        _notes(scenario, confidences, how["steps"], fleets.variants, fleets.cautions),
     )
 
 
@@ -282,6 +296,7 @@ def _notes(
     scenario: Scenario,
     confidences: "Mapping[str, Confidence]",
     steps: "MeasuredSteps | None",
+    variants: Iterable[str],
     about: tuple[str, ...],
 ) -> "Notes":
     """The end of an answer; what predictions were compared with says nothing of a running engine's own steps."""
@@ -290,7 +305,7 @@ def _notes(
 
     if steps is None:
         return Notes(confidences=confidences, about=about)
-    rewired = [name for each in confidences.values() for name in each.widths if name != "standard"]
+    rewired = [name for name in variants if name != "standard"]
     confidence = next(iter(confidences.values()), None)
     of_rewired = {", ".join(rewired): confidence} if rewired and confidence else {}
     return Notes(confidences=of_rewired, about=(steps_note(steps, scenario, rewired), *about))

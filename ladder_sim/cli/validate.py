@@ -38,14 +38,14 @@ def validate(
         str | None,
         typer.Option(
             help="In percent: exit 1 if the mean absolute error of ladder's speedup over rows with P2P on that no fit "
-            "has used exceeds it, at the last level shown; of servings, that of TPOT."
+            "has used exceeds it, at the last level shown; of servings and loads, that of TPOT."
         ),
     ] = None,
     output: Output,
 ) -> None:
     """Compare measured runs of static batches, servings with requests in flight, or loads, with predictions.
 
-    The flags of a scenario say what a file of a load does not.
+    Flags of the scenario are for results of a load generator, which do not say all of it.
     """
     # imported here: `--help` needs no simulator
     from ladder_sim.report.documents.validation import validation_document

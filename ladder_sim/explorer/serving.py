@@ -7,14 +7,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil, exp, expm1, floor, log2
-from typing import Any, cast
+from typing import Any
 
 from ladder_sim.display.document import Document, scenario_fields
 from ladder_sim.display.labels import hardware_label, stack_label, validated_lines
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.state import State
 from ladder_sim.report.figures.rates import goodput_figure, latency_figure
-from ladder_sim.serve import Capacity, Lengths, Outcome, Promise, Request, Service, Traffic, capacity
+from ladder_sim.serve import Capacity, Lengths, Outcome, Promise, Request, Service, Traffic
+from ladder_sim.serve.capacity import Search
 from ladder_sim.serve.evidence import confidence_of
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.sweeps.price import token_price
@@ -109,7 +110,7 @@ class ServingView:
         key = replace(state, rate=None, ttft_p95="", tpot_p95="", variants=(), price=None).query()
         if key not in self._services:
             profile = state.how(self.allowlist)["profile"]
-            self._services[key] = cast("_Memory", _Memory.for_requests(scenario, traffic, profile=profile))
+            self._services[key] = _Memory.for_requests(scenario, traffic, profile=profile)
         self._services.move_to_end(key)
         if len(self._services) > _KEPT:
             self._services.popitem(last=False)
@@ -149,9 +150,8 @@ class _Answer:
         # the rest comes when the first two have their curves
         for group in (self._variants[:2], self._variants[2:]):
             for name in group:
-                self._needs |= capacity(
-                    self._scenario, self._traffic, self._promise, [name], service=self._service, watch=self._say
-                )
+                search = Search(self._service, name, self._traffic, self._promise, watch=self._say)
+                self._needs[name] = search.capacity()
                 self._put(needs=self._document())
             for name, need in self._needs.items():
                 if need.rate_limit:

@@ -2,7 +2,8 @@
 
 `step_times` says how long a step of an engine takes; `StepTimes` is of use alone, to other simulators and schedulers.
 `scheduler` decides what each step runs, `replica` runs it, `simulation` puts replicas behind a router. `traffic` draws
-requests and `traces` reads them. `load` and `capacity` are the questions: what a load does, and what it needs.
+requests and `traces` reads them. `load` and `capacity` are the questions: what becomes of a load, and what it needs;
+`intervals` and `fleet` answer them with intervals, the latter over plans.
 """
 
 from ladder_sim.serve.capacity import Capacity, capacity

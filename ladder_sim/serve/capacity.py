@@ -75,7 +75,6 @@ def capacity(
     promise: Promise,
     variants: Sequence[str] = DEFAULT_VARIANTS,
     *,
-    service: Service | None = None,
     watch: Callable[[str], object] = lambda text: None,
     **how: object,
 ) -> dict[str, Capacity]:
@@ -91,15 +90,13 @@ def capacity(
         To be kept, by a queue that does not grow without end.
     variants
         Residual wirings.
-    service
-        What serves the requests, if there is one already.
     watch
-        Is told what is simulated.
+        Is given what is simulated, as a phrase.
     **how
         Fields of `ladder_sim.serve.load.Service`.
     """
     check_rate(traffic)
-    service = service or Service.for_requests(scenario, traffic, **how)
+    service = Service.for_requests(scenario, traffic, **how)
     return {name: Search(service, name, traffic, promise, watch=watch).capacity() for name in canonical_names(variants)}
 
 
@@ -125,7 +122,7 @@ class Search:
     points
         Simulations that are known; others are added.
     watch
-        Is told what is simulated.
+        Is given what is simulated, as a phrase.
     """
 
     def __init__(
@@ -226,11 +223,7 @@ class Search:
             if not stable or clear:
                 break
         values_s = np.mean(rows, axis=0)
-        # what no request has is kept by none
-        broken = tuple(
-            bound.name for bound, kept in zip(self.promise.bounds, values_s <= bounds_s, strict=True) if not kept
-        )
-        return broken or (() if stable else (ENDLESS,))
+        return self.promise.broken(values_s.tolist()) or (() if stable else (ENDLESS,))
 
     def _keeps(self, replicas: int, case: Case) -> bool:
         return not self.breaks(self.traffic.rate, replicas, case, range(self.seeds if case == AS_PREDICTED else 1))
@@ -240,8 +233,7 @@ class Search:
         key = json.dumps([self.variant, str(self.service.scenario.plan), slower, seed, rate, replicas])
         if key not in self.points:
             outcome = self._run(rate, replicas, seed, slower)
-            seconds = [outcome.seconds(bound.metric, bound.percentile) for bound in self.promise.bounds]
-            self.points[key] = seconds, outcome.stable
+            self.points[key] = outcome.bounded_s, outcome.stable
         return self.points[key]
 
     def _run(self, rate: float, replicas: int, seed: int = 0, slower: float = 1.0) -> Outcome:
@@ -252,12 +244,12 @@ class Search:
             regular = min(MAX_BURSTINESS, replicas * load.burstiness)
             load, replicas = replace(load, rate=rate / replicas, burstiness=regular), 1
         else:
-            load = replace(load, requests=replicas * requests)
-            if load.requests > _MOST_REQUESTS:
+            if replicas * requests > _MOST_REQUESTS:
                 raise UsageError(
                     f"{replicas} replicas with {requests} requests each: at most {_MOST_REQUESTS} requests",
                     hint="--router round-robin needs one of them, or use fewer --requests",
                 )
+            load = replace(load, requests=replicas * requests)
         return self.service.run(self.variant, load, replicas=replicas, promise=self.promise, slower=slower)
 
     def _guess(self) -> float:

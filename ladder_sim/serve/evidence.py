@@ -60,11 +60,11 @@ def steps_note(steps: MeasuredSteps, scenario: Scenario, rewired: Sequence[str])
 
 
 def interval_note(widths: Mapping[str, Widths], seeds: int) -> str:
-    """What intervals hold, as a sentence."""
+    """What intervals are over, and what they leave out, as a sentence."""
     steps = ", ".join(f"{name} {math.expm1(each.rate):.0%}" for name, each in widths.items())
     first = max(math.expm1(each.ttft) for each in widths.values())
-    loads = f"{seeds} seeds, and over " if seeds > 1 else ""
+    loads = f"{seeds} seeds and " if seeds > 1 else ""
     return (
-        f"intervals (90 %) are over {loads}what times of steps may be off by: {steps}; times to first token by at "
-        f"least {first:.0%}. Of what the engine does beside its steps, and of other lengths, they hold nothing"
+        f"intervals (90 %) are over {loads}the error of step times: {steps}; of times to first token at least "
+        f"{first:.0%}. They leave out what the engine does besides its steps, and lengths other than these"
     )

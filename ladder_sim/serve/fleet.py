@@ -2,8 +2,8 @@
 
 For each variant plans come in the order of GPUs that they need at least, by the closed form of requests in flight, and
 are searched only if they do with fewer than the best so far, which one simulation says. What the best plan needs is
-searched again with slower and faster steps: these are the ends of its intervals. What a variant saves over the first
-one is as sure as its gain: the steps of that one stay.
+searched again with slower and faster steps: these are the ends of its intervals. For what a variant saves over the
+first one its steps change only by what the two do not share, and those of the first one stay as predicted.
 """
 
 import json
@@ -37,7 +37,7 @@ from ladder_sim.units import format_seconds
 
 # by default: a bound is compared with the mean over them
 SEEDS = 3
-# of a plan that cannot do with as few as the best
+# the reason of a plan that cannot do with as few as the best
 MORE = "needs more GPUs"
 # requests in flight at which the closed form says what a replica carries at most
 _LOADS = np.array([1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024])
@@ -88,11 +88,6 @@ class Fleet:
     """Why no number does, by bound; empty: one does."""
     curve: Mapping[float, Sequence[float]] = field(repr=False)
     """What each bound of the promise bounds, in seconds, by the rate of one replica; empty unless it is asked for."""
-
-    def price(self, traffic: Traffic, usd_per_gpu_hour: float) -> Interval:
-        """US dollars for a million new tokens, at the rate that is served."""
-        each = usd_per_gpu_hour / 3600.0 / (traffic.rate * traffic.gen.mean) * 1e6
-        return Interval(value=each * self.gpus.value, low=each * self.gpus.low, high=each * self.gpus.high)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +157,9 @@ def smallest_fleets(
     bases = [replace(scenario, plan=plan, nodes=plan.nodes(scenario.cluster.gpus_per_node)) for plan in plans]
     bases = bases or [replace(scenario, plan=replace(scenario.plan, dp=1))]
     progress = _Progress(len(names) * (len(bases) + 2), watch)
-    made_from = [ladder_sim.__version__, bases, traffic, promise, names, count, how]
+    # the contents of a profile's file, which may change
+    profile = resolve_profile(bases[0], how.get("profile"))
+    made_from = [ladder_sim.__version__, bases, profile, traffic, promise, names, count, how]
     with _kept_points(path, digest(made_from), resume=resume) as points:
         context = _Context(traffic, promise, count, points, progress, curves)
         fleets: dict[str, Fleet] = {}
@@ -296,14 +293,19 @@ def _excess(need: Capacity) -> float:
     """By how much an idle replica exceeds the bound that it exceeds most."""
     outcome = need.outcome
     assert outcome.promise is not None
-    return max(outcome.seconds(bound.metric, bound.percentile) / bound.seconds for bound in outcome.promise.bounds)
+    return max(
+        value_s / bound.seconds for bound, value_s in zip(outcome.promise.bounds, outcome.bounded_s, strict=True)
+    )
 
 
 def _least_gpus(service: Service, variant: str, context: _Context) -> float:
-    """GPUs without which a plan cannot carry the load, by the closed form; infinite: no number can."""
+    """GPUs without which a plan cannot carry the load, by the closed form; infinite: no number can.
+
+    Those of one replica where steps were measured.
+    """
     scenario, traffic, spec = service.scenario, context.traffic, service.spec
     if service.steps:
-        return 0.0
+        return scenario.plan.replica_gpus
     prompt, gen = (max(1, round(each.mean)) for each in (traffic.prompt, traffic.gen))
     groups = scenario.plan.groups
     loads = groups * _LOADS[spec.step_requests >= _LOADS]
@@ -380,10 +382,9 @@ def _none(unfit: tuple[Capacity, Search], tried: tuple[Tried, ...]) -> Fleet:
     need, search = unfit
     plan = search.service.scenario.plan
     reasons = []
-    for bound in search.promise.bounds:
+    for bound, value_s in zip(search.promise.bounds, need.outcome.bounded_s, strict=True):
         if bound.name in need.breaks:
-            seconds = need.outcome.seconds(bound.metric, bound.percentile)
-            takes = "no request has it" if math.isnan(seconds) else f"it is {format_seconds(seconds)}"
+            takes = "no request has it" if math.isnan(value_s) else f"it is {format_seconds(value_s)}"
             reasons.append(f"no rate keeps {bound}: {takes} on an idle replica of {plan}")
     none = Interval(value=math.inf, low=math.inf, high=math.inf)
     zero = Interval(value=0.0, low=0.0, high=0.0)

@@ -21,7 +21,7 @@ from ladder_sim.graph.variants import canonical_names
 from ladder_sim.serve.evidence import confidence_of, interval_note, widths_of
 from ladder_sim.serve.load import DEFAULT_VARIANTS, Service
 from ladder_sim.serve.outcome import Outcome
-from ladder_sim.serve.promise import METRICS, Promise
+from ladder_sim.serve.promise import METRICS, Bound, Promise
 from ladder_sim.serve.requests import Request
 from ladder_sim.serve.traffic import Traffic
 from ladder_sim.specs.scenario import Scenario
@@ -57,16 +57,12 @@ class Estimate:
     @property
     def broken(self) -> tuple[str, ...]:
         """Bounds of the promise that are not kept."""
-        return tuple(name for name, limit_s in self._limits_s.items() if not self.figures[f"{name}_s"].value <= limit_s)
+        return self.promise.broken([interval.value for _, interval in self._bounded]) if self.promise else ()
 
     @property
     def unsure(self) -> tuple[str, ...]:
         """Bounds that lie in the interval of what they bound."""
-        return tuple(
-            name
-            for name, limit_s in self._limits_s.items()
-            if self.figures[f"{name}_s"].low <= limit_s < self.figures[f"{name}_s"].high
-        )
+        return tuple(bound.name for bound, interval in self._bounded if interval.low <= bound.seconds < interval.high)
 
     @property
     def kept(self) -> bool | None:
@@ -83,8 +79,9 @@ class Estimate:
         return ""
 
     @property
-    def _limits_s(self) -> dict[str, float]:
-        return {bound.name: bound.seconds for bound in self.promise.bounds} if self.promise else {}
+    def _bounded(self) -> list[tuple[Bound, Interval]]:
+        """Each bound of the promise, and what it bounds."""
+        return [(bound, self.figures[f"{bound.name}_s"]) for bound in self.promise.bounds] if self.promise else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

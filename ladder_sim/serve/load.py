@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import UsageError
@@ -34,7 +34,7 @@ class Service:
     context: int
     """Tokens of the longest request."""
     requests: int = 0
-    """How many there are, if that is known."""
+    """How many there are, if that is known; 0: it is not."""
     router: Router = "round-robin"
     """Which replica a request goes to."""
     profile: str | CalibrationProfile | None = None
@@ -42,13 +42,13 @@ class Service:
     changed: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `SchedulerSpec` to set otherwise."""
     steps: MeasuredSteps | None = None
-    """Those of a running engine with the standard wiring, instead of simulated ones."""
+    """Times of a running engine's steps, with the standard wiring, instead of simulated ones."""
     prefill: Scenario | None = None
-    """The same for replicas that run prompts only, if there are any; its ``dp`` is their number."""
+    """As `scenario`, of replicas that run prompts only, if there are any; its ``dp`` is their number."""
     _times: dict[str, MixTimes] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def for_requests(cls, scenario: Scenario, requests: Iterable[Request], **how: Any) -> "Service":
+    def for_requests(cls, scenario: Scenario, requests: Iterable[Request], **how: Any) -> Self:
         """One that takes requests as long as these, which are read once."""
         count = longest = 0
         for request in requests:

@@ -55,6 +55,10 @@ class Outcome:
             "itl": (gaps[:, 0], gaps[:, 1])
         }
 
+    def values_s(self, metric: Metric) -> Floats:
+        """A metric of each request that has it; of ITL, each time that occurs."""
+        return self._seconds[metric][0]
+
     def seconds(self, metric: Metric, percentile: int = 0) -> float:
         """A percentile of a metric, or its mean; NaN if no request has it."""
         values, counts = self._seconds[metric]
@@ -80,10 +84,13 @@ class Outcome:
     @property
     def broken(self) -> tuple[str, ...]:
         """The bounds of the promise that are not kept."""
+        return self.promise.broken(self.bounded_s) if self.promise else ()
+
+    @property
+    def bounded_s(self) -> list[float]:
+        """What each bound of the promise bounds."""
         bounds = self.promise.bounds if self.promise else ()
-        return tuple(
-            bound.name for bound in bounds if not self.seconds(bound.metric, bound.percentile) <= bound.seconds
-        )
+        return [self.seconds(bound.metric, bound.percentile) for bound in bounds]
 
     @property
     def good_share(self) -> float:

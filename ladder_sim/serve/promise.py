@@ -1,5 +1,6 @@
 """What is promised of the times of requests."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Self, get_args
 
@@ -68,6 +69,12 @@ class Promise:
                 raise UsageError(f"{name} is promised twice: must be once", hint="leave one out")
             bounds.append(Bound(metric=metric, percentile=number, seconds=seconds))
         return cls(bounds=tuple(bounds))
+
+    def broken(self, values_s: Sequence[float]) -> tuple[str, ...]:
+        """Names of the bounds that are not kept, from what each bounds; NaN, which no request has, keeps none."""
+        return tuple(
+            bound.name for bound, value_s in zip(self.bounds, values_s, strict=True) if not value_s <= bound.seconds
+        )
 
     def __str__(self) -> str:
         return ",".join(map(str, self.bounds))

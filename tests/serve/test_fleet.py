@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import pytest
 
 from ladder_sim import Scenario
 from ladder_sim.analysis.plans import legal_plans
+from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.display.console import to_text
 from ladder_sim.errors import UsageError
+from ladder_sim.report.documents.serve import fleet_price
 from ladder_sim.report.figures.serve import capacity_figure
 from ladder_sim.report.tables.serve import capacity_report
 from ladder_sim.serve import Fleets, Lengths, Promise, Service, Traffic, capacity, estimate, smallest_fleets
@@ -72,7 +75,7 @@ def test_every_plan_is_accounted_for(searched: Fleets) -> None:
 
 def test_a_price_is_that_of_the_gpus_for_the_rate(searched: Fleets) -> None:
     for each in searched.variants.values():
-        price = each.price(TRAFFIC, 2.0)
+        price = fleet_price(each, TRAFFIC, 2.0)
         tokens_per_hour = 300.0 * 50.0 * 3600.0
         assert price.value == pytest.approx(2.0 * each.gpus.value / tokens_per_hour * 1e6)
         assert price.low <= price.value <= price.high
@@ -208,6 +211,22 @@ def test_another_search_is_not_gone_on_with(tmp_path: Path) -> None:
     )
     with pytest.raises(UsageError, match="belongs to another sweep or search"):
         fleets(path=path, resume=True, seeds=3)
+
+
+def test_a_profile_that_was_changed_makes_another_search(tmp_path: Path) -> None:
+    path, file = tmp_path / "answer.json", tmp_path / "profile.json"
+    profile = load_profile("h100-sxm-vllm")
+
+    def interrupt(done: int, total: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    save_profile(profile, file)
+    with pytest.raises(KeyboardInterrupt):
+        fleets(path=path, profile=str(file), watch=interrupt)
+    save_profile(replace(profile, created="2020-01-01"), file)
+    with pytest.raises(UsageError, match="belongs to another sweep or search"):
+        fleets(path=path, profile=str(file), resume=True)
 
 
 def test_progress_goes_up_and_ends() -> None:

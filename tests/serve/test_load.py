@@ -13,6 +13,7 @@ from ladder_sim import Scenario, predict
 from ladder_sim.errors import MemoryFitError, UsageError
 from ladder_sim.report.figures.serve import load_figure
 from ladder_sim.serve import Lengths, Promise, Request, Service, StepTimes, Traffic, capacity, estimate, serve
+from ladder_sim.serve.capacity import Search
 from tests.support.commands import run
 
 FLAGS = ("--model", "8b", "--tp", "2", "--stack", "vllm", "--requests", "150")
@@ -121,7 +122,7 @@ def test_what_no_run_was_compared_with_is_said(model: str, checked: bool) -> Non
     flags = ("serve", "--model", model, "--stack", "vllm", "--tp", "8", "--rate", "8", "--requests", "100", "--json")
     answer = json.loads(run(*flags).out)
     assert answer["validated"]["model_family"] is checked
-    assert any("times of steps may be off" in warning for warning in answer["warnings"])
+    assert any("the error of step times" in warning for warning in answer["warnings"])
 
 
 def test_overload_is_said() -> None:
@@ -152,15 +153,8 @@ def test_the_limit_of_a_replica_does_not_depend_on_the_rate_to_serve() -> None:
     simulated: list[str] = []
     limits = set()
     for rate in (4.0, 150.0, 900.0):
-        needs = capacity(
-            scenario(),
-            Traffic(rate=rate, **LOAD),
-            promise,
-            ["ladder"],
-            service=service,
-            watch=simulated.append,
-        )
-        limits.add(needs["ladder"].rate_limit)
+        search = Search(service, "ladder", Traffic(rate=rate, **LOAD), promise, watch=simulated.append)
+        limits.add(search.capacity().rate_limit)
     assert len(limits) == 1
     # of the bisection, not of the way to it
     assert len({text for text in simulated if "1 replicas" in text}) < 0.6 * len(simulated)
@@ -188,6 +182,17 @@ def test_the_figure_shows_every_request_and_what_a_replica_does() -> None:
     # a line at the bound on what is drawn, inside the panel
     assert [line.x0 for line in drawn.layout.shapes] == [500.0]
     assert drawn.layout.xaxis.range[1] > 500.0
+
+
+def test_the_figure_has_the_tpot_of_requests_that_have_one() -> None:
+    requests = [Request(arrival_s=0.1 * number, prompt=256, gen=1 + 15 * (number % 2)) for number in range(20)]
+    promise = Promise.parse("tpot_p95=9s")
+    times = {
+        share: load_figure("here", estimate(scenario(), some, ["standard"], promise=promise, record=True)).data[1].x
+        for share, some in (("half", requests), ("none", requests[::2]))
+    }
+    assert min(times["half"]) > 0.0
+    assert not len(times["none"])
 
 
 def test_requests_that_have_no_room_are_refused() -> None:

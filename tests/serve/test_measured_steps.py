@@ -114,3 +114,9 @@ def test_the_commands_take_measured_steps(tmp_path: Path) -> None:
     needs = run("capacity", *load, "--slo=tpot_p95=30ms", "--variant=standard").out
     assert "fitted to 1000 steps of vllm 0.32.0, TP 8" in needs
     assert "Predictions were compared" not in needs
+    variants = "--variant=standard,ladder,upper-bound"
+    needs = run("capacity", *load, "--model=70b", "--stack=vllm", "--slo=tpot_p95=30ms", "--seeds=1", variants).out
+    assert "ladder, upper-bound: times the ratio to standard" in needs
+    # a replica of the second plan has more GPUs than the first needs
+    needs = run("capacity", *load, "--model=70b", "--stack=vllm", "--slo=tpot_p95=30ms", "--seeds=1", "--tp=4,8").out
+    assert "TP 8: standard needs more GPUs" in needs

@@ -12,7 +12,7 @@ from ladder_sim.display.document import Document
 from ladder_sim.sweeps.price import token_price
 
 if TYPE_CHECKING:
-    from ladder_sim.serve import Estimate, Estimates, Fleets, Trace, Traffic
+    from ladder_sim.serve import Estimate, Estimates, Fleet, Fleets, Trace, Traffic
     from ladder_sim.specs.scenario import Scenario
 
 
@@ -28,7 +28,7 @@ def serve_document(
     for name, each in estimates.variants.items():
         figures = dict(each.figures)
         if usd_per_gpu_hour is not None:
-            figures["usd_per_Mtoken"] = price_of(each, usd_per_gpu_hour)
+            figures["usd_per_Mtoken"] = estimate_price(each, usd_per_gpu_hour)
         same = Interval(value=1.0, low=1.0, high=1.0)
         gains = {f"gain_{figure}": each.gains.get(figure, same) for figure in estimates.gained}
         rows.append(
@@ -49,10 +49,17 @@ def serve_document(
     return _load_document(scenario, requests, how, rows, **about)
 
 
-def price_of(estimate: Estimate, usd_per_gpu_hour: float) -> Interval:
-    """US dollars for a million new tokens."""
+def estimate_price(estimate: Estimate, usd_per_gpu_hour: float) -> Interval:
+    """US dollars for a million new tokens, at its throughput."""
     rate, gpus = estimate.figures["tokens_per_s"], estimate.outcome.gpus
     value, low, high = (token_price(usd_per_gpu_hour, gpus, each) for each in (rate.value, rate.high, rate.low))
+    return Interval(value=value, low=low, high=high)
+
+
+def fleet_price(fleet: Fleet, traffic: Traffic, usd_per_gpu_hour: float) -> Interval:
+    """US dollars for a million new tokens, at the rate that is served."""
+    gpus, rate = fleet.gpus, traffic.rate * traffic.gen.mean
+    value, low, high = (token_price(usd_per_gpu_hour, each, rate) for each in (gpus.value, gpus.low, gpus.high))
     return Interval(value=value, low=low, high=high)
 
 
@@ -74,7 +81,7 @@ def capacity_document(
         need, outcome = each.capacity, each.capacity.outcome
         figures = {"gpus": each.gpus, "rate_limit": each.rate_limit, "gpus_saved": each.saved, "rate_gain": each.gain}
         if usd_per_gpu_hour is not None:
-            figures["usd_per_Mtoken"] = each.price(fleets.traffic, usd_per_gpu_hour)
+            figures["usd_per_Mtoken"] = fleet_price(each, fleets.traffic, usd_per_gpu_hour)
         rows.append(
             {
                 "variant": name,

@@ -1,7 +1,7 @@
 """Requests under load."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from ladder_sim.des.shared import Floats
 from ladder_sim.report.figures.style import SERIES_COLOURS, TEXT_COLOUR, figure, variant_colour
 from ladder_sim.serve import Estimates, Fleets, Outcome, Promise
+from ladder_sim.serve.promise import Metric
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -17,19 +18,24 @@ _POINTS = np.linspace(0.0, 1.0, 201)
 # of a timeline: each is a mean over its part of the load
 _BINS = 120
 _PANEL_PX, _HEAD_PX = 190, 190
-_TIMES = {"ttft": "time to first token (ms), or less", "tpot": "time per output token (ms), or less"}
+_TIMES: Mapping[Metric, str] = {
+    "ttft": "time to first token (ms), or less",
+    "tpot": "time per output token (ms), or less",
+}
 
 
 def load_figure(subtitle: str, estimates: Estimates) -> "go.Figure":
     """Times that requests see, and what a replica does meanwhile."""
-    axes = [(below, "requests (%)") for below in _TIMES.values()]
+    axes = [(title, "requests (%)") for title in _TIMES.values()]
     axes += [("", "running, waiting"), ("", "KV cache (%)"), ("time (s)", "arrivals/s")]
     panels = _panels("Requests under load", subtitle, axes)
     for name, each in estimates.variants.items():
         outcome, colour = each.outcome, variant_colour(name)
         for row, metric in enumerate(_TIMES, start=1):
-            values = [getattr(answer, f"{metric}_s") for answer in outcome.answers]
-            _line(panels, row, 1e3 * np.quantile(values, _POINTS), 100.0 * _POINTS, name, colour, legend=row == 1)
+            # without further tokens a request has no TPOT
+            values_s = outcome.values_s(metric)
+            times_ms = 1e3 * np.quantile(values_s, _POINTS) if len(values_s) else values_s
+            _line(panels, row, times_ms, 100.0 * _POINTS, name, colour, legend=row == 1)
         at_s, running, waiting, kv_share = _timeline(outcome)
         _line(panels, 3, at_s, running, name, colour)
         _line(panels, 3, at_s, waiting, f"{name}, waiting", colour, dash="dot", legend=True)
@@ -46,15 +52,15 @@ def load_figure(subtitle: str, estimates: Estimates) -> "go.Figure":
 
 
 def _panels(title: str, subtitle: str, axes: Sequence[tuple[str, str]]) -> "go.Figure":
-    """One below the other: as readable on a phone as on a desk."""
+    """One below the other, each with the titles of its axes: as readable on a phone as on a desk."""
     from plotly.subplots import make_subplots
 
     height = _HEAD_PX + _PANEL_PX * len(axes)
     panels = make_subplots(len(axes), 1, vertical_spacing=0.3 / len(axes))
     panels.update_layout(figure(title, subtitle, layout={"height": height}).layout)
-    for row, (below, beside) in enumerate(axes, start=1):
-        panels.update_xaxes(title=below, rangemode="tozero", row=row)
-        panels.update_yaxes(title=beside, rangemode="tozero", row=row)
+    for row, (x_title, y_title) in enumerate(axes, start=1):
+        panels.update_xaxes(title=x_title, rangemode="tozero", row=row)
+        panels.update_yaxes(title=y_title, rangemode="tozero", row=row)
     return panels
 
 
@@ -86,7 +92,8 @@ def _promised(panels: "go.Figure", promise: Promise | None) -> None:
             line = {"color": SERIES_COLOURS[5], "dash": "dash", "width": 1.5}
             place = {"annotation": {"text": text}, "annotation_position": "bottom left"}
             panels.add_vline(x=1e3 * bound.seconds, row=row, line=line, **place)
-            slowest_ms = max(max(each.x) for each in panels.data if each.xaxis == panels.layout.annotations[-1].xref)
+            axis = panels.layout.annotations[-1].xref
+            slowest_ms = max(max(each.x, default=0.0) for each in panels.data if each.xaxis == axis)
             panels.update_xaxes(range=(0.0, 1.04 * max(1e3 * bound.seconds, slowest_ms)), row=row)
 
 
@@ -128,7 +135,7 @@ def capacity_figure(subtitle: str, fleets: Fleets) -> "go.Figure":
         )
         panels.add_trace(bar, 1, 1)
         rates = np.array(list(each.curve)) / each.scenario.plan.replica_gpus
-        for number, _ in enumerate(bounds):
+        for number in range(len(bounds)):
             values_ms = 1e3 * np.array([seconds[number] for seconds in each.curve.values()])
             _line(panels, 2 + number, rates, values_ms, name, colour, legend=number == 0)
     panels.update_yaxes(autorange="reversed", row=1)

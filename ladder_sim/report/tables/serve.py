@@ -10,7 +10,7 @@ from rich.text import Text
 from ladder_sim.confidence import Interval
 from ladder_sim.display.console import table
 from ladder_sim.display.labels import hardware_label, stack_label
-from ladder_sim.report.documents.serve import price_of
+from ladder_sim.report.documents.serve import estimate_price, fleet_price
 from ladder_sim.serve import Estimate, Estimates, Fleets, Trace, Traffic
 from ladder_sim.serve.fleet import MORE
 from ladder_sim.serve.promise import Metric
@@ -87,7 +87,7 @@ def serve_report(label: str, estimates: Estimates, usd_per_gpu_hour: float | Non
         if each.promise:
             row += [_span(figures["goodput"], "{:.3g}".format), _kept(each)]
         if usd_per_gpu_hour is not None:
-            row.append(_span(price_of(each, usd_per_gpu_hour), "${:.2f}".format))
+            row.append(_span(estimate_price(each, usd_per_gpu_hour), "${:.2f}".format))
         rates.append(row)
     first = variants[estimates.first]
     columns = ["variant", "tok/s", "tok/s/GPU", "busy", "KV cache", "preempted"]
@@ -146,7 +146,9 @@ def capacity_report(label: str, fleets: Fleets, usd_per_gpu_hour: float | None) 
         saves = need.replicas and name != first
         row += [_span(each.saved, _gpus), _span(each.gain, "{:.2f}".format)] if saves else ["", ""]
         if usd_per_gpu_hour is not None:
-            row.append(_span(each.price(fleets.traffic, usd_per_gpu_hour), "${:.2f}".format) if need.replicas else "")
+            row.append(
+                _span(fleet_price(each, fleets.traffic, usd_per_gpu_hour), "${:.2f}".format) if need.replicas else ""
+            )
         rows.append(row)
     columns = ["variant", "plan", "GPUs", "replicas", "requests/s of one", "breaks first", "TTFT p95", "TPOT p95"]
     columns += ["GPUs saved", "rate per GPU"] + (["$/Mtok"] if usd_per_gpu_hour is not None else [])
