@@ -1,6 +1,6 @@
 # make predict       the answer of the README, from the base install
 # make check         the daily loop, under 90 s on two cores: quick tests, types, style; no torch, no browser
-# make test          the whole test suite, under six minutes on two cores
+# make test          the whole test suite, about a quarter of an hour on two cores
 # make verify        longer proofs: verify-exact, verify-properties, then verify-measured
 # make verify-exact  both engines agree, accuracy gates; their results do not depend on other work on the machine
 # make verify-properties  every property over 1,000 examples, for those who change readers or the simulator
