@@ -359,7 +359,7 @@ def test_save_where_nothing_can_be_saved(tmp_path: Path) -> None:
         (("list", "models", "more"), ("more", "`ladder-sim list --help`")),
         (("show",), ("name", "`ladder-sim show --help`")),
         (("list", "model"), ("unknown list 'model'", "did you mean 'models'?")),
-        (("list", "gpus"), ("unknown list 'gpus'", "clusters, models, profiles, settings, stacks, techniques, variants")),
+        (("list", "gpus"), ("unknown list 'gpus'", "profiles, settings, stacks, techniques, variants")),
         (("show", "h100-smx"), ("unknown model, cluster or stack 'h100-smx'", "did you mean 'h100-sxm'?")),
         (("show", "nothing-like-it"), ("'nothing-like-it'", "`ladder-sim list` shows all")),
         (("show", "absent.toml"), ("absent.toml: no such file", "the TOML file of a cluster or stack")),
