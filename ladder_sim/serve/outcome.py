@@ -71,6 +71,11 @@ class Outcome:
         return float(values[order][np.searchsorted(reached, percentile / 100.0 * reached[-1])])
 
     @property
+    def recorded(self) -> Replica:
+        """The first replica that ran steps: one that decodes, where any does."""
+        return next(replica for replica in self.replicas if replica.steps)
+
+    @property
     def stable(self) -> bool:
         """The queue does not grow without end."""
         half, whole = self.queued

@@ -90,7 +90,11 @@ class _System:
     ) -> None:
         self.env, self.pool, self.prefill, self._watch = env, pool, prefill, watch
         decoding = [Replica(env, pool.times, pool.spec, self._answered, record=record) for _ in range(pool.replicas)]
-        prompts = [self._prefill_replica(prefill.pool) for _ in range(prefill.pool.replicas)] if prefill else []
+        prompts = (
+            [self._prefill_replica(prefill.pool, record=record) for _ in range(prefill.pool.replicas)]
+            if prefill
+            else []
+        )
         self.replicas = [*decoding, *prompts]
         self._choose, self._choose_prefill = partial(ROUTERS[router](), decoding), partial(ROUTERS[router](), prompts)
         # of each replica, taken by one KV cache at a time
@@ -102,11 +106,11 @@ class _System:
         self._queues: list[int] = []
         self._done = 0
 
-    def _prefill_replica(self, pool: Pool) -> Replica:
+    def _prefill_replica(self, pool: Pool, *, record: bool) -> Replica:
         def answered(part: Answer) -> None:
             self.env.process(self._hand_over(part, replica))
 
-        replica = Replica(self.env, pool.times, pool.spec, answered)
+        replica = Replica(self.env, pool.times, pool.spec, answered, record=record)
         return replica
 
     def arrivals(self, source: Iterator[Request]) -> Generator[simpy.Event, object, None]:

@@ -13,7 +13,7 @@ MINUTE_S = 60.0
 
 
 def write_steps(path: Path, outcomes: Mapping[str, Outcome]) -> None:
-    """Write the middle minute of each variant's first replica, gzipped if the name ends in .gz.
+    """Write the middle minute of one replica of each variant, gzipped if the name ends in .gz.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ def write_steps(path: Path, outcomes: Mapping[str, Outcome]) -> None:
 
 
 def _replica(name: str, outcome: Outcome, numbers: Iterator[int]) -> Iterator[dict[str, Any]]:
-    replica, track = outcome.replicas[0], {"pid": next(numbers), "tid": next(numbers)}
+    replica, track = outcome.recorded, {"pid": next(numbers), "tid": next(numbers)}
     end_s = replica.steps[-1].start_s + replica.steps[-1].seconds
     begin_s = max(0.0, 0.5 * (end_s - MINUTE_S))
     yield process_name(track["pid"], f"{name}: one replica")

@@ -1,7 +1,9 @@
 """Replicas that run prompts for others: what is conserved, and systems whose times are known."""
 
 import itertools
+import json
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -201,3 +203,16 @@ def test_the_command_takes_pools() -> None:
     assert "--prefill-tp 1 without --prefill-replicas" in without.err
     negative = run("serve", *flags, "--prefill-replicas", "-1")
     assert "--prefill-replicas is -1: must be a whole number from 1" in negative.err
+
+
+def test_answers_of_one_token_leave_nothing_to_decode(tmp_path: Path) -> None:
+    """The first token comes with the KV cache, so that what is drawn and traced are replicas that run prompts."""
+    flags = ("--model", "8b", "--tp", "1", "--stack", "sglang", "--rate", "5", "--requests", "30", "--gen", "1")
+    figure, trace = tmp_path / "load.html", tmp_path / "minute.json"
+    shown = run(
+        *("serve", *flags, "--variant", "standard", "--seeds", "1", "--prefill-replicas", "1"),
+        *("--plot", str(figure), "--perfetto", str(trace)),
+    )
+    assert shown.code == 0, shown.err
+    assert figure.exists()
+    assert {event["ph"] for event in json.loads(trace.read_text("utf-8"))["traceEvents"]} >= {"M", "X", "C"}

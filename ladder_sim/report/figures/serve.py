@@ -41,9 +41,7 @@ def load_figure(subtitle: str, estimates: Estimates) -> "go.Figure":
         _line(panels, 3, at_s, waiting, f"{name}, waiting", colour, dash="dot", legend=True)
         _line(panels, 4, at_s, 100.0 * kv_share, name, colour)
     first = estimates.variants[estimates.first]
-    arrivals, edges = np.histogram(
-        [answer.request.arrival_s for answer in first.outcome.replicas[0].answers], _BINS // 2
-    )
+    arrivals, edges = np.histogram([answer.request.arrival_s for answer in first.outcome.recorded.answers], _BINS // 2)
     _line(panels, 5, edges[:-1], arrivals / np.diff(edges), "arrivals", TEXT_COLOUR)
     for row in (4, 5):
         panels.update_xaxes(matches="x3", row=row)
@@ -98,8 +96,8 @@ def _promised(panels: "go.Figure", promise: Promise | None) -> None:
 
 
 def _timeline(outcome: Outcome) -> tuple[Floats, Floats, Floats, Floats]:
-    """Of the first replica: times, requests that run and wait, and share of the KV cache."""
-    steps = outcome.replicas[0].steps
+    """Of a replica: times, requests that run and wait, and share of the KV cache."""
+    steps = outcome.recorded.steps
     columns = np.array([(each.start_s, each.running, each.waiting, each.kv_share) for each in steps])
     parts = np.array_split(columns, min(_BINS, len(columns)))
     at_s, running, waiting, kv_share = np.array([part.mean(axis=0) for part in parts]).T
