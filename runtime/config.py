@@ -62,6 +62,8 @@ class ModelConfig:
     """Bias vectors in the MLP."""
     ladder_layers: tuple[int, ...] = ()
     """Layers that the config itself wires as ladder (`model_type: llamaLadder`)."""
+    wiring: str = ""
+    """Variant that the config itself names (`ladder_sim_wiring`); empty: none."""
     max_positions: int = 0
     """Longest context of the training, tokens; 0: unknown."""
     sliding_window: int = 0
@@ -72,6 +74,8 @@ class ModelConfig:
     @property
     def variant(self) -> str:
         """The wiring in the config itself."""
+        if self.wiring:
+            return self.wiring
         count = len(self.ladder_layers)
         if count in (0, self.layers):
             return "ladder" if count else "standard"
@@ -142,6 +146,7 @@ class ModelConfig:
             out_bias=field(config, "attention_out_bias", bool, attention_bias),
             mlp_bias=field(config, "mlp_bias", bool, False),
             ladder_layers=_ladder_layers(config, layers) if kind == "llamaLadder" else (),
+            wiring=_wiring(config, kind),
             max_positions=max_positions,
             **_windows(config, layers),
         )
@@ -304,3 +309,12 @@ def _ladder_layers(config: Mapping[str, object], layers: int) -> tuple[int, ...]
     if not isinstance(numbers, list) or not all(isinstance(i, int) and 0 <= i < layers for i in numbers):
         raise UsageError(f"ladder_layers is {value!r}: must be a count up to {layers} or a list of layers")
     return tuple(sorted(set(numbers)))
+
+
+def _wiring(config: Mapping[str, object], kind: str) -> str:
+    wiring = field(config, "ladder_sim_wiring", str, "")
+    if wiring and kind == "llamaLadder":
+        raise UsageError(
+            f"ladder_sim_wiring is {wiring!r}: a llamaLadder has its ladder_layers", hint="drop one of both"
+        )
+    return wiring

@@ -53,5 +53,6 @@ def convert(folder: Path, out: Path, ladder_layers: int, *, link: bool = False) 
 
 def hybrid(config: dict[str, object], ladder_layers: int) -> dict[str, object]:
     """A config.json with this number of upper layers wired as ladder; what its model type implies is written out."""
-    kept = {key: value for key, value in config.items() if key != "architectures" and value is not None}
+    dropped = ("architectures", "ladder_sim_wiring")
+    kept = {key: value for key, value in config.items() if key not in dropped and value is not None}
     return {**TYPES[str(config["model_type"])], **kept, "model_type": "llamaLadder", "ladder_layers": ladder_layers}

@@ -26,7 +26,8 @@ def save(model: Decoder, folder: Path, config: Mapping[str, object], *, file_byt
 
     `folder` is created if needed and must not hold a checkpoint; `config` is the Hugging Face config.json of the model.
     """
-    if replace(ModelConfig.from_hf(config), ladder_layers=()) != replace(model.config, ladder_layers=()):
+    saved, own = (replace(shape, ladder_layers=(), wiring="") for shape in (ModelConfig.from_hf(config), model.config))
+    if saved != own:
         raise UsageError("the config.json to be saved is not that of the model", hint="give the one it was made from")
     if model.comm.pipeline.stages > 1:
         raise UsageError("a model in pipeline stages is not saved", hint="load it with tensor parallelism alone")

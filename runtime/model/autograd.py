@@ -1,8 +1,12 @@
-"""Collectives under autograd: the conjugate functions of Megatron-LM (arXiv 1909.08053, section 3).
+"""Collectives under autograd, whether or not the ranks' residual streams are equal.
 
-Around the column-parallel and row-parallel halves of a block, one all-reduces forward and the other backward. They
-define gradients for wirings in which the ranks' residual streams are equal: all but desync and the upper bound. On each
-rank a key/value head that several ranks hold gets the gradient of that rank's query heads; the head's is their sum.
+Every rank computes the same loss, but for the upper bound, whose gradients are not defined. Of a tensor in the residual
+stream a rank has the part of the gradient that comes through its own stream; the gradient is the sum of these parts. So
+the conjugate of an all-reduce is an all-reduce, and what every rank computes alike from the stream, as an unsplit LM
+head, passes an equal share back. Weights of embedding and norms, which all ranks hold, get the sum. One inside a block
+that several ranks hold, such as a key/value head, gets each rank's part.
+
+Megatron-LM (arXiv 1909.08053, section 3) sums before each block instead, which needs equal residual streams.
 """
 
 from typing import Any
@@ -10,24 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runtime.comm.base import Communicator, Handle
-
-
-def reduced(partial: Tensor, reduction: Handle) -> Tensor:
-    """Wait for an all-reduce (in place) of `partial`; backward, the gradient is unchanged."""
-    if not (torch.is_grad_enabled() and partial.requires_grad):
-        reduction.wait()
-        return partial
-    result: Tensor = _Reduce.apply(partial, reduction)  # type: ignore[no-untyped-call]
-    return result
+from runtime.comm.base import Communicator
 
 
 def shared(x: Tensor, comm: Communicator) -> Tensor:
-    """Pass `x` to this rank's columns; backward, the ranks' gradients are summed."""
-    if comm.size == 1 or not (torch.is_grad_enabled() and x.requires_grad):
-        return x
-    result: Tensor = _Share.apply(x, comm)  # type: ignore[no-untyped-call]
-    return result
+    """A tensor that all ranks hold: a sum, a weight, embedded tokens; backward, the ranks' gradients are summed."""
+    return _apply(_Share, x, comm)
+
+
+def repeated(x: Tensor, comm: Communicator) -> Tensor:
+    """Pass `x` to what every rank computes alike; backward, a rank takes its share of the gradient."""
+    return _apply(_Repeat, x, comm)
 
 
 def gathered(shard: Tensor, comm: Communicator) -> Tensor:
@@ -36,15 +33,12 @@ def gathered(shard: Tensor, comm: Communicator) -> Tensor:
     return result
 
 
-class _Reduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, partial: Tensor, reduction: Handle) -> Tensor:
-        reduction.wait()
-        return partial.view_as(partial)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:
-        return grads[0], None
+def _apply(function: Any, x: Tensor, comm: Communicator) -> Tensor:
+    """Forward, nothing."""
+    if comm.size == 1 or not (torch.is_grad_enabled() and x.requires_grad):
+        return x
+    result: Tensor = function.apply(x, comm)
+    return result
 
 
 class _Share(torch.autograd.Function):
@@ -58,6 +52,17 @@ class _Share(torch.autograd.Function):
         grad = grads[0].clone()
         ctx.comm.all_reduce(grad).wait()
         return grad, None
+
+
+class _Repeat(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, comm: Communicator) -> Tensor:
+        ctx.ranks = comm.size
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:
+        return grads[0] / ctx.ranks, None
 
 
 class _Gather(torch.autograd.Function):

@@ -3,7 +3,7 @@
 Shapes: B batch, T new tokens, D hidden, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +12,10 @@ from runtime.comm.base import Communicator
 from runtime.config import EngineConfig, ModelConfig
 from runtime.model import kernels
 from runtime.model.attention import Step
-from runtime.model.autograd import gathered, reduced, shared
+from runtime.model.autograd import gathered, repeated, shared
 from runtime.model.layers import Layer
 from runtime.model.linear import RMSNorm
-from runtime.model.residual import ResidualStream
+from runtime.model.residual import ResidualStream, Sent
 from runtime.model.rope import rope_table
 from runtime.model.shard import Shard
 from runtime.model.wiring import Wiring
@@ -96,15 +96,16 @@ class Decoder(nn.Module):
         blocks = [block for block in wiring.blocks if block.layer in held]
         stream = ResidualStream(self._embed(tokens_BT, wiring), self.comm, self.engine)
         if held.start > 0:
-            stream.receive(pipeline, wiring.outputs_before(held.start, self.comm.size))
+            stream.receive(pipeline, self._sent(wiring))
         for block in blocks:
             at = block.layer - held.start
-            n_BTD = shared(stream.read(self.layers[at].norm(block.part), leave=block.leaves), self.comm)
+            n_BTD = stream.read(self.layers[at].norm(block.part), block)
             layer_cache = None if cache is None else cache[at]
             stream.write(self.layers[at](block, n_BTD, step, layer_cache, self.comm.exchange), block)
         if held.stop < self.config.layers:
             stream.send(pipeline)
             return stream.x_BTD.new_empty(0)
+        stream.average(wiring.percent)
         return self._logits(stream.read(self.norm))
 
     def next_token(self, logits_BTV: Tensor, wiring: Wiring) -> Tensor:
@@ -122,14 +123,32 @@ class Decoder(nn.Module):
         first = self.comm.rank * self.shard.embedding_rows if split else None
         x_BTD = kernels.embed(tokens_BT, self.embedding_VD, first)
         if split and wiring.reduces:
-            return reduced(x_BTD, self.comm.all_reduce(x_BTD.detach()))
-        return x_BTD
+            self.comm.all_reduce(x_BTD.detach()).wait()
+        return shared(x_BTD, self.comm)
+
+    def _sent(self, wiring: Wiring) -> Iterator[Sent]:
+        """Outputs that the stage before sends."""
+        *older, newest = wiring.waiting(self.shard.layers.start)
+        if newest.carries == "residual" and self.comm.size > 1:
+            # it has become the residual
+            return
+        for block in (*older, newest):
+            experts = self.config.experts_of(block.layer) if block.part == "mlp" and block.reduces else None
+            combined = experts if self.comm.size == 1 and self.comm.exchange.size > 1 else None
+            is_exchanged = combined is not None or (block.reduces and self.comm.size > 1)
+            has_own = is_exchanged and block.read_ahead == "own"
+            if block is newest:
+                has_shared = combined is not None and combined.shared > 0 and block.read_ahead != "nothing"
+                yield Sent(block, has_shared, has_own, is_read=False)
+            elif has_own or block.read_ahead != "own":
+                # else its own part is all of it, and was read
+                yield Sent(block, has_shared=False, has_own=has_own, is_read=has_own)
 
     def _logits(self, n_BTD: Tensor) -> Tensor:
         if self.engine.prefill_logits == "last":
             # contiguous: one GEMM over the batch, not one per sequence
             n_BTD = n_BTD[:, -1:].contiguous()
         if not self.engine.sharded_lm_head or self.comm.size == 1:
-            return kernels.lm_head(n_BTD, self.lm_head_VD)
-        shard_BTV = kernels.lm_head(shared(n_BTD, self.comm), self.lm_head_VD)
+            return kernels.lm_head(repeated(n_BTD, self.comm), self.lm_head_VD)
+        shard_BTV = kernels.lm_head(n_BTD, self.lm_head_VD)
         return gathered(shard_BTV, self.comm)[..., : self.config.vocab]

@@ -32,20 +32,45 @@ class Arriving:
         What brings them.
     finish
         Makes the output of what has arrived.
+    own
+        Makes this rank's part of it.
+    shared
+        What shared experts put out, which is added to the output, and need not wait for it.
     """
 
-    def __init__(self, handle: Handle, finish: Callable[[], Tensor]) -> None:
-        self._handle, self._finish = handle, finish
+    def __init__(
+        self,
+        handle: Handle,
+        finish: Callable[[], Tensor],
+        own: Callable[[], Tensor],
+        shared: "Tensor | Arriving | None" = None,
+    ) -> None:
+        self._handle, self._finish, self._make_own = handle, finish, own
+        self._own: Tensor | None = None
+        self.shared = shared
 
     def then(self, change: Callable[[Tensor], Tensor]) -> Self:
         """What `change` makes of it, once it has arrived."""
-        finish = self._finish
-        return type(self)(self._handle, lambda: change(finish()))
+        return type(self)(self._handle, lambda: change(self._finish()), lambda: change(self.own()))
+
+    def own(self) -> Tensor:
+        """The part that this rank has, without that of shared experts."""
+        if self._own is None:
+            self._own = self._make_own()
+        return self._own
+
+    def take_shared(self) -> list[Tensor]:
+        """What shared experts put out, if anything, which is not added then."""
+        taken, self.shared = self.shared, None
+        return [] if taken is None else [arrived(taken)]
 
     def wait(self) -> Tensor:
         """Wait for the parts, and return the output."""
         self._handle.wait()
-        return self._finish()
+        output = self._finish()
+        for shared in self.take_shared():
+            output = kernels.add(output, shared)
+        return output
 
 
 def arrived(output: Tensor | Arriving) -> Tensor:
@@ -58,7 +83,8 @@ def gathered(exchange: Exchange, tokens: Routed, run_experts: RunExperts) -> Arr
     n_AD, weight_Ak, chosen_Ak = exchange.all_gather(*tokens)
     sum_AD = run_experts(n_AD, weight_Ak, chosen_Ak)
     sum_MD, handle = exchange.reduce_scatter(sum_AD)
-    return Arriving(handle, lambda: sum_MD)
+    first = exchange.rank * len(sum_MD)
+    return Arriving(handle, lambda: sum_MD, lambda: sum_AD[first : first + len(sum_MD)])
 
 
 def exchanged(exchange: Exchange, tokens: Routed, run_experts: RunExperts, held: Sequence[range]) -> Arriving:
@@ -75,4 +101,10 @@ def exchanged(exchange: Exchange, tokens: Routed, run_experts: RunExperts, held:
     # weighted by the rank that they return to
     output_XD = run_experts(n_XD, torch.ones_like(own_X1, dtype=weight_Mk.dtype), own_X1)
     back_XD, handle = exchange.all_to_all(output_XD, received, sent)
-    return Arriving(handle, lambda: kernels.sum_copies(back_XD, choice_X, weight_Mk))
+    # what this rank sends to itself
+    out, back = (slice(sum(x[: exchange.rank]), sum(x[: exchange.rank + 1])) for x in (received, sent))
+    return Arriving(
+        handle,
+        lambda: kernels.sum_copies(back_XD, choice_X, weight_Mk),
+        lambda: kernels.sum_copies(output_XD[out], choice_X[back], weight_Mk),
+    )

@@ -119,6 +119,18 @@ def add_share(y_BTD: Tensor, x_BTD: Tensor, ranks: int) -> Tensor:
     return torch.add(y_BTD, x_BTD, alpha=1.0 / ranks)
 
 
+@_kernel("add")
+def add_others(x_BTD: Tensor, sum_BTD: Tensor, own_BTD: Tensor) -> Tensor:
+    """Add a sum over the ranks to what has one of its parts."""
+    return x_BTD + (sum_BTD - own_BTD)
+
+
+@_kernel("copy")
+def cut(x_BTC: Tensor, ranks: int = 1) -> Tensor:
+    """Some channels of a tensor, in a row and divided by `ranks`: what partial reduces."""
+    return x_BTC.clone(memory_format=torch.contiguous_format) if ranks == 1 else x_BTC / ranks
+
+
 @_kernel("gemm")
 def linear(x_BTF: Tensor, weight_NF: Tensor, bias_N: Tensor | None) -> Tensor:
     """A linear layer's shard."""

@@ -79,7 +79,8 @@ class Layer(nn.Module):
             return output
         shared_BTD = self._mlp(n_BTD)
         if isinstance(output, Arriving):
-            return output.then(lambda sum_BTD: kernels.add(sum_BTD, shared_BTD))
+            output.shared = shared_BTD
+            return output
         return kernels.add(output, shared_BTD)
 
     def _mlp(self, n_BTD: Tensor) -> Tensor:

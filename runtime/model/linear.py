@@ -10,7 +10,7 @@ from runtime.model import kernels
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm of the last dimension, or of a sum that is returned with it."""
+    """Root-mean-square norm of the last dimension."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -23,10 +23,6 @@ class RMSNorm(nn.Module):
     def with_other(self, x_BTD: Tensor, other: "RMSNorm", y_BTF: Tensor) -> tuple[Tensor, Tensor]:
         """The norm of `x_BTD`, and another norm of `y_BTF` in the same kernel."""
         return kernels.norm_both(x_BTD, y_BTF, self.weight_D, other.weight_D, self.eps)
-
-    def of_sum(self, x_BTD: Tensor, y_BTD: Tensor) -> tuple[Tensor, Tensor]:
-        """The sum and its norm."""
-        return kernels.add_norm(x_BTD, y_BTD, self.weight_D, self.eps)
 
 
 class Linear(nn.Module):

@@ -1,37 +1,73 @@
 """The residual stream of one forward pass, with the outputs that are not yet added to it.
 
-Shapes: B batch, T tokens, D hidden.
+Shapes: B batch, T tokens, D hidden, C the channels of D that are reduced.
 """
 
+import math
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from runtime.comm.base import Communicator, Handle, Pipeline
+from runtime.comm.base import Communicator, Pipeline
 from runtime.config import EngineConfig
 from runtime.model import kernels
-from runtime.model.autograd import reduced
+from runtime.model.autograd import shared
 from runtime.model.dispatch import Arriving, arrived
 from runtime.model.linear import RMSNorm
 from runtime.model.wiring import BlockPlan
 
+# a share of the channels is rounded up to as many: 16 bytes, which kernels read at once
+CHANNELS = 8
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True, eq=False)
 class _Output:
     """A block's output that is not yet in the residual."""
 
+    block: BlockPlan
+    """Whose it is."""
     output: Tensor | Arriving
-    """Partial or reduced sums."""
-    reduction: Handle | None
-    """All-reduce to wait for."""
-    replaces: bool
+    """What is added."""
+    is_exchanged: bool
+    """Other ranks have parts of it."""
+    replaces: bool = False
     """It becomes the residual instead of being added."""
+    is_read: bool = False
+    """The rank's own part is in the residual."""
 
-    def wait(self) -> Tensor:
-        y_BTD = arrived(self.output)
-        return y_BTD if self.reduction is None else reduced(y_BTD, self.reduction)
+    def own(self) -> Tensor:
+        """The rank's own part."""
+        return self.output.own() if isinstance(self.output, Arriving) else self.output
+
+    def take_shared(self) -> list[Tensor]:
+        """What shared experts put out, which the sum is without from then on, if the next block reads it before."""
+        if self.block.read_ahead == "nothing" or not isinstance(self.output, Arriving):
+            return []
+        return self.output.take_shared()
+
+    def tensors(self) -> list[Tensor]:
+        """All that the next stage needs of it: its sum, what shared experts put out, and the rank's own part."""
+        apart = self.take_shared()
+        if self.is_exchanged and self.block.read_ahead == "own":
+            apart.append(self.own())
+        return [arrived(self.output), *apart]
+
+
+class Sent(NamedTuple):
+    """An output that the stage before sends, because it is not in the residual yet."""
+
+    block: BlockPlan
+    """Whose it is."""
+    has_shared: bool
+    """What shared experts put out comes with it."""
+    has_own: bool
+    """And so does the rank's own part."""
+    is_read: bool
+    """Which is in the residual."""
 
 
 class ResidualStream:
@@ -53,47 +89,125 @@ class ResidualStream:
         self._engine = engine
         self._pending: deque[_Output] = deque()
 
-    def read(self, norm: RMSNorm, leave: int = 0) -> Tensor:
-        """Add pending outputs, oldest first, until `leave` are left; return the normalised stream."""
-        deferred = len(self._pending) > 1
-        fuses = self._engine.fused_ladder_add if deferred else self._engine.fused_residual_add
-        if fuses and len(self._pending) > leave and not self._pending[-1 - leave].replaces:
-            self._add(leave + 1)
-            self.x_BTD, n_BTD = norm.of_sum(self.x_BTD, self._pending.popleft().wait())
-            return n_BTD
-        self._add(leave)
-        alone_BTD: Tensor = norm(self.x_BTD)
-        return alone_BTD
+        # own parts of earlier outputs that go into the next sum instead of the residual
+        self._carried: list[Tensor] = []
 
-    def _add(self, leave: int) -> None:
-        while len(self._pending) > leave:
+    def read(self, norm: RMSNorm, block: BlockPlan | None = None) -> Tensor:
+        """Add the outputs that a block waits for, oldest first, and what it reads ahead; return the normalised stream.
+
+        Without a block, all of them.
+        """
+        deferred = len(self._pending) > 1
+        last = self._join(block.number - block.leaves if block else math.inf)
+        kept_BTD = self.x_BTD
+        for ahead_BTD in self._read_ahead(block) if block else ():
+            self._add(last)
+            kept_BTD, last, deferred = self.x_BTD, [ahead_BTD], False
+        weight_D = shared(norm.weight_D, self._comm)
+        if last and (self._engine.fused_ladder_add if deferred else self._engine.fused_residual_add):
+            self.x_BTD, n_BTD = kernels.add_norm(self.x_BTD, last[0], weight_D, norm.eps)
+        else:
+            self._add(last)
+            n_BTD = kernels.norm(self.x_BTD, weight_D, norm.eps)
+        if self._carried:
+            self.x_BTD = kept_BTD
+        return n_BTD
+
+    def _join(self, number: float) -> list[Tensor]:
+        """Add the outputs of the blocks before a number; the last is returned instead, if only its add is missing."""
+        last: list[Tensor] = []
+        while self._pending and self._pending[0].block.number < number:
             output = self._pending.popleft()
-            y_BTD = output.wait()
-            self.x_BTD = y_BTD if output.replaces else kernels.add(self.x_BTD, y_BTD)
+            self._add(last)
+            sum_BTD, last = arrived(output.output), []
+            if output.replaces:
+                self.x_BTD = sum_BTD
+            elif output.is_read:
+                self.x_BTD = kernels.add_others(self.x_BTD, sum_BTD, output.own())
+            else:
+                last = [sum_BTD]
+        return last
+
+    def _read_ahead(self, block: BlockPlan) -> list[Tensor]:
+        """What a block reads of the outputs that it does not wait for; those without a sum are in the residual then."""
+        tensors = []
+        for output in tuple(self._pending) if block.ahead == "own" else ():
+            if output.is_read:
+                continue
+            tensors.append(output.own())
+            if output.is_exchanged:
+                output.is_read = True
+            else:
+                self._pending.remove(output)
+        if block.carries == "own" and self._comm.size > 1:
+            self._carried = list(tensors)
+        return tensors + (self._pending[-1].take_shared() if self._pending else [])
+
+    def _add(self, tensors: Iterable[Tensor]) -> None:
+        for y_BTD in tensors:
+            self.x_BTD = kernels.add(self.x_BTD, y_BTD)
 
     def write(self, output: Tensor | Arriving, block: BlockPlan) -> None:
         """Take a block's partial sums and start their all-reduce, if the plan has one.
 
         What arrives from other groups of ranks is waited for at once only if it has to be reduced.
         """
-        reduction = None
-        carries = block.carries and self._comm.size > 1
-        if block.reduces and self._comm.size > 1:
-            output = arrived(output)
-            if carries:
-                output = kernels.add_share(output, self.x_BTD, self._comm.size)
-            reduction = self._comm.all_reduce(output.detach())
-        self._pending.append(_Output(output, reduction, carries))
+        reduces = block.reduces and self._comm.size > 1
+        if reduces:
+            output = self._reduced(arrived(output), block)
+        replaces = reduces and block.carries == "residual"
+        self._pending.append(_Output(block, output, isinstance(output, Arriving), replaces))
+
+    def _reduced(self, own_BTD: Tensor, block: BlockPlan) -> Arriving:
+        comm, y_BTD, carried = self._comm, own_BTD, self._carried
+        self._carried = []
+        if block.carries == "residual":
+            y_BTD = kernels.add_share(y_BTD, self.x_BTD, comm.size)
+        for before_BTD in carried:
+            y_BTD = kernels.add(before_BTD, y_BTD)
+        channels = _channels(y_BTD, block.percent)
+        if channels < y_BTD.shape[-1]:
+            sum_BTC = kernels.cut(y_BTD[..., :channels])
+            reduction = comm.all_reduce(sum_BTC.detach())
+            return Arriving(
+                reduction, lambda: torch.cat((shared(sum_BTC, comm), y_BTD[..., channels:]), dim=-1), lambda: own_BTD
+            )
+        # reduced in place
+        sum_BTD = y_BTD.clone() if block.read_ahead == "own" else y_BTD
+        return Arriving(comm.all_reduce(sum_BTD.detach()), lambda: shared(sum_BTD, comm), lambda: own_BTD)
+
+    def average(self, percent: int) -> None:
+        """Add all outputs; the channels that are not the first ones become their mean over the ranks."""
+        channels = _channels(self.x_BTD, percent)
+        if self._comm.size == 1 or channels == self.x_BTD.shape[-1]:
+            return
+        self._add(self._join(math.inf))
+        mean_BTC = kernels.cut(self.x_BTD[..., channels:], self._comm.size)
+        self._comm.all_reduce(mean_BTC.detach()).wait()
+        self.x_BTD = torch.cat((self.x_BTD[..., :channels], shared(mean_BTC, self._comm)), dim=-1)
 
     def send(self, pipeline: Pipeline) -> None:
         """Hand the stream to the next stage, which adds the outputs that are not in it yet."""
-        if self._pending and self._pending[-1].replaces:
-            self._add(0)
-        pipeline.send(self.x_BTD, *(output.wait() for output in self._pending))
+        if self._pending[-1].replaces:
+            self._join(math.inf)
+        pipeline.send(self.x_BTD, *(tensor for output in self._pending for tensor in output.tensors()))
 
-    def receive(self, pipeline: Pipeline, outputs: int) -> None:
-        """Take over the stream of the stage before, and as many outputs that are not in it yet; these come later."""
+    def receive(self, pipeline: Pipeline, outputs: Iterable[Sent]) -> None:
+        """Take over the stream of the stage before, and outputs that are not in it yet; these come later."""
         pipeline.receive(self.x_BTD).wait()
-        for _ in range(outputs):
-            y_BTD = torch.empty_like(self.x_BTD)
-            self._pending.append(_Output(y_BTD, pipeline.receive(y_BTD), replaces=False))
+        for block, has_shared, has_own, is_read in outputs:
+            output = self._receive(pipeline, has_shared=has_shared, has_own=has_own)
+            self._pending.append(_Output(block, output, has_own, is_read=is_read))
+
+    def _receive(self, pipeline: Pipeline, *, has_shared: bool = False, has_own: bool = False) -> Arriving:
+        y_BTD = torch.empty_like(self.x_BTD)
+        handle = pipeline.receive(y_BTD)
+        apart = self._receive(pipeline) if has_shared else None
+        own = self._receive(pipeline).wait if has_own else lambda: y_BTD
+        return Arriving(handle, lambda: y_BTD, own, apart)
+
+
+def _channels(x_BTD: Tensor, percent: int) -> int:
+    """So many percent of the channels, rounded up."""
+    hidden = x_BTD.shape[-1]
+    return min(hidden, -(-hidden * percent // (100 * CHANNELS)) * CHANNELS)

@@ -1,39 +1,55 @@
 """Residual wirings: the whole difference between variants.
 
 A wiring is a list of blocks in issue order. Before a block reads the residual stream, earlier outputs are added to it,
-all but the newest `leaves`; its own output is then summed over the ranks, or not. The decoder has one loop for all
-variants, and the residual stream executes these plans.
+all but the newest `leaves`; it may read the rank's own parts of those. Its own output is then summed over the ranks, or
+not. The decoder has one loop for all variants, and the residual stream executes these plans.
+
+Block i puts out p_i^r on rank r, a partial sum; s_i is the sum of p_i^r over the ranks, and x the embedding. The
+functions below say what block i reads on rank r, and which blocks are reduced. The LM head reads x and all sums.
 
 References
 ----------
-Ladder Residual, arXiv 2501.06589; PaLM (parallel blocks), arXiv 2204.02311.
+Ladder Residual, arXiv 2501.06589; PaLM (parallel blocks), arXiv 2204.02311; delayed tensor parallelism, arXiv
+2609.13846; parallel track, arXiv 2602.07306; sync-point drop, arXiv 2502.20727; CAAT-Net (partial channels), arXiv
+2506.19645; FarSkip-Collective, arXiv 2511.11505.
 """
 
-from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Literal
+import itertools
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 from ladder_sim.errors import UsageError
 
 Part = Literal["attn", "mlp", "both"]
-
-VARIANTS = ("standard", "parallel", "ladder", "hybrid-ladder:K", "desync:N", "upper-bound")
+# of an output, what is read before its sum: what the shared experts in it put out, or all that this rank has of it
+Ahead = Literal["nothing", "shared", "own"]
+# what a sum includes besides the output: residual / ranks, to become the residual, or the own parts that were read
+Carried = Literal["nothing", "residual", "own"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockPlan:
     """One block as the residual stream sees it."""
 
+    number: int
+    """Blocks before it."""
     layer: int
     """Decoder layer it belongs to."""
     part: Part
     """What it computes; "both": attention and MLP in parallel, from one norm."""
     leaves: int = 0
     """Newest outputs that it does not wait for: 0 blocking, 1 ladder."""
+    ahead: Ahead = "nothing"
+    """What it reads of those; shared experts' only of the newest, and where that needs no exchange."""
+    read_ahead: Ahead = "nothing"
+    """What the next block reads of its output so."""
     reduces: bool = True
     """Its output is summed over the ranks."""
-    carries: bool = False
-    """The sum includes residual / ranks and becomes the residual (desync)."""
+    percent: int = 100
+    """Channels that are summed, the first ones; of the others each rank keeps its own part."""
+    carries: Carried = "nothing"
+    """What the sum includes besides its output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +57,7 @@ class Wiring:
     """A variant laid out over a model's layers."""
 
     name: str
-    """The variant with its parameter, e.g. "desync:4"."""
+    """The variant with its parameters, e.g. "desync:4"."""
     blocks: tuple[BlockPlan, ...]
     """From the embedding to the LM head."""
 
@@ -50,13 +66,145 @@ class Wiring:
         """Whether the ranks ever agree; if not, rank 0's token counts."""
         return any(block.reduces for block in self.blocks)
 
-    def outputs_before(self, layer: int, ranks: int) -> int:
-        """Outputs of blocks on `ranks` ranks that are not in the residual yet when a layer begins."""
+    @property
+    def percent(self) -> int:
+        """Channels in which the ranks agree after the last block."""
+        return min(block.percent for block in self.blocks)
+
+    def waiting(self, layer: int) -> tuple[BlockPlan, ...]:
+        """The blocks whose sums need not be in the residual when a layer begins, the newest last."""
         before = [block for block in self.blocks if block.layer < layer]
-        if before[-1].carries and ranks > 1:
-            # it has become the residual
-            return 0
-        return min(before[-1].leaves, len(before) - 1) + 1
+        return tuple(before[max(0, *(block.number - block.leaves for block in before)) :])
+
+
+class _Place(NamedTuple):
+    """Where a block is among those with its wiring."""
+
+    number: int
+    """Such blocks before it."""
+    count: int
+    """How many they are."""
+
+
+# from a block as in standard to the same as the family has it, by its place and the family's parameter
+_Rewire = Callable[[BlockPlan, _Place, int], BlockPlan]
+
+
+def _standard(block: BlockPlan, at: _Place, parameter: int) -> BlockPlan:
+    """``x + sum_{j<i} s_j``."""
+    return block
+
+
+def _ladder(block: BlockPlan, at: _Place, late: int) -> BlockPlan:
+    """``x + sum_{j<=i-1-D} s_j``."""
+    return replace(block, leaves=late)
+
+
+def _delayed(block: BlockPlan, at: _Place, late: int) -> BlockPlan:
+    """``x + sum_{j<=i-1-D} s_j + sum_{i-1-D<j<i} p_j^r``; what is added to the latter later is ``s_j - p_j^r``."""
+    return replace(block, leaves=late, ahead="own") if late else block
+
+
+def _desync(block: BlockPlan, at: _Place, every: int) -> BlockPlan:
+    """A residual for each rank, ``x^r + p_i^r``; after every N-th block and the last ``sum_r x^r / ranks + s_i``."""
+    if every == 1:
+        return block
+    if (at.number + 1) % every and at.number + 1 < at.count:
+        return replace(block, reduces=False)
+    return replace(block, carries="residual")
+
+
+def _track(block: BlockPlan, at: _Place, layers: int) -> BlockPlan:
+    """As `_desync`, after the last block of every D-th layer."""
+    return _desync(block, at, 2 * layers)
+
+
+def _drop(block: BlockPlan, at: _Place, layers: int) -> BlockPlan:
+    """In the last K layers the MLP reads ``x + sum_{j<i-1} s_j + p_{i-1}^r``, and ``p_{i-1}^r + p_i^r`` is reduced."""
+    if at.count - at.number > 2 * layers:
+        return block
+    if block.part == "attn":
+        return replace(block, reduces=False)
+    return replace(block, leaves=1, ahead="own", carries="own")
+
+
+def _partial(block: BlockPlan, at: _Place, percent: int) -> BlockPlan:
+    """``x + sum_{j<i} s_j`` in P percent of the channels, ``x + sum_{j<i} p_j^r`` in the others.
+
+    The LM head reads the mean of the latter over the ranks.
+    """
+    return replace(block, percent=percent)
+
+
+def _farskip(block: BlockPlan, at: _Place, parameter: int) -> BlockPlan:
+    """``x + sum_{j<i-1} s_j``, and shared experts of block i - 1 where their output needs no exchange (equation 8a)."""
+    return replace(block, leaves=1, ahead="shared")
+
+
+def _farskip_own(block: BlockPlan, at: _Place, parameter: int) -> BlockPlan:
+    """``x + sum_{j<i-1} s_j + p_{i-1}^r`` (equation 8b)."""
+    return replace(block, leaves=1, ahead="own")
+
+
+def _upper_bound(block: BlockPlan, at: _Place, parameter: int) -> BlockPlan:
+    """``x + sum_{j<i} p_j^r``, which the LM head reads as well."""
+    return replace(block, reduces=False)
+
+
+class _Parameter(NamedTuple):
+    """The number in a variant's name."""
+
+    letter: str
+    largest: Callable[[int], int]
+    """For so many layers."""
+    smallest: int = 1
+    default: int | None = None
+    """If there is no number; None: there must be one."""
+    below: str = ""
+    """The variant that a smaller number would be."""
+
+
+class _Family(NamedTuple):
+    """Variants of one name."""
+
+    rewire: _Rewire
+    parameter: _Parameter | None = None
+    parts: tuple[Part, ...] = ("attn", "mlp")
+    """Blocks of a layer."""
+    in_hybrids: bool = True
+    """It may be the wiring of the last layers alone."""
+
+    def pattern(self, name: str) -> str:
+        """Its name with the letter of the number."""
+        if self.parameter is None:
+            return name
+        number = f":{self.parameter.letter}"
+        return name + (number if self.parameter.default is None else f"[{number}]")
+
+
+def _layers(layers: int) -> int:
+    return layers
+
+
+def _blocks(layers: int) -> int:
+    return 2 * layers
+
+
+_FAMILIES: dict[str, _Family] = {
+    "standard": _Family(_standard, in_hybrids=False),
+    "parallel": _Family(_standard, parts=("both",)),
+    "ladder": _Family(_ladder, _Parameter("D", _blocks, default=1, below="standard")),
+    "delayed": _Family(_delayed, _Parameter("D", _blocks, smallest=0)),
+    "track": _Family(_track, _Parameter("D", _layers)),
+    "desync": _Family(_desync, _Parameter("N", _blocks)),
+    "drop": _Family(_drop, _Parameter("K", _layers, smallest=0), in_hybrids=False),
+    "partial": _Family(_partial, _Parameter("P", lambda layers: 100)),
+    "farskip": _Family(_farskip),
+    "farskip:own": _Family(_farskip_own),
+    "upper-bound": _Family(_upper_bound, in_hybrids=False),
+}
+_HYBRID = "hybrid-"
+VARIANTS = (*(family.pattern(name) for name, family in _FAMILIES.items()), "hybrid-NAME:K")
 
 
 def lay_out(variant: str, layers: int, ladder_layers: Collection[int] = ()) -> Wiring:
@@ -65,7 +213,7 @@ def lay_out(variant: str, layers: int, ladder_layers: Collection[int] = ()) -> W
     Parameters
     ----------
     variant
-        One of `VARIANTS`, with its number.
+        One of `VARIANTS`, with its numbers. Hybrids are standard but for the last K layers.
     layers
         Decoder layers of the model.
     ladder_layers
@@ -76,44 +224,52 @@ def lay_out(variant: str, layers: int, ladder_layers: Collection[int] = ()) -> W
     UsageError
         Unknown variant, or a number that does not fit the model.
     """
-    family, number = _parse(variant, layers)
-    name = f"{family}:{number}" if number else family
-    if family == "parallel":
-        return Wiring(name=name, blocks=tuple(BlockPlan(layer=i, part="both") for i in range(layers)))
-    if family == "ladder":
-        deferring: Collection[int] = range(layers)
-    elif family == "hybrid-ladder":
-        deferring = ladder_layers if len(ladder_layers) == number else range(layers - number, layers)
-    else:
-        deferring = ()
-    desync = family == "desync" and number > 1
-    blocks = []
-    for i in range(2 * layers):
-        last_of_group = not desync or (i + 1) % number == 0 or i == 2 * layers - 1
-        reduces = family != "upper-bound" and last_of_group
-        blocks.append(
-            BlockPlan(
-                layer=i // 2,
-                part="attn" if i % 2 == 0 else "mlp",
-                leaves=1 if i // 2 in deferring else 0,
-                reduces=reduces,
-                carries=desync and reduces,
-            )
-        )
-    return Wiring(name=name, blocks=tuple(blocks))
+    name, family, parameter, last = _parse(variant, layers)
+    has_it = ladder_layers if name == f"hybrid-ladder:{len(ladder_layers)}" else range(layers - last, layers)
+    places = itertools.count()
+    blocks: list[BlockPlan] = []
+    for layer in range(layers):
+        for part in family.parts if layer in has_it else _FAMILIES["standard"].parts:
+            block = BlockPlan(number=len(blocks), layer=layer, part=part)
+            if layer in has_it:
+                block = family.rewire(block, _Place(next(places), len(has_it) * len(family.parts)), parameter)
+            blocks.append(block)
+    ahead: list[Ahead] = [*(block.ahead for block in blocks[1:]), "nothing"]
+    return Wiring(
+        name=name,
+        blocks=tuple(replace(block, read_ahead=read) for block, read in zip(blocks, ahead, strict=True)),
+    )
 
 
-def _parse(variant: str, layers: int) -> tuple[str, int]:
-    """Family and number of a variant; 0: no number."""
-    family, colon, number = variant.strip().lower().partition(":")
-    maximum = {"hybrid-ladder": layers, "desync": 2 * layers}.get(family)
-    if maximum is None:
-        if family not in VARIANTS or colon:
-            raise UsageError(f"unknown variant '{variant}'", hint=f"known: {', '.join(VARIANTS)}")
-        return family, 0
-    if not (number.isascii() and number.isdigit() and len(number) < 10 and 1 <= int(number) <= maximum):
-        raise UsageError(
-            f"variant '{variant}': needs a whole number from 1 to {maximum}",
-            hint=f"for example '{family}:{min(maximum, 2)}'",
-        )
-    return family, int(number)
+def _parse(variant: str, layers: int) -> tuple[str, _Family, int, int]:
+    """Canonical name, family, its parameter (0: it has none), and how many of the last layers have it."""
+    text = variant.strip().lower()
+    body = text.removeprefix(_HYBRID)
+    # names may have a colon
+    name = max((name for name in _FAMILIES if f"{body}:".startswith(f"{name}:")), key=len, default="")
+    numbers = body[len(name) + 1 :].split(":") if name != body else []
+    family, is_hybrid = _FAMILIES.get(name), body != text
+    if family is None or (is_hybrid and not family.in_hybrids) or (numbers and not (family.parameter or is_hybrid)):
+        raise UsageError(f"unknown variant '{variant}'", hint=f"known: {', '.join(VARIANTS)}")
+    words, last = [_HYBRID * is_hybrid + name], layers
+    if is_hybrid:
+        last = _number(variant, _Parameter("K", _layers), numbers.pop() if numbers else "", layers)
+    parameter = 0
+    if family.parameter and not numbers and family.parameter.default is not None:
+        parameter = family.parameter.default
+    elif family.parameter:
+        parameter = _number(variant, family.parameter, ":".join(numbers), last)
+    elif numbers:
+        raise UsageError(f"variant '{variant}': has one number, the last K layers", hint=f"write '{words[0]}:{last}'")
+    words += [str(parameter)] if family.parameter and parameter != family.parameter.default else []
+    return ":".join([*words, *([str(last)] if is_hybrid else [])]), family, parameter, last
+
+
+def _number(variant: str, parameter: _Parameter, text: str, layers: int) -> int:
+    smallest, largest = parameter.smallest, parameter.largest(layers)
+    if text.isascii() and text.isdigit() and len(text) < 10 and smallest <= int(text) <= largest:
+        return int(text)
+    raise UsageError(
+        f"variant '{variant}': needs a whole number from {smallest} to {largest} as {parameter.letter}",
+        hint=f"for example {min(largest, 2)}" + (f"; a smaller one is '{parameter.below}'" if parameter.below else ""),
+    )

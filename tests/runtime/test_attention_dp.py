@@ -19,14 +19,17 @@ from runtime.comm.rendezvous import CommConfig
 from runtime.config import EngineConfig, ModelConfig
 from tests.support.ranks import on_ranks
 from tests.support.reference import reference_logits
-from tests.support.world import EXPERTS, MODELS, VARIANTS, Case, engine_of, logits, tokens_of
+from tests.support.world import EXPERTS, MODELS, OTHERS, VARIANTS, Case, engine_of, logits, tokens_of
 
 pytestmark = pytest.mark.torch
 
 GROUPS = 2
 # of a part of each expert's width, whole experts, and these by all-to-all; with shared experts next to them or without
 CASES = [Case("experts", engine, variant) for variant in VARIANTS for engine in ("flash", "distributed", "exchanged")]
+CASES += [Case("experts", engine, variant) for variant in OTHERS for engine in ("distributed", "exchanged")]
 CASES += [Case("latent", engine, variant) for variant in ("standard", "ladder") for engine in ("math", "exchanged")]
+# shared experts and own parts of what is exchanged may come from another stage
+STAGED = ("ladder", "delayed:1", "delayed:2", "farskip")
 
 
 def compute(comm: Communicator, cases: list[Case]) -> dict[Case, dict[str, Tensor]]:
@@ -42,13 +45,14 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[Case,
     }
 
 
-def test_groups_in_stages_compute_what_one_rank_does(tmp_path: Path) -> None:
+def test_groups_in_stages_compute_the_equations(tmp_path: Path) -> None:
     """Two groups of one rank in each of two stages."""
-    cases = [case for case in CASES if case.variant == "ladder"]
+    cases = [case for case in CASES if case.variant in STAGED]
     computed = on_ranks(2 * GROUPS, tmp_path, compute, cases, groups=GROUPS, stages=2)
     for group, case in itertools.product(range(GROUPS), cases):
-        config = MODELS[case.model]
-        (alone_BTV,) = reference_logits(config, weights_of(config), tokens_of(config, group), case.variant, ranks=1)
+        config, ep = MODELS[case.model], engine_of(case, GROUPS).ep
+        tokens_BT = tokens_of(config, group)
+        (alone_BTV,) = reference_logits(config, weights_of(config), tokens_BT, case.variant, 1, ep, group, GROUPS)
         assert not computed[group][case]["cached"].numel()
         for logits_BTV in computed[GROUPS + group][case].values():
             torch.testing.assert_close(logits_BTV, alone_BTV.float(), rtol=1e-5, atol=1e-5)

@@ -37,7 +37,12 @@ SMALL = {
     "vocab_size": 256,
     "max_position_embeddings": 4096,
 }
-VARIANTS = ("standard", "parallel", "ladder", "hybrid-ladder:2", "desync:2", "upper-bound")
+# all-reduces of a step; the upper bound broadcasts its token, for half of one
+REDUCTIONS: dict[str, float] = {"standard": 8, "parallel": 4, "ladder": 8, "hybrid-ladder:2": 8, "desync:2": 4}
+REDUCTIONS |= {"upper-bound": 0.5, "ladder:2": 8, "delayed:1": 8, "track:2": 2, "drop:2": 6, "farskip": 8}
+# one averages the other channels
+REDUCTIONS |= {"partial:50": 9}
+VARIANTS = tuple(REDUCTIONS)
 BLOCKS, STEPS = 8, 4
 REQUEST = {"prompt": 16, "gen": STEPS, "batch": 1}
 
@@ -62,12 +67,10 @@ def test_every_variant_on_an_emulated_link(model: Path, tmp_path: Path) -> None:
     assert tuple(result["variants"]) == VARIANTS
     assert result["run"]["backend"] == "emulate"
     assert result["environment"]["torch_threads"] == 1
-    reductions = {"standard": 8, "parallel": 4, "ladder": 8, "hybrid-ladder:2": 8, "desync:2": 4, "upper-bound": 0.5}
     for name, measured in result["variants"].items():
         assert len(measured["repeats"]) == 2
         assert measured["request_s"] == pytest.approx(measured["ttft_s"] + measured["tpot_s"] * (STEPS - 1))
-        # the upper bound broadcasts its token, for half an all-reduce
-        assert measured["comm_s"] == pytest.approx(reductions[name] * STEPS * 1e-3, rel=1e-3)
+        assert measured["comm_s"] == pytest.approx(REDUCTIONS[name] * STEPS * 1e-3, rel=1e-3)
         assert 0 <= measured["exposed_comm_s"] <= measured["request_s"]
 
 

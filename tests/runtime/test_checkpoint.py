@@ -320,6 +320,7 @@ sys.exit(9 if 'torch' in sys.modules else code)"""
         ({"model_type": "llamaLadder", "ladder_layers": [1, 0]}, "variant", "ladder"),
         ({"model_type": "llamaLadder", "ladder_layers": 0}, "variant", "standard"),
         ({"model_type": "llamaLadder", "ladder_layers": [0]}, "variant", "hybrid-ladder:1"),
+        ({"ladder_sim_wiring": "delayed:1"}, "variant", "delayed:1"),
     ],
 )
 def test_configs_of_older_and_newer_transformers(change: dict[str, object], field: str, value: object) -> None:

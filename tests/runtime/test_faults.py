@@ -276,11 +276,46 @@ def test_a_degree_that_does_not_divide(tp: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "variant", ["laddr", "ladder:2", "hybrid-ladder", "hybrid-ladder:3", "desync:0", "desync:x", ""]
+    ("variant", "rule", "way_out"),
+    [
+        ("laddr", "unknown", "known: standard, parallel, ladder[:D], delayed:D, track:D, "),
+        ("", "unknown", "hybrid-NAME:K"),
+        ("standard:2", "unknown", "known"),
+        ("hybrid-drop:1", "unknown", "known"),
+        ("ladder:0", "needs a whole number from 1 to 4 as D", "a smaller one is 'standard'"),
+        ("ladder:5", "from 1 to 4 as D", "for example 2"),
+        ("delayed", "from 0 to 4 as D", "for example 2"),
+        ("track:3", "from 1 to 2 as D", "for example 2"),
+        ("drop:3", "from 0 to 2 as K", "for example 2"),
+        ("partial:101", "from 1 to 100 as P", "for example 2"),
+        ("partial:0", "from 1 to 100 as P", "for example 2"),
+        ("desync:0", "from 1 to 4 as N", "for example 2"),
+        ("desync:x", "from 1 to 4 as N", "for example 2"),
+        ("hybrid-ladder", "from 1 to 2 as K", "for example 2"),
+        ("hybrid-ladder:3", "from 1 to 2 as K", "for example 2"),
+        ("hybrid-delayed:3:1", "from 0 to 2 as D", "for example 2"),
+        ("hybrid-farskip:1:2", "has one number", "write 'hybrid-farskip:2'"),
+    ],
 )
-def test_a_variant_that_is_none(variant: str) -> None:
-    with pytest.raises(UsageError, match=repr(variant)):
+def test_a_variant_that_is_none(variant: str, rule: str, way_out: str) -> None:
+    with pytest.raises(UsageError, match=repr(variant)) as refused:
         lay_out(variant, 2)
+    assert rule in refused.value.message
+    assert way_out in (refused.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("variant", "name"),
+    [
+        ("Ladder:1", "ladder"),
+        ("hybrid-ladder:1:2", "hybrid-ladder:2"),
+        ("hybrid-farskip:own:02", "hybrid-farskip:own:2"),
+        ("delayed:00", "delayed:0"),
+    ],
+)
+def test_a_variant_has_one_name(variant: str, name: str) -> None:
+    assert lay_out(variant, 2) == lay_out(name, 2)
+    assert lay_out(variant, 2).name == name
 
 
 @pytest.mark.parametrize(
@@ -295,6 +330,7 @@ def test_a_variant_that_is_none(variant: str) -> None:
         ({"rope_scaling": {"rope_type": "yarn"}}, "original_max_position_embeddings is missing"),
         ({"rope_theta": -1}, "above 0"),
         ({"model_type": "llamaLadder", "ladder_layers": [2]}, "ladder_layers"),
+        ({"model_type": "llamaLadder", "ladder_sim_wiring": "drop:1"}, "ladder_sim_wiring is 'drop:1'"),
     ],
 )
 def test_a_config_that_cannot_be_run(tmp_path: Path, change: dict[str, object], part: str) -> None:

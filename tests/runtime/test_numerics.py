@@ -19,6 +19,8 @@ from tests.support.world import (
     ENGINES,
     GROUPED,
     MODELS,
+    OTHERS,
+    SAME_AS,
     VARIANTS,
     Case,
     World,
@@ -33,7 +35,7 @@ from tests.support.world import (
 pytestmark = pytest.mark.torch
 
 DEGREES = (1, 2, 4)
-SAME_EVERYWHERE = ("standard", "parallel", "ladder", "hybrid-ladder:1")
+SAME_EVERYWHERE = ("standard", "parallel", "ladder", "hybrid-ladder:1", "ladder:2", "farskip")
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +76,13 @@ def test_the_degree_does_not_change_the_model(worlds: dict[int, World], model: t
             torch.testing.assert_close(worlds[size].logits[rank][case]["cached"], alone, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("variant", ["desync:2", "desync:3", "upper-bound"])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        *("desync:2", "desync:3", "upper-bound"),
+        *("delayed:1", "delayed:2", "track:2", "drop:1", "partial:50", "farskip:own"),
+    ],
+)
 def test_one_rank_has_nothing_to_leave_out(worlds: dict[int, World], variant: str) -> None:
     logits = worlds[1].logits[0]
     standard = logits[Case("grouped", "flash", "standard")]["cached"]
@@ -83,17 +91,18 @@ def test_one_rank_has_nothing_to_leave_out(worlds: dict[int, World], variant: st
 
 def test_the_variants_are_different_models(worlds: dict[int, World]) -> None:
     """Guards the tests above: wirings that did the same would pass them."""
-    logits = [worlds[2].logits[0][Case("grouped", "flash", variant)]["cached"] for variant in VARIANTS]
+    variants = [variant for variant in (*VARIANTS, *OTHERS) if variant not in SAME_AS]
+    logits = [worlds[2].logits[0][Case("grouped", "flash", variant)]["cached"] for variant in variants]
     for i, one_BTV in enumerate(logits):
         assert all((one_BTV - other_BTV).abs().max() > 1e-2 for other_BTV in logits[:i])
 
 
 @pytest.mark.parametrize(("size", "case"), [(size, case) for size in DEGREES for case in trained(size)])
 def test_gradients_are_the_equations(worlds: dict[int, World], size: int, case: Case) -> None:
-    """The autograd of the unsharded equations, cut like the weights."""
+    """The autograd of the equations, cut like the weights."""
     config, engine = MODELS[case.model], engine_of(case, size)
     weights = {name: weight.double().requires_grad_() for name, weight in full_weights(config).items()}
-    loss(reference_logits(config, weights, tokens_of(config), case.variant, ranks=1)[0]).backward()
+    loss(reference_logits(config, weights, tokens_of(config), case.variant, size, engine.ep)[0]).backward()
     grads = {name: weight.grad for name, weight in weights.items()}
     for rank in range(size):
         comm = Alone(size)
@@ -104,6 +113,15 @@ def test_gradients_are_the_equations(worlds: dict[int, World], size: int, case: 
         for name, gradient in cut.named_parameters():
             computed = gradients.get(name, torch.zeros_like(gradient))
             torch.testing.assert_close(computed, gradient.detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", DEGREES)
+@pytest.mark.parametrize("variant", SAME_AS)
+def test_some_variants_are_others(worlds: dict[int, World], variant: str, size: int) -> None:
+    """Bit for bit."""
+    for logits in worlds[size].logits:
+        ours, theirs = (logits[Case("grouped", "flash", name)] for name in (variant, SAME_AS[variant]))
+        assert all(torch.equal(ours[how], theirs[how]) for how in ours)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -1,11 +1,13 @@
-"""Every residual wiring, written straight from its equation: plain tensors, no sharding, nothing asynchronous.
+"""Every residual wiring, written straight from its equation: plain tensors, one process, nothing asynchronous.
 
 Each rank's partial result is the whole computation over that rank's heads, MLP columns and experts; the sum over ranks
 is a sum.
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,16 +34,23 @@ def reference_logits(
     """
     model = _Equations(config, weights, ranks, ep, group, groups)
     embedded = weights["model.embed_tokens.weight"][tokens_BT]
-    family, _, parameter = variant.partition(":")
-    if family in ("desync", "upper-bound"):
-        last = model.apart([embedded] * ranks, every=int(parameter) if parameter else None)
-    elif family == "parallel":
-        last = [model.parallel(embedded)] * ranks
-    else:
-        ladder_from = {"standard": config.layers, "ladder": 0}.get(family, config.layers - int(parameter or 0))
-        last = [model.together(embedded, ladder_from)] * ranks
     head = weights["model.embed_tokens.weight" if config.tied_embeddings else "lm_head.weight"]
-    return [model.norm(x, "model.norm.weight") @ head.T for x in last]
+    return [model.norm(x, "model.norm.weight") @ head.T for x in model.last(embedded, variant)]
+
+
+class _Outputs(NamedTuple):
+    """Of the blocks so far, rank by rank where it says so."""
+
+    sums: list[Tensor]
+    """Over the ranks."""
+    own: list[list[Tensor]]
+    """What each rank has of them."""
+    shared: list[list[Tensor | int]]
+    """What shared experts put out, if only other groups of ranks have the rest; 0: nothing."""
+
+
+# from the number of a block, the outputs before it, and a rank, to what that block adds to the embedding
+Read = Callable[[int, _Outputs, int], Tensor | int]
 
 
 class _Equations:
@@ -49,29 +58,89 @@ class _Equations:
         self.config, self.weights, self.ranks, self.ep = config, weights, ranks, ep
         self.group, self.groups = group, groups
 
-    def together(self, embedded: Tensor, ladder_from: int) -> Tensor:
-        """``x[i+1] = x[i] + h[i+1](x[i])``, and from layer `ladder_from` on ``h[i+1](x[i-1])``."""
-        x = [embedded]
-        for i in range(2 * self.config.layers):
-            before = x[max(i - 1, 0)] if i // 2 >= ladder_from else x[i]
-            h = self.attention if i % 2 == 0 else self.mlp
-            x.append(x[i] + sum(h(i // 2, before, rank) for rank in range(self.ranks)))
-        return x[-1]
+    def last(self, x: Tensor, variant: str) -> list[Tensor]:
+        """What each rank's LM head reads: x and all sums, if nothing else is said."""
+        layers = self.config.layers
+        name = variant.removeprefix("hybrid-")
+        family, numbers = name.rstrip("0123456789:"), [int(number) for number in re.findall(r"\d+", name)]
+        # block from which on there is anything but standard
+        first = 2 * (layers - numbers.pop()) if name != variant or family == "drop" else 0
+        number = numbers[0] if numbers else 1
 
-    def parallel(self, x: Tensor) -> Tensor:
+        def joined(i: int) -> int:
+            """Outputs of which block i reads the sums: none is read by one block and not by the next."""
+            return i if i < first else max(i - number, first - 1, 0)
+
+        def standard(i: int, to: _Outputs, rank: int) -> Tensor | int:
+            return sum(to.sums[:i])
+
+        def ladder(i: int, to: _Outputs, rank: int) -> Tensor | int:
+            return sum(to.sums[: joined(i)])
+
+        def delayed(i: int, to: _Outputs, rank: int) -> Tensor | int:
+            return sum(to.sums[: joined(i)]) + sum(own[rank] for own in to.own[joined(i) : i])
+
+        def drop(i: int, to: _Outputs, rank: int) -> Tensor | int:
+            return sum(to.sums[: i - 1]) + to.own[i - 1][rank] if i >= first and i % 2 else sum(to.sums[:i])
+
+        def partial(i: int, to: _Outputs, rank: int) -> Tensor | int:
+            own = sum(own[rank] for own in to.own[first:i])
+            return sum(to.sums[:first]) + self.channels(number) * sum(to.sums[first:i]) + self.channels(-number) * own
+
+        def farskip(i: int, to: _Outputs, rank: int) -> Tensor | int:
+            return sum(to.sums[: joined(i)]) + sum(part[rank] for part in to.shared[joined(i) : i])
+
+        if family == "parallel":
+            return [self.parallel(self.together(x, standard, first), first)] * self.ranks
+        if family in ("desync", "track", "upper-bound"):
+            every = {"desync": number, "track": 2 * number, "upper-bound": None}[family]
+            return self.apart([self.together(x, standard, first)] * self.ranks, first, every)
+        if family == "partial" and self.ranks > 1:
+            to = self.outputs(x, partial, 2 * layers)
+            share = self.channels(number) + self.channels(-number) / self.ranks
+            return [x + sum(to.sums[:first]) + share * sum(to.sums[first:])] * self.ranks
+        reads = {"standard": standard, "partial": standard, "ladder": ladder, "delayed": delayed, "drop": drop}
+        reads |= {"farskip": farskip, "farskip:own": delayed}
+        return [self.together(x, reads[family], 2 * layers)] * self.ranks
+
+    def channels(self, percent: int) -> Tensor:
+        """1 in the first P percent of the channels, a multiple of 8, 0 in the others; below 0, the other way round."""
+        first = math.ceil(self.config.hidden * abs(percent) / 100 / 8) * 8
+        ones = (torch.arange(self.config.hidden) < first).double()
+        return ones if percent > 0 else 1 - ones
+
+    def together(self, x: Tensor, read: Read, blocks: int) -> Tensor:
+        """The residual after so many blocks, with all of their sums."""
+        return x + sum(self.outputs(x, read, blocks).sums)
+
+    def outputs(self, x: Tensor, read: Read, blocks: int) -> _Outputs:
+        """What so many blocks put out."""
+        to = _Outputs([], [], [])
+        for i in range(blocks):
+            inputs = [x + read(i, to, rank) for rank in range(self.ranks)]
+            block = self.attention if i % 2 == 0 else self.mlp
+            own = [block(i // 2, n, rank) for rank, n in enumerate(inputs)]
+            to.sums.append(sum(own))
+            # other groups have a part of what a rank of one has not
+            exchanges = i % 2 == 1 and self.ranks == 1 and self.groups > 1
+            to.own.append([self.mlp(i // 2, inputs[0], 0, alone=True)] if exchanges else own)
+            to.shared.append([self.shared(i // 2, inputs[0])] if exchanges else [0] * self.ranks)
+        return to
+
+    def parallel(self, x: Tensor, first: int) -> Tensor:
         """``x + attention(n(x)) + mlp(n(x))``, one norm."""
-        for layer in range(self.config.layers):
+        for layer in range(first // 2, self.config.layers):
             shared = f"model.layers.{layer}.input_layernorm.weight"
             x = x + sum(
                 self.attention(layer, x, rank) + self.mlp(layer, x, rank, norm=shared) for rank in range(self.ranks)
             )
         return x
 
-    def apart(self, x: list[Tensor], every: int | None) -> list[Tensor]:
+    def apart(self, x: list[Tensor], first: int, every: int | None) -> list[Tensor]:
         """Each rank's own residual; after every N-th block and the last they become ``sum(h + x / ranks)``."""
         blocks = 2 * self.config.layers
-        for i in range(blocks):
-            reduces = every is not None and ((i + 1) % every == 0 or i == blocks - 1)
+        for i in range(first, blocks):
+            reduces = every is not None and ((i - first + 1) % every == 0 or i == blocks - 1)
             outputs = [
                 self.attention(i // 2, x[rank], rank)
                 if i % 2 == 0
@@ -133,6 +202,14 @@ class _Equations:
         kv = c @ of("kv_b_proj.weight")[head * made : (head + 1) * made].T
         q = torch.cat((q[..., :plain], self._rotated(q[..., plain:])), -1)
         return q, torch.cat((kv[..., :plain], shared), -1), kv[..., plain:]
+
+    def shared(self, layer: int, x: Tensor) -> Tensor | int:
+        """What the shared experts of a layer put out, if it has routed ones, on a rank that has all of them."""
+        experts = self.config.experts_of(layer)
+        if experts is None or not experts.shared:
+            return 0
+        n = self.norm(x, f"model.layers.{layer}.post_attention_layernorm.weight")
+        return self._mlp(layer, "mlp.shared_experts", n, 0, 1)
 
     def mlp(self, layer: int, x: Tensor, rank: int, norm: str = "", *, alone: bool = False) -> Tensor:
         """Of a rank, with its experts and those of the ranks at its place in other groups; `alone` without these."""

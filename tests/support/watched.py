@@ -25,7 +25,7 @@ Entry = tuple[object, ...]
 GEMM_OPS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
 FREE_OPS = {"empty", "new_empty", "arange", "view", "slice", "select", "detach", "movedim", "permute", "clone"}
 FREE_OPS |= {"_unsafe_view", "transpose", "split", "split_with_sizes", "t", "alias", "unsqueeze", "repeat"}
-FREE_OPS |= {"empty_like", "new_zeros", "ones_like"}
+FREE_OPS |= {"empty_like", "new_zeros", "ones_like", "cat"}
 
 # collectives under the dispatcher, as the graph calls them, and where their message is: all-gather's result, all that
 # a reduce-scatter scatters

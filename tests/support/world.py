@@ -78,8 +78,35 @@ LATENT = ModelConfig(
     experts=Experts(count=4, top_k=2, intermediate=24, normalized=False),
 )
 DIRECT = replace(LATENT, latent=replace(LATENT.latent, q_rank=0, interleaved=False), experts=None, rope_scaling=None)
-MODELS = {"grouped": GROUPED, "plain": PLAIN, "experts": EXPERTS, "latent": LATENT, "direct": DIRECT}
+# at TP 4 no rank holds what another does
+SPLIT = replace(GROUPED, kv_heads=4)
+MODELS = {
+    "grouped": GROUPED,
+    "plain": PLAIN,
+    "experts": EXPERTS,
+    "latent": LATENT,
+    "direct": DIRECT,
+    "split": SPLIT,
+}
 VARIANTS = ("standard", "parallel", "ladder", "hybrid-ladder:1", "desync:2", "desync:3", "upper-bound")
+# that defer, leave out or cut all-reduces in other ways
+OTHERS = ("ladder:2", "delayed:1", "delayed:2", "track:2", "drop:1", "partial:50", "farskip", "farskip:own")
+HYBRIDS = (
+    *("hybrid-parallel:1", "hybrid-ladder:2:1", "hybrid-delayed:2:2", "hybrid-track:1:2", "hybrid-desync:3:2"),
+    *("hybrid-partial:25:1", "hybrid-farskip:1", "hybrid-farskip:own:2"),
+)
+# of a dense model of three layers
+SAME_AS = {
+    "ladder:1": "ladder",
+    "delayed:0": "standard",
+    "drop:0": "standard",
+    "partial:100": "standard",
+    "desync:1": "standard",
+    "track:2": "desync:4",
+    "farskip": "ladder",
+    "farskip:own": "delayed:1",
+    "hybrid-delayed:2:3": "delayed:2",
+}
 ENGINES = {
     "flash": EngineConfig(prefill_logits="all"),
     "math": EngineConfig(prefill_logits="all", attention="math", fused_residual_add=True, fused_ladder_add=True),
@@ -116,6 +143,17 @@ def cases() -> Iterator[Case]:
             ("direct", "flash"),
         ):
             yield Case(model, engine, variant)
+    for variant in OTHERS:
+        yield Case("grouped", "flash", variant)
+        yield Case("grouped", "math", variant)
+        yield Case("grouped", "sharded", variant)
+        yield Case("plain", "flash", variant)
+        yield Case("experts", "distributed", variant)
+        yield Case("latent", "distributed", variant)
+    for variant in HYBRIDS:
+        yield Case("grouped", "math", variant)
+    for variant in sorted({*SAME_AS, *SAME_AS.values()} - {*VARIANTS, *OTHERS}):
+        yield Case("grouped", "flash", variant)
 
 
 def engine_of(case: Case, size: int) -> EngineConfig:
@@ -167,22 +205,16 @@ class World(NamedTuple):
     gradients: list[dict[Case, dict[str, Tensor]]]
 
 
-TRAINED = [
-    Case("grouped", engine, variant)
-    for engine, variant in (
-        ("flash", "standard"),
-        ("flash", "ladder"),
-        ("sharded", "hybrid-ladder:1"),
-        ("sharded", "ladder"),
-    )
-]
+TRAINED = [Case("grouped", "flash", variant) for variant in (*VARIANTS[:-1], *OTHERS, *HYBRIDS)]
+TRAINED += [Case("grouped", "sharded", variant) for variant in (*OTHERS, "hybrid-ladder:1", "ladder")]
+TRAINED_APART = [Case("split", "flash", variant) for variant in ("standard", "desync:3", *OTHERS)]
 # these hold weights whole on every rank, whose gradients are parts
 TRAINED_ALONE = [Case("experts", "flash", "ladder"), Case("latent", "flash", "standard")]
 
 
 def trained(size: int) -> list[Case]:
     """Cases whose gradients a degree computes."""
-    return {1: TRAINED + TRAINED_ALONE, 2: TRAINED}.get(size, [])
+    return {1: TRAINED + TRAINED_ALONE, 2: TRAINED, 4: TRAINED_APART}[size]
 
 
 def compute(comm: Communicator) -> dict[str, Any]:
