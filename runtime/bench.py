@@ -104,7 +104,9 @@ def _measured(config: BenchConfig, engine: EngineConfig, links: CommConfig, trac
     shape = ModelConfig.from_file(config.model)
     if shape.activation not in kernels.ACTIVATIONS:
         raise UsageError(f"unknown hidden_act '{shape.activation}'", hint=f"known: {', '.join(kernels.ACTIVATIONS)}")
-    wirings = [lay_out(name, shape.layers, shape.ladder_layers) for name in dict.fromkeys(config.variants)]
+    named = (lay_out(name, shape.layers, shape.ladder_layers) for name in config.variants)
+    # one variant may have several names
+    wirings = list({wiring.name: wiring for wiring in named}.values())
     comm = connect(links, Degrees(config.tp, config.attention_dp, config.pp))
     if engine.dispatch == "all-to-all" and comm.name in ("emulate", "none") and comm.exchange.size > 1:
         raise UsageError(

@@ -82,7 +82,7 @@ class _Place(NamedTuple):
 
     number: int
     """Such blocks before it."""
-    count: int
+    total: int
     """How many they are."""
 
 
@@ -109,7 +109,7 @@ def _desync(block: BlockPlan, at: _Place, every: int) -> BlockPlan:
     """A residual for each rank, ``x^r + p_i^r``; after every N-th block and the last ``sum_r x^r / ranks + s_i``."""
     if every == 1:
         return block
-    if (at.number + 1) % every and at.number + 1 < at.count:
+    if (at.number + 1) % every and at.number + 1 < at.total:
         return replace(block, reduces=False)
     return replace(block, carries="residual")
 
@@ -121,7 +121,7 @@ def _track(block: BlockPlan, at: _Place, layers: int) -> BlockPlan:
 
 def _drop(block: BlockPlan, at: _Place, layers: int) -> BlockPlan:
     """In the last K layers the MLP reads ``x + sum_{j<i-1} s_j + p_{i-1}^r``, and ``p_{i-1}^r + p_i^r`` is reduced."""
-    if at.count - at.number > 2 * layers:
+    if at.total - at.number > 2 * layers:
         return block
     if block.part == "attn":
         return replace(block, reduces=False)
@@ -249,20 +249,23 @@ def _parse(variant: str, layers: int) -> tuple[str, _Family, int, int]:
     name = max((name for name in _FAMILIES if f"{body}:".startswith(f"{name}:")), key=len, default="")
     numbers = body[len(name) + 1 :].split(":") if name != body else []
     family, is_hybrid = _FAMILIES.get(name), body != text
-    if family is None or (is_hybrid and not family.in_hybrids) or (numbers and not (family.parameter or is_hybrid)):
+    if family is None or (is_hybrid and not family.in_hybrids):
         raise UsageError(f"unknown variant '{variant}'", hint=f"known: {', '.join(VARIANTS)}")
-    words, last = [_HYBRID * is_hybrid + name], layers
+    last = layers
     if is_hybrid:
         last = _number(variant, _Parameter("K", _layers), numbers.pop() if numbers else "", layers)
-    parameter = 0
-    if family.parameter and not numbers and family.parameter.default is not None:
-        parameter = family.parameter.default
-    elif family.parameter:
-        parameter = _number(variant, family.parameter, ":".join(numbers), last)
-    elif numbers:
-        raise UsageError(f"variant '{variant}': has one number, the last K layers", hint=f"write '{words[0]}:{last}'")
-    words += [str(parameter)] if family.parameter and parameter != family.parameter.default else []
-    return ":".join([*words, *([str(last)] if is_hybrid else [])]), family, parameter, last
+    words, number = [text[: len(text) - len(body)] + name], 0
+    if family.parameter is None:
+        if numbers:
+            way_out = ":".join([*words, str(last)] if is_hybrid else words)
+            raise UsageError(f"variant '{variant}': {name} takes no number", hint=f"write '{way_out}'")
+    elif numbers or family.parameter.default is None:
+        number = _number(variant, family.parameter, ":".join(numbers), last)
+    else:
+        number = family.parameter.default
+    words += [str(number)] if family.parameter and number != family.parameter.default else []
+    words += [str(last)] if is_hybrid else []
+    return ":".join(words), family, number, last
 
 
 def _number(variant: str, parameter: _Parameter, text: str, layers: int) -> int:

@@ -76,7 +76,8 @@ def test_every_variant_on_an_emulated_link(model: Path, tmp_path: Path) -> None:
 
 def test_requests_are_counted_on_a_terminal(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     screen = progress_of(monkeypatch)
-    config = BenchConfig(model=model, variants=("standard", "ladder"), tp=4, warmups=1, repeats=2, **REQUEST)
+    names = ("standard", "ladder", "Ladder:1")
+    config = BenchConfig(model=model, variants=names, tp=4, warmups=1, repeats=2, **REQUEST)
     bench(config, EngineConfig(), link(tmp_path, 1e-6))
     assert re.findall(r"(\d+) of 6 requests", screen.getvalue()) == [*"123456"]
 

@@ -122,6 +122,8 @@ def test_a_hybrid_is_the_equations_over_the_same_weights(saved: Saved, tmp_path:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_hybrid_s_config_says_what_its_type_implied(saved: Saved, family: str) -> None:
     config = read_object(saved.root / family / "config.json", what="a config.json")
+    trained = config | {"ladder_sim_wiring": "delayed:1"}
+    assert ModelConfig.from_hf(hybrid(trained, 2)) == ModelConfig.from_hf(hybrid(config, 2))
     assert ModelConfig.from_hf(hybrid(config, 2)) == replace(ModelConfig.from_hf(config), ladder_layers=(2, 3))
 
 

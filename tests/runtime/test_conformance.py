@@ -47,10 +47,8 @@ pytestmark = pytest.mark.torch
 OLDEST = ("standard", "parallel", "ladder", "hybrid-ladder:2", "desync:2", "desync:3", "upper-bound")
 VARIANTS = (
     *OLDEST,
-    *("ladder:2", "ladder:8", "delayed:0", "delayed:1", "delayed:3", "track:1", "track:3", "drop:0", "drop:2"),
-    *("partial:50", "partial:100", "farskip", "farskip:own"),
-    *("hybrid-parallel:2", "hybrid-ladder:3:2", "hybrid-delayed:2:3", "hybrid-track:1:3", "hybrid-desync:3:2"),
-    *("hybrid-partial:25:2", "hybrid-farskip:2", "hybrid-farskip:own:3"),
+    *("ladder:2", "delayed:1", "delayed:3", "track:3", "drop:2", "partial:50", "farskip", "farskip:own"),
+    *("hybrid-parallel:2", "hybrid-ladder:3:2", "hybrid-delayed:2:3", "hybrid-track:1:3", "hybrid-partial:25:2"),
 )
 # enough for the first, the last, a hybrid's boundary and more than a period of desync:3
 LAYERS = 4
@@ -121,7 +119,7 @@ def test_the_runtime_runs_what_the_simulator_costs(model: str, stack: str, fake_
     spec = replace(catalog.model(model), layers=LAYERS)
     config = replace(config_of(spec.name), layers=LAYERS)
     options = stacks()[stack]
-    variants = VARIANTS if stack in ("plain", "fused", "sharded-embedding") else OLDEST
+    variants = VARIANTS if stack in ("fused", "sharded-embedding") else OLDEST
     for variant, (phase, kv_len) in itertools.product(variants, PASSES):
         watched = run_pass(config, engine_of(options), variant, fake_group, phase)
         plan = Plan(tp=fake_group.size())
@@ -230,7 +228,8 @@ def assert_conforms(kind: str, plan: Plan, options_of_stacks: list[StackSpec]) -
     config, spec = ModelConfig.from_hf(KINDS[kind]), ModelSpec.from_hf(KINDS[kind], name=kind, source="config.json")
     for options in options_of_stacks:
         stages = stages_of(config, options, plan)
-        for variant, (phase, context) in itertools.product(VARIANTS, PASSES):
+        variants = OLDEST if options.attention == "math" else VARIANTS
+        for variant, (phase, context) in itertools.product(variants, PASSES):
             watched, wiring = Watched(), lay_out(variant, LAYERS)
             tokens = context if phase == "prefill" else 1
             tokens_BT = torch.zeros(WORKLOAD.batch, tokens, dtype=torch.long)

@@ -280,7 +280,7 @@ def test_a_degree_that_does_not_divide(tp: int) -> None:
     [
         ("laddr", "unknown", "known: standard, parallel, ladder[:D], delayed:D, track:D, "),
         ("", "unknown", "hybrid-NAME:K"),
-        ("standard:2", "unknown", "known"),
+        ("standard:2", "standard takes no number", "write 'standard'"),
         ("hybrid-drop:1", "unknown", "known"),
         ("ladder:0", "needs a whole number from 1 to 4 as D", "a smaller one is 'standard'"),
         ("ladder:5", "from 1 to 4 as D", "for example 2"),
@@ -294,7 +294,7 @@ def test_a_degree_that_does_not_divide(tp: int) -> None:
         ("hybrid-ladder", "from 1 to 2 as K", "for example 2"),
         ("hybrid-ladder:3", "from 1 to 2 as K", "for example 2"),
         ("hybrid-delayed:3:1", "from 0 to 2 as D", "for example 2"),
-        ("hybrid-farskip:1:2", "has one number", "write 'hybrid-farskip:2'"),
+        ("hybrid-farskip:1:2", "farskip takes no number", "write 'hybrid-farskip:2'"),
     ],
 )
 def test_a_variant_that_is_none(variant: str, rule: str, way_out: str) -> None:
