@@ -203,8 +203,13 @@ class ResidualStream:
         y_BTD = torch.empty_like(self.x_BTD)
         handle = pipeline.receive(y_BTD)
         apart = self._receive(pipeline) if has_shared else None
-        own = self._receive(pipeline).wait if has_own else lambda: y_BTD
-        return Arriving(handle, lambda: y_BTD, own, apart)
+
+        def own() -> Tensor:
+            """All of it, if nothing was exchanged."""
+            handle.wait()
+            return y_BTD
+
+        return Arriving(handle, lambda: y_BTD, self._receive(pipeline).wait if has_own else own, apart)
 
 
 def _channels(x_BTD: Tensor, percent: int) -> int:
