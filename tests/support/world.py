@@ -147,7 +147,6 @@ def cases() -> Iterator[Case]:
         yield Case("grouped", "flash", variant)
         yield Case("grouped", "math", variant)
         yield Case("grouped", "sharded", variant)
-        yield Case("plain", "flash", variant)
         yield Case("experts", "distributed", variant)
         yield Case("latent", "distributed", variant)
     for variant in HYBRIDS:
@@ -206,7 +205,7 @@ class World(NamedTuple):
 
 
 TRAINED = [Case("grouped", "flash", variant) for variant in (*VARIANTS[:-1], *OTHERS, *HYBRIDS)]
-TRAINED += [Case("grouped", "sharded", variant) for variant in (*OTHERS, "hybrid-ladder:1", "ladder")]
+TRAINED += [Case("grouped", "sharded", variant) for variant in ("ladder", "hybrid-ladder:1", "delayed:1", "partial:50")]
 TRAINED_APART = [Case("split", "flash", variant) for variant in ("standard", "desync:3", *OTHERS)]
 # these hold weights whole on every rank, whose gradients are parts
 TRAINED_ALONE = [Case("experts", "flash", "ladder"), Case("latent", "flash", "standard")]
