@@ -18,6 +18,8 @@ The way of a prediction through the package:
     from ops to the seconds of a request; many requests in flight under continuous batching
 ``prediction``, ``answer``, ``confidence``, ``runs``
     `predict`; what it returns, which prints itself; the intervals and sources of that; the runs behind it
+``quality``
+    published scores of models with other wirings
 ``serve``
     requests that arrive one by one: schedulers, replicas, promises; times of steps for others
 ``sweeps``, ``analysis``, ``validation``, ``traces``

@@ -19,6 +19,7 @@ from ladder_sim.errors import (
     UsageError,
 )
 from ladder_sim.graph.variants import parse
+from ladder_sim.quality.published import quality_of
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.cluster import ClusterSpec
@@ -198,6 +199,8 @@ def _cautions(options: Sequence[Option], loads: Sequence[int], *, bounded: bool)
         today = next((option for option in options if option.variant == own), None)
         which = str(today) if today else f"{own}, which is no option"
         yield f"{best.variant} must be trained: {model.name} has no such weights; best with its own: {which}"
+        if quality := quality_of(best.variant):
+            yield quality.sentence
     if len(loads) > 1 and best.requests == loads[-1] > 1:
         yield f"{load_label(best.scenario.workload)} is the largest that was tried: a larger one may be better"
 

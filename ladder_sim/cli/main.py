@@ -16,6 +16,7 @@ from ladder_sim.cli.doctor import doctor
 from ladder_sim.cli.explore import explore
 from ladder_sim.cli.options import PASSED_ON, OnceCommand
 from ladder_sim.cli.predict import predict
+from ladder_sim.cli.quality import quality
 from ladder_sim.cli.run import run
 from ladder_sim.cli.serve import capacity, serve
 from ladder_sim.cli.sweep import sweep
@@ -45,6 +46,7 @@ app.command(context_settings=PASSED_ON)(run)
 app.command(context_settings=PASSED_ON)(crosscheck)
 app.add_typer(trace, name="trace")
 app.command(cls=OnceCommand)(validate)
+app.command(cls=OnceCommand)(quality)
 app.command("list", cls=OnceCommand)(list_)
 app.command(cls=OnceCommand)(show)
 app.command(cls=OnceCommand)(doctor)

@@ -69,18 +69,16 @@ def draw(figure: "Callable[[], go.Figure]", plot: Path | None) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Output(OptionGroup):
-    """Output format and files, validated before computing."""
+class TextOutput(OptionGroup):
+    """Output format and file, validated before computing."""
 
     json: Annotated[bool, typer.Option("--json", help="One JSON object.", rich_help_panel=PANEL)] = False
     csv: Annotated[bool, typer.Option("--csv", help="One CSV row per result.", rich_help_panel=PANEL)] = False
     save: Annotated[
         Path | None, typer.Option(help="Write to a file instead of stdout: .json, .csv or .txt.", rich_help_panel=PANEL)
     ] = None
-    plot: Annotated[Path | None, typer.Option(help="Draw it: .html, .png or .svg.", rich_help_panel=PANEL)] = None
 
     def __post_init__(self) -> None:
-        check_plot(self.plot)
         chosen_format(json=self.json, csv=self.csv, save=self.save)
 
     @property
@@ -88,15 +86,13 @@ class Output(OptionGroup):
         """Text, json or csv."""
         return chosen_format(json=self.json, csv=self.csv, save=self.save)
 
-    def give(
+    def write(
         self,
         document: "Callable[[], Document]",
         report: "Callable[[], RenderableType]",
-        figure: "Callable[[], go.Figure]",
         notes: "Notes | None" = None,
     ) -> None:
-        """Draw the answer, and print or write it in its format, with its notes; each is made only when it is needed."""
-        draw(figure, self.plot)
+        """Print or write the answer in its format, with its notes; each is made only when it is needed."""
         if self.form == "text":
             from rich.console import Group
 
@@ -109,6 +105,28 @@ class Output(OptionGroup):
             write(document().to_csv(), self.save)
             if notes:
                 warn(notes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output(TextOutput):
+    """Of an answer that can be drawn as well."""
+
+    plot: Annotated[Path | None, typer.Option(help="Draw it: .html, .png or .svg.", rich_help_panel=PANEL)] = None
+
+    def __post_init__(self) -> None:
+        check_plot(self.plot)
+        TextOutput.__post_init__(self)
+
+    def give(
+        self,
+        document: "Callable[[], Document]",
+        report: "Callable[[], RenderableType]",
+        figure: "Callable[[], go.Figure]",
+        notes: "Notes | None" = None,
+    ) -> None:
+        """Draw the answer, and print or write it."""
+        draw(figure, self.plot)
+        self.write(document, report, notes)
 
 
 def warn(notes: "Notes") -> None:

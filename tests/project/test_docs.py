@@ -19,6 +19,7 @@ def test_the_pages_show_every_command() -> None:
         "serve",
         "capacity",
         "validate",
+        "quality",
     }
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.conftest import REPO
 from tests.support.commands import run
 
-PAGES = ("README.md", "docs/sweeps.md", "docs/analysis.md", "docs/serving.md", "docs/load.md")
+PAGES = ("README.md", "docs/sweeps.md", "docs/analysis.md", "docs/serving.md", "docs/load.md", "docs/quality.md")
 PYTHON_PAGES = ("docs/python.md",)
 # the output goes on to the next text or command; blank lines inside it are its own
 _BLOCK = re.compile(r"^    \$ (ladder-sim .*)\n((?:    (?!\$).*\n|\n(?=    (?!\$)))*)", re.MULTILINE)

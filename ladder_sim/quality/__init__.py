@@ -1,0 +1,1 @@
+"""What models with other wirings lose or gain in quality, as published: `published` reads the figures."""

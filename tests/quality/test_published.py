@@ -1,0 +1,94 @@
+"""Published figures of quality: what the file holds, and what is said of a wiring."""
+
+import csv
+import io
+import json
+import re
+
+import pytest
+
+from ladder_sim.graph.families import FAMILIES
+from ladder_sim.graph.variants import canonical
+from ladder_sim.quality.published import Measured, published, quality_of, without_figures
+from tests.support.commands import run
+
+
+def measured(**changed: object) -> Measured:
+    row = next(row for row in published() if row.metric == "WikiText perplexity")
+    return Measured(**({name: getattr(row, name) for name in Measured.__slots__} | changed))
+
+
+def test_the_file_keeps_its_rules() -> None:
+    rows = published()
+    assert len({(row.wiring, row.model, row.tokens, row.recipe, row.metric, row.source) for row in rows}) == len(rows)
+    for row in rows:
+        assert canonical(row.wiring) == row.wiring
+        assert row.model
+        assert row.recipe
+        assert row.metric
+        assert row.source
+        assert row.parameters > 1e8
+        assert row.tokens >= 0
+        # a paper's number, or a page of the project that measured it
+        assert re.search(r"arXiv \d{4}\.\d{5}|README", row.source)
+    # every wiring of which the averages or perplexities are asked for has one
+    assert {row.wiring for row in rows} == {row.wiring for row in rows if row.sums_up}
+
+
+@pytest.mark.parametrize(
+    ("value", "higher_is_better", "is_worse"), [(1, True, True), (1, False, False), (3, True, False), (3, False, True)]
+)
+def test_which_way_is_worse(value: float, higher_is_better: bool, is_worse: bool) -> None:
+    row = measured(value=float(value), standard=2.0, higher_is_better=higher_is_better)
+    assert row.is_worse is is_worse
+    assert (row.difference, measured(standard=None).difference) == (value - 2.0, None)
+    assert not measured(value=2.0, standard=2.0).is_worse
+
+
+def test_a_sentence_has_the_numbers_of_the_largest_model() -> None:
+    quality = quality_of("Farskip")
+    assert quality is not None
+    assert (
+        "Llama-4-Scout, under 10 B tokens, self-distilled: average of 11 tasks 75.1 (standard 76)" in quality.sentence
+    )
+    assert "fine-tuned: average of 11 tasks 65.6 (standard 76)" in quality.sentence
+    assert {row.wiring for row in quality.rows} == {"farskip"}
+
+
+def test_relatives_are_not_taken_for_the_wiring() -> None:
+    hybrid, deeper = quality_of("hybrid-ladder:40"), quality_of("ladder:2")
+    assert hybrid is not None
+    assert deeper is not None
+    assert hybrid.rows == deeper.rows == ()
+    assert hybrid.sentence.startswith("no published quality of hybrid-ladder:40 is known here; of hybrid-ladder:16: ")
+    assert deeper.sentence.startswith("no published quality of ladder:2 is known here; of ladder: ")
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_every_wiring_has_a_sentence_with_numbers_or_says_that_there_are_none(family: object) -> None:
+    name = family.name + (f":{family.parameter.example}" if family.parameter else "")
+    quality = quality_of(name)
+    assert (quality is None) == (not family.retrained)
+    if quality is not None:
+        assert ("(standard " in quality.sentence or "perplexity" in quality.sentence) == bool(
+            quality.rows or quality.relatives
+        )
+        assert (family.shortest in without_figures()) == (not quality.rows and not quality.relatives)
+        assert "parity" not in quality.sentence
+
+
+def test_the_command_says_what_is_published_and_what_not() -> None:
+    every = run("quality").out
+    assert "no published quality is known here of parallel, track:D, desync:N" in every
+    assert "secondary copy" in every
+    assert "+0.42 worse" in every
+    assert "-0.12 better" in every
+    assert "parity" not in every
+    answer = json.loads(run("quality", "ladder:2", "--json").out)
+    assert answer["unknown"] == ["ladder:2"]
+    assert {row["wiring"] for row in answer["rows"]} == {"ladder", "hybrid-ladder:16", "hybrid-ladder:20"}
+    (nothing,) = csv.DictReader(io.StringIO(run("quality", "track:4", "--csv").out))
+    assert {name for name, cell in nothing.items() if cell} == {"wiring"}
+    refused = run("quality", "upper-bound")
+    assert refused.code == 2
+    assert "needs no training" in refused.err
