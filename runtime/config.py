@@ -62,24 +62,14 @@ class ModelConfig:
     """Bias vectors in the MLP."""
     ladder_layers: tuple[int, ...] = ()
     """Layers that the config itself wires as ladder (`model_type: llamaLadder`)."""
-    wiring: str = ""
-    """Variant that the config itself names (`ladder_sim_wiring`); empty: none."""
+    variant: str = "standard"
+    """The wiring in the config itself."""
     max_positions: int = 0
     """Longest context of the training, tokens; 0: unknown."""
     sliding_window: int = 0
     """Tokens that some or all layers attend to; 0: all of them."""
     window_layers: tuple[int, ...] = ()
     """Layers that use the sliding window; empty: every layer, if there is one."""
-
-    @property
-    def variant(self) -> str:
-        """The wiring in the config itself."""
-        if self.wiring:
-            return self.wiring
-        count = len(self.ladder_layers)
-        if count in (0, self.layers):
-            return "ladder" if count else "standard"
-        return f"hybrid-ladder:{count}"
 
     @classmethod
     def from_file(cls, path: Path) -> Self:
@@ -122,6 +112,7 @@ class ModelConfig:
         if heads % kv_heads:
             raise UsageError(f"num_key_value_heads is {kv_heads}: must divide num_attention_heads, {heads}")
         attention_bias = field(config, "attention_bias", bool, False)
+        variant, ladder_layers = wiring_in(config, layers)
         rope, max_positions = rope_fields(config), field(config, "max_position_embeddings", int, 0)
         return cls(
             layers=layers,
@@ -145,8 +136,8 @@ class ModelConfig:
             qkv_bias=attention_bias,
             out_bias=field(config, "attention_out_bias", bool, attention_bias),
             mlp_bias=field(config, "mlp_bias", bool, False),
-            ladder_layers=_ladder_layers(config, layers) if kind == "llamaLadder" else (),
-            wiring=_wiring(config, kind),
+            ladder_layers=ladder_layers,
+            variant=variant,
             max_positions=max_positions,
             **_windows(config, layers),
         )
@@ -302,19 +293,24 @@ def _windows(config: Mapping[str, object], layers: int) -> dict[str, Any]:
     return {"sliding_window": window, "window_layers": () if len(windowed) == layers else windowed}
 
 
-def _ladder_layers(config: Mapping[str, object], layers: int) -> tuple[int, ...]:
-    """The layers by number; a count is of those next to the LM head. A config that says nothing has none."""
-    value = config.get("ladder_layers", 0)
+def wiring_in(config: Mapping[str, object], layers: int) -> tuple[str, tuple[int, ...]]:
+    """The variant that a config.json says (`ladder_sim_wiring`, `model_type: llamaLadder`), and its ladder layers.
+
+    `ladder_layers` are numbers, or a count of those next to the LM head; a config that says nothing has none.
+    """
+    named = field(config, "ladder_sim_wiring", str, "")
+    if config.get("model_type") != "llamaLadder":
+        return named or "standard", ()
+    if named:
+        raise UsageError(
+            f"ladder_sim_wiring is {named!r}: a llamaLadder has its ladder_layers", hint="drop one of both"
+        )
+    value = config.get("ladder_layers") or 0
     numbers = list(range(layers - value, layers)) if isinstance(value, int) and value >= 0 else value
     if not isinstance(numbers, list) or not all(isinstance(i, int) and 0 <= i < layers for i in numbers):
         raise UsageError(f"ladder_layers is {value!r}: must be a count up to {layers} or a list of layers")
-    return tuple(sorted(set(numbers)))
-
-
-def _wiring(config: Mapping[str, object], kind: str) -> str:
-    wiring = field(config, "ladder_sim_wiring", str, "")
-    if wiring and kind == "llamaLadder":
-        raise UsageError(
-            f"ladder_sim_wiring is {wiring!r}: a llamaLadder has its ladder_layers", hint="drop one of both"
-        )
-    return wiring
+    ladder_layers = tuple(sorted(set(numbers)))
+    count = len(ladder_layers)
+    if count in (0, layers):
+        return "ladder" if count else "standard", ladder_layers
+    return f"hybrid-ladder:{count}", ladder_layers

@@ -26,7 +26,9 @@ def save(model: Decoder, folder: Path, config: Mapping[str, object], *, file_byt
 
     `folder` is created if needed and must not hold a checkpoint; `config` is the Hugging Face config.json of the model.
     """
-    saved, own = (replace(shape, ladder_layers=(), wiring="") for shape in (ModelConfig.from_hf(config), model.config))
+    saved, own = (
+        replace(shape, ladder_layers=(), variant="standard") for shape in (ModelConfig.from_hf(config), model.config)
+    )
     if saved != own:
         raise UsageError("the config.json to be saved is not that of the model", hint="give the one it was made from")
     if model.comm.pipeline.stages > 1:

@@ -103,15 +103,21 @@ class ResidualStream:
         for ahead_BTD in self._read_ahead(block) if block else ():
             self._add(last)
             kept_BTD, last, deferred = self.x_BTD, [ahead_BTD], False
-        weight_D = shared(norm.weight_D, self._comm)
         if last and (self._engine.fused_ladder_add if deferred else self._engine.fused_residual_add):
-            self.x_BTD, n_BTD = kernels.add_norm(self.x_BTD, last[0], weight_D, norm.eps)
+            self.x_BTD, n_BTD = self._add_norm(norm, last[0])
         else:
             self._add(last)
-            n_BTD = kernels.norm(self.x_BTD, weight_D, norm.eps)
+            n_BTD = self._norm(norm)
         if self._carried:
             self.x_BTD = kept_BTD
         return n_BTD
+
+    def _norm(self, norm: RMSNorm) -> Tensor:
+        return kernels.norm(self.x_BTD, shared(norm.weight_D, self._comm), norm.eps)
+
+    def _add_norm(self, norm: RMSNorm, y_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        """The stream with an output, and its norm."""
+        return kernels.add_norm(self.x_BTD, y_BTD, shared(norm.weight_D, self._comm), norm.eps)
 
     def _join(self, number: float) -> list[Tensor]:
         """Add the outputs of the blocks before a number; the last is returned instead, if only its add is missing."""

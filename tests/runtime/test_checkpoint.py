@@ -124,7 +124,9 @@ def test_a_hybrid_s_config_says_what_its_type_implied(saved: Saved, family: str)
     config = read_object(saved.root / family / "config.json", what="a config.json")
     trained = config | {"ladder_sim_wiring": "delayed:1"}
     assert ModelConfig.from_hf(hybrid(trained, 2)) == ModelConfig.from_hf(hybrid(config, 2))
-    assert ModelConfig.from_hf(hybrid(config, 2)) == replace(ModelConfig.from_hf(config), ladder_layers=(2, 3))
+    assert ModelConfig.from_hf(hybrid(config, 2)) == replace(
+        ModelConfig.from_hf(config), ladder_layers=(2, 3), variant="hybrid-ladder:2"
+    )
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "sharded"])
