@@ -70,10 +70,9 @@ def test_the_command_line_prints_transformers_greedy_text_from_two_ranks(saved: 
     assert done.stderr.endswith("standard, TP 2]\n")
 
 
-@pytest.mark.parametrize("degrees", ["--tp 2 --ep 2", "--pp 2", "--tp 2 --pp 2 --ep 2"])
-def test_experts_and_stages_from_the_command_line(tmp_path: Path, degrees: str) -> None:
-    reference = save_checkpoint(tmp_path, "mixtral")
-    command = ["run", "--model", str(tmp_path), *degrees.split(), "--prompt", PROMPT, "--gen", "12"]
+def test_experts_and_stages_from_the_command_line(tmp_path: Path) -> None:
+    reference, degrees = save_checkpoint(tmp_path, "mixtral"), ("--tp", "2", "--pp", "2", "--ep", "2")
+    command = ["run", "--model", str(tmp_path), *degrees, "--prompt", PROMPT, "--gen", "12"]
     done = subprocess.run([sys.executable, "-m", "ladder_sim", *command], cwd=REPO, capture_output=True)
     assert (done.returncode, done.stdout.decode()) == (0, greedy(reference, 12) + "\n"), done.stderr
 
