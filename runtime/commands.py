@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeVar, get_args
 from ladder_sim.errors import UsageError
 from ladder_sim.system.files import write_file
 from runtime.checkpoint.convert import convert
-from runtime.config import Dispatch, EngineConfig, ModelConfig, check_counts, check_groups, read_timeout
+from runtime.config import AllReduce, Dispatch, EngineConfig, ModelConfig, check_counts, check_groups, read_timeout
 from runtime.model.wiring import lay_out
 from runtime.prepare import CompletionConfig, EvaluationConfig, prepare_completion, prepare_evaluation
 
@@ -85,6 +85,7 @@ def _add_bench(commands: Any) -> None:
     _add_stages(add)
     add("--attention-dp", type=int, default=1, metavar="N", help="groups of --tp ranks with a part of the batch each")
     add("--dispatch", choices=get_args(Dispatch), default="allgather", help="how tokens reach experts of other groups")
+    add("--allreduce", choices=get_args(AllReduce), default="backend", help="others: in a node's symmetric memory")
     add("--emulate", dest="table", type=Path, metavar="TABLE", help="all-reduce latencies: CSV or JSON, bytes,seconds")
 
 

@@ -14,6 +14,8 @@ from runtime.model_types import TYPES, UNSUPPORTED
 
 Attention = Literal["flash", "math"]
 Dispatch = Literal["allgather", "all-to-all"]
+# kernels: the backend's, or those that read the memory of a node's other GPUs
+AllReduce = Literal["backend", "one-shot", "multimem"]
 # names of `--dtype`
 DTYPES = ("fp32", "bf16", "fp16")
 

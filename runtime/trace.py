@@ -106,7 +106,7 @@ class MarkedLink(EmulatedLink):
         super().__init__(link.size, link.table, link.exchange.size)
         self._sent = 0
 
-    def send(self, kind: str, size_bytes: int) -> Handle:
+    def send(self, kind: str, size_bytes: int, *, blocking: bool = False) -> Handle:
         handle = super().send(kind, size_bytes)
         self._sent += 1
         label = f"link:{kind} {self._sent}, {size_bytes} bytes"

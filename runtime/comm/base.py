@@ -1,6 +1,8 @@
 """The interfaces of a rank's communication, and their smallest implementations."""
 
+import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from torch import Tensor
@@ -72,8 +74,8 @@ class Communicator(Protocol):
     exchange: Exchange
     """Where this group is among those with requests of their own."""
 
-    def all_reduce(self, x: Tensor) -> Handle:
-        """Start summing `x` over the ranks, in place."""
+    def all_reduce(self, x: Tensor, *, blocking: bool = False) -> Handle:
+        """Start summing `x` over the ranks, in place; `blocking`: nothing is computed before it is waited for."""
 
     def all_gather(self, x: Tensor) -> Tensor:
         """Every rank's `x`, concatenated along the last dimension."""
@@ -87,8 +89,23 @@ class Communicator(Protocol):
     def barrier(self) -> None:
         """Wait for every rank of all groups."""
 
+    def watched(self) -> "AbstractContextManager[Times]":
+        """Measure the time of collectives meanwhile."""
+
     def settings(self) -> dict[str, object]:
         """What a result reports of the communication."""
+
+
+class Times:
+    """Seconds of collectives while they are watched; NaN: this communicator cannot see them."""
+
+    comm_s = math.nan
+    """Of the collectives."""
+    exposed_s = math.nan
+    """The computation waited for them."""
+
+    def settle(self, *, replays: bool = False) -> None:
+        """Count a pass to its end; called after each, `replays` if the next may replay its CUDA graph."""
 
 
 class _NoCollective:
@@ -155,7 +172,7 @@ class Alone:
     def __init__(self, size: int = 1, pipeline: Pipeline = ONE_STAGE, exchange: Exchange = ONE_GROUP) -> None:
         self.size, self.pipeline, self.exchange = size, pipeline, exchange
 
-    def all_reduce(self, x: Tensor) -> Handle:
+    def all_reduce(self, x: Tensor, *, blocking: bool = False) -> Handle:
         return DONE
 
     def all_gather(self, x: Tensor) -> Tensor:
@@ -169,6 +186,9 @@ class Alone:
 
     def barrier(self) -> None:
         """No-op: single rank."""
+
+    def watched(self) -> AbstractContextManager[Times]:
+        return nullcontext(Times())
 
     def settings(self) -> dict[str, object]:
         return {}

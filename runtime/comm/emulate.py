@@ -4,13 +4,15 @@ Without the sums tokens are meaningless; shapes, kernels and their order are tho
 broadcast takes half an all-reduce: in a ring it has half the traffic and half the steps.
 """
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
-from runtime.comm.base import Alone, AloneInExchange, Handle
+from runtime.comm.base import Alone, AloneInExchange, Handle, Times
+from runtime.comm.streams import SideStream
 from runtime.comm.table import LatencyTable
 
 # end of a wait, spent spinning: time.sleep would overshoot
@@ -27,21 +29,21 @@ class _Link(Alone):
         # time of an all-reduce by message size
         self.table = table
 
-    def all_reduce(self, x: Tensor) -> Handle:
-        return self.send("all_reduce", x.nbytes)
+    def all_reduce(self, x: Tensor, *, blocking: bool = False) -> Handle:
+        return self.send("all_reduce", x.nbytes, blocking=blocking)
 
     def all_gather(self, x: Tensor) -> Tensor:
         gathered = super().all_gather(x)
-        self.send("all_gather", gathered.nbytes).wait()
+        self.send("all_gather", gathered.nbytes, blocking=True).wait()
         return gathered
 
     def broadcast(self, x: Tensor) -> None:
-        self.send("broadcast", x.nbytes).wait()
+        self.send("broadcast", x.nbytes, blocking=True).wait()
 
     def settings(self) -> dict[str, object]:
         return {"table": self.table.points}
 
-    def send(self, kind: str, size_bytes: int) -> Handle:
+    def send(self, kind: str, size_bytes: int, *, blocking: bool = False) -> Handle:
         """Queue a collective's message behind those under way."""
         raise NotImplementedError
 
@@ -58,7 +60,7 @@ class _Exchange(AloneInExchange):
 
     def all_gather(self, *tensors: Tensor) -> list[Tensor]:
         gathered = super().all_gather(*tensors)
-        self._link.send("all_gather", sum(x.nbytes for x in gathered)).wait()
+        self._link.send("all_gather", sum(x.nbytes for x in gathered), blocking=True).wait()
         return gathered
 
     def reduce_scatter(self, x: Tensor) -> tuple[Tensor, Handle]:
@@ -78,11 +80,17 @@ class EmulatedLink(_Link):
         # time that the computation waited for them so far
         self.waited_s = 0.0
 
-    def send(self, kind: str, size_bytes: int) -> Handle:
+    def send(self, kind: str, size_bytes: int, *, blocking: bool = False) -> Handle:
         seconds = self._seconds(kind, size_bytes)
         self._free_s = max(time.perf_counter(), self._free_s) + seconds
         self.busy_s += seconds
         return _Deadline(self, self._free_s)
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[Times]:
+        busy_s, waited_s, times = self.busy_s, self.waited_s, Times()
+        yield times
+        times.comm_s, times.exposed_s = self.busy_s - busy_s, self.waited_s - waited_s
 
 
 class _Deadline:
@@ -102,31 +110,19 @@ class _Deadline:
 
 
 class EmulatedGpuLink(_Link):
-    """GPU: a side stream that sleeps, ordered against the computation by events, so that CUDA graphs can capture it."""
+    """GPU: collectives are kernels that sleep, on the streams that NCCL's would be on."""
 
     def __init__(self, size: int, table: LatencyTable, groups: int = 1) -> None:
         super().__init__(size, table, groups)
-        self._stream = torch.cuda.Stream()
+        self._stream = SideStream()
         self._cycles_per_s = _sleep_rate()
 
-    def send(self, kind: str, size_bytes: int) -> Handle:
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            torch.cuda._sleep(round(self._seconds(kind, size_bytes) * self._cycles_per_s))
-            event = torch.cuda.Event()
-            event.record()
-        return _StreamEvent(event)
+    def send(self, kind: str, size_bytes: int, *, blocking: bool = False) -> Handle:
+        cycles = round(self._seconds(kind, size_bytes) * self._cycles_per_s)
+        return self._stream.run(lambda: torch.cuda._sleep(cycles), blocking=blocking)
 
-
-class _StreamEvent:
-    def __init__(self, event: torch.cuda.Event) -> None:
-        self._event = event
-
-    def wait(self) -> None:
-        self._event.wait()
-
-    def observe(self, sink: Callable[[float], None]) -> None:
-        """Never called: the CPU does not see when it ended."""
+    def watched(self) -> contextlib.AbstractContextManager[Times]:
+        return self._stream.watched()
 
 
 def _sleep_rate() -> float:

@@ -2,17 +2,24 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from ladder_sim.errors import MissingDependencyError
-from runtime.comm.base import ONE_GROUP, ONE_STAGE, Exchange, Handle, Pipeline
+from ladder_sim.errors import MissingDependencyError, UsageError
+from runtime.comm.base import DONE, ONE_GROUP, ONE_STAGE, Exchange, Handle, Pipeline, Times
+from runtime.comm.streams import SideStream
+
+_Options = TypeVar("_Options", bound=Any)
+# sums a tensor over the ranks of a group, in place, on the current stream; False: it cannot sum this one
+Reduction = Callable[[Tensor], bool]
 
 
 class ProcessGroup:
@@ -32,6 +39,10 @@ class ProcessGroup:
         Where the group's stage is among the others.
     exchange
         The ranks at this position of every group with requests of its own; None: there is one group.
+    stream
+        Where collectives run; None: where the backend runs them.
+    reduction
+        Instead of the backend's all-reduce.
     """
 
     def __init__(
@@ -42,6 +53,8 @@ class ProcessGroup:
         settings: dict[str, object] | None = None,
         pipeline: Pipeline = ONE_STAGE,
         exchange: "ProcessGroup | None" = None,
+        stream: SideStream | None = None,
+        reduction: Reduction = lambda x: False,
     ) -> None:
         self.name, self.rank, self.size = name, group.rank(), group.size()
         # collectives so far
@@ -50,73 +63,90 @@ class ProcessGroup:
         self._others = exchange
         self.exchange: Exchange = RowExchange(exchange) if exchange else ONE_GROUP
         self._group, self._on_failure, self._settings = group, on_failure, settings or {}
+        self._stream, self._reduction = stream, reduction
 
-    def all_reduce(self, x: Tensor) -> Handle:
-        self.issued += 1
-        return self._start(lambda: self._group.allreduce([x]))
+    def all_reduce(self, x: Tensor, *, blocking: bool = False) -> Handle:
+        options = self._on_stream(dist.AllreduceOptions())
+        return self._start(
+            lambda: None if self._reduction(x) else self._group.allreduce([x], options), blocking=blocking
+        )
 
     def all_gather(self, x: Tensor) -> Tensor:
-        every, handle = self.gather_rows(x)
+        every, handle = self.gather_rows(x, blocking=True)
         handle.wait()
         gathered: Tensor = every.unflatten(0, (self.size, -1)).movedim(0, -2).flatten(-2)
         return gathered
 
-    def gather_rows(self, x: Tensor) -> tuple[Tensor, Handle]:
+    def gather_rows(self, x: Tensor, *, blocking: bool = False) -> tuple[Tensor, Handle]:
         """Start to gather every rank's `x`, one after the other."""
-        self.issued += 1
-        every = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
-        return every, self._start(lambda: self._group._allgather_base(every, x.contiguous()))
+        every, options = x.new_empty((self.size * x.shape[0], *x.shape[1:])), self._on_stream(AllgatherOptions())
+        return every, self._start(
+            lambda: self._group._allgather_base(every, x.contiguous(), options), blocking=blocking
+        )
 
     def scatter_sum(self, x: Tensor) -> tuple[Tensor, Handle]:
         """Start to sum `x` over the ranks, each of which gets an equal part of the rows."""
-        self.issued += 1
-        part = x.new_empty((len(x) // self.size, *x.shape[1:]))
-        options = dist.ReduceScatterOptions()
+        part, options = x.new_empty((len(x) // self.size, *x.shape[1:])), self._on_stream(dist.ReduceScatterOptions())
         return part, self._start(lambda: self._group._reduce_scatter_base(part, x.contiguous(), options))
 
     def swap_rows(self, x: Tensor, sent: list[int], received: list[int]) -> tuple[Tensor, Handle]:
         """Start to send so many rows to each rank, and to receive so many from each."""
-        self.issued += 1
-        arriving = x.new_empty((sum(received), *x.shape[1:]))
-        return arriving, self._start(lambda: self._group.alltoall_base(arriving, x.contiguous(), received, sent))
+        arriving, options = x.new_empty((sum(received), *x.shape[1:])), self._on_stream(dist.AllToAllOptions())
+        return arriving, self._start(
+            lambda: self._group.alltoall_base(arriving, x.contiguous(), received, sent, options)
+        )
 
     def broadcast(self, x: Tensor) -> None:
-        self.broadcast_from(0, x).wait()
+        self.broadcast_from(0, x, blocking=True).wait()
 
-    def broadcast_from(self, root: int, x: Tensor) -> Handle:
+    def broadcast_from(self, root: int, x: Tensor, *, blocking: bool = False) -> Handle:
         """Start to overwrite `x` with that of a rank."""
-        self.issued += 1
-        options = dist.BroadcastOptions()
+        options = self._on_stream(dist.BroadcastOptions())
         options.rootRank = root
-        return self._start(lambda: self._group.broadcast([x], options))
+        return self._start(lambda: self._group.broadcast([x], options), blocking=blocking)
 
     def send(self, x: Tensor, rank: int) -> Handle:
         """Start sending to a rank; tensors arrive in the order in which they are sent."""
-        return self._start(lambda: self._group.send([x], rank, 0))
+        return self._work(lambda: self._group.send([x], rank, 0))
 
     def receive(self, x: Tensor, rank: int) -> Handle:
         """Start to overwrite `x` with the next tensor that a rank sends."""
-        return self._start(lambda: self._group.recv([x], rank, 0))
+        return self._work(lambda: self._group.recv([x], rank, 0))
 
     def slowest(self, seconds: Tensor) -> Tensor:
-        largest = dist.AllreduceOptions()
+        largest = self._on_stream(dist.AllreduceOptions())
         largest.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
         maximum = seconds.to("cuda" if self.name == "nccl" else "cpu", copy=True)
-        self._start(lambda: self._group.allreduce([maximum], largest)).wait()
+        self._start(lambda: self._group.allreduce([maximum], largest), blocking=True).wait()
         return maximum.cpu() if self._others is None else self._others.slowest(maximum)
 
     def barrier(self) -> None:
-        self.issued += 1
         self.slowest(torch.zeros(1))
+
+    def watched(self) -> AbstractContextManager[Times]:
+        return nullcontext(Times()) if self._stream is None else self._stream.watched()
 
     def settings(self) -> dict[str, object]:
         return self._settings
 
-    def _start(self, issue: Callable[[], dist.Work]) -> "_Work":
+    def _on_stream(self, options: _Options) -> _Options:
+        """Make a collective run on the current stream, if there are streams, and not on one of the backend's."""
+        options.asyncOp = self._stream is None
+        return options
+
+    def _start(self, issue: Callable[[], dist.Work | None], *, blocking: bool = False) -> Handle:
+        self.issued += 1
+        if self._stream is None:
+            return self._work(issue)
+        # before torch 2.8 NCCL takes a stream of its own all the same, and is waited for
+        return self._stream.run(lambda: self._work(issue).wait(), blocking=blocking)
+
+    def _work(self, issue: Callable[[], dist.Work | None]) -> Handle:
         try:
-            return _Work(issue(), self._on_failure, on_cpu=self.name == "gloo")
+            work = issue()
         except RuntimeError as error:
             raise self._on_failure(error) from error
+        return DONE if work is None else _Work(work, self._on_failure, on_cpu=self.name == "gloo")
 
 
 class _Work:
@@ -143,7 +173,7 @@ class RowExchange:
         self._group = group
 
     def all_gather(self, *tensors: Tensor) -> list[Tensor]:
-        started = [self._group.gather_rows(x) for x in tensors]
+        started = [self._group.gather_rows(x, blocking=True) for x in tensors]
         for _, handle in started:
             handle.wait()
         return [every for every, _ in started]
@@ -267,18 +297,43 @@ def _gloo_group(store: Store, rank: int, size: int, *, threads: int, timeout_s: 
     return group
 
 
+# variables that keep collectives from running under the computation, and what they do
+_SERIAL = {
+    "ENABLE_INTRA_NODE_COMM": "torch puts small all-reduces on the stream of the computation",
+    "TORCH_NCCL_BLOCKING_WAIT": "the CPU waits for every collective",
+    "NCCL_BLOCKING_WAIT": "the CPU waits for every collective",
+    "CUDA_LAUNCH_BLOCKING": "the CPU waits for every kernel",
+}
+# as torch reads them (c10d/Utils.hpp, getCvarBool)
+_OFF = ("", "0", "n", "no", "f", "false")
+
+
+def check_variables(environment: Mapping[str, str]) -> None:
+    """Raise UsageError if a variable keeps collectives on GPUs from running under the computation."""
+    for name, effect in _SERIAL.items():
+        value = environment.get(name, "")
+        if value.lower() not in _OFF:
+            hint = f"unset {name}"
+            if name == "ENABLE_INTRA_NODE_COMM":
+                hint += "; --allreduce one-shot runs such a kernel on the stream of communication"
+            raise UsageError(f"{name} is {value}: {effect}, so that nothing could be hidden", hint=hint)
+
+
 def nccl_groups(store: Store, rank: int, degrees: Degrees, *, gpu: int, timeout_s: float) -> Groups:
     """NCCL groups with one GPU per rank; `gpu` is the number of this rank's among those that it sees."""
     if not dist.is_nccl_available():
         raise MissingDependencyError("this torch has no NCCL", hint="--backend gloo runs on CPUs")
+    check_variables(os.environ)
     torch.cuda.set_device(gpu)
+    timeout = timedelta(seconds=timeout_s)
     dist.init_process_group(
         "nccl",
         store=store,
         rank=rank,
         world_size=degrees.ranks,
-        timeout=timedelta(seconds=timeout_s),
+        timeout=timeout,
         device_id=torch.device("cuda", gpu),
+        pg_options=_nccl_options(timeout),
     )
     world = dist.group.WORLD
     if world is None:
@@ -290,7 +345,17 @@ def nccl_groups(store: Store, rank: int, degrees: Degrees, *, gpu: int, timeout_
         if len(groups[0]) == 1 and kind != "tensor":
             return None
         # every rank has to take part in making every group
-        made: list[dist.ProcessGroup] = [dist.new_group(members) for members in groups]
+        made: list[dist.ProcessGroup] = [
+            dist.new_group(members, timeout=timeout, pg_options=_nccl_options(timeout)) for members in groups
+        ]
         return next(group for group, members in zip(made, groups, strict=True) if rank in members)
 
     return _made(own, degrees)
+
+
+def _nccl_options(timeout: timedelta) -> Any:
+    """Of one group: torch writes the group's name into them."""
+    # of streams of NCCL's own: what a pipeline's stages send must not wait for SMs behind a GEMM
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    options._timeout = timeout
+    return options

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
@@ -16,7 +16,10 @@ from runtime.comm.emulate import EmulatedGpuLink, EmulatedLink
 from runtime.comm.heartbeat import Heartbeat
 from runtime.comm.launch import FOLDER
 from runtime.comm.process_group import Degrees, ProcessGroup, Stages, gloo_groups, nccl_groups
+from runtime.comm.streams import SideStream
+from runtime.comm.symmetric import LIMITS, SymmetricAllReduce, check_kind
 from runtime.comm.table import LatencyTable
+from runtime.config import AllReduce
 
 # more than a week, which nobody waits
 _MAX_TIMEOUT_S = 1e6
@@ -33,6 +36,8 @@ class CommConfig:
     """All-reduce latencies to emulate."""
     gloo_threads: int = 1
     """1: collectives strictly in turn; 2: gloo's default, two at once."""
+    allreduce: AllReduce = "backend"
+    """Kernel of all-reduces; messages above its limit are the backend's."""
     timeout_s: float = 120.0
     """Limit of waiting for other ranks."""
 
@@ -78,6 +83,8 @@ def connect(config: CommConfig, degrees: Degrees) -> Communicator:
     place = Place.from_environment()
     backend = _choose(config, place, degrees.ranks)
     gpu = -1
+    if backend != "auto":
+        check_kind(config.allreduce, backend, degrees.tp)
     if backend in ("emulate", "none"):
         if degrees.pp > 1:
             raise UsageError(f"--backend {backend} runs one stage, and --pp is {degrees.pp}", hint="use gloo or nccl")
@@ -93,10 +100,11 @@ def connect(config: CommConfig, degrees: Degrees) -> Communicator:
         raise UsageError(f"{ranks}, but {place.size} processes were started", hint="start one for each rank")
     store = _store(config, place)
     heartbeat = Heartbeat(store, place.rank, place.size)
-    settings: dict[str, object] = {}
+    settings: dict[str, object] = {"allreduce": config.allreduce}
     try:
         if backend != "gloo":
             backend, gpu = agree(store, place, backend)
+        check_kind(config.allreduce, backend, degrees.tp)
         if backend == "nccl":
             groups = nccl_groups(store, place.rank, degrees, gpu=gpu, timeout_s=config.timeout_s)
         else:
@@ -105,8 +113,14 @@ def connect(config: CommConfig, degrees: Degrees) -> Communicator:
     except RuntimeError as error:
         raise heartbeat.blame(error) from error
     pipeline = Stages(ProcessGroup(backend, groups.stages, heartbeat.blame)) if groups.stages else ONE_STAGE
-    exchange = ProcessGroup(backend, groups.exchange, heartbeat.blame) if groups.exchange else None
-    comm = ProcessGroup(backend, groups.tensor, heartbeat.blame, settings, pipeline, exchange)
+    # one for all groups: as on the wire, one collective comes after the other
+    stream = SideStream() if backend == "nccl" else None
+    exchange = ProcessGroup(backend, groups.exchange, heartbeat.blame, stream=stream) if groups.exchange else None
+    kernel: dict[str, Any] = {}
+    if config.allreduce != "backend":
+        kernel["reduction"] = SymmetricAllReduce(config.allreduce, groups.tensor)
+        settings["allreduce_limit_bytes"] = LIMITS[config.allreduce]
+    comm = ProcessGroup(backend, groups.tensor, heartbeat.blame, settings, pipeline, exchange, stream=stream, **kernel)
     if degrees.pp == 1:
         # stages issue different numbers of collectives
         heartbeat.count(lambda: comm.issued + (exchange.issued if exchange else 0))

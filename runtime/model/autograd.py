@@ -50,7 +50,7 @@ class _Share(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:
         grad = grads[0].clone()
-        ctx.comm.all_reduce(grad).wait()
+        ctx.comm.all_reduce(grad, blocking=True).wait()
         return grad, None
 
 

@@ -123,7 +123,7 @@ class Decoder(nn.Module):
         first = self.comm.rank * self.shard.embedding_rows if split else None
         x_BTD = kernels.embed(tokens_BT, self.embedding_VD, first)
         if split and wiring.reduces:
-            self.comm.all_reduce(x_BTD.detach()).wait()
+            self.comm.all_reduce(x_BTD.detach(), blocking=True).wait()
         return shared(x_BTD, self.comm)
 
     def _sent(self, wiring: Wiring) -> Iterator[Sent]:

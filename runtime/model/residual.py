@@ -174,13 +174,14 @@ class ResidualStream:
         channels = _channels(y_BTD, block.percent)
         if channels < y_BTD.shape[-1]:
             sum_BTC = kernels.cut(y_BTD[..., :channels])
-            reduction = comm.all_reduce(sum_BTC.detach())
+            reduction = comm.all_reduce(sum_BTC.detach(), blocking=not block.overlaps)
             return Arriving(
                 reduction, lambda: torch.cat((shared(sum_BTC, comm), y_BTD[..., channels:]), dim=-1), lambda: own_BTD
             )
         # reduced in place
         sum_BTD = y_BTD.clone() if block.read_ahead == "own" else y_BTD
-        return Arriving(comm.all_reduce(sum_BTD.detach()), lambda: shared(sum_BTD, comm), lambda: own_BTD)
+        reduction = comm.all_reduce(sum_BTD.detach(), blocking=not block.overlaps)
+        return Arriving(reduction, lambda: shared(sum_BTD, comm), lambda: own_BTD)
 
     def average(self, percent: int) -> None:
         """Add all outputs; the channels that are not the first ones become their mean over the ranks."""
@@ -189,7 +190,7 @@ class ResidualStream:
             return
         self._add(self._join(math.inf))
         mean_BTC = kernels.cut(self.x_BTD[..., channels:], self._comm.size)
-        self._comm.all_reduce(mean_BTC.detach()).wait()
+        self._comm.all_reduce(mean_BTC.detach(), blocking=True).wait()
         self.x_BTD = torch.cat((self.x_BTD[..., :channels], shared(mean_BTC, self._comm)), dim=-1)
 
     def send(self, pipeline: Pipeline) -> None:

@@ -46,6 +46,8 @@ class BlockPlan:
     """What the next block reads of its output so."""
     reduces: bool = True
     """Its output is summed over the ranks."""
+    overlaps: bool = False
+    """The next block is computed before that sum is waited for."""
     percent: int = 100
     """Channels that are summed, the first ones; of the others each rank keeps its own part."""
     carries: Carried = "nothing"
@@ -234,10 +236,14 @@ def lay_out(variant: str, layers: int, ladder_layers: Collection[int] = ()) -> W
             if layer in has_it:
                 block = family.rewire(block, _Place(next(places), len(has_it) * len(family.parts)), parameter)
             blocks.append(block)
-    ahead: list[Ahead] = [*(block.ahead for block in blocks[1:]), "nothing"]
+    # the LM head waits for everything
+    after: list[tuple[Ahead, bool]] = [*((block.ahead, block.leaves > 0) for block in blocks[1:]), ("nothing", False)]
     return Wiring(
         name=name,
-        blocks=tuple(replace(block, read_ahead=read) for block, read in zip(blocks, ahead, strict=True)),
+        blocks=tuple(
+            replace(block, read_ahead=ahead, overlaps=overlaps)
+            for block, (ahead, overlaps) in zip(blocks, after, strict=True)
+        ),
     )
 
 

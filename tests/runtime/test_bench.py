@@ -88,7 +88,7 @@ def test_ladder_computes_under_its_messages_and_standard_does_not(model: Path, v
     order: list[tuple[str, int]] = []
 
     class Link(Alone):
-        def all_reduce(self, x: Tensor) -> Handle:
+        def all_reduce(self, x: Tensor, *, blocking: bool = False) -> Handle:
             order.append(("issue", sum(event == "issue" for event, _ in order)))
             return Message(order[-1][1])
 

@@ -170,8 +170,8 @@ class WatchedGroup(ProcessGroup):
         super().__init__("fake", group)
         self._watched = watched
 
-    def all_reduce(self, x: Tensor) -> Handle:
-        return self._watched.noted(super().all_reduce(x))
+    def all_reduce(self, x: Tensor, *, blocking: bool = False) -> Handle:
+        return self._watched.noted(super().all_reduce(x, blocking=blocking))
 
 
 class WatchedExchange(RowExchange):
