@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from ladder_sim.analysis.breakeven import breakeven
     from ladder_sim.analysis.compare import compare
     from ladder_sim.analysis.sensitivity import sensitivity
+    from ladder_sim.analysis.versus import versus
     from ladder_sim.answer import Prediction, Predictions
     from ladder_sim.prediction import predict
     from ladder_sim.specs.scenario import Scenario
@@ -62,6 +63,7 @@ __all__ = [
     "sensitivity",
     "sweep",
     "validate",
+    "versus",
 ]
 
 # Public name -> the module that holds it. No submodule may share a public name: importing such a module would set the
@@ -78,6 +80,7 @@ _LAZY = {
     "sensitivity": "ladder_sim.analysis.sensitivity",
     "sweep": "ladder_sim.sweeps.run",
     "validate": "ladder_sim.validation.compare",
+    "versus": "ladder_sim.analysis.versus",
 }
 
 

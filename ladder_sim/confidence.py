@@ -10,15 +10,17 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ladder_sim.closed_loop.checks import ServingCheck, checks_of
 from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.memory import MemoryUse, kv_requests
-from ladder_sim.costs.profile import CalibrationProfile, IntervalScale, StackFit
+from ladder_sim.costs.profile import CalibrationProfile, IntervalScale
 from ladder_sim.runs import Compared, most_alike, parts_alike
 from ladder_sim.simulate.request import Request
 from ladder_sim.specs.scenario import Scenario
@@ -36,6 +38,8 @@ NOTICED = 0.999
 # of throughputs: an error that all runs of one TP degree and batch share, and one of each run. Repeats of the published
 # 70B runs differ by about 0.8 % in a ratio of two; the shared 2 % is the feasibility study's for kernels against tables
 SHARED_LOG_SD, ROW_LOG_SD = 0.02, 0.007
+# of a ratio of two runs: half-width of its 90 % interval, in the logarithm
+RUN_NOISE = NORMAL_90 * math.sqrt(2.0) * ROW_LOG_SD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,25 +160,79 @@ class Confidence:
     @cached_property
     def widths(self) -> Mapping[str, Widths]:
         """Half-widths of each variant's intervals."""
+        return {name: self._widths(name) for name in self._requests}
+
+    def _widths(self, name: str) -> Widths:
+        request, standard = self._requests[name], self._requests["standard"]
+        by_op = _by_op(request, standard)
+        added = _by_unchecked(request, standard, self._unchecked)
+        speedup = self._speedup_width(name, self, "standard")
         runs = self.compared.runs
-        known = (
-            _by_servings(self.scenario, self._requests, runs, self.validated)
-            if isinstance(runs, ServingCheck)
-            else _widths(self.scenario, self._requests, self._costs.profile)
+        rate, ttft = by_op.rate, by_op.ttft
+        if isinstance(runs, ServingCheck):
+            rate, ttft = _by_servings(self.scenario, by_op, speedup, runs, self.validated)
+        elif self._fitted:
+            spread = NORMAL_90 * float(np.std(self._fitted.log_s[name], ddof=1))
+            noise = NORMAL_90 * math.hypot(SHARED_LOG_SD, ROW_LOG_SD)
+            rate = ttft = self._fitted.scale.rate * math.hypot(by_op.rate, spread, noise)
+        return Widths(
+            rate=math.hypot(rate, added.rate),
+            speedup=math.hypot(speedup, added.speedup),
+            ttft=math.hypot(ttft, added.ttft),
         )
-        unchecked = [UNCHECKED[part] for part, checked in self.validated.items() if not checked]
-        added = {
-            name: _by_unchecked(request, self._requests["standard"], unchecked)
-            for name, request in self._requests.items()
-        }
-        return {
-            name: Widths(
-                rate=math.hypot(widths.rate, added[name].rate),
-                speedup=math.hypot(widths.speedup, added[name].speedup),
-                ttft=math.hypot(widths.ttft, added[name].ttft),
+
+    def over(self, name: str, base: "Confidence", base_name: str, plain: "Confidence") -> Interval:
+        """How many times as fast a variant is as one of a scenario that differs in its techniques.
+
+        What errs in both alike cancels. Of a technique that was not compared with runs, the error is of what it gains.
+
+        Parameters
+        ----------
+        name
+            The variant.
+        base, base_name
+            What it is compared with.
+        plain
+            Of the same scenario without techniques; it has both variants.
+        """
+        request, other = self._requests[name], base._requests[base_name]
+        unchecked = [UNCHECKED[part] for part, checked in self.validated.items() if not checked and part != "technique"]
+        parts = [self._speedup_width(name, base, base_name), _by_unchecked(request, other, unchecked).speedup]
+        technique = [UNCHECKED["technique"]]
+        if self.scenario.techniques != base.scenario.techniques:
+            parts += (
+                _by_unchecked(each._requests[of], plain._requests[of], technique).speedup
+                for each, of in ((self, name), (base, base_name))
             )
-            for name, widths in known.items()
-        }
+        elif not self.validated["technique"]:
+            parts.append(_by_unchecked(request, other, technique).speedup)
+        return Interval.around(float(other.request_s) / float(request.request_s), math.hypot(*parts))
+
+    def _speedup_width(self, name: str, base: "Confidence", base_name: str) -> float:
+        """Of one request's speed over another's, without what was not compared."""
+        request, other = self._requests[name], base._requests[base_name]
+        by_op = _by_op(request, other).speedup
+        if isinstance(self.compared.runs, ServingCheck):
+            # all servings were of standard: speedups are those of a stack that was not compared. Its part is added with
+            # all others if nothing was compared
+            apart = [UNCHECKED["stack"]] if self.validated["stack"] else []
+            return math.hypot(by_op, _by_unchecked(request, other, apart).speedup)
+        if not self._fitted or not base._fitted:
+            return by_op
+        if request is other:
+            return 0.0
+        spread = NORMAL_90 * float(np.std(self._fitted.log_s[name] - base._fitted.log_s[base_name], ddof=1))
+        return self._fitted.scale.speedup * math.hypot(by_op, spread, RUN_NOISE)
+
+    @cached_property
+    def _unchecked(self) -> Sequence[Unchecked]:
+        """What was not compared."""
+        return [UNCHECKED[part] for part, checked in self.validated.items() if not checked]
+
+    @cached_property
+    def _fitted(self) -> "_Fitted | None":
+        """What the stack's fit says of the requests, where it has one."""
+        return _fitted(self.scenario, list(self._requests), self._costs.profile)
 
     @cached_property
     def measured_fraction(self) -> float:
@@ -208,57 +266,40 @@ def _by_unchecked(request: Request, standard: Request, unchecked: Sequence[Unche
     return Widths(rate=rate, speedup=math.log1p(math.hypot(waiting, computing)), ttft=rate)
 
 
-def _widths(
-    scenario: Scenario,
-    requests: Mapping[str, Request],
-    profile: CalibrationProfile | None,
-) -> Mapping[str, Widths]:
-    """Without what was not compared."""
+class _Fitted(NamedTuple):
+    """A stack's fit, for some requests."""
+
+    scale: IntervalScale
+    """What it took to hold runs that a fit had not seen."""
+    log_s: Mapping[str, NDArray[np.float64]]
+    """Times by variant, over the fit's draws."""
+
+
+def _fitted(scenario: Scenario, variants: list[str], profile: CalibrationProfile | None) -> _Fitted | None:
     stack_fit = profile.fit_of(scenario.stack.name) if profile else None
-    fitted = Hardware.stated(scenario, profile).fitted(scenario, profile)
-    by_op = {name: _by_op(request, requests["standard"]) for name, request in requests.items()}
-    if stack_fit is None or not fitted:
-        return by_op
-    by_figure = _by_figure(scenario, list(requests), profile, stack_fit, list(fitted))
-    same_tables = profile is not None and stack_fit.base == profile.tables_of
-    scale = stack_fit.scale(scenario.model.name, scenario.plan.tp) if same_tables else IntervalScale()
-    rate_noise = NORMAL_90 * math.hypot(SHARED_LOG_SD, ROW_LOG_SD)
-    speedup_noise = NORMAL_90 * math.sqrt(2.0) * ROW_LOG_SD
-    rates = {name: scale.rate * math.hypot(by_op[name].rate, by_figure[name].rate, rate_noise) for name in requests}
-    return {
-        name: Widths(
-            rate=rates[name],
-            ttft=rates[name],
-            speedup=0.0
-            if name == "standard"
-            else scale.speedup * math.hypot(by_op[name].speedup, by_figure[name].speedup, speedup_noise),
-        )
-        for name in requests
-    }
+    names = Hardware.stated(scenario, profile).fitted(scenario, profile)
+    if profile is None or stack_fit is None or not names:
+        return None
+    draws = dict(zip(stack_fit.figures, np.array(stack_fit.draws).T, strict=True))
+    columns = {name: values for name, values in draws.items() if name in names}
+    requests = simulate_requests(scenario, columns, variants, profile)
+    same_tables = stack_fit.base == profile.tables_of
+    return _Fitted(
+        scale=stack_fit.scale(scenario.model.name, scenario.plan.tp) if same_tables else IntervalScale(),
+        log_s={name: np.log(request.request_s) for name, request in requests.items()},
+    )
 
 
 def _by_servings(
-    scenario: Scenario, requests: Mapping[str, Request], servings: ServingCheck, alike: Mapping[str, bool]
-) -> Mapping[str, Widths]:
-    """The same of requests in flight: no narrower than the ops'.
+    scenario: Scenario, by_op: Widths, speedup: float, servings: ServingCheck, alike: Mapping[str, bool]
+) -> tuple[float, float]:
+    """Of rate and time to first token of requests in flight: no narrower than the ops'.
 
-    All servings were of standard: speedups are those of a stack that was not compared. Waiting is missed most where an
-    engine or a GPU is another one.
+    Waiting is missed most where an engine or a GPU is another one.
     """
     tpot = servings.tpot if alike["stack"] else 0.0
     ttft = servings.ttft if alike["stack"] and alike["gpu"] else max(each.ttft for each in checks_of(scenario.model))
-    # the stack's part is added with all others if nothing was compared
-    apart = [UNCHECKED["stack"]] if alike["stack"] else []
-    widths = {}
-    for name, request in requests.items():
-        by_op = _by_op(request, requests["standard"])
-        speedup = math.hypot(by_op.speedup, _by_unchecked(request, requests["standard"], apart).speedup)
-        widths[name] = Widths(
-            rate=math.hypot(max(by_op.rate, math.log1p(tpot)), speedup),
-            speedup=speedup,
-            ttft=max(by_op.ttft, math.log1p(ttft)),
-        )
-    return widths
+    return math.hypot(max(by_op.rate, math.log1p(tpot)), speedup), max(by_op.ttft, math.log1p(ttft))
 
 
 def _by_op(request: Request, standard: Request) -> Widths:
@@ -274,28 +315,6 @@ def _by_op(request: Request, standard: Request) -> Widths:
     apart = (share.get(kind, 0.0) - base.get(kind, 0.0) for kind in share | base)
     rate = math.log1p(math.hypot(*share.values()))
     return Widths(rate=rate, speedup=math.log1p(math.hypot(*apart)), ttft=rate)
-
-
-def _by_figure(
-    scenario: Scenario,
-    variants: list[str],
-    profile: CalibrationProfile | None,
-    stack_fit: StackFit,
-    names: list[str],
-) -> dict[str, Widths]:
-    """Spread over the fit's draws."""
-    draws = dict(zip(stack_fit.figures, np.array(stack_fit.draws).T, strict=True))
-    columns = {name: values for name, values in draws.items() if name in names}
-    requests = simulate_requests(scenario, columns, variants, profile)
-    log_s = {name: np.log(request.request_s) for name, request in requests.items()}
-    return {
-        name: Widths(
-            rate=NORMAL_90 * float(np.std(values, ddof=1)),
-            ttft=NORMAL_90 * float(np.std(values, ddof=1)),
-            speedup=NORMAL_90 * float(np.std(values - log_s["standard"], ddof=1)),
-        )
-        for name, values in log_s.items()
-    }
 
 
 def _warnings(scenario: Scenario, costs: KernelCosts, memory: MemoryUse) -> list[str]:

@@ -192,24 +192,38 @@ def _stacks() -> Rows:
 
 def _variants() -> Rows:
     from ladder_sim.graph.families import FAMILIES
+    from ladder_sim.specs.support import with_sources
 
     rows = [
-        (family.pattern, family.summary, family.paper or "-", "needed" if family.retrained else "none")
+        (
+            family.pattern,
+            family.summary,
+            family.paper or "-",
+            "needed" if family.retrained else "none",
+            with_sources(family.support),
+        )
         for family in FAMILIES.values()
     ]
     hybrid = "standard, with the last K layers as another, parameter included: hybrid-delayed:2:16"
-    rows.append(("hybrid-NAME:K", hybrid, "-", "needed"))
-    return ("variant", "wiring", "paper", "training"), rows
+    rows.append(("hybrid-NAME:K", hybrid, "-", "needed", "as NAME"))
+    return ("variant", "wiring", "paper", "training", "engines"), rows
 
 
 def _techniques() -> Rows:
+    from ladder_sim.specs.support import with_sources
     from ladder_sim.specs.techniques import TECHNIQUES
 
     rows = [
-        (f"{name}{':' if each.parameters else ''}{'|'.join(each.parameters)}", each.summary, each.answers, each.support)
+        (
+            f"{name}{':' if each.parameters else ''}{'|'.join(each.parameters)}",
+            each.summary,
+            each.answers,
+            each.needs or "-",
+            with_sources(each.support),
+        )
         for name, each in TECHNIQUES.items()
     ]
-    return ("technique", "what it does", "answers", "engines"), rows
+    return ("technique", "what it does", "answers", "needs", "engines"), rows
 
 
 def _profiles() -> Rows:

@@ -22,6 +22,7 @@ from ladder_sim.cli.serve import capacity, serve
 from ladder_sim.cli.sweep import sweep
 from ladder_sim.cli.trace import trace
 from ladder_sim.cli.validate import validate
+from ladder_sim.cli.versus import versus
 from ladder_sim.errors import EXIT_USAGE, LadderSimError, UnknownNameError, UsageError, discard_output, exit_code
 from ladder_sim.specs.arguments import ARGUMENTS, Argument
 
@@ -39,6 +40,7 @@ app.command(cls=OnceCommand)(breakeven)
 app.command(cls=OnceCommand)(sensitivity)
 app.command(cls=OnceCommand)(advise)
 app.command(cls=OnceCommand)(compare)
+app.command(cls=OnceCommand)(versus)
 app.command(cls=OnceCommand)(serve)
 app.command(cls=OnceCommand)(capacity)
 app.command(cls=OnceCommand)(explore)

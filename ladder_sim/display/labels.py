@@ -220,9 +220,12 @@ def scenario_label(scenario: Scenario, *, batch: bool = True) -> str:
 
 def hardware_label(scenario: Scenario) -> str:
     """Degree, GPUs and links."""
-    cluster = scenario.cluster
-    gpus = f"{scenario.nodes} x {cluster.gpus_per_node} {cluster.gpu.name}"
-    return f"{scenario.plan} on {gpus}, {_links_label(scenario)}"
+    return f"{scenario.plan} on {gpus_label(scenario)}, {_links_label(scenario)}"
+
+
+def gpus_label(scenario: Scenario) -> str:
+    """Nodes, and what each has."""
+    return f"{scenario.nodes} x {scenario.cluster.gpus_per_node} {scenario.cluster.gpu.name}"
 
 
 def _links_label(scenario: Scenario) -> str:

@@ -5,9 +5,11 @@ s_i is the sum of p_i^r over the ranks, which an all-reduce makes; x is the embe
 says what a block reads on rank r. The LM head reads x and all sums, unless it says otherwise.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
+
+from ladder_sim.specs.support import Support
 
 Part = Literal["attention", "mlp", "both"]
 # what a sum has besides the output: residual / ranks, so that it is the new residual, or own parts of earlier outputs
@@ -83,6 +85,8 @@ class Family:
     """Blocks of a layer."""
     period: Callable[[int], int] = lambda parameter: 1
     """Blocks after which the rule repeats, given the parameter."""
+    support: Sequence[Support] = ()
+    """Engines that run models with it."""
     is_tail: bool = False
     """The parameter says how many of the last layers have it; the others are standard."""
 
@@ -179,13 +183,19 @@ def upper_bound(at: Place, parameter: int) -> Rule:
 FAMILIES: Mapping[str, Family] = {
     family.name: family
     for family in (
-        Family(name="standard", summary="each block waits for the all-reduce of the one before", rule=standard),
+        Family(
+            name="standard",
+            summary="each block waits for the all-reduce of the one before",
+            rule=standard,
+            support=(Support("all", "the usual wiring"),),
+        ),
         Family(
             name="parallel",
             summary="attention and MLP side by side: one all-reduce per layer",
             rule=standard,
             paper="arXiv 2204.02311",
             parts=("both",),
+            support=(Support("vLLM, for Falcon", "0.32.0, falcon.py"),),
         ),
         Family(
             name="ladder",
@@ -201,6 +211,7 @@ FAMILIES: Mapping[str, Family] = {
                 too_large="only the LM head would read a sum",
                 instead="'standard' for 0",
             ),
+            support=(Support("gpt-fast of its authors", "arXiv 2501.06589"),),
         ),
         Family(
             name="delayed",

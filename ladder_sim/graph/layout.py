@@ -215,8 +215,7 @@ class _Builder:
 
     def build(self, wiring: Wiring) -> Layout:
         blocks = [(layer, block) for layer in wiring.layers for block in layer.blocks]
-        own_parts = wiring.percent < 100 or any(block.reads_ahead for _, block in blocks)
-        if self.split and (own_parts or len({block.reduces for _, block in blocks}) > 1):
+        if self.split and wiring.reduces and not wiring.is_shared:
             raise UsageError(
                 f"variant '{wiring.name}' in sequence parallel: its ranks' residuals differ, so they cannot be split",
                 hint="choose another variant, or leave out --sp, sequence-parallel and gemm-overlap",

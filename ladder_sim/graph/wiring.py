@@ -90,6 +90,12 @@ class Wiring:
         return min(block.percent for layer in self.layers for block in layer.blocks)
 
     @cached_property
+    def is_shared(self) -> bool:
+        """All ranks have the same residual: the model is the same at any tensor-parallel degree."""
+        blocks = [block for layer in self.layers for block in layer.blocks]
+        return self.percent == 100 and all(block.reduces and not block.reads_ahead for block in blocks)
+
+    @cached_property
     def reduces(self) -> bool:
         """Whether any block is all-reduced; without, ranks disagree about the next token."""
         return any(block.reduces for layer in self.layers for block in layer.blocks)

@@ -86,12 +86,24 @@ class Quality:
     """Figures of its family with another parameter or in other layers, which are other models."""
 
     @property
+    def known(self) -> bool:
+        """Something is published of the wiring, or of its relatives."""
+        return bool(self.rows or self.relatives)
+
+    @property
     def sentence(self) -> str:
         """What sums up the largest model, or that nothing is known."""
         if self.rows:
-            return f"published quality of {self.wiring}: {_summary(self.rows)}"
+            return f"published quality of {self.wiring}: {self.summary}"
         unknown = f"no published quality of {self.wiring} is known here"
-        return f"{unknown}; of {self.relatives[0].wiring}: {_summary(self.relatives)}" if self.relatives else unknown
+        return f"{unknown}; {self.summary}" if self.relatives else unknown
+
+    @property
+    def summary(self) -> str:
+        """The same where it is said what it is of."""
+        if self.rows:
+            return _summary(self.rows)
+        return f"of {self.relatives[0].wiring}: {_summary(self.relatives)}" if self.relatives else "none known"
 
 
 @cache

@@ -35,6 +35,7 @@ MODEL_ALIASES = MappingProxyType(
         "34b": "codellama-34b",
         "70b": "llama-3.1-70b",
         "176b": "bloom-176b-gated",
+        "qwen3-235b": "qwen3-235b-a22b",
         "405b": "llama-3.1-405b",
     }
 )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Self, cast
 
 from ladder_sim.errors import UnknownNameError, UsageError
+from ladder_sim.specs.support import Support
 from ladder_sim.units import quoted
 
 
@@ -22,8 +23,12 @@ class Technique:
     """What may follow its name and a colon; the first by default."""
     exact: bool = True
     """The answers stay the same, up to rounding."""
-    support: str
-    """Engines that have it, with the source."""
+    limit: bool = False
+    """No engine can have it: what is possible at best."""
+    needs: str = ""
+    """Links and messages without which it does nothing."""
+    support: Sequence[Support] = ()
+    """Engines that have it."""
 
     @property
     def answers(self) -> str:
@@ -34,31 +39,53 @@ class Technique:
 TECHNIQUES: Mapping[str, Technique] = {
     "fused-norm": Technique(
         summary="all-reduce, residual add and norm are one kernel",
-        support="vLLM and TensorRT-LLM for small messages, by themselves (vLLM 0.32.0, allreduce_rms_fusion.py; "
-        "TensorRT-LLM, plugin/plugin.py); TokenWeave at any size on vLLM 0.8.5 (arXiv 2505.11329)",
+        needs="one node with an NVLink switch",
+        support=(
+            Support("vLLM, small messages", "0.32.0, allreduce_rms_fusion.py"),
+            Support("TensorRT-LLM, small messages", "plugin/plugin.py"),
+            Support("TokenWeave, any size", "vLLM 0.8.5, arXiv 2505.11329"),
+        ),
     ),
     "sequence-parallel": Technique(
         summary="reduce-scatter, norm of a share of the tokens, all-gather",
-        support="Megatron-LM (arXiv 2205.05198); vLLM (vllm-project/vllm#39505)",
+        needs="prompts or large batches: two messages in place of one",
+        support=(
+            Support("Megatron-LM", "arXiv 2205.05198"),
+            Support("vLLM", "vllm-project/vllm#39505"),
+        ),
     ),
     "gemm-overlap": Technique(
         summary="sequence parallel, with GEMMs and collectives chunk by chunk",
-        support="asynchronous TP in vLLM (vllm-project/vllm#17882, #39505); Flux (arXiv 2406.06858)",
+        needs="prompts or batches of 128 tokens for each rank",
+        support=(
+            Support("vLLM, asynchronous TP", "vllm-project/vllm#17882, #39505"),
+            Support("Flux", "arXiv 2406.06858"),
+        ),
     ),
     "quantized-allreduce": Technique(
         summary="large all-reduces in 8 or 4 bits, in two shots",
         parameters=("int8", "fp8", "int4"),
         exact=False,
-        support="QuickReduce in vLLM 0.32.0 (quick_all_reduce.py) and SGLang, on AMD; vllm-project/vllm#39783",
+        needs="one node; prompts or batches with all-reduces of 2 MiB",
+        support=(
+            Support("vLLM, on AMD", "0.32.0, quick_all_reduce.py"),
+            Support("vLLM, a proposed change", "vllm-project/vllm#39783"),
+            Support("SGLang, on AMD", "sgl-project/sglang#6619"),
+        ),
     ),
     "ideal-overlap": Technique(
-        summary="a limit: each layer's collectives run next to its own kernels, at no cost", support="none"
+        summary="a limit: each layer's collectives run next to its own kernels, at no cost", limit=True
     ),
     "token-split": Technique(
         summary="parts of the batch take turns, so that all-reduces of one overlap blocks of another",
         parameters=("2", "3", "4"),
-        support="TokenWeave on vLLM 0.8.5 (arXiv 2505.11329); for experts vLLM (0.32.0, --enable-dbo) and SGLang "
-        "(sgl-project/sglang#7255); NanoFlow (arXiv 2408.12757)",
+        needs="prompts of 512 tokens, or 32 requests that decode",
+        support=(
+            Support("TokenWeave", "vLLM 0.8.5, arXiv 2505.11329"),
+            Support("vLLM, for experts", "0.32.0, --enable-dbo"),
+            Support("SGLang, for experts", "sgl-project/sglang#7255"),
+            Support("NanoFlow", "arXiv 2408.12757"),
+        ),
     ),
 }
 

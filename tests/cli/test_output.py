@@ -184,6 +184,7 @@ def test_warnings_are_in_the_json_and_end_the_table(arguments: tuple[str, ...], 
         ("sensitivity",),
         ("advise",),
         ("compare", "gpt-fast", "vllm"),
+        ("versus", "--variant", "ladder"),
     ],
 )
 def test_every_answer_says_what_was_compared_and_warns(command: tuple[str, ...]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ladder_sim import Scenario, advise, breakeven, compare, predict, sensitivity, sweep, validate
+from ladder_sim import Scenario, advise, breakeven, compare, predict, sensitivity, sweep, validate, versus
 from ladder_sim.errors import LadderSimError, UsageError
 
 POINT = {"model": "8b"}
@@ -21,6 +21,7 @@ CALLS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (sensitivity, {"scenario": Scenario.of(model="8b"), "variants": "ladder"}),
     (breakeven, {"point": POINT, "field": "intra.latency", "given": "1:4:+1us"}),
     (validate, {"level": "roofline"}),
+    (versus, {"scenario": Scenario.of(model="8b"), "variants": "ladder", "techniques": "fused-norm"}),
 ]
 # none of them is right in every place
 VALUES = ("50ms", b"x", 2.5, float("nan"), [], [3], (), object(), -1, np.int64(0), np.float32(0.5), np.arange(2))

@@ -15,6 +15,7 @@ from ladder_sim.analysis.advise import advise
 from ladder_sim.analysis.breakeven import breakeven
 from ladder_sim.analysis.compare import compare
 from ladder_sim.analysis.sensitivity import sensitivity
+from ladder_sim.analysis.versus import versus
 from ladder_sim.errors import MissingDependencyError, UsageError, install_command
 from ladder_sim.graph.families import FAMILIES
 from ladder_sim.report.figures import style
@@ -22,6 +23,7 @@ from ladder_sim.report.figures.analysis import breakeven_figure, comparison_figu
 from ladder_sim.report.figures.prediction import breakdown_figure, timeline_figure
 from ladder_sim.report.figures.style import VARIANT_COLOURS, save_figure, variant_colour
 from ladder_sim.report.figures.sweep import speedup_lines, speedup_map, sweep_figure
+from ladder_sim.report.figures.versus import versus_figure
 from ladder_sim.specs import catalog
 from ladder_sim.sweeps.run import sweep
 from tests.support.browser import browser_path
@@ -205,6 +207,7 @@ def _figures() -> dict[str, Callable[[], go.Figure]]:
         "breakeven": lambda: breakeven_figure(breakeven(SMALL, "intra.latency")),
         "tornado": lambda: tornado_figure(sensitivity(scenario), "ladder", 0.1),
         "pareto": lambda: pareto_figure(advise({"model": "8b"})),
+        "versus": lambda: versus_figure(versus(scenario, "ladder")),
         "comparison": lambda: comparison_figure(compare({"model": "8b"}, ["h100-sxm", "h200-sxm"])),
     }
 

@@ -83,6 +83,7 @@ def test_figures_stay_in_one_piece(predictions: Predictions, width: int, monkeyp
         "advise --price 2",
         "advise --model mixtral-8x7b --stack vllm --concurrency 8,16 --gpus 4 --max-tpot 12ms",
         "compare h100-sxm a100-sxm-hdr --price 2 --nodes 2",
+        "versus --model 8b --batch 64",
         "validate --level protocol-b",
         "trace info tests/data/traces/nccl_ddp.json.gz",
     ],

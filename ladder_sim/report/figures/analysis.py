@@ -1,18 +1,18 @@
 """The answers of `ladder_sim.analysis`: break-even, tornado, Pareto front, comparison."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ladder_sim.analysis.advice import Advice, Option
 from ladder_sim.analysis.breakeven import BreakEven
 from ladder_sim.analysis.compare import Candidate
 from ladder_sim.analysis.sensitivity import MIN_CHANGE, Sensitivity
-from ladder_sim.confidence import Interval
 from ladder_sim.display.labels import axis_values, field_label, field_text, field_title, workload_label
 from ladder_sim.report.figures.style import (
     NOW_MARKER,
     SERIES_COLOURS,
     TEXT_COLOUR,
+    error_bars,
     figure,
     log_axis,
     value_axis,
@@ -141,7 +141,7 @@ def pareto_figure(
     errors = None
     if not compact:
         rates = [(advice.predictions[option].tokens_per_s, option.plan.gpus) for option in front]
-        errors = _error_bars([rate for rate, _ in rates], [gpus for _, gpus in rates])
+        errors = error_bars([rate for rate, _ in rates], [gpus for _, gpus in rates])
         heights += [end / gpus for rate, gpus in rates for end in (rate.low, rate.high)]
     drawn.add_trace(
         go.Scatter(
@@ -201,20 +201,6 @@ def _places(advice: Advice) -> list[str]:
     return texts
 
 
-def _error_bars(intervals: Sequence[Interval], per: Sequence[float] | None = None) -> dict[str, Any]:
-    """Of 90 % intervals, each divided by a number."""
-    parts = per or [1.0] * len(intervals)
-    return {
-        "type": "data",
-        "symmetric": False,
-        "array": [(each.high - each.value) / part for each, part in zip(intervals, parts, strict=True)],
-        "arrayminus": [(each.value - each.low) / part for each, part in zip(intervals, parts, strict=True)],
-        "thickness": 1.2,
-        "width": 4,
-        "color": TEXT_COLOUR,
-    }
-
-
 def comparison_figure(candidates: Sequence[Candidate], *, compact: bool = False) -> "go.Figure":
     """Tokens per second of every variant on every candidate, with the 90 % intervals.
 
@@ -236,7 +222,7 @@ def comparison_figure(candidates: Sequence[Candidate], *, compact: bool = False)
                 y=[rate.value for rate in rates],
                 name=candidate.name,
                 marker={"color": colour},
-                error_y=_error_bars(rates),
+                error_y=error_bars(rates),
                 text=None if compact else speedups,
                 textposition="inside",
                 insidetextanchor="start",

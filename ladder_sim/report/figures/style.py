@@ -6,6 +6,7 @@ from math import ceil, floor, log10
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ladder_sim.confidence import Interval
 from ladder_sim.display.labels import axis_values, field_label, needs_log_axis, with_unit
 from ladder_sim.errors import MissingDependencyError, MissingPackageError, UsageError
 from ladder_sim.report.figures.page import figure_page
@@ -115,6 +116,20 @@ def value_axis(name: str, values: Any, *, title: str = "", typed: str = "") -> t
     if len(ticks) <= MAX_TICKS:
         axis |= _ticks_at(ticks)
     return drawn, axis
+
+
+def error_bars(intervals: Sequence[Interval], per: Sequence[float] | None = None) -> dict[str, Any]:
+    """Of 90 % intervals, each divided by a number."""
+    parts = per or [1.0] * len(intervals)
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [(each.high - each.value) / part for each, part in zip(intervals, parts, strict=True)],
+        "arrayminus": [(each.value - each.low) / part for each, part in zip(intervals, parts, strict=True)],
+        "thickness": 1.2,
+        "width": 4,
+        "color": TEXT_COLOUR,
+    }
 
 
 # decades below those of a range in which a step is looked for

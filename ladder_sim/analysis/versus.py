@@ -1,0 +1,360 @@
+"""Every wiring and every technique that applies to one scenario, side by side, and which of them gains most.
+
+All gains are over standard without techniques. Two options are told apart if the 90 % interval of the ratio of their
+times, with what runs alike differ by, leaves out 1: errors that both share cancel, so that intervals over standard may
+overlap all the same.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import combinations
+
+from ladder_sim.analysis.advice import own_variant
+from ladder_sim.answer import Prediction, Predictions
+from ladder_sim.confidence import RUN_NOISE, Confidence, Interval
+from ladder_sim.display.labels import gpus_label
+from ladder_sim.display.notes import Notes
+from ladder_sim.errors import UsageError
+from ladder_sim.graph.techniques.forms import SPLITTING
+from ladder_sim.graph.variants import canonical_names, parse
+from ladder_sim.graph.wiring import Wiring, wiring
+from ladder_sim.prediction import predict
+from ladder_sim.quality.published import quality_of
+from ladder_sim.specs.model import ModelSpec
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.signatures import typed
+from ladder_sim.specs.techniques import NO_TECHNIQUES, TECHNIQUES, Technique, Techniques, family_of
+
+# by default; "drop" and "hybrid-ladder" in the upper half of the layers
+WIRINGS = ("parallel", "ladder", "ladder:2", "delayed:1", "farskip", "track:4", "desync:4", "partial:50")
+_HALVED = ("drop", "hybrid-ladder")
+BOUND = "upper-bound"
+# of two gains: from which one is seen to be larger
+_SEEN = 1.01
+# names in a sentence; the others are counted
+_NAMED = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Option:
+    """A wiring with some techniques, or none."""
+
+    prediction: Prediction = field(repr=False)
+    """Of the scenario with these techniques."""
+    gain: Interval
+    """How many times as fast a request is as with standard and no technique."""
+    ttft_gain: float
+    """The same of the time to its first token."""
+    tpot_gain: float | None
+    """And of the time per further token; None: there is none."""
+    retrained: bool
+    """The model's weights were trained with another wiring."""
+
+    @property
+    def confidence(self) -> Confidence:
+        """How sure the predictions with these techniques are."""
+        return self.prediction.confidence
+
+    @property
+    def techniques(self) -> Techniques:
+        """What is done besides the wiring."""
+        return self.confidence.scenario.techniques
+
+    @property
+    def name(self) -> str:
+        """E.g. "ladder + fused-norm"; of standard the techniques alone."""
+        wiring = self.prediction.variant
+        names = [wiring] if wiring != "standard" or not self.techniques.chosen else []
+        return " + ".join([*names, *self.techniques.chosen])
+
+    @property
+    def is_limit(self) -> bool:
+        """Nothing that can be run."""
+        return self.prediction.variant == BOUND or any(
+            TECHNIQUES[family_of(name)].limit for name in self.techniques.chosen
+        )
+
+    @property
+    def lossy(self) -> bool:
+        """A technique changes the answers."""
+        return bool(self.techniques.lossy)
+
+
+# no slots: which options are told apart is computed once
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Versus:
+    """The options of a scenario."""
+
+    scenario: Scenario
+    """Without techniques."""
+    options: Mapping[str, Option]
+    """By name: standard, then those that gain most."""
+    left_out: Mapping[str, str]
+    """Wirings and techniques that do not apply, with the reason."""
+    plain: Predictions = field(repr=False)
+    """Of all wirings without techniques."""
+    bound: float
+    """Gain if neither communication nor norms took any time: no exact option with standard's GEMMs gains more."""
+
+    @cached_property
+    def own(self) -> list[Option]:
+        """Without retraining, best first; without limits."""
+        return _ranked([each for each in self.options.values() if not each.retrained and not each.is_limit])
+
+    @cached_property
+    def retrained(self) -> list[Option]:
+        """With retraining, best first; without limits."""
+        return _ranked([each for each in self.options.values() if each.retrained and not each.is_limit])
+
+    @property
+    def limits(self) -> list[Option]:
+        """What is possible at best."""
+        return [each for each in self.options.values() if each.is_limit]
+
+    @property
+    def best_own(self) -> Option:
+        """The best without retraining that keeps the answers."""
+        return _ranked(_exact(self.own))[0]
+
+    @property
+    def best_retrained(self) -> Option | None:
+        """The best with retraining, likewise."""
+        return next(iter(_exact(self.retrained)), None)
+
+    @property
+    def leading(self) -> list[Option]:
+        """Standard, the best with and without retraining, and ladder: what is worth a closer look."""
+        chosen = (self.options["standard"], self.best_own, self.options.get("ladder"), self.best_retrained)
+        return list({each.name: each for each in chosen if each}.values())
+
+    @property
+    def wirings(self) -> Mapping[str, Wiring]:
+        """Those that need retraining, by name."""
+        model = self.scenario.model
+        names = dict.fromkeys(each.prediction.variant for each in self.options.values() if each.retrained)
+        return {name: _wiring(name, model) for name in names if name != "standard"}
+
+    @property
+    def techniques(self) -> Mapping[str, Technique]:
+        """Those of the options, by name."""
+        names = (name for each in self.options.values() for name in each.techniques.chosen if not each.is_limit)
+        return {name: TECHNIQUES[family_of(name)] for name in dict.fromkeys(names)}
+
+    def ratio(self, option: Option, other: Option) -> Interval:
+        """How many times as fast one is as the other."""
+        return option.confidence.over(
+            option.prediction.variant, other.confidence, other.prediction.variant, self.plain.confidence
+        )
+
+    def faster(self, option: Option, other: Option) -> bool:
+        """Whether one is told apart from the other, as the faster one."""
+        ratio = self.ratio(option, other)
+        return math.log(ratio.value) > math.hypot(ratio.log_width, RUN_NOISE)
+
+    def tied(self, option: Option, others: Sequence[Option]) -> list[Option]:
+        """Those of some others that are not told apart from one."""
+        return [each for each in others if each is not option and not self.faster(option, each)]
+
+    @cached_property
+    def verdict(self) -> str:
+        """What gains most, in a few sentences."""
+        return " ".join(self._sentences())
+
+    def _sentences(self) -> Iterator[str]:
+        standard, best, best_retrained = self.options["standard"], self.best_own, self.best_retrained
+        where = f"{self.scenario.plan} on {gpus_label(self.scenario)} under {self.scenario.stack.name}"
+        exact = _exact(self.own)
+        if self.faster(best, standard):
+            yield f"{where}: {best.name} gives {_text(best.gain)} without retraining{self._tied(best, exact)}."
+        else:
+            others = [each for each in exact if each is not standard]
+            most = f"; the most is {_text(others[0].gain)}, with {others[0].name}" if others else ""
+            yield f"{where}: nothing without retraining is told apart from standard{most}."
+        lossy = next((each for each in self.own if each.lossy), None)
+        if lossy and self.faster(lossy, best):
+            yield f"{lossy.name} gives {_text(lossy.gain)}, with other answers."
+        if best_retrained:
+            tied = self._tied(best_retrained, [best, *_exact(self.retrained)])
+            quality = quality_of(best_retrained.prediction.variant)
+            unknown = ", of which no quality is known" if quality and not quality.known else ""
+            yield f"With retraining {best_retrained.name} gives {_text(best_retrained.gain)}{unknown}{tied}."
+        ladder = self.options.get("ladder")
+        on_top = self.options.get(f"ladder + {best.name}")
+        if ladder and ladder.retrained and on_top:
+            added = _text(self.ratio(on_top, best))
+            yield f"Ladder gives {_text(ladder.gain)} alone, and {added} on top of {best.name}."
+        elif ladder and ladder.retrained and ladder is not best_retrained:
+            yield f"Ladder gives {_text(ladder.gain)}."
+
+    def _tied(self, option: Option, others: Sequence[Option]) -> str:
+        names = [each.name for each in self.tied(option, others)]
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        return f", not told apart from {', '.join(names[:_NAMED])}{more}" if names else ""
+
+    @property
+    def notes(self) -> Notes:
+        """What the reader should know about the predictions."""
+        confidences = {option.techniques.name: option.confidence for option in self.options.values()}
+        return Notes(confidences=confidences)
+
+
+@typed()
+def versus(
+    scenario: Scenario,
+    variants: str | Sequence[str] | None = None,
+    techniques: str | Sequence[str] | None = None,
+    *,
+    profile: str | None = None,
+    ignore_memory: bool = False,
+) -> Versus:
+    """Compare wirings and techniques on one scenario.
+
+    Parameters
+    ----------
+    scenario
+        Its own techniques do not count.
+    variants
+        Wirings; by default one of each family, and ladder in more than one form.
+    techniques
+        Sets of techniques, each joined by "+"; by default each alone and every two that can be combined.
+    profile, ignore_memory
+        As in `ladder_sim.predict`.
+
+    Returns
+    -------
+    Versus
+        The options that apply, with their gains over standard without techniques.
+
+    Raises
+    ------
+    UsageError
+        A name is unknown, or a single rank has nothing to exchange.
+    MemoryFitError
+        The model does not fit its GPUs.
+
+    Examples
+    --------
+    >>> from ladder_sim import Scenario, versus
+    >>> result = versus(Scenario.of(model="70b", stack="vllm", concurrency=64))
+    >>> print(result.best_own.name, f"{result.options['ladder'].gain.value:.2f}")
+    fused-norm 1.26
+    """
+    if scenario.plan.ranks == 1:
+        raise UsageError(f"{scenario.plan} has no communication to hide: must be two ranks or more", hint="e.g. --tp 8")
+    model, own = scenario.model, own_variant(scenario.model)
+    base = replace(scenario, techniques=NO_TECHNIQUES)
+    wirings, left_out = _wirings(model) if variants is None else (canonical_names(variants), {})
+    names = list(dict.fromkeys(["standard", own, *wirings]))
+    predictions: dict[str, Predictions] = {}
+    for chosen in (NO_TECHNIQUES, *_technique_sets(techniques)):
+        splits = base.plan.sp or not SPLITTING.isdisjoint(map(family_of, chosen.chosen))
+        fitting = [name for name in names if not splits or _wiring(name, model).is_shared]
+        try:
+            predictions[chosen.name] = predict(
+                replace(base, techniques=chosen),
+                fitting if chosen.chosen else [*fitting, BOUND],
+                profile=profile,
+                ignore_memory=ignore_memory,
+            )
+        except UsageError as error:
+            if not chosen.chosen:
+                raise
+            left_out[chosen.name] = error.message
+    plain = predictions["none"]
+    left_out |= {name: "ranks cannot split its residual (--sp)" for name in names if name not in plain}
+    options = [_option(each, plain, own) for row in predictions.values() for each in row.values()]
+    shown = options if techniques is not None else [each for each in options if _adds(each, options, own)]
+    free = plain[BOUND]
+    return Versus(
+        scenario=base,
+        options={each.name: each for each in shown},
+        left_out=left_out,
+        plain=plain,
+        bound=plain["standard"].request_s / (free.request_s - free.breakdown.busy_s.get("norm", 0.0)),
+    )
+
+
+def _wirings(model: ModelSpec) -> tuple[list[str], dict[str, str]]:
+    """Those that suit a model, and why others do not."""
+    names, left_out = [], {}
+    for name in (*WIRINGS, *(f"{family}:{max(1, model.layers // 2)}" for family in _HALVED)):
+        try:
+            parse(name).check(model.layers)
+        except UsageError as error:
+            left_out[name] = error.message.partition(": ")[2]
+            continue
+        if name == "farskip" and not model.experts:
+            left_out[name] = "it is ladder in a model without experts"
+        else:
+            names.append(name)
+    return names, left_out
+
+
+def _technique_sets(given: str | Sequence[str] | None) -> Iterator[Techniques]:
+    """Those asked for; by default each alone, and every two that can be combined."""
+    if given is not None:
+        yield from (Techniques.of(each) for each in ([given] if isinstance(given, str) else given))
+        return
+    for name in TECHNIQUES:
+        yield Techniques.of(name)
+    for pair in combinations((name for name, each in TECHNIQUES.items() if not each.limit), 2):
+        try:
+            yield Techniques.of(pair)
+        except UsageError:
+            continue
+
+
+def _wiring(variant: str, model: ModelSpec) -> Wiring:
+    return wiring(variant, model.layers, model.ladder_layers)
+
+
+def _adds(option: Option, options: Sequence[Option], own: str) -> bool:
+    """Whether an option is worth a row: limits alone, and what gains more than each part of it.
+
+    Of a wiring that needs retraining, alone and with the techniques that add most to it.
+    """
+    name, chosen = option.prediction.variant, option.techniques.chosen
+    if option.is_limit:
+        return name in ("standard", BOUND)
+    same = [each for each in options if each.prediction.variant == name and not each.is_limit]
+    parts = [each for each in same if each is not option and set(each.techniques.chosen) < set(chosen)]
+    if (name == own and len(chosen) < 2) or not chosen:
+        return True
+    if any(option.gain.value < _SEEN * part.gain.value for part in parts):
+        return False
+    return name == own or option is _ranked(_exact(same))[0]
+
+
+def _exact(options: Sequence[Option]) -> list[Option]:
+    """Those that keep the answers of their weights."""
+    return [each for each in options if not each.lossy]
+
+
+def _ranked(options: Sequence[Option]) -> list[Option]:
+    """Best first; of those within a percent of the best that with the fewest techniques."""
+    most = max((each.gain.value for each in options), default=1.0)
+
+    def rank(option: Option) -> tuple[float, ...]:
+        seen = _SEEN * option.gain.value > most
+        # figures that are shown alike keep their order
+        return not seen, len(option.techniques.chosen) if seen else -round(option.gain.value, 2)
+
+    return sorted(options, key=rank)
+
+
+def _option(prediction: Prediction, plain: Predictions, own: str) -> Option:
+    standard, confidence = plain["standard"], plain.confidence
+    tpot_s = prediction.tpot_s
+    return Option(
+        prediction=prediction,
+        gain=prediction.confidence.over(prediction.variant, confidence, "standard", confidence),
+        ttft_gain=standard.ttft_s / prediction.ttft_s,
+        tpot_gain=standard.tpot_s / tpot_s if standard.tpot_s and tpot_s else None,
+        retrained=prediction.variant not in (own, BOUND),
+    )
+
+
+def _text(gain: Interval) -> str:
+    return f"{gain.value:.2f} ({gain.low:.2f}-{gain.high:.2f})"

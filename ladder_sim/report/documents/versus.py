@@ -1,0 +1,58 @@
+"""Wirings and techniques side by side, as JSON and CSV."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ladder_sim.display.document import Document, scenario_fields
+from ladder_sim.graph.variants import parse
+from ladder_sim.quality.published import quality_of
+from ladder_sim.specs.support import with_sources
+
+if TYPE_CHECKING:
+    from ladder_sim.analysis.versus import Versus
+
+
+def versus_document(result: Versus) -> Document:
+    """One row per option, best first: without retraining, with retraining, limits; then what each part takes."""
+    rows = []
+    groups = {"without retraining": result.own, "with retraining": result.retrained, "limit": result.limits}
+    for group, options in groups.items():
+        tied = result.tied(options[0], options) if options and group != "limit" else []
+        rows += [
+            {
+                "option": each.name,
+                "variant": each.prediction.variant,
+                "technique": each.techniques.name,
+                "group": group,
+                "gain": each.gain.value,
+                "gain_low": each.gain.low,
+                "gain_high": each.gain.high,
+                "ttft_gain": each.ttft_gain,
+                "tpot_gain": each.tpot_gain,
+                "tied_with_best": each in tied,
+                "lossy": each.lossy,
+            }
+            for each in options
+        ]
+    techniques = {
+        name: {"answers": each.answers, "needs": each.needs, "engines": with_sources(each.support)}
+        for name, each in result.techniques.items()
+    }
+    wirings = {}
+    for name, each in result.wirings.items():
+        quality = quality_of(name)
+        wirings[name] = {
+            "any_tp": each.is_shared,
+            "engines": with_sources(parse(name).family.support),
+            "quality": quality.sentence if quality else None,
+        }
+    head = {
+        "scenario": scenario_fields(result.scenario),
+        "verdict": result.verdict,
+        "bound": result.bound,
+        "left_out": dict(result.left_out),
+        "techniques": techniques,
+        "wirings": wirings,
+    }
+    return Document.of_rows(head, rows)

@@ -1,0 +1,82 @@
+"""Wirings and techniques side by side, as tables."""
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from ladder_sim.analysis.versus import Option, Versus
+from ladder_sim.display.console import table
+from ladder_sim.display.labels import hardware_label, stack_label, workload_label
+from ladder_sim.graph.variants import parse
+from ladder_sim.quality.published import quality_of
+from ladder_sim.specs.support import engines
+
+# of an option that is not told apart from the first of its table
+_TIED = "*"
+
+
+def versus_report(result: Versus) -> RenderableType:
+    """The verdict, what options gain, and what they take."""
+    scenario = result.scenario
+    tables = (
+        _gains("without retraining", result, result.own),
+        _gains("with retraining", result, result.retrained),
+        _limits(result),
+        _techniques(result),
+        _wirings(result),
+    )
+    return Group(
+        Text(result.verdict, "bold"),
+        Text(f"{scenario.model.name}, {hardware_label(scenario)}"),
+        Text(f"{workload_label(scenario)}, {stack_label(scenario)}"),
+        *(part for each in tables if each for part in (Text(), each)),
+        Text(),
+        *map(Text, _legend(result)),
+    )
+
+
+def _gains(title: str, result: Versus, options: Sequence[Option]) -> RenderableType | None:
+    tied = result.tied(options[0], options) if options else []
+    rows = [_row(each, _TIED if each in tied else "") for each in options]
+    return table((title, "gain (90%)", "prefill", "decode"), rows) if rows else None
+
+
+def _limits(result: Versus) -> RenderableType:
+    rows = [_row(each, "") for each in result.limits]
+    nothing = ("no communication, no norms", f"{result.bound:.2f}", "", "")
+    return table(("limits", "gain (90%)", "prefill", "decode"), [*rows, nothing])
+
+
+def _row(option: Option, mark: str) -> tuple[str, ...]:
+    gain, tpot_gain = option.gain, option.tpot_gain
+    spread = "" if option.name == "standard" else f" ({gain.low:.2f}-{gain.high:.2f})"
+    decode = "-" if tpot_gain is None else f"{tpot_gain:.2f}"
+    return f"{option.name}{mark}", f"{gain.value:.2f}{spread}", f"{option.ttft_gain:.2f}", decode
+
+
+def _techniques(result: Versus) -> RenderableType | None:
+    columns = ("technique", "answers", "needs", "engines today")
+    rows = [(name, each.answers, each.needs, engines(each.support)) for name, each in result.techniques.items()]
+    return table(columns, rows, left=4, wrapped=columns[2:]) if rows else None
+
+
+def _wirings(result: Versus) -> RenderableType | None:
+    columns = ("wiring", "weights for", "engines today", "published quality")
+    rows = []
+    for name, each in result.wirings.items():
+        quality = quality_of(name)
+        degree = "any TP" if each.is_shared else f"TP {result.scenario.plan.tp}"
+        rows.append((name, degree, engines(parse(name).family.support), quality.summary if quality else "-"))
+    return table(columns, rows, left=4, wrapped=columns[2:]) if rows else None
+
+
+def _legend(result: Versus) -> Iterator[str]:
+    yield "gain: standard's time for a request over the option's; prefill, decode: of TTFT and TPOT"
+    if any(result.tied(group[0], group) for group in (result.own, result.retrained) if group):
+        yield f"{_TIED} not told apart from the first of its table: the 90 % interval of their ratio holds 1"
+    reasons: dict[str, list[str]] = {}
+    for name, reason in result.left_out.items():
+        reasons.setdefault(reason, []).append(name)
+    for reason, names in reasons.items():
+        yield f"left out: {', '.join(names)}: {reason}"

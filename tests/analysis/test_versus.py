@@ -1,0 +1,122 @@
+"""Wirings and techniques side by side: what is compared, what is told apart, and what the verdict says."""
+
+import json
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from ladder_sim import Scenario, predict, versus
+from ladder_sim.analysis.versus import Versus
+from ladder_sim.confidence import UNCHECKED
+from ladder_sim.errors import UsageError
+from ladder_sim.specs import catalog
+from tests.support.commands import run
+
+
+@cache
+def result_of(**fields: Any) -> Versus:
+    return versus(Scenario.of(**{"model": "8b", "tp": 4, "gen": 16, "stack": "vllm", **fields}))
+
+
+def served() -> Versus:
+    return result_of(model="70b", tp=8, concurrency=64, gen=512)
+
+
+def test_gains_are_over_standard_without_techniques() -> None:
+    result = served()
+    plain = predict(result.scenario, ["standard", "ladder"])
+    with_technique = predict(Scenario.of(model="70b", stack="vllm", concurrency=64, technique="fused-norm"), "ladder")
+    option = result.options["ladder + fused-norm"]
+    assert option.gain.value == pytest.approx(plain["standard"].request_s / with_technique.request_s)
+    # the same as a prediction says, where there is no technique
+    for name, gain in (("ladder", result.options["ladder"].gain), ("standard", result.options["standard"].gain)):
+        assert (gain.value, gain.low, gain.high) == pytest.approx(
+            (plain[name].speedup.value, plain[name].speedup.low, plain[name].speedup.high)
+        )
+
+
+def test_a_ratio_knows_what_both_sides_share() -> None:
+    result = served()
+    ladder, fused, both = (result.options[name] for name in ("ladder", "fused-norm", "ladder + fused-norm"))
+    # on top of the same technique its error is that of what the wiring changes
+    assert result.ratio(both, fused).value == pytest.approx(both.gain.value / fused.gain.value)
+    assert result.ratio(both, fused).log_width < both.gain.log_width + fused.gain.log_width
+    there, back = result.ratio(ladder, both), result.ratio(both, ladder)
+    assert there.value == pytest.approx(1.0 / back.value)
+    assert there.log_width == pytest.approx(back.log_width, rel=0.2)
+    assert result.ratio(ladder, ladder).log_width == 0.0
+
+
+def test_a_technique_that_was_not_compared_widens_its_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = Scenario.of(model="70b", stack="vllm", concurrency=64)
+    before = versus(scenario, "ladder", "fused-norm").options
+    wider = UNCHECKED["technique"].__class__(kernels=0.5, collectives=0.5)
+    monkeypatch.setitem(UNCHECKED, "technique", wider)  # type: ignore[arg-type]
+    after = versus(scenario, "ladder", "fused-norm").options
+    for name in ("fused-norm", "ladder + fused-norm"):
+        assert after[name].gain.log_width > 1.02 * before[name].gain.log_width
+    assert after["ladder"].gain.log_width == before["ladder"].gain.log_width
+
+
+def test_nothing_beats_communication_and_norms_for_nothing() -> None:
+    for fields in (
+        {"prompt": 8192},
+        {"batch": 64, "stack": "gpt-fast"},
+        {"cluster": "l40s-pcie", "concurrency": 32},
+        {"model": "mixtral-8x7b", "batch": 4},
+    ):
+        result = result_of(**fields)
+        for option in (*result.own, *result.retrained):
+            # attention and MLP side by side are two GEMMs in one, which standard has not
+            if not option.lossy and option.prediction.variant != "parallel":
+                assert option.gain.value < 1.005 * result.bound, (fields, option.name)
+
+
+def test_what_does_not_apply_is_left_out_with_the_reason() -> None:
+    result = result_of(cluster="l40s-pcie")
+    assert result.left_out["fused-norm"] == "all-reduce 'fused-norm' needs an NVLink switch; l40s-pcie has pcie4"
+    assert "without experts" in result.left_out["farskip"]
+    assert not {"fused-norm", "farskip"} & set(result.options)
+    # ranks cannot split a residual of their own
+    assert {"sequence-parallel", "gemm-overlap"} <= set(result.options)
+    assert not [name for name in result.options if name.startswith("delayed") and "gemm-overlap" in name]
+    assert "farskip" in result_of(model="mixtral-8x7b").options
+    shallow = versus(Scenario.of(model=replace(catalog.model("8b"), layers=2), tp=2))
+    assert "drop:1" in shallow.options
+    assert shallow.left_out["track:4"].startswith("the model has 2 layers")
+
+
+def test_a_single_rank_has_nothing_to_hide() -> None:
+    with pytest.raises(UsageError, match="TP 1 has no communication to hide"):
+        result_of(tp=1)
+
+
+def test_a_wiring_that_a_model_has_needs_no_retraining() -> None:
+    model = replace(catalog.model("8b"), wiring="delayed:2")
+    result = versus(Scenario.of(model=model, tp=4, stack="vllm", gen=16), "ladder")
+    assert {each.prediction.variant for each in result.own} == {"delayed:2"}
+    assert {"standard", "ladder"} <= {each.prediction.variant for each in result.retrained}
+
+
+def test_the_verdict_says_what_is_not_told_apart() -> None:
+    result = served()
+    assert result.verdict.startswith("TP 8 on 1 x 8 H100 SXM5 80GB under vllm: fused-norm gives 1.05 (")
+    assert ", not told apart from gemm-overlap. With retraining ladder + fused-norm gives " in result.verdict
+    assert " alone, and " in result.verdict
+    assert result.verdict.endswith(" on top of fused-norm.")
+    slow = result_of(model="70b", tp=8, cluster="l40s-pcie", stack="gpt-fast", gen=512)
+    assert "nothing without retraining is told apart from standard" in slow.verdict
+    assert "quantized-allreduce:int8 gives 1.09 (1.04-1.15), with other answers." in slow.verdict
+    assert "of which no quality is known" in slow.verdict
+
+
+def test_the_command_compares_what_it_is_given() -> None:
+    command = ("versus", "--model", "8b", "--tp", "4", "--variant", "ladder", "--technique", "token-split+fused-norm")
+    rows = json.loads(run(*command, "--json").out)["rows"]
+    both = "fused-norm + token-split:2"
+    groups = {"without retraining": ["standard", both], "with retraining": ["ladder", f"ladder + {both}"]}
+    for group, names in groups.items():
+        assert sorted(row["option"] for row in rows if row["group"] == group) == sorted(names)
+    assert [row["option"] for row in rows if row["group"] == "limit"] == ["upper-bound"]
