@@ -2,13 +2,14 @@
 
 A request is a prefill and `gen - 1` decode steps, timed apart; its throughput counts both. Warm-ups come first. All
 variants share one process, one set of weights and one cache, and take turns request by request. Each round starts with
-another one, so that a machine's drift affects all equally.
+another one, so that a machine's drift affects all equally. If `within` is given, rounds go on until speedups are known
+as well as that.
 """
 
 import math
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
@@ -21,12 +22,12 @@ from ladder_sim.errors import UsageError
 from ladder_sim.system.files import locked
 from ladder_sim.system.progress import Progress
 from runtime.assemble import TORCH_DTYPES, assemble, device_of
-from runtime.comm.base import Communicator
+from runtime.comm.base import Times
 from runtime.comm.emulate import EmulatedLink
 from runtime.comm.process_group import Degrees
 from runtime.comm.rendezvous import CommConfig, Place, connect
 from runtime.config import EngineConfig, ModelConfig, check_counts, check_dtype, check_groups
-from runtime.environment import environment
+from runtime.environment import environment, gpu_links, gpu_states, variables
 from runtime.generate import Generator
 from runtime.model import kernels
 from runtime.model.wiring import Wiring, lay_out
@@ -62,7 +63,11 @@ class BenchConfig:
     warmups: int = 5
     """Requests of each variant before those that count."""
     repeats: int = 10
-    """Requests of each variant that count."""
+    """Requests of each variant that count, at least."""
+    within: float | None = None
+    """Half-width that the intervals of speedups shall have at most, as a share; None: `repeats` are enough."""
+    budget_s: float = 600.0
+    """Limit of the rounds after those."""
     threads: int = 1
     """CPU threads of each rank."""
     seed: int = 0
@@ -77,6 +82,8 @@ class BenchConfig:
         check_counts(batch=self.batch, prompt=self.prompt, gen=self.gen)
         check_counts(repeats=self.repeats, threads=self.threads)
         check_counts(minimum=0, warmups=self.warmups)
+        if self.within is not None and not 0 < self.within < 1:
+            raise UsageError(f"--within is {self.within:.4g}: must be above 0 and below 100 %", hint="for example 1%")
         check_dtype(self.dtype)
         check_groups(self.batch, self.attention_dp)
 
@@ -128,12 +135,23 @@ def _measured(config: BenchConfig, engine: EngineConfig, links: CommConfig, trac
         cuda_graphs=config.cuda_graphs,
         compiled=config.compile,
     )
-    rounds = _rounds(generator, wirings, config)
-    samples = {wiring.name: _slowest([turns[wiring.name] for turns in rounds], comm) for wiring in wirings}
+    is_first = Place.from_environment().rank == 0
+    total = (config.warmups + config.repeats) * len(wirings)
+    with Progress(total, "requests", wanted=is_first) as progress:
+        done = _Requests(generator, wirings, lambda number: progress(number, max(number, total)))
+        for _ in range(config.warmups):
+            done.round(0)
+        before = gpu_states() if is_first else []
+        rounds = _rounds(done, config)
+        after = gpu_states() if is_first else []
+        # on a GPU what measures communication takes time, too: in requests of their own
+        watched = done.round(0, watched=True) if device.type == "cuda" else None
+    samples = {wiring.name: [turns[wiring.name] for turns in rounds] for wiring in wirings}
 
     header: dict[str, object] = {
         "run": {
             **asdict(config),
+            "repeats": len(rounds),
             "batching": "static",
             "model": str(config.model),
             "dtype": dtype,
@@ -142,31 +160,78 @@ def _measured(config: BenchConfig, engine: EngineConfig, links: CommConfig, trac
         },
         "engine": asdict(engine),
         "shape": asdict(shape),
-        "environment": environment(),
+        "environment": {**environment(), "variables": variables(), "links": gpu_links() if is_first else ""},
+        "gpus": {"before": before, "after": after},
     }
     if trace is not None:
         _trace(generator, wirings, trace)
     tokens = config.batch * config.gen
     standard = samples.get("standard")
-    variants = {name: _summary(requests, standard, tokens, config.gen - 1) for name, requests in samples.items()}
+    variants = {
+        name: _summary(requests, standard, [watched[name]] if watched else requests, tokens, config.gen - 1)
+        for name, requests in samples.items()
+    }
     return {"schema_version": SCHEMA_VERSION, **header, "variants": variants}
 
 
-def _rounds(generator: Generator, wirings: Sequence[Wiring], config: BenchConfig) -> "list[dict[str, _Sample]]":
-    """One request of each wiring per round, by name; warm-ups come first and do not count."""
-    rounds: list[dict[str, _Sample]] = []
-    requests, done = (config.warmups + config.repeats) * len(wirings), count(1)
-    with Progress(requests, "requests", wanted=generator.model.comm.rank == 0) as progress:
-        for number in range(-config.warmups, config.repeats):
-            # each begins with another one
-            turn = max(0, number) % len(wirings)
-            samples = {}
-            for wiring in (*wirings[turn:], *wirings[:turn]):
-                samples[wiring.name] = _request(generator, wiring)
-                progress(next(done))
-            if number >= 0:
-                rounds.append(samples)
+class _Requests:
+    """One request of each wiring after the other, in rounds."""
+
+    def __init__(self, generator: Generator, wirings: Sequence[Wiring], progress: Callable[[int], None]) -> None:
+        self._generator, self._wirings, self._progress = generator, wirings, progress
+        self._done = count(1)
+
+    def round(self, number: int, *, watched: bool | None = None) -> "dict[str, _Sample]":
+        """Times by wiring on the slowest rank; the next number begins with the next wiring.
+
+        `watched`: communication is measured, too; None: if that costs nothing.
+        """
+        turn, generator = number % len(self._wirings), self._generator
+        samples = {}
+        for wiring in (*self._wirings[turn:], *self._wirings[:turn]):
+            samples[wiring.name] = _request(generator, wiring, watched=watched)
+            self._progress(next(self._done))
+        rows = generator.model.comm.slowest(torch.tensor(list(samples.values()), dtype=torch.float64)).tolist()
+        return {name: _Sample(*row) for name, row in zip(samples, rows, strict=True)}
+
+
+def _rounds(done: _Requests, config: BenchConfig) -> "list[dict[str, _Sample]]":
+    """The rounds that count: `repeats`, and more while speedups are not known well enough and there is time."""
+    rounds = [done.round(number) for number in range(config.repeats)]
+    # as the slowest ranks see it, so that all stop at once
+    spent_s = 0.0
+    while config.within is not None and spent_s < config.budget_s and not _narrow(rounds, config.within):
+        rounds.append(done.round(len(rounds)))
+        spent_s += sum(sample.request_s for sample in rounds[-1].values())
     return rounds
+
+
+def _narrow(rounds: "Sequence[dict[str, _Sample]]", within: float) -> bool:
+    """Whether the intervals of all speedups are as narrow as this."""
+    for name in rounds[0] if "standard" in rounds[0] else ():
+        ratios = [turns["standard"].request_s / turns[name].request_s for turns in rounds]
+        interval = median_interval(ratios)
+        if interval is None or interval[1] - interval[0] > 2 * within * median(ratios):
+            return False
+    return True
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Where the median of a population lies with a probability of 95 %, by a sample of it, whatever its distribution.
+
+    Between two of the sorted values: how many are below the median is binomial (Conover, Practical Nonparametric
+    Statistics, section 3.2). None: there are fewer than the six that it takes.
+
+    Examples
+    --------
+    >>> median_interval([1, 2, 3, 4, 5, 6, 7, 8, 9, 10])
+    (2, 9)
+    """
+    size, below = len(values), -1
+    while sum(math.comb(size, i) for i in range(below + 2)) / 2**size <= 0.025:
+        below += 1
+    ordered = sorted(values)
+    return (ordered[below], ordered[-1 - below]) if below >= 0 else None
 
 
 class _Sample(NamedTuple):
@@ -177,30 +242,31 @@ class _Sample(NamedTuple):
     decode_s: float
     """All later ones."""
     comm_s: float
-    """Messages on the emulated link; NaN without one."""
+    """Collectives; NaN: they were not measured."""
     exposed_comm_s: float
-    """Computation waiting for that link."""
+    """Computation waiting for them."""
 
     @property
     def request_s(self) -> float:
         return self.prefill_s + self.decode_s
 
 
-def _request(generator: Generator, wiring: Wiring) -> _Sample:
+def _request(generator: Generator, wiring: Wiring, *, watched: bool | None = None) -> _Sample:
     comm = generator.model.comm
-    link = comm if isinstance(comm, EmulatedLink) else None
+    if watched is None:
+        watched = isinstance(comm, EmulatedLink)
     comm.barrier()
-    busy_s, waited_s = (link.busy_s, link.waited_s) if link else (math.nan, math.nan)
-    start_s = _now()
-    generator.prefill(wiring)
-    first_s = _now()
-    for step in range(1, generator.gen):
-        generator.decode(wiring, step)
-    generator.finish()
-    end_s = _now()
-    if link:
-        busy_s, waited_s = link.busy_s - busy_s, link.waited_s - waited_s
-    return _Sample(first_s - start_s, end_s - first_s, busy_s, waited_s)
+    with comm.watched() if watched else nullcontext(Times()) as times:
+        start_s = _now()
+        generator.prefill(wiring)
+        first_s = _now()
+        times.settle()
+        for step in range(1, generator.gen):
+            generator.decode(wiring, step)
+            times.settle(replays=True)
+        generator.finish()
+        end_s = _now()
+    return _Sample(first_s - start_s, end_s - first_s, times.comm_s, times.exposed_s)
 
 
 def _now() -> float:
@@ -209,13 +275,12 @@ def _now() -> float:
     return time.perf_counter()
 
 
-def _slowest(samples: Sequence[_Sample], comm: Communicator) -> list[_Sample]:
-    """Each request's times on its slowest rank."""
-    return [_Sample(*row) for row in comm.slowest(torch.tensor(samples, dtype=torch.float64)).tolist()]
-
-
 def _summary(
-    samples: Sequence[_Sample], standard: Sequence[_Sample] | None, tokens: int, steps: int
+    samples: Sequence[_Sample],
+    standard: Sequence[_Sample] | None,
+    watched: Sequence[_Sample],
+    tokens: int,
+    steps: int,
 ) -> dict[str, object]:
     """Medians of one variant, and every repeat; the speedup is the median over rounds, each against its standard."""
     summary: dict[str, object] = {
@@ -225,11 +290,11 @@ def _summary(
         "tokens_per_s": median(tokens / x.request_s for x in samples),
     }
     if standard is not None:
-        pairs = zip(standard, samples, strict=True)
-        summary["speedup"] = median(base.request_s / x.request_s for base, x in pairs)
-    if not math.isnan(samples[0].comm_s):
-        summary["comm_s"] = median(x.comm_s for x in samples)
-        summary["exposed_comm_s"] = median(x.exposed_comm_s for x in samples)
+        ratios = [base.request_s / x.request_s for base, x in zip(standard, samples, strict=True)]
+        summary["speedup"], summary["speedup_95"] = median(ratios), median_interval(ratios)
+    if not math.isnan(watched[0].comm_s):
+        summary["comm_s"] = median(x.comm_s for x in watched)
+        summary["exposed_comm_s"] = median(x.exposed_comm_s for x in watched)
     summary["repeats"] = [
         {"ttft_s": x.prefill_s, "decode_s": x.decode_s, "tokens_per_s": tokens / x.request_s} for x in samples
     ]

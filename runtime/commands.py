@@ -10,13 +10,14 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args
 
 from ladder_sim.errors import UsageError
 from ladder_sim.system.files import write_file
 from runtime.checkpoint.convert import convert
-from runtime.config import AllReduce, Dispatch, EngineConfig, ModelConfig, check_counts, check_groups, read_timeout
+from runtime.config import AllReduce, Dispatch, EngineConfig, ModelConfig, check_counts, check_groups, read_time
 from runtime.model.wiring import lay_out
 from runtime.prepare import CompletionConfig, EvaluationConfig, prepare_completion, prepare_evaluation
 
@@ -67,7 +68,16 @@ def _add_bench(commands: Any) -> None:
     add("--prompt", type=_tokens, default=1024, metavar="N", help="tokens of each prompt")
     add("--gen", type=int, default=512, metavar="N", help="new tokens of each sequence")
     add("--warmups", type=int, default=5, metavar="N", help="requests of each variant that do not count")
-    add("--repeats", type=int, default=10, metavar="N", help="requests of each variant that count")
+    add("--repeats", type=int, default=10, metavar="N", help="requests of each variant that count, at least")
+    add("--within", type=_share, metavar="P%", help="go on until 95 %% intervals of speedups are +- this; 0.01 or 1%%")
+    add(
+        "--budget",
+        dest="budget_s",
+        type=partial(read_time, option="--budget"),
+        default="600s",
+        metavar="TIME",
+        help="limit of going on",
+    )
     add("--seed", type=_seed, default=0, metavar="N", help="of weights and prompts")
     add("--trace", type=Path, metavar="DIR", help="profile a few steps of each variant, for `ladder-sim trace`")
 
@@ -158,7 +168,7 @@ def _add_ranks(
     add(
         "--timeout",
         dest="timeout_s",
-        type=read_timeout,
+        type=read_time,
         default="120s",
         metavar="TIME",
         help="limit of waiting for ranks",
@@ -178,6 +188,13 @@ def _tokens(text: str) -> int:
     if not text.isdigit():
         raise argparse.ArgumentTypeError(f"'{text}' is not a number of tokens")
     return int(text)
+
+
+def _share(text: str) -> float:
+    try:
+        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a share, for example 1%") from None
 
 
 def _seed(text: str) -> int:

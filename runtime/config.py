@@ -252,9 +252,9 @@ class EngineConfig:
         check_counts(ep=self.ep)
 
 
-def read_timeout(text: str) -> float:
-    """Seconds that ranks wait for each other, from the text of `--timeout`."""
-    return parse_quantity(text, "s", name="--timeout", likely=("s", "ms"))
+def read_time(text: str, option: str = "--timeout") -> float:
+    """Seconds, from the text of an option."""
+    return parse_quantity(text, "s", name=option, likely=("s", "ms"))
 
 
 def check_counts(minimum: int = 1, **counts: int) -> None:

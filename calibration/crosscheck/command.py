@@ -15,7 +15,7 @@ from ladder_sim.specs.arguments import ARGUMENTS
 from ladder_sim.specs.settings import settings
 from ladder_sim.specs.values import whole
 from ladder_sim.system.files import check_folder, write_file
-from runtime.config import read_timeout
+from runtime.config import read_time
 
 VARIANTS = ("standard", "parallel", "ladder", "hybrid-ladder:4", "desync:4", "upper-bound")
 # small enough for a CPU
@@ -53,7 +53,7 @@ def add_to(commands: Any) -> None:
         help=f"emulated links: parts of standard's time that messages take (default {','.join(SHARES)})",
     )
     add("--threads", type=int, default=1, help="CPU threads of each rank (default %(default)s)")
-    add("--timeout", type=read_timeout, default="120s", help="time that ranks wait (default %(default)s)")
+    add("--timeout", type=read_time, default="120s", help="time that ranks wait (default %(default)s)")
     add("--rounds", type=int, default=15, help="requests of each wiring and link (default %(default)s)")
     add("--calibration", type=Path, metavar="FILE", help="use the calibration of an earlier result's JSON")
     add = check.add_argument_group("output").add_argument

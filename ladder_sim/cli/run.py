@@ -179,22 +179,22 @@ def _report(result: Mapping[str, Any]) -> Any:
         f"static batch of {how['batch']}, prompt {how['prompt']}, {how['gen']} new tokens, stack {how['stack']}, "
         f"median of {how['repeats']} requests\n"
     )
-    columns = ["variant", "TTFT", "TPOT", "tok/s", "speedup"]
-    if how["backend"] == "emulate" and "gpu" not in machine:
-        # on a CPU the emulated link knows how long it was busy and waited for
+    columns = ["variant", "TTFT", "TPOT", "tok/s", "speedup", "95 %"]
+    if any("comm_s" in medians for medians in result["variants"].values()):
         columns += ["communication", "hidden"]
     rows = [_row(name, medians)[: len(columns)] for name, medians in result["variants"].items()]
     return Group(Text(title), table(columns, rows))
 
 
 def _row(name: str, medians: Mapping[str, Any]) -> tuple[str, ...]:
-    comm_s = medians.get("comm_s", 0.0)
+    comm_s, interval = medians.get("comm_s", 0.0), medians.get("speedup_95")
     return (
         name,
         format_seconds(medians["ttft_s"]),
         format_seconds(medians["tpot_s"]) if medians["tpot_s"] is not None else "-",
         f"{medians['tokens_per_s']:.4g}",
         f"{medians['speedup']:.2f}" if "speedup" in medians else "-",
+        "{:.2f} to {:.2f}".format(*interval) if interval else "-",
         format_seconds(comm_s),
         f"{max(0.0, 1 - medians['exposed_comm_s'] / comm_s):.0%}" if comm_s else "-",
     )

@@ -1,6 +1,8 @@
 """Measuring: what a benchmark reports, and how the command line shows it."""
 
+import itertools
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from ladder_sim.cli.run import _resolve
 from ladder_sim.errors import InfeasibleError, UsageError, install_command
-from runtime.bench import BenchConfig, bench
+from runtime.bench import BenchConfig, _Sample, bench
 from runtime.checkpoint.weights import fill, random_weights
 from runtime.comm.base import Alone, Handle
 from runtime.comm.emulate import EmulatedLink
@@ -72,6 +74,28 @@ def test_every_variant_on_an_emulated_link(model: Path, tmp_path: Path) -> None:
         assert measured["request_s"] == pytest.approx(measured["ttft_s"] + measured["tpot_s"] * (STEPS - 1))
         assert measured["comm_s"] == pytest.approx(REDUCTIONS[name] * STEPS * 1e-3, rel=1e-3)
         assert 0 <= measured["exposed_comm_s"] <= measured["request_s"]
+
+
+def test_rounds_go_on_until_speedups_are_known(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every fourth request of ladder is slow: only with more rounds the median is known from both sides."""
+
+    def rounds(within: float | None, budget_s: float) -> tuple[int, Any]:
+        ladder = itertools.cycle([1.0, 1.0, 1.0, 2.0])
+        monkeypatch.setattr(
+            "runtime.bench._request",
+            lambda _, wiring, watched: _Sample(
+                0.0, next(ladder) if wiring.name == "ladder" else 1.5, math.nan, math.nan
+            ),
+        )
+        names = ("standard", "ladder")
+        how = {"warmups": 0, "repeats": 2, "within": within, "budget_s": budget_s, **REQUEST}
+        result: Any = bench(BenchConfig(model=model, variants=names, **how), EngineConfig(), CommConfig())
+        return result["run"]["repeats"], result["variants"]["ladder"]["speedup_95"]
+
+    assert rounds(None, 100.0) == (2, None)
+    assert rounds(0.01, 100.0) == (15, (1.5, 1.5))
+    # a round takes 2.5 s or 3.5 s
+    assert rounds(0.01, 8.0)[0] == 5
 
 
 def test_requests_are_counted_on_a_terminal(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +163,7 @@ def test_the_command_line_shows_a_table(model: Path, tmp_path: Path) -> None:
     assert ran.code == 0, ran.err
     title, _, _, header, *rows = ran.out.splitlines()
     assert title.startswith("small, TP 2, backend emulate, ")
-    assert header.split() == ["variant", "TTFT", "TPOT", "tok/s", "speedup", "communication", "hidden"]
+    assert header.split() == ["variant", "TTFT", "TPOT", "tok/s", "speedup", "95", "%", "communication", "hidden"]
     assert [row.split()[0] for row in rows] == ["standard", "parallel", "ladder", "upper-bound"]
 
 

@@ -1,7 +1,10 @@
 """Where collectives run on a GPU, and what is measured of them, on a fake one."""
 
+import math
+import os
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +13,8 @@ import torch
 from torch import Tensor
 
 from ladder_sim.errors import MissingDependencyError, UsageError
+from runtime.assemble import assemble
+from runtime.bench import _request
 from runtime.checkpoint.weights import fill, random_weights
 from runtime.comm.emulate import EmulatedGpuLink
 from runtime.comm.process_group import ProcessGroup, check_variables
@@ -17,6 +22,7 @@ from runtime.comm.streams import SideStream
 from runtime.comm.symmetric import LIMITS, SymmetricAllReduce, check_kind
 from runtime.comm.table import LatencyTable
 from runtime.config import AllReduce, EngineConfig, ModelConfig
+from runtime.environment import gpu_links, gpu_states, variables
 from runtime.model import kernels
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import lay_out
@@ -24,7 +30,7 @@ from tests.support.fake_cuda import FakeCuda
 
 pytestmark = pytest.mark.torch
 
-LAYERS = 3
+LAYERS, STEPS = 3, 4
 SHAPE = ModelConfig(layers=LAYERS, hidden=32, heads=4, kv_heads=4, head_dim=8, intermediate=64, vocab=64)
 # a kernel takes so long, and an all-reduce
 KERNEL_S, MESSAGE_S = 10e-6, 30e-6
@@ -37,18 +43,23 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     return fake
 
 
-def a_pass(cuda: FakeCuda, variant: str) -> tuple[list[tuple[str, str]], float, float]:
-    """What runs in a pass of a wiring, and the seconds of its all-reduces and of the waits for them."""
-    link = EmulatedGpuLink(2, LatencyTable([(1, MESSAGE_S), (1e9, MESSAGE_S * 1.000001)]))
-    decoder = Decoder(SHAPE, EngineConfig(), link, positions=4)
-    fill(decoder, random_weights(seed=0))
+def computing(cuda: FakeCuda) -> kernels.Observer:
+    """Every kernel runs on the GPU, too."""
 
     def compute(kind: str, run: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         cuda.run(kind, KERNEL_S)
         return run(*args)
 
+    return compute
+
+
+def a_pass(cuda: FakeCuda, variant: str) -> tuple[list[tuple[str, str]], float, float]:
+    """What runs in a pass of a wiring, and the seconds of its all-reduces and of the waits for them."""
+    link = EmulatedGpuLink(2, LatencyTable([(1, MESSAGE_S), (1e9, MESSAGE_S * 1.000001)]))
+    decoder = Decoder(SHAPE, EngineConfig(), link, positions=4)
+    fill(decoder, random_weights(seed=0))
     cuda.ran.clear()
-    with torch.no_grad(), kernels.observed(compute), link.watched() as times:
+    with torch.no_grad(), kernels.observed(computing(cuda)), link.watched() as times:
         decoder(torch.zeros(1, 4, dtype=torch.long), lay_out(variant, LAYERS))
         times.settle()
     return cuda.ran, times.comm_s, times.exposed_s
@@ -70,6 +81,19 @@ def test_only_wirings_that_overlap_leave_the_stream_of_the_computation(
     assert comm_s == pytest.approx((under + waited) * MESSAGE_S)
     # four or more kernels run under each of the others
     assert exposed_s == pytest.approx(waited * MESSAGE_S)
+
+
+@pytest.mark.parametrize(("variant", "exposed"), [("standard", 6), ("ladder", 1)])
+def test_communication_of_a_request(cuda: FakeCuda, variant: str, exposed: int) -> None:
+    link = EmulatedGpuLink(2, LatencyTable([(1, MESSAGE_S), (1e9, MESSAGE_S * 1.000001)]))
+    sizes: dict[str, Any] = {"batch": 1, "prompt": 4, "gen": STEPS, "seed": 0}
+    where: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
+    generator = assemble(SHAPE, EngineConfig(), link, **where, **sizes)
+    with kernels.observed(computing(cuda)):
+        seen, unseen = (_request(generator, lay_out(variant, LAYERS), watched=watched) for watched in (True, False))
+    assert seen.comm_s == pytest.approx(6 * STEPS * MESSAGE_S)
+    assert seen.exposed_comm_s == pytest.approx(exposed * STEPS * MESSAGE_S)
+    assert math.isnan(unseen.comm_s)
 
 
 def test_communication_has_priority(cuda: FakeCuda) -> None:
@@ -188,3 +212,38 @@ def test_variables_that_keep_anything_from_being_hidden(name: str) -> None:
     with pytest.raises(UsageError, match=f"{name} is 1: .*nothing could be hidden"):
         check_variables({name: "1"})
     check_variables({name: "0", "NCCL_DEBUG": "INFO"})
+
+
+SMI = """#!/bin/sh
+case "$1" in
+--query-gpu=*)
+  echo "GPU-a, 580.65.06, 1980, 1980, 2619, 412.33, 700.00, 61"
+  echo "GPU-b, 580.65.06, 345, 1980, 2619, [N/A], 700.00, 34" ;;
+topo) echo "GPU0 X NV18 NIC0" ;;
+esac
+"""
+
+
+def test_the_state_of_the_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(SMI)
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    warm, idle = gpu_states()
+    assert (warm["uuid"], warm["driver"], warm["sm_clock_MHz"], warm["power_W"]) == ("GPU-a", "580.65.06", 1980, 412.33)
+    assert (idle["temperature_C"], idle["power_W"]) == (34, None)
+    assert gpu_links() == "GPU0 X NV18 NIC0\n"
+    tool.write_text("#!/bin/sh\nexit 9\n")
+    assert (gpu_states(), gpu_links()) == ([], "")
+    tool.unlink()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert gpu_states() == []
+
+
+def test_variables_that_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NCCL_ALGO", "CUDA_VISIBLE_DEVICES", "MY_TOKEN"):
+        monkeypatch.setenv(name, "1")
+    recorded = variables()
+    assert recorded["NCCL_ALGO"] == recorded["CUDA_VISIBLE_DEVICES"] == "1"
+    assert "MY_TOKEN" not in recorded
