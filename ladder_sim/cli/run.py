@@ -179,8 +179,11 @@ def _report(result: Mapping[str, Any]) -> Any:
         f"static batch of {how['batch']}, prompt {how['prompt']}, {how['gen']} new tokens, stack {how['stack']}, "
         f"median of {how['repeats']} requests\n"
     )
-    columns = ["variant", "TTFT", "TPOT", "tok/s", "speedup", "95 %"]
-    if any("comm_s" in medians for medians in result["variants"].values()):
+    measured = result["variants"].values()
+    # it takes six requests of each
+    known = any(medians.get("speedup_95") for medians in measured)
+    columns = ["variant", "TTFT", "TPOT", "tok/s", "speedup (95%)" if known else "speedup"]
+    if any("comm_s" in medians for medians in measured):
         columns += ["communication", "hidden"]
     rows = [_row(name, medians)[: len(columns)] for name, medians in result["variants"].items()]
     return Group(Text(title), table(columns, rows))
@@ -188,13 +191,13 @@ def _report(result: Mapping[str, Any]) -> Any:
 
 def _row(name: str, medians: Mapping[str, Any]) -> tuple[str, ...]:
     comm_s, interval = medians.get("comm_s", 0.0), medians.get("speedup_95")
+    spread = " ({:.2f}-{:.2f})".format(*interval) if interval and name != "standard" else ""
     return (
         name,
         format_seconds(medians["ttft_s"]),
         format_seconds(medians["tpot_s"]) if medians["tpot_s"] is not None else "-",
         f"{medians['tokens_per_s']:.4g}",
-        f"{medians['speedup']:.2f}" if "speedup" in medians else "-",
-        "{:.2f} to {:.2f}".format(*interval) if interval else "-",
+        f"{medians['speedup']:.2f}{spread}" if "speedup" in medians else "-",
         format_seconds(comm_s),
         f"{max(0.0, 1 - medians['exposed_comm_s'] / comm_s):.0%}" if comm_s else "-",
     )
