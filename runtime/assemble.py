@@ -1,7 +1,6 @@
 """Make a rank's decoder on its device: check that it fits, fill it, give it prompts."""
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 import torch
 
@@ -9,8 +8,9 @@ from runtime.checkpoint.weights import Source, fill, random_weights
 from runtime.comm.base import Communicator
 from runtime.config import EngineConfig, ModelConfig
 from runtime.generate import Generator
-from runtime.memory import check_fits, enough_memory, free_bytes
+from runtime.memory import check_fits, default_dtype, enough_memory, free_bytes
 from runtime.model.decoder import Decoder
+from runtime.model.wiring import Wiring, lay_out
 
 # by the names of config.DTYPES
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -34,6 +34,7 @@ def assemble(
     prompt: int,
     gen: int,
     seed: int,
+    wirings: Sequence[Wiring] = (),
     cuda_graphs: bool = False,
     compiled: bool = False,
 ) -> Generator:
@@ -42,11 +43,12 @@ def assemble(
     Where groups of ranks have requests of their own, each has its part of the batch.
     """
     weights, each = random_weights(seed, device), batch // comm.exchange.size
-    model = load(shape, engine, comm, weights, device=device, dtype=dtype, batch=each, prompt=prompt, gen=gen)
+    sizes = {"batch": each, "prompt": prompt, "gen": gen}
+    model = load(shape, engine, comm, weights, device=device, dtype=dtype, wirings=wirings, **sizes)
     if compiled:
         for layer in model.layers:
             layer.compile()
-    with enough_memory():
+    with enough_memory("prompts and cache", comm.rank):
         numbers = torch.Generator(device).manual_seed(seed)
         prompt_BT = torch.randint(shape.vocab, (batch, prompt), generator=numbers, device=device)
         own_BT = prompt_BT[comm.exchange.rank * each :][:each]
@@ -64,37 +66,28 @@ def load(
     batch: int,
     prompt: int,
     gen: int,
+    wirings: Sequence[Wiring] = (),
 ) -> Decoder:
-    """A decoder with the weights of `source`.
+    """A decoder with the weights of `source`, for `wirings`: by default those that wait for one output at most.
 
     Raises
     ------
     InfeasibleError
-        It does not fit the memory with this batch and context; the hint is what would.
+        It does not fit the memory with this batch and context, or runs out of it; the hint is what would.
     """
     ranks_here = comm.size * comm.exchange.size * comm.pipeline.stages if comm.name == "gloo" else 1
     check_fits(
         shape,
         engine,
+        wirings or [lay_out("ladder", shape.layers)],
         comm=comm,
         batch=batch,
         prompt=prompt,
         gen=gen,
-        element_bytes=dtype.itemsize,
+        dtype=dtype,
         free_bytes=free_bytes(device, ranks_here),
     )
-    with enough_memory():
-        with device, _default_dtype(dtype):
-            model = Decoder(shape, engine, comm, positions=prompt + gen).requires_grad_(False)
-        fill(model, source)
-        return model
-
-
-@contextlib.contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+    with device, default_dtype(dtype), enough_memory("its weights", comm.rank):
+        model = Decoder(shape, engine, comm, positions=prompt + gen).requires_grad_(False)
+    fill(model, source)
+    return model

@@ -29,6 +29,7 @@ from runtime.comm.rendezvous import CommConfig, Place, connect
 from runtime.config import EngineConfig, ModelConfig, check_counts, check_dtype, check_groups
 from runtime.environment import environment, gpu_links, gpu_states, variables
 from runtime.generate import Generator
+from runtime.memory import enough_memory
 from runtime.model import kernels
 from runtime.model.wiring import Wiring, lay_out
 from runtime.trace import MarkedLink, recorded_steps
@@ -132,6 +133,7 @@ def _measured(config: BenchConfig, engine: EngineConfig, links: CommConfig, trac
         prompt=config.prompt,
         gen=config.gen,
         seed=config.seed,
+        wirings=wirings,
         cuda_graphs=config.cuda_graphs,
         compiled=config.compile,
     )
@@ -189,7 +191,8 @@ class _Requests:
         turn, generator = number % len(self._wirings), self._generator
         samples = {}
         for wiring in (*self._wirings[turn:], *self._wirings[:turn]):
-            samples[wiring.name] = _request(generator, wiring, watched=watched)
+            with enough_memory(f"a request of {wiring.name}", generator.model.comm.rank):
+                samples[wiring.name] = _request(generator, wiring, watched=watched)
             self._progress(next(self._done))
         rows = generator.model.comm.slowest(torch.tensor(list(samples.values()), dtype=torch.float64)).tolist()
         return {name: _Sample(*row) for name, row in zip(samples, rows, strict=True)}

@@ -99,6 +99,7 @@ def complete(config: CompletionConfig, sampling: SamplingConfig, links: CommConf
         batch=len(rows),
         prompt=len(rows[0]),
         gen=task.gen,
+        wirings=[task.wiring],
     )
     generator = Generator(
         model,
@@ -108,7 +109,7 @@ def complete(config: CompletionConfig, sampling: SamplingConfig, links: CommConf
         pick=Sampler(sampling, comm),
     )
     texts = [Completion(task.text.decode, ends=task.text.ends, stops=config.stops, maximum=task.gen) for _ in rows]
-    with enough_memory():
+    with enough_memory(task.wiring.name, comm.rank):
         times_s = _grow(texts, generator, task, show)
     how: dict[str, object] = {**asdict(config), **asdict(sampling), "model": str(config.model)}
     how |= {"variant": task.wiring.name, "gen": task.gen, "dtype": dtype, "backend": comm.name, **comm.settings()}

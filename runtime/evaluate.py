@@ -49,6 +49,7 @@ def _evaluate(task: EvaluationInput, config: EvaluationConfig, comm: Communicato
         batch=1,
         prompt=task.context,
         gen=0,
+        wirings=task.wirings,
     )
     for wiring in task.wirings:
         start_s = time.perf_counter()
@@ -71,7 +72,7 @@ def nats_per_token(model: Decoder, wiring: Wiring, tokens: Sequence[int], contex
     """Mean of -log p over all tokens but the first, in nats: the logarithm of the perplexity."""
     device = model.embedding_VD.device
     total = 0.0
-    with enough_memory():
+    with enough_memory(wiring.name, model.comm.rank):
         for first in range(0, len(tokens) - 1, context - 1):
             window_BT = torch.tensor([tokens[first : first + context]], device=device)
             total += _nats(model(window_BT[:, :-1], wiring)[0], window_BT[0, 1:])

@@ -1,63 +1,156 @@
-"""Whether a run fits the memory of its ranks."""
+"""Whether a run fits the memory of its ranks, and what did not fit if it does not."""
 
 import contextlib
-from collections.abc import Iterator
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from ladder_sim.errors import InfeasibleError
-from runtime.comm.base import Alone, AloneInExchange, Communicator
+from runtime.comm.base import Alone, AloneInExchange, AloneInPipeline, Communicator
 from runtime.config import EngineConfig, ModelConfig
+from runtime.model import kernels
 from runtime.model.decoder import Decoder
-from runtime.model.layers import Layer
+from runtime.model.wiring import Wiring
 
 # share of the free memory; the rest is for what allocators waste
 _USABLE = 0.95
 
 
+class Needs(NamedTuple):
+    """Bytes that a rank needs."""
+
+    weights: int
+    """Of its shard."""
+    cache: int
+    """Of one sequence."""
+    prefill: int
+    """Of one sequence: the tensors that a prefill makes and needs at the same time, at most."""
+
+
+def needs(
+    config: ModelConfig,
+    engine: EngineConfig,
+    wirings: Sequence[Wiring],
+    *,
+    comm: Communicator,
+    prompt: int,
+    gen: int,
+    dtype: torch.dtype,
+) -> Needs:
+    """What a rank needs, counted in a pass on PyTorch's device without memory."""
+    pipeline = AloneInPipeline(comm.pipeline.stage, comm.pipeline.stages)
+    alone = Alone(comm.size, pipeline, AloneInExchange(comm.exchange.size))
+    # the most outputs that wait to be added; other differences between wirings are smaller than what is wasted
+    latest = max(wirings, key=lambda wiring: max(block.leaves for block in wiring.blocks))
+    with torch.device("meta"), default_dtype(dtype), torch.inference_mode():
+        # who gets how many copies in an all-to-all depends on the tokens; they are as many in a gather or fewer
+        model = Decoder(config, replace(engine, dispatch="allgather"), alone, positions=prompt + gen)
+        cache, tokens_BT = model.cache(batch=1), torch.zeros(1, prompt, dtype=torch.long)
+        with kernels.observed(_without_values), _Alive() as alive:
+            model(tokens_BT, latest, cache=cache)
+    return Needs(sum(weight.nbytes for weight in model.parameters()), cache.nbytes, alive.peak_bytes)
+
+
 def check_fits(
     config: ModelConfig,
     engine: EngineConfig,
+    wirings: Sequence[Wiring],
     *,
     comm: Communicator,
     batch: int,
     prompt: int,
     gen: int,
-    element_bytes: int,
+    dtype: torch.dtype,
     free_bytes: float,
 ) -> None:
-    """Raise InfeasibleError with what would fit, if weights, cache and largest activations exceed the free memory."""
-    usable = free_bytes * _USABLE
-    alone = Alone(comm.size, comm.pipeline, AloneInExchange(comm.exchange.size))
-    with torch.device("meta"):
-        model = Decoder(config, engine, alone, positions=prompt + gen)
-        cache = model.cache(batch=1)
-    weights = sum(weight.numel() for weight in model.parameters()) * element_bytes
-    # of one sequence: the features of the widest block, its input and its output; logits. Experts get the tokens of all
-    # groups
-    widest = prompt * comm.exchange.size * (max(map(_features, model.layers)) + 4 * config.hidden)
-    logits = config.vocab * (prompt if engine.prefill_logits == "all" else 1)
-    sequence = (cache.numel() + widest + logits) * element_bytes
-    needed = weights + batch * sequence
+    """Raise InfeasibleError with what would fit, if weights, cache and a prefill exceed the free memory."""
+    usable, stages = free_bytes * _USABLE, comm.pipeline.stages
+    each = needs(config, engine, wirings, comm=comm, prompt=prompt, gen=gen, dtype=dtype)
+    # the stages of a pipeline serve the batch in parts
+    cache, prefill = batch * each.cache, -(-batch // stages) * each.prefill
+    needed = each.weights + cache + prefill
     if needed <= usable:
         return
-    largest_batch = int((usable - weights) // sequence)
+    sequence = each.cache + each.prefill / stages
+    largest_batch = int((usable - each.weights) // sequence)
     if largest_batch >= 1:
-        hint = f"a batch of {largest_batch} fits"
+        hint = f"a batch of {min(largest_batch, batch - 1)} fits"
     else:
-        layers = int(config.layers * usable / (weights + sequence))
+        layers = int(config.layers * usable / (each.weights + sequence))
         hint = f"use more ranks with memory of their own, or a model of about {layers} layers"
     raise InfeasibleError(
-        f"{needed / 1e9:.1f} GB needed per rank ({weights / 1e9:.1f} of weights, batch {batch}): "
-        f"{free_bytes / 1e9:.1f} GB are free",
+        f"{needed / 1e9:.1f} GB needed per rank ({each.weights / 1e9:.1f} of weights, {cache / 1e9:.1f} of cache, "
+        f"{prefill / 1e9:.1f} of a prefill, batch {batch}): {free_bytes / 1e9:.1f} GB are free",
         hint=hint,
     )
 
 
-def _features(layer: Layer) -> int:
-    """Of one token inside of a feed-forward block, if this rank has all its experts."""
-    mlp = layer.mlp.inputs if layer.mlp else 0
-    return mlp + (layer.experts.up_LND.shape[1] * layer.experts.experts.top_k if layer.experts else 0)
+def _without_values(kind: str, run: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Run a kernel on tensors without values: which experts tokens chose is not known, and all may be this rank's."""
+    if kind != "experts":
+        return run(*args)
+    x_MD, _, chosen_Mk, up_LND = args[:4]
+    copies = chosen_Mk.shape[0] * min(chosen_Mk.shape[1], len(up_LND))
+    # copies of tokens, the outputs of one expert after the other, all of them, and weighted
+    held = [x_MD.new_empty(copies, x_MD.shape[1]) for _ in range(4)]
+    held[:2] = [x_MD.new_empty(len(x_MD), 2 * up_LND.shape[1])]
+    return torch.empty_like(x_MD)
+
+
+class _Alive(TorchDispatchMode):
+    """Adds up the storages that operators make while they are alive.
+
+    Attributes
+    ----------
+    peak_bytes
+        The most so far.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._bytes = self.peak_bytes = 0
+        self._known: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        # what is written in place was there before
+        for x in tree_leaves((args, kwargs)):
+            if isinstance(x, Tensor):
+                self._known.add(x.untyped_storage())
+        result = operator(*args, **(kwargs or {}))
+        for x in tree_leaves(result):
+            if isinstance(x, Tensor) and x.untyped_storage() not in self._known:
+                self._count(x.untyped_storage())
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        size_bytes = storage.nbytes()
+        self._known.add(storage)
+        self._bytes += size_bytes
+        self.peak_bytes = max(self.peak_bytes, self._bytes)
+        weakref.finalize(storage, functools.partial(self._forget, size_bytes))
+
+    def _forget(self, size_bytes: int) -> None:
+        self._bytes -= size_bytes
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Make floating-point tensors of this type meanwhile."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def free_bytes(device: torch.device, ranks_here: int) -> float:
@@ -71,11 +164,16 @@ def free_bytes(device: torch.device, ranks_here: int) -> float:
 
 
 @contextlib.contextmanager
-def enough_memory() -> Iterator[None]:
-    """Turn running out of a GPU's memory into InfeasibleError."""
+def enough_memory(what: str, rank: int) -> Iterator[None]:
+    """Turn running out of memory for something into InfeasibleError."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        text = str(error).partition("\n")[0]
+        # what torch's allocator of the CPU says
+        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in text:
+            raise
         raise InfeasibleError(
-            f"out of memory: {str(error).splitlines()[0]}", hint="use more ranks, a smaller batch or a shorter context"
+            f"rank {rank} ran out of memory for {what}: {text}",
+            hint="use more ranks, a smaller batch or a shorter context",
         ) from None

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from runtime.checkpoint.tensors import EMBEDDING, LAST_NORM, LM_HEAD, tensor_shapes
+from runtime.memory import enough_memory
 from runtime.model.attention import GroupedAttention
 from runtime.model.decoder import Decoder
 from runtime.model.feed_forward import RoutedExperts
@@ -55,22 +56,48 @@ class Piece(NamedTuple):
 
 
 def random_weights(seed: int, device: torch.device | str = "cpu") -> Source:
-    """Random tensors, each from its own generator, so that every tensor-parallel degree slices the same model.
+    """Random tensors, each with seeds of its own, so that every tensor-parallel degree slices the same model.
 
     Matrices are scaled by the number of their inputs, so that activations keep their size. A GPU draws other numbers.
     """
+    return lambda name, shape: _Drawn(f"{seed} {name}", shape, device)
 
-    def draw(name: str, shape: tuple[int, ...]) -> Tensor:
-        digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=7).digest()
-        generator = torch.Generator(device).manual_seed(int.from_bytes(digest))
-        values = torch.randn(shape, generator=generator, device=device)
-        if name.endswith("norm.weight"):
+
+class _Drawn:
+    """A random tensor, drawn as it is read: some rows at a time, of which the last ones are kept."""
+
+    def __init__(self, seed: str, shape: tuple[int, ...], device: torch.device | str) -> None:
+        self._seed, self._shape, self._device = seed, shape, device
+        self._kept: tuple[int, Tensor] | None = None
+
+    def __getitem__(self, where: tuple[slice, ...]) -> Tensor:
+        rows, *columns = where
+        step = _chunk_rows(self._shape)
+        start, stop, _ = rows.indices(self._shape[0])
+        parts = [
+            self._chunk(first)[(slice(max(0, start - first), stop - first), *columns)]
+            for first in range(start // step * step, stop, step)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _chunk(self, first: int) -> Tensor:
+        """The rows from this one on."""
+        if self._kept is None or self._kept[0] != first:
+            self._kept = None
+            seed = self._seed if first == 0 else f"{self._seed} {first}"
+            digest = hashlib.blake2b(seed.encode(), digest_size=7).digest()
+            generator = torch.Generator(self._device).manual_seed(int.from_bytes(digest))
+            rows = min(_chunk_rows(self._shape), self._shape[0] - first)
+            values = torch.randn((rows, *self._shape[1:]), generator=generator, device=self._device)
+            self._kept = first, self._scaled(values)
+        return self._kept[1]
+
+    def _scaled(self, values: Tensor) -> Tensor:
+        if self._seed.endswith("norm.weight"):
             return 1 + 0.1 * values
-        if name.endswith("bias"):
+        if self._seed.endswith("bias"):
             return 0.1 * values
-        return values if "embed" in name else values / shape[-1] ** 0.5
-
-    return draw
+        return values if "embed" in self._seed else values / self._shape[-1] ** 0.5
 
 
 @torch.no_grad()
@@ -81,10 +108,15 @@ def fill(model: Decoder, source: Source) -> None:
         if not piece.part.numel():
             continue
         shape = shapes[piece.name]
-        step = max(1, _CHUNK_BYTES // (math.prod(shape[1:]) * 4))
-        _copy(piece.part, source(piece.name, shape), piece.place(model.shard), step)
+        with enough_memory(piece.name, model.comm.rank):
+            _copy(piece.part, source(piece.name, shape), piece.place(model.shard), _chunk_rows(shape))
         if piece.share:
             piece.part.div_(model.shard.ranks)
+
+
+def _chunk_rows(shape: tuple[int, ...]) -> int:
+    """Of a full tensor, in float32."""
+    return max(1, _CHUNK_BYTES // (math.prod(shape[1:]) * 4))
 
 
 def _copy(part: Tensor, full: Sliceable, place: tuple[slice, ...], step: int) -> None:

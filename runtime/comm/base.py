@@ -120,13 +120,14 @@ class _NoCollective:
 DONE: Handle = _NoCollective()
 
 
-class _OneStage:
-    """All layers are on this rank."""
+class AloneInPipeline:
+    """A single rank that stands for a stage, by default with all layers; nothing comes from the others."""
 
-    stage, stages = 0, 1
+    def __init__(self, stage: int = 0, stages: int = 1) -> None:
+        self.stage, self.stages = stage, stages
 
     def send(self, *tensors: Tensor) -> None:
-        """Never called: no stage follows."""
+        """No-op: there is no other stage."""
 
     def receive(self, x: Tensor) -> Handle:
         return DONE
@@ -138,7 +139,7 @@ class _OneStage:
         """No-op: nothing was sent."""
 
 
-ONE_STAGE: Pipeline = _OneStage()
+ONE_STAGE: Pipeline = AloneInPipeline()
 
 
 class AloneInExchange:
