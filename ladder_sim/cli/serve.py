@@ -93,13 +93,15 @@ class LoadFlags(PointFlags):
                     hint="say how many, e.g. --prefill-replicas 2",
                 )
             return None
-        if self.steps is not None:
-            raise UsageError(
-                "--prefill-replicas with --steps: only a whole server was measured", hint="leave out one of them"
-            )
+        self.check_prefill("--prefill-replicas")
         whole(replicas, "--prefill-replicas", 1, 10_000)
         tp = self.scenario().plan.tp if tp is None else tp
         return self._scenario(**{**self.arguments, "dp": replicas, "tp": tp})
+
+    def check_prefill(self, flag: str) -> None:
+        """Refuse a flag of replicas that run prompts only where steps were measured."""
+        if self.steps is not None:
+            raise UsageError(f"{flag} with --steps: only a whole server was measured", hint="leave out one of them")
 
     def traffic(self) -> "Traffic":
         """Requests drawn at random."""
@@ -243,6 +245,15 @@ class FleetFlags(LoadFlags):
             given = {"tp": (scenario.cluster.gpus_per_node,), "pp": (1,), "ep": (1,), "attention_dp": (1,), **given}
         return legal_plans(scenario, scenario.workload.in_flight, {**given, "dp": [1]}).legal
 
+    def prefill_tps(self, text: str | None) -> Sequence[int]:
+        """Of replicas that run prompts only."""
+        from ladder_sim.sweeps.axes import axis
+
+        if text is None:
+            return ()
+        self.check_prefill("--prefill-tp")
+        return axis("tp", text).values
+
 
 @with_options
 def capacity(
@@ -253,6 +264,14 @@ def capacity(
     ],
     variant: Annotated[list[str] | None, typer.Option(help="As in predict; standard and ladder by default.")] = None,
     price: Annotated[float | None, typer.Option(help="US dollars per GPU and hour.")] = None,
+    prefill_tp: Annotated[
+        str | None,
+        typer.Option(
+            help="Also let replicas of their own run the prompts, as many as it takes, with this tensor parallelism; "
+            "ranges double.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where a search with --save was killed.")] = False,
     output: Output,
 ) -> None:
@@ -276,6 +295,7 @@ def capacity(
             promise,
             split_names(variant) or DEFAULT_VARIANTS,
             plans=flags.plans(scenario),
+            prefill_tps=flags.prefill_tps(prefill_tp),
             seeds=flags.seeds,
             path=output.save,
             resume=resume,
@@ -283,7 +303,7 @@ def capacity(
             watch=progress,
             **how,
         )
-    confidences = {str(each.scenario.plan): each.confidence for each in fleets.variants.values() if each.confidence}
+    confidences = {name: each.confidence for name, each in fleets.variants.items() if each.confidence}
     output.give(
         lambda: capacity_document(scenario, how, fleets, usd_per_gpu_hour),
         lambda: capacity_report(capacity_label(scenario, how, fleets), fleets, usd_per_gpu_hour),

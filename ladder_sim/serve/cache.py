@@ -5,17 +5,17 @@ can be read or written, times are made in every process. Processes may share the
 """
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import io
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ladder_sim.serve.digest import digest
 from ladder_sim.serve.grids import Grids
 from ladder_sim.serve.rest import Rest
 from ladder_sim.system.files import replacing
@@ -45,38 +45,6 @@ def folder() -> Path:
     """Where the files are (XDG Base Directory Specification)."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (base if base.is_absolute() else Path(os.path.expanduser("~/.cache"))) / "ladder-sim" / "step-times"
-
-
-def digest(value: object) -> str:
-    """A hash of a value's content: equal for equal values, in every process.
-
-    Examples
-    --------
-    >>> digest({"a": np.array([1.0, 2.0])}) == digest({"a": np.array([1.0, 2.0])})
-    True
-    >>> digest(["ab", "c"]) == digest(["a", "bc"])
-    False
-    """
-    content = hashlib.sha256()
-    _feed(content.update, value)
-    return content.hexdigest()
-
-
-def _feed(update: Callable[[bytes], None], value: Any) -> None:
-    if isinstance(value, np.ndarray):
-        update(f"{value.dtype} {value.shape}".encode())
-        update(np.ascontiguousarray(value).tobytes())
-    elif dataclasses.is_dataclass(value):
-        for each in dataclasses.fields(value):
-            _feed(update, (each.name, getattr(value, each.name)))
-    elif isinstance(value, Mapping):
-        _feed(update, list(value.items()))
-    elif isinstance(value, list | tuple):
-        update(f"{len(value)} of".encode())
-        for item in value:
-            _feed(update, item)
-    elif not callable(value):
-        update(f"{value!r};".encode())
 
 
 @functools.cache

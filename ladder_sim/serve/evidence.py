@@ -12,6 +12,7 @@ from ladder_sim.prediction import predict
 from ladder_sim.serve.measured_steps import MeasuredSteps
 from ladder_sim.serve.outcome import Outcome
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.units import format_seconds
 
 # what predictions of a server at moderate load kept, TP 1, by steps that were fitted to its log (docs/load.md)
 MEASURED = math.log(1.2)
@@ -32,7 +33,7 @@ def confidence_of(
         As in `ladder_sim.prediction.predict`.
     """
     outcome = next(iter(outcomes.values()))
-    each = outcome.in_flight / len(outcome.replicas)
+    each = outcome.in_flight / outcome.serving
     prompt, gen = (
         round(float(np.mean([getattr(answer.request, name) for answer in outcome.answers])))
         for name in ("prompt", "gen")
@@ -59,12 +60,18 @@ def steps_note(steps: MeasuredSteps, scenario: Scenario, rewired: Sequence[str])
     return f"{note}; {', '.join(rewired)}: times the ratio to standard as simulated for {where}"
 
 
-def interval_note(widths: Mapping[str, Widths], seeds: int) -> str:
-    """What intervals are over, and what they leave out, as a sentence."""
-    steps = ", ".join(f"{name} {math.expm1(each.rate):.0%}" for name, each in widths.items())
+def interval_note(widths: Mapping[str, Widths], seeds: int, steps: MeasuredSteps | None) -> str:
+    """What intervals are over, and what figures leave out, as a sentence."""
+    errors = ", ".join(f"{name} {math.expm1(each.rate):.0%}" for name, each in widths.items())
     first = max(math.expm1(each.ttft) for each in widths.values())
     loads = f"{seeds} seeds and " if seeds > 1 else ""
+    missing = (
+        f"lengths other than these; times to first token hold {format_seconds(steps.frontend_s)} of its front end"
+        if steps
+        else "what the server does besides its steps, above all before a first token (HTTP, the tokenizer), "
+        "and lengths other than these"
+    )
     return (
-        f"intervals (90 %) are over {loads}the error of step times: {steps}; of times to first token at least "
-        f"{first:.0%}. They leave out what the engine does besides its steps, and lengths other than these"
+        f"intervals (90 %) are over {loads}the error of step times: {errors}; of times to first token at least "
+        f"{first:.0%}. They leave out {missing}"
     )

@@ -20,6 +20,7 @@ from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import canonical_names
 from ladder_sim.serve.evidence import confidence_of, interval_note, widths_of
 from ladder_sim.serve.load import DEFAULT_VARIANTS, Service
+from ladder_sim.serve.measured_steps import MeasuredSteps
 from ladder_sim.serve.outcome import Outcome
 from ladder_sim.serve.promise import METRICS, Bound, Promise
 from ladder_sim.serve.requests import Request
@@ -92,6 +93,8 @@ class Estimates:
     """By canonical name."""
     seeds: int
     """Simulated of each."""
+    steps: MeasuredSteps | None
+    """Of a running engine, if times of steps are its."""
     confidence: Confidence = field(repr=False)
     """Of the steady load that comes closest."""
 
@@ -110,7 +113,7 @@ class Estimates:
         """What the reader should know, one sentence each."""
         widths = {name: each.widths for name, each in self.variants.items()}
         overloads = (f"{name}: {text}" for name, each in self.variants.items() if (text := each.overload))
-        return (*overloads, interval_note(widths, self.seeds))
+        return (*overloads, interval_note(widths, self.seeds, self.steps))
 
 
 def estimate(
@@ -202,7 +205,7 @@ def estimate(
             stable_slower=bool(slow["stable"]),
             promise=promise,
         )
-    return Estimates(variants=estimates, seeds=len(loads), confidence=confidence)
+    return Estimates(variants=estimates, seeds=len(loads), steps=service.steps, confidence=confidence)
 
 
 def _loads(requests: Iterable[Request], seeds: int | None) -> list[Iterable[Request]]:

@@ -12,7 +12,7 @@ from ladder_sim.serve.engines import scheduler_spec, with_drafter
 from ladder_sim.serve.measured_steps import MeasuredSteps, RewiredSteps
 from ladder_sim.serve.mix import MixTimes, StepLimits
 from ladder_sim.serve.outcome import Outcome
-from ladder_sim.serve.pools import Pool, Prefill
+from ladder_sim.serve.pools import Pool, Prefill, Sizes
 from ladder_sim.serve.promise import Promise
 from ladder_sim.serve.requests import Request
 from ladder_sim.serve.routers import Router
@@ -58,6 +58,17 @@ class Service:
         return cls(scenario=scenario, context=longest, requests=count, **how)
 
     @property
+    def plans(self) -> str:
+        """Of one replica of each kind, e.g. "TP 8, prompts on TP 4"."""
+        prompts = f", prompts on {replace(self.prefill.plan, dp=1)}" if self.prefill else ""
+        return f"{replace(self.scenario.plan, dp=1)}{prompts}"
+
+    def gpus(self, sizes: Sizes) -> int:
+        """Of so many replicas."""
+        prefill = sizes.prefill * self.prefill.plan.replica_gpus if self.prefill else 0
+        return sizes.serving * self.scenario.plan.replica_gpus + prefill
+
+    @property
     def spec(self) -> SchedulerSpec:
         """How each replica schedules."""
         if self.steps:
@@ -92,6 +103,7 @@ class Service:
         requests: Iterable[Request],
         *,
         replicas: int | None = None,
+        prefill_replicas: int | None = None,
         slower: float = 1.0,
         **how: Any,
     ) -> Outcome:
@@ -103,8 +115,8 @@ class Service:
             Residual wiring.
         requests
             In order of arrival.
-        replicas
-            How many; by default those of the plan.
+        replicas, prefill_replicas
+            How many; by default those of the plans.
         slower
             How many times as long all steps take.
         **how
@@ -113,7 +125,7 @@ class Service:
         pool = self._pool(variant, replicas, slower)
         prefill = None
         if self._prompts:
-            prompts = self._prompts._pool(variant, None, slower)
+            prompts = self._prompts._pool(variant, prefill_replicas, slower)
             prefill = Prefill.between(prompts, self._prompts.scenario, self.scenario, pool.gpus + prompts.gpus)
         return simulate(variant, pool, requests, prefill=prefill, router=self.router, **how)
 

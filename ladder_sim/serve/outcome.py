@@ -29,7 +29,9 @@ class Outcome:
     answers: Sequence[Answer]
     """All requests, in order of arrival."""
     replicas: Sequence[Replica]
-    """As they were at the end."""
+    """As they were at the end; those that run prompts only come last."""
+    serving: int
+    """How many of them decode."""
     queued: tuple[int, int]
     """Requests that waited for admission when half of them had arrived, and when all had."""
     promise: Promise | None = None

@@ -2,12 +2,32 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from math import gcd
+from typing import NamedTuple, Self
 
 from ladder_sim.costs.memory import kv_bytes
 from ladder_sim.serve.mix import MixTimes
 from ladder_sim.serve.scheduler import SchedulerSpec
 from ladder_sim.specs.scenario import Scenario
+
+
+class Sizes(NamedTuple):
+    """How many replicas each pool has."""
+
+    serving: int
+    """That decode, and run prompts if no others do."""
+    prefill: int
+    """That run prompts only."""
+
+    @property
+    def groups(self) -> int:
+        """Equal groups of both into which they can be split."""
+        return gcd(*self)
+
+    @property
+    def group(self) -> "Sizes":
+        """One of these."""
+        return Sizes(self.serving // self.groups, self.prefill // self.groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,6 +72,7 @@ def simulate(
         gpus=pool.gpus + (prefill.pool.gpus if prefill else 0),
         answers=system.answers,
         replicas=system.replicas,
+        serving=pool.replicas,
         queued=system.queued(),
         promise=promise,
     )

@@ -18,25 +18,8 @@ from ladder_sim.serve.mix import Mix
 from ladder_sim.serve.pools import Pool
 from ladder_sim.serve.results import read_results
 from ladder_sim.serve.simulation import simulate
+from tests.support.replicas import SERVER
 
-SERVER = MeasuredSteps(
-    engine="vllm 0.32.0, TP 2",
-    steps=1000,
-    error=0.0,
-    step_s=0.006,
-    prompt_token_s=200e-6,
-    decode_token_s=400e-6,
-    context_token_s=2e-6,
-    between_s=0.002,
-    frontend_s=0.012,
-    step_tokens=2048,
-    step_requests=128,
-    kv_tokens=32768,
-    block_tokens=16,
-    context=2048,
-    prefix_cache=False,
-    ahead=False,
-)
 # as vLLM 0.32.0 writes it, shortened where nothing is read
 START = """\
 (APIServer pid=1) INFO 11-22 16:29:18 [api_utils.py:286] non-default args: {'model': 'model', 'max_model_len': 2048, \

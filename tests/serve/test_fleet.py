@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,16 @@ from ladder_sim.report.figures.serve import capacity_figure
 from ladder_sim.report.tables.serve import capacity_report
 from ladder_sim.serve import Fleets, Lengths, Promise, Service, Traffic, capacity, estimate, smallest_fleets
 from ladder_sim.serve.capacity import Case, Search
+from ladder_sim.serve.pools import Sizes
 from tests.conftest import REPO
 from tests.support.commands import run
+from tests.support.replicas import SERVER
 
 LOAD = {"prompt": Lengths.parse("uniform:100:900"), "gen": Lengths.parse("uniform:10:90"), "requests": 150}
 SCENARIO = Scenario.of(model="8b", tp=2, stack="vllm", concurrency=8)
 TRAFFIC = Traffic(rate=300.0, **LOAD)
 PROMISE = Promise.parse("ttft_p95=300ms,tpot_p95=8ms")
-FLAGS = ("--model", "8b", "--stack", "vllm", "--requests", "150", "--prompt", "400", "--gen", "40")
+FLAGS = ("--model", "8b", "--stack", "vllm", "--requests", "100", "--prompt", "400", "--gen", "40")
 
 
 def fleets(promise: Promise = PROMISE, **given: Any) -> Fleets:
@@ -48,7 +51,7 @@ def test_no_plan_needs_fewer_gpus_than_the_best(searched: Fleets) -> None:
         alone = smallest_fleets(Scenario.of(model="8b", tp=tp, stack="vllm"), TRAFFIC, PROMISE, seeds=2)
         for name, each in searched.variants.items():
             assert each.gpus.value <= alone.variants[name].gpus.value
-            if tp == each.scenario.plan.tp:
+            if each.plans == f"TP {tp}":
                 assert each.gpus.value == alone.variants[name].gpus.value
 
 
@@ -68,7 +71,7 @@ def test_every_plan_is_accounted_for(searched: Fleets) -> None:
     plans = {"TP 1", "TP 2", "TP 4"}
     text = to_text(capacity_report("here", searched, 3.0))
     for each in searched.variants.values():
-        assert {str(tried.plan) for tried in each.tried} == plans
+        assert {tried.plans for tried in each.tried} == plans
         assert all(bool(tried.gpus) != bool(tried.reason) for tried in each.tried)
     assert text.count("needs") >= 1
 
@@ -104,7 +107,7 @@ def test_one_of_the_replicas_that_take_turns_stands_for_all() -> None:
     load = Traffic(rate=400.0, **{**long, "requests": 6000})
     all_four = service.run("ladder", load, replicas=4)
     search = Search(service, "ladder", Traffic(rate=400.0, **long), PROMISE)
-    one = search._run(400.0, 4)
+    one = search._run(400.0, Sizes(4, 0))
     for metric in ("ttft", "tpot", "e2e"):
         for percentile in (50, 95):
             assert one.seconds(metric, percentile) == pytest.approx(all_four.seconds(metric, percentile), rel=0.06)
@@ -114,13 +117,14 @@ def test_one_of_the_replicas_that_take_turns_stands_for_all() -> None:
 @pytest.mark.parametrize("model", ["8b", "70b"])
 def test_the_closed_form_that_prunes_is_no_surer_than_it_may_be(model: str) -> None:
     """What it says that a replica carries at least is less than what it carries."""
-    from ladder_sim.serve.fleet import _Context, _least_gpus, _Progress
+    from ladder_sim.serve.best_plan import Context, _least_gpus
+    from ladder_sim.serve.points import Progress
 
     scenario = Scenario.of(model=model, tp=8, stack="vllm")
     for text in ("tpot_p95=12ms", "tpot_p95=30ms"):
         traffic = Traffic(rate=500.0, prompt=Lengths.parse("1024"), gen=Lengths.parse("64"), requests=200)
         promise = Promise.parse(text)
-        context = _Context(traffic, promise, 1, {}, _Progress(1, lambda done, total: None), False)
+        context = Context(traffic, promise, 1, {}, Progress(1, lambda done, total: None))
         for variant in ("standard", "ladder"):
             need = capacity(scenario, traffic, promise, [variant])[variant]
             least = _least_gpus(Service.for_requests(scenario, traffic), variant, context)
@@ -141,6 +145,64 @@ def test_a_promise_that_no_rate_keeps_is_named_with_what_an_idle_replica_takes()
     assert "no request has it" in reason
 
 
+def test_fewer_replicas_of_either_kind_break_the_promise() -> None:
+    """Where some run prompts only; one of equal groups stands for all."""
+    one, two = (Scenario.of(model="8b", tp=tp, stack="vllm") for tp in (1, 2))
+    load = {"prompt": Lengths.parse("uniform:100:300"), "gen": Lengths.parse("uniform:8:24"), "requests": 100}
+    traffic, promise = Traffic(rate=30.0, **load), Promise.parse("ttft_p95=300ms,tpot_p95=16ms")
+    service = Service.for_requests(one, traffic, prefill=two, steps=SERVER)
+    search = Search(service, "standard", traffic, promise)
+    need = search.capacity()
+    serving, prefill = need.sizes
+    assert (need.gpus, need.outcome.gpus) == (serving + 2 * prefill, need.gpus // need.sizes.groups)
+    assert not search.breaks(30.0, need.sizes)
+    for fewer in (Sizes(serving - 1, prefill), Sizes(serving, prefill - 1)):
+        assert not min(fewer) or search.breaks(30.0, fewer)
+    # what prompts and what decoding take differ, and so do their numbers
+    assert serving != prefill
+    assert not search.of_group(need.group).breaks(need.rate_limit, need.group)
+    # of fewer GPUs no fleet has more of either kind
+    assert search.most(need.gpus) == Sizes(need.gpus - 2, (need.gpus - 1) // 2)
+    assert search.most(2) is None
+
+
+class Known(dict[str, Any]):
+    """Points of a search: what its first bound bounds, by the rate of each replica and the seed."""
+
+    def __init__(self, seconds: Callable[[float, int], float]) -> None:
+        self.seconds, self.asked = seconds, list[str]()
+
+    def __contains__(self, key: object) -> bool:
+        return True
+
+    def __getitem__(self, key: str) -> tuple[list[float], bool]:
+        self.asked.append(key)
+        *_, seed, rate, sizes = json.loads(key)
+        return [self.seconds(rate / sizes[0], seed)], True
+
+
+@pytest.mark.parametrize(
+    ("seconds", "limit"),
+    [
+        # no request is fast enough but the few of an idle replica
+        (lambda rate, seed: 0.5 if rate <= 1e-3 else 2.0, False),
+        # with the second seed none is
+        (lambda rate, seed: 0.9 if rate < 20.0 and not seed else 1.2, True),
+    ],
+    ids=["at no rate", "with one seed"],
+)
+def test_replicas_that_mend_nothing_are_not_added_for_ever(seconds: Callable[[float, int], float], limit: bool) -> None:
+    points = Known(seconds)
+    traffic, promise = Traffic(rate=300.0, **{**LOAD, "requests": 10}), Promise.parse("ttft_p95=1s")
+    service = Service.for_requests(SCENARIO, traffic, steps=SERVER)
+    search = Search(service, "standard", traffic, promise, seeds=2, points=points)
+    need = search.capacity()
+    assert (need.replicas, need.breaks, need.rate_limit) == (0, ("ttft_p95",), 0.0)
+    assert need.idle_s[0] > 1.0
+    assert len(points.asked) < 80
+    assert bool(search.limit()[0]) is limit
+
+
 def test_slower_steps_may_keep_it_with_no_number_of_replicas() -> None:
     load = Traffic(rate=0.01, **LOAD)
     idle = capacity(SCENARIO, load, Promise.parse("tpot_p95=1s"), ["ladder"])["ladder"].outcome
@@ -158,7 +220,7 @@ def test_overload_ends() -> None:
     assert each.capacity.replicas > 1000
     crowded = Service.for_requests(SCENARIO, TRAFFIC, router="least-loaded")
     with pytest.raises(UsageError, match="at most 5000000 requests"):
-        Search(crowded, "ladder", Traffic(rate=1e6, **LOAD), PROMISE)._run(1e6, 100_000)
+        Search(crowded, "ladder", Traffic(rate=1e6, **LOAD), PROMISE)._run(1e6, Sizes(100_000, 0))
 
 
 def test_slower_steps_break_at_lower_rates() -> None:
@@ -238,16 +300,18 @@ def test_progress_goes_up_and_ends() -> None:
 
 def test_the_command_gives_every_figure(tmp_path: Path) -> None:
     path = tmp_path / "answer.json"
-    flags = ("capacity", *FLAGS, "--tp", "2,4", "--pp", "1", "--rate", "200", "--slo", "tpot_p95=8ms", "--price", "2")
-    result = run(*flags, "--seeds", "1", "--save", str(path), "--resume")
+    flags = ("capacity", *FLAGS, "--tp", "2", "--pp", "1", "--rate", "200", "--slo", "tpot_p95=8ms", "--price", "2")
+    result = run(*flags, "--prefill-tp", "1", "--seeds", "1", "--save", str(path), "--resume")
     assert result.code == 0, result.err
     answer = json.loads(path.read_text())
     assert (answer["promise"], answer["seeds"], answer["load"]["rate"]) == ("tpot_p95=8.00ms", 1, 200.0)
     for row in answer["rows"]:
         for name in ("gpus", "rate_limit", "gpus_saved", "rate_gain", "usd_per_Mtoken"):
             assert row[f"{name}_low"] <= row[name] <= row[f"{name}_high"]
-        assert row["plan"] in ("TP 2", "TP 4")
-    assert {plan["plan"] for plan in answer["plans"]} == {"TP 2", "TP 4"}
+        assert row["gpus"] == 2 * row["replicas"] + row["prefill_replicas"]
+        assert (row["plan"] == "TP 2") == (not row["prefill_replicas"])
+    assert {plan["plan"] for plan in answer["plans"]} == {"TP 2", "TP 2, prompts on TP 1"}
+    assert [*answer["validated"]] == ["standard", "ladder"]
     assert [entry.name for entry in tmp_path.iterdir()] == ["answer.json"]
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ladder_sim import Scenario
 from ladder_sim.serve import Lengths, Service, StepLimits, Traffic
+from ladder_sim.serve.evidence import confidence_of
 from ladder_sim.serve.mix import Mix
 from ladder_sim.serve.outcome import Outcome
 from ladder_sim.serve.pools import Pool, Prefill
@@ -175,6 +176,14 @@ def test_an_idle_system_takes_the_kv_cache_and_a_step_longer() -> None:
     assert apart.seconds("ttft") == pytest.approx(alone.seconds("ttft") + kv_s + step_s, rel=1e-6)
     assert apart.seconds("tpot") == pytest.approx(alone.seconds("tpot"), rel=1e-2)
     assert (alone.gpus, apart.gpus) == (8, 16)
+
+
+def test_what_an_answer_is_compared_with_has_the_requests_of_a_replica_that_decodes() -> None:
+    requests = [Request(arrival_s=0.0, prompt=100, gen=80)] * 12
+    outcome, *_ = pools(requests, replicas=(1, 3), link_s=0.0)
+    given = Scenario.of(model="8b", tp=1, stack="vllm")
+    load = confidence_of(given, {"standard": outcome}, profile=None).scenario.workload
+    assert load.concurrency == round(outcome.in_flight) > 8
 
 
 def test_pools_inside_a_node_are_joined_by_its_own_links() -> None:

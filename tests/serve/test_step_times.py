@@ -19,7 +19,8 @@ from ladder_sim.errors import UsageError
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.serve import StepTimes
 from ladder_sim.serve import cache as cache_module
-from ladder_sim.serve.cache import cached, digest, folder
+from ladder_sim.serve.cache import cached, folder
+from ladder_sim.serve.digest import digest
 from ladder_sim.serve.grids import Grids
 from ladder_sim.serve.lookup import Axis, Grid
 from ladder_sim.serve.mix import Mix

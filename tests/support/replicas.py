@@ -1,13 +1,34 @@
-"""A replica whose steps take known times."""
+"""A replica whose steps take known times, and times that a server might have logged."""
 
 from collections.abc import Generator, Sequence
 
 import simpy
 
+from ladder_sim.serve.measured_steps import MeasuredSteps
 from ladder_sim.serve.mix import Mix
 from ladder_sim.serve.replica import Replica
 from ladder_sim.serve.requests import Answer, Request
 from ladder_sim.serve.scheduler import SchedulerSpec
+
+SERVER = MeasuredSteps(
+    engine="vllm 0.32.0, TP 2",
+    steps=1000,
+    error=0.05,
+    step_s=0.006,
+    prompt_token_s=200e-6,
+    decode_token_s=400e-6,
+    context_token_s=2e-6,
+    between_s=0.002,
+    frontend_s=0.012,
+    step_tokens=2048,
+    step_requests=128,
+    kv_tokens=32768,
+    block_tokens=16,
+    context=2048,
+    prefix_cache=False,
+    ahead=False,
+)
+"""A made-up one."""
 
 
 class Steps:

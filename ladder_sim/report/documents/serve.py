@@ -85,8 +85,10 @@ def capacity_document(
         rows.append(
             {
                 "variant": name,
-                "plan": str(each.scenario.plan),
+                "plan": each.plans,
                 "replicas": need.replicas or None,
+                "prefill_replicas": need.sizes.prefill,
+                "group_gpus": each.group_gpus,
                 **_ends(figures),
                 "breaks": ", ".join(need.breaks),
                 "ttft_p95_s": outcome.seconds("ttft", 95),
@@ -95,7 +97,7 @@ def capacity_document(
             }
         )
     plans = [
-        {"variant": name, "plan": str(tried.plan), "gpus": tried.gpus or None, "reason": tried.reason}
+        {"variant": name, "plan": tried.plans, "gpus": tried.gpus or None, "reason": tried.reason}
         for name, each in fleets.variants.items()
         for tried in each.tried
     ]

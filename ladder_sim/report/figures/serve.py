@@ -132,7 +132,7 @@ def capacity_figure(subtitle: str, fleets: Fleets) -> "go.Figure":
             width=0.6,
         )
         panels.add_trace(bar, 1, 1)
-        rates = np.array(list(each.curve)) / each.scenario.plan.replica_gpus
+        rates = np.array(list(each.curve)) / each.group_gpus
         for number in range(len(bounds)):
             values_ms = 1e3 * np.array([seconds[number] for seconds in each.curve.values()])
             _line(panels, 2 + number, rates, values_ms, name, colour, legend=number == 0)

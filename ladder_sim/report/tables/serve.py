@@ -12,7 +12,8 @@ from ladder_sim.display.console import table
 from ladder_sim.display.labels import hardware_label, stack_label
 from ladder_sim.report.documents.serve import estimate_price, fleet_price
 from ladder_sim.serve import Estimate, Estimates, Fleets, Trace, Traffic
-from ladder_sim.serve.fleet import MORE
+from ladder_sim.serve.best_plan import MORE
+from ladder_sim.serve.pools import Sizes
 from ladder_sim.serve.promise import Metric
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.units import format_rate, format_seconds, step_for
@@ -137,9 +138,9 @@ def capacity_report(label: str, fleets: Fleets, usd_per_gpu_hour: float | None) 
     rows = []
     for name, each in fleets.variants.items():
         need, outcome = each.capacity, each.capacity.outcome
-        row = [name, str(each.scenario.plan)]
+        row = [name, each.plans]
         if need.replicas:
-            row += [_span(each.gpus, _gpus), str(need.replicas), _span(each.rate_limit, "{:.3g}".format)]
+            row += [_span(each.gpus, _gpus), _sizes(need.sizes), _span(each.rate_limit, "{:.3g}".format)]
             row += [", ".join(need.breaks), *(format_seconds(outcome.seconds(metric, 95)) for metric in _P95)]
         else:
             row += ["none", "none", "0", f"{', '.join(need.breaks)} on an idle replica", "", ""]
@@ -155,6 +156,10 @@ def capacity_report(label: str, fleets: Fleets, usd_per_gpu_hour: float | None) 
     return Group(Text(label, "bold"), table(columns, rows, left=2, wrapped=()), *map(Text, _plans(fleets)))
 
 
+def _sizes(sizes: Sizes) -> str:
+    return f"{sizes.serving} + {sizes.prefill}" if sizes.prefill else str(sizes.serving)
+
+
 def _gpus(number: float) -> str:
     return f"{number:.0f}" if math.isfinite(number) else "none"
 
@@ -164,8 +169,8 @@ def _plans(fleets: Fleets) -> Iterator[str]:
     plans: dict[str, dict[str, None]] = {}
     for name, each in fleets.variants.items():
         for tried in each.tried:
-            if tried.plan != each.scenario.plan:
+            if tried.plans != each.plans:
                 reason = f"{name} needs {tried.gpus} GPUs" if tried.gpus else tried.reason
-                plans.setdefault(f"{name} {reason}" if reason == MORE else reason, {})[str(tried.plan)] = None
+                plans.setdefault(f"{name} {reason}" if reason == MORE else reason, {})[tried.plans] = None
     for reason, names in plans.items():
         yield f"{'; '.join(names)}: {reason}"
