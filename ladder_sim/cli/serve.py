@@ -1,7 +1,7 @@
 """`ladder-sim serve` and `capacity`: what becomes of a load, and what it needs."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -16,7 +16,7 @@ from ladder_sim.specs.values import whole
 if TYPE_CHECKING:
     from ladder_sim.confidence import Confidence
     from ladder_sim.display.notes import Notes
-    from ladder_sim.serve import MeasuredSteps, Traffic
+    from ladder_sim.serve import MeasuredSteps, Trace, Traffic
     from ladder_sim.specs.plan import Plan
 
 _LOAD = "Load"
@@ -35,7 +35,11 @@ class LoadFlags(PointFlags):
     gen: Annotated[str, typer.Option(help="Tokens of answers, likewise.", rich_help_panel=_LOAD)] = "256"
     rate: Annotated[float, typer.Option(help="Requests per second.", rich_help_panel=_LOAD)] = 0.0
     concurrency: Annotated[
-        int, typer.Option(help="Requests in flight at all times, instead of a rate.", rich_help_panel=_LOAD)
+        int,
+        typer.Option(
+            help="Requests in flight at all times, instead of a rate; with one, the most that the client lets be.",
+            rich_help_panel=_LOAD,
+        ),
     ] = 0
     burstiness: Annotated[
         float,
@@ -103,10 +107,32 @@ class LoadFlags(PointFlags):
         if self.steps is not None:
             raise UsageError(f"{flag} with --steps: only a whole server was measured", hint="leave out one of them")
 
+    def trace(self, path: Path, speed: float | None) -> "Trace":
+        """Requests of a file."""
+        from ladder_sim.serve import Trace
+
+        # acceptance of drafted tokens is drawn all the same
+        drawn = ["rate", "concurrency", "burstiness", "prompt", "gen", "prefix", *([] if self.speculate else ["seed"])]
+        for name in drawn:
+            if (value := getattr(self, name)) != _default(name):
+                raise UsageError(
+                    f"--{name} {value} with --trace: a trace has its own times and lengths, and nothing is drawn",
+                    hint="leave out one of them; --speed and --requests say how fast and how much of a trace is played",
+                )
+        speed = 1.0 if speed is None else speed
+        if not 1e-6 <= speed <= 1e6:
+            raise UsageError(f"--speed {speed:g}: must be 1e-6 to 1e6", hint="2 plays a trace twice as fast")
+        return Trace(path=path, requests=self.requests, speed=speed)
+
     def traffic(self) -> "Traffic":
         """Requests drawn at random."""
         from ladder_sim.serve import Lengths, Traffic
 
+        if not self.rate and self.burstiness != _default("burstiness"):
+            raise UsageError(
+                f"--burstiness {self.burstiness:g} without --rate: requests have no times of their own",
+                hint="give --rate, or leave it out",
+            )
         return Traffic(
             prompt=Lengths.parse(self.prompt),
             gen=Lengths.parse(self.gen),
@@ -140,6 +166,11 @@ class LoadFlags(PointFlags):
         }
 
 
+def _default(name: str) -> Any:
+    """Of a flag that is left out."""
+    return next(each.default for each in fields(LoadFlags) if each.name == name)
+
+
 @with_options
 def serve(
     *,
@@ -152,8 +183,8 @@ def serve(
         ),
     ] = None,
     speed: Annotated[
-        float, typer.Option(help="Play a trace so many times as fast as recorded.", rich_help_panel=_LOAD)
-    ] = 1.0,
+        float | None, typer.Option(help="Play a trace so many times as fast as recorded.", rich_help_panel=_LOAD)
+    ] = None,
     slo: Annotated[
         str | None, typer.Option(help="Latency promise, e.g. ttft_p95=500ms,tpot_p95=30ms.", rich_help_panel=_LOAD)
     ] = None,
@@ -178,7 +209,7 @@ def serve(
     from ladder_sim.report.documents.serve import serve_document
     from ladder_sim.report.figures.serve import load_figure
     from ladder_sim.report.tables.serve import load_label, load_subtitle, serve_report
-    from ladder_sim.serve import Promise, Trace, estimate
+    from ladder_sim.serve import Promise, estimate
     from ladder_sim.serve.load import DEFAULT_VARIANTS
     from ladder_sim.sweeps.price import check_price
     from ladder_sim.system.files import check_folder
@@ -190,13 +221,11 @@ def serve(
     check_folder("--perfetto", perfetto)
     usd_per_gpu_hour = None if price is None else check_price(price)
     promise = Promise.parse(slo) if slo is not None else None
-    if trace is not None and (flags.rate or flags.concurrency):
-        raise UsageError("--trace with --rate or --concurrency: a trace has its own times", hint="use --speed instead")
-    if not 1e-6 <= speed <= 1e6:
-        raise UsageError(f"--speed {speed:g}: must be 1e-6 to 1e6", hint="2 plays a trace twice as fast")
-    requests: Trace | Traffic = (
-        flags.traffic() if trace is None else Trace(path=trace, requests=flags.requests, speed=speed)
-    )
+    if speed is not None and trace is None:
+        raise UsageError(
+            f"--speed {speed:g} without --trace: nothing is played", hint="name a file of requests, or change --rate"
+        )
+    requests = flags.traffic() if trace is None else flags.trace(trace, speed)
     with Progress(1, "requests") as progress:
         estimates = estimate(
             scenario,
@@ -286,7 +315,8 @@ def capacity(
 
     if resume and output.save is None:
         raise UsageError("--resume without --save", hint="name the file whose search was killed")
-    scenario, traffic, promise, how = flags.scenario(), flags.traffic(), Promise.parse(slo), flags.how()
+    scenario, traffic, promise = flags.scenario(), flags.traffic(), Promise.parse(slo)
+    prefill_tps, how = flags.prefill_tps(prefill_tp), flags.how()
     usd_per_gpu_hour = None if price is None else check_price(price)
     with Progress(1, "points") as progress:
         fleets = smallest_fleets(
@@ -295,7 +325,7 @@ def capacity(
             promise,
             split_names(variant) or DEFAULT_VARIANTS,
             plans=flags.plans(scenario),
-            prefill_tps=flags.prefill_tps(prefill_tp),
+            prefill_tps=prefill_tps,
             seeds=flags.seeds,
             path=output.save,
             resume=resume,

@@ -121,6 +121,11 @@ def check_rate(traffic: Traffic) -> None:
     """Require requests at a rate."""
     if not traffic.rate:
         raise UsageError("capacity without a rate: there is no load to carry", hint="give --rate, requests per second")
+    if traffic.concurrency:
+        raise UsageError(
+            f"capacity with concurrency {traffic.concurrency}: a promise is about all requests of the rate",
+            hint="leave out --concurrency, whose client holds requests back before they count",
+        )
 
 
 class Search:

@@ -165,7 +165,8 @@ def serve(
     variants
         Residual wirings.
     concurrency
-        Requests in flight, instead of times of arrival.
+        Most requests in flight: others are held back by the client. With requests that come at the same time, so many
+        are in flight at all times.
     promise
         To be kept.
     watch

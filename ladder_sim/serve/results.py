@@ -8,7 +8,7 @@ InferenceX         a JSON object for each serving, or an array of them: figures,
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ class Result:
     requests: Traffic | Sequence[Request]
     """Drawn as the file describes them, or as they were recorded."""
     concurrency: int = 0
-    """Requests kept in flight; 0: they came at times of their own."""
+    """Requests in flight at most: of a rate the client held others back; 0: they came at times of their own."""
     figures: Mapping[str, float]
     """Measured: names as in `ladder_sim.serve.Outcome.fields`."""
     server: Mapping[str, Any] = field(default_factory=dict)
@@ -156,8 +156,11 @@ _STACKS = {"sglang": "sglang", "tensorrt-llm": "trtllm"}
 def _of_vllm(document: _JSON) -> Result:
     answered = _count(document, "completed")
     rate = math.inf if document["request_rate"] == "inf" else _number(document, "request_rate")
-    limit = "max_concurrency" if document.get("max_concurrency") else "num_prompts"
-    concurrency = _count(document, limit) if rate == math.inf else 0
+    # requests of a rate wait for one of --max-concurrency places, and their times count from when they are sent
+    # (vLLM 0.32.0, benchmarks/serve.py)
+    concurrency = _count(document, "max_concurrency") if document.get("max_concurrency") else 0
+    if rate == math.inf:
+        rate, concurrency = 0.0, concurrency or _count(document, "num_prompts")
     requests: Traffic | Sequence[Request]
     if "start_times" in document:
         requests = _recorded(
@@ -166,6 +169,9 @@ def _of_vllm(document: _JSON) -> Result:
                 *(document[each] for each in ("start_times", "input_lens", "output_lens")), strict=True
             )
         )
+        if not rate:
+            # sent when others were answered
+            requests = tuple(replace(request, arrival_s=0.0) for request in requests)
     else:
         means = (_number(document, f"total_{each}_tokens") / answered for each in ("input", "output"))
         prompt, gen = (Lengths(kind="fixed", first=max(1.0, round(mean))) for mean in means)
@@ -173,7 +179,7 @@ def _of_vllm(document: _JSON) -> Result:
             prompt=prompt,
             gen=gen,
             requests=answered,
-            rate=0.0 if concurrency else rate,
+            rate=rate,
             concurrency=concurrency,
             burstiness=_number(document, "burstiness"),
         )
@@ -212,7 +218,7 @@ def _of_aiperf(document: _JSON) -> Result:
     asked = document["input_config"]
     (load,) = [phase for phase in asked["phases"] if phase["kind"] == "profiling"]
     rate = _number(load, "rate") if "rate" in load else 0.0
-    concurrency = 0 if rate else _count(load, "concurrency")
+    concurrency = _count(load, "concurrency") if "concurrency" in load or not rate else 0
     if rate and load["type"] not in ("poisson", "constant", "gamma"):
         raise UsageError(
             f"arrivals of type {quoted(load['type'])}", hint="give profile_export.jsonl, which has their times"
@@ -227,7 +233,7 @@ def _of_aiperf(document: _JSON) -> Result:
         burstiness=_number(load, "smoothness") if load["type"] == "gamma" else regular,
     )
     figures = {
-        f"{ours}_{statistic}_s": _UNITS[document[theirs]["unit"]] * _number(document[theirs], key)
+        f"{ours}_{statistic}_s": _unit_s(theirs, document[theirs]) * _number(document[theirs], key)
         for theirs, ours in _AIPERF.items()
         if theirs in document
         for key, statistic in {**_STATISTICS, "avg": "mean"}.items()
@@ -241,6 +247,14 @@ def _of_aiperf(document: _JSON) -> Result:
         figures=figures | {ours: _number(document[theirs], "avg") for ours, theirs in rates.items()},
         server={"model": asked["models"]["items"][0]["name"]},
     )
+
+
+def _unit_s(name: str, figures: _JSON) -> float:
+    """The unit of a time, in seconds."""
+    unit = figures["unit"]
+    if unit not in _UNITS:
+        raise UsageError(f"{name} in {quoted(unit)}: must be in {', '.join(_UNITS)}", hint="convert it")
+    return _UNITS[unit]
 
 
 def _spread(figures: _JSON) -> Lengths:
@@ -266,7 +280,7 @@ def _of_records(documents: Sequence[_JSON]) -> Result:
         if not cells:
             continue
         values = np.concatenate(
-            [_UNITS[cell["unit"]] * np.atleast_1d(np.asarray(cell["value"], float)) for cell in cells]
+            [_unit_s(theirs, cell) * np.atleast_1d(np.asarray(cell["value"], float)) for cell in cells]
         )
         figures[f"{ours}_mean_s"] = float(values.mean())
         figures |= {f"{ours}_p{number}_s": float(np.percentile(values, number)) for number in PERCENTILES}

@@ -42,7 +42,8 @@ def simulate(
     router
         Which replica of a pool a request goes to.
     concurrency
-        Requests in flight: each of the others comes when one is answered, whatever its time of arrival; 0: then.
+        Most requests in flight: the client holds others back, and each arrives when one is answered; 0: all arrive in
+        time.
     promise
         To be kept.
     watch
@@ -59,9 +60,7 @@ def simulate(
     system = _System(env, pool, prefill, router, watch, record=record)
     source = iter(requests)
     if concurrency:
-        system.source = source
-        for _ in range(concurrency):
-            system.send_next()
+        system.hold_back(source, concurrency)
     else:
         env.process(system.arrivals(source))
     env.run()
@@ -103,9 +102,12 @@ class _System:
         # KV caches on their way
         self._moving = 0
         self.answers: list[Answer] = []
-        self.source: Iterator[Request] = iter(())
         self._queues: list[int] = []
-        self._done = 0
+        self._sent = self._done = 0
+        # what the client holds back or waits for, with so many in flight at most
+        self._source: Iterator[Request] = iter(())
+        self._next: Request | None = None
+        self._most = 0
 
     def _prefill_replica(self, pool: Pool, *, record: bool) -> Replica:
         def answered(part: Answer) -> None:
@@ -124,12 +126,22 @@ class _System:
             waiting = sum(len(replica.scheduler.waiting) for replica in self.replicas)
             self._queues.append(waiting + self._moving)
 
-    def send_next(self) -> None:
-        """Send the next request now, if there is one."""
-        request = next(self.source, None)
-        if request is None:
-            return
-        request = replace(request, arrival_s=self.env.now)
+    def hold_back(self, source: Iterator[Request], most: int) -> None:
+        """Send requests when they come, but no more than so many at a time."""
+        self._source, self._next, self._most = source, next(source, None), most
+        self._send_due()
+
+    def _send_due(self) -> None:
+        while self._next and self._sent - self._done < self._most:
+            wait_s = self._next.arrival_s - self.env.now
+            if wait_s > 0.0:
+                self.env.timeout(wait_s).callbacks.append(lambda _: self._send_due())
+                return
+            request, self._next = self._next, next(self._source, None)
+            self._send_held(replace(request, arrival_s=self.env.now))
+
+    def _send_held(self, request: Request) -> None:
+        self._sent += 1
         if frontend_s := self.pool.spec.frontend_s:
             self.env.timeout(frontend_s).callbacks.append(lambda _: self._send(request))
         else:
@@ -185,4 +197,4 @@ class _System:
     def _answered(self, answer: Answer) -> None:
         self._done += 1
         self._watch(self._done)
-        self.send_next()
+        self._send_due()

@@ -19,7 +19,7 @@ _DRAWN = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Requests at a rate, or so many in flight; the same seed draws the same requests."""
+    """Requests at a rate, or so many in flight, or at a rate with at most so many; a seed draws the same requests."""
 
     prompt: Lengths
     """Tokens of prompts."""
@@ -28,7 +28,7 @@ class Traffic:
     rate: float = 0.0
     """Requests per second; 0: the next one comes when one is answered."""
     concurrency: int = 0
-    """Requests in flight, where there is no rate."""
+    """Requests in flight; at a rate, the most that the client lets be; 0: it lets all."""
     requests: int = 1000
     """How many there are."""
     burstiness: float = 1.0
@@ -40,9 +40,9 @@ class Traffic:
     """Of the random numbers."""
 
     def __post_init__(self) -> None:
-        if bool(self.rate) == bool(self.concurrency):
+        if not self.rate and not self.concurrency:
             raise UsageError(
-                f"rate {self.rate:g} and concurrency {self.concurrency}: must be one of them",
+                f"rate {self.rate:g} and concurrency {self.concurrency}: must be one of them, or both",
                 hint="requests come at a rate, e.g. --rate 4, or when one is answered, e.g. --concurrency 64",
             )
         if self.rate and not MIN_RATE <= self.rate <= MAX_RATE:
@@ -57,6 +57,13 @@ class Traffic:
                 f"burstiness {self.burstiness:g}: must be {MIN_BURSTINESS:g} to {MAX_BURSTINESS:g}",
                 hint="1 is a Poisson process",
             )
+
+    @property
+    def arrivals(self) -> str:
+        """When they come, e.g. "4 requests/s"."""
+        if not self.rate:
+            return f"{self.concurrency} in flight"
+        return f"{self.rate:g} requests/s" + (f", at most {self.concurrency} in flight" if self.concurrency else "")
 
     def __iter__(self) -> Iterator[Request]:
         random = np.random.default_rng(self.seed)

@@ -320,6 +320,9 @@ def test_the_command_gives_every_figure(tmp_path: Path) -> None:
     [
         (("--rate", "0", "--slo", "tpot_p95=8ms"), "rate 0 and concurrency 0"),
         (("--concurrency", "4", "--slo", "tpot_p95=8ms"), "capacity without a rate"),
+        (("--rate", "1", "--concurrency", "4", "--slo", "tpot_p95=8ms"), "capacity with concurrency 4"),
+        (("--rate", "1", "--slo", "tpot_p95=8ms", "--prefill-tp", "x"), "tp"),
+        (("--rate", "1", "--slo", "tpot_p95=8ms", "--prefill-tp", "2", "--steps", "x"), "--prefill-tp with --steps"),
         (("--rate", "1"), "Missing option"),
         (("--rate", "1", "--slo", ""), "must be METRIC_PERCENTILE=TIME"),
         (("--rate", "1", "--slo", "tpot_p95=nan"), "tpot_p95"),

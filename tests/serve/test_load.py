@@ -42,6 +42,23 @@ def test_more_replicas_share_a_load() -> None:
     assert all(replica.gaps_s for replica in four.replicas)
 
 
+def test_at_a_rate_the_client_holds_requests_back() -> None:
+    """As `vllm bench serve --request-rate --max-concurrency` does: they arrive when one is answered, in their order."""
+    traffic = Traffic(rate=20.0, concurrency=3, **{**LOAD, "requests": 60})
+    free, held = (serve(scenario(), traffic, ["ladder"], concurrency=most)["ladder"].answers for most in (0, 3))
+    ends: list[float] = []
+    for own, answer in zip(free, held, strict=True):
+        # the third of those before it that is answered last
+        place_s = sorted(ends)[-3] if len(ends) >= 3 else 0.0
+        assert answer.request.arrival_s == pytest.approx(max(own.request.arrival_s, place_s))
+        ends.append(answer.last_s)
+    assert any(answer.request.arrival_s > own.request.arrival_s for own, answer in zip(free, held, strict=True))
+    assert any(answer.request.arrival_s == own.request.arrival_s for own, answer in zip(free, held, strict=True))
+    # one that never has so many in flight is as without
+    wide = serve(scenario(), traffic, ["ladder"], concurrency=60)["ladder"].answers
+    assert [answer.last_s for answer in wide] == pytest.approx([answer.last_s for answer in free])
+
+
 def test_the_least_loaded_replica_answers_sooner_than_the_next_in_turn() -> None:
     traffic = Traffic(rate=80.0, burstiness=0.2, **LOAD)
     given = scenario(dp=4, concurrency=4)
@@ -245,7 +262,6 @@ def test_the_command_prints_tables_json_and_csv(tmp_path: Path) -> None:
         (("--rate", "-1"), "rate -1: must be 1e-06 to 1e+06 requests/s"),
         (("--rate", "nan"), "rate nan: must be"),
         (("--rate", "1e9"), "rate 1e+09: must be"),
-        (("--rate", "1", "--concurrency", "4"), "rate 1 and concurrency 4: must be one of them"),
         (("--concurrency", "-4"), "concurrency is -4: must be a whole number from 0"),
         (("--rate", "1", "--prefix", "-1"), "prefix is -1: must be"),
         (("--rate", "1", "--seed", "-1"), "seed is -1: must be"),
@@ -259,7 +275,18 @@ def test_the_command_prints_tables_json_and_csv(tmp_path: Path) -> None:
         (("--rate", "1", "--router", "best"), "unknown router 'best'"),
         (("--rate", "1", "--policy", "lifo"), "unknown policy 'lifo'"),
         (("--rate", "1", "--requests", "0"), "requests is 0: must be a whole number from 1"),
-        (("--rate", "1", "--trace", "x"), "a trace has its own times"),
+        (("--rate", "1", "--trace", "x"), "--rate 1.0 with --trace: a trace has its own times"),
+        (("--prompt", "512", "--trace", "x"), "--prompt 512 with --trace: a trace has its own times and lengths"),
+        (("--gen", "1", "--trace", "x"), "--gen 1 with --trace"),
+        (("--burstiness", "2", "--trace", "x"), "--burstiness 2.0 with --trace"),
+        (("--prefix", "2", "--trace", "x"), "--prefix 2 with --trace"),
+        (
+            ("--seed", "2", "--trace", "x"),
+            "--seed 2 with --trace: a trace has its own times and lengths, and nothing is",
+        ),
+        (("--speed", "2", "--rate", "1"), "--speed 2 without --trace: nothing is played"),
+        (("--speed", "0", "--trace", "x"), "--speed 0: must be"),
+        (("--burstiness", "2", "--concurrency", "4"), "--burstiness 2 without --rate"),
         (("--rate", "1", "--burstiness", "0"), "burstiness 0: must be"),
         (("--rate", "1", "--stack", "gpt-fast"), "runs static batches only"),
     ],

@@ -59,9 +59,17 @@ def test_vllm_bench_serve_with_figures_alone(tmp_path: Path) -> None:
     assert (result.concurrency, result.requests.requests, str(result.requests.prompt)) == (4, 16, "64")
     # without a limit all come at once
     assert one(changed(VLLM_FIGURES, tmp_path, max_concurrency=None)).concurrency == 16
-    at_rate = one(changed(VLLM_FIGURES, tmp_path, request_rate=2.5, burstiness=0.5)).requests
-    assert isinstance(at_rate, Traffic)
-    assert (at_rate.rate, at_rate.burstiness) == (2.5, 0.5)
+    # both: the client holds requests of a rate back
+    held = one(changed(VLLM_FIGURES, tmp_path, request_rate=2.5, burstiness=0.5))
+    assert isinstance(held.requests, Traffic)
+    assert (held.requests.rate, held.requests.burstiness) == (2.5, 0.5)
+    assert held.concurrency == held.requests.concurrency == 4
+    assert held.requests.arrivals == "2.5 requests/s, at most 4 in flight"
+    assert one(changed(VLLM_FIGURES, tmp_path, request_rate=2.5, max_concurrency=None)).concurrency == 0
+    # all that are recorded are sent as soon as there is a place
+    recorded = one(changed(VLLM, tmp_path, request_rate="inf", max_concurrency=4))
+    assert recorded.concurrency == 4
+    assert {request.arrival_s for request in recorded.requests} == {0.0}
     assert one(changed(VLLM_FIGURES, tmp_path, backend="sglang")).server["backend"] == "sglang"
 
 
@@ -82,6 +90,12 @@ def test_figures_of_aiperf() -> None:
     # what it calls inter-token latency is a request's mean
     assert result.figures["tpot_mean_s"] == pytest.approx(1e-3 * document["inter_token_latency"]["avg"])
     assert result.figures["itl_p99_s"] == pytest.approx(1e-3 * document["inter_chunk_latency"]["p99"])
+
+
+def test_a_time_in_another_unit_is_refused(tmp_path: Path) -> None:
+    latency = json.loads(AIPERF.read_text("utf-8"))["request_latency"] | {"unit": "fortnights"}
+    with pytest.raises(UsageError, match="request_latency in 'fortnights': must be in ms, sec"):
+        one(changed(AIPERF, tmp_path, request_latency=latency))
 
 
 def test_lengths_of_aiperf_spread_as_measured(tmp_path: Path) -> None:

@@ -61,9 +61,8 @@ def capacity_label(scenario: Scenario, how: Mapping[str, Any], fleets: Fleets) -
 def _arrivals(requests: Traffic | Trace) -> str:
     if isinstance(requests, Trace):
         return f"trace {requests.path.name}"
-    come = f"{requests.rate:g} requests/s" if requests.rate else f"{requests.concurrency} requests in flight"
     shared = f"{requests.prefix} shared + " if requests.prefix else ""
-    return f"{come}, prompt {shared}{requests.prompt} + {requests.gen}"
+    return f"{requests.arrivals}, prompt {shared}{requests.prompt} + {requests.gen}"
 
 
 def serve_report(label: str, estimates: Estimates, usd_per_gpu_hour: float | None) -> RenderableType:

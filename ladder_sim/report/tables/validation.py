@@ -132,10 +132,10 @@ def load_title(result: Result, scenario: Scenario) -> str:
     requests = result.requests
     count = requests.requests if isinstance(requests, Traffic) else len(requests)
     come = "as they were recorded"
-    if result.concurrency:
+    if isinstance(requests, Traffic):
+        come = requests.arrivals
+    elif result.concurrency:
         come = f"{result.concurrency} in flight"
-    elif isinstance(requests, Traffic):
-        come = f"{requests.rate:g} requests/s"
     where = f"{scenario.model.name}, {hardware_label(scenario)}, {stack_label(scenario)}"
     return f"{where}; {result.tool}, {count} requests, {come}"
 
