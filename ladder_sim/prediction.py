@@ -14,10 +14,11 @@ from ladder_sim.costs.memory import MemoryUse, memory_use
 from ladder_sim.costs.profile import JITTER_KEY, CalibrationProfile
 from ladder_sim.costs.profile_file import is_shipped, load_profile
 from ladder_sim.errors import UnknownNameError, UsageError
-from ladder_sim.graph.variants import DEFAULT_VARIANTS, canonical_names, parse
+from ladder_sim.graph.variants import DEFAULT_VARIANTS, canonical, canonical_names, parse
 from ladder_sim.simulate.passes import ENGINES, Engine
 from ladder_sim.simulate.ranks import Jitter
 from ladder_sim.simulate.request import Request
+from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.signatures import typed
 
@@ -138,11 +139,19 @@ def simulation_inputs(
 
 def default_variants(scenario: Scenario) -> tuple[str, ...]:
     """Variants compared by default: the usual four, with the model's own in place of ladder if it has one."""
-    model = scenario.model
-    own = model.wiring or "ladder"
-    if 0 < len(model.ladder_layers) < model.layers:
-        own = f"hybrid-ladder:{len(model.ladder_layers)}"
-    return canonical_names(own if name == "ladder" else name for name in DEFAULT_VARIANTS)
+    own = own_variant(scenario.model)
+    chosen = "ladder" if own in DEFAULT_VARIANTS else own
+    return canonical_names(chosen if name == "ladder" else name for name in DEFAULT_VARIANTS)
+
+
+def own_variant(model: ModelSpec) -> str:
+    """The wiring that a model's weights were trained with."""
+    if model.wiring:
+        return canonical(model.wiring)
+    if model.ladder_layers:
+        alone = len(model.ladder_layers) == model.layers
+        return "ladder" if alone else f"hybrid-ladder:{len(model.ladder_layers)}"
+    return "parallel" if model.parallel_blocks else "standard"
 
 
 def resolve_profile(scenario: Scenario, profile: str | CalibrationProfile | None) -> CalibrationProfile | None:

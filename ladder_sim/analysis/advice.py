@@ -10,9 +10,7 @@ from typing import Literal
 from ladder_sim.answer import Prediction, Predictions
 from ladder_sim.display.labels import load_label
 from ladder_sim.display.notes import Notes
-from ladder_sim.graph.variants import canonical
-from ladder_sim.prediction import predict
-from ladder_sim.specs.model import ModelSpec
+from ladder_sim.prediction import own_variant, predict
 from ladder_sim.specs.plan import Plan
 from ladder_sim.specs.scenario import Scenario
 
@@ -170,13 +168,6 @@ class Advice:
         if option.ttft_s > self.max_ttft_s:
             return "max_ttft"
         return "front" if option in self.front else "dominated"
-
-
-def own_variant(model: ModelSpec) -> str:
-    """The wiring that a model's weights were trained with."""
-    if model.wiring:
-        return canonical(model.wiring)
-    return "ladder" if model.ladder_layers else "parallel" if model.parallel_blocks else "standard"
 
 
 def pareto_front(options: Sequence[Option]) -> tuple[Option, ...]:

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from ladder_sim.analysis.advice import RANKS, Advice, Objective, Option, Unfit, own_variant, pareto_front
+from ladder_sim.analysis.advice import RANKS, Advice, Objective, Option, Unfit, pareto_front
 from ladder_sim.analysis.options import at_load, simulated_options
 from ladder_sim.analysis.plans import DEGREES, legal_plans
 from ladder_sim.costs.fitting import fit_error
@@ -19,6 +19,7 @@ from ladder_sim.errors import (
     UsageError,
 )
 from ladder_sim.graph.variants import parse
+from ladder_sim.prediction import own_variant
 from ladder_sim.quality.published import quality_of
 from ladder_sim.specs import catalog
 from ladder_sim.specs.arguments import ARGUMENTS

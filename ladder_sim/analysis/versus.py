@@ -6,12 +6,12 @@ overlap all the same.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
+from typing import Any
 
-from ladder_sim.analysis.advice import own_variant
 from ladder_sim.answer import Prediction, Predictions
 from ladder_sim.confidence import RUN_NOISE, Confidence, Interval
 from ladder_sim.display.labels import gpus_label
@@ -20,8 +20,11 @@ from ladder_sim.errors import UsageError
 from ladder_sim.graph.techniques.forms import SPLITTING
 from ladder_sim.graph.variants import canonical_names, parse
 from ladder_sim.graph.wiring import Wiring, wiring
-from ladder_sim.prediction import predict
+from ladder_sim.prediction import own_variant, predict
 from ladder_sim.quality.published import quality_of
+from ladder_sim.serve.fleet import Fleet, smallest_fleets
+from ladder_sim.serve.promise import Promise
+from ladder_sim.serve.traffic import Traffic
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.signatures import typed
@@ -32,7 +35,7 @@ WIRINGS = ("parallel", "ladder", "ladder:2", "delayed:1", "farskip", "track:4", 
 _HALVED = ("drop", "hybrid-ladder")
 BOUND = "upper-bound"
 # of two gains: from which one is seen to be larger
-_SEEN = 1.01
+SEEN = 1.01
 # names in a sentence; the others are counted
 _NAMED = 2
 
@@ -93,6 +96,8 @@ class Versus:
     """By name: standard, then those that gain most."""
     left_out: Mapping[str, str]
     """Wirings and techniques that do not apply, with the reason."""
+    predicted: Sequence[Option] = field(repr=False)
+    """Every wiring with every set of techniques that fits it: those without techniques first."""
     plain: Predictions = field(repr=False)
     """Of all wirings without techniques."""
     bound: float
@@ -150,8 +155,7 @@ class Versus:
 
     def faster(self, option: Option, other: Option) -> bool:
         """Whether one is told apart from the other, as the faster one."""
-        ratio = self.ratio(option, other)
-        return math.log(ratio.value) > math.hypot(ratio.log_width, RUN_NOISE)
+        return is_faster(self.ratio(option, other))
 
     def tied(self, option: Option, others: Sequence[Option]) -> list[Option]:
         """Those of some others that are not told apart from one."""
@@ -248,7 +252,7 @@ def versus(
     wirings, left_out = _wirings(model) if variants is None else (canonical_names(variants), {})
     names = list(dict.fromkeys(["standard", own, *wirings]))
     predictions: dict[str, Predictions] = {}
-    for chosen in (NO_TECHNIQUES, *_technique_sets(techniques)):
+    for chosen in dict.fromkeys((NO_TECHNIQUES, *_technique_sets(techniques))):
         splits = base.plan.sp or not SPLITTING.isdisjoint(map(family_of, chosen.chosen))
         fitting = [name for name in names if not splits or _wiring(name, model).is_shared]
         try:
@@ -270,6 +274,7 @@ def versus(
     return Versus(
         scenario=base,
         options={each.name: each for each in shown},
+        predicted=options,
         left_out=left_out,
         plain=plain,
         bound=plain["standard"].request_s / (free.request_s - free.breakdown.busy_s.get("norm", 0.0)),
@@ -310,6 +315,11 @@ def _wiring(variant: str, model: ModelSpec) -> Wiring:
     return wiring(variant, model.layers, model.ladder_layers)
 
 
+def is_faster(ratio: Interval) -> bool:
+    """Whether what is so many times as fast is told apart, given what runs alike differ by."""
+    return math.log(ratio.value) > math.hypot(ratio.log_width, RUN_NOISE)
+
+
 def _adds(option: Option, options: Sequence[Option], own: str) -> bool:
     """Whether an option is worth a row: limits alone, and what gains more than each part of it.
 
@@ -322,7 +332,7 @@ def _adds(option: Option, options: Sequence[Option], own: str) -> bool:
     parts = [each for each in same if each is not option and set(each.techniques.chosen) < set(chosen)]
     if (name == own and len(chosen) < 2) or not chosen:
         return True
-    if any(option.gain.value < _SEEN * part.gain.value for part in parts):
+    if any(option.gain.value < SEEN * part.gain.value for part in parts):
         return False
     return name == own or option is _ranked(_exact(same))[0]
 
@@ -337,7 +347,7 @@ def _ranked(options: Sequence[Option]) -> list[Option]:
     most = max((each.gain.value for each in options), default=1.0)
 
     def rank(option: Option) -> tuple[float, ...]:
-        seen = _SEEN * option.gain.value > most
+        seen = SEEN * option.gain.value > most
         # figures that are shown alike keep their order
         return not seen, len(option.techniques.chosen) if seen else -round(option.gain.value, 2)
 
@@ -358,3 +368,42 @@ def _option(prediction: Prediction, plain: Predictions, own: str) -> Option:
 
 def _text(gain: Interval) -> str:
     return f"{gain.value:.2f} ({gain.low:.2f}-{gain.high:.2f})"
+
+
+def fleets_of(
+    result: Versus,
+    traffic: Traffic,
+    promise: Promise,
+    *,
+    watch: Callable[[int, int], object] = lambda done, total: None,
+    **how: Any,
+) -> dict[str, Fleet]:
+    """Find the GPUs that the leading options need under load, by name.
+
+    Parameters
+    ----------
+    result
+        Says which options lead; its plan is that of one replica.
+    traffic, promise
+        As in `ladder_sim.serve.smallest_fleets`, and `how` as well.
+    watch
+        Is given how much is simulated, and about how much there is.
+    """
+    plan = result.scenario.plan
+    workload = replace(result.scenario.workload, batch=1, concurrency=plan.groups)
+    fleets: dict[str, Fleet] = {}
+    before = 0
+    for left, option in zip(range(len(result.leading), 0, -1), result.leading, strict=True):
+        scenario = replace(result.scenario, techniques=option.techniques, workload=workload)
+        done = 0
+
+        def seen(points: int, total: int, before: int = before, left: int = left) -> None:
+            nonlocal done
+            done = points
+            watch(before + points, before + left * total)
+
+        variant = option.prediction.variant
+        answer = smallest_fleets(scenario, traffic, promise, [variant], watch=seen, **how)
+        fleets[option.name] = answer.variants[variant]
+        before += done
+    return fleets

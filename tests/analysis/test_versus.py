@@ -1,6 +1,7 @@
 """Wirings and techniques side by side: what is compared, what is told apart, and what the verdict says."""
 
 import json
+import math
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 from ladder_sim import Scenario, predict, versus
 from ladder_sim.analysis.versus import Versus
+from ladder_sim.analysis.winners import winners
 from ladder_sim.confidence import UNCHECKED
 from ladder_sim.errors import UsageError
 from ladder_sim.specs import catalog
@@ -120,3 +122,44 @@ def test_the_command_compares_what_it_is_given() -> None:
     for group, names in groups.items():
         assert sorted(row["option"] for row in rows if row["group"] == group) == sorted(names)
     assert [row["option"] for row in rows if row["group"] == "limit"] == ["upper-bound"]
+
+
+def test_the_map_agrees_with_the_table_at_its_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ladder_sim.analysis.winners._LATENCIES", (1.0, 64.0))
+    monkeypatch.setattr("ladder_sim.analysis.winners._REQUESTS", (1, 8))
+    scenario = Scenario.of(model="8b", tp=4, gen=16, stack="vllm", batch=8)
+    result = versus(scenario, "ladder", ["fused-norm", "token-split"])
+    best = winners(result)
+    assert best.requests == [1, 8]
+    assert (best.latency, best.latencies_s[1] / best.latencies_s[0]) == ("intra.latency_s", 64.0)
+    own, retrained = best.groups.values()
+    assert own.names[1, 0] == result.best_own.name
+    assert own.gains[1, 0] == pytest.approx(result.best_own.gain.value)
+    assert result.best_retrained is not None
+    assert retrained.names[1, 0] == result.best_retrained.prediction.variant == "ladder"
+    assert not retrained.tied.any()
+    slower = replace(scenario.cluster, intra=replace(scenario.cluster.intra, latency_s=best.latencies_s[1]))
+    there = versus(replace(scenario, cluster=slower), "ladder", ["fused-norm", "token-split"]).best_retrained
+    assert there is not None
+    assert retrained.gains[1, 1] == pytest.approx(there.gain.value, rel=0.01)
+
+
+def test_points_that_do_not_fit_are_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ladder_sim.analysis.winners._LATENCIES", (1.0,))
+    monkeypatch.setattr("ladder_sim.analysis.winners._REQUESTS", (1, 4096))
+    group = winners(versus(Scenario.of(model="8b", tp=2, gen=16), "ladder", "fused-norm")).groups["without retraining"]
+    assert (group.names[1, 0], math.isnan(group.gains[1, 0]), group.tied[1, 0]) == ("", True, False)
+
+
+@pytest.mark.slow
+def test_the_leading_options_under_load() -> None:
+    command = ("versus", "--model", "8b", "--tp", "2", "--gen", "32", "--stack", "vllm", "--technique", "none")
+    load = ("--slo", "tpot_p95=30ms", "--requests", "12", "--seeds", "1", "--rate", "4")
+    answer = json.loads(run(*command, "--variant", "ladder", *load, "--json").out)
+    assert list(answer["under_load"]) == ["standard", "ladder"]
+    for need in answer["under_load"].values():
+        assert need["gpus"] == 2
+        assert need["rate_limit_low"] < need["rate_limit"] < need["rate_limit_high"]
+    refused = run(*command, *load[-2:])
+    assert refused.code == 2
+    assert "--rate and --slo: must be given together" in refused.err

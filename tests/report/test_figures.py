@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ladder_sim.analysis.breakeven import breakeven
 from ladder_sim.analysis.compare import compare
 from ladder_sim.analysis.sensitivity import sensitivity
 from ladder_sim.analysis.versus import versus
+from ladder_sim.analysis.winners import Winners, winners
 from ladder_sim.errors import MissingDependencyError, UsageError, install_command
 from ladder_sim.graph.families import FAMILIES
 from ladder_sim.report.figures import style
@@ -23,7 +25,7 @@ from ladder_sim.report.figures.analysis import breakeven_figure, comparison_figu
 from ladder_sim.report.figures.prediction import breakdown_figure, timeline_figure
 from ladder_sim.report.figures.style import VARIANT_COLOURS, save_figure, variant_colour
 from ladder_sim.report.figures.sweep import speedup_lines, speedup_map, sweep_figure
-from ladder_sim.report.figures.versus import versus_figure
+from ladder_sim.report.figures.versus import versus_figure, winners_figure
 from ladder_sim.specs import catalog
 from ladder_sim.sweeps.run import sweep
 from tests.support.browser import browser_path
@@ -197,6 +199,13 @@ def test_every_variant_has_a_colour_of_its_own() -> None:
     assert variant_colour("hybrid-delayed:2:8") == variant_colour("delayed:1")
 
 
+@cache
+def _winners() -> Winners:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("ladder_sim.analysis.winners._REQUESTS", (1, 8))
+        return winners(versus(Scenario.of(model="8b"), "ladder", "fused-norm"))
+
+
 def _figures() -> dict[str, Callable[[], go.Figure]]:
     scenario = Scenario.of(model="8b")
     return {
@@ -208,6 +217,7 @@ def _figures() -> dict[str, Callable[[], go.Figure]]:
         "tornado": lambda: tornado_figure(sensitivity(scenario), "ladder", 0.1),
         "pareto": lambda: pareto_figure(advise({"model": "8b"})),
         "versus": lambda: versus_figure(versus(scenario, "ladder")),
+        "winners": lambda: winners_figure(_winners()),
         "comparison": lambda: comparison_figure(compare({"model": "8b"}, ["h100-sxm", "h200-sxm"])),
     }
 

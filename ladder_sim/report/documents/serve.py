@@ -72,25 +72,34 @@ def _ends(figures: Mapping[str, Interval]) -> dict[str, float | None]:
     }
 
 
+def fleet_fields(fleet: Fleet) -> dict[str, Any]:
+    """What one variant needs."""
+    need = fleet.capacity
+    return {
+        "plan": fleet.plans,
+        "replicas": need.replicas or None,
+        "prefill_replicas": need.sizes.prefill,
+        "group_gpus": fleet.group_gpus,
+        **_ends({"gpus": fleet.gpus, "rate_limit": fleet.rate_limit}),
+        "breaks": ", ".join(need.breaks),
+    }
+
+
 def capacity_document(
     scenario: Scenario, how: Mapping[str, Any], fleets: Fleets, usd_per_gpu_hour: float | None
 ) -> Document:
     """One row per variant, and what became of each plan."""
     rows = []
     for name, each in fleets.variants.items():
-        need, outcome = each.capacity, each.capacity.outcome
-        figures = {"gpus": each.gpus, "rate_limit": each.rate_limit, "gpus_saved": each.saved, "rate_gain": each.gain}
+        outcome = each.capacity.outcome
+        figures = {"gpus_saved": each.saved, "rate_gain": each.gain}
         if usd_per_gpu_hour is not None:
             figures["usd_per_Mtoken"] = fleet_price(each, fleets.traffic, usd_per_gpu_hour)
         rows.append(
             {
                 "variant": name,
-                "plan": each.plans,
-                "replicas": need.replicas or None,
-                "prefill_replicas": need.sizes.prefill,
-                "group_gpus": each.group_gpus,
+                **fleet_fields(each),
                 **_ends(figures),
-                "breaks": ", ".join(need.breaks),
                 "ttft_p95_s": outcome.seconds("ttft", 95),
                 "tpot_p95_s": outcome.seconds("tpot", 95),
                 "reasons": "; ".join(each.reasons),

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ladder_sim.display.document import Document, scenario_fields
 from ladder_sim.graph.variants import parse
 from ladder_sim.quality.published import quality_of
+from ladder_sim.report.documents.serve import fleet_fields
 from ladder_sim.specs.support import with_sources
 
 if TYPE_CHECKING:
     from ladder_sim.analysis.versus import Versus
+    from ladder_sim.serve.fleet import Fleet
 
 
-def versus_document(result: Versus) -> Document:
+def versus_document(result: Versus, fleets: Mapping[str, Fleet] | None = None) -> Document:
     """One row per option, best first: without retraining, with retraining, limits; then what each part takes."""
     rows = []
     groups = {"without retraining": result.own, "with retraining": result.retrained, "limit": result.limits}
@@ -55,4 +58,6 @@ def versus_document(result: Versus) -> Document:
         "techniques": techniques,
         "wirings": wirings,
     }
+    if fleets:
+        head["under_load"] = {name: fleet_fields(each) for name, each in fleets.items()}
     return Document.of_rows(head, rows)

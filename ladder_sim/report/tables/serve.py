@@ -139,12 +139,12 @@ def capacity_report(label: str, fleets: Fleets, usd_per_gpu_hour: float | None) 
         need, outcome = each.capacity, each.capacity.outcome
         row = [name, each.plans]
         if need.replicas:
-            row += [_span(each.gpus, _gpus), _sizes(need.sizes), _span(each.rate_limit, "{:.3g}".format)]
+            row += [gpus_text(each.gpus), _sizes(need.sizes), rate_text(each.rate_limit)]
             row += [", ".join(need.breaks), *(format_seconds(outcome.seconds(metric, 95)) for metric in _P95)]
         else:
             row += ["none", "none", "0", f"{', '.join(need.breaks)} on an idle replica", "", ""]
         saves = need.replicas and name != first
-        row += [_span(each.saved, _gpus), _span(each.gain, "{:.2f}".format)] if saves else ["", ""]
+        row += [gpus_text(each.saved), _span(each.gain, "{:.2f}".format)] if saves else ["", ""]
         if usd_per_gpu_hour is not None:
             row.append(
                 _span(fleet_price(each, fleets.traffic, usd_per_gpu_hour), "${:.2f}".format) if need.replicas else ""
@@ -159,8 +159,14 @@ def _sizes(sizes: Sizes) -> str:
     return f"{sizes.serving} + {sizes.prefill}" if sizes.prefill else str(sizes.serving)
 
 
-def _gpus(number: float) -> str:
-    return f"{number:.0f}" if math.isfinite(number) else "none"
+def gpus_text(number: Interval) -> str:
+    """A number of GPUs with its interval."""
+    return _span(number, lambda each: f"{each:.0f}" if math.isfinite(each) else "none")
+
+
+def rate_text(rate: Interval) -> str:
+    """Requests per second with their interval."""
+    return _span(rate, "{:.3g}".format)
 
 
 def _plans(fleets: Fleets) -> Iterator[str]:

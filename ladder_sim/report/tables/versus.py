@@ -1,6 +1,6 @@
 """Wirings and techniques side by side, as tables."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -10,19 +10,22 @@ from ladder_sim.display.console import table
 from ladder_sim.display.labels import hardware_label, stack_label, workload_label
 from ladder_sim.graph.variants import parse
 from ladder_sim.quality.published import quality_of
+from ladder_sim.report.tables.serve import gpus_text, rate_text
+from ladder_sim.serve.fleet import Fleet
 from ladder_sim.specs.support import engines
 
 # of an option that is not told apart from the first of its table
 _TIED = "*"
 
 
-def versus_report(result: Versus) -> RenderableType:
-    """The verdict, what options gain, and what they take."""
+def versus_report(result: Versus, fleets: Mapping[str, Fleet] | None = None) -> RenderableType:
+    """The verdict, what options gain, what they take, and what the leading ones need under load."""
     scenario = result.scenario
     tables = (
         _gains("without retraining", result, result.own),
         _gains("with retraining", result, result.retrained),
         _limits(result),
+        _fleets(fleets),
         _techniques(result),
         _wirings(result),
     )
@@ -53,6 +56,18 @@ def _row(option: Option, mark: str) -> tuple[str, ...]:
     spread = "" if option.name == "standard" else f" ({gain.low:.2f}-{gain.high:.2f})"
     decode = "-" if tpot_gain is None else f"{tpot_gain:.2f}"
     return f"{option.name}{mark}", f"{gain.value:.2f}{spread}", f"{option.ttft_gain:.2f}", decode
+
+
+def _fleets(fleets: Mapping[str, Fleet] | None) -> RenderableType | None:
+    columns = ("under load", "GPUs (90%)", "requests/s of one replica (90%)", "breaks first")
+    rows = []
+    for name, each in (fleets or {}).items():
+        breaks = ", ".join(each.capacity.breaks)
+        if each.capacity.replicas:
+            rows.append((name, gpus_text(each.gpus), rate_text(each.rate_limit), breaks))
+        else:
+            rows.append((name, "none", "0", f"{breaks} on an idle replica"))
+    return table(columns, rows, wrapped=()) if rows else None
 
 
 def _techniques(result: Versus) -> RenderableType | None:

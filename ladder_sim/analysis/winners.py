@@ -1,0 +1,168 @@
+"""Which technique and which wiring gain most, by the latency of the links and the number of requests."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ladder_sim.analysis.versus import SEEN, Option, Versus, is_faster
+from ladder_sim.closed_loop.step import simulate_requests
+from ladder_sim.confidence import Confidence
+from ladder_sim.costs.memory import total_bytes
+from ladder_sim.graph.variants import parse
+from ladder_sim.prediction import predict, resolve_profile
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.techniques import NO_TECHNIQUES, Techniques
+from ladder_sim.sweeps.axes import used_value
+
+# of the scenario's latency, and the numbers of requests
+_LATENCIES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+_REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Group:
+    """The best of several at each point: rows are numbers of requests, columns latencies."""
+
+    names: NDArray[Any]
+    """What gains most; empty where the model does not fit."""
+    gains: NDArray[np.float64]
+    """Over standard without techniques; NaN there."""
+    tied: NDArray[np.bool_]
+    """The next best is not told apart from it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Winners:
+    """The best along two axes."""
+
+    scenario: Scenario
+    """Whose link and requests vary."""
+    latency: str
+    """Field of the link's latency."""
+    latencies_s: Sequence[float]
+    """Ascending."""
+    requests: Sequence[int]
+    """Of a batch, or in flight; ascending."""
+    groups: Mapping[str, Group]
+    """Techniques without retraining; wirings that need it, each with the techniques that suit it best."""
+
+
+def winners(
+    result: Versus, *, profile: str | None = None, watch: Callable[[int, int], object] = lambda done, total: None
+) -> Winners:
+    """Find what gains most at other latencies and numbers of requests, among what keeps the answers.
+
+    All points are predicted at once. Whether the best is told apart from the next is asked point by point.
+
+    Parameters
+    ----------
+    result
+        What is compared.
+    profile
+        As in `ladder_sim.predict`.
+    watch
+        Is given how many points are done, and how many there are.
+    """
+    scenario = result.scenario
+    latency, load = _latency_field(scenario), scenario.workload.load_field
+    now_s = used_value(scenario, latency, resolve_profile(scenario, profile))
+    latencies_s = [share * now_s for share in _LATENCIES]
+    requests = [number for number in _REQUESTS if number >= scenario.plan.groups]
+    shape = len(requests), len(latencies_s)
+    columns = {load: np.repeat(requests, shape[1]), latency: np.tile(latencies_s, shape[0])}
+    workload = scenario.workload
+    needed = np.asarray(total_bytes(scenario, columns[load], workload.prompt, workload.gen))
+    fits: NDArray[np.bool_] = needed <= scenario.cluster.gpu.hbm_bytes
+    places = np.flatnonzero(fits)
+    seconds = _seconds(result, {name: values[fits] for name, values in columns.items()}, profile)
+    groups = {}
+    for number, (title, rivals) in enumerate(_rivals(result).items()):
+        names, gains = np.full(len(fits), "", object), np.full(len(fits), np.nan)
+        tied = np.zeros(len(fits), np.bool_)
+        for row, place in enumerate(places.tolist()):
+            times = {each.name: float(seconds[each.name][row]) for options in rivals.values() for each in options}
+            best = {name: min(options, key=lambda each: times[each.name]) for name, options in rivals.items()}
+            name, second = _first_two(best, times)
+            names[place], gains[place] = name, seconds["standard"][row] / times[best[name].name]
+            point = _at(scenario, latency, float(columns[latency][place]), int(columns[load][place]))
+            tied[place] = second is not None and not _is_faster(point, best[name], second, profile)
+            watch(number * len(places) + row + 1, 2 * len(places))
+        groups[title] = Group(names=names.reshape(shape), gains=gains.reshape(shape), tied=tied.reshape(shape))
+    return Winners(scenario=scenario, latency=latency, latencies_s=latencies_s, requests=requests, groups=groups)
+
+
+def _latency_field(scenario: Scenario) -> str:
+    tier = "inter" if scenario.crosses_nodes else "intra" if scenario.p2p else "host"
+    return f"{tier}.latency_s"
+
+
+def _rivals(result: Versus) -> dict[str, dict[str, list[Option]]]:
+    """By group and name, what may win: each set of techniques; each family of wirings, with any techniques.
+
+    Relatives of ladder, and hybrids, which lie between a wiring and standard, would only be told apart from nothing.
+    """
+    rivals: dict[str, dict[str, list[Option]]] = {"without retraining": {}, "with retraining": {}}
+    for each in result.predicted:
+        variant = parse(each.prediction.variant)
+        if each.is_limit or each.lossy or variant.last or variant.family.name.startswith("farskip"):
+            continue
+        if not each.retrained:
+            rivals["without retraining"][each.name] = [each]
+        elif variant.name not in ("standard", "ladder:2"):
+            rivals["with retraining"].setdefault(variant.name, []).append(each)
+    return {title: options for title, options in rivals.items() if options}
+
+
+def _first_two(best: Mapping[str, Option], times: Mapping[str, float]) -> tuple[str, Option | None]:
+    """The best, or of those within a percent the first; and the next that is not the same with more techniques."""
+    least = min(times[each.name] for each in best.values())
+    first = next(name for name, each in best.items() if times[each.name] < SEEN * least)
+    chosen = set(best[first].techniques.chosen)
+    others = [
+        each
+        for name, each in best.items()
+        if name != first
+        and (each.prediction.variant != best[first].prediction.variant or not chosen <= set(each.techniques.chosen))
+    ]
+    return first, min(others, key=lambda each: times[each.name], default=None)
+
+
+def _seconds(
+    result: Versus, columns: Mapping[str, NDArray[np.float64]], profile: str | None
+) -> Mapping[str, NDArray[np.float64]]:
+    """Of every option at all points."""
+    seconds: dict[str, NDArray[np.float64]] = {}
+    for techniques in dict.fromkeys(each.techniques for each in result.predicted):
+        options = {each.prediction.variant: each for each in result.predicted if each.techniques == techniques}
+        scenario = replace(result.scenario, techniques=techniques)
+        requests = simulate_requests(scenario, columns, list(options), resolve_profile(scenario, profile))
+        seconds |= {each.name: np.asarray(requests[variant].request_s) for variant, each in options.items()}
+    return seconds
+
+
+def _at(scenario: Scenario, latency: str, seconds: float, requests: int) -> Scenario:
+    """The scenario at another point."""
+    cluster, (tier, _, figure) = scenario.cluster, latency.partition(".")
+    at_a_time: dict[str, Any] = {scenario.workload.load_field: requests}
+    link = replace(getattr(cluster, tier), **{figure: seconds})
+    return replace(
+        scenario,
+        cluster=replace(cluster, **{tier: link}),
+        workload=replace(scenario.workload, **at_a_time),
+        settings={**scenario.settings, latency: ""},
+    )
+
+
+def _is_faster(scenario: Scenario, option: Option, other: Option, profile: str | None) -> bool:
+    """Whether one is told apart from the other there."""
+    pair = [(each.prediction.variant, each.techniques) for each in (option, other)]
+
+    def confidence_of(techniques: Techniques, *variants: str) -> Confidence:
+        return predict(replace(scenario, techniques=techniques), variants, profile=profile).confidence
+
+    plain = confidence_of(NO_TECHNIQUES, *(variant for variant, _ in pair))
+    first, second = (confidence_of(techniques, variant) if techniques.chosen else plain for variant, techniques in pair)
+    return is_faster(first.over(pair[0][0], second, pair[1][0], plain))
