@@ -109,6 +109,8 @@ def kernel_demand(shape: Shape, sms: int, parameters: OverlapParameters, memory:
     """What a kernel takes of a GPU with `sms` SMs, given the share of the memory's bandwidth that it uses."""
     if isinstance(shape, GemmShape | BmmShape | MoeShape):
         rows: Any = shape.rows_of_expert if isinstance(shape, MoeShape) else shape.m
+        if isinstance(shape, GemmShape) and shape.chunks > 1:
+            rows = shape.m / shape.chunks
         if not any_true(rows > parameters.gemv_rows):
             return Demand(spare=parameters.memory_spare, memory=memory)
         tiles: Number = gemm_tiles(rows, shape.n, sms) if isinstance(shape, GemmShape) else grouped_tiles(shape)

@@ -1,11 +1,11 @@
 """What a cost model promises: for every op a time, an error bar, where both come from, and its demand on the GPU."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from ladder_sim.costs.hardware import Hardware
-from ladder_sim.des.shared import NOTHING, Demand, Number
+from ladder_sim.des.shared import NOTHING, Demand, Number, any_true
 from ladder_sim.graph.ops import Op
 
 # best first: interpolated within measurements of this GPU and this link; continued beyond them, or a formula fitted to
@@ -23,12 +23,21 @@ class Estimate:
     """90 % interval: a factor of 1 + error either way."""
     source: Source
     """Where the time comes from."""
+    slowed_s: Number = 0.0
+    """Of it, what a GEMM takes longer because prompts keep the tensor cores busy, seconds (`GemmShape.duty`)."""
     algorithm: str = ""
     """What a collective runs, e.g. "multimem"; of most configurations."""
     inline: Number = 0.0
     """1 for a collective that engines issue among their kernels if nothing overlaps it."""
     demand: Demand = NOTHING
     """What it takes of the GPU while it runs."""
+
+    def at_duty(self, duty: Number) -> "Estimate":
+        """The same where tensor cores are busy for a share of the time that this one was priced for."""
+        if not any_true(self.slowed_s > 0.0):
+            return self
+        slowed_s = duty * self.slowed_s
+        return replace(self, seconds=self.seconds - self.slowed_s + slowed_s, slowed_s=slowed_s)
 
 
 class CostModel(Protocol):

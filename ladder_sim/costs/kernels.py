@@ -170,24 +170,30 @@ class KernelCosts:
         multiplied_s = flops / (self._padded_share * self.hardware.gpu.peak_flops(shape))
         return _number(multiplied_s + self._traffic_s(moved_bytes) + (MOE_KERNELS + 1) * self._floor_s)
 
-    def _sustained(self, shape: Shape, seconds: Number) -> Number:
-        """The time of a kernel at the rate that the GPU keeps up, where prompts keep its tensor cores busy."""
-        share = self.hardware.stack.sustained_share
+    def _of_looked_up(self, shape: Shape, seconds: Number) -> Number:
+        """The time of a kernel that tables hold at another size, whose time is given."""
+        if isinstance(shape, GemmShape):
+            # one of its chunks
+            return seconds * shape.chunks
+        part: Number = 1.0
         if isinstance(shape, AttentionShape | MlaShape) and shape.is_prompt:
-            part: Number = 1.0
             if shape.shares_step:
                 # its share of the whole prompt, as which it was looked up
                 part = shape.q_len / prompt_len(shape)
             if isinstance(shape, AttentionShape) and shape.windowed:
                 # likewise, of attention to all tokens
                 part = part * shape.attended / (shape.kv_len - (shape.q_len - 1) / 2.0)
-            return seconds * part
+        return seconds * part
+
+    def _slowed_s(self, shape: Shape, seconds: Number) -> Number:
+        """How much longer a kernel takes at the rate that the GPU keeps up while prompts keep tensor cores busy."""
+        share = self.hardware.stack.sustained_share
         if not isinstance(shape, GemmShape) or not any_true(share < 1.0) or not any_true(shape.duty > 0.0):
-            return seconds
+            return 0.0
         lasting_s = shape.flops / (share * self.hardware.gpu.peak_flops(shape))
         if isinstance(share, np.ndarray):
             lasting_s = np.where(share < 1.0, lasting_s, 0.0)
-        return seconds + shape.duty * maximum(lasting_s - seconds, 0.0)
+        return shape.duty * maximum(lasting_s - seconds, 0.0)
 
     def _table(self, kind: Kind, table_of: TableOf) -> tuple[RatioTable | None, bool]:
         """What is known of a kernel, and whether in this precision: else it stays behind its roofline as in bf16."""
@@ -223,11 +229,14 @@ class KernelCosts:
         return self._kernel(shape, floor_s + maximum(traffic_s, shape.flops / gpu.bf16_flops), "roofline")
 
     def _kernel(self, shape: Shape, seconds: Number, source: Source) -> Estimate:
-        seconds = self._sustained(shape, seconds) * self._stack_factor(shape)
+        seconds = self._of_looked_up(shape, seconds)
+        factor, slowed_s = self._stack_factor(shape), self._slowed_s(shape, seconds)
+        seconds = (seconds + slowed_s) * factor
         if isinstance(shape, AttentionShape) and shape.shares_step:
             seconds = self._chunk_s(shape, seconds)
         return Estimate(
             seconds=seconds,
+            slowed_s=slowed_s * factor,
             error=self._kernel_error[source],
             source=source,
             demand=kernel_demand(

@@ -142,7 +142,7 @@ def coordinates(shape: TabledShape) -> dict[str, ArrayLike]:
     share.
     """
     if isinstance(shape, GemmShape):
-        return {"m": shape.m, "n": shape.n, "k": shape.k}
+        return {"m": shape.m / shape.chunks if shape.chunks > 1 else shape.m, "n": shape.n, "k": shape.k}
     if isinstance(shape, BmmShape):
         return {"heads": shape.heads, "m": shape.m, "n": shape.n, "k": shape.k}
     if isinstance(shape, MoeShape):

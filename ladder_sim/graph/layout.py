@@ -19,7 +19,7 @@ from ladder_sim.graph.wiring import Block, Layer, Wiring, wiring
 PART_NAMES: dict[Part, str] = {"attention": "attn", "mlp": "mlp", "both": "block"}
 
 # ops between the blocks, and before and after all of them; "add_norm" is a norm that adds an output first, "add_others"
-# adds a sum without the rank's own part, which the residual has
+# adds a sum without the rank's own part, which the residual has; "sum_parts" adds up what ranks sent of each token
 ResidualOpName = Literal[
     "embedding",
     "add",
@@ -30,6 +30,7 @@ ResidualOpName = Literal[
     "add_norm",
     "all_reduce_norm",
     "fold",
+    "sum_parts",
     "slice",
     "all_gather",
     "reduce_scatter",
@@ -97,8 +98,14 @@ class PortionOf(NamedTuple):
     portion: Portion
 
 
+class InChunks(NamedTuple):
+    """A GEMM that runs on as many chunks of the tokens as there are ranks, one after another."""
+
+    role: "Role"
+
+
 # which of a pass's kernels an op is
-Role = ResidualOp | tuple[BlockKey, int] | PortionOf
+Role = ResidualOp | tuple[BlockKey, int] | PortionOf | InChunks
 
 
 class Structure(NamedTuple):
@@ -244,7 +251,7 @@ class _Builder:
     def _next_to(self) -> dict[int, tuple[int, ...]]:
         others: dict[int, tuple[int, ...]] = {}
         for role, number in self.roles.items():
-            if not isinstance(role, ResidualOp | PortionOf):
+            if not isinstance(role, ResidualOp | PortionOf | InChunks):
                 key, position = role
                 first = self.blocks[key].kernels[position].next_to
                 if first != NORM:

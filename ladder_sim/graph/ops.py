@@ -87,6 +87,8 @@ class GemmShape(Multiplication):
     """Output features on this rank."""
     k: int
     """Input features on this rank."""
+    chunks: int = 1
+    """Kernels, one after another, each with its part of the rows."""
     duty: float = 0.0
     """Share of the time in which the GPU multiplies as much as here: prompts are compute bound, decode is not."""
 
@@ -97,9 +99,9 @@ class GemmShape(Multiplication):
 
     @property
     def moved_bytes(self) -> float:
-        """Weights and activations, each read or written once."""
+        """Activations, each read or written once, and weights, by each of the kernels."""
         return (
-            1.0 * self.n * self.k * self.weight_element_bytes
+            1.0 * self.chunks * self.n * self.k * self.weight_element_bytes
             + 1.0 * self.m * self.k * self.input_element_bytes
             + 1.0 * self.m * self.n * self.output_element_bytes
         )

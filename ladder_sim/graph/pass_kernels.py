@@ -7,12 +7,23 @@ block ends in partial sums (arXiv 1909.08053).
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import cast
 
 from ladder_sim.graph.attention import attend, attention, qkv_width
 from ladder_sim.graph.feed_forward import feed_forward, mlp
 from ladder_sim.graph.inputs import STATE_BYTES, PassInputs, RankPass, model_blocks, operands
 from ladder_sim.graph.kernels import NORM, BlockKernels
-from ladder_sim.graph.layout import PART_NAMES, BlockKey, Layout, PortionOf, ResidualOp, Role, Structure, lay_out
+from ladder_sim.graph.layout import (
+    PART_NAMES,
+    BlockKey,
+    InChunks,
+    Layout,
+    PortionOf,
+    ResidualOp,
+    Role,
+    Structure,
+    lay_out,
+)
 from ladder_sim.graph.ops import CollectiveShape, ElementwiseShape, GemmShape, Op, OpKind, Phase, Portion, Shape
 from ladder_sim.graph.techniques.forms import SPLITTING, rewritten
 from ladder_sim.specs.layers import Dense, Gqa
@@ -92,6 +103,9 @@ class PassKernels:
                 self._of[role] = self._stream(role)
             elif isinstance(role, PortionOf):
                 self._of[role] = replace(self.of(role.role), portion=role.portion)
+            elif isinstance(role, InChunks):
+                whole = self.of(role.role)
+                self._of[role] = replace(whole, shape=replace(cast(GemmShape, whole.shape), chunks=self.rank.tp))
             else:
                 key, position = role
                 self._of[role] = self._block(key).ops[position]
@@ -147,6 +161,8 @@ class PassKernels:
             return _op(role, "norm", ElementwiseShape(moved_bytes=moved), norm_weights)
         if name in ("add", "shared_add", "fold", "add_others"):
             return _op(role, "add", ElementwiseShape(moved_bytes=own_bytes * (4 if name == "add_others" else 3)))
+        if name == "sum_parts":
+            return _op(role, "add", ElementwiseShape(moved_bytes=rank.state_bytes + own_bytes))
         channels_bytes = float(rank.tokens) * self._channels(role) * STATE_BYTES
         if name == "slice":
             return _op(role, "copy", ElementwiseShape(moved_bytes=2 * channels_bytes))

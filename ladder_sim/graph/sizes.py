@@ -172,6 +172,7 @@ class Sizes:
                 input_element_bytes=shape.input_element_bytes,
                 output_element_bytes=shape.output_element_bytes,
                 format=shape.format,
+                chunks=shape.chunks,
                 duty=cast(float, self.duty),
             )
         if isinstance(shape, MoeShape):

@@ -24,7 +24,7 @@ from ladder_sim.des.program import Program
 from ladder_sim.des.shared import Number, any_true, maximum, minimum
 from ladder_sim.des.timeline import Timeline
 from ladder_sim.graph.inputs import PassInputs
-from ladder_sim.graph.ops import Op, Phase
+from ladder_sim.graph.ops import AttentionShape, MlaShape, Multiplication, Op, Phase
 from ladder_sim.graph.pass_kernels import kernels_of
 from ladder_sim.graph.sizes import Sizes
 from ladder_sim.graph.techniques.forms import form, rewrites_of
@@ -130,6 +130,29 @@ class ForwardPass:
         if not isinstance(seconds, np.ndarray):
             self._ran = ran
         return seconds
+
+    def at_own_duty(self) -> "ForwardPass":
+        """The same pass, whose GEMMs are slowed only for the share of its time in which tensor cores multiply.
+
+        While a rank waits for a collective, or normalises, it draws less power, and its next GEMM runs faster. Mixed
+        steps are priced at the duty of all steps around them.
+        """
+        if self.schedule.kernels.rank.phase != "prefill":
+            return self
+        slowed_s: Number = 0.0
+        multiplied_s: Number = 0.0
+        for (role, _), count in self.schedule.order.spans.items():
+            op, estimate = self.prices[self.schedule.numbers[role]]
+            slowed_s = slowed_s + count * estimate.slowed_s
+            if isinstance(op.shape, Multiplication | AttentionShape | MlaShape):
+                multiplied_s = multiplied_s + count * estimate.seconds
+        if not any_true(slowed_s > 0.0):
+            return self
+        # duty * (seconds - slowed_s + duty * slowed_s) = cold_s + duty * slowed_s
+        cold_s, half_s = multiplied_s - slowed_s, 0.5 * self.seconds - slowed_s
+        duty = cold_s / (half_s + (half_s * half_s + slowed_s * cold_s) ** 0.5)
+        prices = {number: (op, estimate.at_duty(duty)) for number, (op, estimate) in self.prices.items()}
+        return ForwardPass(self.schedule, prices, self.hardware, self.gpu, self.engine)
 
     @cached_property
     def slowest_stage(self) -> Number:
@@ -268,7 +291,7 @@ def forward_passes(
     prices = price(costs, passes, [distinct[kind] for kind in kinds])
     return {
         name: [
-            ForwardPass(schedules[name, kind], known, costs.hardware, scenario.cluster.gpu, engine)
+            ForwardPass(schedules[name, kind], known, costs.hardware, scenario.cluster.gpu, engine).at_own_duty()
             for kind, known in zip(kinds, prices, strict=True)
         ]
         for name in variants

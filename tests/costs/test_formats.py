@@ -12,12 +12,13 @@ from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.costs.roofline import Gpu
+from ladder_sim.des.shared import any_true
 from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.ops import GemmShape, Op, Phase
 from ladder_sim.graph.pass_kernels import kernels_of
 from ladder_sim.graph.sizes import Sizes
 from ladder_sim.simulate.lower import schedule_pass
-from ladder_sim.simulate.passes import FIRST_PERIODS, ForwardPass, price
+from ladder_sim.simulate.passes import FIRST_PERIODS, ForwardPass, price, simulate
 from ladder_sim.specs.scenario_warnings import scenario_warnings
 from ladder_sim.specs.workload import FORMATS
 
@@ -215,7 +216,7 @@ def test_prompts_run_at_the_rate_that_a_gpu_keeps_up() -> None:
     shape = mixed(Scenario.of(**SERVING))[0]["mlp.up"][0].shape
     assert hot == pytest.approx(shape.flops / (stack.sustained_share * gpu.bf16_flops))
     assert gemm(1.0, prompts=0, batch=1) == gemm(0.0, prompts=0, batch=1)
-    # a stack that was fitted to runs has no need of it
+    # a stack that was fitted to runs does not need it
     one, other = (
         predict(Scenario.of(model="70b", overrides={"stack.sustained_share": share}), "standard").ttft_s
         for share in (1.0, 0.61)
@@ -254,3 +255,28 @@ def test_what_no_table_holds_is_said(fields: dict[str, Any], warning: str) -> No
     else:
         assert "measured in" not in warnings
         assert "holds no" not in warnings
+
+
+@pytest.mark.parametrize("variant", ["standard", "ladder"])
+def test_a_prefill_has_the_duty_of_its_own_time(variant: str) -> None:
+    """GEMMs are slowed for the share of the pass in which tensor cores multiply: less with longer all-reduces."""
+    shares = []
+    for allreduce in ("multimem", "nccl"):
+        scenario = Scenario.of(model="70b", stack="vllm", prompt=4096, gen=1, allreduce=allreduce, variant=variant)
+        costs = KernelCosts(scenario, load_profile("h100-sxm"))
+        step = simulate(scenario, "prefill", 4096, costs)
+        multiplied_s = sum(
+            step.prices[step.schedule.numbers[role]][1].seconds * count
+            for (role, _), count in step.schedule.order.spans.items()
+            if step.prices[step.schedule.numbers[role]][0].kind in ("gemm", "attention", "lm_head")
+        )
+        op, slowed = next(row for row in step.prices.values() if any_true(row[1].slowed_s > 0.0))
+        cold, hot = (
+            costs.estimates([dataclasses.replace(op, shape=dataclasses.replace(op.shape, duty=duty))])[0].seconds
+            for duty in (0.0, 1.0)
+        )
+        share = (slowed.seconds - cold) / (hot - cold)
+        # the slowest rank's GEMMs, and those next to an all-reduce, last a little longer than alone
+        assert share == pytest.approx(multiplied_s / step.seconds, rel=0.005)
+        shares.append(share)
+    assert 0.5 < shares[1] < shares[0] < 1.0

@@ -1,5 +1,6 @@
 """Techniques as rewrites of a pass: what they replace, and that short cuts and engines still agree."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -163,22 +164,32 @@ def test_sequence_parallel_is_the_one_of_the_plan() -> None:
 
 
 def test_gemms_and_collectives_chunk_by_chunk() -> None:
-    """The longer of both, a chunk of the other, and an event for each of them."""
+    """The longer of both, a chunk of the other, and an event for each of them; what ranks sent is added up."""
     fields: dict[str, Any] = {"model": "8b", "stack": "vllm", "tp": 4, "prompt": 4096, "gen": 1}
     plain, overlapped = (
         predict(Scenario.of(**fields, technique=name), "standard").request.prefill.ops
         for name in ("sequence-parallel", "gemm-overlap")
     )
-    assert [op.op.name for op in plain] == [op.op.name for op in overlapped]
     before, after = ({op.op.name: op for op in ops} for ops in (plain, overlapped))
+    assert sorted(after.keys() - before.keys()) == sorted(
+        f"{op.op.name}.sum" for op in plain if op.op.kind == "reduce_scatter"
+    )
+    assert before.keys() <= after.keys()
     for collective, gemm in (
         ("layer1.attn.reduce_scatter", "layer1.attn.o"),
         ("layer1.mlp.all_gather", "layer1.mlp.up"),
         ("layer1.mlp.reduce_scatter", "layer1.mlp.down"),
     ):
-        own_s, gemm_s = before[collective].seconds, before[gemm].seconds
+        own_s, gemm_s = before[collective].seconds, after[gemm].seconds
         expected_s = max(0.0, own_s - gemm_s) + min(own_s, gemm_s) / 4 + 4e-6
         assert after[collective].seconds == pytest.approx(expected_s, rel=0.02)
+        # each chunk reads all weights
+        whole, chunked = before[gemm].op, after[gemm].op
+        assert chunked.shape == dataclasses.replace(whole.shape, chunks=4, duty=chunked.shape.duty)
+        costs = KernelCosts(Scenario.of(**fields), None)
+        quarter = dataclasses.replace(whole, shape=dataclasses.replace(whole.shape, m=whole.shape.m // 4))
+        chunked_s, quarter_s = (estimate.seconds for estimate in costs.estimates([chunked, quarter]))
+        assert chunked_s == pytest.approx(4 * quarter_s)
     # 4 chunks of 128 rows
     names = {
         tokens: [op.kind for op in graph_of("standard", "gemm-overlap", tp=4, batch=tokens).ops()]
@@ -186,6 +197,21 @@ def test_gemms_and_collectives_chunk_by_chunk() -> None:
     }
     assert "reduce_scatter" not in names[511]
     assert "reduce_scatter" in names[512]
+
+
+def test_experts_run_as_they_are() -> None:
+    """What feeds a router and sorted tokens, and what experts feed, is exchanged whole."""
+    fields: dict[str, Any] = {"model": "qwen3-235b-a22b", "stack": "vllm", "tp": 8, "prompt": 4096, "gen": 1}
+    plain, overlapped = (
+        {
+            op.op.name: op.seconds
+            for op in predict(Scenario.of(**fields, technique=name), "standard").request.prefill.ops
+        }
+        for name in ("sequence-parallel", "gemm-overlap")
+    )
+    for name in ("layer1.mlp.all_gather", "layer1.mlp.reduce_scatter"):
+        assert overlapped[name] == plain[name]
+    assert overlapped["layer1.attn.reduce_scatter"] < plain["layer1.attn.reduce_scatter"]
 
 
 def test_a_layer_overlaps_ideally() -> None:

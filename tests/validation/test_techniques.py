@@ -15,14 +15,14 @@ def test_the_page_shows_what_the_script_prints() -> None:
 
 
 def test_prompts_in_two_parts_with_fused_norms() -> None:
-    """TokenWeave; short prompts are launched op by op, at a rate that was never measured."""
+    """TokenWeave: eager vLLM, whose launches are fitted to the first of these rows."""
     gains = tokenweave()
     assert len(gains) == 14
     assert all(gain.same_sign for gain in gains)
-    assert mean(gains, "error") <= 0.075
+    assert mean(gains, "error") <= 0.04
+    assert max(abs(gain.error) for gain in gains) <= 0.08
     long = [gain for gain in gains if int(gain.cells[1]) >= 4096]
-    assert mean(long, "error") <= 0.05
-    assert max(abs(gain.error) for gain in long) <= 0.08
+    assert mean(long, "error") <= 0.03
     # more than all-reduces for nothing gain, as measured
     for gain in long:
         measured_bound, predicted_bound = float(gain.cells[2]), float(gain.cells[3])
@@ -33,5 +33,5 @@ def test_prompts_in_two_parts_with_fused_norms() -> None:
 def test_published_gains() -> None:
     gains = published()
     assert len(gains) == 11
-    assert sum(gain.same_sign for gain in gains) >= 9
+    assert sum(gain.same_sign for gain in gains) >= 10
     assert mean(gains, "points") <= 5.0
