@@ -88,6 +88,15 @@ def _add_bench(commands: Any) -> None:
     add("--sharded-embedding", action="store_true", help="split the embedding over the vocabulary")
     add("--fused-residual-add", action="store_true", help="add blocking outputs inside the norm")
     add("--fused-ladder-add", action="store_true", help="the same for ladder's outputs")
+    add(
+        "--technique",
+        dest="techniques",
+        type=_techniques,
+        action="extend",
+        default=[],
+        metavar="NAME",
+        help="token-split[:K] or sequence-parallel; repeatable, or joined by +",
+    )
     add("--cuda-graphs", action="store_true", help="replay decode steps (GPUs, math attention)")
     add("--compile", action="store_true", help="run blocks through torch.compile")
 
@@ -184,6 +193,10 @@ def _names(text: str) -> list[str]:
     return text.split(",")
 
 
+def _techniques(text: str) -> list[str]:
+    return [name for name in text.strip().lower().split("+") if name != "none"]
+
+
 def _tokens(text: str) -> int:
     if not text.isdigit():
         raise argparse.ArgumentTypeError(f"'{text}' is not a number of tokens")
@@ -213,11 +226,15 @@ def _config(config: type[_Config], arguments: argparse.Namespace) -> _Config:
 def _check_bench(arguments: argparse.Namespace) -> None:
     shape = ModelConfig.from_file(arguments.model)
     check_counts(attention_dp=arguments.attention_dp)
-    shape.check_ranks(arguments.tp, _config(EngineConfig, arguments).ep, arguments.attention_dp)
+    engine = _config(EngineConfig, arguments)
+    shape.check_ranks(arguments.tp, engine.ep, arguments.attention_dp)
+    engine.check_degrees(arguments.attention_dp, arguments.pp)
     shape.layers_of(0, arguments.pp)
     check_groups(arguments.batch, arguments.attention_dp)
     for variant in arguments.variants:
-        lay_out(variant, shape.layers)
+        wiring = lay_out(variant, shape.layers)
+        if engine.sequence_parallel and arguments.tp > 1:
+            wiring.check_shares()
 
 
 def _bench(arguments: argparse.Namespace) -> None:

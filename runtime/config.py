@@ -1,6 +1,7 @@
 """What is run: the shape of a decoder, from a Hugging Face config.json, and how its forward pass is executed."""
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -247,9 +248,43 @@ class EngineConfig:
     """Parts in which whole experts are distributed over ranks; those with the same part split each expert's width."""
     dispatch: Dispatch = "allgather"
     """How tokens reach the experts of other groups of ranks, with attention-DP."""
+    techniques: tuple[str, ...] = ()
+    """`token-split[:K]`: K parts of a pass take turns; `sequence-parallel`: ranks share the tokens of the stream."""
 
     def __post_init__(self) -> None:
         check_counts(ep=self.ep)
+        for name in self.techniques:
+            if not re.fullmatch(r"token-split(:[2-4])?|sequence-parallel", name):
+                raise UsageError(
+                    f"technique '{name}' is none that real passes have: token-split, token-split:2, :3 or :4, and "
+                    "sequence-parallel",
+                    hint="leave it out; `ladder-sim predict --technique` prices others",
+                )
+        families = [name.partition(":")[0] for name in self.techniques]
+        if len(set(families)) < len(families):
+            raise UsageError(f"techniques are {', '.join(self.techniques)}: each at most once", hint="leave one out")
+
+    @property
+    def token_split(self) -> int:
+        """Parts of a pass that take turns."""
+        splits = [name for name in self.techniques if name.startswith("token-split")]
+        return int(splits[0].partition(":")[2] or 2) if splits else 1
+
+    @property
+    def sequence_parallel(self) -> bool:
+        """Every rank has a share of the residual stream's tokens."""
+        return "sequence-parallel" in self.techniques
+
+    def check_degrees(self, attention_dp: int, pp: int) -> None:
+        """Raise UsageError if a technique does not fit these groups or stages."""
+        for option, degree, reason in (
+            ("--pp", pp, "stages already work on parts of the batch in turn"),
+            ("--attention-dp", attention_dp, "groups wait for each other inside of blocks, where parts take no turns"),
+        ):
+            if self.token_split > 1 and degree > 1:
+                raise UsageError(
+                    f"technique 'token-split' with {option} {degree}: {reason}", hint="leave out one of both"
+                )
 
 
 def read_time(text: str, option: str = "--timeout") -> float:

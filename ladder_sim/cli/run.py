@@ -174,8 +174,9 @@ def _report(result: Mapping[str, Any]) -> Any:
     where = machine.get("gpu", machine["cpu"])
     more = {"attention DP": how["attention_dp"], "EP": result["engine"]["ep"], "PP": how["pp"]}
     degrees = ", ".join([f"TP {how['tp']}", *(f"{name} {degree}" for name, degree in more.items() if degree > 1)])
+    techniques = "".join(f", {name}" for name in result["engine"]["techniques"])
     title = (
-        f"{how['model']}, {degrees}, backend {how['backend']}, {how['dtype']} on {where}\n"
+        f"{how['model']}, {degrees}{techniques}, backend {how['backend']}, {how['dtype']} on {where}\n"
         f"static batch of {how['batch']}, prompt {how['prompt']}, {how['gen']} new tokens, stack {how['stack']}, "
         f"median of {how['repeats']} requests\n"
     )

@@ -80,6 +80,12 @@ class Communicator(Protocol):
     def all_gather(self, x: Tensor) -> Tensor:
         """Every rank's `x`, concatenated along the last dimension."""
 
+    def gather_rows(self, x: Tensor, *, blocking: bool = False) -> tuple[Tensor, Handle]:
+        """Start to gather every rank's `x`, one after the other."""
+
+    def scatter_sum(self, x: Tensor, *, blocking: bool = False) -> tuple[Tensor, Handle]:
+        """Start to sum `x` over the ranks, each of which gets an equal part of the rows."""
+
     def broadcast(self, x: Tensor) -> None:
         """Overwrite `x` with rank 0's."""
 
@@ -178,6 +184,12 @@ class Alone:
 
     def all_gather(self, x: Tensor) -> Tensor:
         return x.repeat(*[1] * (x.dim() - 1), self.size)
+
+    def gather_rows(self, x: Tensor, *, blocking: bool = False) -> tuple[Tensor, Handle]:
+        return x.repeat(self.size, *[1] * (x.dim() - 1)), DONE
+
+    def scatter_sum(self, x: Tensor, *, blocking: bool = False) -> tuple[Tensor, Handle]:
+        return x[: len(x) // self.size], DONE
 
     def broadcast(self, x: Tensor) -> None:
         """No-op: this is rank 0."""

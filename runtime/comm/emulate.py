@@ -1,7 +1,7 @@
 """One process runs one rank: all-reduces change nothing and take the time of a table.
 
-Without the sums tokens are meaningless; shapes, kernels and their order are those of a real rank. A gather or a
-broadcast takes half an all-reduce: in a ring it has half the traffic and half the steps.
+Without the sums tokens are meaningless; shapes, kernels and their order are those of a real rank. A gather, a
+scatter or a broadcast takes half an all-reduce: in a ring it has half the traffic and half the steps.
 """
 
 import contextlib
@@ -36,6 +36,14 @@ class _Link(Alone):
         gathered = super().all_gather(x)
         self.send("all_gather", gathered.nbytes, blocking=True).wait()
         return gathered
+
+    def gather_rows(self, x: Tensor, *, blocking: bool = False) -> tuple[Tensor, Handle]:
+        every, _ = super().gather_rows(x)
+        return every, self.send("all_gather", every.nbytes, blocking=blocking)
+
+    def scatter_sum(self, x: Tensor, *, blocking: bool = False) -> tuple[Tensor, Handle]:
+        part, _ = super().scatter_sum(x)
+        return part, self.send("reduce_scatter", x.nbytes, blocking=blocking)
 
     def broadcast(self, x: Tensor) -> None:
         self.send("broadcast", x.nbytes, blocking=True).wait()

@@ -84,10 +84,12 @@ class ProcessGroup:
             lambda: self._group._allgather_base(every, x.contiguous(), options), blocking=blocking
         )
 
-    def scatter_sum(self, x: Tensor) -> tuple[Tensor, Handle]:
+    def scatter_sum(self, x: Tensor, *, blocking: bool = False) -> tuple[Tensor, Handle]:
         """Start to sum `x` over the ranks, each of which gets an equal part of the rows."""
         part, options = x.new_empty((len(x) // self.size, *x.shape[1:])), self._on_stream(dist.ReduceScatterOptions())
-        return part, self._start(lambda: self._group._reduce_scatter_base(part, x.contiguous(), options))
+        return part, self._start(
+            lambda: self._group._reduce_scatter_base(part, x.contiguous(), options), blocking=blocking
+        )
 
     def swap_rows(self, x: Tensor, sent: list[int], received: list[int]) -> tuple[Tensor, Handle]:
         """Start to send so many rows to each rank, and to receive so many from each."""

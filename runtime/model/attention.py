@@ -7,7 +7,8 @@ Shapes: B batch, T new tokens, S positions, H query heads, G key/value heads, K 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from torch import Tensor, nn
 
@@ -30,6 +31,12 @@ class Step:
     pad_B: Tensor | None = None
     """Positions of padding before each sequence."""
 
+    def part(self, rows: slice, tokens: slice) -> Self:
+        """The one of some sequences and some of their new tokens."""
+        later = len(self.position_T) - tokens.stop
+        pad_B = None if self.pad_B is None else self.pad_B[rows]
+        return replace(self, position_T=self.position_T[tokens], context=self.context - later, pad_B=pad_B)
+
     def attend(
         self,
         engine: EngineConfig,
@@ -47,6 +54,9 @@ class Step:
 
 class GroupedAttention(nn.Module):
     """Queries, keys and values of whole heads; the cache holds keys and values."""
+
+    # the dimension of the sequences in a layer's cache
+    sequences = 1
 
     def __init__(self, config: ModelConfig, shard: Shard, engine: EngineConfig, window: int = 0) -> None:
         super().__init__()

@@ -3,7 +3,7 @@
 Shapes: B batch, T new tokens, D hidden, V vocabulary.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +13,14 @@ from runtime.config import EngineConfig, ModelConfig
 from runtime.model import kernels
 from runtime.model.attention import Step
 from runtime.model.autograd import gathered, repeated, shared
+from runtime.model.dispatch import Arriving, arrived
 from runtime.model.layers import Layer
 from runtime.model.linear import RMSNorm
 from runtime.model.residual import ResidualStream, Sent
 from runtime.model.rope import rope_table
+from runtime.model.sequence_parallel import SharedStream
 from runtime.model.shard import Shard
+from runtime.model.token_split import cuts, in_turns
 from runtime.model.wiring import Wiring
 
 
@@ -73,6 +76,8 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Logits, B x T x V, or of the last position only, by `engine.prefill_logits`; of the last stage alone.
 
+        Techniques of the engine are for inference: a pass without a cache has none.
+
         Parameters
         ----------
         tokens_BT
@@ -92,21 +97,53 @@ class Decoder(nn.Module):
         if position_T is None:
             position_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
         step = Step(self.rope_2SK, position_T, context or tokens_BT.shape[1], pad_B)
+        x_BTD = self._embed(tokens_BT, wiring)
+        has_techniques = cache is not None and wiring.reduces and self.comm.size > 1
+        new_stream = ResidualStream
+        if has_techniques and self.engine.sequence_parallel:
+            wiring.check_shares()
+            new_stream = SharedStream
+        (batch, new), parts = tokens_BT.shape, self.engine.token_split if has_techniques else 1
+        # the dimension of the sequences in a cache of all layers
+        sequences = 1 + self.layers[0].attention.sequences
+        passes, places = [], cuts(batch, new, parts)
+        for rows, tokens in places:
+            passes.append(
+                self._run(
+                    new_stream(x_BTD[rows, tokens], self.comm, self.engine, takes_turns=len(places) > 1),
+                    wiring,
+                    step.part(rows, tokens),
+                    None if cache is None else cache.narrow(sequences, rows.start, rows.stop - rows.start),
+                )
+            )
+        outputs = in_turns(passes)
+        n_BTD = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=0 if batch > 1 else 1)
+        return self._logits(n_BTD) if self.shard.layers.stop == self.config.layers else n_BTD
+
+    def _run(
+        self, stream: ResidualStream, wiring: Wiring, step: Step, cache: Tensor | None
+    ) -> Generator[None, None, Tensor]:
+        """Run a stream through this stage's blocks, up to the LM head; yields after it started a collective."""
         pipeline, held = self.comm.pipeline, self.shard.layers
-        blocks = [block for block in wiring.blocks if block.layer in held]
-        stream = ResidualStream(self._embed(tokens_BT, wiring), self.comm, self.engine)
         if held.start > 0:
             stream.receive(pipeline, self._sent(wiring))
-        for block in blocks:
+        for block in [block for block in wiring.blocks if block.layer in held]:
             at = block.layer - held.start
             n_BTD = stream.read(self.layers[at].norm(block.part), block)
+            if isinstance(n_BTD, Arriving):
+                yield
             layer_cache = None if cache is None else cache[at]
-            stream.write(self.layers[at](block, n_BTD, step, layer_cache, self.comm.exchange), block)
+            if stream.write(self.layers[at](block, arrived(n_BTD), step, layer_cache, self.comm.exchange), block):
+                yield
         if held.stop < self.config.layers:
             stream.send(pipeline)
             return stream.x_BTD.new_empty(0)
-        stream.average(wiring.percent)
-        return self._logits(stream.read(self.norm))
+        if stream.average(wiring.percent):
+            yield
+        n_BTD = stream.read(self.norm)
+        if isinstance(n_BTD, Arriving):
+            yield
+        return arrived(n_BTD)
 
     def next_token(self, logits_BTV: Tensor, wiring: Wiring) -> Tensor:
         """Each sequence's most likely next token, B; rank 0's, if the wiring never reduces."""

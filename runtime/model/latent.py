@@ -33,6 +33,8 @@ LATENT_EPS = 1e-6
 class LatentAttention(nn.Module):
     """The latent projections are whole on every rank; the heads that are made of them are split."""
 
+    sequences = 0
+
     def __init__(self, config: ModelConfig, latent: Latent, shard: Shard, engine: EngineConfig) -> None:
         super().__init__()
         self.latent, self.engine = latent, engine

@@ -81,22 +81,28 @@ class ResidualStream:
         Sums block outputs over the ranks.
     engine
         Whether adds are fused into the norm that follows.
+    takes_turns
+        Other parts of the pass are computed during its collectives.
     """
 
-    def __init__(self, x_BTD: Tensor, comm: Communicator, engine: EngineConfig) -> None:
+    def __init__(self, x_BTD: Tensor, comm: Communicator, engine: EngineConfig, *, takes_turns: bool = False) -> None:
         self.x_BTD = x_BTD
         self._comm = comm
         self._engine = engine
+        self._takes_turns = takes_turns
         self._pending: deque[_Output] = deque()
 
         # own parts of earlier outputs that go into the next sum instead of the residual
         self._carried: list[Tensor] = []
 
-    def read(self, norm: RMSNorm, block: BlockPlan | None = None) -> Tensor:
+    def read(self, norm: RMSNorm, block: BlockPlan | None = None) -> Tensor | Arriving:
         """Add the outputs that a block waits for, oldest first, and what it reads ahead; return the normalised stream.
 
         Without a block, all of them.
         """
+        return self._normalised(norm, block)
+
+    def _normalised(self, norm: RMSNorm, block: BlockPlan | None) -> Tensor:
         deferred = len(self._pending) > 1
         last = self._join(block.number - block.leaves if block else math.inf)
         kept_BTD = self.x_BTD
@@ -153,8 +159,8 @@ class ResidualStream:
         for y_BTD in tensors:
             self.x_BTD = kernels.add(self.x_BTD, y_BTD)
 
-    def write(self, output: Tensor | Arriving, block: BlockPlan) -> None:
-        """Take a block's partial sums and start their all-reduce, if the plan has one.
+    def write(self, output: Tensor | Arriving, block: BlockPlan) -> bool:
+        """Take a block's partial sums and start their all-reduce, if the plan has one; returns whether it has.
 
         What arrives from other groups of ranks is waited for at once only if it has to be reduced.
         """
@@ -163,6 +169,11 @@ class ResidualStream:
             output = self._reduced(arrived(output), block)
         replaces = reduces and block.carries == "residual"
         self._pending.append(_Output(block, output, isinstance(output, Arriving), replaces))
+        return reduces
+
+    def _blocks(self, block: BlockPlan) -> bool:
+        """Nothing is computed during the collective at the end of a block."""
+        return not (block.overlaps or self._takes_turns)
 
     def _reduced(self, own_BTD: Tensor, block: BlockPlan) -> Arriving:
         comm, y_BTD, carried = self._comm, own_BTD, self._carried
@@ -174,24 +185,29 @@ class ResidualStream:
         channels = _channels(y_BTD, block.percent)
         if channels < y_BTD.shape[-1]:
             sum_BTC = kernels.cut(y_BTD[..., :channels])
-            reduction = comm.all_reduce(sum_BTC.detach(), blocking=not block.overlaps)
+            reduction = comm.all_reduce(sum_BTC.detach(), blocking=self._blocks(block))
             return Arriving(
                 reduction, lambda: torch.cat((shared(sum_BTC, comm), y_BTD[..., channels:]), dim=-1), lambda: own_BTD
             )
         # reduced in place
         sum_BTD = y_BTD.clone() if block.read_ahead == "own" else y_BTD
-        reduction = comm.all_reduce(sum_BTD.detach(), blocking=not block.overlaps)
+        reduction = comm.all_reduce(sum_BTD.detach(), blocking=self._blocks(block))
         return Arriving(reduction, lambda: shared(sum_BTD, comm), lambda: own_BTD)
 
-    def average(self, percent: int) -> None:
-        """Add all outputs; the channels that are not the first ones become their mean over the ranks."""
-        channels = _channels(self.x_BTD, percent)
+    def average(self, percent: int) -> bool:
+        """Add all outputs, and start to average the channels that are not the first ones over the ranks, if any."""
+        channels, newest = _channels(self.x_BTD, percent), self._pending[-1].block
         if self._comm.size == 1 or channels == self.x_BTD.shape[-1]:
-            return
+            return False
         self._add(self._join(math.inf))
-        mean_BTC = kernels.cut(self.x_BTD[..., channels:], self._comm.size)
-        self._comm.all_reduce(mean_BTC.detach(), blocking=True).wait()
-        self.x_BTD = torch.cat((self.x_BTD[..., :channels], shared(mean_BTC, self._comm)), dim=-1)
+        x_BTD, mean_BTC = self.x_BTD, kernels.cut(self.x_BTD[..., channels:], self._comm.size)
+        averaged = Arriving(
+            self._comm.all_reduce(mean_BTC.detach(), blocking=not self._takes_turns),
+            lambda: torch.cat((x_BTD[..., :channels], shared(mean_BTC, self._comm)), dim=-1),
+            lambda: x_BTD,
+        )
+        self._pending.append(_Output(newest, averaged, is_exchanged=True, replaces=True))
+        return True
 
     def send(self, pipeline: Pipeline) -> None:
         """Hand the stream to the next stage, which adds the outputs that are not in it yet."""

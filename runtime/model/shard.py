@@ -52,6 +52,7 @@ class Shard:
     ) -> Self:
         """Split `config` over `ranks` of each group and stage; raises InfeasibleError if they do not divide it."""
         config.check_ranks(ranks, engine.ep, exchange.size)
+        engine.check_degrees(exchange.size, pipeline.stages)
         part = -(-config.vocab // ranks)
         layers = config.layers_of(pipeline.stage, pipeline.stages)
         has_embedding, has_lm_head = layers.start == 0, layers.stop == config.layers

@@ -73,6 +73,18 @@ class Wiring:
         """Channels in which the ranks agree after the last block."""
         return min(block.percent for block in self.blocks)
 
+    def check_shares(self) -> None:
+        """Raise UsageError if the ranks' residuals differ, so that none can have a share of the tokens alone."""
+        differ = any(
+            block.ahead == "own" or block.percent < 100 or block.carries != "nothing" or not block.reduces
+            for block in self.blocks
+        )
+        if differ and self.reduces:
+            raise UsageError(
+                f"variant '{self.name}' in sequence parallel: its ranks' residuals differ, so they cannot be split",
+                hint="choose another variant, or leave out sequence-parallel",
+            )
+
     def waiting(self, layer: int) -> tuple[BlockPlan, ...]:
         """The blocks whose sums need not be in the residual when a layer begins, the newest last."""
         before = [block for block in self.blocks if block.layer < layer]

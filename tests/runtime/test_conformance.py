@@ -57,27 +57,42 @@ VARIANTS = (
 LAYERS = 4
 SHIPPED = catalog.stack_names()
 WORKLOAD = Workload(batch=2, prompt=24, gen=8)
-PASSES: list[tuple[Phase, int]] = [("prefill", WORKLOAD.prompt), ("decode", WORKLOAD.prompt + 3)]
+
+
+def passes_of(workload: Workload) -> list[tuple[Phase, int]]:
+    return [("prefill", workload.prompt), ("decode", workload.prompt + 3)]
+
+
+PASSES = passes_of(WORKLOAD)
 
 
 @contextlib.contextmanager
 def fake_group(ranks: int) -> Iterator[dist.ProcessGroup]:
     dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=ranks)
     assert dist.group.WORLD is not None
-    yield dist.group.WORLD
-    dist.destroy_process_group()
+    try:
+        yield dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
 
 
-def run_pass(config: ModelConfig, engine: EngineConfig, variant: str, group: dist.ProcessGroup, phase: str) -> Watched:
+def run_pass(
+    config: ModelConfig,
+    engine: EngineConfig,
+    variant: str,
+    group: dist.ProcessGroup,
+    phase: str,
+    workload: Workload = WORKLOAD,
+) -> Watched:
     watched = Watched()
-    tokens, context = (WORKLOAD.prompt,) * 2 if phase == "prefill" else (1, WORKLOAD.prompt + 3)
+    tokens, context = (workload.prompt,) * 2 if phase == "prefill" else (1, workload.prompt + 3)
     wiring = lay_out(variant, config.layers)
     torch.set_default_dtype(torch.bfloat16)
     try:
-        with torch.device("meta"):
-            model = Decoder(config, engine, WatchedGroup(group, watched), WORKLOAD.context).requires_grad_(False)
-            cache = model.cache(WORKLOAD.batch)
-            tokens_BT = torch.zeros(WORKLOAD.batch, tokens, dtype=torch.long)
+        with torch.device("meta"), torch.no_grad():
+            model = Decoder(config, engine, WatchedGroup(group, watched), workload.context)
+            cache = model.cache(workload.batch)
+            tokens_BT = torch.zeros(workload.batch, tokens, dtype=torch.long)
             position_T = torch.arange(context - tokens, context)
             with kernels.observed(watched.kernel), SeesAttention(watched), watched:
                 logits = model(tokens_BT, wiring, cache=cache, position_T=position_T, context=context)
@@ -127,6 +142,36 @@ def test_the_runtime_runs_what_the_simulator_costs(model: str, tp: int, stack: s
         for variant, (phase, kv_len) in itertools.product(variants, PASSES):
             watched = run_pass(config, engine_of(options), variant, group, phase)
             inputs = PassInputs(model=spec, workload=WORKLOAD, stack=options, plan=Plan(tp=tp), variant=variant)
+            entries, waits = simulated(build(inputs, phase, kv_len), options.attention)
+            assert watched.entries == entries, (variant, phase)
+            assert watched.waits == waits, (variant, phase)
+
+
+MANY, LONE = Workload(batch=64, prompt=16, gen=8), Workload(batch=1, prompt=600, gen=8)
+# wirings in which every rank could have a share of the tokens
+SHARED = ("standard", "parallel", "ladder", "ladder:2", "hybrid-ladder:2", "farskip", "upper-bound")
+
+
+@pytest.mark.parametrize(
+    ("stack", "techniques", "workload", "variants"),
+    [
+        ("fused", ("token-split:2",), MANY, ("standard", "ladder", "desync:2", "drop:2", "partial:50", "upper-bound")),
+        ("math", ("token-split:3",), LONE, ("standard", "ladder")),
+        ("plain", ("token-split:3",), LONE, ("standard", "delayed:1")),
+        # ranks share this many tokens evenly
+        ("sharded-embedding", ("sequence-parallel",), MANY, SHARED),
+        ("fused", ("sequence-parallel", "token-split:2"), MANY, ("standard", "ladder")),
+    ],
+)
+def test_techniques_change_both_alike(
+    stack: str, techniques: tuple[str, ...], workload: Workload, variants: tuple[str, ...]
+) -> None:
+    spec, options = replace(catalog.model("70b"), layers=2), stacks()[stack]
+    config, engine = replace(config_of(spec.name), layers=2), engine_of(options, techniques=techniques)
+    with fake_group(8) as group:
+        for variant, (phase, kv_len) in itertools.product(variants, passes_of(workload)):
+            watched = run_pass(config, engine, variant, group, phase, workload)
+            inputs = PassInputs(spec, workload, options, Plan(tp=8), variant, techniques=techniques)
             entries, waits = simulated(build(inputs, phase, kv_len), options.attention)
             assert watched.entries == entries, (variant, phase)
             assert watched.waits == waits, (variant, phase)
@@ -188,7 +233,7 @@ def fake_world() -> Iterator[None]:
 Stage = tuple[Decoder, Callable[[Watched], WatchedRank]]
 
 
-def stages_of(config: ModelConfig, stack: StackSpec, plan: Plan) -> list[Stage]:
+def stages_of(config: ModelConfig, engine: EngineConfig, plan: Plan) -> list[Stage]:
     """One rank of each stage."""
     groups = [dist.new_group(sorted({1, *range(size)})[-size:]) for size in (plan.tp, plan.attention_dp)]
 
@@ -198,7 +243,7 @@ def stages_of(config: ModelConfig, stack: StackSpec, plan: Plan) -> list[Stage]:
 
     stages = []
     for stage in range(plan.pp):
-        model = Decoder(config, engine_of(stack, ep=plan.ep), connect(Watched(), stage), WORKLOAD.context)
+        model = Decoder(config, engine, connect(Watched(), stage), WORKLOAD.context)
         fill(model.requires_grad_(False), random_weights(seed=0))
         stages.append((model, partial(connect, stage=stage)))
     return stages
@@ -226,14 +271,27 @@ def test_tokens_are_exchanged_by_all_to_all_as_the_simulator_costs_it(kind: str,
     assert_conforms(kind, plan, [replace(stacks()["plain"], dispatch="all-to-all")])
 
 
-def assert_conforms(kind: str, plan: Plan, options_of_stacks: list[StackSpec]) -> None:
+@pytest.mark.parametrize("plan", [Plan(tp=2), Plan(tp=2, pp=2), Plan(tp=2, attention_dp=2, ep=4)], ids=str)
+@pytest.mark.usefixtures("fake_world", "half_precision")
+def test_ranks_share_tokens_of_every_kind_of_layer_under_every_plan(plan: Plan) -> None:
+    assert_conforms("deepseek_v3", plan, [stacks()["fused"]], techniques=("sequence-parallel",), variants=SHARED)
+
+
+def assert_conforms(
+    kind: str,
+    plan: Plan,
+    options_of_stacks: list[StackSpec],
+    *,
+    techniques: tuple[str, ...] = (),
+    variants: tuple[str, ...] = (),
+) -> None:
     """Ops, sizes, messages and waits of every wiring."""
     config, spec = ModelConfig.from_hf(KINDS[kind]), ModelSpec.from_hf(KINDS[kind], name=kind, source="config.json")
     for options in options_of_stacks:
-        stages = stages_of(config, options, plan)
+        stages = stages_of(config, engine_of(options, ep=plan.ep, techniques=techniques), plan)
         # one kind has dense layers, shared experts and latent attention; it runs every wiring
-        variants = FEW if kind != "deepseek_v3" or options.attention == "math" else VARIANTS
-        for variant, (phase, context) in itertools.product(variants, PASSES):
+        chosen = variants or (FEW if kind != "deepseek_v3" or options.attention == "math" else VARIANTS)
+        for variant, (phase, context) in itertools.product(chosen, PASSES):
             watched, wiring = Watched(), lay_out(variant, LAYERS)
             tokens = context if phase == "prefill" else 1
             tokens_BT = torch.zeros(WORKLOAD.batch, tokens, dtype=torch.long)
@@ -244,7 +302,7 @@ def assert_conforms(kind: str, plan: Plan, options_of_stacks: list[StackSpec]) -
                     logits = model(tokens_BT, wiring, cache=cache, **now)
                     if logits.numel():
                         model.next_token(logits, wiring)
-            inputs = PassInputs(model=spec, workload=WORKLOAD, stack=options, plan=plan, variant=variant)
+            inputs = PassInputs(spec, WORKLOAD, options, plan, variant, techniques=techniques)
             entries, waits = simulated(build(inputs, phase, context), options.attention)
             assert watched.entries == entries, (options.attention, variant, phase)
             assert watched.waits == waits, (options.attention, variant, phase)

@@ -37,7 +37,7 @@ MESSAGES: dict[str, tuple[str, Callable[[Any], Tensor]]] = {
     "broadcast_": ("broadcast", lambda args: args[0][0]),
 }
 # that may run under others: it is compared who waits for them first
-WAITED = ("all_reduce", "combine")
+WAITED = ("all_reduce", "reduce_scatter", "combine")
 
 
 class Watched(TorchDispatchMode):
@@ -173,6 +173,10 @@ class WatchedGroup(ProcessGroup):
     def all_reduce(self, x: Tensor, *, blocking: bool = False) -> Handle:
         return self._watched.noted(super().all_reduce(x, blocking=blocking))
 
+    def scatter_sum(self, x: Tensor, *, blocking: bool = False) -> tuple[Tensor, Handle]:
+        part, handle = super().scatter_sum(x, blocking=blocking)
+        return part, self._watched.noted(handle)
+
 
 class WatchedExchange(RowExchange):
     """A fake exchange that does so too."""
@@ -240,7 +244,8 @@ def simulated(graph: StepGraph, attention: str) -> tuple[list[Entry], dict[int, 
     entries: list[Entry] = []
     names = list(graph)
     waits = {}
-    for number, op in enumerate(op for op in graph.ops() if op.name.endswith(WAITED)):
+    # parts of a pass are numbered in brackets
+    for number, op in enumerate(op for op in graph.ops() if op.name.partition("[")[0].endswith(WAITED)):
         waits[number] = min(names.index(reader) for reader in graph.successors(op.name))
     for op in graph.ops():
         match op.shape:
@@ -272,7 +277,7 @@ def simulated(graph: StepGraph, attention: str) -> tuple[list[Entry], dict[int, 
     return entries, waits
 
 
-def engine_of(stack: StackSpec, *, ep: int = 1) -> EngineConfig:
+def engine_of(stack: StackSpec, *, ep: int = 1, techniques: tuple[str, ...] = ()) -> EngineConfig:
     """The runtime's options of a stack."""
     return EngineConfig(
         attention=stack.attention,
@@ -283,4 +288,5 @@ def engine_of(stack: StackSpec, *, ep: int = 1) -> EngineConfig:
         prefill_logits=stack.prefill_logits,
         ep=ep,
         dispatch="all-to-all" if stack.dispatch == "all-to-all" else "allgather",
+        techniques=techniques,
     )
