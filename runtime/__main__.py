@@ -1,6 +1,7 @@
 """`python -m runtime COMMAND`: alone it starts its ranks itself, under torchrun it is one of them."""
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -29,6 +30,14 @@ def _run(argv: Sequence[str]) -> int:
         # an error, unlike elsewhere: the other ranks cannot go on without this one
         discard_output()
         raise LadderSimError("output closed") from None
+    except OSError as error:
+        # of stdout: files say themselves what could not be written
+        if error.errno != errno.ENOSPC:
+            raise
+        discard_output()
+        raise LadderSimError(
+            f"stdout cannot be written: {error.strerror}", hint="make room; --save FILE keeps a result"
+        ) from None
     return 0
 
 

@@ -8,8 +8,10 @@ For code of your own::
         model(tokens)
 """
 
+import errno
 import gzip
 import json
+import os
 import shutil
 import tempfile
 import time
@@ -23,10 +25,13 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, record_function, schedule
 
 from ladder_sim.errors import UsageError
-from ladder_sim.system.files import locked
+from ladder_sim.system.files import locked, shown_path
 from runtime.comm.base import Handle
 from runtime.comm.emulate import EmulatedLink
 from runtime.comm.rendezvous import Place
+
+# to see whether a file is complete
+_TAIL_BYTES = 100
 
 
 def recorded_steps(
@@ -62,6 +67,12 @@ def recorded_steps(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     cuda = torch.cuda.is_available()
+
+    def export(done: profile) -> None:
+        plain = Path(scratch, "trace.json")
+        done.export_chrome_trace(str(plain))
+        _pack(plain, folder / f"rank{rank}.json.gz")
+
     with (
         # files of two runs would be mixed
         locked(folder) if rank == 0 else nullcontext(),
@@ -70,7 +81,7 @@ def recorded_steps(
             activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])],
             record_shapes=True,
             schedule=schedule(wait=0, warmup=warmups, active=steps, repeat=1),
-            on_trace_ready=lambda done: done.export_chrome_trace(str(folder / f"rank{rank}.json.gz")),
+            on_trace_ready=lambda done: export(done),
             experimental_config=_ExperimentalConfig(enable_cuda_sync_events=True) if cuda else None,
             acc_events=True,
         ) as profiler,
@@ -86,13 +97,28 @@ def recorded_steps(
                 if number == (warmups + steps if observe_steps else warmups) - 1:
                     # finishes the file, which is compressed here: the observer would print that it does
                     observer.unregister_callback()
-                    target = folder / f"rank{rank}.execution.json.gz"
-                    with plain.open("rb") as source, gzip.open(target, "wb") as packed:
-                        shutil.copyfileobj(source, packed)
+                    _pack(plain, folder / f"rank{rank}.execution.json.gz")
                 profiler.step()
         finally:
             # if the caller left the loop early
             observer.unregister_callback()
+
+
+def _pack(plain: Path, target: Path) -> None:
+    """Compress what the profiler has written, which it does not check; raises UsageError if it is not all there."""
+    try:
+        with plain.open("rb") as source, gzip.open(target, "wb") as packed:
+            source.seek(-min(_TAIL_BYTES, plain.stat().st_size), os.SEEK_END)
+            if not source.read().rstrip().endswith(b"}"):
+                raise OSError(errno.EIO, f"what the profiler wrote to {plain.parent.parent} is cut off")
+            source.seek(0)
+            shutil.copyfileobj(source, packed)
+    except OSError as error:
+        target.unlink(missing_ok=True)
+        raise UsageError(
+            f"'{shown_path(target)}' cannot be written: {error.strerror}",
+            hint="make room, or choose other folders: the profiler writes to TMPDIR first",
+        ) from None
 
 
 class MarkedLink(EmulatedLink):

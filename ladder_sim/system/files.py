@@ -5,6 +5,7 @@ refused, and a full disk or a killed process leaves either the old file or the n
 """
 
 import contextlib
+import errno
 import fcntl
 import gzip
 import os
@@ -125,7 +126,8 @@ def write_file(path: Path, content: str | bytes, *, error: type[LadderSimError] 
             file.write(content.encode() if isinstance(content, str) else content)
     except OSError as fault:
         raise error(
-            f"'{shown_path(path)}' cannot be written: {fault.strerror or fault}", hint="choose a folder that exists"
+            f"'{shown_path(path)}' cannot be written: {fault.strerror or fault}",
+            hint="make room, or choose another disk" if fault.errno == errno.ENOSPC else "choose a folder that exists",
         ) from fault
 
 

@@ -1,6 +1,7 @@
 """Collectives between processes: NCCL between GPUs, gloo between CPUs."""
 
 import os
+import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -287,6 +288,13 @@ def _made(own: Callable[[str, list[list[int]]], dist.ProcessGroup | None], degre
 def _gloo_group(store: Store, rank: int, size: int, *, threads: int, timeout_s: float) -> dist.ProcessGroup:
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     named = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")
+    here = [name for _, name in socket.if_nameindex()]
+    unknown = [interface for interface in named if interface and interface not in here]
+    if unknown:
+        raise UsageError(
+            f"GLOO_SOCKET_IFNAME names {unknown[0]}: this node has no such network interface",
+            hint=f"there are {', '.join(here)}",
+        )
     create, default = dist.ProcessGroupGloo.create_device, dist.ProcessGroupGloo.create_default_device
     options._devices = [create(interface=interface) if interface else default() for interface in named]
     options._threads = threads
@@ -299,6 +307,8 @@ def _gloo_group(store: Store, rank: int, size: int, *, threads: int, timeout_s: 
     return group
 
 
+# what NCCL waits for longer than the heartbeat
+_GRACE_S = 30.0
 # variables that keep collectives from running under the computation, and what they do
 _SERIAL = {
     "ENABLE_INTRA_NODE_COMM": "torch puts small all-reduces on the stream of the computation",
@@ -327,7 +337,8 @@ def nccl_groups(store: Store, rank: int, degrees: Degrees, *, gpu: int, timeout_
         raise MissingDependencyError("this torch has no NCCL", hint="--backend gloo runs on CPUs")
     check_variables(os.environ)
     torch.cuda.set_device(gpu)
-    timeout = timedelta(seconds=timeout_s)
+    # its watchdog ends this process without a word on whom it waited for: the heartbeat comes first
+    timeout = timedelta(seconds=timeout_s + _GRACE_S)
     dist.init_process_group(
         "nccl",
         store=store,

@@ -106,6 +106,7 @@ def connect(config: CommConfig, degrees: Degrees) -> Communicator:
             backend, gpu = agree(store, place, backend)
         check_kind(config.allreduce, backend, degrees.tp)
         if backend == "nccl":
+            heartbeat.end_if_stuck(config.timeout_s)
             groups = nccl_groups(store, place.rank, degrees, gpu=gpu, timeout_s=config.timeout_s)
         else:
             settings["gloo_threads"] = config.gloo_threads

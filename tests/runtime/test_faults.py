@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import torch.distributed as dist
 
 from ladder_sim.errors import InfeasibleError, MissingDependencyError, RankError, UsageError
 from ladder_sim.system.files import locked
+from runtime.comm.heartbeat import Heartbeat
 from runtime.comm.launch import FOLDER
 from runtime.comm.process_group import Degrees
 from runtime.comm.rendezvous import CommConfig, Place, agree, connect
@@ -47,13 +50,17 @@ def model(tmp_path: Path) -> Path:
     return file
 
 
-def start(model: Path, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
+def start(
+    model: Path, *arguments: str, stdout: Any = subprocess.PIPE, largest_file: int = -1, **environment: str
+) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "runtime", "bench", "--model", str(model), "--variant", "ladder", *arguments]
     return subprocess.Popen(
         command,
-        stdout=subprocess.PIPE,
+        stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
+        # -1: no limit
+        preexec_fn=partial(resource.setrlimit, resource.RLIMIT_FSIZE, (largest_file, largest_file)),
         env={**os.environ, "PYTHONPATH": str(REPO), **environment},
     )
 
@@ -211,6 +218,23 @@ def agreed(monkeypatch: pytest.MonkeyPatch, visible: list[tuple[str, ...]]) -> l
         return list(ranks.map(decide, range(size)))
 
 
+def test_a_full_disk(model: Path, tmp_path: Path) -> None:
+    """Stdout was called a bug, and a trace that was cut off a success."""
+    traces = tmp_path / "traces"
+    short = ("--prompt", "4", "--gen", "2", "--repeats", "1", "--warmups", "0")
+    with open("/dev/full", "w") as full:
+        runs = [
+            (start(model, *short, "--save", "/dev/full"), 2, "No space left on device"),
+            (start(model, *short, stdout=full), 1, "stdout cannot be written: No space left on device"),
+            (start(model, *short, "--trace", str(traces), largest_file=16_384), 2, "is cut off"),
+        ]
+        for run, code, words in runs:
+            _, errors = run.communicate(timeout=HANG_S)
+            assert (run.returncode, words in errors) == (code, True), errors
+            assert "make room" in errors
+    assert not list(traces.rglob("*.gz"))
+
+
 def test_what_libraries_print_is_not_in_the_result(model: Path, tmp_path: Path) -> None:
     """With NCCL_DEBUG NCCL writes to stdout, past Python: a result could not be read."""
     noise = tmp_path / "noise"
@@ -254,6 +278,32 @@ def test_a_first_rank_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, port
 def test_a_rank_that_never_comes_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(RankError, match="rank 1 never came"):
         connect_as(monkeypatch, 0, 2, **{FOLDER: tmp_path})
+
+
+def test_a_rank_that_is_stuck_is_named() -> None:
+    """NCCL's watchdog ended the others without a name."""
+    store = dist.HashStore()
+    heartbeat = Heartbeat(store, 0, 3)
+    heartbeat.count(lambda: 7)
+
+    def at(now_s: float, *says: str) -> RankError | None:
+        for rank, text in enumerate(says, 1):
+            store.set(f"alive/{rank}", text)
+        heartbeat._beat()
+        return heartbeat.stuck(now_s, patience_s=60.0)
+
+    # beats, collectives, and whether it has failed
+    assert at(0.0, "1 7 0", "1 5 0") is None
+    assert at(59.0, "60 7 0", "60 5 0") is None
+    assert "rank 2 hangs" in str(at(61.0, "62 7 0", "62 5 0"))
+    # all wait for a GPU
+    assert at(100.0, "99 7 0", "99 7 0") is None
+    assert at(200.0, "99 7 0", "199 7 0").message == "rank 1 died or was stopped (noticed by rank 0)"  # type: ignore[union-attr]
+
+
+def test_a_network_interface_that_there_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="GLOO_SOCKET_IFNAME names ib9: this node has no such network interface"):
+        connect_as(monkeypatch, 0, 2, GLOO_SOCKET_IFNAME="lo,ib9", **{FOLDER: tmp_path})
 
 
 def test_as_many_processes_as_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
