@@ -37,6 +37,7 @@ class Heartbeat:
         self._beats = 0
         self._failed = 0
         self._patience_s: float | None = None
+
         # of each rank, beats and collectives, and since when they are as many
         self._since: dict[tuple[int, int], tuple[int, float]] = {}
         self._beat()
