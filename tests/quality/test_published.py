@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from ladder_sim.graph.families import FAMILIES
+from ladder_sim.graph.families import FAMILIES, Family
 from ladder_sim.graph.variants import canonical
 from ladder_sim.quality.published import Measured, published, quality_of, without_figures
 from tests.support.commands import run
@@ -65,7 +65,7 @@ def test_relatives_are_not_taken_for_the_wiring() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
-def test_every_wiring_has_a_sentence_with_numbers_or_says_that_there_are_none(family: object) -> None:
+def test_every_wiring_has_a_sentence_with_numbers_or_says_that_there_are_none(family: Family) -> None:
     name = family.name + (f":{family.parameter.example}" if family.parameter else "")
     quality = quality_of(name)
     assert (quality is None) == (not family.retrained)
