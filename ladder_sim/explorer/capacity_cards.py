@@ -56,11 +56,10 @@ def cards(report: ServingReport) -> list[html.Article]:
 
 def notes(report: ServingReport) -> list[Component]:
     """What was simulated, what was compared with runs, and how sure times are."""
-    *compared, sure = report.notes or ("",)
     return [
         html.P(report.label, className="summary"),
-        html.P(" ".join(compared)),
-        *([warnings([sure])] if sure else []),
+        html.P(" ".join(report.compared)),
+        *([warnings(report.cautions)] if report.cautions else []),
     ]
 
 
@@ -72,9 +71,15 @@ def _card(row: Mapping[str, Any], standard: Mapping[str, Any] | None) -> html.Ar
         below = "baseline"
         if standard and row is not standard:
             below = f"{_compared(gpus, standard['gpus'])} standard" if standard["gpus"] else "standard never does"
-        lines = {
+        lines = {"90 %": f"{_ends(row, 'gpus')} GPUs"} if "gpus_low" in row else {}
+        lines |= {
             "replicas": f"{row['replicas']} of {gpus // row['replicas']} GPUs",
-            "limit of each": f"{row['rate_limit']:.3g} requests/s",
+            "limit of each": f"{_figure(row, 'rate_limit')} requests/s",
+            **(
+                {"rate per GPU": f"{_figure(row, 'rate_gain')}x"}
+                if row.get("rate_gain") and row is not standard
+                else {}
+            ),
             "breaks first": breaks,
             "TTFT p95": format_seconds(row["ttft_p95_s"]),
             "TPOT p95": format_seconds(row["tpot_p95_s"]),
@@ -82,7 +87,7 @@ def _card(row: Mapping[str, Any], standard: Mapping[str, Any] | None) -> html.Ar
     else:
         below, lines = "no number of GPUs keeps it", {"broken when idle": breaks}
     if row.get("usd_per_Mtoken"):
-        lines["$/Mtok"] = f"{row['usd_per_Mtoken']:.2f}"
+        lines["$/Mtok"] = _figure(row, "usd_per_Mtoken", ".2f")
     name = row["variant"]
     return html.Article(
         [
@@ -97,9 +102,20 @@ def _card(row: Mapping[str, Any], standard: Mapping[str, Any] | None) -> html.Ar
     )
 
 
+def _figure(row: Mapping[str, Any], name: str, form: str = ".3g") -> str:
+    """With its interval, once that is there."""
+    return f"{row[name]:{form}}" + (f" ({_ends(row, name, form)})" if f"{name}_low" in row else "")
+
+
+def _ends(row: Mapping[str, Any], name: str, form: str = ".3g") -> str:
+    """Of an interval; where no number of GPUs does, it has none."""
+    ends = (row[f"{name}_low"], row[f"{name}_high"])
+    return "-".join("none" if end is None else f"{end:{form}}" for end in ends)
+
+
 def _meaning(title: str) -> dict[str, Any]:
     return {"title": GLOSSARY[title]} if title in GLOSSARY else {}
 
 
 def _rows(report: ServingReport) -> dict[str, Mapping[str, Any]]:
-    return {row["variant"]: row for row in report.needs.rows}
+    return {row["variant"]: {**row, "gpus": row["gpus"] and int(row["gpus"])} for row in report.needs.rows}

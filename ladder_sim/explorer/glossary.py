@@ -31,6 +31,7 @@ GLOSSARY: Mapping[str, str] = {
     "Requests per second": "That arrive at random (a Poisson process), at all replicas together.",
     "Promise": "Bounds that 95 % of requests keep, with a queue that does not grow without end.",
     "limit of each": "The highest rate at which one replica alone keeps the promise.",
+    "rate per GPU": "At which one replica breaks the promise, over standard's.",
     "breaks first": "The bound that is not kept above this rate.",
     "Goodput": "Requests per second that keep every bound.",
     "KV cache": "Keys and values of all tokens so far, which each decode step reads.",

@@ -6,17 +6,18 @@ It takes seconds, so a `Worker` computes it, piece by piece: every piece is repo
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from math import ceil, exp, expm1, floor, log2
+from math import ceil, exp, floor, log2
 from typing import Any
 
-from ladder_sim.display.document import Document, scenario_fields
+from ladder_sim.display.document import Document
 from ladder_sim.display.labels import hardware_label, stack_label, validated_lines
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.state import State
+from ladder_sim.report.documents.serve import capacity_document
 from ladder_sim.report.figures.rates import goodput_figure, latency_figure
-from ladder_sim.serve import Capacity, Lengths, Outcome, Promise, Request, Service, Traffic
+from ladder_sim.serve import Capacity, Fleet, Fleets, Lengths, Outcome, Promise, Request, Service, Traffic
 from ladder_sim.serve.capacity import Search
-from ladder_sim.serve.evidence import confidence_of
+from ladder_sim.serve.fleet import SEEDS, with_intervals
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.sweeps.price import token_price
 
@@ -25,11 +26,7 @@ REQUESTS = 500
 # rates of a curve: steps to a doubling, and the doublings below and above the highest rate that one replica takes
 _STEPS, _BELOW, _ABOVE = 4, 2.5, 0.3
 # simulations of each variant
-_USUAL = 24
-_NO_INTERVALS = (
-    "one load is simulated, with times of steps as predicted; ladder-sim capacity has intervals over several loads and "
-    "over what these times may be off by (90 %)"
-)
+_USUAL = 80
 # scenarios whose simulations are kept
 _KEPT = 4
 
@@ -50,8 +47,10 @@ class ServingReport:
     """What one replica of each variant does at each rate."""
     figures: Mapping[str, dict[str, Any]]
     """By name, as plotly writes them."""
-    notes: tuple[str, ...]
-    """What was compared with runs, and how sure times are."""
+    compared: tuple[str, ...] = ()
+    """What was compared with runs."""
+    cautions: tuple[str, ...] = ()
+    """How sure times are."""
 
 
 # no slots: as `Service`
@@ -131,7 +130,12 @@ class _Answer:
         # what most ask about comes first
         self._variants = sorted(self._shown, key=lambda name: name not in ("standard", "ladder"))
         self._service = view.service(state, scenario, self._traffic)
+        self._searches = {
+            name: Search(self._service, name, self._traffic, self._promise, seeds=SEEDS, watch=self._say)
+            for name in self._variants
+        }
         self._needs: dict[str, Capacity] = {}
+        self._fleets: dict[str, Fleet] = {}
         self._curves: dict[str, dict[float, Outcome]] = {}
         self._done = 0
         self._report = ServingReport(
@@ -141,7 +145,6 @@ class _Answer:
             needs=Document(content={}),
             curves=Document(content={}),
             figures={},
-            notes=(),
         )
 
     def give(self) -> None:
@@ -150,8 +153,7 @@ class _Answer:
         # the rest comes when the first two have their curves
         for group in (self._variants[:2], self._variants[2:]):
             for name in group:
-                search = Search(self._service, name, self._traffic, self._promise, watch=self._say)
-                self._needs[name] = search.capacity()
+                self._needs[name] = self._searches[name].capacity()
                 self._put(needs=self._document())
             for name, need in self._needs.items():
                 if need.rate_limit:
@@ -161,11 +163,18 @@ class _Answer:
                     self._say(f"{name}: one replica at {rate:.3g} requests/s")
                     self._point(name, rate)
                 self._put(figures=self._figures(), curves=self._rows())
-        outcomes = {name: self._needs[name].outcome for name in self._shown}
-        confidence = confidence_of(self._scenario, outcomes, profile=self._profile)
-        steps = ", ".join(f"{name} {expm1(each.rate):.0%}" for name, each in confidence.widths.items())
-        self._put(notes=(*validated_lines(confidence), f"{_NO_INTERVALS}: {steps}"))
-        self._put(doing="", share=1.0)
+        for name in self._variants:
+            first = next(iter(self._fleets.values()), None)
+            self._fleets[name] = with_intervals(self._needs[name], self._searches[name], first)
+            self._put(needs=self._document())
+        confidences = [each.confidence for each in self._fleets.values() if each.confidence]
+        compared = validated_lines(*confidences) if confidences else []
+        self._put(compared=tuple(compared), cautions=self._sure().cautions, doing="", share=1.0)
+
+    def _sure(self) -> Fleets:
+        """What has intervals by now, in the order of the page."""
+        variants = {name: self._fleets[name] for name in self._shown if name in self._fleets}
+        return Fleets(variants=variants, traffic=self._traffic, promise=self._promise, seeds=SEEDS)
 
     def _point(self, name: str, rate: float) -> None:
         """Of a curve."""
@@ -182,27 +191,26 @@ class _Answer:
         return [2.0 ** (steps[number] / _STEPS) for number in ordered]
 
     def _document(self) -> Document:
-        traffic = self._traffic
-        rows = []
-        for name in self._shown:
-            if name not in self._needs:
-                continue
-            need = self._needs[name]
-            row = {
-                "variant": name,
-                "gpus": need.gpus or None,
-                "replicas": need.replicas or None,
-                "rate_limit": need.rate_limit,
-                "breaks": ", ".join(need.breaks),
-                "ttft_p95_s": need.outcome.seconds("ttft", 95),
-                "tpot_p95_s": need.outcome.seconds("tpot", 95),
-            }
-            if self._price is not None:
-                price = token_price(self._price, need.gpus, traffic.rate * traffic.gen.mean)
-                row["usd_per_Mtoken"] = price if need.gpus else None
-            rows.append(row)
-        load = {"rate": traffic.rate, "requests": traffic.requests, "promise": str(self._promise)}
-        return Document.of_rows({"scenario": scenario_fields(self._scenario), "load": load}, rows)
+        """As of `ladder-sim capacity`; until intervals are there without them."""
+        document = capacity_document(self._scenario, {"changed": {}}, self._sure(), self._price)
+        rows = {row["variant"]: row for row in document.rows}
+        rows |= {name: self._row(name, need) for name, need in self._needs.items() if name not in rows}
+        return Document.of_rows(document.content, [rows[name] for name in self._shown if name in rows])
+
+    def _row(self, name: str, need: Capacity) -> dict[str, Any]:
+        """What a variant needs, without intervals."""
+        row = {
+            "variant": name,
+            "gpus": need.gpus or None,
+            "replicas": need.replicas or None,
+            "rate_limit": need.rate_limit,
+            "breaks": ", ".join(need.breaks),
+            "ttft_p95_s": need.outcome.seconds("ttft", 95),
+            "tpot_p95_s": need.outcome.seconds("tpot", 95),
+        }
+        if self._price is not None and need.gpus:
+            row["usd_per_Mtoken"] = token_price(self._price, need.gpus, self._traffic.rate * self._traffic.gen.mean)
+        return row
 
     def _rows(self) -> Document:
         rows = [

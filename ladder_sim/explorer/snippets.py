@@ -38,7 +38,7 @@ def capacity_command(state: State, allowlist: Allowlist) -> str:
     >>> state = State.parse("model=8b&rate=4&tpot_p95=9ms&variants=ladder", Allowlist.of())
     >>> print(capacity_command(state, Allowlist.of()).replace(" --slo ", " ...\n--slo "))
     ladder-sim capacity --model 8b --prompt 1024 --gen 512 --rate 4 --requests 500 ...
-    --slo ttft_p95=500ms,tpot_p95=9.00ms --variant standard,ladder --seeds 1
+    --slo ttft_p95=500ms,tpot_p95=9.00ms --variant standard,ladder
     """
     words = ["ladder-sim", "capacity", *_flags(state, allowlist, *_REQUESTS)]
     served = state.under_load()
@@ -46,8 +46,6 @@ def capacity_command(state: State, allowlist: Allowlist) -> str:
     for name in ("prompt", "gen", "rate", "requests"):
         words += [f"--{name}", f"{getattr(traffic, name)}".removesuffix(".0")]
     words += ["--slo", str(state.promise), "--variant", ",".join(state.names(served.scenario(allowlist)))]
-    # the page simulates one load
-    words += ["--seeds", "1"]
     if state.price is not None:
         words += ["--price", f"{state.price:g}"]
     return shlex.join(words)
@@ -103,7 +101,10 @@ def capacity_code(state: State, allowlist: Allowlist) -> str:
     if state.profile is not None:
         inputs.append(f"profile={_literal(allowlist.given('profile', state.profile))}")
     lengths = ", ".join(f'{name}=Lengths.parse("{getattr(traffic, name)}")' for name in ("prompt", "gen"))
-    lines = ["from ladder_sim import Scenario", "from ladder_sim.serve import Lengths, Promise, Traffic, capacity"]
+    lines = [
+        "from ladder_sim import Scenario",
+        "from ladder_sim.serve import Lengths, Promise, Traffic, smallest_fleets",
+    ]
     if state.shape is not None:
         lines.append("from ladder_sim.specs.model import ModelSpec")
     lines += [
@@ -111,8 +112,8 @@ def capacity_code(state: State, allowlist: Allowlist) -> str:
         f"scenario = Scenario.of({_arguments(served, allowlist)})",
         f"traffic = Traffic({lengths}, rate={traffic.rate:g}, requests={traffic.requests})",
         f'promise = Promise.parse("{state.promise}")',
-        f"needs = capacity({', '.join(inputs)})",
-        "print({name: need.gpus for name, need in needs.items()})",
+        f"fleets = smallest_fleets({', '.join(inputs)})",
+        "print({name: (fleet.gpus.low, fleet.gpus.value, fleet.gpus.high) for name, fleet in fleets.variants.items()})",
     ]
     return "\n".join(lines)
 

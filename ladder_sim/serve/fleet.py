@@ -159,19 +159,31 @@ def smallest_fleets(
         for name in names:
             best = best_plan(context, name, scenario, kinds, how)
             first = next(iter(fleets.values()), None)
-            fleets[name] = _with_ends(best, count, first, curves=curves) if best.need.replicas else _none(best)
+            fleets[name] = with_intervals(best, first, curves=curves)
             progress.searched()
     return Fleets(variants=fleets, traffic=traffic, promise=promise, seeds=count, steps=how.get("steps"))
 
 
-def _with_ends(best: Best, seeds: int, first: Fleet | None, *, curves: bool) -> Fleet:
-    """The best plan's needs where its steps are slower and faster."""
+def with_intervals(best: Best, first: Fleet | None, *, curves: bool = False) -> Fleet:
+    """Search for the best plan's needs where its steps are slower and faster.
+
+    Parameters
+    ----------
+    best
+        With steps as predicted.
+    first
+        Of the variant that gains are over; None: it is this one.
+    curves
+        As in `smallest_fleets`.
+    """
     need, search, tried = best
+    if not need.replicas:
+        return _none(best)
     service, variant = search.service, search.variant
     confidence = confidence_of(service.scenario, {variant: need.outcome}, profile=service.profile)
     widths = widths_of(confidence, service.steps)[variant]
     limits = [need.rate_limit]
-    limits += [search.limit(near=need.rate_limit, seed=seed)[0] for seed in range(1, seeds)]
+    limits += [search.limit(near=need.rate_limit, seed=seed)[0] for seed in range(1, search.seeds)]
     sure = all(limits)
     # kept on average over seeds, but with one of them at no rate
     limits = limits if sure else limits[:1]

@@ -34,10 +34,14 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "REQUESTS", 60)
 
 
-def reports(query: str, view: ServingView | None = None) -> list[ServingReport]:
+# of most tests: what one has simulated, others need not
+VIEW = ServingView(ALLOWLIST)
+
+
+def reports(query: str, view: ServingView = VIEW) -> list[ServingReport]:
     """All that is told."""
     told: list[ServingReport] = []
-    (view or ServingView(ALLOWLIST))(State.parse(query, ALLOWLIST).under_load().query(), told.append)
+    view(State.parse(query, ALLOWLIST).under_load().query(), told.append)
     return told
 
 
@@ -49,10 +53,12 @@ def test_needs_are_those_of_the_python_code_on_the_page(capsys: pytest.CaptureFi
     state = State.parse(QUERY, ALLOWLIST)
     last = reports(QUERY)[-1]
     exec(capacity_code(state, ALLOWLIST), {})
-    gpus = {name: row["gpus"] for name, row in rows(last).items()}
-    assert capsys.readouterr().out == f"{gpus}\n"
-    assert gpus["ladder"] < gpus["standard"]
-    assert run(*shlex.split(capacity_command(state, ALLOWLIST))[1:]).code == 0
+    gpus = {name: (row["gpus_low"], row["gpus"], row["gpus_high"]) for name, row in rows(last).items()}
+    none = {"inf": None}
+    assert eval(capsys.readouterr().out, none) == gpus
+    assert gpus["ladder"][1] < gpus["standard"][1]
+    # of all plans this one
+    assert run(*shlex.split(capacity_command(state, ALLOWLIST))[1:], "--pp", "1", "--seeds", "1").code == 0
 
 
 def test_pieces_come_as_they_are_computed() -> None:
@@ -62,8 +68,11 @@ def test_pieces_come_as_they_are_computed() -> None:
     seen = [len(report.needs.rows) for report in told]
     assert (seen[0], seen[-1], seen) == (0, 2, sorted(seen))
     assert all(report.figures for report in told[-3:])
-    assert "one load is simulated" in told[-1].notes[-1]
-    assert "were compared with" in told[-1].notes[0]
+    assert "intervals (90 %) are over 3 seeds and the error of step times" in told[-1].cautions[-1]
+    assert "were compared with" in told[-1].compared[0]
+    # first what is needed, then how sure that is
+    assert ["gpus_low" in row for row in next(report for report in told if report.figures).needs.rows] == [False] * 2
+    assert all(row["rate_limit_low"] < row["rate_limit"] < row["rate_limit_high"] for row in told[-1].needs.rows)
     assert told[-1].label.endswith("150 requests/s, prompt 256 + 32; promised: ttft_p95=500ms,tpot_p95=6.00ms")
 
 
@@ -119,7 +128,11 @@ def test_cards_say_what_is_needed(change: str, says: str) -> None:
     shown = texts(markup(cards(last)))
     for name, row in rows(last).items():
         assert name in shown
-        assert f"{row['gpus']} GPUs" in shown if row["gpus"] else "no number of GPUs keeps it" in shown
+        if row["gpus"]:
+            assert f"{row['gpus']:.0f} GPUs" in shown
+            assert f"{row['gpus_low']:.0f}-" in shown
+        else:
+            assert "no number of GPUs keeps it" in shown
     assert ("$/Mtok" in shown) == ("price" in change)
 
 
@@ -189,7 +202,7 @@ def test_files_hold_what_the_page_shows(page: Page) -> None:
     for row, line in zip(
         needs, csv.DictReader(page.client.get(f"/download/serving.csv?{SHORT}").text.splitlines()), strict=True
     ):
-        assert f"{row['gpus']} GPUs" in shown
+        assert f"{row['gpus']:.0f} GPUs" in shown
         assert str(row["rate_limit"]) == line["rate_limit"]
     curves = csv.DictReader(page.client.get(f"/download/rates.csv?{SHORT}").text.splitlines())
     assert {row["variant"] for row in curves} == {"standard", "ladder"}
