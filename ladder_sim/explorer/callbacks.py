@@ -14,13 +14,13 @@ from dash import Dash, Input, Output, State, ctx, html, no_update
 from dash.exceptions import PreventUpdate
 
 from ladder_sim.errors import LadderSimError
-from ladder_sim.explorer import capacity_cards, headline, style
+from ladder_sim.explorer import capacity_cards, headline, style, versus_tables
 from ladder_sim.explorer.controls import control_id, page_words
 from ladder_sim.explorer.figures import FIGURES
 from ladder_sim.explorer.markup import markup
 from ladder_sim.explorer.queries import Queries
 from ladder_sim.explorer.scheduler import Scheduler, StaleError
-from ladder_sim.explorer.snippets import capacity_code, capacity_command, command_line, python_code
+from ladder_sim.explorer.snippets import capacity_code, capacity_command, command_line, python_code, versus_command
 from ladder_sim.explorer.state import State as PageState
 from ladder_sim.explorer.upload import read_config
 
@@ -49,6 +49,7 @@ def register(app: Dash, queries: Queries) -> None:
     for name in _VIEWS:
         _view(app, queries, draw, scheduler, name)
     _comparison(app, queries, draw, scheduler)
+    _versus(app, queries)
     _serving(app, queries, scheduler)
     _upload(app)
 
@@ -70,6 +71,7 @@ def _headline(app: Dash, queries: Queries, draw: _Draw, scheduler: Scheduler) ->
                 "error": None,
                 "summary": headline.summary(answer),
                 "cards": headline.cards(answer),
+                "quality": headline.quality(answer),
                 "memory": headline.memory_bar(answer),
                 "messages": headline.messages(answer),
                 "serving": headline.notes(answer),
@@ -183,6 +185,31 @@ def _serving(app: Dash, queries: Queries, scheduler: Scheduler) -> None:
             )
 
         return _respond(views, lambda error: (None, _banner(error), *nothing[2:]), scheduler.view(page, query))
+
+
+def _versus(app: Dash, queries: Queries) -> None:
+    @app.callback(
+        Output("versus", "figure"),
+        Output("versus-verdict", "children"),
+        Output("versus-gains", "children"),
+        Output("versus-needs", "children"),
+        Output("versus-cli", "children"),
+        Input("settled", "data"),
+        *_SHARED,
+        prevent_initial_call=True,
+    )
+    def versus_views(query: object, theme: object, load: object) -> object:
+        dark = theme == "dark"
+
+        def views() -> tuple[object, ...]:
+            state = _answerable(queries, query)
+            # not in turn: another process computes it
+            report = queries.versus(state.query(pins=False), _page(load))
+            command = versus_command(state, queries.allowlist)
+            figure, gains, needs = report.figure, versus_tables.gains(report), versus_tables.needs(report)
+            return style.on_page(figure, dark=dark), report.verdict, gains, needs, command
+
+        return _respond(views, lambda error: (style.message(error, dark=dark), None, None, None, None))
 
 
 def _upload(app: Dash) -> None:

@@ -4,9 +4,9 @@ from dash import ClientsideFunction, Dash, Input, Output, State
 
 from ladder_sim.explorer.controls import SCENARIO_KEYS, SLIDER_KEYS, SWITCHES, control_id
 
-TEXTS_TO_COPY = ("link", "cli", "python", "load-cli", "load-python")
+TEXTS_TO_COPY = ("link", "cli", "python", "load-cli", "load-python", "versus-cli")
 # that can be saved as a picture
-FIGURES = ("breakdown", "curve", "timeline", "map", "pareto", "tornado", "goodput", "latency")
+FIGURES = ("breakdown", "curve", "timeline", "map", "pareto", "tornado", "goodput", "latency", "versus")
 # in the order of the script's arguments
 CONTROLS = (
     *SLIDER_KEYS,

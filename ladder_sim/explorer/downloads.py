@@ -65,7 +65,8 @@ def _csv_of(grid: Grid, how: How) -> str:
 def _page(queries: Queries, query: str) -> str:
     answer = queries.answer(query)
     served = None if answer.state.rate is None else queries.serving(query)
-    return standalone_page(answer, queries.allowlist, served)
+    compared = queries.versus(query) if answer.scenario.plan.ranks > 1 else None
+    return standalone_page(answer, queries.allowlist, served, compared)
 
 
 _FILES: Mapping[str, Callable[[Queries, str], str]] = {
@@ -78,6 +79,8 @@ _FILES: Mapping[str, Callable[[Queries, str], str]] = {
     "serving.csv": lambda queries, query: queries.serving(query).needs.to_csv(),
     "serving.json": lambda queries, query: queries.serving(query).needs.to_json(),
     "rates.csv": lambda queries, query: queries.serving(query).curves.to_csv(),
+    "versus.csv": lambda queries, query: queries.versus(query).document.to_csv(),
+    "versus.json": lambda queries, query: queries.versus(query).document.to_json(),
     "decode.perfetto.json": _perfetto("decode"),
     "prefill.perfetto.json": _perfetto("prefill"),
     "page.html": _page,

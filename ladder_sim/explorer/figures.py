@@ -71,6 +71,13 @@ def _served(queries: Queries, query: str, name: str) -> "go.Figure":
     return go.Figure(queries.serving(query).figures[name])
 
 
+def versus(queries: Queries, query: str) -> "go.Figure":
+    """What every wiring and technique gains."""
+    import plotly.graph_objects as go
+
+    return go.Figure(queries.versus(query).figure)
+
+
 def comparison(queries: Queries, query: str) -> "go.Figure":
     """The pinned scenarios and the current one."""
     return comparison_figure(queries.candidates(queries.state(query)), compact=True)
@@ -87,4 +94,5 @@ FIGURES: Mapping[str, Callable[[Queries, str], "go.Figure"]] = {
     "comparison": comparison,
     "goodput": goodput,
     "latency": latency,
+    "versus": versus,
 }

@@ -24,6 +24,7 @@ from ladder_sim.explorer.controls import RATE, SLIDERS, extra, page_words
 from ladder_sim.explorer.glossary import GLOSSARY
 from ladder_sim.explorer.queries import Answer, Setup
 from ladder_sim.graph.variants import parse
+from ladder_sim.quality.published import quality_of
 from ladder_sim.report.figures.style import variant_colour
 from ladder_sim.sweeps.price import PRICE_CAVEAT, token_price
 from ladder_sim.units import format_bytes, format_rate, format_seconds
@@ -60,6 +61,12 @@ def summary(answer: Answer) -> str:
 def cards(answer: Answer) -> list[html.Article]:
     """One for each variant."""
     return [_card(prediction, answer) for prediction in answer.predictions.values()]
+
+
+def quality(answer: Answer) -> list[html.P]:
+    """What is published of the wirings that models must be trained with; a line each."""
+    known = [quality_of(name) for name in answer.predictions]
+    return [html.P(f"{each.sentence[0].upper()}{each.sentence[1:]}.") for each in known if each]
 
 
 def memory_bar(answer: Answer) -> list[Component]:

@@ -110,12 +110,14 @@ def _results() -> html.Main:
             html.Div(id="error", role="alert"),
             html.P(id="summary", className="summary"),
             html.Div(id="cards", className="cards"),
+            html.Div(id="quality"),
             html.Section(id="memory", className="panel"),
             _comparison(),
             _pair(
                 _view("breakdown", "Where the time goes", "prediction.csv"),
                 _view("curve", "Speedup over standard", "curve.csv", axis_choice("along", "along", empty=_LATENCY)),
             ),
+            _versus(),
             _view("timeline", "Two layers, lane by lane", "", _phase(), _hatching()),
             _messages(),
             _pair(
@@ -184,6 +186,22 @@ def _messages() -> html.Section:
     # wider than a phone: the keyboard has to reach what it scrolls
     named = extra("aria-label", title)
     return _section(title, html.Div(id="messages", className="scroll", role="region", tabIndex="0", **named))
+
+
+def _versus() -> html.Section:
+    """Every wiring and technique that applies."""
+    title = "Wirings and techniques"
+    graph = html.Div(_graph("versus"), className="graph versus", role="img", **extra("aria-label", title))
+    links = [_download(f"versus.{form}", form.upper(), title) for form in ("csv", "json", "html")]
+    return _section(
+        title,
+        html.P(id="versus-verdict", role="status"),
+        html.Div([graph, html.Div(id="versus-gains")], className="pair bare"),
+        html.Details([html.Summary("What they need, engines and quality"), html.Div(id="versus-needs")]),
+        html.Details([html.Summary("Command line"), _code("versus-cli", "Command line of this view")]),
+        links=[*links[:2], _button("PNG", "png-versus", title), links[2]],
+        id="versus-view",
+    )
 
 
 def _serving() -> html.Section:

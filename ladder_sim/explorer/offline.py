@@ -18,6 +18,7 @@ from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.queries import Answer
 from ladder_sim.explorer.serving import ServingReport
 from ladder_sim.explorer.snippets import command_line
+from ladder_sim.explorer.versus import VersusReport
 from ladder_sim.report.figures.style import variant_colour
 from ladder_sim.sweeps.evaluate import How
 from ladder_sim.sweeps.executors import serial
@@ -31,7 +32,12 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64)
 _DIGITS = 6
 
 
-def standalone_page(answer: Answer, allowlist: Allowlist, served: ServingReport | None = None) -> str:
+def standalone_page(
+    answer: Answer,
+    allowlist: Allowlist,
+    served: ServingReport | None = None,
+    compared: VersusReport | None = None,
+) -> str:
     """One HTML document with everything in it.
 
     Parameters
@@ -42,6 +48,8 @@ def standalone_page(answer: Answer, allowlist: Allowlist, served: ServingReport 
         Of its explorer.
     served
         Requests under load, which stay as they are: no slider of the page moves them.
+    compared
+        Every wiring and technique, likewise.
 
     Raises
     ------
@@ -53,6 +61,7 @@ def standalone_page(answer: Answer, allowlist: Allowlist, served: ServingReport 
     parts = {
         "TITLE": html.escape(f"ladder-sim: {answer.scenario.model.name}"),
         "STYLE": _asset("assets/explorer.css") + _asset("pages/page.css"),
+        "VERSUS": _versus(compared) if compared else "",
         "SERVING": _serving(served) if served else "",
         "PLOTLY": get_plotlyjs(),
         # no closing tag may stand in a script
@@ -74,6 +83,18 @@ def _serving(report: ServingReport) -> str:
     head = "<div class='head'><h2>Serving under load, as it was</h2></div>"
     needs = f"<p id='load-result'>{markup(result(report))}</p><div class='cards'>{markup(cards(report))}</div>"
     return f"<section class='panel' id='load'>{head}{needs}<div id='load-notes'>{markup(notes(report))}</div></section>"
+
+
+def _versus(report: VersusReport) -> str:
+    """Every wiring and technique, as a panel."""
+    # imported here: as above
+    from ladder_sim.explorer.markup import markup
+    from ladder_sim.explorer.versus_tables import gains, needs
+
+    head = "<div class='head'><h2>Wirings and techniques, as they were</h2></div>"
+    verdict = f"<p id='versus-verdict'>{markup(report.verdict)}</p>"
+    body = f"<div id='versus-gains'>{markup(gains(report))}</div><div id='versus-needs'>{markup(needs(report))}</div>"
+    return f"<section class='panel' id='versus-view'>{head}{verdict}{body}</section>"
 
 
 def _data(answer: Answer, allowlist: Allowlist) -> dict[str, Any]:

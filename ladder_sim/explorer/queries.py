@@ -17,6 +17,7 @@ from ladder_sim.explorer import quantities
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.serving import ServingReport, ServingView
 from ladder_sim.explorer.state import State
+from ladder_sim.explorer.versus import VersusReport, VersusView
 from ladder_sim.explorer.worker import Worker
 from ladder_sim.prediction import predict, resolve_profile
 from ladder_sim.specs.scenario import Scenario
@@ -102,6 +103,8 @@ class Queries:
     def __init__(self, allowlist: Allowlist) -> None:
         self.allowlist = allowlist
         self.worker: Worker[ServingReport] = Worker(ServingView(allowlist))
+        # of its own: a second, where requests under load take half a minute
+        self.versus_worker: Worker[VersusReport] = Worker(VersusView(allowlist=allowlist))
 
         # by method
         self._caches: dict[str, Callable[[str], Any]] = {}
@@ -184,6 +187,16 @@ class Queries:
     def serving(self, query: str) -> ServingReport:
         """What requests under load need; it takes seconds."""
         return self.worker.answer(self.load_query(query))
+
+    def versus(self, query: str, page: str | None = None) -> VersusReport:
+        """Every wiring and technique; it takes about a second.
+
+        Raises
+        ------
+        StaleError
+            The page has asked for another scenario since.
+        """
+        return self.versus_worker.answer(self.state(query).side_by_side().query(), page)
 
     def curve_grid(self, query: str) -> tuple[Grid, How]:
         """The sweep of the curve."""

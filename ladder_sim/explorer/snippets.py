@@ -51,6 +51,18 @@ def capacity_command(state: State, allowlist: Allowlist) -> str:
     return shlex.join(words)
 
 
+def versus_command(state: State, allowlist: Allowlist) -> str:
+    """The same for every wiring and technique side by side.
+
+    Examples
+    --------
+    >>> versus_command(State.parse("model=405b&technique=fused-norm&variants=ladder", Allowlist.of()), Allowlist.of())
+    'ladder-sim versus --model 405b'
+    """
+    words = ["ladder-sim", "versus", *_flags(state, allowlist, "technique")]
+    return shlex.join([*words, *(["--ignore-memory"] if state.ignore_memory else [])])
+
+
 def _flags(state: State, allowlist: Allowlist, *left_out: str) -> list[str]:
     """Of the scenario, without some."""
     words = []

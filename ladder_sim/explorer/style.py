@@ -63,7 +63,8 @@ def on_page(figure: Mapping[str, Any], *, dark: bool, zoom_key: str = "") -> dic
         "uirevision": zoom_key or "same",
         "legend": {**layout.get("legend", {}), "font": {"size": 12}, "itemwidth": 30},
     }
-    layout.pop("height", None)
+    for size in ("width", "height"):
+        layout.pop(size, None)
     for name in {"xaxis", "yaxis"} | {name for name in layout if _AXIS.fullmatch(name)}:
         axis = {"tickfont": {"size": 12}, **layout.get(name, {})}
         layout[name] = {**axis, "title": {"standoff": 8, "font": {"size": 13}, **axis.get("title", {})}}

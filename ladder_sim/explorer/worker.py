@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar
 
 from ladder_sim.errors import LadderSimError
+from ladder_sim.explorer.scheduler import StaleError
 from ladder_sim.sweeps.executors import settle
 
 # answers that are kept
@@ -81,18 +82,22 @@ class Worker(Generic[Report]):
             self._changed.notify_all()
             return job
 
-    def answer(self, question: Hashable) -> Report:
-        """The whole answer, once it is there.
+    def answer(self, question: Hashable, page: Hashable = None) -> Report:
+        """The whole answer, once it is there; of a page, unless that asks another question meanwhile.
 
         Raises
         ------
         LadderSimError
             The question has none.
+        StaleError
+            The page has asked another one since.
         """
-        page = object()
+        page = object() if page is None else page
         job = self.ask(page, question)
         with self._changed:
-            self._changed.wait_for(lambda: job.done)
+            self._changed.wait_for(lambda: job.done or page not in job.pages)
+        if not job.done:
+            raise StaleError
         if job.error is not None or job.report is None:
             raise job.error or LadderSimError("the worker reported nothing", hint="a bug: the terminal shows where")
         return job.report

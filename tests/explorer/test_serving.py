@@ -83,8 +83,9 @@ def test_curves_break_where_the_promise_does() -> None:
         assert all(row["goodput"] <= row["rate"] for row in curve)
         assert all(row["ttft_p50_s"] <= row["ttft_p95_s"] for row in curve)
         kept = [row["rate"] for row in curve if row["promise_kept"]]
-        assert need["rate_limit"] in kept
-        assert curve[-1]["rate"] > need["rate_limit"]
+        # of the first load, while the limit is the mean over several
+        assert need["rate_limit_low"] < max(kept) < need["rate_limit_high"]
+        assert curve[-1]["rate"] > max(kept)
 
 
 def test_no_load_is_simulated_twice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,12 @@
 """Answers that take long: in a process of their own, one after the other, and only while a page waits for them."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from ladder_sim.errors import LadderSimError
+from ladder_sim.explorer.scheduler import StaleError
 from ladder_sim.explorer.worker import Worker
 from tests.support.gates import compute
 from tests.support.waiting import until
@@ -40,6 +42,17 @@ def test_a_newer_question_gives_the_older_up(worker: Worker[str], tmp_path: Path
     assert not (tmp_path / "gate.end").exists()
     # asked again, it is computed
     assert worker.answer(("wait", str(gate))) == str(gate)
+
+
+def test_who_waits_is_told_that_its_page_has_asked_another_question(worker: Worker[str], tmp_path: Path) -> None:
+    question = ("wait", str(tmp_path / "gate"))
+    with ThreadPoolExecutor() as pool:
+        older = pool.submit(worker.answer, question, "a")
+        until(lambda: "a" in worker.ask("b", question).pages)
+        worker.leave("b")
+        assert worker.answer(("say", "newer"), "a") == "newer"
+        with pytest.raises(StaleError):
+            older.result()
 
 
 def test_what_another_page_waits_for_goes_on(worker: Worker[str], tmp_path: Path) -> None:
