@@ -98,17 +98,28 @@ def test_no_load_is_simulated_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Service, "run", counted)
     view = ServingView(ALLOWLIST)
-    counts = []
-    for change in ("", "&price=3", "&along=batch&phase=prefill&pin=model%3D8b"):
+
+    def counts(query: str) -> tuple[int, int]:
+        """Of simulations, until what is needed is there without intervals and until the end."""
         before = len(simulated)
-        reports(QUERY + change, view)
-        counts.append(len(simulated) - before)
-    assert counts[0] > 20
-    assert counts[1:] == [0, 0]
-    # of another rate the numbers of replicas near the answer
-    before = len(simulated)
-    reports(QUERY.replace("rate=150", "rate=300"), view)
-    assert 0 < len(simulated) - before < counts[0] / 2
+        answers = [0]
+
+        def tell(report: ServingReport) -> None:
+            if not any("gpus_low" in row for row in report.needs.rows):
+                answers.append(len(simulated) - before)
+
+        view(State.parse(query, ALLOWLIST).under_load().query(), tell)
+        return answers[-1], len(simulated) - before
+
+    first, every = counts(QUERY)
+    assert first > 20
+    assert [counts(QUERY + change) for change in ("&price=3", "&along=batch&phase=prefill&pin=model%3D8b")] == [
+        (0, 0)
+    ] * 2
+    # of another rate the numbers of replicas near the answer, and near the ends of its interval
+    other, every_other = counts(QUERY.replace("rate=150", "rate=300"))
+    assert 0 < other < first / 2
+    assert every_other < every
 
 
 @pytest.mark.parametrize(
