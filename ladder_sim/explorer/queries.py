@@ -103,7 +103,8 @@ class Queries:
     def __init__(self, allowlist: Allowlist) -> None:
         self.allowlist = allowlist
         self.worker: Worker[ServingReport] = Worker(ServingView(allowlist))
-        # of its own: a second, where requests under load take half a minute
+
+        # another process: its answers take a second, those under load half a minute
         self.versus_worker: Worker[VersusReport] = Worker(VersusView(allowlist=allowlist))
 
         # by method

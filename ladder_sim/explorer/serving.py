@@ -16,6 +16,7 @@ from ladder_sim.explorer.state import State
 from ladder_sim.report.documents.serve import capacity_document
 from ladder_sim.report.figures.rates import goodput_figure, latency_figure
 from ladder_sim.serve import Capacity, Fleet, Fleets, Lengths, Outcome, Promise, Request, Service, Traffic
+from ladder_sim.serve.best_plan import Best
 from ladder_sim.serve.capacity import Search
 from ladder_sim.serve.fleet import SEEDS, with_intervals
 from ladder_sim.specs.scenario import Scenario
@@ -165,7 +166,8 @@ class _Answer:
                 self._put(figures=self._figures(), curves=self._rows())
         for name in self._variants:
             first = next(iter(self._fleets.values()), None)
-            self._fleets[name] = with_intervals(self._needs[name], self._searches[name], first)
+            best = Best(self._needs[name], self._searches[name], ())
+            self._fleets[name] = with_intervals(best, first)
             self._put(needs=self._document())
         confidences = [each.confidence for each in self._fleets.values() if each.confidence]
         compared = validated_lines(*confidences) if confidences else []
@@ -174,7 +176,7 @@ class _Answer:
     def _sure(self) -> Fleets:
         """What has intervals by now, in the order of the page."""
         variants = {name: self._fleets[name] for name in self._shown if name in self._fleets}
-        return Fleets(variants=variants, traffic=self._traffic, promise=self._promise, seeds=SEEDS)
+        return Fleets(variants=variants, traffic=self._traffic, promise=self._promise, seeds=SEEDS, steps=None)
 
     def _point(self, name: str, rate: float) -> None:
         """Of a curve."""
