@@ -159,10 +159,12 @@ def _serving(app: Dash, queries: Queries, scheduler: Scheduler) -> None:
                 queries.worker.leave(page)
                 return nothing
             job = queries.worker.ask(page, queries.load_query(state.query()))
+            # once, and first: the worker may end while its last report is put on the page
+            done = job.done
             if job.error is not None:
                 return None, _banner(_in_page_words(job.error)), *nothing[2:]
             ahead = queries.worker.ahead(job)
-            now = [job.question, job.reports, job.done, ahead, dark]
+            now = [job.question, job.reports, done, ahead, dark]
             if now == shown:
                 raise PreventUpdate
             report = job.report
@@ -170,8 +172,8 @@ def _serving(app: Dash, queries: Queries, scheduler: Scheduler) -> None:
             if report is not None and report.figures:
                 figures = [style.on_page(report.figures[name], dark=dark) for name in ("goodput", "latency")]
             return (
-                None if job.done else capacity_cards.progress(report, ahead),
-                capacity_cards.result(report) if report and job.done else None,
+                None if done else capacity_cards.progress(report, ahead),
+                capacity_cards.result(report) if report and done else None,
                 capacity_cards.cards(report) if report else no_update,
                 capacity_cards.notes(report) if report else no_update,
                 False if report and report.figures else no_update,
@@ -180,7 +182,7 @@ def _serving(app: Dash, queries: Queries, scheduler: Scheduler) -> None:
                 False,
                 capacity_command(state, queries.allowlist),
                 capacity_code(state, queries.allowlist),
-                job.done,
+                done,
                 now,
             )
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ladder_sim.errors import LadderSimError
-from ladder_sim.explorer import serving
+from ladder_sim.explorer import capacity_cards, serving
 from ladder_sim.explorer.allowlist import Allowlist
 from ladder_sim.explorer.capacity_cards import cards, progress, result
 from ladder_sim.explorer.markup import markup
@@ -17,6 +17,7 @@ from ladder_sim.explorer.server import make_app
 from ladder_sim.explorer.serving import ServingReport, ServingView
 from ladder_sim.explorer.snippets import capacity_code, capacity_command
 from ladder_sim.explorer.state import State
+from ladder_sim.explorer.worker import Job, Worker
 from ladder_sim.serve import Service
 from tests.support.commands import run
 from tests.support.explorer_client import Page, texts
@@ -205,6 +206,25 @@ def test_the_page_gets_pieces_until_all_is_there(page: Page) -> None:
     assert page.send(again).status_code == 204
     dark = page.payload("load-result.children", {"settled": SHORT, "theme": "dark"}, shown)
     assert page.send(dark).status_code == 200
+
+
+def test_an_end_while_the_last_report_is_put_on_the_page_is_told_next_time(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a page that stops asking before it has the result."""
+    job = Job(question=QUERY, reports=1, report=reports(QUERY)[-1])
+    show = capacity_cards.cards
+
+    def ended(report: ServingReport) -> Any:
+        job.done = True
+        return show(report)
+
+    monkeypatch.setattr(Worker, "ask", lambda self, page, question: job)
+    monkeypatch.setattr(capacity_cards, "cards", ended)
+    first, last = (page.ask("load-result.children", QUERY) for _ in range(2))
+    assert (first["load-clock"]["disabled"], first["load-result"]["children"]) == (False, None)
+    assert last["load-clock"]["disabled"] is True
+    assert "Ladder needs" in last["load-result"]["children"]
 
 
 def test_files_hold_what_the_page_shows(page: Page) -> None:
