@@ -89,9 +89,17 @@ def _report(fitted: FittedProfile) -> Iterator[str]:
     for slowdown in fitted.slowdowns:
         kernel, ratios = "memory-bound" if slowdown.memory_bound else "compute-bound", slowdown.ratios
         yield f"{slowdown.pair}, {kernel} kernel: {np.median(ratios):.2f} times as long, {len(ratios)} points"
+    for kernel in dict.fromkeys(loss.kernel for loss in fitted.losses):
+        own = [loss for loss in fitted.losses if loss.kernel == kernel]
+        counts = sorted({loss.held for loss in own})
+        times = (np.median([loss.ratio for loss in own if loss.held == count]) for count in counts)
+        yield (
+            f"{kernel}, next to {', '.join(f'{count:g}' for count in counts)} held: "
+            f"{', '.join(f'{ratio:.2f}' for ratio in times)} times as long"
+        )
     for name, value in (*fitted.profile.overheads.items(), *fitted.profile.overlap.items()):
         yield f"{name} {value:.3g}"
-    if not fitted.profile.overlap:
+    if "collective_slowdown" not in fitted.profile.overlap:
         yield "collective_slowdown not measured: predictions use the default"
     for warning in fitted.warnings:
         yield f"warning: {warning}"

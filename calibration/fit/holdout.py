@@ -4,10 +4,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from calibration.fit.samples import MeasuredOp, Points
+from calibration.fit.samples import CURVES, MeasuredOp, Points
 from calibration.fit.tables import KINDS, curve_of, ideal_time_s, table_of
 from ladder_sim.costs.lookup import ErrorStats
-from ladder_sim.costs.profile import COLLECTIVES
 from ladder_sim.costs.roofline import Gpu
 from ladder_sim.des.shared import Floats
 
@@ -23,7 +22,7 @@ def judge(medians: Mapping[MeasuredOp, Points], reference: Gpu) -> dict[Measured
     return {
         op: _errors(op, points, reference) if len(points) >= TRIALS else None
         for op, points in medians.items()
-        if op.op in (*KINDS, *COLLECTIVES)
+        if op.op in (*KINDS, *CURVES)
     }
 
 

@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 from scipy.optimize import least_squares
 
-from calibration.fit.samples import MeasuredOp, Points, Sample
+from calibration.fit.samples import ELEMENTWISE, MeasuredOp, Points, Sample
 from calibration.fit.tables import KINDS
-from ladder_sim.costs.profile import JITTER_KEY
+from ladder_sim.costs.profile import JITTER_KEY, RANK_SKEW
 from ladder_sim.costs.roofline import Gpu
 from ladder_sim.des.shared import Floats
 
 LAUNCHES = ("eager_launch", "graph_launch", "graph_kernel")
-ELEMENTWISE = ("add", "norm")
 # half the distance between a normal distribution's quartiles, in standard deviations
 QUARTILE = 0.6745
 # from a median absolute deviation to a normal distribution's standard deviation
@@ -26,23 +25,47 @@ FIRST_NOISE, MIN_NOISE = 0.05, 1e-6
 
 
 def overheads(medians: Mapping[MeasuredOp, Points], samples: Sequence[Sample], reference: Gpu) -> dict[str, float]:
-    """Figures that were measured, by name: of a stack's specs, the jitter, a tiny kernel's time in a CUDA graph."""
+    """Figures that were measured, by name.
+
+    Those of a stack's specs, the jitter, the lag of the slowest rank, and a tiny kernel's time in a CUDA graph.
+    """
     points = {op.op: at for op, at in medians.items() if not op.ranks}
     figures = {f"{op}_s": points[op][()] for op in LAUNCHES if op in points}
     queued = points.get("queued_kernel", {})
     if len(queued) == 2:
         figures["stream_wait_s"] = max(0.0, queued[2.0,] - queued[1.0,])
+    pairs = {streams: s for op, at in medians.items() if op.op == "queued_all_reduce" for (streams, _), s in at.items()}
+    if len(pairs) == 2 and "stream_wait_s" in figures:
+        # the pair waits twice, and a wait has its own figure
+        figures["collective_launch_s"] = max(0.0, pairs[2.0] - pairs[1.0] - 2.0 * figures["stream_wait_s"])
     # two parameters need three points
     floors_s = [floor_s(points[op]) for op in ELEMENTWISE if len(points.get(op, ())) > 2]
     if floors_s:
-        figures["small_kernel_factor"] = float(np.mean(floors_s) / reference.kernel_s)
+        # a kernel that this runtime does not fuse takes several floors
+        figures["small_kernel_factor"] = float(np.median(floors_s) / reference.kernel_s)
     spreads: dict[Any, list[float]] = defaultdict(list)
     for sample in samples:
         if sample.op in (*KINDS, *ELEMENTWISE) and sample.seconds is not None:
             spreads[sample.key].append(sample.spread)
     # the median of each point first: the least certain points have the most samples
     figures[JITTER_KEY] = float(np.median([np.median(each) for each in spreads.values()])) / QUARTILE
+    relative = rank_factors(samples)
+    if len(relative):
+        figures[RANK_SKEW] = max(0.0, float(relative.max()) - 1.0)
     return figures
+
+
+def rank_factors(samples: Sequence[Sample]) -> Floats:
+    """How long each rank computes, relative to the median over ranks: the median over all kernels; empty for one rank.
+
+    What lasts, and not that one rank or another is slower in each single sample.
+    """
+    rows = [sample.by_rank for sample in samples if sample.op in (*KINDS, *ELEMENTWISE) and sample.by_rank]
+    if not rows:
+        return np.zeros(0)
+    seconds = np.array([row for row in rows if len(row) == len(rows[-1])])
+    factors: Floats = np.median(seconds / np.median(seconds, axis=1, keepdims=True), axis=0)
+    return factors
 
 
 def floor_s(points: Points) -> float:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from calibration.fit.holdout import judge
 from calibration.fit.overheads import overheads
-from calibration.fit.overlap import Slowdown, parameters, slowdowns
-from calibration.fit.samples import MeasuredOp, Points, SampleStore, medians
+from calibration.fit.overlap import Loss, Slowdown, losses, parameters, slowdowns
+from calibration.fit.samples import CURVES, MeasuredOp, Points, SampleStore, medians
 from calibration.fit.tables import DTYPE, KINDS, curve_of, table_of
 from ladder_sim.costs.lookup import Curve, ErrorStats, RatioTable
-from ladder_sim.costs.profile import COLLECTIVES, CalibrationProfile, ProfileSource
+from ladder_sim.costs.profile import CalibrationProfile, ProfileSource
 from ladder_sim.costs.roofline import Gpu
 from ladder_sim.errors import ProfileError
 from ladder_sim.specs import catalog
@@ -32,6 +32,8 @@ class FittedProfile:
     """Those with too few points to hold any out."""
     slowdowns: tuple[Slowdown, ...]
     """Of kernels and all-reduces that ran at the same time."""
+    losses: tuple[Loss, ...]
+    """Of kernels while a part of the processor was held."""
     refused: tuple[str, ...]
     """Tables and curves whose median error is too large, with that error."""
     warnings: tuple[str, ...]
@@ -50,6 +52,9 @@ def make_profile(store: SampleStore, *, name: str, cluster: str, created: str) -
     if not any(op.op == "gemm" for op in points):
         raise ProfileError(f"samples '{store.path}' hold no GEMM", hint="`calibrate run` measures them")
     judged, overlaps = judge(points, reference), tuple(slowdowns(store.samples))
+    held, on_gpu = tuple(losses(store.samples)), "gpu" in store.environment
+    # of a CPU threads are held
+    sms = gpu.sms if on_gpu else int(store.environment.get("cpu_cores", gpu.sms))
     errors = {op: stats for op, stats in judged.items() if stats}
     tables, curves = _tables(points, reference, errors), _curves(points, errors)
     device = str(store.environment.get("gpu") or store.environment.get("cpu", ""))
@@ -67,21 +72,26 @@ def make_profile(store: SampleStore, *, name: str, cluster: str, created: str) -
         attention_prefill={"flash": tables["attention_prefill"]} if "attention_prefill" in tables else {},
         attention_decode={"flash": tables["attention_decode"]} if "attention_decode" in tables else {},
         collectives=curves,
-        overlap=parameters(overlaps),
+        overlap=parameters(overlaps, held, sms),
         overheads=overheads(points, store.samples, reference),
     )
     refused = tuple(
         f"{op.label}: {stats.median:.0%}" for op, stats in errors.items() if stats.median > MAX_MEDIAN_ERROR
     )
     elsewhere = f"measured on '{device}', while the GPU of '{cluster}' is {gpu.name}"
-    warnings = () if profile.is_of(gpu) else (elsewhere,)
+    bursts = sum(sample.burst for sample in store.samples)
+    warned = {
+        elsewhere: not profile.is_of(gpu),
+        f"{bursts} samples were bursts: the GPU's clock fell while they were taken": bursts > 0,
+    }
     return FittedProfile(
         profile=profile,
         errors={op.label: stats for op, stats in errors.items()},
         unjudged=tuple(op.label for op, stats in judged.items() if stats is None),
         slowdowns=overlaps,
+        losses=held,
         refused=refused,
-        warnings=warnings,
+        warnings=tuple(warning for warning, there in warned.items() if there),
     )
 
 
@@ -102,9 +112,10 @@ def _curves(
     """Collectives in one node; a profile holds no others."""
     curves: dict[str, dict[str, dict[int, Curve]]] = {}
     for op, at in points.items():
-        if op.op in COLLECTIVES and op.nodes == 1:
+        if op.op in CURVES and op.nodes == 1:
+            kind, algorithm = CURVES[op.op]
             curve = dataclasses.replace(curve_of(at), left_out=_left_out(op, errors))
-            curves.setdefault(op.op, {}).setdefault("nccl", {})[op.ranks] = curve
+            curves.setdefault(kind, {}).setdefault(algorithm, {})[op.ranks] = curve
     return curves
 
 

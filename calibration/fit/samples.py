@@ -16,24 +16,39 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ladder_sim.costs.profile import COLLECTIVES
+from ladder_sim.costs.profile import COLLECTIVES, CollectiveName
 from ladder_sim.costs.roofline import AXES
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import ProfileError
 from ladder_sim.system.files import append, locked, read_bytes
 
-SCHEMA_VERSION = 2
+# 3: operands are random numbers; on GPUs those of earlier files, equal ones, take less power and multiply faster
+SCHEMA_VERSION = 3
 # weeks of measuring
 _LIMIT_BYTES = 2**28
 # in the name of an op that was timed while another ran, e.g. "gemm_beside_all_reduce"
 BESIDE = "_beside_"
+# behind it: not an op, but a part of the processor that is taken, SMs of a GPU or threads of a CPU
+HELD = "held"
+# collectives that become curves of a profile: by name of the op, their kind and algorithm there
+CURVES: Mapping[str, tuple[CollectiveName, str]] = {
+    **{name: (name, "nccl") for name in COLLECTIVES},
+    "all_to_all": ("all_to_all", "nccl"),
+    "one_shot_all_reduce": ("all_reduce", "one-shot"),
+    "two_shot_all_reduce": ("all_reduce", "two-shot"),
+    "multimem_all_reduce": ("all_reduce", "multimem"),
+}
+# memory-bound kernels between GEMMs and attention
+ELEMENTWISE = ("add", "norm", "add_norm", "rope", "activation")
 # of a point, by op
 COORDINATES: Mapping[str, tuple[str, ...]] = {
     **{str(kind): names for kind, names in AXES.items()},
-    **dict.fromkeys(("add", "norm"), ("bytes",)),
+    **dict.fromkeys(ELEMENTWISE, ("bytes",)),
     **dict.fromkeys(("eager_launch", "graph_launch", "graph_kernel"), ()),
     "queued_kernel": ("streams",),
-    **dict.fromkeys(map(str, COLLECTIVES), ("bytes", "ranks", "nodes")),
+    "queued_all_reduce": ("streams", "bytes", "ranks", "nodes"),
+    HELD: (HELD,),
+    **dict.fromkeys(CURVES, ("bytes", "ranks", "nodes")),
     # no longer measured, but earlier files hold it
     "send_recv": ("bytes", "ranks", "nodes"),
 }
@@ -50,13 +65,20 @@ class Sample:
     """What `calibration.measure.points` calls it, e.g. "gemm"."""
     point: Mapping[str, float]
     """Its shape: m, n, k of a GEMM; coordinates of an attention table; bytes that an elementwise kernel moves; bytes,
-    ranks and nodes of a collective; those of both where two run at once."""
+    ranks and nodes of a collective; those of both where two run at once; SMs or threads that are held next to it."""
     seconds: float | None
-    """Median of its repeats; None: it did not fit in memory, or is not supported here."""
+    """Median of its repeats, on a typical rank; of a collective and of what runs next to it, on the slowest. None: it
+    did not fit in memory, or is not supported here."""
     spread: float = 0.0
     """Of the repeats: half the distance between the quartiles, over the median."""
     alone_s: float | None = None
     """Median without the op that ran at the same time."""
+    by_rank: tuple[float, ...] = ()
+    """Median on each rank; empty: there was one."""
+    clock_MHz: float | None = None
+    """The GPU's clock after the repeats; None: it is not known."""
+    burst: bool = False
+    """The clock fell during the repeats: the GPU does not keep up what was measured."""
 
     @property
     def key(self) -> tuple[str, tuple[tuple[str, float], ...]]:
@@ -150,7 +172,8 @@ class SampleStore:
                 hint="use one file per machine and environment: split it there",
             )
         try:
-            sample = Sample(**json.loads(line))
+            fields = json.loads(line)
+            sample = Sample(**fields | {"by_rank": tuple(fields.get("by_rank", ()))})
             fault = _fault(sample)
         except (ValueError, TypeError, AttributeError):
             fault = "it must hold an op, its point and seconds"
@@ -175,9 +198,9 @@ def _fault(sample: Sample) -> str:
     needed = dict.fromkeys(name for part in parts for name in COORDINATES[part])
     if set(sample.point) != set(needed):
         return f"the point of {sample.op} must hold {', '.join(needed) or 'nothing'}"
-    sizes = [*sample.point.values(), *(t for t in (sample.seconds, sample.alone_s) if t is not None)]
-    if not all(isinstance(size, int | float) and 0 < size < math.inf for size in sizes):
-        return "sizes and seconds must be above 0 and finite"
+    figures = [t for t in (sample.seconds, sample.alone_s, sample.clock_MHz, *sample.by_rank) if t is not None]
+    if not all(isinstance(size, int | float) and 0 < size < math.inf for size in (*sample.point.values(), *figures)):
+        return "sizes, seconds and clocks must be above 0 and finite"
     return "" if 0 <= sample.spread < math.inf else "its spread must be 0 or above, and finite"
 
 
@@ -203,10 +226,14 @@ class MeasuredOp(NamedTuple):
 
 
 def medians(samples: Sequence[Sample]) -> dict[MeasuredOp, Points]:
-    """The median of each point's samples, without ops that did not fit in memory or ran at the same time as others."""
+    """The median of each point's samples, without ops that did not fit in memory or ran at the same time as others.
+
+    Bursts count only where a point has nothing else.
+    """
     seconds: dict[MeasuredOp, dict[tuple[float, ...], list[float]]] = defaultdict(lambda: defaultdict(list))
+    steady = {sample.key for sample in samples if not sample.burst}
     for sample in samples:
-        if sample.seconds is None or BESIDE in sample.op:
+        if sample.seconds is None or BESIDE in sample.op or (sample.burst and sample.key in steady):
             continue
         axes = tuple(name for name in COORDINATES[sample.op] if name not in ("ranks", "nodes"))
         op = MeasuredOp(sample.op, axes, int(sample.point.get("ranks", 0)), int(sample.point.get("nodes", 1)))

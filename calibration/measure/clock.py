@@ -1,13 +1,29 @@
-"""Two clocks: a CPU's work is done when a call returns, a GPU's some time later."""
+"""Two clocks: a CPU's work is done when a call returns, a GPU's some time later.
 
+What only CUDA has is in `CudaClock`, in `holder` and in `launches`; tests put a clock of their own in its place.
+"""
+
+import math
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
-# about a millisecond: enough for Python to queue what is timed
-HOLD_CYCLES = 2_000_000
+# a GPU is held for this long, and for so long for each launch that Python queues meanwhile: a GEMM of torch takes about
+# 10 us to launch, its event a few more; doubled where that turns out to be too short
+HOLD_S, LAUNCH_S = 1e-3, 20e-6
+# at most, for a launch
+MAX_LAUNCH_S = 1e-3
+# cycles per second of the kernel that holds it; no GPU's clock is above that, so that it holds for longer if anything
+CYCLES_PER_S = 2.5e9
+# launches that a GPU queues, about 1000 (CUDA documents no number): beyond that Python waits. An event is one, too
+QUEUE = 400
+# runs of a kernel in a row for one repeat last as long as this, so that the GPU has no pauses to cool down in
+CHAIN_S = 2e-3
+# power management follows the load within tens of milliseconds, and reports clocks every 100 ms (nvidia-smi)
+WARM_S = 0.2
 
 
 class Timing(NamedTuple):
@@ -21,18 +37,32 @@ class Timing(NamedTuple):
 class Clock(Protocol):
     """Takes time stamps in a device's work."""
 
+    warm_s: float
+    """How long an op runs before it is timed, seconds: by then the device's clock has followed the load."""
+
     def now(self) -> Any:
         """The moment at which all work issued so far is done."""
 
     def elapsed_s(self, start: Any, end: Any) -> float:
         """Seconds between two moments, once all work is done."""
 
-    def hold(self) -> None:
-        """Delay the device until Python has queued the work, so that the device never waits for Python."""
+    def hold(self, launches: int) -> None:
+        """Delay the device until Python has queued so many launches, so that the device never waits for Python."""
+
+    def has_held(self, start: Any) -> bool:
+        """Whether the device was still held when everything after `start` was queued; else hold it for longer."""
+
+    def chain(self, seconds: float) -> int:
+        """How many runs of a kernel that takes so long make a repeat."""
+
+    def frequency(self) -> float | None:
+        """Of the device's clock, MHz; None: it is not known."""
 
 
 class CpuClock:
     """For work that is done when its call returns."""
+
+    warm_s = 0.0
 
     def now(self) -> float:
         return time.perf_counter()
@@ -40,12 +70,26 @@ class CpuClock:
     def elapsed_s(self, start: float, end: float) -> float:
         return end - start
 
-    def hold(self) -> None:
+    def hold(self, launches: int) -> None:
         """No-op: nothing is queued."""
+
+    def has_held(self, start: float) -> bool:
+        return True
+
+    def chain(self, seconds: float) -> int:
+        return 1
+
+    def frequency(self) -> float | None:
+        return None
 
 
 class CudaClock:
     """For work on the current stream."""
+
+    warm_s = WARM_S
+
+    def __init__(self) -> None:
+        self._launch_s = LAUNCH_S
 
     def now(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
@@ -53,21 +97,41 @@ class CudaClock:
         return event
 
     def elapsed_s(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        torch.cuda.synchronize()
+        end.synchronize()
         return float(start.elapsed_time(end)) * 1e-3
 
-    def hold(self) -> None:
-        torch.cuda._sleep(HOLD_CYCLES)
+    def hold(self, launches: int) -> None:
+        torch.cuda._sleep(round((HOLD_S + launches * self._launch_s) * CYCLES_PER_S))
+
+    def has_held(self, start: torch.cuda.Event) -> bool:
+        if not start.query() or self._launch_s >= MAX_LAUNCH_S:
+            return True
+        self._launch_s *= 2.0
+        return False
+
+    def chain(self, seconds: float) -> int:
+        return min(QUEUE, math.ceil(CHAIN_S / seconds))
+
+    def frequency(self) -> float | None:
+        try:
+            return float(torch.cuda.clock_rate())
+        except (ImportError, RuntimeError):
+            # NVML, or its package for Python, is missing
+            return None
 
 
+@cache
 def clock_of(device: torch.device) -> Clock:
     """The clock of a device's work."""
     return CudaClock() if device.type == "cuda" else CpuClock()
 
 
-def timed(run: Callable[[], object], clock: Clock) -> float:
-    """Seconds that the device takes."""
-    clock.hold()
-    start = clock.now()
-    run()
-    return clock.elapsed_s(start, clock.now())
+def timed(run: Callable[[], object], clock: Clock, launches: int = 1) -> float:
+    """Seconds that the device takes for what `run` issues in so many launches."""
+    while True:
+        clock.hold(launches)
+        start = clock.now()
+        run()
+        end = clock.now()
+        if clock.has_held(start):
+            return clock.elapsed_s(start, end)

@@ -1,37 +1,96 @@
 """Collectives to time, on groups of ranks that all communicate at the same time."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from calibration.fit.samples import Sample
 from calibration.measure.clock import clock_of
-from calibration.measure.plan import CHAIN
+from calibration.measure.launches import TINY_ELEMENTS
+from calibration.measure.numbers import DTYPE, normal
+from calibration.measure.plan import CHAIN, QUEUED
 from calibration.measure.ranks import Ranks
 
-DTYPE = torch.bfloat16
+# of torch.ops.symm_mem, by name of the op: all-reduces in memory that the GPUs of a group share
+SYMMETRIC: Mapping[str, str] = {
+    "one_shot_all_reduce": "one_shot_all_reduce",
+    "two_shot_all_reduce": "two_shot_all_reduce_",
+    "multimem_all_reduce": "multimem_all_reduce_",
+}
 
 
 def collective(op: Sample, ranks: Ranks) -> Callable[[], float]:
-    """Allocate a collective's buffers; return a function that measures it once, in seconds."""
+    """Allocate a collective's buffers; return a function that measures it once, in seconds.
+
+    They run on the current stream, one after the other, as those of nccl-tests. What it costs to start them on another
+    one, as engines do, is `queued_all_reduce`, and in no curve.
+    """
     group, clock = ranks.group(op), clock_of(ranks.device)
     elements = max(1, round(op.point["bytes"] / DTYPE.itemsize / group.size())) * group.size()
-    whole = torch.zeros(elements, dtype=DTYPE, device=ranks.device)
-    part = whole[: elements // group.size()].clone()
-    issue: Callable[[], dist.Work] = {
-        "all_reduce": lambda: group.allreduce([whole]),
-        "all_gather": lambda: group._allgather_base(whole, part),
-        "reduce_scatter": lambda: group._reduce_scatter_base(part, whole, dist.ReduceScatterOptions()),
-    }[op.op]
+    numbers = normal((elements,), ranks.device)
+    whole = _shared(elements, ranks.device, group) if op.op in SYMMETRIC else torch.empty_like(numbers)
+    issue = _issue(op.op, whole, numbers[: elements // group.size()].clone(), group)
 
     def measure() -> float:
-        clock.hold()
+        # sums of sums would leave the range of numbers
+        whole.copy_(numbers)
+        clock.hold(1 + CHAIN)
         # the first one waits until the ranks have met, so it is not timed
-        issue().wait()
+        issue()
         start = clock.now()
         for _ in range(CHAIN):
-            issue().wait()
+            issue()
         return clock.elapsed_s(start, clock.now()) / CHAIN
+
+    return measure
+
+
+def _issue(name: str, whole: Tensor, part: Tensor, group: dist.ProcessGroup) -> Callable[[], object]:
+    if name in SYMMETRIC:
+        return lambda: getattr(torch.ops.symm_mem, SYMMETRIC[name])(whole, "sum", group.group_name)
+    received = torch.empty_like(whole) if name == "all_to_all" else whole
+    issue: Mapping[str, Callable[[], object]] = {
+        "all_reduce": lambda: dist.all_reduce(whole, group=group),
+        "all_gather": lambda: dist.all_gather_into_tensor(whole, part, group=group),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole, group=group),
+        "all_to_all": lambda: dist.all_to_all_single(received, whole, group=group),
+    }
+    return issue[name]
+
+
+def _shared(elements: int, device: torch.device, group: dist.ProcessGroup) -> Tensor:
+    """A buffer at the same place on every GPU of the group."""
+    from torch.distributed import _symmetric_memory as symmetric
+
+    whole: Tensor = symmetric.empty(elements, dtype=DTYPE, device=device)
+    symmetric.rendezvous(whole, group.group_name)
+    return whole
+
+
+def queued_all_reduce(op: Sample, ranks: Ranks) -> Callable[[], float]:
+    """Return a function that times tiny kernels and all-reduces in turn, seconds for one of both.
+
+    Each waits for the one before: on one stream, or kernels on one and all-reduces on NCCL's own.
+    """
+    group, clock = ranks.group(op), clock_of(ranks.device)
+    apart = op.point["streams"] > 1
+    x = torch.zeros(TINY_ELEMENTS, device=ranks.device)
+    message = torch.zeros(max(1, round(op.point["bytes"] / DTYPE.itemsize)), dtype=DTYPE, device=ranks.device)
+
+    def pair() -> None:
+        x.add_(1.0)
+        work = dist.all_reduce(message, group=group, async_op=apart)
+        if work is not None:
+            work.wait()
+
+    def measure() -> float:
+        clock.hold(2 * (1 + QUEUED))
+        pair()
+        start = clock.now()
+        for _ in range(QUEUED):
+            pair()
+        return clock.elapsed_s(start, clock.now()) / QUEUED
 
     return measure

@@ -3,6 +3,7 @@
 import argparse
 import importlib.util
 import math
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -15,7 +16,9 @@ from calibration.measure.points import ops_of
 from ladder_sim.errors import MissingPackageError, RankError, UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.model import ModelSpec
+from ladder_sim.specs.values import whole
 from ladder_sim.system.progress import StatusLine
+from runtime.comm.launch import launch
 
 if TYPE_CHECKING:
     from calibration.measure.ranks import Ranks
@@ -30,6 +33,10 @@ def add_to(commands: Any) -> None:
     run.add_argument("--model", action="append", required=True, help="model whose shards are measured; repeatable")
     run.add_argument("--tp", action="append", type=int, help="tensor-parallel degrees of the shards; repeatable")
     run.add_argument("--budget", default="10m", help="time to spend, e.g. 90s, 10m (default %(default)s)")
+    run.add_argument("--ranks", type=int, help="ranks to start on this machine, unless torchrun does")
+    run.add_argument(
+        "--overlap", action="store_true", help="also measure kernels while SMs are held next to them; on CPUs threads"
+    )
     run.add_argument("--most", type=float, default=math.inf, help="limit on tokens, context, and KB moved or sent")
     run.set_defaults(run=_run)
 
@@ -64,7 +71,7 @@ def undivided(models: Sequence[ModelSpec], degrees: Sequence[int]) -> list[str]:
     return problems
 
 
-def _run(options: argparse.Namespace) -> None:
+def _run(options: argparse.Namespace) -> int:
     end_s = time.monotonic() + budget_s(options.budget)
     if not options.most > 0.0:
         raise UsageError(f"--most {options.most:g}: must be above 0", hint="for example --most 4096")
@@ -72,6 +79,8 @@ def _run(options: argparse.Namespace) -> None:
     skipped = undivided(models, degrees)
     if importlib.util.find_spec("torch") is None:
         raise MissingPackageError("measurements need torch")
+    if options.ranks is not None and "RANK" not in os.environ and whole(options.ranks, "--ranks", 1, 1024) > 1:
+        return launch(options.argv, options.ranks, "calibration")
     # imported here: `fit`, `show` and the others need no torch
     import torch
 
@@ -83,7 +92,7 @@ def _run(options: argparse.Namespace) -> None:
         # ranks share the CPU's cores
         torch.set_num_threads(1)
     ranks = Ranks()
-    ops = ops_of(models, degrees, ranks.world, cuda=cuda, largest=options.most)
+    ops = ops_of(models, degrees, ranks.world, cuda=cuda, overlap=options.overlap, largest=options.most)
     machine = environment()
     ranks.check_alike(machine)
     store = SampleStore(options.samples, machine) if ranks.rank == 0 else None
@@ -100,6 +109,7 @@ def _run(options: argparse.Namespace) -> None:
     ranks.close()
     if store:
         print(options.samples)
+    return 0
 
 
 def take_samples(ops: Sequence[Sample], store: SampleStore | None, ranks: "Ranks", end_s: float) -> None:

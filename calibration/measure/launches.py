@@ -1,24 +1,36 @@
-"""What it costs to start tiny kernels: one by one, in CUDA graphs, and on streams that wait for each other."""
+"""What it costs to start kernels: those of the runtime one by one, CUDA graphs, streams that wait for each other."""
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from calibration.fit.samples import Sample
-from calibration.measure.clock import clock_of
+from calibration.measure.clock import clock_of, timed
+from calibration.measure.plan import QUEUED
+from runtime.assemble import assemble
+from runtime.comm.base import Alone
+from runtime.config import EngineConfig, ModelConfig
+from runtime.model.kernels import observed
+from runtime.model.wiring import lay_out
 
+# of a tensor whose kernels take as long as any kernel does at least
+TINY_ELEMENTS = 1
 # launches in a row, whose mean is taken
 LAUNCHES = 1000
-# kernels that Python queues while the clock holds the GPU
-QUEUED = 50
+# a decoder whose kernels end sooner than Python launches the next ones
+TINY_MODEL = ModelConfig(
+    layers=8, hidden=256, heads=4, kv_heads=2, head_dim=64, intermediate=512, vocab=512, norm_eps=1e-5, rope_theta=1e4
+)
+PROMPT, STEPS = 8, 8
 
 
 def launch(op: Sample, device: torch.device) -> Callable[[], float]:
     """Return a function that measures a launch once, in seconds per kernel or graph."""
-    x = torch.zeros(1, device=device)
     if op.op == "eager_launch":
-        return lambda: _repeated_s(lambda: x.add_(1.0), LAUNCHES, device) / LAUNCHES
+        return _eager(device)
+    x = torch.zeros(TINY_ELEMENTS, device=device)
     if op.op == "graph_launch":
         graph = _graph(x, 1)
         return lambda: _repeated_s(graph.replay, LAUNCHES, device) / LAUNCHES
@@ -26,6 +38,41 @@ def launch(op: Sample, device: torch.device) -> Callable[[], float]:
         graph = _graph(x, LAUNCHES)
         return lambda: _repeated_s(graph.replay, 1, device) / LAUNCHES
     return lambda: _queued_s(x, int(op.point["streams"])) / QUEUED
+
+
+def _eager(device: torch.device) -> Callable[[], float]:
+    """Decode steps of the runtime, per kernel in the simulator's sense, which may be several launches."""
+    generator = assemble(
+        TINY_MODEL,
+        EngineConfig(),
+        Alone(),
+        device=device,
+        dtype=torch.float32,
+        batch=1,
+        prompt=PROMPT,
+        gen=1 + STEPS,
+        seed=0,
+    )
+    wiring = lay_out("standard", TINY_MODEL.layers, ())
+    kinds: list[str] = []
+
+    def count(kind: str, kernel: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        kinds.append(kind)
+        return kernel(*arguments)
+
+    def steps() -> None:
+        for step in range(1, 1 + STEPS):
+            generator.decode(wiring, step)
+
+    def measure() -> float:
+        generator.prefill(wiring)
+        if not kinds:
+            with observed(count):
+                steps()
+            generator.prefill(wiring)
+        return _repeated_s(steps, 1, device) / len(kinds)
+
+    return measure
 
 
 def _repeated_s(run: Callable[[], object], times: int, device: torch.device) -> float:
@@ -55,15 +102,15 @@ def _graph(x: torch.Tensor, kernels: int) -> torch.cuda.CUDAGraph:
 
 def _queued_s(x: torch.Tensor, streams: int) -> float:
     """Seconds of tiny kernels that each wait for the one before; the streams take turns."""
-    clock = clock_of(x.device)
     turns = [torch.cuda.current_stream(), *(torch.cuda.Stream() for _ in range(streams - 1))]
-    clock.hold()
-    start = clock.now()
-    for number in range(QUEUED):
-        current, following = turns[number % streams], turns[(number + 1) % streams]
-        with torch.cuda.stream(current):
-            x.add_(1.0)
-        if following != current:
-            following.wait_stream(current)
-    # a whole number of rounds ends on the stream it began on
-    return clock.elapsed_s(start, clock.now())
+
+    def run() -> None:
+        for number in range(QUEUED):
+            current, following = turns[number % streams], turns[(number + 1) % streams]
+            with torch.cuda.stream(current):
+                x.add_(1.0)
+            if following != current:
+                following.wait_stream(current)
+
+    # a whole number of rounds ends on the stream it began on; a wait records an event, too
+    return timed(run, clock_of(x.device), launches=3 * QUEUED)

@@ -1,22 +1,36 @@
 """Measures one op: prepares it once, warms it up, repeats it, on all ranks together."""
 
-from collections.abc import Callable, Mapping
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from calibration.fit.samples import BESIDE, Sample
+from calibration.fit.samples import BESIDE, HELD, Sample
 from calibration.measure.clock import Timing, clock_of, timed
-from calibration.measure.collectives import collective
+from calibration.measure.collectives import collective, queued_all_reduce
 from calibration.measure.kernels import KERNELS, kernel
 from calibration.measure.launches import launch
-from calibration.measure.overlap import OverlapMeasurement
+from calibration.measure.overlap import HeldMeasurement, OverlapMeasurement
 from calibration.measure.plan import WARM_UPS
 from calibration.measure.ranks import Ranks
 
 # measures once: timings by name of the op
 Repeat = Callable[[], Mapping[str, Timing]]
+# a clock that falls by more than this share during the repeats had not settled: NVML reports it in steps of 15 MHz
+BURST = 0.02
+
+
+class _Repeats(NamedTuple):
+    """What one rank measured of one op."""
+
+    seconds: float
+    spread: float
+    alone_s: float | None
+    burst: bool
 
 
 def measure(op: Sample, repeats: int, ranks: Ranks) -> list[Sample]:
@@ -30,46 +44,89 @@ def measure(op: Sample, repeats: int, ranks: Ranks) -> list[Sample]:
     try:
         repeat = _prepare(op, ranks)
     except RuntimeError as error:
-        if not _out_of_memory(error):
+        if not (_out_of_memory(error) or _unsupported(error)):
             raise
         repeat = None
     # before any rank waits for the others in a collective
     if not ranks.agree(fine=repeat is not None) or repeat is None:
         return [op]
+    clock = clock_of(ranks.device)
     try:
-        rows = [repeat() for _ in range(WARM_UPS + repeats)][WARM_UPS:]
+        _warm_up(repeat, clock.warm_s, ranks)
+        before_MHz = clock.frequency()
+        rows = [repeat() for _ in range(repeats)]
+        after_MHz = clock.frequency()
     except RuntimeError as error:
-        # gloo of an older torch has no reduce-scatter; the error is raised on every rank
-        if "does not support" not in str(error):
+        # the error is raised on every rank
+        if not _unsupported(error):
             raise
         return [op]
-    return [_sample(op, name, [row[name] for row in rows]) for name in rows[0]]
+    burst = before_MHz is not None and after_MHz is not None and after_MHz < (1.0 - BURST) * before_MHz
+    own = {name: _repeats([row[name] for row in rows], burst=burst) for name in rows[0]}
+    by_rank = ranks.gather(own)
+    return [_sample(op, name, [each[name] for each in by_rank], after_MHz) for name in own]
+
+
+def _warm_up(repeat: Repeat, warm_s: float, ranks: Ranks) -> None:
+    """Run until the device's clock has followed the load; as often on every rank."""
+    start_s = time.monotonic()
+    for _ in range(WARM_UPS):
+        repeat()
+    once_s = (time.monotonic() - start_s) / WARM_UPS
+    if warm_s:
+        for _ in range(ranks.share(math.ceil(warm_s / once_s))):
+            repeat()
 
 
 def _prepare(op: Sample, ranks: Ranks) -> Repeat:
+    if HELD in op.point:
+        return HeldMeasurement(op, ranks).measure
     if BESIDE in op.op:
         return OverlapMeasurement(op, ranks).measure
     if op.op in KERNELS:
         run, clock = kernel(op, ranks.weights), clock_of(ranks.device)
         # its result needs memory as well
         run()
-        return lambda: {op.op: Timing(timed(run, clock))}
-    seconds = collective(op, ranks) if "ranks" in op.point else launch(op, ranks.device)
+        count = clock.chain(timed(run, clock))
+        return lambda: {op.op: Timing(timed(lambda: [run() for _ in range(count)], clock, count) / count)}
+    if "streams" in op.point and "ranks" in op.point:
+        seconds = queued_all_reduce(op, ranks)
+    else:
+        seconds = collective(op, ranks) if "ranks" in op.point else launch(op, ranks.device)
     return lambda: {op.op: Timing(seconds())}
 
 
-def _sample(op: Sample, name: str, timings: list[Timing]) -> Sample:
+def _repeats(timings: Sequence[Timing], *, burst: bool) -> _Repeats:
     low, middle, high = (float(q) for q in np.quantile([timing.seconds for timing in timings], [0.25, 0.5, 0.75]))
     alone_s = [timing.alone_s for timing in timings if timing.alone_s is not None]
+    return _Repeats(middle, (high - low) / 2.0 / middle, float(np.median(alone_s)) if alone_s else None, burst)
+
+
+def _sample(op: Sample, name: str, by_rank: Sequence[_Repeats], clock_MHz: float | None) -> Sample:
+    """Of all ranks: the slowest where it keeps the others waiting, else a typical one."""
+    if "ranks" in op.point:
+        seconds, spread, alone_s, _ = max(by_rank, key=lambda each: each.seconds)
+    else:
+        seconds, spread = (float(np.median([each[field] for each in by_rank])) for field in range(2))
+        alone = [each.alone_s for each in by_rank if each.alone_s is not None]
+        alone_s = float(np.median(alone)) if alone else None
     return replace(
         op,
         op=name,
-        seconds=middle,
-        spread=(high - low) / 2.0 / middle,
-        alone_s=float(np.median(alone_s)) if alone_s else None,
+        seconds=seconds,
+        spread=spread,
+        alone_s=alone_s,
+        by_rank=tuple(each.seconds for each in by_rank) if len(by_rank) > 1 else (),
+        clock_MHz=clock_MHz,
+        burst=any(each.burst for each in by_rank),
     )
 
 
 def _out_of_memory(error: RuntimeError) -> bool:
     # for CPU memory torch has no exception class of its own
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def _unsupported(error: RuntimeError) -> bool:
+    """Whether the backend lacks a collective, as gloo of an older torch, or the links its kernel."""
+    return "does not support" in str(error) or "not supported" in str(error)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from calibration.fit.samples import BESIDE, COORDINATES, Sample
+from calibration.fit.samples import BESIDE, COORDINATES, HELD, Sample
 
 # repeats of an op, and of one that takes long
 REPEATS, MIN_REPEATS = 9, 3
@@ -15,6 +15,10 @@ SAMPLE_S = 2.0
 WARM_UPS = 2
 # collectives in a row that are timed together, after one that is not timed
 CHAIN = 6
+# tiny kernels, and all-reduces, that each wait for the one before
+QUEUED = 50
+# kernels in a row, once while a part of the processor is held and once while it is not
+HELD_KERNELS = 20
 # runs of a kernel and a message at the same time for one repeat, roughly: each alone as well, and more kernels than the
 # message lasts
 OVERLAP_RUNS = 6
@@ -78,6 +82,8 @@ class Plan:
     def _expected_s(self, op: Sample) -> float:
         """Expected seconds of one repeat."""
         name, overlapped, message = op.op.partition(BESIDE)
+        if message == HELD:
+            return 2 * HELD_KERNELS * self._once_s(op)
         if overlapped:
             return OVERLAP_RUNS * (self._once_s(op) + self._once_s(replace(op, op=f"{message}{BESIDE}{name}")))
         return (1 + CHAIN if "ranks" in op.point else 1) * self._once_s(op)

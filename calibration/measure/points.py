@@ -4,9 +4,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from calibration.fit.samples import Sample
+from calibration.fit.samples import BESIDE, CURVES, ELEMENTWISE, HELD, Sample
 from calibration.measure.layouts import Layout, layouts
-from ladder_sim.costs.profile import COLLECTIVES
 from ladder_sim.specs.model import ModelSpec
 
 # tokens of a GEMM
@@ -25,6 +24,15 @@ MESSAGES = tuple(4.0**power * 1024 for power in range(10))
 OVERLAP_MESSAGES = tuple(8.0**power * 16384 for power in range(5))
 # that kernel: tokens of a GEMM, one bound by memory and one by arithmetic, and context of an attention
 OVERLAP_ROWS, OVERLAP_CONTEXT = (1, 1024), 4096
+# tokens of GEMMs next to held SMs: up to where a GEMM is a stream of weights, a grid that waits for memory, or waves
+HELD_ROWS = (1, 2, 4, 8, 16, 64)
+# SMs that NCCL's channels and engines' kernels hold, and bytes that elementwise kernels move next to them: more than a
+# cache holds
+HELD_SMS, HELD_MOVED = (4, 8, 16, 24), 2.0**28
+# the same of a CPU: threads, one on each core of the smallest machine that has two ranks
+HELD_THREADS, HELD_CPU_MOVED = (1, 2), 2.0**22
+# bytes of all-reduces that are started on a stream of their own: small, so that the start is not lost in the rest
+QUEUED_MESSAGE = 16384.0
 
 
 class Shard(NamedTuple):
@@ -32,6 +40,8 @@ class Shard(NamedTuple):
 
     gemms: tuple[tuple[int, int], ...]
     """Outputs and inputs of QKV, gate/up, both as one GEMM, attention's output, down."""
+    heads: tuple[tuple[int, int], ...]
+    """The same of the LM head: whole, and split over the vocabulary."""
     kv_heads: int
     group: int
     """Query heads per KV head."""
@@ -39,7 +49,13 @@ class Shard(NamedTuple):
 
 
 def ops_of(
-    models: Sequence[ModelSpec], degrees: Sequence[int], world: Layout, *, cuda: bool = False, largest: float = math.inf
+    models: Sequence[ModelSpec],
+    degrees: Sequence[int],
+    world: Layout,
+    *,
+    cuda: bool = False,
+    overlap: bool = False,
+    largest: float = math.inf,
 ) -> list[Sample]:
     """List every op to measure, without its time, in the order of the first round.
 
@@ -51,16 +67,20 @@ def ops_of(
         Ranks of this run; collectives are measured on every group size that divides them.
     cuda
         Whether CUDA streams and graphs are measured.
+    overlap
+        Whether kernels next to SMs, or threads, that are held are measured.
     largest
         Limit on sizes, for a quick run: tokens of a GEMM, context, KB of a message or moved.
     """
     shards = [_shard(model, tp) for model in models for tp in degrees if not model.partition_problem(tp)]
     every = [
         *(op for shard in shards for op in (*_gemms(shard.gemms, ROWS), *_attention(shard))),
-        *(_op(kind, bytes=size) for kind in ("add", "norm") for size in MOVED),
+        *(_op(kind, bytes=size) for kind in ELEMENTWISE for size in MOVED),
         *_launches(cuda=cuda),
-        *_collectives(world),
+        *_collectives(world, cuda=cuda),
+        *(op for shard in shards for op in _held(shard, cuda=cuda) if overlap),
         *(op for shard in shards for op in _overlaps(shard, world)),
+        *(op for shard in shards for op in _gemms(shard.heads, ROWS)),
         *_gemms(_grid_around([gemm for shard in shards for gemm in shard.gemms]), GRID_ROWS),
     ]
     return list({op.key: op for op in every if _size(op) <= largest}.values())
@@ -71,7 +91,8 @@ def _shard(model: ModelSpec, tp: int) -> Shard:
     qkv, up = (heads + 2 * kv_heads) * model.head_dim, model.intermediate // tp * (1 + model.gated_mlp)
     inputs = ((qkv, model.hidden), (up, model.hidden), (qkv + up, model.hidden))
     outputs = ((model.hidden, heads * model.head_dim), (model.hidden, model.intermediate // tp))
-    return Shard((*inputs, *outputs), kv_heads, heads // kv_heads, model.head_dim)
+    lm_heads = ((model.vocab, model.hidden), (-(-model.vocab // tp), model.hidden))
+    return Shard((*inputs, *outputs), lm_heads, kv_heads, heads // kv_heads, model.head_dim)
 
 
 def _gemms(weights: Sequence[tuple[int, int]], rows: Sequence[int]) -> Iterator[Sample]:
@@ -112,11 +133,16 @@ def _launches(*, cuda: bool) -> Iterator[Sample]:
             yield _op("queued_kernel", streams=streams)
 
 
-def _collectives(world: Layout) -> Iterator[Sample]:
+def _collectives(world: Layout, *, cuda: bool) -> Iterator[Sample]:
     for layout in layouts(world):
-        for op in COLLECTIVES:
-            for size in MESSAGES:
-                yield _op(op, bytes=size, ranks=layout.ranks, nodes=layout.nodes)
+        for op, (_, algorithm) in CURVES.items():
+            # others than NCCL's, or gloo's, need memory that the GPUs of a node share
+            if algorithm == "nccl" or (cuda and layout.nodes == 1):
+                for size in MESSAGES:
+                    yield _op(op, bytes=size, ranks=layout.ranks, nodes=layout.nodes)
+    if cuda and world.per_node > 1:
+        for streams in (1, 2):
+            yield _op("queued_all_reduce", streams=streams, bytes=QUEUED_MESSAGE, ranks=world.per_node, nodes=1)
 
 
 def _overlaps(shard: Shard, world: Layout) -> Iterator[Sample]:
@@ -130,6 +156,19 @@ def _overlaps(shard: Shard, world: Layout) -> Iterator[Sample]:
         for m in OVERLAP_ROWS:
             yield _op("gemm_beside_all_reduce", m=m, n=n, k=k, **message)
         yield _op("attention_decode_beside_all_reduce", kv_len=OVERLAP_CONTEXT, **cache, **message)
+
+
+def _held(shard: Shard, *, cuda: bool) -> Iterator[Sample]:
+    """GEMMs of a few tokens, decode attention and elementwise kernels, while others hold a part of the processor."""
+    counts, moved = (HELD_SMS, HELD_MOVED) if cuda else (HELD_THREADS, HELD_CPU_MOVED)
+    cache = {"batch_kv_heads": shard.kv_heads, "group": shard.group, "head_dim": shard.head_dim}
+    for count in counts:
+        for n, k in shard.gemms:
+            for m in HELD_ROWS:
+                yield _op(f"gemm{BESIDE}{HELD}", m=m, n=n, k=k, held=count)
+        yield _op(f"attention_decode{BESIDE}{HELD}", kv_len=OVERLAP_CONTEXT, **cache, held=count)
+        for kind in ("add", "norm"):
+            yield _op(f"{kind}{BESIDE}{HELD}", bytes=moved, held=count)
 
 
 def _op(op: str, **point: float) -> Sample:

@@ -11,6 +11,7 @@ from calibration.fit.samples import Sample
 from calibration.measure.kernels import WeightPool
 from calibration.measure.layouts import Layout, groups, layouts
 from ladder_sim.errors import LadderSimError
+from runtime.comm.launch import FOLDER
 
 _T = TypeVar("_T")
 
@@ -30,10 +31,13 @@ class Ranks:
         self._groups: dict[tuple[int, int], dist.ProcessGroup] = {}
         if self.size == 1:
             return
+        folder = os.environ.get(FOLDER)
+        how: dict[str, Any] = {"init_method": f"file://{folder}/calibration" if folder else "env://"}
+        how |= {"rank": self.rank, "world_size": self.size}
         if self.device.type == "cuda":
-            dist.init_process_group("nccl", device_id=self.device)
+            dist.init_process_group("nccl", device_id=self.device, **how)
         else:
-            dist.init_process_group("gloo")
+            dist.init_process_group("gloo", **how)
         self._vote = torch.ones(1, device=self.device)
         for layout in layouts(self.world):
             # every rank has to make every group, in the same order
@@ -51,6 +55,14 @@ class Ranks:
         shared = [value]
         dist.broadcast_object_list(shared)
         return shared[0]
+
+    def gather(self, value: _T) -> list[_T]:
+        """Every rank's value, on every rank."""
+        if self.size == 1:
+            return [value]
+        gathered: list[Any] = [None] * self.size
+        dist.all_gather_object(gathered, value)
+        return gathered
 
     def agree(self, *, fine: bool) -> bool:
         """Whether all ranks are fine; returns when the last has answered."""

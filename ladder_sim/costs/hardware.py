@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ladder_sim.costs.contention import OverlapParameters
-from ladder_sim.costs.profile import CalibrationProfile, FittedFigure
+from ladder_sim.costs.profile import RANK_SKEW, CalibrationProfile, FittedFigure
 from ladder_sim.costs.roofline import Gpu
 from ladder_sim.des.shared import Number, any_true
 from ladder_sim.errors import UnknownNameError, UsageError
@@ -116,11 +116,13 @@ class Hardware:
         stack = {name: getattr(scenario.stack, name) for name in _STACK_FIGURES}
         if scenario.model.experts and "stack.eager_launch_s" not in scenario.settings:
             stack["eager_launch_s"] = scenario.stack.expert_launch_s or scenario.stack.eager_launch_s
-        for name, value in (profile.overheads if profile else {}).items():
+        measured = profile.overheads if profile else {}
+        for name, value in measured.items():
             # measured with the tables; what was set by hand stays
             if name in stack and f"stack.{name}" not in scenario.settings:
                 stack[name] = value
         cluster = scenario.cluster
+        skew_by_hand = f"cluster.{RANK_SKEW}" in scenario.settings
         return cls(
             gpu=Gpu.of(cluster.gpu),
             intra=Link.of(cluster.intra),
@@ -129,7 +131,7 @@ class Hardware:
             stack=Stack(**stack),
             overlap=OverlapParameters.of(profile.overlap if profile else {}),
             host_low_latency_share=cluster.host_low_latency_share,
-            rank_skew=cluster.rank_skew,
+            rank_skew=cluster.rank_skew if skew_by_hand else measured.get(RANK_SKEW, cluster.rank_skew),
             across_nodes=scenario.group_nodes > 1,
         )
 

@@ -26,6 +26,8 @@ COLLECTIVES: tuple[CollectiveName, ...] = ("all_reduce", "all_gather", "reduce_s
 IDENTIFIED = 0.7
 # in `CalibrationProfile.overheads`: spread of the logarithm of a kernel's time
 JITTER_KEY = "jitter_sigma"
+# there too, in place of the cluster's figure of this name
+RANK_SKEW = "rank_skew"
 # memory-bound H100 kernels use 2.93 of 3.35 TB/s (GEMM tables of aiconfigurator-core 0.12.0, m <= 16); a
 # profile with a GEMM table has a figure of its own
 HBM_EFFICIENCY = 2.93 / 3.35
@@ -208,8 +210,8 @@ class CalibrationProfile:
     overlap: Mapping[str, float] = field(default_factory=dict)
     """Fitted parameters of compute and communication sharing a GPU; empty: none fitted."""
     overheads: Mapping[str, float] = field(default_factory=dict)
-    """Measured launches, waits and floor of small kernels, which take the place of a stack's figures of the same name;
-    jitter; other names are for information; empty: none."""
+    """Measured launches, waits and floor of small kernels, which take the place of a stack's figures of the same name,
+    as the skew of ranks does of the cluster's; jitter; other names are for information; empty: none."""
     base: str = ""
     """Shipped profile that tables and curves come from where this one has none of its own; empty: all are its own."""
     stack_fit: StackFit | None = None

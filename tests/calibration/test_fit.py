@@ -12,7 +12,10 @@ from calibration.__main__ import main
 from calibration.fit.overheads import floor_s
 from calibration.fit.profile import make_profile
 from calibration.fit.samples import Sample, SampleStore
+from ladder_sim import Scenario
 from ladder_sim.costs.collectives.fabrics import fabric_curve
+from ladder_sim.costs.collectives.network import Network
+from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.profile_file import load_profile
 
 SIZES = np.logspace(3, 8.5, 24)
@@ -98,6 +101,25 @@ def test_the_all_reduce_across_nodes_becomes_a_fabric(tmp_path: Path) -> None:
     assert written is not None
     assert (written.cluster.name, written.nodes, written.ranks_per_node) == ("h100-sxm", 2, 8)
     assert written.curve.seconds == pytest.approx(2e-5 + SIZES / 2e11, rel=1e-4)
+
+
+def test_curves_of_other_all_reduces_stand_under_their_own_names(tmp_path: Path) -> None:
+    store = samples(tmp_path / "s.jsonl")
+    for size in SIZES:
+        point = {"bytes": float(size), "ranks": 8.0, "nodes": 1.0}
+        store.append(Sample(op="multimem_all_reduce", point=point, seconds=5e-6 + size / 4e11))
+        store.append(Sample(op="all_to_all", point=point, seconds=8e-6 + size / 3e11))
+    out = tmp_path / "p.json.gz"
+    assert main(["fit", str(tmp_path / "s.jsonl"), "--cluster", "h100-sxm", "--out", str(out)]) == 0
+    profile = load_profile(out)
+    assert {kind: set(curves) for kind, curves in profile.collectives.items()} == {
+        "all_reduce": {"nccl", "multimem"},
+        "all_to_all": {"nccl"},
+    }
+    scenario = Scenario.of(model="8b", tp=8, overrides={"stack.allreduce": "multimem"})
+    times = Network(scenario, profile, Hardware.of(scenario, profile)).times("all_reduce", np.array([1e6]))
+    assert times.in_range[0]
+    assert times.seconds[0] == pytest.approx(5e-6 + 1e6 / 4e11, rel=0.05)
 
 
 def test_fit_diff_and_export_by_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,13 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from calibration.fit.overlap import error_of, losses
 from calibration.fit.profile import FittedProfile, make_profile
-from calibration.fit.samples import Sample, SampleStore
+from calibration.fit.samples import MeasuredOp, Sample, SampleStore, medians
+from calibration.measure.points import HELD_ROWS, HELD_SMS
 from calibration.show import describe
 from ladder_sim import Scenario, predict
 from ladder_sim.costs.contention import OverlapParameters
 from ladder_sim.costs.hardware import Hardware
-from ladder_sim.costs.profile import JITTER_KEY
+from ladder_sim.costs.profile import JITTER_KEY, RANK_SKEW
 from ladder_sim.costs.profile_file import load_profile, save_profile
 from ladder_sim.display.console import to_text
 from ladder_sim.specs import catalog
@@ -47,6 +49,8 @@ def test_launches_waits_and_small_kernels(tmp_path: Path) -> None:
         sample("graph_kernel", 1.5e-6),
         sample("queued_kernel", 2.0e-6, streams=1.0),
         sample("queued_kernel", 3.5e-6, streams=2.0),
+        sample("queued_all_reduce", 20e-6, streams=1.0, bytes=16384.0, ranks=8.0, nodes=1.0),
+        sample("queued_all_reduce", 25e-6, streams=2.0, bytes=16384.0, ranks=8.0, nodes=1.0),
     ]
     result = fitted(tmp_path, [*elementwise, *launches])
     assert result.profile.overheads == {
@@ -54,10 +58,61 @@ def test_launches_waits_and_small_kernels(tmp_path: Path) -> None:
         "graph_launch_s": 7e-6,
         "graph_kernel_s": 1.5e-6,
         "stream_wait_s": pytest.approx(1.5e-6),
+        # two waits are not part of it
+        "collective_launch_s": pytest.approx(2e-6),
         "small_kernel_factor": pytest.approx(1.5, rel=1e-3),
         JITTER_KEY: pytest.approx(0.02 / 0.6745),
     }
     assert result.warnings == result.refused == ()
+
+
+def test_the_lag_of_the_slowest_rank_is_what_lasts(tmp_path: Path) -> None:
+    # rank 2 is 3 % slower in most kernels; another one is in one of them
+    rows = [(1.0, 1.0, 1.03, 1.0), (2.0, 2.0, 2.06, 2.0), (1.0, 1.5, 1.0, 1.0), (3.0, 3.0, 3.09, 3.0)]
+    samples = [replace(sample("gemm", 1e-5, m=float(m), n=64.0, k=64.0), by_rank=row) for m, row in enumerate(rows, 1)]
+    profile = fitted(tmp_path, samples).profile
+    assert profile.overheads[RANK_SKEW] == pytest.approx(0.03)
+    scenario = Scenario.of(model="8b", tp=8)
+    assert Hardware.stated(scenario, profile).rank_skew == pytest.approx(0.03)
+    by_hand = Scenario.of(model="8b", tp=8, overrides={f"cluster.{RANK_SKEW}": "0.01"})
+    assert Hardware.stated(by_hand, profile).rank_skew == 0.01
+
+
+def test_bursts_count_only_where_there_is_nothing_else(tmp_path: Path) -> None:
+    shapes = [{"m": m, "n": 64.0, "k": 64.0} for m in (1.0, 2.0)]
+    samples = [
+        *(sample("gemm", 2e-5, **shapes[0]) for _ in range(2)),
+        *(replace(sample("gemm", 1e-5, **shape), burst=True) for shape in shapes for _ in range(3)),
+    ]
+    points = medians(samples)[MeasuredOp("gemm", ("m", "n", "k"))]
+    assert points == {(1.0, 64.0, 64.0): 2e-5, (2.0, 64.0, 64.0): 1e-5}
+    (warning,) = fitted(tmp_path, samples).warnings
+    assert warning == "6 samples were bursts: the GPU's clock fell while they were taken"
+
+
+def test_planted_contention_is_recovered_from_kernels_next_to_held_sms(tmp_path: Path) -> None:
+    planted = OverlapParameters(memory_spare=0.1, grid_spare=0.2, scatter=1.0, gemv_rows=2.0, stream_rows=16.0)
+    shapes = [
+        *(("gemm", {"m": m, "n": n, "k": 4096.0}) for n in (1280.0, 7168.0) for m in HELD_ROWS),
+        ("attention_decode", {"batch_kv_heads": 8.0, "group": 8.0, "kv_len": 4096.0, "head_dim": 128.0}),
+        *((kind, {"bytes": 2.0**28}) for kind in ("add", "norm")),
+    ]
+    unknown = [
+        sample(f"{name}_beside_held", 1.0, 1.0, **point, held=float(held))
+        for name, point in shapes
+        for held in HELD_SMS
+    ]
+    samples = [
+        replace(each, seconds=loss.predicted(132, planted)) for each, loss in zip(unknown, losses(unknown), strict=True)
+    ]
+    result = fitted(tmp_path, samples)
+    assert max(loss.ratio for loss in result.losses) > 1.2
+    assert error_of(result.losses, 132, result.profile.overlap) == pytest.approx(0.0, abs=1e-9)
+    for name in ("memory_spare", "grid_spare", "gemv_rows"):
+        assert result.profile.overlap[name] == pytest.approx(getattr(planted, name))
+    hardware = Hardware.of(Scenario.of(model="8b", tp=8), result.profile)
+    assert hardware.overlap.grid_spare == pytest.approx(0.2)
+    assert error_of(result.losses, 132, {}) > 1e-4
 
 
 def test_show_lists_what_was_measured_besides_tables(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -17,14 +18,17 @@ import torch
 from calibration.__main__ import main
 from calibration.crosscheck.run import own_scenario
 from calibration.crosscheck.testbed import Testbed
-from calibration.fit.samples import Sample, SampleStore
+from calibration.fit.samples import ELEMENTWISE, Sample, SampleStore
+from calibration.measure.clock import timed
 from calibration.measure.command import budget_s, undivided
 from calibration.measure.kernels import WeightPool
 from calibration.measure.layouts import Layout, groups, layouts
+from calibration.measure.numbers import DRAWN, normal
 from calibration.measure.ops import measure
 from calibration.measure.overlap import OverlapMeasurement
-from calibration.measure.points import COLLECTIVES, GRID_ROWS, MESSAGES, ops_of
+from calibration.measure.points import GRID_ROWS, HELD_ROWS, HELD_SMS, MESSAGES, ops_of
 from calibration.measure.ranks import Ranks
+from ladder_sim.costs.profile import COLLECTIVES
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.specs import catalog
 from runtime.comm.base import Alone
@@ -76,7 +80,9 @@ def test_shapes_are_those_of_the_shards_and_a_grid_around_them() -> None:
     gemms = [op.point for op in ops_of([catalog.model("8b")], [8], ALONE) if op.op == "gemm"]
     first = gemms[: 13 * len(shards)]
     assert {(at["n"], at["k"]) for at in first} == shards
-    around = gemms[len(first) :]
+    heads = gemms[len(first) : len(first) + 13 * 2]
+    assert {(at["n"], at["k"]) for at in heads} == {(128256, 4096), (16032, 4096)}
+    around = gemms[len(first) + len(heads) :]
     assert {at["m"] for at in around} == set(GRID_ROWS)
     for name, low, high in (("n", 512, 8192), ("k", 512, 4096)):
         sides = {at[name] for at in around}
@@ -91,7 +97,8 @@ def test_collectives_are_measured_on_every_group_that_fills_the_run() -> None:
     for op in ops:
         if set(op.point) == {"bytes", "ranks", "nodes"}:
             sizes.setdefault((op.op, op.point["nodes"], op.point["ranks"]), set()).add(op.point["bytes"])
-    assert set(sizes) == {(op, *group) for op in COLLECTIVES for group in GROUPS}
+    # others than gloo's and NCCL's need memory that GPUs share
+    assert set(sizes) == {(op, *group) for op in (*COLLECTIVES, "all_to_all") for group in GROUPS}
     assert all(measured == set(MESSAGES) for measured in sizes.values())
     assert (min(MESSAGES), max(MESSAGES)) == (1024, 2**28)
 
@@ -113,18 +120,35 @@ def test_groups_fill_the_run_and_lie_on_as_many_nodes_as_they_say(world: Layout)
 def test_what_only_a_gpu_has_is_measured_there_only() -> None:
     kinds = [{op.op for op in ops_of([], [], ALONE, cuda=cuda)} for cuda in (False, True)]
     assert kinds[1] - kinds[0] == {"graph_launch", "graph_kernel", "queued_kernel"}
-    assert kinds[0] == {"add", "norm", "eager_launch"}
+    assert kinds[0] == {*ELEMENTWISE, "eager_launch"}
+    here, gpus = ({op.op: op.point for op in ops_of([], [], Layout(2, 4), cuda=cuda)} for cuda in (False, True))
+    shared = {"one_shot_all_reduce", "two_shot_all_reduce", "multimem_all_reduce", "queued_all_reduce"}
+    assert set(gpus) - set(here) - kinds[1] == shared
+    assert {gpus[name]["nodes"] for name in shared} == {1}
+
+
+def test_gemms_of_few_tokens_are_measured_next_to_held_sms() -> None:
+    ops = ops_of([catalog.model("8b")], [8], ALONE, cuda=True, overlap=True)
+    gemms = [op.point for op in ops if op.op == "gemm_beside_held"]
+    shards = {(768, 4096), (3584, 4096), (4352, 4096), (4096, 512), (4096, 1792)}
+    expected = {(n, k, m, held) for n, k in shards for m in HELD_ROWS for held in HELD_SMS}
+    assert {tuple(at[name] for name in ("n", "k", "m", "held")) for at in gemms} == expected
+    others = {op.op for op in ops if "held" in op.point} - {"gemm_beside_held"}
+    assert others == {"attention_decode_beside_held", "add_beside_held", "norm_beside_held"}
+    assert not any("held" in op.point for op in ops_of([catalog.model("8b")], [8], ALONE, cuda=True))
 
 
 def test_every_kind_of_op_is_timed() -> None:
     ranks = Ranks()
     kinds = {op.op: op for op in ops_of([catalog.model("1b")], [8], ALONE, largest=128)}
-    assert set(kinds) == {"gemm", "attention_prefill", "attention_decode", "add", "norm", "eager_launch"}
-    for op in kinds.values():
+    assert set(kinds) == {"gemm", "attention_prefill", "attention_decode", *ELEMENTWISE, "eager_launch"}
+    held = {"m": 1.0, "n": 64.0, "k": 64.0, "held": 1.0}
+    for op in (*kinds.values(), Sample(op="gemm_beside_held", point=held, seconds=None)):
         (sample,) = measure(op, 3, ranks)
         assert sample.key == op.key
         assert sample.seconds is not None
         assert sample.seconds > 0
+        assert (sample.alone_s is not None) == ("held" in op.point)
 
 
 def test_weights_come_from_all_over_memory() -> None:
@@ -135,22 +159,109 @@ def test_weights_come_from_all_over_memory() -> None:
     assert all(start % 64 == 0 for start in starts)
 
 
+def test_operands_are_random_and_the_same_in_every_run() -> None:
+    pool = WeightPool(torch.device("cpu")).rotating((2, 4096))
+    for numbers in (pool(), normal((3, DRAWN), torch.device("cpu"))):
+        values = numbers.float()
+        assert abs(values.mean().item()) < 0.1
+        assert abs(values.std().item() - 1.0) < 0.1
+    assert torch.equal(normal((8,), torch.device("cpu")), normal((2, 4), torch.device("cpu")).view(8))
+    # rows of a power of two are not equal, although the numbers repeat
+    assert not torch.equal(*normal((2, DRAWN + 1), torch.device("cpu")))
+
+
 def test_what_does_not_fit_in_memory_is_left_without_a_time() -> None:
     huge = Sample(op="add", point={"bytes": 1e15}, seconds=None)
     assert measure(huge, 3, Ranks()) == [huge]
 
 
 def test_kernels_run_until_the_message_that_they_slow_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    def overlapped(_: OverlapMeasurement, kernels: int) -> tuple[list[float], float]:
-        # kernels of 1 s; the message takes 10 s alone, a sixth of its pace beside them
-        return [1.0 + number for number in range(kernels)], min(60.0, 10.0 + kernels * 5.0 / 6.0)
+    runs: list[tuple[int, bool]] = []
+
+    def ends(_: OverlapMeasurement, kernels: int, *, message: bool = True) -> tuple[list[float], float]:
+        # kernels of 0.5 s, of 1 s next to the message; it takes 10 s alone, six times as long next to them
+        runs.append((kernels, message))
+        each_s = 1.0 if message else 0.5
+        return [each_s * (1 + number) for number in range(kernels)], min(60.0, 10.0 + kernels * 5.0 / 6.0)
 
     monkeypatch.setattr(Ranks, "group", lambda *_: None)
-    monkeypatch.setattr(OverlapMeasurement, "_kernels_s", lambda _, count: 1.0 * count)
-    monkeypatch.setattr(OverlapMeasurement, "_overlapped", overlapped)
+    monkeypatch.setattr("calibration.measure.overlap.timed", lambda *_: 1.0)
+    monkeypatch.setattr(OverlapMeasurement, "_ends", ends)
     op = Sample(op="add_beside_all_reduce", point={"bytes": 4096.0, "ranks": 2.0, "nodes": 1.0}, seconds=None)
-    times = {"add_beside_all_reduce": (1.0, 1.0), "all_reduce_beside_add": (60.0, 10.0)}
-    assert OverlapMeasurement(op, Ranks()).measure() == times
+    times = {"add_beside_all_reduce": (1.0, 0.5), "all_reduce_beside_add": (60.0, 10.0)}
+    measurement = OverlapMeasurement(op, Ranks())
+    assert measurement.measure() == times
+    runs.clear()
+    assert measurement.measure() == times
+    # alone, together, alone: by the same events, and as many kernels
+    assert runs == [(0, True), (81, True), (81, False)]
+
+
+class Device:
+    """A clock that counts what a GPU would do: kernels of 10 us, 30 us in Python for each launch."""
+
+    warm_s = 0.0
+
+    def __init__(self) -> None:
+        self.held: list[int] = []
+        self.patience = 0
+        self.clocks = iter(())
+
+    def now(self) -> float:
+        return 0.0
+
+    def elapsed_s(self, start: float, end: float) -> float:
+        return 1.0
+
+    def hold(self, launches: int) -> None:
+        self.held.append(launches)
+
+    def has_held(self, start: float) -> bool:
+        self.patience -= 1
+        return self.patience < 0
+
+    def chain(self, seconds: float) -> int:
+        return 7
+
+    def frequency(self) -> float | None:
+        return next(self.clocks, None)
+
+
+def test_a_device_is_held_for_what_is_queued_and_again_if_that_was_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device()
+    monkeypatch.setattr("calibration.measure.ops.clock_of", lambda _: device)
+    (sample,) = measure(Sample(op="add", point={"bytes": 4096.0}, seconds=None), 3, Ranks())
+    # one run shows how many make a repeat: two warm-ups, three that count
+    assert device.held == [1, 7, 7, 7, 7, 7]
+    assert sample.seconds == pytest.approx(1.0 / 7.0)
+    device.held.clear()
+    device.patience = 2
+    assert timed(lambda: None, device, 5) == 1.0
+    assert device.held == [5, 5, 5]
+
+
+def test_a_clock_that_falls_during_the_repeats_makes_a_burst(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device()
+    monkeypatch.setattr("calibration.measure.ops.clock_of", lambda _: device)
+    add = Sample(op="add", point={"bytes": 4096.0}, seconds=None)
+    for clocks, burst in (((1980.0, 1755.0), True), ((1755.0, 1755.0), False), ((1755.0, 1980.0), False)):
+        device.clocks = iter(clocks)
+        (sample,) = measure(add, 3, Ranks())
+        assert (sample.burst, sample.clock_MHz) == (burst, clocks[1])
+
+
+def test_the_slowest_rank_counts_where_others_wait_for_it_and_a_typical_one_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def gather(_: Ranks, own: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{name: each._replace(seconds=s) for name, each in own.items()} for s in (1.0, 5.0, 2.0)]
+
+    monkeypatch.setattr(Ranks, "gather", gather)
+    monkeypatch.setattr("calibration.measure.ops.collective", lambda *_: lambda: 1.0)
+    message = Sample(op="all_reduce", point={"bytes": 8.0, "ranks": 3.0, "nodes": 1.0}, seconds=None)
+    for op, seconds in ((Sample(op="add", point={"bytes": 4096.0}, seconds=None), 2.0), (message, 5.0)):
+        (sample,) = measure(op, 3, Ranks())
+        assert (sample.seconds, sample.by_rank) == (seconds, (1.0, 5.0, 2.0))
 
 
 def test_ranks_on_different_machines_do_not_measure(monkeypatch: pytest.MonkeyPatch) -> None:

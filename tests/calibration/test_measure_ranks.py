@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from calibration.fit.samples import SampleStore
+from calibration.fit.samples import ELEMENTWISE, SampleStore
 from calibration.measure.layouts import Layout
 from calibration.measure.points import ops_of
 from ladder_sim.specs import catalog
@@ -21,7 +21,7 @@ from tests.support.waiting import HANG_S, until
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
 RUN = ("run", "--model", "1b", "--tp", "8")
-COLLECTIVES = {"all_reduce", "all_gather", "reduce_scatter"}
+COLLECTIVES = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
 # a clock that ticks once per call, twice per sample: how many are taken does not depend on how long they take
 TICKING = """
 import itertools, sys, types
@@ -48,7 +48,7 @@ def test_a_killed_rank_ends_the_others_and_torchrun_continues(tmp_path: Path) ->
     path = tmp_path / "s.jsonl"
     arguments = [*RUN, "--samples", str(path)]
     with ranks(["-m", "calibration", *arguments, "--most", "1", "--budget", "9h"], nodes=2) as (first, second):
-        until(lambda: (path.exists() and b"reduce_scatter" in path.read_bytes()) or first.poll() is not None)
+        until(lambda: (path.exists() and b"all_to_all" in path.read_bytes()) or first.poll() is not None)
         second.send_signal(signal.SIGKILL)
         _, words = first.communicate(timeout=HANG_S)
     assert first.returncode == 1
@@ -74,6 +74,7 @@ def test_a_killed_rank_ends_the_others_and_torchrun_continues(tmp_path: Path) ->
         assert sample.seconds is not None
         assert (sample.point.get("ranks"), sample.point.get("nodes")) in ((None, None), (2, 1))
         assert (sample.alone_s is not None) == (sample.op in overlaps)
+        assert len(sample.by_rank) == 2
 
 
 def test_a_rank_without_memory_makes_all_skip_and_none_wait(tmp_path: Path) -> None:
@@ -86,7 +87,7 @@ def test_a_rank_without_memory_makes_all_skip_and_none_wait(tmp_path: Path) -> N
     samples = SampleStore(path).samples
     assert {sample.op for sample in samples if sample.seconds is None} == {"gemm"}
     assert {sample.op for sample in samples if sample.seconds is not None} == {
-        *("add", "norm", "eager_launch"),
+        *(*ELEMENTWISE, "eager_launch"),
         *COLLECTIVES,
     }
 
