@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 from calibration import serving_fit, show, steps_fit
 from calibration.crosscheck import command as crosscheck_command
+from calibration.evidence import command as evidence_command
 from calibration.fit import command as fit_command
 from calibration.importers import command as import_command
 from calibration.measure import command as measure_command
 from calibration.stack_fit import command as stack_fit_command
 from ladder_sim.errors import exit_code
-from ladder_sim.system.processes import end_with_parent
+from ladder_sim.system.processes import end_with_parent, reserve_stdout
 from runtime.comm.launch import report_error
 
 
@@ -36,6 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in (
         measure_command,
+        evidence_command,
         fit_command,
         stack_fit_command,
         serving_fit,
@@ -50,6 +52,8 @@ def _parser() -> argparse.ArgumentParser:
 
 if __name__ == "__main__":
     end_with_parent()
+    if "RANK" in os.environ:
+        reserve_stdout()
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()

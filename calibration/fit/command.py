@@ -44,7 +44,7 @@ def add_to(commands: Any) -> None:
 def _fit(options: argparse.Namespace) -> None:
     store, created = SampleStore(options.samples), options.created
     fitted = make_profile(store, name=profile_name(options.out), cluster=options.cluster, created=created)
-    print("\n".join(_report(fitted)), file=sys.stderr)
+    print("\n".join(report(fitted)), file=sys.stderr)
     if fitted.refused and not options.force:
         raise ProfileError(
             f"median errors above {MAX_MEDIAN_ERROR:.0%}: {'; '.join(fitted.refused)}",
@@ -80,7 +80,7 @@ def _fabric(store: SampleStore, cluster: str, created: str) -> str:
     return fabric_text(sweep, cluster=cluster, nodes=widest.nodes, ranks_per_node=per_node, created=created)
 
 
-def _report(fitted: FittedProfile) -> Iterator[str]:
+def report(fitted: FittedProfile) -> Iterator[str]:
     """What was fitted and how well, line by line."""
     for label, stats in fitted.errors.items():
         yield f"{label}: {stats.rows} points held out, error {stats.median:.1%} median, {stats.max:.1%} at most"

@@ -11,6 +11,7 @@ from ladder_sim.system import processes
 
 COMMANDS = {
     "run": "Measure ops on this machine; under torchrun: `-m calibration run` on every rank.",
+    "evidence": "Measure a borrowed machine in one go: ops, runs, captures, and an archive to bring home.",
     "fit": "Make a profile of the samples that `calibrate run` took.",
     "diff": "Compare the times of two profiles.",
     "export": "Write a profile's measurements as CSV.",

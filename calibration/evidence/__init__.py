@@ -1,0 +1,1 @@
+"""Measures a borrowed machine in one go, and brings home what the other commands read."""

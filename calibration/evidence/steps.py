@@ -1,0 +1,229 @@
+"""The steps of `calibrate evidence`. Each leaves a file when it is done, by which a run that was killed goes on."""
+
+import argparse
+import csv
+import io
+import json
+import sys
+import tarfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import typer
+
+from calibration.fit.command import report
+from calibration.fit.profile import make_profile
+from calibration.fit.samples import SampleStore
+from ladder_sim.cli.run import measure
+from ladder_sim.costs.collectives.network import Network
+from ladder_sim.costs.hardware import Hardware
+from ladder_sim.costs.profile import CalibrationProfile
+from ladder_sim.costs.profile_file import load_profile, save_profile
+from ladder_sim.errors import LadderSimError, UsageError
+from ladder_sim.prediction import predict
+from ladder_sim.specs import catalog
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.values import whole
+from ladder_sim.system import processes
+from ladder_sim.system.files import read_bytes, replacing, write_file
+
+# files of the folder; the first is of a step that has begun, the second of one that is done
+BEGUN, MEASURED = "ops.begun", "ops.measured"
+SETTINGS, SAMPLES, PROFILE, FIT = "settings.json", "samples.jsonl", "profile.json.gz", "fit.txt"
+RUNS, COMPARED, TRACES = "runs.csv", "compared.json", "traces"
+# of the budget, for single ops; the rest is for runs
+OPS_SHARE = 0.5
+# what an emulated all-reduce is looked up by: 1 KB to 1 GB
+MESSAGES = tuple(1024.0 * 4**power for power in range(11))
+VARIANTS = "standard,parallel,ladder,upper-bound"
+FIGURES = ("ttft_s", "tpot_s", "speedup")
+
+
+class Evidence:
+    """A folder, and the steps that fill it.
+
+    Parameters
+    ----------
+    folder
+        What earlier runs left in it stays.
+    options
+        Of the command.
+    ranks
+        With real links between them; 1: one rank stands for `--tp` of them.
+    """
+
+    def __init__(self, folder: Path, options: argparse.Namespace, ranks: int) -> None:
+        self._folder, self._options, self._ranks = folder, options, ranks
+        self._tp = ranks if ranks > 1 else whole(options.tp, "--tp", 2, 1024)
+        # a config.json of one's own comes along
+        self._own_config = Path(options.model).suffix == ".json"
+        self._model = str(folder / "config.json") if self._own_config else options.model
+
+    def collect(self, spend_s: float) -> list[str]:
+        """Every step that is not done yet; returns what could not be measured."""
+        self._begin()
+        self._measure_ops(OPS_SHARE * spend_s)
+        self._fit()
+        failed = list(self._run_all(time.monotonic() + (1.0 - OPS_SHARE) * spend_s))
+        self._compare()
+        return failed
+
+    def pack(self) -> Path:
+        """Everything in one archive, in place of the last one."""
+        path = self._folder.with_name(f"{self._folder.name}.tar.gz")
+        with replacing(path) as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
+            archive.add(self._folder, arcname=self._folder.name)
+        return path
+
+    def _begin(self) -> None:
+        names = ("model", "stack", "batch", "prompt", "gen", "repeats", "cluster", "most")
+        settings = {name: getattr(self._options, name) for name in names}
+        text = json.dumps({**settings, "ranks": self._ranks, "tp": self._tp}, indent=1)
+        path = self._folder / SETTINGS
+        if path.exists() and path.read_text("utf-8") != text:
+            raise UsageError(
+                f"{self._folder} was begun with other options", hint="repeat them, or choose another folder"
+            )
+        if self._own_config:
+            write_file(Path(self._model), read_bytes(Path(self._options.model), what="a config.json"))
+        write_file(path, text)
+
+    def _measure_ops(self, spend_s: float) -> None:
+        """On all ranks; a run that was killed has the rest of its time."""
+        samples, begun, done = (self._folder / name for name in (SAMPLES, BEGUN, MEASURED))
+        if done.exists():
+            return
+        if begun.exists() and samples.exists():
+            spend_s -= samples.stat().st_mtime - begun.stat().st_mtime
+        else:
+            write_file(begun, "")
+        command = ["calibration", "run", f"--samples={samples}", f"--model={self._model}", "--overlap"]
+        command += [f"--ranks={self._ranks}", f"--tp={self._tp}", f"--budget={max(1.0, spend_s):.0f}s"]
+        command += [f"--most={self._options.most}"] if self._options.most else []
+        # its stdout names a file that is one of several here
+        code, _ = processes.run(command, capture=True)
+        if code:
+            raise LadderSimError("single ops could not be measured", hint="start the same command again to go on")
+        write_file(done, "")
+
+    def _fit(self) -> None:
+        """A profile of the samples, however good: what it is worth stands next to it."""
+        if (self._folder / PROFILE).exists():
+            return
+        store = SampleStore(self._folder / SAMPLES)
+        cluster = self._options.cluster or _cluster_of(store.environment)
+        fitted = make_profile(store, name="evidence", cluster=cluster, created=self._options.created)
+        refused = (f"error above the limit: {line}" for line in fitted.refused)
+        write_file(self._folder / FIT, "\n".join([*report(fitted), *refused, ""]))
+        save_profile(fitted.profile, self._folder / PROFILE)
+
+    def _run_all(self, end_s: float) -> Iterator[str]:
+        """`run --bench` as every engine at every batch, the first with captures; yields what failed."""
+        for number, (name, stack, batch) in enumerate(self._runs()):
+            path = self._folder / f"{name}.json"
+            if path.exists():
+                continue
+            if time.monotonic() > end_s:
+                yield f"{name}: no time was left"
+                continue
+            print(f"running {name}", file=sys.stderr)
+            flags = [f"--tp={self._tp}", f"--batch={batch}", "--dtype=bf16", f"--repeats={self._options.repeats}"]
+            flags += [f"--prompt={self._options.prompt}", f"--gen={self._options.gen}", "--warmups=2"]
+            flags += ["--backend=emulate", f"--emulate={self._table(stack)}"] if self._ranks == 1 else []
+            flags += [] if number else [f"--trace={self._folder / TRACES}"]
+            try:
+                measure(self._model, [VARIANTS], stack, None, True, path, flags)
+            except (LadderSimError, typer.Exit) as error:
+                # the others may fit; a run that failed has said why
+                yield f"{name}: {getattr(error, 'message', 'it ended with an error')}"
+
+    def _runs(self) -> list[tuple[str, str, int]]:
+        """Name, stack and batch of every run."""
+        return [
+            (f"{stack}-batch-{batch}", stack, whole(int(batch), "--batch", 1, 100_000))
+            for stack in self._options.stack
+            for batch in self._options.batch
+        ]
+
+    def _table(self, stack: str) -> Path:
+        """The all-reduces that a single rank waits for, as the profile predicts them."""
+        path, scenario = self._folder / f"all-reduce-{stack}.csv", self._scenario(stack, 1)
+        network = Network(scenario, self._profile, Hardware.of(scenario, self._profile))
+        seconds = network.times("all_reduce", np.array(MESSAGES)).seconds.tolist()
+        rows = (f"{size:.0f},{each_s:.9g}" for size, each_s in zip(MESSAGES, seconds, strict=True))
+        write_file(path, "\n".join(["bytes,seconds", *rows, ""]))
+        return path
+
+    @cached_property
+    def _profile(self) -> CalibrationProfile:
+        return load_profile(str(self._folder / PROFILE))
+
+    def _scenario(self, stack: str, batch: int) -> Scenario:
+        sizes = {"batch": batch, "prompt": self._options.prompt, "gen": self._options.gen}
+        return Scenario.of(
+            model=self._model,
+            cluster=self._profile.cluster,
+            stack=stack,
+            tp=self._tp,
+            gpus_per_node=max(self._tp, self._profile.cluster.gpus_per_node),
+            **sizes,
+        )
+
+    def _compare(self) -> None:
+        """Predict every run from the profile; the measured ones become a table of runs as well."""
+        compared: list[dict[str, Any]] = []
+        runs: list[dict[str, Any]] = []
+        for name, stack, batch in self._runs():
+            path = self._folder / f"{name}.json"
+            if not path.exists():
+                continue
+            variants: Mapping[str, Any] = json.loads(path.read_text("utf-8"))["variants"]
+            predictions = predict(self._scenario(stack, batch), list(variants), profile=self._profile)
+            for variant, measured in variants.items():
+                predicted = predictions[variant]
+                values = (predicted.ttft_s, predicted.tpot_s, predicted.speedup.value)
+                both = {
+                    figure: {"predicted": value, "measured": measured[figure]}
+                    for figure, value in zip(FIGURES, values, strict=True)
+                }
+                compared.append({"run": name, "variant": variant, **both})
+                texts = (f"{figure} {at['predicted']:.3g} for {at['measured']:.3g}" for figure, at in both.items())
+                print(f"{name}, {variant}, predicted for measured: {', '.join(texts)}", file=sys.stderr)
+                runs.append(
+                    {
+                        "source": "emulated links" if self._ranks == 1 else "real links",
+                        "model": Path(self._model).name if self._own_config else self._model,
+                        "cluster": self._profile.cluster_name,
+                        "tp": self._tp,
+                        "stack": stack,
+                        "variant": variant,
+                        "batch": batch,
+                        "prompt": self._options.prompt,
+                        "gen": self._options.gen,
+                        "tokens_per_s": f"{measured['tokens_per_s']:.6g}",
+                    }
+                )
+        write_file(self._folder / COMPARED, json.dumps(compared, indent=1))
+        if runs:
+            write_file(self._folder / RUNS, _csv(runs))
+
+
+def _cluster_of(machine: Mapping[str, Any]) -> str:
+    """The first cluster of the catalog with the GPU that was measured; without a GPU the default one."""
+    device = str(machine.get("gpu", ""))
+    names = [name for name in catalog.cluster_names() if device and catalog.cluster(name).gpu.is_called(device)]
+    if device and not names:
+        raise UsageError(f"no cluster of the catalog has a '{device}'", hint="--cluster FILE.toml describes this one")
+    return names[0] if names else "h100-sxm"
+
+
+def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
