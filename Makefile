@@ -5,6 +5,7 @@
 # make verify-exact  both engines agree, accuracy gates; their results do not depend on other work on the machine
 # make verify-properties  every property over 1,000 examples, for those who change readers or the simulator
 # make verify-measured  predictions against real runs, and speed: needs a quiet machine for twenty minutes
+# make gpu-evidence  measures a borrowed machine with GPUs, under 40 minutes, into one archive; goes on if it was killed
 # make browser       sees to a Chromium for the tests; make test does it first
 # make system-deps   installs Debian packages that some tests need; needs root if one is missing
 
@@ -13,6 +14,9 @@ VENV ?= .venv
 PYTEST_ARGS ?=
 # processes that share the tests; with 0 pytest runs them itself, as --pdb needs
 WORKERS ?= 2
+# folder and archive of gpu-evidence, and further options of `ladder-sim calibrate evidence`
+EVIDENCE ?= evidence
+EVIDENCE_ARGS ?=
 
 BIN := $(VENV)/bin
 # not quiet: the first install downloads for minutes, and pip shows how far it is
@@ -20,7 +24,7 @@ PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --constr
 # A worker that is done takes tests from the end of another's: most files stay whole, and with them their fixtures.
 PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal
 
-.PHONY: predict check test verify verify-exact verify-properties verify-measured browser system-deps clean
+.PHONY: predict check test verify verify-exact verify-properties verify-measured gpu-evidence browser system-deps clean
 
 predict: $(VENV)/.base-installed
 	@$(BIN)/ladder-sim predict --model 405b --nodes 2
@@ -57,6 +61,9 @@ verify-measured: $(VENV)/.test-installed
 	$(BIN)/python benchmarks/explorer_load.py
 	$(BIN)/python -m benchmarks.explorer_serving
 
+gpu-evidence: $(VENV)/.runtime-installed
+	$(BIN)/ladder-sim calibrate evidence --out $(EVIDENCE) $(EVIDENCE_ARGS)
+
 # A stamp is remade when what it installed from has changed. setuptools comes first and builds without isolation, so
 # that the build backend is the pinned one too.
 $(VENV)/.base-installed: pyproject.toml constraints.txt
@@ -69,6 +76,11 @@ $(VENV)/.base-installed: pyproject.toml constraints.txt
 $(VENV)/.test-installed: $(VENV)/.base-installed
 	@echo "Installing the test extra into $(VENV): with torch several GB, some minutes the first time"
 	$(PIP_INSTALL) --no-build-isolation --editable '.[test]'
+	@touch $@
+
+$(VENV)/.runtime-installed: $(VENV)/.base-installed
+	@echo "Installing the runtime extra into $(VENV): with torch several GB, some minutes the first time"
+	$(PIP_INSTALL) --no-build-isolation --editable '.[runtime]'
 	@touch $@
 
 # As root Debian's; otherwise the one that is there; otherwise playwright's own.

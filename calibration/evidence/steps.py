@@ -22,7 +22,7 @@ from ladder_sim.cli.run import measure
 from ladder_sim.costs.collectives.network import Network
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.profile import CalibrationProfile
-from ladder_sim.costs.profile_file import load_profile, save_profile
+from ladder_sim.costs.profile_file import is_shipped, load_profile, save_profile
 from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.prediction import predict
 from ladder_sim.specs import catalog
@@ -59,9 +59,13 @@ class Evidence:
     def __init__(self, folder: Path, options: argparse.Namespace, ranks: int) -> None:
         self._folder, self._options, self._ranks = folder, options, ranks
         self._tp = ranks if ranks > 1 else whole(options.tp, "--tp", 2, 1024)
-        # a config.json of one's own comes along
-        self._own_config = Path(options.model).suffix == ".json"
-        self._model = str(folder / "config.json") if self._own_config else options.model
+        # files of one's own come along
+        self._own = {
+            given: folder / f"{name}{Path(given).suffix}"
+            for name, given in (("model", options.model), ("cluster", options.cluster or ""))
+            if Path(given).suffix in (".json", ".toml")
+        }
+        self._model = str(self._own.get(options.model, options.model))
 
     def collect(self, spend_s: float) -> list[str]:
         """Every step that is not done yet; returns what could not be measured."""
@@ -88,8 +92,8 @@ class Evidence:
             raise UsageError(
                 f"{self._folder} was begun with other options", hint="repeat them, or choose another folder"
             )
-        if self._own_config:
-            write_file(Path(self._model), read_bytes(Path(self._options.model), what="a config.json"))
+        for given, kept in self._own.items():
+            write_file(kept, read_bytes(Path(given), what="a config.json, or a cluster's .toml"))
         write_file(path, text)
 
     def _measure_ops(self, spend_s: float) -> None:
@@ -115,7 +119,8 @@ class Evidence:
         if (self._folder / PROFILE).exists():
             return
         store = SampleStore(self._folder / SAMPLES)
-        cluster = self._options.cluster or _cluster_of(store.environment)
+        given = self._options.cluster
+        cluster = str(self._own.get(given, given)) if given else _cluster_of(store.environment)
         fitted = make_profile(store, name="evidence", cluster=cluster, created=self._options.created)
         refused = (f"error above the limit: {line}" for line in fitted.refused)
         write_file(self._folder / FIT, "\n".join([*report(fitted), *refused, ""]))
@@ -196,8 +201,9 @@ class Evidence:
                 runs.append(
                     {
                         "source": "emulated links" if self._ranks == 1 else "real links",
-                        "model": Path(self._model).name if self._own_config else self._model,
-                        "cluster": self._profile.cluster_name,
+                        # `validate` runs in the folder, which has another path at home
+                        "model": Path(self._model).name if self._options.model in self._own else self._model,
+                        "cluster": Path(self._profile.cluster_name).name,
                         "tp": self._tp,
                         "stack": stack,
                         "variant": variant,
@@ -213,12 +219,12 @@ class Evidence:
 
 
 def _cluster_of(machine: Mapping[str, Any]) -> str:
-    """The first cluster of the catalog with the GPU that was measured; without a GPU the default one."""
+    """A cluster of the catalog with the GPU that was measured, one with a shipped profile if there is; on CPUs any."""
     device = str(machine.get("gpu", ""))
     names = [name for name in catalog.cluster_names() if device and catalog.cluster(name).gpu.is_called(device)]
     if device and not names:
         raise UsageError(f"no cluster of the catalog has a '{device}'", hint="--cluster FILE.toml describes this one")
-    return names[0] if names else "h100-sxm"
+    return min(names, key=lambda name: not is_shipped(name), default="h100-sxm")
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -3,10 +3,11 @@
 What only CUDA has is in `CudaClock`, in `holder` and in `launches`; tests put a clock of their own in its place.
 """
 
+import ctypes
 import math
 import time
 from collections.abc import Callable
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -24,6 +25,8 @@ QUEUE = 400
 CHAIN_S = 2e-3
 # power management follows the load within tens of milliseconds, and reports clocks every 100 ms (nvidia-smi)
 WARM_S = 0.2
+# of nvml.h
+_NVML_CLOCK_SM = 1
 
 
 class Timing(NamedTuple):
@@ -90,6 +93,7 @@ class CudaClock:
 
     def __init__(self) -> None:
         self._launch_s = LAUNCH_S
+        self._gpu = ctypes.c_void_p()
 
     def now(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
@@ -113,11 +117,21 @@ class CudaClock:
         return min(QUEUE, math.ceil(CHAIN_S / seconds))
 
     def frequency(self) -> float | None:
-        try:
-            return float(torch.cuda.clock_rate())
-        except (ImportError, RuntimeError):
-            # NVML, or its package for Python, is missing
+        if self._nvml is None:
             return None
+        clock = ctypes.c_uint()
+        failed = self._nvml.nvmlDeviceGetClockInfo(self._gpu, _NVML_CLOCK_SM, ctypes.byref(clock))
+        return None if failed else float(clock.value)
+
+    @cached_property
+    def _nvml(self) -> ctypes.CDLL | None:
+        """The driver's library; None: it is not there, or does not know this GPU."""
+        try:
+            nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        except OSError:
+            return None
+        name = f"GPU-{torch.cuda.get_device_properties().uuid}".encode()
+        return None if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByUUID(name, ctypes.byref(self._gpu)) else nvml
 
 
 @cache

@@ -72,7 +72,7 @@ def undivided(models: Sequence[ModelSpec], degrees: Sequence[int]) -> list[str]:
 
 
 def _run(options: argparse.Namespace) -> int:
-    end_s = time.monotonic() + budget_s(options.budget)
+    spend_s = budget_s(options.budget)
     if not options.most > 0.0:
         raise UsageError(f"--most {options.most:g}: must be above 0", hint="for example --most 4096")
     models, degrees = [catalog.model(name) for name in options.model], options.tp or [1]
@@ -101,7 +101,7 @@ def _run(options: argparse.Namespace) -> int:
     if store and store.dropped:
         print(f"dropped an incomplete last sample of {store.dropped} bytes", file=sys.stderr)
     try:
-        take_samples(ops, store, ranks, end_s)
+        take_samples(ops, store, ranks, time.monotonic() + spend_s)
     except RuntimeError as error:
         if ranks.size == 1:
             raise

@@ -13,9 +13,9 @@ SEED = 0
 
 def normal(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
     """A tensor of normally distributed numbers, the same for the same shape."""
-    elements = math.prod(shape)
-    drawn = _drawn(device)
-    return drawn.repeat(-(-elements // DRAWN))[:elements].view(shape)
+    elements, drawn = math.prod(shape), _drawn(device)
+    numbers = drawn[:elements].clone() if elements <= DRAWN else drawn.repeat(-(-elements // DRAWN))[:elements]
+    return numbers.view(shape)
 
 
 @functools.cache

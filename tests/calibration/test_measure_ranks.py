@@ -32,7 +32,7 @@ calibration.measure.command.time = types.SimpleNamespace(monotonic=itertools.cou
 # rank 1 has less memory than weights are taken from
 POOR = f"""{TICKING}
 import os, resource, torch
-import calibration.measure.ops
+import calibration.measure.ops, torch._dynamo
 if os.environ["RANK"] == "1":
     used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + 300 * 10**6,) * 2)

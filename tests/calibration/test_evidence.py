@@ -1,0 +1,126 @@
+"""`calibrate evidence`: a killed run goes on, and what it packs is read by the commands that it is for."""
+
+import json
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from calibration.__main__ import main
+from calibration.evidence import steps
+from calibration.fit.samples import Sample, SampleStore
+from ladder_sim.costs.profile_file import load_profile
+from ladder_sim.validation.dataset import read_dataset
+from tests.conftest import REPO
+from tests.support.commands import run
+from tests.support.waiting import until
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 128,
+    "vocab_size": 256,
+    "hidden_act": "silu",
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Of a model that runs in no time."""
+    path = tmp_path / "own.json"
+    path.write_text(json.dumps(CONFIG))
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_a_killed_run_goes_on_and_its_archive_is_read_elsewhere(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "evidence"
+    arguments = ["evidence", f"--out={out}", f"--model={config}", "--ranks=2", "--stack=gpt-fast", "--batch=1"]
+    arguments += ["--prompt=8", "--gen=4", "--repeats=1", "--most=4", "--budget"]
+    command = [sys.executable, "-m", "calibration", *arguments]
+    killed = subprocess.Popen([*command, "9h"], cwd=REPO, stderr=subprocess.DEVNULL)
+    samples = out / steps.SAMPLES
+    until(lambda: (samples.exists() and samples.read_bytes().count(b"\n") > 4) or killed.poll() is not None)
+    killed.kill()
+    assert killed.wait() == -signal.SIGKILL
+    before = SampleStore(samples).samples
+
+    assert main([*arguments, "2s"]) in (0, 1)
+    assert main([*arguments, "9h"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"{out}.tar.gz"
+    after = SampleStore(samples).samples
+    assert after[: len(before)] == before
+    # what is done is not done again
+    assert main([*arguments, "9h"]) == 0
+    assert SampleStore(samples).samples == after
+    assert main([*arguments, "9h", "--gen=5"]) == 2
+    assert "was begun with other options" in capsys.readouterr().err
+
+    home = tmp_path / "home"
+    with tarfile.open(f"{out}.tar.gz") as archive:
+        archive.extractall(home, filter="data")
+    monkeypatch.chdir(home / "evidence")
+    fit = ["fit", steps.SAMPLES, "--cluster", "h100-sxm", "--out", "again.json.gz", "--force"]
+    assert main(fit) == 0
+    assert run("validate", steps.RUNS, "--profile", steps.PROFILE).code == 0
+    assert run("trace", "predict", f"{steps.TRACES}/standard").code == 0
+    compared = json.loads(Path(steps.COMPARED).read_text())
+    assert {row["variant"] for row in compared} == {"standard", "parallel", "ladder", "upper-bound"}
+
+
+def test_a_single_rank_emulates_the_predicted_links_and_a_run_that_fails_is_reported(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[list[str]] = []
+
+    def calibrate(command: Sequence[str], *, capture: bool) -> tuple[int, str]:
+        ran.append(list(command))
+        path = Path(next(word for word in command if word.startswith("--samples")).partition("=")[2])
+        store = SampleStore(path, {"gpu": "NVIDIA H100 80GB HBM3"})
+        for m in (1.0, 16.0):
+            store.append(Sample(op="gemm", point={"m": m, "n": 4096.0, "k": 4096.0}, seconds=1e-5))
+        return 0, ""
+
+    def bench(model: str, variants: Any, stack: str, set_: Any, json_: bool, save: Path, flags: Sequence[str]) -> None:
+        ran.append([stack, *flags])
+        if stack == "vllm":
+            raise typer.Exit(1)
+        each = {"ttft_s": 1.0, "tpot_s": 0.1, "speedup": 1.0, "tokens_per_s": 10.0}
+        save.write_text(json.dumps({"variants": {"standard": each, "ladder": each}}))
+
+    monkeypatch.setattr(steps.processes, "run", calibrate)
+    monkeypatch.setattr(steps, "measure", bench)
+    out = tmp_path / "evidence"
+    arguments = ["evidence", f"--out={out}", f"--model={config}", "--ranks=1", "--tp=2", "--budget=40s"]
+    assert main([*arguments, "--prompt=8", "--gen=4"]) == 1
+    assert "not measured: vllm-batch-1: " in capsys.readouterr().err
+    ops, *runs = ran
+    assert {"--overlap", "--ranks=1", "--tp=2", "--budget=20s"} <= set(ops)
+    assert [flags[0] for flags in runs] == ["gpt-fast", "gpt-fast", "vllm", "vllm"]
+    assert [any(flag.startswith("--trace") for flag in flags) for flags in runs] == [True, False, False, False]
+    table = out / "all-reduce-gpt-fast.csv"
+    assert {"--backend=emulate", f"--emulate={table}"} <= set(runs[0])
+    sizes, seconds = zip(*(map(float, line.split(",")) for line in table.read_text().splitlines()[1:]), strict=True)
+    assert sizes == steps.MESSAGES
+    assert sorted(seconds) == list(seconds)
+    assert load_profile(str(out / steps.PROFILE)).cluster_name == "h100-sxm"
+    monkeypatch.chdir(out)
+    assert len(read_dataset(steps.RUNS).measurements) == 4
