@@ -13,6 +13,8 @@ from calibration.measure.numbers import DTYPE, normal
 from calibration.measure.plan import CHAIN, QUEUED
 from calibration.measure.ranks import Ranks
 
+# in the errors of a backend that lacks a collective, such as gloo of an older torch
+UNSUPPORTED = "does not support"
 # of torch.ops.symm_mem, by name of the op: all-reduces in memory that the GPUs of a group share
 SYMMETRIC: Mapping[str, str] = {
     "one_shot_all_reduce": "one_shot_all_reduce",
@@ -30,7 +32,7 @@ def collective(op: Sample, ranks: Ranks) -> Callable[[], float]:
     group, clock = ranks.group(op), clock_of(ranks.device)
     elements = max(1, round(op.point["bytes"] / DTYPE.itemsize / group.size())) * group.size()
     numbers = normal((elements,), ranks.device)
-    whole = _shared(elements, ranks.device, group) if op.op in SYMMETRIC else torch.empty_like(numbers)
+    whole = _shared(op.op, elements, ranks.device, group) if op.op in SYMMETRIC else torch.empty_like(numbers)
     issue = _issue(op.op, whole, numbers[: elements // group.size()].clone(), group)
 
     def measure() -> float:
@@ -60,12 +62,14 @@ def _issue(name: str, whole: Tensor, part: Tensor, group: dist.ProcessGroup) -> 
     return issue[name]
 
 
-def _shared(elements: int, device: torch.device, group: dist.ProcessGroup) -> Tensor:
-    """A buffer at the same place on every GPU of the group."""
+def _shared(name: str, elements: int, device: torch.device, group: dist.ProcessGroup) -> Tensor:
+    """A buffer that all GPUs of the group see; raises RuntimeError where torch or their links lack the op."""
     from torch.distributed import _symmetric_memory as symmetric
 
     whole: Tensor = symmetric.empty(elements, dtype=DTYPE, device=device)
-    symmetric.rendezvous(whole, group.group_name)
+    memory = symmetric.rendezvous(whole, group)
+    if not hasattr(torch.ops.symm_mem, SYMMETRIC[name]) or (name.startswith("multimem") and not memory.multicast_ptr):
+        raise RuntimeError(f"{UNSUPPORTED} {name}")
     return whole
 
 
@@ -86,7 +90,8 @@ def queued_all_reduce(op: Sample, ranks: Ranks) -> Callable[[], float]:
             work.wait()
 
     def measure() -> float:
-        clock.hold(2 * (1 + QUEUED))
+        # a message on another stream takes two events
+        clock.hold(4 * (1 + QUEUED))
         pair()
         start = clock.now()
         for _ in range(QUEUED):

@@ -11,7 +11,7 @@ import torch
 
 from calibration.fit.samples import BESIDE, HELD, Sample
 from calibration.measure.clock import Timing, clock_of, timed
-from calibration.measure.collectives import collective, queued_all_reduce
+from calibration.measure.collectives import UNSUPPORTED, collective, queued_all_reduce
 from calibration.measure.kernels import KERNELS, kernel
 from calibration.measure.launches import launch
 from calibration.measure.overlap import HeldMeasurement, OverlapMeasurement
@@ -44,7 +44,7 @@ def measure(op: Sample, repeats: int, ranks: Ranks) -> list[Sample]:
     try:
         repeat = _prepare(op, ranks)
     except RuntimeError as error:
-        if not (_out_of_memory(error) or _unsupported(error)):
+        if not _out_of_memory(error) and UNSUPPORTED not in str(error):
             raise
         repeat = None
     # before any rank waits for the others in a collective
@@ -58,7 +58,7 @@ def measure(op: Sample, repeats: int, ranks: Ranks) -> list[Sample]:
         after_MHz = clock.frequency()
     except RuntimeError as error:
         # the error is raised on every rank
-        if not _unsupported(error):
+        if UNSUPPORTED not in str(error):
             raise
         return [op]
     burst = before_MHz is not None and after_MHz is not None and after_MHz < (1.0 - BURST) * before_MHz
@@ -125,8 +125,3 @@ def _sample(op: Sample, name: str, by_rank: Sequence[_Repeats], clock_MHz: float
 def _out_of_memory(error: RuntimeError) -> bool:
     # for CPU memory torch has no exception class of its own
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-
-
-def _unsupported(error: RuntimeError) -> bool:
-    """Whether the backend lacks a collective, as gloo of an older torch, or the links its kernel."""
-    return "does not support" in str(error) or "not supported" in str(error)
