@@ -38,9 +38,10 @@ CURVES: Mapping[str, tuple[CollectiveName, str]] = {
     "two_shot_all_reduce": ("all_reduce", "two-shot"),
     "multimem_all_reduce": ("all_reduce", "multimem"),
 }
+
 # memory-bound kernels between GEMMs and attention
 ELEMENTWISE = ("add", "norm", "add_norm", "rope", "activation")
-# of a point, by op
+# coordinates of a point, by op
 COORDINATES: Mapping[str, tuple[str, ...]] = {
     **{str(kind): names for kind, names in AXES.items()},
     **dict.fromkeys(ELEMENTWISE, ("bytes",)),
@@ -49,8 +50,6 @@ COORDINATES: Mapping[str, tuple[str, ...]] = {
     "queued_all_reduce": ("streams", "bytes", "ranks", "nodes"),
     HELD: (HELD,),
     **dict.fromkeys(CURVES, ("bytes", "ranks", "nodes")),
-    # no longer measured, but earlier files hold it
-    "send_recv": ("bytes", "ranks", "nodes"),
 }
 
 # coordinates -> median seconds

@@ -1,10 +1,12 @@
 """Collectives to time, on groups of ranks that all communicate at the same time."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import AllgatherOptions
 
 from calibration.fit.samples import Sample
 from calibration.measure.clock import clock_of
@@ -12,6 +14,8 @@ from calibration.measure.launches import TINY_ELEMENTS
 from calibration.measure.numbers import DTYPE, normal
 from calibration.measure.plan import CHAIN, QUEUED
 from calibration.measure.ranks import Ranks
+from runtime.comm.process_group import ProcessGroup
+from runtime.comm.streams import SideStream
 
 # in the errors of a backend that lacks a collective, such as gloo of an older torch
 UNSUPPORTED = "does not support"
@@ -20,6 +24,12 @@ SYMMETRIC: Mapping[str, str] = {
     "one_shot_all_reduce": "one_shot_all_reduce",
     "two_shot_all_reduce": "two_shot_all_reduce_",
     "multimem_all_reduce": "multimem_all_reduce_",
+}
+OPTIONS: Mapping[str, Callable[[], Any]] = {
+    "all_reduce": dist.AllreduceOptions,
+    "all_gather": AllgatherOptions,
+    "reduce_scatter": dist.ReduceScatterOptions,
+    "all_to_all": dist.AllToAllOptions,
 }
 
 
@@ -52,14 +62,23 @@ def collective(op: Sample, ranks: Ranks) -> Callable[[], float]:
 def _issue(name: str, whole: Tensor, part: Tensor, group: dist.ProcessGroup) -> Callable[[], object]:
     if name in SYMMETRIC:
         return lambda: getattr(torch.ops.symm_mem, SYMMETRIC[name])(whole, "sum", group.group_name)
+    options = OPTIONS[name]()
+    # on the current stream, where there are streams
+    options.asyncOp = not whole.is_cuda
     received = torch.empty_like(whole) if name == "all_to_all" else whole
-    issue: Mapping[str, Callable[[], object]] = {
-        "all_reduce": lambda: dist.all_reduce(whole, group=group),
-        "all_gather": lambda: dist.all_gather_into_tensor(whole, part, group=group),
-        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole, group=group),
-        "all_to_all": lambda: dist.all_to_all_single(received, whole, group=group),
+    start: Mapping[str, Callable[[], dist.Work | None]] = {
+        "all_reduce": lambda: group.allreduce([whole], options),
+        "all_gather": lambda: group._allgather_base(whole, part, options),
+        "reduce_scatter": lambda: group._reduce_scatter_base(part, whole, options),
+        "all_to_all": lambda: group.alltoall_base(received, whole, [], [], options),
     }
-    return issue[name]
+
+    def issue() -> None:
+        work = start[name]()
+        if work is not None:
+            work.wait()
+
+    return issue
 
 
 def _shared(name: str, elements: int, device: torch.device, group: dist.ProcessGroup) -> Tensor:
@@ -76,18 +95,16 @@ def _shared(name: str, elements: int, device: torch.device, group: dist.ProcessG
 def queued_all_reduce(op: Sample, ranks: Ranks) -> Callable[[], float]:
     """Return a function that times tiny kernels and all-reduces in turn, seconds for one of both.
 
-    Each waits for the one before: on one stream, or kernels on one and all-reduces on NCCL's own.
+    Each waits for the one before: on one stream, or all-reduces on the runtime's other one.
     """
-    group, clock = ranks.group(op), clock_of(ranks.device)
-    apart = op.point["streams"] > 1
+    comm, clock = ProcessGroup("nccl", ranks.group(op), stream=SideStream()), clock_of(ranks.device)
+    blocking = op.point["streams"] == 1
     x = torch.zeros(TINY_ELEMENTS, device=ranks.device)
     message = torch.zeros(max(1, round(op.point["bytes"] / DTYPE.itemsize)), dtype=DTYPE, device=ranks.device)
 
     def pair() -> None:
         x.add_(1.0)
-        work = dist.all_reduce(message, group=group, async_op=apart)
-        if work is not None:
-            work.wait()
+        comm.all_reduce(message, blocking=blocking).wait()
 
     def measure() -> float:
         # a message on another stream takes two events

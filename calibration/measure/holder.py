@@ -38,7 +38,7 @@ def held(count: int, device: torch.device) -> Iterator[None]:
 @contextmanager
 def _held_sms(count: int, device: torch.device) -> Iterator[None]:
     released = torch.zeros(1, dtype=torch.int32, device=device)
-    shared_bytes: int = torch.cuda.get_device_properties(device).shared_memory_per_block_optin  # type: ignore[attr-defined]
+    shared_bytes = torch.cuda.get_device_properties(device).shared_memory_per_block_optin  # type: ignore[attr-defined]
     # of high priority, as NCCL's; it has its SMs before the first kernel has been launched
     side = torch.cuda.Stream(priority=-1)
     side.wait_stream(torch.cuda.current_stream())

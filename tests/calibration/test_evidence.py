@@ -63,8 +63,8 @@ def test_a_killed_run_goes_on_and_its_archive_is_read_elsewhere(
     assert killed.wait() == -signal.SIGKILL
     before = SampleStore(samples).samples
 
-    assert main([*arguments, "2s"]) in (0, 1)
-    assert main([*arguments, "9h"]) == 0
+    # a second for ops that are left; the first run is begun in any case
+    assert main([*arguments, "2s"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"{out}.tar.gz"
     after = SampleStore(samples).samples
     assert after[: len(before)] == before

@@ -38,7 +38,7 @@ FITTING_INTERNAL = (
     "calibration",
     *(f"ladder_sim.{name}" for name in ("costs", "graph", "specs")),
     # of the simulator only the name of an array's type
-    "ladder_sim.des.shared.Floats",
+    "ladder_sim.des.shared",
     *SHARED,
 )
 STACK_FIT_INTERNAL = (
