@@ -1,6 +1,6 @@
 """From measurements to calibration profiles, and back: predictions compared with measurements.
 
 `measure` takes samples of ops, `fit` makes profiles of samples, `stack_fit` fits a stack's figures to end-to-end runs,
-`crosscheck` measures passes, predicts them and compares. `measure` and `crosscheck` need torch and `runtime`; all of it
-may import `ladder_sim`, which imports none of it.
+`crosscheck` measures passes, predicts them and compares, `evidence` measures all that a borrowed machine is for.
+`measure` and `crosscheck` need torch and `runtime`; all of it may import `ladder_sim`, which imports none of it.
 """
