@@ -17,11 +17,12 @@ _HABITS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         # vLLM 0.32.0, engine/arg_utils.py (get_batch_defaults, on GPUs of 70 GiB or more other than A100) and
         # config/cache.py; asynchronous scheduling is on by default from 0.14
         "vllm": {"step_requests": 1024, "block_tokens": 16},
-        # its documentation, "Server Arguments": --page-size 1, the radix cache and the overlap schedule are on; the
-        # number of requests that run follows from the memory, up to 4096. --schedule-conservativeness 1 keeps room for
-        # most of the tokens to come: next to 14 measured servings, most with a full KV cache, room for all of them
-        # errs by 8 % in TPOT, none by 13 %. "PD Disaggregation": the first token comes with the KV cache from the
-        # server that ran the prompt
+        # SGLang 0.5.10: srt/server_args.py (page_size 1, the radix cache and the overlap schedule are on, no mixed
+        # chunks); srt/managers/scheduler.py, get_next_batch_to_run: prompts first. It admits what has room for a share
+        # of the tokens to come, at most 4,096, and retracts requests when the KV cache is full (schedule_policy.py):
+        # next to 14 measured servings, most with a full KV cache, room for all of them errs by 8 % in TPOT, none by
+        # 13 %. Its documentation: up to 4096 requests run ("Server Arguments"), and the first token comes with the KV
+        # cache from the server that ran the prompt ("PD Disaggregation")
         "sglang": {"step_requests": 4096, "block_tokens": 1, "whole_answers": True, "takes_first_token": True},
         # its documentation, "TorchLlmArgs": max_batch_size, tokens_per_block, block reuse and the overlap scheduler are
         # on; GUARANTEED_NO_EVICT keeps room for whole answers. "Disaggregated Serving": the same, as first_gen_tokens

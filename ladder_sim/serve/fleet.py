@@ -135,15 +135,6 @@ def smallest_fleets(
     ------
     UsageError
         There is no rate, what was left is of another search, or no plan can be simulated.
-
-    Examples
-    --------
-    >>> from ladder_sim.serve import Lengths, smallest_fleets
-    >>> lengths = {"prompt": Lengths.parse("512"), "gen": Lengths.parse("32")}
-    >>> load, promise = Traffic(rate=200.0, requests=100, **lengths), Promise.parse("ttft_p95=200ms,tpot_p95=8ms")
-    >>> fleets = smallest_fleets(Scenario.of(model="8b", tp=1, stack="vllm"), load, promise, seeds=1)
-    >>> {name: fleet.gpus.value for name, fleet in fleets.variants.items()}
-    {'standard': 9.0, 'ladder': 9.0}
     """
     check_rate(traffic)
     count = whole(SEEDS if seeds is None else seeds, "seeds", 1, MOST_SEEDS, hint="loads to simulate, e.g. --seeds 3")

@@ -2,14 +2,17 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ladder_sim.des.shared import Floats
-from ladder_sim.report.figures.style import SERIES_COLOURS, TEXT_COLOUR, figure, variant_colour
+from ladder_sim.report.figures.style import SERIES_COLOURS, TEXT_COLOUR, error_bars, figure, variant_colour
 from ladder_sim.serve import Estimates, Fleets, Outcome, Promise
 from ladder_sim.serve.promise import Metric
+from ladder_sim.units import format_seconds
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -18,6 +21,12 @@ _POINTS = np.linspace(0.0, 1.0, 201)
 # of a timeline: each is a mean over its part of the load
 _BINS = 120
 _PANEL_PX, _HEAD_PX = 190, 190
+# below the last axis and its title
+_LEGEND_PX = 64
+# characters of a subtitle that a phone shows in a line
+_LINE = 50
+# behind what is written over curves
+_PAPER = "rgba(255, 255, 255, 0.8)"
 _TIMES: Mapping[Metric, str] = {
     "ttft": "time to first token (ms), or less",
     "tpot": "time per output token (ms), or less",
@@ -27,7 +36,7 @@ _TIMES: Mapping[Metric, str] = {
 def load_figure(subtitle: str, estimates: Estimates) -> "go.Figure":
     """Times that requests see, and what a replica does meanwhile."""
     axes = [(title, "requests (%)") for title in _TIMES.values()]
-    axes += [("", "running, waiting"), ("", "KV cache (%)"), ("time (s)", "arrivals/s")]
+    axes += [("", "running<br>(dotted: waiting)"), ("", "KV cache (%)"), ("time (s)", "arrivals/s")]
     panels = _panels("Requests under load", subtitle, axes)
     for name, each in estimates.variants.items():
         outcome, colour = each.outcome, variant_colour(name)
@@ -38,7 +47,7 @@ def load_figure(subtitle: str, estimates: Estimates) -> "go.Figure":
             _line(panels, row, times_ms, 100.0 * _POINTS, name, colour, legend=row == 1)
         at_s, running, waiting, kv_share = _timeline(outcome)
         _line(panels, 3, at_s, running, name, colour)
-        _line(panels, 3, at_s, waiting, f"{name}, waiting", colour, dash="dot", legend=True)
+        _line(panels, 3, at_s, waiting, f"{name}, waiting", colour, dash="dot")
         _line(panels, 4, at_s, 100.0 * kv_share, name, colour)
     first = estimates.variants[estimates.first]
     arrivals, edges = np.histogram([answer.request.arrival_s for answer in first.outcome.recorded.answers], _BINS // 2)
@@ -53,9 +62,13 @@ def _panels(title: str, subtitle: str, axes: Sequence[tuple[str, str]]) -> "go.F
     """One below the other, each with the titles of its axes: as readable on a phone as on a desk."""
     from plotly.subplots import make_subplots
 
-    height = _HEAD_PX + _PANEL_PX * len(axes)
+    height = _PANEL_PX * len(axes)
+    lines = "<br>".join(wrap(subtitle, _LINE, break_on_hyphens=False))
+    # below, where it may have as many rows as it takes
+    legend = {"y": -_LEGEND_PX / height, "yanchor": "top"}
     panels = make_subplots(len(axes), 1, vertical_spacing=0.3 / len(axes))
-    panels.update_layout(figure(title, subtitle, layout={"height": height}).layout)
+    panels.update_layout(figure(title, lines, layout={"height": _HEAD_PX + height, "legend": legend}).layout)
+    panels.update_layout(title={"xref": "container", "pad": {"l": 16, "t": 20}})
     for row, (x_title, y_title) in enumerate(axes, start=1):
         panels.update_xaxes(title=x_title, rangemode="tozero", row=row)
         panels.update_yaxes(title=y_title, rangemode="tozero", row=row)
@@ -86,9 +99,9 @@ def _promised(panels: "go.Figure", promise: Promise | None) -> None:
     for bound in promise.bounds if promise else ():
         if bound.metric in _TIMES:
             row = list(_TIMES).index(bound.metric) + 1
-            text = f"promised: {bound}"
+            text = f"{bound.name.partition('_')[2]} \N{LESS-THAN OR EQUAL TO} {format_seconds(bound.seconds)}"
             line = {"color": SERIES_COLOURS[5], "dash": "dash", "width": 1.5}
-            place = {"annotation": {"text": text}, "annotation_position": "bottom left"}
+            place = {"annotation": {"text": text, "bgcolor": _PAPER}, "annotation_position": "bottom left"}
             panels.add_vline(x=1e3 * bound.seconds, row=row, line=line, **place)
             axis = panels.layout.annotations[-1].xref
             slowest_ms = max(max(each.x, default=0.0) for each in panels.data if each.xaxis == axis)
@@ -115,19 +128,19 @@ def capacity_figure(subtitle: str, fleets: Fleets) -> "go.Figure":
     for name, each in fleets.variants.items():
         gpus, colour = each.gpus, variant_colour(name)
         known = math.isfinite(gpus.value)
-        over = gpus.high - gpus.value if math.isfinite(gpus.high) else gpus.value
-        spread = {"type": "data", "symmetric": False, "array": [over], "arrayminus": [gpus.value - gpus.low]}
-        spread |= {"color": SERIES_COLOURS[1], "thickness": 2}
+        # as long as the bar where no number of slower replicas keeps it
+        shown = gpus if math.isfinite(gpus.high) else replace(gpus, high=2.0 * gpus.value)
         bar = go.Bar(
             x=[gpus.value if known else 0],
             y=[name],
             orientation="h",
-            marker={"color": colour},
+            # light enough for the interval and the number on it
+            marker={"color": colour, "opacity": 0.5},
             text=f"{gpus.value:.0f}" if known else "no number keeps it",
             textposition="inside" if known else "outside",
-            textfont={"color": "white"} if known else None,
+            textfont={"color": TEXT_COLOUR},
             insidetextanchor="start",
-            error_x=spread if known else None,
+            error_x=error_bars([shown]) if known else None,
             showlegend=False,
             width=0.6,
         )
@@ -140,7 +153,10 @@ def capacity_figure(subtitle: str, fleets: Fleets) -> "go.Figure":
     for number, bound in enumerate(bounds):
         limit_ms = 1e3 * bound.seconds
         line = {"color": SERIES_COLOURS[5], "dash": "dash", "width": 1.5}
-        place = {"annotation": {"text": f"promised: {bound}"}, "annotation_position": "top left"}
+        place = {
+            "annotation": {"text": "promised", "bgcolor": _PAPER},
+            "annotation_position": "top left",
+        }
         panels.add_hline(y=limit_ms, row=2 + number, line=line, **place)
         # beyond its limit a replica's times grow without end
         panels.update_yaxes(range=(0.0, 1.6 * limit_ms), row=2 + number)
