@@ -163,8 +163,8 @@ class Versus:
 
     @cached_property
     def verdict(self) -> str:
-        """What gains most, in a few sentences."""
-        return " ".join(self._sentences())
+        """What gains most, in a few sentences, a line each."""
+        return "\n".join(self._sentences())
 
     def _sentences(self) -> Iterator[str]:
         standard, best, best_retrained = self.options["standard"], self.best_own, self.best_retrained
@@ -178,7 +178,7 @@ class Versus:
             yield f"{where}: nothing without retraining is told apart from standard{most}."
         lossy = next((each for each in self.own if each.lossy), None)
         if lossy and self.faster(lossy, best):
-            yield f"{lossy.name} gives {_text(lossy.gain)}, with other answers."
+            yield f"With other answers {lossy.name} gives {_text(lossy.gain)}."
         if best_retrained:
             tied = self._tied(best_retrained, [best, *_exact(self.retrained)])
             quality = quality_of(best_retrained.prediction.variant)

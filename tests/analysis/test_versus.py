@@ -105,12 +105,12 @@ def test_a_wiring_that_a_model_has_needs_no_retraining() -> None:
 def test_the_verdict_says_what_is_not_told_apart() -> None:
     result = served()
     assert result.verdict.startswith("TP 8 on 1 x 8 H100 SXM5 80GB under vllm: fused-norm gives 1.05 (")
-    assert ", not told apart from gemm-overlap. With retraining ladder + fused-norm gives " in result.verdict
+    assert ", not told apart from gemm-overlap.\nWith retraining ladder + fused-norm gives " in result.verdict
     assert " alone, and " in result.verdict
     assert result.verdict.endswith(" on top of fused-norm.")
     slow = result_of(model="70b", tp=8, cluster="l40s-pcie", stack="gpt-fast", gen=512)
     assert "nothing without retraining is told apart from standard" in slow.verdict
-    assert "quantized-allreduce:int8 gives 1.09 (1.04-1.15), with other answers." in slow.verdict
+    assert "With other answers quantized-allreduce:int8 gives 1.09 (1.04-1.15).\n" in slow.verdict
     assert "of which no quality is known" in slow.verdict
 
 

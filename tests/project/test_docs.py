@@ -20,13 +20,14 @@ def test_the_pages_show_every_command() -> None:
         "capacity",
         "validate",
         "quality",
+        "versus",
     }
 
 
 @pytest.mark.parametrize(("page", "command", "shown"), SHOWN, ids=[command for _, command, _ in SHOWN])
 def test_the_output_is_what_the_command_prints(page: str, command: str, shown: str) -> None:
     """`python -m tests.support.shown` refreshes the pages."""
-    assert shown == output(command)
+    assert shown == output(command, shown)
 
 
 @pytest.mark.parametrize("page", PYTHON_PAGES)

@@ -1,7 +1,7 @@
 """Commands and Python that the documentation shows with their output.
 
-A command is a line ``$ ladder-sim ...`` of an indented block, its output what follows. A block of Python is followed by
-a block of text that it prints; the blocks of a page share their names.
+A command is a line ``$ ladder-sim ...`` of an indented block, its output what follows; its first lines, if a line ``...``
+ends them. A block of Python is followed by a block of text that it prints; the blocks of a page share their names.
 ``python -m tests.support.shown`` writes the current outputs into the pages.
 """
 
@@ -15,10 +15,19 @@ from pathlib import Path
 from tests.conftest import REPO
 from tests.support.commands import run
 
-PAGES = ("README.md", "docs/sweeps.md", "docs/analysis.md", "docs/serving.md", "docs/load.md", "docs/quality.md")
+PAGES = (
+    "README.md",
+    "docs/sweeps.md",
+    "docs/analysis.md",
+    "docs/serving.md",
+    "docs/load.md",
+    "docs/quality.md",
+    "docs/versus.md",
+)
 PYTHON_PAGES = ("docs/python.md",)
 # the output goes on to the next text or command; blank lines inside it are its own
 _BLOCK = re.compile(r"^    \$ (ladder-sim .*)\n((?:    (?!\$).*\n|\n(?=    (?!\$)))*)", re.MULTILINE)
+_MORE = "\n    ...\n"
 _PYTHON = re.compile(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 
 
@@ -27,11 +36,13 @@ def blocks(page: str) -> list[tuple[str, str]]:
     return [(command, output) for command, output in _BLOCK.findall((REPO / page).read_text("utf-8"))]
 
 
-def output(command: str) -> str:
-    """Current output of a command, indented as a page shows it."""
+def output(command: str, shown: str) -> str:
+    """Current output of a command, indented as a page shows it, and as much of it."""
     ran = run(*shlex.split(command)[1:])
     assert ran.code == 0, ran.err
     lines = [*ran.out.splitlines(), *ran.err.splitlines()]
+    if shown.endswith(_MORE):
+        lines = [*lines[: shown.count("\n") - 1], "..."]
     return "".join(f"    {line}".rstrip() + "\n" for line in lines)
 
 
@@ -44,7 +55,7 @@ def with_outputs(text: str) -> str:
             exec(block[1], names)
         return f"```python\n{block[1]}```\n\n```text\n{stdout.getvalue()}```\n"
 
-    return _PYTHON.sub(printed, _BLOCK.sub(lambda block: f"    $ {block[1]}\n{output(block[1])}", text))
+    return _PYTHON.sub(printed, _BLOCK.sub(lambda block: f"    $ {block[1]}\n{output(block[1], block[2])}", text))
 
 
 def refresh(page: Path) -> None:

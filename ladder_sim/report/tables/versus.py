@@ -81,9 +81,12 @@ def _wirings(result: Versus) -> RenderableType | None:
     rows = []
     for name, each in result.wirings.items():
         quality = quality_of(name)
+        published = quality.summary if quality else "-"
+        if quality and not quality.rows and quality.relatives and quality.relatives[0].wiring in result.wirings:
+            published = f"of {quality.relatives[0].wiring}"
         degree = "any TP" if each.is_shared else f"TP {result.scenario.plan.tp}"
-        rows.append((name, degree, engines(parse(name).family.support), quality.summary if quality else "-"))
-    return table(columns, rows, left=4, wrapped=columns[2:]) if rows else None
+        rows.append((name, degree, engines(parse(name).family.support), published))
+    return table(columns, rows, left=4, wrapped=columns[3:]) if rows else None
 
 
 def _legend(result: Versus) -> Iterator[str]:
