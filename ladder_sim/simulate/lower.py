@@ -276,11 +276,9 @@ def lower(schedule: Schedule, estimates: Sequence[Estimate], hardware: Hardware,
     launches, after = ((), layout.after) if free else _launched(layout, schedule.eager)
     tasks = [Task(name=name, stream=LAUNCH, duration_s=launch_s) for name in launches]
     demands = [NOTHING if layout.uncontended else estimate.demand for estimate in estimates]
-    alone = list(zip(durations_s, demands, strict=True))
-    rows = zip(layout.names, order.streams, after, order.leads, layout.same_as, strict=True)
-    for name, stream, needed, lead, like in rows:
-        duration_s, demand = alone[like]
-        tasks.append(Task(name, stream, duration_s, needed, leads_s[lead], demand))
+    # column by column: a loop over rows takes twice as long
+    columns = (layout.names, order.streams, [durations_s[like] for like in layout.same_as], after)
+    tasks += map(Task, *columns, [leads_s[lead] for lead in order.leads], [demands[like] for like in layout.same_as])
     return Program(tasks=tuple(tasks), streams=STREAMS, device=Device(sms=sms))
 
 

@@ -152,7 +152,9 @@ class ForwardPass:
         cold_s, half_s = multiplied_s - slowed_s, 0.5 * self.seconds - slowed_s
         duty = cold_s / (half_s + (half_s * half_s + slowed_s * cold_s) ** 0.5)
         prices = {number: (op, estimate.at_duty(duty)) for number, (op, estimate) in self.prices.items()}
-        return ForwardPass(self.schedule, prices, self.hardware, self.gpu, self.engine)
+        # with as many periods as it took to become steady
+        schedule = self._ran[0] if self._ran else self.schedule
+        return ForwardPass(schedule, prices, self.hardware, self.gpu, self.engine)
 
     @cached_property
     def slowest_stage(self) -> Number:
