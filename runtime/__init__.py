@@ -13,6 +13,8 @@
     prepare       input of complete and evaluate, checked before a rank starts
     assemble      a rank's decoder on its device, after memory has checked that it fits
     generate      prefill and decode steps of one batch
+    execution     what of it is recorded, compiled and fused, as asked for and as possible
+    device        the calls of CUDA that this needs, and what stands for them on CPUs
     environment   machine and versions, for results
 
 Imports torch and the standard library (safetensors, tokenizers and jinja2 inside functions), and of this project only

@@ -6,7 +6,9 @@ import torch
 
 from runtime.checkpoint.weights import Source, fill, random_weights
 from runtime.comm.base import Communicator
-from runtime.config import EngineConfig, ModelConfig
+from runtime.config import EngineConfig, ExecutionConfig, ModelConfig
+from runtime.device import of
+from runtime.execution import Execution
 from runtime.generate import Generator
 from runtime.memory import check_fits, default_dtype, enough_memory, free_bytes
 from runtime.model.decoder import Decoder
@@ -35,8 +37,7 @@ def assemble(
     gen: int,
     seed: int,
     wirings: Sequence[Wiring] = (),
-    cuda_graphs: bool = False,
-    compiled: bool = False,
+    execution: ExecutionConfig = ExecutionConfig(),  # noqa: B008
 ) -> Generator:
     """A generator with random weights and prompts, of one model and batch on all ranks; raises as `load`.
 
@@ -45,14 +46,15 @@ def assemble(
     weights, each = random_weights(seed, device), batch // comm.exchange.size
     sizes = {"batch": each, "prompt": prompt, "gen": gen}
     model = load(shape, engine, comm, weights, device=device, dtype=dtype, wirings=wirings, **sizes)
-    if compiled:
+    done = Execution.of(model, execution)
+    if done.blocks == "compiled":
         for layer in model.layers:
-            layer.compile()
+            layer.compile_by(of(model.embedding_VD).compiled)
     with enough_memory("prompts and cache", comm.rank):
         numbers = torch.Generator(device).manual_seed(seed)
         prompt_BT = torch.randint(shape.vocab, (batch, prompt), generator=numbers, device=device)
         own_BT = prompt_BT[comm.exchange.rank * each :][:each]
-        return Generator(model, own_BT, gen, cuda_graphs=cuda_graphs)
+        return Generator(model, own_BT, gen, execution=done)
 
 
 def load(

@@ -26,7 +26,7 @@ from runtime.comm.base import Times
 from runtime.comm.emulate import EmulatedLink
 from runtime.comm.process_group import Degrees
 from runtime.comm.rendezvous import CommConfig, Place, connect
-from runtime.config import EngineConfig, ModelConfig, check_counts, check_dtype, check_groups
+from runtime.config import EngineConfig, ExecutionConfig, ModelConfig, check_counts, check_dtype, check_groups
 from runtime.environment import environment, gpu_links, gpu_states, variables
 from runtime.generate import Generator
 from runtime.memory import enough_memory
@@ -73,10 +73,6 @@ class BenchConfig:
     """CPU threads of each rank."""
     seed: int = 0
     """Of weights and prompts."""
-    cuda_graphs: bool = False
-    """Replay decode steps as CUDA graphs."""
-    compile: bool = False
-    """Run blocks through torch.compile."""
 
     def __post_init__(self) -> None:
         check_counts(tp=self.tp, attention_dp=self.attention_dp, pp=self.pp)
@@ -89,7 +85,13 @@ class BenchConfig:
         check_groups(self.batch, self.attention_dp)
 
 
-def bench(config: BenchConfig, engine: EngineConfig, links: CommConfig, trace: Path | None = None) -> dict[str, object]:
+def bench(
+    config: BenchConfig,
+    engine: EngineConfig,
+    links: CommConfig,
+    trace: Path | None = None,
+    execution: ExecutionConfig = ExecutionConfig(),  # noqa: B008
+) -> dict[str, object]:
     """Measure; the result is what docs/runtime.md describes, and the same on every rank.
 
     With `trace` PyTorch's profiler records a prefill and a few decode steps of each variant there, in a folder each.
@@ -104,10 +106,12 @@ def bench(config: BenchConfig, engine: EngineConfig, links: CommConfig, trace: P
             except OSError as error:
                 hint = "give a folder that can be written"
                 raise UsageError(f"--trace {trace}: {error.strerror}", hint=hint) from None
-        return _measured(config, engine, links, trace)
+        return _measured(config, engine, links, trace, execution)
 
 
-def _measured(config: BenchConfig, engine: EngineConfig, links: CommConfig, trace: Path | None) -> dict[str, object]:
+def _measured(
+    config: BenchConfig, engine: EngineConfig, links: CommConfig, trace: Path | None, execution: ExecutionConfig
+) -> dict[str, object]:
     torch.set_num_threads(config.threads)
     shape = ModelConfig.from_file(config.model)
     if shape.activation not in kernels.ACTIVATIONS:
@@ -134,8 +138,7 @@ def _measured(config: BenchConfig, engine: EngineConfig, links: CommConfig, trac
         gen=config.gen,
         seed=config.seed,
         wirings=wirings,
-        cuda_graphs=config.cuda_graphs,
-        compiled=config.compile,
+        execution=execution,
     )
     is_first = Place.from_environment().rank == 0
     total = (config.warmups + config.repeats) * len(wirings)
@@ -153,6 +156,7 @@ def _measured(config: BenchConfig, engine: EngineConfig, links: CommConfig, trac
     header: dict[str, object] = {
         "run": {
             **asdict(config),
+            **asdict(execution),
             "repeats": len(rounds),
             "batching": "static",
             "model": str(config.model),
@@ -160,6 +164,7 @@ def _measured(config: BenchConfig, engine: EngineConfig, links: CommConfig, trac
             "backend": comm.name,
             **comm.settings(),
         },
+        "execution": asdict(generator.execution),
         "engine": asdict(engine),
         "shape": asdict(shape),
         "environment": {**environment(), "variables": variables(), "links": gpu_links() if is_first else ""},

@@ -17,7 +17,17 @@ from typing import Any, NoReturn, TypeVar, get_args
 from ladder_sim.errors import UsageError
 from ladder_sim.system.files import write_file
 from runtime.checkpoint.convert import convert
-from runtime.config import AllReduce, Dispatch, EngineConfig, ModelConfig, check_counts, check_groups, read_time
+from runtime.config import (
+    AllReduce,
+    Dispatch,
+    EngineConfig,
+    ExecutionConfig,
+    ModelConfig,
+    Wish,
+    check_counts,
+    check_groups,
+    read_time,
+)
 from runtime.model.wiring import lay_out
 from runtime.prepare import CompletionConfig, EvaluationConfig, prepare_completion, prepare_evaluation
 
@@ -97,8 +107,19 @@ def _add_bench(commands: Any) -> None:
         metavar="NAME",
         help="token-split[:K] or sequence-parallel; repeatable, or joined by +",
     )
-    add("--cuda-graphs", action="store_true", help="replay decode steps (GPUs, math attention)")
-    add("--compile", action="store_true", help="run blocks through torch.compile")
+    for flag, purpose in (
+        ("--cuda-graphs", "replay decode steps"),
+        ("--prefill-cuda-graphs", "replay the prefill"),
+        ("--compile", "run blocks through torch.compile"),
+    ):
+        add(
+            flag,
+            nargs="?",
+            choices=get_args(Wish),
+            const="on",
+            default="off",
+            help=f"{purpose}; auto: on GPUs, if possible",
+        )
 
     add = _add_ranks(parser, dtype="bf16 on GPUs, fp32 on CPUs", backends=("auto", "nccl", "gloo", "emulate", "none"))
     _add_stages(add)
@@ -250,6 +271,7 @@ def _bench(arguments: argparse.Namespace) -> None:
         _config(EngineConfig, arguments),
         _config(CommConfig, arguments),
         trace=arguments.trace,
+        execution=_config(ExecutionConfig, arguments),
     )
     if _is_first_rank():
         _write(json.dumps(result, indent=1), arguments.save)

@@ -3,9 +3,9 @@
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim.units import parse_quantity
@@ -17,6 +17,8 @@ Attention = Literal["flash", "math"]
 Dispatch = Literal["allgather", "all-to-all"]
 # kernels: the backend's, or those that read the memory of a node's other GPUs
 AllReduce = Literal["backend", "one-shot", "multimem"]
+# auto: on a GPU, if nothing prevents it
+Wish = Literal["off", "auto", "on"]
 # names of `--dtype`
 DTYPES = ("fp32", "bf16", "fp16")
 
@@ -285,6 +287,23 @@ class EngineConfig:
                 raise UsageError(
                     f"technique 'token-split' with {option} {degree}: {reason}", hint="leave out one of both"
                 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionConfig:
+    """How kernels are launched, as far as the device and the model allow."""
+
+    cuda_graphs: Wish = "off"
+    """Replay decode steps as CUDA graphs."""
+    prefill_cuda_graphs: Wish = "off"
+    """Replay the prefill as a CUDA graph."""
+    compile: Wish = "off"
+    """Run blocks through torch.compile."""
+
+    def __post_init__(self) -> None:
+        for name, wish in asdict(self).items():
+            if wish not in get_args(Wish):
+                raise UsageError(f"{name} is '{wish}': must be off, auto or on")
 
 
 def read_time(text: str, option: str = "--timeout") -> float:

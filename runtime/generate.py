@@ -8,12 +8,14 @@ Shapes: B batch, or that of a micro-batch, T prompt tokens, G new tokens, V voca
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from ladder_sim.errors import MissingDependencyError, UsageError
+from runtime import device
 from runtime.comm.base import Handle
+from runtime.execution import Execution
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import Wiring
 
@@ -52,8 +54,8 @@ class Generator:
         Prompts, padded on the left if they differ in length.
     gen
         New tokens of each sequence; prefill yields the first.
-    cuda_graphs
-        Replay each decode step as one CUDA graph. Its shapes must not depend on the context: needs math attention.
+    execution
+        Which steps are recorded the first time, by wiring, and replayed from then on.
     pad_B
         Positions of padding before each prompt; None: no padding.
     pick
@@ -66,24 +68,10 @@ class Generator:
         prompt_BT: Tensor,
         gen: int,
         *,
-        cuda_graphs: bool = False,
+        execution: Execution = Execution(),  # noqa: B008
         pad_B: Tensor | None = None,
         pick: Pick | None = None,
     ) -> None:
-        if cuda_graphs and not prompt_BT.is_cuda:
-            raise MissingDependencyError("CUDA graphs need a GPU", hint="leave out --cuda-graphs")
-        if cuda_graphs and model.engine.attention != "math":
-            raise UsageError(
-                "CUDA graphs replay fixed shapes, and flash attention's grow with the context",
-                hint="--attention math reads the whole static cache",
-            )
-        if cuda_graphs and model.comm.pipeline.stages > 1:
-            raise UsageError("CUDA graphs are of one stage alone", hint="leave out --cuda-graphs, or --pp")
-        if cuda_graphs and model.config.experts is not None:
-            raise UsageError(
-                "CUDA graphs replay fixed shapes, and how many tokens an expert gets changes from step to step",
-                hint="leave out --cuda-graphs",
-            )
         batch, self._prompt = prompt_BT.shape
         device = prompt_BT.device
         self.model, self.prompt_BT = model, prompt_BT
@@ -100,7 +88,8 @@ class Generator:
             )
             for first in range(0, batch, each)
         ]
-        self._graphs: dict[str, Callable[[], None]] | None = {} if cuda_graphs else None
+        self.execution = execution
+        self._graphs: dict[tuple[str, str], Callable[[], None]] = {}
 
     @property
     def gen(self) -> int:
@@ -116,9 +105,10 @@ class Generator:
     def prefill(self, wiring: Wiring) -> None:
         """Run the prompts and write the first new token of each."""
         for part in self._parts:
-            prompt_BT = self.prompt_BT[part.rows]
-            self._next(part, self.model(prompt_BT, wiring, cache=part.cache, pad_B=part.pad_B), wiring)
-            part.position_1.fill_(self._prompt)
+            if self.execution.prefill == "eager":
+                self._prefill(part, wiring)
+            else:
+                self._replay("prefill", part, wiring, partial(self._prefill, part, wiring))
             part.step = 0
         self.finish()
 
@@ -127,12 +117,10 @@ class Generator:
         """Write new token `step`; prefill's is 0. In a pipeline it may be on its way yet: see `finish`."""
         for part in self._parts:
             self._settle(part)
-            if self._graphs is None:
+            if self.execution.decode == "eager":
                 self._decode(part, wiring, self._prompt + step)
             else:
-                if wiring.name not in self._graphs:
-                    self._graphs[wiring.name] = self._capture(part, wiring)
-                self._graphs[wiring.name]()
+                self._replay("decode", part, wiring, partial(self._decode, part, wiring, self._prompt + step))
             part.step = step
             if part.arriving is None:
                 self._settle(part)
@@ -142,6 +130,11 @@ class Generator:
         for part in self._parts:
             self._settle(part)
         self.model.comm.pipeline.finish()
+
+    def _prefill(self, part: _MicroBatch, wiring: Wiring) -> None:
+        prompt_BT = self.prompt_BT[part.rows]
+        self._next(part, self.model(prompt_BT, wiring, cache=part.cache, pad_B=part.pad_B), wiring)
+        part.position_1.fill_(self._prompt)
 
     def _decode(self, part: _MicroBatch, wiring: Wiring, context: int) -> None:
         logits_B1V = self.model(
@@ -171,19 +164,14 @@ class Generator:
             self._tokens_BG[part.rows, part.step] = part.token_B1[:, 0]
             part.step = None
 
-    def _capture(self, part: _MicroBatch, wiring: Wiring) -> Callable[[], None]:
-        """Record one decode step; the runs that warm it up do not change token and position."""
-        token_B1, position_1 = part.token_B1.clone(), part.position_1.clone()
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
+    def _replay(self, phase: str, part: _MicroBatch, wiring: Wiring, step: Callable[[], None]) -> None:
+        """Record a step if it is new, which does not change token and position, and run it."""
+        if (phase, wiring.name) not in self._graphs:
+            token_B1, position_1 = part.token_B1.clone(), part.position_1.clone()
+
+            def reset() -> None:
+                part.token_B1.copy_(token_B1)
                 part.position_1.copy_(position_1)
-                self._decode(part, wiring, self._prompt)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._decode(part, wiring, self._prompt)
-        part.token_B1.copy_(token_B1)
-        part.position_1.copy_(position_1)
-        return graph.replay
+
+            self._graphs[phase, wiring.name] = device.of(part.cache).recorded(step, reset)
+        self._graphs[phase, wiring.name]()

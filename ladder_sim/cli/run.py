@@ -40,6 +40,8 @@ _ENGINE = (
     *("attention", "prefill_logits", "sharded_lm_head", "sharded_embedding"),
     *("fused_residual_add", "fused_ladder_add"),
 )
+# what it says of launches, with the option of the runtime: followed on GPUs
+_LAUNCHES = {"cuda_graphs": "cuda_graphs", "prefill_cuda_graphs": "prefill_cuda_graphs", "compiled_blocks": "compile"}
 
 Model = Annotated[
     str, typer.Option(help="Folder of a checkpoint; with --bench also an alias, catalog id or config.json.")
@@ -129,6 +131,7 @@ def measure(
         file = Path(folder, "config.json")
         file.write_text(json_format.dumps(config), "utf-8")
         own = {"model": file, **{name: getattr(engine, name) for name in _ENGINE}}
+        own |= {option: "auto" for name, option in _LAUNCHES.items() if getattr(engine, name)}
         variants = [f"--variant={names}" for names in variant or default_variants(Scenario.of(model=spec, tp=1))]
         result = json_format.loads(_runtime(["bench", *_flags(own), *variants, *options], capture=True))
     result["run"] |= {"model": spec.name, "stack": engine.name}
@@ -179,6 +182,7 @@ def _report(result: Mapping[str, Any]) -> Any:
         f"{how['model']}, {degrees}{techniques}, backend {how['backend']}, {how['dtype']} on {where}\n"
         f"static batch of {how['batch']}, prompt {how['prompt']}, {how['gen']} new tokens, stack {how['stack']}, "
         f"median of {how['repeats']} requests\n"
+        f"{_launches(result['execution'])}\n"
     )
     measured = result["variants"].values()
     # it takes six requests of each
@@ -188,6 +192,16 @@ def _report(result: Mapping[str, Any]) -> Any:
         columns += ["communication", "hidden"]
     rows = [_row(name, medians)[: len(columns)] for name, medians in result["variants"].items()]
     return Group(Text(title), table(columns, rows))
+
+
+def _launches(done: Mapping[str, Any]) -> str:
+    """What was recorded and compiled, and why not more."""
+    parts = {name: done[name] for name in ("decode", "prefill", "blocks", "kernels")}
+    if set(parts.values()) == {"eager"}:
+        text = "all eager"
+    else:
+        text = ", ".join(f"{name} {how}" for name, how in parts.items())
+    return ": ".join([text, *(["; ".join(done["missing"])] if done["missing"] else [])])
 
 
 def _row(name: str, medians: Mapping[str, Any]) -> tuple[str, ...]:

@@ -207,6 +207,8 @@ class StackSpec:
     """Engine whose measured attention and all-reduces price its own, e.g. "vllm"; empty: the GPU's tables alone."""
     version: str = ""
     """Of the engine, as given after the name; empty: the newest that is known."""
+    compiled_blocks: bool = False
+    """Whole blocks are compiled, one-row GEMMs to reductions; so `run` measures it."""
     profile: str = ""
     """Shipped profile in which its figures are fitted to end-to-end runs; empty: no such profile."""
     note: str = ""

@@ -7,35 +7,36 @@ Shapes: B batch, T new tokens, S positions, H query heads, G key/value heads, K 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
+from runtime import device
 from runtime.config import EngineConfig, ModelConfig
+from runtime.device import Spans
 from runtime.model import kernels
 from runtime.model.linear import Linear, RMSNorm
 from runtime.model.shard import Shard
+
+# of heads that FlashAttention 2 has: https://github.com/Dao-AILab/flash-attention, csrc/flash_attn/flash_api.cpp
+FLASH_WIDTHS = range(8, 257, 8)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """What the layers of one forward pass share."""
 
-    table_2SK: Tensor
-    """Cosines and sines by position."""
+    turn_2TK: Tensor
+    """Cosines and sines of the new tokens; with padding, 2 x B x 1 x T x K."""
     position_T: Tensor
     """Of the new tokens."""
     context: int
     """Positions that a fused attention reads, including the new ones."""
     pad_B: Tensor | None = None
     """Positions of padding before each sequence."""
-
-    def part(self, rows: slice, tokens: slice) -> Self:
-        """The one of some sequences and some of their new tokens."""
-        later = len(self.position_T) - tokens.stop
-        pad_B = None if self.pad_B is None else self.pad_B[rows]
-        return replace(self, position_T=self.position_T[tokens], context=self.context - later, pad_B=pad_B)
+    spans: Spans | None = None
+    """Of the sequences in the cache, where a device's decode attention reads them."""
 
     def attend(
         self,
@@ -49,7 +50,9 @@ class Step:
         """Causal attention to the last `window` tokens, or to all; returns B, T, H * width of the values."""
         if engine.attention == "math":
             return kernels.math_attention(q_BHTK, k_BGSK, v_BGSK, self.position_T, self.pad_B, scale, window)
-        return kernels.flash_attention(q_BHTK, k_BGSK, v_BGSK, self.position_T, self.context, self.pad_B, scale, window)
+        return kernels.flash_attention(
+            q_BHTK, k_BGSK, v_BGSK, self.position_T, self.context, self.pad_B, scale, window, self.spans
+        )
 
 
 class GroupedAttention(nn.Module):
@@ -67,19 +70,33 @@ class GroupedAttention(nn.Module):
         )
         self.o = Linear(config.hidden, shard.heads * config.head_dim, bias=config.out_bias)
 
-    def cache_shape(self, batch: int, positions: int) -> tuple[int, ...]:
-        """Of one layer's cache."""
-        return (2, batch, self.shard.kv_heads, positions, self.head_dim)
+    def flash_decodes(self, like: Tensor) -> bool:
+        """Whether decode steps run the device's own attention, for tensors like this one."""
+        return (
+            self.engine.attention == "flash"
+            and device.of(like).has_flash_decode
+            and like.dtype in (torch.bfloat16, torch.float16)
+            and self.head_dim in FLASH_WIDTHS
+        )
 
-    def forward(self, inputs: Sequence[Tensor], step: Step, cache_2BGSK: Tensor | None) -> Tensor:
+    def cache(self, layers: int, batch: int, positions: int, like: Tensor) -> Tensor:
+        """An empty one of several layers, L x 2 x B x G x S x K."""
+        kv_heads, width = self.shard.kv_heads, self.head_dim
+        if self.flash_decodes(like):
+            return like.new_zeros((layers, 2, batch, positions, kv_heads, width)).transpose(3, 4)
+        return like.new_zeros((layers, 2, batch, kv_heads, positions, width))
+
+    def cache_tensors(self, cache_2BGSK: Tensor | None) -> tuple[Tensor, ...]:
+        """Of one layer: keys and values, if there is a cache."""
+        return () if cache_2BGSK is None else (cache_2BGSK[0], cache_2BGSK[1])
+
+    def forward(self, inputs: Sequence[Tensor], step: Step, cache: Sequence[Tensor]) -> Tensor:
         (qkv_BTN,) = inputs
         heads, kv_heads = self.shard.heads, self.shard.kv_heads
         qkv_BTXK = qkv_BTN.unflatten(-1, (heads + 2 * kv_heads, -1))
         q_BTHK, k_BTGK, v_BTGK = qkv_BTXK.split((heads, kv_heads, kv_heads), dim=2)
         if self.q_norm is not None and self.k_norm is not None:
             q_BTHK, k_BTGK = self.q_norm(q_BTHK), self.k_norm(k_BTGK)
-        q_BHTK, k_BGSK, v_BGSK = kernels.rope(
-            q_BTHK, k_BTGK, v_BTGK, step.table_2SK, step.position_T, cache_2BGSK, step.pad_B
-        )
+        q_BHTK, k_BGSK, v_BGSK = kernels.rope(q_BTHK, k_BTGK, v_BTGK, step.turn_2TK, step.position_T, cache)
         output_BTD: Tensor = self.o(step.attend(self.engine, q_BHTK, k_BGSK, v_BGSK, window=self.window))
         return output_BTD

@@ -61,8 +61,7 @@ class Decoder(nn.Module):
 
     def cache(self, batch: int) -> Tensor:
         """An empty cache, layer by layer, for contexts as long as this decoder's positions."""
-        shape = self.layers[0].attention.cache_shape(batch, self.rope_2SK.shape[1])
-        return self.embedding_VD.new_zeros((len(self.layers), *shape))
+        return self.layers[0].attention.cache(len(self.layers), batch, self.rope_2SK.shape[1], like=self.embedding_VD)
 
     def forward(
         self,
@@ -96,7 +95,6 @@ class Decoder(nn.Module):
         """
         if position_T is None:
             position_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
-        step = Step(self.rope_2SK, position_T, context or tokens_BT.shape[1], pad_B)
         x_BTD = self._embed(tokens_BT, wiring)
         has_techniques = cache is not None and wiring.reduces and self.comm.size > 1
         new_stream = ResidualStream
@@ -108,17 +106,22 @@ class Decoder(nn.Module):
         sequences = 1 + self.layers[0].attention.sequences
         passes, places = [], cuts(batch, new, parts)
         for rows, tokens in places:
-            passes.append(
-                self._run(
-                    new_stream(x_BTD[rows, tokens], self.comm, self.engine, takes_turns=len(places) > 1),
-                    wiring,
-                    step.part(rows, tokens),
-                    None if cache is None else cache.narrow(sequences, rows.start, rows.stop - rows.start),
-                )
-            )
+            stream = new_stream(x_BTD[rows, tokens], self.comm, self.engine, takes_turns=len(places) > 1)
+            held = None if cache is None else cache.narrow(sequences, rows.start, rows.stop - rows.start)
+            later = new - tokens.stop
+            step = self._step(rows, position_T[tokens], (context or new) - later, pad_B, held)
+            passes.append(self._run(stream, wiring, step, held))
         outputs = in_turns(passes)
         n_BTD = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=0 if batch > 1 else 1)
         return self._logits(n_BTD) if self.shard.layers.stop == self.config.layers else n_BTD
+
+    def _step(self, rows: slice, position_T: Tensor, context: int, pad_B: Tensor | None, cache: Tensor | None) -> Step:
+        """What the layers share in a pass of some sequences, whose cache this is."""
+        pad_B = None if pad_B is None else pad_B[rows]
+        spans = None
+        if len(position_T) == 1 and cache is not None and self.layers[0].attention.flash_decodes(cache):
+            spans = kernels.spans(position_T, pad_B, rows.stop - rows.start, self.rope_2SK.shape[1])
+        return Step(kernels.turns(self.rope_2SK, position_T, pad_B), position_T, context, pad_B, spans)
 
     def _run(
         self, stream: ResidualStream, wiring: Wiring, step: Step, cache: Tensor | None

@@ -19,6 +19,8 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
+from runtime import device
+from runtime.device import Spans, fused
 from runtime.kinds import Experts
 
 _P = ParamSpec("_P")
@@ -68,6 +70,7 @@ def _kernel(kind: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
 
 
 @_kernel("embedding")
+@fused
 def embed(tokens_BT: Tensor, weight_VD: Tensor, first: int | None) -> Tensor:
     """Rows of the embedding; with a shard that begins at token `first`, zeros for the tokens of other ranks."""
     if first is None:
@@ -77,34 +80,47 @@ def embed(tokens_BT: Tensor, weight_VD: Tensor, first: int | None) -> Tensor:
     return nn.functional.embedding(row_BT * here_BT, weight_VD) * here_BT.unsqueeze(-1)
 
 
+@_kernel("positions")
+@fused
+def turns(table_2SK: Tensor, position_T: Tensor, pad_B: Tensor | None) -> Tensor:
+    """Cosines and sines of each token, 2 x T x K; with padding, 2 x B x 1 x T x K."""
+    if pad_B is None:
+        return table_2SK[:, position_T]
+    return table_2SK[:, (position_T - pad_B.view(-1, 1, 1)).clamp(min=0)]
+
+
+@_kernel("positions")
+@fused
+def spans(position_1: Tensor, pad_B: Tensor | None, batch: int, positions: int) -> Spans:
+    """The sequences in a cache of so many positions each, at a decode step."""
+    query_X = torch.arange(batch + 1, dtype=torch.int32, device=position_1.device)
+    first_X, length_B = query_X * positions, (position_1 + 1).int().expand(batch)
+    if pad_B is None:
+        return Spans(query_X, first_X, length_B.contiguous())
+    return Spans(query_X, first_X + nn.functional.pad(pad_B.int(), (0, 1)), length_B - pad_B.int())
+
+
 @_kernel("norm")
+@fused
 def norm(x_BTD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """RMSNorm."""
     return nn.functional.rms_norm(x_BTD, weight_D.shape, weight_D, eps)
 
 
 @_kernel("norm")
+@fused
 def norm_both(x_BTD: Tensor, y_BTF: Tensor, weight_D: Tensor, weight_F: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """RMSNorms of two tensors, each by itself, in one kernel on a GPU."""
+    """RMSNorms of two tensors, each by itself."""
     n_BTD = nn.functional.rms_norm(x_BTD, weight_D.shape, weight_D, eps)
     return n_BTD, nn.functional.rms_norm(y_BTF, weight_F.shape, weight_F, eps)
 
 
 @_kernel("norm")
+@fused
 def add_norm(x_BTD: Tensor, y_BTD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The sum and its RMSNorm, one kernel on a GPU."""
-    run = _compiled_add_norm() if x_BTD.is_cuda else _add_norm
-    return run(x_BTD, y_BTD, weight_D, eps)
-
-
-def _add_norm(x_BTD: Tensor, y_BTD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The sum and its RMSNorm."""
     sum_BTD = x_BTD + y_BTD
     return sum_BTD, nn.functional.rms_norm(sum_BTD, weight_D.shape, weight_D, eps)
-
-
-@functools.cache
-def _compiled_add_norm() -> Callable[..., tuple[Tensor, Tensor]]:
-    return torch.compile(_add_norm)
 
 
 @_kernel("add")
@@ -120,6 +136,7 @@ def add_share(y_BTD: Tensor, x_BTD: Tensor, ranks: int) -> Tensor:
 
 
 @_kernel("add")
+@fused
 def add_others(x_BTD: Tensor, sum_BTD: Tensor, own_BTD: Tensor) -> Tensor:
     """Add a sum over the ranks to what has one of its parts."""
     return x_BTD + (sum_BTD - own_BTD)
@@ -148,39 +165,55 @@ def rope(
     q_BTHK: Tensor,
     k_BTGK: Tensor,
     v_BTGK: Tensor,
-    table_2SK: Tensor,
+    turn_2TK: Tensor,
     position_T: Tensor,
-    cache_2BGSK: Tensor | None,
-    pad_B: Tensor | None = None,
+    cache: Sequence[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Rotate queries and keys by position and write keys and values to the cache.
-
-    A sequence after `pad_B` positions of padding is rotated as if it began at 0.
+    """Rotate queries and keys by position and write keys and values to the cache, if there is one.
 
     Returns
     -------
     tuple
         q_BHTK, k_BGSK, v_BGSK: the whole cache, or without one the new keys and values alone.
     """
-    turn_2TK = _turns(table_2SK, position_T, pad_B)
-    q_BHTK, k_BGTK = (_rotate(x_BTHK.transpose(1, 2), *turn_2TK) for x_BTHK in (q_BTHK, k_BTGK))
-    v_BGTK = v_BTGK.transpose(1, 2)
-    if cache_2BGSK is None:
-        return q_BHTK, k_BGTK, v_BGTK
-    cache_2BGSK[0].index_copy_(2, position_T, k_BGTK)
-    cache_2BGSK[1].index_copy_(2, position_T, v_BGTK)
-    return q_BHTK, cache_2BGSK[0], cache_2BGSK[1]
+    if not cache:
+        return *_rotated(q_BTHK, k_BTGK, turn_2TK), v_BTGK.transpose(1, 2)
+    # as two tensors: a compiler that sees one write to a part of its argument copies the whole
+    k_BGSK, v_BGSK = cache
+    return _rotated_and_kept(q_BTHK, k_BTGK, v_BTGK, turn_2TK, position_T, k_BGSK, v_BGSK), k_BGSK, v_BGSK
+
+
+@fused
+def _rotated(q_BTHK: Tensor, k_BTGK: Tensor, turn_2TK: Tensor) -> tuple[Tensor, Tensor]:
+    cos_TK, sin_TK = turn_2TK
+    return _rotate(q_BTHK.transpose(1, 2), cos_TK, sin_TK), _rotate(k_BTGK.transpose(1, 2), cos_TK, sin_TK)
+
+
+@fused
+def _rotated_and_kept(
+    q_BTHK: Tensor,
+    k_BTGK: Tensor,
+    v_BTGK: Tensor,
+    turn_2TK: Tensor,
+    position_T: Tensor,
+    k_BGSK: Tensor,
+    v_BGSK: Tensor,
+) -> Tensor:
+    cos_TK, sin_TK = turn_2TK
+    k_BGSK.index_copy_(2, position_T, _rotate(k_BTGK.transpose(1, 2), cos_TK, sin_TK))
+    v_BGSK.index_copy_(2, position_T, v_BTGK.transpose(1, 2))
+    return _rotate(q_BTHK.transpose(1, 2), cos_TK, sin_TK)
 
 
 @_kernel("rope")
+@fused
 def rope_latent(
     q_BTHP: Tensor,
     c_BTR: Tensor,
     k_BTP: Tensor,
-    table_2SP: Tensor,
+    turn_2TP: Tensor,
     position_T: Tensor,
     cache_BSC: Tensor | None,
-    pad_B: Tensor | None,
     interleaved: bool,
 ) -> tuple[Tensor, Tensor]:
     """Rotate the last channels of the queries and the shared key, and write latent vector and key to the cache.
@@ -190,29 +223,22 @@ def rope_latent(
     tuple
         q_BHTP, c_BSC: the whole cache, or without one the new tokens' alone.
     """
-    turn_2TP = _turns(table_2SP, position_T, pad_B)
+    cos_TP, sin_TP = turn_2TP
     q_BHTP, k_B1TP = q_BTHP.transpose(1, 2), k_BTP.unsqueeze(1)
     if interleaved:
         q_BHTP, k_B1TP = (x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) for x in (q_BHTP, k_B1TP))
-    q_BHTP, k_B1TP = _rotate(q_BHTP, *turn_2TP), _rotate(k_B1TP, *turn_2TP)
+    q_BHTP, k_B1TP = _rotate(q_BHTP, cos_TP, sin_TP), _rotate(k_B1TP, cos_TP, sin_TP)
     c_BTC = torch.cat((c_BTR, k_B1TP.squeeze(1)), dim=-1)
     if cache_BSC is None:
         return q_BHTP, c_BTC
     return q_BHTP, cache_BSC.index_copy_(1, position_T, c_BTC)
 
 
-def _turns(table_2SK: Tensor, position_T: Tensor, pad_B: Tensor | None) -> Tensor:
-    """Cosines and sines of each token, 2 x T x K; with padding, 2 x B x 1 x T x K."""
-    if pad_B is None:
-        return table_2SK[:, position_T]
-    return table_2SK[:, (position_T - pad_B.view(-1, 1, 1)).clamp(min=0)]
-
-
 def _rotate(x_BHTK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
-    half = x_BHTK.shape[-1] // 2
     x = x_BHTK.float()
-    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
-    return (x * cos_TK + turned * sin_TK).to(x_BHTK.dtype)
+    # each channel's pair; the sign of what it adds is in the sines
+    pair = x.roll(x.shape[-1] // 2, -1)
+    return (x * cos_TK).add_(pair.mul_(sin_TK)).to(x_BHTK.dtype)
 
 
 @_kernel("expand")
@@ -258,13 +284,19 @@ def flash_attention(
     pad_B: Tensor | None = None,
     scale: float | None = None,
     window: int = 0,
+    spans: Spans | None = None,
 ) -> Tensor:
     """Causal attention over the first `context` positions in one fused kernel; returns B, T, H * width of the values.
 
     Scores are multiplied by `scale`, by default 1 / sqrt(K). With a window a token attends to no more tokens than that,
-    itself included; positions before that of the first token are not read.
+    itself included; positions before that of the first token are not read. With `spans` the keys and values are a cache
+    with all heads of a position next to each other.
     """
     tokens = q_BHTK.shape[2]
+    if spans is not None:
+        k_BSGK, v_BSGK = k_BGSK.transpose(1, 2), v_BGSK.transpose(1, 2)
+        out_BHK = device.of(q_BHTK).flash_decode(q_BHTK.squeeze(2), k_BSGK, v_BSGK, spans, scale, window)
+        return out_BHK.flatten(1).unsqueeze(1)
     first = max(0, context - tokens + 1 - window) if window else 0
     mask_TS = None
     if 1 < tokens < context or 0 < window < tokens or pad_B is not None:
@@ -293,11 +325,21 @@ def math_attention(
 ) -> Tensor:
     """The same over every position of the cache, masked, KV heads expanded."""
     shares = q_BHTK.shape[1] // k_BGSK.shape[1]
-    k_BHSK, v_BHSK = k_BGSK.repeat_interleave(shares, dim=1), v_BGSK.repeat_interleave(shares, dim=1)
-    mask_TS = _causal_mask(position_T, range(k_BHSK.shape[2]), pad_B, window)
-    scores_BHTS = q_BHTK @ k_BHSK.transpose(2, 3) * (scale or q_BHTK.shape[-1] ** -0.5)
-    weights_BHTS = scores_BHTS.masked_fill(~mask_TS, -math.inf).softmax(dim=-1)
+    k_BHSK, v_BHSK = _expanded(k_BGSK, v_BGSK, shares)
+    scores_BHTS = q_BHTK @ k_BHSK.transpose(2, 3)
+    weights_BHTS = _weights(scores_BHTS, position_T, pad_B, scale or q_BHTK.shape[-1] ** -0.5, window)
     return (weights_BHTS @ v_BHSK).transpose(1, 2).flatten(2)
+
+
+@fused
+def _expanded(k_BGSK: Tensor, v_BGSK: Tensor, shares: int) -> tuple[Tensor, Tensor]:
+    return k_BGSK.repeat_interleave(shares, dim=1), v_BGSK.repeat_interleave(shares, dim=1)
+
+
+@fused
+def _weights(scores_BHTS: Tensor, position_T: Tensor, pad_B: Tensor | None, scale: float, window: int) -> Tensor:
+    mask_TS = _causal_mask(position_T, range(scores_BHTS.shape[-1]), pad_B, window)
+    return (scores_BHTS * scale).masked_fill(~mask_TS, -math.inf).softmax(dim=-1)
 
 
 def _causal_mask(position_T: Tensor, positions: range, pad_B: Tensor | None, window: int) -> Tensor:
@@ -319,6 +361,7 @@ def activate(x_BTN: Tensor, name: str, gated: bool) -> Tensor:
     return _activate(x_BTN, name, gated)
 
 
+@fused
 def _activate(x_BTN: Tensor, name: str, gated: bool) -> Tensor:
     function = ACTIVATIONS[name]
     if not gated:

@@ -53,11 +53,19 @@ class LatentAttention(nn.Module):
         stretched = config.rope_scaling.score_scale if isinstance(config.rope_scaling, Yarn) else 1.0
         self.scale = config.head_dim**-0.5 * stretched
 
-    def cache_shape(self, batch: int, positions: int) -> tuple[int, ...]:
-        """Of one layer's cache."""
-        return (batch, positions, self.latent.kv_rank + self.latent.rope_dim)
+    def flash_decodes(self, like: Tensor) -> bool:
+        """Never: latent vectors are wider than the heads of a device's own attention."""
+        return False
 
-    def forward(self, inputs: Sequence[Tensor], step: Step, cache_BSC: Tensor | None) -> Tensor:
+    def cache(self, layers: int, batch: int, positions: int, like: Tensor) -> Tensor:
+        """An empty one of several layers, L x B x S x C."""
+        return like.new_zeros((layers, batch, positions, self.latent.kv_rank + self.latent.rope_dim))
+
+    def cache_tensors(self, cache_BSC: Tensor | None) -> tuple[Tensor, ...]:
+        """Of one layer, if there is a cache."""
+        return () if cache_BSC is None else (cache_BSC,)
+
+    def forward(self, inputs: Sequence[Tensor], step: Step, cache: Sequence[Tensor]) -> Tensor:
         latent = self.latent
         c_BTR, k_BTP = inputs[-1][..., latent.q_rank :].split((latent.kv_rank, latent.rope_dim), dim=-1)
         if self.q is not None and self.q_norm is not None:
@@ -70,14 +78,12 @@ class LatentAttention(nn.Module):
             q_BTHP,
             c_BTR,
             k_BTP,
-            step.table_2SK,
+            step.turn_2TK,
             step.position_T,
-            cache_BSC,
-            step.pad_B,
+            cache[0] if cache else None,
             latent.interleaved,
         )
-        decodes = cache_BSC is not None and q_BTHM.shape[1] == 1
-        attend = self._absorbed if decodes else self._expanded
+        attend = self._absorbed if cache and q_BTHM.shape[1] == 1 else self._expanded
         output_BTD: Tensor = self.o(attend(q_BTHM, q_BHTP, c_BSC, step))
         return output_BTD
 

@@ -3,6 +3,8 @@
 Shapes: B batch, T new tokens, D hidden, N features.
 """
 
+from collections.abc import Callable, Sequence
+
 from torch import Tensor, nn
 
 from runtime.comm.base import Exchange
@@ -51,19 +53,28 @@ class Layer(nn.Module):
     def forward(
         self, block: BlockPlan, n_BTD: Tensor, step: Step, cache: Tensor | None, exchange: Exchange
     ) -> Tensor | Arriving:
-        if block.part == "attn":
-            return self._attend(n_BTD, step, cache)
         if block.part == "mlp":
             return self._transform(n_BTD, exchange, reduces=block.reduces)
-        if self.is_wide and self.mlp:
-            wide_BTN = self.inputs(n_BTD)
-            up_BTN = wide_BTN[..., self.mlp_rows]
-            attended_BTD = self.attention((wide_BTN[..., : self.mlp_rows.start],), step, cache)
-            return kernels.add(attended_BTD, self.mlp(up_BTN))
-        attended_BTD = self._attend(n_BTD, step, cache)
+        held = self.attention.cache_tensors(cache)
+        if block.part == "attn":
+            return self._attend(n_BTD, step, held)
+        if self.is_wide:
+            return self._both(n_BTD, step, held)
+        attended_BTD = self._attend(n_BTD, step, held)
         return kernels.add(attended_BTD, arrived(self._transform(n_BTD, exchange, reduces=block.reduces)))
 
-    def _attend(self, n_BTD: Tensor, step: Step, cache: Tensor | None) -> Tensor:
+    def compile_by(self, compiled: Callable[[Callable[..., Tensor]], Callable[..., Tensor]]) -> None:
+        """Compile what is computed between messages, whatever the wiring; experts, whose sizes are numbers, stay."""
+        for name in ("_attend", "_both", "_mlp"):
+            setattr(self, name, compiled(getattr(self, name)))
+
+    def _both(self, n_BTD: Tensor, step: Step, cache: Sequence[Tensor]) -> Tensor:
+        assert self.mlp is not None
+        wide_BTN = self.inputs(n_BTD)
+        attended_BTD = self.attention((wide_BTN[..., : self.mlp_rows.start],), step, cache)
+        return kernels.add(attended_BTD, self.mlp(wide_BTN[..., self.mlp_rows]))
+
+    def _attend(self, n_BTD: Tensor, step: Step, cache: Sequence[Tensor]) -> Tensor:
         inputs, first = [], 0
         for features in self.attention.inputs:
             inputs.append(self.inputs(n_BTD, slice(first, first + features)))

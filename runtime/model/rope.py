@@ -1,6 +1,6 @@
 """Cosines and sines of rotary embeddings.
 
-Shapes: S positions, K rotated channels of a head.
+Shapes: S positions, K rotated channels of a head, C = K / 2 pairs of them.
 
 References
 ----------
@@ -18,7 +18,11 @@ from runtime.kinds import RopeScaling, Yarn
 
 
 def rope_table(config: ModelConfig, positions: int) -> Tensor:
-    """Cosines and sines of every position and channel, 2 x S x K, float32."""
+    """Cosines and sines of every position and channel, 2 x S x K, float32.
+
+    A channel is multiplied by its cosine, and its pair, half a head away, by its sine, which for the first half of the
+    channels is negative.
+    """
     channels = config.latent.rope_dim if config.latent else config.head_dim
     exponent = torch.arange(0, channels, 2, dtype=torch.float32) / channels
     frequency, amplitude = config.rope_theta**-exponent, 1.0
@@ -34,8 +38,9 @@ def rope_table(config: ModelConfig, positions: int) -> Tensor:
             kept = _kept_by_yarn(yarn, channels, config.rope_theta)
             frequency = frequency * (kept + (1 - kept) / yarn.factor)
             amplitude = yarn.amplitude
-    angle_SK = torch.outer(torch.arange(positions, dtype=torch.float32), frequency).repeat(1, 2)
-    return torch.stack((angle_SK.cos(), angle_SK.sin())) * amplitude
+    angle_SC = torch.outer(torch.arange(positions, dtype=torch.float32), frequency)
+    cos_SC, sin_SC = angle_SC.cos(), angle_SC.sin()
+    return torch.stack((torch.cat((cos_SC, cos_SC), -1), torch.cat((-sin_SC, sin_SC), -1))) * amplitude
 
 
 def _kept_by_yarn(yarn: Yarn, channels: int, theta: float) -> Tensor:

@@ -58,8 +58,8 @@ class Watched(TorchDispatchMode):
         self._inside.append(kind)
         self._gemms, self.attended = [], []
         result = run(*args)
-        # of tokens for an all-to-all; in the graph it is a part of what experts take
-        if kind != "permute":
+        # of tokens for an all-to-all; in the graph it is a part of what experts take. Positions are not activations
+        if kind not in ("permute", "positions"):
             self.entries.append(self._entry(kind, args, result))
         self._inside.pop()
         return result

@@ -1,0 +1,196 @@
+"""What a rank needs of its device besides tensors: compiled kernels, recorded steps, attention that can be recorded.
+
+All calls of CUDA for these are here. Tests put a device of their own into `DEVICES`.
+
+Shapes: B batch, S positions, H query heads, G key/value heads, K head width, X = B + 1.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+# for which one function may be compiled: prefill and decode of every kind of layer and wiring, with room
+_SHAPES = 64
+# of a step before it is recorded: libraries allocate and choose kernels in the first ones
+_WARMUPS = 2
+# loops over tensors of different sizes, such as queries and keys, in one launch; vLLM sets it for these too
+# (config/compilation.py)
+_ONE_LAUNCH = {"combo_kernels": True}
+
+
+class Spans(NamedTuple):
+    """The positions of each sequence in a cache of B sequences and S positions each, as numbers of all B * S.
+
+    On the device, int32: the CPU need not know them, and a recorded step reads what they are when it is replayed.
+    """
+
+    query_X: Tensor
+    """0 to B: where queries begin, one for each sequence."""
+    first_X: Tensor
+    """Where each sequence begins, B + 1 of them."""
+    length_B: Tensor
+    """Its positions so far, including the new one."""
+
+
+class Device(Protocol):
+    """One kind of device."""
+
+    has_graphs: bool
+    """Steps can be recorded, and replayed by one launch."""
+    has_flash_decode: bool
+    """There is `flash_decode`; caches have all heads of a position next to each other for it."""
+
+    @property
+    def compiler_problem(self) -> str:
+        """Why nothing can be compiled here; empty: it can."""
+
+    def fused(self, kernel: Callable[_P, _R]) -> Callable[_P, _R]:
+        """A kernel of several operators as one launch, where that pays and there is a compiler."""
+
+    def compiled(self, block: Callable[_P, _R]) -> Callable[_P, _R]:
+        """A block through torch.compile; what would break its graph is an error."""
+
+    def recorded(self, step: Callable[[], None], reset: Callable[[], None]) -> Callable[[], None]:
+        """Run a step to warm it up, record it, and return what replays it; `reset` undoes what it did to its input."""
+
+    def flash_decode(
+        self, q_BHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, spans: Spans, scale: float | None, window: int
+    ) -> Tensor:
+        """Attention of one token of each sequence to its positions so far, B x H x K, in one fused kernel."""
+
+
+class Cpu:
+    """Kernels as they are: launches cost little, and results stay the same bit for bit."""
+
+    has_graphs = has_flash_decode = False
+
+    @functools.cached_property
+    def compiler_problem(self) -> str:
+        return _compiler_problem("cpu")
+
+    def fused(self, kernel: Callable[_P, _R]) -> Callable[_P, _R]:
+        return kernel
+
+    def compiled(self, block: Callable[_P, _R]) -> Callable[_P, _R]:
+        return _compiled(block)
+
+    def recorded(self, step: Callable[[], None], reset: Callable[[], None]) -> Callable[[], None]:
+        raise NotImplementedError
+
+    def flash_decode(
+        self, q_BHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, spans: Spans, scale: float | None, window: int
+    ) -> Tensor:
+        raise NotImplementedError
+
+
+class Cuda:
+    """A GPU with CUDA."""
+
+    has_graphs = has_flash_decode = True
+
+    def __init__(self) -> None:
+        self._fused: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+    @functools.cached_property
+    def compiler_problem(self) -> str:
+        return _compiler_problem("cuda")
+
+    def fused(self, kernel: Callable[_P, _R]) -> Callable[_P, _R]:
+        if kernel not in self._fused:
+            self._fused[kernel] = (
+                kernel if self.compiler_problem else _compiled(kernel, dynamic=False, options=_ONE_LAUNCH)
+            )
+        return self._fused[kernel]
+
+    def compiled(self, block: Callable[_P, _R]) -> Callable[_P, _R]:
+        # one-row GEMMs as reductions that inductor writes itself: so does gpt-fast (generate.py)
+        return _compiled(block, options=_ONE_LAUNCH | {"coordinate_descent_tuning": True})
+
+    @functools.cached_property
+    def _pool(self) -> Any:
+        """Memory of all graphs: only one of them runs at a time, and none leaves anything in it."""
+        return torch.cuda.graph_pool_handle()
+
+    def recorded(self, step: Callable[[], None], reset: Callable[[], None]) -> Callable[[], None]:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARMUPS):
+                step()
+                reset()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        # other threads, such as NCCL's watchdog, may call CUDA meanwhile
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            step()
+        return graph.replay
+
+    def flash_decode(
+        self, q_BHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, spans: Spans, scale: float | None, window: int
+    ) -> Tensor:
+        # torch.nn.attention.varlen.varlen_attn without the kernel that it adds for an unused random state. One token
+        # each: nothing is after it, and FlashAttention packs the heads of a group only if no mask says so
+        out_BHK: Tensor = torch.ops.aten._flash_attention_forward(
+            q_BHK,
+            k_BSGK.flatten(0, 1),
+            v_BSGK.flatten(0, 1),
+            spans.query_X,
+            spans.first_X,
+            1,
+            k_BSGK.shape[1],
+            0.0,
+            False,
+            False,
+            scale=scale,
+            window_size_left=window - 1 if window else None,
+            window_size_right=0 if window else None,
+            seqused_k=spans.length_B,
+        )[0]
+        return out_BHK
+
+
+DEVICES: dict[str, Device] = {"cpu": Cpu(), "cuda": Cuda()}
+
+
+def of(x: Tensor | torch.device) -> Device:
+    """The device of a tensor; tensors without values count as the CPU's."""
+    kind = x.device.type if isinstance(x, Tensor) else x.type
+    return DEVICES.get(kind, DEVICES["cpu"])
+
+
+def fused(kernel: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Mark a kernel of several operators, whose first argument is a tensor: a device may run it as one launch."""
+
+    @functools.wraps(kernel)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        if torch.compiler.is_compiling():
+            # a part of a block that is compiled as a whole
+            return kernel(*args, **kwargs)
+        return of(cast(Tensor, args[0])).fused(kernel)(*args, **kwargs)
+
+    return call
+
+
+def _compiled(function: Callable[_P, _R], **how: Any) -> Callable[_P, _R]:
+    # fullgraph: a break, or more shapes than these, raises; it would go on slowly and in silence
+    run: Callable[_P, _R] = torch.compile(function, fullgraph=True, recompile_limit=_SHAPES, **how)  # type: ignore[call-overload]
+    return run
+
+
+def _compiler_problem(device: str) -> str:
+    """By an attempt, because torch alone knows which compilers and headers it needs."""
+    try:
+        torch.compile(_probe)(torch.zeros(8, device=device))
+    except (RuntimeError, OSError, ImportError) as error:
+        return str(error).strip().splitlines()[0]
+    return ""
+
+
+def _probe(x: Tensor) -> Tensor:
+    return x * 2 + 1
