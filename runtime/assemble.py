@@ -37,7 +37,7 @@ def assemble(
     gen: int,
     seed: int,
     wirings: Sequence[Wiring] = (),
-    execution: ExecutionConfig = ExecutionConfig(),  # noqa: B008
+    execution: ExecutionConfig | None = None,
 ) -> Generator:
     """A generator with random weights and prompts, of one model and batch on all ranks; raises as `load`.
 
@@ -46,7 +46,7 @@ def assemble(
     weights, each = random_weights(seed, device), batch // comm.exchange.size
     sizes = {"batch": each, "prompt": prompt, "gen": gen}
     model = load(shape, engine, comm, weights, device=device, dtype=dtype, wirings=wirings, **sizes)
-    done = Execution.of(model, execution)
+    done = Execution.of(model, execution or ExecutionConfig())
     if done.blocks == "compiled":
         for layer in model.layers:
             layer.compile_by(of(model.embedding_VD).compiled)

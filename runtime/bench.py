@@ -90,7 +90,7 @@ def bench(
     engine: EngineConfig,
     links: CommConfig,
     trace: Path | None = None,
-    execution: ExecutionConfig = ExecutionConfig(),  # noqa: B008
+    execution: ExecutionConfig | None = None,
 ) -> dict[str, object]:
     """Measure; the result is what docs/runtime.md describes, and the same on every rank.
 
@@ -106,7 +106,7 @@ def bench(
             except OSError as error:
                 hint = "give a folder that can be written"
                 raise UsageError(f"--trace {trace}: {error.strerror}", hint=hint) from None
-        return _measured(config, engine, links, trace, execution)
+        return _measured(config, engine, links, trace, execution or ExecutionConfig())
 
 
 def _measured(

@@ -63,6 +63,9 @@ class Execution:
         )
 
 
+EAGER = Execution()
+
+
 def _graph_problem(model: Decoder) -> LadderSimError | None:
     """Why no step can be recorded."""
     if not device.of(model.embedding_VD).has_graphs:

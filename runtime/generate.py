@@ -15,7 +15,7 @@ from torch import Tensor
 
 from runtime import device
 from runtime.comm.base import Handle
-from runtime.execution import Execution
+from runtime.execution import EAGER, Execution
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import Wiring
 
@@ -68,7 +68,7 @@ class Generator:
         prompt_BT: Tensor,
         gen: int,
         *,
-        execution: Execution = Execution(),  # noqa: B008
+        execution: Execution = EAGER,
         pad_B: Tensor | None = None,
         pick: Pick | None = None,
     ) -> None:

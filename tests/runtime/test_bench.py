@@ -161,7 +161,8 @@ def test_the_command_line_shows_a_table(model: Path, tmp_path: Path) -> None:
     workload = ("--prompt", "8", "--gen", "2", "--warmups", "0", "--repeats", "6")
     ran = run("run", *arguments, *workload, "--stack", "vllm")
     assert ran.code == 0, ran.err
-    title, _, _, header, *rows = ran.out.splitlines()
+    title, _, launches, _, header, *rows = ran.out.splitlines()
+    assert launches == "all eager: CUDA graphs need a GPU"
     assert title.startswith("small, TP 2, backend emulate, ")
     assert header.split() == ["variant", "TTFT", "TPOT", "tok/s", "speedup", "(95%)", "communication", "hidden"]
     assert all(re.search(r" \d\.\d\d \(\d\.\d\d-\d\.\d\d\) ", row) for row in rows[1:])

@@ -1,0 +1,204 @@
+"""What a GPU is given to run: launches in order, by stream, with waits and graphs, at TP 8 in a fake process group."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from ladder_sim.errors import MissingDependencyError, UsageError
+from ladder_sim.specs import catalog
+from runtime import device
+from runtime.assemble import TORCH_DTYPES, assemble
+from runtime.checkpoint.weights import fill, random_weights
+from runtime.comm.base import Alone
+from runtime.comm.process_group import ProcessGroup
+from runtime.comm.streams import SideStream
+from runtime.config import EngineConfig, ExecutionConfig, ModelConfig
+from runtime.execution import Execution
+from runtime.generate import Generator
+from runtime.model.decoder import Decoder
+from runtime.model.wiring import lay_out
+from tests.support.launches import install
+from tests.support.watched import engine_of
+
+pytestmark = pytest.mark.torch
+
+TP, LAYERS = 8, 4
+# two heads of each rank share a KV head
+SHAPE = ModelConfig(layers=LAYERS, hidden=64, heads=16, kv_heads=8, head_dim=16, intermediate=128, vocab=64)
+GRAPHS = ExecutionConfig(cuda_graphs="auto", prefill_cuda_graphs="auto")
+
+
+@pytest.fixture
+def group() -> Iterator[Any]:
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=TP)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def generator(group: Any, engine: EngineConfig, execution: ExecutionConfig | None = None) -> Generator:
+    comm = ProcessGroup("fake", group, stream=SideStream())
+    cpu, workload = torch.device("cpu"), {"batch": 2, "prompt": 6, "gen": 4, "seed": 0}
+    return assemble(SHAPE, engine, comm, device=cpu, dtype=torch.bfloat16, execution=execution, **workload)
+
+
+# of a layer, after the norm of its MLP's input and up to the next one: fused kernels, and torch's that are one kernel
+GPT_FAST = """mm, fused activate, mm, all-reduce,
+    fused add_norm, mm, fused rotated_and_kept, fused expanded, bmm, fused weights, bmm, mm, all-reduce,
+    fused add_norm"""
+VLLM = """mm, fused activate, mm, all-reduce,
+    fused add_norm, mm, fused rotated_and_kept, _flash_attention_forward, mm, all-reduce,
+    fused add_norm"""
+
+
+@pytest.mark.parametrize(
+    ("stack", "variant", "layer", "kernels"),
+    [
+        ("gpt-fast", "standard", GPT_FAST, 12),
+        ("vllm", "standard", VLLM, 9),
+        # its adds are kernels of their own
+        ("gpt-fast", "ladder", GPT_FAST.replace("fused add_norm", "add, fused norm"), 14),
+        ("vllm", "ladder", VLLM, 9),
+    ],
+)
+def test_a_decode_step_launches_few_kernels_in_order(
+    monkeypatch: pytest.MonkeyPatch, group: Any, stack: str, variant: str, layer: str, kernels: int
+) -> None:
+    cuda, launches, graphs = install(monkeypatch)
+    wiring, expected = lay_out(variant, LAYERS), [name.strip() for name in layer.split(",")]
+    assert sum(name != "all-reduce" for name in expected) == kernels
+    engine = engine_of(catalog.stack(stack))
+    run = generator(group, engine)
+    with launches:
+        run.prefill(wiring)
+        cuda.ran.clear()
+        run.decode(wiring, 1)
+    names = [name for _, name in cuda.ran if name != "wait"]
+    first = names.index("fused activate") - 1
+    for _ in range(LAYERS - 1):
+        assert names[first:][: len(expected)] == expected
+        first += len(expected)
+
+    # nothing is left to compute under the last message
+    under = 2 * LAYERS - 1 if variant == "ladder" else 0
+    counts = Counter(cuda.ran)
+    assert counts["side", "all-reduce"] == under == counts["side", "wait"] == counts["compute", "wait"]
+    assert counts["compute", "all-reduce"] == 2 * LAYERS - under + engine.sharded_embedding
+
+    recorded = generator(group, engine, GRAPHS)
+    eager, cuda.ran = cuda.ran, []
+    with launches:
+        recorded.prefill(wiring)
+        for step in (1, 2, 3):
+            cuda.ran.clear()
+            recorded.decode(wiring, step)
+    # the step as it is eager, but for what happens around it
+    captured = graphs[-1].captured
+    assert captured == eager[: len(captured)]
+    assert len(graphs) == 2
+    assert [name for _, name in cuda.ran] == ["graph", "copy_"]
+
+
+@pytest.mark.parametrize(("pads", "window"), [((0, 0), 0), ((2, 0), 0), ((0, 3), 4)])
+def test_decode_attention_of_gpus_computes_what_that_of_cpus_does(
+    monkeypatch: pytest.MonkeyPatch, pads: tuple[int, int], window: int
+) -> None:
+    """Lengths, padding and windows as FlashAttention takes them, over its own order of the cache."""
+
+    def logits() -> Any:
+        shape = replace(SHAPE, sliding_window=window)
+        model = Decoder(shape, EngineConfig(), Alone(), positions=10).to(torch.float16)
+        fill(model, random_weights(seed=0))
+        cache, pad_B = model.cache(2), torch.tensor(pads) if any(pads) else None
+        tokens_BT, wiring = torch.arange(18).view(2, 9) % 64, lay_out("standard", LAYERS)
+        parts = [model(tokens_BT[:, :5], wiring, cache=cache, pad_B=pad_B)]
+        for t in range(5, 9):
+            now = {"position_T": torch.tensor([t]), "context": t + 1}
+            parts.append(model(tokens_BT[:, t : t + 1], wiring, cache=cache, pad_B=pad_B, **now))
+        return torch.cat(parts, dim=1)
+
+    with torch.inference_mode():
+        expected = logits()
+        _, launches, _ = install(monkeypatch)
+        with launches:
+            # a few roundings of logits up to 2
+            assert torch.allclose(logits(), expected, atol=1e-2)
+
+
+def decoder(kind: str = "bf16", **shape: Any) -> Decoder:
+    with torch.device("meta"):
+        return Decoder(replace(SHAPE, **shape), EngineConfig(), Alone(), positions=4).to(TORCH_DTYPES[kind])
+
+
+def test_what_is_done_is_what_is_possible(monkeypatch: pytest.MonkeyPatch) -> None:
+    every = ExecutionConfig(cuda_graphs="auto", prefill_cuda_graphs="auto", compile="auto")
+    on_cpu = Execution.of(decoder(), every)
+    assert (on_cpu.decode, on_cpu.prefill, on_cpu.blocks, on_cpu.kernels) == ("eager",) * 4
+    assert on_cpu.missing == ("CUDA graphs need a GPU", "blocks are compiled by default on GPUs alone")
+    with pytest.raises(MissingDependencyError, match="CUDA graphs need a GPU"):
+        Execution.of(decoder(), ExecutionConfig(cuda_graphs="on"))
+
+    install(monkeypatch)
+    monkeypatch.setitem(device.DEVICES, "meta", device.DEVICES["cpu"])
+    full = Execution.of(decoder(), every)
+    assert full == Execution(decode="CUDA graphs", prefill="CUDA graphs", blocks="compiled", kernels="fused")
+    # flash attention of another type than its kernels have grows with the context
+    wide = Execution.of(decoder("fp32"), every)
+    assert (wide.decode, wide.prefill) == ("eager", "CUDA graphs")
+    assert "bf16 or fp16" in wide.missing[0]
+    with pytest.raises(UsageError, match="grow with the context"):
+        Execution.of(decoder("fp32"), ExecutionConfig(cuda_graphs="on"))
+
+
+def test_without_a_compiler_operators_run_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_compiler(*arguments: Any, **options: Any) -> Any:
+        raise RuntimeError("Failed to find C compiler.\nMore about it")
+
+    monkeypatch.setattr("torch.compile", no_compiler)
+    gpu = device.Cuda()
+    monkeypatch.setitem(device.DEVICES, "meta", gpu)
+    done = Execution.of(decoder(), ExecutionConfig(cuda_graphs="auto", compile="auto"))
+    assert (done.decode, done.blocks, done.kernels) == ("CUDA graphs", "eager", "eager")
+    assert done.missing == ("nothing can be compiled: Failed to find C compiler.",)
+    assert gpu.fused(no_compiler) is no_compiler
+    with pytest.raises(MissingDependencyError, match="C compiler"):
+        Execution.of(decoder(), ExecutionConfig(compile="on"))
+
+
+VARIANTS = ("standard", "ladder", "parallel", "desync:2", "delayed:1", "track:2", "drop:2", "partial:50", "farskip:own")
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_compiled_blocks_are_those_of_every_wiring_in_any_order(monkeypatch: pytest.MonkeyPatch, order: int) -> None:
+    """Nothing is left out of a graph, and no wiring adds to those that are there."""
+    torch._dynamo.reset()
+    graphs: list[str] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append("".join(str(node.target) for node in graph.graph.nodes))
+        return graph.forward
+
+    compiled = torch.compile
+    monkeypatch.setattr("torch.compile", lambda block, **options: compiled(block, backend=backend, **options))
+    model = Decoder(SHAPE, EngineConfig(attention="math"), Alone(2), positions=10)
+    fill(model, random_weights(seed=0))
+    tokens_BT, cache = torch.arange(12).view(2, 6), model.cache(2)
+
+    def logits(variant: str) -> list[Any]:
+        wiring = lay_out(variant, LAYERS)
+        now = {"position_T": torch.tensor([6]), "context": 7}
+        return [model(tokens_BT, wiring, cache=cache), model(tokens_BT[:, :1], wiring, cache=cache, **now)]
+
+    with torch.inference_mode():
+        eager = {variant: logits(variant) for variant in VARIANTS}
+        for layer in model.layers:
+            layer.compile_by(device.of(cache).compiled)
+        for variant in VARIANTS[::order]:
+            assert all(map(torch.equal, logits(variant), eager[variant])), variant
+    # attention, MLP and both, of a prompt and of one token
+    assert len(graphs) == 6
