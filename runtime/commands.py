@@ -170,6 +170,7 @@ def _add_convert(commands: Any) -> None:
     add("--ladder-layers", type=int, required=True, metavar="K", help="number of layers, from the top of the stack")
     add("--out", type=Path, required=True, metavar="DIR", help="new folder")
     add("--link", action="store_true", help="link to the weights instead of copying them")
+    add("--hf-code", action="store_true", help="write the model's code for transformers, too (trust_remote_code)")
 
 
 def _add_command(commands: Any, name: str, purpose: str) -> argparse.ArgumentParser:
@@ -324,7 +325,7 @@ def _eval(arguments: argparse.Namespace) -> None:
 
 
 def _convert(arguments: argparse.Namespace) -> None:
-    convert(arguments.model, arguments.out, arguments.ladder_layers, link=arguments.link)
+    convert(arguments.model, arguments.out, arguments.ladder_layers, link=arguments.link, hf_code=arguments.hf_code)
 
 
 def _is_first_rank() -> bool:

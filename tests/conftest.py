@@ -27,7 +27,7 @@ collect_ignore = ["support"]
 
 _TORCH_FILE = re.compile(r"^pytestmark = .*pytest\.mark\.torch\b", re.MULTILINE)
 # tests that need an environment of their own are there only if it is: nothing is skipped
-_VLLM_FILES = {"test_vllm.py", "vllm_scheduler.py"}
+_VLLM_FILES = {"test_vllm.py", "vllm_scheduler.py", "test_vllm_models.py", "vllm_logprobs.py"}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -7,11 +7,13 @@ Ladder Residual, arXiv 2501.06589, section 4: the upper half of Llama-3.1-8B rew
 
 import json
 import shutil
+from importlib import resources
 from pathlib import Path
 
 from ladder_sim.errors import UsageError
 from ladder_sim.system.files import write_file
 from runtime.checkpoint.files import CONFIG, INDEX, Checkpoint
+from runtime.config import ModelConfig
 from runtime.fields import read_object
 from runtime.model_types import TYPES
 
@@ -26,15 +28,28 @@ _COMPANIONS = (
 )
 
 
-def convert(folder: Path, out: Path, ladder_layers: int, *, link: bool = False) -> None:
+# the model's classes for transformers, which are written with the weights
+_HF_CODE = "modeling_llama_ladder"
+_HF_CLASSES = {
+    "AutoConfig": "LlamaLadderConfig",
+    "AutoModel": "LlamaLadderModel",
+    "AutoModelForCausalLM": "LlamaLadderForCausalLM",
+}
+
+
+def convert(folder: Path, out: Path, ladder_layers: int, *, link: bool = False, hf_code: bool = False) -> None:
     """Write the hybrid of the checkpoint in `folder` to `out`, a new or an empty folder.
 
-    The uppermost `ladder_layers` layers are wired as ladder. With `link`, weights are linked to instead of copied.
+    The uppermost `ladder_layers` layers are wired as ladder. With `link`, weights are linked to instead of copied. With
+    `hf_code`, transformers can load it: its classes are written next to the weights.
     """
     checkpoint = Checkpoint.open(folder)
     layers = checkpoint.shape.layers
     if not 0 <= ladder_layers <= layers:
         raise UsageError(f"--ladder-layers {ladder_layers}: must be 0 to {layers}, the model's layers")
+    beyond = beyond_llama(checkpoint.shape)
+    if hf_code and beyond:
+        raise UsageError(f"--hf-code: the model has {beyond}", hint="only models that are a Llama have such code")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"--out {out}: exists already", hint="give a new folder")
     try:
@@ -46,6 +61,11 @@ def convert(folder: Path, out: Path, ladder_layers: int, *, link: bool = False) 
             else:
                 shutil.copyfile(file, out / file.name)
         config = hybrid(read_object(folder / CONFIG, what="a checkpoint's config.json"), ladder_layers)
+        if hf_code:
+            code = resources.files("integrations.transformers").joinpath(f"{_HF_CODE}.py").read_text("utf-8")
+            write_file(out / f"{_HF_CODE}.py", code)
+            classes = {auto: f"{_HF_CODE}.{name}" for auto, name in _HF_CLASSES.items()}
+            config |= {"architectures": [_HF_CLASSES["AutoModelForCausalLM"]], "auto_map": classes}
         write_file(out / CONFIG, json.dumps(config, indent=2) + "\n")
     except OSError as error:
         raise UsageError(f"--out {out}: {error.strerror}", hint="give a folder that can be written") from None
@@ -56,3 +76,16 @@ def hybrid(config: dict[str, object], ladder_layers: int) -> dict[str, object]:
     dropped = ("architectures", "ladder_sim_wiring")
     kept = {key: value for key, value in config.items() if key not in dropped and value is not None}
     return {**TYPES[str(config["model_type"])], **kept, "model_type": "llamaLadder", "ladder_layers": ladder_layers}
+
+
+def beyond_llama(shape: ModelConfig) -> str:
+    """What blocks have that those of a Llama, as transformers and vLLM know it, have not; empty: nothing."""
+    kinds = {
+        "latent attention": shape.latent is not None,
+        "routed experts": shape.experts is not None,
+        "norms of queries and keys": shape.qk_norm,
+        "a sliding window": shape.sliding_window > 0,
+        "biases on queries, keys and values alone": shape.qkv_bias != shape.out_bias,
+        "an MLP without a gate": not shape.gated_mlp,
+    }
+    return ", ".join(kind for kind, has in kinds.items() if has)

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from ladder_sim.errors import UsageError
-from runtime.checkpoint.convert import hybrid
+from runtime.checkpoint.convert import convert, hybrid
 from runtime.checkpoint.files import Checkpoint
 from runtime.checkpoint.save import save
 from runtime.checkpoint.tensors import tensor_shapes
@@ -24,9 +25,10 @@ from runtime.comm.base import Alone
 from runtime.config import ModelConfig
 from runtime.fields import read_object
 from runtime.model.wiring import lay_out
+from runtime.sampling import SamplingConfig
 from tests.conftest import REPO
 from tests.support.checkpoints import FAMILIES, save_checkpoint
-from tests.support.loaded import CASES, GEN, PROMPTS, expert_degrees, model_of, run_ranks
+from tests.support.loaded import CASES, GEN, PROMPTS, completed, expert_degrees, model_of, run_ranks
 from tests.support.reference import reference_logits
 from tests.support.strategies import damaged, damaged_text
 
@@ -117,6 +119,38 @@ def test_a_hybrid_is_the_equations_over_the_same_weights(saved: Saved, tmp_path:
         logits = model(ids, lay_out(model.config.variant, 4, model.config.ladder_layers))
         (expected,) = reference_logits(model.config, weights, ids, "hybrid-ladder:2", 1)
     torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("ladder_layers", [0, 2, 4, [1, 2]])
+def test_transformers_runs_a_hybrid_s_code(
+    saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ladder_layers: int | list[int]
+) -> None:
+    """Logits, greedy tokens with its cache, and a gradient for every weight."""
+    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    folder = tmp_path / "hybrid"
+    convert(saved.root / "llama", folder, 2, hf_code=True)
+    config = json.loads((folder / "config.json").read_text()) | {"ladder_layers": ladder_layers}
+    (folder / "config.json").write_text(json.dumps(config))
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    shape, ids = ModelConfig.from_file(folder), torch.tensor([PROMPTS[0]])
+    logits = model(ids).logits
+    ours = model_of(folder, Alone(), prefill_logits="all")
+    wiring = lay_out(shape.variant, 4, shape.ladder_layers)
+    with torch.inference_mode():
+        torch.testing.assert_close(logits, ours(ids, wiring), atol=1e-5, rtol=1e-5)
+    logits.logsumexp(-1).sum().backward()
+    assert all(weight.grad is not None for weight in model.parameters())
+    # the prompt has the token that pads
+    mask = torch.ones_like(ids)
+    tokens = model.generate(
+        ids, attention_mask=mask, max_new_tokens=GEN, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    assert tokens[0, -GEN:].tolist() == completed(ours, wiring, PROMPTS[:1], SamplingConfig())[0][0].tolist()
+
+
+def test_code_is_written_for_llamas_alone(saved: Saved, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--hf-code: the model has norms of queries and keys"):
+        convert(saved.root / "qwen3", tmp_path / "hybrid", 2, hf_code=True)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import serve_vllm
 from benchmarks.serve_vllm import LIMIT, LOADS, PAGE, RECORDED, Row, compare, to_section, to_text, with_section
+from benchmarks.vllm_server import Setting, server
 from ladder_sim.errors import LadderSimError, MissingDependencyError
 from ladder_sim.serve import MeasuredSteps
 from ladder_sim.serve.evidence import MEASURED
@@ -86,7 +87,7 @@ http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 
 def test_a_server_ends_with_what_it_started(tmp_path: Path) -> None:
     (tmp_path / "vllm_cpu.py").write_text(SERVES, "utf-8")
-    with serve_vllm._server(tmp_path, sys.executable, 1):
+    with server(tmp_path, sys.executable, "tp1", Setting(1)):
         worker = int((tmp_path / "worker").read_text("utf-8"))
         assert _runs(worker)
     until(lambda: not _runs(worker))
@@ -104,7 +105,7 @@ def _runs(pid: int) -> bool:
 def test_a_server_that_does_not_start_is_reported(tmp_path: Path) -> None:
     (tmp_path / "vllm_cpu.py").write_text("raise OSError('port 8000 is taken')", "utf-8")
     match = "ended with 1: OSError: port 8000 is taken"
-    with pytest.raises(LadderSimError, match=match), serve_vllm._server(tmp_path, sys.executable, 1):
+    with pytest.raises(LadderSimError, match=match), server(tmp_path, sys.executable, "tp1", Setting(1)):
         pass
 
 

@@ -168,7 +168,7 @@ FAMILIES = {
 }
 
 
-def reference(family: str, layers: int = 4) -> Any:
+def reference(family: str, layers: int = 4, **changed: Any) -> Any:
     """A random model of transformers, in float32, with weights so large that its logits differ."""
     torch.manual_seed(1)
     config, model, settings = FAMILIES[family]
@@ -183,7 +183,7 @@ def reference(family: str, layers: int = 4) -> Any:
             initializer_range=0.15,
             bos_token_id=0,
             eos_token_id=1,
-            **settings,
+            **settings | changed,
         )
     )
     with torch.no_grad():
@@ -196,10 +196,10 @@ def reference(family: str, layers: int = 4) -> Any:
     return made.eval()
 
 
-def save_checkpoint(folder: Path, family: str = "llama", *, shard: str = "5GB") -> Any:
+def save_checkpoint(folder: Path, family: str = "llama", *, shard: str = "5GB", **changed: Any) -> Any:
     """Save a model with its tokenizer; returns the model."""
     transformers.utils.logging.disable_progress_bar()
-    model = reference(family)
+    model = reference(family, **changed)
     model.save_pretrained(folder, max_shard_size=shard)
     tokenizer().save(str(folder / "tokenizer.json"))
     return model

