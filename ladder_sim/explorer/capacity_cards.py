@@ -1,6 +1,6 @@
 """What requests under load need, as parts of the page."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dash import html
@@ -71,15 +71,12 @@ def _card(row: Mapping[str, Any], standard: Mapping[str, Any] | None) -> html.Ar
         below = "baseline"
         if standard and row is not standard:
             below = f"{_compared(gpus, standard['gpus'])} standard" if standard["gpus"] else "standard never does"
-        lines = {"90 %": f"{_ends(row, 'gpus')} GPUs"} if "gpus_low" in row else {}
+        lines = {"90 %": f"{_ends(row, 'gpus', '{:.0f}'.format)} GPUs"} if "gpus_low" in row else {}
+        lines["replicas"] = f"{row['replicas']} of {gpus // row['replicas']} GPUs"
+        lines["limit of each"] = f"{_figure(row, 'rate_limit', _rate)} requests/s"
+        if row.get("rate_gain") and row is not standard:
+            lines["rate per GPU"] = _figure(row, "rate_gain", "{:.2f}".format)
         lines |= {
-            "replicas": f"{row['replicas']} of {gpus // row['replicas']} GPUs",
-            "limit of each": f"{_figure(row, 'rate_limit')} requests/s",
-            **(
-                {"rate per GPU": f"{_figure(row, 'rate_gain')}x"}
-                if row.get("rate_gain") and row is not standard
-                else {}
-            ),
             "breaks first": breaks,
             "TTFT p95": format_seconds(row["ttft_p95_s"]),
             "TPOT p95": format_seconds(row["tpot_p95_s"]),
@@ -87,7 +84,7 @@ def _card(row: Mapping[str, Any], standard: Mapping[str, Any] | None) -> html.Ar
     else:
         below, lines = "no number of GPUs keeps it", {"broken when idle": breaks}
     if row.get("usd_per_Mtoken"):
-        lines["$/Mtok"] = _figure(row, "usd_per_Mtoken", ".2f")
+        lines["$/Mtok"] = _figure(row, "usd_per_Mtoken", "{:.2f}".format)
     name = row["variant"]
     return html.Article(
         [
@@ -102,15 +99,19 @@ def _card(row: Mapping[str, Any], standard: Mapping[str, Any] | None) -> html.Ar
     )
 
 
-def _figure(row: Mapping[str, Any], name: str, form: str = ".3g") -> str:
+def _figure(row: Mapping[str, Any], name: str, write: Callable[[float], str]) -> str:
     """With its interval, once that is there."""
-    return f"{row[name]:{form}}" + (f" ({_ends(row, name, form)})" if f"{name}_low" in row else "")
+    return write(row[name]) + (f" ({_ends(row, name, write)})" if f"{name}_low" in row else "")
 
 
-def _ends(row: Mapping[str, Any], name: str, form: str = ".3g") -> str:
+def _ends(row: Mapping[str, Any], name: str, write: Callable[[float], str]) -> str:
     """Of an interval; where no number of GPUs does, it has none."""
-    ends = (row[f"{name}_low"], row[f"{name}_high"])
-    return "-".join("none" if end is None else f"{end:{form}}" for end in ends)
+    return "-".join("none" if end is None else write(end) for end in (row[f"{name}_low"], row[f"{name}_high"]))
+
+
+def _rate(per_s: float) -> str:
+    """Three digits, or a whole number."""
+    return f"{per_s:.3g}" if per_s < 999.5 else f"{per_s:.0f}"
 
 
 def _meaning(title: str) -> dict[str, Any]:

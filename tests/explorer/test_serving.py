@@ -4,10 +4,12 @@ import csv
 import json
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from ladder_sim.display.document import Document
 from ladder_sim.errors import LadderSimError
 from ladder_sim.explorer import capacity_cards, serving
 from ladder_sim.explorer.allowlist import Allowlist
@@ -153,6 +155,20 @@ def test_a_price_is_that_of_the_gpus_at_the_rate_that_is_served() -> None:
     row = rows(reports(f"{QUERY}&price=3.6")[-1])["ladder"]
     # a GPU-second costs 0.1 cents
     assert row["usd_per_Mtoken"] == pytest.approx(1e-3 * row["gpus"] / (150 * 32) * 1e6)
+
+
+def test_a_card_has_intervals_once_they_are_there() -> None:
+    row = {"variant": "standard", "gpus": 8, "replicas": 1, "rate_limit": 989.4, "breaks": "tpot_p95"}
+    row |= {"ttft_p95_s": 0.1, "tpot_p95_s": 0.02}
+    ends = {"gpus_low": 8.0, "gpus_high": None, "rate_limit_low": 801.2, "rate_limit_high": 1320.4}
+    report = ServingReport(
+        label="", doing="", share=1.0, needs=Document(content={}, rows=[row]), curves=Document(content={}), figures={}
+    )
+    assert "limit of each 989 requests/s" in " ".join(texts(markup(cards(report))).split())
+    sure = replace(report, needs=Document(content={}, rows=[row | ends]))
+    shown = " ".join(texts(markup(cards(sure))).split())
+    assert "90 % 8-none GPUs" in shown
+    assert "limit of each 989 (801-1320) requests/s" in shown
 
 
 def test_progress_names_questions_that_come_first() -> None:

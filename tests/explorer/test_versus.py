@@ -50,8 +50,12 @@ def test_tables_show_every_option_with_its_interval_and_what_it_needs(report: Ve
     assert "left out: farskip: " in needed
 
 
-def test_the_page_shows_it_and_offers_it_as_files() -> None:
-    page = Page(make_app(ALLOWLIST).server.test_client())
+@pytest.fixture(scope="module")
+def page() -> Page:
+    return Page(make_app(ALLOWLIST).server.test_client())
+
+
+def test_the_page_shows_it_and_offers_it_as_files(page: Page) -> None:
     answer = page.ask("versus.figure", QUERY)
     verdict = answer["versus-verdict"]["children"]
     assert verdict.startswith("TP 2 on 1 x 8 H100")
@@ -68,8 +72,7 @@ def test_the_page_shows_it_and_offers_it_as_files() -> None:
     assert "'versus-view'" not in page.client.get("/download/page.html?model=8b&tp=1").text
 
 
-def test_wirings_that_must_be_trained_have_a_line_of_their_quality() -> None:
-    page = Page(make_app(ALLOWLIST).server.test_client())
+def test_wirings_that_must_be_trained_have_a_line_of_their_quality(page: Page) -> None:
     shown = texts(page.views("model=8b&tp=2&variants=ladder,track:4,upper-bound")["quality"])
     assert "Published quality of ladder: Transformer 3.5B" in shown
     assert "No published quality of track:4 is known here." in shown
