@@ -1,7 +1,8 @@
 """Commands and Python that the documentation shows with their output.
 
-A command is a line ``$ ladder-sim ...`` of an indented block, its output what follows; its first lines, if a line ``...``
-ends them. A block of Python is followed by a block of text that it prints; the blocks of a page share their names.
+A command is a line ``$ ladder-sim ...`` of an indented block, its output what follows; its first lines, if a line
+``...`` ends them. A block of Python is followed by a block of text that it prints; the blocks of a page share their
+names.
 ``python -m tests.support.shown`` writes the current outputs into the pages.
 """
 
