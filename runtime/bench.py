@@ -149,8 +149,12 @@ def _measured(
         before = gpu_states() if is_first else []
         rounds = _rounds(done, config)
         after = gpu_states() if is_first else []
-        # on a GPU what measures communication takes time, too: in requests of their own
-        watched = done.round(0, watched=True) if device.type == "cuda" else None
+        watched = None
+        if device.type == "cuda":
+            # what measures communication takes time, too: in requests of their own, with graphs of their own
+            generator.forget()
+            watched = done.round(0, watched=True)
+            generator.forget()
     samples = {wiring.name: [turns[wiring.name] for turns in rounds] for wiring in wirings}
 
     header: dict[str, object] = {

@@ -131,6 +131,10 @@ class Generator:
             self._settle(part)
         self.model.comm.pipeline.finish()
 
+    def forget(self) -> None:
+        """Record the graph of every step anew."""
+        self._graphs.clear()
+
     def _prefill(self, part: _MicroBatch, wiring: Wiring) -> None:
         prompt_BT = self.prompt_BT[part.rows]
         self._next(part, self.model(prompt_BT, wiring, cache=part.cache, pad_B=part.pad_B), wiring)

@@ -31,7 +31,7 @@ class SideStream:
                 issue()
             done = torch.cuda.Event()
             done.record()
-        return _Running(done, self._times)
+        return _Running(done, self._times, issue)
 
     @contextlib.contextmanager
     def watched(self) -> "Iterator[EventTimes]":
@@ -59,13 +59,14 @@ class EventTimes(Times):
     @contextlib.contextmanager
     def span(self, *, busy: bool = False, exposed: bool = False) -> Iterator[None]:
         """Measure what the current stream does meanwhile: a collective, a wait for one, or both."""
-        # external: a graph has to record them when it is replayed
-        start, end = (torch.cuda.Event(enable_timing=True, external=True) for _ in range(2))
+        captures = torch.cuda.is_current_stream_capturing()
+        # a graph has to record external ones when it is replayed; not in torch before 2.8
+        how = {"external": True} if captures else {}
+        start, end = (torch.cuda.Event(enable_timing=True, **how) for _ in range(2))
         start.record()
         yield
         end.record()
-        spans = self._captured if torch.cuda.is_current_stream_capturing() else self._spans
-        spans.append((start, end, busy, exposed))
+        (self._captured if captures else self._spans).append((start, end, busy, exposed))
 
     def settle(self, *, replays: bool = False) -> None:
         torch.cuda.synchronize()
@@ -84,12 +85,15 @@ _Span = tuple[torch.cuda.Event, torch.cuda.Event, bool, bool]
 
 
 class _Running:
-    def __init__(self, done: torch.cuda.Event, times: EventTimes | None) -> None:
+    def __init__(self, done: torch.cuda.Event, times: EventTimes | None, issue: Callable[[], object]) -> None:
         self._done, self._times = done, times
+        # it holds the tensors, whose memory the stream of the computation must not reuse yet
+        self._issue: Callable[[], object] | None = issue
 
     def wait(self) -> None:
         with contextlib.nullcontext() if self._times is None else self._times.span(exposed=True):
             self._done.wait()
+        self._issue = None
 
     def observe(self, sink: Callable[[float], None]) -> None:
         """Never called: the CPU does not see when it ended."""

@@ -2,6 +2,7 @@
 
 import math
 import os
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -155,6 +156,17 @@ def test_collectives_of_nccl_are_on_the_streams_of_the_runtime(cuda: FakeCuda) -
     around = [[("side", "wait"), ("side", name), ("compute", "wait")] for name in ("allreduce", "_reduce_scatter_base")]
     assert cuda.ran[:6] == [*around[0], *around[1]]
     assert cuda.ran[7] == ("side", "alltoall_base")
+
+
+def test_memory_that_a_collective_reads_is_not_free_before_it_is_waited_for(cuda: FakeCuda) -> None:
+    group: Any = RecordingGroup(cuda)
+    x = torch.ones(4, 2)
+    read = weakref.ref(x.untyped_storage())
+    _, handle = ProcessGroup("fake", group, stream=SideStream()).scatter_sum(x)
+    del x
+    assert read() is not None
+    handle.wait()
+    assert read() is None
 
 
 @pytest.mark.parametrize("kind", ["one-shot", "multimem"])
