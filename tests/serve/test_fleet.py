@@ -32,27 +32,32 @@ LOAD = {"prompt": Lengths.parse("uniform:100:900"), "gen": Lengths.parse("unifor
 SCENARIO = Scenario.of(model="8b", tp=2, stack="vllm", concurrency=8)
 TRAFFIC = Traffic(rate=300.0, **LOAD)
 PROMISE = Promise.parse("ttft_p95=300ms,tpot_p95=8ms")
-FLAGS = ("--model", "8b", "--stack", "vllm", "--requests", "100", "--prompt", "400", "--gen", "40")
+FLAGS = ("--model", "8b", "--stack", "vllm", "--requests", "40", "--prompt", "400", "--gen", "40")
 
 
 def fleets(promise: Promise = PROMISE, **given: Any) -> Fleets:
     return smallest_fleets(SCENARIO, given.pop("traffic", TRAFFIC), promise, **{"seeds": 2, **given})
 
 
+def few_requests(**given: Any) -> Fleets:
+    """Of one variant: for what does not depend on the answer."""
+    return fleets(traffic=Traffic(rate=300.0, **{**LOAD, "requests": 30}), variants=["ladder"], **given)
+
+
 @pytest.fixture(scope="module")
 def searched() -> Fleets:
-    return fleets(plans=legal_plans(SCENARIO, 4, {"dp": [1], "pp": [1]}).legal, curves=True)
+    return fleets(plans=legal_plans(SCENARIO, 4, {"dp": [1], "pp": [1]}).legal, curves=True, seeds=1)
 
 
 @pytest.mark.slow
 def test_no_plan_needs_fewer_gpus_than_the_best(searched: Fleets) -> None:
     """Guards the pruning: each plan on its own, with its own search."""
     for tp in (1, 2, 4):
-        alone = smallest_fleets(Scenario.of(model="8b", tp=tp, stack="vllm"), TRAFFIC, PROMISE, seeds=2)
+        alone = capacity(Scenario.of(model="8b", tp=tp, stack="vllm"), TRAFFIC, PROMISE)
         for name, each in searched.variants.items():
-            assert each.gpus.value <= alone.variants[name].gpus.value
+            assert each.gpus.value <= alone[name].gpus
             if each.plans == f"TP {tp}":
-                assert each.gpus.value == alone.variants[name].gpus.value
+                assert each.gpus.value == alone[name].gpus
 
 
 def test_ends_of_intervals_hold_the_answer(searched: Fleets) -> None:
@@ -207,7 +212,7 @@ def test_slower_steps_may_keep_it_with_no_number_of_replicas() -> None:
     load = Traffic(rate=0.01, **LOAD)
     idle = capacity(SCENARIO, load, Promise.parse("tpot_p95=1s"), ["ladder"])["ladder"].outcome
     promise = Promise.parse(f"tpot_p95={1.08 * idle.seconds('tpot', 95)}s")
-    each = fleets(promise, traffic=Traffic(rate=2.0, **LOAD), variants=["ladder"]).variants["ladder"]
+    each = fleets(promise, traffic=Traffic(rate=2.0, **LOAD), variants=["ladder"], seeds=1).variants["ladder"]
     assert math.isfinite(each.gpus.value)
     assert each.gpus.high == math.inf
     assert each.rate_limit.low == 0.0
@@ -216,7 +221,7 @@ def test_slower_steps_may_keep_it_with_no_number_of_replicas() -> None:
 @pytest.mark.slow
 def test_overload_ends() -> None:
     """A million requests a second: replicas are counted, not simulated."""
-    each = fleets(traffic=Traffic(rate=1e6, **LOAD), variants=["ladder"]).variants["ladder"]
+    each = fleets(traffic=Traffic(rate=1e6, **LOAD), variants=["ladder"], seeds=1).variants["ladder"]
     assert each.capacity.replicas > 1000
     crowded = Service.for_requests(SCENARIO, TRAFFIC, router="least-loaded")
     with pytest.raises(UsageError, match="at most 5000000 requests"):
@@ -238,7 +243,7 @@ def watch(done, total):
     if done == int(sys.argv[2]):
         os.kill(os.getpid(), signal.SIGKILL)
 
-here.fleets(path=Path(sys.argv[1]), watch=watch)
+here.few_requests(path=Path(sys.argv[1]), watch=watch)
 """
 
 
@@ -247,14 +252,14 @@ def test_a_killed_search_goes_on_and_gives_the_same_answer(tmp_path: Path) -> No
     """Killed twice with -9; nothing that was simulated is simulated again."""
     path = tmp_path / "answer.json"
     whole: list[int] = []
-    expected = fleets(watch=lambda done, total: whole.append(done))
+    expected = few_requests(watch=lambda done, total: whole.append(done))
     killed = subprocess.run(
         [sys.executable, "-c", KILLED, str(path), "9"], env={**os.environ, "PYTHONPATH": str(REPO)}, check=False
     )
     assert killed.returncode == -signal.SIGKILL
     assert path.with_name("answer.json.part.journal").exists()
     resumed: list[int] = []
-    answer = fleets(path=path, resume=True, watch=lambda done, total: resumed.append(done))
+    answer = few_requests(path=path, resume=True, watch=lambda done, total: resumed.append(done))
     # the one that it was killed in begins again
     assert len(resumed) == len(whole) - 8
     for name, each in answer.variants.items():
@@ -272,7 +277,7 @@ def test_another_search_is_not_gone_on_with(tmp_path: Path) -> None:
         [sys.executable, "-c", KILLED, str(path), "4"], env={**os.environ, "PYTHONPATH": str(REPO)}, check=False
     )
     with pytest.raises(UsageError, match="belongs to another sweep or search"):
-        fleets(path=path, resume=True, seeds=3)
+        few_requests(path=path, resume=True, seeds=3)
 
 
 def test_a_profile_that_was_changed_makes_another_search(tmp_path: Path) -> None:
@@ -285,15 +290,15 @@ def test_a_profile_that_was_changed_makes_another_search(tmp_path: Path) -> None
 
     save_profile(profile, file)
     with pytest.raises(KeyboardInterrupt):
-        fleets(path=path, profile=str(file), watch=interrupt)
+        few_requests(path=path, profile=str(file), watch=interrupt)
     save_profile(replace(profile, created="2020-01-01"), file)
     with pytest.raises(UsageError, match="belongs to another sweep or search"):
-        fleets(path=path, profile=str(file), resume=True)
+        few_requests(path=path, profile=str(file), resume=True)
 
 
 def test_progress_goes_up_and_ends() -> None:
     calls: list[tuple[int, int]] = []
-    fleets(watch=lambda done, total: calls.append((done, total)))
+    few_requests(watch=lambda done, total: calls.append((done, total)))
     assert [done for done, _ in calls] == list(range(1, len(calls) + 1))
     assert all(done <= total for done, total in calls)
 

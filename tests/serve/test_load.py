@@ -18,7 +18,7 @@ from ladder_sim.serve.capacity import Search
 from tests.conftest import REPO
 from tests.support.commands import run
 
-FLAGS = ("--model", "8b", "--tp", "2", "--stack", "vllm", "--requests", "150")
+FLAGS = ("--model", "8b", "--tp", "2", "--stack", "vllm", "--requests", "60")
 LOAD = {"prompt": Lengths.parse("uniform:100:900"), "gen": Lengths.parse("uniform:10:90"), "requests": 150}
 
 
@@ -138,7 +138,22 @@ def test_so_many_requests_are_in_flight() -> None:
 
 @pytest.mark.parametrize(("model", "checked"), [("qwen3-32b", True), ("70b", False)])
 def test_what_no_run_was_compared_with_is_said(model: str, checked: bool) -> None:
-    flags = ("serve", "--model", model, "--stack", "vllm", "--tp", "8", "--rate", "8", "--requests", "100", "--json")
+    flags = (
+        "serve",
+        "--model",
+        model,
+        "--stack",
+        "vllm",
+        "--tp",
+        "8",
+        "--rate",
+        "8",
+        "--requests",
+        "30",
+        "--seeds",
+        "1",
+        "--json",
+    )
     answer = json.loads(run(*flags).out)
     assert answer["validated"]["model_family"] is checked
     assert any("the error of step times" in warning for warning in answer["warnings"])
@@ -262,7 +277,7 @@ def test_promises_that_are_none_are_refused(text: str, shown: str) -> None:
 
 def test_the_command_prints_tables_json_and_csv(tmp_path: Path) -> None:
     text = run("serve", *FLAGS, "--rate", "20", "--slo", "ttft_p95=500ms", "--price", "2").out
-    assert "20 requests/s, prompt 1024 + 256; 150 requests x 5 seeds, 2 GPUs" in text
+    assert "20 requests/s, prompt 1024 + 256; 60 requests x 5 seeds, 2 GPUs" in text
     assert "promise kept" in text
     answer = json.loads(run("serve", *FLAGS, "--rate", "20", "--json", "--gen", "uniform:1:99", "--seeds", "2").out)
     assert answer["load"]["gen"] == "uniform:1:99"

@@ -84,7 +84,7 @@ def test_a_file_that_lacks_a_field_is_refused(tmp_path: Path) -> None:
 def test_the_commands_take_measured_steps(tmp_path: Path) -> None:
     path = tmp_path / "steps.toml"
     path.write_text(to_toml(SERVER), "utf-8")
-    load = [f"--steps={path}", "--rate=2", "--prompt=300", "--gen=50", "--requests=50"]
+    load = [f"--steps={path}", "--rate=2", "--prompt=300", "--gen=50", "--requests=20"]
     shown = run("serve", *load, "--variant=standard").out
     assert shown.startswith("steps of vllm 0.32.0, TP 2; 2 requests/s")
     assert "fitted to 1000 steps of vllm 0.32.0, TP 2, half of them within 5.0%" in shown
