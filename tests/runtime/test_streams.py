@@ -22,12 +22,13 @@ from runtime.comm.process_group import ProcessGroup, check_variables
 from runtime.comm.streams import SideStream
 from runtime.comm.symmetric import LIMITS, SymmetricAllReduce, check_kind
 from runtime.comm.table import LatencyTable
-from runtime.config import AllReduce, EngineConfig, ModelConfig
+from runtime.config import AllReduce, EngineConfig, ExecutionConfig, ModelConfig
 from runtime.environment import gpu_links, gpu_states, variables
 from runtime.model import kernels
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import lay_out
 from tests.support.fake_cuda import FakeCuda
+from tests.support.launches import install
 
 pytestmark = pytest.mark.torch
 
@@ -95,6 +96,23 @@ def test_communication_of_a_request(cuda: FakeCuda, variant: str, exposed: int) 
     assert seen.comm_s == pytest.approx(6 * STEPS * MESSAGE_S)
     assert seen.exposed_comm_s == pytest.approx(exposed * STEPS * MESSAGE_S)
     assert math.isnan(unseen.comm_s)
+
+
+def test_communication_of_a_request_in_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs that were captured before hold no events, and what warms new ones up does not count."""
+    cuda, *_ = install(monkeypatch)
+    link = EmulatedGpuLink(2, LatencyTable([(1, MESSAGE_S), (1e9, MESSAGE_S * 1.000001)]))
+    sizes: dict[str, Any] = {"batch": 1, "prompt": 4, "gen": STEPS, "seed": 0}
+    where: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.bfloat16}
+    how = ExecutionConfig(cuda_graphs="on", prefill_cuda_graphs="on")
+    generator = assemble(SHAPE, EngineConfig(attention="math"), link, execution=how, **where, **sizes)
+    wiring = lay_out("standard", LAYERS)
+    assert math.isnan(_request(generator, wiring).comm_s)
+    generator.forget()
+    cuda.ran.clear()
+    watched = _request(generator, wiring, watched=True)
+    assert cuda.ran.count(("compute", "graph")) == STEPS
+    assert watched.comm_s == watched.exposed_comm_s == pytest.approx(6 * STEPS * MESSAGE_S)
 
 
 def test_communication_has_priority(cuda: FakeCuda) -> None:
