@@ -58,6 +58,8 @@ def test_the_explorer_breaks_no_rule(browser: Browser, address: str, tmp_path: P
         assert broken_rules(seen, f"{scheme}, simulating") == {}
         seen.until_text("#load-result", "GPU")
         page.click("text=Command line and Python")
+        seen.until("!!document.querySelector('#versus-needs table')")
+        page.click("text=What they need, engines and quality")
         assert broken_rules(seen, scheme) == {}
         page.fill("#c-batch", "none")
         page.press("#c-batch", "Enter")
