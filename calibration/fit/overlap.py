@@ -86,7 +86,8 @@ def _ratios(samples: Sequence[Sample]) -> Iterator[tuple[str, Mapping[str, float
 
 def _kernel_name(op: str, point: Mapping[str, float]) -> str:
     name = op.partition(BESIDE)[0]
-    return f"{name} of {point['m']:g} tokens" if "m" in point else name
+    tokens = point.get("m", 0.0)
+    return f"{name} of {tokens:g} token{'s' * (tokens > 1.0)}" if tokens else name
 
 
 def _shape(op: str, point: Mapping[str, float]) -> Shape:

@@ -120,7 +120,7 @@ def _rope(moved_bytes: float, device: torch.device) -> Run:
     q = normal((1, tokens, heads, ROPE_WIDTH), device)
     k, v = (normal((1, tokens, key_heads, ROPE_WIDTH), device) for _ in range(2))
     turns = normal((2, tokens, ROPE_WIDTH), device).float()
-    cache = torch.empty(2, 1, key_heads, tokens, ROPE_WIDTH, dtype=DTYPE, device=device)
+    cache = [torch.empty(1, key_heads, tokens, ROPE_WIDTH, dtype=DTYPE, device=device) for _ in range(2)]
     position = torch.arange(tokens, device=device)
     return lambda: kernels.rope(q, k, v, turns, position, cache)
 
