@@ -21,6 +21,7 @@ from calibration.crosscheck.testbed import Testbed
 from calibration.fit.samples import ELEMENTWISE, Sample, SampleStore
 from calibration.measure.clock import timed
 from calibration.measure.command import budget_s, undivided
+from calibration.measure.holder import _held_sms
 from calibration.measure.kernels import WeightPool
 from calibration.measure.layouts import Layout, groups, layouts
 from calibration.measure.numbers import DRAWN, normal
@@ -33,6 +34,7 @@ from ladder_sim.errors import LadderSimError, UsageError
 from ladder_sim.specs import catalog
 from runtime.comm.base import Alone
 from tests.conftest import REPO
+from tests.support.fake_cuda import FakeCuda, FakeStream
 from tests.support.terminal import progress_of
 from tests.support.waiting import until
 
@@ -319,3 +321,28 @@ def test_degrees_that_do_not_divide_are_reported() -> None:
 def test_a_budget_that_is_not_a_time(text: str) -> None:
     with pytest.raises(UsageError, match="--budget"):
         budget_s(text)
+
+
+def test_held_sms_are_taken_before_the_kernels_and_given_back_after_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda()
+    cuda.install(monkeypatch)
+    monkeypatch.setattr(FakeStream, "synchronize", lambda _: None, raising=False)
+    released: list[torch.Tensor] = []
+
+    class Hold:
+        def set_shared_memory_config(self, shared_bytes: int) -> None:
+            assert shared_bytes == 232_448
+
+        def __call__(self, *, grid: tuple[int, ...], args: list[Any], stream: FakeStream, **_: Any) -> None:
+            assert (grid, stream.priority) == ((16, 1, 1), -1)
+            released.append(args[0])
+            cuda.ran.append((stream.name, "hold"))
+
+    monkeypatch.setattr("calibration.measure.holder._hold_kernel", Hold)
+    properties = SimpleNamespace(shared_memory_per_block_optin=232_448)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: properties)
+    with _held_sms(16, torch.device("cpu")):
+        cuda.run("kernel", 1.0)
+        assert released[0].item() == 0
+    assert released[0].item() == 1
+    assert cuda.ran == [("side", "wait"), ("side", "hold"), ("compute", "kernel")]
