@@ -182,7 +182,7 @@ class Confidence:
         )
 
     def over(self, name: str, base: "Confidence", base_name: str, plain: "Confidence") -> Interval:
-        """How many times as fast a variant is as one of a scenario that differs in its techniques.
+        """How many times as fast a variant is as one of a scenario with other techniques or all-reduces.
 
         What errs in both alike cancels. Of a technique that was not compared with runs, the error is of what it gains.
 
@@ -196,13 +196,15 @@ class Confidence:
             Of the same scenario without techniques; it has both variants.
         """
         request, other = self._requests[name], base._requests[base_name]
-        unchecked = [UNCHECKED[part] for part, checked in self.validated.items() if not checked and part != "technique"]
+        every = {part for each in (self, base) for part, checked in each.validated.items() if not checked}
+        unchecked = [UNCHECKED[part] for part in sorted(every - {"technique"})]
         parts = [self._speedup_width(name, base, base_name), _by_unchecked(request, other, unchecked).speedup]
         technique = [UNCHECKED["technique"]]
         if self.scenario.techniques != base.scenario.techniques:
             parts += (
                 _by_unchecked(each._requests[of], plain._requests[of], technique).speedup
                 for each, of in ((self, name), (base, base_name))
+                if not each.validated["technique"]
             )
         elif not self.validated["technique"]:
             parts.append(_by_unchecked(request, other, technique).speedup)

@@ -28,12 +28,24 @@ from ladder_sim.serve.traffic import Traffic
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.signatures import typed
+from ladder_sim.specs.support import Support
 from ladder_sim.specs.techniques import NO_TECHNIQUES, TECHNIQUES, Technique, Techniques, family_of
 
 # by default; "drop" and "hybrid-ladder" in the upper half of the layers
 WIRINGS = ("parallel", "ladder", "ladder:2", "delayed:1", "farskip", "track:4", "desync:4", "partial:50")
 _HALVED = ("drop", "hybrid-ladder")
 BOUND = "upper-bound"
+# kernels that engines have besides NCCL's, where the stack or --allreduce says otherwise
+ENGINES_OWN = "all-reduce auto"
+_OWN_KERNELS = Technique(
+    summary="all-reduces by an engine's own kernels where these are faster than NCCL's",
+    needs="GPUs of one node that access each other's memory",
+    support=(
+        Support("vLLM", "0.32.0, custom_all_reduce.py"),
+        Support("TensorRT-LLM", "allreducePlugin.cpp"),
+        Support("SGLang", "0.5.23, custom_all_reduce_v2.py"),
+    ),
+)
 # of two gains: from which one is seen to be larger
 SEEN = 1.01
 # names in a sentence; the others are counted
@@ -54,6 +66,13 @@ class Option:
     """And of the time per further token; None: there is none."""
     retrained: bool
     """The model's weights were trained with another wiring."""
+    changes: tuple[str, ...]
+    """What is done besides the wiring: `ENGINES_OWN`, techniques."""
+
+    @property
+    def scenario(self) -> Scenario:
+        """With these changes."""
+        return self.confidence.scenario
 
     @property
     def confidence(self) -> Confidence:
@@ -61,28 +80,21 @@ class Option:
         return self.prediction.confidence
 
     @property
-    def techniques(self) -> Techniques:
-        """What is done besides the wiring."""
-        return self.confidence.scenario.techniques
-
-    @property
     def name(self) -> str:
-        """E.g. "ladder + fused-norm"; of standard the techniques alone."""
+        """E.g. "ladder + fused-norm"; of standard the changes alone."""
         wiring = self.prediction.variant
-        names = [wiring] if wiring != "standard" or not self.techniques.chosen else []
-        return " + ".join([*names, *self.techniques.chosen])
+        return " + ".join([*([wiring] if wiring != "standard" or not self.changes else []), *self.changes])
 
     @property
     def is_limit(self) -> bool:
         """Nothing that can be run."""
-        return self.prediction.variant == BOUND or any(
-            TECHNIQUES[family_of(name)].limit for name in self.techniques.chosen
-        )
+        techniques = self.scenario.techniques.chosen
+        return self.prediction.variant == BOUND or any(TECHNIQUES[family_of(name)].limit for name in techniques)
 
     @property
     def lossy(self) -> bool:
         """A technique changes the answers."""
-        return bool(self.techniques.lossy)
+        return bool(self.scenario.techniques.lossy)
 
 
 # no slots: which options are told apart is computed once
@@ -144,8 +156,8 @@ class Versus:
     @property
     def techniques(self) -> Mapping[str, Technique]:
         """Those of the options, by name."""
-        names = (name for each in self.options.values() for name in each.techniques.chosen if not each.is_limit)
-        return {name: TECHNIQUES[family_of(name)] for name in dict.fromkeys(names)}
+        names = dict.fromkeys(name for each in self.options.values() for name in each.changes if not each.is_limit)
+        return {name: TECHNIQUES.get(family_of(name), _OWN_KERNELS) for name in names}
 
     def ratio(self, option: Option, other: Option) -> Interval:
         """How many times as fast one is as the other."""
@@ -185,8 +197,9 @@ class Versus:
             unknown = ", of which no quality is known" if quality and not quality.known else ""
             yield f"With retraining {best_retrained.name} gives {_text(best_retrained.gain)}{unknown}{tied}."
         ladder = self.options.get("ladder")
-        on_top = self.options.get(f"ladder + {best.name}")
-        if ladder and ladder.retrained and on_top:
+        alike = (each for each in self.predicted if each.changes == best.changes)
+        on_top = next((each for each in alike if each.prediction.variant == "ladder"), None)
+        if ladder and ladder.retrained and on_top and best.changes:
             added = _text(self.ratio(on_top, best))
             yield f"Ladder gives {_text(ladder.gain)} alone, and {added} on top of {best.name}."
         elif ladder and ladder.retrained and ladder is not best_retrained:
@@ -200,7 +213,7 @@ class Versus:
     @property
     def notes(self) -> Notes:
         """What the reader should know about the predictions."""
-        confidences = {option.techniques.name: option.confidence for option in self.options.values()}
+        confidences = {" + ".join(option.changes) or "none": option.confidence for option in self.options.values()}
         return Notes(confidences=confidences)
 
 
@@ -251,24 +264,21 @@ def versus(
     base = replace(scenario, techniques=NO_TECHNIQUES)
     wirings, left_out = _wirings(model) if variants is None else (canonical_names(variants), {})
     names = list(dict.fromkeys(["standard", own, *wirings]))
-    predictions: dict[str, Predictions] = {}
-    for chosen in dict.fromkeys((NO_TECHNIQUES, *_technique_sets(techniques))):
-        splits = base.plan.sp or not SPLITTING.isdisjoint(map(family_of, chosen.chosen))
+    predictions: dict[tuple[str, ...], Predictions] = {}
+    for changes, changed in _changed(base, techniques):
+        splits = base.plan.sp or not SPLITTING.isdisjoint(map(family_of, changes))
         fitting = [name for name in names if not splits or _wiring(name, model).is_shared]
         try:
-            predictions[chosen.name] = predict(
-                replace(base, techniques=chosen),
-                fitting if chosen.chosen else [*fitting, BOUND],
-                profile=profile,
-                ignore_memory=ignore_memory,
+            predictions[changes] = predict(
+                changed, fitting if changes else [*fitting, BOUND], profile=profile, ignore_memory=ignore_memory
             )
         except UsageError as error:
-            if not chosen.chosen:
+            if not changes:
                 raise
-            left_out[chosen.name] = error.message
-    plain = predictions["none"]
+            left_out[" + ".join(changes)] = error.message
+    plain = predictions[()]
     left_out |= {name: "ranks cannot split its residual (--sp)" for name in names if name not in plain}
-    options = [_option(each, plain, own) for row in predictions.values() for each in row.values()]
+    options = [_option(each, plain, own, changes) for changes, row in predictions.items() for each in row.values()]
     shown = options if techniques is not None else [each for each in options if _adds(each, options, own)]
     free = plain[BOUND]
     return Versus(
@@ -295,6 +305,17 @@ def _wirings(model: ModelSpec) -> tuple[list[str], dict[str, str]]:
         else:
             names.append(name)
     return names, left_out
+
+
+def _changed(base: Scenario, techniques: str | Sequence[str] | None) -> Iterator[tuple[tuple[str, ...], Scenario]]:
+    """What is compared besides wirings: nothing first; by default also an engine's all-reduces."""
+    sets = list(dict.fromkeys((NO_TECHNIQUES, *_technique_sets(techniques))))
+    yield from ((chosen.chosen, replace(base, techniques=chosen)) for chosen in sets)
+    if techniques is None and base.stack.allreduce != "auto":
+        engine = replace(base.stack, allreduce="auto")
+        for chosen in sets:
+            if len(chosen.chosen) < 2 and not any(TECHNIQUES[family_of(name)].limit for name in chosen.chosen):
+                yield (ENGINES_OWN, *chosen.chosen), replace(base, stack=engine, techniques=chosen)
 
 
 def _technique_sets(given: str | Sequence[str] | None) -> Iterator[Techniques]:
@@ -325,11 +346,11 @@ def _adds(option: Option, options: Sequence[Option], own: str) -> bool:
 
     Of a wiring that needs retraining, alone and with the techniques that add most to it.
     """
-    name, chosen = option.prediction.variant, option.techniques.chosen
+    name, chosen = option.prediction.variant, option.changes
     if option.is_limit:
         return name in ("standard", BOUND)
     same = [each for each in options if each.prediction.variant == name and not each.is_limit]
-    parts = [each for each in same if each is not option and set(each.techniques.chosen) < set(chosen)]
+    parts = [each for each in same if each is not option and set(each.changes) < set(chosen)]
     if (name == own and len(chosen) < 2) or not chosen:
         return True
     if any(option.gain.value < SEEN * part.gain.value for part in parts):
@@ -349,12 +370,12 @@ def _ranked(options: Sequence[Option]) -> list[Option]:
     def rank(option: Option) -> tuple[float, ...]:
         seen = SEEN * option.gain.value > most
         # figures that are shown alike keep their order
-        return not seen, len(option.techniques.chosen) if seen else -round(option.gain.value, 2)
+        return not seen, len(option.changes) if seen else -round(option.gain.value, 2)
 
     return sorted(options, key=rank)
 
 
-def _option(prediction: Prediction, plain: Predictions, own: str) -> Option:
+def _option(prediction: Prediction, plain: Predictions, own: str, changes: tuple[str, ...]) -> Option:
     standard, confidence = plain["standard"], plain.confidence
     tpot_s = prediction.tpot_s
     return Option(
@@ -363,6 +384,7 @@ def _option(prediction: Prediction, plain: Predictions, own: str) -> Option:
         ttft_gain=standard.ttft_s / prediction.ttft_s,
         tpot_gain=standard.tpot_s / tpot_s if standard.tpot_s and tpot_s else None,
         retrained=prediction.variant not in (own, BOUND),
+        changes=changes,
     )
 
 
@@ -394,7 +416,7 @@ def fleets_of(
     fleets: dict[str, Fleet] = {}
     before = 0
     for left, option in zip(range(len(result.leading), 0, -1), result.leading, strict=True):
-        scenario = replace(result.scenario, techniques=option.techniques, workload=workload)
+        scenario = replace(option.scenario, workload=workload)
         done = 0
 
         def seen(points: int, total: int, before: int = before, left: int = left) -> None:

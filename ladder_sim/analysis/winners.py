@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,6 @@ from ladder_sim.costs.memory import total_bytes
 from ladder_sim.graph.variants import parse
 from ladder_sim.prediction import predict, resolve_profile
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.techniques import NO_TECHNIQUES, Techniques
 from ladder_sim.sweeps.axes import used_value
 
 # of the scenario's latency, and the numbers of requests
@@ -87,8 +87,9 @@ def winners(
             best = {name: min(options, key=lambda each: times[each.name]) for name, options in rivals.items()}
             name, second = _first_two(best, times)
             names[place], gains[place] = name, seconds["standard"][row] / times[best[name].name]
-            point = _at(scenario, latency, float(columns[latency][place]), int(columns[load][place]))
-            tied[place] = second is not None and not _is_faster(point, best[name], second, profile)
+            point = float(columns[latency][place]), int(columns[load][place])
+            at = partial(_at, latency=latency, seconds=point[0], requests=point[1])
+            tied[place] = second is not None and not _is_faster(scenario, best[name], second, profile, at)
             watch(number * len(places) + row + 1, 2 * len(places))
         groups[title] = Group(names=names.reshape(shape), gains=gains.reshape(shape), tied=tied.reshape(shape))
     return Winners(scenario=scenario, latency=latency, latencies_s=latencies_s, requests=requests, groups=groups)
@@ -120,12 +121,12 @@ def _first_two(best: Mapping[str, Option], times: Mapping[str, float]) -> tuple[
     """The best, or of those within a percent the first; and the next that is not the same with more techniques."""
     least = min(times[each.name] for each in best.values())
     first = next(name for name, each in best.items() if times[each.name] < SEEN * least)
-    chosen = set(best[first].techniques.chosen)
+    changes = set(best[first].changes)
     others = [
         each
         for name, each in best.items()
         if name != first
-        and (each.prediction.variant != best[first].prediction.variant or not chosen <= set(each.techniques.chosen))
+        and (each.prediction.variant != best[first].prediction.variant or not changes <= set(each.changes))
     ]
     return first, min(others, key=lambda each: times[each.name], default=None)
 
@@ -135,9 +136,8 @@ def _seconds(
 ) -> Mapping[str, NDArray[np.float64]]:
     """Of every option at all points."""
     seconds: dict[str, NDArray[np.float64]] = {}
-    for techniques in dict.fromkeys(each.techniques for each in result.predicted):
-        options = {each.prediction.variant: each for each in result.predicted if each.techniques == techniques}
-        scenario = replace(result.scenario, techniques=techniques)
+    for scenario in {each.changes: each.scenario for each in result.predicted}.values():
+        options = {each.prediction.variant: each for each in result.predicted if each.scenario is scenario}
         requests = simulate_requests(scenario, columns, list(options), resolve_profile(scenario, profile))
         seconds |= {each.name: np.asarray(requests[variant].request_s) for variant, each in options.items()}
     return seconds
@@ -156,13 +156,17 @@ def _at(scenario: Scenario, latency: str, seconds: float, requests: int) -> Scen
     )
 
 
-def _is_faster(scenario: Scenario, option: Option, other: Option, profile: str | None) -> bool:
-    """Whether one is told apart from the other there."""
-    pair = [(each.prediction.variant, each.techniques) for each in (option, other)]
+def _is_faster(
+    scenario: Scenario, option: Option, other: Option, profile: str | None, at: Callable[[Scenario], Scenario]
+) -> bool:
+    """Whether one is told apart from the other at a point."""
+    variants = [each.prediction.variant for each in (option, other)]
 
-    def confidence_of(techniques: Techniques, *variants: str) -> Confidence:
-        return predict(replace(scenario, techniques=techniques), variants, profile=profile).confidence
+    def confidence_of(there: Scenario, *names: str) -> Confidence:
+        return predict(at(there), names, profile=profile).confidence
 
-    plain = confidence_of(NO_TECHNIQUES, *(variant for variant, _ in pair))
-    first, second = (confidence_of(techniques, variant) if techniques.chosen else plain for variant, techniques in pair)
-    return is_faster(first.over(pair[0][0], second, pair[1][0], plain))
+    plain = confidence_of(scenario, *variants)
+    first, second = (
+        confidence_of(each.scenario, each.prediction.variant) if each.changes else plain for each in (option, other)
+    )
+    return is_faster(first.over(variants[0], second, variants[1], plain))

@@ -90,6 +90,18 @@ def test_what_does_not_apply_is_left_out_with_the_reason() -> None:
     assert shallow.left_out["track:4"].startswith("the model has 2 layers")
 
 
+def test_another_all_reduce_needs_no_retraining() -> None:
+    """What an engine's own kernels gain over NCCL's is no merit of a technique."""
+    assert "all-reduce auto" not in served().options
+    result = result_of(stack="gpt-fast")
+    option = result.options["all-reduce auto"]
+    auto = predict(Scenario.of(model="8b", tp=4, gen=16, stack="gpt-fast", allreduce="auto"), "standard")
+    assert option.prediction.request_s == pytest.approx(auto.request_s)
+    assert option in result.own
+    # an all-reduce that no run of the stack had
+    assert option.gain.log_width > result.options["ladder"].gain.log_width
+
+
 def test_a_single_rank_has_nothing_to_hide() -> None:
     with pytest.raises(UsageError, match="TP 1 has no communication to hide"):
         result_of(tp=1)
@@ -105,7 +117,8 @@ def test_a_wiring_that_a_model_has_needs_no_retraining() -> None:
 def test_the_verdict_says_what_is_not_told_apart() -> None:
     result = served()
     assert result.verdict.startswith("TP 8 on 1 x 8 H100 SXM5 80GB under vllm: fused-norm gives 1.05 (")
-    assert ", not told apart from gemm-overlap.\nWith retraining ladder + fused-norm gives " in result.verdict
+    assert "\nWith retraining ladder + fused-norm gives " in result.verdict
+    assert ", not told apart from ladder:2 + fused-norm" in result.verdict
     assert " alone, and " in result.verdict
     assert result.verdict.endswith(" on top of fused-norm.")
     slow = result_of(model="70b", tp=8, cluster="l40s-pcie", stack="gpt-fast", gen=512)

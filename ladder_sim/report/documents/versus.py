@@ -26,7 +26,8 @@ def versus_document(result: Versus, fleets: Mapping[str, Fleet] | None = None) -
             {
                 "option": each.name,
                 "variant": each.prediction.variant,
-                "technique": each.techniques.name,
+                "technique": each.scenario.techniques.name,
+                "allreduce": each.scenario.stack.allreduce,
                 "group": group,
                 "gain": each.gain.value,
                 "gain_low": each.gain.low,
