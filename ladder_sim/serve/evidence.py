@@ -68,8 +68,7 @@ def interval_note(widths: Mapping[str, Widths], seeds: int, steps: MeasuredSteps
     missing = (
         f"lengths other than these; times to first token hold {format_seconds(steps.frontend_s)} of its front end"
         if steps
-        else "what the server does besides its steps, above all before a first token (HTTP, the tokenizer), "
-        "and lengths other than these"
+        else "the server's front end, which TTFT has, and lengths other than these"
     )
     return (
         f"intervals (90 %) are over {loads}the error of step times: {errors}; of times to first token at least "
