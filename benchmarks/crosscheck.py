@@ -1,14 +1,19 @@
-"""Predicts every wiring from measurements of this machine, runs them all, and exits with 1 if an error is too large.
+"""Predicts from measurements of this machine, runs the same on it, and exits with 1 if an error is too large.
 
-python benchmarks/crosscheck.py            emulated links, one process
-python benchmarks/crosscheck.py --lab      two gloo ranks over 200 Mbit/s, between two network namespaces; needs root
+python benchmarks/crosscheck.py                      emulated links, one process
+python benchmarks/crosscheck.py --lab                two gloo ranks over 200 Mbit/s, between two namespaces; needs root
+python benchmarks/crosscheck.py wirings [--lab]      the wirings that leave out, cut or defer more
+python benchmarks/crosscheck.py experts [--lab]      FarSkip, on a small mixture of experts
+python benchmarks/crosscheck.py techniques [--lab]   without another model, on a batch that is large enough to be split
 """
 
+import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from link_lab import laboratory
 
@@ -16,23 +21,72 @@ from calibration.__main__ import main as calibrate
 from ladder_sim.display.console import show
 from ladder_sim.report.tables.crosscheck import crosscheck_report
 
-MODEL = ("--model=1b", "--set=model.layers=8", "--set=model.vocab=8192")
-LAB = ("--tp=2", "--backend=gloo", "--prompt=64", "--gen=4", "--rounds=15")
+
+class Runs(NamedTuple):
+    """What is compared."""
+
+    options: tuple[str, ...]
+    """Model, variants and workload."""
+    emulated: tuple[str, ...]
+    """Further options on emulated links."""
+    lab: tuple[str, ...]
+    """And over the laboratory's link."""
+
+
+SLICE = ("--model=1b", "--set=model.layers=8", "--set=model.vocab=8192")
+SMALL = {"layers": 4, "vocab": 8192, "experts": 8, "experts_per_token": 2}
+LAB = ("--prompt=64", "--gen=4", "--rounds=15")
+LINKS = "--share=0.3,0.5"
+RUNS = {
+    "first": Runs(SLICE, ("--rounds=25",), LAB),
+    "wirings": Runs(
+        (
+            *SLICE,
+            "--variant=standard,ladder,ladder:2,delayed:1,delayed:2,track:2,drop:4,partial:50",
+            "--variant=hybrid-ladder:2:4,hybrid-delayed:1:4,hybrid-partial:50:4,upper-bound",
+        ),
+        (LINKS, "--rounds=20"),
+        LAB,
+    ),
+    "experts": Runs(
+        (
+            *("--model=qwen3-30b-a3b", *(f"--set=model.{name}={size}" for name, size in SMALL.items())),
+            "--variant=standard,ladder,farskip,farskip:own,upper-bound",
+        ),
+        (LINKS, "--rounds=20"),
+        LAB,
+    ),
+    "techniques": Runs(
+        (
+            *(*SLICE, "--batch=32", "--prompt=16", "--gen=4"),
+            "--variant=standard,standard+token-split:2,standard+sequence-parallel,ladder",
+        ),
+        (LINKS, "--rounds=15"),
+        ("--rounds=10",),
+    ),
+}
 LIMIT_S = 600.0
 
 
-def main(flags: list[str]) -> int:
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="?", choices=RUNS, default="first")
+    parser.add_argument("--lab", action="store_true")
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--save", type=Path)
+    options = parser.parse_args(argv)
+    runs, rounds = RUNS[options.runs], [f"--rounds={options.rounds}"] if options.rounds else []
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "result.json")
-        arguments = ["crosscheck", *MODEL, f"--save={out}"]
-        if "--lab" in flags:
+        out = options.save or Path(folder, "result.json")
+        arguments = ["crosscheck", *runs.options, f"--save={out}"]
+        if options.lab:
             with laboratory("200mbit") as lab:
-                lab.run("calibration", [*arguments, *LAB], timeout_s=LIMIT_S)
-        elif calibrate([*arguments, "--tp=8", "--rounds=25"]):
+                lab.run("calibration", [*arguments, *runs.lab, "--tp=2", "--backend=gloo", *rounds], timeout_s=LIMIT_S)
+        elif calibrate([*arguments, *runs.emulated, "--tp=8", *rounds]):
             return 1
         result = json.loads(out.read_text("utf-8"))
     show(crosscheck_report(result))
-    return int(any(row["beyond"] for row in result["rows"]) or ("--lab" in flags and not gains(result)))
+    return int(any(row["beyond"] for row in result["rows"]) or (options.lab and not gains(result)))
 
 
 def gains(result: dict[str, Any]) -> bool:

@@ -37,7 +37,13 @@ def add_to(commands: Any) -> None:
     )
     add = check.add_argument
     add("--model", help=ARGUMENTS["model"].help)
-    add("--variant", type=_words, action="extend", help=f"wirings, separated by commas (default {','.join(VARIANTS)})")
+    add(
+        "--variant",
+        type=_words,
+        action="extend",
+        help="wirings, separated by commas; techniques follow "
+        f"a plus, as in standard+token-split:2 (default {','.join(VARIANTS)})",
+    )
     add("--tp", type=int, default=8, help="tensor-parallel degree (default %(default)s)")
     add = check.add_argument_group("workload").add_argument
     for name, default in WORKLOAD.items():

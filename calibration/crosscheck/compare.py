@@ -22,7 +22,7 @@ class Bounds:
     latency: float
     """Of prefill and decode of every variant."""
     speedup: float
-    """Of ladder's speedup."""
+    """Of the speedup of every variant but the upper bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Row:
     link: str
     """Name of the interconnect."""
     variant: str
-    """Residual wiring."""
+    """As `Run` names it."""
     quantity: str
     """"prefill", "decode" or "request", seconds; "speedup" of the request over standard."""
     predicted: float
@@ -80,7 +80,7 @@ def _rows(run: Run, observed: Observations, calibration: Calibration, bounds: Bo
     if standard in observed.requests and run != standard:
         samples["speedup"] = np.array(observed.requests[standard]).sum(axis=1) / samples["request"]
         values["speedup"] = sum(calibration.predict(standard)) / sum(predicted)
-        if run.variant == "ladder":
+        if run.variant != "upper-bound":
             judged["speedup"] = bounds.speedup
     for quantity, sample in samples.items():
         if values[quantity] == 0.0:

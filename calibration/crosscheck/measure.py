@@ -2,18 +2,29 @@
 
 import os
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from statistics import median
 
 import numpy as np
 
-from calibration.crosscheck.observations import PHASES, Observations, Run, all_reduces, message_bytes, ops_of
+from calibration.crosscheck.observations import (
+    PHASES,
+    Observations,
+    Run,
+    all_reduces,
+    kernels_of,
+    message_bytes,
+    ops_of,
+    scenario_of,
+    steps,
+)
 from calibration.crosscheck.testbed import Testbed
 from calibration.crosscheck.timers import time_collective
 from ladder_sim.costs.lookup import Curve
+from ladder_sim.costs.recorded import OpKey
 from ladder_sim.graph.ops import Phase
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.system.progress import Progress
@@ -31,6 +42,8 @@ ESTIMATES = 3
 
 # something to measure once per round
 Task = Callable[[], None]
+# kernels of requests
+Kernels = Set[tuple[Phase, OpKey]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +53,7 @@ class Experiment:
     scenario: Scenario
     """Model, workload, stack and tensor-parallel degree."""
     variants: tuple[str, ...]
-    """Wirings to predict and to run."""
+    """To predict and to run, as `Run` names them."""
     shares: tuple[float, ...]
     """Emulated links: parts of standard's time that messages take."""
     rounds: int
@@ -70,7 +83,7 @@ def measure(experiment: Experiment, comm: Communicator, known: Mapping[str, Curv
     runs = [Run(link, variant) for link in links for variant in experiment.variants if link != CALIBRATION_LINK]
     tasks: list[Task] = [partial(_request, observed, testbed, run, links[run.link]) for run in runs]
     if known is None:
-        tasks += _calibration_tasks(observed, testbed, links)
+        tasks += _calibration_tasks(observed, testbed, links, experiment.variants)
     # warm up
     for variant in experiment.variants:
         testbed.request(variant, next(iter(links.values())))
@@ -87,14 +100,17 @@ def measure(experiment: Experiment, comm: Communicator, known: Mapping[str, Curv
     return observed
 
 
-def _calibration_tasks(observed: Observations, testbed: Testbed, links: Mapping[str, Communicator]) -> list[Task]:
+def _calibration_tasks(
+    observed: Observations, testbed: Testbed, links: Mapping[str, Communicator], variants: Sequence[str]
+) -> list[Task]:
     def compute_only() -> None:
         observed.compute_only.append(testbed.compute_only())
 
-    tasks: list[Task] = [*REPEATS * [compute_only], partial(_kernels, observed, testbed)]
+    timed = list(_timed_alone(observed.scenario, variants))
+    tasks: list[Task] = [*REPEATS * [compute_only], *(partial(_kernels, observed, testbed, *each) for each in timed)]
     link = links.get(CALIBRATION_LINK)
     if link is None:
-        return [*tasks, partial(_collectives, observed, testbed)]
+        return [*tasks, partial(_collectives, observed, testbed, variants)]
     return [*tasks, *REPEATS * [partial(_request, observed, testbed, Run(CALIBRATION_LINK, "standard"), link)]]
 
 
@@ -102,29 +118,45 @@ def _request(observed: Observations, testbed: Testbed, run: Run, comm: Communica
     observed.requests[run].append(testbed.request(run.variant, comm))
 
 
-def _kernels(observed: Observations, testbed: Testbed) -> None:
-    for fused in (True, False):
-        for phase, kernels in testbed.kernels(fused=fused).items():
-            for key, seconds in kernels:
+def _timed_alone(scenario: Scenario, variants: Sequence[str]) -> "Iterator[tuple[Scenario, Kernels]]":
+    """Requests without communication whose kernels are timed, and of each the kernels that no earlier one has.
+
+    All of the upper bound's, with residual adds fused into norms and without: wirings differ in whether adds can be
+    fused. Then those of variants that have kernels of their own.
+    """
+    bound, known = scenario_of(scenario, "upper-bound"), set[tuple[Phase, OpKey]]()
+    for fuses in (True, False):
+        each = replace(bound, stack=replace(scenario.stack, fused_residual_add=fuses))
+        yield each, kernels_of(each)
+        known |= kernels_of(each)
+    for variant in variants:
+        each = scenario_of(scenario, variant)
+        if lacking := kernels_of(each) - known:
+            yield each, lacking
+            known |= lacking
+
+
+def _kernels(observed: Observations, testbed: Testbed, scenario: Scenario, wanted: Kernels) -> None:
+    for phase, kernels in testbed.kernels(scenario).items():
+        for key, seconds in kernels:
+            if (phase, key) in wanted:
                 observed.kernels[phase][key].append(seconds)
-    for phase in PHASES:
-        observed.wide_gemm[phase].append(testbed.wide_gemm(phase))
 
 
-def _collectives(observed: Observations, testbed: Testbed) -> None:
+def _collectives(observed: Observations, testbed: Testbed, variants: Sequence[str]) -> None:
     messages = {
-        (op.kind, message_bytes(op))
-        for variant in ("standard", "upper-bound")
+        (op.kind, message_bytes(op), phase)
+        for variant in ("standard", "upper-bound", *variants)
         for phase in PHASES
+        if steps(observed.scenario, phase)
         for op in ops_of(observed.scenario, variant, phase)
         if op.stream == "comm"
     }
-    for kind, size_bytes in sorted(messages):
-        observed.collectives[kind, size_bytes].append(time_collective(testbed.comm, kind, size_bytes))
-    sizes = {phase: message_bytes(all_reduces(observed.scenario, phase)[0]) for phase in PHASES}
-    alone = {phase: (size, observed.collectives["all_reduce", size][-1]) for phase, size in sizes.items()}
-    for phase, times in testbed.overlaps(alone).items():
-        observed.overlaps[phase].append(times)
+    for kind, size_bytes, phase in sorted(messages):
+        seconds = time_collective(testbed.comm, kind, size_bytes)
+        observed.collectives[kind, size_bytes].append(seconds)
+        if kind == "all_reduce":
+            observed.overlaps[size_bytes].append(testbed.overlap(phase, size_bytes, seconds))
 
 
 def _emulated_links(testbed: Testbed, shares: Sequence[float]) -> dict[str, Curve]:

@@ -11,7 +11,9 @@ from ladder_sim.costs.recorded import OpKey
 from ladder_sim.graph.build import build
 from ladder_sim.graph.inputs import STATE_BYTES
 from ladder_sim.graph.ops import CollectiveShape, Op, Phase
+from ladder_sim.graph.variants import canonical
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.techniques import Techniques
 
 # of the float32 activations that CPUs compute with
 ELEMENT_BYTES = 4.0
@@ -33,7 +35,7 @@ class Run(NamedTuple):
     link: str
     """Name of the interconnect."""
     variant: str
-    """Residual wiring."""
+    """Residual wiring, maybe with techniques: "standard+token-split:2"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +57,11 @@ class Observations:
     kernels: Mapping[Phase, dict[OpKey, list[float]]] = field(
         default_factory=lambda: {phase: defaultdict(list) for phase in PHASES}
     )
-    """Kernels of requests without communication, timed in their place."""
-    wide_gemm: dict[Phase, list[float]] = field(default_factory=lambda: defaultdict(list))
-    """Time of parallel's QKV and gate/up GEMM over that of the two apart."""
+    """Kernels of requests without communication, timed in their place: the upper bound's, and others that it lacks."""
     collectives: dict[tuple[str, float], list[float]] = field(default_factory=lambda: defaultdict(list))
     """On a real link, by kind and message bytes."""
-    overlaps: dict[Phase, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
-    """On a real link: seconds of an all-reduce during a pass, and how much longer the pass takes."""
+    overlaps: dict[float, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
+    """On a real link, by message bytes: seconds of an all-reduce during a pass, and how much longer the pass takes."""
     load: list[float] = field(default_factory=list)
     """Load average of the machine after each round."""
 
@@ -75,10 +75,32 @@ def steps(scenario: Scenario, phase: Phase) -> range:
     return range(1) if phase == "prefill" else range(1, scenario.workload.gen)
 
 
+def scenario_of(scenario: Scenario, variant: str) -> Scenario:
+    """The scenario with a variant, as `Run` names it."""
+    wiring, _, techniques = variant.partition("+")
+    return replace(scenario, variant=canonical(wiring), techniques=Techniques.of(techniques or "none"))
+
+
+def name_of(scenario: Scenario) -> str:
+    """What `Run` calls the variant of a scenario."""
+    return "+".join((scenario.variant, *scenario.techniques.chosen))
+
+
 def ops_of(scenario: Scenario, variant: str, phase: Phase, step: int | None = None) -> Iterable[Op]:
     """Ops of a pass; by default of the prefill or the first decode step."""
     number = step if step is not None else int(phase == "decode")
-    return build(replace(scenario, variant=variant), phase, scenario.workload.prompt + number).ops()
+    return build(scenario_of(scenario, variant), phase, scenario.workload.prompt + number).ops()
+
+
+def kernels_of(scenario: Scenario) -> set[tuple[Phase, OpKey]]:
+    """The kernels of a request."""
+    return {
+        (phase, (op.kind, op.shape))
+        for phase in PHASES
+        for step in steps(scenario, phase)
+        for op in build(scenario, phase, scenario.workload.prompt + step).ops()
+        if op.stream == "compute"
+    }
 
 
 def all_reduces(scenario: Scenario, phase: Phase) -> list[Op]:

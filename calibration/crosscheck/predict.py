@@ -1,7 +1,7 @@
 """Calibrates the simulator on observations, and predicts every run.
 
-Calibrated on: kernels of the upper bound, one GEMM of parallel, collectives alone and during a pass, and standard on
-one link, which shows what a computation loses by waiting. Everything else is predicted.
+Calibrated on: kernels of passes without communication, collectives alone and during a pass, and standard on one link,
+which shows what a computation loses by waiting. Everything else is predicted.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,6 +19,7 @@ from calibration.crosscheck.observations import (
     all_reduces,
     message_bytes,
     ops_of,
+    scenario_of,
     steps,
 )
 from ladder_sim.costs.hardware import Hardware
@@ -27,7 +28,7 @@ from ladder_sim.costs.recorded import OpKey, Overlap, RecordedCosts
 from ladder_sim.des import engine
 from ladder_sim.des.program import Program, Stream, Task
 from ladder_sim.errors import ProfileError
-from ladder_sim.graph.ops import GemmShape, Phase
+from ladder_sim.graph.ops import Phase
 from ladder_sim.simulate.lower import COMM, COMPUTE
 from ladder_sim.simulate.passes import simulate
 from ladder_sim.simulate.request import decode_contexts
@@ -88,7 +89,7 @@ class Calibration:
         """Predict one request; raises ProfileError if the calibration lacks the link, or an op of the run."""
         if run.link not in self.links:
             raise ProfileError(f"the calibration has no link '{run.link}'", hint="leave out --calibration")
-        scenario = replace(self.scenario, variant=run.variant)
+        scenario = scenario_of(self.scenario, run.variant)
         costs = RecordedCosts(
             Hardware.stated(scenario),
             scenario.cluster.gpu.sms,
@@ -125,7 +126,7 @@ def _with_resume_time(program: Program, resume_s: float) -> Program:
 
 
 def _kernels(observed: Observations) -> dict[OpKey, float]:
-    """Medians of every kernel, scaled so that they add up to a pass whose kernels are not timed."""
+    """Medians of every kernel, scaled so that the upper bound's add up to a pass whose kernels are not timed."""
     known: dict[OpKey, float] = {}
     for phase, phase_s in zip(PHASES, zip(*observed.compute_only, strict=True), strict=True):
         if not observed.kernels[phase]:
@@ -136,24 +137,12 @@ def _kernels(observed: Observations) -> dict[OpKey, float]:
         total_s = sum(medians[op.kind, op.shape] for ops in passes for op in ops if op.stream == "compute")
         for key, seconds in medians.items():
             known.setdefault(key, seconds * median(phase_s) / total_s if total_s else seconds)
-        parallel = {op.name: op for op in ops_of(observed.scenario, "parallel", phase)}
-        # the GEMMs that one of parallel replaces
-        replaced = [
-            op
-            for op in ops_of(observed.scenario, "standard", phase)
-            if isinstance(op.shape, GemmShape) and op.name not in parallel
-        ]
-        for op in parallel.values():
-            if isinstance(op.shape, GemmShape) and (op.kind, op.shape) not in known:
-                apart_s = sum(known[each.kind, each.shape] for each in replaced if each.layer == op.layer)
-                known[op.kind, op.shape] = apart_s * median(observed.wide_gemm[phase])
     return known
 
 
 def _overlaps(observed: Observations, all_reduce: Curve) -> Iterator[tuple[float, Overlap]]:
-    for phase, times in observed.overlaps.items():
+    for size_bytes, times in observed.overlaps.items():
         message_s, lost_s = (median(column) for column in zip(*times, strict=True))
-        size_bytes = message_bytes(all_reduces(observed.scenario, phase)[0])
         alone_s, _ = all_reduce.seconds_at(size_bytes)
         slowed = max(0.0, message_s / float(alone_s) - 1.0)
         yield size_bytes, Overlap(core_share=float(np.clip(lost_s / message_s, 0.0, 1.0)), slowed=slowed)
@@ -164,7 +153,7 @@ def _curves(observed: Observations, link: str) -> dict[str, Curve]:
     if all_reduce is not None:
         # as the runtime emulates them
         half = replace(all_reduce, seconds=0.5 * all_reduce.seconds)
-        return {"all_reduce": all_reduce, "all_gather": half, "broadcast": half}
+        return {"all_reduce": all_reduce, **dict.fromkeys(("all_gather", "reduce_scatter", "broadcast"), half)}
     curves = {}
     for kind in {kind for kind, _ in observed.collectives}:
         points = sorted((size, median(times)) for (name, size), times in observed.collectives.items() if name == kind)

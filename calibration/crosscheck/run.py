@@ -7,10 +7,10 @@ from typing import Any
 
 from calibration.crosscheck.compare import Bounds, compare
 from calibration.crosscheck.measure import Experiment, measure
+from calibration.crosscheck.observations import name_of, scenario_of
 from calibration.crosscheck.predict import Calibration
 from calibration.crosscheck.store import SCHEMA_VERSION, calibration_fields, reuse
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.variants import canonical
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from runtime.comm.base import Alone, Communicator
@@ -58,7 +58,8 @@ def cross_check(experiment: Experiment, links: CommConfig, earlier: Path | None 
     The calibration of an `earlier` result is used instead of a new one.
     """
     # speedups are over standard, and a real link is calibrated on it
-    variants = tuple(dict.fromkeys(("standard", *map(canonical, experiment.variants))))
+    named = (name_of(scenario_of(experiment.scenario, variant)) for variant in experiment.variants)
+    variants = tuple(dict.fromkeys(("standard", *named)))
     experiment = dataclasses.replace(experiment, variants=variants)
     machine, run = environment(), _run_fields(experiment, links)
     tp = experiment.scenario.plan.tp

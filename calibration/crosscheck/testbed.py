@@ -10,11 +10,11 @@ from typing import TypeVar
 
 import torch
 
-from calibration.crosscheck.observations import PHASES, Times
+from calibration.crosscheck.observations import PHASES, Times, scenario_of
 from calibration.crosscheck.timers import OverlapTime, message, time_kernels, time_overlap
 from ladder_sim.costs.recorded import OpKey
 from ladder_sim.errors import UsageError
-from ladder_sim.graph.build import StepGraph, build
+from ladder_sim.graph.build import build
 from ladder_sim.graph.ops import Phase
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
@@ -45,7 +45,7 @@ class Testbed:
         work = scenario.workload
         self._generator = assemble(
             model_config(scenario.model),
-            _config_of(EngineConfig, scenario.stack),
+            _engine(scenario),
             comm,
             device=torch.device("cpu"),
             dtype=DTYPE,
@@ -57,8 +57,7 @@ class Testbed:
 
     def request(self, variant: str, comm: Communicator) -> Times:
         """Time one request over `comm`, on the slowest rank."""
-        self._generator.model.comm = comm
-        wiring = self._wiring(variant)
+        wiring = self._set_up(scenario_of(self.scenario, variant), comm)
         self.comm.barrier()
         start_s = time.perf_counter()
         self._generator.prefill(wiring)
@@ -72,84 +71,55 @@ class Testbed:
         """Time one request without communication."""
         return self.request("upper-bound", Alone(self.comm.size))
 
-    def kernels(self, *, fused: bool) -> Mapping[Phase, list[tuple[OpKey, float]]]:
-        """Time every kernel of a request without communication, its residual adds fused into norms or not.
-
-        Wirings differ in whether adds can be fused.
-        """
-        model = self._generator.model
-        scenario = replace(self.scenario, stack=replace(self.scenario.stack, fused_residual_add=fused))
-        engine, model.engine = model.engine, _config_of(EngineConfig, scenario.stack)
-        model.comm = Alone(self.comm.size)
+    def kernels(self, scenario: Scenario) -> Mapping[Phase, list[tuple[OpKey, float]]]:
+        """Time every kernel of a request of a scenario without communication."""
+        wiring = self._set_up(scenario, Alone(self.comm.size))
         self.comm.barrier()
-        times = {
+        return {
             phase: [
                 kernel
-                for step, run in enumerate(self._passes(phase), start=int(phase == "decode"))
-                for kernel in time_kernels(run, _graph(scenario, phase, step))
+                for step, run in enumerate(self._passes(wiring, phase), start=int(phase == "decode"))
+                for kernel in time_kernels(run, build(scenario, phase, scenario.workload.prompt + step))
             ]
             for phase in PHASES
         }
-        model.engine = engine
-        return times
 
-    def overlaps(self, messages: Mapping[Phase, tuple[float, float]]) -> dict[Phase, OverlapTime]:
-        """Time all-reduces and a request without communication at the same time, on the slowest rank.
+    def overlap(self, phase: Phase, size_bytes: float, message_s: float) -> OverlapTime:
+        """Time all-reduces and a pass without communication at the same time, on the slowest rank.
 
         Parameters
         ----------
-        messages
-            Bytes of an all-reduce in each phase, and seconds it takes alone.
+        phase
+            Of the pass.
+        size_bytes, message_s
+            An all-reduce, and how long it takes alone.
         """
-        times = {}
-        for phase, phase_s in zip(PHASES, self.compute_only(), strict=True):
-            passes = self._passes(phase)
-            if not passes:
-                # a single new token has no decode
-                continue
-            size_bytes, message_s = messages[phase]
-            alone_s = phase_s / len(passes)
-            kernels = sum(op.stream == "compute" for op in _graph(self.scenario, phase).ops())
-            distance = math.ceil(MESSAGE_DISTANCE * message_s / (alone_s / kernels))
-            due = range(0, max(1, kernels - distance + 1), distance)
-            each = [time_overlap(run, alone_s, self.comm, message(size_bytes), due) for run in passes]
-            own = torch.tensor([fmean(column) for column in zip(*each, strict=True)], dtype=torch.float64)
-            times[phase] = OverlapTime(*self.comm.slowest(own).tolist())
-        return times
+        phase_s = self.compute_only()[PHASES.index(phase)]
+        scenario = scenario_of(self.scenario, "upper-bound")
+        passes = self._passes(self._set_up(scenario, Alone(self.comm.size)), phase)
+        alone_s = phase_s / len(passes)
+        kernels = sum(op.stream == "compute" for op in build(scenario, phase, scenario.workload.prompt).ops())
+        distance = math.ceil(MESSAGE_DISTANCE * message_s / (alone_s / kernels))
+        due = range(0, max(1, kernels - distance + 1), distance)
+        each = [time_overlap(run, alone_s, self.comm, message(size_bytes), due) for run in passes]
+        own = torch.tensor([fmean(column) for column in zip(*each, strict=True)], dtype=torch.float64)
+        return OverlapTime(*self.comm.slowest(own).tolist())
 
-    @torch.inference_mode()
-    def wide_gemm(self, phase: Phase) -> float:
-        """Time of the GEMM that holds QKV and gate/up projections, over that of the two apart; 1 if no layer has it.
+    def _set_up(self, scenario: Scenario, comm: Communicator) -> Wiring:
+        """Take over a scenario's engine and a communicator; returns its wiring."""
+        model, spec = self._generator.model, scenario.model
+        model.engine, model.comm = _engine(scenario), comm
+        return lay_out(scenario.variant, spec.layers, spec.ladder_layers)
 
-        Only `parallel` runs it, and no pass of `parallel` is calibrated on. All layers' weights are used in turn, so
-        that they are as cold as in a pass.
-        """
-        layers = [layer for layer in self._generator.model.layers if layer.is_wide]
-        if not layers:
-            return 1.0
-        work = self.scenario.workload
-        tokens = (work.batch, work.prompt if phase == "prefill" else 1)
-        n_BTD = torch.ones(*tokens, self.scenario.model.hidden, dtype=DTYPE)
-        self.comm.barrier()
-        start_s = time.perf_counter()
-        for layer in layers:
-            layer.inputs(n_BTD, slice(layer.mlp_rows.start))
-            layer.inputs(n_BTD, layer.mlp_rows)
-        middle_s = time.perf_counter()
-        for layer in layers:
-            layer.inputs(n_BTD)
-        return (time.perf_counter() - middle_s) / (middle_s - start_s)
-
-    def _passes(self, phase: Phase) -> list[Callable[[], None]]:
-        """The passes of a request of the upper bound."""
-        wiring = self._wiring("upper-bound")
+    def _passes(self, wiring: Wiring, phase: Phase) -> list[Callable[[], None]]:
+        """The passes of a request."""
         if phase == "prefill":
             return [partial(self._generator.prefill, wiring)]
         return [partial(self._generator.decode, wiring, step) for step in range(1, self.scenario.workload.gen)]
 
-    def _wiring(self, variant: str) -> Wiring:
-        spec = self.scenario.model
-        return lay_out(variant, spec.layers, spec.ladder_layers)
+
+def _engine(scenario: Scenario) -> EngineConfig:
+    return _config_of(EngineConfig, scenario.stack, techniques=scenario.techniques.chosen)
 
 
 def model_config(spec: ModelSpec) -> ModelConfig:
@@ -195,7 +165,3 @@ def _config_of(config: type[_Config], spec: ModelSpec | StackSpec, **others: obj
     """The runtime's form of a spec: the fields that both have, and others."""
     same = {field.name: getattr(spec, field.name) for field in fields(config) if hasattr(spec, field.name)}
     return config(**same | others)
-
-
-def _graph(scenario: Scenario, phase: Phase, step: int = 0) -> StepGraph:
-    return build(replace(scenario, variant="upper-bound"), phase, scenario.workload.prompt + step)

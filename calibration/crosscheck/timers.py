@@ -37,7 +37,7 @@ def time_collective(comm: Communicator, kind: str, size_bytes: float) -> float:
     comm
         The ranks.
     kind
-        "all_reduce", "all_gather" or "broadcast".
+        "all_reduce", "all_gather", "reduce_scatter" or "broadcast".
     size_bytes
         Message; for an all-gather its result.
     """
@@ -49,6 +49,9 @@ def time_collective(comm: Communicator, kind: str, size_bytes: float) -> float:
             comm.all_reduce(x).wait()
         elif kind == "all_gather":
             comm.all_gather(x)
+        elif kind == "reduce_scatter":
+            _, handle = comm.scatter_sum(x.view(comm.size, -1))
+            handle.wait()
         else:
             comm.broadcast(x)
     own = torch.tensor([(time.perf_counter() - start_s) / CHAIN], dtype=torch.float64)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from calibration.__main__ import main
 from calibration.crosscheck.compare import Row, bootstrap
 from calibration.crosscheck.measure import Experiment
-from calibration.crosscheck.observations import PHASES, Observations, Run, Times, message_bytes, ops_of, steps
+from calibration.crosscheck.observations import Observations, Run, Times, message_bytes, ops_of, steps
 from calibration.crosscheck.predict import Calibration
 from calibration.crosscheck.run import cross_check, own_scenario
 from calibration.crosscheck.store import read_result, reuse
@@ -39,6 +39,15 @@ from tests.support.terminal import progress_of
 pytestmark = pytest.mark.torch
 
 VARIANTS = ("standard", "parallel", "ladder", "desync:2", "upper-bound")
+# with kernels, messages or waits that those have not
+OTHERS = (
+    "delayed:1",
+    "drop:1",
+    "partial:50",
+    "hybrid-ladder:2:2",
+    "standard+sequence-parallel",
+    "ladder+token-split:2",
+)
 SMALL = {"model.layers": "4", "model.vocab": "512"}
 
 
@@ -67,6 +76,27 @@ def test_every_variant_is_predicted_and_measured(result: Any) -> None:
     # what is calibrated on is not judged
     assert rows["calibration", "standard", "prefill"]["bound"] is None
     assert rows["40%", "standard", "prefill"]["bound"] == 0.1
+
+
+def test_other_wirings_and_techniques_are_predicted_and_measured() -> None:
+    """Parts of a batch of 32 take turns in a decode step."""
+    few = SMALL | {"model.layers": "2"}
+    scenario = own_scenario("1b", "gpt-fast", tp=8, batch=32, prompt=4, gen=3, overrides=few)
+    rows = cross_check(
+        Experiment(scenario=scenario, variants=OTHERS, shares=(0.4,), rounds=2, threads=1),
+        CommConfig(backend="emulate"),
+    )["rows"]
+    assert {row["variant"] for row in rows} == {"standard", *OTHERS}
+    predicted = {(row["variant"], row["quantity"]): row["predicted"] for row in rows if row["link"] == "40%"}
+    # shorter GEMMs, twice as many messages, of which all but the last are under the other part
+    assert predicted["ladder+token-split:2", "decode"] != predicted["standard", "decode"]
+    assert all(row["bound"] for row in rows if row["link"] == "40%" and row["quantity"] == "speedup")
+
+
+def test_techniques_that_real_passes_have_not_are_refused() -> None:
+    other = replace(experiment(), variants=("standard+fused-norm",))
+    with pytest.raises(UsageError, match="technique 'fused-norm' is none that real passes have"):
+        cross_check(other, CommConfig(backend="emulate"))
 
 
 LATENT = {
@@ -126,7 +156,7 @@ def test_it_is_shown_as_a_table_as_json_and_as_a_page(
     shown = capsys.readouterr().out
     assert "ladder-1b: 4 layers, hidden 1536, TP 8" in shown
     assert shown.count("ladder ") >= 3
-    assert "Error of ladder's speedup: " in shown
+    assert "Error of speedup: " in shown
     assert main(["crosscheck", "--from", str(file), "--save", str(saved)]) == 0
     assert saved.read_text() == shown
     assert main(["crosscheck", "--from", str(file), "--json"]) == 0
@@ -182,7 +212,6 @@ def planted(*, kernel_s: float = 1e-3, message_s: float = 0.5e-3, resume_s: floa
                         observed.kernels[phase].setdefault((op.kind, op.shape), []).append(kernel_s)
             kernels = sum(op.stream == "compute" for op in ops_of(scenario, "upper-bound", phase, step))
             seconds += kernels * kernel_s
-        observed.wide_gemm[phase].append(1.0)
         passes_s.append(seconds)
     observed.compute_only.append(Times(*passes_s))
     # 8 messages in each of 1 and 2 passes
@@ -209,10 +238,10 @@ def test_a_message_and_a_computation_at_the_same_time_slow_each_other() -> None:
     for (kind, size), seconds in {("all_reduce", 6144): 5e-3, ("all_reduce", 98304): 5e-3}.items():
         observed.collectives[kind, float(size)].append(seconds)
     observed.collectives["broadcast", 8.0].append(1e-9)
-    for phase in PHASES:
-        observed.overlaps[phase].append(OverlapTime(message_s=7.5e-3, lost_s=3e-3))
+    for size in (6144.0, 98304.0):
+        observed.overlaps[size].append(OverlapTime(message_s=7.5e-3, lost_s=3e-3))
     observed.requests[Run("gloo", "standard")] = observed.requests.pop(Run("slow", "standard"))
-    apart = Calibration.of(replace(observed, overlaps={phase: [OverlapTime(5e-3, 0.0)] for phase in PHASES}))
+    apart = Calibration.of(replace(observed, overlaps={size: [OverlapTime(5e-3, 0.0)] for size in observed.overlaps}))
     together = Calibration.of(observed)
     assert [round(overlap.slowed, 3) for overlap in together.overlaps.values()] == [0.5, 0.5]
     assert [round(overlap.core_share, 3) for overlap in together.overlaps.values()] == [0.4, 0.4]
@@ -230,8 +259,8 @@ def test_a_message_takes_time_however_noisy_the_machine() -> None:
     for size in (6144.0, 98304.0):
         observed.collectives["all_reduce", size].append(5e-3)
     observed.collectives["broadcast", 8.0].append(1e-9)
-    for phase in PHASES:
-        observed.overlaps[phase].append(OverlapTime(5e-3, 0.0))
+    for size in (6144.0, 98304.0):
+        observed.overlaps[size].append(OverlapTime(5e-3, 0.0))
     observed.requests[Run("gloo", "standard")].append(Times(1e-3, 1e-3))
     calibration = Calibration.of(observed)
     assert calibration.links["gloo"]["all_reduce"].seconds.tolist() == pytest.approx([5e-5, 5e-5])

@@ -39,7 +39,7 @@ def verdict(result: Result) -> str:
     judged = [row for row in result["rows"] if row["bound"] is not None]
     exceeding = [f"{row['variant']} {row['quantity']} on {row['link']}" for row in judged if row["beyond"]]
     parts = []
-    for name, quantities in (("latency", ("prefill", "decode")), ("ladder's speedup", ("speedup",))):
+    for name, quantities in (("latency", ("prefill", "decode")), ("speedup", ("speedup",))):
         errors = [abs(row["error"]) for row in judged if row["quantity"] in quantities]
         if errors:
             parts.append(f"Error of {name}: {sum(errors) / len(errors):.1%} on average, {max(errors):.1%} at most.")
@@ -58,9 +58,9 @@ def calibrated_on(result: Result) -> str:
         for overlap in calibration["beside"]
     )
     return (
-        f"Calibrated on {len(calibration['kernels'])} kernels of the upper bound, timed in place, and on standard on "
-        f"one link: a computation that waited for a message resumes {resume} after its end.{overlaps} Rows without a "
-        "bound are not judged."
+        f"Calibrated on {len(calibration['kernels'])} kernels of passes without communication, timed in place, and on "
+        f"standard on one link: a computation that waited for a message resumes {resume} after its end.{overlaps} Rows "
+        "without a bound are not judged."
     )
 
 
