@@ -12,6 +12,7 @@ from ladder_sim.analysis.versus import SEEN, Option, Versus, is_faster
 from ladder_sim.closed_loop.step import simulate_requests
 from ladder_sim.confidence import Confidence
 from ladder_sim.costs.memory import total_bytes
+from ladder_sim.errors import InfeasibleError
 from ladder_sim.graph.variants import parse
 from ladder_sim.prediction import predict, resolve_profile
 from ladder_sim.specs.scenario import Scenario
@@ -65,6 +66,11 @@ def winners(
         As in `ladder_sim.predict`.
     watch
         Is given how many points are done, and how many there are.
+
+    Raises
+    ------
+    InfeasibleError
+        The model fits its GPUs at no point.
     """
     scenario = result.scenario
     latency, load = _latency_field(scenario), scenario.workload.load_field
@@ -76,6 +82,8 @@ def winners(
     workload = scenario.workload
     needed = np.asarray(total_bytes(scenario, columns[load], workload.prompt, workload.gen))
     fits: NDArray[np.bool_] = needed <= scenario.cluster.gpu.hbm_bytes
+    if not fits.any():
+        raise InfeasibleError("no point of the map fits the memory", hint="use more GPUs, or a smaller --dtype")
     places = np.flatnonzero(fits)
     seconds = _seconds(result, {name: values[fits] for name, values in columns.items()}, profile)
     groups = {}

@@ -12,7 +12,7 @@ from ladder_sim import Scenario, predict, versus
 from ladder_sim.analysis.versus import Versus
 from ladder_sim.analysis.winners import winners
 from ladder_sim.confidence import UNCHECKED
-from ladder_sim.errors import UsageError
+from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim.specs import catalog
 from tests.support.commands import run
 
@@ -162,6 +162,10 @@ def test_points_that_do_not_fit_are_empty(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("ladder_sim.analysis.winners._REQUESTS", (1, 4096))
     group = winners(versus(Scenario.of(model="8b", tp=2, gen=16), "ladder", "fused-norm")).groups["without retraining"]
     assert (group.names[1, 0], math.isnan(group.gains[1, 0]), group.tied[1, 0]) == ("", True, False)
+    large = versus(Scenario.of(model="70b", tp=2, gen=16), "ladder", "fused-norm", ignore_memory=True)
+    monkeypatch.setattr("ladder_sim.analysis.winners._REQUESTS", (4096,))
+    with pytest.raises(InfeasibleError, match="no point of the map fits"):
+        winners(large)
 
 
 @pytest.mark.slow
