@@ -14,8 +14,7 @@ from torch import Tensor
 from ladder_sim.errors import MissingDependencyError, UsageError
 from runtime.config import AllReduce
 
-# largest message of each kernel in bytes, at most on H100 in vLLM 0.32.0 (custom_all_reduce.py, all_reduce_utils.py); larger
-# ones are NCCL's
+# bytes of a message, at most on H100 in vLLM 0.32.0 (custom_all_reduce.py, all_reduce_utils.py); larger ones are NCCL's
 LIMITS: dict[AllReduce, int] = {"one-shot": 8 * 2**20, "multimem": 64 * 2**20}
 
 
