@@ -56,7 +56,7 @@ TECHNIQUES: Mapping[str, Technique] = {
     ),
     "gemm-overlap": Technique(
         summary="sequence parallel, with GEMMs and collectives chunk by chunk",
-        needs="prompts or batches of 128 tokens for each rank",
+        needs="prompts or batches of 8 MiB for each rank",
         support=(
             Support("vLLM, asynchronous TP", "vllm-project/vllm#17882, #39505"),
             Support("Flux", "arXiv 2406.06858"),

@@ -1,7 +1,7 @@
 """GEMMs and collectives tile by tile (asynchronous tensor parallelism).
 
 In a sequence-parallel pass the output projection of a block feeds its reduce-scatter chunk by chunk, and the all-gather
-before the next block feeds that block's first GEMM. There are as many chunks as ranks, each of at least a tile's rows
+before the next block feeds that block's first GEMM. There are as many chunks as ranks, each large enough to pay
 and a kernel of its own; what ranks sent of a chunk is added up at the end. Experts, whose tokens are sorted first, run
 as they are.
 
@@ -14,16 +14,19 @@ vLLM calls.
 
 from typing import Any
 
-from ladder_sim.graph.inputs import PassInputs
+from ladder_sim.graph.inputs import STATE_BYTES, PassInputs
 from ladder_sim.graph.layout import InChunks, Layout, ResidualOp
 from ladder_sim.graph.ops import Count, Phase
-from ladder_sim.graph.sizes import TILE_ROWS
 from ladder_sim.graph.techniques.rewriting import Step, layout_of, readers_of, steps_of
+
+# bytes of a rank's chunk of the residual from which it pays, because each reads the GEMM's weights: on H100 in vLLM
+# (0.17.0, sequence_parallelism.py, SP_MIN_PER_GPU_SIZE_MB)
+LEAST_BYTES = 8.0 * 2**20
 
 
 def applies(inputs: PassInputs, phase: Phase, tokens: Count) -> Any:
-    """Whether each rank's chunk of a pass of so many tokens fills a tile."""
-    return tokens >= TILE_ROWS[1] * inputs.plan.tp
+    """Whether each rank's chunk of a pass of so many tokens is large enough."""
+    return tokens * float(inputs.model.hidden * STATE_BYTES) >= LEAST_BYTES * inputs.plan.tp
 
 
 def rewrite(layout: Layout) -> Layout:
