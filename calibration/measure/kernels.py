@@ -122,7 +122,7 @@ def _rope(moved_bytes: float, device: torch.device) -> Run:
     turns = normal((2, tokens, ROPE_WIDTH), device).float()
     cache = [torch.empty(1, key_heads, tokens, ROPE_WIDTH, dtype=DTYPE, device=device) for _ in range(2)]
     position = torch.arange(tokens, device=device)
-    return lambda: kernels.rope(q, k, v, turns, position, cache.unbind())
+    return lambda: kernels.rope(q, k, v, turns, position, cache)
 
 
 def _rows(moved_bytes: float, device: torch.device, tensors: float) -> Tensor:
