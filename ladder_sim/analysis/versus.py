@@ -265,12 +265,16 @@ def versus(
     wirings, left_out = _wirings(model) if variants is None else (canonical_names(variants), {})
     names = list(dict.fromkeys(["standard", own, *wirings]))
     predictions: dict[tuple[str, ...], Predictions] = {}
-    for changes, changed in _changed(base, techniques):
+    for changes, changed in _changes(base, techniques):
         splits = base.plan.sp or not SPLITTING.isdisjoint(map(family_of, changes))
         fitting = [name for name in names if not splits or _wiring(name, model).is_shared]
         try:
             predictions[changes] = predict(
-                changed, fitting if changes else [*fitting, BOUND], profile=profile, ignore_memory=ignore_memory
+                # refuses what does not fit the plan
+                replace(base, **changed),
+                fitting if changes else [*fitting, BOUND],
+                profile=profile,
+                ignore_memory=ignore_memory,
             )
         except UsageError as error:
             if not changes:
@@ -307,15 +311,17 @@ def _wirings(model: ModelSpec) -> tuple[list[str], dict[str, str]]:
     return names, left_out
 
 
-def _changed(base: Scenario, techniques: str | Sequence[str] | None) -> Iterator[tuple[tuple[str, ...], Scenario]]:
-    """What is compared besides wirings: nothing first; by default also an engine's all-reduces."""
+def _changes(
+    base: Scenario, techniques: str | Sequence[str] | None
+) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+    """What is compared besides wirings, and the fields of the scenario that it changes: nothing first."""
     sets = list(dict.fromkeys((NO_TECHNIQUES, *_technique_sets(techniques))))
-    yield from ((chosen.chosen, replace(base, techniques=chosen)) for chosen in sets)
+    yield from ((chosen.chosen, {"techniques": chosen}) for chosen in sets)
     if techniques is None and base.stack.allreduce != "auto":
         engine = replace(base.stack, allreduce="auto")
         for chosen in sets:
             if len(chosen.chosen) < 2 and not any(TECHNIQUES[family_of(name)].limit for name in chosen.chosen):
-                yield (ENGINES_OWN, *chosen.chosen), replace(base, stack=engine, techniques=chosen)
+                yield (ENGINES_OWN, *chosen.chosen), {"stack": engine, "techniques": chosen}
 
 
 def _technique_sets(given: str | Sequence[str] | None) -> Iterator[Techniques]:

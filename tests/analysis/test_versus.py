@@ -85,6 +85,9 @@ def test_what_does_not_apply_is_left_out_with_the_reason() -> None:
     assert {"sequence-parallel", "gemm-overlap"} <= set(result.options)
     assert not [name for name in result.options if name.startswith("delayed") and "gemm-overlap" in name]
     assert "farskip" in result_of(model="mixtral-8x7b").options
+    # what a plan refuses
+    across = versus(Scenario.of(model="8b", nodes=2), "ladder")
+    assert "NCCL's, which adds no norm" in across.left_out["fused-norm"]
     shallow = versus(Scenario.of(model=replace(catalog.model("8b"), layers=2), tp=2))
     assert "drop:1" in shallow.options
     assert shallow.left_out["track:4"].startswith("the model has 2 layers")
