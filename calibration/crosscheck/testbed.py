@@ -96,7 +96,10 @@ class Testbed:
         """
         phase_s = self.compute_only()[PHASES.index(phase)]
         scenario = scenario_of(self.scenario, "upper-bound")
-        passes = self._passes(self._set_up(scenario, Alone(self.comm.size)), phase)
+        wiring = self._set_up(scenario, Alone(self.comm.size))
+        # decode steps go on from a prefill
+        self._generator.prefill(wiring)
+        passes = self._passes(wiring, phase)
         alone_s = phase_s / len(passes)
         kernels = sum(op.stream == "compute" for op in build(scenario, phase, scenario.workload.prompt).ops())
         distance = math.ceil(MESSAGE_DISTANCE * message_s / (alone_s / kernels))
