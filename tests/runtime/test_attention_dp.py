@@ -12,13 +12,11 @@ from torch import Tensor
 from ladder_sim.errors import InfeasibleError, UsageError
 from runtime.__main__ import main
 from runtime.bench import BenchConfig, bench
-from runtime.checkpoint.tensors import tensor_shapes
-from runtime.checkpoint.weights import random_weights
 from runtime.comm.base import Communicator
 from runtime.comm.rendezvous import CommConfig
 from runtime.config import EngineConfig, ModelConfig
 from tests.support.ranks import on_ranks
-from tests.support.reference import reference_logits
+from tests.support.reference import full_weights, reference_logits
 from tests.support.world import EXPERTS, MODELS, OTHERS, VARIANTS, Case, engine_of, logits, tokens_of
 
 pytestmark = pytest.mark.torch
@@ -52,15 +50,10 @@ def test_groups_in_stages_compute_the_equations(tmp_path: Path) -> None:
     for group, case in itertools.product(range(GROUPS), cases):
         config, ep = MODELS[case.model], engine_of(case, GROUPS).ep
         tokens_BT = tokens_of(config, group)
-        (alone_BTV,) = reference_logits(config, weights_of(config), tokens_BT, case.variant, 1, ep, group, GROUPS)
+        (alone_BTV,) = reference_logits(config, full_weights(config), tokens_BT, case.variant, 1, ep, group, GROUPS)
         assert not computed[group][case]["cached"].numel()
         for logits_BTV in computed[GROUPS + group][case].values():
             torch.testing.assert_close(logits_BTV, alone_BTV.float(), rtol=1e-5, atol=1e-5)
-
-
-def weights_of(config: ModelConfig) -> dict[str, Tensor]:
-    source = random_weights(seed=1)
-    return {name: source(name, shape).double() for name, shape in tensor_shapes(config).items()}
 
 
 @pytest.mark.parametrize("tp", [1, 2])
@@ -68,7 +61,7 @@ def weights_of(config: ModelConfig) -> dict[str, Tensor]:
 def test_groups_compute_the_equations_of_their_requests(ranks: Any, case: Case, tp: int) -> None:
     """Of every wiring, with and without a cache; experts of a block that is not reduced are the rank's own alone."""
     config = MODELS[case.model]
-    weights, ep = weights_of(config), engine_of(case, GROUPS * tp).ep
+    weights, ep = full_weights(config), engine_of(case, GROUPS * tp).ep
     for group in range(GROUPS):
         tokens_BT = tokens_of(config, group)
         expected = reference_logits(config, weights, tokens_BT, case.variant, tp, ep, group, GROUPS)
@@ -81,7 +74,7 @@ def test_groups_compute_the_equations_of_their_requests(ranks: Any, case: Case, 
 def test_groups_compute_what_one_rank_does(ranks: Any, case: Case) -> None:
     config = MODELS[case.model]
     for group in range(GROUPS):
-        (alone_BTV,) = reference_logits(config, weights_of(config), tokens_of(config, group), case.variant, ranks=1)
+        (alone_BTV,) = reference_logits(config, full_weights(config), tokens_of(config, group), case.variant, ranks=1)
         for tp in (1, 2):
             for computed in ranks[tp][group * tp :][:tp]:
                 torch.testing.assert_close(computed[case]["cached"], alone_BTV.float(), rtol=1e-5, atol=1e-5)

@@ -7,14 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.checkpoint.tensors import tensor_shapes
 from runtime.checkpoint.weights import fill, random_weights
 from runtime.comm.base import Alone
-from runtime.config import ModelConfig
 from runtime.kinds import Experts
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import lay_out
-from tests.support.reference import reference_logits
+from tests.support.reference import full_weights, reference_logits
 from tests.support.world import (
     ENGINES,
     GROUPED,
@@ -43,15 +41,10 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[int, World]:
     return {size: run_world(size, tmp_path_factory.mktemp(f"tp{size}")) for size in DEGREES}
 
 
-def full_weights(config: ModelConfig) -> dict[str, Tensor]:
-    source = random_weights(seed=1)
-    return {name: source(name, shape) for name, shape in tensor_shapes(config).items()}
-
-
 @functools.cache
 def expected(model: str, variant: str, ranks: int, ep: int) -> list[Tensor]:
     config = MODELS[model]
-    weights = {name: weight.double() for name, weight in full_weights(config).items()}
+    weights = full_weights(config)
     return [logits.float() for logits in reference_logits(config, weights, tokens_of(config), variant, ranks, ep)]
 
 
@@ -100,7 +93,7 @@ def test_the_variants_are_different_models(worlds: dict[int, World]) -> None:
 def test_gradients_are_the_equations(worlds: dict[int, World], size: int, case: Case) -> None:
     """The autograd of the equations, cut like the weights."""
     config, engine = MODELS[case.model], engine_of(case, size)
-    weights = {name: weight.double().requires_grad_() for name, weight in full_weights(config).items()}
+    weights = {name: weight.requires_grad_() for name, weight in full_weights(config).items()}
     loss(reference_logits(config, weights, tokens_of(config), case.variant, size, engine.ep)[0]).backward()
     grads = {name: weight.grad for name, weight in weights.items()}
     for rank in range(size):

@@ -12,10 +12,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from runtime.checkpoint.tensors import tensor_shapes
+from runtime.checkpoint.weights import random_weights
 from runtime.config import ModelConfig
 from runtime.kinds import Experts, Yarn
 
 Weights = Mapping[str, Tensor]
+
+
+def full_weights(config: ModelConfig) -> dict[str, Tensor]:
+    """Random weights that are not split, in double precision."""
+    source = random_weights(seed=1)
+    return {name: source(name, shape)[(slice(None),)].double() for name, shape in tensor_shapes(config).items()}
 
 
 def reference_logits(
