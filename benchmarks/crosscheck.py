@@ -35,10 +35,10 @@ class Runs(NamedTuple):
 
 SLICE = ("--model=1b", "--set=model.layers=8", "--set=model.vocab=8192")
 SMALL = {"layers": 4, "vocab": 8192, "experts": 8, "experts_per_token": 2}
-LAB = ("--prompt=64", "--gen=4", "--rounds=15")
+LAB = ("--prompt=64", "--gen=4")
 LINKS = "--share=0.3,0.5"
 RUNS = {
-    "first": Runs(SLICE, ("--rounds=25",), LAB),
+    "first": Runs(SLICE, ("--rounds=25",), (*LAB, "--rounds=15")),
     "wirings": Runs(
         (
             *SLICE,
@@ -46,23 +46,23 @@ RUNS = {
             "--variant=hybrid-ladder:2:4,hybrid-delayed:1:4,hybrid-partial:50:4,upper-bound",
         ),
         (LINKS, "--rounds=20"),
-        LAB,
+        (*LAB, "--rounds=9"),
     ),
     "experts": Runs(
         (
             *("--model=qwen3-30b-a3b", *(f"--set=model.{name}={size}" for name, size in SMALL.items())),
             "--variant=standard,ladder,farskip,farskip:own,upper-bound",
         ),
-        (LINKS, "--rounds=20"),
-        LAB,
+        (LINKS, "--rounds=8"),
+        (*LAB, "--rounds=6"),
     ),
     "techniques": Runs(
         (
-            *(*SLICE, "--batch=32", "--prompt=16", "--gen=4"),
+            *("--model=1b", "--set=model.layers=4", "--set=model.vocab=8192", "--batch=32", "--prompt=16", "--gen=4"),
             "--variant=standard,standard+token-split:2,standard+sequence-parallel,ladder",
         ),
-        (LINKS, "--rounds=15"),
-        ("--rounds=10",),
+        (LINKS, "--rounds=10"),
+        ("--rounds=5",),
     ),
 }
 LIMIT_S = 600.0

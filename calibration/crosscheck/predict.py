@@ -65,24 +65,33 @@ class Calibration:
         )
         run = Run(observed.calibration_link, "standard")
         predicted, measured = without_waits.predict(run), observed.request(run)
-        resume_s, faster_s = {}, {}
+        resume_s, shares = {}, {}
         for phase, predicted_s, measured_s in zip(PHASES, predicted, measured, strict=True):
             messages = all_reduces(observed.scenario, phase)
             each_s = (measured_s - predicted_s) / len(messages) / max(1, len(steps(observed.scenario, phase)))
             resume_s[phase] = max(0.0, each_s)
-            faster_s[message_bytes(messages[-1])] = min(0.0, each_s)
+            alone_s, _ = without_waits.links[run.link]["all_reduce"].seconds_at(message_bytes(messages[-1]))
+            shares[phase] = max(MIN_MESSAGE_SHARE, 1.0 + min(0.0, each_s / float(alone_s)))
         if run.link in observed.emulated:
             return replace(without_waits, resume_s=resume_s)
-        # a real link can be faster for ranks that come from a computation than for ranks that do nothing else
-        curves = without_waits.links[run.link]
-        alone = curves["all_reduce"]
-        seconds = alone.seconds + np.array([faster_s.get(size, 0.0) for size in alone.size_bytes.tolist()])
-        all_reduce = replace(alone, seconds=np.maximum(seconds, MIN_MESSAGE_SHARE * alone.seconds))
+        # a real link can be faster for ranks that come from a computation than for ranks that do nothing else: by the
+        # same share for every message of a phase
+        by_size = {
+            message_bytes(op): shares[phase]
+            for variant in {each.variant for each in observed.requests}
+            for phase in PHASES
+            for op in ops_of(observed.scenario, variant, phase)
+            if op.stream == "comm" and op.kind != "broadcast"
+        }
+        curves = {
+            kind: replace(alone, seconds=alone.seconds * [by_size.get(size, 1.0) for size in alone.size_bytes.tolist()])
+            for kind, alone in without_waits.links[run.link].items()
+        }
         return replace(
             without_waits,
             resume_s=resume_s,
-            links={run.link: {**curves, "all_reduce": all_reduce}},
-            overlaps=dict(_overlaps(observed, all_reduce)),
+            links={run.link: curves},
+            overlaps=dict(_overlaps(observed, curves["all_reduce"])),
         )
 
     def predict(self, run: Run) -> Times:

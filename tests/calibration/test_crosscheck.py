@@ -266,6 +266,19 @@ def test_a_message_takes_time_however_noisy_the_machine() -> None:
     assert calibration.links["gloo"]["all_reduce"].seconds.tolist() == pytest.approx([5e-5, 5e-5])
 
 
+def test_a_link_is_faster_by_the_same_share_for_every_message_of_a_phase() -> None:
+    """Regression: partial's messages of half the size took twice as long as whole ones."""
+    observed = replace(planted(message_s=5e-3, resume_s=-2e-3), emulated={}, links=("gloo",), calibration_link="gloo")
+    for size in (3072.0, 6144.0, 49152.0, 98304.0):
+        observed.collectives["all_reduce", size].append(5e-3)
+    observed.collectives["broadcast", 8.0].append(1e-3)
+    for variant in ("standard", "partial:50"):
+        observed.requests[Run("gloo", variant)] = observed.requests[Run("slow", "standard")]
+    links = Calibration.of(observed).links["gloo"]
+    assert links["all_reduce"].seconds.tolist() == pytest.approx([3e-3] * 4)
+    assert links["broadcast"].seconds.tolist() == [1e-3]
+
+
 def test_an_answer_of_one_token_has_no_decode(monkeypatch: pytest.MonkeyPatch) -> None:
     few = SMALL | {"model.layers": "2"}
     scenario = own_scenario("1b", "gpt-fast", tp=8, batch=1, prompt=16, gen=1, overrides=few)
