@@ -185,7 +185,7 @@ class Versus:
         if self.faster(best, standard):
             yield f"{where}: {best.name} gives {_text(best.gain)} without retraining{self._tied(best, exact)}."
         else:
-            others = [each for each in exact if each is not standard]
+            others = [each for each in exact if each is not standard and each.gain.value >= SEEN]
             most = f"; the most is {_text(others[0].gain)}, with {others[0].name}" if others else ""
             yield f"{where}: nothing without retraining is told apart from standard{most}."
         lossy = next((each for each in self.own if each.lossy), None)

@@ -37,7 +37,7 @@ class LoadFlags(PointFlags):
     concurrency: Annotated[
         int,
         typer.Option(
-            help="Requests in flight at all times, instead of a rate; with one, the most that the client lets be.",
+            help="Requests in flight at all times, instead of a rate; with --rate, the most at a time.",
             rich_help_panel=_LOAD,
         ),
     ] = 0

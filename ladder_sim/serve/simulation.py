@@ -108,6 +108,7 @@ class _System:
         self._source: Iterator[Request] = iter(())
         self._next: Request | None = None
         self._most = 0
+        self._waits = False
 
     def _prefill_replica(self, pool: Pool, *, record: bool) -> Replica:
         def answered(part: Answer) -> None:
@@ -135,10 +136,17 @@ class _System:
         while self._next and self._sent - self._done < self._most:
             wait_s = self._next.arrival_s - self.env.now
             if wait_s > 0.0:
-                self.env.timeout(wait_s).callbacks.append(lambda _: self._send_due())
+                # once, however many are answered meanwhile
+                if not self._waits:
+                    self._waits = True
+                    self.env.timeout(wait_s).callbacks.append(lambda _: self._arrived())
                 return
             request, self._next = self._next, next(self._source, None)
             self._send_held(replace(request, arrival_s=self.env.now))
+
+    def _arrived(self) -> None:
+        self._waits = False
+        self._send_due()
 
     def _send_held(self, request: Request) -> None:
         self._sent += 1

@@ -28,7 +28,7 @@ class Traffic:
     rate: float = 0.0
     """Requests per second; 0: the next one comes when one is answered."""
     concurrency: int = 0
-    """Requests in flight; at a rate, the most that the client lets be; 0: it lets all."""
+    """Requests in flight; at a rate, the most at a time, as the client holds others back; 0: it holds none back."""
     requests: int = 1000
     """How many there are."""
     burstiness: float = 1.0

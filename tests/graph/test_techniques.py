@@ -10,6 +10,7 @@ from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.graph.build import StepGraph, build
 from ladder_sim.graph.ops import CollectiveShape, Phase
+from ladder_sim.graph.techniques import gemm_overlap, quantized_allreduce, token_split
 from ladder_sim.graph.techniques.forms import REWRITES
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.simulate.passes import simulate
@@ -289,6 +290,13 @@ def test_names() -> None:
     for technique in TECHNIQUES.values():
         assert technique.summary
         assert technique.limit != bool(technique.support and technique.needs)
+
+
+def test_what_techniques_are_said_to_need_is_what_passes_are_asked_for() -> None:
+    for name, module in (("gemm-overlap", gemm_overlap), ("quantized-allreduce", quantized_allreduce)):
+        assert f" {module.LEAST_BYTES / 2**20:.0f} MiB" in TECHNIQUES[name].needs
+    said = f"prompts of {token_split.PROMPT_TOKENS} tokens, or {token_split.DECODE_TOKENS} requests that decode"
+    assert TECHNIQUES["token-split"].needs == said
 
 
 def test_one_gpu_has_nothing_to_fuse() -> None:

@@ -4,18 +4,29 @@ import csv
 import io
 import json
 import re
+from collections.abc import Sequence
 
 import pytest
+from rich.console import Console
 
 from ladder_sim.graph.families import FAMILIES, Family
 from ladder_sim.graph.variants import canonical
 from ladder_sim.quality.published import Measured, published, quality_of, without_figures
+from ladder_sim.report.tables.quality import quality_report
 from tests.support.commands import run
 
 
 def measured(**changed: object) -> Measured:
     row = next(row for row in published() if row.metric == "WikiText perplexity")
     return Measured(**({name: getattr(row, name) for name in Measured.__slots__} | changed))
+
+
+def printed(rows: Sequence[Measured]) -> str:
+    """On a screen of 100 columns."""
+    console = Console(width=100)
+    with console.capture() as written:
+        console.print(quality_report(rows, ()))
+    return written.get()
 
 
 def test_the_file_keeps_its_rules() -> None:
@@ -77,6 +88,16 @@ def test_every_wiring_has_a_sentence_with_numbers_or_says_that_there_are_none(fa
         assert "parity" not in quality.sentence
 
 
+def test_a_figure_stands_next_to_what_it_is_of_on_a_narrow_screen() -> None:
+    heads = [line for line in printed(published()).splitlines() if line.startswith("model")]
+    assert len(heads) > 3
+    assert all(line.split()[-1] == "difference" for line in heads)
+
+
+def test_a_spread_is_next_to_its_value() -> None:
+    assert " 18.42 +- 0.2 " in printed([measured(spread=0.2)])
+
+
 def test_the_command_says_what_is_published_and_what_not() -> None:
     every = run("quality").out
     assert "no published quality is known here of parallel, track:D, desync:N" in every
@@ -84,6 +105,8 @@ def test_the_command_says_what_is_published_and_what_not() -> None:
     assert "+0.42 worse" in every
     assert "-0.12 better" in every
     assert "parity" not in every
+    # not again for each of its figures
+    assert every.count("Transformer 3.5B, 3.5 B  100 B tokens, from scratch on FineWeb-edu") == 1
     answer = json.loads(run("quality", "ladder:2", "--json").out)
     assert answer["unknown"] == ["ladder:2"]
     assert {row["wiring"] for row in answer["rows"]} == {"ladder", "hybrid-ladder:16", "hybrid-ladder:20"}

@@ -15,6 +15,7 @@ from ladder_sim.errors import MemoryFitError, UsageError
 from ladder_sim.report.figures.serve import load_figure
 from ladder_sim.serve import Lengths, Promise, Request, Service, StepTimes, Traffic, capacity, estimate, serve
 from ladder_sim.serve.capacity import Search
+from ladder_sim.serve.simulation import _System
 from tests.conftest import REPO
 from tests.support.commands import run
 
@@ -59,6 +60,22 @@ def test_at_a_rate_the_client_holds_requests_back() -> None:
     # one that never has so many in flight is as without
     wide = serve(scenario(), traffic, ["ladder"], concurrency=60)["ladder"].answers
     assert [answer.last_s for answer in wide] == pytest.approx([answer.last_s for answer in free])
+
+
+def test_the_client_waits_for_one_arrival_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for the same one again with each answer: the simulation would take the square of the requests."""
+    looked = 0
+    send_due = _System._send_due
+
+    def counted(system: _System) -> None:
+        nonlocal looked
+        looked += 1
+        send_due(system)
+
+    monkeypatch.setattr(_System, "_send_due", counted)
+    serve(scenario(), Traffic(rate=20.0, **{**LOAD, "requests": 60}), ["ladder"], concurrency=60)
+    # at the start, at each arrival and with each answer
+    assert looked <= 1 + 2 * 60
 
 
 def test_the_least_loaded_replica_answers_sooner_than_the_next_in_turn() -> None:

@@ -35,6 +35,7 @@ def rewrite(layout: Layout) -> Layout:
     readers = readers_of(steps)
     # by position: the collective with its GEMM, and the GEMM
     paired: dict[int, Step] = {}
+
     # keys of the sums that follow reduce-scatters
     sums: dict[int, int] = {}
     for at, step in enumerate(steps):

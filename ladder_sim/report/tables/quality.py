@@ -1,6 +1,7 @@
-"""Published quality as a table."""
+"""Published quality as tables."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -8,45 +9,31 @@ from rich.text import Text
 from ladder_sim.display.console import table
 from ladder_sim.quality.published import Measured
 
-_COLUMNS = (
-    "wiring",
-    "model",
-    "parameters",
-    "tokens",
-    "training",
-    "source",
-    "metric",
-    "value",
-    "standard",
-    "difference",
-    "spread",
-)
+_COLUMNS = ("model, parameters", "training", "metric", "value", "standard", "difference")
 
 
 def quality_report(rows: Sequence[Measured], unknown: Sequence[str]) -> RenderableType:
-    """Every figure next to the standard model's, and the wirings of which nothing is known."""
+    """The wirings of which nothing is known, and a table of each wiring and source, next to the standard model."""
     parts: list[RenderableType] = []
     if unknown:
         parts.append(Text(f"no published quality is known here of {', '.join(unknown)}", "bold"))
-    if rows:
-        cells = [
-            (
-                row.wiring,
-                row.model,
-                row.parameters_text,
-                row.tokens_text,
-                row.recipe,
-                row.citation,
-                row.metric,
-                f"{row.value:g}",
-                "-" if row.standard is None else f"{row.standard:g}",
-                _difference(row),
-                "-" if row.spread is None else f"{row.spread:g}",
-            )
-            for row in rows
-        ]
-        parts.append(table(_COLUMNS, cells, left=7))
+    for (wiring, citation), figures in groupby(rows, lambda row: (row.wiring, row.citation)):
+        if parts:
+            parts.append(Text())
+        cells = list(_cells(list(figures)))
+        parts.append(table(_COLUMNS, cells, left=3, wrapped=_COLUMNS[:3], title=f"{wiring}: {citation}"))
     return Group(*parts)
+
+
+def _cells(rows: Sequence[Measured]) -> Iterator[tuple[str, ...]]:
+    """A row for each figure; model and training stand only in the first row that has them."""
+    before = None
+    for row in rows:
+        model = f"{row.model}, {row.parameters_text}", f"{row.tokens_text} tokens, {row.recipe}"
+        value = f"{row.value:g}" + (f" +- {row.spread:g}" if row.spread is not None else "")
+        standard = "-" if row.standard is None else f"{row.standard:g}"
+        yield (*(("", "") if model == before else model), row.metric, value, standard, _difference(row))
+        before = model
 
 
 def _difference(row: Measured) -> str:

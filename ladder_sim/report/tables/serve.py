@@ -9,7 +9,7 @@ from rich.text import Text
 
 from ladder_sim.confidence import Interval
 from ladder_sim.display.console import table
-from ladder_sim.display.labels import hardware_label, stack_label
+from ladder_sim.display.labels import gpus_label, hardware_label, stack_label
 from ladder_sim.report.documents.serve import estimate_price, fleet_price
 from ladder_sim.serve import Estimate, Estimates, Fleets, Trace, Traffic
 from ladder_sim.serve.best_plan import MORE
@@ -53,8 +53,7 @@ def _manner(how: Mapping[str, Any]) -> str:
 
 def capacity_label(scenario: Scenario, how: Mapping[str, Any], fleets: Fleets) -> str:
     """What is to be served on which GPUs, in a line."""
-    gpus = f"{scenario.nodes} x {scenario.cluster.gpus_per_node} {scenario.cluster.gpu.name}"
-    where = f"{scenario.model.name}, replicas on at most {gpus}, {stack_label(scenario)}{_manner(how)}"
+    where = f"{scenario.model.name}, replicas on at most {gpus_label(scenario)}, {stack_label(scenario)}{_manner(how)}"
     return f"{where}; {_arrivals(fleets.traffic)}; promised: {fleets.promise}"
 
 
