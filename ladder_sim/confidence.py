@@ -91,7 +91,7 @@ class Unchecked:
 
 # Stack: nine tenths of the times per token that vLLM and TensorRT-LLM took on H100 lie within 19 % of a static batch's
 # with the prefills between its steps (servings in aiconfigurator-core 0.12.0, systems/silicon_sample.csv); prefills of
-# vLLM without all-reduces come out up to 23 % short, and its all-reduces up to 58 % long (TokenWeave's figure 11,
+# vLLM without all-reduces come out up to 13 % short, and its all-reduces up to 48 % long (TokenWeave's figure 11,
 # github.com/microsoft/tokenweave); of what a small all-reduce takes, more than half is a launch that is assumed.
 # tests/prediction/test_unchecked.py holds the intervals against these runs.
 # Layers: half-widths from one model with experts would have to be 12 % (vLLM), 23 % (SGLang) and 3 % (TensorRT-LLM)
