@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from calibration.measure.command import budget_s
+from calibration.measure.command import budget_s, require_torch
 from calibration.options import add_created
 from ladder_sim.errors import UsageError
 from ladder_sim.specs.values import whole
@@ -41,6 +41,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 def _run(options: argparse.Namespace) -> int:
     spend_s = budget_s(options.budget)
+    require_torch()
     ranks = _gpus() if options.ranks is None else whole(options.ranks, "--ranks", 1, 1024)
     # imported here: the other commands need no simulator
     from calibration.evidence.steps import Evidence

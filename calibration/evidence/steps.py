@@ -191,9 +191,11 @@ class Evidence:
             for variant, measured in variants.items():
                 predicted = predictions[variant]
                 values = (predicted.ttft_s, predicted.tpot_s, predicted.speedup.value)
+                # a single new token has no TPOT
                 both = {
                     figure: {"predicted": value, "measured": measured[figure]}
                     for figure, value in zip(FIGURES, values, strict=True)
+                    if measured[figure] is not None
                 }
                 compared.append({"run": name, "variant": variant, **both})
                 texts = (f"{figure} {at['predicted']:.3g} for {at['measured']:.3g}" for figure, at in both.items())

@@ -17,7 +17,7 @@ from calibration.measure.ranks import Ranks
 from runtime.comm.process_group import ProcessGroup
 from runtime.comm.streams import SideStream
 
-# in the errors of a backend that lacks a collective, such as gloo of an older torch
+# in the errors of what lacks an op, such as gloo of an older torch an all-to-all
 UNSUPPORTED = "does not support"
 # of torch.ops.symm_mem, by name of the op: all-reduces in memory that the GPUs of a group share
 SYMMETRIC: Mapping[str, str] = {
@@ -85,8 +85,12 @@ def _shared(name: str, elements: int, device: torch.device, group: dist.ProcessG
     """A buffer that all GPUs of the group see; raises RuntimeError where torch or their links lack the op."""
     from torch.distributed import _symmetric_memory as symmetric
 
-    whole: Tensor = symmetric.empty(elements, dtype=DTYPE, device=device)
-    memory = symmetric.rendezvous(whole, group)
+    try:
+        whole: Tensor = symmetric.empty(elements, dtype=DTYPE, device=device)
+        memory = symmetric.rendezvous(whole, group)
+    except RuntimeError as error:
+        # no peer-to-peer links, or a container that keeps processes apart
+        raise RuntimeError(f"{UNSUPPORTED} {name}: {error}") from error
     if not hasattr(torch.ops.symm_mem, SYMMETRIC[name]) or (name.startswith("multimem") and not memory.multicast_ptr):
         raise RuntimeError(f"{UNSUPPORTED} {name}")
     return whole

@@ -52,6 +52,12 @@ def budget_s(text: str) -> float:
     return seconds
 
 
+def require_torch() -> None:
+    """Raise MissingPackageError without torch: the other commands do without."""
+    if importlib.util.find_spec("torch") is None:
+        raise MissingPackageError("measurements need torch")
+
+
 def undivided(models: Sequence[ModelSpec], degrees: Sequence[int]) -> list[str]:
     """Say why degrees do not divide models, a line for each such pair.
 
@@ -77,8 +83,7 @@ def _run(options: argparse.Namespace) -> int:
         raise UsageError(f"--most {options.most:g}: must be above 0", hint="for example --most 4096")
     models, degrees = [catalog.model(name) for name in options.model], options.tp or [1]
     skipped = undivided(models, degrees)
-    if importlib.util.find_spec("torch") is None:
-        raise MissingPackageError("measurements need torch")
+    require_torch()
     if options.ranks is not None and "RANK" not in os.environ and whole(options.ranks, "--ranks", 1, 1024) > 1:
         return launch(options.argv, options.ranks, "calibration")
     # imported here: `fit`, `show` and the others need no torch

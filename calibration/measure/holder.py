@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from calibration.measure.collectives import UNSUPPORTED
+
 # A block holds a whole SM: all the shared memory that a block can have leaves none for another. One thread asks for its
 # release, and a limit of cycles ends it in any case: a second, at 2 GHz.
 HOLD_SOURCE = """
@@ -43,6 +45,8 @@ def _held_sms(count: int, device: torch.device) -> Iterator[None]:
     side = torch.cuda.Stream(priority=-1)
     side.wait_stream(torch.cuda.current_stream())
     kernel = _hold_kernel()
+    if not hasattr(kernel, "set_shared_memory_config"):
+        raise RuntimeError(f"this torch {UNSUPPORTED} kernels with so much shared memory")
     kernel.set_shared_memory_config(shared_bytes)
     kernel(grid=(count, 1, 1), block=BLOCK, args=[released, LIMIT_CYCLES], shared_mem=shared_bytes, stream=side)
     try:

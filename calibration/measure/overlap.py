@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from calibration.fit.samples import BESIDE, HELD, Sample
-from calibration.measure.clock import QUEUE, Clock, Timing, clock_of, timed
+from calibration.measure.clock import QUEUE, Timing, clock_of, timed
 from calibration.measure.holder import held
 from calibration.measure.kernels import kernel
 from calibration.measure.numbers import DTYPE, normal
@@ -75,7 +75,10 @@ class OverlapMeasurement:
         dist.all_reduce(self._tiny, group=self._group)
         start = self._clock.now()
         message_end = self._send() if message else lambda: start
-        ends = kernel_ends(self._run, kernels, self._clock)
+        ends = []
+        for _ in range(kernels):
+            self._run()
+            ends.append(self._clock.now())
         end = message_end()
         return [self._clock.elapsed_s(start, at) for at in ends], self._clock.elapsed_s(start, end)
 
@@ -119,16 +122,4 @@ class HeldMeasurement:
         return {self._name: Timing(held_s, self._row_s())}
 
     def _row_s(self) -> float:
-        self._clock.hold(2 * HELD_KERNELS)
-        start = self._clock.now()
-        ends = kernel_ends(self._run, HELD_KERNELS, self._clock)
-        return self._clock.elapsed_s(start, ends[-1]) / HELD_KERNELS
-
-
-def kernel_ends(run: Callable[[], object], kernels: int, clock: Clock) -> list[Any]:
-    """Run a kernel so many times; returns the end of each."""
-    ends = []
-    for _ in range(kernels):
-        run()
-        ends.append(clock.now())
-    return ends
+        return timed(lambda: [self._run() for _ in range(HELD_KERNELS)], self._clock, HELD_KERNELS) / HELD_KERNELS

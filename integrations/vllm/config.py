@@ -1,3 +1,5 @@
+"""The config of the Ladder Residual authors' checkpoints, as vLLM reads it."""
+
 from typing import Any
 
 from transformers import LlamaConfig

@@ -45,6 +45,10 @@ class _Stream(ResidualStream):
         n_TD, x_TD = norm(y_TD, self.x_BTD.clone() if self._carried else self.x_BTD)
         return x_TD, n_TD
 
+    def _add_others(self, sum_TD: Tensor, own_TD: Tensor) -> Tensor:
+        # the runtime's kernel is compiled for each number of tokens, and here there are too many of them
+        return self.x_BTD + (sum_TD - own_TD)
+
 
 class _Wired(nn.Module):
     """Over one of vLLM's models: runs its blocks as the config's wiring says."""

@@ -17,6 +17,8 @@ from runtime.comm.table import LatencyTable
 
 # end of a wait, spent spinning: time.sleep would overshoot
 _SPIN_S = 300e-6
+# a kernel that sleeps for 5 ms at 2 GHz, and how many wake an idle GPU: its clock follows the load within 0.2 s
+_SLEEP_CYCLES, _WARM_UPS = 10_000_000, 40
 
 
 class _Link(Alone):
@@ -135,12 +137,12 @@ class EmulatedGpuLink(_Link):
 
 def _sleep_rate() -> float:
     """Clock cycles per second of the sleep kernel."""
-    cycles = 10_000_000
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda._sleep(cycles)
+    for _ in range(_WARM_UPS):
+        torch.cuda._sleep(_SLEEP_CYCLES)
     start.record()
-    torch.cuda._sleep(cycles)
+    torch.cuda._sleep(_SLEEP_CYCLES)
     end.record()
     end.synchronize()
     milliseconds: float = start.elapsed_time(end)
-    return cycles / (milliseconds * 1e-3)
+    return _SLEEP_CYCLES / (milliseconds * 1e-3)

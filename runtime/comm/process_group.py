@@ -141,7 +141,6 @@ class ProcessGroup:
         self.issued += 1
         if self._stream is None:
             return self._work(issue)
-        # before torch 2.8 NCCL takes a stream of its own all the same, and is waited for
         return self._stream.run(lambda: self._work(issue).wait(), blocking=blocking)
 
     def _work(self, issue: Callable[[], dist.Work | None]) -> Handle:
@@ -189,11 +188,20 @@ class RowExchange:
 
 
 class Stages:
-    """A pipeline over a group of the ranks that hold the same part of each stage, in the order of the stages."""
+    """A pipeline over the ranks that hold the same part of each stage, in the order of the stages.
 
-    def __init__(self, group: ProcessGroup) -> None:
+    Parameters
+    ----------
+    group
+        In which a stage sends to the next.
+    tokens
+        In which the last one shares what it picked. NCCL runs a group's messages in turn: in one group the second
+        micro-batch would be sent when the first has passed all stages.
+    """
+
+    def __init__(self, group: ProcessGroup, tokens: ProcessGroup) -> None:
         self.stage, self.stages = group.rank, group.size
-        self._group = group
+        self._group, self._tokens = group, tokens
         # under way, with the tensors that must not be freed before they have left
         self._sent: list[tuple[Handle, Tensor]] = []
 
@@ -207,7 +215,7 @@ class Stages:
         return self._group.receive(x, self.stage - 1)
 
     def share(self, x: Tensor) -> Handle:
-        return self._group.broadcast_from(self.stages - 1, x)
+        return self._tokens.broadcast_from(self.stages - 1, x)
 
     def finish(self) -> None:
         for handle, _ in self._sent:
@@ -254,8 +262,8 @@ class Groups(NamedTuple):
     """Its group of ranks that share attention."""
     exchange: dist.ProcessGroup | None
     """The ranks at its position of every such group of the stage."""
-    stages: dist.ProcessGroup | None
-    """The ranks at its position of every stage."""
+    stages: tuple[dist.ProcessGroup, dist.ProcessGroup] | None
+    """The ranks at its position of every stage: for what one sends to the next, and for new tokens."""
 
 
 def gloo_groups(store: Store, rank: int, degrees: Degrees, *, threads: int, timeout_s: float) -> Groups:
@@ -278,11 +286,11 @@ def gloo_groups(store: Store, rank: int, degrees: Degrees, *, threads: int, time
 
 def _made(own: Callable[[str, list[list[int]]], dist.ProcessGroup | None], degrees: Degrees) -> Groups:
     """The groups of this rank, of each kind, by what makes one."""
-    tensor, exchange, stages = (
-        own(kind, groups) for kind, groups in zip(("tensor", "exchange", "stages"), degrees.groups(), strict=True)
-    )
+    inside, beside, across = degrees.groups()
+    tensor, exchange = own("tensor", inside), own("exchange", beside)
+    stages, tokens = own("stages", across), own("tokens", across)
     assert tensor is not None
-    return Groups(tensor, exchange, stages)
+    return Groups(tensor, exchange, (stages, tokens) if stages and tokens else None)
 
 
 def _gloo_group(store: Store, rank: int, size: int, *, threads: int, timeout_s: float) -> dist.ProcessGroup:

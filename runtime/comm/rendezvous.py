@@ -11,7 +11,7 @@ from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import Store
 
 from ladder_sim.errors import MissingDependencyError, RankError, UsageError
-from runtime.comm.base import ONE_STAGE, Alone, AloneInExchange, Communicator
+from runtime.comm.base import ONE_STAGE, Alone, AloneInExchange, Communicator, Pipeline
 from runtime.comm.emulate import EmulatedGpuLink, EmulatedLink
 from runtime.comm.heartbeat import Heartbeat
 from runtime.comm.launch import FOLDER
@@ -113,7 +113,9 @@ def connect(config: CommConfig, degrees: Degrees) -> Communicator:
             groups = gloo_groups(store, place.rank, degrees, threads=config.gloo_threads, timeout_s=config.timeout_s)
     except RuntimeError as error:
         raise heartbeat.blame(error) from error
-    pipeline = Stages(ProcessGroup(backend, groups.stages, heartbeat.blame)) if groups.stages else ONE_STAGE
+    pipeline: Pipeline = ONE_STAGE
+    if groups.stages:
+        pipeline = Stages(*(ProcessGroup(backend, group, heartbeat.blame) for group in groups.stages))
     # one for all groups: as on the wire, one collective comes after the other
     stream = SideStream() if backend == "nccl" else None
     exchange = ProcessGroup(backend, groups.exchange, heartbeat.blame, stream=stream) if groups.exchange else None

@@ -18,10 +18,14 @@ class SideStream:
         # lower numbers first: blocks of a collective get SMs before those of a GEMM that wait for some, too
         self._stream = torch.cuda.Stream(priority=-1)
         self._times: EventTimes | None = None
+        self._newest: _Running | None = None
 
     def run(self, issue: Callable[[], object], *, blocking: bool = False) -> Handle:
-        """Issue a collective; with `blocking` on the stream of the computation, which saves the waits."""
+        """Issue the next collective; with `blocking` on the stream of the computation, which saves the waits."""
         if blocking:
+            # one link carries them all, and a reduction has one buffer
+            if self._newest is not None:
+                self._newest.wait()
             with self._timed():
                 issue()
             return DONE
@@ -31,7 +35,8 @@ class SideStream:
                 issue()
             done = torch.cuda.Event()
             done.record()
-        return _Running(done, self._times, issue)
+        self._newest = _Running(done, self._times, issue)
+        return self._newest
 
     @contextlib.contextmanager
     def watched(self) -> "Iterator[EventTimes]":
@@ -60,7 +65,7 @@ class EventTimes(Times):
     def span(self, *, busy: bool = False, exposed: bool = False) -> Iterator[None]:
         """Measure what the current stream does meanwhile: a collective, a wait for one, or both."""
         captures = torch.cuda.is_current_stream_capturing()
-        # a graph has to record external ones when it is replayed; not in torch before 2.8
+        # a graph has to record external ones when it is replayed
         how = {"external": True} if captures else {}
         start, end = (torch.cuda.Event(enable_timing=True, **how) for _ in range(2))
         start.record()
@@ -91,6 +96,8 @@ class _Running:
         self._issue: Callable[[], object] | None = issue
 
     def wait(self) -> None:
+        if self._issue is None:
+            return
         with contextlib.nullcontext() if self._times is None else self._times.span(exposed=True):
             self._done.wait()
         self._issue = None

@@ -40,7 +40,6 @@ class SymmetricAllReduce:
         self._kind, self._group_name, ops = kind, group.group_name, torch.ops.symm_mem
         device = torch.device("cuda", torch.cuda.current_device())
         try:
-            # not in torch before 2.8
             self._sum = {"one-shot": ops.one_shot_all_reduce_copy_out, "multimem": ops.multimem_all_reduce_}[kind]
             self._buffer = _symmetric_memory.empty(LIMITS[kind], dtype=torch.uint8, device=device)
             memory = _symmetric_memory.rendezvous(self._buffer, group)

@@ -26,7 +26,6 @@ from runtime.kinds import Experts
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-
 # called in a kernel's place with its kind, the kernel and its arguments; has to run it and to return its result
 Observer = Callable[[str, Callable[..., Any], tuple[Any, ...]], Any]
 

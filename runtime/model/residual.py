@@ -100,9 +100,6 @@ class ResidualStream:
 
         Without a block, all of them.
         """
-        return self._normalised(norm, block)
-
-    def _normalised(self, norm: RMSNorm, block: BlockPlan | None) -> Tensor:
         deferred = len(self._pending) > 1
         last = self._join(block.number - block.leaves if block else math.inf)
         kept_BTD = self.x_BTD
@@ -125,6 +122,10 @@ class ResidualStream:
         """The stream with an output, and its norm."""
         return kernels.add_norm(self.x_BTD, y_BTD, shared(norm.weight_D, self._comm), norm.eps)
 
+    def _add_others(self, sum_BTD: Tensor, own_BTD: Tensor) -> Tensor:
+        """The stream, which has a rank's own part of a sum, with all of it."""
+        return kernels.add_others(self.x_BTD, sum_BTD, own_BTD)
+
     def _join(self, number: float) -> list[Tensor]:
         """Add the outputs of the blocks before a number; the last is returned instead, if only its add is missing."""
         last: list[Tensor] = []
@@ -135,7 +136,7 @@ class ResidualStream:
             if output.replaces:
                 self.x_BTD = sum_BTD
             elif output.is_read:
-                self.x_BTD = kernels.add_others(self.x_BTD, sum_BTD, output.own())
+                self.x_BTD = self._add_others(sum_BTD, output.own())
             else:
                 last = [sum_BTD]
         return last

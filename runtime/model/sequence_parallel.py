@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from runtime.comm.base import Communicator
 from runtime.config import EngineConfig
-from runtime.model.dispatch import Arriving
+from runtime.model.dispatch import Arriving, arrived
 from runtime.model.linear import RMSNorm
 from runtime.model.residual import ResidualStream
 from runtime.model.wiring import BlockPlan
@@ -30,7 +30,7 @@ class SharedStream(ResidualStream):
 
     def read(self, norm: RMSNorm, block: BlockPlan | None = None) -> Arriving:
         """As that of the whole stream; the shares are on their way."""
-        n_SD = self._normalised(norm, block)
+        n_SD = arrived(super().read(norm, block))
         n_MD, handle = self._comm.gather_rows(n_SD, blocking=not self._takes_turns)
         tokens = self._shape[:-1].numel()
         return Arriving(handle, lambda: n_MD[:tokens].view(self._shape), lambda: n_SD)

@@ -103,7 +103,8 @@ def test_a_single_rank_emulates_the_predicted_links_and_a_run_that_fails_is_repo
         ran.append([stack, *flags])
         if stack == "vllm":
             raise typer.Exit(1)
-        each = {"ttft_s": 1.0, "tpot_s": 0.1, "speedup": 1.0, "tokens_per_s": 10.0}
+        tpot_s = 0.1 if "--batch=1" in flags else None
+        each = {"ttft_s": 1.0, "tpot_s": tpot_s, "speedup": 1.0, "tokens_per_s": 10.0}
         save.write_text(json.dumps({"variants": {"standard": each, "ladder": each}}))
 
     monkeypatch.setattr(steps.processes, "run", calibrate)
@@ -123,4 +124,5 @@ def test_a_single_rank_emulates_the_predicted_links_and_a_run_that_fails_is_repo
     assert sorted(seconds) == list(seconds)
     assert load_profile(str(out / steps.PROFILE)).cluster_name == "h100-sxm"
     monkeypatch.chdir(out)
+    assert ["tpot_s" in row for row in json.loads(Path(steps.COMPARED).read_text())] == [True, True, False, False]
     assert len(read_dataset(steps.RUNS).measurements) == 4

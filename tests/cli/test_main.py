@@ -353,12 +353,14 @@ def test_calibrate_import_without_the_package(
     assert "not installed" in printed.err
 
 
-def test_calibrate_run_without_torch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("command", [["run", "--model=8b", "--samples"], ["evidence", "--out"]])
+def test_measuring_without_torch(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "torch" else find(name, *rest))
-    assert calibration_main(["run", "--samples", str(tmp_path / "s.jsonl"), "--model", "8b"]) == 4
+    assert calibration_main([*command, str(tmp_path / "new")]) == 4
+    assert not (tmp_path / "new").exists()
     assert capsys.readouterr() == (
         "",
         f"error: measurements need torch, which is not installed\n  hint: {install_command('runtime')}\n",

@@ -176,6 +176,17 @@ def test_collectives_of_nccl_are_on_the_streams_of_the_runtime(cuda: FakeCuda) -
     assert cuda.ran[7] == ("side", "alltoall_base")
 
 
+def test_a_blocking_collective_comes_after_one_under_the_computation(cuda: FakeCuda) -> None:
+    """They share a link, and all-reduces in symmetric memory a buffer; nothing is waited for twice."""
+    stream = SideStream()
+    handle = stream.run(lambda: cuda.run("under", MESSAGE_S))
+    for _ in range(2):
+        stream.run(lambda: cuda.run("blocking", MESSAGE_S), blocking=True)
+    handle.wait()
+    assert cuda.ran == [("side", "wait"), ("side", "under"), ("compute", "wait"), *[("compute", "blocking")] * 2]
+    assert cuda.compute.now_s == pytest.approx(3 * MESSAGE_S)
+
+
 def test_memory_that_a_collective_reads_is_not_free_before_it_is_waited_for(cuda: FakeCuda) -> None:
     group: Any = RecordingGroup(cuda)
     x = torch.ones(4, 2)

@@ -39,7 +39,7 @@ def on_ranks(
 def _rank(rank: int, degrees: Degrees, folder: Path, compute: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     store = dist.FileStore(str(folder / "store"), degrees.ranks)
     groups = gloo_groups(store, rank, degrees, threads=1, timeout_s=HANG_S)
-    pipeline = Stages(ProcessGroup("gloo", groups.stages)) if groups.stages else ONE_STAGE
+    pipeline = Stages(*(ProcessGroup("gloo", group) for group in groups.stages)) if groups.stages else ONE_STAGE
     exchange = ProcessGroup("gloo", groups.exchange) if groups.exchange else None
     comm = ProcessGroup("gloo", groups.tensor, pipeline=pipeline, exchange=exchange)
     torch.save(compute(comm, *arguments), folder / f"{rank}.pt")
