@@ -178,7 +178,7 @@ def fused(kernel: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def _compiled(function: Callable[_P, _R], **how: Any) -> Callable[_P, _R]:
-    # torch.compile takes a limit of its own only in late versions
+    # of all, because torch.compile takes no limit of its own before 2.10
     torch._dynamo.config.recompile_limit = max(_SHAPES, torch._dynamo.config.recompile_limit)
     # fullgraph: a break, or more shapes than these, raises; it would go on slowly and in silence
     run: Callable[_P, _R] = torch.compile(function, fullgraph=True, **how)
