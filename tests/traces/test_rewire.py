@@ -30,6 +30,8 @@ ALIKE = {
     "stack.fused_ladder_add": "false",
     "stack.allreduce": "nccl",
     "cluster.rank_skew": "0",
+    # and at the clocks that the GPU has in standard
+    "stack.sustained_share": "1",
 }
 
 
