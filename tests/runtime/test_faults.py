@@ -27,26 +27,19 @@ from runtime.comm.rendezvous import CommConfig, Place, agree, connect
 from runtime.config import ModelConfig
 from runtime.model.wiring import lay_out
 from tests.conftest import REPO
+from tests.support.configs import TINY
 from tests.support.waiting import HANG_S, until
 
 pytestmark = pytest.mark.torch
 
 # how long a rank waits for one that never comes
 IN_VAIN_S = 1.0
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "intermediate_size": 128,
-    "vocab_size": 64,
-}
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     file = tmp_path / "config.json"
-    file.write_text(json.dumps(CONFIG))
+    file.write_text(json.dumps(TINY))
     return file
 
 
@@ -324,7 +317,7 @@ def test_nccl_without_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 @pytest.mark.parametrize("tp", [3, 16, 6])
 def test_a_degree_that_does_not_divide(tp: int) -> None:
     with pytest.raises(InfeasibleError, match=f"{tp} ranks"):
-        ModelConfig.from_hf(CONFIG).check_ranks(tp)
+        ModelConfig.from_hf(TINY).check_ranks(tp)
 
 
 @pytest.mark.parametrize(
@@ -387,7 +380,7 @@ def test_a_variant_has_one_name(variant: str, name: str) -> None:
 )
 def test_a_config_that_cannot_be_run(tmp_path: Path, change: dict[str, object], part: str) -> None:
     file = tmp_path / "config.json"
-    file.write_text(json.dumps(CONFIG | change))
+    file.write_text(json.dumps(TINY | change))
     with pytest.raises(UsageError, match=part) as raised:
         ModelConfig.from_file(file)
     assert str(file) in str(raised.value)

@@ -12,18 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPO
+from tests.support.configs import TINY
 from tests.support.waiting import HANG_S
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "intermediate_size": 128,
-    "vocab_size": 64,
-}
 # Slurm's commands, and torchrun's, on one machine that is both nodes
 COMMANDS = {
     "scontrol": 'test "$1 $2 $3" = "show hostnames pair" && printf "127.0.0.1\\nother\\n"',
@@ -57,7 +50,7 @@ def test_slurm_runs_two_nodes(tmp_path: Path) -> None:
         assert large in script
         script = script.replace(large, small)
     (tmp_path / "job.sh").write_text(script)
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
     for name, text in COMMANDS.items():
         command = tmp_path / name
         command.write_text(f"#!/bin/bash\n{text}\n")

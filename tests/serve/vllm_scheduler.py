@@ -7,7 +7,6 @@ arrival, and the coefficients of a step's time; what comes out holds for each st
 requests the tokens computed before, the new ones, how many of these are drafted, and how many its answer gained.
 """
 
-import importlib.metadata
 import json
 import os
 import sys
@@ -16,27 +15,20 @@ from collections import deque
 from concurrent.futures import Future
 from pathlib import Path
 
-os.environ |= {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "VLLM_HOST_IP": "127.0.0.1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-}
-# the distribution is called vllm-cpu; without "+cpu" the AVX-512 build is loaded
-_version = importlib.metadata.version
-importlib.metadata.version = lambda name: "0.32.0+cpu" if name == "vllm" else _version(name)
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import torch  # noqa: E402
-from vllm.engine.arg_utils import EngineArgs  # noqa: E402
-from vllm.sampling_params import SamplingParams  # noqa: E402
-from vllm.v1.engine import EngineCoreRequest  # noqa: E402
-from vllm.v1.engine.core import EngineCore  # noqa: E402
-from vllm.v1.executor.abstract import Executor  # noqa: E402
-from vllm.v1.kv_cache_interface import FullAttentionSpec  # noqa: E402
-from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, ModelRunnerOutput  # noqa: E402
+import benchmarks.vllm_cpu  # noqa: F401
+
+os.environ |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+
+import torch
+from vllm.engine.arg_utils import EngineArgs
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.executor.abstract import Executor
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, ModelRunnerOutput
 
 CASE = json.load(sys.stdin)
 MODEL = {

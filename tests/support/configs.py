@@ -13,6 +13,14 @@ LLAMA_8B: dict[str, object] = {
     "hidden_act": "silu",
     "tie_word_embeddings": False,
 }
+TINY: dict[str, object] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "intermediate_size": 128,
+    "vocab_size": 64,
+}
 MISTRAL_7B: dict[str, object] = {
     "model_type": "mistral",
     "hidden_size": 4096,

@@ -1,0 +1,49 @@
+"""What the leading options of a comparison need under load."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from ladder_sim.analysis.versus import Versus
+from ladder_sim.serve.fleet import Fleet, smallest_fleets
+from ladder_sim.serve.promise import Promise
+from ladder_sim.serve.traffic import Traffic
+
+
+def fleets_of(
+    result: Versus,
+    traffic: Traffic,
+    promise: Promise,
+    *,
+    watch: Callable[[int, int], object] = lambda done, total: None,
+    **how: Any,
+) -> dict[str, Fleet]:
+    """Find the GPUs that the leading options need under load, by name.
+
+    Parameters
+    ----------
+    result
+        Says which options lead; its plan is that of one replica.
+    traffic, promise
+        As in `ladder_sim.serve.smallest_fleets`, and `how` as well.
+    watch
+        Is given how much is simulated, and about how much there is.
+    """
+    plan = result.scenario.plan
+    workload = replace(result.scenario.workload, batch=1, concurrency=plan.groups)
+    fleets: dict[str, Fleet] = {}
+    before = 0
+    for left, option in zip(range(len(result.leading), 0, -1), result.leading, strict=True):
+        scenario = replace(option.scenario, workload=workload)
+        done = 0
+
+        def seen(points: int, total: int, before: int = before, left: int = left) -> None:
+            nonlocal done
+            done = points
+            watch(before + points, before + left * total)
+
+        variant = option.prediction.variant
+        answer = smallest_fleets(scenario, traffic, promise, [variant], watch=seen, **how)
+        fleets[option.name] = answer.variants[variant]
+        before += done
+    return fleets
