@@ -115,9 +115,15 @@ class Cuda:
         return _compiled(block, options=_ONE_LAUNCH | {"coordinate_descent_tuning": True})
 
     @functools.cached_property
-    def _pool(self) -> Any:
-        """Memory of all graphs: only one of them runs at a time, and none leaves anything in it."""
-        return torch.cuda.graph_pool_handle()
+    def _keeper(self) -> torch.cuda.CUDAGraph:
+        """Its memory is that of all graphs: only one of them runs at a time, and none leaves anything in it.
+
+        It is never dropped: memory that no graph uses any more cannot be given to another.
+        """
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            torch.cuda._sleep(1)
+        return graph
 
     def recorded(self, step: Callable[[], None], reset: Callable[[], None]) -> Callable[[], None]:
         stream = torch.cuda.Stream()
@@ -129,7 +135,7 @@ class Cuda:
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # other threads, such as NCCL's watchdog, may call CUDA meanwhile
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._keeper.pool(), capture_error_mode="thread_local"):
             step()
         return graph.replay
 

@@ -3,10 +3,11 @@
 import os
 import platform
 import subprocess
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
+
+import ladder_sim
 
 # of variables that change how libraries communicate, compute or allocate
 _PREFIXES = (
@@ -39,7 +40,7 @@ def environment() -> dict[str, object]:
     facts: dict[str, object] = {
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "ladder_sim": version("ladder-sim"),
+        "ladder_sim": ladder_sim.__version__,
         "platform": platform.platform(),
         "cpu": _cpu_name(),
         "cpu_cores": len(os.sched_getaffinity(0)),

@@ -4,6 +4,7 @@ The real `runtime.device.Cuda` runs on fake streams; what it calls of CUDA besid
 """
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -93,35 +94,41 @@ def flash_attention(q_XHK: Any, k_YGK: Any, v_YGK: Any, *args: Any, **options: A
 class FakeGraph:
     """A CUDA graph: what was issued while it was captured, as one launch."""
 
-    def __init__(self, cuda: FakeCuda) -> None:
-        self._cuda = cuda
-        self.captured: list[tuple[str, str]] = []
+    def __init__(self, cuda: FakeCuda, captured: list[tuple[str, str]]) -> None:
+        self._cuda, self._captured = cuda, captured
+        self._memory = self
 
     @contextlib.contextmanager
-    def capture(self) -> Iterator[None]:
+    def capture(self, pool: "Callable[[], FakeGraph | None] | None" = None, **options: Any) -> Iterator[None]:
+        if pool is not None:
+            owner = pool()
+            assert owner is not None, "the memory of graphs that were all dropped"
+            self._memory = owner._memory
         before, self._cuda.capturing = len(self._cuda.ran), True
         yield
         self._cuda.capturing = False
-        self.captured = self._cuda.ran[before:]
+        self._captured += self._cuda.ran[before:]
         del self._cuda.ran[before:]
+
+    def pool(self) -> "Callable[[], FakeGraph | None]":
+        return weakref.ref(self._memory)
 
     def replay(self) -> None:
         self._cuda.run("graph", 0.0)
 
 
-def install(patch: pytest.MonkeyPatch) -> tuple[FakeCuda, Launches, list[FakeGraph]]:
-    """Let the CPU's tensors be a GPU's; returns what notes it, and the graphs as they are captured."""
-    cuda, graphs = FakeCuda(), list[FakeGraph]()
+def install(patch: pytest.MonkeyPatch) -> tuple[FakeCuda, Launches, list[list[tuple[str, str]]]]:
+    """Let the CPU's tensors be a GPU's; returns what notes it, and what graphs capture."""
+    cuda, graphs = FakeCuda(), list[list[tuple[str, str]]]()
     cuda.install(patch)
     launches = Launches(cuda)
 
     def new_graph() -> FakeGraph:
-        graphs.append(FakeGraph(cuda))
-        return graphs[-1]
+        graphs.append([])
+        return FakeGraph(cuda, graphs[-1])
 
     patch.setattr("torch.cuda.CUDAGraph", new_graph)
-    patch.setattr("torch.cuda.graph_pool_handle", lambda: (0, 1))
-    patch.setattr("torch.cuda.graph", lambda graph, **options: graph.capture())
+    patch.setattr("torch.cuda.graph", lambda graph, **options: graph.capture(**options))
     patch.setattr("runtime.device._compiled", lambda kernel, **options: launches.fuse(kernel))
     patch.setattr("runtime.device._compiler_problem", lambda kind: "")
     patch.setitem(device.DEVICES, "cpu", device.Cuda())
