@@ -30,6 +30,7 @@ from runtime.config import (
 )
 from runtime.model.wiring import lay_out
 from runtime.prepare import CompletionConfig, EvaluationConfig, prepare_completion, prepare_evaluation
+from runtime.training.config import Objective, Place, Trained, TrainingConfig, prepare_training
 
 _Config = TypeVar("_Config")
 
@@ -38,7 +39,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The options of one command; raises UsageError."""
     parser = _Parser(prog="python -m runtime", description="Real tensor-parallel forward passes.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
-    for add in (_add_bench, _add_complete, _add_eval, _add_convert):
+    for add in (_add_bench, _add_complete, _add_eval, _add_convert, _add_train, _add_adapt):
         add(commands)
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
@@ -171,6 +172,66 @@ def _add_convert(commands: Any) -> None:
     add("--out", type=Path, required=True, metavar="DIR", help="new folder")
     add("--link", action="store_true", help="link to the weights instead of copying them")
     add("--hf-code", action="store_true", help="write the model's code for transformers, too (trust_remote_code)")
+
+
+def _add_train(commands: Any) -> None:
+    parser = _add_command(commands, "train", "Train a model in any wiring from scratch.")
+    add = parser.add_argument
+    add("--model", type=Path, required=True, metavar="FILE", help="config.json of a decoder")
+    add("--variant", default="standard", help="residual wiring")
+    _add_training(parser, lr=1e-3, pretrained=False)
+
+
+def _add_adapt(commands: Any) -> None:
+    parser = _add_command(commands, "adapt", "Train a checkpoint on in another wiring.")
+    add = parser.add_argument
+    add("--model", type=Path, required=True, metavar="DIR", help="folder of a checkpoint")
+    add("--variant", required=True, help="residual wiring, for example hybrid-ladder:K for the last K layers")
+    add("--objective", choices=get_args(Objective), default="distill", help="learn from a teacher, or from the text")
+    add("--teacher", type=Path, metavar="DIR", help="checkpoint to learn from; by default --model as it is")
+    add("--trained", choices=get_args(Trained), default="all", help="layers that learn; rewired: from the first one on")
+    _add_training(parser, lr=2e-4, pretrained=True)
+
+
+def _add_training(parser: argparse.ArgumentParser, *, lr: float, pretrained: bool) -> None:
+    """Add what both have in common."""
+    parser.set_defaults(
+        check=lambda arguments: prepare_training(_config(TrainingConfig, arguments)), run=_train, pretrained=pretrained
+    )
+    add = parser.add_argument
+    add("--out", type=Path, required=True, metavar="DIR", help="new folder: losses, states to resume from, checkpoint")
+    add("--resume", action="store_true", help="go on where a run in that folder stopped")
+    add("--json", action="store_true", help="print the result as one JSON object")
+
+    add = parser.add_argument_group("text").add_argument
+    add(
+        "--text",
+        dest="texts",
+        type=Path,
+        action="append",
+        required=True,
+        metavar="PATH",
+        help="file, or folder of a Hugging Face data set; repeatable",
+    )
+    add("--tokenizer", type=Path, metavar="DIR", help="folder with a tokenizer.json; by default --model's, else bytes")
+
+    add = parser.add_argument_group("training").add_argument
+    add("--steps", type=int, default=1000, metavar="N", help="of the optimiser")
+    add("--batch", type=int, default=16, metavar="N", help="sequences of a step")
+    add("--accumulate", type=int, default=1, metavar="N", help="parts in which these are computed one after the other")
+    add("--context", type=_tokens, default=256, metavar="N", help="tokens of a sequence")
+    add("--lr", type=float, default=lr, metavar="X", help="highest learning rate, before a cosine to a tenth")
+    add("--warmup", type=int, default=100, metavar="N", help="steps in which the learning rate rises")
+    add("--weight-decay", type=float, default=0.1, metavar="X", help="of matrices")
+    add("--clip", type=float, default=1.0, metavar="X", help="longest gradient")
+    add("--seed", type=_seed, default=0, metavar="N", help="of the order of the text, and of random weights")
+    add("--eval-every", type=int, default=100, metavar="N", help="steps between losses on held-out text")
+    add("--eval-windows", type=int, default=64, metavar="N", help="sequences of held-out text")
+    add("--save-every", type=int, default=200, metavar="N", help="steps between states to resume from")
+    add("--device", choices=get_args(Place), default="auto", help="auto: a GPU if there is one")
+    add("--compile", nargs="?", choices=get_args(Wish), const="on", default="off", help="blocks through torch.compile")
+    _add_ranks(parser, dtype="fp32")
+    parser.set_defaults(dtype="fp32")
 
 
 def _add_command(commands: Any, name: str, purpose: str) -> argparse.ArgumentParser:
@@ -326,6 +387,22 @@ def _eval(arguments: argparse.Namespace) -> None:
 
 def _convert(arguments: argparse.Namespace) -> None:
     convert(arguments.model, arguments.out, arguments.ladder_layers, link=arguments.link, hf_code=arguments.hf_code)
+
+
+def _train(arguments: argparse.Namespace) -> None:
+    from runtime.comm.rendezvous import CommConfig
+    from runtime.training.loop import train
+
+    result: Any = train(_config(TrainingConfig, arguments), _config(CommConfig, arguments))
+    if not _is_first_rank():
+        return
+    if arguments.json:
+        _write(json.dumps(result, indent=1))
+        return
+    print(
+        f"held-out loss {result['first_held_out']:.4f} to {result['held_out']:.4f} nats/token, {result['tokens']:,} "
+        f"tokens, {result['steps_now']:,} steps in {result['seconds_now']:.0f} s: {arguments.out / 'checkpoint'}"
+    )
 
 
 def _is_first_rank() -> bool:

@@ -17,9 +17,8 @@ from runtime.config import ModelConfig
 from runtime.fields import read_object
 from runtime.model_types import TYPES
 
-# files that are copied with the weights, if they exist
-_COMPANIONS = (
-    INDEX,
+# files that belong to a model next to its weights, if they exist
+COMPANIONS = (
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -54,7 +53,7 @@ def convert(folder: Path, out: Path, ladder_layers: int, *, link: bool = False, 
         raise UsageError(f"--out {out}: exists already", hint="give a new folder")
     try:
         out.mkdir(parents=True, exist_ok=True)
-        companions = (folder / name for name in _COMPANIONS if (folder / name).exists())
+        companions = (folder / name for name in (INDEX, *COMPANIONS) if (folder / name).exists())
         for file in (*{stored.file for stored in checkpoint.tensors.values()}, *companions):
             if link and file.suffix == ".safetensors":
                 (out / file.name).symlink_to(file.resolve())
