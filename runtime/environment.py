@@ -50,7 +50,7 @@ def environment() -> dict[str, object]:
         facts["gpu"] = torch.cuda.get_device_name()
         facts["gpus"] = torch.cuda.device_count()
         facts["cuda"] = torch.version.cuda
-        facts["driver"] = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]
+        facts["driver"] = _smi("--query-gpu=driver_version", "--format=csv,noheader").partition("\n")[0]
         facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     return facts
 

@@ -297,15 +297,18 @@ def flash_attention(
         out_BHK = device.of(q_BHTK).flash_decode(q_BHTK.squeeze(2), k_BSGK, v_BSGK, spans, scale, window)
         return out_BHK.flatten(1).unsqueeze(1)
     first = max(0, context - tokens + 1 - window) if window else 0
-    mask_TS = None
+    mask_TS, is_causal = None, False
     if 1 < tokens < context or 0 < window < tokens or pad_B is not None:
         mask_TS = _causal_mask(position_T, range(first, context), pad_B, window)
+    elif tokens > 1:
+        # by a branch: while it compiles, torch takes no comparison for a bool
+        is_causal = True
     out_BHTK = nn.functional.scaled_dot_product_attention(
         q_BHTK,
         k_BGSK[:, :, first:context],
         v_BGSK[:, :, first:context],
         attn_mask=mask_TS,
-        is_causal=mask_TS is None and tokens > 1,
+        is_causal=is_causal,
         scale=scale,
         enable_gqa=q_BHTK.shape[1] != k_BGSK.shape[1],
     )

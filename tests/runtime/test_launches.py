@@ -207,3 +207,18 @@ def test_compiled_blocks_are_those_of_every_wiring_in_any_order(monkeypatch: pyt
             assert all(map(torch.equal, logits(variant), eager[variant])), variant
     # attention, MLP and both, of a prompt and of one token
     assert len(graphs) == 6
+
+
+def test_flash_attention_compiles_for_prompts_of_several_lengths() -> None:
+    torch._dynamo.reset()
+    model, wiring = Decoder(SHAPE, EngineConfig(), Alone(2), positions=10), lay_out("ladder", LAYERS)
+    fill(model, random_weights(seed=0))
+
+    def logits() -> list[Any]:
+        return [model(torch.arange(tokens).view(1, -1), wiring, cache=model.cache(1)) for tokens in (5, 6, 7)]
+
+    with torch.inference_mode():
+        eager = logits()
+        for layer in model.layers:
+            layer.compile_by(lambda block: torch.compile(block, backend="eager", fullgraph=True))
+        assert all(map(torch.equal, logits(), eager))
