@@ -17,8 +17,19 @@ from runtime.comm.table import LatencyTable
 
 # end of a wait, spent spinning: time.sleep would overshoot
 _SPIN_S = 300e-6
-# a kernel that sleeps for 5 ms at 2 GHz, and how many wake an idle GPU: its clock follows the load within 0.2 s
-_SLEEP_CYCLES, _WARM_UPS = 10_000_000, 40
+# A kernel that lasts as long as it is told, by a clock that does not follow the load as an SM's does. Its name says in
+# a trace what it stands for.
+_SLEEPS = """
+extern "C" __global__ void emulated_KIND(int ticks) {
+    unsigned long long start, now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
+    do {
+        __nanosleep(100);
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    } while (now - start < ticks * 32ull);
+}
+"""
+_TICK_S = 32e-9
 
 
 class _Link(Alone):
@@ -125,24 +136,15 @@ class EmulatedGpuLink(_Link):
     def __init__(self, size: int, table: LatencyTable, groups: int = 1) -> None:
         super().__init__(size, table, groups)
         self._stream = SideStream()
-        self._cycles_per_s = _sleep_rate()
+        self._kernels: dict[str, Callable[..., object]] = {}
 
     def send(self, kind: str, size_bytes: int, *, blocking: bool = False) -> Handle:
-        cycles = round(self._seconds(kind, size_bytes) * self._cycles_per_s)
-        return self._stream.run(lambda: torch.cuda._sleep(cycles), blocking=blocking)
+        if kind not in self._kernels:
+            # NVRTC, which torch has with it: no compiler is needed
+            source = _SLEEPS.replace("KIND", kind)
+            self._kernels[kind] = torch.cuda._compile_kernel(source, f"emulated_{kind}")
+        kernel, ticks = self._kernels[kind], round(self._seconds(kind, size_bytes) / _TICK_S)
+        return self._stream.run(lambda: kernel(args=[ticks]), blocking=blocking)
 
     def watched(self) -> contextlib.AbstractContextManager[Times]:
         return self._stream.watched()
-
-
-def _sleep_rate() -> float:
-    """Clock cycles per second of the sleep kernel."""
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    for _ in range(_WARM_UPS):
-        torch.cuda._sleep(_SLEEP_CYCLES)
-    start.record()
-    torch.cuda._sleep(_SLEEP_CYCLES)
-    end.record()
-    end.synchronize()
-    milliseconds: float = start.elapsed_time(end)
-    return _SLEEP_CYCLES / (milliseconds * 1e-3)

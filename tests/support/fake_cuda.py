@@ -25,7 +25,14 @@ class FakeCuda:
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
         """Take the place."""
-        for name in ("current_stream", "stream", "synchronize", "_sleep", "is_current_stream_capturing"):
+        for name in (
+            "current_stream",
+            "stream",
+            "synchronize",
+            "_sleep",
+            "_compile_kernel",
+            "is_current_stream_capturing",
+        ):
             patch.setattr(f"torch.cuda.{name}", getattr(self, name))
         patch.setattr("torch.cuda.Stream", self._new_stream)
         patch.setattr("torch.cuda.Event", lambda **options: FakeEvent(self, **options))
@@ -51,6 +58,10 @@ class FakeCuda:
 
     def _sleep(self, cycles: int) -> None:
         self.run("sleep", cycles * 1e-9)
+
+    def _compile_kernel(self, source: str, name: str) -> Any:
+        """One that lasts as long as its argument says, in ticks of 32 ns."""
+        return lambda args: self.run(name, args[0] * 32e-9)
 
     def is_current_stream_capturing(self) -> bool:
         return self.capturing

@@ -40,6 +40,7 @@ LIBRARIES = (
         # a generic kernel runs what its metadata says, if anything
         {**_COLLECTIVES, r"": "collective"},
     ),
+    Library("emulated links of the runtime", r"^emulated_", _COLLECTIVES),
     Library("DeepEP", r"deep_ep::", {r"layout": "router", r"dispatch|combine": "all_to_all"}),
     Library(
         "Inductor",
@@ -52,6 +53,8 @@ LIBRARIES = (
             r"embedding": "embedding",
             r"layer_norm|rms_norm|rsqrt": "norm",
             r"softmax": "softmax",
+            # matrix times vector as a reduction
+            r"_(?:red|per)_fused_(?:\w*_)?(?:add|b)?mm_": "gemm",
             r"silu|gelu|relu|sigmoid": "activation",
             r"fused_(?:[a-z]+_)*?(?:add)(?:_\d+)?$": "add",
         },
