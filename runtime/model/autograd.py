@@ -35,7 +35,7 @@ def gathered(shard: Tensor, comm: Communicator) -> Tensor:
 
 def _apply(function: Any, x: Tensor, comm: Communicator) -> Tensor:
     """Forward, nothing."""
-    if comm.size == 1 or not (torch.is_grad_enabled() and x.requires_grad):
+    if comm.size == 1 or not torch.is_grad_enabled():
         return x
     result: Tensor = function.apply(x, comm)
     return result
@@ -43,9 +43,12 @@ def _apply(function: Any, x: Tensor, comm: Communicator) -> Tensor:
 
 class _Share(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, comm: Communicator) -> Tensor:
-        ctx.comm = comm
+    def forward(x: Tensor, comm: Communicator) -> Tensor:
         return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Communicator], output: Tensor) -> None:
+        ctx.comm = inputs[1]
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:
@@ -53,12 +56,23 @@ class _Share(torch.autograd.Function):
         ctx.comm.all_reduce(grad, blocking=True).wait()
         return grad, None
 
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int, None], x: Tensor, comm: Communicator) -> tuple[Tensor, int]:
+        """Of ranks that are a dimension of one process's tensors: their sum's gradient, and no change."""
+        sum_x = x.sum(in_dims[0], keepdim=True)
+        return x.detach() + (sum_x - sum_x.detach()), in_dims[0]
+
 
 class _Repeat(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, comm: Communicator) -> Tensor:
-        ctx.ranks = comm.size
+    def forward(x: Tensor, comm: Communicator) -> Tensor:
         return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Communicator], output: Tensor) -> None:
+        ctx.ranks = inputs[1].size
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:

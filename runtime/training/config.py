@@ -203,7 +203,10 @@ def _claim(config: TrainingConfig) -> None:
     """Take the folder: a new one, that of the run to be continued, or of one that got nowhere."""
     file, out = config.out / RUN, config.out
     if not file.exists():
-        if out.exists() and (not out.is_dir() or any(not each.name.startswith(".") for each in out.iterdir())):
+        # tokens may have been made before
+        if out.exists() and (
+            not out.is_dir() or any(not each.name.startswith((".", "tokens")) for each in out.iterdir())
+        ):
             raise UsageError(f"--out {out}: exists already", hint="give a new folder")
         try:
             out.mkdir(parents=True, exist_ok=True)

@@ -21,6 +21,7 @@ from runtime.fields import read_object
 _CHUNK_BYTES = 2**20
 # of a source's tokens, at its end: held-out text
 _HELD_OUT = 0.01
+_BYTES = 256
 _TOKENS = "tokens.bin"
 
 
@@ -41,7 +42,7 @@ class Corpus:
     def open(
         cls, sources: Sequence[Path], tokenizer: Path | None, shape: ModelConfig, context: int, folder: Path
     ) -> Self:
-        """Make tokens of files, or of the files in folders, unless `folder` has them already.
+        """Make tokens of files, or of the files in folders, unless `folder` has those of the same ones already.
 
         Raises
         ------
@@ -50,24 +51,31 @@ class Corpus:
         MissingPackageError
             A data set needs pyarrow.
         """
-        description = folder / f"{_TOKENS}.json"
-        if not description.exists():
+        description, files = folder / f"{_TOKENS}.json", [file for source in sources for file in _files(source)]
+        made_of = {"tokenizer": str(tokenizer), "sources": [[str(file), _size_bytes(file)] for file in files]}
+        held: dict[str, Any] = {}
+        if description.exists():
+            held = read_object(description, what="the description of a training folder's tokens")
+        if held.get("made_of") != made_of:
             text = Text.open(tokenizer, shape) if tokenizer else None
-            if text is None and shape.vocab < 256:
+            if text is None and shape.vocab < _BYTES:
                 raise UsageError(
-                    f"a vocabulary of {shape.vocab}: bytes need 256 tokens", hint="give a tokenizer with --tokenizer"
+                    f"a vocabulary of {shape.vocab}: bytes need {_BYTES} tokens",
+                    hint="give a tokenizer with --tokenizer",
                 )
-            files = [file for source in sources for file in _files(source)]
             try:
-                folder.mkdir(parents=True, exist_ok=True)
-                written = _write(folder / _TOKENS, files, text)
+                held = {"made_of": made_of, **_write(folder / _TOKENS, files, text)}
             except OSError as error:
                 raise UsageError(
                     f"--out {folder}: {error.strerror or error}", hint="make room, or choose another folder"
                 ) from None
-            write_file(description, json.dumps(written))
-        held: dict[str, Any] = read_object(description, what="the description of a training folder's tokens")
-        corpus = cls(file=folder / _TOKENS, **{**held, "ends": tuple(held["ends"])})
+            write_file(description, json.dumps(held))
+        corpus = cls(
+            file=folder / _TOKENS,
+            ends=tuple(held["ends"]),
+            sha256=held["sha256"],
+            bytes_per_token=held["bytes_per_token"],
+        )
         for first, stop in (*corpus.training, *corpus.held_out):
             if stop - first <= context:
                 raise UsageError(
@@ -108,6 +116,15 @@ def _files(source: Path) -> list[Path]:
     return files
 
 
+def _size_bytes(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError as error:
+        raise UsageError(
+            f"--text {shown_path(file)}: {error.strerror}", hint="give a file or a folder; nothing is downloaded"
+        ) from None
+
+
 def _write(path: Path, files: Sequence[Path], text: Text | None) -> dict[str, object]:
     digest, ends, count, size_bytes = hashlib.sha256(), [], 0, 0
     with replacing(path) as out:
@@ -132,8 +149,6 @@ def _pieces(file: Path) -> Iterator[bytes]:
             yield from _lines(opened)
     except UnicodeDecodeError:
         raise UsageError(f"{shown_path(file)}: not UTF-8 text", hint="give text, or a data set's folder") from None
-    except OSError as error:
-        raise UsageError(f"--text {shown_path(file)}: {error.strerror}", hint="nothing is downloaded") from None
 
 
 def _lines(opened: IO[bytes]) -> Iterator[bytes]:

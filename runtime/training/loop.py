@@ -43,7 +43,7 @@ from runtime.training.state import States
 # of GPT-2's weights; projections that write to the residual stream are divided by the root of their number
 _SPREAD = 0.02
 # of AdamW, as in GPT-3 (arXiv 2005.14165, appendix B) and nanoGPT
-_BETAS, _EPS = (0.9, 0.95), 1e-8
+BETAS, EPS = (0.9, 0.95), 1e-8
 # the last learning rate, of the highest
 _LAST = 0.1
 # of the losses
@@ -249,7 +249,7 @@ def optimizer(model: Decoder, config: TrainingConfig) -> torch.optim.AdamW:
         {"params": [weight for weight in learned if weight.dim() > 1], "weight_decay": config.weight_decay},
         {"params": [weight for weight in learned if weight.dim() == 1], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=config.lr, betas=_BETAS, eps=_EPS)
+    return torch.optim.AdamW(groups, lr=config.lr, betas=BETAS, eps=EPS)
 
 
 def learning_rate(step: int, config: TrainingConfig) -> float:

@@ -1,0 +1,159 @@
+"""What rewiring a pretrained model costs, and how much of it training brings back.
+
+    python benchmarks/smollm2.py FILE.gguf smollm2
+    python benchmarks/corpus.py corpus
+    python benchmarks/recovery.py --model smollm2 --text corpus/*.txt --out recovery
+
+First the perplexity of held-out text under numbers and places of ladder layers, without training; then each hybrid is
+trained by self-distillation and, next to it, on the text itself. Losses are in a folder for each run in `--out`, all
+results in ``recovery.json``. A run that was stopped goes on from its last state, and one that is done is not run again.
+"""
+
+import argparse
+import contextlib
+import csv
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+# wired as ladder, without training: the last K layers, and the first
+LAST, FIRST = (4, 8, 15, 19, 30), (8,)
+
+
+def main() -> None:
+    """Run what is missing."""
+    import torch
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--model", type=Path, required=True)
+    add("--text", type=Path, nargs="+", required=True)
+    add("--out", type=Path, required=True)
+    add("--layers", type=int, nargs="+", default=[8, 15], help="last layers that are ladder and trained")
+    add("--objectives", nargs="+", default=["distill", "next-token"])
+    add("--steps", type=int, default=400)
+    add("--batch", type=int, default=32)
+    add("--accumulate", type=int, default=1)
+    add("--context", type=int, default=512)
+    add("--lr", type=float, default=2e-4)
+    add("--eval-every", type=int, default=25)
+    add("--eval-windows", type=int, default=128)
+    add("--threads", type=int, default=1)
+    add("--budget", type=float, default=math.inf, metavar="S", help="begin no run that would end later")
+    add("--compile", action="store_true", help="fuse kernels through torch.compile; on GPUs alone")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    eager = contextlib.nullcontext() if arguments.compile else torch.compiler.set_stance("force_eager")
+    with eager:
+        run(arguments)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Perplexities without training, then every run for which there is time."""
+    from runtime.comm.rendezvous import CommConfig
+    from runtime.training.config import TrainingConfig
+    from runtime.training.loop import train
+
+    started_s, longest_s = time.monotonic(), 0.0
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    results = arguments.out / "recovery.json"
+    held: dict[str, Any] = json.loads(results.read_text()) if results.exists() else {"runs": {}}
+    if "untrained" not in held:
+        held["untrained"] = untrained(arguments)
+        write(results, held)
+    for objective in arguments.objectives:
+        for layers in arguments.layers:
+            name = f"last-{layers}-{objective}"
+            if name in held["runs"]:
+                continue
+            if time.monotonic() - started_s + longest_s > arguments.budget:
+                print(f"{name}: no time left", flush=True)
+                return
+            out, begun_s = arguments.out / name, time.monotonic()
+            out.mkdir(exist_ok=True)
+            for file in ("tokens.bin", "tokens.bin.json"):
+                if not (out / file).exists():
+                    (out / file).hardlink_to(arguments.out / file)
+            config = TrainingConfig(
+                model=arguments.model,
+                texts=tuple(arguments.text),
+                out=out,
+                pretrained=True,
+                variant=f"hybrid-ladder:{layers}",
+                objective=objective,
+                steps=arguments.steps,
+                batch=arguments.batch,
+                accumulate=arguments.accumulate,
+                context=arguments.context,
+                lr=arguments.lr,
+                warmup=arguments.steps // 10,
+                eval_every=arguments.eval_every,
+                eval_windows=arguments.eval_windows,
+                save_every=max(1, arguments.steps // 4),
+                dtype="bf16" if on_gpu() else "fp32",
+                threads=arguments.threads,
+                resume=True,
+            )
+            result = train(config, CommConfig())
+            with (out / "loss.csv").open() as file:
+                rows = [row for row in csv.DictReader(file) if row["held_out"]]
+            curve = [{"tokens": int(row["tokens"]), "held_out": float(row["held_out"])} for row in rows]
+            held["runs"][name] = {**json.loads((out / "run.json").read_text()), "curve": curve}
+            write(results, held)
+            longest_s = max(longest_s, time.monotonic() - begun_s)
+            print(f"{name}: {result['first_held_out']:.4f} to {result['held_out']:.4f}, {longest_s:.0f} s", flush=True)
+
+
+def untrained(arguments: argparse.Namespace) -> dict[str, float]:
+    """Nats per token of held-out text in each wiring."""
+    import torch
+
+    from runtime.assemble import TORCH_DTYPES, device_of, load
+    from runtime.checkpoint.files import Checkpoint
+    from runtime.comm.base import Alone
+    from runtime.config import EngineConfig
+    from runtime.model.wiring import lay_out
+    from runtime.training.batches import Batches
+    from runtime.training.corpus import Corpus
+    from runtime.training.loss import next_token
+
+    checkpoint, comm = Checkpoint.open(arguments.model), Alone()
+    shape = checkpoint.shape
+    corpus = Corpus.open(arguments.text, arguments.model, shape, arguments.context, arguments.out)
+    wirings = {"standard": lay_out("standard", shape.layers)}
+    last = [count for count in LAST if count <= shape.layers]
+    wirings |= {f"last {count}": lay_out(f"hybrid-ladder:{count}", shape.layers) for count in last}
+    first = [count for count in FIRST if count <= shape.layers]
+    wirings |= {f"first {count}": lay_out(f"hybrid-ladder:{count}", shape.layers, range(count)) for count in first}
+    sizes = {"batch": 1, "prompt": arguments.context, "gen": 0}
+    dtype = TORCH_DTYPES[checkpoint.dtype] if on_gpu() else torch.float32
+    engine = EngineConfig(prefill_logits="all")
+    model = load(shape, engine, comm, checkpoint.source, device=device_of(comm), dtype=dtype, **sizes)
+    windows_BT = Batches(corpus, arguments.context, 0).held_out(arguments.eval_windows).to(device_of(comm))
+    losses = {}
+    with torch.inference_mode():
+        for name, wiring in wirings.items():
+            nats = [next_token(model(part[:, :-1], wiring), part[:, 1:]).item() for part in windows_BT.split(1)]
+            losses[name] = sum(nats) / len(nats)
+            print(f"{name}: {losses[name]:.4f}, perplexity {math.exp(losses[name]):.4g}", flush=True)
+    return losses
+
+
+def on_gpu() -> bool:
+    """Whether a rank computes on one."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def write(file: Path, content: dict[str, Any]) -> None:
+    """Whole or not at all."""
+    part = file.with_suffix(".part")
+    part.write_text(json.dumps(content, indent=1) + "\n")
+    part.rename(file)
+
+
+if __name__ == "__main__":
+    main()
