@@ -14,14 +14,15 @@ from runtime.checkpoint.files import CONFIG, Checkpoint
 from runtime.config import ModelConfig, Wish, check_counts
 from runtime.fields import read_object
 from runtime.model.wiring import Wiring, lay_out
+from runtime.model_types import TYPES
 from runtime.training.corpus import Corpus
 
 Objective = Literal["next-token", "distill"]
 Trained = Literal["all", "rewired"]
 Place = Literal["auto", "cpu", "cuda"]
 
-# what a run does, and its result
-RUN = "run.json"
+# of a run: what it does, with its result, and what it goes on from
+RUN, STATES = "run.json", "states"
 # what may differ between a run and its continuation: it changes no number
 _MAY_CHANGE = ("out", "resume", "threads")
 
@@ -148,6 +149,11 @@ def prepare_training(config: TrainingConfig) -> TrainingInput:
         The ranks do not divide the model.
     """
     start = Checkpoint.open(config.model) if config.pretrained else None
+    file = config.model / CONFIG if config.model.is_dir() else config.model
+    described = read_object(file, what="a model's config.json")
+    kind = described.get("model_type")
+    if kind not in tuple(TYPES):
+        raise UsageError(f"{file}: model_type is {kind!r}: must be one of {', '.join(TYPES)}")
     shape = start.shape if start else ModelConfig.from_file(config.model)
     _check_ranks(shape, config.tp)
     shape.check_context(config.context, hint="choose shorter sequences with --context")
@@ -167,8 +173,7 @@ def prepare_training(config: TrainingConfig) -> TrainingInput:
                 hint="teacher and student need the same tokenizer",
             )
     _claim(config)
-    file = config.model / CONFIG if config.model.is_dir() else config.model
-    rewired = _rewired(read_object(file, what="a model's config.json"), wiring, shape)
+    rewired = _rewired(described, wiring, shape)
     folder = config.tokenizer or (config.model if (config.model / "tokenizer.json").exists() else None)
     corpus = Corpus.open(config.texts, folder, shape, config.context, config.out)
     return TrainingInput(shape, wiring, rewired, start, teacher, corpus)
@@ -202,11 +207,10 @@ def _rewired(config: dict[str, object], wiring: Wiring, shape: ModelConfig) -> d
 def _claim(config: TrainingConfig) -> None:
     """Take the folder: a new one, that of the run to be continued, or of one that got nowhere."""
     file, out = config.out / RUN, config.out
-    if not file.exists():
+    if not (out / STATES).exists():
         # tokens may have been made before
-        if out.exists() and (
-            not out.is_dir() or any(not each.name.startswith((".", "tokens")) for each in out.iterdir())
-        ):
+        own = (".", "tokens", RUN)
+        if out.exists() and (not out.is_dir() or any(not each.name.startswith(own) for each in out.iterdir())):
             raise UsageError(f"--out {out}: exists already", hint="give a new folder")
         try:
             out.mkdir(parents=True, exist_ok=True)
@@ -214,7 +218,7 @@ def _claim(config: TrainingConfig) -> None:
             raise UsageError(f"--out {out}: {error.strerror}", hint="give a folder that can be written") from None
         write_file(file, json.dumps({"config": config.fingerprint}))
         return
-    if (out / "states").exists() and not config.resume:
+    if not config.resume:
         raise UsageError(f"--out {out}: holds a run", hint="add --resume to go on, or give a new folder")
     before = read_object(file, what="the run of a training folder")["config"]
     assert isinstance(before, dict)

@@ -11,6 +11,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from runtime.memory import enough_memory
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import Wiring, lay_out
 from runtime.training.batches import Batches
-from runtime.training.config import RUN, TrainingConfig, TrainingInput, prepare_training
+from runtime.training.config import RUN, STATES, TrainingConfig, TrainingInput, prepare_training
 from runtime.training.loss import divergence, next_token
 from runtime.training.state import States
 
@@ -89,7 +90,7 @@ class Run:
         """Every step that is missing, then the checkpoint."""
         config = self.config
         rows: list[Row] = []
-        states = States(config.out / "states", self.comm)
+        states = States(config.out / STATES, self.comm)
         first, started_s = states.step, time.perf_counter()
         if first:
             state = states.load(self.device)
@@ -278,11 +279,13 @@ def first_weights(seed: int, shape: ModelConfig) -> Source:
 def freeze(model: Decoder, wiring: Wiring) -> None:
     """Let only the layers from the first that is not wired as standard on learn."""
     standard = lay_out("standard", model.config.layers).blocks
-    first = next((ours.layer for ours, theirs in zip(wiring.blocks, standard, strict=False) if ours != theirs), None)
-    if first is None:
+    # what a block reads and sums; whether the next one waits is the next one's
+    read = (replace(block, overlaps=False, read_ahead="nothing") for block in wiring.blocks)
+    rewired = [ours.layer for ours, theirs in zip(read, standard, strict=False) if ours != theirs]
+    if not rewired:
         raise UsageError("--trained rewired: the wiring is standard", hint="choose another --variant, or --trained all")
     model.requires_grad_(False)
-    for layer in model.layers[first:]:
+    for layer in model.layers[rewired[0] :]:
         layer.requires_grad_(True)
 
 
