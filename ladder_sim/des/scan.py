@@ -10,7 +10,7 @@ The results equal those of `engine.run` up to rounding. Sharing is possible in p
 stream and one communication stream. Programs of several ranks must share nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -55,10 +55,7 @@ def scan(program: Program) -> tuple[Times, Times, Times]:
         The program shares a GPU in a way that this engine does not support.
     """
     state = _Scan(program)
-    for index in evaluation_order(program, state.compute, state.comm):
-        state.step(index)
-    if state.open:
-        state.close_through(next(reversed(state.open)))
+    state.run(evaluation_order(program, state.compute, state.comm))
     return state.ready_s, state.start_s, state.end_s
 
 
@@ -86,10 +83,15 @@ class _OpenCollective:
 
 class _Scan:
     def __init__(self, program: Program) -> None:
-        self.program = program
+        self.tasks = program.tasks
+        _, streams, durations_s, _, leads_s, demands, _ = (
+            zip(*program.tasks, strict=True) if program.tasks else ((),) * 7
+        )
         # of plain numbers, with Python's own functions, which are faster; or of arrays
         operations: tuple[Callable[..., Any], ...] = (
-            (maximum, minimum, _where, any_true) if _varies(program) else (max, min, _choose, bool)
+            (maximum, minimum, _where, any_true)
+            if _varies(durations_s, leads_s, demands)
+            else (max, min, _choose, bool)
         )
         self.maximum, self.minimum, self.where, self.any_true = operations
         count = len(program.tasks)
@@ -106,45 +108,50 @@ class _Scan:
         # end of the last collective that is no longer open
         self.closed_s: Number = 0.0
         self.members = program.groups()
-        self.device, self.compute, self.comm = _sharing(program, self.members)
+        self.device, self.compute, self.comm = _sharing(program, set(zip(streams, demands, strict=True)), self.members)
         self.rates: dict[tuple[Demand, Demand], tuple[Number, Number]] = {}
 
-    def step(self, index: int) -> None:
-        # unpacked, because most of the time of a scan goes here
-        _, stream, duration_s, after, lead_s, _, group = self.program.tasks[index]
-        if stream == self.comm:
-            self._open(index)
-            return
-        front_s = ready_s = self.front_s[stream]
-        for before in after:
-            if before in self.open:
-                if stream != self.compute:
-                    raise ValueError(CANNOT_SHARE)
-                self.close_through(before)
-            # the task before it on the stream ended at front_s
-            end_s = self.end_s[before]
-            if end_s is not front_s:
-                ready_s = self.maximum(ready_s, end_s)
-        if group != NO_GROUP:
-            # `evaluation_order` puts the members of a group next to each other, after all that any of them waits for
-            self.ready_s[index] = ready_s
-            self._start_group(group, index)
-            return
-        start_s = ready_s + lead_s
-        if self.open and stream == self.compute:
-            self._advance_alone(front_s, start_s)
-            end_s = self._overlap(index, start_s)
-        else:
-            end_s = start_s + duration_s
-        self.ready_s[index], self.start_s[index], self.end_s[index] = ready_s, start_s, end_s
-        self.front_s[stream] = end_s
+    def run(self, order: Sequence[int]) -> None:
+        # one loop and local names, because most of the time of a scan goes here
+        tasks, compute, comm, open_collectives, latest = self.tasks, self.compute, self.comm, self.open, self.maximum
+        readies_s, starts_s, ends_s, fronts_s = self.ready_s, self.start_s, self.end_s, self.front_s
+        for index in order:
+            _, stream, duration_s, after, lead_s, _, group = tasks[index]
+            if stream == comm:
+                self._open(index)
+                continue
+            front_s = ready_s = fronts_s[stream]
+            for before in after:
+                if before in open_collectives:
+                    if stream != compute:
+                        raise ValueError(CANNOT_SHARE)
+                    self._close_through(before)
+                # the task before it on the stream ended at front_s
+                end_s = ends_s[before]
+                if end_s is not front_s:
+                    ready_s = latest(ready_s, end_s)
+            readies_s[index] = ready_s
+            if group != NO_GROUP:
+                # members of a group are next to each other in the order, after all that any of them waits for
+                self._start_group(group, index)
+                continue
+            start_s = ready_s + lead_s
+            if open_collectives and stream == compute:
+                self._advance_alone(front_s, start_s)
+                end_s = self._overlap(index, start_s) if open_collectives else start_s + duration_s
+            else:
+                end_s = start_s + duration_s
+            starts_s[index] = start_s
+            ends_s[index] = fronts_s[stream] = end_s
+        if open_collectives:
+            self._close_through(next(reversed(open_collectives)))
 
     def _set(self, index: int, ready_s: Number, start_s: Number, end_s: Number) -> None:
         self.ready_s[index], self.start_s[index], self.end_s[index] = ready_s, start_s, end_s
-        self.front_s[self.program.tasks[index].stream] = end_s
+        self.front_s[self.tasks[index].stream] = end_s
 
     def _start_group(self, group: int, index: int) -> None:
-        members, tasks = self.members[group], self.program.tasks
+        members, tasks = self.members[group], self.tasks
         if index != members[-1]:
             return
         start_s: Number = 0.0
@@ -154,7 +161,7 @@ class _Scan:
             self._set(member, self.ready_s[member], start_s, start_s + tasks[member].duration_s)
 
     def _open(self, index: int) -> None:
-        task = self.program.tasks[index]
+        task = self.tasks[index]
         ready_s: Number = 0.0
         for before in task.after:
             if before not in self.open:
@@ -164,7 +171,7 @@ class _Scan:
     def _earliest(self, collective: _OpenCollective, before_s: Number) -> Number:
         """When `collective` can start, given the end of the collective before it."""
         ready_s: Number = self.maximum(collective.own_ready_s, before_s)
-        return ready_s + self.program.tasks[collective.index].lead_s
+        return ready_s + self.tasks[collective.index].lead_s
 
     def _advance_alone(self, from_s: Number, to_s: Number) -> None:
         """Let open collectives run while the compute stream is idle."""
@@ -183,7 +190,7 @@ class _Scan:
 
     def _overlap(self, index: int, start_s: Number) -> Number:
         """Run a kernel that open collectives overlap. Returns its end."""
-        task = self.program.tasks[index]
+        task = self.tasks[index]
         now_s, left_s = start_s, task.duration_s
         before_s = self.closed_s
         for collective in self.open.values():
@@ -193,7 +200,10 @@ class _Scan:
             if later:
                 meet_s = self.minimum(self.maximum(collective.start_s, now_s), now_s + left_s)
                 now_s, left_s = meet_s, self.maximum(0.0, left_s - (meet_s - now_s))
-            own_rate, its_rate = self._pair_rates(task.demand, collective.demand)
+            rates = self.rates.get((task.demand, collective.demand))
+            if rates is None:
+                rates = self._pair_rates(task.demand, collective.demand)
+            own_rate, its_rate = rates
             both_s = self.minimum(left_s / own_rate, collective.left_s / its_rate)
             if later:
                 both_s = self.where(collective.start_s <= now_s, both_s, 0.0)
@@ -204,10 +214,8 @@ class _Scan:
         return now_s + left_s
 
     def _pair_rates(self, kernel: Demand, collective: Demand) -> tuple[Number, Number]:
-        rates = self.rates.get((kernel, collective))
-        if rates is None:
-            rates = self.device.rate(kernel, [collective]), self.device.rate(collective, [kernel])
-            self.rates[kernel, collective] = rates
+        rates = self.device.rate(kernel, [collective]), self.device.rate(collective, [kernel])
+        self.rates[kernel, collective] = rates
         return rates
 
     def _decide_start(
@@ -215,7 +223,7 @@ class _Scan:
     ) -> None:
         """Start `collective` if it is due while the kernel runs; without free SMs it starts at the end of a wave."""
         start_s, now_s, left_s = kernel_times
-        kernel = self.program.tasks[index]
+        kernel = self.tasks[index]
         earliest_s = self._earliest(collective, before_s)
         due = (collective.start_s == inf) & (earliest_s < now_s + left_s)
         if not self.any_true(due):
@@ -241,12 +249,13 @@ class _Scan:
         collective.end_s = self.minimum(collective.end_s, self.where(done, until_s, inf))
 
     def _drop_done(self) -> None:
-        for collective in list(self.open.values()):
+        while self.open:
+            collective = next(iter(self.open.values()))
             if self.any_true(collective.end_s == inf):
                 return
             self._close(collective)
 
-    def close_through(self, index: int) -> None:
+    def _close_through(self, index: int) -> None:
         """Finish every open collective up to task `index`, with no kernel running."""
         front_s = self.front_s[self.compute] if self.compute >= 0 else 0.0
         while index in self.open:
@@ -265,11 +274,13 @@ class _Scan:
         del self.open[collective.index]
 
 
-def _sharing(program: Program, groups: dict[int, list[int]]) -> tuple[Device, int, int]:
+def _sharing(
+    program: Program, demands: Set[tuple[int, Demand]], groups: Mapping[int, Sequence[int]]
+) -> tuple[Device, int, int]:
     """The device, its compute stream and its communication stream; streams are -1 where nothing is shared."""
     comm: set[int] = set()
     compute: set[int] = set()
-    for stream, demand in {(task.stream, task.demand) for task in program.tasks}:
+    for stream, demand in demands:
         if demand.uses_shared:
             (comm if demand.is_collective else compute).add(stream)
     ranks = [program.streams[stream].rank for stream in comm | compute]
@@ -281,11 +292,11 @@ def _sharing(program: Program, groups: dict[int, list[int]]) -> tuple[Device, in
     return program.device, min(compute, default=-1), min(comm)
 
 
-def _varies(program: Program) -> bool:
+def _varies(durations_s: Sequence[Number], leads_s: Sequence[Number], demands: Sequence[Demand]) -> bool:
     """Whether any figure of a program is an array."""
-    figures = {type(figure) for task in program.tasks for figure in (task.duration_s, task.lead_s)}
-    for demand in {task.demand for task in program.tasks}:
-        figures |= {type(getattr(demand, name)) for name in demand.__slots__}
+    figures = {*map(type, durations_s), *map(type, leads_s)}
+    for demand in set(demands):
+        figures.update(type(getattr(demand, name)) for name in demand.__slots__)
     return np.ndarray in figures
 
 

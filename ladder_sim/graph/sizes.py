@@ -5,7 +5,7 @@ they are. So one graph, of one token, serves every size: each op grows with the 
 """
 
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self, cast
 
 import numpy as np
@@ -58,6 +58,8 @@ class Sizes:
     """Of the whole prompts of which these are parts, `kv_len`; 0: they are whole."""
     smallest: int = 1
     """Tokens and sequences of the graph of one token: two in a mixed step, one of each kind."""
+    _parts: "dict[Portion, Sizes]" = field(init=False, repr=False, default_factory=dict)
+    """As `part` has made them."""
 
     @classmethod
     def of(cls, stack: StackSpec, phase: Phase, kv_len: Count, *, batch: Count, prompt: Count, gen: Count) -> Self:
@@ -96,16 +98,19 @@ class Sizes:
     @property
     def apart_from_context(self) -> Hashable:
         """Equal for passes that differ in context only; arrays are equal if they are the same."""
-        sizes = (self.batch, self.q_len, self.duty, self.prompts, self.chunk)
-        return tuple(id(size) if varies(size) else size for size in sizes)
+        return _same((self.batch, self.q_len, self.duty, self.prompts, self.chunk))
+
+    @property
+    def context(self) -> Hashable:
+        """Equal for passes with the same context."""
+        return _same((self.kv_len, self.chunk_kv_len, self.whole_kv_len))
 
     def op(self, op: Op) -> Op:
         """An op of these sizes, given that of a single token."""
-        sizes = self if op.portion == WHOLE else self.part(op.portion)
         return Op(
             name=op.name,
             kind=op.kind,
-            shape=sizes.shape(op),
+            shape=self.part(op.portion).shape(op),
             layer=op.layer,
             weight_bytes=op.weight_bytes,
             portion=op.portion,
@@ -117,7 +122,13 @@ class Sizes:
         Sequences are spread over the parts; one that decodes is in a single part. A lone prompt is cut at whole tiles
         of its GEMMs, so that the parts have no more waves than the whole; each reads what those before it left behind.
         """
-        number, of = portion
+        if portion == WHOLE:
+            return self
+        if portion not in self._parts:
+            self._parts[portion] = self._part(*portion)
+        return self._parts[portion]
+
+    def _part(self, number: int, of: int) -> "Sizes":
         if self.smallest == 2:
             shares: Any = {"batch": self.batch / of, "prompts": self.prompts / of}
             return replace(self, **shares)
@@ -186,6 +197,10 @@ class Sizes:
             per_sequence=per_sequence,
             kernel=shape.kernel,
         )
+
+
+def _same(sizes: tuple[Any, ...]) -> Hashable:
+    return tuple(id(size) if varies(size) else size for size in sizes)
 
 
 def _cut(tokens: Any, number: int, of: int) -> Any:

@@ -24,7 +24,7 @@ from ladder_sim.des.program import Program
 from ladder_sim.des.shared import Number, any_true, maximum, minimum
 from ladder_sim.des.timeline import Timeline
 from ladder_sim.graph.inputs import PassInputs
-from ladder_sim.graph.ops import AttentionShape, MlaShape, Multiplication, Op, Phase
+from ladder_sim.graph.ops import WHOLE, AttentionShape, MlaShape, Multiplication, Op, Phase
 from ladder_sim.graph.pass_kernels import kernels_of
 from ladder_sim.graph.sizes import Sizes
 from ladder_sim.graph.techniques.forms import form, rewrites_of
@@ -50,7 +50,7 @@ ENGINES: Mapping[Engine, Callable[[Program], TaskTimes]] = {"fast": scan.scan, "
 # periods of a run simulated at first: a twin, the one that stands for the rest, and one after it
 FIRST_PERIODS = 3
 # most passes that are not steady yet take one period more, a few take 26: after that each try has so many times as many
-MORE = 3
+MORE = 2
 # relative difference under which two periods count as equal: rounding of sums, not a model error
 STEADY = 1e-9
 # ops at the size of a pass and what each costs, by their numbers in `PassKernels.distinct`
@@ -61,6 +61,8 @@ def price(
     costs: CostModel, passes: Sequence[tuple[Phase, Sizes]], distinct: Sequence[Mapping[int, Op]]
 ) -> list[Prices]:
     """Price the ops of passes, equal ones once and all in one call, so that each table is looked up once.
+
+    Parts of a pass that are as large as each other have the same prices.
 
     Parameters
     ----------
@@ -77,20 +79,29 @@ def price(
     list
         Of each pass.
     """
-    keys: list[tuple[int, int]] = []
+    places: list[tuple[int, int, int]] = []
     sized: list[Op] = []
     first: dict[tuple[Phase, Hashable], int] = {}
     alike = []
     for number, ((phase, sizes), ops) in enumerate(zip(passes, distinct, strict=True)):
         start = first.setdefault((phase, sizes.apart_from_context), number)
         alike.append(start)
+        in_parts: dict[Hashable, int] = {}
         for key, op in ops.items():
-            if number == start or op.kind == "attention":
-                keys.append((number, key))
+            if number != start and op.kind != "attention":
+                continue
+            place = len(sized)
+            if op.portion != WHOLE:
+                part = sizes.part(op.portion)
+                context = part.context if op.kind == "attention" else None
+                place = in_parts.setdefault((op.kind, op.shape, part.apart_from_context, context), place)
+            places.append((number, key, place))
+            if place == len(sized):
                 sized.append(sizes.op(op))
     prices: list[dict[int, tuple[Op, Estimate]]] = [{} for _ in passes]
-    for (number, key), op, estimate in zip(keys, sized, costs.estimates(sized), strict=True):
-        prices[number][key] = op, estimate
+    estimates = costs.estimates(sized)
+    for number, key, place in places:
+        prices[number][key] = sized[place], estimates[place]
     return [{**prices[start], **own} for start, own in zip(alike, prices, strict=True)]
 
 
@@ -111,12 +122,21 @@ class ForwardPass:
         They run on it.
     engine
         ``"fast"`` or ``"des"``.
+    like
+        A pass of the same schedule: if it was simulated before, this one starts with as many periods.
     """
 
     def __init__(
-        self, schedule: Schedule, prices: Prices, hardware: Hardware, gpu: GpuSpec, engine: Engine = "fast"
+        self,
+        schedule: Schedule,
+        prices: Prices,
+        hardware: Hardware,
+        gpu: GpuSpec,
+        engine: Engine = "fast",
+        like: "ForwardPass | None" = None,
     ) -> None:
         self.schedule, self.prices, self.hardware, self.gpu, self.engine = schedule, prices, hardware, gpu, engine
+        self._like = like
 
         # what was simulated for it
         self._ran: Sequence[Any] = ()
@@ -152,9 +172,7 @@ class ForwardPass:
         cold_s, half_s = multiplied_s - slowed_s, 0.5 * self.seconds - slowed_s
         duty = cold_s / (half_s + (half_s * half_s + slowed_s * cold_s) ** 0.5)
         prices = {number: (op, estimate.at_duty(duty)) for number, (op, estimate) in self.prices.items()}
-        # with as many periods as it took to become steady
-        schedule = self._ran[0] if self._ran else self.schedule
-        return ForwardPass(schedule, prices, self.hardware, self.gpu, self.engine)
+        return ForwardPass(self.schedule, prices, self.hardware, self.gpu, self.engine, self)
 
     @cached_property
     def slowest_stage(self) -> Number:
@@ -196,7 +214,8 @@ class ForwardPass:
 
         Of several configurations those that are not steady go on.
         """
-        schedule, program = self.schedule, self._lower(self.schedule, self.hardware)
+        schedule = self._like._ran[0] if self._like and self._like._ran else self.schedule
+        program = self._lower(schedule, self.hardware)
         seconds: Number = 0.0
         left: NDArray[Any] | None = None
         while True:
@@ -291,13 +310,14 @@ def forward_passes(
     for (_, kind), schedule in schedules.items():
         distinct[kind].update(schedule.distinct)
     prices = price(costs, passes, [distinct[kind] for kind in kinds])
-    return {
-        name: [
-            ForwardPass(schedules[name, kind], known, costs.hardware, scenario.cluster.gpu, engine).at_own_duty()
-            for kind, known in zip(kinds, prices, strict=True)
-        ]
-        for name in variants
-    }
+    simulated: dict[str, list[ForwardPass]] = {}
+    for name in variants:
+        latest: dict[tuple[Phase, int], ForwardPass] = {}
+        for kind, known in zip(kinds, prices, strict=True):
+            figures = costs.hardware, scenario.cluster.gpu, engine
+            latest[kind] = ForwardPass(schedules[name, kind], known, *figures, latest.get(kind)).at_own_duty()
+            simulated.setdefault(name, []).append(latest[kind])
+    return simulated
 
 
 def simulate(

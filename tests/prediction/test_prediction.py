@@ -22,7 +22,7 @@ from ladder_sim.des import scan
 from ladder_sim.des.program import Program
 from ladder_sim.des.shared import NOTHING
 from ladder_sim.errors import ProfileError, UnknownNameError, UsageError
-from ladder_sim.graph.ops import COLLECTIVE_KINDS, Op
+from ladder_sim.graph.ops import COLLECTIVE_KINDS, WHOLE, Op
 from ladder_sim.graph.variants import DEFAULT_VARIANTS
 from ladder_sim.prediction import default_variants, predict, resolve_profile
 from ladder_sim.simulate import passes
@@ -522,3 +522,30 @@ def test_only_what_overlaps_is_simulated_at_once(monkeypatch: pytest.MonkeyPatch
         )
         assert predictions["standard"].breakdown.exposed_comm_s == predictions["standard"].breakdown.comm_s
     assert len(simulated) == 4
+
+
+def test_parts_of_a_pass_are_priced_and_simulated_no_more_than_they_must(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The speed of a technique: equal parts are priced once, later contexts start with the periods of the first."""
+    shapes: list[tuple[str, object]] = []
+    estimates = KernelCosts.estimates
+
+    def priced(costs: KernelCosts, ops: Sequence[Op]) -> list[Estimate]:
+        shapes.extend((op.kind, op.shape) for op in ops if op.portion != WHOLE)
+        return estimates(costs, ops)
+
+    simulated: list[int] = []
+
+    def counted(program: Program) -> passes.TaskTimes:
+        simulated.append(len(program.tasks))
+        return scan.scan(program)
+
+    monkeypatch.setattr(KernelCosts, "estimates", priced)
+    monkeypatch.setitem(passes.ENGINES, "fast", counted)
+    split = Scenario.of(model="8b", tp=4, stack="vllm", batch=64, technique="fused-norm+token-split")
+    request = predict(split, "parallel").request
+    assert shapes
+    assert len(shapes) == len(set(shapes))
+    decode = [step for step, _ in request.passes[1:]]
+    assert decode[0].simulated[0].keep > passes.FIRST_PERIODS
+    tasks = len(decode[0].simulated[1].program.tasks)
+    assert simulated[-len(decode) :] == [tasks] * len(decode)
