@@ -33,6 +33,7 @@ from runtime.prepare import CompletionConfig, EvaluationConfig, prepare_completi
 from runtime.training.config import Objective, Place, Trained, TrainingConfig, prepare_training
 
 _Config = TypeVar("_Config")
+_DTYPES = "fp32, bf16 or fp16"
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -122,7 +123,11 @@ def _add_bench(commands: Any) -> None:
             help=f"{purpose}; auto: on GPUs, if possible",
         )
 
-    add = _add_ranks(parser, dtype="bf16 on GPUs, fp32 on CPUs", backends=("auto", "nccl", "gloo", "emulate", "none"))
+    add = _add_ranks(
+        parser,
+        dtype=f"{_DTYPES}; auto: bf16 on GPUs, fp32 on CPUs",
+        backends=("auto", "nccl", "gloo", "emulate", "none"),
+    )
     _add_stages(add)
     add("--attention-dp", type=int, default=1, metavar="N", help="groups of --tp ranks with a part of the batch each")
     add("--dispatch", choices=get_args(Dispatch), default="allgather", help="how tokens reach experts of other groups")
@@ -230,7 +235,7 @@ def _add_training(parser: argparse.ArgumentParser, *, lr: float, pretrained: boo
     add("--save-every", type=int, default=200, metavar="N", help="steps between states to resume from")
     add("--device", choices=get_args(Place), default="auto", help="auto: a GPU if there is one")
     add("--compile", nargs="?", choices=get_args(Wish), const="on", default="off", help="blocks through torch.compile")
-    _add_ranks(parser, dtype="fp32")
+    _add_ranks(parser, dtype="of products, fp32 or bf16; weights are fp32", experts=False)
     parser.set_defaults(dtype="fp32")
 
 
@@ -245,15 +250,17 @@ def _add_command(commands: Any, name: str, purpose: str) -> argparse.ArgumentPar
 def _add_ranks(
     parser: argparse.ArgumentParser,
     *,
-    dtype: str = "the checkpoint's",
+    dtype: str = f"{_DTYPES}; auto: the checkpoint's",
+    experts: bool = True,
     backends: Sequence[str] = ("auto", "nccl", "gloo"),
 ) -> Any:
     """Add what all commands with ranks share; returns the group's `add_argument`."""
     parser.set_defaults(table=None, attention_dp=1, pp=1)
     add = parser.add_argument_group("ranks").add_argument
     add("--tp", type=int, default=1, metavar="N", help="tensor-parallel degree")
-    add("--ep", type=int, default=1, metavar="N", help="parts in which whole experts are distributed over ranks")
-    add("--dtype", default="auto", help=f"fp32, bf16 or fp16; auto: {dtype}")
+    if experts:
+        add("--ep", type=int, default=1, metavar="N", help="parts in which whole experts are distributed over ranks")
+    add("--dtype", default="auto", help=dtype)
     add("--threads", type=int, default=1, metavar="N", help="CPU threads of each rank")
     add("--backend", default="auto", choices=backends, help="auto: NCCL on GPUs, else gloo")
     add("--gloo-threads", type=int, default=1, metavar="N", help="1: collectives strictly in turn; 2: gloo's default")

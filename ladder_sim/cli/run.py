@@ -66,7 +66,7 @@ def _show_help(context: typer.Context, wanted: bool) -> None:
     # typer prints it; what it returns is empty
     context.get_help()
     for given, command in (("--prompt TEXT", "complete"), ("--bench", "bench")):
-        *_, groups = _runtime([command, "--help"], capture=True).split("\n\n", 3)
+        *_, groups = runtime([command, "--help"], capture=True).split("\n\n", 3)
         print(f"With {given}, the options of `python -m runtime {command}`:\n\n{groups}")
     raise typer.Exit
 
@@ -105,8 +105,8 @@ def run(
     if save is not None and save.suffix.lower() != ".json":
         raise UsageError(f"--save '{save}': texts go to stdout, and their JSON to a file", hint="use .json")
     own = {"model": model, "variant": variant[0] if variant else None, "json": json, "save": save}
-    _require_torch()
-    _runtime(["complete", *_flags(own), *options], capture=False)
+    require_torch()
+    runtime(["complete", *flags(own), *options], capture=False)
 
 
 def measure(
@@ -122,7 +122,7 @@ def measure(
     form = chosen_format(json=json, csv=False, save=save)
     if form == "csv":
         raise UsageError(f"--save '{save}': measurements have no CSV", hint="use .json or .txt")
-    _require_torch()
+    require_torch()
     # imported here: `--help` needs no simulator
     from ladder_sim.prediction import default_variants
 
@@ -133,7 +133,7 @@ def measure(
         own = {"model": file, **{name: getattr(engine, name) for name in _ENGINE}}
         own |= {option: "auto" for name, option in _LAUNCHES.items() if getattr(engine, name)}
         variants = [f"--variant={names}" for names in variant or default_variants(Scenario.of(model=spec, tp=1))]
-        result = json_format.loads(_runtime(["bench", *_flags(own), *variants, *options], capture=True))
+        result = json_format.loads(runtime(["bench", *flags(own), *variants, *options], capture=True))
     result["run"] |= {"model": spec.name, "stack": engine.name}
     if form == "json":
         write(json_format.dumps(result, indent=1) + "\n", save)
@@ -141,7 +141,8 @@ def measure(
     show(_report(result), save)
 
 
-def _require_torch() -> None:
+def require_torch() -> None:
+    """Raise MissingPackageError unless passes can run here."""
     for package in ("torch", "runtime"):
         if importlib.util.find_spec(package) is None:
             raise MissingPackageError(f"real forward passes need {package}")
@@ -218,7 +219,7 @@ def _row(name: str, medians: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _flags(values: Mapping[str, object]) -> Iterator[str]:
+def flags(values: Mapping[str, object]) -> Iterator[str]:
     """Options of a command line; those that are False or None are left out."""
     for name, value in values.items():
         flag = f"--{name.replace('_', '-')}"
@@ -228,7 +229,7 @@ def _flags(values: Mapping[str, object]) -> Iterator[str]:
             yield f"{flag}={value}"
 
 
-def _runtime(arguments: Sequence[str], *, capture: bool) -> str:
+def runtime(arguments: Sequence[str], *, capture: bool) -> str:
     """Run ``python -m runtime`` to its end; returns what it printed, if that is to be captured."""
     code, output = processes.run(["runtime", *arguments], capture=capture)
     if code:

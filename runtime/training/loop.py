@@ -62,6 +62,8 @@ def train(config: TrainingConfig, links: CommConfig) -> dict[str, object]:
     """
     task = prepare_training(config)
     torch.set_num_threads(config.threads)
+    if config.device == "cpu" and links.backend == "auto":
+        links = replace(links, backend="gloo")
     comm = connect(links, Degrees(config.tp))
     with locked(config.out) if comm.rank == 0 else nullcontext():
         return Run(task, config, comm).to_the_end()
@@ -309,9 +311,11 @@ def clip(model: Decoder, longest: float) -> Tensor:
 
 
 def _device(config: TrainingConfig, comm: Communicator) -> torch.device:
+    if config.device == "cpu" and comm.name != "nccl":
+        return torch.device("cpu")
     here = device_of(comm)
     if config.device == "cpu":
-        return torch.device("cpu")
+        raise UsageError("--device cpu: NCCL is between GPUs", hint="leave out --backend")
     if config.device == "cuda" and here.type != "cuda":
         raise MissingDependencyError("--device cuda: no GPU, or ranks that communicate by gloo", hint="--device cpu")
     return here
