@@ -5,11 +5,12 @@
     checkpoint/   Hugging Face's files: files, tensors, weights, save, convert, tokenizer, template
     config        shape of a model, engine options; its parts that are not Llama's in kinds, read with fields and
                   model_types
-    commands      options of `python -m runtime`, and its four commands:
+    commands      options of `python -m runtime`, and its commands:
         bench     every wiring measured, with trace for PyTorch's profiler
         complete  texts, with sampling
         evaluate  perplexity
         convert   (in checkpoint/)
+        train     (in training/), from scratch; `adapt` a checkpoint
     prepare       input of complete and evaluate, checked before a rank starts
     assemble      a rank's decoder on its device, after memory has checked that it fits
     generate      prefill and decode steps of one batch
@@ -17,7 +18,7 @@
     device        the calls of CUDA that this needs, and what stands for them on CPUs
     environment   machine and versions, for results
 
-Imports torch and the standard library (safetensors, tokenizers and jinja2 inside functions), and of this project only
-`ladder_sim.errors`, `.system` and `.units`. It reads and writes files: a config.json or a checkpoint, a table of
-all-reduce latencies; results as JSON, traces, a checkpoint.
+Imports torch and the standard library (safetensors, tokenizers, jinja2 and pyarrow inside functions), and of this
+project only `ladder_sim.errors`, `.system` and `.units`. It reads and writes files: a config.json or a checkpoint, a
+table of all-reduce latencies, texts; results as JSON, traces, checkpoints.
 """

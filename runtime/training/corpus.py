@@ -164,7 +164,7 @@ def _rows(file: Path) -> Iterator[str]:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise MissingPackageError("data sets need pyarrow") from None
+        raise MissingPackageError("data sets need pyarrow", extra="parquet", otherwise="give text files") from None
     try:
         if file.suffix == ".parquet":
             batches: Any = pyarrow.parquet.ParquetFile(file).iter_batches(columns=["text"])
