@@ -7,6 +7,7 @@ end-to-end run has checked (`ladder_sim.runs`) is added last (`UNCHECKED`).
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -184,7 +185,8 @@ class Confidence:
     def over(self, name: str, base: "Confidence", base_name: str, plain: "Confidence") -> Interval:
         """How many times as fast a variant is as one of a scenario with other techniques or all-reduces.
 
-        What errs in both alike cancels. Of a technique that was not compared with runs, the error is of what it gains.
+        What errs in both alike cancels. Of a technique that was not compared with runs, the error is of what it gains;
+        of another all-reduce, of the time that it takes itself.
 
         Parameters
         ----------
@@ -197,8 +199,14 @@ class Confidence:
         """
         request, other = self._requests[name], base._requests[base_name]
         every = {part for each in (self, base) for part, checked in each.validated.items() if not checked}
-        unchecked = [UNCHECKED[part] for part in sorted(every - {"technique"})]
+        same_stack = self.scenario.stack == base.scenario.stack
+        unchecked = [
+            UNCHECKED[part] for part in sorted(every - ({"technique"} if same_stack else {"technique", "stack"}))
+        ]
         parts = [self._speedup_width(name, base, base_name), _by_unchecked(request, other, unchecked).speedup]
+        if not same_stack:
+            sides = ((self, request, other), (base, other, request))
+            parts += (_by_own_algorithms(one, another) for side, one, another in sides if not side.validated["stack"])
         technique = [UNCHECKED["technique"]]
         if self.scenario.techniques != base.scenario.techniques:
             parts += (
@@ -218,7 +226,8 @@ class Confidence:
             # all servings were of standard: speedups are those of a stack that was not compared. Its part is added with
             # all others if nothing was compared
             apart = [UNCHECKED["stack"]] if self.validated["stack"] else []
-            return math.hypot(by_op, _by_unchecked(request, other, apart).speedup)
+            alike = other if self.scenario.stack == base.scenario.stack else self._requests["standard"]
+            return math.hypot(by_op, _by_unchecked(request, alike, apart).speedup)
         if not self._fitted or not base._fitted:
             return by_op
         if request is other:
@@ -266,6 +275,26 @@ def _by_unchecked(request: Request, standard: Request, unchecked: Sequence[Unche
     computing = kernels * (1.0 - (seconds - exposed_s) / (base_s - base_exposed_s))
     rate = math.log1p(math.hypot(kernels * (1.0 - share), collectives * share))
     return Widths(rate=rate, speedup=math.log1p(math.hypot(waiting, computing)), ttft=rate)
+
+
+def _by_own_algorithms(request: Request, other: Request) -> float:
+    """Of a ratio: the error of collectives that the first request runs longer, in a stack that was not compared."""
+    own_s, others_s = (_algorithms(each) for each in (request, other))
+    apart_s = math.fsum(max(0.0, seconds - others_s.get(name, 0.0)) for name, seconds in own_s.items())
+    exposed = request.breakdown.exposed_comm_s / float(request.request_s)
+    return math.log1p(UNCHECKED["stack"].collectives * exposed * apart_s / (math.fsum(own_s.values()) or 1.0))
+
+
+def _algorithms(request: Request) -> Mapping[str, float]:
+    """Seconds of collectives by what they run."""
+    by_name: dict[str, float] = defaultdict(float)
+    for step, times in request.passes:
+        estimates = step.estimates(step.schedule)
+        for (role, _), count in step.schedule.order.spans.items():
+            estimate = estimates[role]
+            if estimate.algorithm:
+                by_name[estimate.algorithm] += float(times) * count * float(estimate.seconds)
+    return by_name
 
 
 class _Fitted(NamedTuple):

@@ -105,6 +105,23 @@ def test_another_all_reduce_needs_no_retraining() -> None:
     assert option.gain.log_width > result.options["ladder"].gain.log_width
 
 
+def test_another_all_reduce_adds_the_error_of_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interval of a ratio holds only what differs: NCCL's time was compared with runs, an engine's own was not."""
+
+    def width(**fields: Any) -> float:
+        gain = versus(Scenario.of(model="70b", gen=64, **fields), "standard").options["all-reduce auto"].gain
+        return gain.log_width
+
+    # auto is NCCL's there
+    assert width(cluster="l40s-pcie") < 0.03
+    before = width()
+    result = versus(Scenario.of(model="70b", gen=64), "standard").options["all-reduce auto"].prediction
+    exposed = result.breakdown.exposed_comm_s / result.request_s
+    assert before < math.hypot(math.log1p(UNCHECKED["stack"].collectives * exposed), 0.05)
+    monkeypatch.setitem(UNCHECKED, "stack", UNCHECKED["stack"].__class__(collectives=3.0))  # type: ignore[arg-type]
+    assert width() > 2.0 * before
+
+
 def test_a_single_rank_has_nothing_to_hide() -> None:
     with pytest.raises(UsageError, match="TP 1 has no communication to hide"):
         result_of(tp=1)
