@@ -36,6 +36,7 @@ def save(model: Decoder, folder: Path, config: Mapping[str, object], *, file_byt
     if model.comm.exchange.size > 1:
         raise UsageError("a model of several groups is not saved", hint="load it without attention-DP")
     try:
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
     except ImportError:
         raise MissingPackageError("checkpoints need safetensors") from None
@@ -58,7 +59,12 @@ def save(model: Decoder, folder: Path, config: Mapping[str, object], *, file_byt
             if writes:
                 tensors[in_files(name)] = full.cpu()
         if writes:
-            save_file(tensors, folder / file, metadata={"format": "pt"})
+            try:
+                save_file(tensors, folder / file, metadata={"format": "pt"})
+            except (OSError, SafetensorError) as error:
+                raise UsageError(
+                    f"'{folder / file}' cannot be written: {error}", hint="make room, or choose another folder"
+                ) from None
     if writes:
         if len(files) > 1:
             placed = {in_files(name): file for file, held in files.items() for name in held}

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from runtime.__main__ import main
 from runtime.checkpoint.files import Checkpoint
@@ -237,7 +238,16 @@ def test_a_full_disk_leaves_the_last_state(
     assert "No space left on device" in error
     assert "make room; --resume goes on from step 2" in error
     monkeypatch.undo()
-    assert train(replace(config, resume=True), CommConfig())["steps_now"] == 6
+
+    def no_room(tensors: object, file: Path, metadata: object) -> None:
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", no_room)
+    assert main(["train", *options(config), "--resume"]) == 2
+    assert "model.safetensors' cannot be written" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert train(replace(config, resume=True), CommConfig())["steps_now"] == 0
+    assert Checkpoint.open(config.out / "checkpoint")
 
 
 def test_bad_input_is_refused_before_a_step(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
