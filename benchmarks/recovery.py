@@ -3,6 +3,7 @@
     python benchmarks/smollm2.py FILE.gguf smollm2
     python benchmarks/corpus.py corpus
     python benchmarks/recovery.py --model smollm2 --text corpus/*.txt --out recovery
+    python benchmarks/recovery.py --out recovery --plot recovery.png
 
 First the perplexity of held-out text under numbers and places of ladder layers, without training; then each hybrid is
 trained by self-distillation and, next to it, on the text itself. Losses are in a folder for each run in `--out`, all
@@ -20,17 +21,18 @@ from typing import Any
 
 # wired as ladder, without training: the last K layers, and the first
 LAST, FIRST = (4, 8, 15, 19, 30), (8,)
+RESULTS = "recovery.json"
+NAMES = {"distill": "self-distillation", "next-token": "on the text"}
 
 
 def main() -> None:
-    """Run what is missing."""
-    import torch
-
+    """Run what is missing, or draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--model", type=Path, required=True)
-    add("--text", type=Path, nargs="+", required=True)
+    add("--model", type=Path)
+    add("--text", type=Path, nargs="+")
     add("--out", type=Path, required=True)
+    add("--plot", type=Path, metavar="FILE", help="draw what is there, and run nothing")
     add("--layers", type=int, nargs="+", default=[8, 15], help="last layers that are ladder and trained")
     add("--objectives", nargs="+", default=["distill", "next-token"])
     add("--steps", type=int, default=400)
@@ -44,6 +46,11 @@ def main() -> None:
     add("--budget", type=float, default=math.inf, metavar="S", help="begin no run that would end later")
     add("--compile", action="store_true", help="fuse kernels through torch.compile; on GPUs alone")
     arguments = parser.parse_args()
+    if arguments.plot:
+        draw(json.loads((arguments.out / RESULTS).read_text()), arguments.plot)
+        return
+    import torch
+
     torch.set_num_threads(arguments.threads)
     eager = contextlib.nullcontext() if arguments.compile else torch.compiler.set_stance("force_eager")
     with eager:
@@ -58,7 +65,7 @@ def run(arguments: argparse.Namespace) -> None:
 
     started_s, longest_s = time.monotonic(), 0.0
     arguments.out.mkdir(parents=True, exist_ok=True)
-    results = arguments.out / "recovery.json"
+    results = arguments.out / RESULTS
     held: dict[str, Any] = json.loads(results.read_text()) if results.exists() else {"runs": {}}
     if "untrained" not in held:
         held["untrained"] = untrained(arguments)
@@ -139,6 +146,33 @@ def untrained(arguments: argparse.Namespace) -> dict[str, float]:
             losses[name] = sum(nats) / len(nats)
             print(f"{name}: {losses[name]:.4f}, perplexity {math.exp(losses[name]):.4g}", flush=True)
     return losses
+
+
+def draw(held: dict[str, Any], plot: Path) -> None:
+    """Held-out perplexity over tokens, a line for each run, and that of the model that was rewired."""
+    import plotly.graph_objects as go
+
+    from ladder_sim.report.figures.style import SERIES_COLOURS, TEXT_COLOUR, figure, save_figure
+
+    drawn = figure("SmolLM2-135M with its last layers as ladder", "held-out perplexity while it is adapted")
+    drawn.update_layout(xaxis_title="tokens", yaxis_title="perplexity", yaxis_type="log")
+    layers = sorted({int(name.split("-")[1]) for name in held["runs"]})
+    for name, run in held["runs"].items():
+        _, count, objective = name.split("-", 2)
+        drawn.add_trace(
+            go.Scatter(
+                x=[point["tokens"] for point in run["curve"]],
+                y=[math.exp(point["held_out"]) for point in run["curve"]],
+                name=f"last {count}, {NAMES[objective]}",
+                line={
+                    "color": SERIES_COLOURS[layers.index(int(count))],
+                    "dash": "solid" if objective == "distill" else "dot",
+                },
+            )
+        )
+    perplexity = math.exp(held["untrained"]["standard"])
+    drawn.add_hline(perplexity, line={"color": TEXT_COLOUR, "dash": "dash"}, annotation_text="before it was rewired")
+    save_figure(drawn, plot)
 
 
 def on_gpu() -> bool:
