@@ -152,10 +152,12 @@ def draw(held: dict[str, Any], plot: Path) -> None:
     """Held-out perplexity over tokens, a line for each run, and that of the model that was rewired."""
     import plotly.graph_objects as go
 
-    from ladder_sim.report.figures.style import SERIES_COLOURS, TEXT_COLOUR, figure, save_figure
+    from ladder_sim.report.figures.style import SERIES_COLOURS, TEXT_COLOUR, figure, log_axis, save_figure
 
     drawn = figure("SmolLM2-135M with its last layers as ladder", "held-out perplexity while it is adapted")
-    drawn.update_layout(xaxis_title="tokens", yaxis_title="perplexity", yaxis_type="log")
+    before = math.exp(held["untrained"]["standard"])
+    values = [math.exp(point["held_out"]) for run in held["runs"].values() for point in run["curve"]]
+    drawn.update_layout(xaxis_title="tokens", yaxis=log_axis("perplexity", [before, *values]))
     layers = sorted({int(name.split("-")[1]) for name in held["runs"]})
     for name, run in held["runs"].items():
         _, count, objective = name.split("-", 2)
@@ -170,8 +172,9 @@ def draw(held: dict[str, Any], plot: Path) -> None:
                 },
             )
         )
-    perplexity = math.exp(held["untrained"]["standard"])
-    drawn.add_hline(perplexity, line={"color": TEXT_COLOUR, "dash": "dash"}, annotation_text="before it was rewired")
+    last = max(point["tokens"] for run in held["runs"].values() for point in run["curve"])
+    line = {"color": TEXT_COLOUR, "dash": "dash"}
+    drawn.add_trace(go.Scatter(x=[0, last], y=[before] * 2, mode="lines", line=line, name="before it was rewired"))
     save_figure(drawn, plot)
 
 

@@ -23,7 +23,7 @@ Place = Literal["auto", "cpu", "cuda"]
 
 # of a run: what it does, with its result, and what it goes on from
 RUN, STATES = "run.json", "states"
-# what may differ between a run and its continuation: it changes no number
+# what may differ between a run and its continuation: it changes rounding at most
 _MAY_CHANGE = ("out", "resume", "threads")
 
 
@@ -115,7 +115,7 @@ class TrainingConfig:
 
     @property
     def fingerprint(self) -> dict[str, object]:
-        """All that changes a number."""
+        """All that changes numbers by more than rounding."""
         kept = {name: value for name, value in asdict(self).items() if name not in _MAY_CHANGE}
         return {name: json.loads(json.dumps(value, default=str)) for name, value in kept.items()}
 

@@ -51,8 +51,10 @@ class Corpus:
         MissingPackageError
             A data set needs pyarrow.
         """
-        description, files = folder / f"{_TOKENS}.json", [file for source in sources for file in _files(source)]
-        made_of = {"tokenizer": str(tokenizer), "sources": [[str(file), _size_bytes(file)] for file in files]}
+        description, files = folder / f"{_TOKENS}.json", [_files(source) for source in sources]
+        sizes = [[(str(file), _size_bytes(file)) for file in each] for each in files]
+        # as JSON has it
+        made_of = json.loads(json.dumps({"tokenizer": str(tokenizer), "sources": sizes}))
         held: dict[str, Any] = {}
         if description.exists():
             held = read_object(description, what="the description of a training folder's tokens")
@@ -80,8 +82,8 @@ class Corpus:
             if stop - first <= context:
                 raise UsageError(
                     f"{stop - first} tokens in a row: must be more than --context {context}, also in the last "
-                    f"{_HELD_OUT:.0%} of a text, which is held out",
-                    hint="give more text, in fewer files, or a shorter --context",
+                    f"{_HELD_OUT:.0%} of each --text, which is held out",
+                    hint="give more text, or a shorter --context",
                 )
         return corpus
 
@@ -125,11 +127,11 @@ def _size_bytes(file: Path) -> int:
         ) from None
 
 
-def _write(path: Path, files: Sequence[Path], text: Text | None) -> dict[str, object]:
+def _write(path: Path, sources: Sequence[Sequence[Path]], text: Text | None) -> dict[str, object]:
     digest, ends, count, size_bytes = hashlib.sha256(), [], 0, 0
     with replacing(path) as out:
-        for file in files:
-            for piece in _pieces(file):
+        for files in sources:
+            for piece in (piece for file in files for piece in _pieces(file)):
                 size_bytes += len(piece)
                 tokens = array("i", list(piece) if text is None else text.encode(piece.decode(), special=False))
                 digest.update(tokens.tobytes())
@@ -149,6 +151,8 @@ def _pieces(file: Path) -> Iterator[bytes]:
             yield from _lines(opened)
     except UnicodeDecodeError:
         raise UsageError(f"{shown_path(file)}: not UTF-8 text", hint="give text, or a data set's folder") from None
+    except OSError as error:
+        raise UsageError(f"--text {shown_path(file)}: {error.strerror}", hint="give a file that you may read") from None
 
 
 def _lines(opened: IO[bytes]) -> Iterator[bytes]:

@@ -33,6 +33,7 @@ from runtime.config import EngineConfig, ExecutionConfig, ModelConfig
 from runtime.device import of
 from runtime.environment import environment
 from runtime.execution import Execution
+from runtime.fields import read_object
 from runtime.memory import enough_memory
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import Wiring, lay_out
@@ -95,6 +96,7 @@ class Run:
         states = States(config.out / STATES, self.comm)
         first, started_s = states.step, time.perf_counter()
         if first:
+            self._check_text()
             state = states.load(self.device)
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
@@ -206,6 +208,15 @@ class Run:
             gen=0,
             wirings=[wiring],
         )
+
+    def _check_text(self) -> None:
+        file, sha256 = self.config.out / RUN, self.task.corpus.sha256
+        before = read_object(file, what="the run of a training folder").get("tokens_sha256")
+        if before != sha256:
+            raise UsageError(
+                f"{file}: the run learned from tokens {before}, and these are {sha256}",
+                hint="give the same text, or a new --out",
+            )
 
     def _describe(self, result: dict[str, object]) -> None:
         corpus = self.task.corpus
