@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Self
 
@@ -12,6 +13,7 @@ from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.des.shared import Floats
 from ladder_sim.graph.sizes import TILE_ROWS
+from ladder_sim.graph.techniques.token_split import PROMPT_TOKENS
 from ladder_sim.serve.mix import StepLimits
 from ladder_sim.serve.rest import Rest, Steps, rest_of
 from ladder_sim.serve.steps import Attention, Mixes, StepModel
@@ -50,7 +52,8 @@ class Grids(NamedTuple):
     shares: Floats
     """Axis: part of these that a chunk has."""
     decode_s: Floats
-    """Attention of requests that decode, by requests and context."""
+    """Attention of requests that decode: in steps that run whole, and in those that run in parts (token-split), if any
+    do; by requests and context."""
     prompt_s: Floats
     """Attention of a chunk of each prompt, by its share, requests and length."""
     head_s: Floats
@@ -91,7 +94,7 @@ class Grids(NamedTuple):
             lengths=lengths,
             shares=shares,
             rows=heads,
-            decode_s=model.kernels(_decode(count, context)).decode_s.reshape(len(requests), -1),
+            decode_s=_decode_attention(model, count, context).reshape(-1, len(requests), len(contexts)),
             prompt_s=prompt_s.reshape(len(shares), len(requests), -1),
             head_s=model.kernels(_decode(heads, np.ones_like(heads))).head_s,
             decode=rest_of(decode, _axis(1, rows, np.append(tokens, decode_changes)), longest),
@@ -121,6 +124,18 @@ def _decode(tokens: Floats, context: Floats) -> Mixes:
     """Steps that decode only."""
     nothing = np.zeros_like(tokens)
     return Mixes(tokens, tokens * context, nothing, nothing, nothing)
+
+
+def _decode_attention(model: StepModel, count: Floats, context: Floats) -> Floats:
+    """As `Grids.decode_s`, of some requests with contexts."""
+    techniques = model.scenario.techniques
+    if "token-split" not in techniques:
+        return model.kernels(_decode(count, context)).decode_s
+    whole = replace(model, scenario=replace(model.scenario, techniques=techniques.without("token-split")))
+    alone = np.ones_like(count)
+    chunk = PROMPT_TOKENS * alone
+    in_parts = Mixes(count, count * context, alone, chunk, chunk * chunk)
+    return np.stack([whole.kernels(_decode(count, context)).decode_s, model.kernels(in_parts).decode_s])
 
 
 def _mixed(tokens: Floats, context: Floats, most: int) -> Mixes:

@@ -24,6 +24,7 @@ from ladder_sim.costs.contention import QUERY_TILE
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import UsageError
+from ladder_sim.graph.techniques.token_split import DECODE_TOKENS, PROMPT_TOKENS
 from ladder_sim.graph.variants import canonical_names, parse
 from ladder_sim.prediction import resolve_profile
 from ladder_sim.serve.cache import cached
@@ -53,6 +54,8 @@ class StepTimes:
         Of a rank's attention.
     sms
         Of a GPU.
+    split_from
+        Tokens from which steps that decode, and steps with prompts, run in parts (token-split).
 
     Examples
     --------
@@ -66,12 +69,22 @@ class StepTimes:
     ladder 23.3 ms
     """
 
-    def __init__(self, grids: Grids, limits: StepLimits, *, host_request_s: float, heads: int, sms: int) -> None:
+    def __init__(
+        self,
+        grids: Grids,
+        limits: StepLimits,
+        *,
+        host_request_s: float,
+        heads: int,
+        sms: int,
+        split_from: tuple[float, float] = (math.inf, math.inf),
+    ) -> None:
         self.limits, self.host_request_s = limits, host_request_s
         self._heads, self._sms = heads, sms
         self._factor = 1.0
         requests, contexts, lengths = Axis(grids.requests), Axis(grids.contexts), Axis(grids.lengths)
-        self._decode = Grid([requests, contexts], grids.decode_s)
+        self._decode = [Grid([requests, contexts], decode_s) for decode_s in grids.decode_s]
+        self._split_from = split_from
         self._prompt = Grid([Axis(grids.shares), requests, lengths], grids.prompt_s)
         self._head = Grid([Axis(grids.rows)], grids.head_s)
         self._decode_rest, self._mixed_rest = _RestTimes(grids.decode), _RestTimes(grids.mixed)
@@ -123,6 +136,7 @@ class StepTimes:
             host_request_s=float(costs.hardware.stack.host_request_s),
             heads=scenario.model.heads // scenario.plan.tp,
             sms=scenario.cluster.gpu.sms,
+            **({"split_from": (DECODE_TOKENS, PROMPT_TOKENS)} if "token-split" in scenario.techniques else {}),
         )
 
     def slower(self, factor: float) -> Self:
@@ -187,11 +201,13 @@ class StepTimes:
     def of_mix(self, mix: Mix, duty: float = 0.0) -> float:
         """The same of requests that are added up, without checks."""
         decoding, context, prompts, chunk, pairs, drafted = mix
-        # tokens that a request reads pass once for all of its rows
-        decode_s = self._decode.at(decoding, context / decoding) if decoding else 0.0
         # each row has logits
         rows = decoding + drafted
         tokens, sequences = rows + chunk, rows + prompts
+        decode_from, prompts_from = self._split_from
+        attention = self._decode[1 if tokens >= (prompts_from if prompts else decode_from) else 0]
+        # tokens that a request reads pass once for all of its rows
+        decode_s = attention.at(decoding, context / decoding) if decoding else 0.0
         if not prompts:
             attention_s, rest_s = decode_s, self._decode_rest.at(tokens, decode_s, _DECODES)
         else:

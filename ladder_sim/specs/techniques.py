@@ -144,6 +144,10 @@ class Techniques:
         """Names of those that change the answers."""
         return tuple(name for name in self.chosen if not TECHNIQUES[family_of(name)].exact)
 
+    def without(self, family: str) -> "Techniques":
+        """All but one technique."""
+        return Techniques(tuple(name for name in self.chosen if family_of(name) != family))
+
     def check_next_to(self, family: str) -> None:
         """Raise a UsageError if one of them cannot be combined with another technique."""
         for name in self.chosen:

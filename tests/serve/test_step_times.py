@@ -82,6 +82,13 @@ def test_steps_are_as_simulated(given: dict[str, Any], prompts: bool) -> None:
             assert errors(scenario(**given), variant, steps, duty).max() < 0.02
 
 
+def test_steps_in_parts_are_as_simulated() -> None:
+    """A step with prompts runs whole where one that decodes as many requests runs in parts: attention differs."""
+    for prompts, bound in ((False, 0.01), (True, 0.04)):
+        steps = drawn(300, prompts=prompts)
+        assert errors(scenario(technique="token-split"), "ladder", steps, 0.0).max() < bound
+
+
 def test_steps_simulated_together_take_what_each_takes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some are in a period after few layers: the others go on without them."""
     chosen = list[int]()
