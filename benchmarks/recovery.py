@@ -6,8 +6,9 @@
     python benchmarks/recovery.py --out recovery --plot recovery.png
 
 First the perplexity of held-out text under numbers and places of ladder layers, without training; then each hybrid is
-trained by self-distillation and, next to it, on the text itself. Losses are in a folder for each run in `--out`, all
-results in ``recovery.json``. A run that was stopped goes on from its last state, and one that is done is not run again.
+trained by self-distillation and, next to it, on the text itself, as is the standard model: what it gains by the text is
+no recovery. Losses are in a folder for each run in `--out`, all results in ``recovery.json``. A run that was stopped
+goes on from its last state, and one that is done is not run again.
 """
 
 import argparse
@@ -71,7 +72,7 @@ def run(arguments: argparse.Namespace) -> None:
         held["untrained"] = untrained(arguments)
         write(results, held)
     for objective in arguments.objectives:
-        for layers in arguments.layers:
+        for layers in [*arguments.layers, *([0] if objective == "next-token" else [])]:
             name = f"last-{layers}-{objective}"
             if name in held["runs"]:
                 continue
@@ -88,7 +89,7 @@ def run(arguments: argparse.Namespace) -> None:
                 texts=tuple(arguments.text),
                 out=out,
                 pretrained=True,
-                variant=f"hybrid-ladder:{layers}",
+                variant=f"hybrid-ladder:{layers}" if layers else "standard",
                 objective=objective,
                 steps=arguments.steps,
                 batch=arguments.batch,
@@ -128,7 +129,8 @@ def untrained(arguments: argparse.Namespace) -> dict[str, float]:
 
     checkpoint, comm = Checkpoint.open(arguments.model), Alone()
     shape = checkpoint.shape
-    corpus = Corpus.open(arguments.text, arguments.model, shape, arguments.context, arguments.out)
+    tokenizer = arguments.model if (arguments.model / "tokenizer.json").exists() else None
+    corpus = Corpus.open(arguments.text, tokenizer, shape, arguments.context, arguments.out)
     wirings = {"standard": lay_out("standard", shape.layers)}
     last = [count for count in LAST if count <= shape.layers]
     wirings |= {f"last {count}": lay_out(f"hybrid-ladder:{count}", shape.layers) for count in last}
@@ -165,7 +167,7 @@ def draw(held: dict[str, Any], plot: Path) -> None:
             go.Scatter(
                 x=[point["tokens"] for point in run["curve"]],
                 y=[math.exp(point["held_out"]) for point in run["curve"]],
-                name=f"last {count}, {NAMES[objective]}",
+                name=f"last {count}, {NAMES[objective]}" if count != "0" else f"standard, {NAMES[objective]}",
                 line={
                     "color": SERIES_COLOURS[layers.index(int(count))],
                     "dash": "solid" if objective == "distill" else "dot",
