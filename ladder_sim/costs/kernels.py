@@ -176,10 +176,13 @@ class KernelCosts:
             # one of its chunks
             return seconds * shape.chunks
         part: Number = 1.0
+        if isinstance(shape, AttentionShape) and shape.kernel == "flash":
+            # tables hold forward passes
+            part = shape.products / 2
         if isinstance(shape, AttentionShape | MlaShape) and shape.is_prompt:
             if shape.shares_step:
                 # its share of the whole prompt, as which it was looked up
-                part = shape.q_len / prompt_len(shape)
+                part = part * shape.q_len / prompt_len(shape)
             if isinstance(shape, AttentionShape) and shape.windowed:
                 # likewise, of attention to all tokens
                 part = part * shape.attended / (shape.kv_len - (shape.q_len - 1) / 2.0)

@@ -37,6 +37,7 @@ ResidualOpName = Literal[
     "all_reduce",
     "send",
     "lm_head",
+    "loss",
     "gather_logits",
     "sample",
     "broadcast",
@@ -104,8 +105,16 @@ class InChunks(NamedTuple):
     role: "Role"
 
 
+class Gradient(NamedTuple):
+    """The backward pass of a kernel."""
+
+    role: "Role"
+    of_weights: bool = False
+    """It makes the gradient of its weights, else that of its input."""
+
+
 # which of a pass's kernels an op is
-Role = ResidualOp | tuple[BlockKey, int] | PortionOf | InChunks
+Role = ResidualOp | tuple[BlockKey, int] | PortionOf | InChunks | Gradient
 
 
 class Structure(NamedTuple):
@@ -251,7 +260,7 @@ class _Builder:
     def _next_to(self) -> dict[int, tuple[int, ...]]:
         others: dict[int, tuple[int, ...]] = {}
         for role, number in self.roles.items():
-            if not isinstance(role, ResidualOp | PortionOf | InChunks):
+            if not isinstance(role, ResidualOp | PortionOf | InChunks | Gradient):
                 key, position = role
                 first = self.blocks[key].kernels[position].next_to
                 if first != NORM:

@@ -134,6 +134,8 @@ class AttentionShape:
     """Of prompts whose step decodes other sequences too; `kv_len` is what their tokens read on average."""
     window: int = 0
     """Tokens that each new one attends to at most; 0: all. The math kernel reads the whole cache all the same."""
+    products: int = 2
+    """Products of matrices, each with as much to do: scores and values; in its backward pass five."""
 
     @property
     def is_prompt(self) -> bool:
@@ -159,8 +161,9 @@ class AttentionShape:
 
     @property
     def flops(self) -> float:
-        """Scores and values."""
-        flops: float = 4.0 * self.batch * self.heads * self.head_dim * self.q_len * self.attended
+        """Multiply-adds counted as two."""
+        pairs = self.q_len * self.attended
+        flops: float = 2.0 * self.products * self.batch * self.heads * self.head_dim * pairs
         return flops
 
     @property

@@ -1,13 +1,23 @@
 """Published quality as tables."""
 
+from __future__ import annotations
+
+import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ladder_sim.display.console import table
+from ladder_sim.display.labels import gpus_label, load_label
 from ladder_sim.quality.published import Measured
+from ladder_sim.units import format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from ladder_sim.analysis.adaptation import Adaptation
+    from ladder_sim.confidence import Interval
 
 _COLUMNS = ("model, parameters", "training", "metric", "value", "standard", "difference")
 
@@ -23,6 +33,61 @@ def quality_report(rows: Sequence[Measured], unknown: Sequence[str]) -> Renderab
         cells = list(_cells(list(figures)))
         parts.append(table(_COLUMNS, cells, left=3, wrapped=_COLUMNS[:3], title=f"{wiring}: {citation}"))
     return Group(*parts)
+
+
+def adaptation_report(cost: Adaptation, usd_per_gpu_hour: float | None, tokens_per_s: float | None) -> RenderableType:
+    """What adapting a model costs, when that has paid, and the training step behind it."""
+    served, step, hours = cost.scenario, cost.step, cost.gpu_hours
+    rate = tokens_per_s or cost.serving_standard.rate
+    from_paper = f", as published of {cost.published_tokens}" if cost.published_tokens else ""
+    lines = [
+        f"{served.model.name} to {step.variant}: {format_count(cost.tokens)} tokens{from_paper}",
+        f"served on {gpus_label(served)}, {load_label(served.workload)}, {served.stack.name}: "
+        f"{_span(cost.serving.speedup, '{:.2f}')} times as fast as standard",
+    ]
+    rows = [("GPU-hours", _span(hours, "{:,.0f}"))]
+    if usd_per_gpu_hour is not None:
+        rows.append(("US dollars", f"{hours.value * usd_per_gpu_hour:,.0f}"))
+    rows.append(("has paid after, tokens served", _counted(cost.break_even_tokens)))
+    rows.append((f"in days, at {rate:,.0f} tokens/s", _span(cost.days(tokens_per_s), "{:,.1f}")))
+    columns = ("training step", "time", "gain", "forward and backward", "activations", "memory")
+    steps = [
+        (
+            each.variant,
+            format_seconds(each.seconds),
+            f"{cost.standard.seconds / each.seconds:.2f}",
+            f"{each.micro_batches} x {format_seconds(each.pass_s)}",
+            "recomputed" if each.recomputes else "kept",
+            format_bytes(each.memory.total_bytes),
+        )
+        for each in (cost.standard, step)
+    ]
+    plan, sequence = cost.training.plan, cost.training.workload.prompt
+    return Group(
+        Text("\n".join(lines)),
+        Text(),
+        table(("cost of adapting", "(90%)"), rows),
+        Text(),
+        table(columns, steps),
+        Text(
+            f"of {format_count(step.tokens)} tokens on {plan}, sequences of {sequence}, bf16, NCCL.\n"
+            "No training step was compared with a measured one: the interval of GPU-hours is judgement.\n"
+        ),
+    )
+
+
+def _span(span: Interval, form: str) -> str:
+    low, high, value = (
+        form.format(end) if math.isfinite(end) else "never" for end in (span.low, span.high, span.value)
+    )
+    return f"{value} ({low}-{high})"
+
+
+def _counted(span: Interval) -> str:
+    value, low, high = (
+        format_count(end) if math.isfinite(end) else "never" for end in (span.value, span.low, span.high)
+    )
+    return f"{value} ({low}-{high})"
 
 
 def _cells(rows: Sequence[Measured]) -> Iterator[tuple[str, ...]]:
