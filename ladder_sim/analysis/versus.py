@@ -12,11 +12,12 @@ from functools import cached_property
 from itertools import combinations
 from typing import Any
 
+from ladder_sim.analysis.adaptation import Adaptation, adaptation
 from ladder_sim.answer import Prediction, Predictions
 from ladder_sim.confidence import RUN_NOISE, Confidence, Interval
 from ladder_sim.display.labels import gpus_label
 from ladder_sim.display.notes import Notes
-from ladder_sim.errors import UsageError
+from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim.graph.techniques.forms import SPLITTING
 from ladder_sim.graph.variants import canonical_names, parse
 from ladder_sim.graph.wiring import Wiring, wiring
@@ -109,6 +110,8 @@ class Versus:
     """Every wiring with every set of techniques that fits it: those without techniques first."""
     plain: Predictions = field(repr=False)
     """Of all wirings without techniques."""
+    profile: str | None = None
+    """As given."""
     bound: float
     """Gain if neither communication nor norms took any time: no exact option with standard's GEMMs gains more."""
 
@@ -142,6 +145,17 @@ class Versus:
         """Standard, the best with and without retraining, and ladder: what is worth a closer look."""
         chosen = (self.options["standard"], self.best_own, self.options.get("ladder"), self.best_retrained)
         return list({each.name: each for each in chosen if each}.values())
+
+    @cached_property
+    def cost(self) -> Adaptation | None:
+        """Of adapting the model to the best wiring, without techniques; None: there is none, or no step of it fits."""
+        if self.best_retrained is None:
+            return None
+        wiring = self.best_retrained.prediction.variant
+        try:
+            return adaptation(self.scenario, wiring, profile=self.profile, predictions=self.plain)
+        except (InfeasibleError, UsageError):
+            return None
 
     @property
     def wirings(self) -> Mapping[str, Wiring]:
@@ -288,6 +302,7 @@ def versus(
         predicted=options,
         left_out=left_out,
         plain=plain,
+        profile=profile,
         bound=plain["standard"].request_s / (free.request_s - free.breakdown.busy_s.get("norm", 0.0)),
     )
 

@@ -8,7 +8,7 @@ messages and the passes are taken not to slow each other).
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.memory import MemoryUse, weight_bytes
@@ -91,7 +91,9 @@ def training_step(scenario: Scenario, variant: str, costs: KernelCosts, *, engin
     _check(scenario)
     plan, workload, cluster = scenario.plan, scenario.workload, scenario.cluster
     sizes = Sizes.of(scenario.stack, "prefill", workload.prompt, batch=1, prompt=workload.prompt, gen=workload.gen)
-    kernels = kernels_of(PassInputs.of(scenario).of_one_token(), "prefill")
+    # a replica's, however many there are: laid out once
+    inputs = PassInputs.of(scenario).of_one_token()._replace(plan=replace(plan, dp=1))
+    kernels = kernels_of(inputs, "prefill")
 
     def schedule_of(rewrite: str) -> Schedule:
         # every layer: those that are left out of passes forward are not alike backward

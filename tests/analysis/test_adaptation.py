@@ -6,6 +6,7 @@ import math
 import pytest
 
 from ladder_sim.analysis.adaptation import adaptation
+from ladder_sim.analysis.versus import versus
 from ladder_sim.errors import MemoryFitError, UsageError
 from ladder_sim.specs.scenario import Scenario
 from tests.support.commands import run
@@ -49,12 +50,13 @@ def test_has_paid_when_the_hours_saved_are_those_of_adapting() -> None:
 
 
 def test_memory_decides_the_gpus_and_what_is_recomputed() -> None:
-    large = adaptation(Scenario.of(model="70b", stack="vllm", concurrency=64), "ladder")
-    assert large.step.recomputes
-    assert large.step.gpus > 8
-    assert large.step.memory.fits
-    with pytest.raises(MemoryFitError, match=r"a training step of llama-3.1-70b needs .* per GPU at TP 8"):
-        adaptation(Scenario.of(model="70b", stack="vllm", concurrency=64), "ladder", gpus=8)
+    short, long = (adaptation(SERVED, "ladder", sequence=sequence).step for sequence in (8192, 65_536))
+    assert (short.recomputes, long.recomputes) == (False, True)
+    assert long.memory.fits
+    larger = Scenario.of(model="34b", stack="vllm", concurrency=64)
+    assert adaptation(larger, "ladder", sequence=16_384).step.gpus > short.gpus
+    with pytest.raises(MemoryFitError, match=r"a training step of codellama-34b needs .* per GPU at TP 8"):
+        adaptation(larger, "ladder", gpus=8, sequence=16_384)
 
 
 def test_refusals() -> None:
@@ -66,6 +68,16 @@ def test_refusals() -> None:
         adaptation(SERVED, "ladder", tokens=0.0)
     with pytest.raises(UsageError, match="experts or latent attention"):
         adaptation(Scenario.of(model="qwen3-30b-a3b", stack="vllm"), "farskip")
+
+
+def test_versus_says_it_of_the_best_wiring() -> None:
+    best = versus(SERVED, ["ladder", "hybrid-ladder:16"], "fused-norm").cost
+    assert best is not None
+    alone = adaptation(SERVED, "ladder")
+    assert (best.gpu_hours, best.step.variant) == (alone.gpu_hours, "ladder")
+    assert best.break_even_tokens.value == pytest.approx(alone.break_even_tokens.value)
+    experts = Scenario.of(model="qwen3-30b-a3b", tp=4, stack="vllm", concurrency=64)
+    assert versus(experts, "farskip", "fused-norm").cost is None
 
 
 def test_command() -> None:

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from ladder_sim.analysis.adaptation import Adaptation
 
 
-def adaptation_fields(cost: Adaptation, usd_per_gpu_hour: float | None, tokens_per_s: float | None) -> dict[str, Any]:
+def adaptation_fields(
+    cost: Adaptation, usd_per_gpu_hour: float | None = None, tokens_per_s: float | None = None
+) -> dict[str, Any]:
     """What adapting a model costs; null where it never pays."""
     hours, tokens, days = cost.gpu_hours, cost.break_even_tokens, cost.days(tokens_per_s)
     spans = {"gpu_hours": hours, "break_even_tokens": tokens, "break_even_days": days}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ladder_sim.display.document import Document, scenario_fields
 from ladder_sim.graph.variants import parse
 from ladder_sim.quality.published import quality_of
+from ladder_sim.report.documents.quality import adaptation_fields
 from ladder_sim.report.documents.serve import fleet_fields
 from ladder_sim.specs.support import with_sources
 
@@ -59,6 +60,8 @@ def versus_document(result: Versus, fleets: Mapping[str, Fleet] | None = None) -
         "techniques": techniques,
         "wirings": wirings,
     }
+    if result.cost:
+        head["cost"] = adaptation_fields(result.cost)
     if fleets:
         head["under_load"] = {name: fleet_fields(each) for name, each in fleets.items()}
     return Document.of_rows(head, rows)

@@ -76,6 +76,15 @@ def adaptation_report(cost: Adaptation, usd_per_gpu_hour: float | None, tokens_p
     )
 
 
+def adaptation_sentence(cost: Adaptation) -> str:
+    """The same in a line."""
+    after = _counted(cost.break_even_tokens)
+    return (
+        f"{format_count(cost.tokens)} tokens, {_span(cost.gpu_hours, '{:,.0f}')} GPU-hours, has paid after {after} "
+        f"tokens served (ladder-sim quality {cost.step.variant})"
+    )
+
+
 def _span(span: Interval, form: str) -> str:
     low, high, value = (
         form.format(end) if math.isfinite(end) else "never" for end in (span.low, span.high, span.value)

@@ -10,6 +10,7 @@ from ladder_sim.display.console import table
 from ladder_sim.display.labels import hardware_label, stack_label, workload_label
 from ladder_sim.graph.variants import parse
 from ladder_sim.quality.published import quality_of
+from ladder_sim.report.tables.quality import adaptation_sentence
 from ladder_sim.report.tables.serve import gpus_text, rate_text
 from ladder_sim.serve.fleet import Fleet
 from ladder_sim.specs.support import engines
@@ -93,6 +94,8 @@ def _legend(result: Versus) -> Iterator[str]:
     yield "gain: standard's time for a request over the option's; prefill, decode: of TTFT and TPOT"
     if any(result.tied(group[0], group) for group in (result.own, result.retrained) if group):
         yield f"{_TIED} not told apart from the first of its table: the 90 % interval of their ratio holds 1"
+    if result.cost:
+        yield f"adapting the model to {result.cost.step.variant}: {adaptation_sentence(result.cost)}"
     reasons: dict[str, list[str]] = {}
     for name, reason in result.left_out.items():
         reasons.setdefault(reason, []).append(name)
