@@ -40,7 +40,6 @@ def main() -> None:
     add("--lr", type=float, default=2e-3)
     add("--eval-windows", type=int, default=512, metavar="N")
     add("--budget", type=float, default=math.inf, metavar="S", help="begin nothing that would end later")
-    add("--attention", choices=("flash", "math"), help="by default flash on GPUs, math on CPUs")
     add("--eager", action="store_true", help="record no CUDA graphs")
     add("--cpu", action="store_true", help="do not use a GPU")
     arguments = parser.parse_args()
@@ -111,8 +110,7 @@ def group(arguments: argparse.Namespace, size: str, wiring: str) -> dict[str, An
     )
     corpus = Corpus.open(config.texts, None, shape, config.context, config.out)
     seeds, ranks = range(arguments.seeds), WIRINGS.get(wiring, 1)
-    attention = arguments.attention or ("flash" if where.type == "cuda" else "math")
-    stack = Stack(shape, lay_out(wiring, layers), config, seeds, ranks, where, attention)
+    stack = Stack(shape, lay_out(wiring, layers), config, seeds, ranks, where)
     if where.type == "cuda" and not arguments.eager:
         stack.record()
     batches = [Batches(corpus, config.context, seed) for seed in seeds]

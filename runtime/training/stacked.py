@@ -15,7 +15,7 @@ from torch.func import functional_call, vmap
 from runtime import device
 from runtime.checkpoint.weights import fill
 from runtime.comm.base import DONE, Alone, Handle
-from runtime.config import Attention, EngineConfig, ModelConfig
+from runtime.config import EngineConfig, ModelConfig
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import Wiring
 from runtime.training.config import TrainingConfig
@@ -67,8 +67,6 @@ class Stack:
         Tensor-parallel degree of each.
     where
         GPU or CPU.
-    attention
-        Kernel; on CPUs vmap runs flash one model after the other.
     """
 
     def __init__(
@@ -79,10 +77,10 @@ class Stack:
         seeds: Sequence[int],
         ranks: int,
         where: torch.device,
-        attention: Attention = "math",
     ) -> None:
         self._wiring, self._config, self._ranks = wiring, config, ranks
-        engine = EngineConfig(prefill_logits="all", attention=attention)
+        # vmap on a GPU cannot record flash, and runs it one model after the other on a CPU
+        engine = EngineConfig(prefill_logits="all", attention="math")
         with where:
             self._model = Decoder(shape, engine, StackedRanks(0, ranks), config.context).requires_grad_(False)
         parts: dict[str, list[Tensor]] = {name: [] for name, _ in self._model.named_parameters()}
