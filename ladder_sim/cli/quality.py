@@ -31,6 +31,7 @@ class ServedFlags(MemoryFlags):
             [ARGUMENTS[name].flag for name in arguments]
             + ["--set"] * bool(self.set_)
             + ["--profile"] * bool(self.profile)
+            + ["--ignore-memory"] * self.ignore_memory
         )
 
 

@@ -21,6 +21,7 @@ from ladder_sim.graph.sizes import Sizes
 from ladder_sim.simulate.lower import Schedule, schedule_pass
 from ladder_sim.simulate.passes import Engine, ForwardPass, price
 from ladder_sim.specs.layers import Dense, Gqa
+from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.units import format_bytes
 
@@ -73,7 +74,7 @@ def training_step(scenario: Scenario, variant: str, costs: KernelCosts, *, engin
     Parameters
     ----------
     scenario
-        Its prompt is the sequence; its batch has one for each replica.
+        Its prompt is the sequence; its batch has one for each replica, and its plan no pipeline stages.
     variant
         Residual wiring.
     costs
@@ -86,10 +87,12 @@ def training_step(scenario: Scenario, variant: str, costs: KernelCosts, *, engin
     MemoryFitError
         The step does not fit its GPUs, not even if activations are recomputed.
     UsageError
-        The model has experts or latent attention, or the plan pipeline stages.
+        The model has experts or latent attention.
     """
-    _check(scenario)
+    _check(scenario.model)
     plan, workload, cluster = scenario.plan, scenario.workload, scenario.cluster
+    # seen at once, where not even weights and gradients fit
+    _check_fits(scenario, _memory(scenario, 0.0))
     sizes = Sizes.of(scenario.stack, "prefill", workload.prompt, batch=1, prompt=workload.prompt, gen=workload.gen)
     # a replica's, however many there are: laid out once
     inputs = PassInputs.of(scenario).of_one_token()._replace(plan=replace(plan, dp=1))
@@ -110,14 +113,7 @@ def training_step(scenario: Scenario, variant: str, costs: KernelCosts, *, engin
             (join for layer in schedule.layout.wiring.layers for b in layer.blocks for join in b.joins), default=1
         )
         schedule, memory = schedule_of("backward:recompute"), _memory(scenario, late * entering + largest)
-    if not memory.fits:
-        raise MemoryFitError(
-            f"a training step of {scenario.model.name} needs {format_bytes(memory.total_bytes)} per GPU at {plan} "
-            f"(weights {format_bytes(memory.weights_bytes)}, gradients and optimizer "
-            f"{format_bytes(memory.kv_cache_bytes)}, activations {format_bytes(memory.activation_bytes)}), and "
-            f"{cluster.gpu.name} has {format_bytes(memory.capacity_bytes)}",
-            hint="train on more GPUs (--gpus), at a higher --tp, or on shorter sequences (--sequence)",
-        )
+    _check_fits(scenario, memory)
     (prices,) = price(costs, [("prefill", sizes)], [schedule.distinct])
     alone = ForwardPass(schedule, prices, costs.hardware, cluster.gpu, engine).at_own_duty()
     pass_s = float(alone.seconds)
@@ -143,16 +139,22 @@ def training_step(scenario: Scenario, variant: str, costs: KernelCosts, *, engin
     )
 
 
-def _check(scenario: Scenario) -> None:
-    model, plan = scenario.model, scenario.plan
+def _check(model: ModelSpec) -> None:
     if not all(isinstance(kind.attention, Gqa) and isinstance(kind.feed_forward, Dense) for kind in model.kinds):
         raise UsageError(
             f"model '{model.name}' has experts or latent attention: must be dense, with grouped-query attention",
             hint="training steps of other models are not predicted",
         )
-    if plan.pp > 1:
-        raise UsageError(
-            f"pp {plan.pp}: must be 1, because training steps in pipeline stages are not predicted", hint="use --tp"
+
+
+def _check_fits(scenario: Scenario, memory: MemoryUse) -> None:
+    if not memory.fits:
+        raise MemoryFitError(
+            f"a training step of {scenario.model.name} needs {format_bytes(memory.total_bytes)} per GPU at "
+            f"{scenario.plan} (weights {format_bytes(memory.weights_bytes)}, gradients and optimizer "
+            f"{format_bytes(memory.kv_cache_bytes)}, activations {format_bytes(memory.activation_bytes)}), and "
+            f"{scenario.cluster.gpu.name} has {format_bytes(memory.capacity_bytes)}",
+            hint="train on more GPUs (--gpus), at a higher --tp, or on shorter sequences (--sequence)",
         )
 
 
