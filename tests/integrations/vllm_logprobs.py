@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import benchmarks.vllm_cpu  # noqa: F401
+import integrations.vllm.cpu  # noqa: F401
 
 os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
 

@@ -11,7 +11,7 @@ import simpy
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ladder_sim.serve.replica import Replica
+from ladder_sim.serve.replica import SimulatedReplica
 from ladder_sim.serve.requests import Answer, Request
 from ladder_sim.serve.scheduler import SchedulerSpec
 from ladder_sim.serve.speculation import Speculation
@@ -128,7 +128,7 @@ def test_requests_there_are_as_many_as_arrive_in_the_time_of_one(rate: float, sp
     ]
     steps = Steps()
     env, answers = simpy.Environment(), list[Answer]()
-    steps.replica = replica = Replica(env, steps, spec, answers.append)  # type: ignore[arg-type]
+    steps.replica = replica = SimulatedReplica(env, steps, spec, answers.append)  # type: ignore[arg-type]
 
     def arrive() -> Generator[simpy.Event, object, None]:
         for number, request in enumerate(requests):

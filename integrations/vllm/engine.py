@@ -1,0 +1,194 @@
+"""vLLM's engine, its scheduler included, as a replica of `ladder_sim.serve`."""
+
+import functools
+import json
+import os
+import tempfile
+from collections import deque
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import simpy
+
+import integrations.vllm.cpu  # noqa: F401
+from ladder_sim.serve.mix import Mix, MixTimes
+from ladder_sim.serve.replica import Replica
+from ladder_sim.serve.requests import Answer
+from ladder_sim.serve.scheduler import SchedulerSpec, Step
+
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+from vllm.engine.arg_utils import EngineArgs
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.request import Request as VllmRequest
+
+from integrations.vllm.executor import TimedExecutor, VirtualClock
+
+# a model that is never loaded
+_MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "vocab_size": 32000,
+    "torch_dtype": "float32",
+}
+
+
+class _Run(NamedTuple):
+    """A step that runs."""
+
+    mix: Mix
+    start_s: float
+    seconds: float
+
+
+class EngineReplica(Replica):
+    """One that vLLM's engine core schedules, over a model that only takes time."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        times: MixTimes,
+        spec: SchedulerSpec,
+        answered: Callable[[Answer], object],
+        *,
+        record: bool = False,
+    ) -> None:
+        super().__init__(env, times, spec, answered, record=record)
+        self._clock = VirtualClock()
+        self._started = deque[_Run]()
+        self._open: dict[str, tuple[Answer, VllmRequest]] = {}
+        self._gains: dict[str, list[int]] = {}
+        # equal names of parts of prompts are equal tokens
+        self._tokens: dict[object, int] = {}
+        self._core = EngineCore(
+            _config(spec, min(times.limits.context, spec.kv_blocks * spec.block_tokens)),
+            functools.partial(
+                TimedExecutor,
+                spec=spec,
+                seconds=self._begin,
+                clock=self._clock,
+                gains=self._gains.__getitem__ if spec.speculation else None,
+            ),
+            log_stats=False,
+        )
+
+    @property
+    def running(self) -> int:
+        """Requests that are admitted."""
+        return len(self._core.scheduler.running)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that are not."""
+        return len(self._core.scheduler.waiting)
+
+    @property
+    def kv_share(self) -> float:
+        """Of the KV cache, in use."""
+        return float(self._core.scheduler.kv_cache_manager.usage)
+
+    def cached(self, answer: Answer) -> int:
+        """Blocks of the KV cache that hold the beginning of a request."""
+        _, tokens, *_ = self._core.scheduler.kv_cache_manager.get_computed_blocks(self._request(answer))
+        return int(tokens) // self.spec.block_tokens
+
+    def _queue(self, answer: Answer) -> None:
+        request = self._request(answer)
+        self._open[request.request_id] = answer, request
+        if self.spec.speculation:
+            self._gains[request.request_id] = self.spec.speculation.gains(answer.number, answer.request.gen)
+        self._core.add_request(request)
+
+    def _request(self, answer: Answer) -> VllmRequest:
+        """As vLLM has it."""
+        asked = answer.request
+        parts = [self._token(name) for name in asked.prefix]
+        shared = [token for token in parts for _ in range(asked.prefix_tokens)]
+        own = [self._token(answer)] * asked.prompt
+        request, _ = self._core.preprocess_add_request(
+            EngineCoreRequest(
+                request_id=str(answer.number),
+                prompt_token_ids=(shared + own)[: asked.prompt],
+                mm_features=None,
+                sampling_params=SamplingParams(max_tokens=asked.gen, ignore_eos=True),
+                pooling_params=None,
+                arrival_time=asked.arrival_s,
+                lora_request=None,
+                cache_salt=None,
+                data_parallel_rank=None,
+                priority=asked.priority,
+            )
+        )
+        return request
+
+    def _token(self, of: object) -> int:
+        return self._tokens.setdefault(of, len(self._tokens))
+
+    def _begin(self, mix: Mix) -> float:
+        start_s = max(self._clock.now_s, self._started[-1].start_s + self._started[-1].seconds if self._started else 0)
+        self._started.append(_Run(mix, start_s, self._seconds(mix)))
+        return self._started[-1].seconds
+
+    def _run(self) -> Generator[simpy.Event, object, None]:
+        # the engine is made after this has been handed to simpy, and before it begins
+        while True:
+            core = self._core
+            if not core.scheduler.has_requests() and not core.batch_queue:
+                yield self._next_arrival()
+                continue
+            self._clock.reach(self.env.now)
+            outputs, ran = core.step_fn()
+            core.post_step(ran)
+            # requests that arrive until then are seen by the step after
+            yield self.env.timeout(self._clock.now_s - self.env.now)
+            parts = [part for each in (outputs or {}).values() for part in each.outputs]
+            if self._started and self._started[0].start_s + self._started[0].seconds <= self._clock.now_s:
+                run = self._started.popleft()
+                self._ended(self._step(run.mix, parts), run.start_s, run.seconds)
+
+    def _step(self, mix: Mix, parts: list[Any]) -> Step:
+        """Note what a step put out."""
+        step = Step(mix, [], [])
+        for part in parts:
+            answer, request = self._open[part.request_id]
+            if part.new_token_ids and not answer.first_s:
+                answer.first_s = self.env.now
+                step.first.append(answer)
+            if part.prefill_stats:
+                answer.reused += part.prefill_stats.num_cached_tokens
+            if part.finish_reason is not None:
+                answer.last_s, answer.preemptions = self.env.now, request.num_preemptions
+                step.last.append(answer)
+                del self._open[part.request_id]
+        return step
+
+
+def _config(spec: SchedulerSpec, context: int) -> Any:
+    """vLLM's, for requests of at most so many tokens; the executor sets how it schedules."""
+    # the method that needs no second model
+    drafts = {"method": "ngram", "num_speculative_tokens": spec.rows - 1} if spec.speculation else None
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps({**_MODEL, "max_position_embeddings": context}), "utf-8")
+        return EngineArgs(
+            model=folder,
+            skip_tokenizer_init=True,
+            load_format="dummy",
+            dtype="float32",
+            enforce_eager=True,
+            max_model_len=context,
+            max_num_batched_tokens=max(spec.step_tokens, spec.step_requests),
+            max_num_seqs=spec.step_requests,
+            block_size=spec.block_tokens,
+            enable_prefix_caching=spec.prefix_cache,
+            scheduling_policy=spec.policy,
+            distributed_executor_backend=TimedExecutor,
+            speculative_config=drafts,
+        ).create_engine_config()

