@@ -10,6 +10,7 @@ the fit serves requests that come at the same times, and the times of both are c
 """
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -27,7 +28,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.vllm_server import GEN, PROMPT, Setting, bench, output, prepare, server
+from benchmarks.vllm_server import GEN, PROMPT, Server, Setting, bench, output, prepare, server
 from calibration.step_log import read_step_log
 from calibration.steps_fit import fit_steps, steps_toml
 from ladder_sim.errors import MissingDependencyError, exit_code
@@ -65,11 +66,7 @@ def main() -> int:
     recorded, page = (arguments.out, arguments.out / PAGE.name) if arguments.out else (RECORDED, PAGE)
     recorded.mkdir(parents=True, exist_ok=True)
     if not arguments.page:
-        if not arguments.python or not Path(arguments.python).exists():
-            raise MissingDependencyError(
-                f"no environment with vLLM: {arguments.python or 'none given'}",
-                hint="give its Python: --python vllm-env/bin/python (docs/load.md says how to make it)",
-            )
+        check_environment(arguments.python)
         with ending_children(), tempfile.TemporaryDirectory() as temporary:
             place = arguments.out or Path(temporary)
             measure(arguments.python, arguments.tp, arguments.seconds, arguments.rounds, place, recorded)
@@ -84,8 +81,17 @@ def measure(python: str, degrees: Sequence[int], seconds: float, rounds: int, pl
     prepare(place)
     results = conditions(python)
     campaign = Campaign(place, recorded, python, seconds, rounds)
-    results["runs"] = [{"tp": tp, **run} for tp in degrees for run in campaign.runs(f"tp{tp}", Setting(tp))]
+    results["runs"] = [{"tp": tp, **run} for tp in degrees for run in campaign.runs({f"tp{tp}": Setting(tp)})]
     (recorded / "runs.json").write_text(to_text(results), "utf-8")
+
+
+def check_environment(python: str | None) -> None:
+    """Raise if there is no such Python."""
+    if not python or not Path(python).exists():
+        raise MissingDependencyError(
+            f"no environment with vLLM: {python or 'none given'}",
+            hint="give its Python: --python vllm-env/bin/python (docs/load.md says how to make it)",
+        )
 
 
 def conditions(python: str) -> dict[str, Any]:
@@ -105,7 +111,7 @@ print(json.dumps({"python": platform.python_version(), **{name: m.version(name) 
 
 
 class Campaign(NamedTuple):
-    """Runs at several rates, and a fit."""
+    """Runs at several rates, and fits."""
 
     place: Path
     """Folder of the model, of logs and results."""
@@ -118,43 +124,61 @@ class Campaign(NamedTuple):
     rounds: int
     """Runs at each rate."""
 
-    def runs(self, name: str, setting: Setting, rates: dict[str, float] | None = None) -> Iterator[dict[str, Any]]:
-        """With one server: fit times of its steps, then measure at each rate.
+    def runs(self, settings: Mapping[str, Setting]) -> Iterator[dict[str, Any]]:
+        """Start servers, fit times of each one's steps, then let them take turns at each rate, which the first sets."""
+        with contextlib.ExitStack() as started:
+            servers = {
+                name: started.enter_context(server(self.place, self.python, name, setting))
+                for name, setting in settings.items()
+            }
 
-        Rates are set by the fit, and put into an empty dict.
-        """
-        rates = {} if rates is None else rates
-        with server(self.place, self.python, name, setting) as (port, log):
+            def alone(name: str) -> contextlib.ExitStack:
+                with contextlib.ExitStack() as others:
+                    for other, each in servers.items():
+                        if other != name:
+                            others.enter_context(each.stopped())
+                    return others.pop_all()
 
-            def send(rate: float, count: int, seed: int) -> Result:
-                return bench(self.place, self.python, port, rate=rate, count=count, seed=seed)
-
-            for seed in (0, 1):
-                burst = send(math.inf, BURST, seed)
-            most = most_requests(fit_steps(read_step_log(log), burst))
-            rates |= {} if rates else {load: round(share * most, 1) for load, share in LOADS.items()}
-            # as many as in the runs, so that it has what the client and the API server take from the engine's cores
-            rate = rates["moderate"]
-            steps = fit_steps(read_step_log(log), send(rate, round(2 * self.seconds * rate), 2))
-            (self.recorded / f"{name}.toml").write_text(steps_toml(steps), "utf-8")
+            rates: dict[str, float] = {}
+            fits = {}
+            for name, each in servers.items():
+                with alone(name):
+                    fits[name] = self._fit(each, rates)
+                (self.recorded / f"{name}.toml").write_text(steps_toml(fits[name]), "utf-8")
             for number in range(self.rounds):
                 for at, (load, rate) in enumerate(rates.items()):
-                    seed = 10 + number * len(LOADS) + at
-                    result = send(rate, round(self.seconds * rate), seed)
-                    run = {
-                        "load": load,
-                        "rate": rate,
-                        "seed": seed,
-                        "load_average": _load_average(),
-                        **{time: round(result.figures[time], 6) for time in TIMES},
-                        "arrival_ms": [round(1e3 * request.arrival_s) for request in result.requests],
-                        "prompt": [request.prompt for request in result.requests],
-                        "gen": [request.gen for request in result.requests],
-                    }
-                    predicted = predict(steps, run).fields()
-                    times = (f"{time[:8]} {_ms(result.figures[time])} ({_ms(predicted[time])})" for time in TIMES)
-                    print(f"{name}, {rate}/s, measured (predicted), ms: {', '.join(times)}", file=sys.stderr)
-                    yield run
+                    for name, each in servers.items():
+                        with alone(name):
+                            run = self._run(each, rate, seed=10 + number * len(LOADS) + at)
+                        predicted = predict(fits[name], run).fields()
+                        times = (f"{time[:8]} {_ms(run[time])} ({_ms(predicted[time])})" for time in TIMES)
+                        print(f"{name}, {rate}/s, measured (predicted), ms: {', '.join(times)}", file=sys.stderr)
+                        yield {"name": name, "load": load, **run}
+
+    def _fit(self, server: Server, rates: dict[str, float]) -> MeasuredSteps:
+        """Times of its steps; an empty dict is given the rates."""
+        for seed in (0, 1):
+            burst = self._send(server, math.inf, BURST, seed)
+        most = most_requests(fit_steps(read_step_log(server.log), burst))
+        rates |= {} if rates else {load: round(share * most, 1) for load, share in LOADS.items()}
+        # as many as in the runs, so that it has what the client and the API server take from the engine's cores
+        rate = rates["moderate"]
+        return fit_steps(read_step_log(server.log), self._send(server, rate, round(2 * self.seconds * rate), 2))
+
+    def _run(self, server: Server, rate: float, seed: int) -> dict[str, Any]:
+        result = self._send(server, rate, round(self.seconds * rate), seed)
+        return {
+            "rate": rate,
+            "seed": seed,
+            "load_average": _load_average(),
+            **{time: round(result.figures[time], 6) for time in TIMES},
+            "arrival_ms": [round(1e3 * request.arrival_s) for request in result.requests],
+            "prompt": [request.prompt for request in result.requests],
+            "gen": [request.gen for request in result.requests],
+        }
+
+    def _send(self, server: Server, rate: float, count: int, seed: int) -> Result:
+        return bench(self.place, self.python, server.port, rate=rate, count=count, seed=seed)
 
 
 def _load_average() -> float:
@@ -289,11 +313,11 @@ def to_section(recorded: Path) -> str:
     beyond = [f"TP {row.tp} {row.load} {_title(row)} ({row.error:+.1%})" for row in rows if abs(row.error) > LIMIT]
     lines = [*_TABLE, *(f"| {' | '.join(map(str, each))} |" for each in cells), ""]
     held = f"Beyond {LIMIT:.0%}: {', '.join(beyond) or 'none'}."
-    remarks = "\n\n".join(map(_filled, f"{held} {_REGIMES}".split("\n\n")))
-    return "\n".join([HEADING, "", _filled(method), "", *lines, remarks, ""])
+    remarks = "\n\n".join(map(filled, f"{held} {_REGIMES}".split("\n\n")))
+    return "\n".join([HEADING, "", filled(method), "", *lines, remarks, ""])
 
 
-def _filled(text: str) -> str:
+def filled(text: str) -> str:
     return textwrap.fill(" ".join(text.split()), _WIDTH, break_on_hyphens=False, break_long_words=False)
 
 
@@ -312,9 +336,11 @@ def _ms(seconds: float) -> str:
 
 
 def with_section(page: str, section: str) -> str:
-    """The page with this section in place of the one with its heading."""
+    """The page with this section in place of the one with its heading, or at its end."""
     heading = re.escape(section.partition("\n")[0])
-    return re.sub(rf"^{heading}\n.*?(?=^## )", lambda _: f"{section}\n", page, flags=re.DOTALL | re.MULTILINE)
+    old = re.compile(rf"^{heading}\n.*?(?=^## |\Z)", re.DOTALL | re.MULTILINE)
+    new = old.sub(lambda _: f"{section}\n", page) if old.search(page) else f"{page}\n{section}"
+    return f"{new.rstrip()}\n"
 
 
 if __name__ == "__main__":
