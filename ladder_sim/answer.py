@@ -291,7 +291,7 @@ def _headline(predictions: Mapping[str, Prediction]) -> WholeTable:
                 format_seconds(prediction.ttft_s),
                 format_seconds(prediction.tpot_s) if prediction.tpot_s is not None else "-",
                 format_rate(prediction.tokens_per_s.value),
-                f"{gain.value:.2f} ({gain.low:.2f}-{gain.high:.2f})" if name != "standard" else "1",
+                gain.text if name != "standard" else "1",
                 format_seconds(breakdown.comm_s),
                 f"{breakdown.hidden_share:.0%}",
                 f"{kind_label(limit)} {prediction.limit_share(limit):.0%}",

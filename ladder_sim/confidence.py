@@ -60,6 +60,11 @@ class Interval:
         return cls(value=value, low=value * math.exp(-log_width), high=value * math.exp(log_width))
 
     @property
+    def text(self) -> str:
+        """Of a ratio, e.g. "1.26 (1.08-1.46)"."""
+        return f"{self.value:.2f} ({self.low:.2f}-{self.high:.2f})"
+
+    @property
     def log_width(self) -> float:
         """Half-width in the logarithm."""
         return 0.5 * math.log(self.high / self.low)

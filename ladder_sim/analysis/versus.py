@@ -194,27 +194,27 @@ class Versus:
         where = f"{self.scenario.plan} on {gpus_label(self.scenario)} under {self.scenario.stack.name}"
         exact = _exact(self.own)
         if self.faster(best, standard):
-            yield f"{where}: {best.name} gives {_text(best.gain)} without retraining{self._tied(best, exact)}."
+            yield f"{where}: {best.name} gives {best.gain.text} without retraining{self._tied(best, exact)}."
         else:
             others = [each for each in exact if each is not standard and each.gain.value >= SEEN]
-            most = f"; the most is {_text(others[0].gain)}, with {others[0].name}" if others else ""
+            most = f"; the most is {others[0].gain.text}, with {others[0].name}" if others else ""
             yield f"{where}: nothing without retraining is told apart from standard{most}."
         lossy = next((each for each in self.own if each.lossy), None)
         if lossy and self.faster(lossy, best):
-            yield f"With other answers {lossy.name} gives {_text(lossy.gain)}."
+            yield f"With other answers {lossy.name} gives {lossy.gain.text}."
         if best_retrained:
             tied = self._tied(best_retrained, [best, *_exact(self.retrained)])
             quality = quality_of(best_retrained.prediction.variant)
             unknown = ", of which no quality is known" if quality and not quality.known else ""
-            yield f"With retraining {best_retrained.name} gives {_text(best_retrained.gain)}{unknown}{tied}."
+            yield f"With retraining {best_retrained.name} gives {best_retrained.gain.text}{unknown}{tied}."
         ladder = self.options.get("ladder")
         alike = (each for each in self.predicted if each.changes == best.changes)
         on_top = next((each for each in alike if each.prediction.variant == "ladder"), None)
         if ladder and ladder.retrained and on_top and best.changes:
-            added = _text(self.ratio(on_top, best))
-            yield f"Ladder gives {_text(ladder.gain)} alone, and {added} on top of {best.name}."
+            added = self.ratio(on_top, best).text
+            yield f"Ladder gives {ladder.gain.text} alone, and {added} on top of {best.name}."
         elif ladder and ladder.retrained and ladder is not best_retrained:
-            yield f"Ladder gives {_text(ladder.gain)}."
+            yield f"Ladder gives {ladder.gain.text}."
 
     def _tied(self, option: Option, others: Sequence[Option]) -> str:
         names = [each.name for each in self.tied(option, others)]
@@ -404,7 +404,3 @@ def _option(prediction: Prediction, plain: Predictions, own: str, changes: tuple
         retrained=prediction.variant not in (own, BOUND),
         changes=changes,
     )
-
-
-def _text(gain: Interval) -> str:
-    return f"{gain.value:.2f} ({gain.low:.2f}-{gain.high:.2f})"

@@ -33,7 +33,11 @@ class Notes:
         everywhere = len(self.confidences)
         return [
             *self.about,
-            *(text if len(each) == everywhere else f"{_listed(each)}: {text}" for text, each in names.items()),
+            *(
+                # it may say itself what it is about
+                text if len(each) == everywhere or all(name in text for name in each) else f"{_listed(each)}: {text}"
+                for text, each in names.items()
+            ),
         ]
 
     def fields(self) -> dict[str, Any]:

@@ -246,8 +246,7 @@ def _results(candidates: Sequence[Candidate]) -> dict[str, list[str]]:
         predictions = [candidate.predictions[variant] for candidate in candidates]
         rows[f"{variant}: tok/s"] = [format_rate(prediction.rate) for prediction in predictions]
         if variant != "standard":
-            speedups = [prediction.speedup for prediction in predictions]
-            rows[f"{variant}: speedup"] = [f"{gain.value:.2f}x ({gain.low:.2f}-{gain.high:.2f})" for gain in speedups]
+            rows[f"{variant}: speedup"] = [prediction.speedup.text for prediction in predictions]
         prices = [candidate.token_price(variant) for candidate in candidates]
         if any(prices):
             rows[f"{variant}: $/Mtok"] = ["-" if price is None else f"{price:.2f}" for price in prices]

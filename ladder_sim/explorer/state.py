@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 from ladder_sim.display.labels import field_title
 from ladder_sim.errors import UnknownNameError, UsageError
 from ladder_sim.explorer.allowlist import Allowlist
-from ladder_sim.graph.variants import canonical
+from ladder_sim.graph.variants import canonical, canonical_names
 from ladder_sim.prediction import default_variants
 from ladder_sim.serve.promise import Promise
 from ladder_sim.specs.arguments import ARGUMENTS, DEFAULTS, Argument
@@ -287,7 +287,7 @@ def _switch(key: str, text: str) -> bool:
 
 
 def _variants(key: str, text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(canonical(name) for name in text.split(",")))
+    return canonical_names(text.split(","))
 
 
 def _variant(key: str, text: str) -> str:

@@ -1,7 +1,6 @@
 """Every wiring and technique side by side, as parts of the page."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from dash import html
 from dash.development.base_component import Component
@@ -9,19 +8,16 @@ from dash.development.base_component import Component
 from ladder_sim.explorer.controls import extra
 from ladder_sim.explorer.headline import warnings
 from ladder_sim.explorer.versus import VersusReport
+from ladder_sim.report.documents.versus import TIED, gain_cells
 
 _GAINS = ("", "gain (90 %)", "prefill", "decode")
 
 
 def gains(report: VersusReport) -> list[Component]:
     """What each option gains."""
-    groups: dict[str, list[list[str]]] = {}
-    for row in report.document.rows:
-        groups.setdefault(row["group"], []).append(_gain(row))
-    groups["limit"].append(["no communication, no norms", f"{report.document.content['bound']:.2f}", "", ""])
     return [
-        _table("Gains", _GAINS, groups),
-        html.P("* Not told apart from the first of its group: the 90 % interval of their ratio holds 1."),
+        _table("Gains", _GAINS, gain_cells(report.document)),
+        html.P(f"{TIED} Not told apart from the first of its group: the 90 % interval of their ratio holds 1."),
     ]
 
 
@@ -49,13 +45,6 @@ def needs(report: VersusReport) -> list[Component]:
         ),
         warnings([*report.cautions, *left_out]),
     ]
-
-
-def _gain(row: Mapping[str, Any]) -> list[str]:
-    spread = "" if row["option"] == "standard" else f" ({row['gain_low']:.2f}-{row['gain_high']:.2f})"
-    decode = "-" if row["tpot_gain"] is None else f"{row['tpot_gain']:.2f}"
-    mark = "*" if row["tied_with_best"] else ""
-    return [f"{row['option']}{mark}", f"{row['gain']:.2f}{spread}", f"{row['ttft_gain']:.2f}", decode]
 
 
 def _table(title: str, columns: tuple[str, ...], groups: Mapping[str, list[list[str]]]) -> html.Div:

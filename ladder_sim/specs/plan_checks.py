@@ -123,7 +123,7 @@ def check_techniques(techniques: Techniques, plan: Plan, group_nodes: int) -> No
         if technique in techniques and group_nodes > 1:
             raise UsageError(
                 f"technique '{technique}' on {group_nodes} nodes: {reason}",
-                hint="use --tp for ranks of one node, or leave it out",
+                hint=f"use --tp for ranks of one node, or leave out '{technique}'",
             )
 
 

@@ -78,7 +78,7 @@ def test_nothing_beats_communication_and_norms_for_nothing() -> None:
 
 def test_what_does_not_apply_is_left_out_with_the_reason() -> None:
     result = result_of(cluster="l40s-pcie")
-    assert result.left_out["fused-norm"] == "all-reduce 'fused-norm' needs an NVLink switch; l40s-pcie has pcie4"
+    assert result.left_out["fused-norm"] == "technique 'fused-norm' needs an NVLink switch; l40s-pcie has pcie4"
     assert "without experts" in result.left_out["farskip"]
     assert not {"fused-norm", "farskip"} & set(result.options)
     # ranks cannot split a residual of their own
@@ -120,6 +120,11 @@ def test_another_all_reduce_adds_the_error_of_its_own_time(monkeypatch: pytest.M
     assert before < math.hypot(math.log1p(UNCHECKED["stack"].collectives * exposed), 0.05)
     monkeypatch.setitem(UNCHECKED, "stack", UNCHECKED["stack"].__class__(collectives=3.0))  # type: ignore[arg-type]
     assert width() > 2.0 * before
+
+
+def test_a_warning_names_its_technique_once() -> None:
+    (warning,) = (text for text in served().notes.warnings if "lossy" in text)
+    assert warning == "technique quantized-allreduce:int8 is lossy: answers change"
 
 
 def test_a_single_rank_has_nothing_to_hide() -> None:

@@ -319,7 +319,7 @@ def test_sweeps_and_searches_take_them() -> None:
     ("fields", "message"),
     [
         ({"nodes": 2}, "NCCL's"),
-        ({"cluster": "l40s-pcie"}, "needs an NVLink switch"),
+        ({"cluster": "l40s-pcie"}, "^technique 'fused-norm' needs an NVLink switch"),
     ],
 )
 def test_where_there_is_nothing_to_fuse(fields: dict[str, Any], message: str) -> None:

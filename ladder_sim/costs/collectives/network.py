@@ -198,10 +198,12 @@ class Network:
             return
         others = (other for other in ALGORITHMS[kind, name].nearest if not ALL_REDUCE[other].unmet(self._scenario))
         has = need.has.format(cluster=self._cluster.name, fabric=self._cluster.intra.fabric, ranks=self._ranks)
-        raise UsageError(
-            f"{kind.replace('_', '-')} '{name}' needs {need.what}{has}",
-            hint=need.way if (kind, name) in DISPATCHES else f"use --allreduce {next(others, 'nccl')}, or {need.way}",
-        )
+        what, way = kind.replace("_", "-"), f"use --allreduce {next(others, 'nccl')}, or {need.way}"
+        if (kind, name) in DISPATCHES:
+            way = need.way
+        elif name in self._scenario.techniques:
+            what, way = "technique", f"leave it out, or {need.way}"
+        raise UsageError(f"{what} '{name}' needs {need.what}{has}", hint=way)
 
     def _quantized(self, bits: str, message: Floats) -> CollectiveTimes:
         """Two shots of fewer bits; what was read and is written whole takes its memory traffic.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from ladder_sim.confidence import Interval
 from ladder_sim.display.document import Document, scenario_fields
 from ladder_sim.graph.variants import parse
 from ladder_sim.quality.published import quality_of
@@ -15,6 +16,12 @@ from ladder_sim.specs.support import with_sources
 if TYPE_CHECKING:
     from ladder_sim.analysis.versus import Versus
     from ladder_sim.serve.fleet import Fleet
+
+
+# of an option that is not told apart from the first of its group
+TIED = "*"
+# of groups, over several options
+_TITLES = {"limit": "limits"}
 
 
 def versus_document(result: Versus, fleets: Mapping[str, Fleet] | None = None) -> Document:
@@ -65,3 +72,22 @@ def versus_document(result: Versus, fleets: Mapping[str, Fleet] | None = None) -
     if fleets:
         head["under_load"] = {name: fleet_fields(each) for name, each in fleets.items()}
     return Document.of_rows(head, rows)
+
+
+def gain_cells(document: Document) -> Mapping[str, list[list[str]]]:
+    """Name, gain, and gains of prefill and decode of each option, as text; by group."""
+    groups: dict[str, list[list[str]]] = {}
+    for row in document.rows:
+        gain = Interval(value=row["gain"], low=row["gain_low"], high=row["gain_high"])
+        groups.setdefault(_TITLES.get(row["group"], row["group"]), []).append(
+            [
+                f"{row['option']}{TIED if row['tied_with_best'] else ''}",
+                f"{gain.value:.2f}" if row["option"] == "standard" else gain.text,
+                f"{row['ttft_gain']:.2f}",
+                "-" if row["tpot_gain"] is None else f"{row['tpot_gain']:.2f}",
+            ]
+        )
+    groups.setdefault(_TITLES["limit"], []).append(
+        ["no communication, no norms", f"{document.content['bound']:.2f}", "", ""]
+    )
+    return groups

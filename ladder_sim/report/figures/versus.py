@@ -44,7 +44,7 @@ def versus_figure(result: Versus) -> "go.Figure":
                 name=group,
                 marker={"color": colour},
                 error_x=error_bars([each.gain for each in options]),
-                customdata=[f"{each.gain.value:.2f} ({each.gain.low:.2f}-{each.gain.high:.2f})" for each in options],
+                customdata=[each.gain.text for each in options],
                 hovertemplate="%{y}: %{customdata}<extra></extra>",
             )
         )

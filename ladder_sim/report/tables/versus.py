@@ -1,31 +1,27 @@
 """Wirings and techniques side by side, as tables."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ladder_sim.analysis.versus import Option, Versus
+from ladder_sim.analysis.versus import Versus
 from ladder_sim.display.console import table
 from ladder_sim.display.labels import hardware_label, stack_label, workload_label
 from ladder_sim.graph.variants import parse
 from ladder_sim.quality.published import quality_of
+from ladder_sim.report.documents.versus import TIED, gain_cells, versus_document
 from ladder_sim.report.tables.quality import adaptation_sentence
 from ladder_sim.report.tables.serve import gpus_text, rate_text
 from ladder_sim.serve.fleet import Fleet
 from ladder_sim.specs.support import engines
 
-# of an option that is not told apart from the first of its table
-_TIED = "*"
-
 
 def versus_report(result: Versus, fleets: Mapping[str, Fleet] | None = None) -> RenderableType:
     """The verdict, what options gain, what they take, and what the leading ones need under load."""
-    scenario = result.scenario
+    scenario, gains = result.scenario, gain_cells(versus_document(result))
     tables = (
-        _gains("without retraining", result, result.own),
-        _gains("with retraining", result, result.retrained),
-        _limits(result),
+        *(table((group, "gain (90%)", "prefill", "decode"), rows) for group, rows in gains.items()),
         _fleets(fleets),
         _techniques(result),
         _wirings(result),
@@ -38,25 +34,6 @@ def versus_report(result: Versus, fleets: Mapping[str, Fleet] | None = None) -> 
         Text(),
         *map(Text, _legend(result)),
     )
-
-
-def _gains(title: str, result: Versus, options: Sequence[Option]) -> RenderableType | None:
-    tied = result.tied(options[0], options) if options else []
-    rows = [_row(each, _TIED if each in tied else "") for each in options]
-    return table((title, "gain (90%)", "prefill", "decode"), rows) if rows else None
-
-
-def _limits(result: Versus) -> RenderableType:
-    rows = [_row(each, "") for each in result.limits]
-    nothing = ("no communication, no norms", f"{result.bound:.2f}", "", "")
-    return table(("limits", "gain (90%)", "prefill", "decode"), [*rows, nothing])
-
-
-def _row(option: Option, mark: str) -> tuple[str, ...]:
-    gain, tpot_gain = option.gain, option.tpot_gain
-    spread = "" if option.name == "standard" else f" ({gain.low:.2f}-{gain.high:.2f})"
-    decode = "-" if tpot_gain is None else f"{tpot_gain:.2f}"
-    return f"{option.name}{mark}", f"{gain.value:.2f}{spread}", f"{option.ttft_gain:.2f}", decode
 
 
 def _fleets(fleets: Mapping[str, Fleet] | None) -> RenderableType | None:
@@ -93,7 +70,7 @@ def _wirings(result: Versus) -> RenderableType | None:
 def _legend(result: Versus) -> Iterator[str]:
     yield "gain: standard's time for a request over the option's; prefill, decode: of TTFT and TPOT"
     if any(result.tied(group[0], group) for group in (result.own, result.retrained) if group):
-        yield f"{_TIED} not told apart from the first of its table: the 90 % interval of their ratio holds 1"
+        yield f"{TIED} not told apart from the first of its table: the 90 % interval of their ratio holds 1"
     if result.cost:
         yield f"adapting the model to {result.cost.step.variant}: {adaptation_sentence(result.cost)}"
     reasons: dict[str, list[str]] = {}
