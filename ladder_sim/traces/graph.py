@@ -126,8 +126,13 @@ class TraceGraph:
         return frozenset(lanes)
 
     def of_step(self, step: int) -> "TraceGraph":
-        """One step alone, from time zero."""
-        alone = self.keep([index for index, op in enumerate(self.ops) if op.step == step]).with_starts()
+        """One step alone, from time zero; without its CPU threads if they had launched it before the last one ended."""
+        chosen = [index for index, op in enumerate(self.ops) if op.step == step]
+        before_s = max((op.end_s for op in self.ops if op.step < step and self.lanes[op.lane].device), default=0.0)
+        if all(self.ops[index].end_s <= before_s for index in chosen if self.ops[index].kind == "launch"):
+            # in the next step they are as far ahead again
+            chosen = [index for index in chosen if self.lanes[self.ops[index].lane].device]
+        alone = self.keep(chosen).with_starts()
         return replace(alone, steps=(self.steps[step],), ops=tuple(replace(op, step=0) for op in alone.ops))
 
     def with_starts(self) -> "TraceGraph":
