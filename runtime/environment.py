@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-import ladder_sim
+from ladder_sim import __version__
 
 # of variables that change how libraries communicate, compute or allocate
 _PREFIXES = (
@@ -40,7 +40,7 @@ def environment() -> dict[str, object]:
     facts: dict[str, object] = {
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "ladder_sim": ladder_sim.__version__,
+        "ladder_sim": __version__,
         "platform": platform.platform(),
         "cpu": _cpu_name(),
         "cpu_cores": len(os.sched_getaffinity(0)),
