@@ -3,11 +3,10 @@
 import os
 import platform
 import subprocess
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
-
-from ladder_sim import __version__
 
 # of variables that change how libraries communicate, compute or allocate
 _PREFIXES = (
@@ -40,7 +39,7 @@ def environment() -> dict[str, object]:
     facts: dict[str, object] = {
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "ladder_sim": __version__,
+        "ladder_sim": version("ladder-sim"),
         "platform": platform.platform(),
         "cpu": _cpu_name(),
         "cpu_cores": len(os.sched_getaffinity(0)),

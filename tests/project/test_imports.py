@@ -28,7 +28,7 @@ RUNTIME = {"torch"}
 RUNTIME_LAZY = {"jinja2", "pyarrow", "safetensors", "tokenizers"}
 
 # What all three packages share.
-SHARED = ("ladder_sim.__version__", "ladder_sim.errors", "ladder_sim.system", "ladder_sim.units")
+SHARED = ("ladder_sim.errors", "ladder_sim.system", "ladder_sim.units")
 
 # calibration: what fits, imports and shows profiles runs without torch and sees only the cost side of ladder_sim.
 WITHOUT_TORCH = tuple(f"calibration.{name}" for name in ("fit", "stack_fit", "importers", "show", "options"))
@@ -70,7 +70,7 @@ def test_ladder_sim_imports_only_its_dependencies() -> None:
 
 
 def test_runtime_imports_torch_and_the_standard_library() -> None:
-    """Of this project only its version, errors, files and processes, which import nothing else of it."""
+    """Of this project only the errors, files and processes, which import nothing else of it."""
     entries = imports_in("runtime")
     assert _outside(entries, RUNTIME, RUNTIME_LAZY) == []
     others = [entry for entry in entries if entry.package in PROJECT - {"runtime"}]
