@@ -13,9 +13,10 @@ import argparse
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -56,8 +57,8 @@ class Compared:
         return self.tpot_s / self.closed_tpot_s - 1.0
 
 
-def compare(servings: Iterable[Serving], *, every: int = 1) -> tuple[list[Compared], dict[str, int]]:
-    """Serve rows; those that cannot be served are counted by reason."""
+def compare(servings: Iterable[Serving], *, every: int = 1, **changed: Any) -> tuple[list[Compared], dict[str, int]]:
+    """Serve rows, maybe with other fields of `SchedulerSpec`; those that cannot be served are counted by reason."""
     groups: dict[Setup, list[Serving]] = {}
     for row in servings:
         if not row.left_out and row.gen > 1:
@@ -66,14 +67,14 @@ def compare(servings: Iterable[Serving], *, every: int = 1) -> tuple[list[Compar
     for setup, rows in groups.items():
         chosen = sorted(rows, key=lambda row: (row.concurrency, row.prompt, row.gen))[::every]
         try:
-            compared += _compare(setup, chosen)
+            compared += _compare(setup, chosen, changed)
         except LadderSimError as error:
             reason = error.message.split(":")[0]
             missing[reason] = missing.get(reason, 0) + len(chosen)
     return compared, missing
 
 
-def _compare(setup: Setup, rows: Sequence[Serving]) -> list[Compared]:
+def _compare(setup: Setup, rows: Sequence[Serving], changed: Mapping[str, Any]) -> list[Compared]:
     scenario = setup.scenario(rows[0].concurrency, rows[0].prompt, rows[0].gen)
     loads = {name: [getattr(row, name) for row in rows] for name in ("concurrency", "prompt", "gen")}
     closed = simulate_requests(scenario, loads, ["standard"], resolve_profile(scenario, None))["standard"]
@@ -81,7 +82,7 @@ def _compare(setup: Setup, rows: Sequence[Serving]) -> list[Compared]:
     traffics = [_traffic(row) for row in rows]
     # with room for the longest
     context = max(round((1.0 + SPREAD) * (row.prompt + row.gen)) for row in rows) + 2
-    service = Service(scenario=scenario, context=context)
+    service = Service(scenario=scenario, context=context, changed=changed)
     compared = []
     for row, traffic, ttft_s, decode_s in zip(rows, traffics, ttfts_s, decodes_s, strict=True):
         outcome = service.run("standard", traffic, concurrency=row.concurrency)
@@ -147,22 +148,19 @@ def _mean_error(members: Sequence[Compared], ratio: Callable[[Compared], float])
 
 
 def _first_tokens(compared: Sequence[Compared]) -> str:
-    few = [each for each in compared if each.serving.concurrency <= FEW]
-    if not few:
-        return "No row has so few requests in flight that no prompt waits for another.\n"
     parts = []
-    for engine in sorted({_engine(each) for each in few}):
-        members = [each for each in few if _engine(each) == engine]
-        late_s = float(np.median([each.serving.ttft_s - each.ttft_s for each in members]))
-        alone, later = (
-            float(np.mean([abs((each.ttft_s + more_s) / each.serving.ttft_s - 1.0) for each in members]))
-            for more_s in (0.0, late_s)
-        )
-        parts.append(
-            f"{engine} {100 * alone:.0f} %, too early by {1e3 * late_s:.0f} ms in the median ({len(members)} rows; "
-            f"with that time added {100 * later:.0f} %)"
-        )
-    return f"Mean error of TTFT with at most {FEW} in flight: {'; '.join(parts)}.\n"
+    for engine in sorted({_engine(each) for each in compared}):
+        members = [each for each in compared if _engine(each) == engine]
+        few = [each for each in members if each.serving.concurrency <= FEW]
+        more = [each for each in members if each.serving.concurrency > FEW]
+        errors = [
+            f"{100 * _mean_error(rows, lambda each: each.ttft_s / each.serving.ttft_s):.0f} % ({len(rows)} rows)"
+            if rows
+            else "-"
+            for rows in (few, more)
+        ]
+        parts.append(f"{engine} {errors[0]}, {errors[1]}")
+    return f"Mean error of TTFT with at most {FEW} in flight, and with more: {'; '.join(parts)}.\n"
 
 
 def main() -> int:

@@ -64,7 +64,6 @@ class LoadFlags(PointFlags):
             help="How replicas share requests: round-robin, least-loaded or prefix-aware.", rich_help_panel=_LOAD
         ),
     ] = "round-robin"
-    policy: Annotated[str, typer.Option(help="How requests queue: fcfs or priority.", rich_help_panel=_LOAD)] = "fcfs"
     steps: Annotated[
         Path | None,
         typer.Option(
@@ -148,14 +147,12 @@ class LoadFlags(PointFlags):
         """Fields of a `Service`."""
         from ladder_sim.errors import UnknownNameError
         from ladder_sim.serve import MeasuredSteps
-        from ladder_sim.serve.queues import QUEUES
         from ladder_sim.serve.routers import ROUTERS
         from ladder_sim.serve.speculation import Speculation
 
-        for what, name, names in (("router", self.router, ROUTERS), ("policy", self.policy, QUEUES)):
-            if name not in names:
-                raise UnknownNameError(what, name, names)
-        changed: dict[str, Any] = {"policy": self.policy}
+        if self.router not in ROUTERS:
+            raise UnknownNameError("router", self.router, ROUTERS)
+        changed: dict[str, Any] = {}
         if self.speculate is not None:
             changed["speculation"] = Speculation.parse(self.speculate, self.seed)
         return {

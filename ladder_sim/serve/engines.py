@@ -91,6 +91,9 @@ def scheduler_spec(scenario: Scenario, context: int, **changed: Any) -> Schedule
         **{
             "step_tokens": scenario.step_tokens,
             "mixed_steps": stack.mixed_steps,
+            "frontend_s": stack.frontend_s,
+            "frontend_steps": stack.frontend_steps,
+            "frontend_token_s": stack.frontend_token_s,
             "ahead": not version or version >= _AHEAD_SINCE.get(stack.engine, (0,)),
             **habits,
             "step_requests": habits["step_requests"] // stages,

@@ -12,6 +12,7 @@ from ladder_sim.prediction import predict
 from ladder_sim.serve.measured_steps import MeasuredSteps
 from ladder_sim.serve.outcome import Outcome
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.stack import StackSpec
 from ladder_sim.units import format_seconds
 
 # what predictions of a server at moderate load kept, TP 1, by steps that were fitted to its log (docs/load.md)
@@ -60,17 +61,18 @@ def steps_note(steps: MeasuredSteps, scenario: Scenario, rewired: Sequence[str])
     return f"{note}; {', '.join(rewired)}: times the ratio to standard as simulated for {where}"
 
 
-def interval_note(widths: Mapping[str, Widths], seeds: int, steps: MeasuredSteps | None) -> str:
+def interval_note(widths: Mapping[str, Widths], seeds: int, steps: MeasuredSteps | None, stack: StackSpec) -> str:
     """What intervals are over, and what figures leave out, as a sentence."""
     errors = ", ".join(f"{name} {math.expm1(each.rate):.0%}" for name, each in widths.items())
     first = max(math.expm1(each.ttft) for each in widths.values())
     loads = f"{seeds} seeds and " if seeds > 1 else ""
-    missing = (
-        f"lengths other than these; times to first token hold {format_seconds(steps.frontend_s)} of its front end"
-        if steps
-        else "the server's front end, which TTFT has, and lengths other than these"
-    )
+    if steps:
+        front_end = f"; times to first token hold {format_seconds(steps.frontend_s)} of its front end"
+    elif stack.frontend_s or stack.frontend_steps or stack.frontend_token_s:
+        front_end = ""
+    else:
+        front_end = ", and the server's front end, which TTFT has"
     return (
         f"intervals (90 %) are over {loads}the error of step times: {errors}; of times to first token at least "
-        f"{first:.0%}. They leave out {missing}"
+        f"{first:.0%}. They leave out lengths other than these{front_end}"
     )

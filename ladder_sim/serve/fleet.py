@@ -89,7 +89,8 @@ class Fleets:
         """What the reader should know, one sentence each."""
         widths = {name: each.widths for name, each in self.variants.items() if each.widths}
         why = (f"{name}: {text}" for name, each in self.variants.items() for text in each.reasons)
-        return (*why, *((interval_note(widths, self.seeds, self.steps),) if widths else ()))
+        stack = next((each.confidence.scenario.stack for each in self.variants.values() if each.confidence), None)
+        return (*why, *((interval_note(widths, self.seeds, self.steps, stack),) if stack else ()))
 
 
 def smallest_fleets(

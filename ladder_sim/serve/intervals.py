@@ -113,7 +113,7 @@ class Estimates:
         """What the reader should know, one sentence each."""
         widths = {name: each.widths for name, each in self.variants.items()}
         overloads = (f"{name}: {text}" for name, each in self.variants.items() if (text := each.overload))
-        return (*overloads, interval_note(widths, self.seeds, self.steps))
+        return (*overloads, interval_note(widths, self.seeds, self.steps, self.confidence.scenario.stack))
 
 
 def estimate(

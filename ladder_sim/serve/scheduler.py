@@ -45,7 +45,11 @@ class SchedulerSpec:
     whole_answers: bool = False
     """A request is admitted when there is room for its whole answer, which it keeps: none has to start again."""
     frontend_s: float = 0.0
-    """Time of a request before it can be scheduled: HTTP, and the tokens of its text."""
+    """Time of a request outside of the engine, before its first token is there: HTTP, and the tokens of its text."""
+    frontend_steps: float = 0.0
+    """More of it, in decode steps."""
+    frontend_token_s: float = 0.0
+    """More of it for each token of its prompt."""
     speculation: Speculation | None = None
     """Requests decode drafted tokens too."""
     hands_over: bool = False
@@ -62,6 +66,10 @@ class SchedulerSpec:
     def spare_tokens(self) -> int:
         """Tokens for which a request may need the KV cache besides its prompt and its answer."""
         return self.speculation.spare(ahead=self.ahead) if self.speculation else 0
+
+    def outside_s(self, answer: Answer) -> float:
+        """Time of an answered request outside of the engine."""
+        return self.frontend_s + self.frontend_steps * answer.tpot_s + self.frontend_token_s * answer.request.prompt
 
     @property
     def room(self) -> int:

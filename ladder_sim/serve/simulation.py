@@ -122,9 +122,8 @@ class _System:
     def arrivals(self, source: Iterator[Request]) -> Generator[simpy.Event, object, None]:
         """Send each request when it comes."""
         for request in source:
-            at_s = request.arrival_s + self.pool.spec.frontend_s
-            if at_s > self.env.now:
-                yield self.env.timeout(at_s - self.env.now)
+            if request.arrival_s > self.env.now:
+                yield self.env.timeout(request.arrival_s - self.env.now)
             self._send(request)
             waiting = sum(replica.waiting for replica in self.replicas)
             self._queues.append(waiting + self._moving)
@@ -144,18 +143,12 @@ class _System:
                     self.env.timeout(wait_s).callbacks.append(lambda _: self._arrived())
                 return
             request, self._next = self._next, next(self._source, None)
-            self._send_held(replace(request, arrival_s=self.env.now))
+            self._sent += 1
+            self._send(replace(request, arrival_s=self.env.now))
 
     def _arrived(self) -> None:
         self._waits = False
         self._send_due()
-
-    def _send_held(self, request: Request) -> None:
-        self._sent += 1
-        if frontend_s := self.pool.spec.frontend_s:
-            self.env.timeout(frontend_s).callbacks.append(lambda _: self._send(request))
-        else:
-            self._send(request)
 
     def queued(self) -> tuple[int, int]:
         """As in `Outcome`."""
@@ -205,6 +198,16 @@ class _System:
             target.add(answer)
 
     def _answered(self, answer: Answer) -> None:
+        # wherever on its way it spends this time: its further tokens come as much later as its first one
+        outside_s = self.pool.spec.outside_s(answer)
+        answer.first_s += outside_s
+        answer.last_s += outside_s
+        if self._most and outside_s:
+            self.env.timeout(outside_s).callbacks.append(lambda _: self._received())
+        else:
+            self._received()
+
+    def _received(self) -> None:
         self._done += 1
         self._watch(self._done)
         self._send_due()

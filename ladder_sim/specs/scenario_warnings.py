@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from ladder_sim.specs import catalog
+from ladder_sim.specs.imbalance import USUAL
 from ladder_sim.specs.plan_checks import named_degrees
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.workload import FORMATS
@@ -30,6 +31,9 @@ def _model(scenario: Scenario) -> Iterator[str]:
             f"'{model.name}' has attention and MLP side by side: variant parallel is the model as it is, the "
             "others are models of its sizes with other wirings, and speedups are over that standard"
         )
+    loads = scenario.workload.imbalance
+    if not model.experts and loads != USUAL:
+        yield f"imbalance {loads.name} changes nothing: '{model.name}' has no experts"
     context = scenario.workload.context
     if context > model.max_positions:
         yield f"context of {context} tokens: '{model.name}' was made for {model.max_positions}"

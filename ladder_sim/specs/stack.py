@@ -166,6 +166,12 @@ class StackSpec:
     """Copies of the message, into and out of the buffer, around an all-reduce in symmetric memory by ``auto``."""
     host_request_s: Seconds = 0.0
     """CPU time that a decode step takes longer for each request in it (scheduling, sampling, detokenising), seconds."""
+    frontend_s: Seconds = 0.0
+    """What a server adds to a request's first token (HTTP, its text's tokens, hops between processes), seconds."""
+    frontend_steps: Annotated[float, Limits(0, 1_000)] = 0.0
+    """What it adds in decode steps, each as long as the request's mean time per further token."""
+    frontend_token_s: Seconds = 0.0
+    """What it adds for each token of the prompt, seconds."""
     sustained_share: Factor = 1.0
     """Share of the tensor cores' peak that GEMMs keep up over long prompts, limited by power; 1 or more: no limit."""
     quantize_s: Seconds = 0.0

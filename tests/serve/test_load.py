@@ -36,6 +36,22 @@ def test_ladder_answers_the_same_requests_sooner() -> None:
     assert [each.request for each in standard.answers] == [each.request for each in ladder.answers]
 
 
+@pytest.mark.parametrize("stack", ["vllm", "sglang", "trtllm"])
+def test_a_server_adds_to_first_tokens_and_to_nothing_else(stack: str) -> None:
+    given, traffic = scenario(stack=stack), Traffic(rate=20.0, **{**LOAD, "requests": 60})
+    none = {"frontend_s": 0.0, "frontend_steps": 0.0, "frontend_token_s": 0.0}
+    engine, server = (
+        serve(given, traffic, ["standard"], changed=changed)["standard"].answers for changed in (none, {})
+    )
+    figures = given.stack
+    for alone, answer in zip(engine, server, strict=True):
+        assert answer.tpot_s == pytest.approx(alone.tpot_s)
+        added_s = figures.frontend_s + figures.frontend_steps * alone.tpot_s
+        added_s += figures.frontend_token_s * answer.request.prompt
+        assert added_s > 0.01
+        assert answer.ttft_s == pytest.approx(alone.ttft_s + added_s)
+
+
 def test_more_replicas_share_a_load() -> None:
     traffic = Traffic(rate=60.0, **LOAD)
     one, four = (serve(scenario(dp=dp, concurrency=dp), traffic, ["ladder"])["ladder"] for dp in (1, 4))
@@ -330,7 +346,6 @@ def test_the_command_prints_tables_json_and_csv(tmp_path: Path) -> None:
         (("--rate", "1", "--slo", "ttft_p42=1s"), "unknown percentile 'p42'"),
         (("--rate", "1", "--slo", "ttft_p95=1s,ttft_p95=2s"), "ttft_p95 is promised twice"),
         (("--rate", "1", "--router", "best"), "unknown router 'best'"),
-        (("--rate", "1", "--policy", "lifo"), "unknown policy 'lifo'"),
         (("--rate", "1", "--requests", "0"), "requests is 0: must be a whole number from 1"),
         (("--rate", "1", "--trace", "x"), "--rate 1.0 with --trace: a trace has its own times"),
         (("--prompt", "512", "--trace", "x"), "--prompt 512 with --trace: a trace has its own times and lengths"),

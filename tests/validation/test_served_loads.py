@@ -42,7 +42,7 @@ def test_the_table_sums_up_by_engine_and_by_requests_in_flight() -> None:
     assert "| all | 2 | 5.0 % | 5.0 % | 5.0 % | 5.0 % | 5.0 % | 0.0 % |" in text
     assert "| vllm | 2 |" in text
     assert "| 1 to 8 in flight | 1 |" in text
-    assert "vllm 50 %, too early by 100 ms in the median (1 rows; with that time added 0 %)" in text
+    assert "with at most 4 in flight, and with more: vllm 50 % (1 rows), 50 % (1 rows)." in text
 
 
 def test_the_page_has_the_table() -> None:
