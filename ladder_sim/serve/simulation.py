@@ -198,16 +198,11 @@ class _System:
             target.add(answer)
 
     def _answered(self, answer: Answer) -> None:
-        # wherever on its way it spends this time: its further tokens come as much later as its first one
+        # All its tokens come later by this. The engine has room for another request meanwhile: what servers take per
+        # step was fitted to engines that were full.
         outside_s = self.pool.spec.outside_s(answer)
         answer.first_s += outside_s
         answer.last_s += outside_s
-        if self._most and outside_s:
-            self.env.timeout(outside_s).callbacks.append(lambda _: self._received())
-        else:
-            self._received()
-
-    def _received(self) -> None:
         self._done += 1
         self._watch(self._done)
         self._send_due()

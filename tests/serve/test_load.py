@@ -61,10 +61,15 @@ def test_more_replicas_share_a_load() -> None:
     assert all(replica.gaps_s for replica in four.replicas)
 
 
+# the engine is done when the client has its answer
+AT_ONCE = {"stack.frontend_steps": 0.0, "stack.frontend_token_s": 0.0}
+
+
 def test_at_a_rate_the_client_holds_requests_back() -> None:
     """As `vllm bench serve --request-rate --max-concurrency` does: they arrive when one is answered, in their order."""
+    given = scenario(overrides=AT_ONCE)
     traffic = Traffic(rate=20.0, concurrency=3, **{**LOAD, "requests": 60})
-    free, held = (serve(scenario(), traffic, ["ladder"], concurrency=most)["ladder"].answers for most in (0, 3))
+    free, held = (serve(given, traffic, ["ladder"], concurrency=most)["ladder"].answers for most in (0, 3))
     ends: list[float] = []
     for own, answer in zip(free, held, strict=True):
         # the third of those before it that is answered last
@@ -74,7 +79,7 @@ def test_at_a_rate_the_client_holds_requests_back() -> None:
     assert any(answer.request.arrival_s > own.request.arrival_s for own, answer in zip(free, held, strict=True))
     assert any(answer.request.arrival_s == own.request.arrival_s for own, answer in zip(free, held, strict=True))
     # one that never has so many in flight is as without
-    wide = serve(scenario(), traffic, ["ladder"], concurrency=60)["ladder"].answers
+    wide = serve(given, traffic, ["ladder"], concurrency=60)["ladder"].answers
     assert [answer.last_s for answer in wide] == pytest.approx([answer.last_s for answer in free])
 
 
@@ -158,7 +163,7 @@ def test_slower_steps_are_slower() -> None:
 
 
 def test_so_many_requests_are_in_flight() -> None:
-    outcome = serve(scenario(), Traffic(concurrency=8, **LOAD), ["ladder"], concurrency=8)["ladder"]
+    outcome = serve(scenario(overrides=AT_ONCE), Traffic(concurrency=8, **LOAD), ["ladder"], concurrency=8)["ladder"]
     events = sorted(
         event for answer in outcome.answers for event in ((answer.request.arrival_s, 1), (answer.last_s, -1))
     )
