@@ -19,7 +19,7 @@ from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.signatures import typed
 from ladder_sim.specs.stack import StackSpec
 
-# tokens of a sequence: Llama 3 (arXiv 2407.21783), section 3.2
+# tokens of a sequence: an assumption, as Llama 3 was trained (arXiv 2407.21783; from memory, not checked in the paper)
 SEQUENCE = 8192
 # most GPUs that are tried if none are given
 MOST_GPUS = 1024
@@ -106,8 +106,10 @@ def adaptation(
         To train on; by default as few replicas as fit, in powers of two.
     sequence
         Tokens of a training sequence.
-    profile, ignore_memory, engine
-        As in `ladder_sim.predict`, of the serving.
+    profile, engine
+        As in `ladder_sim.predict`, of serving and training.
+    ignore_memory
+        Likewise, of the serving alone.
     predictions
         Of the serving, if there are any.
 
@@ -116,7 +118,8 @@ def adaptation(
     MemoryFitError
         A training step does not fit.
     UsageError
-        The wiring needs no training, the model has experts or latent attention, or the GPUs make no whole replicas.
+        The wiring needs no training, a number is not above 0, the model has experts or latent attention, or the GPUs
+        make no whole replicas.
 
     Examples
     --------
@@ -133,9 +136,13 @@ def adaptation(
         tokens, source = _published_tokens(variant)
     if not 0 < tokens < 1e15:
         raise UsageError(f"tokens {tokens:g}: must be above 0 and below 1e15", hint="e.g. --tokens 3e9")
+    if sequence < 1:
+        raise UsageError(
+            f"sequence {sequence}: must be above 0", hint="tokens to train on at a time, e.g. --sequence 8192"
+        )
     training, steps = _steps(scenario, ("standard", quality.wiring), gpus, sequence, profile, engine)
     names = ["standard", quality.wiring]
-    served = predictions or predict(scenario, names, profile=profile, ignore_memory=ignore_memory)
+    served = predictions or predict(scenario, names, profile=profile, ignore_memory=ignore_memory, engine=engine)
     return Adaptation(
         scenario=scenario,
         training=training,

@@ -1,5 +1,6 @@
 """`ladder-sim quality`: what other wirings lose or gain in quality, as published, and what adapting a model costs."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -90,8 +91,8 @@ def quality(
         raise UsageError(
             "--model without a wiring: a cost is that of one wiring", hint="e.g. ladder-sim quality ladder"
         )
-    if rate is not None and not rate > 0:
-        raise UsageError(f"rate {rate:g}: must be above 0", hint="requests per second, e.g. --rate 20")
+    if rate is not None and not 0 < rate < math.inf:
+        raise UsageError(f"rate {rate:g}: must be above 0 and finite", hint="requests per second, e.g. --rate 20")
 
     from ladder_sim.analysis.adaptation import SEQUENCE, adaptation
     from ladder_sim.sweeps.grid import scenario_at

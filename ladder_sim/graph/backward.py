@@ -3,11 +3,11 @@
 Every edge turns round, and every op becomes the one that makes the gradient of its input: what a wiring makes wait for
 an all-reduce, or lets run ahead of it, is so backward as well. An all-reduce sums the ranks' parts of an output;
 backward it sums their parts of that output's gradient, which is as late as the output was. Megatron's pair of
-conjugate operators (arXiv 1909.08053, section 3) has as many all-reduces, each before the norm instead of after it.
+conjugate operators (arXiv 1909.08053) has as many all-reduces, each before the norm instead of after it.
 
 A linear layer has two GEMMs backward: the gradient of its input, and that of its weights, which nothing waits for. That
-of a block's first layer runs next to the collective that its input's gradient goes into (Megatron-LM,
-tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication).
+of a block's first layer runs next to the collective that its input's gradient goes into (megatron-core
+0.16.1, tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication).
 """
 
 from ladder_sim.graph.layout import Gradient, Layout, ResidualOp
@@ -39,7 +39,7 @@ def rewrite(layout: Layout, *, recompute: bool) -> Layout:
     ordered.append((end, Step("loss", "activation", -1, ResidualOp("loss"), (end - 1,))))
 
     def key(at: int) -> int:
-        """Of the gradient of a step's input; then come those of weights, and what runs once more."""
+        """Of the gradient of a step's input; `end` further on, of that of its weights; then of what runs once more."""
         return end + 1 + at
 
     # gradients of weights until the next collective has been issued

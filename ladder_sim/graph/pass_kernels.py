@@ -237,7 +237,8 @@ def _gradient(op: Op, *, of_weights: bool) -> Op:
     if isinstance(shape, GemmShape) and not of_weights:
         shape = replace(shape, n=shape.k, k=shape.n)
     elif isinstance(shape, AttentionShape):
-        # FlashAttention-2 (arXiv 2307.08691), section 3.1: the scores once more, and four gradients
+        # FlashAttention-2 (arXiv 2307.08691): the scores once more, and the gradients of values, probabilities, queries
+        # and keys
         shape = replace(shape, products=5)
     elif isinstance(shape, ElementwiseShape) and op.kind not in ("add", "copy"):
         # input and gradient are read and another gradient is written, where input was read and output written

@@ -25,13 +25,13 @@ from ladder_sim.specs.model import ModelSpec
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.units import format_bytes
 
-# 32-bit weights and two moments of Adam (ZeRO, arXiv 1910.02054, section 3.1)
+# 32-bit weights and two 32-bit moments of Adam
 OPTIMIZER_BYTES = 12
 # these are read and written, the gradient is read and the 16-bit weight written
 UPDATE_BYTES = 2 * OPTIMIZER_BYTES + 2 * STATE_BYTES
 # of a pass forward and backward: a linear layer has one GEMM forward and two backward
 FORWARD_SHARE = 1 / 3
-# tokens of a step: models of 6.7 and 13 B parameters (GPT-3, arXiv 2005.14165, table 2.1)
+# tokens of a step: an assumption, as GPT-3's models of 6.7 and 13 B (arXiv 2005.14165; from memory, not checked there)
 STEP_TOKENS = 2_000_000
 
 

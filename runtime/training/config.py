@@ -12,7 +12,7 @@ from ladder_sim.system.files import write_file
 from runtime.checkpoint.convert import beyond_llama, hybrid
 from runtime.checkpoint.files import CONFIG, Checkpoint
 from runtime.config import ModelConfig, Wish, check_counts
-from runtime.fields import read_object
+from runtime.fields import field, read_object
 from runtime.model.wiring import Wiring, lay_out
 from runtime.model_types import TYPES
 from runtime.training.corpus import Corpus
@@ -103,9 +103,9 @@ class TrainingConfig:
             raise UsageError(f"--accumulate {self.accumulate}: must divide the batch, {self.batch}")
         for name in ("lr", "clip"):
             if not 0 < getattr(self, name) < math.inf:
-                raise UsageError(f"--{name} {getattr(self, name)}: must be above 0")
+                raise UsageError(f"--{name} {getattr(self, name)}: must be above 0 and finite")
         if not 0 <= self.weight_decay < math.inf:
-            raise UsageError(f"--weight-decay {self.weight_decay}: must be 0 or more")
+            raise UsageError(f"--weight-decay {self.weight_decay}: must be 0 or more and finite")
         if self.dtype not in ("fp32", "bf16"):
             raise UsageError(f"--dtype {self.dtype}: must be fp32 or bf16")
         if self.teacher is not None and self.objective != "distill":
@@ -220,8 +220,7 @@ def _claim(config: TrainingConfig) -> None:
         return
     if not config.resume:
         raise UsageError(f"--out {out}: holds a run", hint="add --resume to go on, or give a new folder")
-    before = read_object(file, what="the run of a training folder")["config"]
-    assert isinstance(before, dict)
+    before: dict[str, object] = field(read_object(file, what="the run of a training folder"), "config", dict, {})
     for name, value in config.fingerprint.items():
         if before.get(name) != value:
             raise UsageError(

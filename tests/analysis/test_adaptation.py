@@ -66,6 +66,8 @@ def test_refusals() -> None:
         adaptation(SERVED, "ladder", gpus=12)
     with pytest.raises(UsageError, match="tokens 0"):
         adaptation(SERVED, "ladder", tokens=0.0)
+    with pytest.raises(UsageError, match="sequence 0: must be above 0"):
+        adaptation(SERVED, "ladder", sequence=0)
     with pytest.raises(UsageError, match="experts or latent attention"):
         adaptation(Scenario.of(model="qwen3-30b-a3b", stack="vllm"), "farskip")
 
@@ -93,6 +95,7 @@ def test_command() -> None:
         (("ladder", "--tp", "4"), "--tp without --model"),
         (("--model", "8b"), "without a wiring"),
         (("ladder", "--model", "8b", "--rate", "0"), "rate 0: must be above 0"),
+        (("ladder", "--model", "8b", "--rate", "inf"), "rate inf: must be above 0"),
     ):
         ran = run("quality", *arguments)
         assert ran.code == 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -39,17 +39,16 @@ def adaptation_report(cost: Adaptation, usd_per_gpu_hour: float | None, tokens_p
     """What adapting a model costs, when that has paid, and the training step behind it."""
     served, step, hours = cost.scenario, cost.step, cost.gpu_hours
     rate = tokens_per_s or cost.serving_standard.rate
-    from_paper = f", as published of {cost.published_tokens}" if cost.published_tokens else ""
     lines = [
-        f"{served.model.name} to {step.variant}: {format_count(cost.tokens)} tokens{from_paper}",
+        f"{served.model.name} to {step.variant}: {_tokens(cost)}",
         f"served on {gpus_label(served)}, {load_label(served.workload)}, {served.stack.name}: "
-        f"{_span(cost.serving.speedup, '{:.2f}')} times as fast as standard",
+        f"{cost.serving.speedup.text} times as fast as standard",
     ]
-    rows = [("GPU-hours", _span(hours, "{:,.0f}"))]
+    rows = [("GPU-hours", _span(hours, "{:,.0f}".format))]
     if usd_per_gpu_hour is not None:
         rows.append(("US dollars", f"{hours.value * usd_per_gpu_hour:,.0f}"))
-    rows.append(("has paid after, tokens served", _counted(cost.break_even_tokens)))
-    rows.append((f"in days, at {rate:,.0f} tokens/s", _span(cost.days(tokens_per_s), "{:,.1f}")))
+    rows.append(("has paid after, tokens served", _span(cost.break_even_tokens, format_count)))
+    rows.append((f"in days, at {rate:,.0f} tokens/s", _span(cost.days(tokens_per_s), "{:,.1f}".format)))
     columns = ("training step", "time", "gain", "forward and backward", "activations", "memory")
     steps = [
         (
@@ -71,31 +70,29 @@ def adaptation_report(cost: Adaptation, usd_per_gpu_hour: float | None, tokens_p
         table(columns, steps),
         Text(
             f"of {format_count(step.tokens)} tokens on {plan}, sequences of {sequence}, bf16, NCCL.\n"
-            "No training step was compared with a measured one: the interval of GPU-hours is judgement.\n"
+            "No training step was compared with a measured one: the interval of GPU-hours is judgement, "
+            "for these tokens.\n"
         ),
     )
 
 
 def adaptation_sentence(cost: Adaptation) -> str:
     """The same in a line."""
-    after = _counted(cost.break_even_tokens)
+    hours, after = _span(cost.gpu_hours, "{:,.0f}".format), _span(cost.break_even_tokens, format_count)
     return (
-        f"{format_count(cost.tokens)} tokens, {_span(cost.gpu_hours, '{:,.0f}')} GPU-hours, has paid after {after} "
-        f"tokens served (ladder-sim quality {cost.step.variant})"
+        f"{_tokens(cost)}: {hours} GPU-hours, has paid after {after} tokens served "
+        f"(ladder-sim quality {cost.step.variant})"
     )
 
 
-def _span(span: Interval, form: str) -> str:
-    low, high, value = (
-        form.format(end) if math.isfinite(end) else "never" for end in (span.low, span.high, span.value)
-    )
-    return f"{value} ({low}-{high})"
+def _tokens(cost: Adaptation) -> str:
+    """To train on, and whose they are."""
+    from_paper = f", as published of {cost.published_tokens}" if cost.published_tokens else ""
+    return f"{format_count(cost.tokens)} tokens{from_paper}"
 
 
-def _counted(span: Interval) -> str:
-    value, low, high = (
-        format_count(end) if math.isfinite(end) else "never" for end in (span.value, span.low, span.high)
-    )
+def _span(span: Interval, write: Callable[[float], str]) -> str:
+    value, low, high = (write(end) if math.isfinite(end) else "never" for end in (span.value, span.low, span.high))
     return f"{value} ({low}-{high})"
 
 
