@@ -13,9 +13,12 @@ import argparse
 import json
 import math
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from ladder_sim.system.files import write_file
 
 # size: layers, hidden, heads, MLP width
 SIZES = {"0.5M": (4, 96, 4, 256), "1.6M": (8, 128, 4, 344), "4M": (9, 192, 6, 512)}
@@ -66,9 +69,7 @@ def run(arguments: argparse.Namespace) -> None:
             begun_s = time.monotonic()
             result = group(arguments, size, wiring)
             rates[size] = max(rates.get(size, 0.0), time.monotonic() - begun_s)
-            part = file.with_suffix(".part")
-            part.write_text(json.dumps(result, indent=1) + "\n")
-            part.rename(file)
+            write_file(file, json.dumps(result, indent=1) + "\n")
             print(f"{size} {wiring}: {statistics.mean(result['held_out']):.4f}, {rates[size]:.0f} s", flush=True)
 
 
@@ -76,13 +77,14 @@ def group(arguments: argparse.Namespace, size: str, wiring: str) -> dict[str, An
     """All seeds of one size and wiring."""
     import torch
 
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from benchmarks.stacked import Stack
     from runtime.config import ModelConfig
     from runtime.environment import environment
     from runtime.model.wiring import lay_out
     from runtime.training.batches import Batches
     from runtime.training.config import TrainingConfig
     from runtime.training.corpus import Corpus
-    from runtime.training.stacked import Stack
 
     torch.set_float32_matmul_precision("high")
     where = torch.device("cuda" if torch.cuda.is_available() and not arguments.cpu else "cpu")

@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ladder_sim.system.files import write_file
+
 # wired as ladder, without training: the last K layers, and the first
 LAST, FIRST = (4, 8, 15, 19, 30), (8,)
 RESULTS = "recovery.json"
@@ -70,7 +72,7 @@ def run(arguments: argparse.Namespace) -> None:
     held: dict[str, Any] = json.loads(results.read_text()) if results.exists() else {"runs": {}}
     if "untrained" not in held:
         held["untrained"] = untrained(arguments)
-        write(results, held)
+        write_file(results, json.dumps(held, indent=1) + "\n")
     for objective in arguments.objectives:
         for layers in [*arguments.layers, *([0] if objective == "next-token" else [])]:
             name = f"last-{layers}-{objective}"
@@ -109,7 +111,7 @@ def run(arguments: argparse.Namespace) -> None:
                 rows = [row for row in csv.DictReader(file) if row["held_out"]]
             curve = [{"tokens": int(row["tokens"]), "held_out": float(row["held_out"])} for row in rows]
             held["runs"][name] = {**json.loads((out / "run.json").read_text()), "curve": curve}
-            write(results, held)
+            write_file(results, json.dumps(held, indent=1) + "\n")
             longest_s = max(longest_s, time.monotonic() - begun_s)
             print(f"{name}: {result['first_held_out']:.4f} to {result['held_out']:.4f}, {longest_s:.0f} s", flush=True)
 
@@ -185,13 +187,6 @@ def on_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
-
-
-def write(file: Path, content: dict[str, Any]) -> None:
-    """Whole or not at all."""
-    part = file.with_suffix(".part")
-    part.write_text(json.dumps(content, indent=1) + "\n")
-    part.rename(file)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@
     loss          next tokens, or a teacher's distribution
     loop          optimiser, schedule and steps
     state         what a run needs to go on after it was killed
-    stacked       many small models at once: seeds and ranks as dimensions of tensors
 
 Data parallelism, pipeline stages and groups of ranks are not trained.
 """

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
+from benchmarks.stacked import Stack
 from ladder_sim.errors import UsageError
 from runtime.__main__ import main
 from runtime.checkpoint.files import Checkpoint
@@ -23,7 +24,6 @@ from runtime.training.batches import Batches
 from runtime.training.config import TrainingConfig, prepare_training
 from runtime.training.corpus import Corpus
 from runtime.training.loop import Run, train
-from runtime.training.stacked import Stack
 from tests.conftest import REPO
 from tests.support.checkpoints import VOCAB, save_checkpoint
 from tests.support.ranks import on_ranks
@@ -277,6 +277,7 @@ def test_bad_input_is_refused_before_a_step(files: Path, tmp_path: Path, capsys:
         "3 ranks cannot share": [*scratch, *text, *out, "--tp", "3"],
         "exists already": [*scratch, *text, *out[:2], "--out", str(model)],
         "longest context": [*scratch, *text, *out, "--context", "129"],
+        "must be above 0 and finite": [*scratch, *text, *out, "--lr", "inf"],
     }
     for message, arguments in cases.items():
         assert main(arguments) in (2, 3), message
