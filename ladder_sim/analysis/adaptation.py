@@ -57,6 +57,10 @@ class Adaptation:
         """That adapting takes."""
         return Interval.around(self.step.gpu_hours(self.tokens), COST_WIDTH)
 
+    def dollars(self, usd_per_gpu_hour: float) -> Interval:
+        """What they cost."""
+        return Interval.around(usd_per_gpu_hour * self.step.gpu_hours(self.tokens), COST_WIDTH)
+
     @cached_property
     def break_even_tokens(self) -> Interval:
         """New tokens to serve until the GPU-hours saved are those of adapting; infinite: it saves none."""

@@ -42,10 +42,10 @@ from runtime.training.config import RUN, STATES, TrainingConfig, TrainingInput, 
 from runtime.training.loss import divergence, next_token
 from runtime.training.state import States
 
-# of GPT-2's weights (`initializer_range` in its config.json); projections that write to the residual stream are divided
-# by the root of their number
+# of GPT-2's weights; projections that write to the residual stream are divided by the root of their number (both as in
+# transformers, models/gpt2)
 _SPREAD = 0.02
-# of AdamW, as is usual for language models (nanoGPT's train.py)
+# of AdamW: an assumption, as is usual for language models
 BETAS, EPS = (0.9, 0.95), 1e-8
 # the last learning rate, of the highest
 _LAST = 0.1

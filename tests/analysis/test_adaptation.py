@@ -87,7 +87,9 @@ def test_command() -> None:
     content = json.loads(run("quality", "hybrid-ladder:16", *flags, "--json").out)
     cost = content["cost"]
     assert cost["tokens"] == 3e9
-    assert cost["usd"] == pytest.approx(2 * cost["gpu_hours"])
+    assert cost["tokens_published_of"] == "hybrid-ladder:16 of Llama-3.1-8B-Instruct"
+    for end in ("", "_low", "_high"):
+        assert cost[f"usd{end}"] == pytest.approx(2 * cost[f"gpu_hours{end}"])
     assert cost["break_even_days"] == pytest.approx(cost["break_even_tokens"] / 20 / 512 / 86400)
     assert content["rows"][0]["wiring"] == "hybrid-ladder:16"
     for arguments, error in (

@@ -18,14 +18,18 @@ def adaptation_fields(
     cost: Adaptation, usd_per_gpu_hour: float | None = None, tokens_per_s: float | None = None
 ) -> dict[str, Any]:
     """What adapting a model costs; null where it never pays."""
-    hours, tokens, days = cost.gpu_hours, cost.break_even_tokens, cost.days(tokens_per_s)
-    spans = {"gpu_hours": hours, "break_even_tokens": tokens, "break_even_days": days}
+    spans = {
+        "gpu_hours": cost.gpu_hours,
+        **({} if usd_per_gpu_hour is None else {"usd": cost.dollars(usd_per_gpu_hour)}),
+        "break_even_tokens": cost.break_even_tokens,
+        "break_even_days": cost.days(tokens_per_s),
+        "gain": cost.serving.speedup,
+    }
     fields: dict[str, Any] = {
         f"{name}{end}": value if math.isfinite(value) else None
         for name, span in spans.items()
         for end, value in (("", span.value), ("_low", span.low), ("_high", span.high))
     }
-    dollars = {} if usd_per_gpu_hour is None else {"usd": hours.value * usd_per_gpu_hour}
     steps = {
         name: {
             "step_s": step.seconds,
@@ -39,9 +43,8 @@ def adaptation_fields(
     return {
         "scenario": scenario_fields(cost.scenario),
         "tokens": cost.tokens,
+        "tokens_published_of": cost.published_tokens or None,
         **fields,
-        **dollars,
-        "gain": cost.serving.speedup.value,
         "training_gain": cost.training_gain,
         "training_gpus": cost.step.gpus,
         "training_plan": str(cost.training.plan),

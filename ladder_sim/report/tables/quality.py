@@ -46,7 +46,7 @@ def adaptation_report(cost: Adaptation, usd_per_gpu_hour: float | None, tokens_p
     ]
     rows = [("GPU-hours", _span(hours, "{:,.0f}".format))]
     if usd_per_gpu_hour is not None:
-        rows.append(("US dollars", f"{hours.value * usd_per_gpu_hour:,.0f}"))
+        rows.append(("US dollars", _span(cost.dollars(usd_per_gpu_hour), "{:,.0f}".format)))
     rows.append(("has paid after, tokens served", _span(cost.break_even_tokens, format_count)))
     rows.append((f"in days, at {rate:,.0f} tokens/s", _span(cost.days(tokens_per_s), "{:,.1f}".format)))
     columns = ("training step", "time", "gain", "forward and backward", "activations", "memory")
