@@ -1,6 +1,6 @@
 """vLLM plug-in of a benchmark: an all-reduce over two or more ranks ends no sooner than a slow link would carry it.
 
-The link carries one message at a time, each in `LINK_MS` milliseconds, on top of nothing: gloo's own time is within it.
+The link carries one message at a time, each in `LINK_MS` milliseconds, gloo's own time included.
 """
 
 import os

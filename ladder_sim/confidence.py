@@ -205,13 +205,12 @@ class Confidence:
         request, other = self._requests[name], base._requests[base_name]
         every = {part for each in (self, base) for part, checked in each.validated.items() if not checked}
         same_stack = self.scenario.stack == base.scenario.stack
-        unchecked = [
-            UNCHECKED[part] for part in sorted(every - ({"technique"} if same_stack else {"technique", "stack"}))
-        ]
+        apart = {"technique"} if same_stack else {"technique", "stack"}
+        unchecked = [UNCHECKED[part] for part in sorted(every - apart)]
         parts = [self._speedup_width(name, base, base_name), _by_unchecked(request, other, unchecked).speedup]
         if not same_stack:
             sides = ((self, request, other), (base, other, request))
-            parts += (_by_own_algorithms(one, another) for side, one, another in sides if not side.validated["stack"])
+            parts += (_by_own_algorithms(own, others) for side, own, others in sides if not side.validated["stack"])
         technique = [UNCHECKED["technique"]]
         if self.scenario.techniques != base.scenario.techniques:
             parts += (

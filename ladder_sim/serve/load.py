@@ -8,7 +8,7 @@ from typing import Any, Self
 from ladder_sim.costs.profile import CalibrationProfile
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.variants import canonical_names
-from ladder_sim.serve.engines import replica_of, scheduler_spec, with_drafter
+from ladder_sim.serve.engines import check_engine, replica_of, scheduler_spec, with_drafter
 from ladder_sim.serve.measured_steps import MeasuredSteps, RewiredSteps
 from ladder_sim.serve.mix import MixTimes, StepLimits
 from ladder_sim.serve.outcome import Outcome
@@ -50,7 +50,10 @@ class Service:
     _times: dict[str, MixTimes] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        if self.engine and self.prefill:
+        if self.engine is None:
+            return
+        check_engine(self.engine, self.scenario)
+        if self.prefill:
             raise UsageError(
                 f"engine {self.engine} with replicas that run prompts only: their scheduler is simulated",
                 hint="leave out one of them",
@@ -147,7 +150,7 @@ class Service:
         return replace(self, scenario=self.prefill, changed=changed, prefill=None, _times={})
 
     def _pool(self, variant: str, replicas: int | None, slower: float) -> Pool:
-        replica = replica_of(self.engine, self.scenario)
+        replica = replica_of(self.engine)
         plan, times = self.scenario.plan, self.times(variant).slower(slower)
         count = plan.dp if replicas is None else replicas
         # steps at once are for requests of their own, as if they were further replicas

@@ -55,7 +55,7 @@ class StepTimes:
     sms
         Of a GPU.
     split_from
-        Tokens from which steps that decode, and steps with prompts, run in parts (token-split).
+        Tokens from which steps that decode, and steps with prompts, run in parts (token-split); infinite: none does.
 
     Examples
     --------
@@ -77,7 +77,7 @@ class StepTimes:
         host_request_s: float,
         heads: int,
         sms: int,
-        split_from: tuple[float, float] = (math.inf, math.inf),
+        split_from: tuple[float, float],
     ) -> None:
         self.limits, self.host_request_s = limits, host_request_s
         self._heads, self._sms = heads, sms
@@ -136,7 +136,7 @@ class StepTimes:
             host_request_s=float(costs.hardware.stack.host_request_s),
             heads=scenario.model.heads // scenario.plan.tp,
             sms=scenario.cluster.gpu.sms,
-            **({"split_from": (DECODE_TOKENS, PROMPT_TOKENS)} if "token-split" in scenario.techniques else {}),
+            split_from=(DECODE_TOKENS, PROMPT_TOKENS) if "token-split" in scenario.techniques else (math.inf, math.inf),
         )
 
     def slower(self, factor: float) -> Self:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import inf
 
 from ladder_sim.graph.ops import COLLECTIVE_KINDS
 
@@ -129,7 +130,8 @@ class TraceGraph:
         """One step alone, from time zero; without its CPU threads if they had launched it before the last one ended."""
         chosen = [index for index, op in enumerate(self.ops) if op.step == step]
         before_s = max((op.end_s for op in self.ops if op.step < step and self.lanes[op.lane].device), default=0.0)
-        if all(self.ops[index].end_s <= before_s for index in chosen if self.ops[index].kind == "launch"):
+        launched_s = max((self.ops[index].end_s for index in chosen if self.ops[index].kind == "launch"), default=inf)
+        if launched_s <= before_s:
             # in the next step they are as far ahead again
             chosen = [index for index in chosen if self.lanes[self.ops[index].lane].device]
         alone = self.keep(chosen).with_starts()

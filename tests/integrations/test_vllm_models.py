@@ -90,6 +90,18 @@ def test_the_authors_config_is_served_as_it_says(environment: dict[str, str], mo
     assert [token for token, _ in answer] == [token for token, _ in likeliest]
 
 
+def predicted(stack: str) -> dict[str, Any]:
+    """Settings of an engine that runs no model, but takes the predicted time of each step."""
+    scenario = {"model": "8b", "tp": 1, "stack": stack}
+    executor = "integrations.vllm.executor.PredictedExecutor"
+    return {"distributed_executor_backend": executor, "additional_config": {"ladder_sim": scenario}}
+
+
+def test_predicted_steps_answer_requests(environment: dict[str, str], models: Path) -> None:
+    answers = served(environment, models / "llama", {}, 1, **predicted("vllm"))
+    assert [len(answer) for answer in answers] == len(PROMPTS) * [GEN]
+
+
 @pytest.mark.parametrize(
     ("family", "variant", "engine", "message"),
     [
@@ -97,6 +109,7 @@ def test_the_authors_config_is_served_as_it_says(environment: dict[str, str], mo
         ("llama", "upper-bound", {}, "upper-bound: its ranks never agree"),
         ("llama", "laddr", {}, "unknown variant 'laddr'"),
         ("llama-tied-biased", "delayed:2", {}, "delayed:2: output biases are on rank 0 alone"),
+        ("llama", "standard", predicted(stack="trtllm"), "engine vllm with stack trtllm: its scheduler is not"),
     ],
 )
 def test_what_cannot_be_served_is_refused(

@@ -42,7 +42,8 @@ def main() -> None:
         adding = SamplingParams(temperature=0, max_tokens=case["gen"], logprobs=0, detokenize=False, ignore_eos=True)
         (output,) = llm.generate([{"prompt_token_ids": prompt}], adding, use_tqdm=False)
         tokens, logprobs = output.outputs[0].token_ids, output.outputs[0].logprobs
-        results.append([(token, at[token].logprob) for token, at in zip(tokens, logprobs, strict=True)])
+        # an executor without a model has none
+        results.append([(token, logprobs[at][token].logprob if logprobs else 0.0) for at, token in enumerate(tokens)])
     print(json.dumps(results))
 
 

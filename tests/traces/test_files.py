@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ladder_sim.errors import UsageError
-from ladder_sim.traces.graph import TraceGraph
+from ladder_sim.traces.graph import Lane, TraceGraph, TraceOp
 from ladder_sim.traces.iterations import choose_step
 from ladder_sim.traces.load import load
 from tests.support.trace_files import MAIN, TraceFile, decode_graph, tensor_parallel
@@ -143,6 +143,15 @@ def test_the_last_step_is_the_last_with_anything_in_it(tmp_path: Path) -> None:
     graph = load([trace.write(tmp_path / "rank0.json")])
     assert len(graph.steps) == 3
     assert choose_step(graph, None).steps == graph.steps[1:2]
+
+
+def test_a_step_that_launches_nothing_keeps_its_cpu_threads() -> None:
+    """Regression: the last step of a CPU's single rank was empty."""
+    ops = tuple(
+        TraceOp(name="mm", kind="gemm", lane=0, start_s=at, end_s=at + 1.0, duration_s=1.0, step=at) for at in range(2)
+    )
+    graph = TraceGraph(ops=ops, lanes=(Lane(name="thread 1", rank=0, device=False),), steps=("first", "last"))
+    assert [op.name for op in choose_step(graph, None).ops] == ["mm"]
 
 
 def test_a_file_of_one_step(tmp_path: Path) -> None:

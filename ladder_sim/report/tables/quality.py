@@ -81,7 +81,7 @@ def adaptation_sentence(cost: Adaptation) -> str:
     hours, after = _span(cost.gpu_hours, "{:,.0f}".format), _span(cost.break_even_tokens, format_count)
     return (
         f"{_tokens(cost)}: {hours} GPU-hours, has paid after {after} tokens served "
-        f"(ladder-sim quality {cost.step.variant})"
+        f"(more: ladder-sim quality {cost.step.variant} with the same flags)"
     )
 
 
