@@ -146,7 +146,8 @@ class Worker(Generic[Report]):
                 end = _End(LadderSimError("the worker process died, possibly out of memory", hint="ask for less"))
             with self._changed:
                 self._running = None
-                job.error, job.done = end.error, True
+                # one that was given up has no answer, whoever looks at it late
+                job.error, job.done = end.error, self._jobs.get(job.question) is job
                 job.pages.clear()
                 done = [question for question, each in self._jobs.items() if each.done]
                 for question in done[:-_KEPT]:

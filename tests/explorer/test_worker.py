@@ -37,6 +37,8 @@ def test_a_newer_question_gives_the_older_up(worker: Worker[str], tmp_path: Path
     newer = worker.ask("a", ("say", "newer"))
     until(lambda: newer.done)
     assert newer.report == "newer"
+    # Regression: it was, with what it had reported by then as its answer
+    assert not older.done
     gate.touch()
     assert worker.answer(("say", "another")) == "another"
     assert not (tmp_path / "gate.end").exists()
