@@ -37,7 +37,8 @@ class KvBlocks:
 
         # contents that can be used again
         self._block_of: dict[Hashable, int] = {}
-        self._name_of: dict[int, Hashable] = {}
+        # None: they are kept for as long as others, but nobody asks for them
+        self._name_of: dict[int, Hashable | None] = {}
 
     def needed(self, tokens: int) -> int:
         """Blocks that so many tokens take."""
@@ -83,21 +84,29 @@ class KvBlocks:
         if self.reuse and shared > before:
             self._keep(answer, before // self.size, shared // self.size)
 
-    def release(self, answer: Answer, tokens: int) -> None:
+    def release(self, answer: Answer, tokens: int, *, answered: bool = False) -> None:
         """Stop using a request's blocks, the first of which hold `tokens` tokens of it."""
+        names, others, free = self._name_of, self._others, self.free
         if self.reuse:
             # nobody else could use these before
-            self._keep(answer, answer.request.shared_tokens // self.size, tokens // self.size)
-        names, others, free = self._name_of, self._others, self.free
-        for block in reversed(answer.blocks):
-            if block in others:
+            start, stop = answer.request.shared_tokens // self.size, tokens // self.size
+            if answered and not answer.preemptions:
+                # nor can anybody later: they keep their place in the queue, without a name
+                names.update(dict.fromkeys(answer.blocks[start:stop]))
+            else:
+                self._keep(answer, start, stop)
+        blocks = answer.blocks[::-1]
+        if others:
+            used = {block for block in blocks if block in others}
+            for block in used:
                 others[block] -= 1
                 if not others[block]:
                     del others[block]
-            else:
-                free[block] = None
-                if block not in names:
-                    free.move_to_end(block, last=False)
+            blocks = [block for block in blocks if block not in used]
+        free.update(dict.fromkeys(blocks))
+        for block in blocks:
+            if block not in names:
+                free.move_to_end(block, last=False)
         answer.blocks = []
 
     def _keep(self, answer: Answer, start: int, stop: int) -> None:

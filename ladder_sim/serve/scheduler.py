@@ -166,7 +166,7 @@ class Scheduler:
 
     def release(self, answer: Answer) -> None:
         """Stop using the blocks of a request that is answered."""
-        self.blocks.release(answer, answer.request.prompt + answer.request.gen - 1)
+        self.blocks.release(answer, answer.request.prompt + answer.request.gen - 1, answered=True)
 
     # prompts
 
