@@ -37,6 +37,7 @@ class KvBlocks:
 
         # contents that can be used again
         self._block_of: dict[Hashable, int] = {}
+
         # None: they are kept for as long as others, but nobody asks for them
         self._name_of: dict[int, Hashable | None] = {}
 
