@@ -6,6 +6,7 @@
 # make verify-properties  every property over 1,000 examples, for those who change readers or the simulator
 # make verify-measured  predictions against real runs, and speed: needs a quiet machine for twenty minutes
 # make gpu-evidence  measures a borrowed machine with GPUs, under 40 minutes, into one archive; goes on if it was killed
+# make docs          the documentation site, in site/; fails on a broken link or anchor
 # make browser       sees to a Chromium for the tests; make test does it first
 # make system-deps   installs Debian packages that some tests need; needs root if one is missing
 
@@ -24,7 +25,7 @@ PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --constr
 # A worker that is done takes tests from the end of another's: most files stay whole, and with them their fixtures.
 PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal
 
-.PHONY: predict check test verify verify-exact verify-properties verify-measured gpu-evidence browser system-deps clean
+.PHONY: predict check test docs verify verify-exact verify-properties verify-measured gpu-evidence browser system-deps clean
 
 predict: $(VENV)/.base-installed
 	@$(BIN)/ladder-sim predict --model 405b --nodes 2
@@ -36,6 +37,9 @@ check: $(VENV)/.test-installed
 # With arguments the choice of tests is the caller's.
 test: $(VENV)/.test-installed $(if $(PYTEST_ARGS),,browser)
 	$(PYTEST) $(PYTEST_ARGS)
+
+docs: $(VENV)/.docs-installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 verify: verify-exact verify-properties verify-measured
 
@@ -78,6 +82,11 @@ $(VENV)/.test-installed: $(VENV)/.base-installed
 	$(PIP_INSTALL) --no-build-isolation --editable '.[test]'
 	@touch $@
 
+$(VENV)/.docs-installed: $(VENV)/.base-installed
+	@echo "Installing the docs extra into $(VENV)"
+	$(PIP_INSTALL) --no-build-isolation --editable '.[docs]'
+	@touch $@
+
 $(VENV)/.runtime-installed: $(VENV)/.base-installed
 	@echo "Installing the runtime extra into $(VENV): with torch several GB, some minutes the first time"
 	$(PIP_INSTALL) --no-build-isolation --editable '.[runtime]'
@@ -109,4 +118,4 @@ system-deps:
 	fi
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist site *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

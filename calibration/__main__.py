@@ -26,12 +26,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit code: 0, or that of the error.
     """
     argv = list(sys.argv[1:] if arguments is None else arguments)
-    options = _parser().parse_args(argv, argparse.Namespace(argv=argv))
+    options = argument_parser().parse_args(argv, argparse.Namespace(argv=argv))
     # only what starts ranks has an exit code of its own
     return exit_code(lambda: options.run(options), debug=options.debug, report=report_error)
 
 
-def _parser() -> argparse.ArgumentParser:
+def argument_parser() -> argparse.ArgumentParser:
+    """The commands and their options."""
     parser = argparse.ArgumentParser(prog="calibration", description="From measurements to calibration profiles.")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")

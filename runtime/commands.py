@@ -38,11 +38,7 @@ _DTYPES = "fp32, bf16 or fp16"
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The options of one command; raises UsageError."""
-    parser = _Parser(prog="python -m runtime", description="Real tensor-parallel forward passes.")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
-    for add in (_add_bench, _add_complete, _add_eval, _add_convert, _add_train, _add_adapt):
-        add(commands)
-    arguments, unknown = parser.parse_known_args(argv)
+    arguments, unknown = argument_parser().parse_known_args(argv)
     if unknown:
         option, command = unknown[0].partition("=")[0], arguments.command
         raise UsageError(
@@ -50,6 +46,15 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             hint=f"leave it out; `python -m runtime {command} --help` lists the options",
         )
     return arguments
+
+
+def argument_parser() -> argparse.ArgumentParser:
+    """The commands and their options."""
+    parser = _Parser(prog="python -m runtime", description="Real tensor-parallel forward passes.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
+    for add in (_add_bench, _add_complete, _add_eval, _add_convert, _add_train, _add_adapt):
+        add(commands)
+    return parser
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, get_args
 from ladder_sim.display.document import Document
 
 if TYPE_CHECKING:
+    from ladder_sim.specs.fields import Limits
     from ladder_sim.specs.scenario import Scenario
-    from ladder_sim.specs.settings import Setting
 
 
 def settings_document(scenario: Scenario) -> Document:
@@ -20,7 +20,7 @@ def settings_document(scenario: Scenario) -> Document:
     profile = resolve_profile(scenario, None)
     settings = {
         name: {
-            **_schema(setting),
+            **value_schema(setting.kind, setting.limits),
             "unit": setting.unit,
             "default": used_value(scenario, setting.name, profile),
             "description": setting.meaning,
@@ -31,14 +31,15 @@ def settings_document(scenario: Scenario) -> Document:
     return Document(content={**names, "settings": settings})
 
 
-def _schema(setting: Setting) -> dict[str, Any]:
-    limits, choices = setting.limits, get_args(setting.kind)
+def value_schema(kind: Any, limits: Limits | None) -> dict[str, Any]:
+    """What values of a type may be, in the words of JSON Schema."""
+    choices = get_args(kind)
     if limits:
         return {
-            "type": "integer" if setting.kind is int else "number",
+            "type": "integer" if kind is int else "number",
             "exclusiveMinimum" if limits.above else "minimum": limits.minimum,
-            "maximum": setting.kind(limits.maximum),
+            "maximum": kind(limits.maximum),
         }
-    if setting.kind is bool:
+    if kind is bool:
         return {"type": "boolean"}
     return {"type": "string", **({"enum": list(choices)} if choices else {})}

@@ -19,10 +19,10 @@ COLUMNS = ("setting", "default", "range", "meaning")
 MANY_CHOICES = 8
 
 
-def settings_report(scenario: Scenario) -> RenderableType:
-    """A row per setting, with the value that predictions of this scenario use."""
+def settings_rows(scenario: Scenario) -> list[tuple[str, str, str, str]]:
+    """Of every setting the name, the value that predictions of this scenario use, what it may be, and what it means."""
     profile = resolve_profile(scenario, None)
-    rows = [
+    return [
         (
             name,
             value_text(setting.field, used_value(scenario, setting.name, profile)),
@@ -31,8 +31,12 @@ def settings_report(scenario: Scenario) -> RenderableType:
         )
         for name, setting in sorted(described().items())
     ]
+
+
+def settings_report(scenario: Scenario) -> RenderableType:
+    """A row per setting."""
     return Group(
-        table(COLUMNS, rows, left=len(COLUMNS), wrapped=COLUMNS[2:]),
+        table(COLUMNS, settings_rows(scenario), left=len(COLUMNS), wrapped=COLUMNS[2:]),
         Text(
             f"\ndefaults of {scenario.model.name} on {scenario.cluster.name} under {scenario.stack.name} as predictions"
             " use them, fits included\na value takes any unit of its kind: 400Gb/s or 50GB/s"

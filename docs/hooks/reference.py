@@ -1,0 +1,150 @@
+"""Lists of the reference that code knows best: commands with their options, and settings.
+
+A page has ``<!-- commands -->`` or ``<!-- settings -->`` where the site shows the list.
+"""
+
+import argparse
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import typer.main
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import Files
+from mkdocs.structure.pages import Page
+
+import calibration.__main__
+import runtime.commands
+from ladder_sim.cli.main import app
+from ladder_sim.report.tables.settings import settings_rows
+from ladder_sim.specs.arguments import DEFAULTS
+from ladder_sim.specs.scenario import Scenario
+from ladder_sim.specs.settings import described
+
+# commands whose other options another package reads: the heading above them there, and its command
+_PASSED_ON: Mapping[str, Mapping[str, str]] = {
+    "run": {"With `--prompt`": "complete", "With `--bench`": "bench"},
+    "train": {"Training": "train"},
+    "adapt": {"Training": "adapt"},
+}
+_SECTIONS = {
+    "model": "Model",
+    "gpu": "GPU",
+    "cluster": "Cluster",
+    "intra": "Links in a node",
+    "inter": "Links between nodes",
+    "host": "Links through host memory, without peer-to-peer",
+    "stack": "Stack",
+    "workload": "Workload",
+}
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Put the lists in their places."""
+    for place, lines in _LISTS.items():
+        if place in markdown:
+            markdown = markdown.replace(place, "\n".join(lines()))
+    return markdown
+
+
+def _commands() -> Iterator[str]:
+    """Every command: what it does, and its options in groups."""
+    runtime_parsers, calibration_parsers = map(
+        _members, (runtime.commands.argument_parser(), calibration.__main__.argument_parser())
+    )
+    for name, command in typer.main.get_command(app).commands.items():
+        yield from _heading(2, name, command.help)
+        yield from _typer_options(command)
+        for title, other in _PASSED_ON.get(name, {}).items():
+            yield from _heading(3, title)
+            yield from _argparse_options(runtime_parsers[other], f"{name} ")
+        if name == "crosscheck":
+            yield from _argparse_options(calibration_parsers[name], f"{name} ")
+        for member, each in getattr(command, "commands", {}).items():
+            if not each.hidden:
+                yield from _heading(3, f"{name} {member}", each.help)
+                yield from _typer_options(each)
+                if name == "calibrate":
+                    yield from _argparse_options(calibration_parsers[member], f"{name} {member} ")
+
+
+def _heading(level: int, title: str, text: str | None = None) -> Sequence[str]:
+    return ("#" * level + f" {title}", "", text or "", "")
+
+
+def _typer_options(command: Any) -> Iterator[str]:
+    context = command.context_class(command)
+    rows: dict[str, list[tuple[str, str]]] = {}
+    for each in command.params:
+        if not each.hidden and "--help" not in each.opts:
+            rows.setdefault(each.rich_help_panel or "", []).append(each.get_help_record(context))
+    for panel, own in rows.items():
+        yield from _table(panel, own)
+
+
+def _argparse_options(parser: argparse.ArgumentParser, called: str) -> Iterator[str]:
+    # argparse tells what it holds by names with an underscore only
+    formatter = parser._get_formatter()
+    for group in parser._action_groups:
+        rows = []
+        for action in group._group_actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for name, member in action.choices.items():
+                    yield from _heading(4, f"{called}{name}")
+                    yield from _argparse_options(member, f"{called}{name} ")
+            elif not isinstance(action, argparse._HelpAction) and action.help != argparse.SUPPRESS:
+                names = ", ".join(action.option_strings)
+                value = "" if action.nargs == 0 else formatter._format_args(action, action.dest.upper())
+                rows.append((f"{names} {value}".strip(), formatter._expand_help(action) if action.help else ""))
+        title = "" if group.title in ("options", "positional arguments") else (group.title or "").capitalize()
+        yield from _table(title, rows)
+
+
+def _members(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:
+    """Its commands."""
+    return next(action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+
+
+def _settings() -> Iterator[str]:
+    """Every setting by section, with the value that the default scenario uses."""
+    known = described()
+    rows = settings_rows(Scenario.of(model=DEFAULTS["model"], cluster=DEFAULTS["cluster"], tp=1))
+    for section, title in _SECTIONS.items():
+        yield from _heading(2, title)
+        yield from _table(
+            "",
+            [
+                (name, known[name].unit, default, limits, known[name].meaning)
+                for name, default, limits, _ in rows
+                if name.startswith(f"{section}.")
+            ],
+            ("setting", "SI unit", "default", "range", "meaning"),
+        )
+
+
+def _table(title: str, rows: Sequence[Sequence[str]], columns: Sequence[str] = ("option", "meaning")) -> Iterator[str]:
+    """A table whose first column is code; nothing if it has no rows."""
+    if not rows:
+        return
+    if title:
+        yield from (f"**{_plain(title)}**", "")
+    yield from (_line(columns), _line("---" for _ in columns))
+    yield from (_line((f"<code>{_plain(name)}</code>", *map(_text, texts))) for name, *texts in rows)
+    yield ""
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |".replace("\n", " ")
+
+
+def _text(text: str) -> str:
+    """Text with code between backticks, in a cell."""
+    return "".join(part if part.startswith("`") else _plain(part) for part in re.split("(`[^`]*`)", text))
+
+
+def _plain(text: str) -> str:
+    """Text without what Markdown and HTML would read otherwise."""
+    return re.sub(r"[&<>*_|[`]", lambda character: f"&#{ord(character[0])};", text)
+
+
+_LISTS: Mapping[str, Callable[[], Iterator[str]]] = {"<!-- commands -->": _commands, "<!-- settings -->": _settings}
