@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.serve_vllm import Campaign, check_environment, conditions, filled, predict, to_text, with_section
 from benchmarks.vllm_server import Setting, prepare
-from ladder_sim.errors import exit_code
+from ladder_sim.errors import UsageError, exit_code
 from ladder_sim.serve import MeasuredSteps
 from ladder_sim.system.files import write_file
 from ladder_sim.system.processes import ending_children
@@ -33,6 +33,7 @@ from ladder_sim.system.processes import ending_children
 REPO = Path(__file__).parents[1]
 RECORDED = REPO / "tests" / "data" / "vllm_ladder"
 PAGE = REPO / "docs" / "adopt.md"
+RUNS = "runs.json"
 VARIANTS = ("standard", "ladder")
 FIGURES = {"tpot_p50_s": "TPOT p50", "ttft_p50_s": "TTFT p50"}
 # what is asked of predictions: errors of TPOT, and of ladder's gain in TPOT
@@ -60,6 +61,8 @@ def main() -> int:
             campaign = Campaign(place, recorded, arguments.python, arguments.seconds, arguments.rounds)
             for delay_ms in arguments.delays:
                 measure(campaign, delay_ms)
+    elif not (recorded / RUNS).exists():
+        raise UsageError(f"{recorded / RUNS}: no measurement is recorded there", hint="measure first, without --page")
     section = to_section(recorded)
     page.write_text(with_section(PAGE.read_text("utf-8"), section), "utf-8")
     print(section)
@@ -68,7 +71,7 @@ def main() -> int:
 
 def measure(campaign: Campaign, delay_ms: float) -> None:
     """Measure over one link, and add it to the results, unless it is there."""
-    file = campaign.recorded / "runs.json"
+    file = campaign.recorded / RUNS
     results = json.loads(file.read_text("utf-8")) if file.exists() else {**conditions(campaign.python), "runs": []}
     if any(run["delay_ms"] == delay_ms for run in results["runs"]):
         print(f"{file} has the link of {delay_ms:g} ms", file=sys.stderr)
@@ -138,7 +141,7 @@ class Row(NamedTuple):
 
 def compare(recorded: Path) -> Iterator[Row]:
     """Predict every recorded run."""
-    every = json.loads((recorded / "runs.json").read_text("utf-8"))["runs"]
+    every = json.loads((recorded / RUNS).read_text("utf-8"))["runs"]
     for delay_ms, rate in dict.fromkeys((run["delay_ms"], run["rate"]) for run in every):
         runs = {
             variant: [
@@ -181,7 +184,7 @@ _TABLE = (
 
 def to_section(recorded: Path) -> str:
     """The section of the page."""
-    results, rows = json.loads((recorded / "runs.json").read_text("utf-8")), list(compare(recorded))
+    results, rows = json.loads((recorded / RUNS).read_text("utf-8")), list(compare(recorded))
     runs = results["runs"]
     method = _METHOD.format(
         **results["versions"],

@@ -84,7 +84,8 @@ def server(place: Path, python: str, name: str, setting: Setting) -> Iterator[Se
         port = free.getsockname()[1]
     command = [python, str(place / "vllm_cpu.py"), "serve", "model", *_SERVER, f"--port={port}"]
     command += [f"--tensor-parallel-size={tp}", f"--hf-overrides={json.dumps(setting.config)}"]
-    environment = {**os.environ, **setting.environment}
+    # at light load a client's connections idle for longer than uvicorn's five seconds, and it uses them again
+    environment = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600", **os.environ, **setting.environment}
     if tp > 1:
         environment["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(map(str, sorted(os.sched_getaffinity(0))[:tp]))
     with log.open("wb") as output:

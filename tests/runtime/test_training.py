@@ -24,6 +24,7 @@ from runtime.training.batches import Batches
 from runtime.training.config import TrainingConfig, prepare_training
 from runtime.training.corpus import Corpus
 from runtime.training.loop import Run, train
+from runtime.training.state import States
 from tests.conftest import REPO
 from tests.support.checkpoints import VOCAB, save_checkpoint
 from tests.support.ranks import on_ranks
@@ -254,6 +255,17 @@ def test_a_full_disk_leaves_the_last_state(
     monkeypatch.undo()
     assert train(replace(config, resume=True), CommConfig())["steps_now"] == 0
     assert Checkpoint.open(config.out / "checkpoint")
+
+
+def test_a_damaged_state_is_named(tmp_path: Path) -> None:
+    states = States(tmp_path, Alone())
+    states.save(3, {})
+    (tmp_path / "step-3.rank-0.pt").write_bytes(b"damaged")
+    with pytest.raises(UsageError, match=r"step-3.rank-0.pt' cannot be read"):
+        states.load(torch.device("cpu"))
+    (tmp_path / "latest").write_text("")
+    with pytest.raises(UsageError, match="must hold the number of a step, not ''"):
+        print(states.step)
 
 
 def test_bad_input_is_refused_before_a_step(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
