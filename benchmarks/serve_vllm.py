@@ -163,7 +163,8 @@ class Campaign(NamedTuple):
         rates |= {} if rates else {load: round(share * most, 1) for load, share in LOADS.items()}
         # as many as in the runs, so that it has what the client and the API server take from the engine's cores
         rate = rates["moderate"]
-        return fit_steps(read_step_log(server.log), self._send(server, rate, round(2 * self.seconds * rate), 2))
+        moderate = self._send(server, rate, round(2 * self.seconds * rate), 2)
+        return fit_steps(read_step_log(server.log), moderate)
 
     def _run(self, server: Server, rate: float, seed: int) -> dict[str, Any]:
         result = self._send(server, rate, round(self.seconds * rate), seed)

@@ -154,7 +154,8 @@ def _check_fits(scenario: Scenario, memory: MemoryUse) -> None:
         raise MemoryFitError(
             f"a training step of {scenario.model.name} needs {format_bytes(memory.total_bytes)} per GPU at "
             f"{scenario.plan} (weights {format_bytes(memory.weights_bytes)}, gradients and optimizer "
-            f"{format_bytes(memory.kv_cache_bytes)}, {activations}), and {scenario.cluster.gpu.name} has {format_bytes(memory.capacity_bytes)}",
+            f"{format_bytes(memory.kv_cache_bytes)}, {activations}), and "
+            f"{scenario.cluster.gpu.name} has {format_bytes(memory.capacity_bytes)}",
             hint="train on more GPUs (--gpus), at a higher --tp, or on shorter sequences (--sequence)",
         )
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from benchmarks import vllm_ladder
-from benchmarks.serve_vllm import Campaign, predict
-from benchmarks.vllm_ladder import compare, to_section
+from benchmarks.serve_vllm import Campaign, predict, with_section
+from benchmarks.vllm_ladder import PAGE, RECORDED, compare, to_section
 from calibration.steps_fit import steps_toml
 from ladder_sim.serve import MeasuredSteps
 from tests.support.replicas import SERVER
@@ -54,3 +54,8 @@ def test_a_link_that_is_measured_is_kept(recorded: Path, capsys: pytest.CaptureF
     vllm_ladder.measure(Campaign(recorded, recorded, "/no/python", 1.0, 1), 1.0)
     assert (recorded / "runs.json").read_bytes() == before
     assert "has the link of 1 ms" in capsys.readouterr().err
+
+
+def test_the_page_shows_what_was_recorded() -> None:
+    page = PAGE.read_text("utf-8")
+    assert with_section(page, to_section(RECORDED)) == page
