@@ -1,12 +1,14 @@
-"""Writes docs/accuracy-70b.md: errors and intervals of predictions against published measurements.
+"""Writes docs/accuracy-70b.md and its CSV files: errors and intervals of predictions against published measurements.
 
-python benchmarks/accuracy_page.py [FILE.md]
+python benchmarks/accuracy_page.py [FOLDER]
 """
 
 import csv
+import io
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,12 +16,11 @@ from ladder_sim.costs.kernels import KernelCosts
 from ladder_sim.costs.profile_file import load_profile
 from ladder_sim.graph.ops import CollectiveShape, Op, OpKind
 from ladder_sim.prediction import resolve_profile
+from ladder_sim.report.documents.validation import validation_document
 from ladder_sim.report.tables.validation import (
     LEVEL_COLUMNS,
     ROW_COLUMNS,
-    SPEEDUP_COLUMNS,
     SUMMARY_COLUMNS,
-    by_setup,
     level_cells,
     row_cells,
     summary_cells,
@@ -58,7 +59,7 @@ combine a bootstrap of the fit, the remaining error of single ops, and the noise
 that nine tenths of the runs that a fit had not seen lie inside (split conformal; runs of one TP degree and batch
 are left out together, and runs of one TP degree for other degrees and models). Nothing is scaled where too few such
 runs exist. The intervals of another stack, GPU, fabric, model family or precision than these rows have are wider
-([model.md](model.md#intervals))."""
+([intervals.md](how/intervals.md))."""
 
 _SYMMETRIC_RUNS = Path(__file__).parents[1] / "tests" / "data" / "tokenweave_runs.csv"
 _SYMMETRIC_KERNELS: tuple[tuple[str, OpKind, str], ...] = (
@@ -66,6 +67,17 @@ _SYMMETRIC_KERNELS: tuple[tuple[str, OpKind, str], ...] = (
     ("figure_7_multimem", "all_reduce", "multimem"),
     ("figure_10_fused", "all_reduce_norm", "multimem with add and norm (`fused-norm`)"),
 )
+
+# of the files
+_NAME = "accuracy-70b"
+
+_ROWS = f"""\
+## Every row
+
+[{_NAME}.csv]({_NAME}.csv) has every row at every level, measured and predicted, as `ladder-sim validate --csv`
+prints them; [{_NAME}-groups.csv]({_NAME}-groups.csv) the errors by variant, interconnect and TP at every level.
+Errors, shares and half-widths are fractions.
+"""
 
 _Judge = Callable[[Comparison], Quantity | None]
 
@@ -109,10 +121,22 @@ _CAUSES[("upper-bound", 8, True, 4)] = (
 )
 
 
-def to_page() -> str:
-    """The whole page as Markdown."""
+def to_files() -> dict[str, str]:
+    """The page as Markdown, and every row and every summary as CSV, by file name."""
     data = read_dataset(DEFAULT_DATASET)
     compared = validate(data)
+    document = validation_document(data, compared)
+    summaries = [
+        {"level": level, **summary} for level, part in document.content["levels"].items() for summary in part["summary"]
+    ]
+    return {
+        f"{_NAME}.md": _page(data, compared),
+        f"{_NAME}.csv": _csv(document.rows),
+        f"{_NAME}-groups.csv": _csv(summaries),
+    }
+
+
+def _page(data: Dataset, compared: ComparisonsByLevel) -> str:
     levels = "".join(f"- `{level}`: {evidence(level)}.\n" for level in compared)
     head = (
         "# Accuracy on the 70B benchmark\n\n"
@@ -120,15 +144,10 @@ def to_page() -> str:
         f"{len(data.measurements)} measured configurations.\n\n{levels}"
     )
     parts = [head, _unseen_rows(compared), f"{_METHOD}\n", _targets(compared), _kernels(), _figures(), _protocols(data)]
-    for level, rows in compared.items():
-        title = f"## {level}: errors by variant, interconnect and TP\n\n"
-        parts.append(title + _coverage(rows) + _table(SUMMARY_COLUMNS, map(summary_cells, summarize(rows))))
     last = list(compared)[-1]
-    parts.append(_largest(compared[last], last))
-    for level, rows in compared.items():
-        for title, members in by_setup(rows).items():
-            body = _table((*ROW_COLUMNS, *SPEEDUP_COLUMNS, "note"), map(row_cells, members))
-            parts.append(f"## {level}: every row\n\n{title}\n\n{body}")
+    title = f"## {last}: errors by variant, interconnect and TP\n\n"
+    summaries = _table(SUMMARY_COLUMNS, map(summary_cells, summarize(compared[last])))
+    parts += [title + _coverage(compared[last]) + summaries, _largest(compared[last], last), _ROWS]
     return "\n".join([*parts, _form()])
 
 
@@ -264,6 +283,16 @@ def _form() -> str:
     )
 
 
+def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """To four digits: other processors differ in the last ones."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({name: f"{cell:.4g}" if isinstance(cell, float) else cell for name, cell in row.items()})
+    return text.getvalue()
+
+
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [columns, ["---"] * len(columns), *rows]
     # names of files may hold a bar
@@ -271,4 +300,5 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 if __name__ == "__main__":
-    Path(*sys.argv[1:] or ("docs/accuracy-70b.md",)).write_text(to_page(), encoding="utf-8")
+    for name, text in to_files().items():
+        Path(*sys.argv[1:] or ("docs",), name).write_text(text, encoding="utf-8")

@@ -1,55 +1,58 @@
-"""Rows of docs/accuracy.md on measured servings of models with experts.
+"""Errors of measured servings, as docs/accuracy-servings.csv has them.
 
-``python -m tests.support.servings serving_moe.csv`` writes those of the whole table into the page.
+``python -m tests.support.servings serving_dense.csv serving_moe.csv`` writes it from the whole tables.
 """
 
+import csv
+import io
 import re
 import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from benchmarks.evidence import SERVINGS
 from ladder_sim.validation.serving import ErrorSummary, ServingComparison, compare_servings, summarize_servings, summary
 from ladder_sim.validation.serving_table import read_servings
 from tests.conftest import DATA, REPO
 
 SAMPLE = DATA / "serving_moe.csv"
 PAGE = REPO / "docs" / "accuracy.md"
-COLUMNS = ("version, GPU, model, plan", "rows", "TPOT", "bias", "inside 90 %", "half-width", "TTFT")
-HEAD = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|\n"
-_TABLE = re.compile(re.escape(HEAD) + r"((?:\|.*\n)*)")
+# parts of a serving that errors are summed up by
+PARTS = ("engine", "stack", "cluster", "model", "plan", "setup")
+COLUMNS = (
+    *("models", "by", "value", "rows", "tpot_mean", "tpot_median", "tpot_bias"),
+    *("inside", "half_width", "ttft_mean", "ttft_median"),
+)
+# the two tables
+MODELS = ("dense", "experts")
 
 
-def shown() -> list[str]:
-    """The rows that the page has."""
-    (rows,) = _TABLE.findall(PAGE.read_text("utf-8"))
-    return list(rows.splitlines())
+def rows(models: str, comparisons: Sequence[ServingComparison]) -> list[dict[str, str]]:
+    """The rows of one table, errors and shares as fractions."""
+    groups = {by: members for by, members in summarize_servings(comparisons).items() if by in PARTS}
+    groups["all"] = {"all": summary(comparisons)}
+    return [
+        dict(zip(COLUMNS, (models, by, value, *_cells(*groups[by][value])), strict=True))
+        for by in ("all", *PARTS)
+        for value in groups[by]
+    ]
 
 
-def rows(comparisons: Sequence[ServingComparison]) -> list[str]:
-    """The rows as they are: every group, engines, and all."""
-    groups = summarize_servings(comparisons)
-    named = {**groups["setup"], "all": summary(comparisons)}
-    return [f"| {name} | {_cells(*pair)} |" for name, pair in named.items()]
-
-
-def _cells(tpot: ErrorSummary | None, ttft: ErrorSummary | None) -> str:
+def _cells(tpot: ErrorSummary | None, ttft: ErrorSummary | None) -> tuple[str, ...]:
     assert tpot is not None
     assert ttft is not None
-    return " | ".join(
-        (
-            str(tpot.n),
-            f"{_percent(tpot.mean_abs_error)}, {_percent(tpot.median_abs_error)}",
-            f"{100 * tpot.bias:+.1f} %",
-            f"{100 * tpot.inside_90:.0f} %",
-            f"{100 * tpot.half_width:.0f} %",
-            f"{100 * ttft.median_abs_error:.0f} %",
-        )
+    shares = (
+        *(tpot.mean_abs_error, tpot.median_abs_error, tpot.bias, tpot.inside_90, tpot.half_width),
+        *(ttft.mean_abs_error, ttft.median_abs_error),
     )
+    return (str(tpot.n), *(f"{share:.4f}" for share in shares))
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+def shown() -> list[dict[str, str]]:
+    """The rows that the file has."""
+    with SERVINGS.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 @cache
@@ -62,11 +65,15 @@ def sample_line() -> str:
     """What the page says of the rows in ``tests/data``."""
     errors, _ = summary(compared(SAMPLE))
     assert errors is not None
-    figures = f"{errors.n} of these rows: {_percent(errors.mean_abs_error)}, {_percent(errors.median_abs_error)}"
-    return f"`tests/data/{SAMPLE.name}` holds {figures}, and the tests predict them."
+    mean, median = (f"{100 * share:.1f} %" for share in (errors.mean_abs_error, errors.median_abs_error))
+    return f"`tests/data/{SAMPLE.name}` holds {errors.n} of these rows: {mean}, {median}, and the tests predict them."
 
 
 if __name__ == "__main__":
-    made = HEAD + "".join(f"{row}\n" for row in rows(compared(Path(sys.argv[1]))))
-    page = _TABLE.sub(lambda _: made, PAGE.read_text("utf-8"))
-    PAGE.write_text(re.sub(rf"`tests/data/{SAMPLE.name}` holds .*", sample_line(), page), "utf-8")
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for table, path in zip(MODELS, sys.argv[1:], strict=True):
+        writer.writerows(rows(table, compared(Path(path))))
+    SERVINGS.write_text(text.getvalue(), "utf-8")
+    PAGE.write_text(re.sub(rf"`tests/data/{SAMPLE.name}` holds .*", sample_line(), PAGE.read_text("utf-8")), "utf-8")

@@ -24,6 +24,8 @@ from tests.support import servings
 from tests.support.commands import run
 
 SAMPLE = DATA / "serving_dense.csv"
+# what the page says of all servings of models with experts
+TOTALS = ("tpot_mean", "tpot_median", "tpot_bias", "inside", "half_width", "ttft_median")
 HEADER = (
     "model_path,system,backend,backend_version,dtype,gemm_quant_mode,tp_size,concurrency,isl,osl,silicon_ttft_ms,"
     "silicon_tpot_ms"
@@ -345,45 +347,59 @@ def test_rows_that_are_not_predicted_are_counted_with_the_reason() -> None:
     assert "trtllm@1.0.0rc3, h100-sxm, qwen3-235b-a22b fp8-block, TP + EP" in printed
 
 
-def test_the_page_has_every_serving_of_models_with_experts() -> None:
-    groups, everything = servings.shown()[:-1], servings.shown()[-1]
-    counts: dict[tuple[str, str], int] = {}
-    for group in groups:
-        version, cluster = group.removeprefix("| ").split(", ")[:2]
-        key = (version.partition("@")[0], cluster)
-        counts[key] = counts.get(key, 0) + int(group.split(" | ")[1])
-    # one row of GB200 is none to set an interval by
-    assert counts.pop(("trtllm", "gb200-nvl72")) == 1
-    checks = checks_of(catalog.model("deepseek-r1"))
-    assert counts == {(check.stack, check.cluster.name): check.servings for check in checks}
-    mean, median = (float(cell.removesuffix(" %")) for cell in everything.split(" | ")[2].split(", "))
-    assert everything.startswith("| all | 999 | ")
+def test_the_file_has_every_serving_behind_an_interval() -> None:
+    shown = servings.shown()
+    for models, like in (("dense", "qwen3-32b"), ("experts", "deepseek-r1")):
+        counts: dict[tuple[str, str], int] = {}
+        for row in shown:
+            if (row["models"], row["by"]) == (models, "setup"):
+                version, cluster = row["value"].split(", ")[:2]
+                key = (version.partition("@")[0], cluster)
+                counts[key] = counts.get(key, 0) + int(row["rows"])
+        # one row of GB200 is none to set an interval by
+        assert counts.pop(("trtllm", "gb200-nvl72"), 1) == 1
+        checks = checks_of(catalog.model(like))
+        assert counts == {(check.stack, check.cluster.name): check.servings for check in checks}
+
+
+def test_the_page_sums_the_file_up() -> None:
+    shown = {(row["models"], row["by"], row["value"]): row for row in servings.shown()}
+    page = servings.PAGE.read_text("utf-8")
+    names = {
+        "trtllm, fp8 on h100-sxm": "TensorRT-LLM, fp8, H100",
+        "trtllm, bf16 on h100-sxm": "TensorRT-LLM, bf16, H100",
+        "vllm, bf16 on h100-sxm": "vLLM, bf16, H100",
+        "sglang, bf16 on h100-sxm": "SGLang, bf16, H100",
+        "sglang, fp8-block on h200-sxm": "SGLang, fp8 blockwise, H200",
+    }
+    engines = {names[value]: row for (models, by, value), row in shown.items() if (models, by) == ("dense", "engine")}
+    for name, row in {**engines, "all": shown["dense", "all", "all"]}.items():
+        mean, median, inside = (100 * float(row[column]) for column in ("tpot_mean", "tpot_median", "inside"))
+        assert f"| {name} | {row['rows']} | {mean:.1f} %, {median:.1f} % | {inside:.0f} % |" in page, name
+    row = shown["experts", "all", "all"]
+    mean, median, bias, inside, half_width, ttft = (100 * float(row[column]) for column in TOTALS)
     assert mean <= 14.0
     assert median <= 9.0
+    summed = (
+        f"Of the {row['rows']} that are predicted, TPOT errs by {mean:.1f} % on average, {median:.1f} % in the median "
+        f"and {bias:+.1f} % with its sign; {inside:.0f} % lie inside intervals of {half_width:.0f} % either way; TTFT "
+        f"errs by {ttft:.0f} % in the median."
+    )
+    assert summed in " ".join(page.split())
 
 
 SOURCE = os.environ.get("LADDER_TEST_SERVINGS", "")
 if SOURCE:
     # Not collected (rather than skipped) where the whole tables are not.
 
-    def test_the_whole_table_is_what_the_page_says() -> None:
-        assert servings.rows(servings.compared(Path(SOURCE) / "serving_moe.csv")) == servings.shown()
-
-    def test_dense_servings_err_as_the_page_says() -> None:
-        page = servings.PAGE.read_text("utf-8")
-        compared = servings.compared(Path(SOURCE) / "serving_dense.csv")
-        names = {
-            "trtllm, fp8 on h100-sxm": "TensorRT-LLM, fp8, H100",
-            "trtllm, bf16 on h100-sxm": "TensorRT-LLM, bf16, H100",
-            "vllm, bf16 on h100-sxm": "vLLM, bf16, H100",
-            "sglang, bf16 on h100-sxm": "SGLang, bf16, H100",
-            "sglang, fp8-block on h200-sxm": "SGLang, fp8 blockwise, H200",
-        }
-        engines = {names[name]: pair for name, pair in summarize_servings(compared)["engine"].items()}
-        for name, (tpot, _) in {**engines, "all": summary(compared)}.items():
-            assert tpot is not None
-            errors = f"{100 * tpot.mean_abs_error:.1f} %, {100 * tpot.median_abs_error:.1f} %"
-            assert f"| {name} | {tpot.n} | {errors} | {100 * tpot.inside_90:.0f} % |" in page
+    def test_the_whole_tables_are_what_the_file_says() -> None:
+        files = ("serving_dense.csv", "serving_moe.csv")
+        made = [
+            row
+            for models, file in zip(servings.MODELS, files, strict=True)
+            for row in servings.rows(models, servings.compared(Path(SOURCE) / file))
+        ]
+        assert made == servings.shown()
 
     def test_half_widths_are_those_of_the_table() -> None:
         rows = [row.serving for row in servings.compared(Path(SOURCE) / "serving_moe.csv") if not row.serving.left_out]

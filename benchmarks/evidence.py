@@ -1,0 +1,573 @@
+"""Writes docs/evidence.md: what predictions were compared with, how far off they are, and what was never checked.
+
+    python -m benchmarks.evidence
+
+Errors of runs are computed; those of servings come from docs/accuracy-servings.csv; those of cross-checks from the
+tables of their pages. What was never checked is what the catalog has and no run behind an answer had.
+"""
+
+import csv
+import re
+import statistics
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ladder_sim.closed_loop.checks import ServingCheck, serving_checks
+from ladder_sim.costs.profile import StackFit
+from ladder_sim.costs.profile_file import shipped_fits
+from ladder_sim.graph.families import FAMILIES
+from ladder_sim.report.figures.style import GRID_COLOUR, SERIES_COLOURS, TEXT_COLOUR, figure
+from ladder_sim.report.figures.validation import error_figure
+from ladder_sim.specs import catalog
+from ladder_sim.specs.plan import Plan
+from ladder_sim.specs.techniques import TECHNIQUES
+from ladder_sim.specs.workload import FORMATS
+from ladder_sim.validation.compare import Comparison, error_stats, unseen, validate
+from ladder_sim.validation.dataset import read_dataset
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+DOCS = Path(__file__).parents[1] / "docs"
+SERVINGS = DOCS / "accuracy-servings.csv"
+_LEVEL = "protocol-b"
+_ENGINES = {"vllm": "vLLM", "trtllm": "TensorRT-LLM", "sglang": "SGLang"}
+# setups are named whose mean error of TPOT is above, and whose share of servings inside the interval is below; the
+# latter of so many servings
+_FAR_OFF, _FEW_INSIDE, _LEAST_ROWS = 0.1, 0.9, 10
+
+Row = Mapping[str, str]
+
+
+def servings(models: str, by: str) -> list[Row]:
+    """Errors of measured servings by one of their parts."""
+    with SERVINGS.open(encoding="utf-8", newline="") as file:
+        return [row for row in csv.DictReader(file) if (row["models"], row["by"]) == (models, by)]
+
+
+def table_of(page: str, heading: str, number: int = 0) -> list[Row]:
+    """One of the tables below a heading of a page, by its columns: "error", and the next one of that name "error 2"."""
+    text = (DOCS / page).read_text("utf-8")
+    section = text[text.index(f" {heading}\n") :].partition("\n## ")[0]
+    lines = re.findall(r"(?:^\|.*\n)+", section, re.MULTILINE)[number].splitlines()
+    head, _, *rows = ([cell.strip() for cell in line.strip()[1:-1].split("|")] for line in lines)
+    columns = [f"{name} {seen + 1}" if (seen := head[:at].count(name)) else name for at, name in enumerate(head)]
+    return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+def _number(cell: str) -> float:
+    """The first number of a cell."""
+    (value,) = re.findall(r"[-+]?\d+(?:\.\d+)?", cell)[:1]
+    return float(value)
+
+
+def to_page() -> str:
+    """The whole page as Markdown."""
+    head = "# Evidence\n\n" + _prose(
+        "What predictions were compared with, how far off they are, where they miss, and what was never checked. "
+        "Errors are absolute, of the prediction over the measurement; *inside* is the share of measurements in their "
+        "90 % interval. Written by `python -m benchmarks.evidence`; the figures by `python -m benchmarks.page_figures`."
+    )
+    return "\n".join([head, _glance(), _static(), _in_flight(), _cross_checks(), _misses(), _behind(), _never()])
+
+
+def _prose(text: str, *, bullet: bool = False) -> str:
+    """A paragraph, or an entry of a list, in lines of a page."""
+    fill = textwrap.TextWrapper(
+        120, break_long_words=False, break_on_hyphens=False, subsequent_indent="  " if bullet else ""
+    )
+    return f"{fill.fill(f'- {text}' if bullet else text)}\n"
+
+
+def _percent(share: float | str, digits: int = 1) -> str:
+    return f"{100 * float(share):.{digits}f} %"
+
+
+def _markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+@cache
+def _runs() -> tuple[Comparison, ...]:
+    return unseen(validate(level=_LEVEL)[_LEVEL])
+
+
+def _glance() -> str:
+    """A line for each comparison."""
+    ladder = [row for row in _runs() if row.measurement.variant == "ladder"]
+    rows = []
+    for name, quantities in (
+        (
+            "ladder's speedup, with peer-to-peer links",
+            [row.speedup for row in ladder if row.measurement.configuration.p2p],
+        ),
+        ("the same without", [row.speedup for row in ladder if not row.measurement.configuration.p2p]),
+        ("tok/s of four wirings", [row.tokens_per_s for row in _runs()]),
+    ):
+        errors = error_stats(quantities)
+        assert errors is not None
+        what = f"one static batch, 70B on H100: {name}"
+        rows.append(
+            (
+                what,
+                str(errors.rows),
+                f"{_percent(errors.mean_error)}, {_percent(errors.max_error)} at most",
+                _percent(errors.inside, 0),
+                "[every row](accuracy-70b.md)",
+            )
+        )
+    for models, name in (("dense", "dense models"), ("experts", "models with experts")):
+        (each,) = servings(models, "all")
+        rows.append(
+            (
+                f"requests in flight, {name}: time per token",
+                each["rows"],
+                _percent(each["tpot_mean"]),
+                _inside(each),
+                "[accuracy](accuracy.md#requests-in-flight)",
+            )
+        )
+    for models, name in (("dense", "dense models"), ("experts", "models with experts")):
+        (each,) = servings(models, "all")
+        rows.append(
+            (
+                f"the same, {name}: time to first token",
+                each["rows"],
+                f"median {_percent(each['ttft_median'])}",
+                "",
+                "[accuracy](accuracy.md#requests-in-flight)",
+            )
+        )
+    ratios = table_of("accuracy.md", "Prompts with and without all-reduces")
+    errors_by_tp = ", ".join(f"{row['their ratio']} at TP {row['TP']}" for row in ratios)
+    rows.append(
+        (
+            "prefills of 1k to 64k tokens, with and without all-reduces: their ratio",
+            "14",
+            errors_by_tp,
+            "",
+            "[accuracy](accuracy.md#prompts-with-and-without-all-reduces)",
+        )
+    )
+    woven = [abs(_number(row["error"])) for row in table_of("versus.md", "TokenWeave")]
+    rows.append(
+        (
+            "gains of TokenWeave's techniques in prefill",
+            str(len(woven)),
+            f"{statistics.mean(woven):.0f} %, {max(woven):.0f} % at most",
+            "",
+            "[versus](versus.md#tokenweave)",
+        )
+    )
+    gains = [abs(_number(row["points"])) for row in table_of("versus.md", "Published gains")]
+    rows.append(
+        (
+            "published gains of other techniques",
+            str(len(gains)),
+            f"{statistics.mean(gains):.1f} points, {max(gains):.1f} at most",
+            "",
+            "[versus](versus.md#published-gains)",
+        )
+    )
+    return "## At a glance\n\n" + _markdown(("compared", "rows", "mean error", "inside", "where"), rows)
+
+
+def _inside(row: Row) -> str:
+    return _percent(row["inside"], 0)
+
+
+def _static() -> str:
+    groups: dict[tuple[str, bool], list[Comparison]] = {}
+    for row in _runs():
+        configuration = row.measurement.configuration
+        groups.setdefault((f"TP {configuration.tp}", configuration.p2p), []).append(row)
+    rows = []
+    for (tp, p2p), members in sorted(groups.items(), key=lambda item: (not item[0][1], item[0][0])):
+        speedups = error_stats([row.speedup for row in members])
+        rates = error_stats([row.tokens_per_s for row in members])
+        assert rates is not None
+        rows.append(
+            (
+                tp,
+                "on" if p2p else "off",
+                *(
+                    cell
+                    for each in (speedups, rates)
+                    for cell in (
+                        (str(each.rows), _percent(each.mean_error), _percent(each.max_error), _percent(each.inside, 0))
+                        if each
+                        else ("-",) * 4
+                    )
+                ),
+            )
+        )
+    columns = ("degree", "P2P", "speedups", "mean", "largest", "inside", "tok/s rows", "mean", "largest", "inside")
+    return (
+        "## One static batch\n\n"
+        + _prose(
+            "Llama 3.1 70B on one node of H100s under `gpt-fast`, the benchmark of Ladder's authors: "
+            f"{len(_runs())} rows that the fit behind predictions had not seen. The structure of the model was made "
+            f"with all {len(read_dataset().measurements)} in sight: they test its figures."
+        )
+        + _pictures(
+            "evidence-runs",
+            "Predicted over measured speedups of parallel, ladder and the upper bound, with their 90 % intervals",
+        )
+        + _markdown(columns, rows)
+        + "\n"
+        + _prose(
+            "Hollow marks are rows that the fit saw. [accuracy-70b.md](accuracy-70b.md) has the largest errors with "
+            "their causes."
+        )
+    )
+
+
+def _pictures(name: str, says: str) -> str:
+    return "".join(f"![{says}]({name}-{scheme}.svg#gh-{scheme}-mode-only)\n" for scheme in ("light", "dark")) + "\n"
+
+
+def _in_flight() -> str:
+    parts = []
+    for by, column in (("engine", "engine, precision and GPU"), ("cluster", "GPU"), ("model", "model")):
+        rows = [
+            (
+                models,
+                row["value"],
+                row["rows"],
+                _percent(row["tpot_mean"]),
+                f"{100 * float(row['tpot_bias']):+.1f} %",
+                _inside(row),
+                _percent(row["half_width"], 0),
+                _percent(row["ttft_median"], 0),
+            )
+            for models in ("dense", "experts")
+            for row in servings(models, by)
+        ]
+        parts.append(
+            _markdown(("models", column, "rows", "TPOT", "bias", "inside", "half-width", "TTFT, median"), rows)
+        )
+    return (
+        "## Requests in flight\n\n"
+        + _prose(
+            "Servings of vLLM, TensorRT-LLM and SGLang measured by NVIDIA (aiconfigurator-core 0.12.0), all of the "
+            "standard wiring. Four figures of the engines are fitted to the dense ones, one to 51 of those with "
+            "experts."
+        )
+        + _pictures(
+            "evidence-servings",
+            "Mean signed error of the time per token by engine, precision and GPU, and how wide its interval is",
+        )
+        + _prose("A bar is the mean half-width of the 90 % interval, a dot the mean error with its sign.")
+        + "\n"
+        + "\n".join(parts)
+        + "\n"
+        + _prose(
+            "[accuracy-servings.csv](accuracy-servings.csv) has each version, GPU, model and plan. A bias below 0 "
+            "means that predictions are too short."
+        )
+    )
+
+
+def _cross_checks() -> str:
+    """Runs of this project's own, of which few are on the machines that predictions are about."""
+    rows = []
+    for file, where in (
+        ("crosscheck-emulated.csv", "two CPU cores, emulated links, TP 8"),
+        ("crosscheck-gloo.csv", "two CPU cores, 200 Mbit/s between two ranks"),
+    ):
+        with (DOCS / file).open(encoding="utf-8", newline="") as lines:
+            # those of the run that was calibrated have no bound
+            judged = [row for row in csv.DictReader(lines) if row["bound"]]
+        for what, own in (
+            ("prefill and decode", [row for row in judged if row["what"] != "speedup"]),
+            ("ladder's speedup", [row for row in judged if row["what"] == "speedup"]),
+        ):
+            rows.append(
+                (where, what, *_spread(100 * float(row["error"]) for row in own), "[cross-check](crosscheck.md)")
+            )
+    wirings = [
+        cells for number in (0, 1) for cells in table_of("crosscheck.md", "Other wirings, and techniques", number)
+    ]
+    gains = [_number(cell) for row in wirings for name, cell in row.items() if name.startswith("error")]
+    page = "[cross-check](crosscheck.md#other-wirings-and-techniques)"
+    rows.append(("both", "gains of eleven other wirings and of techniques", *_spread(gains), page))
+    runs = table_of("crosscheck.md", "One H100")
+    page = "[cross-check](crosscheck.md#one-h100)"
+    for what, measured, predicted in (
+        ("time per token", "TPOT, ms", "predicted 2"),
+        ("time to first token", "TTFT, ms", "predicted"),
+        ("speedups", "speedup", "predicted 3"),
+    ):
+        errors = [100 * (_number(row[predicted]) / _number(row[measured]) - 1) for row in runs if row[measured]]
+        rows.append(("one H100 as a rank of eight, emulated all-reduces", what, *_spread(errors), page))
+    for row in table_of("traces.md", "Ask"):
+        page = "[traces](traces.md#ask)"
+        rows.append(
+            (
+                f"rewired trace of this runtime, {row['case']}",
+                "a step of ladder",
+                *_spread([_number(row["error"])]),
+                page,
+            )
+        )
+    served = table_of("load.md", "Held against a real server")
+    for tp in ("1", "2"):
+        for percentile in ("p50", "p95"):
+            errors = [_number(row["error"]) for row in served if row["TP"] == tp and row["time"].endswith(percentile)]
+            where = f"`vllm serve` on two CPU cores, TP {tp}"
+            page = "[load](load.md#held-against-a-real-server)"
+            rows.append((where, f"TTFT and TPOT {percentile} at three rates", *_spread(errors), page))
+    return (
+        "## Cross-checks\n\n"
+        + _prose(
+            "Measured by this project itself. On CPUs a machine is measured, predicted, and run: that checks the "
+            "simulator, not the tables of GPUs."
+        )
+        + "\n"
+        + _markdown(("where", "what", "figures", "mean error", "largest", "page"), rows)
+        + "\n"
+        + _prose(
+            "Two engines, one event by event and one vectorised, give the same times ([model](model.md#streams)). The "
+            "scheduler of `serve` gives every step and every token of 15 cases the time that vLLM's own gives "
+            "([load](load.md#held-against-vllms-own-scheduler))."
+        )
+    )
+
+
+def _spread(errors: Iterable[float]) -> tuple[str, str, str]:
+    """How many errors in percent, their mean and the largest."""
+    sizes = [abs(error) for error in errors]
+    return str(len(sizes)), f"{statistics.mean(sizes):.1f} %", f"{max(sizes):.1f} %"
+
+
+def _misses() -> str:
+    """What is furthest off, by rules that are the same for all."""
+    lines = []
+    for row in _runs():
+        configuration = row.measurement.configuration
+        where = f"TP {configuration.tp}, P2P {'on' if configuration.p2p else 'off'}, batch {configuration.batch}"
+        for what, quantity in (("speedup", row.speedup), ("tok/s", row.tokens_per_s)):
+            if quantity and not quantity.inside:
+                lines.append(
+                    f"70B, {where}: {what} of {row.measurement.variant} off by {100 * quantity.error:+.1f} %, outside "
+                    "of its interval."
+                )
+    for models in ("dense", "experts"):
+        for each in sorted(servings(models, "setup"), key=lambda row: -float(row["tpot_mean"])):
+            mean, inside = float(each["tpot_mean"]), float(each["inside"])
+            if mean > _FAR_OFF or (inside < _FEW_INSIDE and int(each["rows"]) >= _LEAST_ROWS):
+                bias = 100 * float(each["tpot_bias"])
+                lines.append(
+                    f"{each['value']}, {each['rows']} rows: mean error of TPOT {_percent(mean)}, {bias:+.1f} % with "
+                    f"its sign; {_percent(inside, 0)} inside."
+                )
+    training = [_number(each["step gains"]) for each in table_of("quality.md", "What adapting costs")]
+    lines += [
+        "Times to first token with requests in flight, everywhere: see the last column of the tables.",
+        "Tails (p95) of a server whose processes share too few cores ([load](load.md#held-against-a-real-server)).",
+        "Ladder rewired from traces of plain PyTorch over a slow link: predicted too fast ([traces](traces.md#ask)).",
+        "What ladder gains in training: published are 5 to 7 % of plans that are not stated, predicted by plan "
+        f"{min(training):.1f} to {max(training):.1f} % ([quality](quality.md#what-adapting-costs)).",
+    ]
+    return (
+        "## Misses\n\n"
+        + _prose(
+            "Unseen rows of static batches outside of their interval; setups of servings whose mean error is above "
+            f"{_percent(_FAR_OFF, 0)}, or of which, of {_LEAST_ROWS} or more, fewer than {_percent(_FEW_INSIDE, 0)} "
+            "lie inside; and what else is known to miss. Causes, as far as they are known: "
+            "[accuracy-70b](accuracy-70b.md), [accuracy](accuracy.md)."
+        )
+        + "\n"
+        + "".join(_prose(line, bullet=True) for line in lines)
+    )
+
+
+def _compared_runs() -> list[tuple[str, StackFit | ServingCheck]]:
+    """As `ladder_sim.runs` compares scenarios with them: those of fits, and measured servings."""
+    fits = [(profile.cluster.gpu.name, profile.stack_fit) for profile in shipped_fits() if profile.stack_fit]
+    return [*fits, *((check.cluster.gpu.name, check) for check in serving_checks())]
+
+
+def _behind() -> str:
+    """The runs that answers are compared with, one line each."""
+    rows = []
+    for gpu, runs in _compared_runs():
+        in_flight = isinstance(runs, ServingCheck)
+        low, high = (f"{end:g}" for end in runs.sizes["batch"])
+        spans = (f"{int(runs.sizes[name][0])}-{int(runs.sizes[name][1])}" for name in ("prompt", "gen"))
+        rows.append(
+            (
+                f"{_ENGINES.get(runs.stack, runs.stack)} {runs.versions if in_flight else ''}".strip(),
+                gpu,
+                ", ".join(runs.models),
+                ", ".join(runs.dtypes),
+                ", ".join(runs.plans) if in_flight else "TP",
+                f"{int(runs.sizes['tp'][0])}-{int(runs.sizes['tp'][1])}",
+                f"{low}-{high}" + (" in flight" if in_flight else " in a batch"),
+                " + ".join(spans),
+                str(runs.servings if in_flight else runs.rows),
+            )
+        )
+    columns = ("stack", "GPU", "models", "precision", "plan", "TP", "requests", "prompt + answer", "runs")
+    return (
+        "## Runs behind an answer\n\n"
+        + _prose(
+            "Every prediction is compared with those of these runs that are most like it; what they had counts as "
+            "checked."
+        )
+        + "\n"
+        + _markdown(columns, rows)
+    )
+
+
+# what no part of a scenario stands for
+_NEVER = (
+    "Speedups with requests in flight: all measured servings were of standard.",
+    "Any request from end to end over two nodes: only all-reduces were ([catalog](catalog.md#fabrics)).",
+    "Prefill and decode on replicas of their own, and drafted tokens with their acceptance rates ([load](load.md)).",
+    "The quality of a rewired model: nothing here predicts it ([quality](quality.md)).",
+)
+
+
+def _never() -> str:
+    """What the catalog has, and none of these runs had."""
+    every = _compared_runs()
+    kinds = {
+        "one static batch": [(gpu, runs) for gpu, runs in every if isinstance(runs, StackFit)],
+        "in flight, dense": [
+            (gpu, runs) for gpu, runs in every if isinstance(runs, ServingCheck) and not any(runs.layers)
+        ],
+        "in flight, experts": [
+            (gpu, runs) for gpu, runs in every if isinstance(runs, ServingCheck) and any(runs.layers)
+        ],
+    }
+    models = [catalog.model(name) for name in catalog.model_names()]
+    measured = {row.variant for row in read_dataset().measurements}
+    # equal layers: one model with experts stands for all that have them
+    alike = {model.experts_label: model.name if model.experts_label else "dense models" for model in reversed(models)}
+    parts: Mapping[str, tuple[Iterable[str], Callable[[str, Any], Iterable[str]]]] = {
+        "GPU": ((catalog.cluster(name).gpu.name for name in catalog.cluster_names()), lambda gpu, runs: [gpu]),
+        "stack": (catalog.stack_names(), lambda gpu, runs: [runs.stack]),
+        "model family": ((model.family for model in models), lambda gpu, runs: runs.families),
+        "layers, as those of": (
+            alike.values(),
+            lambda gpu, runs: [alike[label] for label in getattr(runs, "layers", ("",))],
+        ),
+        "precision": (
+            (each.name for each in FORMATS.values()),
+            lambda gpu, runs: [FORMATS[dtype].name for dtype in runs.dtypes],
+        ),
+        "plan": (
+            Plan(tp=2, pp=2, dp=2, attention_dp=2, ep=2, sp=True).kind.split(" + "),
+            lambda gpu, runs: [part for kind in getattr(runs, "plans", ("TP",)) for part in kind.split(" + ")],
+        ),
+        "technique": (TECHNIQUES, lambda gpu, runs: []),
+        "nodes": (
+            ("one node", "two nodes or more"),
+            lambda gpu, runs: ["one node" if set(runs.nodes) <= {1} else "two nodes or more"],
+        ),
+        "wiring": (
+            FAMILIES,
+            lambda gpu, runs: ["standard"] if isinstance(runs, ServingCheck) else measured,
+        ),
+    }
+    rows = []
+    for part, (names, of) in parts.items():
+        known = dict.fromkeys(names)
+        had = {kind: {name for pair in members for name in of(*pair)} for kind, members in kinds.items()}
+        checked = {
+            kind: ", ".join(name for name in known if name in names_had) or "none" for kind, names_had in had.items()
+        }
+        never = [name for name in known if not any(name in names_had for names_had in had.values())]
+        rows.append((part, *checked.values(), ", ".join(f"**{name}**" for name in never) or "-"))
+    return (
+        "## Never checked\n\n"
+        + _prose(
+            "By part of a scenario: what runs had, by kind of load, and in the last column what the catalog has and "
+            "no run had. What has no run is predicted from measured kernels and collectives where a profile has them, "
+            "otherwise from formulas. Every answer says the same of its own scenario: its last lines, the explorer, "
+            "and `validated` in JSON. What an unchecked part adds to an interval is in "
+            "[intervals.md](how/intervals.md#what-was-not-checked)."
+        )
+        + "\n"
+        + _markdown(("part", *kinds, "never"), rows)
+        + "\nAnd whatever the scenario:\n\n"
+        + "".join(_prose(line, bullet=True) for line in _NEVER)
+    )
+
+
+# figures
+
+
+def runs_figure() -> "go.Figure":
+    """Speedups of static batches, predicted over measured."""
+    import plotly.graph_objects as go
+
+    data = read_dataset()
+    both = error_figure(data, validate(data, _LEVEL))
+    parity = [trace for trace in both.data if trace.xaxis != "x2"]
+    for trace in parity:
+        if trace.mode == "markers":
+            # seen on white and on black
+            trace.update(
+                error_y={"color": "#8C8C8C", "thickness": 1},
+                marker={"line": {"width": 0 if trace.marker.symbol == "circle" else 1.5}},
+            )
+    return figure(
+        "",
+        data=go.Figure(parity).to_plotly_json()["data"],
+        layout={
+            "height": 520,
+            "xaxis": {"title": {"text": "measured speedup"}},
+            "yaxis": {"title": {"text": "predicted speedup"}},
+        },
+    )
+
+
+def servings_figure() -> "go.Figure":
+    """Signed errors of servings' time per token within the half-widths of their intervals."""
+    rows = [(models, row) for models in ("dense", "experts") for row in servings(models, "engine")]
+    labels = [f"{row['value']}{', experts' if models == 'experts' else ''}" for models, row in rows]
+    widths = [100 * float(row["half_width"]) for _, row in rows]
+    engines = list(_ENGINES)
+    colours = [SERIES_COLOURS[engines.index(row["value"].partition(",")[0])] for _, row in rows]
+    return figure(
+        "",
+        data=[
+            {
+                "type": "bar",
+                "orientation": "h",
+                "y": labels,
+                "base": [-width for width in widths],
+                "x": [2 * width for width in widths],
+                "marker": {"color": GRID_COLOUR},
+            },
+            {
+                "y": labels,
+                "x": [100 * float(row["tpot_bias"]) for _, row in rows],
+                "mode": "markers",
+                "marker": {"color": colours, "size": 10},
+            },
+        ],
+        layout={
+            "height": 100 + 30 * len(rows),
+            "showlegend": False,
+            "bargap": 0.3,
+            "xaxis": {
+                "title": {"text": "error of the time per token"},
+                "ticksuffix": " %",
+                "dtick": 20,
+                "zeroline": True,
+                "zerolinecolor": TEXT_COLOUR,
+            },
+            "yaxis": {"autorange": "reversed", "showgrid": False},
+        },
+    )
+
+
+if __name__ == "__main__":
+    (DOCS / "evidence.md").write_text(to_page(), encoding="utf-8")

@@ -1,0 +1,296 @@
+"""Draws the figures of the pages on how it works and of the evidence: docs/NAME-light.svg and docs/NAME-dark.svg.
+
+    python -m benchmarks.page_figures
+    python -m benchmarks.page_figures how/contention
+
+Each file also holds the numbers that it draws: tests/project/test_page_figures.py compares them with the code's.
+"""
+
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks.evidence import runs_figure, servings_figure
+from ladder_sim import Scenario, predict
+from ladder_sim.costs.contention import OverlapParameters, collective_sms, kernel_demand
+from ladder_sim.costs.kernels import KernelCosts
+from ladder_sim.des.shared import Demand, Device
+from ladder_sim.explorer.style import on_page
+from ladder_sim.graph.ops import AttentionShape, CollectiveShape, GemmShape, Op, Shape
+from ladder_sim.prediction import resolve_profile
+from ladder_sim.report.figures.prediction import timeline_figure
+from ladder_sim.report.figures.style import (
+    GRID_COLOUR,
+    SERIES_COLOURS,
+    TEXT_COLOUR,
+    figure,
+    save_figure,
+    variant_colour,
+)
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+DOCS = Path(__file__).parents[1] / "docs"
+SCHEMES = ("light", "dark")
+# narrow enough that a phone shrinks the letters little
+WIDTH_PX = 560
+_FONT_PX = 14
+_NUMBERS = re.compile(r"<metadata>(.*?)</metadata>", re.DOTALL)
+
+
+def timeline() -> "go.Figure":
+    """Two layers of a decode step, standard and ladder, under gpt-fast."""
+    scenario = Scenario.of(model="70b", tp=8)
+    drawn = timeline_figure(scenario, predict(scenario, ["standard", "ladder"]), compact=True)
+    return drawn.update_layout(height=330)
+
+
+def all_reduces() -> "go.Figure":
+    """All-reduces on eight H100s by size: algorithms alone, and what vLLM takes."""
+    sizes = 2.0 ** np.arange(12, 29)
+    traces = []
+    for number, name in enumerate(("nccl", "one-shot", "two-shot", "multimem", "auto")):
+        scenario = Scenario.of(model="70b", tp=8, stack="vllm", allreduce=name)
+        costs = KernelCosts(scenario, resolve_profile(scenario, None))
+        messages = [CollectiveShape(message_bytes=float(size)) for size in sizes]
+        seconds = [
+            each.seconds for each in costs.estimates([Op(name="", kind="all_reduce", shape=s) for s in messages])
+        ]
+        own = name == "auto"
+        traces.append(
+            {
+                "name": "vLLM, as measured" if own else name,
+                "x": (sizes / 1024).tolist(),
+                "y": [1e6 * float(each) for each in seconds],
+                "mode": "lines",
+                "line": {
+                    "color": TEXT_COLOUR if own else SERIES_COLOURS[number],
+                    "dash": "dot" if own else "solid",
+                    "width": 3 if own else 2,
+                },
+            }
+        )
+    ticks = {4: "4 KiB", 16: "16 KiB", 256: "256 KiB", 4096: "4 MiB", 65536: "64 MiB"}
+    return figure(
+        "",
+        data=traces,
+        layout={
+            "height": 400,
+            "xaxis": {
+                "type": "log",
+                "title": {"text": "message"},
+                "tickvals": list(ticks),
+                "ticktext": list(ticks.values()),
+            },
+            "yaxis": {
+                "type": "log",
+                "title": {"text": "microseconds"},
+                "tickvals": [5, 10, 20, 50, 100, 200, 500, 1000],
+            },
+        },
+    )
+
+
+def contention() -> "go.Figure":
+    """How many times as long kernels take next to a collective that holds SMs."""
+    gpu, overlap, held = Device(sms=132), OverlapParameters(), np.arange(41)
+    operands = {"weight_element_bytes": 2, "input_element_bytes": 2, "output_element_bytes": 2}
+    # gate and up of a 70B model on one of eight ranks
+    gemms: dict[str, Shape] = {
+        f"GEMM, {rows} row{'s' * (rows > 1)}": GemmShape(m=rows, n=7168, k=8192, **operands)
+        for rows in (4096, 64, 8, 1)
+    }
+    attention = AttentionShape(
+        kernel="flash", batch=16, q_len=1, kv_len=2048, heads=8, kv_heads=1, head_dim=128, element_bytes=2
+    )
+    traces = []
+    for number, (name, shape) in enumerate({**gemms, "decode attention": attention}.items()):
+        demand = kernel_demand(shape, gpu.sms, overlap, memory=0.0)
+        longer = [1.0 / float(gpu.rate(demand, [Demand(held_sms=float(sms))])) for sms in held]
+        line = {"color": SERIES_COLOURS[number], "width": 2.5, "shape": "hv"}
+        traces.append({"name": name, "x": held.tolist(), "y": longer, "mode": "lines", "line": line})
+    sizes = {"nccl, 64 KiB": 65536.0, "multimem": 1e6, "nvls": 1e6, "one-shot": 1e6}
+    holders = {name: float(collective_sms(name.partition(",")[0], size, overlap)) for name, size in sizes.items()}
+    return figure(
+        "",
+        data=traces,
+        layout={
+            "height": 400,
+            "xaxis": {"title": {"text": "SMs held by the collective"}},
+            "yaxis": {"title": {"text": "time, relative to alone"}, "range": [0.95, 2.1]},
+            "shapes": [
+                {
+                    "type": "line",
+                    "x0": sms,
+                    "x1": sms,
+                    "yref": "paper",
+                    "y0": 0,
+                    "y1": 1,
+                    "line": {"color": GRID_COLOUR, "width": 1.5, "dash": "dot"},
+                    "layer": "below",
+                }
+                for sms in holders.values()
+            ],
+            "annotations": [
+                {
+                    "x": sms,
+                    "y": 1.53,
+                    "text": name,
+                    "textangle": -90,
+                    "xanchor": "right",
+                    "showarrow": False,
+                }
+                for name, sms in holders.items()
+            ],
+        },
+    )
+
+
+def serving() -> "go.Figure":
+    """Time per token by requests in flight, and the part of it that is a decode step."""
+    flying = [1, 2, 4, 8, 16, 32, 64, 128, 256]
+    answers = [
+        predict(Scenario.of(model="70b", tp=8, stack="vllm", concurrency=count), ["standard", "ladder"])
+        for count in flying
+    ]
+    traces: list[dict[str, Any]] = []
+    for variant in ("standard", "ladder"):
+        served = [answer[variant].request.served for answer in answers]
+        colour = variant_colour(variant)
+        for name, seconds, line in (
+            (
+                f"{variant}: decode step",
+                [each.decode_s for each in served],
+                {"color": colour, "dash": "dot", "width": 2},
+            ),
+            (f"{variant}: TPOT", [each.tpot_s for each in served], {"color": colour, "width": 2.5}),
+        ):
+            traces.append(
+                {"name": name, "x": flying, "y": [1e3 * float(each) for each in seconds], "mode": "lines", "line": line}
+            )
+    return figure(
+        "",
+        data=traces,
+        layout={
+            "height": 400,
+            "xaxis": {"type": "log", "title": {"text": "requests in flight"}, "tickvals": flying},
+            "yaxis": {"title": {"text": "milliseconds"}, "rangemode": "tozero"},
+        },
+    )
+
+
+# what moves away from runs that predictions were compared with
+_AWAY: Mapping[str, Mapping[str, Any]] = {
+    "8 x H100, gpt-fast": {},
+    "batch 128": {"batch": 128},
+    "prompts of 8192": {"prompt": 8192},
+    "405B in fp8": {"model": "405b", "dtype": "fp8"},
+    "8 x H200": {"cluster": "h200-sxm"},
+    "vLLM": {"stack": "vllm"},
+    "vLLM, 64 in flight": {"stack": "vllm", "concurrency": 64},
+    "405B on two nodes": {"model": "405b", "nodes": 2, "tp": 16},
+    "vLLM, 8 x L40S, fp8": {"stack": "vllm", "cluster": "l40s-pcie", "dtype": "fp8"},
+}
+
+
+def intervals() -> "go.Figure":
+    """Ladder's speedup with its interval, and what of each scenario no run had."""
+    labels, speedups = [], []
+    for label, changes in _AWAY.items():
+        prediction = predict(Scenario.of(**{"model": "70b", "tp": 8, **changes}), ["standard", "ladder"])["ladder"]
+        unlike = [part.replace("_", " ") for part, checked in prediction.confidence.validated.items() if not checked]
+        labels.append(f"{label}<br><span style='font-size:11px'>{', '.join(unlike) or 'all compared'}</span>")
+        speedups.append(prediction.speedup)
+    return figure(
+        "",
+        data=[
+            {
+                "x": [each.value for each in speedups],
+                "y": labels,
+                "mode": "markers",
+                "marker": {"color": variant_colour("ladder"), "size": 10},
+                "error_x": {
+                    "type": "data",
+                    "array": [each.high - each.value for each in speedups],
+                    "arrayminus": [each.value - each.low for each in speedups],
+                    "color": variant_colour("ladder"),
+                    "thickness": 2,
+                },
+            }
+        ],
+        layout={
+            "height": 90 + 46 * len(labels),
+            "xaxis": {"title": {"text": "speedup of ladder, 90 % interval"}},
+            "yaxis": {"autorange": "reversed", "showgrid": False},
+        },
+    )
+
+
+FIGURES: Mapping[str, Callable[[], "go.Figure"]] = {
+    "how/model": timeline,
+    "how/collectives": all_reduces,
+    "how/contention": contention,
+    "how/serving": serving,
+    "how/intervals": intervals,
+    "evidence-runs": runs_figure,
+    "evidence-servings": servings_figure,
+}
+
+
+def file_of(name: str, scheme: str) -> Path:
+    """Where a figure lies."""
+    return DOCS / f"{name}-{scheme}.svg"
+
+
+def numbers(drawn: "go.Figure") -> list[list[float]]:
+    """What a figure draws: the numbers of each trace, to four digits."""
+    rows = []
+    for trace in drawn.data:
+        values = [trace[axis] for axis in ("base", "x", "y") if axis in trace and trace[axis] is not None]
+        for bars in ("error_x", "error_y"):
+            if bars in trace:
+                values += [trace[bars][end] for end in ("array", "arrayminus") if trace[bars][end] is not None]
+        flat = [each for column in values for each in np.ravel(np.asarray(column, dtype=object))]
+        rows.append(
+            [float(f"{each:.4g}") for each in flat if isinstance(each, int | float | np.number) and math.isfinite(each)]
+        )
+    return rows
+
+
+def drawn_numbers(file: Path) -> list[list[float]]:
+    """The numbers that a file draws."""
+    (text,) = _NUMBERS.findall(file.read_text("utf-8"))
+    rows: list[list[float]] = json.loads(text)
+    return rows
+
+
+def write(name: str) -> None:
+    """Draw a figure in both schemes."""
+    import plotly.graph_objects as go
+
+    drawn = FIGURES[name]()
+    for scheme in SCHEMES:
+        page = on_page(drawn.to_plotly_json(), dark=scheme == "dark")
+        picture = go.Figure(page)
+        picture.update_layout(width=WIDTH_PX, height=drawn.layout.height, margin={"l": 12, "r": 16, "t": 12, "b": 12})
+        picture.update_layout(font={"size": _FONT_PX}, legend={"font": {"size": _FONT_PX - 1}})
+        file = file_of(name, scheme)
+        save_figure(picture, file)
+        svg = file.read_text("utf-8").removesuffix("</svg>")
+        file.write_text(f"{svg}<metadata>{json.dumps(numbers(drawn))}</metadata></svg>\n", "utf-8")
+
+
+def main(names: Sequence[str]) -> None:
+    for name in names or FIGURES:
+        write(name)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
