@@ -54,7 +54,7 @@ def main() -> int:
     # a child's peak memory counts from what its parent had at the fork, so this process imports the package last
     swept = sweeps.measure() if arguments.page else []
     others = peers.measure_all(arguments.peers) if arguments.page and arguments.peers else []
-    figures += [*warm_predictions(), *own_graphs(), *growth(), *batches(), *events()]
+    figures += [*warm_predictions(), *own_graphs(), *growth(), *techniques(), *batches(), *events()]
     if arguments.page:
         arguments.page.write_text(page(figures, swept, others), encoding="utf-8")
     print(as_json([*figures, *swept]) if arguments.json else "\n".join(as_table([*figures, *swept])))
@@ -177,6 +177,34 @@ def growth() -> list[Figure]:
         ratio("time of TP 64 over that of TP 8", 1.2, {"tp": 8}, {"tp": 64}),
         ratio("time of 8192 new tokens over that of 512", None, {"tp": 8}, {"tp": 8, "gen": 8192}),
     ]
+
+
+def techniques() -> list[Figure]:
+    """What techniques cost a prediction: those whose passes are simulated in parts cost most."""
+    from ladder_sim import Scenario, predict
+
+    figures = []
+    for what, fields in (
+        ("70b", {"model": "70b"}),
+        ("64 requests in flight, vllm", {"model": "70b", "concurrency": 64}),
+        ("a prefill, vllm", {"model": "70b", "stack": "vllm", "gen": 1}),
+        ("405b on two nodes", {"model": "405b", "nodes": 2}),
+    ):
+        link = "inter" if "nodes" in fields else "intra"
+        for technique in ("token-split", "fused-norm+token-split"):
+            if "fused" in technique and link == "inter":
+                continue
+            given: list[dict[str, Any]] = [{**fields, "technique": name} for name in ("none", technique)]
+            pairs = [
+                [Scenario.of(**each, overrides={f"{link}.bandwidth": f"{40 + number / 4} GB/s"}) for each in given]
+                for number in range(WARM_RUNS + 1)
+            ]
+            # in turns, so that load on the machine slows both equally
+            times = [[median_s(partial(predict, each), 1) for each in pair] for pair in pairs]
+            plain_s, with_s = (statistics.median(column) for column in zip(*times[1:], strict=True))
+            name = f"time of a prediction with {technique} over one without, {what}"
+            figures.append(Figure(name=name, value=with_s / plain_s, target=1.5, unit=""))
+    return figures
 
 
 def batches() -> list[Figure]:

@@ -1,9 +1,8 @@
 """The order in which a program's tasks can be evaluated one after the other."""
 
 from collections.abc import Sequence
-from functools import lru_cache
 
-from ladder_sim.des.program import NO_GROUP, Program
+from ladder_sim.des.program import NO_GROUP, Outline, Program
 
 
 def evaluation_order(program: Program, compute: int, comm: int) -> Sequence[int]:
@@ -23,29 +22,24 @@ def evaluation_order(program: Program, compute: int, comm: int) -> Sequence[int]
     DeadlockError
         There is no such order.
     """
-    if not program.tasks:
-        return ()
-    _, streams, _, after, _, _, groups = zip(*program.tasks, strict=True)
-    if _issued_in_order(streams, after, frozenset(groups), compute, comm):
-        return range(len(program.tasks))
-    return _topological(program, compute, comm)
+    # the same for any durations: a prediction asks several times for each of few outlines
+    known = program.outline.in_order
+    if (compute, comm) not in known:
+        known[compute, comm] = _issued_in_order(program.outline, compute, comm)
+    return range(len(program.tasks)) if known[compute, comm] else _topological(program, compute, comm)
 
 
-# the same for any durations: a prediction asks several times for each of few programs
-@lru_cache(maxsize=64)
-def _issued_in_order(
-    streams: tuple[int, ...], afters: tuple[tuple[int, ...], ...], groups: frozenset[int], compute: int, comm: int
-) -> bool:
-    if groups != {NO_GROUP}:
+def _issued_in_order(outline: Outline, compute: int, comm: int) -> bool:
+    if outline.members:
         return False
     # the last kernel issued so far, and the last that the collectives so far wait for, one behind the other
     kernel = waited = -1
-    for index, (stream, after) in enumerate(zip(streams, afters, strict=True)):
+    for index, (stream, after) in enumerate(zip(outline.streams, outline.after, strict=True)):
         if after and max(after) >= index:
             return False
         if stream == comm:
             # it may overlap a kernel that it does not wait for, so it must come before that kernel
-            waited = max(waited, *(before for before in after if streams[before] == compute), -1)
+            waited = max(waited, *(before for before in after if outline.streams[before] == compute), -1)
             if waited < kernel:
                 return False
         elif stream == compute:

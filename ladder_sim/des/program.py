@@ -1,9 +1,10 @@
 """The simulator's input: tasks in issue order on FIFO streams, with dependencies."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,7 @@ class Stream:
 
 
 class Task(NamedTuple):
-    """One kernel. A tuple, because a prediction makes hundreds of them."""
+    """One kernel."""
 
     name: str
     """For reports."""
@@ -46,50 +47,153 @@ class Task(NamedTuple):
     """Tasks of a group start together when the last is ready: the ranks of a collective."""
 
 
+class Cost(NamedTuple):
+    """What tasks of one kind take, as in `Task`."""
+
+    duration_s: Number
+    lead_s: Number = 0.0
+    demand: Demand = NOTHING
+
+
+class Row(NamedTuple):
+    """Where a task runs, and what it waits for there."""
+
+    stream: int
+    kind: int
+    across: tuple[int, ...]
+    """Tasks of other streams that must have ended: those before it on its own have ended when its turn comes."""
+
+
+# no slots: what follows from an outline is kept in it
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Outline:
+    """Tasks without what they take, one entry each: programs that differ in figures only share it."""
+
+    names: Sequence[str]
+    streams: Sequence[int]
+    after: Sequence[tuple[int, ...]]
+    kinds: Sequence[int]
+    """Tasks of one kind are on one stream and take the same."""
+    groups: Sequence[int]
+    in_order: dict[tuple[int, int], bool] = field(init=False, repr=False, default_factory=dict)
+    """By streams of kernels and of collectives that share a GPU, whether tasks can be evaluated as they were issued."""
+
+    @cached_property
+    def rows(self) -> Sequence[Row]:
+        """The same task by task."""
+        return [
+            Row(stream, kind, tuple([before for before in after if self.streams[before] != stream]))
+            for stream, kind, after in zip(self.streams, self.kinds, self.after, strict=True)
+        ]
+
+    @cached_property
+    def kind_streams(self) -> Sequence[int]:
+        """The stream of each kind."""
+        return [stream for _, stream in sorted(set(zip(self.kinds, self.streams, strict=True)))]
+
+    @cached_property
+    def last_tasks(self) -> Sequence[int]:
+        """Of each stream that has any."""
+        return list({stream: index for index, stream in enumerate(self.streams)}.values())
+
+    @cached_property
+    def members(self) -> Mapping[int, Sequence[int]]:
+        """Those of every group."""
+        members: dict[int, list[int]] = {}
+        for index, group in enumerate(self.groups):
+            if group != NO_GROUP:
+                members.setdefault(group, []).append(index)
+        return members
+
+
+# no slots: rows are made when they are read
+class Tasks(Sequence[Task]):
+    """Tasks as an outline and the cost of each kind: a prediction simulates hundreds, and reads few of them.
+
+    Parameters
+    ----------
+    outline
+        What runs where, and after what.
+    costs
+        Of each kind.
+    """
+
+    def __init__(self, outline: Outline, costs: Sequence[Cost]) -> None:
+        self.outline, self.costs = outline, costs
+
+    @classmethod
+    def of(cls, rows: Iterable[Task]) -> Self:
+        """From rows, each of a kind of its own."""
+        columns: Any = list(zip(*rows, strict=True)) or [()] * len(Task._fields)
+        names, streams, durations_s, after, leads_s, demands, groups = columns
+        kinds = range(len(names))
+        outline = Outline(names=names, streams=streams, after=after, kinds=kinds, groups=groups)
+        return cls(outline, list(map(Cost, durations_s, leads_s, demands)))
+
+    @cached_property
+    def _rows(self) -> Sequence[Task]:
+        own, costs = self.outline, [self.costs[kind] for kind in self.outline.kinds]
+        durations_s, leads_s, demands = ([cost[column] for cost in costs] for column in range(len(Cost._fields)))
+        return list(map(Task, own.names, own.streams, durations_s, own.after, leads_s, demands, own.groups))
+
+    def __len__(self) -> int:
+        return len(self.outline.streams)
+
+    def __iter__(self) -> Iterator[Task]:
+        return iter(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Task]: ...
+    def __getitem__(self, index: int | slice) -> Task | Sequence[Task]:
+        return self._rows[index]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """Tasks in issue order: each stream runs its own tasks in this order."""
 
-    tasks: tuple[Task, ...]
+    tasks: Sequence[Task]
     """All ranks' tasks."""
     streams: tuple[Stream, ...]
     """The streams they run on."""
     device: Device | None = None
     """Shared by the streams of a rank; None: they share nothing."""
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.tasks, Tasks):
+            object.__setattr__(self, "tasks", Tasks.of(self.tasks))
+
+    @property
+    def outline(self) -> Outline:
+        """What runs where, and after what."""
+        return cast(Tasks, self.tasks).outline
+
+    @property
+    def costs(self) -> Sequence[Cost]:
+        """What each kind of its tasks takes."""
+        return cast(Tasks, self.tasks).costs
+
     def of(self, chosen: NDArray[np.int_]) -> "Program":
         """The same tasks in some of the configurations that their arrays hold."""
-        demands = {task.demand: task.demand.of(chosen) for task in self.tasks}
-        return replace(
-            self,
-            tasks=tuple(
-                Task(
-                    name,
-                    stream,
-                    values_of(duration_s, chosen),
-                    after,
-                    values_of(lead_s, chosen),
-                    demands[demand],
-                    group,
-                )
-                for name, stream, duration_s, after, lead_s, demand, group in self.tasks
-            ),
-        )
+        demands = {cost.demand: cost.demand.of(chosen) for cost in self.costs}
+        costs = [
+            Cost(values_of(duration_s, chosen), values_of(lead_s, chosen), demands[demand])
+            for duration_s, lead_s, demand in self.costs
+        ]
+        return replace(self, tasks=Tasks(self.outline, costs))
 
     def queues(self) -> list[list[int]]:
         """Task indices of every stream, in issue order."""
         queues: list[list[int]] = [[] for _ in self.streams]
-        for index, task in enumerate(self.tasks):
-            queues[task.stream].append(index)
+        for index, stream in enumerate(self.outline.streams):
+            queues[stream].append(index)
         return queues
 
-    def groups(self) -> dict[int, list[int]]:
+    def groups(self) -> Mapping[int, Sequence[int]]:
         """Members of every collective group."""
-        groups: dict[int, list[int]] = {}
-        for index, task in enumerate(self.tasks):
-            if task.group != NO_GROUP:
-                groups.setdefault(task.group, []).append(index)
-        return groups
+        return self.outline.members
 
     def precedence(self) -> "nx.DiGraph[int]":
         """Edges from all tasks that must end before a task starts: dependencies and the task before on its stream."""

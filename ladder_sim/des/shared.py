@@ -10,8 +10,8 @@ A task alone always runs at rate 1. Numbers may be arrays with one element per c
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,6 +83,15 @@ class Demand:
         return bool(self.link) or any_true(self.held_sms)
 
 
+class Traits(NamedTuple):
+    """What a demand is, whatever its numbers."""
+
+    varies: bool
+    """A number is an array."""
+    is_collective: bool
+    uses_shared: bool
+
+
 # a point closer to the end of a wave than this share of a wave counts as the end
 ROUNDING = 1e-9
 
@@ -99,6 +108,11 @@ class Device:
 
     sms: int
     """Streaming multiprocessors."""
+    _pairs: dict[Demand, dict[Demand, tuple[float, float]]] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
+    """As `pair` has computed them."""
+    _traits: dict[Demand, Traits] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def rate(self, own: Demand, others: Sequence[Demand]) -> Number:
         """Speed of a task while `others` run, relative to running alone: in (0, 1]."""
@@ -118,6 +132,24 @@ class Device:
         if own.link:
             rate = minimum(rate, 1.0 / max(1.0, link))
         return rate
+
+    def traits(self, demand: Demand) -> Traits:
+        """What a demand is, whatever its numbers; kept, because the same ones come again."""
+        traits = self._traits.get(demand)
+        if traits is None:
+            varies = any(isinstance(getattr(demand, name), np.ndarray) for name in demand.__slots__)
+            traits = self._traits[demand] = Traits(varies, demand.is_collective, demand.uses_shared)
+        return traits
+
+    def pairs_of(self, collective: Demand) -> dict[Demand, tuple[float, float]]:
+        """Speeds of kernels and of a collective next to each other, as `pair` has computed them."""
+        return self._pairs.setdefault(collective, {})
+
+    def pair(self, kernel: Demand, collective: Demand) -> tuple[float, float]:
+        """Speeds of a kernel and a collective next to each other, all numbers plain; kept, because both come again."""
+        rates = float(self.rate(kernel, [collective])), float(self.rate(collective, [kernel]))
+        self.pairs_of(collective)[kernel] = rates
+        return rates
 
     def waves(self, tiles: Number) -> Number:
         """Rounds in which all SMs process `tiles`."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ladder_sim.costs.estimate import Estimate
 from ladder_sim.costs.hardware import Hardware
-from ladder_sim.des.program import Program, Stream, Task
+from ladder_sim.des.program import NO_GROUP, Cost, Outline, Program, Stream, Tasks
 from ladder_sim.des.shared import NOTHING, Device, Number, maximum, minimum
 from ladder_sim.graph.layout import Layout
 from ladder_sim.graph.ops import COLLECTIVE_KINDS, Op
@@ -64,6 +64,8 @@ class Order:
     """Lead of each op."""
     spans: Mapping[tuple[int, Lead], int]
     """How often each role comes after which lead, layers left out included."""
+    counts: tuple[int, ...]
+    """How often each role runs, likewise."""
     stages: tuple[Mapping[tuple[int, Lead], int], ...]
     """The same of each pipeline stage, its send included; empty if there is one stage."""
     periods: tuple[Period, ...]
@@ -149,11 +151,15 @@ def _order(layout: Layout) -> Order:
     spans: dict[tuple[int, Lead], int] = defaultdict(int)
     for layer, like, lead in zip(layout.layers, same_as, leads, strict=True):
         spans[like, lead] += repeats.get(layer, 1)
+    counts = [0] * len(layout.roles)
+    for (like, _), count in spans.items():
+        counts[like] += count
     return Order(
         streams=streams,
         role_streams=tuple(stream for _, stream in sorted(dict(zip(same_as, streams, strict=True)).items())),
         leads=leads,
         spans=dict(spans),
+        counts=tuple(counts),
         stages=_stages(layout, leads) if "send" in layout.kinds else (),
         periods=_periods(layout),
         synchronises=not MEETINGS.isdisjoint(layout.kinds),
@@ -257,7 +263,7 @@ def op_times(
     return durations_s, leads_s, stack.eager_launch_s if schedule.eager else stack.graph_launch_s
 
 
-def lower(schedule: Schedule, estimates: Sequence[Estimate], hardware: Hardware, sms: int) -> Program:
+def lower(schedule: Schedule, estimates: Sequence[Estimate], hardware: Hardware, device: Device) -> Program:
     """One rank's tasks: first every CPU launch, then every op, each in issue order.
 
     Without a CUDA graph a CPU thread launches op after op, and an op starts no earlier than its launch ends; with one,
@@ -267,26 +273,33 @@ def lower(schedule: Schedule, estimates: Sequence[Estimate], hardware: Hardware,
     ----------
     schedule, estimates, hardware
         As in `op_times`.
-    sms
-        Of the GPU.
+    device
+        The GPU.
     """
-    layout, order = schedule.layout, schedule.order
+    layout = schedule.layout
     durations_s, leads_s, launch_s = op_times(schedule, estimates, hardware)
-    free = isinstance(launch_s, float) and launch_s == 0.0
-    launches, after = ((), layout.after) if free else _launched(layout, schedule.eager)
-    tasks = [Task(name=name, stream=LAUNCH, duration_s=launch_s) for name in launches]
     demands = [NOTHING if layout.uncontended else estimate.demand for estimate in estimates]
-    # column by column: a loop over rows takes twice as long
-    columns = (layout.names, order.streams, [durations_s[like] for like in layout.same_as], after)
-    tasks += map(Task, *columns, [leads_s[lead] for lead in order.leads], [demands[like] for like in layout.same_as])
-    return Program(tasks=tuple(tasks), streams=STREAMS, device=Device(sms=sms))
+    costs = [Cost(durations_s[like], leads_s[lead], demands[like]) for like, lead in schedule.order.spans]
+    free = isinstance(launch_s, float) and launch_s == 0.0
+    launches = 0 if free else len(layout.names) if schedule.eager else 1
+    costs += [Cost(launch_s)] if launches else []
+    return Program(tasks=Tasks(_outline(layout, launches), costs), streams=STREAMS, device=device)
 
 
 @lru_cache(maxsize=1024)
-def _launched(layout: Layout, eager: bool) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
-    """Names of the launches of a layout's ops, one by one or together, and the tasks that each op needs behind them."""
-    launches = tuple(f"launch {name}" for name in layout.names) if eager else ("launch graph",)
-    return launches, tuple(
-        (*(len(launches) + before for before in needed), *((number,) if number < len(launches) else ()))
+def _outline(layout: Layout, launches: int) -> Outline:
+    """A layout's ops behind their launches: one for each, one for all, or none."""
+    order = _order(layout)
+    # the last kind is a launch
+    kinds = {span: kind for kind, span in enumerate(order.spans)}
+    after = [
+        (*(launches + before for before in needed), *((number,) if number < launches else ()))
         for number, needed in enumerate(layout.after)
+    ]
+    return Outline(
+        names=(*(f"launch {name}" for name in (layout.names if launches > 1 else ["graph"][:launches])), *layout.names),
+        streams=(*[LAUNCH] * launches, *order.streams),
+        after=(*[()] * launches, *after),
+        kinds=(*[len(kinds)] * launches, *(kinds[span] for span in zip(layout.same_as, order.leads, strict=True))),
+        groups=(NO_GROUP,) * (launches + len(after)),
     )

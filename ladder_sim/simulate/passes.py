@@ -11,7 +11,7 @@ A pass in which nothing overlaps takes as long as its ops together, and is simul
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
-from functools import cached_property, reduce
+from functools import cache, cached_property, reduce
 from typing import Any, Literal
 
 import numpy as np
@@ -21,7 +21,7 @@ from ladder_sim.costs.estimate import CostModel, Estimate
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.des import engine, scan
 from ladder_sim.des.program import Program
-from ladder_sim.des.shared import Number, any_true, maximum, minimum
+from ladder_sim.des.shared import Device, Number, any_true, maximum, minimum
 from ladder_sim.des.timeline import Timeline
 from ladder_sim.graph.inputs import PassInputs
 from ladder_sim.graph.ops import WHOLE, AttentionShape, MlaShape, Multiplication, Op, Phase
@@ -124,6 +124,8 @@ class ForwardPass:
         ``"fast"`` or ``"des"``.
     like
         A pass of the same schedule: if it was simulated before, this one starts with as many periods.
+    device
+        Shared with passes whose ops are the same: how these slow each other is computed once.
     """
 
     def __init__(
@@ -134,9 +136,10 @@ class ForwardPass:
         gpu: GpuSpec,
         engine: Engine = "fast",
         like: "ForwardPass | None" = None,
+        device: Device | None = None,
     ) -> None:
         self.schedule, self.prices, self.hardware, self.gpu, self.engine = schedule, prices, hardware, gpu, engine
-        self._like = like
+        self._like, self._device = like, device or Device(sms=gpu.sms)
 
         # what was simulated for it
         self._ran: Sequence[Any] = ()
@@ -161,8 +164,9 @@ class ForwardPass:
             return self
         slowed_s: Number = 0.0
         multiplied_s: Number = 0.0
-        for (role, _), count in self.schedule.order.spans.items():
-            op, estimate = self.prices[self.schedule.numbers[role]]
+        numbers = self.schedule.numbers
+        for number, count in zip(numbers, self.schedule.order.counts, strict=True):
+            op, estimate = self.prices[number]
             slowed_s = slowed_s + count * estimate.slowed_s
             if isinstance(op.shape, Multiplication | AttentionShape | MlaShape):
                 multiplied_s = multiplied_s + count * estimate.seconds
@@ -171,8 +175,10 @@ class ForwardPass:
         # duty * (seconds - slowed_s + duty * slowed_s) = cold_s + duty * slowed_s
         cold_s, half_s = multiplied_s - slowed_s, 0.5 * self.seconds - slowed_s
         duty = cold_s / (half_s + (half_s * half_s + slowed_s * cold_s) ** 0.5)
-        prices = {number: (op, estimate.at_duty(duty)) for number, (op, estimate) in self.prices.items()}
-        return ForwardPass(self.schedule, prices, self.hardware, self.gpu, self.engine, self)
+        # parts of a pass have the estimates of others as large
+        slowed = cache(lambda estimate: estimate.at_duty(duty))
+        prices = {number: (op, slowed(estimate)) for number in numbers for op, estimate in [self.prices[number]]}
+        return ForwardPass(self.schedule, prices, self.hardware, self.gpu, self.engine, self, self._device)
 
     @cached_property
     def slowest_stage(self) -> Number:
@@ -207,7 +213,7 @@ class ForwardPass:
         return schedule, self._lower(schedule, hardware or self.hardware)
 
     def _lower(self, schedule: Schedule, hardware: Hardware) -> Program:
-        return lower(schedule, self.estimates(schedule), hardware, self.gpu.sms)
+        return lower(schedule, self.estimates(schedule), hardware, self._device)
 
     def _run(self) -> tuple[Schedule, Program, TaskTimes, Number]:
         """Simulate it with few of its periods, with more, and in the end with all, which is always steady.
@@ -225,7 +231,7 @@ class ForwardPass:
                 seconds[left] = makespan_s + added_s
             else:
                 seconds = makespan_s + added_s
-            if np.all(steady):
+            if steady is True or np.all(steady):
                 return schedule, program, times, seconds
             schedule, program = self.lowered(
                 schedule.keep + 1 if schedule.keep == FIRST_PERIODS else MORE * schedule.keep
@@ -310,12 +316,14 @@ def forward_passes(
     for (_, kind), schedule in schedules.items():
         distinct[kind].update(schedule.distinct)
     prices = price(costs, passes, [distinct[kind] for kind in kinds])
+    gpu = scenario.cluster.gpu
+    device = Device(sms=gpu.sms)
     simulated: dict[str, list[ForwardPass]] = {}
     for name in variants:
         latest: dict[tuple[Phase, int], ForwardPass] = {}
         for kind, known in zip(kinds, prices, strict=True):
-            figures = costs.hardware, scenario.cluster.gpu, engine
-            latest[kind] = ForwardPass(schedules[name, kind], known, *figures, latest.get(kind)).at_own_duty()
+            one = ForwardPass(schedules[name, kind], known, costs.hardware, gpu, engine, latest.get(kind), device)
+            latest[kind] = one.at_own_duty()
             simulated.setdefault(name, []).append(latest[kind])
     return simulated
 
@@ -406,18 +414,19 @@ def _added(schedule: Schedule, program: Program, times: TaskTimes) -> tuple[Numb
             behind_s = most_s - low
             steady = steady & (behind_s <= STEADY * makespan_s)
             # one that runs ahead is further ahead behind the layers left out: later ops must not depend on how far
-            held_back: bool | NDArray[np.bool_] = False
-            for number in range(max(period.ops) + 1, len(ready_s)):
-                held_back = held_back | (launched_s[number] >= ready_s[number])
-            steady = steady & ~(np.asarray(behind_s < -STEADY * makespan_s) & held_back)
+            ahead = behind_s < -STEADY * makespan_s
+            if any_true(ahead):
+                held_back: bool | NDArray[np.bool_] = False
+                for number in range(max(period.ops) + 1, len(ready_s)):
+                    held_back = held_back | (launched_s[number] >= ready_s[number])
+                steady = steady & ~(np.asarray(ahead) & held_back)
         added_s = added_s + period.left_out * 0.5 * (low + high)
     return makespan_s, added_s, steady
 
 
 def _makespan_s(program: Program, end_s: Sequence[Number]) -> Number:
     """The end of the last task of any stream."""
-    last = {task.stream: number for number, task in enumerate(program.tasks)}
-    return reduce(maximum, (end_s[number] for number in last.values()))
+    return reduce(maximum, (end_s[number] for number in program.outline.last_tasks))
 
 
 def _range(values: Sequence[Number]) -> tuple[Number, Number]:
