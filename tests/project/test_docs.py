@@ -35,3 +35,15 @@ def test_the_python_prints_what_is_shown(page: str) -> None:
     text = (REPO / page).read_text("utf-8")
     assert with_outputs(text) == text
     assert text.count("```python") == text.count("```text") >= 5
+
+
+def test_each_study_is_listed_and_says_its_question_and_its_limits() -> None:
+    """`make docs` runs them; prose with numbers is printed by their cells."""
+    gallery = REPO / "docs" / "gallery"
+    studies = sorted(gallery.glob("*.py"))
+    assert len(studies) >= 8
+    for study in studies:
+        text = study.read_text("utf-8")
+        assert f"]({study.name})" in (gallery / "index.md").read_text("utf-8")
+        for part in ("Question", "What was done", "What one sees", "What it does not show"):
+            assert text.count(f"**{part}.**") == 1, f"{study.name}: {part}"
