@@ -230,26 +230,40 @@ def _pictures(name: str, says: str) -> str:
     return "".join(f"![{says}]({name}-{scheme}.svg#gh-{scheme}-mode-only)\n" for scheme in ("light", "dark")) + "\n"
 
 
+def _by_engine(models: str) -> list[Row]:
+    """Errors by engine alone: of its rows by precision and GPU, weighted."""
+    groups: dict[str, list[Row]] = {}
+    for row in servings(models, "engine"):
+        groups.setdefault(_ENGINES[row["value"].partition(",")[0]], []).append(row)
+    columns = ("tpot_mean", "tpot_bias", "inside", "half_width", "ttft_mean")
+    merged: list[Row] = []
+    for engine, rows in groups.items():
+        counts = [int(row["rows"]) for row in rows]
+        means = {
+            name: sum(count * float(row[name]) for count, row in zip(counts, rows, strict=True)) / sum(counts)
+            for name in columns
+        }
+        merged.append({"value": engine, "rows": str(sum(counts)), **{name: str(mean) for name, mean in means.items()}})
+    return merged
+
+
 def _in_flight() -> str:
-    parts = []
-    for by, column in (("engine", "engine, precision and GPU"), ("cluster", "GPU"), ("model", "model")):
-        rows = [
-            (
-                models,
-                row["value"],
-                row["rows"],
-                _percent(row["tpot_mean"]),
-                f"{100 * float(row['tpot_bias']):+.1f} %",
-                _inside(row),
-                _percent(row["half_width"], 0),
-                _percent(row["ttft_median"], 0),
-            )
-            for models in ("dense", "experts")
-            for row in servings(models, by)
-        ]
-        parts.append(
-            _markdown(("models", column, "rows", "TPOT", "bias", "inside", "half-width", "TTFT, median"), rows)
+    rows = [
+        (
+            row["value"],
+            models,
+            row["rows"],
+            _percent(row["tpot_mean"]),
+            f"{100 * float(row['tpot_bias']):+.1f} %",
+            _inside(row),
+            _percent(row["half_width"], 0),
+            _percent(row["ttft_mean"], 0),
         )
+        for by in (_by_engine, lambda models: servings(models, "cluster"), lambda models: servings(models, "model"))
+        for models in ("dense", "experts")
+        for row in by(models)
+    ]
+    columns = ("by engine, GPU, model", "models", "rows", "TPOT", "bias", "inside", "half-width", "TTFT")
     return (
         "## Requests in flight\n\n"
         + _prose(
@@ -263,11 +277,11 @@ def _in_flight() -> str:
         )
         + _prose("A bar is the mean half-width of the 90 % interval, a dot the mean error with its sign.")
         + "\n"
-        + "\n".join(parts)
+        + _markdown(columns, rows)
         + "\n"
         + _prose(
-            "[accuracy-servings.csv](accuracy-servings.csv) has each version, GPU, model and plan. A bias below 0 "
-            "means that predictions are too short."
+            "TPOT and TTFT are mean errors; a bias below 0 means that predictions are too short. "
+            "[accuracy-servings.csv](accuracy-servings.csv) has each version, GPU, model, precision and plan."
         )
     )
 
@@ -286,41 +300,31 @@ def _cross_checks() -> str:
             ("prefill and decode", [row for row in judged if row["what"] != "speedup"]),
             ("ladder's speedup", [row for row in judged if row["what"] == "speedup"]),
         ):
-            rows.append(
-                (where, what, *_spread(100 * float(row["error"]) for row in own), "[cross-check](crosscheck.md)")
-            )
+            rows.append((f"[{where}](crosscheck.md)", what, *_spread(100 * float(row["error"]) for row in own)))
     wirings = [
         cells for number in (0, 1) for cells in table_of("crosscheck.md", "Other wirings, and techniques", number)
     ]
     gains = [_number(cell) for row in wirings for name, cell in row.items() if name.startswith("error")]
-    page = "[cross-check](crosscheck.md#other-wirings-and-techniques)"
-    rows.append(("both", "gains of eleven other wirings and of techniques", *_spread(gains), page))
+    where = "[both](crosscheck.md#other-wirings-and-techniques)"
+    rows.append((where, "gains of other wirings and of techniques", *_spread(gains)))
     runs = table_of("crosscheck.md", "One H100")
-    page = "[cross-check](crosscheck.md#one-h100)"
+    where = "[one H100 as a rank of eight, emulated all-reduces](crosscheck.md#one-h100)"
     for what, measured, predicted in (
         ("time per token", "TPOT, ms", "predicted 2"),
         ("time to first token", "TTFT, ms", "predicted"),
         ("speedups", "speedup", "predicted 3"),
     ):
         errors = [100 * (_number(row[predicted]) / _number(row[measured]) - 1) for row in runs if row[measured]]
-        rows.append(("one H100 as a rank of eight, emulated all-reduces", what, *_spread(errors), page))
+        rows.append((where, what, *_spread(errors)))
     for row in table_of("traces.md", "Ask"):
-        page = "[traces](traces.md#ask)"
-        rows.append(
-            (
-                f"rewired trace of this runtime, {row['case']}",
-                "a step of ladder",
-                *_spread([_number(row["error"])]),
-                page,
-            )
-        )
+        where = f"[trace of this runtime, {row['case']}](traces.md#ask)"
+        rows.append((where, "a rewired step", *_spread([_number(row["error"])])))
     served = table_of("load.md", "Held against a real server")
     for tp in ("1", "2"):
         for percentile in ("p50", "p95"):
             errors = [_number(row["error"]) for row in served if row["TP"] == tp and row["time"].endswith(percentile)]
-            where = f"`vllm serve` on two CPU cores, TP {tp}"
-            page = "[load](load.md#held-against-a-real-server)"
-            rows.append((where, f"TTFT and TPOT {percentile} at three rates", *_spread(errors), page))
+            where = f"[`vllm serve` on two CPU cores, TP {tp}](load.md#held-against-a-real-server)"
+            rows.append((where, f"TTFT and TPOT {percentile} at three rates", *_spread(errors)))
     return (
         "## Cross-checks\n\n"
         + _prose(
@@ -328,7 +332,7 @@ def _cross_checks() -> str:
             "simulator, not the tables of GPUs."
         )
         + "\n"
-        + _markdown(("where", "what", "figures", "mean error", "largest", "page"), rows)
+        + _markdown(("where", "what", "figures", "mean error", "largest"), rows)
         + "\n"
         + _prose(
             "Two engines, one event by event and one vectorised, give the same times ([model](model.md#streams)). The "
@@ -362,12 +366,12 @@ def _misses() -> str:
             if mean > _FAR_OFF or (inside < _FEW_INSIDE and int(each["rows"]) >= _LEAST_ROWS):
                 bias = 100 * float(each["tpot_bias"])
                 lines.append(
-                    f"{each['value']}, {each['rows']} rows: mean error of TPOT {_percent(mean)}, {bias:+.1f} % with "
-                    f"its sign; {_percent(inside, 0)} inside."
+                    f"{each['value']}: TPOT {_percent(mean)}, {bias:+.1f} % with its sign; {_percent(inside, 0)} of "
+                    f"{each['rows']} inside."
                 )
     training = [_number(each["step gains"]) for each in table_of("quality.md", "What adapting costs")]
     lines += [
-        "Times to first token with requests in flight, everywhere: see the last column of the tables.",
+        "Times to first token with requests in flight, everywhere: the last column of the table.",
         "Tails (p95) of a server whose processes share too few cores ([load](load.md#held-against-a-real-server)).",
         "Ladder rewired from traces of plain PyTorch over a slow link: predicted too fast ([traces](traces.md#ask)).",
         "What ladder gains in training: published are 5 to 7 % of plans that are not stated, predicted by plan "
@@ -397,22 +401,21 @@ def _behind() -> str:
     rows = []
     for gpu, runs in _compared_runs():
         in_flight = isinstance(runs, ServingCheck)
-        low, high = (f"{end:g}" for end in runs.sizes["batch"])
-        spans = (f"{int(runs.sizes[name][0])}-{int(runs.sizes[name][1])}" for name in ("prompt", "gen"))
+        spans = {name: f"{low:g}" if low == high else f"{low:g}-{high:g}" for name, (low, high) in runs.sizes.items()}
+        plans = ", ".join(runs.plans) if in_flight else "TP"
         rows.append(
             (
-                f"{_ENGINES.get(runs.stack, runs.stack)} {runs.versions if in_flight else ''}".strip(),
-                gpu,
-                ", ".join(runs.models),
-                ", ".join(runs.dtypes),
-                ", ".join(runs.plans) if in_flight else "TP",
-                f"{int(runs.sizes['tp'][0])}-{int(runs.sizes['tp'][1])}",
-                f"{low}-{high}" + (" in flight" if in_flight else " in a batch"),
-                " + ".join(spans),
+                f"{_ENGINES.get(runs.stack, runs.stack)} {runs.versions if in_flight else ''}, {gpu}".replace(
+                    " ,", ","
+                ),
+                f"{', '.join(runs.models)} in {', '.join(runs.dtypes)}",
+                f"{plans}; TP {spans['tp']}",
+                f"{spans['batch']} {'in flight' if in_flight else 'in a batch'}",
+                f"{spans['prompt']} + {spans['gen']}",
                 str(runs.servings if in_flight else runs.rows),
             )
         )
-    columns = ("stack", "GPU", "models", "precision", "plan", "TP", "requests", "prompt + answer", "runs")
+    columns = ("stack, GPU", "models", "plan", "requests", "prompt + answer", "runs")
     return (
         "## Runs behind an answer\n\n"
         + _prose(
@@ -424,10 +427,15 @@ def _behind() -> str:
     )
 
 
+# what else is known of such parts
+_ELSEWHERE = {
+    "GPU": " (one serving was measured on GB200, and is missed: above)",
+    "technique": " (published gains are compared above)",
+    "wiring": " (gains on one machine are compared above)",
+    "nodes": " (all-reduces alone: [catalog](catalog.md#fabrics))",
+}
 # what no part of a scenario stands for
 _NEVER = (
-    "Speedups with requests in flight: all measured servings were of standard.",
-    "Any request from end to end over two nodes: only all-reduces were ([catalog](catalog.md#fabrics)).",
     "Prefill and decode on replicas of their own, and drafted tokens with their acceptance rates ([load](load.md)).",
     "The quality of a rewired model: nothing here predicts it ([quality](quality.md)).",
 )
@@ -438,12 +446,7 @@ def _never() -> str:
     every = _compared_runs()
     kinds = {
         "one static batch": [(gpu, runs) for gpu, runs in every if isinstance(runs, StackFit)],
-        "in flight, dense": [
-            (gpu, runs) for gpu, runs in every if isinstance(runs, ServingCheck) and not any(runs.layers)
-        ],
-        "in flight, experts": [
-            (gpu, runs) for gpu, runs in every if isinstance(runs, ServingCheck) and any(runs.layers)
-        ],
+        "requests in flight": [(gpu, runs) for gpu, runs in every if isinstance(runs, ServingCheck)],
     }
     models = [catalog.model(name) for name in catalog.model_names()]
     measured = {row.variant for row in read_dataset().measurements}
@@ -453,7 +456,7 @@ def _never() -> str:
         "GPU": ((catalog.cluster(name).gpu.name for name in catalog.cluster_names()), lambda gpu, runs: [gpu]),
         "stack": (catalog.stack_names(), lambda gpu, runs: [runs.stack]),
         "model family": ((model.family for model in models), lambda gpu, runs: runs.families),
-        "layers, as those of": (
+        "layers like those of": (
             alike.values(),
             lambda gpu, runs: [alike[label] for label in getattr(runs, "layers", ("",))],
         ),
@@ -475,28 +478,26 @@ def _never() -> str:
             lambda gpu, runs: ["standard"] if isinstance(runs, ServingCheck) else measured,
         ),
     }
-    rows = []
+    lines = []
     for part, (names, of) in parts.items():
         known = dict.fromkeys(names)
         had = {kind: {name for pair in members for name in of(*pair)} for kind, members in kinds.items()}
-        checked = {
-            kind: ", ".join(name for name in known if name in names_had) or "none" for kind, names_had in had.items()
-        }
-        never = [name for name in known if not any(name in names_had for names_had in had.values())]
-        rows.append((part, *checked.values(), ", ".join(f"**{name}**" for name in never) or "-"))
+        never = [name for name in known if not any(name in each for each in had.values())]
+        missing = {kind: [name for name in known if name not in (*each, *never)] for kind, each in had.items()}
+        says = [f"**{', '.join(never)}**"] if never else []
+        says += [f"with {kind} {', '.join(names)}" for kind, names in missing.items() if names]
+        lines.append(f"{part}: {'; '.join(says)}{_ELSEWHERE.get(part, '')}")
     return (
         "## Never checked\n\n"
         + _prose(
-            "By part of a scenario: what runs had, by kind of load, and in the last column what the catalog has and "
-            "no run had. What has no run is predicted from measured kernels and collectives where a profile has them, "
+            "By part of a scenario, what the catalog has and none of these runs had: in bold with any load, then with "
+            "one kind of load. It is predicted from measured kernels and collectives where a profile has them, "
             "otherwise from formulas. Every answer says the same of its own scenario: its last lines, the explorer, "
-            "and `validated` in JSON. What an unchecked part adds to an interval is in "
+            "and `validated` in JSON. What that adds to an interval is in "
             "[intervals.md](how/intervals.md#what-was-not-checked)."
         )
         + "\n"
-        + _markdown(("part", *kinds, "never"), rows)
-        + "\nAnd whatever the scenario:\n\n"
-        + "".join(_prose(line, bullet=True) for line in _NEVER)
+        + "".join(_prose(line, bullet=True) for line in (*lines, *_NEVER))
     )
 
 
