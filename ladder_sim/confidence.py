@@ -25,7 +25,7 @@ from ladder_sim.costs.profile import CalibrationProfile, IntervalScale
 from ladder_sim.runs import Compared, most_alike, parts_alike
 from ladder_sim.simulate.request import Request
 from ladder_sim.specs.scenario import Scenario
-from ladder_sim.specs.scenario_warnings import scenario_warnings
+from ladder_sim.specs.scenario_warnings import Caution, scenario_warnings
 from ladder_sim.specs.versions import release
 from ladder_sim.specs.workload import FORMATS
 from ladder_sim.units import format_bytes
@@ -376,9 +376,8 @@ def _warnings(scenario: Scenario, costs: KernelCosts, memory: MemoryUse) -> list
         warnings += _not_in_tables(scenario, profile)
     stack_fit = profile.fit_of(scenario.stack.name) if profile else None
     if profile and stack_fit and stack_fit.base != profile.tables_of:
-        warnings.append(
-            f"stack '{stack_fit.stack}' was fitted to runs on {stack_fit.base}; its figures are taken over unchanged"
-        )
+        text = f"stack '{stack_fit.stack}' was fitted to runs on {stack_fit.base}; its figures are taken over unchanged"
+        warnings.append(Caution(text, "stack", scenario.stack.name))
     if not memory.fits:
         warnings.append(
             f"does not fit: needs {format_bytes(memory.total_bytes)} of {format_bytes(memory.capacity_bytes)} per GPU"
@@ -404,7 +403,11 @@ def _not_in_tables(scenario: Scenario, profile: CalibrationProfile) -> Iterator[
     stack, workload = scenario.stack, scenario.workload
     engine, _, version = profile.environment.get("engine", "").partition(" ")
     if stack.version and stack.engine == engine and release(stack.version) != release(version):
-        yield f"stack '{stack.name}': its attention and all-reduce were measured in {version}, the nearest version"
+        yield Caution(
+            f"stack '{stack.name}': its attention and all-reduce were measured in {version}, the nearest version",
+            "stack",
+            stack.name,
+        )
     attention = profile.attention_decode.get(stack.attention, {})
     # a checkpoint may keep all but its experts in 16 bits
     gemms = profile.gemm if scenario.model.gemm_parts(workload.dtype) else {}

@@ -10,7 +10,6 @@ import typer
 
 from ladder_sim.cli.options import MemoryFlags, split_names, with_options
 from ladder_sim.errors import MissingPackageError, UsageError
-from ladder_sim.graph.variants import canonical
 
 if TYPE_CHECKING:
     from ladder_sim.explorer.allowlist import Allowlist
@@ -38,6 +37,7 @@ def explore(
 ) -> None:
     """Open a page in the browser that shows what each variant does while you move the controls."""
     from ladder_sim.explorer.allowlist import Allowlist
+    from ladder_sim.explorer.downloads import download
     from ladder_sim.explorer.offline import standalone_page
     from ladder_sim.explorer.queries import Queries
 
@@ -49,7 +49,13 @@ def explore(
             raise UsageError(f"--export '{export}': must end in .html", hint="name it like page.html")
         from ladder_sim.cli.output import write
 
-        write(standalone_page(Queries(allowlist).answer(query), allowlist), export)
+        queries = Queries(allowlist)
+        # its tables of wirings and techniques are made by dash
+        if find_spec("dash") is None:
+            page = standalone_page(queries.answer(query), allowlist)
+        else:
+            page = download(queries, "page.html", query).content
+        write(page, export)
         return
     _serve(allowlist, query, host=host, port=port, opened=not no_open)
 
@@ -76,11 +82,12 @@ def _query(flags: MemoryFlags, variants: list[str], allowlist: "Allowlist") -> s
         profile=allowlist.name_of("profile", flags.profile),
         ignore_memory=flags.ignore_memory,
         settings=flags.settings,
-        variants=tuple(map(canonical, variants)),
+        variants=tuple(variants),
     )
     # mistakes are reported here, not on the page
-    State.parse(state.query(), allowlist).scenario(allowlist)
-    return state.query()
+    checked = State.parse(state.query(), allowlist)
+    checked.scenario(allowlist)
+    return checked.query()
 
 
 def _serve(allowlist: "Allowlist", query: str, *, host: str, port: int, opened: bool) -> None:

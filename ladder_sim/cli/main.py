@@ -1,11 +1,13 @@
 """Entry point: dispatches to the commands; every error ends with a message and an exit code."""
 
+import os
 import re
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
+from typer.completion import completion_init  # type: ignore[attr-defined]
 
 from ladder_sim import __version__
 from ladder_sim.cli.analysis import advise, breakeven, compare, sensitivity
@@ -26,6 +28,9 @@ from ladder_sim.cli.validate import validate
 from ladder_sim.cli.versus import versus
 from ladder_sim.errors import EXIT_USAGE, LadderSimError, UnknownNameError, UsageError, discard_output, exit_code
 from ladder_sim.specs.arguments import ARGUMENTS, Argument
+
+# what a shell sets to ask for the script that completes words, and for words
+_COMPLETES = "_LADDER_SIM_COMPLETE"
 
 app = typer.Typer(
     name="ladder-sim",
@@ -95,6 +100,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     command = typer.main.get_command(app)
+    if _COMPLETES in os.environ:
+        completion_init()
+        command.main([], prog_name="ladder-sim")
     try:
         # not command.main(): that one ends the process when the reader of a pipe has enough
         with command.make_context("ladder-sim", arguments) as context:

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, ClassVar, Self
 
@@ -74,11 +74,42 @@ class OnceCommand(typer.core.TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments, and count the options among them."""
+        switches = [item for item in self.params if item.name in _SWITCHES]
+        args = _in_one_form(
+            args, {flag: not getattr(item, "is_flag", False) for item in switches for flag in item.opts}
+        )
         _, _, order = self.make_parser(ctx).parse_args(args=list(args))
         for item in order:
             if item.param_type_name == "option" and not item.multiple and order.count(item) > 1:
                 raise UsageError(f"{item.opts[0]} is given twice: must be given once", hint="leave one out")
         return super().parse_args(ctx, args)
+
+
+# arguments that are true or false: a switch of a single scenario, values of a search
+_SWITCHES = {name for name, argument in ARGUMENTS.items() if argument.kind is bool}
+
+
+def _in_one_form(args: Sequence[str], takes_value: Mapping[str, bool]) -> list[str]:
+    """Switches as a command reads them: alone or with a value, they mean the same in every command.
+
+    Examples
+    --------
+    >>> _in_one_form(["--sp", "--tp", "8"], {"--sp": True}), _in_one_form(["--sp", "true"], {"--sp": False})
+    (['--sp', 'true', '--tp', '8'], ['--sp'])
+    """
+    read: list[str] = []
+    left = list(args)
+    while left:
+        text = left.pop(0)
+        if text not in takes_value:
+            read.append(text)
+            continue
+        value = left.pop(0) if left and not left[0].startswith("-") else "true"
+        if takes_value[text] or value not in ("true", "false"):
+            read += [text, value]
+        elif value == "true":
+            read.append(text)
+    return read
 
 
 def option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
@@ -218,8 +249,23 @@ def _has_default(argument: Argument) -> bool:
     return argument.kind is bool or argument.repeats
 
 
+def completion(argument: Argument) -> Callable[[str], list[str]] | None:
+    """What completes the last name typed for an argument in the shell; None: it takes no names."""
+    if argument.kind in (int, bool):
+        return None
+
+    def complete(incomplete: str) -> list[str]:
+        typed = incomplete[: max(incomplete.rfind("+"), incomplete.rfind(",")) + 1]
+        return [f"{typed}{each}" for each in argument.names if f"{typed}{each}".startswith(incomplete)]
+
+    return complete
+
+
 def _flag(argument: Argument) -> inspect.Parameter:
-    decorate = functools.partial(typer.Option, help=argument.help, rich_help_panel=argument.panel)
+    completes = completion(argument)
+    decorate = functools.partial(
+        typer.Option, help=argument.help, rich_help_panel=argument.panel, autocompletion=completes
+    )
     if argument.kind is bool:
         return option(argument.key, Annotated[bool, decorate(argument.flag)], False)
     if argument.repeats:
@@ -229,11 +275,15 @@ def _flag(argument: Argument) -> inspect.Parameter:
     return option(argument.name, Annotated[optional, decorate()], argument.default)
 
 
+def range_option(argument: Argument, panel: str) -> Any:
+    """The option that takes a range of an argument."""
+    return typer.Option(help=argument.range_help, rich_help_panel=panel, autocompletion=completion(argument))
+
+
 def _range_flag(argument: Argument) -> inspect.Parameter:
     # left out, it has all its values
     alone = replace(argument, help=argument.help.partition("; default")[0])
-    how = typer.Option(help=alone.range_help, rich_help_panel=argument.panel)
-    return option(argument.name, Annotated[str | None, how], None)
+    return option(argument.name, Annotated[str | None, range_option(alone, argument.panel)], None)
 
 
 def _jitter(text: str) -> float | str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from ladder_sim.cli.options import OptionGroup, option, split_names, with_options
+from ladder_sim.cli.options import OptionGroup, option, range_option, split_names, with_options
 from ladder_sim.cli.output import check_plot, draw, warn
 from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim.specs.arguments import ARGUMENTS
@@ -40,7 +40,7 @@ class Axes(OptionGroup):
             "--set", help="KEY=RANGE for any figure, e.g. inter.latency=5,9us.", rich_help_panel=_FIELDS
         )
         ranges = [
-            option(name, Annotated[str | None, typer.Option(help=argument.range_help, rich_help_panel=_FIELDS)], None)
+            option(name, Annotated[str | None, range_option(argument, _FIELDS)], None)
             for name, argument in ARGUMENTS.items()
         ]
         return [*ranges, option("set_", Annotated[list[str] | None, figures], None)]

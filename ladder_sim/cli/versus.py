@@ -6,9 +6,10 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from ladder_sim.cli.options import MemoryFlags, split_names, with_options
+from ladder_sim.cli.options import MemoryFlags, completion, split_names, with_options
 from ladder_sim.cli.output import PANEL, Output, check_plot, draw
 from ladder_sim.errors import UsageError
+from ladder_sim.specs.arguments import ARGUMENTS
 
 _LOAD = "Load"
 
@@ -29,7 +30,10 @@ def versus(
     ] = None,
     technique: Annotated[
         list[str] | None,
-        typer.Option(help="Techniques to compare, joined by + for several at once; default: all that apply."),
+        typer.Option(
+            help="Techniques to compare, joined by + for several at once; default: all that apply.",
+            autocompletion=completion(ARGUMENTS["technique"]),
+        ),
     ] = None,
     rate: Annotated[
         float,

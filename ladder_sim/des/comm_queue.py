@@ -1,6 +1,6 @@
 """The communication stream of a GPU: collectives that are issued and not over, and the kernels next to them.
 
-Each kernel that an *open* collective overlaps slows both for as long as they run together; a collective without free SMs
+Each kernel that an open collective overlaps slows both for as long as they run together; a collective without free SMs
 starts at the end of a wave. One queue follows a single configuration, kernel by kernel, the other thousands at once, by
 numpy operations over all of them. Both give the same times.
 """

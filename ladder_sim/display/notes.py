@@ -9,6 +9,7 @@ from rich.text import Text
 
 from ladder_sim.confidence import Confidence
 from ladder_sim.display.labels import validated_lines
+from ladder_sim.specs.scenario_warnings import Caution
 
 # names before a warning; the others are counted
 _NAMED = 3
@@ -34,8 +35,7 @@ class Notes:
         return [
             *self.about,
             *(
-                # it may say itself what it is about
-                text if len(each) == everywhere or all(name in text for name in each) else f"{_listed(each)}: {text}"
+                text if len(each) == everywhere or _names(text, each) else f"{_listed(each)}: {text}"
                 for text, each in names.items()
             ),
         ]
@@ -52,6 +52,11 @@ class Notes:
         """A paragraph each."""
         checked = validated_lines(*self.confidences.values()) if self.confidences else []
         return Group(*map(Text, [*checked, *(f"warning: {text}" for text in self.warnings)]))
+
+
+def _names(text: str, parts: list[str]) -> bool:
+    """Whether a warning names the parts that it is about itself."""
+    return isinstance(text, Caution) and all(map(text.names, parts))
 
 
 def _listed(names: list[str]) -> str:

@@ -7,14 +7,14 @@ argument is an entry here, a parameter of `Scenario.of` and a field of a spec.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 from ladder_sim.errors import UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.imbalance import USUAL, ExpertLoads, Imbalance
 from ladder_sim.specs.reading import read_value
 from ladder_sim.specs.stack import AllReduce
-from ladder_sim.specs.techniques import TECHNIQUES, Techniques
+from ladder_sim.specs.techniques import TECHNIQUES, Techniques, technique_names
 from ladder_sim.specs.workload import Arrivals, DType, KvDType
 
 _WHERE, _PLAN, _WORK, _HOW = "Model and cluster", "Plan", "Workload", "Stack and costs"
@@ -54,10 +54,17 @@ class Argument:
         return f"--{self.key.replace('_', '-')}"
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Those of its values that have one."""
+        if get_origin(self.kind) is Literal:
+            return get_args(self.kind)
+        return tuple(_NAMES[self.kind]()) if self.kind in _NAMES else ()
+
+    @property
     def range_help(self) -> str:
         """The help of the flag that takes a range of it."""
         if self.kind is bool:
-            return "true, false or both."
+            return "true, as the flag alone says, false or both."
         return f"{self.help.removesuffix('.')}; ranges double." if self.doubles else self.help
 
     def read(self, raw: Any, *, name: str) -> Any:
@@ -73,6 +80,14 @@ class Argument:
             raise UsageError(f"{name}: {raw} must be at least 1", hint="start at 1")
         return value
 
+
+# what lists the names that a function looks up
+_NAMES = {
+    catalog.model: catalog.model_names,
+    catalog.cluster: catalog.cluster_names,
+    catalog.stack: catalog.stack_names,
+    Techniques.of: technique_names,
+}
 
 # name, type or catalog, default, where a scenario holds it, panel, help
 _TABLE = (

@@ -1,6 +1,7 @@
 """What the reader of a prediction should know about its scenario, whatever the costs are."""
 
 from collections.abc import Iterator
+from typing import Self
 
 from ladder_sim.specs import catalog
 from ladder_sim.specs.imbalance import USUAL
@@ -8,6 +9,30 @@ from ladder_sim.specs.plan_checks import named_degrees
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.workload import FORMATS
 from ladder_sim.units import short_name
+
+
+class Caution(str):
+    """A warning that names what it is about.
+
+    Parameters
+    ----------
+    text
+        A sentence.
+    kind, name
+        What it names, e.g. "stack" and "vllm".
+    """
+
+    kind: str
+    name: str
+
+    def __new__(cls, text: str, kind: str = "", name: str = "") -> Self:
+        caution = super().__new__(cls, text)
+        caution.kind, caution.name = kind, name
+        return caution
+
+    def names(self, label: str) -> bool:
+        """Whether it names the part of an answer that has a label."""
+        return label in (self.name, f"{self.kind} {self.name}")
 
 
 def scenario_warnings(scenario: Scenario) -> tuple[str, ...]:
@@ -25,7 +50,7 @@ def scenario_warnings(scenario: Scenario) -> tuple[str, ...]:
 def _model(scenario: Scenario) -> Iterator[str]:
     model, stack = scenario.model, scenario.stack
     if model.multimodal:
-        yield f"'{model.name}': only the text decoder is predicted, not its encoders"
+        yield Caution(f"'{model.name}': only the text decoder is predicted, not its encoders", "model", model.name)
     if model.parallel_blocks:
         yield (
             f"'{model.name}' has attention and MLP side by side: variant parallel is the model as it is, the "
@@ -72,9 +97,11 @@ def _ranks(scenario: Scenario) -> Iterator[str]:
         yield f"{kv_heads} KV head{plural} on {tp} ranks: each KV head is held by {tp // kv_heads} ranks"
     in_node = scenario.p2p and scenario.group_nodes == 1 < tp
     if scenario.stack.allreduce == "auto" and in_node and not scenario.custom_allreduce:
-        yield (
+        yield Caution(
             f"stack '{scenario.stack.name}' does not use its own all-reduce on {tp} GPUs that NVLink does "
-            f"not fully connect ({scenario.cluster.intra.fabric}): NCCL's is predicted"
+            f"not fully connect ({scenario.cluster.intra.fabric}): NCCL's is predicted",
+            "stack",
+            scenario.stack.name,
         )
 
 
@@ -82,7 +109,7 @@ def _techniques(scenario: Scenario) -> Iterator[str]:
     if scenario.techniques.chosen and scenario.plan.ranks == 1:
         yield f"technique {scenario.techniques.name} changes nothing: one GPU has no all-reduce; --tp 2 has"
     for name in scenario.techniques.lossy:
-        yield f"technique {name} is lossy: answers change"
+        yield Caution(f"technique {name} is lossy: answers change", "technique", name)
 
 
 def _settings(scenario: Scenario) -> Iterator[str]:

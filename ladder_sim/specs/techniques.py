@@ -161,6 +161,21 @@ class Techniques:
 NO_TECHNIQUES = Techniques()
 
 
+def technique_names() -> tuple[str, ...]:
+    """Every technique with each of its parameters.
+
+    Examples
+    --------
+    >>> technique_names()[-3:]
+    ('token-split:2', 'token-split:3', 'token-split:4')
+    """
+    return tuple(
+        f"{name}:{parameter}".removesuffix(":")
+        for name, technique in TECHNIQUES.items()
+        for parameter in technique.parameters or ("",)
+    )
+
+
 def family_of(name: str) -> str:
     """A technique's name without its parameter."""
     return name.partition(":")[0]

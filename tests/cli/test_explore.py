@@ -103,3 +103,15 @@ def test_without_dash_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     ran = run("explore", "--no-open")
     assert ran.code == 4
     assert f"hint: {install_command('explorer')}, or --export page.html" in ran.err
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_the_exported_page_holds_wirings_and_techniques(
+    installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: a page saved from the explorer held them, one of the command did not; without dash none can."""
+    if not installed:
+        monkeypatch.setattr("ladder_sim.cli.explore.find_spec", lambda name: None)
+    file = tmp_path / "page.html"
+    assert run("explore", "--model", "8b", "--tp", "2", "--export", str(file)).code == 0
+    assert ("id='versus-verdict'" in file.read_text(encoding="utf-8")) == installed

@@ -14,6 +14,7 @@ import pytest
 
 from calibration.__main__ import main as calibration_main
 from ladder_sim import __version__
+from ladder_sim.cli.main import main
 from ladder_sim.cli.options import ScenarioFlags
 from ladder_sim.display.labels import field_text
 from ladder_sim.errors import install_command
@@ -66,6 +67,39 @@ def test_help_names_every_scenario_flag() -> None:
         assert f"--{option.name.strip('_').replace('_', '-')} " in text
     # options of the scenario stand before those of the output
     assert text.index("--model") < text.index("--variant") < text.index("--json")
+
+
+def test_the_shell_completes_names(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of several names the last; techniques with their parameters."""
+    for typed, last, words in (
+        ("predict --technique token", 3, ["token-split:2", "token-split:3", "token-split:4"]),
+        ("sweep --technique none,fused-norm+seq", 3, ["none,fused-norm+sequence-parallel"]),
+        ("versus --cluster h200", 3, ["h200-sxm"]),
+        ("predict --allreduce one", 3, ["one-shot"]),
+    ):
+        shell = {"_LADDER_SIM_COMPLETE": "complete_bash", "COMP_WORDS": f"ladder-sim {typed}", "COMP_CWORD": str(last)}
+        with monkeypatch.context() as patch:
+            for name, text in shell.items():
+                patch.setenv(name, text)
+            with pytest.raises(SystemExit, match="0"):
+                main([])
+        assert capsys.readouterr().out.split() == words
+    assert "_LADDER_SIM_COMPLETE=complete_bash" in process(_LADDER_SIM_COMPLETE="source_bash").out
+
+
+def test_a_switch_is_given_alike_everywhere() -> None:
+    """Regression: one command took `--sp` alone, another only with a value."""
+    search = ("advise", "--model", "8b", "--gpus", "2", "--tp", "2", "--concurrency", "8", "--json")
+    assert "SP" in run(*search, "--sp", "--pp", "1").out
+    for command in ((*SMALL, "--tp", "2", "--json"), search):
+        alone, said, denied, without = (
+            run(*command, *flags) for flags in (("--sp",), ("--sp", "true"), ("--sp", "false"), ())
+        )
+        assert alone.out == said.out != denied.out
+        assert denied.out == without.out
+    both = run("sweep", "--model", "8b", "--tp", "2", "--sp", "true,false", "--csv").out.splitlines()
+    assert len(both) == 3
+    assert "true,false" in run(*SMALL, "--sp", "true,false").err
 
 
 def test_help_imports_no_simulator() -> None:

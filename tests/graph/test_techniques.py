@@ -325,3 +325,35 @@ def test_sweeps_and_searches_take_them() -> None:
 def test_where_there_is_nothing_to_fuse(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         predict(Scenario.of(**{"model": "8b", "stack": "vllm", **fields}, technique="fused-norm"))
+
+
+def test_fewer_channels_are_quantised_by_their_own_size() -> None:
+    """Regression: half of the channels are 1 MiB, where a whole message has the 2 MiB from which it pays."""
+    fields: dict[str, Any] = {"model": "8b", "cluster": "l40s-pcie", "stack": "vllm", "tp": 4, "gen": 2, "prompt": 1}
+    for batch, variant, quantizes in ((256, "partial:50", False), (512, "partial:50", True), (256, "standard", True)):
+        plain_s, asked_s = (
+            predict(Scenario.of(**fields, batch=batch, technique=name), variant).tpot_s
+            for name in ("none", "quantized-allreduce")
+        )
+        assert (asked_s != pytest.approx(plain_s, rel=1e-9)) == quantizes, (batch, variant)
+    batches = sweep({**fields, "batch": "256,512", "technique": "quantized-allreduce"}, ["partial:50"])
+    for batch, tpot_s in zip(batches["batch"], batches["partial:50.tpot_s"], strict=True):
+        scenario = Scenario.of(**fields, batch=int(batch), technique="quantized-allreduce")
+        assert tpot_s == pytest.approx(predict(scenario, "partial:50").tpot_s, rel=1e-8)
+
+
+def test_stages_overlap_ideally() -> None:
+    """What one stage sends runs next to the first layer of the next, and nothing exact gains more."""
+    fields: dict[str, Any] = {"model": "8b", "stack": "vllm", "tp": 2, "pp": 2, "prompt": 4096, "gen": 1}
+    prefills = {
+        name: predict(Scenario.of(**fields, technique=name), ["standard", "ladder"])
+        for name in ("none", "ideal-overlap", "fused-norm", "sequence-parallel", "gemm-overlap")
+    }
+    ideal = prefills["ideal-overlap"]["standard"].request.prefill
+    (sent,) = [each for each in ideal.collectives if each.name.endswith("send")]
+    assert sent.hidden_s == pytest.approx(sent.seconds)
+    apart = prefills["none"]["standard"].request.prefill
+    assert ideal.slowest_stage == pytest.approx(apart.slowest_stage, rel=1e-3)
+    for name, predictions in prefills.items():
+        for prediction in predictions.values():
+            assert ideal.seconds <= prediction.ttft_s * (1 + 1e-9), (name, prediction.variant)

@@ -6,13 +6,17 @@ import json
 import re
 import shlex
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import ladder_sim
 from ladder_sim import Prediction, Predictions, Scenario, predict
 from ladder_sim.analysis.sensitivity import sensitivity
+from ladder_sim.display.notes import Notes
 from ladder_sim.errors import UnknownNameError, UsageError
+from ladder_sim.specs.scenario_warnings import Caution
 from ladder_sim.sweeps.run import sweep
 from tests.support.commands import run
 
@@ -116,3 +120,12 @@ def test_the_command_calls_the_public_function(function: str, command: str, monk
     assert "Examples" in public.__doc__
     monkeypatch.setattr(sys.modules[public.__module__], function, called)
     assert "called" in run(*shlex.split(command)).err
+
+
+def test_a_warning_says_which_parts_it_is_about_unless_it_names_them() -> None:
+    """Regression: a part whose name stood in the text by chance was not named."""
+    kv_heads = "8 KV heads on 16 ranks: each KV head is held by 2 ranks"
+    lossy = Caution("technique int8 is lossy: answers change", "technique", "int8")
+    of_parts = {"16": (kv_heads, "all"), "int8": (lossy, "all"), "technique int8": (lossy, "all"), "8": ("all",)}
+    confidences: Any = {name: SimpleNamespace(warnings=warnings) for name, warnings in of_parts.items()}
+    assert Notes(confidences=confidences).warnings == [f"16: {kv_heads}", "all", lossy]

@@ -28,6 +28,7 @@ from ladder_sim.costs.profile_file import shipped_links
 from ladder_sim.des.shared import Floats, Number
 from ladder_sim.errors import UsageError
 from ladder_sim.graph.ops import CollectiveKind, Group
+from ladder_sim.graph.techniques.quantized_allreduce import LEAST_BYTES
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.stack import AllReduceRule
@@ -137,7 +138,11 @@ class Network:
         if kind not in ("all_reduce", "all_reduce_norm"):
             return self.alone(kind, "nccl", message_bytes)
         if kernel:
-            return self._quantized(kernel, message_bytes)
+            # a wiring may reduce part of the channels only: others of the pass are large enough
+            small = message_bytes < LEAST_BYTES
+            ways = [self.times(kind, message_bytes)] if small.any() else []
+            ways += [] if small.all() else [self._quantized(kernel, message_bytes)]
+            return ways[0] if len(ways) == 1 else of_each(ways, (~small).astype(int))
         if self._choice != "auto":
             plain = kind == "all_reduce" and self._choice == "fused-norm"
             return self.alone("all_reduce", "multimem" if plain else self._choice, message_bytes)

@@ -18,7 +18,7 @@ LEAST_BYTES = 2.0 * 2**20
 
 
 def applies(inputs: PassInputs, tokens: Count) -> Any:
-    """Whether an all-reduce of so many tokens is large enough."""
+    """Whether an all-reduce of so many whole tokens is large enough; those of fewer channels are asked one by one."""
     return tokens * float(inputs.model.hidden * STATE_BYTES) >= LEAST_BYTES
 
 
