@@ -1,4 +1,4 @@
-# make predict       the answer of the README, from the base install
+# make predict       the first answer of docs/start.md, from the base install
 # make check         the daily loop, under 90 s on two cores: quick tests, types, style; no torch, no browser
 # make test          the whole test suite, about a quarter of an hour on two cores
 # make verify        longer proofs: verify-exact, verify-properties, then verify-measured

@@ -1,4 +1,4 @@
-"""The README and the pages about sweeps, analysis and Python show what their commands print."""
+"""The README and the pages of the documentation show what their commands print."""
 
 import pytest
 
@@ -21,6 +21,7 @@ def test_the_pages_show_every_command() -> None:
         "validate",
         "quality",
         "versus",
+        "trace",
     }
 
 

@@ -1,4 +1,4 @@
-"""The README shows commands that work; `test_docs.py` checks the output that it shows."""
+"""The pages that a user meets first show commands that work; `test_docs.py` checks the outputs that they show."""
 
 import json
 import re
@@ -10,19 +10,22 @@ import pytest
 from tests.conftest import REPO
 from tests.support.commands import run
 
-README = (REPO / "README.md").read_text("utf-8")
+QUESTIONS = sorted(path.relative_to(REPO).as_posix() for path in (REPO / "docs" / "questions").glob("*.md"))
+FIRST = ("README.md", "docs/index.md", "docs/start.md", *QUESTIONS)
 
 
 def commands() -> list[str]:
-    """Every `ladder-sim` line of the README, without comments, pipes and files that only a user has."""
-    lines = [line.strip().removeprefix("$ ").split("#")[0].split("|")[0].strip() for line in README.splitlines()]
-    shown = {line for line in lines if line.startswith("ladder-sim ") and "path/to" not in line}
+    """Every `ladder-sim` line of these pages without its output, without comments and files that only a user has."""
+    lines = [line for page in FIRST for line in (REPO / page).read_text("utf-8").splitlines()]
+    shown = {
+        line.split("#")[0].strip() for line in lines if line.startswith("    ladder-sim ") and "path/to" not in line
+    }
     # a server runs until it is stopped: tests/cli/test_explore.py
     return sorted(line for line in shown if not line.startswith("ladder-sim explore"))
 
 
-def test_the_readme_has_commands() -> None:
-    assert "ladder-sim predict --model 405b --nodes 2" in commands()
+def test_the_pages_have_commands() -> None:
+    assert "ladder-sim predict --explain" in commands()
     assert len(commands()) >= 10
 
 
@@ -37,7 +40,8 @@ def test_commands_work(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_the_table_is_what_the_commands_print() -> None:
-    rows = re.findall(r"^\| `(--model .*?)` \| (.+?) \| (.*?) ?\|$", README, re.MULTILINE)
+    page = (REPO / "docs" / "questions" / "ladder-pays.md").read_text("utf-8")
+    rows = re.findall(r"^\| `(--model .*?)` \| (.+?) \| (.*?) ?\|$", page, re.MULTILINE)
     assert len(rows) >= 5
     for flags, speedup, unchecked in rows:
         answer = json.loads(run("predict", *shlex.split(flags), "--json").out)
@@ -48,23 +52,23 @@ def test_the_table_is_what_the_commands_print() -> None:
         assert ", ".join(missing).replace("gpu", "GPU").replace("tp", "TP") == unchecked
 
 
-@pytest.mark.slow
-def test_the_gpus_that_keep_a_promise_are_what_the_commands_print() -> None:
-    flags = "--model 70b --stack vllm --tp 8 --pp 1 --rate 20 --requests 500 --price 3 --json"
-    command = ("capacity", *flags.split(), "--slo", "ttft_p95=500ms,tpot_p95=30ms")
-    plain = json.loads(run(*command).out)["rows"]
-    fused = json.loads(run(*command, "--technique", "fused-norm", "--variant", "standard").out)["rows"]
-    named = {"standard": plain[0], "standard, `--technique fused-norm`": fused[0], "ladder": plain[1]}
-    for name, row in named.items():
-        cells = [
-            " (".join(
-                (form(row[figure]), "-".join(form(row[f"{figure}_{end}"]).lstrip("$") for end in ("low", "high")))
-            )
-            for figure, form in (
-                ("gpus", "{:.0f}".format),
-                ("rate_limit", "{:.3g}".format),
-                ("usd_per_Mtoken", "${:.2f}".format),
-            )
-        ]
-        assert f"| {name} | {') | '.join(cells)}) |" in README
-    assert f"carries {plain[1]['rate_gain']:.2f} times the rate" in README
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_an_error_in_a_table_is_on_the_page_that_its_row_links(page: str) -> None:
+    """No claim without a number and a link to how it was obtained."""
+    rows = [line for line in (REPO / page).read_text("utf-8").splitlines() if line.startswith("|") and "%" in line]
+    assert len(rows) >= 3
+    for row in rows:
+        (linked,) = re.findall(r"\]\(([^)#]+)", row)
+        text = ((REPO / page).parent / linked).read_text("utf-8").replace(" %", "%")
+        for error in re.findall(r"[\d.]+ %", row):
+            assert error.replace(" %", "%") in text, row
+
+
+def test_links_of_the_readme_lead_somewhere() -> None:
+    links = re.findall(r"\]\((?!https:)([^)#]+)#?([^)]*)\)", (REPO / "README.md").read_text("utf-8"))
+    assert len(links) >= 10
+    for file, section in links:
+        assert (REPO / file).is_file(), file
+        if section:
+            headings = re.findall(r"^#+ (.*)$", (REPO / file).read_text("utf-8"), re.MULTILINE)
+            assert section in {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -45,7 +46,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     work = tmp_path_factory.mktemp("build")
     source = work / "source"
     files = [path for package in PACKAGES for path in _files(REPO / package)]
-    for path in [*files, REPO / "pyproject.toml", REPO / "README.md", REPO / "LICENSE"]:
+    for path in [*files, *(REPO / name for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"))]:
         copy = source / path.relative_to(REPO)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(path.read_bytes())
@@ -78,6 +79,14 @@ def test_wheel_holds_the_code_and_its_data_and_nothing_else(wheel: Path) -> None
         assert any(fnmatch(name, f"ladder_sim/{pattern}") for name in names), pattern
 
 
+def test_no_link_of_the_long_description_leads_into_the_source_tree(wheel: Path) -> None:
+    """A package index shows it, and no files."""
+    info = f"ladder_sim-{ladder_sim.__version__}.dist-info"
+    text = zipfile.ZipFile(wheel).read(f"{info}/METADATA").decode()
+    assert "arxiv.org/abs/2501.06589" in text
+    assert not re.search(r"\]\((?!https:)", text)
+
+
 def test_base_install_brings_no_extra(installed: Path, tmp_path: Path) -> None:
     code = f"import importlib.util as u; print([n for n in {ABSENT!r} if u.find_spec(n)])"
     assert _run([installed / "python", "-c", code], tmp_path).stdout.strip() == "[]"
@@ -96,8 +105,8 @@ def test_installed_command_lists_and_predicts(installed: Path, tmp_path: Path) -
     assert answer["provenance"]["measured_fraction"] > 0
 
 
-def test_what_the_readme_goes_on_with_works_in_the_base_install(installed: Path, tmp_path: Path) -> None:
-    set_up = (REPO / "README.md").read_text("utf-8").split("## Set-up")[1].split("##")[0]
+def test_what_the_first_page_goes_on_with_works_in_the_base_install(installed: Path, tmp_path: Path) -> None:
+    set_up = (REPO / "docs" / "start.md").read_text("utf-8").split("## Install")[1].split("##")[0]
     assert ".venv/bin/activate" in set_up
     commands = [line.split("#")[0].split() for line in set_up.splitlines() if line.startswith("    ladder-sim ")]
     assert commands

@@ -1,9 +1,9 @@
 """Commands and Python that the documentation shows with their output.
 
-A command is a line ``$ ladder-sim ...`` of an indented block, its output what follows; its first lines, if a line
-``...`` ends them. A block of Python is followed by a block of text that it prints; the blocks of a page share their
-names.
-``python -m tests.support.shown`` writes the current outputs into the pages.
+A command is a line ``$ ladder-sim ...`` of an indented block, its output what follows. A line ``...`` leaves lines out:
+those before it are the first of the output, those after it the last. A block of Python is followed by a block of text
+that it prints; the blocks of a page share their names. ``python -m tests.support.shown [PAGE ...]`` writes the current
+outputs into the pages.
 """
 
 import contextlib
@@ -11,24 +11,23 @@ import io
 import re
 import shlex
 import sys
+from functools import cache
 from pathlib import Path
 
 from tests.conftest import REPO
 from tests.support.commands import run
 
-PAGES = (
-    "README.md",
-    "docs/sweeps.md",
-    "docs/analysis.md",
-    "docs/serving.md",
-    "docs/load.md",
-    "docs/quality.md",
-    "docs/versus.md",
+# what these show was measured once, on machines and with files that they name
+MEASURED = ("docs/calibrate.md", "docs/crosscheck.md", "docs/runtime.md", "docs/traces.md")
+PAGES = tuple(
+    page
+    for page in ("README.md", *sorted(path.relative_to(REPO).as_posix() for path in (REPO / "docs").rglob("*.md")))
+    if page not in MEASURED
 )
 PYTHON_PAGES = ("docs/python.md",)
 # the output goes on to the next text or command; blank lines inside it are its own
 _BLOCK = re.compile(r"^    \$ (ladder-sim .*)\n((?:    (?!\$).*\n|\n(?=    (?!\$)))*)", re.MULTILINE)
-_MORE = "\n    ...\n"
+_MORE = "    ...\n"
 _PYTHON = re.compile(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 
 
@@ -39,12 +38,19 @@ def blocks(page: str) -> list[tuple[str, str]]:
 
 def output(command: str, shown: str) -> str:
     """Current output of a command, indented as a page shows it, and as much of it."""
+    lines = _lines(command)
+    first, more, last = shown.partition(_MORE)
+    if more:
+        lines = [*lines[: first.count("\n")], "...", *lines[len(lines) - last.count("\n") :]]
+    return "".join(f"    {line}".rstrip() + "\n" for line in lines)
+
+
+@cache
+def _lines(command: str) -> list[str]:
+    """What a command prints; several pages may show it."""
     ran = run(*shlex.split(command)[1:])
     assert ran.code == 0, ran.err
-    lines = [*ran.out.splitlines(), *ran.err.splitlines()]
-    if shown.endswith(_MORE):
-        lines = [*lines[: shown.count("\n") - 1], "..."]
-    return "".join(f"    {line}".rstrip() + "\n" for line in lines)
+    return [*ran.out.splitlines(), *ran.err.splitlines()]
 
 
 def with_outputs(text: str) -> str:
@@ -65,4 +71,5 @@ def refresh(page: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(any(refresh(REPO / page) for page in (*PAGES, *PYTHON_PAGES)))
+    for name in sys.argv[1:] or PAGES:
+        refresh(REPO / name)
