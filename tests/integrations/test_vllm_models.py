@@ -100,7 +100,7 @@ def adapt(folder: Path, adapter: Path, adapted: Path) -> Path:
     """Write a random LoRA adapter, and the checkpoint with it in its weights."""
     rank, drawn = 4, torch.Generator().manual_seed(0)
     weights = {name: stored[(slice(None),)] for name, stored in Checkpoint.open(folder).tensors.items()}
-    factors = {}
+    factors: dict[str, torch.Tensor] = {}
     for name in [name for name in weights if name.endswith("_proj.weight")]:
         rows, columns = weights[name].shape
         down, up = (0.2 * torch.randn(*shape, generator=drawn) for shape in ((rank, columns), (rows, rank)))
@@ -115,6 +115,50 @@ def adapt(folder: Path, adapter: Path, adapted: Path) -> Path:
     shutil.copytree(folder, adapted)
     save_file(weights, adapted / "model.safetensors", {"format": "pt"})
     return adapted
+
+
+def test_quantized_weights_stay_vllm_s(environment: dict[str, str], models: Path, tmp_path: Path) -> None:
+    """In eight bits, and activations too: near what the weights would give unpacked, far from another wiring."""
+    quantized, unpacked = quantize(models / "llama", tmp_path / "quantized", tmp_path / "unpacked")
+    config = {"architectures": ["LadderLlamaForCausalLM"], "ladder_sim_wiring": "ladder"}
+    for prompt, answer in zip(PROMPTS, served(environment, quantized, config, 2), strict=True):
+        ladder, standard = (
+            [logprob for _, logprob in expected(unpacked, variant, 2, prompt, answer)]
+            for variant in ("ladder", "standard")
+        )
+        assert [logprob for _, logprob in answer] == pytest.approx(ladder, abs=0.15)
+        assert ladder != pytest.approx(standard, abs=0.5)
+
+
+def quantize(folder: Path, quantized: Path, unpacked: Path) -> tuple[Path, Path]:
+    """Write a checkpoint with projections in int8, a scale for each output, and the same unpacked."""
+    stored: dict[str, torch.Tensor] = {}
+    plain = {name: each[(slice(None),)] for name, each in Checkpoint.open(folder).tensors.items()}
+    for name, weight in plain.items():
+        stored[name] = weight
+        if name.endswith("_proj.weight"):
+            scale = weight.abs().amax(1, keepdim=True) / 127
+            stored |= {name: (weight / scale).round().to(torch.int8), f"{name}_scale": scale}
+            plain[name] = stored[name] * scale
+    for path, weights in ((quantized, stored), (unpacked, plain)):
+        shutil.copytree(folder, path)
+        save_file(weights, path / "model.safetensors", {"format": "pt"})
+    eight_bits = {"num_bits": 8, "type": "int", "symmetric": True}
+    group = {
+        "targets": ["Linear"],
+        "weights": {**eight_bits, "strategy": "channel", "dynamic": False},
+        "input_activations": {**eight_bits, "strategy": "token", "dynamic": True},
+    }
+    config = json.loads((quantized / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
+    (quantized / "config.json").write_text(json.dumps(config))
+    return quantized, unpacked
 
 
 def test_standard_is_vllm_s_own(environment: dict[str, str], models: Path) -> None:
