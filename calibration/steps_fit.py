@@ -23,6 +23,7 @@ from ladder_sim.des.shared import Floats
 from ladder_sim.display.console import show, table
 from ladder_sim.errors import UsageError
 from ladder_sim.serve import MeasuredSteps, Outcome
+from ladder_sim.serve.measured_steps import SCHEMA
 from ladder_sim.serve.pools import Pool
 from ladder_sim.serve.results import Result, read_results
 from ladder_sim.serve.simulation import simulate
@@ -103,7 +104,7 @@ def _fit(log: StepLog) -> MeasuredSteps:
 def steps_toml(steps: MeasuredSteps) -> str:
     """The file that `ladder-sim serve --steps` reads."""
     lines = []
-    for name, value in asdict(steps).items():
+    for name, value in SCHEMA.marked(**asdict(steps)).items():
         text = f"{round(value, 12):.4g}" if isinstance(value, float) else json.dumps(value)
         lines.append(f"{name} = {text}")
     return "\n".join(["# `ladder-sim calibrate fit-steps`", *lines, ""])

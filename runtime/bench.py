@@ -21,6 +21,7 @@ import torch
 from ladder_sim.errors import UsageError
 from ladder_sim.system.files import locked
 from ladder_sim.system.progress import Progress
+from ladder_sim.system.schema import Schema
 from runtime.assemble import TORCH_DTYPES, assemble, device_of
 from runtime.comm.base import Times
 from runtime.comm.emulate import EmulatedLink
@@ -34,7 +35,7 @@ from runtime.model import kernels
 from runtime.model.wiring import Wiring, lay_out
 from runtime.trace import MarkedLink, recorded_steps
 
-SCHEMA_VERSION = 1
+SCHEMA = Schema()
 # steps of a trace after the prefill
 TRACED_DECODES = 5
 
@@ -182,7 +183,7 @@ def _measured(
         name: _summary(requests, standard, [watched[name]] if watched else requests, tokens, config.gen - 1)
         for name, requests in samples.items()
     }
-    return {"schema_version": SCHEMA_VERSION, **header, "variants": variants}
+    return SCHEMA.marked(**header, variants=variants)
 
 
 class _Requests:

@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 
+from ladder_sim.system.schema import Schema
 from runtime.assemble import TORCH_DTYPES, device_of, load
 from runtime.comm.process_group import Degrees
 from runtime.comm.rendezvous import CommConfig, connect
@@ -19,7 +20,7 @@ from runtime.memory import enough_memory
 from runtime.prepare import CompletionConfig, CompletionInput, prepare_completion
 from runtime.sampling import Sampler, SamplingConfig
 
-SCHEMA_VERSION = 1
+SCHEMA = Schema()
 # what the bytes of an incomplete character decode to
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
@@ -113,16 +114,15 @@ def complete(config: CompletionConfig, sampling: SamplingConfig, links: CommConf
         times_s = _grow(texts, generator, task, show)
     how: dict[str, object] = {**asdict(config), **asdict(sampling), "model": str(config.model)}
     how |= {"variant": task.wiring.name, "gen": task.gen, "dtype": dtype, "backend": comm.name, **comm.settings()}
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "run": how,
-        "completions": [
+    return SCHEMA.marked(
+        run=how,
+        completions=[
             {"prompt": prompt, "prompt_tokens": len(ids), "text": text.text, "tokens": text.tokens, "end": text.reason}
             for prompt, ids, text in zip(config.prompts, task.prompts, texts, strict=True)
         ],
-        "ttft_s": times_s[0],
-        "tokens_per_s": sum(len(text.tokens) for text in texts) / times_s[-1],
-    }
+        ttft_s=times_s[0],
+        tokens_per_s=sum(len(text.tokens) for text in texts) / times_s[-1],
+    )
 
 
 def _grow(texts: Sequence[Completion], generator: Generator, task: CompletionInput, show: Show) -> list[float]:

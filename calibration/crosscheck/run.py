@@ -9,7 +9,7 @@ from calibration.crosscheck.compare import Bounds, compare
 from calibration.crosscheck.measure import Experiment, measure
 from calibration.crosscheck.observations import name_of, scenario_of
 from calibration.crosscheck.predict import Calibration
-from calibration.crosscheck.store import SCHEMA_VERSION, calibration_fields, reuse
+from calibration.crosscheck.store import SCHEMA, calibration_fields, reuse
 from ladder_sim.errors import UsageError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.scenario import Scenario
@@ -69,13 +69,12 @@ def cross_check(experiment: Experiment, links: CommConfig, earlier: Path | None 
     observed = measure(experiment, comm, curves)
     calibration = known or Calibration.of(observed)
     rows = compare(observed, calibration, variants, BOUNDS[links.backend])
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "run": {**run, "rounds": experiment.rounds},
-        "environment": {**machine, "load": observed.load},
-        "calibration": calibration_fields(calibration),
-        "rows": [{**dataclasses.asdict(row), "error": row.error, "beyond": row.exceeds_bound} for row in rows],
-    }
+    return SCHEMA.marked(
+        run={**run, "rounds": experiment.rounds},
+        environment={**machine, "load": observed.load},
+        calibration=calibration_fields(calibration),
+        rows=[{**dataclasses.asdict(row), "error": row.error, "beyond": row.exceeds_bound} for row in rows],
+    )
 
 
 def _run_fields(experiment: Experiment, links: CommConfig) -> dict[str, Any]:

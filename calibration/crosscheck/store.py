@@ -13,13 +13,14 @@ from calibration.crosscheck.predict import Calibration
 from ladder_sim.costs.profile import Positive
 from ladder_sim.costs.recorded import Overlap
 from ladder_sim.costs.table_parts import CurvePart, curve
-from ladder_sim.costs.typed_json import BrokenRuleError, Error, Part, refused
+from ladder_sim.costs.typed_json import BrokenRuleError, Error, Head, Part, read_head, refused
 from ladder_sim.errors import ProfileError, UsageError
 from ladder_sim.graph.ops import Shape
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.system.files import read_text
+from ladder_sim.system.schema import Schema
 
-SCHEMA_VERSION = 2
+SCHEMA = Schema(version=2, oldest=2, stale="run `ladder-sim crosscheck` again")
 _SHAPES = {shape.__name__: shape for shape in get_args(Shape)}
 _WHAT = "a result that `crosscheck --json` wrote"
 # the entries of an environment that times depend on
@@ -116,7 +117,7 @@ class RowPart(Part):
 class ResultDocument(Part):
     """A result."""
 
-    schema_version: Literal[2]
+    schema_version: Literal[2] = 2
     run: RunPart
     environment: EnvironmentPart
     calibration: CalibrationPart
@@ -133,6 +134,7 @@ def read_result(file: Path) -> dict[str, Any]:
 def _read(file: Path, error: type[Error]) -> tuple[str, ResultDocument]:
     text = read_text(file, what=_WHAT, error=error)
     try:
+        read_head(Head, text, SCHEMA, f"'{file}'", error)
         return text, ResultDocument.model_validate_json(text)
     except ValidationError as broken:
         raise refused(broken, f"'{file}'", what=_WHAT, error=error) from None

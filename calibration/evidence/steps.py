@@ -30,11 +30,14 @@ from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.values import whole
 from ladder_sim.system import processes
 from ladder_sim.system.files import read_bytes, replacing, write_file
+from ladder_sim.system.schema import Schema
 
 # files of the folder; the first is of a step that has begun, the second of one that is done
 BEGUN, MEASURED = "ops.begun", "ops.measured"
 SETTINGS, SAMPLES, PROFILE, FIT = "settings.json", "samples.jsonl", "profile.json.gz", "fit.txt"
 RUNS, COMPARED, TRACES = "runs.csv", "compared.json", "traces"
+# of settings and comparison
+SCHEMA = Schema()
 # of the budget, for single ops; the rest is for runs
 OPS_SHARE = 0.5
 # what an emulated all-reduce is looked up by: 1 KB to 1 GB
@@ -86,7 +89,7 @@ class Evidence:
     def _begin(self) -> None:
         names = ("model", "stack", "batch", "prompt", "gen", "repeats", "cluster", "most")
         settings = {name: getattr(self._options, name) for name in names}
-        text = json.dumps({**settings, "ranks": self._ranks, "tp": self._tp}, indent=1)
+        text = json.dumps(SCHEMA.marked(**settings, ranks=self._ranks, tp=self._tp), indent=1)
         path = self._folder / SETTINGS
         if path.exists() and path.read_text("utf-8") != text:
             raise UsageError(
@@ -215,7 +218,7 @@ class Evidence:
                         "tokens_per_s": f"{measured['tokens_per_s']:.6g}",
                     }
                 )
-        write_file(self._folder / COMPARED, json.dumps(compared, indent=1))
+        write_file(self._folder / COMPARED, json.dumps(SCHEMA.marked(rows=compared), indent=1))
         if runs:
             write_file(self._folder / RUNS, _csv(runs))
 

@@ -21,9 +21,14 @@ from ladder_sim.costs.roofline import AXES
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import ProfileError
 from ladder_sim.system.files import append, locked, read_bytes
+from ladder_sim.system.schema import KEY, Schema
 
-# 3: operands are random numbers; on GPUs those of earlier files, equal ones, take less power and multiply faster
-SCHEMA_VERSION = 3
+# 3: operands are random numbers
+SCHEMA = Schema(
+    version=3,
+    oldest=3,
+    stale="measure again: operands of earlier samples were equal numbers, which GPUs multiply faster",
+)
 # weeks of measuring
 _LIMIT_BYTES = 2**28
 # in the name of an op that was timed while another ran, e.g. "gemm_beside_all_reduce"
@@ -110,7 +115,7 @@ class SampleStore:
 
     def _open(self, environment: Mapping[str, Any] | None) -> None:
         if environment is not None:
-            self._begin({"schema_version": SCHEMA_VERSION, "environment": dict(environment)})
+            self._begin(SCHEMA.marked(environment=dict(environment)))
         whole, _, rest = self._content().rpartition(b"\n")
         lines = whole.split(b"\n")
         self.environment = self._header(lines[0], environment)
@@ -148,14 +153,10 @@ class SampleStore:
     def _header(self, line: bytes, environment: Mapping[str, Any] | None) -> dict[str, Any]:
         try:
             header = json.loads(line)
-            version, machine = header["schema_version"], dict(header["environment"])
+            machine = dict(header["environment"])
         except (ValueError, KeyError, TypeError):
             raise ProfileError(f"'{self.path}' holds no samples", hint="`calibrate run` writes such a file") from None
-        if version != SCHEMA_VERSION:
-            raise ProfileError(
-                f"samples '{self.path}' have schema_version {version}; this ladder-sim reads {SCHEMA_VERSION}",
-                hint="measure again, or use the ladder-sim that wrote them",
-            )
+        SCHEMA.check(header, f"samples file '{self.path}'", error=ProfileError)
         changed = [name for name in environment or () if machine.get(name) != (environment or {})[name]]
         if changed:
             raise ProfileError(
@@ -165,7 +166,7 @@ class SampleStore:
         return machine
 
     def _sample(self, line: bytes, number: int) -> Sample:
-        if line.startswith(b'{"schema_version"'):
+        if line.startswith(f'{{"{KEY}"'.encode()):
             raise ProfileError(
                 f"samples '{self.path}', line {number}: a second header: samples of two machines or runs are mixed",
                 hint="use one file per machine and environment: split it there",

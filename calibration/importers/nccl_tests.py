@@ -18,10 +18,12 @@ from typing import Literal
 
 import numpy as np
 
+from ladder_sim.costs.collectives.fabrics import SCHEMA
 from ladder_sim.costs.lookup import Curve
 from ladder_sim.costs.profile import COLLECTIVES, CalibrationProfile, ProfileSource
 from ladder_sim.errors import UsageError
 from ladder_sim.system.files import read_text, shown_path
+from ladder_sim.system.schema import KEY
 from ladder_sim.units import quoted
 
 Placement = Literal["in", "out"]
@@ -163,6 +165,7 @@ def fabric_text(sweep: Sweep, *, cluster: str, nodes: int, ranks_per_node: int, 
     if sweep.hosts and len(sweep.hosts) != nodes:
         raise UsageError(f"{sweep.file}: lists {len(sweep.hosts)} hosts, not {nodes}", hint="correct --nodes")
     return f"""# All-reduce over {nodes} nodes of {ranks_per_node} GPUs, imported {created}.
+{KEY} = {SCHEMA.version}
 source = {json.dumps(_source(sweep))}
 cluster = {json.dumps(cluster)} # whose links were measured
 nodes = {nodes}

@@ -18,6 +18,7 @@ import typer
 
 from ladder_sim import __version__
 from ladder_sim.errors import LadderSimError, install_command
+from ladder_sim.system.schema import Schema
 from ladder_sim.units import format_bytes
 
 EXIT_MISSING = 4
@@ -114,7 +115,7 @@ def doctor(
     """Show what is installed, which devices this machine has, and which commands work here or why not."""
     report = examine(_leaves(context.find_root().command))
     if json:
-        print(json_format.dumps(asdict(report) | {"schema_version": 1}, indent=2))
+        print(json_format.dumps(Schema().marked(**asdict(report)), indent=2))
     else:
         _show(report)
     if not report.ready:

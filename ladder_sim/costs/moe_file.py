@@ -8,7 +8,7 @@ import dataclasses
 import gzip
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field, ValidationError
@@ -28,14 +28,15 @@ from ladder_sim.costs.table_parts import (
     ideal_time_s,
     table,
 )
-from ladder_sim.costs.typed_json import BrokenRuleError, Part, refused
+from ladder_sim.costs.typed_json import BrokenRuleError, Head, Part, read_head, refused
 from ladder_sim.des.shared import Floats
 from ladder_sim.errors import ProfileError
 from ladder_sim.specs.imbalance import Imbalance
 from ladder_sim.specs.workload import KvDType
 from ladder_sim.system.files import read_bytes, write_file
+from ladder_sim.system.schema import Schema
 
-SCHEMA_VERSION = 1
+SCHEMA = Schema()
 # a larger document is not such a file: shipped ones unpack to about 0.1 MB
 MAX_DOCUMENT_BYTES = 16 * 2**20
 # entries by kind of table
@@ -79,7 +80,7 @@ class SharePart(ExpertLayer):
 class MoeDocument(Part):
     """The file."""
 
-    schema_version: Literal[1]
+    schema_version: Literal[1] = 1
     name: str
     created: str
     sources: tuple[ProfileSource, ...]
@@ -112,6 +113,7 @@ def read_moe(path: str, reference: Gpu, base: MoeTables | None) -> MoeTables:
     what = "what a profile holds of models with experts"
     document = read_bytes(Path(path), what=what, limit_bytes=MAX_DOCUMENT_BYTES, unpack=True, error=ProfileError)
     try:
+        read_head(Head, document, SCHEMA, f"'{path}'", ProfileError)
         return _tables(MoeDocument.model_validate_json(document), reference, base)
     except (ValidationError, BrokenRuleError) as broken:
         raise refused(broken, f"'{path}'", what=what, error=ProfileError) from None
@@ -119,7 +121,7 @@ def read_moe(path: str, reference: Gpu, base: MoeTables | None) -> MoeTables:
 
 def write_moe(own: MoeTables, path: Path, *, name: str, created: str, base: MoeTables | None, reference: Gpu) -> None:
     """Write a file, the same bytes for the same tables; of an engine's, `own`, what `base` does not say."""
-    entries: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "name": name, "created": created}
+    entries = SCHEMA.marked(name=name, created=created)
     if base is None:
         entries["experts"] = [
             {**key._asdict(), "axes": entry(dict(zip(each.names, each.axes, strict=True))), "percent": _percent(each)}

@@ -10,7 +10,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from ladder_sim.costs.hardware import Hardware
 from ladder_sim.costs.lookup import RatioTable
@@ -24,13 +24,16 @@ from ladder_sim.costs.profile import (
 )
 from ladder_sim.costs.roofline import Gpu, Kind
 from ladder_sim.costs.table_parts import CurvePart, FormatName, Ranks, TablePart, curve, entry, table
-from ladder_sim.costs.typed_json import BrokenRuleError, Part, refused
+from ladder_sim.costs.typed_json import BrokenRuleError, Head, Part, read_head, refused
 from ladder_sim.errors import LadderSimError, ProfileError, UnknownNameError
 from ladder_sim.specs import catalog
 from ladder_sim.specs.workload import KvDType
 from ladder_sim.system.files import read_bytes, write_file
+from ladder_sim.system.schema import Schema
 
-SCHEMA_VERSION = 3
+# 2: a fit to end-to-end runs is called `stack_fit`, and its scales `near` and `beyond`; 3: entries of other formats of
+# weights, and a profile of a stack may hold what differs from its GPU's
+SCHEMA = Schema(version=3)
 SUFFIX = ".json.gz"
 # next to a profile's file, of files of the same names with what models with experts need
 MOE_FOLDER = "moe"
@@ -60,7 +63,7 @@ class ReferencePart(Part):
 class DerivedDocument(Part):
     """A file with what differs from a shipped profile: tables, curves, a fit."""
 
-    schema_version: Literal[1, 2, 3]
+    schema_version: Literal[1, 2, 3] = 1
     name: str
     created: str
     base: str
@@ -76,7 +79,7 @@ class DerivedDocument(Part):
 class ProfileDocument(Part):
     """A file with tables of its own."""
 
-    schema_version: Literal[1, 2, 3]
+    schema_version: Literal[1, 2, 3] = 1
     name: str
     gpu: str
     created: str
@@ -92,8 +95,7 @@ class ProfileDocument(Part):
     stack_fit: StackFit | None = None
 
 
-class _Head(BaseModel):
-    schema_version: Annotated[int, Field(strict=True)]
+class _Head(Head):
     base: Annotated[str, Field(strict=True)] | None = None
 
 
@@ -113,12 +115,7 @@ def decode(document: bytes, *, origin: str) -> CalibrationProfile:
         If it is not JSON, or breaks a rule; names the entry.
     """
     try:
-        head = _Head.model_validate_json(document)
-        if head.schema_version > SCHEMA_VERSION:
-            raise ProfileError(
-                f"{origin} has schema_version {head.schema_version}; this ladder-sim reads up to {SCHEMA_VERSION}",
-                hint="it was written by a newer ladder-sim; upgrade",
-            )
+        head = read_head(_Head, document, SCHEMA, origin, ProfileError)
         if head.schema_version == 1:
             document = _upgraded(document)
         if head.base is None:
@@ -131,7 +128,7 @@ def decode(document: bytes, *, origin: str) -> CalibrationProfile:
 def encode(profile: CalibrationProfile) -> bytes:
     """Turn a profile into the JSON text of its file, and make sure that it can be read again."""
     form = DerivedDocument if profile.base else ProfileDocument
-    own = {"schema_version": SCHEMA_VERSION, "gpu": profile.cluster_name}
+    own = SCHEMA.marked(gpu=profile.cluster_name)
     entries = {name: own[name] if name in own else entry(getattr(profile, name)) for name in form.model_fields}
     if is_shipped(profile.base):
         base = load_profile(profile.base)

@@ -1,10 +1,11 @@
 """JSON files whose entries are stated as types, and what is said of one that breaks a rule."""
 
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ladder_sim.errors import LadderSimError
+from ladder_sim.system.schema import Schema
 from ladder_sim.units import quoted
 
 Error = TypeVar("Error", bound=LadderSimError)
@@ -18,6 +19,31 @@ class Part(BaseModel):
 
 class BrokenRuleError(Exception):
     """A rule between entries that their types do not state."""
+
+
+class Head(BaseModel):
+    """What a document says before it is known what it holds."""
+
+    schema_version: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = 1
+    """One without it is of version 1."""
+
+
+_Head = TypeVar("_Head", bound=Head)
+
+
+def read_head(kind: type[_Head], document: bytes | str, schema: Schema, origin: str, error: type[Error]) -> _Head:
+    """Read the head of a document whose version can be read.
+
+    Raises
+    ------
+    ValidationError
+        It is not a JSON object, or its version is no number.
+    LadderSimError
+        It is of another version: `error`.
+    """
+    head = kind.model_validate_json(document)
+    schema.check(head.model_dump(), origin, error=error)
+    return head
 
 
 def refused(

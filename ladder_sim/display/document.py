@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from ladder_sim.specs.scenario import Scenario
+from ladder_sim.system.schema import Schema
 
-SCHEMA_VERSION = 1
+# 2: break-even values call `target` what was `bound`, `advise` names a plan by its degrees; and entries were added
+SCHEMA = Schema(version=2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +31,7 @@ class Document:
 
     def to_dict(self) -> dict[str, Any]:
         """What JSON can hold, with the version of its keys."""
-        plain: dict[str, Any] = _without_nan({"schema_version": SCHEMA_VERSION, **self.content})
+        plain: dict[str, Any] = _without_nan(SCHEMA.marked(**self.content))
         return plain
 
     def to_json(self) -> str:

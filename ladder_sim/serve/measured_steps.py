@@ -11,6 +11,10 @@ from ladder_sim.serve.scheduler import SchedulerSpec
 from ladder_sim.specs.fields import Limits, Seconds, check_fields
 from ladder_sim.specs.reading import read_table
 from ladder_sim.system.files import read_toml, shown_path
+from ladder_sim.system.schema import Schema
+
+# of the file
+SCHEMA = Schema()
 
 _Count = Annotated[int, Limits(1, 1e9)]
 _TIMES = ("step_s", "prompt_token_s", "decode_token_s", "context_token_s", "between_s")
@@ -76,7 +80,7 @@ class MeasuredSteps:
         SpecError, UnknownNameError
             It cannot be read, a field is missing, not known, or breaks a rule.
         """
-        table = read_toml(path, what="a file of `ladder-sim calibrate fit-steps`")
+        table = read_toml(path, SCHEMA, what="a file of `ladder-sim calibrate fit-steps`")
         return read_table(cls, table, where=shown_path(path))
 
     @property

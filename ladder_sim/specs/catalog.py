@@ -23,6 +23,7 @@ from ladder_sim.specs.reading import read_table
 from ladder_sim.specs.stack import AllReduceRule, StackSpec
 from ladder_sim.specs.versions import Versions
 from ladder_sim.system.files import read_text, read_toml, shown_path
+from ladder_sim.system.schema import KEY, Schema
 
 _FOLDERS = resources.files("ladder_sim.specs") / "data"
 
@@ -40,6 +41,8 @@ MODEL_ALIASES = MappingProxyType(
     }
 )
 
+# of files of clusters and stacks
+SCHEMA = Schema()
 # ORGANISATION/MODEL; a path within this folder begins with a dot
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
 
@@ -141,7 +144,9 @@ def toml_text(name_or_path: str) -> str:
     """
     name = name_or_path.strip().lower()
     folder = next((folder for folder in ("clusters", "stacks") if name in _ids(folder)), None)
-    return _data(folder, name) if folder else read_text(Path(name_or_path), what="the TOML file of a cluster or stack")
+    if folder is None:
+        return read_text(Path(name_or_path), what="the TOML file of a cluster or stack")
+    return f"{KEY} = {SCHEMA.version}\n{_data(folder, name)}"
 
 
 def model_names() -> tuple[str, ...]:
@@ -233,7 +238,7 @@ def _data(folder: str, name: str) -> str:
 
 def _from_file(path: Path, kind: str) -> Any:
     file = shown_path(path)
-    table = read_toml(path, what=f"the TOML file of a {kind}")
+    table = read_toml(path, SCHEMA, what=f"the TOML file of a {kind}")
     if kind == "stack" or (kind != "cluster" and "gpu" not in table):
         return _read_stack(table, file, _stem(path))
     spec = _read_cluster(table, file, _stem(path))

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ladder_sim.errors import LadderSimError, SpecError, UsageError, printable
+from ladder_sim.system.schema import KEY, Schema
 
 # a config.json is a few kilobytes
 SMALL_BYTES = 10_000_000
@@ -107,16 +108,19 @@ def read_text(
         ) from None
 
 
-def read_toml(path: Path, *, what: str) -> dict[str, Any]:
-    """Read a TOML file; raises SpecError, as `read_bytes` does, also if it is no TOML."""
+def read_toml(path: Path, schema: Schema, *, what: str) -> dict[str, Any]:
+    """Read a TOML file, without its version; raises SpecError, as `read_bytes` does, also if it is no TOML."""
     text = read_text(path, what=what, limit_bytes=TOML_BYTES)
     try:
-        return tomllib.loads(text)
+        table = tomllib.loads(text)
     except (ValueError, RecursionError) as fault:
         reason = "nested too deeply" if isinstance(fault, RecursionError) else fault
         raise SpecError(
             f"{shown_path(path)}: not valid TOML ({reason})", hint="correct the file; quantities with a unit are quoted"
         ) from None
+    schema.check(table, shown_path(path), error=SpecError)
+    table.pop(KEY, None)
+    return table
 
 
 def write_file(path: Path, content: str | bytes, *, error: type[LadderSimError] = UsageError) -> None:

@@ -150,7 +150,7 @@ class Journal:
         if fingerprint != self.fingerprint.encode():
             raise UsageError(
                 f"'{self.part}' belongs to another sweep or search, or to other contents of a file that it reads",
-                hint="repeat its flags, or leave out --resume to start anew",
+                hint="repeat its flags with the ladder-sim that began it, or leave out --resume to start anew",
             )
         return list(_sound(lines, self.part))
 

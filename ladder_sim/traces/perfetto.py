@@ -15,11 +15,12 @@ from typing import Any
 
 from ladder_sim.errors import UsageError
 from ladder_sim.system.files import write_file
+from ladder_sim.system.schema import Schema
 from ladder_sim.traces.graph import Collective, Lane, TraceGraph, TraceOp
 from ladder_sim.traces.kineto.reader import Event
 from ladder_sim.traces.summary import exposed_spans
 
-SCHEMA_VERSION = 1
+SCHEMA = Schema()
 _KEY = "ladder_sim"
 _EXPOSED = "exposed communication"
 # nanoseconds of the format's unit
@@ -38,7 +39,7 @@ def to_json(runs: dict[str, TraceGraph]) -> str:
     numbers = count(1)
     for name, graph in runs.items():
         events += _run(graph, f"{name}: " if len(runs) > 1 else "", numbers)
-    about: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "runs": list(runs)}
+    about = SCHEMA.marked(runs=list(runs))
     if len(runs) == 1:
         graph = next(iter(runs.values()))
         drawn = _drawn(graph)
@@ -90,12 +91,8 @@ def parse(document: dict[str, Any], path: Path) -> TraceGraph:
         The file has another version, holds several runs, or was changed.
     """
     about = document[_KEY]
+    SCHEMA.check(about, f"trace '{path}'", error=UsageError)
     try:
-        if about["schema_version"] != SCHEMA_VERSION:
-            raise UsageError(
-                f"trace '{path}' has schema version {about['schema_version']}; this program reads {SCHEMA_VERSION}",
-                hint="export it again",
-            )
         if len(about["runs"]) != 1:
             raise UsageError(
                 f"trace '{path}' holds several runs: {', '.join(about['runs'])}",

@@ -9,6 +9,7 @@ from typing import Literal
 
 from ladder_sim.errors import InfeasibleError, UsageError
 from ladder_sim.system.files import write_file
+from ladder_sim.system.schema import Schema
 from runtime.checkpoint.convert import beyond_llama, hybrid
 from runtime.checkpoint.files import CONFIG, Checkpoint
 from runtime.config import ModelConfig, Wish, check_counts
@@ -23,6 +24,7 @@ Place = Literal["auto", "cpu", "cuda"]
 
 # of a run: what it does, with its result, and what it goes on from
 RUN, STATES = "run.json", "states"
+SCHEMA = Schema()
 # what may differ between a run and its continuation: it changes rounding at most
 _MAY_CHANGE = ("out", "resume", "threads")
 
@@ -216,11 +218,12 @@ def _claim(config: TrainingConfig) -> None:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"--out {out}: {error.strerror}", hint="give a folder that can be written") from None
-        write_file(file, json.dumps({"config": config.fingerprint}))
+        write_file(file, json.dumps(SCHEMA.marked(config=config.fingerprint)))
         return
     if not config.resume:
         raise UsageError(f"--out {out}: holds a run", hint="add --resume to go on, or give a new folder")
-    before: dict[str, object] = field(read_object(file, what="the run of a training folder"), "config", dict, {})
+    run = read_object(file, what="the run of a training folder", schema=SCHEMA)
+    before: dict[str, object] = field(run, "config", dict, {})
     for name, value in config.fingerprint.items():
         if before.get(name) != value:
             raise UsageError(

@@ -13,6 +13,7 @@ from typing import IO, Any, Self
 
 from ladder_sim.errors import MissingPackageError, UsageError
 from ladder_sim.system.files import replacing, shown_path, write_file
+from ladder_sim.system.schema import Schema
 from runtime.checkpoint.tokenizer import Text
 from runtime.config import ModelConfig
 from runtime.fields import read_object
@@ -23,6 +24,8 @@ _CHUNK_BYTES = 2**20
 _HELD_OUT = 0.01
 _BYTES = 256
 _TOKENS = "tokens.bin"
+# of its description
+SCHEMA = Schema()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +60,7 @@ class Corpus:
         made_of = json.loads(json.dumps({"tokenizer": str(tokenizer), "sources": sizes}))
         held: dict[str, Any] = {}
         if description.exists():
-            held = read_object(description, what="the description of a training folder's tokens")
+            held = read_object(description, what="the description of a training folder's tokens", schema=SCHEMA)
         if held.get("made_of") != made_of:
             text = Text.open(tokenizer, shape) if tokenizer else None
             if text is None and shape.vocab < _BYTES:
@@ -66,7 +69,7 @@ class Corpus:
                     hint="give a tokenizer with --tokenizer",
                 )
             try:
-                held = {"made_of": made_of, **_write(folder / _TOKENS, files, text)}
+                held = SCHEMA.marked(made_of=made_of, **_write(folder / _TOKENS, files, text))
             except OSError as error:
                 raise UsageError(
                     f"--out {folder}: {error.strerror or error}", hint="make room, or choose another folder"

@@ -38,7 +38,7 @@ from runtime.memory import enough_memory
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import Wiring, lay_out
 from runtime.training.batches import Batches
-from runtime.training.config import RUN, STATES, TrainingConfig, TrainingInput, prepare_training
+from runtime.training.config import RUN, SCHEMA, STATES, TrainingConfig, TrainingInput, prepare_training
 from runtime.training.loss import divergence, next_token
 from runtime.training.state import States
 
@@ -212,7 +212,7 @@ class Run:
 
     def _check_text(self) -> None:
         file, sha256 = self.config.out / RUN, self.task.corpus.sha256
-        before = read_object(file, what="the run of a training folder").get("tokens_sha256")
+        before = read_object(file, what="the run of a training folder", schema=SCHEMA).get("tokens_sha256")
         if before != sha256:
             raise UsageError(
                 f"{file}: the run learned from tokens {before}, and these are {sha256}",
@@ -221,16 +221,16 @@ class Run:
 
     def _describe(self, result: dict[str, object]) -> None:
         corpus = self.task.corpus
-        text = {
-            "config": self.config.fingerprint,
-            "wiring": self.task.wiring.name,
-            "parameters": sum(weight.numel() for weight in self.model.parameters()) if self.comm.size == 1 else None,
-            "tokens_sha256": corpus.sha256,
-            "tokens": corpus.ends[-1],
-            "bytes_per_token": corpus.bytes_per_token,
-            "environment": environment(),
-            "result": result,
-        }
+        text = SCHEMA.marked(
+            config=self.config.fingerprint,
+            wiring=self.task.wiring.name,
+            parameters=sum(weight.numel() for weight in self.model.parameters()) if self.comm.size == 1 else None,
+            tokens_sha256=corpus.sha256,
+            tokens=corpus.ends[-1],
+            bytes_per_token=corpus.bytes_per_token,
+            environment=environment(),
+            result=result,
+        )
         write_file(self.config.out / RUN, json.dumps(text, indent=1) + "\n")
 
     def _write_rows(self, rows: Sequence[Row]) -> None:

@@ -33,6 +33,7 @@ from ladder_sim.specs import catalog
 from runtime.comm.rendezvous import CommConfig
 from tests.conftest import REPO
 from tests.support.commands import process
+from tests.support.schemas import check
 from tests.support.strategies import damaged
 from tests.support.terminal import progress_of
 
@@ -67,6 +68,7 @@ def result() -> Any:
 
 def test_every_variant_is_predicted_and_measured(result: Any) -> None:
     """`benchmarks/crosscheck.py` judges the errors, on a quiet machine."""
+    check("crosscheck", result)
     rows = {(row["link"], row["variant"], row["quantity"]): row for row in result["rows"]}
     assert {variant for link, variant, _ in rows if link == "40%"} == set(VARIANTS)
     assert rows["40%", "ladder", "speedup"]["predicted"] > 1.0

@@ -82,7 +82,7 @@ def test_a_killed_run_goes_on_and_its_archive_is_read_elsewhere(
     assert main(fit) == 0
     assert run("validate", steps.RUNS, "--profile", steps.PROFILE).code == 0
     assert run("trace", "predict", f"{steps.TRACES}/standard").code == 0
-    compared = json.loads(Path(steps.COMPARED).read_text())
+    compared = json.loads(Path(steps.COMPARED).read_text())["rows"]
     assert {row["variant"] for row in compared} == {"standard", "parallel", "ladder", "upper-bound"}
 
 
@@ -124,5 +124,6 @@ def test_a_single_rank_emulates_the_predicted_links_and_a_run_that_fails_is_repo
     assert sorted(seconds) == list(seconds)
     assert load_profile(str(out / steps.PROFILE)).cluster_name == "h100-sxm"
     monkeypatch.chdir(out)
-    assert ["tpot_s" in row for row in json.loads(Path(steps.COMPARED).read_text())] == [True, True, False, False]
+    compared = json.loads(Path(steps.COMPARED).read_text())["rows"]
+    assert ["tpot_s" in row for row in compared] == [True, True, False, False]
     assert len(read_dataset(steps.RUNS).measurements) == 4

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ladder_sim.cli.main import app
-from ladder_sim.costs.profile_file import SCHEMA_VERSION
+from ladder_sim.costs.profile_file import SCHEMA
 from ladder_sim.errors import UsageError
 from ladder_sim.prediction import predict
 from tests.conftest import REPO
@@ -295,10 +295,10 @@ def shipped_profile() -> dict[str, Any]:
 
 
 def test_profile_of_a_newer_schema(tmp_path: Path) -> None:
-    newer = shipped_profile() | {"schema_version": SCHEMA_VERSION + 1, "a_new_entry": 1}
+    newer = shipped_profile() | {"schema_version": SCHEMA.version + 1, "a_new_entry": 1}
     file = tmp_path / "newer.json"
     file.write_text(json.dumps(newer))
-    wanted = (f"'{file}' has schema_version {SCHEMA_VERSION + 1}", f"reads up to {SCHEMA_VERSION}", "upgrade")
+    wanted = (f"'{file}' has schema_version {SCHEMA.version + 1}", f"reads up to {SCHEMA.version}", "upgrade")
     refused((*SMALL, "--profile", str(file)), 2, *wanted)
 
 

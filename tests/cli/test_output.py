@@ -62,7 +62,7 @@ def default() -> Any:
 
 def test_json_has_exactly_the_documented_keys(default: Any) -> None:
     assert list(default) == TOP
-    assert default["schema_version"] == 1
+    assert default["schema_version"] == 2
     assert default["scenario"] == SCENARIO
     assert list(default["scenario"]) == list(SCENARIO)
     assert list(default["variants"]) == FOUR

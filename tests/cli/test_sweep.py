@@ -137,7 +137,7 @@ def test_answers_as_table_json_csv_and_page(command: tuple[str, ...], columns: l
     assert page.stat().st_size > 1e6
     document = json.loads(run(*command, "--json").out)
     rows = list(csv.DictReader(io.StringIO(run(*command, "--csv").out)))
-    assert document["schema_version"] == 1
+    assert document["schema_version"] == 2
     assert [list(row) for row in document["rows"]] == [list(row) for row in rows]
     assert run(*command, "--save", str(tmp_path / "answer.txt")).code == 0
     assert (tmp_path / "answer.txt").read_text() == table.out

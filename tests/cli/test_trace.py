@@ -37,7 +37,7 @@ def test_info_shows_ops_communication_and_what_is_missing(file: Path) -> None:
     for expected in ("ncclDevKernel_AllReduce", "exposed", "Critical path", "no trace of rank 1 of 2"):
         assert expected in text
     document = json.loads(shown("info", file, "--json"))
-    assert document["schema_version"] == 1
+    assert document["schema_version"] == 2
     assert document["ranks"][0]["exposed_s"] == pytest.approx(2 * LAYERS * 60e-6)
     assert document["notes"]
 

@@ -16,6 +16,7 @@ from ladder_sim.costs.profile import MoeTables
 from ladder_sim.costs.profile_file import MOE_FOLDER, load_profile, save_profile
 from ladder_sim.costs.roofline import Experts
 from ladder_sim.errors import ProfileError
+from tests.support.schemas import check
 
 FOLDER = Path(profile_file.__file__).parent / "profiles"
 REFERENCE = load_profile("h100-sxm").reference
@@ -105,6 +106,8 @@ def test_a_file_says_the_same_when_it_is_written_again(tmp_path: Path) -> None:
         out = tmp_path / "moe" / shipped.name
         write_moe(tables, out, name=name, created="2026-11-22", base=base, reference=REFERENCE)
         assert out.read_bytes() == shipped.read_bytes()
+        if base:
+            check("profile-moe", json.loads(gzip.decompress(out.read_bytes())))
 
 
 def has_own(table: RatioTable) -> bool:
@@ -143,7 +146,7 @@ def test_an_engine_takes_its_share_of_the_gpus_time(tmp_path: Path) -> None:
         ({"experts": [{**PART, "top_k": 0, "axes": AXES, "percent": [1] * 4}]}, r"experts\[0\].top_k is 0"),
         ({"experts": [{**PART, "format": "int3", "axes": AXES, "percent": [1] * 4}]}, "format is 'int3'"),
         ({"shares": [{**PART, "percent": [100] * 4}]}, r"shares\[0\]: the file of its GPU has no such experts"),
-        ({"schema_version": 2}, "schema_version is 2"),
+        ({"schema_version": 2}, "schema_version 2; this ladder-sim reads up to 1"),
         ({"surprise": 1}, "surprise is 1; there is no such entry"),
     ],
 )

@@ -190,7 +190,7 @@ def _set(*path: Any) -> Callable[[dict[str, Any]], None]:
     [
         (_set("schema_version", 4), "schema_version 4"),
         (_set("schema_version", "1"), "schema_version"),
-        (lambda d: d.pop("schema_version"), "lacks 'schema_version'"),
+        (_set("schema_version", 0), "schema_version is 0"),
         (lambda d: d.pop("gemm"), "lacks 'gemm'"),
         (lambda d: d["reference"].pop("kernel_s"), "lacks 'reference.kernel_s'"),
         (_set("reference", "bf16_flops", 0), "reference.bf16_flops is 0"),

@@ -98,7 +98,7 @@ def test_installed_command_lists_and_predicts(installed: Path, tmp_path: Path) -
     answer = json.loads(
         _run([installed / "ladder-sim", "predict", "--model", "8b", "--tp", "8", "--json"], tmp_path).stdout
     )
-    assert answer["schema_version"] == 1
+    assert answer["schema_version"] == 2
     assert answer["scenario"]["tp"] == 8
     assert answer["variants"]["ladder"]["speedup"] > 1
     # Measured costs, not only the roofline: the shipped profile was found.

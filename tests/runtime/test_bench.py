@@ -25,6 +25,7 @@ from runtime.model import kernels
 from runtime.model.decoder import Decoder
 from runtime.model.wiring import lay_out
 from tests.support.commands import run
+from tests.support.schemas import check
 from tests.support.terminal import progress_of
 
 pytestmark = pytest.mark.torch
@@ -66,6 +67,7 @@ def link(folder: Path, seconds: float) -> CommConfig:
 def test_every_variant_on_an_emulated_link(model: Path, tmp_path: Path) -> None:
     config = BenchConfig(model=model, variants=VARIANTS, tp=4, warmups=1, repeats=2, **REQUEST)
     result: Any = json.loads(json.dumps(bench(config, EngineConfig(), link(tmp_path, 1e-3))))
+    check("bench", result)
     assert tuple(result["variants"]) == VARIANTS
     assert result["run"]["backend"] == "emulate"
     assert result["environment"]["torch_threads"] == 1

@@ -23,6 +23,7 @@ from runtime.sampling import Sampler, SamplingConfig
 from tests.conftest import REPO
 from tests.support.checkpoints import VOCAB, save_checkpoint, tokenizer
 from tests.support.commands import process
+from tests.support.schemas import check
 from tests.support.strategies import damaged
 
 pytestmark = pytest.mark.torch
@@ -104,6 +105,7 @@ def test_json_says_how_each_text_ended(
     assert main([*command, "--gen", "20", "--stop", text[3:5]]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result == json.loads((tmp_path / "out.json").read_text())
+    check("completion", result)
     (completion,) = result["completions"]
     assert (completion["text"], completion["end"]) == (text[: text.index(text[3:5])], "stop")
     assert result["tokens_per_s"] > 0

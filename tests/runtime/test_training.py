@@ -28,6 +28,7 @@ from runtime.training.state import States
 from tests.conftest import REPO
 from tests.support.checkpoints import VOCAB, save_checkpoint
 from tests.support.ranks import on_ranks
+from tests.support.schemas import check
 from tests.support.waiting import HANG_S
 
 pytestmark = pytest.mark.torch
@@ -106,7 +107,9 @@ def test_a_killed_run_goes_on_bit_for_bit(files: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == -9
     assert main(["train", *options(killed)]) == 2, "a new run would overwrite it"
+    check("training", json.loads((killed.out / "run.json").read_text("utf-8")))
     result = train(replace(killed, resume=True), CommConfig())
+    check("training", json.loads((killed.out / "run.json").read_text("utf-8")))
     assert result["steps_now"] == 5
     assert (whole.out / "loss.csv").read_bytes() == (killed.out / "loss.csv").read_bytes()
     before, after = weights(whole.out / "checkpoint"), weights(killed.out / "checkpoint")

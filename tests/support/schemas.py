@@ -31,6 +31,8 @@ from tests.conftest import REPO
 
 FOLDER = REPO / "docs" / "schemas"
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
+# text without control characters, as pydantic and as every validator writes it
+_PRINTABLE = (json.dumps(r"^\P{C}*$"), json.dumps(r"^[^\x00-\x1f\x7f-\x9f]*$"))
 
 
 def check(name: str, document: Any) -> None:
@@ -91,7 +93,7 @@ def made() -> dict[str, dict[str, Any]]:
 
 def typed(kind: Any) -> dict[str, Any]:
     """Of what pydantic reads, with the docstrings of fields."""
-    schema = TypeAdapter(kind).json_schema(mode="validation")
+    schema = json.loads(json.dumps(TypeAdapter(kind).json_schema()).replace(*_PRINTABLE))
     definitions = schema.get("$defs", {})
     for each in _classes(kind):
         part = definitions.get(each.__name__, schema if schema.get("title") == each.__name__ else {})

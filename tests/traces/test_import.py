@@ -294,7 +294,7 @@ WHOLE = json.dumps(two_streams().document()).encode()
         (b"[[[]]]", "no events of calls"),
         (b'{"traceEvents": [{"ph": "X", "cat": "kernel", "ts": "now", "dur": 1}]}', "unknown schema"),
         (b'{"traceEvents": []}', "no events of calls"),
-        (b'{"ladder_sim": {"schema_version": 99}, "traceEvents": []}', "schema version 99"),
+        (b'{"ladder_sim": {"schema_version": 99}, "traceEvents": []}', "schema_version 99; this ladder-sim reads"),
         (b'{"ladder_sim": {"schema_version": 1, "runs": ["a"]}, "traceEvents": []}', "changed since"),
         (b'{"ladder_sim": {"schema_version": 1, "runs": ["a", "b"]}, "traceEvents": []}', "several runs: a, b"),
         (b"\xff\xfe\x00", "is not JSON"),

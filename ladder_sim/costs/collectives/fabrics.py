@@ -18,8 +18,11 @@ from ladder_sim.specs import catalog
 from ladder_sim.specs.cluster import ClusterSpec
 from ladder_sim.specs.values import nonempty, real, whole
 from ladder_sim.system.files import read_toml, shown_path
+from ladder_sim.system.schema import Schema
 from ladder_sim.units import quoted
 
+# of the files
+SCHEMA = Schema()
 SUFFIX = ".toml"
 _SHIPPED = Path(__file__).parent.parent / "data" / "fabrics"
 _KEYS = ("cluster", "nodes", "ranks_per_node", "bytes", "time_us", "source")
@@ -82,7 +85,7 @@ def shipped_fabrics() -> list[str]:
 @lru_cache(maxsize=32)
 def _read(path: Path, changed: tuple[int, int]) -> FabricCurve:
     """Read the file as it was when it `changed`: a file that is rewritten is read again."""
-    data, file = read_toml(path, what="a fabric's TOML file"), shown_path(path)
+    data, file = read_toml(path, SCHEMA, what="a fabric's TOML file"), shown_path(path)
     for key in _KEYS:
         if key not in data:
             raise SpecError(f"{file}: {key} is missing", hint=_HINT)
