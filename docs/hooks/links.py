@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -60,6 +61,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return posixpath.relpath(_site_path(target), posixpath.dirname(place))
 
     return _TARGET.sub(on_site, markdown)
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Refuse a page that a browser would load something for from elsewhere."""
+    loads = re.findall(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=\"?(https?://[^\"\s>]+)", output)
+    if loads:
+        raise PluginError(f"{page.file.src_uri} loads {', '.join(loads)}: the site has to work offline")
+    return output
 
 
 def _outside(path: str, text: str) -> Iterator[str]:

@@ -111,14 +111,12 @@ def _settings() -> Iterator[str]:
     rows = settings_rows(Scenario.of(model=DEFAULTS["model"], cluster=DEFAULTS["cluster"], tp=1))
     for section, title in _SECTIONS.items():
         yield from _heading(2, title)
+        own = [row[:3] for row in rows if row[0].startswith(f"{section}.")]
+        has_units = any(known[name].unit for name, *_ in own)
         yield from _table(
             "",
-            [
-                (name, known[name].unit, default, limits, known[name].meaning)
-                for name, default, limits, _ in rows
-                if name.startswith(f"{section}.")
-            ],
-            ("setting", "SI unit", "default", "range", "meaning"),
+            [(name, *([known[name].unit] if has_units else []), *texts, known[name].meaning) for name, *texts in own],
+            ("setting", *(["SI unit"] if has_units else []), "default", "range", "meaning"),
         )
 
 
