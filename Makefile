@@ -9,6 +9,7 @@
 # make docs          the documentation site, in site/; fails on a broken link or anchor
 # make browser       sees to a Chromium for the tests; make test does it first
 # make system-deps   installs Debian packages that some tests need; needs root if one is missing
+# make dist          wheel, source archive and SBOM into dist/; the wheel predicts in an environment of its own
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -25,7 +26,7 @@ PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --constr
 # A worker that is done takes tests from the end of another's: most files stay whole, and with them their fixtures.
 PYTEST := $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal
 
-.PHONY: predict check test docs verify verify-exact verify-properties verify-measured gpu-evidence browser system-deps clean
+.PHONY: predict check test docs verify verify-exact verify-properties verify-measured gpu-evidence browser system-deps dist clean
 
 predict: $(VENV)/.base-installed
 	@$(BIN)/ladder-sim predict --model 405b --nodes 2
@@ -116,6 +117,23 @@ system-deps:
 		apt-get update --quiet=2 \
 			&& DEBIAN_FRONTEND=noninteractive apt-get install --quiet=2 --yes --no-install-recommends $$missing; \
 	fi
+
+# The wheel is built from the source archive. The environment has the base install alone, not even pip: the SBOM is of it.
+RELEASE := build/release
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' ladder_sim/__init__.py)
+
+dist:
+	rm -rf dist build
+	$(PYTHON) -m venv $(RELEASE)/tools
+	$(RELEASE)/tools/bin/python -m pip --disable-pip-version-check install --constraint constraints.txt build cyclonedx-bom
+	$(RELEASE)/tools/bin/python -m build
+	$(PYTHON) -m venv --without-pip $(RELEASE)/bare
+	$(RELEASE)/tools/bin/python -m pip --disable-pip-version-check --python $(RELEASE)/bare/bin/python \
+		install --constraint constraints.txt dist/*.whl
+	cd $(RELEASE) && bare/bin/ladder-sim predict --model 405b --nodes 2
+	sed 's/^dynamic = .*/version = "$(VERSION)"/' pyproject.toml >$(RELEASE)/pyproject.toml
+	$(RELEASE)/tools/bin/cyclonedx-py environment --pyproject $(RELEASE)/pyproject.toml --output-reproducible \
+		--output-file dist/ladder_sim-$(VERSION).cdx.json $(RELEASE)/bare
 
 clean:
 	rm -rf $(VENV) build dist site *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -14,12 +14,15 @@ import pytest
 
 import ladder_sim
 from tests.conftest import REPO
+from tests.support.packages import PACKAGES
 from tests.support.waiting import HANG_S
 
 pytestmark = pytest.mark.slow
 
-PACKAGES = ("ladder_sim", "runtime", "calibration")
 ABSENT = ["torch", "pyarrow", "dash", "dask", "kaleido", "pytest"]
+
+# Most bytes of the wheel.
+MAX_BYTES = 8_000_000
 
 # Package data that the wheel must hold at least one file of.
 DATA = ["py.typed", "specs/data/models/*.json", "specs/data/clusters/*.toml", "specs/data/stacks/*.toml"]
@@ -77,6 +80,7 @@ def test_wheel_holds_the_code_and_its_data_and_nothing_else(wheel: Path) -> None
     assert {name for name in names if not name.startswith(info)} == in_tree
     for pattern in DATA:
         assert any(fnmatch(name, f"ladder_sim/{pattern}") for name in names), pattern
+    assert wheel.stat().st_size <= MAX_BYTES
 
 
 def test_no_link_of_the_long_description_leads_into_the_source_tree(wheel: Path) -> None:
