@@ -540,7 +540,10 @@ def runs_figure() -> "go.Figure":
 def servings_figure() -> "go.Figure":
     """Signed errors of servings' time per token within the half-widths of their intervals."""
     rows = [(models, row) for models in ("dense", "experts") for row in servings(models, "engine")]
-    labels = [f"{row['value']}{', experts' if models == 'experts' else ''}" for models, row in rows]
+    labels = [
+        row["value"].replace(", ", " ").replace(" on ", ", ").removesuffix("-sxm") + ", MoE" * (models == "experts")
+        for models, row in rows
+    ]
     widths = [100 * float(row["half_width"]) for _, row in rows]
     engines = list(_ENGINES)
     colours = [SERIES_COLOURS[engines.index(row["value"].partition(",")[0])] for _, row in rows]
@@ -567,8 +570,7 @@ def servings_figure() -> "go.Figure":
             "showlegend": False,
             "bargap": 0.3,
             "xaxis": {
-                "title": {"text": "error of the time per token"},
-                "ticksuffix": " %",
+                "title": {"text": "error of the time per token, %"},
                 "dtick": 20,
                 "zeroline": True,
                 "zerolinecolor": TEXT_COLOUR,

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 DOCS = Path(__file__).parents[1] / "docs"
 SCHEMES = ("light", "dark")
 # narrow enough that a phone shrinks the letters little
-WIDTH_PX = 560
-_FONT_PX = 14
+WIDTH_PX = 480
+_FONT_PX = 13
 _NUMBERS = re.compile(r"<metadata>(.*?)</metadata>", re.DOTALL)
 
 
@@ -280,7 +280,9 @@ def write(name: str) -> None:
         page = on_page(drawn.to_plotly_json(), dark=scheme == "dark")
         picture = go.Figure(page)
         picture.update_layout(width=WIDTH_PX, height=drawn.layout.height, margin={"l": 12, "r": 16, "t": 12, "b": 12})
-        picture.update_layout(font={"size": _FONT_PX}, legend={"font": {"size": _FONT_PX - 1}})
+        picture.update_layout(font={"size": _FONT_PX}, legend={"font": {"size": _FONT_PX}})
+        picture.for_each_xaxis(lambda axis: axis.update(tickfont={"size": _FONT_PX}))
+        picture.for_each_yaxis(lambda axis: axis.update(tickfont={"size": _FONT_PX}))
         file = file_of(name, scheme)
         save_figure(picture, file)
         svg = file.read_text("utf-8").removesuffix("</svg>")
