@@ -5,7 +5,7 @@
 #     docker run --rm ladder-sim predict --model 405b --nodes 2
 FROM docker.io/library/python:3.13.9-slim-trixie AS build
 WORKDIR /src
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY pyproject.toml setup.py constraints.txt README.md LICENSE ./
 COPY ladder_sim ladder_sim
 COPY runtime runtime
 COPY calibration calibration

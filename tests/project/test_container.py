@@ -24,7 +24,7 @@ def test_it_copies_what_the_package_is_made_of_and_the_context_holds_no_more() -
     copied = {
         file for name, rest in INSTRUCTIONS if name == "COPY" and "--from" not in rest for file in rest.split()[:-1]
     }
-    assert copied == {*PACKAGES, "pyproject.toml", "constraints.txt", "README.md", "LICENSE"}
+    assert copied == {*PACKAGES, "pyproject.toml", "setup.py", "constraints.txt", "README.md", "LICENSE"}
     ignored = (REPO / ".dockerignore").read_text("utf-8").splitlines()
     assert "*" in ignored
     assert {line[1:] for line in ignored if line.startswith("!")} == copied
