@@ -5,13 +5,10 @@ A page has ``<!-- commands -->`` or ``<!-- settings -->`` where the site shows t
 
 import argparse
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import typer.main
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import Files
-from mkdocs.structure.pages import Page
 
 import calibration.__main__
 import runtime.commands
@@ -21,11 +18,16 @@ from ladder_sim.specs.arguments import DEFAULTS
 from ladder_sim.specs.scenario import Scenario
 from ladder_sim.specs.settings import described
 
-# commands whose other options another package reads: the heading above them there, and its command
-_PASSED_ON: Mapping[str, Mapping[str, str]] = {
-    "run": {"With `--prompt`": "complete", "With `--bench`": "bench"},
-    "train": {"Training": "train"},
-    "adapt": {"Training": "adapt"},
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+# commands with options that the runtime reads: its commands, each with what it is for
+_RUNTIME: Mapping[str, Mapping[str, str]] = {
+    "run": {"complete": "With `--prompt`", "bench": "With `--bench`"},
+    "train": {"train": ""},
+    "adapt": {"adapt": ""},
 }
 _SECTIONS = {
     "model": "Model",
@@ -39,7 +41,7 @@ _SECTIONS = {
 }
 
 
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+def on_page_markdown(markdown: str, page: "Page", config: "MkDocsConfig", files: "Files") -> str:
     """Put the lists in their places."""
     for place, lines in _LISTS.items():
         if place in markdown:
@@ -47,25 +49,26 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return markdown
 
 
-def _commands() -> Iterator[str]:
+def commands() -> Iterator[str]:
     """Every command: what it does, and its options in groups."""
-    runtime_parsers, calibration_parsers = map(
-        _members, (runtime.commands.argument_parser(), calibration.__main__.argument_parser())
-    )
+    runtime_parsers = _members(runtime.commands.argument_parser())
+    calibration_parsers = _members(calibration.__main__.argument_parser())
     for name, command in typer.main.get_command(app).commands.items():
         yield from _heading(2, name, command.help)
         yield from _typer_options(command)
-        for title, other in _PASSED_ON.get(name, {}).items():
-            yield from _heading(3, title)
-            yield from _argparse_options(runtime_parsers[other], f"{name} ")
-        if name == "crosscheck":
-            yield from _argparse_options(calibration_parsers[name], f"{name} ")
+        own = {option for each in command.params for option in each.opts}
+        for other, title in _RUNTIME.get(name, {}).items():
+            yield from _heading(3, title) if title else ()
+            yield from _argparse_options(runtime_parsers[other], name, own)
+        if name in calibration_parsers:
+            yield from _argparse_options(calibration_parsers[name], name)
         for member, each in getattr(command, "commands", {}).items():
             if not each.hidden:
-                yield from _heading(3, f"{name} {member}", each.help)
+                called = f"{name} {member}"
+                yield from _heading(3, called, each.help)
                 yield from _typer_options(each)
                 if name == "calibrate":
-                    yield from _argparse_options(calibration_parsers[member], f"{name} {member} ")
+                    yield from _argparse_options(calibration_parsers[member], called)
 
 
 def _heading(level: int, title: str, text: str | None = None) -> Sequence[str]:
@@ -82,22 +85,21 @@ def _typer_options(command: Any) -> Iterator[str]:
         yield from _table(panel, own)
 
 
-def _argparse_options(parser: argparse.ArgumentParser, called: str) -> Iterator[str]:
-    # argparse tells what it holds by names with an underscore only
+def _argparse_options(parser: argparse.ArgumentParser, called: str, without: Collection[str] = ()) -> Iterator[str]:
+    # argparse names what it holds with an underscore
     formatter = parser._get_formatter()
     for group in parser._action_groups:
         rows = []
         for action in group._group_actions:
             if isinstance(action, argparse._SubParsersAction):
                 for name, member in action.choices.items():
-                    yield from _heading(4, f"{called}{name}")
-                    yield from _argparse_options(member, f"{called}{name} ")
-            elif not isinstance(action, argparse._HelpAction) and action.help != argparse.SUPPRESS:
-                names = ", ".join(action.option_strings)
+                    yield from _heading(4, f"{called} {name}")
+                    yield from _argparse_options(member, f"{called} {name}")
+            elif action.help not in (None, argparse.SUPPRESS) and not {"--help", *without} & {*action.option_strings}:
                 value = "" if action.nargs == 0 else formatter._format_args(action, action.dest.upper())
-                rows.append((f"{names} {value}".strip(), formatter._expand_help(action) if action.help else ""))
-        title = "" if group.title in ("options", "positional arguments") else (group.title or "").capitalize()
-        yield from _table(title, rows)
+                rows.append((f"{', '.join(action.option_strings)} {value}".strip(), formatter._expand_help(action)))
+        is_named = group.title not in ("options", "positional arguments")
+        yield from _table(str(group.title).capitalize() if is_named else "", rows)
 
 
 def _members(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:
@@ -105,7 +107,7 @@ def _members(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentP
     return next(action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
 
 
-def _settings() -> Iterator[str]:
+def settings() -> Iterator[str]:
     """Every setting by section, with the value that the default scenario uses."""
     known = described()
     rows = settings_rows(Scenario.of(model=DEFAULTS["model"], cluster=DEFAULTS["cluster"], tp=1))
@@ -145,4 +147,4 @@ def _plain(text: str) -> str:
     return re.sub(r"[&<>*_|[`]", lambda character: f"&#{ord(character[0])};", text)
 
 
-_LISTS: Mapping[str, Callable[[], Iterator[str]]] = {"<!-- commands -->": _commands, "<!-- settings -->": _settings}
+_LISTS: Mapping[str, Callable[[], Iterator[str]]] = {"<!-- commands -->": commands, "<!-- settings -->": settings}
