@@ -311,8 +311,12 @@ def _cross_checks() -> str:
         ("time to first token", "TTFT, ms", "predicted"),
         ("speedups", "speedup", "predicted 3"),
     ):
-        errors = [100 * (_number(row[predicted]) / _number(row[measured]) - 1) for row in runs if row[measured]]
-        rows.append((where, what, *_spread(errors)))
+        rows.append((where, what, *_spread(_errors(runs, measured, predicted))))
+    where = "[vLLM with ladder on two CPU cores](adopt.md#measured-ladder-in-vllm)"
+    runs = table_of("adopt.md", "Measured: ladder in vLLM")
+    times = [*_errors(runs, "standard, ms", "predicted"), *_errors(runs, "ladder, ms", "predicted 2")]
+    rows.append((where, "TTFT and TPOT p50 at three rates", *_spread(times)))
+    rows.append((where, "ladder's gain in these", *_spread(_errors(runs, "gain", "predicted 3"))))
     for number, (column, of) in enumerate((("case", "this runtime"), ("way", "plain PyTorch"))):
         for row in table_of("traces.md", "Ask", number):
             where = f"[trace of {of}, {row[column]}](traces.md#ask)"
@@ -338,6 +342,11 @@ def _cross_checks() -> str:
             "([load](load.md#held-against-vllms-own-scheduler))."
         )
     )
+
+
+def _errors(rows: Sequence[Row], measured: str, predicted: str) -> list[float]:
+    """Of predictions in two columns of a table, in percent."""
+    return [100 * (_number(row[predicted]) / _number(row[measured]) - 1) for row in rows if row[measured]]
 
 
 def _spread(errors: Iterable[float]) -> tuple[str, str, str]:
@@ -374,6 +383,7 @@ def _misses() -> str:
     training = [_number(each["step gains"]) for each in table_of("quality.md", "What adapting costs")]
     lines += [
         "Times to first token with requests in flight, everywhere: the last column of the table.",
+        "Ladder under load, where it was measured: vLLM on two CPU cores ([adopt](adopt.md#measured-ladder-in-vllm)).",
         "Tails (p95) of a server whose processes share too few cores ([load](load.md#held-against-a-real-server)).",
         "Ladder rewired from traces on CPUs whose cores cut messages into packets: gains far too high "
         "([traces](traces.md#ask)).",

@@ -1,0 +1,181 @@
+"""The equations of docs/model.md, docs/serving.md and docs/how, written out again, give what the code gives."""
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ladder_sim import Scenario, predict
+from ladder_sim.closed_loop.cycle import lockstep, steady
+from ladder_sim.confidence import UNCHECKED
+from ladder_sim.costs.collectives.algorithms import ALL_REDUCE
+from ladder_sim.costs.collectives.formulas import across_nodes_s, host_ring_s
+from ladder_sim.costs.kernels import KernelCosts
+from ladder_sim.des.shared import Demand, Device
+from ladder_sim.graph.ops import CollectiveShape, ElementwiseShape, Op
+from ladder_sim.prediction import resolve_profile
+from tests.conftest import REPO
+
+PAGES = [*(REPO / "docs" / "how").glob("*.md"), REPO / "docs" / "model.md", REPO / "docs" / "serving.md"]
+# floors of links, seconds, and their rates, bytes/s
+ALPHA, HOST_ALPHA, NODE_ALPHA = 15.6e-6, 49e-6, 40e-6
+BANDWIDTH, HOST_BANDWIDTH, PORT = 450e9, 31.5e9, 50e9
+
+
+def growth(ranks: int, gamma: float) -> float:
+    return (ranks / 8) ** gamma if ranks <= 8 else 1 + (1 - 2**-gamma) * math.log2(ranks / 8)
+
+
+@pytest.mark.parametrize("name", ["nccl", "one-shot", "two-shot", "push", "multimem", "mnnvl-one-shot"])
+def test_an_algorithm_inside_a_node(name: str) -> None:
+    for ranks in (2, 4, 8, 16):
+        for message in (1e4, 1e6, 1e8):
+            expected_s = min(
+                line.floor * growth(ranks, line.growth) * ALPHA
+                + line.traffic(ranks) * message / (line.rate * BANDWIDTH)
+                for line in ALL_REDUCE[name].lines
+            )
+            seconds = ALL_REDUCE[name](np.array([message]), ranks, ALPHA, BANDWIDTH)
+            assert seconds == pytest.approx([expected_s])
+
+
+def test_through_host_memory() -> None:
+    for n in (2, 4, 8):
+        for b in (1e3, 1e5, 1e8):
+            floor, wire = HOST_ALPHA * (n - 1) / 7, 2 * (n - 1) / n * b / HOST_BANDWIDTH
+            expected_s = min(floor + wire / min(1, n / 2 * 0.125), 5.7 * floor + wire)
+            assert host_ring_s(np.array([b]), n, HOST_ALPHA, HOST_BANDWIDTH, 0.125) == pytest.approx([expected_s])
+
+
+def test_across_nodes() -> None:
+    for nodes in (2, 4):
+        for ranks in (2, 4, 8):
+            for b in (1e4, 1e6, 1e9):
+                low, low128, switch, simple = (
+                    1e-6 * (base + 2 * ((ranks - 1) * hop + math.log2(nodes) * network))
+                    for base, hop, network in ((6.8, 0.6, 5), (14, 1.25, 8.5), (25, 0, 14), (0, 4, 14))
+                )
+                node_s, rail_s = b / 300e9, 2 * (nodes - 1) / nodes * (b / ranks) / (0.95 * PORT)
+                floor_s, chunks = math.log2(nodes) * growth(ranks, 0.67) * NODE_ALPHA, max(1, b / 2**25)
+                large, name = (switch, "nvls-tree") if ranks > 2 else (simple, "nccl")
+                piped_s = (node_s + rail_s) / chunks + (1 - 1 / chunks) * max(node_s, rail_s)
+                expected_s = {
+                    "tree": floor_s + b / 1.75e9,
+                    "tree-ll128": floor_s + low128 - low + b / (1.56 * PORT),
+                    name: floor_s + max(0, large - low) + piped_s,
+                }
+                layout = {"nodes": nodes, "ranks_per_node": ranks, "latency_s": NODE_ALPHA, "bandwidth_Bps": PORT}
+                times_s = across_nodes_s(np.array([b]), np.array([node_s]), **layout)
+                assert {way: float(seconds[0]) for way, seconds in times_s.items()} == pytest.approx(expected_s)
+
+
+def test_small_kernels_and_a_dispatch_across_nodes() -> None:
+    scenario = Scenario.of(
+        model="deepseek-v3",
+        nodes=2,
+        tp=1,
+        attention_dp=16,
+        ep=16,
+        batch=16,
+        stack="vllm",
+        overrides={"stack.dispatch": "deepep-ll"},
+    )
+    profile = resolve_profile(scenario, None)
+    costs, cluster, b = KernelCosts(scenario, profile), scenario.cluster, 1e7
+    message = CollectiveShape(message_bytes=b, group="experts", kernel="deepep-ll")
+    norm, dispatch = costs.estimates(
+        [
+            Op(name="", kind="norm", shape=ElementwiseShape(moved_bytes=b)),
+            Op(name="", kind="dispatch", shape=message),
+        ]
+    )
+    assert profile is not None
+    assert norm.seconds == pytest.approx(
+        cluster.gpu.kernel_s + b / (profile.memory_efficiency * cluster.gpu.hbm_bandwidth_Bps)
+    )
+    port_s = 0.5 * 0.5 * b / (0.95 * cluster.inter.bandwidth_Bps)
+    assert dispatch.seconds == pytest.approx(13e-6 + 0.3 * cluster.inter.latency_s + port_s)
+
+
+@pytest.mark.parametrize(("tiles", "spare", "held"), [(112, 0.15, 16), (112, 0.15, 2), (896, 0.03, 30), (0, 0.25, 40)])
+def test_what_a_kernel_loses_with_its_sms(tiles: int, spare: float, held: int) -> None:
+    rate = min(1, (132 - held) / (132 * (1 - spare)))
+    if tiles:
+        rate = min(rate, math.ceil(tiles / 132) / math.ceil(tiles / (132 - 1.5 * held)))
+    kernel = Demand(tiles=tiles, spare=spare, scatter=0.5)
+    assert Device(sms=132).rate(kernel, [Demand(held_sms=held)]) == pytest.approx(rate)
+
+
+def test_what_busy_memory_costs_a_collective() -> None:
+    collective = Demand(held_sms=4, slowdown=0.33, memory=0.1, link=1.0)
+    for busy in (0.2, 0.8, 1.0):
+        expected = min(1 / (1 + 0.33 * busy), 1 / max(1, 0.1 + busy))
+        assert Device(sms=132).rate(collective, [Demand(memory=busy)]) == pytest.approx(expected)
+
+
+def test_the_closed_loop() -> None:
+    for flying, prompt_s, decode_s, s, c in ((32, 0.1, 0.0132, 255, 1.0), (4, 0.05, 0.01, 100, 2.0)):
+        served = steady(
+            lambda n, duty, each=(decode_s, prompt_s): each, concurrency=flying, steps=s, slots=1e9, prompt_steps=c
+        )
+        ahead = min(3.5 + flying / 16.4, flying)
+        first_s = ahead * prompt_s + (c + s) * decode_s - s / (c + s) * prompt_s
+        prompts_s = flying * prompt_s
+        root_s = math.sqrt((first_s - prompts_s) ** 2 + 4 * s * flying * prompt_s * decode_s)
+        m = flying * (c + s) * decode_s / (0.5 * (first_s + prompts_s + root_s) - prompts_s)
+        assert served.running == pytest.approx(m)
+        assert served.tpot_s == pytest.approx(decode_s + (m - 1) / (c + s) * prompt_s)
+        assert served.ttft_s == pytest.approx(ahead * prompt_s + c * decode_s)
+        cycle_s = served.ttft_s + s * served.tpot_s
+        assert cycle_s == pytest.approx(prompts_s + flying / m * (c + s) * decode_s)
+        assert served.duty == pytest.approx(prompts_s / cycle_s)
+
+
+def test_lockstep() -> None:
+    decode_s, prompt_s, flying, n, k, s = 0.01, 0.1, 64, 50, 2, 255
+    served = lockstep(lambda *_: (decode_s, prompt_s), concurrency=flying, steps=s, slots=n, together=k)
+    assert served.tpot_s == pytest.approx(decode_s + (n - k) / (2 * s) * prompt_s)
+    waiting_s = (flying / n - 1) * (n * prompt_s + s * decode_s)
+    assert served.ttft_s == pytest.approx((n + k) / 2 * prompt_s + decode_s + waiting_s)
+
+
+def test_an_interval_without_a_fit() -> None:
+    answer = predict(Scenario.of(model="70b", tp=8, stack="vllm", prompt=8192), ["standard", "ladder"])
+    (base, own), (base_s, own_s) = zip(
+        *((each.breakdown, float(each.request_s)) for each in answer.values()), strict=True
+    )
+    apart = [UNCHECKED[part] for part, checked in answer.confidence.validated.items() if not checked]
+    kernels, collectives = (math.hypot(*(getattr(each, name) for each in apart)) for name in ("kernels", "collectives"))
+    of_base, of_own = (
+        {kind: error / seconds for kind, error in each.errors_s.items()}
+        for each, seconds in ((base, base_s), (own, own_s))
+    )
+    rate = math.log1p(math.hypot(*of_own.values()))
+    speedup = math.log1p(math.hypot(*(of_own.get(k, 0) - of_base.get(k, 0) for k in of_own | of_base)))
+    x_base, x, y = base.exposed_comm_s / base_s, own.exposed_comm_s / own_s, own.collectives_s / own_s
+    u_rate = math.log1p(math.hypot(kernels * (1 - y), collectives * y))
+    u_speedup = math.log1p(
+        math.hypot(
+            math.hypot(kernels, collectives) * (x_base - x),
+            kernels * (1 - own_s * (1 - x) / (base_s * (1 - x_base))),
+        )
+    )
+    assert answer["ladder"].tokens_per_s.log_width == pytest.approx(math.hypot(rate, u_rate))
+    assert answer["ladder"].speedup.log_width == pytest.approx(math.hypot(speedup, u_speedup))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_code_that_a_page_names_is_there(page: Path) -> None:
+    text = page.read_text("utf-8")
+    files = {
+        path.as_posix(): path for folder in ("ladder_sim", "calibration") for path in (REPO / folder).rglob("*.py")
+    }
+    named = re.findall(r"`([\w/.]+\.py)`", text)
+    assert all(any(path.endswith(f"/{name}") for path in files) or (REPO / name).is_file() for name in named), named
+    for names, file in re.findall(r"\(((?:`\w[\w.]*`(?:, | and )?)+) in\s+`([\w/.]+\.py)`", text):
+        (path,) = [path for full, path in files.items() if full.endswith(f"/{file}")]
+        for name in re.findall(r"`([\w.]+)`", names):
+            last = name.rpartition(".")[2]
+            assert re.search(rf"\b(?:def|class) {last}\b|^\s*{last}\b.*=", path.read_text("utf-8"), re.MULTILINE), name
