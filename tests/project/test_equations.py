@@ -12,13 +12,17 @@ from ladder_sim.closed_loop.cycle import lockstep, steady
 from ladder_sim.confidence import UNCHECKED
 from ladder_sim.costs.collectives.algorithms import ALL_REDUCE
 from ladder_sim.costs.collectives.formulas import across_nodes_s, host_ring_s
-from ladder_sim.costs.kernels import KernelCosts
+from ladder_sim.costs.collectives.network import COLLECTIVE_ERROR
+from ladder_sim.costs.contention import OverlapParameters
+from ladder_sim.costs.estimate import Source
+from ladder_sim.costs.kernels import CALIBRATED_KERNEL_ERROR, KERNEL_ERROR, KernelCosts
 from ladder_sim.des.shared import Demand, Device
 from ladder_sim.graph.ops import CollectiveShape, ElementwiseShape, Op
 from ladder_sim.prediction import resolve_profile
 from tests.conftest import REPO
 
 PAGES = [*(REPO / "docs" / "how").glob("*.md"), REPO / "docs" / "model.md", REPO / "docs" / "serving.md"]
+SOURCES: tuple[Source, ...] = ("measured", "fitted", "transferred", "roofline")
 # floors of links, seconds, and their rates, bytes/s
 ALPHA, HOST_ALPHA, NODE_ALPHA = 15.6e-6, 49e-6, 40e-6
 BANDWIDTH, HOST_BANDWIDTH, PORT = 450e9, 31.5e9, 50e9
@@ -164,6 +168,29 @@ def test_an_interval_without_a_fit() -> None:
     )
     assert answer["ladder"].tokens_per_s.log_width == pytest.approx(math.hypot(rate, u_rate))
     assert answer["ladder"].speedup.log_width == pytest.approx(math.hypot(speedup, u_speedup))
+
+
+def test_tables_of_constants_are_those_of_the_code() -> None:
+    page = (REPO / "docs" / "how" / "intervals.md").read_text("utf-8")
+    for label, errors in (
+        ("a kernel", KERNEL_ERROR),
+        ("a kernel of a stack fitted to end-to-end runs", CALIBRATED_KERNEL_ERROR),
+        ("a collective", COLLECTIVE_ERROR),
+    ):
+        assert f"| {label} | {' | '.join(f'{100 * errors[source]:.0f} %' for source in SOURCES)} |" in page
+    page, held = (REPO / "docs" / "how" / "contention.md").read_text("utf-8"), OverlapParameters()
+    for label, each, most in (
+        ("NCCL's ring, also through host memory", held.channel_bytes, held.max_channels),
+        ("NCCL's trees across nodes", held.tree_channel_bytes, held.nvls_channels),
+        ("engines' other kernels", held.block_bytes, held.max_blocks),
+    ):
+        assert f"| {label} | {each / 1024:g} KiB | {most:g} |" in page
+    for label, most in (
+        ("NVLS, within a node and across", held.nvls_channels),
+        ("`multimem`, `fused-norm`", held.multimem_blocks),
+        ("DeepEP", held.deepep_sms),
+    ):
+        assert f"| {label} | any size takes all | {most:g} |" in page
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
