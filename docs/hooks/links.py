@@ -17,6 +17,8 @@ REPO = Path(__file__).resolve().parents[2]
 _FOLDER = "repository/"
 # the target of a link or picture, without its anchor: ](target#anchor "title")
 _TARGET = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)[^)\s#]+")
+# a link that is called as the file of its page, which has another name on the site
+_BY_FILE = re.compile(r"\[([\w-]+\.md)\]\(((?:[\w./-]*/)?\1)(?=[)#])")
 # text that a page shows, by ending, in the language that colours it
 _LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json", ".js": "javascript", "": "text"}
 _CODE_PAGE = """---
@@ -50,9 +52,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn links to files of the repository into links between the site's pages."""
+    """Turn links to files of the repository into links between the site's pages, with their titles."""
     place = page.file.src_uri
     path = _repository_path(place)
+    if not (REPO / path).is_file():
+        # code, whose brackets are no links
+        return markdown
 
     def on_site(link: re.Match[str]) -> str:
         target = _target(path, link[0])
@@ -60,7 +65,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return link[0]
         return posixpath.relpath(_site_path(target), posixpath.dirname(place))
 
-    return _TARGET.sub(on_site, markdown)
+    def titled(link: re.Match[str]) -> str:
+        (heading,) = re.findall(r"\A# (.+)$", (REPO / _target(path, link[2])).read_text("utf-8"), re.MULTILINE)
+        return f"[{heading}]({link[2]}"
+
+    return _TARGET.sub(on_site, _BY_FILE.sub(titled, markdown))
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:

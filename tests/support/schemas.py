@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel, TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema
 
 import calibration.fit.samples
 import ladder_sim.costs.collectives.fabrics
@@ -91,9 +92,17 @@ def made() -> dict[str, dict[str, Any]]:
     }
 
 
+class _Untitled(GenerateJsonSchema):
+    """Without titles that only repeat names."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        """Never."""
+        return False
+
+
 def typed(kind: Any) -> dict[str, Any]:
     """Of what pydantic reads, with the docstrings of fields."""
-    schema = json.loads(json.dumps(TypeAdapter(kind).json_schema()).replace(*_PRINTABLE))
+    schema = json.loads(json.dumps(TypeAdapter(kind).json_schema(schema_generator=_Untitled)).replace(*_PRINTABLE))
     definitions = schema.get("$defs", {})
     for each in _classes(kind):
         part = definitions.get(each.__name__, schema if schema.get("title") == each.__name__ else {})
